@@ -11,7 +11,6 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-import mxmp
 from mxmp.dtypes import to_numpy
 from mxmp.errors import StaleGradientError, TrainerError
 from mxmp.gluon import convert

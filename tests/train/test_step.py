@@ -14,6 +14,7 @@ from mxmp.errors import LossScaleError, NonFiniteLossError, StateError, TrainerE
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.train.step import COMPARED_STEPS
 from tests.train.adapters import ADAPTERS, START, Module
+from tests.train.state_files import edit_states
 from tests.values import DTYPES, as_float32, in_dtype
 
 BAD = [np.inf, -np.inf, np.nan]
@@ -165,8 +166,10 @@ def test_contexts_stay_alike_where_the_optimizer_counts_calls_or_draws_noise(mak
     assert not np.array_equal(training.read()["a"], START["a"])
 
 
-@over(dtype=["float16", "float32"])
-def test_a_weight_that_is_set_between_steps_counts(make, dtype):
+@over(dtype=["float16", "float32"], device=["cpu", "gpu"])
+def test_a_weight_that_is_set_between_steps_counts(make, dtype, device, monkeypatch):
+    """Whether a CPU updates the weights, or, as here too, the kernels that a GPU has for many."""
+    monkeypatch.setattr("mxmp.train.masters.on_gpu", lambda array: device == "gpu")
     training = make(8, dtype=dtype)
     training.run(0.5)
     training.set_weight("a", [4.0, 5.0])
@@ -343,6 +346,33 @@ def test_skips_are_logged_with_the_scale_before_and_after(make, caplog):
         ("INFO", "step 1 skipped, its gradients are not finite: DynamicLossScale 2 -> 1; 1 skipped in a row, 1 in all"),
         ("INFO", "step 3 taken, after 2 skipped in a row: DynamicLossScale 1 -> 2"),
     ]
+
+
+HELD = {"init_scale": 1, "max_floor_skips": 1}
+LOGS = {
+    "ever more rarely": (8, "-" * 120, [("WARNING", number) for number in (1, 10, 50, 100)]),
+    "a new row anew": (8, "--+-+", [("WARNING", 1), ("INFO", 3), ("WARNING", 4)]),
+    "a scale that falls in vain": (backing_off(2.0**24), "-" * 12, [("INFO", 1), ("WARNING", 10)]),
+    "the end of the warm-up": ("dynamic", "++-++", [("INFO", 3)]),
+    "no skip": ("dynamic", "+" * 10, []),
+    "a floor that warns": (
+        DynamicLossScale(**HELD, at_floor="warn"),
+        "-" * 3,
+        [("WARNING", 1), ("INFO", 1), ("WARNING", 2), ("WARNING", 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("loss_scale", "outcomes", "expected"), LOGS.values(), ids=LOGS)
+def test_skips_in_a_row_are_logged_ever_more_rarely(loss_scale, outcomes, expected, caplog):
+    """Of '+' steps that are taken and '-' skipped: (level, number of the step) of each line."""
+    training, lines = ADAPTERS[0](loss_scale), []
+    for number, outcome in enumerate(outcomes, 1):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="mxmp"):
+            training.run(0.0, np.nan if outcome == "-" else None)
+        lines += [(record.levelname, number) for record in caplog.records]
+    assert lines == expected
 
 
 # A loss that is not finite itself.
@@ -712,21 +742,34 @@ def test_a_run_that_is_resumed_at_every_step_goes_on_bit_for_bit(make, dtype, co
     assert whole.counts == (False, 0, 2)
 
 
+def put(data, name, value):
+    """Change each field of a name in JSON data."""
+    for each in data if isinstance(data, list) else data.values() if isinstance(data, dict) else ():
+        put(each, name, value)
+    if isinstance(data, dict) and name in data:
+        data[name] = value
+
+
 DAMAGES = {
     "half": lambda content: content[: len(content) // 2],
     "empty": lambda content: b"",
     "a byte": lambda content: content[:100] + bytes([content[100] ^ 1]) + content[101:],
     "text": lambda content: b"a loss scale of 1024\n",
 }
+FIELDS = {"extra": {}, "value": -1, "skipped_steps": -1, "num_update": True, "dtype": "int8"}
 
 
-@over(damage=list(DAMAGES))
+@pytest.mark.behaviour("a NaN in a state")
+@over(damage=[*DAMAGES, *FIELDS])
 def test_a_damaged_file_changes_nothing(make, damage, tmp_path):
     file = tmp_path / "states"
     training = make(64, "adam", {"learning_rate": 0.125})
     training.run()
     training.save(str(file))
-    file.write_bytes(DAMAGES[damage](file.read_bytes()))
+    if damage in FIELDS:
+        edit_states(file, lambda header: put(header, damage, FIELDS[damage]))
+    else:
+        file.write_bytes(DAMAGES[damage](file.read_bytes()))
     other = make(32, "adam", {"learning_rate": 0.125})
     other.run()
     before = other.trace()
