@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mxmp import arrays as casts_together
+from tests.values import DTYPES
 
 EVERY_FLOAT16 = np.arange(2**16, dtype=np.uint16).view(np.float16)
 FINITE = EVERY_FLOAT16[np.isfinite(EVERY_FLOAT16)]
@@ -56,14 +57,6 @@ def test_rounding_many_arrays():
         np.testing.assert_array_equal(weight.asnumpy(), master.asnumpy().astype(np.float16))
 
 
-
-
-
-
-
-
-
-
 @pytest.mark.parametrize("gpu", [False, True])
 def test_copies_in_float32_are_of_the_kind_of_each_array(gpu, monkeypatch):
     monkeypatch.setattr(casts_together, "on_gpu", lambda array: gpu)
@@ -72,3 +65,13 @@ def test_copies_in_float32_are_of_the_kind_of_each_array(gpu, monkeypatch):
     assert [type(copy) for copy in copies] == [mx.np.ndarray, mx.nd.NDArray]
     copies[1][:] = 7
     assert low[1].asnumpy().tolist() == [3] and copies[0].asnumpy().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounding_is_not_recorded(dtype):
+    wide, low = mx.nd.ones((2,)), mx.nd.zeros((2,), dtype=DTYPES[dtype])
+    wide.attach_grad()
+    with mx.autograd.record():
+        casts_together.round_into(wide, low)
+    with pytest.raises(mx.MXNetError, match="computational graph"):
+        low.backward()

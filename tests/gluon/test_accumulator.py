@@ -185,17 +185,16 @@ def test_several_trainers_of_a_net_step_together():
 @pytest.mark.parametrize("how", ["clip_global_norm", "param.grad()"])
 def test_clipping_comes_where_a_group_ends_and_looks_at_gradients_are_true(how):
     (net, trainer), (other, plain) = trained(), trained()
-    weights, accumulator, looks = [p for p in net.collect_params().values()], Accumulator(trainer, 2), []
+    weights, accumulator = list(net.collect_params().values()), Accumulator(trainer, 2)
     for x, y in accumulator(samples(2, 2, 2, 2)):
         backward(net, trainer, x, y)
-        if how == "param.grad()":
-            looks.append(weights[0].grad().asnumpy())
+        scaled = weights[0].data().grad.asnumpy()
         if accumulator.ends_group and how == "param.grad()":
             gluon.utils.clip_global_norm([p.grad() for p in weights], 0.1)
         elif accumulator.ends_group:
             assert trainer.clip_global_norm(0.1) > 0.1
-        if accumulator.step(len(x)) is None and looks:  # between two batches of a group too
-            np.testing.assert_array_equal(weights[0].grad().asnumpy(), looks[-1])
+        if accumulator.step(len(x)) is None and how == "param.grad()":  # between two batches of a group too
+            np.testing.assert_array_equal(weights[0].grad().asnumpy(), scaled / 64)
     for x, y in samples(4, 4):
         backward(other, plain, x, y)
         plain.clip_global_norm(0.1)
