@@ -29,18 +29,23 @@ from tests.gluon.trainer_tools import (
 # Unscaling.
 
 
+ERRORS = {"loss": NonFiniteLossError, "floor": LossScaleError, "optimizer": TypeError}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("end", ["step", "skip", "loss", "discard", "floor"])
-def test_the_original_arrays_come_back_whatever_happens(end, dtype):
+@pytest.mark.parametrize("end", ["step", "skip", "discard", *ERRORS])
+def test_the_original_arrays_come_back_whatever_happens(end, dtype, monkeypatch):
     w = param([0.0], dtype)
     trainer = sgd(w, DynamicLossScale(init_scale=1, max_floor_skips=1 if end == "floor" else 9))
     original = w.list_grad()
     backward(trainer, w, np.nan if end == "loss" else 1)
     trainer.unscale()
     assert (w.list_grad()[0] is original[0]) == (dtype == "float32")
-    if end not in ("step", "discard"):
+    if end in ("skip", "loss", "floor"):
         w.grad()[:] = np.inf
-    with pytest.raises((NonFiniteLossError, LossScaleError)) if end in ("loss", "floor") else contextlib.nullcontext():
+    with monkeypatch.context() as patch, pytest.raises(ERRORS[end]) if end in ERRORS else contextlib.nullcontext():
+        if end == "optimizer":
+            patch.setattr(trainer.optimizer.inner, "update_multi_precision", None)
         assert trainer.discard_grads() is None if end == "discard" else trainer.step(1) is (end == "step")
     assert w._grad is original
     backward(trainer, w, 1)
@@ -149,27 +154,19 @@ def test_without_a_kvstore_the_larger_norm_clips_all_contexts():
 
 
 @pytest.mark.parametrize("order", ["clip alone", "unscale first"])
+@pytest.mark.parametrize("kvstore", KVSTORES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_clip_value_clips_true_gradients(dtype, order):
-    w = param([0.0, 0.0, 0.0], dtype)
-    trainer = sgd(w, 128)
-    backward(trainer, w, [-3, 0.25, 2])
+def test_clip_value_clips_true_gradients_summed_over_contexts(dtype, kvstore, order):
+    w = param([0.0, 0.0, 0.0], dtype, ctx=TWO)
+    trainer = sgd(w, 128, kvstore=kvstore)
+    backward_everywhere(trainer, w, ([-3, 0.25, 0.125], [0, 0.125, 2]))
     if order == "unscale first":
         trainer.unscale()
     trainer.clip_value(0.5)
-    assert w.grad().asnumpy().tolist() == [-0.5, 0.25, 0.5]
+    expected = [[-0.5, 0.375, 0.5]] * 2 if kvstore else [[-0.5, 0.25, 0.125], [0, 0.125, 0.5]]
+    assert [w.grad(ctx).asnumpy().tolist() for ctx in TWO] == expected
     assert trainer.step(1)
-    assert value(w.data()).tolist() == [0.5, -0.25, -0.5]
-
-
-@pytest.mark.parametrize("kvstore", KVSTORES)
-def test_clip_value_clips_the_sum_over_contexts(kvstore):
-    w = param([0.0], ctx=TWO)
-    trainer = sgd(w, kvstore=kvstore)
-    backward_everywhere(trainer, w, (0.25, 3))
-    trainer.clip_value(0.5)
-    trainer.step(1)
-    assert [w.data(ctx).asscalar() for ctx in TWO] == ([-0.5, -0.5] if kvstore else [-0.25, -0.5])
+    assert [(-value(w.data(ctx))).tolist() for ctx in TWO] == expected
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan], ids=str)
