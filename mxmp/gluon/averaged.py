@@ -9,6 +9,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from ..arrays import to_float32
+from ..dtypes import PRECISIONS, canonical
 from ..errors import TrainerError
 from ..mxnet_private import parameters
 from ..train.masters import exact_value as _exact_value
@@ -50,7 +51,7 @@ class averaged:
         with average.swapped_in():
             evaluate(net)
 
-    Running statistics, such as BatchNorm's, are averaged too.
+    Running statistics, such as BatchNorm's, are averaged too; parameters of integers are left alone.
 
     Args:
         net: A net whose parameters are initialized, converted or not.
@@ -69,7 +70,9 @@ class averaged:
         if not isinstance(net, gluon.Block):
             raise TrainerError(f"averaged: expected a Gluon net, found a {type(net).__name__}.")
         self.decay = float(decay)
-        self._params: Dict[str, gluon.Parameter] = dict(net.collect_params().items())
+        params: Dict[str, gluon.Parameter] = net.collect_params()
+        floats = (*PRECISIONS, "float64")
+        self._params = {name: param for name, param in params.items() if canonical(param.dtype) in floats}
         self._values = {name: exact_value(param) for name, param in self._params.items()}
 
     @property

@@ -548,12 +548,13 @@ class Trainer(ScalerStatus, TrainerBase):
             LossScaleError: As `step`.
         """
         rescale = self._rescale("update", batch_size)
-        self._begin("update", ignore_stale_grad, check_stale=True)
+        self._require("update", ignore_stale_grad, check_stale=True)
         if self.mx_kvstore and not self._scaler.state.reduced:
             raise TrainerError(
                 "update came before allreduce_grads, so that every context and worker would use its own gradients "
                 "alone; call step, or allreduce_grads first."
             )
+        self._gradients.hide()
         return self._finish(rescale)
 
     def discard_grads(self) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.errors import TrainerError
 from mxmp.gluon import adopt_weights, averaged, convert, exact_value
+from tests.gluon.trainer_tools import DTYPES, backward, param, sgd
 
 X = mx.nd.array(np.random.RandomState(0).randn(8, 6))
 
@@ -74,6 +78,59 @@ def test_averages_are_swapped_in_and_out_without_loss(policy):
     assert all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
+def net_of(*params):
+    """Return a net of parameters that no conversion stores."""
+    net = mx.gluon.Block()
+    net.params.update({p.name: p for p in params})
+    return net
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_averages_of_weights_that_were_cast_by_hand(dtype):
+    w = param([1.0, 0.3], dtype)
+    trainer, net = sgd(w, 8, lr=2.0**-13), net_of(w)
+    average, expected = averaged(net, decay=0.75), exact_value(w).asnumpy()
+    for x in (1.0, 3.0, 2.0):
+        backward(trainer, w, x)
+        trainer.step(1)
+        average.update()
+        expected = 0.75 * expected + 0.25 * exact_value(w).asnumpy()
+    own = exact_value(w).asnumpy()
+    np.testing.assert_allclose(average.values["w"].asnumpy(), expected, rtol=1e-6)
+    with average.swapped_in():
+        assert exact_value(w).asnumpy().tolist() == average.values["w"].asnumpy().tolist() != own.tolist()
+    assert exact_value(w).asnumpy().tolist() == own.tolist()
+    backward(trainer, w, 1.0)
+    assert trainer.step(1)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_integers_are_left_out_of_an_average(dtype):
+    count = mx.gluon.Parameter("count", shape=(2,), dtype=dtype, grad_req="null", init=mx.init.One())
+    count.initialize()
+    w = param([1.0])
+    average = averaged(net_of(w, count), decay=0.5)
+    w.set_data(mx.nd.array([3.0]))
+    count.set_data(mx.nd.array([9, 8], dtype=dtype))
+    average.update()
+    assert list(average.values) == ["w"] and average.values["w"].asscalar() == 2
+    with average.swapped_in():
+        assert w.data().asscalar() == 2 and count.data().asnumpy().tolist() == [9, 8]
+        count.set_data(mx.nd.array([7, 7], dtype=dtype))
+    assert w.data().asscalar() == 3 and count.data().asnumpy().tolist() == [7, 7]
+    assert count.data().dtype == np.dtype(dtype)
+
+
+def test_an_update_of_averages_reads_nothing_on_the_host(monkeypatch):
+    net, trainer = make()
+    average = averaged(net)
+    step(net, trainer)
+    with monkeypatch.context() as patch:
+        for name in ("asnumpy", "wait_to_read"):
+            patch.setattr(mx.nd.NDArray, name, None)
+        average.update()
+
+
 def test_an_error_while_averages_are_in_gives_the_values_back():
     net, trainer = make()
     average = averaged(net)
@@ -90,9 +147,17 @@ def test_a_decay_is_a_number_from_0_to_below_1(decay):
         averaged(make()[0], decay)
 
 
-def test_a_parameter_without_a_value_is_named():
-    with pytest.raises(TrainerError, match="exact_value: parameter '.*weight' is not initialized"):
-        averaged(nn.Dense(2))
+def test_what_has_no_value_is_named():
+    for call in (lambda: averaged(nn.Dense(2)), lambda: exact_value(nn.Dense(2).weight)):
+        with pytest.raises(TrainerError, match="exact_value: parameter '.*weight' is not initialized"):
+            call()
+    with pytest.raises(TrainerError, match="averaged: expected a Gluon net, found a str"):
+        averaged("net")
+    with pytest.raises(TrainerError, match="exact_value: expected a gluon Parameter, found a NDArray"):
+        exact_value(mx.nd.ones((2,)))
+    with pytest.raises(TrainerError, match="adopt_weights: expected a Gluon net, found a Trainer"):
+        adopt_weights(make()[1])
+    adopt_weights(nn.Dense(2))  # there are none to adopt
 
 
 def test_the_exact_value_of_a_parameter_is_a_copy_of_its_master():
@@ -104,12 +169,6 @@ def test_the_exact_value_of_a_parameter_is_a_copy_of_its_master():
     assert np.any(value.asnumpy() != weight.data().asnumpy())
     value[:] = 7
     assert np.all(exact_value(weight).asnumpy() != 7)
-
-
-WAYS = {
-    "set_data": lambda param, value: param.set_data(value),
-    "in place": lambda param, value: param.data().__setitem__(slice(None), value.astype("float16")),
-}
 
 
 @pytest.mark.parametrize("steps", [0, 1, 9, 12])
@@ -124,27 +183,73 @@ def test_a_write_past_a_master_raises_in_the_first_ten_steps_and_is_undone_later
     elif steps < 10:
         with pytest.raises(TrainerError, match=r"parameter '.*dense.*weight' .*mxmp.gluon.adopt_weights\(net\)"):
             step(net, trainer)
-        assert step.__name__ and net[0].weight.data().asnumpy()[0, 0] == 0.25  # nothing was updated
+        assert net[0].weight.data().asnumpy()[0, 0] == 0.25  # nothing was updated
     else:
         assert step(net, trainer) and net[0].weight.data().asnumpy().tolist() == before.tolist()
 
 
-@pytest.mark.parametrize("call", ["save_parameters", "export", "restore", "averaged"])
-def test_what_reads_exact_values_raises_after_a_write_past_a_master(call, tmp_path):
+CALLS = {
+    "save_parameters": lambda net, trainer, folder: net.save_parameters(str(folder / "net")),
+    "save_states": lambda net, trainer, folder: trainer.save_states(str(folder / "states")),
+    "export": lambda net, trainer, folder: mxmp.gluon.export(net, str(folder / "net")),
+    "convert": lambda net, trainer, folder: convert(net, "O1"),
+    "restore": lambda net, trainer, folder: mxmp.gluon.restore(net),
+    "averaged": lambda net, trainer, folder: averaged(net),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_what_reads_exact_values_raises_after_a_write_past_a_master_and_changes_nothing(call, tmp_path):
     net, trainer = make()
     for _ in range(12):
         step(net, trainer)
-    net[0].weight.data()[:] = 0.25
-    calls = {
-        "save_parameters": lambda: net.save_parameters(str(tmp_path / "net")),
-        "export": lambda: mxmp.gluon.export(net, str(tmp_path / "net")),
-        "restore": lambda: mxmp.gluon.restore(net),
-        "averaged": lambda: averaged(net),
-    }
+    net[2].weight.data()[:] = 0.25  # not the first
+    params = net.collect_params().values()
+    dtypes, output = [p.dtype for p in params], net(X).asnumpy()
     with pytest.raises(TrainerError, match=r"written to past its float32 master.*adopt_weights\(net\)"):
-        calls[call]()
+        call(net, trainer, tmp_path)
+    assert [p.dtype for p in params] == dtypes and net(X).asnumpy().tolist() == output.tolist()
+    assert not list(tmp_path.iterdir())
     adopt_weights(net)
-    calls[call]()
+    call(net, trainer, tmp_path)
+
+
+def test_a_write_after_the_trainer_is_gone_is_taken_over(tmp_path):
+    net, trainer = make()
+    step(net, trainer)
+    trainer = mxmp.gluon.Trainer(net, "sgd")  # a parameter knows its last one, and keeps it
+    net[0].weight.data()[:] = 0.25
+    net.save_parameters(str(tmp_path / "net"))
+    mxmp.gluon.restore(net)
+    assert np.all(net[0].weight.data().asnumpy() == 0.25) and trainer.skipped_steps == 0
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))], ids=["copy", "pickle"])
+def test_a_copied_net_has_the_exact_values_and_no_owner(clone):
+    net, trainer = make()
+    step(net, trainer)
+    for p in net.collect_params().values():
+        p._trainer = None  # which holds a kvstore, that MXNet cannot copy
+    other = clone(net)
+    assert all(np.array_equal(a, b) for a, b in zip(exact(net).values(), exact(other).values()))
+    other[0].weight.data()[:] = 0.25
+    assert np.all(exact_value(other[0].weight).asnumpy() == 0.25)
+    assert np.all(exact_value(net[0].weight).asnumpy() != 0.25)
+
+
+def test_states_that_are_loaded_in_mid_training_leave_masters_that_fit(tmp_path):
+    net, trainer = make()
+    step(net, trainer)
+    trainer.save_states(str(tmp_path / "states"))
+    for _ in range(11):
+        step(net, trainer)
+    trainer.load_states(str(tmp_path / "states"))
+    exact(net)
+    trainer.save_states(str(tmp_path / "states"))
+    assert step(net, trainer)
+    net[0].weight.data()[:] = 0.25  # compared again
+    with pytest.raises(TrainerError, match="written to past its float32 master"):
+        step(net, trainer)
 
 
 def test_adopted_weights_are_what_the_next_step_starts_from():
@@ -159,12 +264,7 @@ def test_adopted_weights_are_what_the_next_step_starts_from():
     assert np.all(after[name][0] == 0.25) and np.array_equal(after[name][1:], before[name][1:])
 
 
-def test_adopt_weights_wants_a_net():
-    with pytest.raises(TrainerError, match="adopt_weights: expected a Gluon net, found a Trainer"):
-        adopt_weights(make()[1])
-
-
-@pytest.mark.parametrize("policy", ["O1", "O2", "O3", "mixed_bfloat16", "O1,loss_scale=128"])
+@pytest.mark.parametrize("policy", ["O0", "float32", "O1", "O2", "O3", "mixed_bfloat16", "O1,loss_scale=128"])
 def test_a_trainer_of_a_net_has_its_policys_loss_scale(policy):
     net = nn.Dense(2, in_units=3)
     net.initialize()
@@ -181,8 +281,21 @@ def test_a_trainer_of_a_net_that_is_not_converted_has_a_dynamic_loss_scale():
     net.initialize()
     assert mxmp.gluon.Trainer(net, "sgd").loss_scale == mxmp.loss_scale.DynamicLossScale()
     convert(net, "O1,loss_scale=128")
-    mxmp.gluon.restore(net)
+    part = nn.HybridSequential()
+    part.add(net)
+    convert(part, "O1,loss_scale=64")
+    mxmp.gluon.restore(part)
     assert mxmp.gluon.Trainer(net, "sgd").loss_scale == mxmp.loss_scale.DynamicLossScale()
+
+
+def test_restoring_a_net_leaves_the_policy_of_another_with_the_same_parameters():
+    one, other = nn.Dense(2, in_units=3), None
+    one.initialize()
+    other = nn.Dense(2, in_units=3, params=one.params)
+    convert(one, "O1,loss_scale=128")
+    convert(other, "O1,loss_scale=64")
+    mxmp.gluon.restore(one)
+    assert mxmp.gluon.Trainer(other, "sgd").loss_scale.value == 64
 
 
 def test_a_trainer_of_nets_with_different_loss_scales_asks_for_one():
@@ -195,12 +308,3 @@ def test_a_trainer_of_nets_with_different_loss_scales_asks_for_one():
     with pytest.raises(TrainerError, match="policies that say different loss scales.*give loss_scale"):
         mxmp.gluon.Trainer(params, "sgd")
     assert mxmp.gluon.Trainer(params, "sgd", loss_scale=8).loss_scale.value == 8
-
-
-def test_backward_on_the_block_itself_says_with():
-    net, trainer = make()
-    with mx.autograd.record():
-        loss = net(X).mean()
-    with pytest.raises(TrainerError, match=r"write `with trainer.scale_loss\(loss\) as scaled: scaled.backward\(\)`"):
-        trainer.scale_loss(loss).backward()
-    assert step(net, trainer)

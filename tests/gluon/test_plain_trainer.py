@@ -90,23 +90,19 @@ def test_mxnet_cannot_update_weights_in_bfloat16(warnings, policy):
     assert MASTERS in message and "cannot update them" in message and SCALE not in message
 
 
-def test_masters_of_mxmp_count(warnings):
+def test_masters_and_trainers_of_mxmp_count(warnings):
     net = make("O2,loss_scale=None")
     net(X)
     train(net, gluon.Trainer(net.collect_params(), MultiPrecision(mx.optimizer.SGD())))
-    assert not warnings()
-
-
-@pytest.mark.parametrize("adopted", [False, True])
-def test_trainers_of_mxmp_are_none_of_it(warnings, adopted):
-    net = make("O2")
-    trainer = plain(net) if adopted else mxmp.gluon.Trainer(net.collect_params(), "sgd", loss_scale=8)
-    if adopted:
-        mxmp.gluon.Trainer.adopt(trainer, 8)
-    for _ in range(3):
-        with autograd.record(), trainer.scale_loss(net(X).sum()) as scaled:
-            scaled.backward()
-        trainer.step(2)
+    for adopted in (False, True):
+        net = make("O2")
+        trainer = plain(net) if adopted else mxmp.gluon.Trainer(net.collect_params(), "sgd", loss_scale=8)
+        if adopted:
+            mxmp.gluon.Trainer.adopt(trainer, 8)
+        for _ in range(3):
+            with autograd.record(), trainer.scale_loss(net(X).sum()) as scaled:
+                scaled.backward()
+            trainer.step(2)
     assert not warnings()
 
 

@@ -1,37 +1,52 @@
+"""Gradients of a trainer between backward and step: unscaled, clipped, reduced, stale, and calls out of turn."""
+
 from __future__ import annotations
+
+import contextlib
+import math
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 
-from mxmp.errors import LossScaleError, NonFiniteLossError, StaleGradientError
+from mxmp.errors import LossScaleError, NonFiniteLossError, StaleGradientError, TrainerError
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import DTYPES, KVSTORES, TWO, backward, loss_of, param, sgd, snapshot, value
+from tests.gluon.trainer_tools import (
+    DTYPES,
+    KVSTORES,
+    TWO,
+    backward,
+    backward_everywhere,
+    fill,
+    loss_of,
+    param,
+    sgd,
+    snapshot,
+    value,
+)
 
-# unscale.
+# Unscaling.
+
+
+ERRORS = {"loss": NonFiniteLossError, "floor": LossScaleError, "optimizer": TypeError}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("end", ["step", "skip", "loss", "discard", "floor"])
-def test_the_original_arrays_come_back_whatever_happens(end, dtype):
+@pytest.mark.parametrize("end", ["step", "skip", "discard", *ERRORS])
+def test_the_original_arrays_come_back_whatever_happens(end, dtype, monkeypatch):
     w = param([0.0], dtype)
     trainer = sgd(w, DynamicLossScale(init_scale=1, max_floor_skips=1 if end == "floor" else 9))
     original = w.list_grad()
     backward(trainer, w, np.nan if end == "loss" else 1)
     trainer.unscale()
     assert (w.list_grad()[0] is original[0]) == (dtype == "float32")
-    if end == "step":
-        assert trainer.step(1)
-    elif end == "discard":
-        trainer.discard_grads()
-    elif end == "skip":
+    if end in ("skip", "loss", "floor"):
         w.grad()[:] = np.inf
-        assert not trainer.step(1)
-    else:
-        w.grad()[:] = np.inf
-        with pytest.raises((NonFiniteLossError, LossScaleError)):
-            trainer.step(1)
+    with monkeypatch.context() as patch, pytest.raises(ERRORS[end]) if end in ERRORS else contextlib.nullcontext():
+        if end == "optimizer":
+            patch.setattr(trainer.optimizer.inner, "update_multi_precision", None)
+        assert trainer.discard_grads() is None if end == "discard" else trainer.step(1) is (end == "step")
     assert w._grad is original
     backward(trainer, w, 1)
     assert trainer.step(1)
@@ -49,39 +64,109 @@ def test_unscale_without_a_scale_shows_float32():
     assert value(w.data()) == [0.5]
 
 
+@pytest.mark.parametrize("end", [lambda t: t.step(1), lambda t: t.discard_grads()], ids=["step", "discard"])
+def test_a_step_ends_though_a_gradient_is_gone(end):
+    w = param([1.0], dtype="float16")
+    trainer = sgd(w, 8)
+    backward(trainer, w, [2.0])
+    trainer.unscale()
+    w.grad_req = "null"
+    end(trainer)
+    w.grad_req = "write"
+    backward(trainer, w, [2.0])
+    assert trainer.step(1)
+
+
+def test_parameters_without_gradient_are_left_alone():
+    w, frozen = param([1.0]), param([2.0], name="frozen", grad_req="null")
+    trainer = sgd([w, frozen])
+    backward(trainer, w, 1)
+    trainer.unscale()
+    trainer.clip_global_norm(10)
+    assert trainer.step(1)
+    assert frozen.data().asscalar() == 2.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_numpy_arrays_of_mxnet_are_trained_with_a_context_that_has_no_batch(dtype):
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        w = mx.gluon.Parameter("w", shape=(2,))
+        w.initialize(mx.init.One(), ctx=TWO)
+        w.cast(dtype)
+        trainer = sgd(w, kvstore="device")
+        for step in range(2):
+            with autograd.record():
+                loss = (mx.npx.cast(w.data(TWO[1]), dtype="float32") * mx.np.array([0.25, 0.5], ctx=TWO[1])).sum()
+            with trainer.scale_loss(loss) as scaled:
+                scaled.backward()
+            if step:
+                trainer.unscale()
+                assert type(w.grad(TWO[1])) is mx.np.ndarray
+                assert w.grad(TWO[0]).tolist() == [0.25, 0.5]
+                assert trainer.clip_global_norm(9.0) == pytest.approx(math.sqrt(0.3125))
+            assert trainer.step(1, ignore_stale_grad=True)
+        assert [w.data(ctx).tolist() for ctx in TWO] == [[0.5, 0]] * 2
+
+
+@pytest.mark.behaviour("sparse gradients")
+def test_row_sparse_gradients_are_checked_unscaled_and_clipped():
+    w = param(np.ones((6, 2)), grad_stype="row_sparse")
+    trainer = sgd(w, DynamicLossScale(init_scale=2.0**20))
+
+    def run(rows, head):
+        with autograd.record():
+            out = mx.nd.Embedding(mx.nd.array(rows), w.data(), input_dim=6, output_dim=2, sparse_grad=True)
+            loss = (out * head).sum()
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+
+    run([1, 4], 0.5)
+    assert trainer.step(1)
+    expected = np.ones((6, 2))
+    expected[[1, 4]] = 0.5
+    np.testing.assert_array_equal(w.data().asnumpy(), expected)
+
+    run([1, 1], 2e32)  # each finite, 2e38; their sum is not
+    assert not trainer.step(1)
+    np.testing.assert_array_equal(w.data().asnumpy(), expected)
+
+    run([1], 0.25)
+    assert trainer.clip_global_norm(math.sqrt(2) / 8) == pytest.approx(math.sqrt(2) / 4)
+    assert w.grad().stype == "row_sparse"
+    assert trainer.step(1)
+    np.testing.assert_allclose(w.data().asnumpy()[1], [0.375, 0.375], rtol=1e-6)
+
+    run([2, 2], 3)
+    trainer.clip_value(0.5)
+    assert trainer.step(1) and w.data().asnumpy()[2].tolist() == [0.5, 0.5]
+
+
+# Clipping.
+
+
 def test_without_a_kvstore_the_larger_norm_clips_all_contexts():
     w = param([0.0], ctx=TWO)
     trainer = sgd(w, kvstore=None)
-    for x, ctx in zip((1, 3), TWO):
-        backward(trainer, w, x, ctx)
+    backward_everywhere(trainer, w, (1, 3))
     assert trainer.clip_global_norm(1.0) == 3
     trainer.step(1)
     np.testing.assert_allclose([w.data(ctx).asscalar() for ctx in TWO], [-1 / 3, -1], rtol=1e-6)
 
 
 @pytest.mark.parametrize("order", ["clip alone", "unscale first"])
+@pytest.mark.parametrize("kvstore", KVSTORES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_clip_value_clips_true_gradients(dtype, order):
-    w = param([0.0, 0.0, 0.0], dtype)
-    trainer = sgd(w, 128)
-    backward(trainer, w, [-3, 0.25, 2])
+def test_clip_value_clips_true_gradients_summed_over_contexts(dtype, kvstore, order):
+    w = param([0.0, 0.0, 0.0], dtype, ctx=TWO)
+    trainer = sgd(w, 128, kvstore=kvstore)
+    backward_everywhere(trainer, w, ([-3, 0.25, 0.125], [0, 0.125, 2]))
     if order == "unscale first":
         trainer.unscale()
     trainer.clip_value(0.5)
-    assert w.grad().asnumpy().tolist() == [-0.5, 0.25, 0.5]
+    expected = [[-0.5, 0.375, 0.5]] * 2 if kvstore else [[-0.5, 0.25, 0.125], [0, 0.125, 0.5]]
+    assert [w.grad(ctx).asnumpy().tolist() for ctx in TWO] == expected
     assert trainer.step(1)
-    assert value(w.data()).tolist() == [0.5, -0.25, -0.5]
-
-
-@pytest.mark.parametrize("kvstore", KVSTORES)
-def test_clip_value_over_contexts(kvstore):
-    w = param([0.0], ctx=TWO)
-    trainer = sgd(w, kvstore=kvstore)
-    for x, ctx in zip((0.25, 3), TWO):
-        backward(trainer, w, x, ctx)
-    trainer.clip_value(0.5)
-    trainer.step(1)
-    assert [w.data(ctx).asscalar() for ctx in TWO] == ([-0.5, -0.5] if kvstore else [-0.25, -0.5])
+    assert [(-value(w.data(ctx))).tolist() for ctx in TWO] == expected
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan], ids=str)
@@ -95,16 +180,7 @@ def test_clip_value_hides_no_overflow(bad):
     assert w.data().asnumpy().tolist() == [1, 1]
 
 
-def test_clip_value_of_row_sparse_gradients():
-    w = param(np.zeros((3, 2)), grad_stype="row_sparse")
-    trainer = sgd(w, 8)
-    with autograd.record():
-        loss = (mx.nd.Embedding(mx.nd.array([1, 1]), w.data(), input_dim=3, output_dim=2, sparse_grad=True) * 3).sum()
-    with trainer.scale_loss(loss) as scaled:
-        scaled.backward()
-    trainer.clip_value(0.5)
-    assert trainer.step(1)
-    assert value(w.data()).tolist() == [[0, 0], [-0.5, -0.5], [0, 0]]
+# Reducing.
 
 
 @pytest.mark.parametrize("kvstore", KVSTORES)
@@ -112,8 +188,7 @@ def test_clip_value_of_row_sparse_gradients():
 def test_update_checks_like_step(kvstore, finite):
     w = param([0.0], ctx=TWO)
     trainer = sgd(w, DynamicLossScale(init_scale=2.0**16), kvstore=kvstore)
-    for ctx in TWO:
-        backward(trainer, w, 1, ctx)
+    backward_everywhere(trainer, w, (1, 1))
     if not finite:
         w.grad(TWO[1])[:] = np.nan
     trainer.allreduce_grads()
@@ -126,8 +201,7 @@ def test_update_checks_like_step(kvstore, finite):
 def test_unscale_after_allreduce_grads_does_not_reduce_again():
     w = param([0.0], ctx=TWO)
     trainer = sgd(w)
-    for ctx in TWO:
-        backward(trainer, w, 1, ctx)
+    backward_everywhere(trainer, w, (1, 1))
     trainer.allreduce_grads()
     trainer.unscale()
     assert [g.asscalar() for g in w.list_grad()] == [2, 2]
@@ -135,43 +209,38 @@ def test_unscale_after_allreduce_grads_does_not_reduce_again():
     assert w.data(TWO[0]).asscalar() == -2
 
 
-def test_a_stale_gradient_is_an_error_that_names_the_parameter():
-    a, b = param([0.0], name="used"), param([0.0], name="unused")
-    trainer = sgd([a, b])
-    backward(trainer, a, 1)
+def test_update_alone_is_refused_where_gradients_must_be_reduced():
+    w = param([0.0], ctx=TWO)
+    trainer = sgd(w, 8)
+    backward_everywhere(trainer, w, (1, 5))
+    with pytest.raises(TrainerError, match="update came before allreduce_grads"):
+        trainer.update(1)
+    assert trainer.step(1) and value(w.data(TWO[0])) == -6
+
+
+# Stale gradients.
+
+
+@pytest.mark.parametrize("first", ["step", "unscale", "clip"])
+def test_a_stale_gradient_is_an_error_that_names_the_parameter(first):
+    used, unused = param([0.0], name="used"), param([0.0], name="unused")
+    trainer = sgd([used, unused])
+    backward(trainer, [used, unused], 1)
+    trainer.step(1)
+    unused.grad()[:] = np.inf  # which is no overflow
+    backward(trainer, used, 1)
     before = snapshot(trainer)
+    if first == "unscale":
+        trainer.unscale()
+    elif first == "clip":
+        assert trainer.clip_global_norm(10.0) == 1.0  # the old gradient does not count
     for _ in range(2):
         with pytest.raises(StaleGradientError, match=r"step: the gradient of parameter 'unused' on context cpu\(0\)"):
             trainer.step(1)
     assert snapshot(trainer) == before
     assert isinstance(StaleGradientError("x"), UserWarning)  # what gluon.Trainer raises
     assert trainer.step(1, ignore_stale_grad=True)
-    assert (a.data().asscalar(), b.data().asscalar()) == (-1, 0)
-
-
-@pytest.mark.parametrize("first", ["unscale", "clip"])
-def test_stale_gradients_after_unscale(first):
-    a, b = param([0.0], name="used"), param([0.0], name="unused")
-    trainer = sgd([a, b])
-    backward(trainer, [a, b], 1)
-    trainer.step(1)
-    backward(trainer, a, 1)
-    if first == "unscale":
-        trainer.unscale()
-    else:
-        assert trainer.clip_global_norm(10.0) == 1.0  # b's old gradient does not count
-    with pytest.raises(StaleGradientError, match="'unused'"):
-        trainer.step(1)
-    assert trainer.step(1, ignore_stale_grad=True)
-    assert (a.data().asscalar(), b.data().asscalar()) == (-2, -1)
-
-
-def test_a_stale_inf_is_no_overflow():
-    a, b = param([0.0], name="a"), param([0.0], name="b")
-    trainer = sgd([a, b])
-    b.grad()[:] = np.inf
-    backward(trainer, a, 1)
-    assert trainer.step(1, ignore_stale_grad=True)
+    assert (used.data().asscalar(), unused.data().asscalar()) == (-2, -1)
 
 
 def test_without_a_scale_stale_gradients_are_as_in_gluon():
@@ -183,14 +252,207 @@ def test_without_a_scale_stale_gradients_are_as_in_gluon():
     assert w.data().asscalar() == 0
 
 
-@pytest.mark.parametrize("end", [lambda t: t.step(1), lambda t: t.discard_grads()], ids=["step", "discard"])
-def test_a_step_ends_though_a_gradient_is_gone(end):
-    w = param([1.0], dtype="float16")
+CALLS = {
+    "step": lambda t: None,
+    "unscale": lambda t: t.unscale(),
+    "clip_global_norm": lambda t: t.clip_global_norm(100.0),
+    "clip_value": lambda t: t.clip_value(100.0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_context_without_a_batch_is_an_error_or_adds_nothing(dtype, kvstore, call):
+    """The last batches of an epoch may not reach every context; what lies on the others is an old sum."""
+    w = param([0.0], dtype, ctx=TWO)
+    trainer = sgd(w, DynamicLossScale(init_scale=8), kvstore=kvstore)
+    backward_everywhere(trainer, w, (1, 1))
+    fill(w.grad(TWO[0]), np.inf)
+    assert not trainer.step(1)
+    for _ in range(2):
+        backward(trainer, w, 1, TWO[1])
+        CALLS[call](trainer)
+        with pytest.raises(StaleGradientError, match=r"parameter 'w' on context cpu\(0\)"):
+            trainer.step(1)
+        assert trainer.step(1, ignore_stale_grad=True)
+    assert [value(w.data(ctx)).tolist() for ctx in TWO] == [[-2], [-2]]
+
+
+@pytest.mark.parametrize("loss_scale", [8, 0.25])
+def test_parameters_with_gradients_on_different_contexts_are_clipped_together(loss_scale):
+    first, second = (param([0.0], ctx=TWO, name=name) for name in "ab")
+    trainer = sgd([first, second], loss_scale, kvstore="device")
+    backward(trainer, first, 3, TWO[0])
+    backward(trainer, second, 4, TWO[1])
+    assert trainer.clip_global_norm(1.0) == pytest.approx(5)
+    assert trainer.step(1, ignore_stale_grad=True)
+    for ctx in TWO:
+        assert value(first.data(ctx)) == pytest.approx(-0.6) and value(second.data(ctx)) == pytest.approx(-0.8)
+
+
+@pytest.mark.parametrize("stype", ["default", "row_sparse"])
+def test_discard_grads_discards_a_backward_after_unscale_too(stype):
+    w = param(np.ones((2, 1)), grad_stype=stype)
+    trainer = sgd(w, None)
+    for x in (1, 100):
+        with autograd.record():
+            (mx.nd.Embedding(mx.nd.array([0]), w.data(), 2, 1, sparse_grad=stype != "default") * x).sum().backward()
+        if x == 1:
+            trainer.unscale()
+    trainer.discard_grads()
+    with pytest.raises(StaleGradientError):
+        trainer.step(1)
+
+
+# Gradients of several blocks.
+
+
+def test_a_second_backward_that_overwrites_is_an_error():
+    w = param([0.0])
     trainer = sgd(w, 8)
-    backward(trainer, w, [2.0])
+    backward(trainer, w, 1)
+    message = "overwrote the gradient of parameter 'w'.*If that gradient is not wanted, call discard_grads"
+    with pytest.raises(TrainerError, match=f"scale_loss: .*{message}"):
+        backward(trainer, w, 2)
+    with pytest.raises(TrainerError, match=f"step: .*{message}"):
+        trainer.step(1)
+    trainer.discard_grads()
+    backward(trainer, w, 1)
+    trainer.discard_grads()  # a first pass whose gradients are only looked at
+    backward(trainer, w, 2)
+    assert trainer.step(1) and value(w.data()) == [-2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeroing_unscaled_gradients_zeroes_what_the_next_backward_adds_to(dtype):
+    w = param([0.0], dtype, grad_req="add")
+    trainer = sgd(w, 64)
+    backward(trainer, w, 4)
     trainer.unscale()
-    w.grad_req = "null"
-    end(trainer)
-    w.grad_req = "write"
-    backward(trainer, w, [2.0])
+    w.zero_grad()
+    trainer.discard_grads()
+    backward(trainer, w, 2)
+    assert trainer.step(1) and value(w.data()) == [-2]
+
+
+@pytest.mark.parametrize("call", ["save_states", "load_states"])
+def test_without_scale_loss_too_nothing_is_saved_between_backward_and_step(call, tmp_path):
+    w = param([0.0], grad_req="add")
+    trainer, fname = sgd(w, None), str(tmp_path / "states")
+    with autograd.record():
+        loss_of(w, 1).backward()
+    with pytest.raises(TrainerError, match=f"^{call} came in the middle of an accumulation window: .*'w'"):
+        getattr(trainer, call)(fname)
+    assert trainer.step(1)
+    trainer.save_states(fname)
+    trainer.load_states(fname)
+
+
+# Calls out of turn, which only a trainer knows: each is an error, and nothing is changed.
+
+
+def in_block(trainer, w):
+    with autograd.record(), trainer.scale_loss(loss_of(w, 1)) as scaled:
+        scaled.backward()
+        yield
+
+
+def not_scaled(trainer, w):
+    with autograd.record():
+        loss_of(w, 1).backward()
+    yield
+
+
+def nothing_run(trainer, w):
+    yield
+
+
+def only_scaled(trainer, w):
+    with trainer.scale_loss(mx.nd.ones((1,))):
+        pass
+    yield
+
+
+def reduced(trainer, w):
+    backward(trainer, w, 1)
+    trainer.allreduce_grads()
+    yield
+
+
+def unscaled(trainer, w):
+    backward(trainer, w, 1)
+    trainer.unscale()
+    yield
+
+
+def written_again(trainer, w):
+    for state in (unscaled, not_scaled):
+        next(state(trainer, w))
+    yield
+
+
+def scaled(trainer, w):
+    backward(trainer, w, 1)
+    yield
+
+
+OUT_OF_TURN = {
+    **CALLS,
+    "step": lambda t: t.step(1),
+    "update": lambda t: t.update(1),
+    "allreduce_grads": lambda t: t.allreduce_grads(),
+    "discard_grads": lambda t: t.discard_grads(),
+    "scale_loss": lambda t: t.scale_loss(mx.nd.ones((1,))).__enter__(),
+    "add_params": lambda t: t.add_params([param([1.0], name="new")]),
+}
+LATER = "step update unscale clip_global_norm clip_value"
+NO_GRADIENT = "{0}: no parameter has a gradient from after the last step; run backward first"
+MISUSES = [
+    (in_block, f"{LATER} allreduce_grads discard_grads", "{0} was called inside a scale_loss block, .* then call {0}"),
+    (not_scaled, f"{LATER} allreduce_grads", "{0}: the loss of this step was not scaled, .* Run backward as `with"),
+    (nothing_run, LATER, NO_GRADIENT),
+    (only_scaled, LATER, NO_GRADIENT),
+    (reduced, "allreduce_grads", "reduced already; call update or step"),
+    (reduced, "scale_loss", "after allreduce_grads.*Call update first"),
+    (unscaled, "allreduce_grads", "reduced already; call update or step"),
+    (written_again, "step", "step: backward wrote the gradient of parameter 'w' after"),
+    (scaled, "add_params", "add_params came between backward and step"),
+]
+
+
+@pytest.mark.behaviour("forgotten calls")
+@pytest.mark.parametrize("kvstore", [None, "device"])
+@pytest.mark.parametrize(
+    ("state", "call", "message"),
+    [(state, call, message.format(call)) for state, calls, message in MISUSES for call in calls.split()],
+)
+def test_misuse_is_an_error_and_changes_nothing(state, call, message, kvstore):
+    w = param([1.0], "float16")
+    trainer = sgd(w, DynamicLossScale(init_scale=16, growth_interval=1), kvstore=kvstore)
+    backward(trainer, w, 1)
+    trainer.step(1)
+    before, scale = snapshot(trainer), trainer.loss_scale
+    with pytest.raises(TrainerError, match=message), contextlib.contextmanager(state)(trainer, w):
+        OUT_OF_TURN[call](trainer)
+    assert snapshot(trainer) == before
+    assert trainer.loss_scale is scale
+    assert (trainer.skipped_steps, trainer.optimizer.num_update) == (0, 1)
+    # And there is a way on.
+    trainer.discard_grads()
+    backward(trainer, w, 1)
+    assert trainer.step(1)
+    assert value(w.data()) == [-1]
+
+
+@pytest.mark.parametrize(
+    "call, name", [("step", "batch_size"), ("clip_global_norm", "max_norm"), ("clip_value", "max_value")]
+)
+@pytest.mark.parametrize("number", [0, -1.0, math.nan, None, "1", True])
+def test_what_is_no_positive_number_is_refused(call, name, number):
+    w = param([1.0])
+    trainer = sgd(w, 8)
+    backward(trainer, w, 1)
+    with pytest.raises(TrainerError, match=f"{call}: {name}={number!r}; expected a positive number"):
+        getattr(trainer, call)(number)
     assert trainer.step(1)

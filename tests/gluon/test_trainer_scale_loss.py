@@ -1,46 +1,46 @@
+"""Blocks of scale_loss: what they yield, their backward, errors within them, and losses of several trainers."""
+
 from __future__ import annotations
 
-import math
 from collections import namedtuple
 
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 from mxmp.dtypes import to_numpy
-from mxmp.errors import TrainerError
+from mxmp.errors import StaleGradientError, TrainerError
+from mxmp.gluon import convert
 from mxmp.loss_scale import DynamicLossScale
 from tests.gluon.trainer_tools import LOW, backward, loss_of, param, sgd, value
 
+ONE = mx.nd.ones((1,))
 
-@pytest.mark.parametrize("inside", [True, False], ids=["inside record", "outside record"])
-@pytest.mark.parametrize("run", [lambda s: s.backward(), autograd.backward], ids=["method", "function"])
-def test_scale_loss_works_inside_and_outside_of_record(inside, run):
-    w = param([1.0])
-    trainer = sgd(w, 8)
+
+def recorded(*args):
     with autograd.record():
-        loss = loss_of(w, 3)
-        if inside:
-            with trainer.scale_loss(loss) as scaled:
-                run(scaled)
-    if not inside:
-        with trainer.scale_loss(loss) as scaled:
-            run(scaled)
-    assert w.data().grad.asscalar() == 24
-    assert scaled.asscalar() == 24
-    assert not autograd.is_recording()
+        return loss_of(*args)
 
 
-def test_scale_loss_keeps_the_mode_of_the_block():
+# What a block yields.
+
+
+MODES = {"inside record": autograd.record, "in predict mode": lambda: autograd.record(False), "outside": autograd.pause}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_scale_loss_works_inside_and_outside_of_record_and_keeps_the_mode(mode):
     w = param([1.0])
-    trainer = sgd(w)
-    with autograd.record(train_mode=False):
-        with trainer.scale_loss(loss_of(w, 1)) as scaled:
-            assert autograd.is_recording() and not autograd.is_training()
+    trainer, loss = sgd(w, 8), recorded(w, 3)
+    with mode():
+        before = autograd.is_recording(), autograd.is_training()
+        with trainer.scale_loss(loss) as scaled:
+            assert (autograd.is_recording(), autograd.is_training()) == before
             scaled.backward()
-    with trainer.scale_loss(mx.nd.ones((1,))):
-        assert not autograd.is_recording() and not autograd.is_training()
+    assert w.data().grad.asscalar() == scaled.asscalar() == 24
+    assert not autograd.is_recording()
 
 
 Pair = namedtuple("Pair", "left right")
@@ -71,162 +71,295 @@ def test_a_low_precision_loss_is_scaled_in_float32(dtype):
         loss = w.data() * 1
     assert loss.dtype == to_numpy(dtype)
     with trainer.scale_loss(loss) as scaled:
-        assert scaled.dtype == np.float32
-        assert scaled.asscalar() == 3 * 2.0**15
+        assert (scaled.dtype, scaled.asscalar()) == (np.float32, 3 * 2.0**15)
         scaled.backward()
     assert trainer.step(1)
     assert value(w.data()) == [2.0]
 
 
-def test_a_float16_loss_costs_one_skip_at_65536():
+@pytest.mark.parametrize(
+    "scale, outcomes", [(DynamicLossScale(init_scale=2.0**16), [False, True]), ("dynamic", [True] * 10)], ids=["65536", ""]
+)
+def test_a_float16_loss_costs_one_skip_at_65536_and_none_by_default(scale, outcomes):
     w = param([3.0], "float16")
-    trainer = sgd(w, DynamicLossScale(init_scale=2.0**16))
-    outcomes = []
-    for _ in range(2):
+    trainer = sgd(w, scale, lr=0.0)
+    for taken in outcomes:
         with autograd.record(), trainer.scale_loss(w.data() * 1) as scaled:
             assert scaled.asscalar() == 3 * trainer.loss_scale.value  # finite: 196608
             scaled.backward()
-        outcomes.append(trainer.step(1))
-    assert outcomes == [False, True]
-
-
-def test_a_float16_loss_costs_nothing_by_default():
-    w = param([3.0], "float16")
-    trainer = sgd(w, lr=0.0)
-    for _ in range(10):
-        with autograd.record(), trainer.scale_loss(w.data() * 1) as scaled:
-            scaled.backward()
-        assert trainer.step(1)
+        assert trainer.step(1) is taken
     assert trainer.loss_scale.value == 2.0**15
 
 
-def test_several_losses_of_one_window_add_up():
-    w = param([0.0], grad_req="add")
-    trainer = sgd(w)
-    with autograd.record(), trainer.scale_loss([loss_of(w, 1), loss_of(w, 2)]) as scaled:
-        for one in scaled:
-            one.backward()
-    trainer.step(1)
-    assert w.data().asscalar() == -3
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (3.0, "scale_loss: loss is a float; expected an NDArray"),
+        ([mx.nd.ones((1,)), [None]], r"scale_loss: loss\[1\]\[0\] is a NoneType"),
+        (mx.nd.ones((1,), dtype="int32"), "scale_loss: loss has dtype int32; expected a float"),
+    ],
+)
+def test_scale_loss_refuses_what_is_no_loss(loss, message):
+    with pytest.raises(TrainerError, match=message), sgd(param([1.0])).scale_loss(loss):
+        pass
 
 
-@pytest.mark.behaviour("gradient penalty")
-def test_gradient_penalty():
-    w = param([0.0])
-    trainer = sgd(w)
+# The backward of a block.
+
+NONE = r"^no backward was called on {} times the loss scale\. Run backward on what scale_loss yields"
+ITSELF = r"^backward was called on {0} itself, not on {0} times the loss scale"
+ANOTHER = r"^no backward was called on loss times the loss scale, but one of another loss, .*parameter '{}'"
+MISUSES = {
+    "none": (lambda loss, other: None, NONE.format("loss")),
+    "of the loss": (lambda loss, other: loss.backward(), ITSELF.format("loss")),
+    "of the loss, retained": (lambda loss, other: loss.backward(retain_graph=True), ANOTHER.format("net_weight")),
+    "of another loss": (lambda loss, other: other.backward(), ANOTHER.format("net_weight")),
+}
+
+
+def dense(kind):
+    """Return a net that runs eagerly, hybridized or converted."""
+    net = nn.Dense(1, in_units=2, use_bias=False, prefix="net_")
+    net.initialize(mx.init.One())
+    if kind == "hybridized":
+        net.hybridize()
+    return convert(net, "O1") if kind == "converted" else net
+
+
+@pytest.mark.parametrize("kind", ["eager", "hybridized", "converted"])
+@pytest.mark.parametrize(("misuse", "message"), MISUSES.values(), ids=MISUSES)
+@pytest.mark.parametrize("scale", [8, 1, DynamicLossScale(init_scale=1024)], ids=["8", "1", "dynamic"])
+def test_a_missing_backward_is_an_error_at_the_end_of_the_block(kind, misuse, message, scale):
+    net = dense(kind)
+    trainer = sgd([net.weight], scale)
     with autograd.record():
-        loss = mx.nd.exp(w.data())  # few operators of MXNet have a second derivative, none with `* scale`
-        head = mx.nd.array([trainer.loss_scale.value])
-        (grad,) = autograd.grad(loss, [w.data()], head_grads=[head], create_graph=True, retain_graph=True)
-        penalty = mx.nd.exp(trainer.loss_scale.unscale(grad))
-        total = loss + penalty  # exp(w) + exp(exp(w))
-    with trainer.scale_loss(total) as scaled:
+        loss, other, last = (net(mx.nd.array([x])).sum() for x in ([1.0, 2.0], [3.0, 4.0], [1.0, 2.0]))
+    with pytest.raises(TrainerError, match=message), trainer.scale_loss(loss):
+        misuse(loss, other)
+    with pytest.raises(TrainerError, match="was not scaled|no parameter has a gradient"):
+        trainer.step(1)
+    with trainer.scale_loss(last) as scaled:
         scaled.backward()
     assert trainer.step(1)
-    assert w.data().asscalar() == pytest.approx(-(1 + math.e), rel=1e-6)
+    assert net.weight.data().asnumpy().tolist() == [[0, -1]]
 
 
-def test_an_exception_in_the_block_puts_the_state_back():
-    w = param([1.0])
+def of_sum(scaled):
+    with autograd.record():
+        total = scaled.sum() * 1
+    total.backward()
+
+
+def twice(scaled):
+    scaled.backward(retain_graph=True)
+    scaled.backward()
+
+
+RUNS = {
+    "method": lambda scaled: scaled.backward(),
+    "function": lambda scaled: autograd.backward([scaled]),
+    "retained": lambda scaled: scaled.backward(retain_graph=True),
+    "twice": twice,
+    "with a head gradient": lambda scaled: scaled.backward(mx.nd.ones(scaled.shape)),
+    "of what is made of it": of_sum,
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("kind", ["eager", "converted"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_every_way_to_run_backward_counts(run, kind, dtype):
+    net = dense(kind)
+    trainer = sgd([net.weight], 8)
+    for number in (1, 2):
+        with autograd.record(), trainer.scale_loss(mx.nd.Cast(net(mx.nd.array([[1.0, 2.0]])), dtype=dtype)) as scaled:
+            run(scaled)
+        assert trainer.step(1)
+        assert net.weight.data().asnumpy().tolist() == [[1 - number, 1 - 2 * number]]
+
+
+def test_each_of_several_losses_needs_a_backward_unless_it_is_a_constant():
+    w = param([0.0], grad_req="add")
     trainer = sgd(w, 8)
-    with pytest.raises(KeyError):
-        with trainer.scale_loss(mx.nd.array([np.nan])):
-            raise KeyError
-    with pytest.raises(TrainerError, match="was not scaled|no parameter has a gradient"):
-        trainer.step(1)  # READY again
-    backward(trainer, w, 1)  # and the NaN loss is forgotten
-    assert trainer.step(1)
+    losses = [recorded(w, 1), (recorded(w, 2), [recorded(w, 3)])]
+    with pytest.raises(TrainerError, match=NONE.format(r"loss\[1\]\[1\]\[0\]")):
+        with trainer.scale_loss(losses) as (first, (second, _)):
+            autograd.backward([first, second])
+    losses = [recorded(w, 1), recorded(w, 2)]
+    with pytest.raises(TrainerError, match=ITSELF.format(r"loss\[1\]")):
+        with trainer.scale_loss(losses) as (first, _):
+            first.backward()
+            losses[1].backward()
+    trainer.discard_grads()
+    w.zero_grad()
+    with trainer.scale_loss([recorded(w, 1), recorded(w, 2), ONE]) as (first, second, _):
+        first.backward()
+        second.backward()
+    assert trainer.step(1) and value(w.data()) == [-3]
 
 
-def test_an_exception_in_a_second_block_keeps_the_first_window():
+def test_a_loss_that_was_not_recorded_has_no_backward():
     w = param([0.0])
-    trainer = sgd(w, 8)
-    backward(trainer, w, 1)
-    with pytest.raises(KeyError):
-        with trainer.scale_loss(mx.nd.array([np.nan])):
-            raise KeyError
+    trainer, loss = sgd(w, 8), recorded(w, 1)
+    with pytest.raises(TrainerError, match=ANOTHER.format("w")), trainer.scale_loss(loss.detach()):
+        loss.backward()
+    with pytest.raises(mx.MXNetError, match="not in a computational graph"), trainer.scale_loss(ONE) as scaled:
+        scaled.backward()
+
+
+def test_without_a_loss_scale_no_backward_is_asked_for():
+    w = param([0.0])
+    trainer, loss = sgd(w, None), recorded(w, 1)
+    with trainer.scale_loss(loss):
+        pass
+    loss.backward()
     assert trainer.step(1)
-    assert w.data().asscalar() == -1
+
+
+def test_a_trainer_whose_parameters_the_loss_does_not_reach_is_told_so():
+    a, b = param([0.0], name="a"), param([0.0], name="b")
+    trainer = sgd(b, 8)
+    backward(trainer, a, 1)
+    with pytest.raises(StaleGradientError, match="step: .*scaled loss, but it depends on no parameter of this trainer"):
+        trainer.step(1)
+    backward(trainer, b, 1)
+    assert trainer.step(1)
+
+
+# Blocks that fail.
+
+
+@pytest.mark.parametrize("error", [KeyError, TrainerError], ids=["the user's", "no backward"])
+@pytest.mark.parametrize("begun", [True, False], ids=["a later block", "the first block"])
+def test_a_block_that_fails_leaves_the_state_as_it_was(begun, error):
+    w = param([0.0], grad_req="add")
+    trainer = sgd(w, 8)
+    if begun:
+        backward(trainer, w, 1)
+    with pytest.raises(error):
+        with trainer.scale_loss(mx.nd.array([np.nan]) if error is KeyError else recorded(w, 1)):
+            if error is KeyError:
+                raise KeyError
+    if not begun:
+        with pytest.raises(TrainerError, match="was not scaled|no parameter has a gradient"):
+            trainer.step(1)
+        backward(trainer, w, 1)  # and the NaN loss is forgotten
+    assert trainer.step(1) and value(w.data()) == [-1]
+
+
+@pytest.mark.parametrize("error", [None, KeyError])
+def test_a_closed_block_leaves_no_mark_on_its_losses(error):
+    first, second = sgd(param([1.0]), 8), sgd(param([1.0]), 4)
+    try:
+        with first.scale_loss(ONE, first) as scaled:  # a trainer that is given twice counts once
+            assert scaled.asscalar() == 8
+            if error:
+                raise error
+    except KeyError:
+        pass
+    with second.scale_loss(scaled) as again:
+        assert again.asscalar() == 32
+
+
+# Several trainers.
+
+
+def pair(first=8, second=8, dtype="float32", **options):
+    """Return two parameters and a trainer of each."""
+    a, b = param([0.0], name="a"), param([0.0], dtype, name="b", **options)
+    return a, b, sgd(a, first), sgd(b, second)
+
+
+def joint(a, b, first, second):
+    with autograd.record(), first.scale_loss(loss_of([a, b], 1), second) as scaled:
+        scaled.backward()
 
 
 def test_one_joint_loss_for_two_trainers():
-    a, b = param([0.0], name="a"), param([0.0], "float16", name="b")
-    first, second = sgd(a, 2.0**16), sgd(b, 2.0**8)
-    with autograd.record(), first.scale_loss(loss_of([a, b], 1), second) as scaled:
-        assert scaled.asscalar() == 0
-        scaled.backward()
+    a, b, first, second = pair(2.0**16, 2.0**8, "float16")
+    joint(a, b, first, second)
     assert a.data().grad.asscalar() == 2.0**8  # the smaller scale serves both
     assert first.step(1) and second.step(1)
     assert (value(a.data()), value(b.data())) == ([-1], [-1])
 
 
 @pytest.mark.behaviour("two models")
-def test_one_of_two_trainers_can_skip_alone():
-    a, b = param([0.0], name="a"), param([0.0], name="b")
-    first, second = (sgd(each, DynamicLossScale(init_scale=2.0**16)) for each in (a, b))
-    with autograd.record(), first.scale_loss(loss_of([a, b], 1), second) as scaled:
-        scaled.backward()
+@pytest.mark.parametrize("scales", [(DynamicLossScale(init_scale=2.0**16),) * 2, (2.0**16, None)], ids=["both", "one"])
+def test_one_of_two_trainers_can_skip_alone_though_it_has_no_scale(scales):
+    a, b, first, second = pair(*scales)
+    before = second.loss_scale.value
+    joint(a, b, first, second)
     b.grad()[:] = np.inf
     assert first.step(1) is True and second.step(1) is False
     assert (a.data().asscalar(), b.data().asscalar()) == (-1, 0)
-    assert (first.loss_scale.value, second.loss_scale.value) == (2.0**16, 2.0**15)
+    assert (first.loss_scale.value, second.loss_scale.value) == (2.0**16, 2.0**15 if before > 1 else 1)
+    joint(a, b, first, second)
+    assert first.step(1) and second.step(1) and b.data().asscalar() == -1
 
 
-def test_a_trainer_without_a_scale_can_share_a_scaled_loss():
-    a, b = param([0.0], name="a"), param([0.0], name="b")
-    scaling, plain = sgd(a), sgd(b, None)
-    for bad, expected in ((False, -1), (True, -1)):
-        with autograd.record(), scaling.scale_loss(loss_of([a, b], 1), plain) as scaled:
-            scaled.backward()
-        if bad:
-            b.grad()[:] = np.inf
-        scaling.step(1)
-        assert plain.step(1) is not bad
-        assert b.data().asscalar() == expected
+def test_a_trainer_without_a_scale_goes_on_in_a_step_that_has_one():
+    """Its second loss is multiplied too, since its gradients are unscaled together."""
+    a, b, scaling, plain = pair(8, None, grad_req="add")
+    joint(a, b, scaling, plain)
+    backward(plain, b, 2)
+    assert scaling.step(1) and plain.step(1)
+    assert (value(a.data()), value(b.data())) == ([-1], [-3])
 
 
 @pytest.mark.behaviour("two models")
 def test_two_models_with_two_losses_in_two_open_blocks():
-    a, b = param([0.0], name="a"), param([0.0], name="b")
-    first, second = sgd(a, 4), sgd(b, 8)
-    with autograd.record():
-        one, two = loss_of(a, 1), loss_of(b, 1)
-    with first.scale_loss(one) as s1, second.scale_loss(two) as s2:
+    a, b, first, second = pair(4, 8)
+    with first.scale_loss(recorded(a, 1)) as s1, second.scale_loss(recorded(b, 1)) as s2:
         autograd.backward([s1, s2])
     assert first.step(1) and second.step(1)
     assert (a.data().asscalar(), b.data().asscalar()) == (-1, -1)
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_joint_loss_needs_a_backward_though_one_trainer_has_gradients(wrong):
+    a, b, first, second = pair()
+    loss, other = recorded([a, b], 1), recorded([a, b][wrong], 1)
+    with pytest.raises(TrainerError, match=ANOTHER.format("ab"[wrong])), first.scale_loss(loss, second):
+        other.backward()
+    joint(a, b, first, second)
+    assert first.step(1) and second.step(1)
+
+
 def test_scaling_one_loss_by_two_trainers_in_turn_is_refused():
-    a, b = param([0.0], name="a"), param([0.0], name="b")
-    first, second = sgd(a), sgd(b)
+    a, _, first, second = pair()
     with pytest.raises(TrainerError, match=r"loss\[0\] is scaled by another trainer already.*first.scale_loss"):
-        with first.scale_loss(mx.nd.ones((1,))) as scaled:
-            with second.scale_loss([scaled]):
-                pass
+        with first.scale_loss(ONE) as scaled, second.scale_loss([scaled]):
+            pass
     backward(first, a, 1)
     assert first.step(1)
 
 
-def test_trainers_at_different_scales_in_mid_window_cannot_join():
-    a, b = param([0.0], name="a"), param([0.0], name="b")
-    first, second = sgd(a, 4), sgd(b, 8)
+def test_trainers_that_wait_at_different_scales_cannot_join():
+    a, b, first, second = pair(4, 8)
     backward(first, a, 1)
     backward(second, b, 1)
     with pytest.raises(TrainerError, match=r"wait at different scales \[4.0, 8.0\]; call step"):
-        with first.scale_loss(mx.nd.ones((1,)), second):
+        with first.scale_loss(ONE, second):
             pass
     assert first.step(1) and second.step(1)
 
 
 def test_a_second_trainer_must_be_told_of_a_scaled_loss():
-    a, b = param([0.0], name="a"), param([0.0], name="b")
-    first, second = sgd(a), sgd(b)
-    with autograd.record():
-        loss = loss_of([a, b], 1)
-    with first.scale_loss(loss) as scaled:
-        scaled.backward()
+    a, b, first, second = pair()
+    backward(first, [a, b], 1)
     first.step(1)
     with pytest.raises(TrainerError, match="step: the loss of this step was not scaled"):
         second.step(1)
     assert b.data().asscalar() == 0
+
+
+def test_further_trainers_must_be_of_mxmp():
+    plain = gluon.Trainer([param([1.0])], "sgd")
+    with pytest.raises(TrainerError, match="scale_loss: expected further trainers of mxmp, found a Trainer of mxnet"):
+        sgd(param([1.0])).scale_loss(ONE, plain)
+
+
+def test_backward_of_a_block_itself_says_with():
+    w = param([1.0])
+    with pytest.raises(TrainerError, match=r"write `with trainer.scale_loss\(loss\) as scaled: scaled.backward\(\)`"):
+        sgd(w).scale_loss(recorded(w, 1)).backward()

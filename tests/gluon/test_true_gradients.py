@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import mxnet as mx
 import numpy as np
 import pytest
 
 import mxmp
+from mxmp import amp
 from mxmp.errors import TrainerError
-from tests.gluon.trainer_tools import param, value
+from tests.gluon.trainer_tools import DTYPES, TWO, loss_of, param, value
 
 SCALE = 2.0**10
-TWO = [mx.cpu(0), mx.cpu(1)]
-DTYPES = ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
 
 
 def make(dtype="float32", contexts=1, grad_req="write", names="ab", loss_scale=SCALE, kvstore="device", lr=0.5):
@@ -34,9 +34,18 @@ def backward(trainer, params, factor=0.25, others=()):
 
 LOOKS = {
     "grad": lambda p: p.grad(p.list_ctx()[0]),
-    "list_grad": lambda p: p.list_grad()[0],
-    "loop": lambda p: next(iter(p.list_grad())),
+    "first": lambda p: p.list_grad()[0],
     "last": lambda p: p.list_grad()[-1],
+    "slice": lambda p: p.list_grad()[:].pop(),
+    "loop": lambda p: next(iter(p.list_grad())),
+    "loop from the end": lambda p: next(reversed(p.list_grad())),
+    "copy": lambda p: p.list_grad().copy()[0],
+    "list + another": lambda p: (p.list_grad() + [])[0],
+    "another + list": lambda p: ([] + p.list_grad())[0],
+    "sum": lambda p: sum([p.list_grad()], [])[0],
+    "list * 1": lambda p: (p.list_grad() * 1)[0],
+    "arguments": lambda p: mx.nd.add_n(*[g.as_in_context(mx.cpu(0)) for g in p.list_grad()]) / len(p.list_grad()),
+    "_grad": lambda p: p._grad[0],
 }
 
 
@@ -47,8 +56,10 @@ def test_who_reads_a_gradient_sees_the_true_one(dtype, contexts, look):
     params, trainer = make(dtype, contexts)
     backward(trainer, params)
     for each in params:
-        found = look(each)
-        assert found.dtype == np.float32 and found.asnumpy().tolist() == [0.25, 0.25]
+        gradient = look(each)
+        assert gradient.dtype == np.float32 and gradient.asnumpy().tolist() == [0.25, 0.25]
+        assert len(each.list_grad()) == contexts and gradient is not each.data(TWO[0])
+        assert next(iter(each.list_grad())) in each.list_grad()
     assert trainer.step(1)
     for each in params:
         assert value(each.list_data()[0]).tolist() == [1 - 0.125 * contexts, -2 - 0.125 * contexts]
@@ -84,6 +95,22 @@ def test_allreduce_clip_update_is_what_it_is_without_a_scale(dtype, contexts):
             trainer.update(1)
         found.append((norm, [value(p.list_data()[0]).tolist() for p in params]))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_clipping_what_master_params_give_after_a_look_is_of_the_sum(contexts):
+    net = mx.gluon.nn.Dense(1, in_units=2, use_bias=False)
+    net.initialize(mx.init.Zero(), ctx=TWO[:contexts])
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, update_on_kvstore=False)
+    amp.initialize(net, trainer, "O1")
+    with mx.autograd.record():
+        losses = [net(mx.nd.array([[3.0, 4.0]], ctx=ctx)) for ctx in TWO[:contexts]]
+    with amp.scale_loss(losses, trainer) as scaled:
+        mx.autograd.backward(scaled)
+    net.weight.list_grad()[0].sum()
+    norm = mx.gluon.utils.clip_global_norm([array.grad for array in amp.master_params(trainer)], 1.0)
+    assert norm == pytest.approx(5 * contexts) and trainer.step(1)
+    np.testing.assert_allclose(net.weight.list_data()[0].asnumpy(), [[-0.6, -0.8]], rtol=1e-5)
 
 
 def test_a_look_reads_nothing_on_the_host(monkeypatch):
@@ -148,6 +175,116 @@ def test_a_further_backward_adds_to_gradients_that_were_read(dtype):
     assert value(params[1].data()).tolist() == [1 - 0.375, -2 - 0.375]
 
 
+def test_a_backward_that_comes_after_a_look_and_unscale_is_noticed():
+    params, trainer = make(kvstore=None)
+    backward(trainer, params)
+    params[0].grad()
+    trainer.unscale()
+    with mx.autograd.record():
+        loss_of(params, 1).backward()
+    with pytest.raises(TrainerError, match="backward wrote the gradient of parameter 'a' after the gradients were unscaled"):
+        trainer.step(1)
+
+
+@pytest.mark.parametrize("look", [True, False])
+def test_a_context_without_a_batch_is_no_overflow(look):
+    """What lies there is an inf of the step before, which was skipped."""
+    (w,), trainer = make(contexts=2, names="a", loss_scale="dynamic")
+    backward(trainer, [w])
+    w.list_data()[0].grad[:] = np.inf
+    assert not trainer.step(1)
+    with mx.autograd.record():
+        loss = loss_of(w, 0.25, TWO[1])
+    with trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+    if look:
+        assert w.grad(TWO[1]).asnumpy().tolist() == [0.25, 0.25]
+    assert trainer.step(1, ignore_stale_grad=True)
+    assert w.data(TWO[0]).asnumpy().tolist() == [0.875, -2.125]
+
+
+# Within blocks, and where they fail.
+
+
+def test_within_a_block_gradients_are_scaled_whoever_reads_them():
+    params, trainer = make()
+    backward(trainer, params)
+    held = params[0].list_grad()
+    trainer.step(1)
+    with mx.autograd.record():
+        loss = loss_of(params, 0.25)
+    with trainer.scale_loss(loss) as scaled:
+        held[0].sum()
+        scaled.backward()
+        assert params[0].grad().asnumpy().tolist() == [0.25 * SCALE, 0.25 * SCALE]
+    assert params[0].grad().asnumpy().tolist() == [0.25, 0.25]
+    assert trainer.step(1) and params[0].data().asnumpy().tolist() == [0.75, -2.25]
+
+
+def test_within_a_block_of_one_trainer_nothing_of_another_is_unscaled_that_shares_its_losses():
+    (first, one), (second, other) = make(names="a"), make(names="b")
+    backward(one, [*first, *second], others=[other])
+    one.step(1)
+    with mx.autograd.record():
+        loss = loss_of(first, 0.25)
+    with one.scale_loss(loss) as scaled:
+        assert second[0].grad().asnumpy().tolist() == [0.25 * SCALE, 0.25 * SCALE]
+        scaled.backward()
+    assert second[0].grad().asnumpy().tolist() == [0.25, 0.25]
+    assert one.step(1) and other.step(1)
+    assert first[0].data().asnumpy().tolist() == [0.75, -2.25] and second[0].data().asnumpy().tolist() == [0.875, -2.125]
+
+
+def test_a_look_from_a_thread_waits_for_the_block_of_another():
+    params, trainer = make(contexts=2, names="a")
+    (w,), seen = params, []
+    backward(trainer, params)
+    trainer.step(1)
+    with mx.autograd.record():
+        losses = [loss_of(w, 0.25, ctx) for ctx in TWO]
+    with trainer.scale_loss(losses[0]) as scaled:
+        scaled.backward()
+    gradients = w.list_grad()
+    with trainer.scale_loss(losses[1]) as scaled:
+        thread = threading.Thread(target=lambda: seen.append(gradients[0].asnumpy().tolist()))
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive() and not seen
+        scaled.backward()
+    thread.join(20)
+    assert seen == [[0.25, 0.25]]
+    assert trainer.step(1) and w.data(TWO[0]).asnumpy().tolist() == [0.5, -2.5]
+
+
+@pytest.mark.parametrize("error", [KeyError, TrainerError], ids=["the user's", "no loss"])
+@pytest.mark.parametrize("begun", [True, False], ids=["a later block", "the first block"])
+def test_a_block_that_raises_leaves_gradients_as_before_it(begun, error):
+    (w,), trainer = make(grad_req="add", names="a")
+    plain = w._grad
+    if begun:
+        backward(trainer, [w])
+    with pytest.raises(error):
+        with trainer.scale_loss("no loss" if error is TrainerError else loss_of(w, 1)):
+            raise KeyError
+    if begun:
+        assert w.grad().asnumpy().tolist() == [0.25, 0.25] and trainer.step(1)
+    assert w._grad is plain and type(plain) is list
+
+
+def test_a_call_that_is_refused_leaves_gradients_true():
+    params, trainer = make(contexts=2)
+    backward(trainer, params[:1])
+    with pytest.raises(TrainerError, match="update came before allreduce_grads"):
+        trainer.update(1, ignore_stale_grad=True)
+    with pytest.raises(UserWarning, match="the gradient of parameter 'b' on context"):
+        trainer.step(1)
+    assert params[0].grad(TWO[0]).asnumpy().tolist() == [0.25, 0.25]
+    assert trainer.step(1, ignore_stale_grad=True) and params[0].data(TWO[0]).asnumpy().tolist() == [0.75, -2.25]
+
+
+# Several trainers.
+
+
 def test_trainers_of_one_loss_are_unscaled_together():
     first, one = make(names="a")
     second, other = make(names="b")
@@ -158,15 +295,32 @@ def test_trainers_of_one_loss_are_unscaled_together():
     assert first[0].data().asnumpy().tolist() == second[0].data().asnumpy().tolist() == [0.875, -2.125]
 
 
-def test_two_trainers_of_one_parameter_outside_of_one_block_are_refused():
+@pytest.mark.parametrize("loss_scale", [4 * SCALE, None], ids=["scaled", "without a scale"])
+def test_two_trainers_of_one_parameter_outside_of_one_block_are_refused(loss_scale):
+    """Before a backward: what waits is what the first trainer then steps with."""
     params, one = make(names="a")
-    other = mxmp.gluon.Trainer(params, "sgd", loss_scale=SCALE)
+    other = mxmp.gluon.Trainer(params, "sgd", {"learning_rate": 0.5}, loss_scale=loss_scale)
     backward(one, params)
     with pytest.raises(TrainerError, match="parameter 'a' waits for the step of another trainer"):
-        backward(other, params)
+        backward(other, params, 1)
+    assert one.step(1) and params[0].data().asnumpy().tolist() == [0.875, -2.125]
+    backward(one, params)
     one.discard_grads()
     backward(other, params)
-    assert other.step(1)
+    assert other.step(1) and params[0].data().asnumpy().tolist() == [0.75, -2.25]
+
+
+def test_a_trainer_that_is_dropped_before_its_step_leaves_nothing_behind():
+    params, one = make("float16")
+    backward(one, params)
+    params, other = make("float16")[0], None
+    one = mxmp.gluon.Trainer(params, "sgd", loss_scale=SCALE)
+    backward(one, params)
+    del one
+    other = mxmp.gluon.Trainer(params, "sgd", {"learning_rate": 0.5}, loss_scale=SCALE)
+    backward(other, params)
+    assert params[0].grad().asnumpy().tolist() == [0.25, 0.25]
+    assert other.step(1) and value(params[0].data()).tolist() == [0.875, -2.125]
 
 
 def test_after_the_step_gradients_are_plain_lists_again():

@@ -54,6 +54,18 @@ def backward(trainer, params, x, ctx=None):
         scaled.backward()
 
 
+def backward_everywhere(trainer, params, xs):
+    """Run a scaled backward pass on each context of the parameters, with a gradient for each."""
+    first = params[0] if isinstance(params, list) else params
+    for x, ctx in zip(xs, first.list_ctx()):
+        backward(trainer, params, x, ctx)
+
+
+def fill(grad, number):
+    """Make all of a gradient, of any dtype, a number, as an overflow would."""
+    grad[:] = precisions.in_dtype(mx.nd.full(grad.shape, number, ctx=grad.ctx), grad.dtype)
+
+
 def sgd(params, loss_scale="dynamic", lr=1.0, **kwargs):
     params = params if isinstance(params, (list, dict)) else [params]
     return Trainer(params, "sgd", {"learning_rate": lr}, loss_scale=loss_scale, **kwargs)

@@ -1,6 +1,8 @@
-"""All weights of a context updated together, as on a GPU; the oracle is the update of one after the other."""
+"""All weights of a context updated together; the oracles are the update of one after the other, and MXNet's own."""
 
 from __future__ import annotations
+
+import copy
 
 import mxnet as mx
 import numpy as np
@@ -9,88 +11,125 @@ import pytest
 from mxmp import arrays
 from mxmp.errors import TrainerError
 from mxmp.mxnet_private import optimizers
-from mxmp.train.masters import MultiPrecision, Update, masters_flag, update
+from mxmp.train import masters as module
+from mxmp.train.masters import MasterState, MultiPrecision, Update, masters_flag, update
 from tests.freeze import freeze
 from tests.masters.test_optimizer import OPTIMIZERS, low, make
 
-SHAPES = [(3, 4), (5, 2), (2, 2), (4, 4)]
-DTYPES = ["float16", "float32", "float16", "float16"]
-DENSE = ["default"] * 4
+SHAPES = [(3, 4), (70, 60), (2, 2), (4, 4), (4097, 1)]  # small ones, and large ones, which a CPU updates by themselves
+MIXED = ["float16", "float32", "bfloat16", "float16", "float16"]
+DENSE = ["default"] * len(SHAPES)
 
 
-def weights_of(seed=0, dtypes=DTYPES):
+def values(seed, dtypes):
     draw = np.random.RandomState(seed)
-    values = [draw.randn(*shape).astype(np.float32) for shape in SHAPES]
-    return [mx.nd.array(each) if kind == "float32" else low(each, kind) for each, kind in zip(values, dtypes)]
+    return [low(draw.randn(*shape), dtype) for shape, dtype in zip(SHAPES, dtypes)]
 
 
-def updates_of(weights, seed, dtypes=None, stypes=DENSE):
-    grads = weights_of(seed, dtypes or [str(np.dtype(weight.dtype)) for weight in weights])
-    return [Update(k, grad.tostype(stypes[k]), weight) for k, (grad, weight) in enumerate(zip(grads, weights))]
+def together(updater, grads, weights):
+    update(updater, [Update(k, grad, weight) for k, (grad, weight) in enumerate(zip(grads, weights))])
 
 
-def train(way, optimizer, steps=3, **kwargs):
-    """Return the weights and all states after some updates, and the updater."""
+def one_by_one(updater, grads, weights):
+    for k, (grad, weight) in enumerate(zip(grads, weights)):
+        updater([k], [grad], [weight])
+
+
+def at_once(updater, grads, weights):
+    """As MXNet's trainer calls its updater."""
+    updater(list(range(len(weights))), grads, weights)
+
+
+def train(way, optimizer, dtypes=MIXED, grads=None, stypes=DENSE, steps=3, rescale=1.0):
+    """Return the weights, their masters and states after some updates, and the optimizer's counts."""
     mx.random.seed(11)  # SGLD draws noise
-    weights, updater = weights_of(), mx.optimizer.get_updater(optimizer)
+    weights, updater = values(0, dtypes), mx.optimizer.get_updater(optimizer)
     for step in range(steps):
-        optimizer.rescale_grad = 1 / (step + 3)
-        way(updater, updates_of(weights, step + 1, **kwargs))
-    return [freeze(weights), freeze([updater.states[k] for k in range(len(weights))])], updater
+        optimizer.rescale_grad = rescale / (3 + step)
+        drawn = values(step + 1, grads or dtypes)
+        way(updater, [grad.tostype(stype) for grad, stype in zip(drawn, stypes)], weights)
+    states = [updater.states[k] for k in range(len(weights))]
+    states = [(each.inner, each.master) if isinstance(each, MasterState) else each for each in states]
+    inner = getattr(optimizer, "inner", optimizer)
+    return freeze([weights, states, inner.num_update, sorted(optimizers.update_counts(inner).items())])
 
 
-def one_by_one(updater, updates):
-    for each in updates:
-        updater(*[[part] for part in each])
-
-
-@pytest.fixture(params=["cpu", "as on a GPU"])
-def together(request, monkeypatch):
-    """The update of all weights, on a CPU and by the kernels for a GPU's."""
-    if request.param != "cpu":
+@pytest.fixture(params=["cpu", "gpu"])
+def device(request, monkeypatch):
+    """Update on a CPU as on a CPU, and by the kernels for a GPU."""
+    if request.param == "gpu":
         monkeypatch.setattr("mxmp.train.masters.on_gpu", lambda array: True)
-    return update
 
 
 @pytest.mark.parametrize("masters", [True, False])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_together_is_one_after_the_other_bit_for_bit(name, masters, together):
-    expected, _ = train(one_by_one, MultiPrecision(make(name), masters))
-    found, _ = train(together, MultiPrecision(make(name), masters))
-    assert found == expected
+def test_together_is_one_after_the_other_bit_for_bit(name, masters, device):
+    assert train(together, MultiPrecision(make(name), masters)) == train(one_by_one, MultiPrecision(make(name), masters))
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "clip_gradient": 0.1}])
-@pytest.mark.parametrize("grads", ["float16", "float32"])
-def test_sgd_with_gradients_of_either_dtype(options, grads, together):
-    dtypes = [grads, "float32", grads, grads]
-    expected, _ = train(one_by_one, MultiPrecision(mx.optimizer.SGD(wd=0.1, **options)), dtypes=dtypes)
-    found, _ = train(together, MultiPrecision(mx.optimizer.SGD(wd=0.1, **options)), dtypes=dtypes)
-    assert found == expected
+VARIANTS = {
+    "sgd": ("sgd", {"momentum": 0.0}, {}),
+    "sgd, float32 gradients": ("sgd", {}, {"grads": ["float32"] * 5}),
+    "sgd, clipped": ("sgd", {"clip_gradient": 1e-3}, {}),
+    "sgd, sparse": ("sgd", {}, {"stypes": ["row_sparse", "row_sparse", *DENSE[2:]]}),
+    "adam, sparse": ("adam", {}, {"stypes": ["row_sparse", "row_sparse", *DENSE[2:]]}),
+    "ftrl, sparse": ("ftrl", {}, {"stypes": ["row_sparse", "row_sparse", *DENSE[2:]]}),
+}
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "ftrl"])
-def test_sparse_gradients_go_by_themselves(name, together):
-    kwargs = {"stypes": ["row_sparse", "row_sparse", "default", "default"]}
-    expected, _ = train(one_by_one, MultiPrecision(make(name)), **kwargs)
-    found, _ = train(together, MultiPrecision(make(name)), **kwargs)
-    assert found == expected
+@pytest.mark.parametrize(("name", "options", "run"), VARIANTS.values(), ids=VARIANTS)
+def test_together_is_one_after_the_other_for_all_sorts_of_gradients(name, options, run, device):
+    made = [train(way, MultiPrecision(make(name, **options)), **run) for way in (together, one_by_one)]
+    assert made[0] == made[1]
 
 
-def test_counts_of_updates_are_those_of_the_wrapped_optimizer(together):
-    optimizer = MultiPrecision(make("adam"))
-    train(together, optimizer, steps=4)
-    assert optimizer.num_update == 4
-    assert optimizers.update_counts(optimizer.inner) == {0: 4, 1: 4, 2: 4, 3: 4}
+OPTIONS = {
+    "plain": {},
+    "clipped": {"clip_gradient": 1e-3},
+    "small rate": {"learning_rate": 5.6048103717530566e-08, "momentum": 0.99},  # MXNet reads it with an error
+    "large rate": {"learning_rate": 62.80538370118765, "wd": 1e-7},
+    "schedule": {"lr_scheduler": mx.lr_scheduler.FactorScheduler(2, 0.7, base_lr=0.3)},
+}
 
 
-def test_more_weights_than_a_launch_takes(together):
+@pytest.mark.parametrize("dtypes", [["float32"] * 5, ["float16"] * 5, ["float16", "float32"] * 2 + ["float16"]])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_sgd_is_mxnets_own_with_its_multi_precision_bit_for_bit(dtypes, options):
+    def sgd():
+        chosen = {"momentum": 0.9, "learning_rate": 0.3, "multi_precision": True, **copy.deepcopy(options)}
+        inner = mx.optimizer.SGD(**chosen)
+        inner.set_lr_mult({0: 0.5, 4: 2.0})
+        inner.set_wd_mult({1: 3.0})
+        return inner
+
+    made = train(together, MultiPrecision(sgd()), dtypes, rescale=2.0**-16)
+    assert made == train(at_once, sgd(), dtypes, rescale=2.0**-16)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_mxnets_operator_for_many_is_not_called_for_large_weights(dtype, monkeypatch):
+    """It is slow for them on a CPU."""
+    sizes = []
+    for name in ("multi_sgd_mom_update", "multi_mp_sgd_mom_update"):
+        call = getattr(mx.optimizer.optimizer, name)
+
+        def spy(*inputs, call=call, **options):
+            sizes.extend(array.size for array in inputs)
+            return call(*inputs, **options)
+
+        monkeypatch.setattr(mx.optimizer.optimizer, name, spy)
+    train(together, MultiPrecision(make("sgd")), [dtype] * 5)
+    assert sizes and max(sizes) <= module._SMALL < max(np.prod(shape) for shape in SHAPES)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_more_weights_than_a_launch_takes(dtype, device):
     made = []
     for way in (one_by_one, together):
-        weights = [low(np.full((2,), k / 7), "float16") for k in range(130)]
-        updater = mx.optimizer.get_updater(MultiPrecision(mx.optimizer.SGD(momentum=0.9, learning_rate=0.1)))
+        weights = [low(np.full((k % 7 + 1,), k / 7), dtype) for k in range(130)]
+        updater = mx.optimizer.get_updater(MultiPrecision(make("sgd", learning_rate=0.1)))
         for _ in range(2):
-            way(updater, [Update(k, weight * 0 + 1, weight) for k, weight in enumerate(weights)])
+            way(updater, [weight * 0 + 1 for weight in weights], weights)
         made.append(freeze([weights, [updater.states[k] for k in range(130)]]))
     assert made[0] == made[1]
 
@@ -100,18 +139,15 @@ def test_each_context_has_its_own_weights_updated(name, monkeypatch):
     """As with the group2ctxs of a Module: an updater's weights need not lie on one context."""
     monkeypatch.setattr("mxmp.train.masters.on_gpu", lambda array: True)
     made = []
-    for several in (False, True):
-        optimizer = MultiPrecision(make(name))
-        updater, weights = mx.optimizer.get_updater(optimizer), weights_of()
-        for k in (1, 2) if several else ():
+    for moved in ((), (1, 3)):
+        updater, weights = mx.optimizer.get_updater(MultiPrecision(make(name))), values(0, MIXED)
+        for k in moved:
             weights[k] = weights[k].as_in_context(mx.cpu(1))
         for step in range(2):
-            changed = updates_of(weights, step + 1)
-            update(updater, [each._replace(grad=each.grad.as_in_context(each.weight.ctx)) for each in changed])
+            grads = [g.as_in_context(w.ctx) for g, w in zip(values(step + 1, MIXED), weights)]
+            together(updater, grads, weights)
         states = [updater.states[k] for k in range(len(weights))]
-        assert masters_flag([(updater, changed)]).asscalar() == 1
-        assert {each.weight.ctx for each in changed} == ({mx.cpu(0), mx.cpu(1)} if several else {mx.cpu(0)})
-        assert states[2].master.ctx == weights[2].ctx
+        assert states[3].master.ctx == weights[3].ctx
         made.append(freeze([weights, states]))
     assert made[0] == made[1]
 
@@ -123,48 +159,34 @@ def test_weights_of_a_gpu_go_in_parts_of_bounded_size(monkeypatch):
     monkeypatch.setattr("mxmp.train.masters.MOST_ELEMENTS", 20)
     widen = arrays.widen
     monkeypatch.setattr("mxmp.train.masters.widen", lambda a: sizes.append(sum(x.size for x in a)) or widen(a))
-    train(update, MultiPrecision(make("adam")), steps=1)
-    assert [size for size in sizes if size] == [16, 16]  # (3, 4) and (2, 2), then (4, 4)
+    train(together, MultiPrecision(make("adam")), ["float16"] * 5, steps=1)
+    assert [size for size in sizes if size] == [12, 4200, 20, 4097]
 
 
-def trained(masters=True):
-    updater, weights = mx.optimizer.get_updater(MultiPrecision(make("sgd"), masters)), weights_of()
-    update(updater, updates_of(weights, 1))
-    return updater, weights
-
-
-def test_after_an_update_weights_are_their_masters_rounded():
-    updater, weights = trained()
-    assert masters_flag([(updater, updates_of(weights, 2))]).asscalar() == 1
-
-
-def test_a_weight_that_was_changed_is_seen():
-    updater, weights = trained()
-    weights[2][1, 1] = 7
-    assert masters_flag([(updater, updates_of(weights, 2))]).asscalar() == 0
-
-
-def test_without_masters_there_is_no_flag():
-    updater, weights = trained(masters=False)
-    assert masters_flag([(updater, updates_of(weights, 2))]) is None
-
-
-def test_before_the_first_update_there_is_no_flag():
-    updater = mx.optimizer.get_updater(MultiPrecision(make("sgd")))
-    assert masters_flag([(updater, updates_of(weights_of(), 1))]) is None
+@pytest.mark.parametrize("masters", [True, False])
+def test_the_flag_tells_whether_weights_are_their_masters_rounded(masters):
+    updater, weights = mx.optimizer.get_updater(MultiPrecision(make("sgd"), masters)), values(0, MIXED)
+    pairs = [(updater, [Update(k, weight, weight) for k, weight in enumerate(weights)])]
+    assert masters_flag(pairs) is None  # before the first update
+    together(updater, values(1, MIXED), weights)
+    if masters:
+        assert masters_flag(pairs).asscalar() == 1
+        weights[3][1, 1] = 7
+        assert masters_flag(pairs).asscalar() == 0
+    else:
+        assert masters_flag(pairs) is None
 
 
 @pytest.mark.parametrize("steps", [1, 10, 11])
 def test_an_updater_of_mxnet_sees_a_write_within_ten_updates_and_undoes_it_later(steps):
-    weights, updater = weights_of(), mx.optimizer.get_updater(MultiPrecision(mx.optimizer.SGD(learning_rate=0)))
-    for step in range(steps - 1):
-        one_by_one(updater, updates_of(weights, step))
+    weights, updater = values(0, MIXED), mx.optimizer.get_updater(MultiPrecision(mx.optimizer.SGD(learning_rate=0)))
+    for step in range(steps):
+        one_by_one(updater, values(step, MIXED), weights)
     before = weights[0].asnumpy()
-    one_by_one(updater, updates_of(weights, 1))
     weights[0][:] = 3
     if steps < 10:
         with pytest.raises(TrainerError, match="parameter 0 .* written to past its float32 master"):
-            one_by_one(updater, updates_of(weights, 2))
+            one_by_one(updater, values(2, MIXED), weights)
     else:
-        one_by_one(updater, updates_of(weights, 2))
+        one_by_one(updater, values(2, MIXED), weights)
         np.testing.assert_array_equal(weights[0].asnumpy(), before)

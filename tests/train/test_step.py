@@ -14,6 +14,7 @@ from mxmp.errors import LossScaleError, NonFiniteLossError, StateError, TrainerE
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.train.step import COMPARED_STEPS
 from tests.train.adapters import ADAPTERS, START, Module
+from tests.train.state_files import edit_states
 from tests.values import DTYPES, as_float32, in_dtype
 
 BAD = [np.inf, -np.inf, np.nan]
@@ -44,6 +45,7 @@ NEEDS = {
     "clip first": {"clip"},
     "a norm of 0": {"clip"},
     "a loss before": {"losses"},
+    "skipped": {"one read of a skip"},
 }
 
 
@@ -94,24 +96,24 @@ def assert_weights(training, expected, rtol=0.0):
 # A step that is taken.
 
 
+def updates_are_float32s(make, scale, optimizer):
+    steps = gradients(4)
+    training = make(SCALES[scale], optimizer, OPTIMIZERS[optimizer])
+    assert [training.run(x) for x in steps] == [True] * 4
+    assert_weights(training, by_mxnet(steps, optimizer, **OPTIMIZERS[optimizer]))
+    return training.optimizer.num_update == 4
+
+
 @over(scale=SCALES)
 def test_an_update_is_float32s_at_every_scale(make, scale):
     """Powers of two move exponents alone: not one bit of a weight depends on the scale."""
-    steps = gradients(4)
-    training = make(SCALES[scale], "sgd", OPTIMIZERS["sgd"])
-    assert [training.run(x) for x in steps] == [True] * 4
-    assert_weights(training, by_mxnet(steps, "sgd", **OPTIMIZERS["sgd"]))
-    assert training.optimizer.num_update == 4
+    assert updates_are_float32s(make, scale, "sgd")
 
 
 @over(optimizer=OPTIMIZERS)
 def test_every_optimizer_gets_true_gradients(make, optimizer):
     """Those too that take norms, or add gradients up, before they apply ``rescale_grad``."""
-    steps = gradients(4)
-    training = make(SCALES["growing"], optimizer, OPTIMIZERS[optimizer])
-    for x in steps:
-        assert training.run(x)
-    assert_weights(training, by_mxnet(steps, optimizer, **OPTIMIZERS[optimizer]))
+    assert updates_are_float32s(make, "growing", optimizer)
 
 
 @over(scale=[3.0, 0.1, 1000.0])
@@ -165,8 +167,10 @@ def test_contexts_stay_alike_where_the_optimizer_counts_calls_or_draws_noise(mak
     assert not np.array_equal(training.read()["a"], START["a"])
 
 
-@over(dtype=["float16", "float32"])
-def test_a_weight_that_is_set_between_steps_counts(make, dtype):
+@over(dtype=["float16", "float32"], device=["cpu", "gpu"])
+def test_a_weight_that_is_set_between_steps_counts(make, dtype, device, monkeypatch):
+    """Whether a CPU updates the weights, or, as here too, the kernels that a GPU has for many."""
+    monkeypatch.setattr("mxmp.train.masters.on_gpu", lambda array: device == "gpu")
     training = make(8, dtype=dtype)
     training.run(0.5)
     training.set_weight("a", [4.0, 5.0])
@@ -183,7 +187,7 @@ def test_a_skipped_step_leaves_no_trace(make, optimizer):
     """Weights, states, counts and schedule; and what comes after is as if there had been no such step."""
     steps, options = gradients(4), {**OPTIMIZERS[optimizer]}
     training = make(64, optimizer, {**options, "lr_scheduler": schedule()})
-    for x, bad in zip(steps, [None, *BAD]):
+    for x, bad in zip(steps, [np.inf, None, -np.inf, np.nan]):
         before = training.trace() if bad else None
         if bad:
             assert training.run(x, bad) is False
@@ -212,14 +216,6 @@ def test_without_a_kvstore_too_all_contexts_decide_alike(make):
     before = training.trace()
     assert not training.run(bad=np.inf, place=1)
     assert training.trace() == before
-
-
-@over()
-def test_a_skipped_first_step_makes_no_states(make):
-    training = make(64, "adam", {"learning_rate": 0.125})
-    before = training.trace()
-    assert not training.run(bad=np.nan)
-    assert training.trace() == before and training.optimizer.num_update == 0
 
 
 @pytest.mark.behaviour("overflows in a row")
@@ -284,22 +280,16 @@ def test_a_static_scale_never_moves(make):
     assert training.counts == (False, 0, 2)
 
 
-@over("None")
-def test_without_a_scale_nothing_is_checked(make):
-    training = make(None)
-    assert training.run(0.0, np.inf) is True
-    assert training.read()["a"][0] == -np.inf and training.read()["b"].tolist() == START["b"]
-    assert training.counts == (False, 0, 0)
-
-
-@over("None", "clip", "calls")
-def test_without_a_scale_clipping_checks_nothing_either(make):
+@over("None", call=["step", "clip"])
+def test_without_a_scale_nothing_is_checked(make, call):
     training = make(None)
     training.backward()
     training.spoil(np.nan, "b")
-    assert np.isnan(training.clip(0.5))
-    assert training.step() is True and training.counts == (False, 0, 0)
+    if call == "clip":
+        assert np.isnan(training.clip(0.5))
+    assert training.step() is True
     assert training.read()["a"].tolist() == [0.25, -1.75] and np.isnan(training.read()["b"]).all()
+    assert training.counts == (False, 0, 0)
 
 
 @over(spec=["128", "dynamic", "none"])
@@ -353,15 +343,42 @@ def test_skips_are_logged_with_the_scale_before_and_after(make, caplog):
     ]
 
 
+HELD = {"init_scale": 1, "max_floor_skips": 1}
+LOGS = {
+    "ever more rarely": (8, "-" * 120, [("WARNING", number) for number in (1, 10, 50, 100)]),
+    "a new row anew": (8, "--+-+", [("WARNING", 1), ("INFO", 3), ("WARNING", 4)]),
+    "a scale that falls in vain": (backing_off(2.0**24), "-" * 12, [("INFO", 1), ("WARNING", 10)]),
+    "the end of the warm-up": ("dynamic", "++-++", [("INFO", 3)]),
+    "no skip": ("dynamic", "+" * 10, []),
+    "a floor that warns": (
+        DynamicLossScale(**HELD, at_floor="warn"),
+        "-" * 3,
+        [("WARNING", 1), ("INFO", 1), ("WARNING", 2), ("WARNING", 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("loss_scale", "outcomes", "expected"), LOGS.values(), ids=LOGS)
+def test_skips_in_a_row_are_logged_ever_more_rarely(loss_scale, outcomes, expected, caplog):
+    """Of '+' steps that are taken and '-' skipped: (level, number of the step) of each line."""
+    training, lines = ADAPTERS[0](loss_scale), []
+    for number, outcome in enumerate(outcomes, 1):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="mxmp"):
+            training.run(0.0, np.nan if outcome == "-" else None)
+        lines += [(record.levelname, number) for record in caplog.records]
+    assert lines == expected
+
+
 # A loss that is not finite itself.
 
 
 @over(bad=BAD, call=["step", "unscale", "clip"])
 def test_a_loss_that_is_not_finite_is_an_error_and_changes_nothing(make, bad, call):
-    training = make(backing_off(), "adam", {"learning_rate": 0.125})
+    training = make(backing_off(), "adam", {"learning_rate": 0.125}, contexts=2)
     assert training.run()
     before, scale = training.trace(), training.scale
-    training.backward({"a": bad, "b": 1})
+    training.backward([0.5, {"a": bad, "b": 1}])
     with pytest.raises(NonFiniteLossError, match="the loss itself is NaN or inf, before any scaling; no loss"):
         if call == "unscale":
             training.unscale()
@@ -371,14 +388,6 @@ def test_a_loss_that_is_not_finite_is_an_error_and_changes_nothing(make, bad, ca
     assert training.trace() == before
     assert training.scale == scale and training.counts == (False, 0, 0)
     assert training.run()
-
-
-@over("calls")
-def test_a_bad_loss_on_one_context_is_found(make):
-    training = make(backing_off(), contexts=2)
-    training.backward([0.5, np.nan])
-    with pytest.raises(NonFiniteLossError):
-        training.step()
 
 
 # Unscaled gradients.
@@ -502,21 +511,12 @@ def test_gradients_accumulate_at_one_scale(make, dtype, contexts):
     for number, micro in enumerate(steps):
         for x in micro:
             training.backward(x)
+        if number == 2:
+            training.unscale()
         assert training.step() and training.scale == 2.0 ** (7 + number)
         training.zero()
     sums = [[{n: sum(x[place][n] for x in micro) for n in START} for place in range(contexts)] for micro in steps]
     assert_weights(training, by_mxnet(sums, dtype=dtype))
-
-
-@over("accumulation")
-def test_accumulated_gradients_are_unscaled_once(make):
-    training = make(64, grad_req="add")
-    for x in (1.0, 2.0):
-        training.backward(x)
-    training.unscale()
-    (grad,) = np.array([array.asnumpy() for array in training.gradients()["b"]]).reshape(-1)
-    assert grad == 3 and training.step()
-    assert_weights(training, {name: np.array(value) - 3 for name, value in START.items()})
 
 
 @over("accumulation", bad=["a gradient before", "a loss before"])
@@ -665,34 +665,25 @@ def host_reads(monkeypatch):
     dtype=["float16", "float32", "bfloat16"],
     contexts=[2, 1],
     call=["step", "unscale", "clip", "unscale, clip"],
+    end=["taken", "skipped"],
 )
-def test_a_step_reads_once_on_the_host(make, dtype, contexts, call, host_reads):
+def test_a_step_reads_once_on_the_host(make, dtype, contexts, call, end, host_reads):
+    """One that is skipped too: the first bad gradient is looked for only where an error names it."""
     training = make(64, dtype=dtype, contexts=contexts)
     for _ in range(2):
-        del host_reads[:]
         training.backward()
+        if end == "skipped":
+            training.spoil()
+        del host_reads[:]
         if "unscale" in call:
             training.unscale()
         assert host_reads == []
         if "clip" in call:
             training.clip(1.0)
             assert host_reads == ["asnumpy"]
-        assert training.step()
+        assert training.step() is (end == "taken")
         assert host_reads.count("asnumpy") == 1
         assert training.waits or host_reads[0] == "asnumpy"  # what is waited for afterwards is there
-
-
-@over("one read", "one read of a skip", call=["step", "unscale", "clip"])
-def test_a_skipped_step_reads_no_more(make, call, host_reads):
-    """The first bad gradient is looked for only where an error names it."""
-    training = make(64, contexts=2)
-    training.backward()
-    training.spoil()
-    del host_reads[:]
-    if call != "step":
-        training.unscale() if call == "unscale" else training.clip(1.0)
-    assert not training.step()
-    assert host_reads.count("asnumpy") == 1
 
 
 @over("one read", "None")
@@ -737,21 +728,34 @@ def test_a_run_that_is_resumed_at_every_step_goes_on_bit_for_bit(make, dtype, co
     assert whole.counts == (False, 0, 2)
 
 
+def put(data, name, value):
+    """Change each field of a name in JSON data."""
+    for each in data if isinstance(data, list) else data.values() if isinstance(data, dict) else ():
+        put(each, name, value)
+    if isinstance(data, dict) and name in data:
+        data[name] = value
+
+
 DAMAGES = {
     "half": lambda content: content[: len(content) // 2],
     "empty": lambda content: b"",
     "a byte": lambda content: content[:100] + bytes([content[100] ^ 1]) + content[101:],
     "text": lambda content: b"a loss scale of 1024\n",
 }
+FIELDS = {"extra": {}, "value": -1, "skipped_steps": -1, "num_update": True}
 
 
-@over(damage=list(DAMAGES))
+@pytest.mark.behaviour("a NaN in a state")
+@over(damage=[*DAMAGES, *FIELDS])
 def test_a_damaged_file_changes_nothing(make, damage, tmp_path):
     file = tmp_path / "states"
     training = make(64, "adam", {"learning_rate": 0.125})
     training.run()
     training.save(str(file))
-    file.write_bytes(DAMAGES[damage](file.read_bytes()))
+    if damage in FIELDS:
+        edit_states(file, lambda header: put(header, damage, FIELDS[damage]))
+    else:
+        file.write_bytes(DAMAGES[damage](file.read_bytes()))
     other = make(32, "adam", {"learning_rate": 0.125})
     other.run()
     before = other.trace()
