@@ -24,6 +24,7 @@ from ..probe.verdict import Verdict, find, judge
 from ..symbol import convert_graph, convert_model
 from .batches import Batch, fill_inputs, one_batch
 from .misfits import call_net
+from .net_steps import replayed
 from .subject import LossFunction as Loss
 from .subject import Subject, losses_of, read_subject, require_scale, run_backward
 
@@ -162,7 +163,7 @@ def _of_net(net: gluon.Block, batch: Batch, policy: Policy, loss: Any, inside: b
         if losses is not None and known:
             run_backward(losses)
         last = LossGradients(loss, [label], outputs) if loss is not None else None
-        found = [each.replay(1.0, last if each.outputs is outputs else None, backward=known) for each in calls.noted]
+        found = [replayed(each, 1.0, last if each.outputs is outputs else None, known) for each in calls.noted]
     return found if policy.is_mixed else [_in_float32(call) for call in found]
 
 

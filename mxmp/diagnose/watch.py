@@ -15,6 +15,7 @@ from ..probe.step_replay import Call, LossGradients
 from ..probe.verdict import Verdict, judge
 from ..train.step import Observation, Observer, StepEnd, Weights, attached_elsewhere, observe
 from .module_steps import calls_of
+from .net_steps import replayed
 
 
 class Watch(Observer):
@@ -138,7 +139,7 @@ class Watch(Observer):
         if isinstance(owner, Trainer):
             self._scale = owner._scaler.state.scale
             noted = owner._calls.noted
-            self._calls = [each.replay(self._scale, self._of_loss(each.outputs)) for each in noted]
+            self._calls = [replayed(each, self._scale, self._of_loss(each.outputs)) for each in noted]
         else:
             module = owner if isinstance(owner, Module) else owner.mx_current
             self._scale = module._backward_scale

@@ -23,10 +23,6 @@ from mxnet import autograd, gluon
 from ..arrays import leaves
 from ..loss_scale import NoOpLossScale
 from ..mxnet_private import parameters
-from ..probe.batch_faults import nan_given
-from ..probe.faults import NO_FAULT
-from ..probe.step_replay import Call, Gradients, LossGradients
-from ..probe.verdict import judge
 from ..train.recorded import node_name, recorded_names
 from ..train.scaler import Scaler
 from .graphs import ConvertedGraph, split_inputs
@@ -68,26 +64,6 @@ class NetCall:
     node: Optional[str] = None
     linked: bool = True
 
-    def replay(self, scale: float, of_loss: Optional[LossGradients] = None, backward: bool = True) -> Call:
-        """Return it as something that can be run again, perhaps backward.
-
-        ``scale`` is that of the gradients that are kept; ``of_loss`` computes them where they are not finite, or not
-        known.
-        """
-        params, traced = self.graph.traced.params, self.graph.traced
-        names = [symbol.name for symbol in traced.inputs]
-        values = {name: param.data(self.context) for name, param in params.items()}
-        values.update(zip(names, self.inputs))
-        trained = frozenset(name for name, param in params.items() if param.grad_req != "null")
-        gradients: Optional[Gradients] = of_loss
-        if self.zeros and backward:
-            with autograd.pause():
-                gradients = Gradients([each.grad.astype("float32") / scale for each in self.zeros], of_loss)
-        decisions = self.graph.converted.decisions
-        name = str(self.net.name)
-        made = name, decisions, values, names, trained, gradients, self.context, self.training
-        return Call(*made, follows_lost=self.follows_lost, linked=self.linked)
-
 
 class NetCalls:
     """The recorded calls of the nets that a trainer trains, since its last step; or of a net that none trains.
@@ -111,9 +87,9 @@ class NetCalls:
 
     @classmethod
     def of(cls, trainer: Any, scaler: Scaler) -> NetCalls:
-        """Return those of a trainer, with a scaler that explains its steps by them."""
+        """Return those of a trainer, which has a scaler from now on."""
         found: NetCalls = vars(trainer).get(ATTRIBUTE) or cls(scaler)
-        found.scaler, scaler.explain, scaler.bad_input = scaler, found.explain, found.bad_input
+        found.scaler = scaler
         _OF_TRAINERS.add(found)
         return found
 
@@ -194,25 +170,6 @@ class NetCalls:
         if _OF_OTHERS and not self._is_untrained:  # those have no step of their own
             for each in _OF_OTHERS:
                 each.forget()
-
-    def explain(self) -> Optional[str]:
-        """Return why the present step is not finite, in sentences; None if that is not found out.
-
-        Nobody has asked for it, so dropout is off: the user's random numbers stay as they are.
-        """
-        if not self.noted:
-            return None
-        scale = self.scaler.state.scale
-        verdict = judge([call.replay(scale).without_dropout() for call in self.noted], scale)
-        if verdict.kind != NO_FAULT:
-            return str(verdict)
-        outside = self.scaler.state.loss_finite is False and not self.lost
-        return "all outputs of the nets are finite here: look at the loss, and at its labels." if outside else None
-
-    def bad_input(self) -> Optional[str]:
-        """Return which input of the step holds NaN; None if none is known to, or another net may have given it."""
-        first = next(iter(self.noted), None)
-        return None if first is None else nan_given(first.replay(1.0))
 
 
 _OF_TRAINERS: weakref.WeakSet[NetCalls] = weakref.WeakSet()  # that are alive

@@ -19,6 +19,7 @@ from ..mxnet_private import TrainerBase, parameters, trainers
 from ..optimizer import LossScaleOptimizer
 from ..train import loss_heads, states
 from ..train.amp_loss_scaler import AmpLossScaler
+from ..train.explanations import let_explain
 from ..train.kvstores import (
     adopt_kvstore_masters,
     any_sparse,
@@ -287,6 +288,7 @@ class Trainer(ScalerStatus, TrainerBase):
         self._scaler = scaler
         scaler.validate = self._require_fitting
         self._calls = NetCalls.of(self, scaler)
+        let_explain(scaler, self)
         if scaler.shared is not None:
             scaler.shared.attach(scaler)
         if "_gradients" in vars(self):

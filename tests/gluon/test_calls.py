@@ -281,7 +281,7 @@ def noted(most, count):
 def test_the_last_calls_are_kept_where_there_are_many():
     calls = noted(15, 30)
     assert [each.inputs[0].asnumpy()[0, 0] for each in calls.noted] == list(range(15, 30)) and calls.lost == 15
-    assert all(each.replay(1.0).follows_lost for each in calls.noted)
+    assert all(each.follows_lost for each in calls.noted)
 
 
 def test_nothing_is_said_of_a_step_whose_calls_are_not_all_kept():
