@@ -47,6 +47,10 @@ _CHECKED_UPDATES = 10
 # src/operator/optimizer_op-inl.h at tag 1.9.1). For one it takes two to three times as long as sgd_mom_update.
 _SMALL = 4096
 
+# Elements from which a weight's comparison with its master is waited for: it takes 30 bytes an element meanwhile, which
+# MXNet's engine would have there for all weights at once.
+_WAITED = 2**16
+
 
 # ------------------------------------------------------------------ the masters of a parameter
 
@@ -133,12 +137,17 @@ def follow(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> None:
     """Let a float32 master take over the elements of its weight that it does not round to, in place."""
     wide = to_float32(weight.as_nd_ndarray())
     mx.nd.where(_same(master, wide, weight), master, wide, out=master)
+    if weight.size >= _WAITED:
+        master.wait_to_read()
 
 
 def rounds_to(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a flag, shape (1,), float32, that is 1 if a weight is its master, rounded; no host read."""
+    """Return a flag, shape (1,), float32, that is 1 if a weight is its master, rounded; no host read, but a wait for large ones."""
     with autograd.pause():
-        return mx.nd.min(_same(master, to_float32(weight.as_nd_ndarray()), weight)).reshape((1,))
+        flag = mx.nd.min(_same(master, to_float32(weight.as_nd_ndarray()), weight)).reshape((1,))
+        if weight.size >= _WAITED:
+            flag.wait_to_read()
+        return flag
 
 
 def _same(master: mx.nd.NDArray, wide: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
