@@ -142,7 +142,10 @@ def follow(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> None:
 
 
 def rounds_to(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a flag, shape (1,), float32, that is 1 if a weight is its master, rounded; no host read, but a wait for large ones."""
+    """Return a flag, shape (1,), float32, that is 1 if a weight is its master, rounded.
+
+    No host read, but for a large weight a wait.
+    """
     with autograd.pause():
         flag = mx.nd.min(_same(master, to_float32(weight.as_nd_ndarray()), weight)).reshape((1,))
         if weight.size >= _WAITED:
