@@ -44,7 +44,7 @@ def replacing(*paths: str, manifest: Optional[str] = None) -> Iterator[Tuple[str
     written, or that nothing was written to one; a missing folder is a CheckpointError.
     """
     manifest, records = _manifest_of_save(paths, manifest)
-    targets = [os.path.realpath(path) for path in (*paths, *([] if manifest is None else [manifest]))]
+    targets = [os.path.realpath(path) for path in (paths if manifest is None else (*paths, manifest))]
     for target in targets:
         _require_writable(target)
     # Where no older manifest would refuse a mixture, the new one takes its place before the files that it lists.
@@ -53,14 +53,17 @@ def replacing(*paths: str, manifest: Optional[str] = None) -> Iterator[Tuple[str
         names = [stack.enter_context(_temporary(target)) for target in targets]
         yield tuple(names[: len(paths)])
         if manifest is not None:
-            records.update({os.path.basename(path): _record(name, path) for path, name in zip(paths, names)})
+            for path, name in zip(paths, names):
+                records[os.path.basename(path)] = _record(name, path)
             with open(names[-1], "w", encoding="utf-8") as file:
                 json.dump({"mxmp": "the files of one checkpoint", "files": records}, file, indent=1)
         for name, target in zip(names, targets):
             _finish(name, target)
         renames = [(name, target) for name, target in zip(names, targets) if name != target]
         with _locked_folder(targets[0], fcntl.LOCK_EX):
-            _rename_all(renames[-1:] + renames[:-1] if manifest_first else renames)
+            if manifest_first:
+                renames.insert(0, renames.pop())
+            _rename_all(renames)
         for folder in dict.fromkeys(map(os.path.dirname, targets)):
             _flush_folder(folder)
 
@@ -76,7 +79,7 @@ def saving(what: str, *paths: str, manifest: Optional[str] = None) -> Iterator[T
             yield names
     except (CheckpointError, OSError) as e:
         cause = e.__cause__ if isinstance(e, CheckpointError) else e
-        if not isinstance(cause, OSError):
+        if not isinstance(cause, OSError):  # no failed write: a file that is read within, say
             raise
         raise CheckpointError(f"{what} cannot be written: {cause.strerror or cause}") from cause
 
@@ -139,8 +142,11 @@ def _manifest_of_save(paths: Sequence[str], manifest: Optional[str]) -> Tuple[Op
     """Return the manifest that a save writes, None without one, and its records of the files that it leaves alone."""
     if manifest is not None:
         return manifest, dict.fromkeys(_read_records(manifest))  # older than this set, so they do not fit it
-    records = _read_records(manifest_of(paths[0]))
-    return (manifest_of(paths[0]), records) if os.path.basename(paths[0]) in records else (None, {})
+    manifest = manifest_of(paths[0])
+    records = _read_records(manifest)
+    if os.path.basename(paths[0]) in records:
+        return manifest, records
+    return None, {}
 
 
 def _read_records(manifest: str) -> Records:
@@ -148,7 +154,8 @@ def _read_records(manifest: str) -> Records:
     try:
         with open(manifest, encoding="utf-8") as file:
             records = json.load(file)["files"]
-        return records if all(record is None or isinstance(record, dict) for record in records.values()) else {}
+        sound = all(record is None or isinstance(record, dict) for record in records.values())
+        return records if sound else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
@@ -172,13 +179,17 @@ def _record(name: str, path: str) -> Dict[str, Any]:
 
 def _without_name(node: Dict[str, Any]) -> Dict[str, Any]:
     """Return a node of a symbol's JSON without its name, unless it is a variable; any other object as it is."""
-    return {key: value for key, value in node.items() if key != "name" or node.get("op", "null") == "null"}
+    if node.get("op", "null") == "null":
+        return node
+    return {key: value for key, value in node.items() if key != "name"}
 
 
 def _fits(path: str, records: Records) -> bool:
     """Return whether a file fits its record; True if it has none or is not there, as its reader says."""
     base = os.path.basename(path)
-    return base not in records or not os.path.isfile(path) or records[base] == _record(path, path)
+    if base not in records or not os.path.isfile(path):
+        return True
+    return records[base] == _record(path, path)
 
 
 @contextlib.contextmanager
@@ -234,10 +245,12 @@ def _temporary(target: str) -> Iterator[str]:
 def _remove_left_over(target: str) -> None:
     """Remove what processes that were killed have left beside a target."""
     for name in glob(f"{escape(target)}.*"):
-        if _TEMPORARY.fullmatch(name[len(target) :]) and os.path.isfile(name):
-            with contextlib.suppress(OSError), open(name, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is in use, or cannot be known
-                os.remove(name)
+        is_temporary = _TEMPORARY.fullmatch(name[len(target) :])
+        if not is_temporary or not os.path.isfile(name):
+            continue
+        with contextlib.suppress(OSError), open(name, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is in use, or cannot be known
+            os.remove(name)
 
 
 def _finish(name: str, target: str) -> None:

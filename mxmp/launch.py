@@ -106,10 +106,12 @@ def plan(
     if workers < 1 or servers < 1:
         raise LaunchError(f"a job of {workers} workers and {servers} servers cannot run; give at least 1 of each.")
     for host in hosts:
-        with contextlib.suppress(ValueError):
-            if not ipaddress.IPv4Address(host).is_unspecified:
-                continue
-        raise LaunchError(f"host {host!r}: MXNet's processes listen on and are found by an IPv4 address; give one.")
+        try:
+            usable = not ipaddress.IPv4Address(host).is_unspecified
+        except ValueError:  # no IPv4 address
+            usable = False
+        if not usable:
+            raise LaunchError(f"host {host!r}: MXNet's processes listen on and are found by an IPv4 address; give one.")
     count = 1 + servers + workers
     if port is not None and not 0 < port <= 65536 - count:
         raise LaunchError(f"port {port}: the job needs {count} ports from there; give one from 1 to {65536 - count}.")
@@ -178,12 +180,14 @@ def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
     try:
         for process in processes:
             started = running[process.name] = _start(process, read_end)
-            echoes += _echo(process.name, started.stdout, sys.stdout), _echo(process.name, started.stderr, sys.stderr)
+            echoes.append(_echo(process.name, started.stdout, sys.stdout))
+            echoes.append(_echo(process.name, started.stderr, sys.stderr))
         try:
             _until(lambda: _end(running) is not None, timeout)
-            return _end(running) or End(
-                TIMED_OUT, f"the job took longer than {timeout or 0:g} s; ended {_names_left(running)}"
-            )
+            end = _end(running)
+            if end is None:
+                end = End(TIMED_OUT, f"the job took longer than {timeout:g} s; ended {_names_left(running)}")
+            return end
         except KeyboardInterrupt:
             return _interrupt(running)
     finally:
@@ -223,7 +227,10 @@ def _interrupt(running: _Running) -> End:
         os.killpg(process.pid, signal.SIGINT)
     print(f"mxmp: workers have {_INTERRUPTED:g} s to save and end; Ctrl-C again ends all", file=sys.stderr, flush=True)
     _until(lambda: not _names_left(workers), _INTERRUPTED)
-    return _end(running) or End(_SIGNALLED + signal.SIGINT, f"interrupted; ended {_names_left(workers)}")
+    end = _end(running)
+    if end is None:
+        end = End(_SIGNALLED + signal.SIGINT, f"interrupted; ended {_names_left(workers)}")
+    return end
 
 
 def _until(is_over: Callable[[], bool], seconds: Optional[float]) -> None:
@@ -241,7 +248,8 @@ def _end(running: _Running) -> Optional[End]:
             return End(_SIGNALLED - code, f"{name} was ended by {_name_of(-code)}; ended the others")
         if code:
             return End(code, f"{name} failed with exit code {code}; ended the others")
-    return End(0, "") if all(code == 0 for name, code in codes.items() if name.startswith("worker")) else None
+    workers = [code for name, code in codes.items() if name.startswith("worker")]
+    return End(0, "") if all(code == 0 for code in workers) else None
 
 
 def _names_left(running: _Running) -> str:
@@ -285,11 +293,13 @@ def _echo(name: str, source: Any, target: IO[str]) -> threading.Thread:
         # An empty newline: lines end in \n, \r or \r\n, and keep their end.
         with io.TextIOWrapper(source, "utf-8", "replace", newline="") as lines:
             for line in iter(lambda: lines.readline(_LONGEST_LINE), ""):
-                text, end = line.rstrip("\r\n"), "\r" if line.endswith("\r") else "\n"
-                if text or end == "\n":  # a bar that begins with \r has an empty line before it
-                    with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the job goes on
-                        target.write(f"[{name}] {text}{end}")
-                        target.flush()
+                text = line.rstrip("\r\n")
+                end = "\r" if line.endswith("\r") else "\n"
+                if not text and end == "\r":  # a bar that begins with \r has an empty line before it
+                    continue
+                with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the job goes on
+                    target.write(f"[{name}] {text}{end}")
+                    target.flush()
 
     thread = threading.Thread(target=echo, daemon=True)
     thread.start()

@@ -37,8 +37,9 @@ def install() -> None:
         )
     for package in PACKAGES:
         if package not in sys.modules:
-            for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
-                del sys.modules[name]
+            for name in list(sys.modules):
+                if name.startswith(f"{package}."):
+                    del sys.modules[name]
     sys.meta_path.insert(0, Finder())
 
 

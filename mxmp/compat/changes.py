@@ -46,7 +46,9 @@ def _written(value: Any) -> str:
         return f"[{', '.join(map(_written, value))}]"
     if isinstance(value, np.character):
         return repr(value.item())
-    return str(value) if isinstance(value, (np.number, np.bool_)) else repr(value)
+    if isinstance(value, (np.number, np.bool_)):
+        return str(value)
+    return repr(value)
 
 
 class HostArray:
@@ -85,7 +87,9 @@ class DoubleSums:
     def __setattr__(self, name: str, value: Any) -> None:
         import numpy as np
 
-        super().__setattr__(name, np.float64(value) if isinstance(value, (np.float16, np.float32)) else value)
+        if isinstance(value, (np.float16, np.float32)):
+            value = np.float64(value)
+        super().__setattr__(name, value)
 
 
 def integer(value: Any) -> int:
@@ -130,5 +134,10 @@ CODE: Dict[str, Mapping[Any, Any]] = {
 def changed_code(code: CodeType, changes: Mapping[Any, Any]) -> CodeType:
     """Return the code of a module, and of all functions in it, with other names and constants."""
     names = tuple(changes.get(name, name) for name in code.co_names)
-    constants = (changed_code(c, changes) if isinstance(c, CodeType) else changes.get(c, c) for c in code.co_consts)
+    constants = []
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):  # a function within
+            constants.append(changed_code(constant, changes))
+        else:
+            constants.append(changes.get(constant, constant))
     return code.replace(co_names=names, co_consts=tuple(constants))

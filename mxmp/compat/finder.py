@@ -35,14 +35,16 @@ class Finder:
         import copy  # not where only mxmp is imported
 
         for finder in sys.meta_path:
-            find_spec = None if isinstance(finder, Finder) else getattr(finder, "find_spec", None)
-            spec: Any = find_spec(name, path, target) if find_spec is not None else None
-            if spec is not None:
-                if hasattr(spec.loader, "exec_module"):  # a folder without __init__.py has no loader
-                    # A copy, since other modules may share it: pytest's loads mxnet.test_utils and all tests.
-                    spec.loader = copy.copy(spec.loader)
-                    spec.loader.exec_module = functools.partial(_run, spec.loader, spec.loader.exec_module)
-                return spec
+            if isinstance(finder, Finder) or not hasattr(finder, "find_spec"):
+                continue
+            spec: Any = finder.find_spec(name, path, target)
+            if spec is None:
+                continue
+            if hasattr(spec.loader, "exec_module"):  # a folder without __init__.py has no loader
+                # A copy, since other modules may share it: pytest's loads mxnet.test_utils and all tests.
+                spec.loader = copy.copy(spec.loader)
+                spec.loader.exec_module = functools.partial(_run, spec.loader, spec.loader.exec_module)
+            return spec
         return None
 
 
@@ -52,7 +54,8 @@ def _run(loader: Any, exec_module: Callable[[ModuleType], None], module: ModuleT
     No names of the module's, which ``from module import *`` would hand on.
     """
     name = module.__name__
-    vars(module)["__builtins__"] = {**_BUILTINS, **changes.BUILTINS[name]} if name in changes.BUILTINS else _BUILTINS
+    own = changes.BUILTINS.get(name)
+    vars(module)["__builtins__"] = {**_BUILTINS, **own} if own else _BUILTINS
     if name in changes.CODE:
         exec(changes.changed_code(loader.get_code(name), changes.CODE[name]), vars(module))
     else:

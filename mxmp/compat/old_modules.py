@@ -48,31 +48,29 @@ def view(module: ModuleType, names: Mapping[str, Any]) -> ModuleType:
 
 def numpy_names(numpy: Any) -> Dict[str, Any]:
     """Return the names that this numpy lacks, or has with another meaning, and their values."""
-    missing = {
-        **_CONSTANTS,
-        **{name: getattr(numpy, new) for name, new in _SCALAR_TYPES.items()},
-        **{name: _function(name, getattr(numpy, new, None)) for name, new in _FUNCTIONS.items()},
-        **{name: _function(name, functools.partial(_refuse, name)) for name in _FINANCIAL},
-        "compat": SimpleNamespace(basestring=str),
-        "in1d": _function("in1d", lambda ar1, *args, **options: numpy.isin(numpy.ravel(ar1), *args, **options)),
-        "msort": _function("msort", lambda a: numpy.sort(a, axis=0)),
-    }
-    changed = {
-        **{name: getattr(builtins, name) for name in _PYTHON_TYPES},
-        **{
-            name: _function(name, functools.partial(_interpolate, getattr(numpy, name)))
-            for name in ("nanpercentile", "nanquantile")
-        },
-        "array": _function("array", functools.partial(_array, numpy)),
-        "linalg": view(numpy.linalg, {"qr": _function("qr", functools.partial(_qr, numpy))}),
-    }
+    names: Dict[str, Any] = {**_CONSTANTS, "compat": SimpleNamespace(basestring=str)}
+    for name, new in _SCALAR_TYPES.items():
+        names[name] = getattr(numpy, new)
+    for name, new in _FUNCTIONS.items():
+        names[name] = _function(name, getattr(numpy, new, None))
+    for name in _FINANCIAL:
+        names[name] = _function(name, functools.partial(_refuse, name))
+    names["in1d"] = _function("in1d", lambda ar1, *args, **options: numpy.isin(numpy.ravel(ar1), *args, **options))
+    names["msort"] = _function("msort", lambda a: numpy.sort(a, axis=0))
+    for name in names.keys() & vars(numpy).keys():  # not hasattr: numpy warns of the financial names as they are read
+        del names[name]
+
+    for name in _PYTHON_TYPES:
+        names[name] = getattr(builtins, name)
+    for name in ("nanpercentile", "nanquantile"):
+        names[name] = _function(name, functools.partial(_interpolate, getattr(numpy, name)))
+    names["array"] = _function("array", functools.partial(_array, numpy))
+    names["linalg"] = view(numpy.linalg, {"qr": _function("qr", functools.partial(_qr, numpy))})
     if hasattr(numpy.lib, "array_utils"):
         # What MXNet reads of numpy.core (in moveaxis): numpy 2 warns of the real one, and may drop it.
-        changed["core"] = SimpleNamespace(
-            numeric=SimpleNamespace(normalize_axis_tuple=numpy.lib.array_utils.normalize_axis_tuple)
-        )
-    # Not hasattr: numpy warns of the financial names as they are read.
-    return {**{name: value for name, value in missing.items() if name not in vars(numpy)}, **changed}
+        numeric = SimpleNamespace(normalize_axis_tuple=numpy.lib.array_utils.normalize_axis_tuple)
+        names["core"] = SimpleNamespace(numeric=numeric)
+    return names
 
 
 def _function(name: str, call: Any) -> Callable[..., Any]:
@@ -117,8 +115,10 @@ def _qr(numpy: Any, a: Any, mode: str = "reduced") -> Any:
         result = numpy.linalg.qr(*args)
         return tuple(result) if isinstance(result, tuple) else result
 
-    dispatch = None if isinstance(a, numpy.ndarray) else getattr(type(a), "__array_function__", None)
-    return plain(a, mode) if dispatch is None else dispatch(a, plain, (type(a),), (a, mode), {})
+    dispatch = getattr(type(a), "__array_function__", None)
+    if dispatch is None or isinstance(a, numpy.ndarray):
+        return plain(a, mode)
+    return dispatch(a, plain, (type(a),), (a, mode), {})  # MXNet's is a static method, which gets the array too
 
 
 def scipy_names(scipy: ModuleType) -> Dict[str, Any]:
@@ -136,7 +136,7 @@ class LooseVersion:
 
         self.vstring = text
         parts = re.split(r"(\d+|[a-z]+|\.)", text)  # what stands between them is kept, such as the + of 1.13.1+cu117
-        self.version = [int(part) if part.isdecimal() else part for part in parts if part and part != "."]
+        self.version = [int(part) if part.isdecimal() else part for part in parts if part not in ("", ".")]
 
     def __eq__(self, other: Any) -> bool:
         return bool(self.version == other.version)

@@ -34,7 +34,8 @@ def names(onnx: Any) -> Dict[str, Any]:
 
     def check_graph(graph: Any) -> None:
         context = onnx.checker.C.CheckerContext()
-        context.ir_version, context.opset_imports = IR_VERSION, {"": OPSET}
+        context.ir_version = IR_VERSION
+        context.opset_imports = {"": OPSET}
         checker.check_graph(graph, context)
 
     def make_model(graph: Any) -> Any:

@@ -126,13 +126,15 @@ def run_operator() -> bool:
 @contextlib.contextmanager
 def variable_set(name: str, value: str) -> Iterator[None]:
     """Set an environment variable within a block, for C code too."""
-    before = {key: text for key, text in os.environ.items() if key == name}
+    before = os.environ.get(name)
     os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ[name]
-        os.environ.update(before)
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _switch_on() -> AmxStatus:

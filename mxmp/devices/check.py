@@ -89,8 +89,11 @@ def check_devices(policy: Union[str, Policy], measured: Optional[Speed] = None) 
         CPU (...): float32 runs as ever.
     """
     dtype = Policy.parse(policy).compute_dtype
-    gpus = read_gpus() or [Gpu(index, "which nvidia-smi does not list", None) for index in range(_count_gpus())]
-    return [*(check_gpu(gpu, dtype) for gpu in gpus), check_cpu(read_processor(), dtype, measured)]
+    gpus = read_gpus()
+    if not gpus:
+        gpus = [Gpu(index, "which nvidia-smi does not list", None) for index in range(_count_gpus())]
+    findings = [check_gpu(gpu, dtype) for gpu in gpus]
+    return [*findings, check_cpu(read_processor(), dtype, measured)]
 
 
 def read_gpus() -> List[Gpu]:
@@ -104,9 +107,13 @@ def read_gpus() -> List[Gpu]:
     except (subprocess.TimeoutExpired, OSError) as e:
         _LOG.warning("nvidia-smi does not answer, so that the GPUs of this machine are not known: %s", e)
         return []
-    # A driver before 510 does not know the field, and fails.
-    cards = [line.rpartition(",") for line in done.stdout.splitlines() if line.strip() and done.returncode == 0]
-    return [Gpu(index, name.strip(), _capability(number)) for index, (name, _, number) in enumerate(cards)]
+    if done.returncode:  # a driver before 510 does not know the field
+        return []
+    gpus: List[Gpu] = []
+    for line in filter(str.strip, done.stdout.splitlines()):
+        name, _, number = line.rpartition(",")
+        gpus.append(Gpu(len(gpus), name.strip(), _capability(number)))
+    return gpus
 
 
 def is_for_gpus() -> bool:
@@ -132,19 +139,24 @@ def check_cpu(processor: Processor, dtype: str, measured: Optional[Speed] = None
         return Finding(device, True, f"{device}: float32 runs as ever.")
     ok, text, advice = _verdict_on_bfloat16(processor, measured)
     if dtype == FLOAT16:
-        advice = f"For speed {'take mixed_bfloat16' if ok else 'train on a GPU of compute capability 7.0 or later'}."
+        other = "take mixed_bfloat16" if ok else "train on a GPU of compute capability 7.0 or later"
         text = "float16 is emulated: float32 arithmetic with results rounded to float16, which is slower than float32"
-        return Finding(device, False, f"{device}: {text}.", advice)
+        return Finding(device, False, f"{device}: {text}.", f"For speed {other}.")
     return Finding(device, ok, f"{device}: {text}.", advice)
 
 
 def warn_if_slow(dtype: str) -> None:
     """Warn if a network is converted to bfloat16 and that is slow here, or does not run, by the processor's flags."""
     finding = check_cpu(read_processor(), dtype)
-    if dtype == BFLOAT16 and finding.ok is False:
-        names = [frame.frame.f_globals.get("__name__", "") for frame in inspect.stack(context=0)]
-        level = next((level for level, name in enumerate(names, 1) if not f"{name}.".startswith("mxmp.")), 1)
-        warnings.warn(f"{finding.message} {finding.advice}", SlowPrecisionWarning, level)  # at the user's line
+    if dtype != BFLOAT16 or finding.ok is not False:
+        return
+    level = 1  # of the user's line, the first outside mxmp
+    for caller in inspect.stack(context=0):
+        module = caller.frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] != "mxmp":
+            break
+        level += 1
+    warnings.warn(f"{finding.message} {finding.advice}", SlowPrecisionWarning, level)
 
 
 def require_bfloat16(dtype: str, contexts: Iterable[mx.Context], where: str) -> None:
@@ -162,8 +174,7 @@ def require_bfloat16(dtype: str, contexts: Iterable[mx.Context], where: str) -> 
 
 def _verdict(name: str, capability: Capability, dtype: str) -> Tuple[bool, str, str]:
     """Return whether a dtype runs on a card in hardware, what it does and what to do about it."""
-    released = any(major == capability[0] and minor <= capability[1] for major, minor in _RELEASED)
-    if not released:
+    if not any(major == capability[0] and minor <= capability[1] for major, minor in _RELEASED):
         text = f"no released MXNet 1.9.1 runs here, in any precision: they have {RELEASED}"
         return False, text, "Build MXNet for this card."
     if not is_for_gpus():
@@ -176,8 +187,9 @@ def _verdict(name: str, capability: Capability, dtype: str) -> Tuple[bool, str, 
     if capability < (7, 0):  # Volta, with the first tensor cores
         text = "float16 runs without tensor cores, which came with 7.0: it saves memory, but may be slower than float32"
         return False, text, "Take float32 unless memory is short."
-    bare = capability == (7, 5) and _BARE.search(name)
-    return True, f"float16 runs {'in hardware, though this card has no' if bare else 'on its'} tensor cores", ""
+    if capability == (7, 5) and _BARE.search(name):
+        return True, "float16 runs in hardware, though this card has no tensor cores", ""
+    return True, "float16 runs on its tensor cores", ""
 
 
 def _verdict_on_bfloat16(processor: Processor, measured: Optional[Speed]) -> Tuple[Optional[bool], str, str]:
@@ -186,8 +198,6 @@ def _verdict_on_bfloat16(processor: Processor, measured: Optional[Speed]) -> Tup
     By flags, what was measured decides: ResNet-50's inference in bfloat16 ran at 1.64 to 1.77 times float32's speed
     with avx512_bf16 of AMD, at 0.75 with that of an Intel processor that also has AMX, and at 2.3 to 4.5 with AMX.
     """
-    names = ", ".join(flag for flag in BFLOAT16_FLAGS if flag in processor.flags)
-    status = amx.amx_status()
     if processor.runs_bfloat16 is False:
         why = "bfloat16 does not run, because MXNet needs AVX-512 for it"
         return False, why, "Take float32 on this processor, or float16 on a GPU."
@@ -195,10 +205,14 @@ def _verdict_on_bfloat16(processor: Processor, measured: Optional[Speed]) -> Tup
         return not measured.slower, f"bfloat16 is {measured}", "For speed take float32." if measured.slower else ""
     if processor.runs_bfloat16 is None:
         return None, "the speed of bfloat16 is not known, nor the processor's flags", "`mxmp doctor` measures it."
-    if names and (status.on or not amx.has_amx(processor)):
-        return True, f"bfloat16 runs in hardware ({names})", ""
-    why = f"AMX is off: {status.reason}" if names else "there is no avx512_bf16."
-    return False, f"bfloat16 is slower than float32, as {why}"[:-1], status.advice if names else "Take float32."
+    flags = [flag for flag in BFLOAT16_FLAGS if flag in processor.flags]
+    if not flags:
+        return False, "bfloat16 is slower than float32, as there is no avx512_bf16", "Take float32."
+    status = amx.amx_status()
+    if amx.has_amx(processor) and not status.on:
+        why = f"AMX is off: {status.reason.rstrip('.')}"
+        return False, f"bfloat16 is slower than float32, as {why}", status.advice
+    return True, f"bfloat16 runs in hardware ({', '.join(flags)})", ""
 
 
 def _capability(text: str) -> Optional[Capability]:

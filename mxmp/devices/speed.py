@@ -11,7 +11,6 @@ They have no BatchNorm and no operator without a bfloat16 kernel, with which a n
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from dataclasses import dataclass
@@ -99,7 +98,8 @@ def measure(base: Callable[[], _Times], other: Callable[[], _Times], seconds: fl
         for run in order:
             times[run].append(run())
         order.reverse()
-    (forward, backward), (low_forward, low_backward) = (map(min, zip(*both)) for both in times.values())
+    forward, backward = map(min, zip(*times[base]))
+    low_forward, low_backward = map(min, zip(*times[other]))
     return Speed(forward / low_forward, (forward + backward) / (low_forward + low_backward))
 
 
@@ -107,12 +107,12 @@ def _layers(dtype: str) -> Callable[[], _Times]:
     """Return a function that runs `_LAYERS` on float32 arrays, and returns the seconds of forward and backward."""
     random = np.random.RandomState(0)  # MXNet's own random numbers stay where they are
     low, full = (dtypes.to_numpy(name) for name in (dtype, dtypes.FLOAT32))
-    inputs = [
-        [mx.nd.array(random.normal(scale=np.prod(size[1:]) ** -0.5, size=size)) for size in (data, weight, weight)]
-        for _, data, weight, _ in _LAYERS
-    ]
-    for array in itertools.chain(*inputs):
-        array.attach_grad()
+    inputs = []
+    for _, data, weight, _ in _LAYERS:
+        shapes = (data, weight, weight)
+        inputs.append([mx.nd.array(random.normal(scale=np.prod(s[1:]) ** -0.5, size=s)) for s in shapes])
+        for array in inputs[-1]:
+            array.attach_grad()
 
     def run() -> _Times:
         start, outputs = time.perf_counter(), []

@@ -48,12 +48,16 @@ def path() -> Optional[Path]:
 def kept() -> Optional[Path]:
     """Return the library that is kept, None if there is none, or if another user may have put it there: it is code."""
     library = path()
+    if library is None:
+        return None
     try:
-        states = [] if library is None else [os.lstat(library), os.stat(library.parent)]
+        file, folder = os.lstat(library), os.stat(library.parent)
     except OSError:
         return None
-    mine = (each.st_uid == os.getuid() and not each.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for each in states)
-    return library if all(mine) and all(stat.S_ISREG(each.st_mode) for each in states[:1]) else None
+    for each in (file, folder):
+        if each.st_uid != os.getuid() or each.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return None
+    return library if stat.S_ISREG(file.st_mode) else None
 
 
 def load(library: Path) -> bool:

@@ -37,7 +37,7 @@ def build() -> Path:
     target = path()
     if target is None:
         raise DependencyError("there is no folder to keep the library in: neither HOME nor XDG_CACHE_HOME is a path.")
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "c++", "g++"))), None)
+    compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise DependencyError("there is no C++ compiler: install g++, or name another in CXX.")
     try:
@@ -67,11 +67,11 @@ def command(compiler: str, output: str) -> List[str]:
     return [compiler, *options, str(SOURCE), library, "-o", output]
 
 
-def _run(what: List[str]) -> None:
-    done = subprocess.run(what, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+def _run(arguments: List[str]) -> None:
+    done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
         raise DependencyError(
-            f"the operators cannot be built: {what[0]} ended with {done.returncode}:\n"
+            f"the operators cannot be built: {arguments[0]} ended with {done.returncode}:\n"
             f"{done.stderr.decode(errors='replace').strip()}"
         )
 
@@ -81,7 +81,8 @@ def check(library: str) -> None:
     if not load(Path(library)):
         raise DependencyError(f"{library} cannot be loaded.")
     for static in (False, True):
-        for number, (one, other) in enumerate(zip(run_block(CASTS, static), run_block(OPERATORS, static))):
+        by_casts, by_operators = run_block(CASTS, static), run_block(OPERATORS, static)
+        for number, (one, other) in enumerate(zip(by_casts, by_operators)):
             np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32), err_msg=f"array {number}")
 
 
@@ -91,15 +92,18 @@ def run_block(rounding: Dict[str, Callable[[Any], Any]], static: bool) -> List[n
     One of its inputs has all float16 values, each a little changed, infinite ones and NaN too.
     """
     rng = np.random.RandomState(0)
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(_SHAPE)
     values = {
         "data": rng.standard_normal(_SHAPE),
         "weight": rng.standard_normal((16, 16, 3, 3)),
-        "halves": mx.nd.array(np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(_SHAPE)) * 1.0004,
+        "halves": mx.nd.array(halves) * 1.0004,
     }
     twice, forward = rounding[ROUND], rounding[ROUND_FORWARD]
     data, weight, every = map(mx.sym.var, values)
-    layer = twice(mx.sym.Convolution(twice(data), weight, kernel=(3, 3), pad=(1, 1), num_filter=16, no_bias=True))
-    total = mx.sym.tanh(twice(forward(mx.sym.BatchNorm(layer, name="norm")) + layer))
+    layer = mx.sym.Convolution(twice(data), weight, kernel=(3, 3), pad=(1, 1), num_filter=16, no_bias=True)
+    layer = twice(layer)
+    norm = forward(mx.sym.BatchNorm(layer, name="norm"))
+    total = mx.sym.tanh(twice(norm + layer))
     symbol = mx.sym.Group([mx.sym.BatchNorm(total, name="last"), twice(every), forward(every)])
     arrays = {name: mx.nd.array(values.get(name, np.ones(16))) for name in symbol.list_inputs()}
     for name, array in arrays.items():
@@ -109,7 +113,8 @@ def run_block(rounding: Dict[str, Callable[[Any], Any]], static: bool) -> List[n
         with mx.autograd.record():
             outputs = run(*arrays.values())
         mx.autograd.backward(outputs, [arrays[name] for name in ("data", "halves", "halves")])
-    return [array.asnumpy() for array in (*outputs, *(array.grad for array in arrays.values()))]
+    gradients = [array.grad for array in arrays.values()]
+    return [array.asnumpy() for array in (*outputs, *gradients)]
 
 
 def operator(op: str) -> Any:

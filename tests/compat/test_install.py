@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import ast
+import json
+import os
+import re
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mxmp import compat, requirements
 from mxmp.compat.finder import Finder
-from tests.compat.fresh import ROOT, observe
 
+ROOT = Path(__file__).resolve().parents[2]
 NEEDED = sys.version_info >= (3, 12) or tuple(map(int, np.__version__.split(".")[:2])) >= (1, 24)
-OLD = [
-    *("bool", "int", "float", "object", "Inf", "PINF", "NaN", "PZERO", "float_", "alltrue", "product", "msort"),
-    *("in1d", "trapz", "round_", "row_stack"),
-]
+
+
+def observe(code, *arguments):
+    """Return the dict ``found`` that code fills in a Python into which neither MXNet nor mxmp has been imported."""
+    program = f"import json, sys\nfound = {{}}\n{code}\nprint(json.dumps(found))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", program, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -31,57 +41,41 @@ OLD = [
         ((3, 12), "1.23.5", True),
         ((3, 13), "2.5.5", True),
         ((3, 11), "unknown", False),
+        ((3, 11), None, False),  # no numpy: left to the error that says so
     ],
 )
-def test_the_views_are_needed_from_numpy_1_24_and_python_3_12_on(python, numpy, needed):
-    assert compat.needed(python, numpy) is needed
-
-
-def test_without_numpy_the_views_are_left_to_the_error(monkeypatch):
-    monkeypatch.setattr(requirements, "numpy_version", lambda: None)
-    assert compat.needed((3, 11)) is False
-
-
-def test_here_they_are_installed_where_they_are_needed():
-    assert compat.needed() is NEEDED
-    assert [isinstance(finder, Finder) for finder in sys.meta_path].count(True) == NEEDED
-    assert isinstance(sys.meta_path[0], Finder) is NEEDED or not NEEDED
+def test_the_views_are_needed_from_numpy_1_24_and_python_3_12_on(python, numpy, needed, monkeypatch):
+    monkeypatch.setattr(requirements, "numpy_version", lambda: numpy)
+    assert compat.needed(python) is compat.needed(python, numpy) is needed
 
 
 @pytest.fixture
-def meta_path(monkeypatch):
-    """As before mxmp was imported; MXNet counts as not imported."""
-    finders = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
-    monkeypatch.setattr(sys, "meta_path", finders)
+def before_mxmp(monkeypatch):
+    """Put the finders and modules back that were there before mxmp and MXNet were imported."""
+    monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if not isinstance(each, Finder)])
     monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k.split(".")[0] != "mxnet"})
-    return finders
 
 
-def test_where_numpy_and_python_fit_nothing_is_installed(monkeypatch, meta_path):
-    monkeypatch.setattr(compat, "needed", lambda: False)
-    before = list(meta_path)
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_finder_is_put_first_once_where_it_is_needed(needed, before_mxmp, monkeypatch):
+    monkeypatch.setattr(compat, "needed", lambda: needed)
+    others = list(sys.meta_path)
     compat.install()
-    assert meta_path == before
+    compat.install()
+    assert [isinstance(finder, Finder) for finder in sys.meta_path] == [True] * needed + [False] * len(others)
 
 
-def test_a_second_install_adds_nothing(monkeypatch, meta_path):
+def test_modules_that_a_failed_import_left_are_dropped(before_mxmp, monkeypatch):
     monkeypatch.setattr(compat, "needed", lambda: True)
-    before = list(meta_path)
-    compat.install()
-    compat.install()
-    assert isinstance(meta_path[0], Finder) and meta_path[1:] == before
-
-
-def test_what_is_left_of_an_import_that_failed_is_dropped(monkeypatch, meta_path):
-    monkeypatch.setattr(compat, "needed", lambda: True)
-    for name in ("mxnet.base", "gluoncv.check", "mxnetlike.base"):
-        sys.modules[name] = np
+    left = ("mxnet.base", "gluoncv.check", "mxnetlike.base")
+    sys.modules.update(dict.fromkeys(left, np))
     sys.modules.pop("gluoncv", None)
     compat.install()
-    assert [name in sys.modules for name in ("mxnet.base", "gluoncv.check", "mxnetlike.base")] == [False, False, True]
+    assert [name for name in left if name in sys.modules] == ["mxnetlike.base"]
 
 
-FIRST = """
+WHOLE = """
+import builtins, importlib.util, pathlib, types
 def attempt(name):
     try:
         __import__(name)
@@ -89,11 +83,17 @@ def attempt(name):
     except (AttributeError, ImportError) as e:
         return str(e)
 
-found["gluoncv"] = attempt("gluoncv")
-found["mxnet"] = attempt("mxnet")
+with_gluoncv = importlib.util.find_spec("gluoncv") is not None
+found["mxnet"] = with_gluoncv and attempt("gluoncv"), attempt("mxnet")
+
+sys.path.insert(0, sys.argv[1])
+pathlib.Path(sys.argv[1], "another.py").write_text("import numpy\\nhas = [hasattr(numpy, name) for name in names]\\n")
+builtins.names = sys.argv[2:]
+import another, numpy
+names, attributes, has, own = dir(numpy), dict(vars(numpy)), another.has, dict(vars(builtins))
+
 import mxmp
 import mxnet as mx
-import gluoncv
 found["finders"] = [type(finder).__module__ for finder in sys.meta_path].count("mxmp.compat.finder")
 net = mx.gluon.nn.HybridSequential()
 net.add(mx.gluon.nn.Dense(2, in_units=3), mx.gluon.nn.BatchNorm())
@@ -101,17 +101,32 @@ net.initialize(mx.init.One())
 net.hybridize()
 found["sum"] = net(mx.nd.ones((4, 3))).sum().asscalar().item()
 found["inf"] = mx.np.PINF
-found["net"] = len(list(gluoncv.model_zoo.get_model("cifar_resnet20_v1").collect_params())) > 50
+if with_gluoncv:
+    import gluoncv
+    assert len(list(gluoncv.model_zoo.get_model("cifar_resnet20_v1").collect_params())) > 50
+
+def is_part(name):
+    return isinstance(vars(numpy).get(name), types.ModuleType)
+found["kept"] = all(vars(numpy).get(name) is value for name, value in attributes.items())
+found["added"] = [name for name in {*vars(numpy)} - {*attributes} | {*dir(numpy)} ^ {*names} if not is_part(name)]
+found["builtins"] = all(vars(builtins)[name] is value for name, value in own.items())
+found["same"] = sys.modules["numpy"] is numpy is importlib.import_module("numpy") and type(numpy) is types.ModuleType
+found["missing"] = has.count(False)
+found["has"] = importlib.reload(another).has == has
+found["distutils"] = [name for name in sys.modules if name.startswith("distutils")]
 """
+OLD = "bool int float object Inf PINF NaN PZERO float_ alltrue product msort in1d trapz round_ row_stack".split()
 
 
-def test_mxnet_imports_behind_mxmp_after_an_import_that_failed():
-    pytest.importorskip("gluoncv", reason="a first import of gluoncv is part of it")
-    found = observe(FIRST)
-    assert (found["mxnet"] == "imported") is not NEEDED
+def test_mxnet_imports_behind_mxmp_after_a_failed_import_and_nothing_else_changes(tmp_path):
+    found = observe(WHOLE, str(tmp_path), *OLD)
+    assert (found["mxnet"][1] == "imported") is not NEEDED
     assert found["finders"] == NEEDED
     assert found["sum"] == pytest.approx(24, rel=1e-4)  # 4 rows of 2 units, each a sum of 3 ones; BatchNorm's epsilon
-    assert found["inf"] == float("inf") and found["net"]
+    assert found["inf"] == float("inf")
+    assert found["kept"] and found["has"] and found["same"] and found["builtins"] and found["added"] == []
+    assert found["missing"] or not NEEDED  # else it shows nothing
+    assert sys.version_info < (3, 12) or found["distutils"] == []
 
 
 REFUSED = """
@@ -131,44 +146,6 @@ def test_an_mxnet_that_is_refused_gets_nothing(tmp_path):
     (tmp_path / "mxnet" / "libinfo.py").write_text('__version__ = "2.0.0b1"\n')
     found = observe(REFUSED, str(tmp_path))
     assert found["said"].startswith("MXNet 2.0.0b1 is installed") and found["kept"]
-
-
-SEEN = """
-import types, importlib, pathlib, tempfile
-folder = tempfile.mkdtemp()
-pathlib.Path(folder, "another.py").write_text(
-    "import numpy\\ndef has(name):\\n    try:\\n        return bool(getattr(numpy, name) or True)\\n"
-    "    except AttributeError:\\n        return False\\n"
-)
-sys.path.insert(0, folder)
-import another, builtins, numpy
-old = OLD
-names, attributes, has, own = dir(numpy), dict(vars(numpy)), [another.has(name) for name in old], dict(vars(builtins))
-import mxmp, mxnet
-def is_part(name):
-    return isinstance(vars(numpy).get(name), types.ModuleType)
-found["kept"] = all(vars(numpy).get(name) is value for name, value in attributes.items())
-found["added"] = [name for name in vars(numpy) if name not in attributes and not is_part(name)]
-found["listed"] = [name for name in {*dir(numpy)} ^ {*names} if not is_part(name)]
-found["builtins"] = all(vars(builtins)[name] is value for name, value in own.items())
-found["type"] = type(numpy).__name__
-found["same"] = sys.modules["numpy"] is numpy is importlib.import_module("numpy")
-importlib.reload(another)
-found["has"] = [another.has(name) for name in old] == has
-found["missing"] = has.count(False)
-found["distutils"] = [name for name in sys.modules if name.startswith("distutils")]
-"""
-
-
-def test_numpy_and_python_stay_as_they_are_for_all_others():
-    found = observe(SEEN.replace("OLD", repr(OLD), 1))
-    assert found["kept"] and found["has"] and found["same"] and found["builtins"]
-    assert found["added"] == found["listed"] == []
-    assert found["type"] == "module"
-    if NEEDED:
-        assert found["missing"]  # else it shows nothing
-    if sys.version_info >= (3, 12):
-        assert found["distutils"] == []
 
 
 BY_OTHER_MEANS = """
@@ -195,32 +172,18 @@ found["warnings"] = [(type(w.message).__name__, str(w.message), w.filename) for 
 
 def test_an_mxnet_that_other_means_imported_is_kept_with_a_warning_that_names_the_line():
     found = observe(BY_OTHER_MEANS, str(ROOT))
-    assert found["same"]
     message = (
         "MXNet was imported before mxmp and does without the names that mxmp gives it on this numpy and Python; "
         "put the line `import mxmp` before the first import of mxnet"
     )
-    assert found["warnings"] == ([["RuntimeWarning", message, "<string>"]] if NEEDED else [])
+    assert found == {"same": True, "warnings": [["RuntimeWarning", message, "<string>"]] if NEEDED else []}
 
 
-def scripts():
-    """Yield (name, code) of the scripts that use mxmp; tests/test_docs.py has the guides."""
-    for path in sorted((ROOT / "examples").rglob("*.py")):
-        code = path.read_text(encoding="utf-8")
-        if "__main__" in code and "import mxmp" in code:
-            yield str(path.relative_to(ROOT)), code
+# Those that use mxmp; tests/test_docs.py has the guides. Networks and other examples import mxmp first.
+SCRIPTS = [path for path in sorted((ROOT / "examples").rglob("*.py")) if "import mxmp\n" in path.read_text("utf-8")]
 
 
-def packages(tree):
-    """Yield the packages that the import statements name, in the order of their lines."""
-    statements = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    for node in sorted(statements, key=lambda node: node.lineno):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-        yield from (name.split(".")[0] for name in names)
-
-
-@pytest.mark.parametrize(("name", "code"), [pytest.param(*each, id=each[0]) for each in scripts()])
-def test_what_users_copy_imports_mxmp_before_mxnet(name, code):
-    ours = {"mxmp", "symbols", "examples"}  # each imports mxmp first
-    order = [package for package in packages(ast.parse(code)) if package in {"mxnet", "gluoncv"} | ours]
-    assert not order or order[0] in ours
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_import_mxmp_before_mxnet(path):
+    imports = re.findall(r"^ *(?:import|from) (mxmp|symbols|examples|mxnet|gluoncv)\b", path.read_text("utf-8"), re.M)
+    assert imports[0] in ("mxmp", "symbols", "examples")

@@ -24,69 +24,42 @@ def view():
     return old_modules.view(onnx, old_onnx.names(onnx))
 
 
-def mean_graph():
-    """Return a mean as operators of version 13 say it, and those of version 18 do not."""
+def one_node(op, shape=(2, 3), **attributes):
     x, y = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in [("x", [2, 3]), ("y", [2, 1])]
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in [("x", (2, 3)), ("y", shape)]
     )
-    return helper.make_graph([helper.make_node("ReduceMean", ["x"], ["y"], axes=[1])], "mean", [x], [y])
+    return helper.make_graph([helper.make_node(op, ["x"], ["y"], **attributes)], op, [x], [y])
 
 
-def one_node(op, **attributes):
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])
-    return helper.make_model(helper.make_graph([helper.make_node(op, ["x"], ["y"], **attributes)], op, [x], [y]))
+MEAN = one_node("ReduceMean", (2, 1), axes=[1])  # as operators of version 13 say it, and those of version 18 do not
 
 
-def expected_dtypes():
-    """Return what onnx 1.13 has for each type: its own table, or what took its place, which knows bfloat16."""
-    if hasattr(onnx, "mapping"):
-        known = onnx.mapping.TENSOR_TYPE_TO_NP_TYPE.items()
-        return {code: dtype for code, dtype in known if code <= TensorProto.BFLOAT16}
-    codes = range(TensorProto.FLOAT, TensorProto.COMPLEX128 + 1)
-    return {
-        **{code: helper.tensor_dtype_to_np_dtype(code) for code in codes},
-        TensorProto.BFLOAT16: np.dtype("float32"),
-    }
-
-
-def expected_codes():
-    if hasattr(onnx, "mapping"):
-        return dict(onnx.mapping.NP_TYPE_TO_TENSOR_TYPE.items())
-    codes = range(TensorProto.FLOAT, TensorProto.COMPLEX128 + 1)
-    return {helper.tensor_dtype_to_np_dtype(code): code for code in codes}
-
-
-def test_types_have_the_dtypes_of_onnx_1_13(view):
-    assert view.mapping.TENSOR_TYPE_TO_NP_TYPE == expected_dtypes()
+def test_types_have_the_dtypes_of_onnx_1_13_and_dtypes_the_types(view):
+    """Its own table, or what took its place, which knows bfloat16."""
+    codes = range(TensorProto.FLOAT, TensorProto.BFLOAT16 + 1)
+    dtypes = onnx.mapping.TENSOR_TYPE_TO_NP_TYPE.get if hasattr(onnx, "mapping") else helper.tensor_dtype_to_np_dtype
+    expected = {**{code: dtypes(code) for code in codes}, TensorProto.BFLOAT16: np.dtype("float32")}
+    assert view.mapping.TENSOR_TYPE_TO_NP_TYPE == expected
     assert all(type(code) is int for code in view.mapping.TENSOR_TYPE_TO_NP_TYPE)
-
-
-def test_dtypes_have_the_types_of_onnx_1_13(view):
-    assert view.mapping.NP_TYPE_TO_TENSOR_TYPE == expected_codes()
-    assert view.mapping.NP_TYPE_TO_TENSOR_TYPE[np.dtype("float32")] == TensorProto.FLOAT  # and not BFLOAT16
+    del expected[TensorProto.BFLOAT16]
+    assert view.mapping.NP_TYPE_TO_TENSOR_TYPE == {dtype: code for code, dtype in expected.items()}
 
 
 def test_models_are_made_in_the_version_of_the_operators_that_the_exporter_writes(view):
-    model = view.helper.make_model(mean_graph())
+    model = view.helper.make_model(MEAN)
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", old_onnx.OPSET)]
-    assert model.ir_version == old_onnx.IR_VERSION
+    assert model.ir_version == old_onnx.IR_VERSION == helper.find_min_ir_version_for(model.opset_import)
     assert view.defs.onnx_opset_version() == old_onnx.OPSET
     onnx.checker.check_model(model)
 
 
-def test_the_ir_version_is_the_one_that_came_with_the_opset():
-    opset = helper.make_operatorsetid("", old_onnx.OPSET)
-    assert helper.find_min_ir_version_for([opset]) == old_onnx.IR_VERSION
-
-
 def test_graphs_are_checked_as_of_that_version_and_onnx_is_as_before(view):
     before = onnx.checker.DEFAULT_CONTEXT.opset_imports
-    view.checker.check_graph(mean_graph())
+    view.checker.check_graph(MEAN)
     with pytest.raises(onnx.checker.ValidationError, match="axes"):
-        onnx.checker.check_graph(mean_graph())
+        onnx.checker.check_graph(MEAN)
     with pytest.raises(onnx.checker.ValidationError, match="nonsense"):
-        view.checker.check_graph(one_node("Relu", nonsense=1).graph)
+        view.checker.check_graph(one_node("Relu", nonsense=1))
     assert onnx.checker.DEFAULT_CONTEXT.opset_imports == before
     assert onnx.defs.onnx_opset_version() > old_onnx.OPSET
 
@@ -141,7 +114,7 @@ def test_what_the_exporter_writes_is_loaded_by_onnxruntime(tmp_path):
 
 @pytest.mark.parametrize("dtype, code", [("float16", TensorProto.FLOAT16), ("int32", TensorProto.INT32)])
 def test_casts_are_imported(dtype, code, tmp_path):
-    onnx.save(one_node("Cast", to=int(code)), str(tmp_path / "cast.onnx"))
+    onnx.save(helper.make_model(one_node("Cast", to=int(code))), str(tmp_path / "cast.onnx"))
     symbol, args, aux = mx.contrib.onnx.import_model(str(tmp_path / "cast.onnx"))
     x = np.array([[0.1, 1.5, -2.5]], np.float32)
     result = mx.nd.CachedOp(symbol)(mx.nd.array(x)).asnumpy()

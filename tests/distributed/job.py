@@ -165,17 +165,6 @@ def module(kvstore, folder, transport):
     return fit(made, batches, kvstore.type, 7 + kvstore.rank, BATCH)
 
 
-def again(engine):
-    """Train twice by the name of the kvstore; the first trainer is gone before the second comes."""
-    for _ in range(2):
-        kvstore = KVStore(engine)
-        rank = kvstore.rank
-        del kvstore
-        result = regression(rank, engine)
-        gc.collect()
-    return result
-
-
 JOBS = {job.__name__: job for job in (train, train_in_float16, resume, module, float64)}
 
 
@@ -185,13 +174,12 @@ def main():
         name, _, argument = part.partition("=")
         place = Path(folder, name)
         place.mkdir(exist_ok=True)
-        if name == "again":
-            found = again(engine)
-        else:
-            found = JOBS[name](KVStore(engine, transport), place, argument or transport)
         kvstore = KVStore(engine, transport)
-        np.savez(f"{place}/rank{kvstore.rank}.npz", **found)
-    print(f"rank {kvstore.rank} of {kvstore.num_workers} is done")
+        np.savez(f"{place}/rank{kvstore.rank}.npz", **JOBS[name](kvstore, place, argument or transport))
+        done = f"rank {kvstore.rank} of {kvstore.num_workers} is done"
+        del kvstore
+        gc.collect()  # the next part, and its trainers, find the job of those that are gone
+    print(done)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ from mxmp.dtypes import to_numpy
 from mxmp.errors import DependencyError, TrainerError
 from tests.distributed.engines import Second, Twins
 
-DTYPES = ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
+DTYPES = ["float32", "float16", "float64", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
 TRANSPORTS = ["float32", "float16"]
 
 
 def array(values, dtype="float32", ctx=None):
-    wide = mx.nd.array(values, dtype="float32", ctx=ctx)
-    if dtype == "float32":
-        return wide
+    if dtype != "bfloat16":
+        return mx.nd.array(values, dtype=dtype, ctx=ctx)
+    wide = mx.nd.array(values, ctx=ctx)
     low = mx.nd.empty(wide.shape, dtype=to_numpy(dtype), ctx=ctx)
     round_into(wide, low)
     return low
@@ -45,45 +45,42 @@ def store(size=2, transport="float32", shape=(2, 3), key="w"):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pushpull_sums_over_workers(dtype, transport):
-    values = np.arange(6, dtype=np.float32).reshape(2, 3) * 0.25
-    grad = array(values, dtype)
-    store(4, transport).pushpull("w", grad)
+    values = np.arange(6).reshape(2, 3) * 0.25
+    grad, out, made = array(values, dtype), mx.nd.empty((2, 3), dtype=np.float64), KVStore(Twins(4), transport)
+    made.init("w", grad.copy())
+    made.pushpull("w", grad, out=[out])
+    np.testing.assert_array_equal(numbers(grad), values)
+    np.testing.assert_array_equal(out.asnumpy(), 4 * values)
+    made.pushpull("w", grad)
     np.testing.assert_array_equal(numbers(grad), 4 * values)
     assert np.dtype(grad.dtype) == np.dtype(to_numpy(dtype))
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_pushpull_sums_beyond_float16(transport):
-    out = mx.nd.empty((2, 3))
-    store(2, transport).pushpull("w", array(np.full((2, 3), 40000), "float16"), out=out)
-    np.testing.assert_array_equal(out.asnumpy(), np.full((2, 3), 80000))
+# Values, and their sums over two workers.
+SHARES = np.float32([1 + 2.0**-11, 3e-8, 0.1, 60000, 1e-9, 3])
+SUMS = {
+    "beyond float16": ("float32", [40000, 1], [80000, 2]),
+    "beyond float16 as float16": ("float16", [40000, 1], [80000, 2]),
+    "infinite": ("float32", [1, np.inf, -np.inf, np.nan], [2, np.inf, -np.inf, np.nan]),
+    "infinite as float16": ("float16", [1, np.inf, -np.inf, np.nan], [2, np.inf, -np.inf, np.nan]),
+    "all of float32": ("float32", [1 + 2.0**-23, 1e-30, 1.5e38], np.float32([2 + 2.0**-22, 2e-30, 3e38])),
+    "the share of each worker rounded": ("float16", SHARES, 4 * np.float16(SHARES / 2).astype(np.float32)),
+}
 
 
-def test_a_sum_in_float16_would_overflow():
-    both = array([40000], "float16")
-    assert np.isinf((both + both).asscalar())
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_pushpull_hides_nothing(bad, transport):
-    grad = array([[1, bad, 0], [0, 0, 0]])
-    store(2, transport).pushpull("w", grad)
-    assert np.isfinite(grad.asnumpy()).tolist() == [[True, False, True], [True, True, True]]
-
-
-def test_float32_transport_loses_nothing():
-    values = np.float32([[1 + 2.0**-23, 1e-30, 3e38], [1, 2, 3]])
+@pytest.mark.parametrize("transport, values, sums", SUMS.values(), ids=SUMS)
+def test_sums_of_two_workers(transport, values, sums):
     grad = array(values)
-    store(1).pushpull("w", grad)
-    np.testing.assert_array_equal(grad.asnumpy(), values)
+    store(2, transport, grad.shape).pushpull("w", grad)
+    np.testing.assert_array_equal(grad.asnumpy(), sums)
 
 
-def test_float16_transport_rounds_the_share_of_each_worker():
-    values = np.float32([[1 + 2.0**-11, 3e-8, 0.1], [60000, 1e-9, 3]])
-    grad = array(values)
-    store(2, "float16").pushpull("w", grad)
-    np.testing.assert_array_equal(grad.asnumpy(), 4 * np.float16(values / 2).astype(np.float32))
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_float64_travels_as_float64(transport):
+    grad, made = array([1 + 2.0**-50], "float64"), KVStore(Twins(2), transport)
+    made.init("w", grad)
+    made.pushpull("w", grad)
+    assert grad.asscalar() == 2 + 2.0**-49
 
 
 def test_pushpull_adds_the_contexts_of_a_worker_first():
@@ -92,21 +89,6 @@ def test_pushpull_adds_the_contexts_of_a_worker_first():
     for i, grad in enumerate(grads):
         assert grad.context == mx.cpu(i)
         np.testing.assert_array_equal(grad.asnumpy(), [[22, 44, 66]] * 2)
-
-
-def test_pushpull_leaves_values_alone_where_out_is_given():
-    grad, out = array([[1, 2, 3]] * 2), mx.nd.empty((2, 3))
-    store(2).pushpull("w", grad, out=[out])
-    assert (grad.asnumpy() == [[1, 2, 3]] * 2).all() and (out.asnumpy() == [[2, 4, 6]] * 2).all()
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_float64_travels_as_float64(transport):
-    made = KVStore(Twins(2), transport)
-    grad = mx.nd.array([1 + 2.0**-50], dtype="float64")
-    made.init(0, grad)
-    made.pushpull(0, grad)
-    assert grad.asscalar() == 2 + 2.0**-49
 
 
 def test_numpy_arrays_and_scalars():
@@ -172,30 +154,39 @@ def test_what_mxnet_asks_a_store():
 
 
 @pytest.mark.parametrize(
-    "kind, expected",
-    [("dist_sync", True), ("dist", True), ("Horovod", True), ("dist_async", False), ("device", False), (None, False)],
-)
-def test_distributed_names(kind, expected):
-    assert distributed(kind) is expected
-
-
-def test_distributed_knows_stores():
-    assert distributed(KVStore(Twins()))
-    assert not distributed(mx.kv.create("local"))
-
-
-@pytest.mark.parametrize(
-    "match, args",
+    "make, expected",
     [
-        ("transport='bfloat16'; expected 'float32' or 'float16'", (Twins(), "bfloat16")),
-        ("engine='device'; expected 'dist_sync', 'horovod', a distributed KVStore or an Engine", ("device",)),
-        ("engine='dist_async'", ("dist_async",)),
-        ("engine=None", (None,)),
+        *((lambda name=name: name, True) for name in ("dist_sync", "dist", "Horovod")),
+        *((lambda name=name: name, False) for name in ("dist_async", "device", None)),
+        (lambda: KVStore(Twins()), True),
+        (lambda: mx.kv.create("local"), False),
     ],
 )
-def test_bad_arguments(match, args):
-    with pytest.raises(TrainerError, match=match):
-        KVStore(*args)
+def test_names_and_stores_that_are_distributed(make, expected):
+    assert distributed(make()) is expected
+
+
+def test_bad_arguments(monkeypatch):
+    monkeypatch.delenv("DMLC_PS_ROOT_URI", raising=False)
+    monkeypatch.setitem(sys.modules, "horovod.mxnet", None)
+    expected = "expected 'dist_sync', 'horovod', a distributed KVStore or an Engine"
+    needs = "kvstore 'dist_sync' needs DMLC_PS_ROOT_URI.*mxmp launch -n 2 python SCRIPT"
+    for kind, match, call in [
+        (TrainerError, "transport='bfloat16'; expected 'float32' or 'float16'", lambda: KVStore(Twins(), "bfloat16")),
+        (TrainerError, f"engine='device'; {expected}", lambda: KVStore("device")),
+        (TrainerError, "engine='dist_async'", lambda: KVStore("dist_async")),
+        (TrainerError, "engine=None", lambda: KVStore(None)),
+        (TrainerError, needs, lambda: KVStore("dist_sync")),
+        (DependencyError, "Horovod, built for MXNet: HOROVOD_WITH_MXNET=1", lambda: KVStore("horovod")),
+        (TrainerError, "key 'v' is not known; broadcast it first", lambda: store().pushpull("v", mx.nd.zeros(1))),
+        (
+            TrainerError,
+            "key 'w' is row_sparse; only dense arrays",
+            lambda: store().pushpull("w", mx.nd.zeros((2, 3)).tostype("row_sparse")),
+        ),
+    ]:
+        with pytest.raises(kind, match=match):
+            call()
 
 
 class _Joined(Twins):
@@ -232,6 +223,8 @@ def test_a_name_means_the_job_that_a_store_of_mxnet_has_joined(joined, monkeypat
     first, second = KVStore(store), KVStore("dist_sync")
     assert first._engine is second._engine is KVStore(store)._engine
     assert [each.store for each in joined] == [store]
+    monkeypatch.setattr(mx.kv.KVStore, "type", "dist_async")
+    assert not distributed(store)
 
 
 def test_threads_join_a_job_once(joined, monkeypatch):
@@ -243,30 +236,6 @@ def test_threads_join_a_job_once(joined, monkeypatch):
     for thread in threads:
         thread.join()
     assert len(joined) == 1
-
-
-def test_a_job_that_was_not_launched(monkeypatch):
-    monkeypatch.delenv("DMLC_PS_ROOT_URI", raising=False)
-    with pytest.raises(
-        TrainerError, match="kvstore 'dist_sync' needs DMLC_PS_ROOT_URI.*mxmp launch -n 2 python SCRIPT"
-    ):
-        KVStore("dist_sync")
-
-
-def test_horovod_that_is_not_there(monkeypatch):
-    monkeypatch.setitem(sys.modules, "horovod.mxnet", None)
-    with pytest.raises(DependencyError, match="needs Horovod, built for MXNet: HOROVOD_WITH_MXNET=1"):
-        KVStore("horovod")
-
-
-def test_pushpull_of_an_unknown_key():
-    with pytest.raises(TrainerError, match="key 'v' is not known; broadcast it first"):
-        store().pushpull("v", mx.nd.zeros(1))
-
-
-def test_sparse_gradients_are_refused():
-    with pytest.raises(TrainerError, match="key 'w' is row_sparse; only dense arrays"):
-        store().pushpull("w", mx.nd.zeros((2, 3)).tostype("row_sparse"))
 
 
 def test_weights_that_onednn_has_laid_out_are_broadcast():

@@ -16,9 +16,10 @@ import pytest
 
 from mxmp import launch
 from mxmp.errors import LaunchError
-from mxmp.launch import TIMED_OUT, Process, free_ports, plan, run
+from mxmp.launch import TIMED_OUT, Process, plan, run
 
 SLEEP = "sleep 60"
+SERVE = "import mxmp, mxnet"
 
 
 def job(*workers, server=SLEEP):
@@ -40,25 +41,22 @@ def ends(pid):
 
 def test_plan_tells_every_process_its_part():
     processes = plan(["python", "train.py"], 2, servers=3)
-    assert [p.name for p in processes] == ["scheduler", "server 0", "server 1", "server 2", "worker 0", "worker 1"]
-    roles = [p.environment["DMLC_ROLE"] for p in processes]
-    assert roles == ["scheduler", *["server"] * 3, *["worker"] * 2]
-    assert all((p.environment["DMLC_NUM_SERVER"], p.environment["DMLC_NUM_WORKER"]) == ("3", "2") for p in processes)
-    assert [p.command for p in processes[4:]] == [["python", "train.py"]] * 2
-    assert {tuple(p.command) for p in processes[:4]} == {(sys.executable, "-c", "import mxmp, mxnet")}
-
-
-def test_plan_listens_on_loopback_alone():
-    for process in plan(["true"], 1):
-        assert process.host == process.environment["DMLC_NODE_HOST"] == "127.0.0.1"
-        assert process.environment["DMLC_PS_ROOT_URI"] == "127.0.0.1"
-
-
-def test_plan_gives_ascending_ports_which_are_what_ranks_go_by():
-    processes = plan(["true"], 4, servers=2)
+    names = ["scheduler", "server 0", "server 1", "server 2", "worker 0", "worker 1"]
+    assert [p.name for p in processes] == names
     ports = [int(p.environment["PORT"]) for p in processes]
-    assert ports == sorted(set(ports))
-    assert {p.environment["DMLC_PS_ROOT_PORT"] for p in processes} == {str(ports[0])}
+    assert ports == sorted(set(ports))  # ascending, which is what ranks go by
+    for process, name in zip(processes, names):
+        role = name.split()[0]
+        assert process.command == (["python", "train.py"] if role == "worker" else [sys.executable, "-c", SERVE])
+        assert process.host == "127.0.0.1"
+        assert {k: v for k, v in process.environment.items() if k != "PORT"} == {
+            "DMLC_ROLE": role,
+            "DMLC_NUM_SERVER": "3",
+            "DMLC_NUM_WORKER": "2",
+            "DMLC_NODE_HOST": "127.0.0.1",
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(ports[0]),
+        }
 
 
 def test_plan_spreads_workers_over_hosts_in_the_order_of_ranks():
@@ -89,19 +87,24 @@ def test_plan_refuses(match, kwargs):
         plan(["true"], **{"workers": 1, **kwargs})
 
 
-def test_free_ports_can_be_listened_on():
-    ports = free_ports("127.0.0.1", 5)
-    assert len(set(ports)) == 5 and ports == sorted(ports)
-    for port in ports:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", port))
+# Shell lines of worker 0, and what comes out of them.
+PRINTED = {
+    "two lines": ("echo one; echo 'two  three'", "[worker 0] one\n[worker 0] two  three\n"),
+    "no end": ("printf 'no end'", "[worker 0] no end\n"),
+    "no text": ("printf '\\377\\n'", "[worker 0] \N{REPLACEMENT CHARACTER}\n"),
+    "a bar that ends in \\r": ("printf '10%%\\r'; sleep 0.1; printf '20%%\\r\\n'", "[worker 0] 10%\r[worker 0] 20%\n"),
+    "a bar that begins so": ("printf '\\r10%%'; sleep 0.1; printf '\\r20%%\\n'", "[worker 0] 10%\r[worker 0] 20%\n"),
+    "the environment": ("echo $NAME $OURS $MXMP_LAUNCH", "[worker 0] worker 0 kept 1\n"),
+}
 
 
-def test_run_prints_every_line_with_its_process_in_front(capfd):
-    assert run(job("echo one; echo two >&2", "printf 'no end'; printf '\\377\\n' >&2")) == (0, "")
-    out, err = capfd.readouterr()
-    assert sorted(out.splitlines()) == ["[worker 0] one", "[worker 1] no end"]
-    assert sorted(err.splitlines()) == ["[worker 0] two", "[worker 1] \N{REPLACEMENT CHARACTER}"]
+@pytest.mark.parametrize("line, printed", PRINTED.values(), ids=PRINTED)
+@pytest.mark.parametrize("stream", ["out", "err"])
+def test_run_prints_every_line_with_its_process_in_front(stream, line, printed, capfd, monkeypatch):
+    monkeypatch.setenv("OURS", "kept")
+    assert run(job(f"({line}){' >&2' * (stream == 'err')}")) == (0, "")
+    assert getattr(capfd.readouterr(), stream) == printed
+    assert "MXMP_LAUNCH" not in os.environ
 
 
 def test_run_prints_a_line_without_an_end_in_parts(capfd):
@@ -110,18 +113,6 @@ def test_run_prints_a_line_without_an_end_in_parts(capfd):
     lines = capfd.readouterr().out.splitlines()
     assert {line[:11] for line in lines} == {"[worker 0] "} and max(map(len, lines)) <= 65536 + 11
     assert "".join(line[11:] for line in lines) == "x" * 200000
-
-
-BARS = {
-    "ends": ("printf '10%%\\r'; sleep 0.1; printf '20%%\\r\\n'", "[worker 0] 10%\r[worker 0] 20%\n"),
-    "begins": ("printf '\\r10%%'; sleep 0.1; printf '\\r20%%\\n'", "[worker 0] 10%\r[worker 0] 20%\n"),
-}
-
-
-@pytest.mark.parametrize("line, printed", BARS.values(), ids=BARS)
-def test_progress_bars_stay_on_their_line(line, printed, capfd):
-    assert run(job(line)) == (0, "")
-    assert capfd.readouterr().out == printed
 
 
 def test_progress_bars_come_out_before_the_line_ends(tmp_path, monkeypatch):
@@ -150,13 +141,6 @@ def test_run_signals_no_process_that_it_did_not_start(tmp_path, monkeypatch):
     assert len(kept) == 6 and all(kept)
 
 
-def test_run_gives_each_process_its_environment_on_top_of_ours(capfd, monkeypatch):
-    monkeypatch.setenv("OURS", "kept")
-    run(job("echo $NAME $OURS $MXMP_LAUNCH"))
-    assert capfd.readouterr().out == "[worker 0] worker 0 kept 1\n"
-    assert "MXMP_LAUNCH" not in os.environ
-
-
 ENDS = {
     "the workers are done": (["true", "sleep 0.2"], {}, (0, "")),
     "exit code": ([SLEEP, "exit 7"], {}, (7, "worker 1 failed with exit code 7; ended the others")),
@@ -173,19 +157,32 @@ def test_run_ends_all_when_the_workers_are_done_or_one_fails_and_passes_its_code
     assert time.monotonic() - begin < 5
 
 
-def test_run_ends_what_a_process_has_started_too(tmp_path):
-    file = tmp_path / "pid"
-    run(job(f"sleep 60 & echo $! > {file}; sleep 60", f"while [ ! -s {file} ]; do sleep 0.05; done; exit 1"))
-    assert ends(int(file.read_text()))
+# Workers that leave the number of a process that shall not outlive the job: started by one, or deaf to requests.
+STUBBORN = {
+    "started by a worker": "sleep 60 & echo $! > {0}.part; mv {0}.part {0}; sleep 60",
+    "deaf to SIGTERM": "trap '' TERM; echo $$ > {0}.part; mv {0}.part {0}; while true; do sleep 1; done",
+}
 
 
-def test_run_ends_what_does_not_listen_to_requests(tmp_path):
-    file = tmp_path / "pid"
-    stubborn = f"trap '' TERM; echo $$ > {file}; while true; do sleep 1; done"
+@pytest.mark.parametrize("line", STUBBORN.values(), ids=STUBBORN)
+def test_run_ends_all_that_workers_have_started(line, tmp_path):
     begin = time.monotonic()
-    assert run(job(stubborn, f"while [ ! -s {file} ]; do sleep 0.05; done; exit 1")).code == 1
+    file = tmp_path / "pid"
+    assert run(job(line.format(file), f"while [ ! -e {file} ]; do sleep 0.05; done; exit 1")).code == 1
+    assert ends(int(file.read_text())) and time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("line", STUBBORN.values(), ids=STUBBORN)
+def test_all_of_them_end_with_a_launcher_that_is_killed(line, tmp_path):
+    file = tmp_path / "pid"
+    command = ["sh", "-c", line.format(file)]
+    code = f"from mxmp.launch import Process, run; run([Process('worker 0', '127.0.0.1', {command!r}, {{}})])"
+    with subprocess.Popen([sys.executable, "-c", code]) as launcher:
+        while not file.exists():
+            assert launcher.poll() is None
+            time.sleep(0.05)
+        launcher.kill()
     assert ends(int(file.read_text()))
-    assert time.monotonic() - begin < 20
 
 
 def interrupt_when(*files, pause=0.0):
@@ -231,26 +228,20 @@ def test_a_second_ctrl_c_ends_all(tmp_path):
     assert ends(int(pid.read_text()))
 
 
-@pytest.fixture
-def two_seconds(monkeypatch):
-    """Give workers less time after Ctrl-C, for tests of those that do not use it."""
-    monkeypatch.setattr(launch, "_INTERRUPTED", 2.0)
+DEAF = {
+    "one": (["sleep 60", "trap '' INT; touch {}; exec sleep 60"], "worker 0 was ended by SIGINT; ended the others"),
+    "all": (["trap '' INT TERM; touch {}; while :; do sleep 1; done"], "interrupted; ended worker 0"),
+}
 
 
-def test_a_worker_that_does_not_see_ctrl_c_is_ended(tmp_path, two_seconds, capfd):
+@pytest.mark.parametrize("workers, reason", DEAF.values(), ids=DEAF)
+def test_workers_that_do_not_see_ctrl_c_are_ended(workers, reason, tmp_path, monkeypatch, capfd):
     """As one that waits in MXNet for another."""
+    monkeypatch.setattr(launch, "_INTERRUPTED", 2.0)
     pressed = interrupt_when(tmp_path / "ready", pause=0.2)
-    end = run(job("sleep 60", f"trap '' INT; touch {tmp_path}/ready; exec sleep 60"))
-    assert end == (130, "worker 0 was ended by SIGINT; ended the others")
-    assert time.monotonic() - pressed[0] < 5
-    assert "mxmp: workers have 2 s to save and end; Ctrl-C again ends all\n" in capfd.readouterr().err
-
-
-def test_workers_that_all_ignore_ctrl_c_are_ended(tmp_path, two_seconds):
-    pressed = interrupt_when(tmp_path / "ready", pause=0.2)
-    end = run(job(f"trap '' INT TERM; touch {tmp_path}/ready; while :; do sleep 1; done"))
-    assert end == (130, "interrupted; ended worker 0")
+    assert run(job(*(line.format(tmp_path / "ready") for line in workers))) == (130, reason)
     assert time.monotonic() - pressed[0] < 2 + 3 + 2
+    assert "mxmp: workers have 2 s to save and end; Ctrl-C again ends all\n" in capfd.readouterr().err
 
 
 def test_run_ends_a_job_that_takes_too_long():
@@ -258,38 +249,20 @@ def test_run_ends_a_job_that_takes_too_long():
     assert end == (TIMED_OUT, "the job took longer than 0.5 s; ended server 0, worker 1")
 
 
-def test_run_says_what_it_cannot_start():
-    missing = Process("worker 1", "127.0.0.1", ["no-such-program"], {})
-    with pytest.raises(LaunchError, match="worker 1: cannot run 'no-such-program': there is no such command"):
-        run([*job(SLEEP), missing])
-
-
-def test_run_tells_how_to_run_a_script(tmp_path):
+def test_run_says_what_it_cannot_start(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")
-    with pytest.raises(LaunchError, match=r"train.py': there is no such command; .*write `python .*train.py`"):
-        run([Process("worker 0", "127.0.0.1", [str(script)], {})])
+    programs = {
+        "no-such-program": "worker 1: cannot run 'no-such-program': there is no such command",
+        str(script): r"train.py': there is no such command; .*write `python .*train.py`",
+    }
+    for program, message in programs.items():
+        with pytest.raises(LaunchError, match=message):
+            run([*job(SLEEP), Process("worker 1", "127.0.0.1", [program], {})])
 
 
 def test_run_refuses_a_port_in_use():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-        taken = Process("scheduler", "127.0.0.1", ["sleep", "60"], {"PORT": port})
         with pytest.raises(LaunchError, match=f"scheduler: port {port} of 127.0.0.1: Address already in use"):
-            run([taken])
-
-
-@pytest.mark.parametrize("line", ["echo $$ > {}; exec sleep 60", "sleep 60 & echo $! > {}; wait"])
-def test_processes_end_with_a_launcher_that_is_killed(line, tmp_path):
-    file = tmp_path / "pid"
-    command = ["sh", "-c", line.format(file)]
-    code = f"from mxmp.launch import Process, run; run([Process('worker 0', '127.0.0.1', {command!r}, {{}})])"
-    launcher = subprocess.Popen([sys.executable, "-c", code])
-    while not file.exists() or not file.read_text().strip():
-        assert launcher.poll() is None
-        time.sleep(0.05)
-    launcher.kill()
-    launcher.wait()
-    assert ends(int(file.read_text()))
+            run([Process("scheduler", "127.0.0.1", ["sleep", "60"], {"PORT": port})])

@@ -12,21 +12,20 @@ from mxmp.errors import NonFiniteLossError, TrainerError
 from tests.distributed.engines import Second, Twins, WithBadLoss
 
 
-def make(kvstore, policy="O0", loss_scale=8, rows=2, **options):
+def make(kvstore, policy="O0", loss_scale=8, **options):
     """Return a module that learns weights w so that x * w are the labels, w = 1 at first."""
     # Two outputs, by whose number MXNet divides the gradient; the scale of 2 makes up for it.
     output = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, no_bias=True, name="fc")
     symbol = mx.sym.LinearRegressionOutput(output, mx.sym.var("label"), grad_scale=2, name="out")
     module = mxmp.module.Module(symbol, label_names=["label"], policy=policy, loss_scale=loss_scale)
-    module.bind([("data", (rows, 1))], [("label", (rows, 2))])
+    module.bind([("data", (2, 1))], [("label", (2, 2))])
     module.init_params(mx.init.One())
     module.init_optimizer(kvstore, "sgd", {"learning_rate": 1.0, **options})
     return module
 
 
-def step(module, x, label, rows=2):
-    batch = mx.io.DataBatch([mx.nd.full((rows, 1), x)], [mx.nd.full((rows, 2), label)])
-    module.forward_backward(batch)
+def step(module, x, label):
+    module.forward_backward(mx.io.DataBatch([mx.nd.full((2, 1), x)], [mx.nd.full((2, 2), label)]))
     return module.update()
 
 
@@ -54,23 +53,16 @@ def test_the_parameters_are_worker_0s_from_the_start():
     assert module._exec_group.param_arrays[0][0].asnumpy().tolist() == [[5], [5]]
 
 
-def test_a_loss_of_nan_on_another_worker_raises_here():
-    module = make(KVStore(WithBadLoss([0])))
-    batch = mx.io.DataBatch([mx.nd.ones((2, 1))], [mx.nd.ones((2, 2))])
-    module.forward_backward(batch)
-    module._exec_group.grad_arrays[0][0][:] = np.inf  # what a sum with the other's NaN gives
+def test_a_loss_of_nan_on_another_worker_raises_here_and_an_overflow_there_skips():
+    dynamic = mxmp.loss_scale.DynamicLossScale(init_scale=8)
+    lost, skips = make(KVStore(WithBadLoss([0]))), make(KVStore(WithBadLoss([])), loss_scale=dynamic)
+    for module in (lost, skips):
+        module.forward_backward(mx.io.DataBatch([mx.nd.ones((2, 1))], [mx.nd.ones((2, 2))]))
+        module._exec_group.grad_arrays[0][0][:] = np.inf  # what a sum with the other's NaN or inf gives
     with pytest.raises(NonFiniteLossError):
-        module.update()
-    assert weight(module) == 1 and module.loss_scale.value == 8
-
-
-def test_an_overflow_on_another_worker_skips_here():
-    module = make(KVStore(WithBadLoss([])), loss_scale=mxmp.loss_scale.DynamicLossScale(init_scale=8))
-    batch = mx.io.DataBatch([mx.nd.ones((2, 1))], [mx.nd.ones((2, 2))])
-    module.forward_backward(batch)
-    module._exec_group.grad_arrays[0][0][:] = np.inf
-    assert module.update() is False
-    assert weight(module) == 1 and module.loss_scale.value == 4
+        lost.update()
+    assert skips.update() is False
+    assert [(weight(module), module.loss_scale.value) for module in (lost, skips)] == [(1, 8), (1, 4)]
 
 
 def test_compression_is_refused_where_parameters_are_low():

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Dict, List, Tuple
+from typing import Callable, Dict, List, Tuple
 
-import mxmp  # noqa: F401  # isort: skip  # before MXNet, which needs it on a new numpy or Python
-import mxnet as mx
 import numpy as np
 
 from mxmp import dtypes
 from tests.rules.examples import EXAMPLES, Example
-from tests.rules.run_examples import build, chosen
+from tests.rules.run_examples import Arrays, Bound, chosen
 
 VALUES = 10_000
 """Random values in the largest input of an example, over all its runs."""
@@ -41,16 +39,14 @@ the mean of 100, the fewest that an example gives, is within 0.03 by chance, and
 a thousand cases. Inputs are the same each time.
 """
 
-Results = Dict[str, np.ndarray]
-
 
 def measured() -> List[int]:
     """Return the numbers of the examples that the table runs in bfloat16."""
     return [number for number in chosen(dtypes.BFLOAT16, "sound") if EXAMPLES[number].op not in RANDOM]
 
 
-def bias(example: Example, values: int = VALUES, runs: int = RUNS) -> Dict[str, float]:
-    """Return how far outputs and gradients are from float32's on average, in units of bfloat16's eps.
+def bias(example: Example, values: int = VALUES, runs: int = RUNS) -> List[float]:
+    """Return how far each output and gradient is from float32's on average, in units of bfloat16's eps.
 
     The mean of the errors, each counted positive away from zero, over the mean of the magnitudes: a mean
     relative error in which values near zero weigh little.
@@ -61,52 +57,32 @@ def bias(example: Example, values: int = VALUES, runs: int = RUNS) -> Dict[str, 
         runs: The fewest runs.
     """
     rng = np.random.default_rng(0)
-    low, wide = _Runner(example, dtypes.BFLOAT16), _Runner(example, dtypes.FLOAT32)
+    low, wide = Bound(example, dtypes.BFLOAT16), Bound(example, dtypes.FLOAT32)
     size = max(math.prod(example.shapes[port]) for port in example.data_ports)
-    sums: Dict[str, np.ndarray] = {}
+    sums: Dict[int, np.ndarray] = {}
     equal = True
     for run in range(max(runs, math.ceil(values / size))):
         if equal and run == EQUAL_RUNS:
             break
         inputs = [_input(rng, example, port) for port in range(len(example.shapes))]
         seed = int(rng.integers(1 << 30))
-        found, expected = low.run(inputs, seed), wide.run(inputs, seed)
-        equal = equal and all(np.array_equal(found[name], right) for name, right in expected.items())
-        for name, right in expected.items():
-            error = np.sign(right) * (found[name].astype(np.float64) - right)
-            sums[name] = sums.get(name, 0) + np.array([error.sum(), np.abs(right).sum()])
+        found, expected = (_float32(bound.run(inputs, _heads(seed))) for bound in (low, wide))
+        equal = equal and all(map(np.array_equal, found, expected))
+        for number, (one, right) in enumerate(zip(found, expected)):
+            error = np.sign(right) * (one.astype(np.float64) - right)
+            sums[number] = sums.get(number, 0) + np.array([error.sum(), np.abs(right).sum()])
     eps = dtypes.limits(dtypes.BFLOAT16).eps
-    return {name: float(error / (total or 1) / eps) for name, (error, total) in sums.items()}
+    return [float(error / (total or 1) / eps) for error, total in sums.values()]
 
 
-class _Runner:
-    """An example bound in one dtype."""
+def _float32(results: Tuple[Arrays, Arrays]) -> Arrays:
+    return [array for arrays in results for array in arrays if array.dtype == np.float32]
 
-    def __init__(self, example: Example, dtype: str) -> None:
-        symbol = build(example, dtype, up=True)
-        pairs = enumerate(zip(example.shapes, example.dtypes))
-        self.arrays = {f"in{port}": mx.nd.zeros(shape, dtype=kind) for port, (shape, kind) in pairs}
-        trained = [f"in{port}" for port in example.data_ports] if example.differentiable else []
-        self.gradients = {name: mx.nd.zeros(self.arrays[name].shape) for name in trained}
-        self.executor = symbol.bind(
-            mx.cpu(),
-            {name: self.arrays[name] for name in symbol.list_arguments()},
-            self.gradients,
-            {name: "write" if name in trained else "null" for name in symbol.list_arguments()},
-            {name: self.arrays[name] for name in symbol.list_auxiliary_states()},
-        )
 
-    def run(self, inputs: List[np.ndarray], seed: int) -> Results:
-        """Return the outputs in float32 and the gradients, for output gradients drawn from a seed."""
-        for port, values in enumerate(inputs):
-            mx.nd.array(values, dtype=values.dtype).copyto(self.arrays[f"in{port}"])
-        outputs = self.executor.forward(is_train=True)
-        results = {f"output {index}": output.asnumpy() for index, output in enumerate(outputs)}
-        if self.gradients:
-            rng = np.random.default_rng(seed)
-            self.executor.backward([mx.nd.array(_spread(rng, output.shape), dtype=output.dtype) for output in outputs])
-        results.update({f"gradient of {name}": array.asnumpy() for name, array in self.gradients.items()})
-        return {name: values for name, values in results.items() if values.dtype == np.float32}
+def _heads(seed: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function that draws gradients of outputs, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    return lambda output: _spread(rng, output.shape)
 
 
 def _input(rng: np.random.Generator, example: Example, port: int) -> np.ndarray:

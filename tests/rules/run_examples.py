@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import mxmp  # noqa: F401  # isort: skip  # before MXNet, which needs it on a new numpy or Python
 import mxnet as mx
@@ -62,32 +62,43 @@ def output_dtypes(example: Example, *built: Any, **options: Any) -> List[str]:
     return [dtypes.canonical(dtype) for dtype in found]
 
 
-def run(
-    example: Example, dtype: str, arrays: Sequence[np.ndarray], backward: bool = True
-) -> Tuple[Arrays, Arrays]:
-    """Return a call's outputs and the gradients of its data inputs, if it has any, in float32.
+class Bound:
+    """An example bound in one dtype, to run on several inputs; outputs and gradients are in float32.
 
     Args:
         example: The call.
         dtype: Dtype of its data.
-        arrays: Its inputs.
-        backward: Whether to compute the gradients.
+        backward: Whether to compute the gradients of its data inputs, if it has any.
     """
-    symbol = build(example, dtype, up=True)
-    inputs = {f"in{port}": mx.nd.array(array, dtype=array.dtype) for port, array in enumerate(arrays)}
-    trained = [f"in{port}" for port in example.data_ports] if backward and example.differentiable else []
-    gradients = {name: mx.nd.zeros(inputs[name].shape) for name in trained}
-    executor = symbol.bind(
-        mx.cpu(),
-        {name: inputs[name] for name in symbol.list_arguments()},
-        gradients,
-        {name: "write" if name in trained else "null" for name in symbol.list_arguments()},
-        {name: inputs[name] for name in symbol.list_auxiliary_states()},
-    )
-    results = [output.asnumpy() for output in executor.forward(is_train=True)]
-    if trained:
-        executor.backward([mx.nd.array(_gradient(result)) for result in results])
-    return results, [gradients[name].asnumpy() for name in trained]
+
+    def __init__(self, example: Example, dtype: str, backward: bool = True) -> None:
+        symbol = build(example, dtype, up=True)
+        pairs = enumerate(zip(example.shapes, example.dtypes))
+        self.arrays = {f"in{port}": mx.nd.zeros(shape, dtype=kind) for port, (shape, kind) in pairs}
+        trained = [f"in{port}" for port in example.data_ports] if backward and example.differentiable else []
+        self.gradients = {name: mx.nd.zeros(self.arrays[name].shape) for name in trained}
+        self.executor = symbol.bind(
+            mx.cpu(),
+            {name: self.arrays[name] for name in symbol.list_arguments()},
+            self.gradients,
+            {name: "write" if name in trained else "null" for name in symbol.list_arguments()},
+            {name: self.arrays[name] for name in symbol.list_auxiliary_states()},
+        )
+
+    def run(self, arrays: Sequence[np.ndarray], head: Callable[[np.ndarray], np.ndarray]) -> Tuple[Arrays, Arrays]:
+        """Return outputs and gradients; ``head`` gives the gradient of an output."""
+        for port, array in enumerate(arrays):
+            mx.nd.array(array, dtype=array.dtype).copyto(self.arrays[f"in{port}"])
+        outputs = self.executor.forward(is_train=True)
+        results = [output.asnumpy() for output in outputs]
+        if self.gradients:
+            self.executor.backward([mx.nd.array(head(result), dtype=result.dtype) for result in results])
+        return results, [gradient.asnumpy() for gradient in self.gradients.values()]
+
+
+def run(example: Example, dtype: str, arrays: Sequence[np.ndarray], backward: bool = True) -> Tuple[Arrays, Arrays]:
+    """Return a call's outputs and the gradients of its data inputs, if it has any, in float32."""
+    return Bound(example, dtype, backward).run(arrays, _gradient)
 
 
 def _gradient(result: np.ndarray) -> np.ndarray:

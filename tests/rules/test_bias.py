@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from mxmp import dtypes
-from mxmp.rules import RULES, Call
-from mxmp.rules.conditions import scalars_representable
 from tests.rules.bias import BOUND, bias, measured
 from tests.rules.examples import EXAMPLES, Example
 
@@ -31,7 +29,7 @@ def biases():
 @pytest.mark.parametrize("number", measured(), ids=lambda number: str(EXAMPLES[number]))
 def test_bfloat16_kernels_have_no_bias(biases, number):
     assert number in biases, "the process died before or at this example"
-    assert max(map(abs, biases[number].values()), default=0) < BOUND, biases[number]
+    assert max(map(abs, biases[number]), default=0) < BOUND, biases[number]
 
 
 TRUNCATE = {
@@ -48,7 +46,7 @@ ATTRS = {"_plus_scalar": {"scalar": 3.0}, "broadcast_axis": {"axis": 1, "size": 
 @pytest.mark.parametrize("op, shapes", TRUNCATE.items(), ids=TRUNCATE.keys())
 def test_the_measurement_finds_kernels_that_truncate(op, shapes):
     example = Example(op, shapes, ATTRS.get(op, {}))
-    assert min(bias(example, values=2000).values()) < -2 * BOUND
+    assert min(bias(example, values=2000)) < -2 * BOUND
     assert dtypes.BFLOAT16 not in example.rule.dtypes
 
 
@@ -56,20 +54,5 @@ def test_the_measurement_finds_kernels_that_truncate(op, shapes):
 @pytest.mark.parametrize("op", ["elemwise_add", "add_n"])
 def test_sums_of_tensors_round_and_stay_in_bfloat16(op):
     example = Example(op, ((8, 16), (8, 16)), {"num_args": 2} if op == "add_n" else {})
-    assert max(map(abs, bias(example).values())) < BOUND
+    assert max(map(abs, bias(example))) < BOUND
     assert dtypes.BFLOAT16 in example.rule.dtypes
-
-
-@pytest.mark.parametrize("value, held", [("6", True), ("-2.5", True), ("1e-9", False), ("0.1", False), ("257", False)])
-def test_a_scalar_that_becomes_a_result_must_be_one_of_bfloat16(value, held):
-    reason = scalars_representable("a_max")(Call({"a_min": "0", "a_max": value}, (), dtypes.BFLOAT16))
-    assert (reason is None) == held
-    assert held or f"a_max={float(value):g} is none of bfloat16's values" in reason
-
-
-def test_clip_to_a_value_that_bfloat16_has_not_stays_in_float32():
-    def forbids(bound, dtype):
-        attrs = {"a_min": "0", "a_max": bound}
-        return RULES.find("clip", attrs).forbids(Call(attrs, (), dtype)) is not None
-
-    assert [forbids("6", "bfloat16"), forbids("0.1", "bfloat16"), forbids("0.1", "float16")] == [False, True, False]

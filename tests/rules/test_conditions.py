@@ -1,25 +1,24 @@
-"""Conditions on attributes and shapes, on both sides of each threshold."""
+"""Conditions on attributes and shapes, on both sides of each threshold, as the table asks them."""
 
 from __future__ import annotations
 
-import mxnet as mx
-import numpy as np
 import pytest
 
+from mxmp.passes.decide import depends_on_shapes
 from mxmp.rules import RULES, Call
 from mxmp.rules.conditions import (
+    SHAPE_CONDITIONS,
     scalars_in_range,
-    short_reduction,
-    short_windows,
-    small_magnification,
+    scalars_representable,
     taps_on_data,
     value_of,
     vectors_of_channels,
 )
+from tests.graph.text import from_text
 
 
-def forbids(condition, attrs, *shapes, dtype="float16"):
-    return condition(Call(attrs, shapes, dtype))
+def forbids(op, attrs, *shapes, dtype="float16"):
+    return RULES.find(op, attrs).forbids(Call(attrs, shapes, dtype))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +48,9 @@ SCALARS = {
     "epsilon": ("-1e-9", "float16", "scalar=-1e-09 is below float16's smallest normal value 6.1e-05"),
     "epsilon in bfloat16": ("1e-9", "bfloat16", None),
     "below bfloat16": ("1e-38", "bfloat16", "scalar=1e-38 is below bfloat16's smallest normal value 1.2e-38"),
+    "rounded to one": ("0.9999", "float16", "scalar=0.9999 becomes 1 in float16"),
+    "rounded in bfloat16 alone": ("-0.999", "bfloat16", "scalar=-0.999 becomes -1 in bfloat16"),
+    "not rounded to one": ("-0.999", "float16", None),
     "zero": ("0", "float16", None),
     "negative zero": ("-0.0", "float16", None),
     "no number": ("None", "float16", None),
@@ -58,97 +60,56 @@ SCALARS = {
 
 @pytest.mark.parametrize("text, dtype, reason", SCALARS.values(), ids=SCALARS.keys())
 def test_scalars_in_range(text, dtype, reason):
-    assert forbids(scalars_in_range("scalar"), {"scalar": text}, dtype=dtype) == reason
+    assert scalars_in_range("scalar")(Call({"scalar": text}, (), dtype)) == reason
 
 
-def test_scalars_in_range_looks_at_every_key():
-    condition = scalars_in_range("a_min", "a_max")
-    assert forbids(condition, {"a_min": "0", "a_max": "6"}) is None
-    assert "a_min=-1e+30" in forbids(condition, {"a_min": "-1e30", "a_max": "6"})
-    assert "a_max=1e+30" in forbids(condition, {"a_min": "0", "a_max": "1e30"})
-    assert forbids(condition, {}) is None
+@pytest.mark.parametrize("value, held", [("6", True), ("-2.5", True), ("1e-9", False), ("0.1", False), ("257", False)])
+def test_a_scalar_that_becomes_a_result_must_be_one_of_bfloat16(value, held):
+    reason = scalars_representable("a_min", "a_max")(Call({"a_min": "0", "a_max": value}, (), "bfloat16"))
+    assert reason == (None if held else f"a_max={float(value):g} is none of bfloat16's values, and MXNet truncates it")
 
 
+def test_clip_to_a_value_that_bfloat16_has_not_stays_in_float32():
+    calls = [("6", "bfloat16"), ("0.1", "bfloat16"), ("0.1", "float16")]
+    reasons = [forbids("clip", {"a_min": "0", "a_max": bound}, dtype=dtype) for bound, dtype in calls]
+    assert [reason is not None for reason in reasons] == [False, True, False]
+
+
+# Attributes and shapes of calls, and the length of the longest sum (or the factor) where it is too long, by operator.
 REDUCTIONS = {
-    "last axis at the limit": ({"axis": "-1"}, (4, 1024), None),
-    "last axis above it": ({"axis": "-1"}, (4, 1025), 1025),
-    "first axis is short": ({"axis": "0"}, (4, 1025), None),
-    "two axes at the limit": ({"axis": "(2, 3)"}, (2, 3, 32, 32), None),
-    "two axes above it": ({"axis": "(2, 3)"}, (2, 3, 32, 33), 1056),
-    "axes from the end": ({"axis": "(-2, -1)"}, (2, 3, 32, 33), 1056),
-    "one axis named twice": ({"axis": "(1, -1)"}, (4, 1024), None),
-    "excluded axes": ({"axis": "(0, 1)", "exclude": "True"}, (2, 3, 32, 33), 1056),
-    "excluded negative axis": ({"axis": "-1", "exclude": "True"}, (32, 33, 5), 1056),
-    "exclude as a number": ({"axis": "0", "exclude": "1"}, (2, 1025), 1025),
-    "not excluded": ({"axis": "0", "exclude": "False"}, (2, 1025), None),
-    "not excluded, in small letters": ({"axis": "0", "exclude": "false"}, (2, 1025), None),
-    "all axes by default": ({}, (32, 33), 1056),
-    "all axes at the limit": ({}, (32, 32), None),
-    "None for all axes": ({"axis": "None"}, (32, 33), 1056),
-    "an empty tuple for all axes": ({"axis": "()"}, (32, 33), 1056),
-    "an empty list for all axes": ({"axis": "[]"}, (32, 33), 1056),
-    "exclude of no axes reduces all": ({"axis": "()", "exclude": "True"}, (32, 33), 1056),
-    "a scalar": ({}, (), None),
+    "last axis at the limit": ({"axis": "-1"}, [(4, 1024)], None),
+    "last axis above it": ({"axis": "-1"}, [(4, 1025)], 1025),
+    "first axis is short": ({"axis": "0"}, [(4, 1025)], None),
+    "two axes at the limit": ({"axis": "(2, 3)"}, [(2, 3, 32, 32)], None),
+    "two axes above it": ({"axis": "(2, 3)"}, [(2, 3, 32, 33)], 1056),
+    "axes from the end": ({"axis": "(-2, -1)"}, [(2, 3, 32, 33)], 1056),
+    "one axis named twice": ({"axis": "(1, -1)"}, [(4, 1024)], None),
+    "excluded axes": ({"axis": "(0, 1)", "exclude": "True"}, [(2, 3, 32, 33)], 1056),
+    "excluded negative axis": ({"axis": "-1", "exclude": "True"}, [(32, 33, 5)], 1056),
+    "exclude as a number": ({"axis": "0", "exclude": "1"}, [(2, 1025)], 1025),
+    "not excluded": ({"axis": "0", "exclude": "False"}, [(2, 1025)], None),
+    "not excluded, in small letters": ({"axis": "0", "exclude": "false"}, [(2, 1025)], None),
+    "all axes by default": ({}, [(32, 33)], 1056),
+    "all axes at the limit": ({}, [(32, 32)], None),
+    "None for all axes": ({"axis": "None"}, [(32, 33)], 1056),
+    "an empty tuple for all axes": ({"axis": "()"}, [(32, 33)], 1056),
+    "an empty list for all axes": ({"axis": "[]"}, [(32, 33)], 1056),
+    "exclude of no axes reduces all": ({"axis": "()", "exclude": "True"}, [(32, 33)], 1056),
+    "a scalar": ({}, [()], None),
 }
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("attrs, shape, length", REDUCTIONS.values(), ids=REDUCTIONS.keys())
-def test_short_reduction(attrs, shape, length, dtype):
-    expected = None if length is None else f"it reduces {length} elements, more than 1024"
-    assert forbids(short_reduction, attrs, shape, dtype=dtype) == expected
-
-
-@pytest.mark.parametrize("shapes", [(), (None,), ((0, 4),), ((-1, 4),)], ids=["none", "None", "zero", "negative"])
-def test_a_reduction_of_unknown_length_is_forbidden(shapes):
-    assert forbids(short_reduction, {"axis": "1"}, *shapes) == "the length of the reduction is unknown"
-
 
 WINDOWS = {
-    "one window at the limit": ({"output_size": "1"}, (2, 3, 32, 32), None),
-    "one window above it": ({"output_size": "1"}, (2, 3, 32, 33), 1056),
-    "one window by default": ({}, (2, 3, 32, 33), 1056),
-    "an empty size is one window": ({"output_size": "()"}, (2, 3, 32, 33), 1056),
-    "square windows": ({"output_size": "(2,)"}, (2, 3, 64, 64), None),
-    "windows that do not divide the map": ({"output_size": "(2,)"}, (2, 3, 65, 64), 1056),
-    "flat windows": ({"output_size": "(33, 1)"}, (2, 3, 33, 1024), None),
-    "flat windows above the limit": ({"output_size": "(33, 1)"}, (2, 3, 33, 1025), 1025),
-    "an element in many windows": ({"output_size": "(64, 65)"}, (2, 3, 2, 2), 1056),
-    "an element in windows at the limit": ({"output_size": "(64, 64)"}, (2, 3, 2, 2), None),
+    "one window at the limit": ({"output_size": "1"}, [(2, 3, 32, 32)], None),
+    "one window above it": ({"output_size": "1"}, [(2, 3, 32, 33)], 1056),
+    "one window by default": ({}, [(2, 3, 32, 33)], 1056),
+    "an empty size is one window": ({"output_size": "()"}, [(2, 3, 32, 33)], 1056),
+    "square windows": ({"output_size": "(2,)"}, [(2, 3, 64, 64)], None),
+    "windows that do not divide the map": ({"output_size": "(2,)"}, [(2, 3, 65, 64)], 1056),
+    "flat windows": ({"output_size": "(33, 1)"}, [(2, 3, 33, 1024)], None),
+    "flat windows above the limit": ({"output_size": "(33, 1)"}, [(2, 3, 33, 1025)], 1025),
+    "an element in many windows": ({"output_size": "(64, 65)"}, [(2, 3, 2, 2)], 1056),
+    "an element in windows at the limit": ({"output_size": "(64, 64)"}, [(2, 3, 2, 2)], None),
 }
-
-
-@pytest.mark.parametrize("attrs, shape, length", WINDOWS.values(), ids=WINDOWS.keys())
-def test_short_windows(attrs, shape, length):
-    expected = None if length is None else f"it or its gradient sums {length} elements, more than 1024"
-    assert forbids(short_windows, attrs, shape) == expected
-
-
-def test_windows_of_unknown_size_are_forbidden():
-    assert forbids(short_windows, {"output_size": "1"}, None) == "the size of the windows is unknown"
-
-
-@pytest.mark.parametrize("pool_type, category", [("avg", "deny"), ("sum", "deny"), ("max", "clear")])
-def test_the_old_pooling_sums_in_float32(pool_type, category):
-    assert RULES.find("Pooling_v1", {"kernel": "(2, 2)", "pool_type": pool_type}).category == category
-
-
-@pytest.mark.parametrize("op, average", [("Pooling_v1", 2048 / 56**2), ("Pooling", 1)])
-def test_the_old_poolings_sums_stop_growing_in_float16(op, average):
-    ones = mx.nd.ones((1, 1, 56, 56), dtype="float16")
-    found = getattr(mx.nd, op)(ones, kernel=(1, 1), global_pool=True, pool_type="avg")
-    assert found.asscalar() == np.float16(average)
-
-
-@pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
-@pytest.mark.parametrize("lengths", ["True", "False"])
-def test_a_fused_rnn_stays_where_it_may_have_tensor_cores(mode, lengths):
-    attrs = {"mode": mode, "state_size": "6", "num_layers": "1", "use_sequence_length": lengths}
-    rule = RULES.find("RNN", attrs)
-    reason = rule.forbids(Call(attrs, ((5, 2, 8),), "float16"))
-    assert reason == "MXNet runs it without tensor cores in float16, which float32 may have"
-    assert rule.category == "allow" and not rule.taints  # its values are in range
-
 
 RESIZES = {
     "size at the limit": ({"height": "80", "width": "80"}, [(1, 3, 10, 10)], None),
@@ -165,46 +126,179 @@ RESIZES = {
     "to even sizes": ({"mode": "to_even_up"}, [None], None),
 }
 
+PRODUCTS = {
+    "attention scores": ({"transpose_b": "True"}, [(96, 512, 64), (96, 512, 64)], None),
+    "attention values": ({}, [(96, 512, 512), (96, 512, 64)], None),
+    "inner at the limit": ({}, [(2, 3, 1024), (2, 1024, 5)], None),
+    "inner above it": ({}, [(2, 3, 1025), (2, 1025, 5)], 1025),
+    "inner, both transposed": ({"transpose_a": "True", "transpose_b": "1"}, [(2, 1025, 3), (2, 5, 1025)], 1025),
+    "rows are summed by the gradient": ({}, [(2, 2048, 3), (2, 3, 5)], 2048),
+    "rows, transposed": ({"transpose_a": "True"}, [(2, 3, 2048), (2, 3, 5)], 2048),
+    "columns are summed by the gradient": ({}, [(2, 3, 4), (2, 4, 4096)], 4096),
+    "columns, transposed": ({"transpose_b": "True"}, [(2, 3, 4), (2, 4096, 4)], 4096),
+    "a large batch is no sum": ({}, [(70000, 3, 4), (70000, 4, 5)], None),
+    "four dimensions": ({}, [(2, 7, 3, 1025), (2, 7, 1025, 5)], 1025),
+}
 
-@pytest.mark.parametrize("attrs, shapes, factor", RESIZES.values(), ids=RESIZES.keys())
-def test_small_magnification(attrs, shapes, factor):
-    expected = None if factor is None else f"it magnifies by {factor:g}, more than 8"
-    assert forbids(small_magnification, attrs, *shapes) == expected
+MATMULS = {
+    "two matrices": ({}, [(1024, 8), (8, 9)], None),
+    "the rows of a batch add up in the weight's gradient": ({}, [(4, 512, 8), (8, 9)], 2048),
+    "a batch broadcast on the left": ({}, [(8, 9), (200, 9, 6)], 1200),
+    "two batches": ({}, [(200, 8, 9), (200, 9, 6)], None),
+    "a vector on the right": ({}, [(2000, 9), (9,)], 2000),
+    "a vector on the left": ({}, [(9,), (9, 2000)], 2000),
+    "two vectors": ({}, [(1025,), (1025,)], 1025),
+}
+
+BIASES = {
+    "at the limit": ({}, [(64, 3, 64, 64)], None),
+    "above it": ({"stride": "(1, 1)"}, [(65, 3, 64, 64)], 1040),
+    "with a stride": ({"stride": "(2, 2)"}, [(64, 3, 128, 128)], None),
+    "no bias": ({"no_bias": "True"}, [(65, 3, 64, 64)], None),
+    "unknown": ({}, [None], None),
+}
+
+# By operator too, with one sum for some input.
+COPIES = {
+    "tile": ("tile", {"reps": "(4097, 1)"}, [(1, 3)], 4097),
+    "tile by a number": ("tile", {"reps": "4096"}, [(1, 3)], None),
+    "repeat": ("repeat", {"repeats": "5000", "axis": "0"}, [(2, 3)], 5000),
+    "broadcast_axis": ("broadcast_axis", {"axis": "(0, 1)", "size": "(64, 65)"}, [(1, 1, 3)], 4160),
+    "broadcast_axis, one": ("broadcast_axis", {"axis": "0", "size": "64"}, [(1, 1, 3)], None),
+    "broadcast_to": ("broadcast_to", {"shape": "(5000, 0)"}, [(1, 3)], 5000),
+    "broadcast_to, a number": ("broadcast_to", {"shape": "5000"}, [(1,)], 5000),
+    "broadcast_to, nothing": ("broadcast_to", {"shape": "(5000, 0)"}, [(5000, 3)], None),
+    "numpy's broadcast_to": ("_npi_broadcast_to", {"shape": "(5000, 3)"}, [(3,)], 5000),
+    "broadcast_like": ("broadcast_like", {}, [(1, 3), (5000, 3)], 5000),
+    "broadcast_like, some axes": (
+        "broadcast_like", {"lhs_axes": "(0,)", "rhs_axes": "(-1,)"}, [(1, 3), (7, 5000)], 5000),
+    "PReLU": ("LeakyReLU", {"act_type": "prelu"}, [(8, 16, 32, 32), (16,)], 8192),
+    "PReLU, short": ("LeakyReLU", {"act_type": "prelu"}, [(4, 16, 32, 32), (16,)], None),
+}  # fmt: skip
+
+ROWS = {
+    "Embedding": ("Embedding", {"input_dim": "30522", "output_dim": "8"}, [(8, 129), (30522, 8)], 1032),
+    "Embedding at the limit": ("Embedding", {"input_dim": "30522", "output_dim": "8"}, [(8, 128), (30522, 8)], None),
+    "take": ("take", {}, [(9, 8), (1025,)], 1025),
+    "take of a few": ("take", {}, [(70000, 8), (9,)], None),
+    "gather_nd": ("gather_nd", {}, [(9, 8), (2, 1025)], 1025),
+    "gather_nd at the limit": ("gather_nd", {}, [(9, 8), (2, 1024)], None),
+    "UpSampling": ("UpSampling", {"scale": "33", "sample_type": "nearest"}, [(1, 3, 2, 2)], 1089),
+    "UpSampling at the limit": ("UpSampling", {"scale": "32", "sample_type": "nearest"}, [(1, 3, 2, 2)], None),
+    "UpSampling of unknown size": ("UpSampling", {"scale": "33", "sample_type": "nearest"}, [None], 1089),
+    "UpSampling of two": ("UpSampling", {"scale": "8", "sample_type": "nearest"}, [(1, 3, 8, 8), (1, 3, 1, 1)], 4096),
+}
+
+TOO_LONG = {
+    "sum": (REDUCTIONS, "it reduces {} elements, more than 1024"),
+    "mean": (REDUCTIONS, "it reduces {} elements, more than 1024"),
+    "_npi_mean": (REDUCTIONS, "it reduces {} elements, more than 1024"),
+    "_np_sum": (REDUCTIONS, "it reduces {} elements, more than 1024"),
+    "_contrib_AdaptiveAvgPooling2D": (WINDOWS, "it or its gradient sums {} elements, more than 1024"),
+    "_contrib_BilinearResize2D": (RESIZES, "it magnifies by {:g}, more than 8"),
+    "batch_dot": (PRODUCTS, "it or its gradient sums {} products in float16, more than 1024"),
+    "_npi_matmul": (MATMULS, "it or its gradient sums {} products in float16, more than 1024"),
+    "Convolution_v1": (BIASES, "its gradient sums up to {} terms in float16, more than 1024"),
+}
+BY_OPERATOR = [(COPIES, "its gradient sums {} terms in float16, more than 4096"),
+               (ROWS, "its gradient sums up to {} terms in float16, more than 1024")]  # fmt: skip
+CALLS = [
+    *((f"{op}, {name}", text, op, *case) for op, (table, text) in TOO_LONG.items() for name, case in table.items()),
+    *((name, text, *case) for table, text in BY_OPERATOR for name, case in table.items()),
+]
 
 
-@pytest.mark.parametrize(
-    "attrs, shapes",
-    [
-        ({"height": "8", "width": "8"}, [None]),
-        ({"mode": "like"}, [(1, 3, 4, 4), None]),
-        ({"mode": "like"}, [None, (1, 3, 4, 4)]),
-    ],
-)
-def test_an_unknown_magnification_is_forbidden(attrs, shapes):
-    assert forbids(small_magnification, attrs, *shapes) == "the magnification is unknown"
+@pytest.mark.parametrize("text, op, attrs, shapes, length", [pytest.param(*call, id=name) for name, *call in CALLS])
+def test_sums_beyond_a_length_stay_in_float32(text, op, attrs, shapes, length):
+    for dtype in ("float16", "bfloat16"):
+        reason = None if length is None else text.format(length).replace("float16", dtype)
+        assert forbids(op, attrs, *shapes, dtype=dtype) == reason
 
 
-CONDITIONED = {
-    "sum": ({"axis": "1"}, (2, 1024), {"axis": "1"}, (2, 1025)),
-    "mean": ({"axis": "1"}, (2, 1024), {"axis": "1"}, (2, 1025)),
-    "_np_sum": ({"axis": "(1,)"}, (2, 1024), {"axis": "(1,)"}, (2, 1025)),
-    "_npi_mean": ({"axis": "None"}, (2, 512), {"axis": "None"}, (2, 513)),
-    "_contrib_AdaptiveAvgPooling2D": ({}, (1, 1, 32, 32), {}, (1, 1, 33, 32)),
-    "_contrib_BilinearResize2D": (
-        {"height": "8", "width": "8"}, (1, 1, 1, 1), {"height": "9", "width": "9"}, (1, 1, 1, 1)),
+UNKNOWN = {
+    "sum": ("the length of the reduction is unknown", [(), (None,), ((0, 4),), ((-1, 4),)]),
+    "_contrib_AdaptiveAvgPooling2D": ("the size of the windows is unknown", [(None,)]),
+    "_contrib_BilinearResize2D": ("the magnification is unknown", [(None,)]),
+    "batch_dot": ("the length of the product is unknown",
+                  [(None, (2, 3, 4)), ((2, 3, 4), None), ((2, 0, 4), (2, 4, 5)), ()]),
+    "Embedding": (None, [(None, None), ((0, 3), (0, 3))]),  # a gradient of unknown length forbids nothing
+    "take": (None, [(None, None), ((0, 3), (0, 3))]),
+    "gather_nd": (None, [(None, None), ((0, 3), (0, 3))]),
+    "broadcast_to": (None, [(None, None), ((0, 3), (0, 3))]),
+    "broadcast_like": (None, [(None, None), ((0, 3), (0, 3))]),
+    "broadcast_add": (None, [(None, None), ((0, 3), (0, 3))]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("op, dtype", [(op, dtype) for op in CONDITIONED for dtype in ("float16", "bfloat16")])
-def test_the_table_asks_about_shapes(op, dtype):
-    safe, safe_shape, unsafe, unsafe_shape = CONDITIONED[op]
-    assert RULES.find(op, safe).forbids(Call(safe, (safe_shape,), dtype)) is None
-    assert RULES.find(op, unsafe).forbids(Call(unsafe, (unsafe_shape,), dtype)) is not None
+@pytest.mark.parametrize("op", UNKNOWN)
+def test_sums_of_unknown_length(op):
+    reason, calls = UNKNOWN[op]
+    attrs = {"axis": "1", "height": "8", "width": "8", "shape": "(5000, 3)"}
+    for shapes in calls:
+        assert forbids(op, {**attrs, "input_dim": "9"} if op == "Embedding" else attrs, *shapes) == reason
 
 
-def test_a_sum_that_gives_float32_may_be_long():
-    attrs = {"axis": "1", "dtype": "float32"}
-    assert RULES.find("_np_sum", attrs).forbids(Call(attrs, ((2, 70000),), "float16")) is None
+@pytest.mark.parametrize("shapes", [[(1, 3, 4, 4), None], [None, (1, 3, 4, 4)]])
+def test_a_magnification_like_an_unknown_shape_is_forbidden(shapes):
+    assert forbids("_contrib_BilinearResize2D", {"mode": "like"}, *shapes) == "the magnification is unknown"
+
+
+BROADCASTS = """broadcast_add broadcast_sub broadcast_mul broadcast_div broadcast_mod broadcast_maximum
+broadcast_minimum _npi_add _npi_subtract _npi_multiply _npi_true_divide _npi_mod _npi_arctan2 _npi_copysign""".split()
+
+
+@pytest.mark.parametrize("op", BROADCASTS)
+def test_the_gradient_of_what_is_broadcast_is_a_sum(op):
+    text = "its gradient sums {} terms in float16, more than 4096"
+    assert forbids(op, {}, (4096, 64), (1, 64)) is None
+    assert forbids(op, {}, (4097, 64), (1, 64)) == forbids(op, {}, (1, 64), (4097, 64)) == text.format(4097)
+    assert forbids(op, {}, (5000, 1), (1, 4000)) == text.format(5000)  # both sides
+    assert forbids(op, {}, (64, 512, 8), (8,)) == text.format(32768)  # shapes are aligned at the end
+    assert forbids(op, {}, (70000, 64), (70000, 64)) is forbids(op, {}, (64, 512, 8), (512, 8)) is None
+
+
+LONG = (70000, 5000), (5000, 70000)
+IN_FLOAT32 = {
+    **{op: ({}, LONG) for op in ("dot", "FullyConnected", "_np_dot", "_npi_einsum", "_npi_tensordot", "_linalg_gemm2")},
+    "Convolution": ({}, ((65, 3, 64, 64), (8, 3, 3, 3), (8,))),
+    "_np_sum": ({"axis": "1", "dtype": "float32"}, ((2, 70000),)),
+}
+
+
+@pytest.mark.parametrize("op", IN_FLOAT32)
+def test_what_accumulates_in_float32_may_be_long(op):
+    attrs, shapes = IN_FLOAT32[op]
+    assert forbids(op, attrs, *shapes) is None
+
+
+def test_the_bounds_of_gemm2_are_those_of_its_stand_in():
+    assert "5000 products" in forbids("_linalg_gemm2", {}, (2, 7, 5000), (2, 5000, 7))  # batch_dot
+    assert "alpha" in forbids("_linalg_gemm2", {"alpha": "1e9"}, (2, 7, 5), (2, 5, 7))
+
+
+@pytest.mark.parametrize("dtype, depends", [("float16", True), ("bfloat16", False), ("float32", False)])
+@pytest.mark.parametrize("op", ["batch_dot", "_linalg_gemm2", "_npi_matmul", "broadcast_add", "sum"])
+def test_a_graph_depends_on_shapes_where_there_is_a_kernel_to_choose(op, dtype, depends):
+    assert depends_on_shapes(from_text(f"a = null()\ny = {op}(a, a)\nreturn y"), dtype) == depends
+
+
+CONDITIONED = """Convolution_v1 batch_dot _npi_matmul _linalg_gemm2 broadcast_add _npi_add broadcast_to Embedding
+broadcast_like gather_nd take""".split()
+
+
+@pytest.mark.parametrize("op", CONDITIONED)
+def test_conditions_on_lengths_are_known_to_read_shapes(op):
+    assert RULES.find(op, {}).condition in SHAPE_CONDITIONS
+
+
+@pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
+@pytest.mark.parametrize("lengths", ["True", "False"])
+def test_a_fused_rnn_stays_where_it_may_have_tensor_cores(mode, lengths):
+    attrs = {"mode": mode, "state_size": "6", "num_layers": "1", "use_sequence_length": lengths}
+    reason = "MXNet runs it without tensor cores in float16, which float32 may have"
+    assert forbids("RNN", attrs, (5, 2, 8)) == reason
+    rule = RULES.find("RNN", attrs)
+    assert rule.category == "allow" and not rule.taints  # its values are in range
 
 
 # The largest value and the smallest normal one, and what lies beyond.
@@ -238,7 +332,7 @@ def test_operators_with_scalars_name_them(op):
     assert RULES.find(op, {}).scalars
 
 
-# Attributes that no float16 or bfloat16 does justice to, whatever their value.
+# Attributes that no float16 or bfloat16 does justice to, whatever their value; sums.
 ALWAYS_FLOAT32 = """_power_scalar _npi_power_scalar _rpower_scalar _rdiv_scalar _npi_rtrue_divide_scalar smooth_l1
 _arange _npi_arange _linspace LayerNorm GroupNorm L2Normalization InstanceNorm""".split()
 
@@ -246,6 +340,11 @@ _arange _npi_arange _linspace LayerNorm GroupNorm L2Normalization InstanceNorm""
 @pytest.mark.parametrize("op", ALWAYS_FLOAT32)
 def test_exponents_epsilons_and_counts_are_for_float32(op):
     assert RULES.find(op, {}).category == "deny"
+
+
+@pytest.mark.parametrize("pool_type, category", [("avg", "deny"), ("sum", "deny"), ("max", "clear")])
+def test_the_old_pooling_sums_in_float32(pool_type, category):
+    assert RULES.find("Pooling_v1", {"kernel": "(2, 2)", "pool_type": pool_type}).category == category
 
 
 def reads_data(size, taps, stride, dilate, pad):

@@ -11,34 +11,44 @@ RELU, SOFTRELU = (("act_type", "relu"),), (("act_type", "softrelu"),)
 LSTM, LENGTHS = ("mode", "lstm"), ("use_sequence_length", "True")
 
 
-def test_find_knows_operators_by_name_alone():
-    rules = RuleSet((Rule("dot", ALLOW), Rule("exp", DENY)))
-    assert rules.find("exp", {"anything": "1"}) is rules.rules[1]
-    assert rules.find("log", {}) is None
+VARIANTS = RuleSet(
+    (
+        Rule("act", CLEAR, when=RELU),
+        Rule("act", DENY, when=SOFTRELU),
+        Rule("act", INFER),
+        Rule("RNN", ALLOW, when=(LSTM, LENGTHS), keep=(4,)),
+        Rule("RNN", ALLOW, when=(LENGTHS,), keep=(3,)),
+        Rule("RNN", ALLOW),
+        Rule("sum", INFER, when=(("dtype", GIVEN),)),
+    )
+)
 
 
-def test_find_returns_the_first_variant_whose_attributes_match():
-    rules = RuleSet((Rule("act", CLEAR, when=RELU), Rule("act", DENY, when=SOFTRELU), Rule("act", INFER)))
-    found = [
-        rules.find("act", attrs) for attrs in ({"act_type": "relu"}, {"act_type": "softrelu"}, {"act_type": "tanh"}, {})
-    ]
-    assert [rule and rule.category for rule in found] == [CLEAR, DENY, INFER, INFER]
-
-
-def test_find_needs_every_attribute_of_a_variant():
-    rules = RuleSet((Rule("RNN", ALLOW, when=(LSTM, LENGTHS), keep=(4,)), Rule("RNN", ALLOW)))
-    assert rules.find("RNN", dict([LSTM, LENGTHS])).keep == (4,)
-    assert rules.find("RNN", dict([LSTM])).keep == ()
-
-
-def test_find_returns_none_where_no_variant_matches():
-    assert RuleSet((Rule("act", CLEAR, when=RELU),)).find("act", {"act_type": "tanh"}) is None
+@pytest.mark.parametrize(
+    ("op", "attrs", "number"),
+    [
+        ("act", {"act_type": "relu"}, 0),
+        ("act", {"act_type": "softrelu", "anything": "1"}, 1),
+        ("act", {"act_type": "tanh"}, 2),
+        ("act", {}, 2),
+        ("RNN", dict([LSTM, LENGTHS]), 3),
+        ("RNN", dict([LENGTHS]), 4),
+        ("RNN", dict([LSTM]), 5),
+        *(("RNN", {"use_sequence_length": text}, 4) for text in ("true", "1")),  # however it is spelled
+        *(("RNN", {"use_sequence_length": text}, 5) for text in ("False", "0", "None")),
+        ("sum", {"dtype": "float32"}, 6),  # any value but none
+        ("sum", {"dtype": "None"}, None),
+        ("sum", {}, None),
+        ("log", {}, None),
+    ],
+)
+def test_find_returns_the_first_variant_whose_attributes_match(op, attrs, number):
+    assert VARIANTS.find(op, attrs) is (None if number is None else VARIANTS.rules[number])
 
 
 def test_ruleset_lists_rules_and_operators():
-    rules = RuleSet((Rule("act", CLEAR, when=RELU), Rule("act", INFER), Rule("dot", ALLOW)))
-    assert list(rules.ops()) == ["act", "dot"]
-    assert list(rules) == list(rules.rules)
+    assert list(VARIANTS.ops()) == ["act", "RNN", "sum"]
+    assert list(VARIANTS) == list(VARIANTS.rules)
 
 
 COLLISIONS = {
@@ -67,43 +77,20 @@ def test_rules_that_collide_are_refused(rules, message):
         RuleSet(rules)
 
 
-def test_variants_with_other_attributes_do_not_collide():
-    RuleSet((Rule("RNN", ALLOW, when=(LSTM, LENGTHS)), Rule("RNN", ALLOW, when=(LENGTHS,)), Rule("RNN", ALLOW)))
-
-
 def test_unknown_category_is_refused():
     with pytest.raises(RuleError, match="'dot': unknown category 'allowed'; expected one of"):
         Rule("dot", "allowed")
 
 
 def test_data_ports_are_those_neither_kept_nor_indifferent():
-    rule = Rule("op", CLEAR, keep=(1,), any=(2,))
-    assert [rule.is_data(port) for port in range(4)] == [True, False, False, True]
-
-
-def test_values_are_read_of_data_ports_but_those_of_which_the_shape_is():
-    rule = Rule("op", CLEAR, keep=(1,), shape_only=(2,))
-    assert [rule.reads(port) for port in range(4)] == [True, False, False, True]
-    assert rule.is_data(2)
+    rule = Rule("op", CLEAR, keep=(1,), any=(2,), shape_only=(3,))
+    assert [rule.is_data(port) for port in range(5)] == [True, False, False, True, True]
+    assert [rule.reads(port) for port in range(5)] == [True, False, False, False, True]  # of port 3 the shape
+    every = Rule("op", CLEAR, keep=EVERY, keep_outputs=EVERY)
+    assert not any(every.is_data(port) for port in (0, 1, 999)) and 999 in every.keep_outputs
 
 
 def test_forbids_asks_the_condition():
     call = Call({"axis": "1"}, (), "float16")
     assert Rule("op", INFER).forbids(call) is None
     assert Rule("op", INFER, condition=lambda c: f"axis {c.attrs['axis']}").forbids(call) == "axis 1"
-
-
-def test_a_rule_may_keep_every_port():
-    rule = Rule("op", CLEAR, keep=EVERY, keep_outputs=EVERY)
-    assert not any(rule.is_data(port) for port in (0, 1, 999))
-    assert 999 in rule.keep_outputs
-
-
-@pytest.mark.parametrize("attrs, found", [({"dtype": "float32"}, True), ({"dtype": "None"}, False), ({}, False)])
-def test_given_matches_any_value_but_none(attrs, found):
-    assert Rule("sum", INFER, when=(("dtype", GIVEN),)).matches(attrs) == found
-
-
-@pytest.mark.parametrize("text, found", [("True", True), ("true", True), ("1", True), ("False", False), ("0", False)])
-def test_values_match_however_they_are_spelled(text, found):
-    assert Rule("RNN", ALLOW, when=(LENGTHS,)).matches({LENGTHS[0]: text}) == found
