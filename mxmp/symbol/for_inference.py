@@ -112,7 +112,7 @@ def fold_params(
             limit = largest
             if dtypes.canonical(like.dtype) == dtypes.BFLOAT16:  # computed in float32, whose range is larger
                 limit = dtypes.limits(dtypes.BFLOAT16).max
-            tops = [np.abs(each).max(initial=0.0) for each in (weight, bias)]
+            tops = [float(np.abs(each).max(initial=0.0)) for each in (weight, bias)]
             fits[fold.weight] = all(top <= limit for top in tops)  # NaN does not fit
     return folded, [fold for fold in folds if not fits[fold.weight]]
 
