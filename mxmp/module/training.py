@@ -127,26 +127,24 @@ class Training:
     ) -> None:
         """Give low precision weights the masters, float32 values by name, that they were rounded from.
 
-        ``loaded`` says that those from a file stay, wherever they round to the weight.
+        With ``loaded``, masters that are there stay, but for the elements that they do not round to.
         """
         for weight in weights if self.optimizer.masters else ():
-            for number, array in enumerate(weight.arrays[: len(self.updaters)]):
-                if not weight.is_low or weight.name not in values:
-                    break
-                master = self.master(weight.name, number) if loaded else None
+            if not weight.is_low or weight.name not in values:
+                continue
+            index = self.indices[weight.name]
+            for updater, array in zip(self.updaters, weight.arrays):
+                state = updater.states.get(index)
+                master = state.master if loaded and state is not None else None
                 if master is None:
                     master = to_float32(values[weight.name]).copyto(array.ctx)
                 if loaded:
                     follow(master, array)
-                self._put_master(self.updaters[number], self.indices[weight.name], master)
-
-    def _put_master(self, updater: mx.optimizer.Updater, index: int, master: mx.nd.NDArray) -> None:
-        """Make an array the master of a parameter on a context, with a state of its own if it has none."""
-        if index in updater.states:
-            updater.states[index].master, updater.states[index].is_loaded = master, False
-        else:
-            updater.states[index] = self.optimizer.create_state_of_master(index, master)
-            updater.states_synced[index] = True
+                if state is None:
+                    updater.states[index] = self.optimizer.create_state_of_master(index, master)
+                    updater.states_synced[index] = True
+                else:
+                    state.master, state.is_loaded = master, False
 
     def require_masters(self, weights: Sequence[Weight]) -> None:
         """Raise a TrainerError if a weight was written to past its master; one host read, none without masters."""

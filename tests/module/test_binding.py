@@ -15,8 +15,25 @@ from mxmp.module import BucketingModule, Module, binding
 from mxmp.policy import Policy
 from mxmp.symbol import convert_symbol, on_cpu, to_graph
 from tests.module.tools import (
-    BFLOAT16, SGD, SHAPES, TWO, arrays, batches, bits, bound, convnet, grads, iterator, mlp, params_of, plain, ready,
-    samples, scale, train, values,
+    BFLOAT16,
+    SGD,
+    SHAPES,
+    TWO,
+    arrays,
+    batches,
+    bits,
+    bound,
+    convnet,
+    grads,
+    iterator,
+    mlp,
+    params_of,
+    plain,
+    ready,
+    samples,
+    scale,
+    train,
+    values,
 )  # fmt: skip
 
 EPS = float(np.finfo(np.float16).eps)
@@ -86,30 +103,12 @@ def test_executors_run_emulated_float16_and_the_report_says_so(monkeypatch):
     assert module.policy == Policy.parse("O1")
 
 
-def test_a_network_that_mxmp_converted_before_is_converted_anew():
-    once = train(ready(loss_scale=8), batches())
-    again = train(ready(convert_symbol(mlp(), "O2", {"data": (8, 6)}), loss_scale=8), batches())
-    assert bits(values(once)) == bits(values(again))
-
-
 def test_a_network_that_does_not_convert_names_the_node_and_binds_nothing():
     data = mx.sym.var("data")
     module = Module(mx.sym.elemwise_add(mx.sym.Cast(data, dtype="int32"), data, name="culprit"), label_names=None)
     with pytest.raises(ConvertError, match="node 'culprit'"):
         module.bind([("data", (2, 3))])
     assert not module.binded
-
-
-def test_an_override_may_name_a_node_in_a_loop():
-    weight = mx.sym.var("w_weight")
-
-    def body(x, state):
-        return mx.sym.FullyConnected(x, weight, num_hidden=4, no_bias=True, name="inner"), state
-
-    out, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), mx.sym.var("s0"))
-    module = Module(mx.sym.MakeLoss(mx.sym.sum(out)), ("data", "s0"), None, policy="O1,name:inner*=float32")
-    module.bind([("data", (2, 2, 4)), ("s0", (2, 4))])
-    assert {row.precision for row in module.report.rows if row.name.startswith("inner")} == {"float32"}
 
 
 @pytest.mark.parametrize("policy", ["float32", "O1"])
