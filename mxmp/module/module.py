@@ -214,7 +214,11 @@ class Module(PolicyStatus, ModuleBase):
             return
         if inputs_need_grad and not for_training:
             raise TrainerError("bind: inputs_need_grad=True needs for_training=True.")
-        symbol, shared = self.mx_symbol, None if shared_module is None else _require_shareable(shared_module)
+        symbol, shared = self.mx_symbol, shared_module
+        if shared is not None and not (isinstance(shared, Module) and shared.binded and shared.params_initialized):
+            raise TrainerError(
+                f"bind: shared_module is {shared!r}; expected a bound and initialized mxmp.module.Module."
+            )
         require_kernels(self._policy, self.mx_context, f"bind: symbol '{symbol.name or symbol}'")
         if isinstance(grad_req, (list, tuple)):  # the graph that is bound has one argument more
             grad_req = dict(zip(symbol.list_arguments(), grad_req))
@@ -223,6 +227,12 @@ class Module(PolicyStatus, ModuleBase):
             graph = EraseCasts()(to_graph(symbol)).graph
             check_matches(self._policy, [(node.op, node.name) for node in graph.operators()])
         else:
+            unknown = [name for name in self.mx_param_names if name not in shared.mx_param_names]
+            if unknown:
+                raise TrainerError(
+                    f"bind: parameters {unknown} are missing in the module that is shared with; the default bucket "
+                    "must have the parameters of all."
+                )
             self._join(shared._scaler)
             self._writes = shared._writes
         params, scaled = frozenset([*self.mx_param_names, *self.mx_aux_names]), for_training and self._scaler.active
@@ -253,20 +263,12 @@ class Module(PolicyStatus, ModuleBase):
         return as_float32(self.mx_symbol, data), as_float32(self.mx_symbol, labels) if used else None
 
     def _convert(self, descs: Any, shared: Optional[Module]) -> Runnable:
-        """Return the conversion for data and labels, whose parameters are stored as those of a module if given one."""
+        """Return the conversion for data and labels; a module that shares its parameters says how they are stored."""
         assert self._conversions is not None
-        if shared is None:
-            return self._conversions.find(inputs_of(descs), frozenset())
-        stored = shared._low_weights()
+        stored = frozenset() if shared is None else shared._low_weights()
         runnable = self._conversions.find(inputs_of(descs), stored)
-        unknown = [name for name in self.mx_param_names if name not in shared.mx_param_names]
-        if unknown:
-            raise TrainerError(
-                f"bind: parameters {unknown} are missing in the module that is shared with; the default bucket must "
-                "have the parameters of all."
-            )
         low = runnable.converted.low_params - stored
-        if low:
+        if shared is not None and low:
             raise ConvertError(
                 f"parameters {sorted(low)} are stored in float32 by the module that is shared with, but in low "
                 "precision here; use a policy with param_dtype='float32', such as 'O1'."
@@ -801,9 +803,3 @@ def _store_mean(arrays: Sequence[mx.nd.NDArray], out: mx.nd.NDArray) -> None:
     if len(arrays) > 1:
         arrays = [sum(array.copyto(mx.cpu()) for array in arrays) / len(arrays)]
     arrays[0].astype(out.dtype).copyto(out)
-
-
-def _require_shareable(module: Any) -> Module:
-    if not isinstance(module, Module) or not module.binded or not module.params_initialized:
-        raise TrainerError(f"bind: shared_module is {module!r}; expected a bound and initialized mxmp.module.Module.")
-    return module
