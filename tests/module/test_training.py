@@ -6,6 +6,9 @@ What any step does (scales, skips, clipping, finite checks) is tested over all f
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
+import textwrap
 
 import mxnet as mx
 import numpy as np
@@ -91,6 +94,24 @@ def test_a_loss_that_is_not_finite_by_itself_is_an_error(policy, context):
     assert (trace(module), scale_of(module)) == before
     with pytest.raises(TrainerError, match="no backward has run"):
         module.update()
+
+
+def test_a_step_is_explained_though_nobody_has_imported_the_diagnosis():
+    """In a process of its own: `mxmp.diagnose` is imported at the first step that is explained."""
+    lines = """
+        import sys, mxnet as mx, mxmp.module
+        symbol = mx.sym.MakeLoss(mx.sym.sqrt(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1), name="root"))
+        module = mxmp.module.Module(symbol, label_names=None, loss_scale=4)
+        module.bind([("data", (1, 1))])
+        module.init_params(mx.init.Constant(-1))
+        module.init_optimizer()
+        module.forward_backward(mx.io.DataBatch([mx.nd.ones((1, 1))]))
+        assert "mxmp.diagnose" not in sys.modules
+        module.update()
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(lines)], capture_output=True, text=True)
+    assert "NonFiniteLossError: " in run.stderr and "Run again: float32 model broken: " in run.stderr, run.stderr
+    assert "'root'" in run.stderr
 
 
 def test_batch_norm_outlives_a_forward_pass_that_overflows():
