@@ -13,8 +13,8 @@ from ..mxnet_private import BucketingModuleBase, modules
 from ..policy import Policy
 from ..report import Report
 from ..train.scaler import Scaler
-from .module import Module, PolicyStatus, loss_scale_of
-from .saving import load_buckets, save_checkpoint, states_files
+from .common import PolicyStatus, load_buckets, loss_scale_of, save_checkpoint, states_files
+from .module import Module
 
 
 class BucketingModule(PolicyStatus, BucketingModuleBase):

@@ -51,6 +51,20 @@ def weights_of(group: Any) -> List[Weight]:
     return [Weight(*fields) for fields in zip(group.param_names, group.param_arrays, grads, adds)]
 
 
+def host_zeros(names: Sequence[str], arrays: Sequence[List[mx.nd.NDArray]]) -> Dict[str, mx.nd.NDArray]:
+    """Return zeros for the host's values of parameters by name: float32 where executors hold them in low precision."""
+    first = {name: each[0] for name, each in zip(names, arrays)}
+    dtypes = {name: "float32" if is_low_precision(array) else array.dtype for name, array in first.items()}
+    return {name: mx.nd.zeros(a.shape, dtype=dtypes[name], stype=a.stype) for name, a in first.items()}
+
+
+def store_mean(arrays: Sequence[mx.nd.NDArray], out: mx.nd.NDArray) -> None:
+    """Store the mean of the contexts' values, as MXNet does; of one context, its value."""
+    if len(arrays) > 1:
+        arrays = [sum(array.copyto(mx.cpu()) for array in arrays) / len(arrays)]
+    arrays[0].astype(out.dtype).copyto(out)
+
+
 def make_optimizer(optimizer: Any, options: Dict[str, Any], symbol: Any, names: List[str], rescale: float) -> Any:
     """Return the optimizer that runs a module, wrapped for low precision weights.
 

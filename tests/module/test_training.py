@@ -160,10 +160,6 @@ SETS = {
     "set_params": lambda module, args: module.set_params(args, {}),
     "set_params, some missing": lambda module, args: module.set_params(args, {}, allow_missing=True),
     "init_params": lambda module, args: module.init_params(arg_params=args, aux_params={}, force_init=True),
-    "rebind": lambda module, args: (
-        module.set_params(args, {}),
-        module.bind(module.data_shapes, module.label_shapes, force_rebind=True),
-    ),
 }
 
 
@@ -176,6 +172,14 @@ def test_parameters_that_are_set_reach_the_masters_exactly(change, context):
     assert bits(values(module)) == bits({name: array.asnumpy() for name, array in args.items()})
     assert freeze(args["fc1_weight"]) in saved_arrays(module.save_optimizer_states)
     assert train(module, batches()[:1]).skipped_steps == 0
+
+
+def test_contexts_without_a_kvstore_go_on_from_their_mean_after_a_rebind():
+    module = train(ready(policy="O2", context=TWO, kvstore=None), batches())
+    before = values(module)
+    module.bind(module.data_shapes, module.label_shapes, force_rebind=True)
+    assert bits(values(module)) == bits(before)
+    assert train(module, batches()).skipped_steps == 0
 
 
 READS = {
