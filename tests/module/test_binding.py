@@ -300,8 +300,8 @@ def test_a_shared_module_has_the_scale_before_there_is_an_optimizer():
 def test_a_scale_must_fit_every_module_that_shares_it_and_that_borrows_an_optimizer():
     module, lender = (ready(policy="float32", loss_scale=16) for _ in range(2))
     module.loss_scale = None
-    other = sharing(module)
-    for each in (module, other):
+    other, third = sharing(module), sharing(module, for_training=False)
+    for each in (module, other, third):
         with pytest.raises(TrainerError, match="bound without a loss scale"):
             each.loss_scale = 16
     with pytest.raises(TrainerError, match="bound without a loss scale"):

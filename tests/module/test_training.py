@@ -166,10 +166,11 @@ SETS = {
 @pytest.mark.parametrize("context", [mx.cpu(), TWO], ids=["one", "two"])
 @pytest.mark.parametrize("change", SETS.values(), ids=SETS)
 def test_parameters_that_are_set_reach_the_masters_exactly(change, context):
-    module = train(ready(policy="O2", context=context, kvstore=None), batches()[:2])
+    module, untrained = train(ready(policy="O2", context=context, kvstore=None), batches()[:2]), bound(policy="O2")
     args = params_of(mlp(), 5, data=(8, 6))[0]
-    change(module, args)
-    assert bits(values(module)) == bits({name: array.asnumpy() for name, array in args.items()})
+    for each in (module, untrained):
+        change(each, args)
+        assert bits(values(each)) == bits({name: array.asnumpy() for name, array in args.items()})
     assert freeze(args["fc1_weight"]) in saved_arrays(module.save_optimizer_states)
     assert train(module, batches()[:1]).skipped_steps == 0
 
