@@ -209,6 +209,16 @@ def test_data_of_another_float_dtype_follows_the_policy(dtype, policy):
     assert module.report.casts == expected.report.casts
 
 
+def test_data_and_labels_are_cast_before_they_are_copied_to_executors():
+    """Which MXNet does itself where it copies to a CPU, and refuses to where a GPU has another dtype."""
+    descs = [mx.io.DataDesc("data", (2,))], [mx.io.DataDesc("label", (2,), "int32")]
+    given = mx.io.DataBatch([mx.nd.ones(2, dtype="float16")], [mx.nd.ones(2, dtype="float64")])
+    batch, same = binding.as_bound([given], *descs)[0], binding.as_bound([given], descs[1], descs[0])[0]
+    assert (batch.data[0].dtype, batch.label[0].dtype) == (np.float32, np.float64)  # the label is none of float32
+    assert (same.data[0].dtype, same.label[0].dtype) == (np.float16, np.float32)
+    assert binding.as_bound(given, descs[1], descs[1]) is given and given.data[0].dtype == np.float16
+
+
 def test_data_keeps_a_dtype_that_is_declared_or_no_float():
     ids = mx.sym.Embedding(mx.sym.var("data"), input_dim=10, output_dim=4, name="embedding")
     wide = mx.sym.Cast(mx.sym.var("wide", dtype="float64"), dtype="float32", name="narrow")
