@@ -228,6 +228,7 @@ def test_data_keeps_a_dtype_that_is_declared_or_no_float():
     module.forward(mx.io.DataBatch([mx.nd.array([1, 2], dtype="int32"), mx.nd.full((2, 4), 1 / 3, dtype="float64")]))
     dtypes = [arrays(module, name)[0].dtype for name in ("data", "wide", "embedding_weight")]
     assert dtypes == [np.int32, np.float64, np.float32]
+    assert arrays(module, "wide")[0].asnumpy()[0, 0] == 1 / 3  # with all bits of float64
 
 
 @pytest.mark.filterwarnings("ignore:.*You created Module with")  # MXNet's, where a label's name is not found
