@@ -7,15 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
+from mxnet.module.executor_group import DataParallelExecutorGroup
 
 from .. import dtypes
 from ..devices.check import warn_if_slow
 from ..graph import Graph
+from ..mxnet_private import parse_data_desc
 from ..passes import ScaleLoss
 from ..passes.facts import CAST_OPS
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..symbol import Converted, convert_graph, from_graph, to_graph
+from ..symbol.monitors import NetworkNames, WatchedExecutor
 from ..symbol.rewrite import ShapeOutcomes
 
 LOSS_SCALE = "loss_scale"
@@ -140,6 +143,72 @@ def _with_dtypes(symbol: Any, types: Dict[str, str]) -> Any:
     return symbol if nodes == graph.nodes else from_graph(replace(graph, nodes=nodes), symbol)
 
 
+# ---------------------------------------------------------------------- executors
+
+
+def make_group(module: Any, symbol: Any, shared_group: Any) -> DataParallelExecutorGroup:
+    """Return executors of a symbol for the shapes of a module of ours; they share parameters with another group's."""
+    names = set(module.mx_param_names)
+    group = DataParallelExecutorGroup(
+        symbol,
+        module.mx_context,
+        module.mx_work_load_list,
+        module.mx_data_shapes,
+        module.mx_label_shapes,
+        [name for name in symbol.list_arguments() if name in names],
+        module.for_training,
+        module.inputs_need_grad,
+        shared_group,
+        logger=module.logger,
+        fixed_param_names=module.mx_fixed_param_names,
+        grad_req=module.mx_grad_req,
+        group2ctxs=module.mx_group2ctxs,
+        state_names=module.mx_state_names,
+    )
+    # A cast behind an output has the output's name, but not the attribute that says where its batch is.
+    layouts = [output.attr("__layout__") for output in module.mx_symbol]
+    group.output_layouts = [mx.io.DataDesc.get_batch_axis(layout) for layout in layouts]
+    if not module.mx_label_shapes:  # labels that the symbol does not use reach metrics alone
+        group.label_names, group.label_layouts = module.label_names, [0] * len(module.label_names)
+    return group
+
+
+def accumulates(grad_req: Any) -> bool:
+    """Return whether gradients of any argument add up over several backwards; ``grad_req`` as for ``bind``."""
+    return "add" in (grad_req.values() if isinstance(grad_req, dict) else [grad_req])
+
+
+class Writes:
+    """Counts the writes of mxmp to the parameters and auxiliary states that modules share.
+
+    MXNet fuses layers of executors that are bound to infer on a CPU. A fused layer keeps the weights of its first call
+    if it has no BatchNorm, and BatchNorm's statistics if it has one.
+    """
+
+    count = 0
+
+
+class Watching:
+    """A monitor at work on the executors of a module, which it sees by the network's own names."""
+
+    def __init__(self) -> None:
+        self.monitor: Any = None
+        self._watched: List[WatchedExecutor] = []
+
+    def see(self, group: DataParallelExecutorGroup, runnable: Runnable) -> None:
+        """Let the monitor, if there is one, see the executors of a group, and no earlier ones."""
+        if self.monitor is None:
+            return
+        held = getattr(self.monitor, "exes", [])
+        held[:] = [executor for executor in held if executor not in self._watched]
+        self._watched = [
+            WatchedExecutor(executor, NetworkNames(runnable.scaling, runnable.symbol, runnable.on_cpu))
+            for executor in group.execs
+        ]
+        for watched in self._watched:
+            self.monitor.install(watched)
+
+
 # ---------------------------------------------------------------------- data and labels
 
 
@@ -152,18 +221,28 @@ def _is_declared(symbol: Any, desc: mx.io.DataDesc) -> bool:
     return bool(symbol.attr_dict().get(desc.name, {}).get("__dtype__", "-1") != "-1")
 
 
-def as_float32(symbol: Any, descs: Any) -> Any:
-    """Return descriptions of data, or of labels, in float32 where they are in another float dtype.
+def describe(module: Any, data_shapes: Any, label_shapes: Any) -> Tuple[Any, Any]:
+    """Return descriptions of data and of labels, in the dtypes in which executors of a module of ours take them.
 
-    MXNet's inference takes the dtype of parameters and of all that is computed from the data's. The policy decides it
-    here. A variable that declares its dtype keeps it.
+    Labels that the symbol does not use are left out. MXNet's inference takes the dtype of parameters and of all that
+    is computed from the data's. The policy decides it here: what is in another float dtype comes as float32, unless its
+    variable declares a dtype.
     """
-    return descs and [
-        mx.io.DataDesc(desc.name, desc.shape, dtypes.FLOAT32, desc.layout)
-        if dtypes.canonical(desc.dtype) in _OTHER_FLOATS and not _is_declared(symbol, desc)
-        else desc
-        for desc in descs
+    symbol, names = module.mx_symbol, set(module.mx_symbol.list_arguments())
+    data, labels = parse_data_desc(module.data_names, module.label_names, data_shapes, label_shapes)
+    if not any(desc.name in names for desc in labels or ()):
+        labels = None
+    wide = [
+        group
+        and [
+            mx.io.DataDesc(desc.name, desc.shape, dtypes.FLOAT32, desc.layout)
+            if dtypes.canonical(desc.dtype) in _OTHER_FLOATS and not _is_declared(symbol, desc)
+            else desc
+            for desc in group
+        ]
+        for group in (data, labels)
     ]
+    return wide[0], wide[1]
 
 
 def as_bound(batch: Any, data_descs: Any, label_descs: Any) -> Any:
@@ -194,8 +273,3 @@ def _cast(arrays: Any, descs: Any) -> Any:
     if not wrong:
         return arrays
     return [array.astype(dtypes.FLOAT32) if number in wrong else array for number, array in enumerate(arrays)]
-
-
-def inputs_of(descs: Any) -> List[mx.io.DataDesc]:
-    """Return the descriptions of data and labels in one list; labels may be None."""
-    return [desc for group in descs for desc in group or ()]

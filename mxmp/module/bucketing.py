@@ -13,8 +13,8 @@ from ..mxnet_private import BucketingModuleBase, modules
 from ..policy import Policy
 from ..report import Report
 from ..train.scaler import Scaler
-from .module import Module, PolicyStatus, loss_scale_of
-from .saving import load_buckets, save_checkpoint, states_files
+from .common import PolicyStatus, load_buckets, loss_scale_of, save_checkpoint, states_files
+from .module import Module
 
 
 class BucketingModule(PolicyStatus, BucketingModuleBase):
@@ -121,6 +121,7 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
         super().bind(data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
         if self.optimizer_initialized and self.mx_current is not before:
             self.mx_current.borrow_optimizer(before)
+            self.mx_current._note_write(self.mx_current.mx_arg_params)  # contexts without a kvstore get their mean
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
         """Make a bucket the current one; it is converted and bound the first time."""

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Union
 
 import mxnet as mx
-from mxnet.module.executor_group import DataParallelExecutorGroup
 
 from ..arrays import is_low_precision, mapped, require_positive, to_float32
 from ..devices import amx
@@ -16,71 +15,26 @@ from ..devices.check import require_bfloat16
 from ..dtypes import BFLOAT16, canonical
 from ..errors import ConvertError, TrainerError
 from ..files import saving
-from ..loss_scale import LossScale, NoOpLossScale, parse
-from ..mxnet_private import ModuleBase, modules, parse_data_desc
+from ..loss_scale import LossScale, NoOpLossScale
+from ..mxnet_private import ModuleBase, modules
 from ..optimizer import LossScaleOptimizer
 from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..report import Report
-from ..symbol import load_checkpoint, load_params, to_graph
+from ..symbol import load_checkpoint, to_graph
 from ..symbol.arguments import require_kernels, require_symbol
-from ..symbol.checkpoint import save_params
-from ..symbol.monitors import NetworkNames, WatchedExecutor
 from ..train.explanations import let_explain
 from ..train.kvstores import open_for_module, refuse_compression, updates_on_kvstore
 from ..train.masters import follow
 from ..train.running_stats import Named
-from ..train.scaler import Scaler, ScalerStatus
-from .binding import LOSS_SCALE, Conversions, Runnable, as_bound, as_float32, inputs_of
-from .saving import save_checkpoint, states_files
-from .training import BoundWeights, Training, Weight, make_optimizer, weights_of
+from ..train.scaler import Scaler
+from .binding import LOSS_SCALE, Conversions, Runnable, Watching, Writes, accumulates, as_bound, describe, make_group
+from .common import PolicyStatus, loss_scale_of, save_checkpoint, states_files
+from .training import BoundWeights, Training, Weight, host_zeros, make_optimizer, store_mean, weights_of
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
 
 _INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default
-
-
-class Writes:
-    """Counts the writes of mxmp to the parameters and auxiliary states that modules share.
-
-    MXNet fuses layers of executors that are bound to infer on a CPU. A fused layer keeps the weights of its first call
-    if it has no BatchNorm, and BatchNorm's statistics if it has one.
-    """
-
-    count = 0
-
-
-class PolicyStatus(ScalerStatus):
-    """The policy, the loss scale and the files of parameters of a module, bucketing or not."""
-
-    _policy: Policy
-    get_params: Any
-    set_params: Any
-
-    @property
-    def policy(self) -> Policy:
-        """The precision policy."""
-        return self._policy
-
-    def _set_loss_scale(self, spec: Any) -> None:
-        self._scaler.loss_scale = loss_scale_of(self._policy, spec)
-
-    def save_params(self, fname: str) -> None:
-        """Write the float32 parameters, whole or not at all, as ``mx.mod.Module.save_params``.
-
-        Raises:
-            CheckpointError: If the file cannot be written; then what was there is as it was.
-            TrainerError: If a parameter was written to past its float32 master.
-        """
-        save_params(fname, *self.get_params())
-
-    def load_params(self, fname: str) -> None:
-        """Set the parameters to those of a file that `save_params` wrote.
-
-        Raises:
-            CheckpointError: If the file is missing or damaged; then nothing is changed.
-        """
-        self.set_params(*load_params(fname))
 
 
 class Module(PolicyStatus, ModuleBase):
@@ -170,12 +124,11 @@ class Module(PolicyStatus, ModuleBase):
         self._conversions: Optional[Conversions] = None
         self._runnable: Optional[Runnable] = None
         self._training: Optional[Training] = None
-        self._monitor: Any = None
-        self._watched: List[WatchedExecutor] = []  # the executors that the monitor was given
+        self._watching = Watching()
         self._writes = Writes()
         self._writes_fused: Optional[int] = None  # how many there were when layers were fused; None before that
         self._backward_scale = 1.0
-        self._out_grads: Any = None  # true gradients of outputs that the present step was given
+        self._out_grads: Any = None  # true gradients of outputs that the last backward pass was given
         self._join(Scaler(loss_scale_of(self._policy, loss_scale)))
 
     @property
@@ -214,7 +167,11 @@ class Module(PolicyStatus, ModuleBase):
             return
         if inputs_need_grad and not for_training:
             raise TrainerError("bind: inputs_need_grad=True needs for_training=True.")
-        symbol, shared = self.mx_symbol, None if shared_module is None else _require_shareable(shared_module)
+        symbol, shared = self.mx_symbol, shared_module
+        if shared is not None and not (isinstance(shared, Module) and shared.binded and shared.params_initialized):
+            raise TrainerError(
+                f"bind: shared_module is {shared!r}; expected a bound and initialized mxmp.module.Module."
+            )
         require_kernels(self._policy, self.mx_context, f"bind: symbol '{symbol.name or symbol}'")
         if isinstance(grad_req, (list, tuple)):  # the graph that is bound has one argument more
             grad_req = dict(zip(symbol.list_arguments(), grad_req))
@@ -223,12 +180,18 @@ class Module(PolicyStatus, ModuleBase):
             graph = EraseCasts()(to_graph(symbol)).graph
             check_matches(self._policy, [(node.op, node.name) for node in graph.operators()])
         else:
+            unknown = [name for name in self.mx_param_names if name not in shared.mx_param_names]
+            if unknown:
+                raise TrainerError(
+                    f"bind: parameters {unknown} are missing in the module that is shared with; the default bucket "
+                    "must have the parameters of all."
+                )
             self._join(shared._scaler)
             self._writes = shared._writes
         params, scaled = frozenset([*self.mx_param_names, *self.mx_aux_names]), for_training and self._scaler.active
         given = (params, self.mx_context, self._loss_heads, scaled, for_training, accumulates(grad_req))
         self._conversions = Conversions(symbol, self._policy, *given)
-        descs = self._descs(data_shapes, label_shapes)
+        descs = describe(self, data_shapes, label_shapes)
         self._use(self._convert(descs, shared), descs, shared.mx_exec_group if shared else None)
         self._place_params(shared)
         if shared is not None and shared.optimizer_initialized:
@@ -237,36 +200,21 @@ class Module(PolicyStatus, ModuleBase):
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Take other shapes, as ``mx.mod.Module.reshape``; convert anew if verdicts change with them."""
-        before, descs = self._bound("reshape"), self._descs(data_shapes, label_shapes)
+        before, descs = self._bound("reshape"), describe(self, data_shapes, label_shapes)
         runnable = self._convert(descs, self)
         if runnable.converted.graph != before.converted.graph:
             self._use(runnable, descs, self.mx_exec_group)
             return
         super().reshape(*descs)
-        if self._monitor is not None:
-            self._watch()
-
-    def _descs(self, data_shapes: Any, label_shapes: Any) -> Any:
-        """Return descriptions of data and of labels, in the dtypes in which executors take them."""
-        data, labels = parse_data_desc(self.data_names, self.label_names, data_shapes, label_shapes)
-        used = {desc.name for desc in labels or ()} & set(self.mx_symbol.list_arguments())
-        return as_float32(self.mx_symbol, data), as_float32(self.mx_symbol, labels) if used else None
+        self._watching.see(self.mx_exec_group, runnable)
 
     def _convert(self, descs: Any, shared: Optional[Module]) -> Runnable:
-        """Return the conversion for data and labels, whose parameters are stored as those of a module if given one."""
+        """Return the conversion for data and labels; a module that shares its parameters says how they are stored."""
         assert self._conversions is not None
-        if shared is None:
-            return self._conversions.find(inputs_of(descs), frozenset())
-        stored = shared._low_weights()
-        runnable = self._conversions.find(inputs_of(descs), stored)
-        unknown = [name for name in self.mx_param_names if name not in shared.mx_param_names]
-        if unknown:
-            raise TrainerError(
-                f"bind: parameters {unknown} are missing in the module that is shared with; the default bucket must "
-                "have the parameters of all."
-            )
+        stored = frozenset() if shared is None else shared._low_weights()
+        runnable = self._conversions.find([desc for group in descs for desc in group or ()], stored)
         low = runnable.converted.low_params - stored
-        if low:
+        if shared is not None and low:
             raise ConvertError(
                 f"parameters {sorted(low)} are stored in float32 by the module that is shared with, but in low "
                 "precision here; use a policy with param_dtype='float32', such as 'O1'."
@@ -275,33 +223,13 @@ class Module(PolicyStatus, ModuleBase):
 
     def _use(self, runnable: Runnable, descs: Any, shared_group: Any) -> None:
         """Make executors for data and labels; they share parameters with another group's."""
-        names = set(self.mx_param_names)
-        group = DataParallelExecutorGroup(
-            runnable.symbol,
-            self.mx_context,
-            self.mx_work_load_list,
-            *descs,
-            [name for name in runnable.symbol.list_arguments() if name in names],
-            self.for_training,
-            self.inputs_need_grad,
-            shared_group,
-            logger=self.logger,
-            fixed_param_names=self.mx_fixed_param_names,
-            grad_req=self.mx_grad_req,
-            group2ctxs=self.mx_group2ctxs,
-            state_names=self.mx_state_names,
-        )
-        # A cast behind an output has the output's name, but not the attribute that says where its batch is.
-        layouts = [output.attr("__layout__") for output in self.mx_symbol]
-        group.output_layouts = [mx.io.DataDesc.get_batch_axis(layout) for layout in layouts]
         self.mx_data_shapes, self.mx_label_shapes = descs
-        if not self.mx_label_shapes:  # labels that the symbol does not use reach metrics alone
-            group.label_names, group.label_layouts = self.label_names, [0] * len(self.label_names)
+        group = make_group(self, runnable.symbol, shared_group)
         self._runnable, self.mx_exec_group, self._writes_fused = runnable, group, None
         self._write_loss_scale(1.0)
         self.mx_total_exec_bytes = modules.group_exec_bytes(group)
-        if self.binded and self._monitor is not None:
-            self._watch()
+        if self.binded:
+            self._watching.see(group, runnable)
 
     def _place_params(self, shared: Optional[Module]) -> None:
         """Share the host's parameters, copy them to the devices, or make room for them."""
@@ -314,28 +242,17 @@ class Module(PolicyStatus, ModuleBase):
             group.set_params(self.mx_arg_params, self.mx_aux_params)
             self._note_write(self.mx_arg_params)
         else:
-            self.mx_arg_params = {name: _zeros(arrays) for name, arrays in zip(group.param_names, group.param_arrays)}
-            self.mx_aux_params = {name: _zeros(arrays) for name, arrays in zip(group.aux_names, group.aux_arrays)}
+            self.mx_arg_params = host_zeros(group.param_names, group.param_arrays)
+            self.mx_aux_params = host_zeros(group.aux_names, group.aux_arrays)
 
     def install_monitor(self, mon: Any) -> None:
         """Install a monitor on all executors; it sees the network's own names and float32 values.
 
         What mxmp puts in, casts for example, it does not see. Gradients are scaled by the loss scale.
         """
-        self._bound("install_monitor")
-        self._monitor = mon
-        self._watch()
-
-    def _watch(self) -> None:
-        """Let the monitor see the executors of now, and no earlier ones."""
-        runnable, held = self._bound("install_monitor"), getattr(self._monitor, "exes", [])
-        held[:] = [executor for executor in held if executor not in self._watched]
-        self._watched = [
-            WatchedExecutor(executor, NetworkNames(runnable.scaling, runnable.symbol, runnable.on_cpu))
-            for executor in self.mx_exec_group.execs
-        ]
-        for watched in self._watched:
-            self._monitor.install(watched)
+        runnable = self._bound("install_monitor")
+        self._watching.monitor = mon
+        self._watching.see(self.mx_exec_group, runnable)
 
     def _bound(self, call: str) -> Runnable:
         if not self.binded or self._runnable is None:
@@ -403,9 +320,9 @@ class Module(PolicyStatus, ModuleBase):
         for weight in weights_of(group):
             arrays = weight.arrays if training is None else weight.arrays[: len(training.updaters)]
             exact = [self._exact(weight.name, number, array) for number, array in enumerate(arrays)]
-            _store_mean(exact, self.mx_arg_params[weight.name])
+            store_mean(exact, self.mx_arg_params[weight.name])
         for name, arrays in zip(group.aux_names, group.aux_arrays):
-            _store_mean(arrays, self.mx_aux_params[name])
+            store_mean(arrays, self.mx_aux_params[name])
         self.mx_params_dirty = False
 
     def _exact(self, name: str, number: int, array: mx.nd.NDArray) -> mx.nd.NDArray:
@@ -662,10 +579,7 @@ class Module(PolicyStatus, ModuleBase):
         if self._scaler.active:
             self._require_gradients("update")
         self.mx_params_dirty = True  # auxiliary states change in a skipped step as well
-        try:
-            return self._training.step.run(self._step_weights(self._training), self.mx_optimizer.rescale_grad)
-        finally:
-            self._out_grads = None
+        return self._training.step.run(self._step_weights(self._training), self.mx_optimizer.rescale_grad)
 
     def discard_grads(self) -> None:
         """Give up the present window: its gradients count as used, and nothing is updated."""
@@ -779,32 +693,3 @@ class Module(PolicyStatus, ModuleBase):
         else:
             self._training.load(fname, self._trained(), self.mx_arg_params)
             self.mx_params_dirty = True
-
-
-def loss_scale_of(policy: Policy, loss_scale: Any) -> LossScale:
-    """Return a loss scale by what a user gives, that of the policy for 'policy'."""
-    return parse(policy.loss_scale if isinstance(loss_scale, str) and loss_scale == "policy" else loss_scale)
-
-
-def accumulates(grad_req: Any) -> bool:
-    """Return whether gradients of any argument add up over several backwards; ``grad_req`` as for ``bind``."""
-    return "add" in (grad_req.values() if isinstance(grad_req, dict) else [grad_req])
-
-
-def _zeros(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return zeros for the host's value of a parameter: float32 where executors hold it in low precision."""
-    like = arrays[0]
-    return mx.nd.zeros(like.shape, dtype="float32" if is_low_precision(like) else like.dtype, stype=like.stype)
-
-
-def _store_mean(arrays: Sequence[mx.nd.NDArray], out: mx.nd.NDArray) -> None:
-    """Store the mean of the contexts' values, as MXNet does; of one context, its value."""
-    if len(arrays) > 1:
-        arrays = [sum(array.copyto(mx.cpu()) for array in arrays) / len(arrays)]
-    arrays[0].astype(out.dtype).copyto(out)
-
-
-def _require_shareable(module: Any) -> Module:
-    if not isinstance(module, Module) or not module.binded or not module.params_initialized:
-        raise TrainerError(f"bind: shared_module is {module!r}; expected a bound and initialized mxmp.module.Module.")
-    return module

@@ -51,6 +51,20 @@ def weights_of(group: Any) -> List[Weight]:
     return [Weight(*fields) for fields in zip(group.param_names, group.param_arrays, grads, adds)]
 
 
+def host_zeros(names: Sequence[str], arrays: Sequence[List[mx.nd.NDArray]]) -> Dict[str, mx.nd.NDArray]:
+    """Return zeros for the host's values of parameters by name: float32 where executors hold them in low precision."""
+    first = {name: each[0] for name, each in zip(names, arrays)}
+    dtypes = {name: "float32" if is_low_precision(array) else array.dtype for name, array in first.items()}
+    return {name: mx.nd.zeros(a.shape, dtype=dtypes[name], stype=a.stype) for name, a in first.items()}
+
+
+def store_mean(arrays: Sequence[mx.nd.NDArray], out: mx.nd.NDArray) -> None:
+    """Store the mean of the contexts' values, as MXNet does; of one context, its value."""
+    if len(arrays) > 1:
+        arrays = [sum(array.copyto(mx.cpu()) for array in arrays) / len(arrays)]
+    arrays[0].astype(out.dtype).copyto(out)
+
+
 def make_optimizer(optimizer: Any, options: Dict[str, Any], symbol: Any, names: List[str], rescale: float) -> Any:
     """Return the optimizer that runs a module, wrapped for low precision weights.
 
@@ -127,26 +141,24 @@ class Training:
     ) -> None:
         """Give low precision weights the masters, float32 values by name, that they were rounded from.
 
-        ``loaded`` says that those from a file stay, wherever they round to the weight.
+        With ``loaded``, masters that are there stay, but for the elements that they do not round to.
         """
         for weight in weights if self.optimizer.masters else ():
-            for number, array in enumerate(weight.arrays[: len(self.updaters)]):
-                if not weight.is_low or weight.name not in values:
-                    break
-                master = self.master(weight.name, number) if loaded else None
+            if not weight.is_low or weight.name not in values:
+                continue
+            index = self.indices[weight.name]
+            for updater, array in zip(self.updaters, weight.arrays):
+                state = updater.states.get(index)
+                master = state.master if loaded and state is not None else None
                 if master is None:
                     master = to_float32(values[weight.name]).copyto(array.ctx)
                 if loaded:
                     follow(master, array)
-                self._put_master(self.updaters[number], self.indices[weight.name], master)
-
-    def _put_master(self, updater: mx.optimizer.Updater, index: int, master: mx.nd.NDArray) -> None:
-        """Make an array the master of a parameter on a context, with a state of its own if it has none."""
-        if index in updater.states:
-            updater.states[index].master, updater.states[index].is_loaded = master, False
-        else:
-            updater.states[index] = self.optimizer.create_state_of_master(index, master)
-            updater.states_synced[index] = True
+                if state is None:
+                    updater.states[index] = self.optimizer.create_state_of_master(index, master)
+                    updater.states_synced[index] = True
+                else:
+                    state.master, state.is_loaded = master, False
 
     def require_masters(self, weights: Sequence[Weight]) -> None:
         """Raise a TrainerError if a weight was written to past its master; one host read, none without masters."""

@@ -15,8 +15,25 @@ from mxmp.module import BucketingModule, Module, binding
 from mxmp.policy import Policy
 from mxmp.symbol import convert_symbol, on_cpu, to_graph
 from tests.module.tools import (
-    BFLOAT16, SGD, SHAPES, TWO, arrays, batches, bits, bound, convnet, grads, iterator, mlp, params_of, plain, ready,
-    samples, scale, train, values,
+    BFLOAT16,
+    SGD,
+    SHAPES,
+    TWO,
+    arrays,
+    batches,
+    bits,
+    bound,
+    convnet,
+    grads,
+    iterator,
+    mlp,
+    params_of,
+    plain,
+    ready,
+    samples,
+    scale,
+    train,
+    values,
 )  # fmt: skip
 
 EPS = float(np.finfo(np.float16).eps)
@@ -86,30 +103,12 @@ def test_executors_run_emulated_float16_and_the_report_says_so(monkeypatch):
     assert module.policy == Policy.parse("O1")
 
 
-def test_a_network_that_mxmp_converted_before_is_converted_anew():
-    once = train(ready(loss_scale=8), batches())
-    again = train(ready(convert_symbol(mlp(), "O2", {"data": (8, 6)}), loss_scale=8), batches())
-    assert bits(values(once)) == bits(values(again))
-
-
 def test_a_network_that_does_not_convert_names_the_node_and_binds_nothing():
     data = mx.sym.var("data")
     module = Module(mx.sym.elemwise_add(mx.sym.Cast(data, dtype="int32"), data, name="culprit"), label_names=None)
     with pytest.raises(ConvertError, match="node 'culprit'"):
         module.bind([("data", (2, 3))])
     assert not module.binded
-
-
-def test_an_override_may_name_a_node_in_a_loop():
-    weight = mx.sym.var("w_weight")
-
-    def body(x, state):
-        return mx.sym.FullyConnected(x, weight, num_hidden=4, no_bias=True, name="inner"), state
-
-    out, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), mx.sym.var("s0"))
-    module = Module(mx.sym.MakeLoss(mx.sym.sum(out)), ("data", "s0"), None, policy="O1,name:inner*=float32")
-    module.bind([("data", (2, 2, 4)), ("s0", (2, 4))])
-    assert {row.precision for row in module.report.rows if row.name.startswith("inner")} == {"float32"}
 
 
 @pytest.mark.parametrize("policy", ["float32", "O1"])
@@ -210,6 +209,16 @@ def test_data_of_another_float_dtype_follows_the_policy(dtype, policy):
     assert module.report.casts == expected.report.casts
 
 
+def test_data_and_labels_are_cast_before_they_are_copied_to_executors():
+    """Which MXNet does itself where it copies to a CPU, and refuses to where a GPU has another dtype."""
+    descs = [mx.io.DataDesc("data", (2,))], [mx.io.DataDesc("label", (2,), "int32")]
+    given = mx.io.DataBatch([mx.nd.ones(2, dtype="float16")], [mx.nd.ones(2, dtype="float64")])
+    batch, same = binding.as_bound([given], *descs)[0], binding.as_bound([given], descs[1], descs[0])[0]
+    assert (batch.data[0].dtype, batch.label[0].dtype) == (np.float32, np.float64)  # the label is none of float32
+    assert (same.data[0].dtype, same.label[0].dtype) == (np.float16, np.float32)
+    assert binding.as_bound(given, descs[1], descs[1]) is given and given.data[0].dtype == np.float16
+
+
 def test_data_keeps_a_dtype_that_is_declared_or_no_float():
     ids = mx.sym.Embedding(mx.sym.var("data"), input_dim=10, output_dim=4, name="embedding")
     wide = mx.sym.Cast(mx.sym.var("wide", dtype="float64"), dtype="float32", name="narrow")
@@ -219,6 +228,7 @@ def test_data_keeps_a_dtype_that_is_declared_or_no_float():
     module.forward(mx.io.DataBatch([mx.nd.array([1, 2], dtype="int32"), mx.nd.full((2, 4), 1 / 3, dtype="float64")]))
     dtypes = [arrays(module, name)[0].dtype for name in ("data", "wide", "embedding_weight")]
     assert dtypes == [np.int32, np.float64, np.float32]
+    assert arrays(module, "wide")[0].asnumpy()[0, 0] == 1 / 3  # with all bits of float64
 
 
 @pytest.mark.filterwarnings("ignore:.*You created Module with")  # MXNet's, where a label's name is not found
@@ -301,8 +311,8 @@ def test_a_shared_module_has_the_scale_before_there_is_an_optimizer():
 def test_a_scale_must_fit_every_module_that_shares_it_and_that_borrows_an_optimizer():
     module, lender = (ready(policy="float32", loss_scale=16) for _ in range(2))
     module.loss_scale = None
-    other = sharing(module)
-    for each in (module, other):
+    other, third = sharing(module), sharing(module, for_training=False)
+    for each in (module, other, third):
         with pytest.raises(TrainerError, match="bound without a loss scale"):
             each.loss_scale = 16
     with pytest.raises(TrainerError, match="bound without a loss scale"):
@@ -355,19 +365,21 @@ def test_parameters_and_statistics_that_are_set_are_seen_by_fused_layers(missing
             assert not np.array_equal(outputs(each, x), old)
 
 
-def test_a_module_that_infers_sees_the_steps_of_one_that_trains_its_parameters():
-    shape = (8, 1, 6, 6)
-    trained, other = ready(convnet(), shape=shape), Module(convnet())
+@pytest.mark.parametrize("symbol, shape", [(convnet(), (8, 1, 6, 6)), (mlp(), (8, 6))], ids=["convnet", "mlp"])
+def test_a_module_that_infers_sees_the_steps_of_one_that_trains_its_parameters(symbol, shape):
+    """After each of them: a backward pass changes the running statistics, an update the weights."""
+    trained, other = ready(symbol, "float32", shape), Module(symbol, policy="float32")
     other.bind(trained.data_shapes, trained.label_shapes, for_training=False, shared_module=trained)
-    x, steps = mx.nd.ones(shape), batches(shape=(1, 6, 6))
-    for step in (lambda: train(trained, steps), lambda: trained.forward_backward(steps[0])):
+    x, step = mx.nd.ones(shape), batches(shape=shape[1:])[0]
+    for call in (lambda: trained.forward_backward(step), trained.update):
         before = outputs(other, x)
-        step()
+        call()
         trained._params_dirty = True
-        fresh = bound(convnet(), shape=shape, bind={"for_training": False})
+        fresh = bound(symbol, "float32", shape, bind={"for_training": False})
         fresh.set_params(*trained.get_params())
         np.testing.assert_array_equal(outputs(other, x), outputs(fresh, x))
-        assert not np.array_equal(outputs(other, x), before)
+        changes = call == trained.update or "conv_weight" in values(trained)
+        assert np.array_equal(outputs(other, x), before) != changes
 
 
 # ---------------------------------------------------------------------- monitors

@@ -1,4 +1,4 @@
-"""Checkpoints of modules, bucketing or not: all files of one, or none."""
+"""What modules have in common, bucketing or not: policy and loss scale, parameters and checkpoints in files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,49 @@ import numpy as np
 from ..checkpoint import checkpoint_files
 from ..errors import CheckpointError
 from ..files import manifest_of, require_set, saving
+from ..loss_scale import LossScale, parse
+from ..policy import Policy
 from ..symbol import load_params, load_symbol
-from ..symbol.checkpoint import load_arrays, named_arrays, write_arrays, write_symbol
+from ..symbol.checkpoint import load_arrays, named_arrays, save_params, write_arrays, write_symbol
+from ..train.scaler import ScalerStatus
+
+
+class PolicyStatus(ScalerStatus):
+    """The policy, the loss scale and the files of parameters of a module, bucketing or not."""
+
+    _policy: Policy
+    get_params: Any
+    set_params: Any
+
+    @property
+    def policy(self) -> Policy:
+        """The precision policy."""
+        return self._policy
+
+    def _set_loss_scale(self, spec: Any) -> None:
+        self._scaler.loss_scale = loss_scale_of(self._policy, spec)
+
+    def save_params(self, fname: str) -> None:
+        """Write the float32 parameters, whole or not at all, as ``mx.mod.Module.save_params``.
+
+        Raises:
+            CheckpointError: If the file cannot be written; then what was there is as it was.
+            TrainerError: If a parameter was written to past its float32 master.
+        """
+        save_params(fname, *self.get_params())
+
+    def load_params(self, fname: str) -> None:
+        """Set the parameters to those of a file that `save_params` wrote.
+
+        Raises:
+            CheckpointError: If the file is missing or damaged; then nothing is changed.
+        """
+        self.set_params(*load_params(fname))
+
+
+def loss_scale_of(policy: Policy, loss_scale: Any) -> LossScale:
+    """Return a loss scale by what a user gives, that of the policy for 'policy'."""
+    return parse(policy.loss_scale if isinstance(loss_scale, str) and loss_scale == "policy" else loss_scale)
 
 
 def save_checkpoint(
