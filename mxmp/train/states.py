@@ -25,7 +25,7 @@ from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale
 from ..mxnet_private import is_initialized, optimizers
 from .masters import MasterState, MultiPrecision, follow_weights, keep_masters, require_masters
 from .scaler import Scaler
-from .state_files import NOT_STATE, class_name, content_of, foreign, read, same, write
+from .state_files import NOT_STATE, content_of, foreign, read, same, write
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,10 +46,6 @@ class Target:
     updaters: Sequence[mx.optimizer.Updater]
     contexts: Sequence[mx.Context]
     params: Sequence[Any]
-
-    def is_low(self, index: int) -> bool:
-        """Return whether a parameter is stored in low precision."""
-        return canonical(self.params[index].dtype) in LOW_PRECISION
 
 
 def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
@@ -126,7 +122,7 @@ class _Loaded:
         inner = target.optimizer.inner
         if self._has_optimizer:
             self._require_equal("the optimizer", content["optimizer"], type(inner).__name__)
-            self._require_equal("lr_scheduler", content.get("scheduler"), class_name(inner.lr_scheduler))
+            self._require_equal("lr_scheduler", content.get("scheduler"), type(inner.lr_scheduler).__name__)
 
     def _require(self, fits: bool, field: str, value: Any, expected: Any) -> None:
         if not fits:
@@ -205,16 +201,15 @@ class _Loaded:
 
     def _fitted(self, where: str, index: int, state: Any, shape: Tuple[int, ...], make: _Make) -> Any:
         """Return one state in the form that its parameter wants."""
-        target = self._target
-        low = target.is_low(index)
-        expected = make(index, shape, FLOAT32 if low else canonical(target.params[index].dtype))
-        wide = f"{FLOAT32} {shape}"
+        dtype, wide = canonical(self._target.params[index].dtype), f"{FLOAT32} {shape}"
+        low = dtype in LOW_PRECISION
+        expected = make(index, shape, FLOAT32 if low else dtype)
         if not isinstance(state, MasterState):
             state = _of_mxnet(state, expected, wide)
         master, inner = state.master, state.inner
         self._require(master is None or _text(master) == wide, f"{where}.master", _text(master), wide)
         self._require(expected in (None, _text(inner)), where, _text(inner), expected)
-        return MasterState(master if target.optimizer.masters else None, inner, is_loaded=True) if low else inner
+        return MasterState(master if self._target.optimizer.masters else None, inner, is_loaded=True) if low else inner
 
 
 _Make = Callable[[int, Tuple[int, ...], str], Optional[str]]

@@ -289,7 +289,7 @@ def saved_file(tmp_path):
     ("other", "message"),
     [
         ({"optimizer": "sgd"}, "the optimizer is Adam; expected SGD, as in this trainer"),
-        ({"lr_scheduler": scheduler()}, "lr_scheduler is None; expected FactorScheduler"),
+        ({"lr_scheduler": scheduler()}, "lr_scheduler is NoneType; expected FactorScheduler"),
         ({"dtypes": DTYPES[:2]}, "the number of parameters is 3; expected 2"),
         ({"shape": (2, 3)}, r"the shape of parameter 'p0' \(number 0\) is \[3, 2\]; expected \[2, 3\]"),
     ],
