@@ -303,6 +303,7 @@ class DynamicLossScale(LossScale):
         end = min(_WARM_UP_END, self.max_scale)
         if self.warming_up and self.value < end:
             return self._moved(value=min(2.0 * self.value, end), floor_skips=0)
+        # At max_scale it grows by nothing, but the tracker and the hysteresis start anew, as in Megatron-LM.
         tracker = self.growth_tracker + 1
         grows = tracker >= self.growth_interval
         return self._moved(
@@ -314,6 +315,7 @@ class DynamicLossScale(LossScale):
         )
 
     def _after_non_finite(self) -> DynamicLossScale:
+        # The step in which the scale reaches the floor does not count: it was taken at a larger scale.
         floor_skips = self.floor_skips + 1 if self.value <= self.min_scale else 0
         if floor_skips and floor_skips % self.max_floor_skips == 0:
             if self.at_floor == "raise":

@@ -94,6 +94,7 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
         raise StateError(f"{fname}: the loss scale does not load: {e}") from e
     except TrainerError as e:
         raise TrainerError(f"{fname}: its loss scale does not fit, so that nothing of it is loaded: {e}") from e
+    # From here on nothing fails.
     for updater, placed in zip(target.updaters, states):
         updater.states = placed
         updater.states_synced = dict.fromkeys(placed, False)  # a kvstore may want them on another context
@@ -126,7 +127,10 @@ class _Loaded:
 
     def _require(self, fits: bool, field: str, value: Any, expected: Any) -> None:
         if not fits:
-            raise StateError(f"{self._fname}: {field} is {value!s:.200}; expected {expected!s:.200}.")
+            raise self._error(field, value, expected)
+
+    def _error(self, field: str, value: Any, expected: Any) -> StateError:
+        return StateError(f"{self._fname}: {field} is {value!s:.200}; expected {expected!s:.200}.")
 
     def _require_equal(self, field: str, value: Any, expected: Any) -> None:
         self._require(value == expected, field, value, f"{expected}, as in this trainer")
@@ -137,10 +141,10 @@ class _Loaded:
         fields = self._content.get(group, {})
         self._require(type(fields) is dict, group, fields, "a dict")
         for name, value in fields.items():
-            known = name in present and name not in NOT_STATE
-            self._require(known, f"{group}.{name}", value, f"absent: {type(owner).__name__} has no such field")
-            expected = f"the like of {present[name]!r}"
-            self._require(_same_kind(value, present[name]), f"{group}.{name}", repr(value), expected)
+            if name not in present or name in NOT_STATE:
+                raise self._error(f"{group}.{name}", repr(value), f"absent: {type(owner).__name__} has no such field")
+            if not _same_kind(value, present[name]):
+                raise self._error(f"{group}.{name}", repr(value), f"the like of {present[name]!r}")
         return {name: _placed(value, self._target.contexts[0]) for name, value in fields.items()}
 
     def counts(self) -> Optional[Dict[int, Dict[int, int]]]:
@@ -153,6 +157,7 @@ class _Loaded:
         number, saved = self._content.get("num_update"), self._content.get("counts", {})
         self._require(_is_whole(number), "num_update", number, "a whole number from 0 up")
         self._require(_are_counts(saved), "counts", saved, "whole numbers by device and index")
+        # MXNet counts for each device by itself (Optimizer._set_current_context in optimizer.py at tag 1.9.1).
         default: Dict[int, int] = next(filter(None, saved.values()), {})
         devices = sorted({0, *(ctx.device_id for ctx in self._target.contexts)})
         return {device: dict(saved.get(device) or default) for device in devices}
@@ -238,6 +243,8 @@ def _maker(inner: mx.optimizer.Optimizer, fields: Dict[str, Any]) -> _Make:
 def _of_mxnet(state: Any, expected: Optional[str], wide: str) -> MasterState:
     """Return a state with the master that MXNet's ``multi_precision`` pairs it with, in either order, if it does."""
     if isinstance(state, tuple) and len(state) == 2 and expected not in (None, _text(state)):
+        # SGD keeps (momentum, master), all others (master, state): their create_state_multi_precision in
+        # python/mxnet/optimizer/optimizer.py at tag 1.9.1.
         for inner, master in (state, state[::-1]):
             if (_text(inner), _text(master)) == (expected, wide):
                 return MasterState(master, inner)
@@ -246,6 +253,7 @@ def _of_mxnet(state: Any, expected: Optional[str], wide: str) -> MasterState:
 
 def _text(value: Any) -> str:
     """Return what of a state must be as the optimizer makes it: shapes and dtypes, and kinds of all else."""
+    # Not how an array is stored: the state of a row_sparse weight is row_sparse, that of zeros is not.
     if isinstance(value, mx.nd.NDArray):
         return f"{canonical(value.dtype)} {value.shape}"
     if isinstance(value, (int, float, np.number)):
@@ -291,6 +299,8 @@ def _link_masters(target: Target, states: Sequence[Dict[int, Any]]) -> None:
         loaded = [each.get(index) for each in states]
         masters = [state.master for state in loaded if isinstance(state, MasterState) and state.master is not None]
         if masters and isinstance(param, mx.gluon.Parameter):
+            # What a parameter keeps wins over a state's master. Weights are loaded before states, so that those that
+            # are not their master rounded were changed since.
             keep_masters(param, masters)
             if is_initialized(param):
                 follow_weights(param)

@@ -67,19 +67,6 @@ def test_nothing_in_a_file_is_pickled(tmp_path):
         assert file["0"].tolist() == [1, 1]
 
 
-def test_a_write_that_fails_keeps_the_old_file(tmp_path, monkeypatch):
-    write(tmp_path / "value", {"a": 1})
-
-    def fail(file, array, **options):
-        file.write(b"half of it")
-        raise OSError("no space left")
-
-    monkeypatch.setattr(np.lib.format, "write_array", fail)
-    with pytest.raises(OSError, match="no space left"):
-        write(tmp_path / "value", {"a": 2})
-    assert read(tmp_path / "value")["a"] == 1 and os.listdir(tmp_path) == ["value"]
-
-
 # A resumed run.
 
 
@@ -313,32 +300,22 @@ def rows(places, shape):
 HEADERS = {
     "format": ({"format": "else"}, "its format is 'else'"),
     "version": ({"version": 99}, "version is 99; expected 1; it comes from another mxmp"),
-    "no list": ({"states": None}, "states is None; expected a list"),
     "no parameters": ({"params": 5}, "params is 5; expected a list"),
     "negative": ({"num_update": -1}, "num_update is -1; expected a whole number"),
-    "bool": ({"num_update": True}, "num_update is True"),
     "counts": ({"counts": {"$dict": [[0, [0]]]}}, "counts is .*; expected whole numbers by device"),
-    "half a count": ({"counts": {"$dict": [[0, {"$dict": [[0, 1.5]]}]]}}, "counts is .*; expected whole numbers"),
-    "a device": ({"counts": {"a": {}}}, "counts is .*; expected whole numbers"),
     "unknown": ({"fields": {"volume": 11}}, "fields.volume is 11; expected absent: Adam has no such field"),
-    "no option": ({"fields": {"param_dict": 1}}, "fields.param_dict is 1; expected absent"),
     "a method": ({"fields": {"update": 1}}, "fields.update is 1; expected absent"),
     "a type": ({"fields": {"beta1": "much"}}, "fields.beta1 is 'much'; expected the like of 0.9"),
-    "a flag": ({"fields": {"beta1": True}}, "fields.beta1 is True; expected the like of 0.9"),
     "fields": ({"fields": 7}, "fields is 7; expected a dict"),
     "states": ({"states": [7]}, r"states\[0\] is int; expected a dict"),
     "an index": (states(9, None), r"states\[0\]\[9\] is of no parameter; expected an index from 0 to 2"),
-    "a name": (states("p", None), r"states\[0\]\['p'\] is of no parameter"),
     "a gone array": (states(0, {"$array": "gone"}), "header has a .array of 'gone'"),
-    "a kind": (states(0, {"$lambda": []}), "header has a .lambda of"),
     "letters": (states(0, {"$master": "abcdef"}), "header has a .master of 'abcdef'"),
     "no number": (states(0, {"$number": "0"}), "header has a .number of '0'"),
     "text": (states(0, {"$array": "text"}), "header has a .array of 'text'"),
     "one": (states(0, ENTRY), rf"states\[0\]\[0\] is float32 \(3, 2\); expected {PAIR}"),
     "a list": (states(0, [ENTRY, ENTRY]), f"is a list; expected {PAIR}"),
     "none": (states(0, None), f"is None; expected {PAIR}"),
-    "three": (states(0, {"$tuple": [ENTRY] * 3}), rf"is \(float32 \(3, 2\), .*\); expected {PAIR}"),
-    "a number in it": (states(0, {"$tuple": [7, ENTRY]}), rf"is \(a number, float32 \(3, 2\)\); expected {PAIR}"),
     "a shape": (states(0, {"$tuple": [ENTRY, {"$array": "values"}]}), rf"float32 \(2, 2\)\); expected {PAIR}"),
     "within": (states(1, {"$master": [ENTRY, None]}), rf"states\[0\]\[1\] is None; expected {PAIR}"),
     "a master": (states(1, {"$master": [{"$array": "values"}, None]}), r"\[1\].master is float32 \(2, 2\); expected"),
@@ -346,13 +323,12 @@ HEADERS = {
     "rows beyond": (rows("beyond", [6, 2]), "header has a .row_sparse"),
     "rows below 0": (rows("below", [6, 2]), "header has a .row_sparse"),
     "rows in disorder": (rows("disorder", [6, 2]), "header has a .row_sparse"),
-    "rows of floats": (rows("floats", [6, 2]), "header has a .row_sparse"),
     "longer rows": (rows("good", [6, 3]), "header has a .row_sparse"),
     "no rows": (rows("good", [6]), "header has a .row_sparse"),
     "good rows": (rows("good", [6, 2]), "fields.lr is \n<RowSparse.*; expected the like of 0.001"),
     "deep": ({"extra": json.loads("[" * 900 + "]" * 900)}, "loss scale does not load"),
 }
-MORE = {"good": [0, 3], "beyond": [0, 9], "below": [-1, 3], "disorder": [3, 0], "floats": [0.0, 3.0], "text": ["a"]}
+MORE = {"good": [0, 3], "beyond": [0, 9], "below": [-1, 3], "disorder": [3, 0], "text": ["a"]}
 MORE = {"values": np.ones((2, 2), np.float32), **{name: np.array(value) for name, value in MORE.items()}}
 
 
