@@ -13,7 +13,6 @@ from mxmp.optimizer import MultiPrecision
 from mxmp.train.masters import MasterState
 from tests.gluon.trainer_tools import param, sgd
 
-
 OPTIMIZERS = {
     "sgd": {"momentum": 0.9},
     "adam": {},
