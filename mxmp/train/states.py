@@ -169,8 +169,8 @@ class _Loaded:
         policy. A master that is missing is made of the parameter at its next update. The ``fields`` of the file
         decide over the states that the optimizer would make.
         """
-        target, shapes = self._target, self._shapes()
-        states: Any = self._content.get("states")
+        self._check_params()
+        target, states = self._target, self._content.get("states", ())
         self._require(type(states) is list, "states", states, "a list")
         several = f"{len(target.updaters)}, or 1 for all"
         fits = len(states) in (1, len(target.updaters))
@@ -183,31 +183,27 @@ class _Loaded:
             for index, state in loaded.items():
                 where, known = f"states[{number}][{index!r}]", _is_whole(index) and index < len(target.params)
                 self._require(known, where, "of no parameter", f"an index from 0 to {len(target.params) - 1}")
-                fitted[-1][index] = self._fitted(where, index, state, shapes[index], make)
+                fitted[-1][index] = self._fitted(where, index, state, make)
         pairs = zip(fitted * len(target.contexts) if len(fitted) == 1 else fitted, target.contexts)
         return [{index: _placed(state, ctx) for index, state in each.items()} for each, ctx in pairs]
 
-    def _shapes(self) -> List[Tuple[int, ...]]:
-        """Return the shapes of the parameters; the file's where they are not known yet."""
-        params = self._target.params
-        shapes = [tuple(param.shape or ()) for param in params]
-        if "params" not in self._content:  # of MXNet
-            return shapes
-        saved = self._content["params"]
+    def _check_params(self) -> None:
+        """Raise unless the file is of as many parameters, of the same shapes."""
+        saved, params = self._content.get("params", ()), self._target.params
+        if saved == ():  # of MXNet
+            return
         self._require(type(saved) is list, "params", saved, "a list")
         self._require_equal("the number of parameters", len(saved), len(params))
         for index, (param, each) in enumerate(zip(params, saved)):
-            shape: Any = each.get("shape") if isinstance(each, dict) else None
-            unknown = min(shapes[index], default=0) <= 0 and type(shape) is list and all(map(_is_whole, shape))
+            shape, expected = each.get("shape") if isinstance(each, dict) else None, list(param.shape or ())
             field = f"the shape of parameter '{param.name}' (number {index})"
-            self._require(unknown or shape == list(shapes[index]), field, shape, list(shapes[index]))
-            shapes[index] = tuple(shape)
-        return shapes
+            self._require(shape == expected, field, shape, expected)
 
-    def _fitted(self, where: str, index: int, state: Any, shape: Tuple[int, ...], make: _Make) -> Any:
+    def _fitted(self, where: str, index: int, state: Any, make: _Make) -> Any:
         """Return one state in the form that its parameter wants."""
-        dtype, wide = canonical(self._target.params[index].dtype), f"{FLOAT32} {shape}"
-        low = dtype in LOW_PRECISION
+        param = self._target.params[index]
+        shape, dtype = tuple(param.shape), canonical(param.dtype)
+        low, wide = dtype in LOW_PRECISION, f"{FLOAT32} {shape}"
         expected = make(index, shape, FLOAT32 if low else dtype)
         if not isinstance(state, MasterState):
             state = _of_mxnet(state, expected, wide)
@@ -222,7 +218,7 @@ _Make = Callable[[int, Tuple[int, ...], str], Optional[str]]
 
 def _maker(inner: mx.optimizer.Optimizer, fields: Dict[str, Any]) -> _Make:
     """Return a function that says, as `_text`, which state an optimizer with other fields makes for a weight."""
-    # The optimizer itself is not changed: LBSGD keeps a list of the weights that it has made states for.
+    # The optimizer itself is not changed: one of the user may note on itself which states it has made.
     probe = object.__new__(type(inner))
     values = {**vars(inner), **fields}
     vars(probe).update({k: copy.copy(value) if type(value) in (dict, list) else value for k, value in values.items()})
