@@ -212,9 +212,15 @@ def test_weights_may_have_no_gradient_of_their_own():
 
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_a_scale_that_is_set_is_of_the_kind_that_it_was(dynamic):
+    """One that moves counts its steps from there."""
     w = weight([1.0])
-    optimizer = LossScaleOptimizer(sgd(), dynamic, initial_scale=8)
+    optimizer = LossScaleOptimizer(sgd(), dynamic, 8, 2 if dynamic else None)
     step(optimizer, [w])
+    optimizer.loss_scale = 32
+    step(optimizer, [w])
+    assert optimizer.loss_scale == 32
+    step(optimizer, [w])
+    assert optimizer.loss_scale == (64 if dynamic else 32)
     optimizer.loss_scale = 64
     assert optimizer.loss_scale == 64.0 and optimizer.dynamic is dynamic
     assert backward(optimizer, [w])[0].asscalar() == 64.0
