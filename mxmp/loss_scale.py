@@ -15,7 +15,7 @@ import dataclasses
 import logging
 import math
 import numbers
-from typing import Any, ClassVar, Dict, List, Mapping, Type, cast, final
+from typing import Any, ClassVar, Dict, Iterable, List, Mapping, Type, cast, final
 
 from .errors import LossScaleError, check_fields
 
@@ -42,15 +42,7 @@ class LossScale(abc.ABC):
     """
 
     value: float
-    _KINDS: ClassVar[Dict[str, Type[LossScale]]] = {}
-    _kind: ClassVar[str]
-
-    def __init_subclass__(cls, kind: str = "", **kwargs: Any) -> None:
-        """Register a kind of loss scale that `from_dict` can make."""
-        super().__init_subclass__(**kwargs)
-        cls._kind = kind
-        if kind:
-            LossScale._KINDS[kind] = cls
+    kind: ClassVar[str]
 
     def scale(self, value: Any) -> Any:
         """Return ``value`` times the scale, in the dtype of ``value``.
@@ -81,7 +73,7 @@ class LossScale(abc.ABC):
 
     def to_dict(self) -> Dict[str, Any]:
         """Return every field as plain JSON data; `from_dict` is the inverse."""
-        return {"kind": self._kind, **{name: getattr(self, name) for name in _fields(type(self))}}
+        return {"kind": self.kind, **{name: getattr(self, name) for name in _fields(type(self))}}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> LossScale:
@@ -93,7 +85,8 @@ class LossScale(abc.ABC):
         if not isinstance(data, Mapping):
             raise LossScaleError(f"a loss scale's state is {data!r}; expected a dict.")
         kind = data.get("kind")
-        cls = LossScale._KINDS.get(kind) if isinstance(kind, str) else None
+        kinds: Iterable[Any] = (NoOpLossScale, StaticLossScale, DynamicLossScale)
+        cls = next((each for each in kinds if each.kind == kind), None)
         if cls is None:
             raise LossScaleError(f"a loss scale's state has kind {kind!r}; expected 'noop', 'static' or 'dynamic'.")
         fields = {name: value for name, value in data.items() if name != "kind"}
@@ -101,7 +94,7 @@ class LossScale(abc.ABC):
         for name, value in fields.items():
             if value is None:  # would silently mean the default
                 raise LossScaleError(f"{name} is null in a loss scale's state; expected a value.")
-        return cls(**fields)
+        return cast(LossScale, cls(**fields))
 
 
 def _fields(cls: Type[LossScale]) -> List[str]:
@@ -110,7 +103,7 @@ def _fields(cls: Type[LossScale]) -> List[str]:
 
 @final
 @dataclasses.dataclass(frozen=True)
-class NoOpLossScale(LossScale, kind="noop"):
+class NoOpLossScale(LossScale):
     """No scaling, for float32 and for bfloat16, which has the exponent range of float32.
 
     Example:
@@ -118,6 +111,7 @@ class NoOpLossScale(LossScale, kind="noop"):
         1.0
     """
 
+    kind = "noop"
     value: float = dataclasses.field(default=1.0, init=False)
 
     def scale(self, value: Any) -> Any:
@@ -135,7 +129,7 @@ class NoOpLossScale(LossScale, kind="noop"):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class StaticLossScale(LossScale, kind="static"):
+class StaticLossScale(LossScale):
     """A scale that never changes.
 
     Args:
@@ -149,6 +143,7 @@ class StaticLossScale(LossScale, kind="static"):
         64.0
     """
 
+    kind = "static"
     value: float
 
     def __post_init__(self) -> None:
@@ -162,7 +157,7 @@ class StaticLossScale(LossScale, kind="static"):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class DynamicLossScale(LossScale, kind="dynamic"):
+class DynamicLossScale(LossScale):
     """A scale that grows while gradients stay finite and backs off when they do not.
 
     After a non-finite step the scale is multiplied by ``backoff_factor``; after ``growth_interval`` finite steps in a
@@ -206,6 +201,7 @@ class DynamicLossScale(LossScale, kind="dynamic"):
         Hysteresis: DynamicGradScaler of Megatron-LM, megatron/core/optimizer/grad_scaler.py.
     """
 
+    kind = "dynamic"
     init_scale: float = cast(float, None)
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
@@ -307,6 +303,7 @@ class DynamicLossScale(LossScale, kind="dynamic"):
         end = min(_WARM_UP_END, self.max_scale)
         if self.warming_up and self.value < end:
             return self._moved(value=min(2.0 * self.value, end), floor_skips=0)
+        # At max_scale it grows by nothing, but the tracker and the hysteresis start anew, as in Megatron-LM.
         tracker = self.growth_tracker + 1
         grows = tracker >= self.growth_interval
         return self._moved(
@@ -318,6 +315,7 @@ class DynamicLossScale(LossScale, kind="dynamic"):
         )
 
     def _after_non_finite(self) -> DynamicLossScale:
+        # The step in which the scale reaches the floor does not count: it was taken at a larger scale.
         floor_skips = self.floor_skips + 1 if self.value <= self.min_scale else 0
         if floor_skips and floor_skips % self.max_floor_skips == 0:
             if self.at_floor == "raise":

@@ -151,8 +151,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         self._require_ready("setting loss_scale")
         present, scale = self._scaler.loss_scale, StaticLossScale(value)
         if isinstance(present, DynamicLossScale):
-            moved = dataclasses.replace(present, value=scale.value, growth_tracker=0, floor_skips=0)
-            self._scaler.loss_scale = moved
+            self._scaler.loss_scale = dataclasses.replace(present, value=scale.value, growth_tracker=0, floor_skips=0)
         else:
             self._scaler.loss_scale = scale
 
@@ -460,11 +459,10 @@ def _read_grads(grads: Any) -> List[Any]:
         raise TrainerError("get_unscaled_gradients: there is no gradient; give those of all weights.")
     for number, item in enumerate(items):
         for leaf in leaves(item):
-            dtype = canonical(leaf.dtype) if isinstance(leaf, mx.nd.NDArray) else None
-            if leaf is not None and dtype not in _FLOATS:
-                text = f"a {type(leaf).__name__}" if dtype is None else f"an array of {dtype}"
+            is_float = isinstance(leaf, mx.nd.NDArray) and canonical(leaf.dtype) in _FLOATS
+            if not (leaf is None or is_float):
                 raise TrainerError(
-                    f"get_unscaled_gradients: item {number} holds {text}; expected floating point NDArrays."
+                    f"get_unscaled_gradients: item {number} holds {_text(leaf)}; expected floating point NDArrays."
                 )
     return items
 
@@ -507,8 +505,12 @@ def _make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight], s
             continue
         if index in updates:
             raise TrainerError("apply_gradients: a weight comes twice; give each once, with its gradients added up.")
-        arrays = _arrays_of(weight, number)
-        grads = _fitting(grad, arrays, _name_of(weight, number))
+        arrays, grads = _arrays_of(weight, number), list(leaves(grad))
+        text, expected = (", ".join(map(_text, each)) for each in (grads, arrays))
+        if text != expected:
+            raise TrainerError(
+                f"apply_gradients: the gradient of {_name_of(weight, number)} is {text}; expected {expected}."
+            )
         own = (parameters.gradients(weight) or ()) if isinstance(weight, mx.gluon.Parameter) else ()
         if any(id(each) in {*scaled, *map(id, own)} for each in grads):
             raise TrainerError(
@@ -524,24 +526,11 @@ def _make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight], s
     return list(updates.values())
 
 
-def _fitting(grad: Any, arrays: Sequence[mx.nd.NDArray], name: str) -> List[mx.nd.NDArray]:
-    """Return the gradient of a weight on each context, or raise if it is not one for its arrays."""
-    grads = list(grad) if isinstance(grad, (list, tuple)) else [grad]
-    if len(grads) != len(arrays):
-        raise TrainerError(
-            f"apply_gradients: {name} has {len(grads)} gradients; expected {len(arrays)}, one for each context."
-        )
-    for each, array in zip(grads, arrays):
-        if not isinstance(each, mx.nd.NDArray):
-            raise TrainerError(f"apply_gradients: the gradient of {name} is a {type(each).__name__}, no NDArray.")
-        text, expected = (f"{_wide_dtype(a)} {a.shape} on {a.ctx}" for a in (each, array))
-        if text != expected:
-            raise TrainerError(f"apply_gradients: the gradient of {name} is {text}; expected {expected}.")
-    return grads
-
-
-def _wide_dtype(array: mx.nd.NDArray) -> str:
-    return FLOAT32 if is_low_precision(array) else canonical(array.dtype)
+def _text(value: Any) -> str:
+    """Return what of a gradient must be as its weight is: dtype, but for low precision, shape and context."""
+    if not isinstance(value, mx.nd.NDArray):
+        return f"a {type(value).__name__}"
+    return f"{FLOAT32 if is_low_precision(value) else canonical(value.dtype)} {value.shape} on {value.ctx}"
 
 
 class GivenGradients(Weights):

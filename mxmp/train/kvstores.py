@@ -118,6 +118,7 @@ def choose_update(loss_scale: LossScale, kvstore: Any, choice: Optional[bool], s
     With a dynamic loss scale every update is checked first, so that a kvstore that must update is an error; with a
     static one too, unless the user chose it. MXNet can update row_sparse parameters on the kvstore alone.
     """
+    # The servers of an asynchronous kvstore update at each push: there is no sum that a worker could pull.
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
     causes = ((sparse, _OF_SPARSE), (choice, _CHOSEN), ("async" in kind, f"kvstore '{kind}'"))
     cause = next((name for updates, name in causes if updates), None)
@@ -156,6 +157,8 @@ def updates_on_kvstore(kvstore: Any, capable: bool, checked: bool, low: bool) ->
 
 def require_updating_kvstore(choice: Optional[bool], kvstore: Any, contexts: int, sparse: bool) -> None:
     """Raise if the kvstore of a trainer is to update by the user's choice and MXNet makes none."""
+    # For one context MXNet makes a kvstore only where it is distributed or a parameter is row_sparse, and silently
+    # updates by itself (_create_kvstore in python/mxnet/model.py at tag 1.9.1).
     single = isinstance(kvstore, str) and "dist" not in kvstore and contexts == 1 and not sparse
     if choice and (kvstore is None or single):
         raise TrainerError(
@@ -185,6 +188,7 @@ def init_param(kvstore: Any, key: int, param: mx.gluon.Parameter) -> bool:
     weights = param.list_data()
     low = is_low_precision(weights[0])
     if isinstance(kvstore, KVStore) and low and param.grad_req != "null":
+        # Weights that were rounded are alike where masters are not, and drift apart at the first steps.
         masters = [exact_value(weight, param) for weight in weights]
         kvstore.broadcast(key, masters[0], masters)
         for master, weight in zip(masters, weights):

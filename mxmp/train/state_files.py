@@ -165,14 +165,9 @@ def content_of(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
         "num_update": optimizer.num_update,
         "counts": {device: dict(counts) for device, counts in optimizers.all_update_counts(optimizer).items()},
         "fields": _fields(optimizer),
-        "scheduler": class_name(scheduler),
+        "scheduler": type(scheduler).__name__,
         "scheduler_fields": {} if scheduler is None else _fields(scheduler),
     }
-
-
-def class_name(scheduler: Any) -> Optional[str]:
-    """Return the name of a scheduler's class, None without one."""
-    return None if scheduler is None else type(scheduler).__name__
 
 
 def _fields(owner: Any) -> Dict[str, Any]:

@@ -25,7 +25,7 @@ from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale
 from ..mxnet_private import is_initialized, optimizers
 from .masters import MasterState, MultiPrecision, follow_weights, keep_masters, require_masters
 from .scaler import Scaler
-from .state_files import NOT_STATE, class_name, content_of, foreign, read, same, write
+from .state_files import NOT_STATE, content_of, foreign, read, same, write
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,10 +46,6 @@ class Target:
     updaters: Sequence[mx.optimizer.Updater]
     contexts: Sequence[mx.Context]
     params: Sequence[Any]
-
-    def is_low(self, index: int) -> bool:
-        """Return whether a parameter is stored in low precision."""
-        return canonical(self.params[index].dtype) in LOW_PRECISION
 
 
 def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
@@ -98,6 +94,7 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
         raise StateError(f"{fname}: the loss scale does not load: {e}") from e
     except TrainerError as e:
         raise TrainerError(f"{fname}: its loss scale does not fit, so that nothing of it is loaded: {e}") from e
+    # From here on nothing fails.
     for updater, placed in zip(target.updaters, states):
         updater.states = placed
         updater.states_synced = dict.fromkeys(placed, False)  # a kvstore may want them on another context
@@ -126,11 +123,14 @@ class _Loaded:
         inner = target.optimizer.inner
         if self._has_optimizer:
             self._require_equal("the optimizer", content["optimizer"], type(inner).__name__)
-            self._require_equal("lr_scheduler", content.get("scheduler"), class_name(inner.lr_scheduler))
+            self._require_equal("lr_scheduler", content.get("scheduler"), type(inner.lr_scheduler).__name__)
 
     def _require(self, fits: bool, field: str, value: Any, expected: Any) -> None:
         if not fits:
-            raise StateError(f"{self._fname}: {field} is {value!s:.200}; expected {expected!s:.200}.")
+            raise self._error(field, value, expected)
+
+    def _error(self, field: str, value: Any, expected: Any) -> StateError:
+        return StateError(f"{self._fname}: {field} is {value!s:.200}; expected {expected!s:.200}.")
 
     def _require_equal(self, field: str, value: Any, expected: Any) -> None:
         self._require(value == expected, field, value, f"{expected}, as in this trainer")
@@ -141,10 +141,10 @@ class _Loaded:
         fields = self._content.get(group, {})
         self._require(type(fields) is dict, group, fields, "a dict")
         for name, value in fields.items():
-            known = name in present and name not in NOT_STATE
-            self._require(known, f"{group}.{name}", value, f"absent: {type(owner).__name__} has no such field")
-            expected = f"the like of {present[name]!r}"
-            self._require(_same_kind(value, present[name]), f"{group}.{name}", repr(value), expected)
+            if name not in present or name in NOT_STATE:
+                raise self._error(f"{group}.{name}", repr(value), f"absent: {type(owner).__name__} has no such field")
+            if not _same_kind(value, present[name]):
+                raise self._error(f"{group}.{name}", repr(value), f"the like of {present[name]!r}")
         return {name: _placed(value, self._target.contexts[0]) for name, value in fields.items()}
 
     def counts(self) -> Optional[Dict[int, Dict[int, int]]]:
@@ -157,6 +157,7 @@ class _Loaded:
         number, saved = self._content.get("num_update"), self._content.get("counts", {})
         self._require(_is_whole(number), "num_update", number, "a whole number from 0 up")
         self._require(_are_counts(saved), "counts", saved, "whole numbers by device and index")
+        # MXNet counts for each device by itself (Optimizer._set_current_context in optimizer.py at tag 1.9.1).
         default: Dict[int, int] = next(filter(None, saved.values()), {})
         devices = sorted({0, *(ctx.device_id for ctx in self._target.contexts)})
         return {device: dict(saved.get(device) or default) for device in devices}
@@ -168,8 +169,8 @@ class _Loaded:
         policy. A master that is missing is made of the parameter at its next update. The ``fields`` of the file
         decide over the states that the optimizer would make.
         """
-        target, shapes = self._target, self._shapes()
-        states: Any = self._content.get("states")
+        self._check_params()
+        target, states = self._target, self._content.get("states", ())
         self._require(type(states) is list, "states", states, "a list")
         several = f"{len(target.updaters)}, or 1 for all"
         fits = len(states) in (1, len(target.updaters))
@@ -182,39 +183,34 @@ class _Loaded:
             for index, state in loaded.items():
                 where, known = f"states[{number}][{index!r}]", _is_whole(index) and index < len(target.params)
                 self._require(known, where, "of no parameter", f"an index from 0 to {len(target.params) - 1}")
-                fitted[-1][index] = self._fitted(where, index, state, shapes[index], make)
+                fitted[-1][index] = self._fitted(where, index, state, make)
         pairs = zip(fitted * len(target.contexts) if len(fitted) == 1 else fitted, target.contexts)
         return [{index: _placed(state, ctx) for index, state in each.items()} for each, ctx in pairs]
 
-    def _shapes(self) -> List[Tuple[int, ...]]:
-        """Return the shapes of the parameters; the file's where they are not known yet."""
-        params = self._target.params
-        shapes = [tuple(param.shape or ()) for param in params]
-        if "params" not in self._content:  # of MXNet
-            return shapes
-        saved = self._content["params"]
+    def _check_params(self) -> None:
+        """Raise unless the file is of as many parameters, of the same shapes."""
+        saved, params = self._content.get("params", ()), self._target.params
+        if saved == ():  # of MXNet
+            return
         self._require(type(saved) is list, "params", saved, "a list")
         self._require_equal("the number of parameters", len(saved), len(params))
         for index, (param, each) in enumerate(zip(params, saved)):
-            shape: Any = each.get("shape") if isinstance(each, dict) else None
-            unknown = min(shapes[index], default=0) <= 0 and type(shape) is list and all(map(_is_whole, shape))
+            shape, expected = each.get("shape") if isinstance(each, dict) else None, list(param.shape or ())
             field = f"the shape of parameter '{param.name}' (number {index})"
-            self._require(unknown or shape == list(shapes[index]), field, shape, list(shapes[index]))
-            shapes[index] = tuple(shape)
-        return shapes
+            self._require(shape == expected, field, shape, expected)
 
-    def _fitted(self, where: str, index: int, state: Any, shape: Tuple[int, ...], make: _Make) -> Any:
+    def _fitted(self, where: str, index: int, state: Any, make: _Make) -> Any:
         """Return one state in the form that its parameter wants."""
-        target = self._target
-        low = target.is_low(index)
-        expected = make(index, shape, FLOAT32 if low else canonical(target.params[index].dtype))
-        wide = f"{FLOAT32} {shape}"
+        param = self._target.params[index]
+        shape, dtype = tuple(param.shape), canonical(param.dtype)
+        low, wide = dtype in LOW_PRECISION, f"{FLOAT32} {shape}"
+        expected = make(index, shape, FLOAT32 if low else dtype)
         if not isinstance(state, MasterState):
             state = _of_mxnet(state, expected, wide)
         master, inner = state.master, state.inner
         self._require(master is None or _text(master) == wide, f"{where}.master", _text(master), wide)
         self._require(expected in (None, _text(inner)), where, _text(inner), expected)
-        return MasterState(master if target.optimizer.masters else None, inner, is_loaded=True) if low else inner
+        return MasterState(master if self._target.optimizer.masters else None, inner, is_loaded=True) if low else inner
 
 
 _Make = Callable[[int, Tuple[int, ...], str], Optional[str]]
@@ -222,7 +218,7 @@ _Make = Callable[[int, Tuple[int, ...], str], Optional[str]]
 
 def _maker(inner: mx.optimizer.Optimizer, fields: Dict[str, Any]) -> _Make:
     """Return a function that says, as `_text`, which state an optimizer with other fields makes for a weight."""
-    # The optimizer itself is not changed: LBSGD keeps a list of the weights that it has made states for.
+    # The optimizer itself is not changed: one of the user may note on itself which states it has made.
     probe = object.__new__(type(inner))
     values = {**vars(inner), **fields}
     vars(probe).update({k: copy.copy(value) if type(value) in (dict, list) else value for k, value in values.items()})
@@ -243,6 +239,8 @@ def _maker(inner: mx.optimizer.Optimizer, fields: Dict[str, Any]) -> _Make:
 def _of_mxnet(state: Any, expected: Optional[str], wide: str) -> MasterState:
     """Return a state with the master that MXNet's ``multi_precision`` pairs it with, in either order, if it does."""
     if isinstance(state, tuple) and len(state) == 2 and expected not in (None, _text(state)):
+        # SGD keeps (momentum, master), all others (master, state): their create_state_multi_precision in
+        # python/mxnet/optimizer/optimizer.py at tag 1.9.1.
         for inner, master in (state, state[::-1]):
             if (_text(inner), _text(master)) == (expected, wide):
                 return MasterState(master, inner)
@@ -251,6 +249,7 @@ def _of_mxnet(state: Any, expected: Optional[str], wide: str) -> MasterState:
 
 def _text(value: Any) -> str:
     """Return what of a state must be as the optimizer makes it: shapes and dtypes, and kinds of all else."""
+    # Not how an array is stored: the state of a row_sparse weight is row_sparse, that of zeros is not.
     if isinstance(value, mx.nd.NDArray):
         return f"{canonical(value.dtype)} {value.shape}"
     if isinstance(value, (int, float, np.number)):
@@ -296,6 +295,8 @@ def _link_masters(target: Target, states: Sequence[Dict[int, Any]]) -> None:
         loaded = [each.get(index) for each in states]
         masters = [state.master for state in loaded if isinstance(state, MasterState) and state.master is not None]
         if masters and isinstance(param, mx.gluon.Parameter):
+            # What a parameter keeps wins over a state's master. Weights are loaded before states, so that those that
+            # are not their master rounded were changed since.
             keep_masters(param, masters)
             if is_initialized(param):
                 follow_weights(param)

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
+from mxmp.distributed import KVStore
 from mxmp.errors import StaleGradientError, TrainerError
 from mxmp.gluon import Trainer, convert, restore
+from mxmp.train import kvstores
+from tests.distributed.engines import Second
 from tests.gluon.trainer_tools import DTYPES, TWO, backward, loss_of, param, sgd, value
 
 
@@ -135,18 +138,18 @@ def test_calls_that_need_gradients_are_refused_where_the_kvstore_updates():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_states_of_a_kvstore_that_updates_are_saved_without_pickle(dtype, tmp_path):
-    fname = str(tmp_path / "states")
+    fname, contexts = str(tmp_path / "states"), [mx.cpu(1), mx.cpu(2)]  # the kvstore works on another one
 
     def run(steps, resume=None):
-        w = param(np.linspace(-1, 1, 5) if resume is None else resume, dtype, ctx=TWO)
+        w = param(np.linspace(-1, 1, 5) if resume is None else resume, dtype, ctx=contexts)
         trainer = Trainer([w], "adam", {"learning_rate": 0.01}, loss_scale=8, update_on_kvstore=True)
         if resume is not None:
             trainer.load_states(fname)
         for number in steps:
-            for ctx in TWO:
+            for ctx in contexts:
                 backward(trainer, w, np.sin(np.arange(5) + number), ctx)
             trainer.step(2)
-        return trainer, value(w.data(TWO[0]))
+        return trainer, value(w.data(contexts[0]))
 
     _, whole = run([0, 1, 2, 3])
     trainer, half = run([0, 1])
@@ -234,3 +237,30 @@ def test_a_value_that_is_set_after_a_step_becomes_the_master_of_a_kvstore(kvstor
         trainer.step(2)
         net.weight.set_data(mx.nd.array(value))
     np.testing.assert_array_equal(net.weight._reduce().asnumpy(), value)
+
+
+class Exact(Second):
+    """The second worker of one whose float32 value float16 has not."""
+
+    def broadcast(self, key, array):
+        super().broadcast(key, array)
+        array[:] = 5 + 2.0**-12
+
+
+def test_a_worker_without_masters_keeps_worker_0s():
+    """Or weights that round alike would go different ways."""
+    w = param([1.0], "float16")
+    trainer = sgd(w, 1.0, kvstore=KVStore(Exact()))
+    backward(trainer, w, [0])
+    trainer.step(1)
+    assert value(w.data()) == 5 and trainer._updaters[0].states[0].master.asscalar() == 5 + 2.0**-12
+
+
+def test_compression_is_refused_where_gradients_are_scaled_or_of_low_precision():
+    compression = {"type": "2bit", "threshold": 0.5}
+    kvstores.refuse_compression(compression, False, False)
+    kvstores.refuse_compression(None, True, True)
+    with pytest.raises(TrainerError, match="compression_params compares gradients with a threshold while they are scal"):
+        kvstores.refuse_compression(compression, True, False)
+    with pytest.raises(TrainerError, match="compression_params: MXNet compresses float32 gradients alone"):
+        kvstores.refuse_compression(compression, False, True)

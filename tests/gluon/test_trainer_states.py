@@ -9,28 +9,9 @@ import pytest
 
 import mxmp
 from mxmp.errors import StateError
+from mxmp.optimizer import MultiPrecision
 from mxmp.train.masters import MasterState
-from tests.freeze import scale_of
-from tests.gluon.trainer_tools import backward, param, sgd
-
-
-def test_a_default_scale_resumes_its_warm_up(tmp_path):
-    fname, w = str(tmp_path / "states"), param([1.0])
-    whole, resumed = sgd(w, lr=0.0), sgd(w, lr=0.0)
-    seen = []
-    for number in range(6):
-        resumed.save_states(fname)
-        resumed = sgd(w, lr=0.0)
-        resumed.load_states(fname)
-        for trainer in (whole, resumed):
-            backward(trainer, w, 1.0)
-            if number == 3:
-                w.grad()[:] = np.inf
-            trainer.step(1)
-        assert scale_of(resumed) == scale_of(whole)
-        seen.append(resumed.loss_scale.value)
-    assert seen == [512, 1024, 2048, 256, 256, 256]
-
+from tests.gluon.trainer_tools import param, sgd
 
 OPTIMIZERS = {
     "sgd": {"momentum": 0.9},
@@ -87,12 +68,16 @@ def test_states_that_a_trainer_of_mxnet_wrote_go_on_bit_for_bit(name, how, tmp_p
         assert made[0] == made[1]
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("name", ["sgd", "adam", "plain sgd"])
-def test_masters_that_a_trainer_of_mxnet_kept_are_taken_over(name, tmp_path):
+def test_masters_that_a_trainer_of_mxnet_kept_are_taken_over(name, wrapped, tmp_path):
+    """Those of its own ``multi_precision``, and of a `MultiPrecision` that it was given."""
     fname, made = str(tmp_path / "states"), []
     w = param(VALUES, "float16")
     kind, options = options_of(name)
     plain = mx.gluon.Trainer([w], kind, {**options, "multi_precision": True}, kvstore=None)
+    if wrapped:
+        plain = mx.gluon.Trainer([w], MultiPrecision(mx.optimizer.create(kind, **options)), kvstore=None)
     run(plain, w, range(3))
     plain.save_states(fname)
     other = param(w.data().asnumpy(), "float16")

