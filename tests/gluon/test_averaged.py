@@ -184,6 +184,11 @@ def test_a_write_past_a_master_raises_in_the_first_ten_steps_and_is_undone_later
         with pytest.raises(TrainerError, match=r"parameter '.*dense.*weight' .*mxmp.gluon.adopt_weights\(net\)"):
             step(net, trainer)
         assert net[0].weight.data().asnumpy()[0, 0] == 0.25  # nothing was updated
+        adopt_weights(net)
+        assert step(net, trainer)
+        net[0].weight.data()[:] = 0.5  # compared ten times more
+        with pytest.raises(TrainerError, match="written to past"):
+            step(net, trainer)
     else:
         assert step(net, trainer) and net[0].weight.data().asnumpy().tolist() == before.tolist()
 
