@@ -13,7 +13,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.errors import TrainerError
 from mxmp.gluon import adopt_weights, averaged, convert, exact_value
-from tests.gluon.trainer_tools import DTYPES, backward, param, sgd
+from tests.gluon.trainer_tools import DTYPES, TWO, backward, backward_everywhere, param, sgd, trained
 
 X = mx.nd.array(np.random.RandomState(0).randn(8, 6))
 
@@ -171,6 +171,15 @@ def test_the_exact_value_of_a_parameter_is_a_copy_of_its_master():
     assert np.any(value.asnumpy() != weight.data().asnumpy())
     value[:] = 7
     assert np.all(exact_value(weight).asnumpy() != 7)
+
+
+def test_the_exact_value_is_the_same_on_every_context():
+    w, trainer = trained(param([1.0, 0.3], "float16", TWO), 8, lr=2.0**-15)
+    for _ in range(2):
+        backward_everywhere(trainer, w, (1, 1))
+        trainer.step(1)
+    first, second = (exact_value(w, ctx).asnumpy().tolist() for ctx in TWO)
+    assert first == second != w.data(TWO[0]).asnumpy().tolist()
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
