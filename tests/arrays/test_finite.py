@@ -197,7 +197,7 @@ def test_merge_flags_is_one_only_if_all_are():
     one, zero = mx.nd.ones((1,)), mx.nd.zeros((1,), ctx=mx.cpu(1))
     assert merge_flags([one, one]).asscalar() == 1
     assert merge_flags([zero]) is zero
-    for flags in ([one, zero], [one, zero, one], [zero, one, one, zero]):
+    for flags in ([one, zero], [one, zero, one], [one, one, zero], [zero, one, one, zero]):
         merged = merge_flags(flags)
         assert (merged.asscalar(), merged.shape, merged.ctx) == (0, (1,), flags[0].ctx)
     assert merge_flags([one] * 5).asscalar() == 1

@@ -13,7 +13,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.errors import TrainerError
 from mxmp.gluon import adopt_weights, averaged, convert, exact_value
-from tests.gluon.trainer_tools import DTYPES, backward, param, sgd
+from tests.gluon.trainer_tools import DTYPES, TWO, backward, backward_everywhere, param, sgd, trained
 
 X = mx.nd.array(np.random.RandomState(0).randn(8, 6))
 
@@ -28,11 +28,13 @@ def make(policy="O2", lr=0.01):
     return net, mxmp.gluon.Trainer(net, "sgd", {"learning_rate": lr, "momentum": 0.9})
 
 
-def step(net, trainer):
+def step(net, trainer, clip=False):
     with mx.autograd.record():
         loss = net(X).square().mean()
     with trainer.scale_loss(loss) as scaled:
         scaled.backward()
+    if clip:
+        trainer.clip_global_norm(1e9)
     return trainer.step(1)
 
 
@@ -171,21 +173,36 @@ def test_the_exact_value_of_a_parameter_is_a_copy_of_its_master():
     assert np.all(exact_value(weight).asnumpy() != 7)
 
 
+def test_the_exact_value_is_the_same_on_every_context():
+    w, trainer = trained(param([1.0, 0.3], "float16", TWO), 8, lr=2.0**-15)
+    for _ in range(2):
+        backward_everywhere(trainer, w, (1, 1))
+        trainer.step(1)
+    first, second = (exact_value(w, ctx).asnumpy().tolist() for ctx in TWO)
+    assert first == second != w.data(TWO[0]).asnumpy().tolist()
+
+
+@pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
 @pytest.mark.parametrize("steps", [0, 1, 9, 12])
-def test_a_write_past_a_master_raises_in_the_first_ten_steps_and_is_undone_later(steps):
+def test_a_write_past_a_master_raises_in_the_first_ten_steps_and_is_undone_later(steps, clip):
     net, trainer = make(lr=0.0)
     for _ in range(steps):
-        step(net, trainer)
+        step(net, trainer, clip)
     before = net[0].weight.data().asnumpy()
     net[0].weight.data()[:] = 0.25
     if steps == 0:  # there is no master of the trainer's yet
-        assert step(net, trainer) and np.all(net[0].weight.data().asnumpy() == 0.25)
+        assert step(net, trainer, clip) and np.all(net[0].weight.data().asnumpy() == 0.25)
     elif steps < 10:
         with pytest.raises(TrainerError, match=r"parameter '.*dense.*weight' .*mxmp.gluon.adopt_weights\(net\)"):
-            step(net, trainer)
+            step(net, trainer, clip)
         assert net[0].weight.data().asnumpy()[0, 0] == 0.25  # nothing was updated
+        adopt_weights(net)
+        assert step(net, trainer, clip)
+        net[0].weight.data()[:] = 0.5  # compared ten times more
+        with pytest.raises(TrainerError, match="written to past"):
+            step(net, trainer, clip)
     else:
-        assert step(net, trainer) and net[0].weight.data().asnumpy().tolist() == before.tolist()
+        assert step(net, trainer, clip) and net[0].weight.data().asnumpy().tolist() == before.tolist()
 
 
 CALLS = {

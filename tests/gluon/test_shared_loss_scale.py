@@ -149,9 +149,15 @@ def test_a_scale_must_fit_all_trainers(tmp_path):
 
 def test_a_trainer_that_was_dropped_before_its_step_blocks_nobody():
     shared, (a, b), (first, second) = make()
+
+    def drop():
+        w = param([1.0])
+        backward(sgd(w, shared), w, 1)
+
     backward(second, b, 1)
     second = sgd(b, shared)  # made anew after an error
     assert not step(first, a, bad=True) and step(second, b)
+    drop()
     shared.update()
     assert shared.loss_scale.value == 2.0**7
 

@@ -27,6 +27,7 @@ from tests.gluon.trainer_tools import (
     loss_of,
     param,
     sgd,
+    trained,
     value,
 )
 
@@ -150,8 +151,7 @@ def test_a_trainer_takes_the_scale_of_keras_optimizer_and_does_not_spend_one_if_
 
 def test_environment_cannot_move_updates_to_the_kvstore(monkeypatch):
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "1")
-    w = param([1.0], ctx=TWO)
-    trainer = sgd(w)
+    w, trainer = trained(param([1.0], ctx=TWO))
     backward_everywhere(trainer, w, [1, 1])
     w.grad(TWO[0])[:] = np.inf
     assert not trainer.step(1)
@@ -401,8 +401,7 @@ def test_what_are_no_parameters_is_refused_by_mxnet(params):
 
 
 def test_a_trainer_notices_new_contexts():
-    w = param([1.0])
-    trainer = sgd(w, 8)
+    w, trainer = trained(param([1.0]), 8)
     w.reset_ctx(TWO)
     backward_everywhere(trainer, w, [1, 1])
     with pytest.raises(TrainerError, match="the trainer was made for 1 of them; make the trainer anew after reset_ctx"):
@@ -410,8 +409,7 @@ def test_a_trainer_notices_new_contexts():
 
 
 def test_without_a_kvstore_each_context_has_masters_of_its_own():
-    w = param([0.5, -1.25], "float16", ctx=TWO)
-    trainer = sgd(w, 8, lr=2.0**-14, kvstore=None)
+    w, trainer = trained(param([0.5, -1.25], "float16", ctx=TWO), 8, lr=2.0**-14, kvstore=None)
     for _ in range(20):
         backward_everywhere(trainer, w, (1, 2))
         assert trainer.step(1)

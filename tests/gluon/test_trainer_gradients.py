@@ -23,6 +23,7 @@ from tests.gluon.trainer_tools import (
     param,
     sgd,
     snapshot,
+    trained,
     value,
 )
 
@@ -54,8 +55,7 @@ def test_the_original_arrays_come_back_whatever_happens(end, dtype, monkeypatch)
 
 
 def test_unscale_without_a_scale_shows_float32():
-    w = param([1.0], "float16")
-    trainer = sgd(w, None)
+    w, trainer = trained(param([1.0], "float16"), None)
     with autograd.record():
         loss_of(w, 0.5).backward()
     trainer.unscale()
@@ -66,12 +66,12 @@ def test_unscale_without_a_scale_shows_float32():
 
 @pytest.mark.parametrize("end", [lambda t: t.step(1), lambda t: t.discard_grads()], ids=["step", "discard"])
 def test_a_step_ends_though_a_gradient_is_gone(end):
-    w = param([1.0], dtype="float16")
-    trainer = sgd(w, 8)
+    w, trainer = trained(param([1.0], dtype="float16"), 8)
     backward(trainer, w, [2.0])
     trainer.unscale()
     w.grad_req = "null"
     end(trainer)
+    assert w._grad is None
     w.grad_req = "write"
     backward(trainer, w, [2.0])
     assert trainer.step(1)
@@ -110,8 +110,7 @@ def test_numpy_arrays_of_mxnet_are_trained_with_a_context_that_has_no_batch(dtyp
 
 @pytest.mark.behaviour("sparse gradients")
 def test_row_sparse_gradients_are_checked_unscaled_and_clipped():
-    w = param(np.ones((6, 2)), grad_stype="row_sparse")
-    trainer = sgd(w, DynamicLossScale(init_scale=2.0**20))
+    w, trainer = trained(param(np.ones((6, 2)), grad_stype="row_sparse"), DynamicLossScale(init_scale=2.0**20))
 
     def run(rows, head):
         with autograd.record():
@@ -145,8 +144,7 @@ def test_row_sparse_gradients_are_checked_unscaled_and_clipped():
 
 
 def test_without_a_kvstore_the_larger_norm_clips_all_contexts():
-    w = param([0.0], ctx=TWO)
-    trainer = sgd(w, kvstore=None)
+    w, trainer = trained(param([0.0], ctx=TWO), kvstore=None)
     backward_everywhere(trainer, w, (1, 3))
     assert trainer.clip_global_norm(1.0) == 3
     trainer.step(1)
@@ -157,8 +155,7 @@ def test_without_a_kvstore_the_larger_norm_clips_all_contexts():
 @pytest.mark.parametrize("kvstore", KVSTORES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_clip_value_clips_true_gradients_summed_over_contexts(dtype, kvstore, order):
-    w = param([0.0, 0.0, 0.0], dtype, ctx=TWO)
-    trainer = sgd(w, 128, kvstore=kvstore)
+    w, trainer = trained(param([0.0, 0.0, 0.0], dtype, ctx=TWO), 128, kvstore=kvstore)
     backward_everywhere(trainer, w, ([-3, 0.25, 0.125], [0, 0.125, 2]))
     if order == "unscale first":
         trainer.unscale()
@@ -171,8 +168,7 @@ def test_clip_value_clips_true_gradients_summed_over_contexts(dtype, kvstore, or
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan], ids=str)
 def test_clip_value_hides_no_overflow(bad):
-    w = param([1.0, 1.0])
-    trainer = sgd(w)
+    w, trainer = trained(param([1.0, 1.0]))
     backward(trainer, w, 1)
     w.data().grad[:1] = bad  # w.grad() would be a look, after which what is written is the user's
     trainer.clip_value(1.0)
@@ -186,8 +182,7 @@ def test_clip_value_hides_no_overflow(bad):
 @pytest.mark.parametrize("kvstore", KVSTORES)
 @pytest.mark.parametrize("finite", [True, False], ids=["taken", "skipped"])
 def test_update_checks_like_step(kvstore, finite):
-    w = param([0.0], ctx=TWO)
-    trainer = sgd(w, DynamicLossScale(init_scale=2.0**16), kvstore=kvstore)
+    w, trainer = trained(param([0.0], ctx=TWO), DynamicLossScale(init_scale=2.0**16), kvstore=kvstore)
     backward_everywhere(trainer, w, (1, 1))
     if not finite:
         w.grad(TWO[1])[:] = np.nan
@@ -199,8 +194,7 @@ def test_update_checks_like_step(kvstore, finite):
 
 
 def test_unscale_after_allreduce_grads_does_not_reduce_again():
-    w = param([0.0], ctx=TWO)
-    trainer = sgd(w)
+    w, trainer = trained(param([0.0], ctx=TWO))
     backward_everywhere(trainer, w, (1, 1))
     trainer.allreduce_grads()
     trainer.unscale()
@@ -210,8 +204,7 @@ def test_unscale_after_allreduce_grads_does_not_reduce_again():
 
 
 def test_update_alone_is_refused_where_gradients_must_be_reduced():
-    w = param([0.0], ctx=TWO)
-    trainer = sgd(w, 8)
+    w, trainer = trained(param([0.0], ctx=TWO), 8)
     backward_everywhere(trainer, w, (1, 5))
     with pytest.raises(TrainerError, match="update came before allreduce_grads"):
         trainer.update(1)
@@ -244,8 +237,7 @@ def test_a_stale_gradient_is_an_error_that_names_the_parameter(first):
 
 
 def test_without_a_scale_stale_gradients_are_as_in_gluon():
-    w = param([0.0])
-    trainer = sgd(w, None)
+    w, trainer = trained(param([0.0]), None)
     with pytest.raises(UserWarning):
         trainer.step(1)
     assert trainer.step(1, ignore_stale_grad=True) is False
@@ -265,8 +257,7 @@ CALLS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_context_without_a_batch_is_an_error_or_adds_nothing(dtype, kvstore, call):
     """The last batches of an epoch may not reach every context; what lies on the others is an old sum."""
-    w = param([0.0], dtype, ctx=TWO)
-    trainer = sgd(w, DynamicLossScale(init_scale=8), kvstore=kvstore)
+    w, trainer = trained(param([0.0], dtype, ctx=TWO), DynamicLossScale(init_scale=8), kvstore=kvstore)
     backward_everywhere(trainer, w, (1, 1))
     fill(w.grad(TWO[0]), np.inf)
     assert not trainer.step(1)
@@ -293,8 +284,7 @@ def test_parameters_with_gradients_on_different_contexts_are_clipped_together(lo
 
 @pytest.mark.parametrize("stype", ["default", "row_sparse"])
 def test_discard_grads_discards_a_backward_after_unscale_too(stype):
-    w = param(np.ones((2, 1)), grad_stype=stype)
-    trainer = sgd(w, None)
+    w, trainer = trained(param(np.ones((2, 1)), grad_stype=stype), None)
     for x in (1, 100):
         with autograd.record():
             (mx.nd.Embedding(mx.nd.array([0]), w.data(), 2, 1, sparse_grad=stype != "default") * x).sum().backward()
@@ -309,8 +299,7 @@ def test_discard_grads_discards_a_backward_after_unscale_too(stype):
 
 
 def test_a_second_backward_that_overwrites_is_an_error():
-    w = param([0.0])
-    trainer = sgd(w, 8)
+    w, trainer = trained(param([0.0]), 8)
     backward(trainer, w, 1)
     message = "overwrote the gradient of parameter 'w'.*If that gradient is not wanted, call discard_grads"
     with pytest.raises(TrainerError, match=f"scale_loss: .*{message}"):
@@ -326,8 +315,7 @@ def test_a_second_backward_that_overwrites_is_an_error():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_zeroing_unscaled_gradients_zeroes_what_the_next_backward_adds_to(dtype):
-    w = param([0.0], dtype, grad_req="add")
-    trainer = sgd(w, 64)
+    w, trainer = trained(param([0.0], dtype, grad_req="add"), 64)
     backward(trainer, w, 4)
     trainer.unscale()
     w.zero_grad()
@@ -428,8 +416,7 @@ MISUSES = [
     [(state, call, message.format(call)) for state, calls, message in MISUSES for call in calls.split()],
 )
 def test_misuse_is_an_error_and_changes_nothing(state, call, message, kvstore):
-    w = param([1.0], "float16")
-    trainer = sgd(w, DynamicLossScale(init_scale=16, growth_interval=1), kvstore=kvstore)
+    w, trainer = trained(param([1.0], "float16"), DynamicLossScale(init_scale=16, growth_interval=1), kvstore=kvstore)
     backward(trainer, w, 1)
     trainer.step(1)
     before, scale = snapshot(trainer), trainer.loss_scale
@@ -450,8 +437,7 @@ def test_misuse_is_an_error_and_changes_nothing(state, call, message, kvstore):
 )
 @pytest.mark.parametrize("number", [0, -1.0, math.nan, None, "1", True])
 def test_what_is_no_positive_number_is_refused(call, name, number):
-    w = param([1.0])
-    trainer = sgd(w, 8)
+    w, trainer = trained(param([1.0]), 8)
     backward(trainer, w, 1)
     with pytest.raises(TrainerError, match=f"{call}: {name}={number!r}; expected a positive number"):
         getattr(trainer, call)(number)

@@ -14,7 +14,7 @@ from mxmp.dtypes import to_numpy
 from mxmp.errors import StaleGradientError, TrainerError
 from mxmp.gluon import convert
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import LOW, backward, loss_of, param, sgd, value
+from tests.gluon.trainer_tools import LOW, backward, loss_of, param, sgd, trained, value
 
 ONE = mx.nd.ones((1,))
 
@@ -65,8 +65,7 @@ def test_scale_loss_keeps_containers(build):
 
 @pytest.mark.parametrize("dtype", LOW)
 def test_a_low_precision_loss_is_scaled_in_float32(dtype):
-    w = param([3.0], dtype)
-    trainer = sgd(w, 2.0**15)
+    w, trainer = trained(param([3.0], dtype), 2.0**15)
     with autograd.record():
         loss = w.data() * 1
     assert loss.dtype == to_numpy(dtype)
@@ -81,8 +80,7 @@ def test_a_low_precision_loss_is_scaled_in_float32(dtype):
     "scale, outcomes", [(DynamicLossScale(init_scale=2.0**16), [False, True]), ("dynamic", [True] * 10)], ids=["65536", ""]
 )
 def test_a_float16_loss_costs_one_skip_at_65536_and_none_by_default(scale, outcomes):
-    w = param([3.0], "float16")
-    trainer = sgd(w, scale, lr=0.0)
+    w, trainer = trained(param([3.0], "float16"), scale, lr=0.0)
     for taken in outcomes:
         with autograd.record(), trainer.scale_loss(w.data() * 1) as scaled:
             assert scaled.asscalar() == 3 * trainer.loss_scale.value  # finite: 196608
@@ -179,8 +177,7 @@ def test_every_way_to_run_backward_counts(run, kind, dtype):
 
 
 def test_each_of_several_losses_needs_a_backward_unless_it_is_a_constant():
-    w = param([0.0], grad_req="add")
-    trainer = sgd(w, 8)
+    w, trainer = trained(param([0.0], grad_req="add"), 8)
     losses = [recorded(w, 1), (recorded(w, 2), [recorded(w, 3)])]
     with pytest.raises(TrainerError, match=NONE.format(r"loss\[1\]\[1\]\[0\]")):
         with trainer.scale_loss(losses) as (first, (second, _)):
@@ -232,8 +229,7 @@ def test_a_trainer_whose_parameters_the_loss_does_not_reach_is_told_so():
 @pytest.mark.parametrize("error", [KeyError, TrainerError], ids=["the user's", "no backward"])
 @pytest.mark.parametrize("begun", [True, False], ids=["a later block", "the first block"])
 def test_a_block_that_fails_leaves_the_state_as_it_was(begun, error):
-    w = param([0.0], grad_req="add")
-    trainer = sgd(w, 8)
+    w, trainer = trained(param([0.0], grad_req="add"), 8)
     if begun:
         backward(trainer, w, 1)
     with pytest.raises(error):

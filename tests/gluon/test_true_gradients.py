@@ -258,16 +258,19 @@ def test_a_look_from_a_thread_waits_for_the_block_of_another():
 
 @pytest.mark.parametrize("error", [KeyError, TrainerError], ids=["the user's", "no loss"])
 @pytest.mark.parametrize("begun", [True, False], ids=["a later block", "the first block"])
-def test_a_block_that_raises_leaves_gradients_as_before_it(begun, error):
-    (w,), trainer = make(grad_req="add", names="a")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_block_that_raises_leaves_gradients_as_before_it(dtype, begun, error):
+    (w,), trainer = make(dtype, names="a")
     plain = w._grad
     if begun:
         backward(trainer, [w])
+        w.grad()[:] *= 2
     with pytest.raises(error):
         with trainer.scale_loss("no loss" if error is TrainerError else loss_of(w, 1)):
             raise KeyError
     if begun:
-        assert w.grad().asnumpy().tolist() == [0.25, 0.25] and trainer.step(1)
+        assert w.grad().asnumpy().tolist() == [0.5, 0.5]
+        assert trainer.step(1) and value(w.data()).tolist() == [0.75, -2.25]
     assert w._grad is plain and type(plain) is list
 
 

@@ -71,6 +71,11 @@ def sgd(params, loss_scale="dynamic", lr=1.0, **kwargs):
     return Trainer(params, "sgd", {"learning_rate": lr}, loss_scale=loss_scale, **kwargs)
 
 
+def trained(params, *args, **kwargs):
+    """Return a parameter or a list of them, and a trainer by `sgd`."""
+    return params, sgd(params, *args, **kwargs)
+
+
 def snapshot(trainer):
     """Return everything that a skipped step must leave alone, bit for bit."""
     weights = [p.list_data() for p in trainer._params]

@@ -177,7 +177,7 @@ def test_the_flag_tells_whether_weights_are_their_masters_rounded(masters):
         assert masters_flag(pairs) is None
 
 
-@pytest.mark.parametrize("steps", [1, 10, 11])
+@pytest.mark.parametrize("steps", [1, 9, 10])
 def test_an_updater_of_mxnet_sees_a_write_within_ten_updates_and_undoes_it_later(steps):
     weights, updater = values(0, MIXED), mx.optimizer.get_updater(MultiPrecision(mx.optimizer.SGD(learning_rate=0)))
     for step in range(steps):

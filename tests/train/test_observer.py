@@ -105,6 +105,14 @@ def test_an_error_ends_a_step_that_was_not_taken(clips):
     assert adapter.owner.skipped_steps == 0
 
 
+def test_a_step_that_is_skipped_for_its_loss_is_told_as_neither_taken_nor_skipped():
+    adapter, notes, _ = started(ADAPTERS[0])
+    adapter.owner.nonfinite_loss = "skip"
+    assert not adapter.run(np.nan)
+    assert [event[0] for event in notes.events] == ["gradients", "reduced", "end"]
+    assert (notes.ends[0].taken, notes.ends[0].skipped, notes.ends[0].error) == (False, False, None)
+
+
 def test_a_scale_that_gives_up_ends_the_step_with_its_error():
     adapter, notes = ADAPTERS[0](DynamicLossScale(init_scale=1, max_floor_skips=1)), Notes()
     observe(adapter.owner, notes)
