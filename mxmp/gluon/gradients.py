@@ -45,7 +45,7 @@ class _Seen(List[mx.nd.NDArray]):
     def __iter__(self) -> Iterator[mx.nd.NDArray]:
         return iter(self.copy())
 
-    def __reversed__(self) -> Iterator[mx.nd.NDArray]:
+    def __reversed__(self) -> Any:
         return reversed(self.copy())
 
     def __add__(self, other: Any) -> Any:

@@ -13,7 +13,7 @@ import functools
 import gc
 import math
 import weakref
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -97,7 +97,7 @@ def exact_value(weight: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArr
     return master
 
 
-def without_owner(state: Dict[str, Any]) -> Dict[str, Any]:
+def without_owner(state: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the attributes of a parameter for a copy of it, whose masters no optimizer has."""
     return {name: value for name, value in state.items() if name != _OWNER}
 
