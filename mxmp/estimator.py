@@ -22,7 +22,7 @@ from .errors import TrainerError
 from .gluon import Trainer, restore
 from .gluon.adoption import adoptable
 from .gluon.api import convert_all
-from .gluon.lookup import descendants
+from .gluon.blocks import descendants
 from .loss_scale import LossScale, NoOpLossScale, parse
 from .mxnet_private import trainers
 from .mxnet_private.estimators import BatchProcessorBase, split_batch

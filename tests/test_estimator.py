@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 import mxmp
 from mxmp.errors import LossScaleError, PolicyError, TrainerError
 from mxmp.estimator import MixedPrecisionHandler, ScalingBatchProcessor
-from mxmp.gluon.lookup import conversion_of
+from mxmp.gluon.blocks import conversion_of
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.freeze import freeze
 

@@ -16,7 +16,7 @@ from mxnet import MXNetError, gluon
 from .. import dtypes
 from ..arrays import leaves
 from ..gluon.conversion import Conversion
-from ..gluon.lookup import blocks_in, conversion_of, conversions_of, descendants
+from ..gluon.blocks import blocks_in, conversion_of, conversions_of, descendants
 from ..gluon.trace import Trace
 from ..mxnet_private import blocks
 from ..policy import Policy

@@ -13,7 +13,7 @@ from mxnet import autograd
 from .. import dtypes
 from ..errors import ConvertError
 from ..gluon.calls import NetCalls
-from ..gluon.lookup import roots
+from ..gluon.blocks import roots
 from ..mxnet_private import blocks
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy

@@ -11,10 +11,11 @@ from mxnet import autograd, gluon
 
 from ..errors import ConvertError
 from ..gluon.conversion import Conversion
-from ..gluon.graphs import TracedGraph, as_input, split_inputs
+from ..gluon.cache import as_input
 from ..gluon.kept import kept
-from ..gluon.lookup import roots
+from ..gluon.blocks import roots
 from ..gluon.storage import contexts_of, refuse_cast
+from ..gluon.trace import Trace, flat_arguments
 from ..mxnet_private import blocks
 from ..policy import Policy
 from ..probe.largest_values import LargestValues
@@ -27,7 +28,7 @@ from .progress import shown
 from .subject import losses_of
 from .warn import warn_of_nans, warn_of_nonfinite
 
-Make = Callable[[TracedGraph], Any]
+Make = Callable[[Trace], Any]
 """Makes what runs a traced graph: called with values by name, it returns the outputs in a list."""
 
 
@@ -35,7 +36,7 @@ def measure_ranges(net: gluon.Block, loader: Any, *, batches: Optional[int] = No
     """Return the largest magnitudes in a net; see `measure_ranges`."""
     made: List[LargestValues] = []
 
-    def make(traced: TracedGraph) -> LargestValues:
+    def make(traced: Trace) -> LargestValues:
         made.append(LargestValues(traced.symbol, traced.params))
         return made[-1]
 
@@ -54,7 +55,7 @@ def measure_gradients(
     counts = GradientCounts()
     made: List[WatchedGradients] = []
 
-    def make(traced: TracedGraph) -> WatchedGradients:
+    def make(traced: Trace) -> WatchedGradients:
         made.append(WatchedGradients(traced.symbol, traced.types, True, counts.add))
         return made[-1]
 
@@ -95,11 +96,11 @@ def looked_into(net: gluon.Block, make: Make) -> Iterator[mx.Context]:
 def _forward(conversion: Conversion, runs: Dict[int, Any], make: Make, *args: Any) -> Any:
     """Run a block, which its conversion traces, on arrays."""
     args = tuple(map(as_input, args))
-    traced = conversion.traced_for(args)
+    traced = conversion.trace_for(args)
     run = runs.get(id(traced))
     if run is None:
         run = runs[id(traced)] = make(traced)
-    arrays = split_inputs(args)
+    arrays = flat_arguments(args).arrays
     ctx = arrays[0].ctx
     values = {symbol.name: array for symbol, array in zip(traced.inputs, arrays)}
     values.update((name, param.data(ctx)) for name, param in traced.params.items())

@@ -20,7 +20,7 @@ def replayed(noted: NetCall, scale: float, of_loss: Optional[LossGradients] = No
 
     ``scale`` is that of the gradients that are kept; ``of_loss`` computes them where they are not finite, or not known.
     """
-    traced, decisions = noted.graph.traced, noted.graph.converted.decisions
+    traced, decisions = noted.graph.trace, noted.graph.converted.decisions
     names = [symbol.name for symbol in traced.inputs]
     values = {name: param.data(noted.context) for name, param in traced.params.items()}
     values.update(zip(names, noted.inputs))

@@ -12,7 +12,7 @@ from .. import dtypes
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..errors import ConvertError, LossScaleError, mxnet_reason
-from ..gluon.lookup import blocks_in, conversions_of
+from ..gluon.blocks import blocks_in, conversions_of
 from ..module import Module
 from ..mxnet_private import modules
 from ..policy import Policy

@@ -10,6 +10,6 @@ from .api import report as report
 from .api import restore as restore
 from .averaged import averaged as averaged
 from .averaged import exact_value as exact_value
-from .block_regions import set_policy as set_policy
-from .precision import precision as precision
+from .regions import precision as precision
+from .regions import set_policy as set_policy
 from .trainer import Trainer as Trainer

@@ -19,11 +19,11 @@ from ..symbol.arguments import beyond_range, checked_ranges
 from ..train.masters import follow_weights, require_masters
 from . import storage
 from .adoption import note_policy
-from .block_regions import BlockRegions, find_regions
-from .conversion import Conversion
-from .file_hooks import require_export_folder
-from .folding import float32_model, folded_model
-from .lookup import Siblings, blocks_in, conversion_of, conversions_of, descendants, roots, suspended
+from .blocks import blocks_in, conversion_of, conversions_of, descendants, roots
+from .conversion import Conversion, Siblings
+from .files import require_folder
+from .freeze import model_for_inference
+from .regions import BlockRegions, find_regions
 
 _FLOAT32 = "_mxmp_float32"
 """Where a net converted to a float32 policy, which runs as it was written, holds it, with its report if known."""
@@ -32,7 +32,6 @@ _FLOAT32 = "_mxmp_float32"
 def convert(
     net: gluon.Block,
     policy: Union[str, Policy],
-    for_inference: bool = False,
     ranges: Optional[Mapping[str, float]] = None,
     **changes: Any,
 ) -> gluon.Block:
@@ -48,12 +47,6 @@ def convert(
             a graph of its own, with float32 in between). A SymbolBlock that was imported from what ``export``
             wrote is the net that was exported: the casts of its earlier policy are taken out.
         policy: A policy or its name, such as 'O1', 'O2' or 'mixed_bfloat16'; 'float32' too, for inference.
-        for_inference: Whether the net will only infer. Then BatchNorm behind a convolution, a transposed
-            convolution or a dense layer is folded into its weight and bias, in float32 and before these are
-            rounded, and dropout is left out. The net's parameters stay as they are, and are folded again when they
-            change. What the policy's dtype cannot hold is not folded. A call that is recorded or in training mode is
-            refused, and so is one with symbols, in the trace of a net around it: convert the outermost one.
-            ``export`` writes the folded model.
         ranges: Largest magnitudes of outputs by name, as ``mxmp.diagnose.measure_ranges(net, loader)`` has them. What
             gives and what reads a tensor beyond half of the range of the policy's dtype stays in float32.
         **changes: Fields of the policy that overrule it, such as ``last_layer_fp32=True``.
@@ -76,28 +69,27 @@ def convert(
     for root in found:
         storage.refuse_cast(root)
     regions = find_regions(net)
-    if all(_is_current(conversion_of(root), policy, regions, for_inference, measured) for root in found):
+    if all(_is_current(conversion_of(root), policy, regions, measured) for root in found):
         return net
     replaced = conversions_of(blocks_in(*found))
     require_masters(param for conversion in replaced for param in conversion.stored)
-    with suspended(replaced):
-        conversions = [Conversion(root, policy, regions, for_inference, measured) for root in found]
-        siblings = Siblings()  # they may share parameters
-        for conversion in conversions:
-            siblings.add(conversion)
-        _MatchCheck(policy, sorted({block.prefix for block in blocks_in(net) if block.prefix}), conversions)
-    for conversion in replaced:
-        conversion.remove()
+    conversions = [Conversion(root, policy, regions, measured) for root in found]
+    siblings = Siblings()  # they may share parameters
+    for conversion in conversions:
+        siblings.add(conversion)
+    _MatchCheck(policy, sorted({block.prefix for block in blocks_in(net) if block.prefix}), conversions)
     try:
+        for conversion in replaced:
+            conversion.remove()
         for conversion in conversions:
             vars(conversion.net).pop(_FLOAT32, None)
-            if policy.is_mixed or for_inference or conversion.changes_float32:
+            if policy.is_mixed or conversion.changes_float32:
                 conversion.install()
             else:
                 vars(conversion.net)[_FLOAT32] = policy, conversion.early and conversion.early.report
                 note_policy(conversion.net.collect_params().values(), policy)
-    except Exception:
-        for conversion in conversions_of(found):
+    except BaseException:
+        for conversion in conversions_of(blocks_in(*found)):
             conversion.remove()
         for conversion in replaced:
             conversion.install()
@@ -108,13 +100,13 @@ def convert(
 def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None:
     """Convert several nets, or leave all of them as they were; raises as `convert`."""
     known = blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
-    before = [(each.net, each.policy, each.for_inference, each.ranges) for each in conversions_of(known)]
+    before = [(each.net, each.policy, each.ranges) for each in conversions_of(known)]
     done: List[gluon.Block] = []
     try:
         for net in nets:
             convert(net, policy)
             done.append(net)
-    except Exception:
+    except BaseException:
         for net in done:
             restore(net)
         for block, *old in before:
@@ -203,33 +195,28 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
     """
     conversion = conversion_of(net)
     require_masters(net.collect_params().values())
-    written = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
     inside = conversions_of(descendants(net))
     if for_inference and (conversion is not None or (not inside and isinstance(net, gluon.HybridBlock))):
-        if conversion is None:
-            require_export_folder(path)
-            model = float32_model(net)
-        else:
-            model = folded_model(net, conversion.graph_to_export(path), conversion.policy)
-        save_checkpoint(path, epoch, *model)
-        return written
-    if conversion is None:
-        if inside:
-            names = ", ".join(each.net.name for each in inside)
-            raise ConvertError(
-                f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in "
-                f"it: {names}."
-            )
+        require_folder(path)
+        save_checkpoint(path, epoch, *model_for_inference(net, path))
+    elif conversion is not None:
+        net.export(path, epoch)
+    elif inside:
+        names = ", ".join(each.net.name for each in inside)
+        raise ConvertError(
+            f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in "
+            f"it: {names}."
+        )
+    else:
         raise ConvertError(f"block '{net.name}' is not converted; use net.export.")
-    conversion.export(path, epoch)
-    return written
+    return f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
 
 
-def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions, *options: Any) -> bool:
+def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions, ranges: Any) -> bool:
     """Return whether a conversion is what ``convert`` would install."""
-    if type(conversion) is not Conversion or (conversion.for_inference, conversion.ranges) != options:
+    if type(conversion) is not Conversion:
         return False
-    return conversion.policy == policy and conversion.regions == regions
+    return (conversion.policy, conversion.regions, conversion.ranges) == (policy, regions, ranges)
 
 
 def _float32_report(net: gluon.Block) -> Optional[Report]:
@@ -258,9 +245,8 @@ class _MatchCheck:
         self.policy = policy
         self.prefixes = prefixes
         self.nodes: Dict[int, List[Tuple[str, str]]] = {}
-        folds = any(each.for_inference for each in conversions)  # so that outputs are gone
-        self.beyond = set() if folds else set(beyond_range(conversions[0].ranges, policy))
-        self.ranges = set() if folds else set(conversions[0].ranges)
+        self.beyond = set(beyond_range(conversions[0].ranges, policy))
+        self.ranges = set(conversions[0].ranges)
         self.is_measured = False  # whether one of the net's outputs is among them
         self.count = len(conversions) if policy.has_overrides or self.ranges else 0
         for number, conversion in enumerate(conversions):

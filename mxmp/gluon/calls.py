@@ -25,8 +25,8 @@ from ..loss_scale import NoOpLossScale
 from ..mxnet_private import parameters
 from ..train.recorded import node_name, recorded_names
 from ..train.scaler import Scaler
-from .graphs import ConvertedGraph, split_inputs
-from .lookup import blocks_in, conversions_of
+from .blocks import blocks_in, conversions_of
+from .cache import ConvertedGraph
 
 ATTRIBUTE = "_calls"  # where a trainer has them
 MOST_CALLS = 256  # that are kept of one step of a trainer
@@ -133,9 +133,8 @@ class NetCalls:
         """The calls of nets that the trainer trains, in their order."""
         return list(self._calls.values())
 
-    def note(self, net: gluon.Block, graph: ConvertedGraph, args: Tuple[Any, ...], outputs: Any) -> Any:
+    def note(self, net: gluon.Block, graph: ConvertedGraph, inputs: Sequence[Any], outputs: Any) -> Any:
         """Note a call, and return its outputs, with zeros added if gradients are kept."""
-        inputs = split_inputs(args)
         context = next((each.ctx for each in inputs if isinstance(each, mx.nd.NDArray)), mx.context.current_context())
         inputs = [each.detach() if isinstance(each, mx.nd.NDArray) else each for each in inputs]
         call = NetCall(net, graph, inputs, context, autograd.is_training(), number=next(_NUMBERS))

@@ -1,103 +1,132 @@
-"""Conversion of one block to a policy: install the hooks, remove them, copy them with the block."""
+"""The conversion of one net: what runs its calls, and what stands in for its methods.
+
+A call has a signature, which finds the operator that runs it. A new signature has the net traced, its parameters
+initialized and stored as the policy says, and the trace converted with true shapes::
+
+    call -> signature --found--> CachedOp
+                      \\--new--> trace -> initialize -> convert -> store -> CachedOp
+
+`install` gives the net the class of `blocks.converted_class`, whose methods are those of this object.
+"""
 
 from __future__ import annotations
 
 import copyreg
 import threading
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Type
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple, Type
 
 import mxnet as mx
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..devices.check import warn_if_slow
+from ..devices.check import require_bfloat16, warn_if_slow
 from ..errors import ConvertError, InferenceError
-from ..mxnet_private import blocks
+from ..mxnet_private import blocks, compose, is_deferred, parameters
 from ..passes import EraseCasts
 from ..passes.emulate import has_float16
 from ..policy import Policy
 from ..report import Report
-from ..symbol import Converted, from_graph, to_graph
-from . import block_regions, storage
+from ..symbol import Converted, convert_graph, from_graph, to_graph
+from ..symbol.arguments import beyond_range, require_kernels
+from ..symbol.rewrite import ShapeOutcomes
+from ..train import loss_heads
+from . import files, regions, storage
 from .adoption import forget_policy, note_policy
-from .block_hooks import BlockHooks
-from .graphs import GraphCache
-from .lookup import (
+from .blocks import (
     ATTRIBUTE,
     PART,
-    REPLACED,
-    Siblings,
     blocks_in,
     conversion_of,
     converted_class,
     descendants,
+    eager,
     plain_class,
+    unconverted,
 )
+from .cache import ConvertedGraph, LRUCache, Runner, Signature, as_input, on_cpu
+from .calls import NetCalls, calls_of
 from .plain_trainer import PlainTrainerCheck
-from .precision import POLICY, precision
-from .trace import Trace, trace_before_call
+from .regions import POLICY, current_region, precision
+from .trace import Trace, flat_arguments, trace, trace_before_call
 
-_REDUCE = "__reduce_ex__"
+MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
+MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
 
 # What a net holds for its graphs; a cached operator cannot be copied.
 _GRAPHS = (blocks.cached_graph.name, blocks.cached_op.name, blocks.cached_op_args.name)
 
 
-class Conversion(BlockHooks):
-    """The mixed precision of one HybridBlock: its policy, its graphs and the hooks on the block."""
+class Siblings:
+    """The conversions of one call of ``convert``, which may share parameters; copies have siblings of their own."""
 
-    suspension: threading.local
+    def __init__(self) -> None:
+        self.conversions: List[Conversion] = []
+        self.lock = threading.RLock()  # held while a graph is made, or a net copied
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        """Return what pickle and copy make new ones from: empty ones, to which the copied conversions are added."""
+        return Siblings, ()
+
+    def add(self, conversion: Conversion) -> None:
+        """Add a conversion; it leaves the siblings that it had."""
+        self.conversions.append(conversion)
+        conversion.siblings = self
+
+
+class Conversion:
+    """The mixed precision of one HybridBlock.
+
+    Attributes:
+        early: The conversion for inputs of unknown shape, for errors and reports; None if the net must be called first.
+        stored: The parameters that it has put in low precision.
+        is_decided: Whether it is decided which these are, for good: from the first call on.
+        current: The graph that ran last, outside of regions.
+        ran: The graphs that ran last outside of regions, for inference (False) and in training mode (True).
+        on_converted: Called with each conversion of a graph.
+        calls: What notes its recorded calls; None for its trainer.
+    """
+
+    siblings: Siblings
 
     def __init__(
         self,
         net: gluon.HybridBlock,
         policy: Policy,
-        regions: Optional[block_regions.BlockRegions] = None,
-        for_inference: bool = False,
+        inside: Optional[regions.BlockRegions] = None,
         ranges: Optional[Mapping[str, float]] = None,
     ) -> None:
         """Trace and convert the net if its inputs can be guessed; change nothing. Regions are looked up if None."""
-        self.net = net
-        self.policy = policy
-        self.for_inference = for_inference
-        self.ranges = dict(ranges or {})
-        self.regions = block_regions.find_regions(net) if regions is None else regions
-        block_regions.check_regions(self.regions, policy)
+        self.net, self.policy, self.ranges = net, policy, dict(ranges or {})
+        self.regions = regions.find_regions(net) if inside is None else inside
+        regions.check_regions(self.regions, policy)
         self._require_kernels(storage.contexts_of(net.collect_params().values()))
         warn_if_slow(policy.compute_dtype)
-        self.on_converted = None
-        vars(self).update(_fresh_state(net, policy))
-        previous = conversion_of(net)
-        self.own_graph = previous.own_graph if previous else None
-        if self.own_graph is None and isinstance(net, gluon.SymbolBlock):
-            self.own_graph = _without_casts(net) or blocks.cached_graph(net)
-        self.was_active = previous.was_active if previous else blocks.is_active(net)
         if policy.param_dtype != dtypes.FLOAT32 and mx.util.is_np_array():
             raise ConvertError(
                 f"block '{net.name}': under npx.set_np parameters can be stored in float32 alone, but the policy has "
                 f"param_dtype={policy.param_dtype!r}; use one with param_dtype='float32', such as 'O1'."
             )
+        vars(self).update(_fresh_state(net, policy))
         self.stored: List[gluon.Parameter] = []
+        self.is_decided = policy.param_dtype == dtypes.FLOAT32
+        previous = conversion_of(net)
+        self.own_graph = previous.own_graph if previous else None
+        if self.own_graph is None and isinstance(net, gluon.SymbolBlock):
+            self.own_graph = _without_casts(net) or blocks.cached_graph(net)
         Siblings().add(self)
         self.early: Optional[Converted] = self._convert_early()
 
     def _convert_early(self) -> Optional[Converted]:
-        """Return the conversion for inputs of unknown shape, None if the net must be called first."""
         with precision(POLICY):  # not in a region that the user may be in
             if self.own_graph is not None:
-                return self._converted_early(self._trace(())[1])
-            with block_regions.entered(self.net, self.regions):
-                symbol = trace_before_call(self.net)
+                return self._convert(trace(self.net, (), self.own_graph, self.regions), {})
+            guess = trace_before_call(self.net, self.regions)
         try:
-            return None if symbol is None else self._converted_early(symbol)
+            return None if guess is None else self._convert(guess, {})
         except InferenceError:
             if storage.cast_by_hand(self.net):
                 raise
             return None  # the inputs were guessed wrong
-
-    def _converted_early(self, symbol: Any) -> Converted:
-        """Return the conversion of a symbol for inputs of unknown shape."""
-        return self._convert(Trace(symbol), {}, {}, folds=self._folds())
 
     @property
     def changes_float32(self) -> bool:
@@ -116,67 +145,377 @@ class Conversion(BlockHooks):
             raise ConvertError(f"block '{self.net.name}' has to see one batch before its report is known.")
         return converted.report
 
+    # -------------------------------------------------------------- on and off the net
+
     def install(self) -> None:
-        """Replace methods of the net by this object's, and store its parameters as the policy says."""
-        setattr(self.net, ATTRIBUTE, self)
+        """Give the net the methods of this object, and store its parameters as the policy says.
+
+        What is interrupted is undone by `remove`, at any line of both.
+        """
+        vars(self.net)[ATTRIBUTE] = self
         for block in descendants(self.net):
             vars(block)[PART] = True
-        for name, replaced in REPLACED.items():
-            if name != "forward" or self.own_graph is not None:
-                vars(self.net)[replaced] = getattr(self, name)
-        vars(self.net)[_REDUCE] = self.reduce_net
-        self.net.__class__ = converted_class(plain_class(self.net))
-        blocks.is_active.set(self.net, True)
-        self.clear_cached_op()
-        for block in blocks_in(self.net)[1:]:
             imported = _without_casts(block)
             if imported:
                 blocks.cached_graph.set(block, imported)
-        note_policy(self.net.collect_params().values(), self.policy)
+        self.clear_cached_op()
+        note_policy(self.params, self.policy)
         if self.early is not None:
             if self.own_graph is not None:
                 blocks.cached_graph.set(self.net, (self.own_graph[0], self.early.symbol))
             self._store(self.early)
+        self.net.__class__ = converted_class(plain_class(self.net))
 
     def remove(self) -> None:
         """Undo `install`: the net has its own methods, its own graph and float32 parameters again."""
-        for name in (*REPLACED.values(), _REDUCE, ATTRIBUTE):
-            vars(self.net).pop(name, None)
-        for block in descendants(self.net):
-            vars(block).pop(PART, None)
-        self.net.__class__ = plain_class(self.net)
-        forget_policy(self.net.collect_params().values(), self.policy)
-        storage.attach_gradients(self._params())
+        storage.attach_gradients(self.params)
         for param in self.stored:
             storage.store_float32(param)
-        # What autograd held of them is void, so that they are stored anew where this is installed again.
-        self.siblings.recorded.difference_update(map(id, self.stored))
-        self.params_recorded = False
-        self.stored.clear()
-        blocks.is_active.set(self.net, self.was_active)
+        for block in descendants(self.net):
+            vars(block).pop(PART, None)
+        forget_policy(self.params, self.policy)
+        self.is_decided = self.policy.param_dtype == dtypes.FLOAT32
+        self.net.__class__ = plain_class(self.net)
         blocks.clear_cached_op(self.net)
         if self.own_graph is not None:
             blocks.cached_graph.set(self.net, self.own_graph)
+        vars(self.net).pop(ATTRIBUTE, None)  # last: until then `restore` finds it
 
-    def suspend(self, change: int) -> None:
-        """Suspend the hooks for this thread (1), or end one suspension (-1)."""
-        self.suspension.count = getattr(self.suspension, "count", 0) + change
+    # -------------------------------------------------------------- calls
 
-    @property
-    def is_suspended(self) -> bool:
-        """Whether this thread calls the net as it was written."""
-        return getattr(self.suspension, "count", 0) > 0
+    def call_cached_op(self, *args: Any) -> Any:
+        """Run a call of a hybridized net on arrays; inputs of low precision are taken as float32."""
+        args = tuple(map(as_input, args))
+        arrays, nesting = flat_arguments(args)
+        signature = self._signature(arrays, nesting)
+        runner = self._calls.get(signature)
+        if runner is None:
+            with self.siblings.lock:
+                runner = self._new_runner(signature, args, arrays)
+        graph = runner.graph
+        if signature.region is None:
+            self.current = self.ran[signature.training] = graph
+        if signature.recording:
+            self._note_recorded(graph)
+            if signature.region == dtypes.FLOAT32 and self.own_graph is None and graph.runs_as_written:
+                with eager(self.net):
+                    return gluon.HybridBlock.forward(self.net, *args)  # the net's own one has called us
+        outputs = runner(self.net, arrays)
+        if not signature.recording:
+            return outputs
+        calls = self.calls or calls_of(self.params) or self._calls_untrained()
+        return outputs if calls is None else calls.note(self.net, graph, arrays, outputs)
 
-    def reduce_net(self, protocol: Any) -> Tuple[Any, ...]:
+    def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
+        """Run a call of a net that is not hybridized; or give the converted net for symbols, to a net around it.
+
+        Within another net's trace on a CPU context the graph for CPU is given, so that the outer
+        net runs there; convert the outermost net to export it.
+        """
+        if F is mx.nd:
+            return self.call_cached_op(x, *args)
+        with self.siblings.lock:
+            return self._compose((x, *args))
+
+    def forward(self, x: Any, *args: Any) -> Any:
+        """Run a SymbolBlock, whose own ``forward`` takes symbols past ``hybrid_forward``; others' own runs around it."""
+        if isinstance(x, mx.sym.Symbol) and self.own_graph is not None:
+            return self.hybrid_forward(mx.sym, x, *args)
+        return plain_class(self.net).forward(self.net, x, *args)
+
+    def _compose(self, args: Tuple[Any, ...]) -> Any:
+        """Return the outputs of the converted net for symbols."""
+        # A SymbolBlock enters no scope of its own.
+        inside = blocks.is_in_scope(self.net) if self.own_graph is None else blocks.is_any_in_scope()
+        if inside:
+            self._require_kernels([mx.context.current_context()])
+        traced = trace(self.net, args, self.own_graph, self.regions)
+        converted = self._convert(traced, {})
+        self._store(converted)
+        self.is_decided = True
+        symbol = converted.symbol
+        if inside:  # the outer net may train
+            symbol = (converted.on_cpu if on_cpu() else converted.on_gpu)(converted.guards_training)
+        names = symbol.list_inputs()
+        pairs = zip(traced.inputs, flat_arguments(args).arrays)
+        compose(symbol, **{var.name: each for var, each in pairs if var.name in names})
+        return blocks.regroup(list(symbol), traced.formats[1])
+
+    def _signature(self, arrays: List[Any], nesting: str) -> Signature:
+        recording, training = autograd.is_recording(), autograd.is_training()
+        cpu = on_cpu()
+        return Signature(
+            training,
+            recording,
+            current_region(),
+            cpu,
+            # `GuardAmpCasts` has to know, on a CPU, where gradients are added to earlier ones.
+            cpu and (recording or training) and "add" in (param.grad_req for param in self.params),
+            # Layers of gluon.rnn note there whether they were called without states, and then return none.
+            (nesting, getattr(self.net, "skip_states", None)),
+            tuple([getattr(each, "dtype", None) for each in arrays]),
+            tuple([each.shape for each in arrays]) if self._is_shaped else None,
+        )
+
+    def _note_recorded(self, graph: ConvertedGraph) -> None:
+        loss_heads.mark(self.net.name, self.params, () if graph.scaled_heads else graph.loss_heads)
+        self.plain_trainer.check(self.params)
+        if not self._has_gradients:  # those of a copy are attached when it trains first
+            storage.attach_gradients(self.params)
+            self._has_gradients = True
+
+    def _calls_untrained(self) -> Optional[NetCalls]:
+        self.calls_untrained = self.calls_untrained or NetCalls.of_untrained()
+        return self.calls_untrained
+
+    # -------------------------------------------------------------- graphs
+
+    def _new_runner(self, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> Runner:
+        """Return what runs calls of a new signature."""
+        where = f"block '{self.net.name}'"
+        context = mx.context.current_context()  # that of the inputs
+        self._require_kernels([context])
+        require_bfloat16(self.policy.compute_dtype, [context], where)
+        graph = self._graph_for(signature, args, arrays)
+        runner = graph.runner(self, signature, args)
+        self._calls.put(self._signature(arrays, signature.nesting[0]), runner)  # which may have shapes now
+        return runner
+
+    def graph_for(self, *args: Any) -> ConvertedGraph:
+        """Return the converted graph for a call with these arguments, made when first needed."""
+        args = tuple(map(as_input, args))
+        arrays, nesting = flat_arguments(args)
+        with self.siblings.lock:
+            return self._graph_for(self._signature(arrays, nesting), args, arrays)
+
+    def _graph_for(self, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> ConvertedGraph:
+        if not self.is_decided and signature.region is not None:
+            with precision(POLICY):  # a region holds for a call, not for what is stored
+                self._graph_for(signature._replace(region=None), args, arrays)
+        traced = self.trace_for(args)
+        self._initialize(traced, arrays)
+        shapes = traced.shapes(arrays)
+        outcome = traced.outcomes(shapes)
+        graph = self._graphs.get((traced, outcome))
+        if graph is None:
+            converted = self._convert(traced, shapes)
+            if self.on_converted is not None:
+                self.on_converted(converted)
+            self._store(converted)
+            self.is_decided = True
+            graph = ConvertedGraph(traced, converted)
+            dropped = self._graphs.put((traced, outcome), graph)
+            for call in [call for call, runner in self._calls.items() if runner.graph is dropped]:
+                del self._calls[call]
+        blocks.set_graph(self.net, (traced.inputs, graph.converted.symbol), traced.formats)
+        return graph
+
+    def trace_for(self, args: Tuple[Any, ...]) -> Trace:
+        """Return the net's trace for a call; the same one for calls whose graphs are alike."""
+        arrays, nesting = flat_arguments(args)
+        signature = self._signature(arrays, nesting)._replace(on_cpu=False, recording=False, adds=False, shapes=None)
+        traced = self._traces.get(signature)
+        if traced is None:
+            traced = trace(self.net, args, self.own_graph, self.regions)
+            alike = (each for each in self._traces.values() if each.converts_like(traced))
+            traced = next(alike, traced)
+            self._traces.put(signature, traced)
+            if traced.outcomes is None:
+                self.params = list(blocks.collected_params(self.net).values())
+                params, dtype = frozenset(traced.params), self.policy.compute_dtype
+                traced.outcomes = ShapeOutcomes(traced.symbol, dtype, traced.types, params, traced.graph)
+                self._is_shaped = self._is_shaped or traced.outcomes.depends
+        return traced
+
+    def _initialize(self, traced: Trace, arrays: List[Any]) -> None:
+        """Finish deferred initialization, in the order of the graph's inputs: random values are those MXNet gives."""
+        deferred = {name: param for name, param in traced.params.items() if is_deferred(param)}
+        if not deferred:
+            return
+        given = {s.name: each.shape for s, each in zip(traced.inputs, arrays) if s.name in traced.variables}
+        sizes, _, states = traced.symbol.infer_shape(**given)
+        if sizes is None:
+            raise ConvertError(
+                f"block '{self.net.name}': the shapes of parameters, such as '{next(iter(deferred))}', do not follow "
+                "from those of the inputs; give them where the blocks are made (in_units, in_channels, ...)."
+            )
+        names = (*traced.symbol.list_arguments(), *traced.symbol.list_auxiliary_states())
+        found = dict(zip(names, (*sizes, *states)))
+        for name, param in deferred.items():
+            param.shape = found[name]
+        for name in traced.symbol.list_inputs():
+            if name in deferred:
+                parameters.finish_deferred_init(deferred[name])
+
+    def policy_for(self, symbol: Any) -> Policy:
+        """Return the policy for a graph of the net; that of `amp.init` depends on it."""
+        return self.policy
+
+    def _convert(self, traced: Trace, shapes: Any) -> Converted:
+        """Return the conversion of a trace."""
+        policy = self.policy_for(traced.symbol)
+        stored = frozenset(n for n, p in traced.params.items() if isinstance(p, storage.LowPrecisionParameter))
+        inputs = frozenset(traced.variables).difference(traced.params)
+        try:
+            return convert_graph(
+                traced.symbol,
+                policy,
+                shapes,
+                traced.types,
+                stored | self._storable(traced),
+                stored,
+                beyond_range(self.ranges, policy),
+                graph=traced.graph,
+                inputs=inputs,
+            )
+        except ConvertError as e:
+            advice = self._advice(traced) if isinstance(e, InferenceError) else ""
+            raise type(e)(f"block '{self.net.name}': {e}{advice}") from e
+
+    def _advice(self, traced: Trace) -> str:
+        """Return what to do about a graph that does not type-check, perhaps nothing."""
+        low = storage.cast_by_hand(self.net)
+        if low:
+            return f" But {storage.cast_advice(low[0])}"
+        other = {name: dtype for name, dtype in traced.types.items() if dtype != dtypes.FLOAT32}
+        return "".join(f" Input '{n}' is {d}: if it should not be, cast it: x.astype('float32')." for n, d in other.items())
+
+    def _storable(self, traced: Trace) -> FrozenSet[str]:
+        """Return the names of the parameters that may be put in low precision: none once that is decided.
+
+        Nor those that another net has read, which autograd may hold: it loses the gradients of a parameter that
+        changes its dtype between two calls of one ``record``.
+        """
+        if self.is_decided or current_region() is not None:
+            return frozenset()
+        others = (each for each in self.siblings.conversions if each is not self and each.is_decided)
+        fixed = {id(param) for each in others for param in each.params}
+        may = (n for n, p in traced.params.items() if id(p) not in fixed and not isinstance(p, gluon.Constant))
+        return frozenset(may)
+
+    def _store(self, converted: Converted) -> None:
+        """Store parameters in the dtypes that a graph wants; graphs for other dtypes are forgotten."""
+        read, count = converted.read_dtypes, len(self.stored)
+        for param in self.params:
+            if read.get(param.name) == dtypes.FLOAT32:  # low precision is what a file of an earlier conversion has
+                storage.widen(param)
+        for param in self.params if converted.low_params and not self.is_decided else ():
+            if param.name in converted.low_params and storage.dtype_of(param) == dtypes.FLOAT32:
+                self.stored.append(param)
+                storage.store_low(param, self.policy.param_dtype)
+        if len(self.stored) > count:
+            for sibling in self.siblings.conversions:  # which may read them
+                sibling.forget_graphs()
+
+    def forget_graphs(self) -> None:
+        """Forget the graphs that were made, but not what they were traced to."""
+        self._calls, self._graphs = LRUCache(MAX_CALLS), LRUCache(MAX_GRAPHS)
+
+    def _require_kernels(self, contexts: Iterable[mx.Context]) -> None:
+        require_kernels(self.policy, contexts, f"block '{self.net.name}'")
+
+    # -------------------------------------------------------------- other methods of the net
+
+    def get_graph(self, *args: Any) -> Any:
+        """Return the inputs and the converted symbol for a call."""
+        if self.given_graph is not None:
+            return self.given_graph
+        graph = self.graph_for(*args)
+        return graph.trace.inputs, graph.converted.symbol
+
+    def build_cache(self, *args: Any) -> None:
+        """Have the operator made for a call, as ``optimize_for`` does: with the backend that it chose."""
+        args = tuple(map(as_input, args))
+        arrays, nesting = flat_arguments(args)
+        with arrays[0].ctx, self.siblings.lock:
+            runner = self._new_runner(self._signature(arrays, nesting), args, arrays)
+        blocks.set_op(self.net, runner.op, list(runner.reads))
+
+    def deferred_infer_shape(self, *args: Any) -> None:
+        """Infer the shapes of parameters, and initialize them."""
+        self.graph_for(*args)
+
+    def clear_cached_op(self) -> None:
+        """Forget all graphs of the net."""
+        plain_class(self.net)._clear_cached_op(self.net)
+        self.forget_graphs()
+        self._traces, self._is_shaped = LRUCache(MAX_GRAPHS), False
+        self.params = list(blocks.collected_params(self.net).values())
+        self.current, self.ran, self._has_gradients = None, {}, False
+
+    def collect_params(self, select: Optional[str] = None) -> gluon.ParameterDict:
+        """Return the net's parameters, in a dictionary that knows bfloat16."""
+        params: gluon.ParameterDict = plain_class(self.net).collect_params(self.net, select)
+        if type(params) is gluon.ParameterDict:
+            params.__class__ = storage.CollectedParameters
+        return params
+
+    def cast(self, dtype: Any) -> None:
+        """Refuse: MXNet's cast would give BatchNorm low precision parameters."""
+        raise ConvertError(
+            f"block '{self.net.name}' is converted ({self.policy}); use mxmp.gluon.cast(net, {str(dtype)!r}), or "
+            f"mxmp.gluon.restore(net) first."
+        )
+
+    def summary(self, *inputs: Any) -> None:
+        """Print the summary of the float32 net, which needs every block to run by itself."""
+        with unconverted(), storage.in_float32(self.stored):
+            plain_class(self.net).summary(self.net, *inputs)
+
+    def save_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Save float32 values as MXNet does, whole or not at all."""
+        files.save(filename, lambda name: plain_class(self.net).save_parameters(self.net, name, *args, **kwargs))
+
+    def save_params(self, filename: str) -> None:
+        """Save as `save_parameters`, under the name that MXNet deprecates."""
+        files.save(filename, lambda name: plain_class(self.net).save_params(self.net, name))
+
+    def load_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Load a file as MXNet does once it is found whole; parameters keep the dtypes that the policy gives them."""
+        files.check(filename)
+        wide = [param for param in self.params if storage.dtype_of(param) == dtypes.FLOAT32]
+        plain_class(self.net).load_parameters(self.net, filename, *args, **kwargs)
+        for param in wide:
+            storage.widen(param)  # with ``dtype_source='saved'`` it has the dtype of the file
+
+    def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
+        """Write the converted net, its casts included, for plain MXNet: both files or neither.
+
+        The graph of inference if the net has been called for inference; of several the one that ran last.
+        """
+        files.export(self.net, self.graph_to_export(path), path, epoch, remove_amp_cast)
+
+    def graph_to_export(self, path: str) -> ConvertedGraph:
+        """Return the graph of inference that ran last, or of training if there is none.
+
+        Raises:
+            ConvertError: If the net has not been called outside of regions, or if there is no folder to write to.
+        """
+        files.require_folder(path)
+        graph = self.ran.get(False) or self.ran.get(True)
+        if graph is None:
+            raise ConvertError(
+                f"block '{self.net.name}' has not been called yet outside of precision regions, so its parameters and "
+                f"shapes are not known; run one batch before exporting."
+            )
+        return graph
+
+    def repr(self) -> str:
+        """Return the net's text, and that it is converted."""
+        return f"{plain_class(self.net).__repr__(self.net)}\nconverted by mxmp: {self.policy}"
+
+    # -------------------------------------------------------------- copies
+
+    def reduce_ex(self, protocol: Any) -> Tuple[Any, ...]:
         """Return the net's state for pickle and copy, as ``__reduce_ex__``, without graphs: a copy makes its own."""
         with self.siblings.lock:
-            for block in blocks_in(self.net)[1:]:  # which may have been called by itself
+            for block in descendants(self.net):  # which may have been called by itself
                 if isinstance(block, gluon.HybridBlock) and blocks.cached_op(block) is not None:
                     blocks.clear_cached_op(block)
-            kind: Any = type(self.net)
+            kind: Any = plain_class(self.net)
             make, args, state, *rest = kind.__reduce_ex__(self.net, protocol)
-            if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle finds the plain class alone, by its name
-                make, args = _make_empty, (plain_class(self.net), *args[1:])
+            if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle finds the plain class alone, by name
+                make, args = _make_empty, (kind, *args[1:])
             if isinstance(state, dict):
                 state = {name: value for name, value in state.items() if name not in _GRAPHS}
             return (make, args, state, *rest)
@@ -185,32 +524,34 @@ class Conversion(BlockHooks):
         """Return the state for copies, which make graphs of their own."""
         left_out = _fresh_state(self.net, self.policy)
         state = {name: value for name, value in vars(self).items() if name not in left_out}
-        return {**state, "regions": _pack_regions(self.net, self.regions), "own_graph": _pack_graph(self.own_graph)}
+        inside = regions.with_blocks(self.regions, blocks_in(self.net))
+        return {**state, "regions": inside, "own_graph": _pack_graph(self.own_graph)}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Restore a copied state; the net may have no attributes yet."""
         vars(self).update(state)
-        self.regions, self.own_graph = _unpack_regions(self.regions), _unpack_graph(self.own_graph)
+        self.regions, self.own_graph = regions.by_id(self.regions), _unpack_graph(self.own_graph)
         vars(self).update(_fresh_state(self.net, self.policy))
         self.siblings.add(self)
-        vars(self.net).update(zip(_GRAPHS, (self.own_graph or (), None, [])))  # which `_reduce_net` left out
+        vars(self.net).update(zip(_GRAPHS, (self.own_graph or (), None, [])))  # which `reduce_ex` left out
         self.net.__class__ = converted_class(plain_class(self.net))
 
 
 def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
     """Return the attributes that each copy of a conversion begins with anew."""
     return {
-        "graphs": GraphCache(),
-        "current": None,
-        "unfolded": frozenset(),
+        "_calls": LRUCache(MAX_CALLS),
+        "_graphs": LRUCache(MAX_GRAPHS),
+        "_traces": LRUCache(MAX_GRAPHS),
+        "_is_shaped": False,
+        "_has_gradients": False,
         "given_graph": None,
-        "plain_trainer": PlainTrainerCheck(net, policy),
-        "params": None,
-        "is_initialized": False,
-        "params_recorded": False,
+        "current": None,
+        "ran": {},
+        "on_converted": None,
         "calls": None,
         "calls_untrained": None,
-        "suspension": threading.local(),
+        "plain_trainer": PlainTrainerCheck(net, policy),
     }
 
 
@@ -242,16 +583,3 @@ def _unpack_graph(packed: Any) -> Optional[Tuple[Any, Any]]:
     inputs, kind, text = packed
     symbol = mx.sym.load_json(text)
     return inputs, symbol if isinstance(symbol, kind) and kind is mx.sym.Symbol else symbol.as_np_ndarray()
-
-
-def _pack_regions(
-    net: gluon.HybridBlock, regions: block_regions.BlockRegions
-) -> List[Tuple[gluon.Block, block_regions.BlockRegion, Optional[gluon.Block]]]:
-    """Return the regions of a net's blocks with the blocks themselves, since copies have other ids."""
-    by_id = {id(block): block for block in blocks_in(net)}
-    return [(by_id[i], region, by_id.get(region.owner)) for i, region in regions.items() if i in by_id]
-
-
-def _unpack_regions(packed: Any) -> block_regions.BlockRegions:
-    """Return the regions that `_pack_regions` packed, by the ids of the copied blocks."""
-    return {id(block): region if owner is None else region._replace(owner=id(owner)) for block, region, owner in packed}

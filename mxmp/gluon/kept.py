@@ -10,7 +10,7 @@ from mxnet import autograd, gluon
 
 from ..mxnet_private import is_fresh
 from .api import restore
-from .lookup import blocks_in, conversions_of
+from .blocks import blocks_in, conversions_of
 
 
 @contextlib.contextmanager
@@ -39,7 +39,6 @@ class Found:
         own = (param for net in nets for param in net.collect_params().values())
         conversions, params = conversions_of(inside), list({id(param): param for param in (*own, *others)}.values())
         self._objects = [_Object(each) for each in (*inside, *conversions, *params)]
-        self._recorded = [(each.siblings.recorded, set(each.siblings.recorded)) for each in conversions]
         arrays = {id(array): array for param in params for array in _arrays_of(param)}
         self._fresh = [(array, is_fresh(array)) for array in arrays.values()]
         with autograd.pause():
@@ -49,9 +48,6 @@ class Found:
         """Make all of it as it was."""
         for each in self._objects:
             each.put_back()
-        for recorded, before in self._recorded:
-            recorded.clear()
-            recorded.update(before)
         with autograd.pause():
             for array, value in self._values:
                 value.copyto(array)

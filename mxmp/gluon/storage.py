@@ -27,7 +27,7 @@ from ..train.masters import (
     set_master,
     without_owner,
 )
-from .lookup import blocks_in, conversion_of, holds_converted, is_part
+from .blocks import blocks_in, conversion_of, holds_converted, is_part
 
 _BLOCKS_FILE = gluon.HybridBlock.forward.__code__.co_filename  # the code of MXNet that hands parameters to blocks
 _LOCAL = threading.local()  # has ``reads_stored`` while a converted net reads its parameters
@@ -202,20 +202,6 @@ def contexts_of(params: Iterable[gluon.Parameter]) -> List[mx.Context]:
     return [ctx for param in params if is_initialized(param) or is_deferred(param) for ctx in param.list_ctx()]
 
 
-def initialize(
-    net: gluon.Block, params: Sequence[gluon.Parameter], args: Tuple[Any, ...], inputs: Sequence[str]
-) -> None:
-    """Finish deferred initialization of a net's parameters in float32, before any is stored in low precision.
-
-    In the order of the graph's ``inputs``, which is MXNet's: random values are those that it gives.
-    """
-    if any(map(is_deferred, params)):
-        blocks.infer_shapes(net, *args)
-        place = {name: number for number, name in enumerate(inputs)}
-        for param in sorted(params, key=lambda each: place.get(each.name, len(place))):
-            parameters.finish_deferred_init(param)
-
-
 def attach_gradients(params: Iterable[gluon.Parameter]) -> None:
     """Attach the gradients of copied parameters again, which MXNet's copies of them lose."""
     for param in params:
@@ -255,22 +241,32 @@ def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]
 
 
 def store_low(param: gluon.Parameter, dtype: str) -> None:
-    """Store an initialized float32 parameter in low precision; of one that is trained, as a master too."""
-    _require_kernels(param.name, dtype, param.list_ctx())
+    """Store a float32 parameter in low precision, from now on or once it has a value; of one that is trained, a master.
+
+    Interrupted at any line it leaves what `store_float32` undoes: the class comes first.
+    """
+    contexts = param.list_ctx() if is_initialized(param) or is_deferred(param) else ()
+    _require_kernels(param.name, dtype, contexts)
+    vars(param)[_CLASS] = type(param)
+    param.__class__ = _low_class(type(param))
+    if not is_initialized(param):
+        parameters.dtype.set(param, dtypes.to_numpy(dtype))
+        return
     exact = [array.detach() for array in param.list_data()]  # without the float32 gradients that these hold
     if param.grad_req != "null":
         keep_masters(param, exact)
     _replace(param, dtype, [round_to(array, dtype) for array in exact])
-    vars(param)[_CLASS] = type(param)
-    param.__class__ = _low_class(type(param))
 
 
 def store_float32(param: gluon.Parameter) -> None:
     """Store a low precision parameter in float32: its master where it has one."""
     if not isinstance(param, LowPrecisionParameter):
         return
-    _replace(param, dtypes.FLOAT32, exact_values(param))
-    param.__class__ = param.__dict__.pop(_CLASS)
+    if is_initialized(param):
+        _replace(param, dtypes.FLOAT32, exact_values(param))
+    else:
+        parameters.dtype.set(param, dtypes.to_numpy(dtypes.FLOAT32))
+    param.__class__ = vars(param)[_CLASS]
     forget_masters(param)
 
 
@@ -322,10 +318,10 @@ def _low_class(kind: Type[gluon.Parameter]) -> Type[gluon.Parameter]:
 def _replace(param: gluon.Parameter, dtype: str, arrays: List[mx.nd.NDArray]) -> None:
     """Give a parameter other arrays, as ``Parameter.cast`` does."""
     with autograd.pause():
-        parameters.dtype.set(param, dtypes.to_numpy(dtype))  # equal to its name and to its type
-        parameters.arrays.set(param, arrays)
         gradients = parameters.gradients(param)
         if gradients is not None:
             gradients = [round_to(grad, dtype) for grad in gradients]
-            parameters.gradients.set(param, gradients)
+        # All at once, whatever interrupts this; the dtype is equal to its name and to its type.
+        parameters.replace(param, dtypes.to_numpy(dtype), arrays, gradients)
+        if gradients is not None:
             autograd.mark_variables(arrays, gradients, param.grad_req)

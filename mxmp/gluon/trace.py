@@ -1,85 +1,230 @@
-"""Traces of nets: their symbols, for the inputs of a call or before any, and how parameters are stored."""
+"""Trace nets: the graph that a net is for a call, or before any; errors name the block that cannot be traced."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+import numbers
+import traceback
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
+import numpy as np
 from mxnet import gluon
 
+from .. import dtypes
+from ..errors import ConvertError, MxmpError
 from ..graph import Graph
 from ..mxnet_private import blocks
-from ..passes.fold import Sources
 from ..symbol import to_graph
+from ..symbol.rewrite import ShapeOutcomes
+from . import regions
+from .blocks import plain_class, unconverted
 
 Shape = Tuple[int, ...]
 
-Unfolded = Optional[FrozenSet[Sources]]
-"""The folds that a graph does without, since their values are out of range; None for a graph without any."""
+_CONSTANTS = (numbers.Number, np.bool_, str)  # that a block's own ``forward`` may hand to ``hybrid_forward``
+_BLOCK_CALL = gluon.Block.__call__.__code__  # MXNet's own: amp.init puts another in its place
 
 
-class Storage(NamedTuple):
-    """Which of a net's parameters a conversion may store in low precision, and which are stored so already."""
+class Arguments(NamedTuple):
+    """The arguments of a call, flat.
 
-    storable: FrozenSet[str]
-    stored: FrozenSet[str]
+    Attributes:
+        arrays: The arrays or symbols among them, None left out.
+        nesting: How they are nested; it has constants, and tells calls that need graphs of their own apart.
+    """
 
-    def without(self, names: FrozenSet[str]) -> Storage:
-        """Return the same for the other parameters."""
-        return Storage(self.storable - names, self.stored - names)
+    arrays: List[Any]
+    nesting: str
+
+
+def flat_arguments(args: Tuple[Any, ...]) -> Arguments:
+    """Return the arguments of a call, which may be nested and have None and constants among them."""
+    try:
+        flat, nesting = blocks.flatten(args, "input")
+    except ValueError:  # MXNet takes arrays, symbols and None alone
+        flat, nesting = blocks.flatten(without_constants(args), "input")
+        nesting = nesting, repr(_constants_in(args))
+    return Arguments([each for each in flat if each is not None], str(nesting))
+
+
+def without_constants(arg: Any) -> Any:
+    """Return arguments with None in the place of plain numbers and texts, which are constants of a graph."""
+    if isinstance(arg, (list, tuple)):
+        return tuple(map(without_constants, arg))
+    return None if isinstance(arg, _CONSTANTS) else arg
+
+
+def _constants_in(arg: Any) -> Any:
+    """Return the constants in arguments, nested as these are, with None for all else; None if there are none."""
+    if isinstance(arg, (list, tuple)):
+        items = tuple(map(_constants_in, arg))
+        return items if any(item is not None for item in items) else None
+    return arg if isinstance(arg, _CONSTANTS) else None
 
 
 class Trace:
-    """A net's symbol and its graph."""
+    """The graph of a net, for calls that differ in shapes alone or not at all.
 
-    def __init__(self, symbol: Any) -> None:
-        """Take the symbol."""
-        self.symbol = symbol
+    Attributes:
+        symbol: The net's.
+        inputs: The symbols of its inputs.
+        formats: How inputs and outputs are nested.
+        params: The parameters that it reads, by name.
+        types: The dtypes of its inputs, by name.
+        outcomes: Evaluates the conditions on shapes in it; set by who needs it.
+    """
+
+    outcomes: Optional[ShapeOutcomes] = None
+
+    def __init__(
+        self,
+        symbol: Any,
+        inputs: Sequence[Any] = (),
+        formats: Tuple[Any, Any] = (None, None),
+        params: Sequence[gluon.Parameter] = (),
+        arrays: Sequence[Any] = (),
+    ) -> None:
+        """Take what was traced, the parameters of the net, which may have others, and the arrays of the call."""
+        self.symbol, self.inputs, self.formats = symbol, inputs, formats
+        variables = self.variables
+        self.params: Dict[str, gluon.Parameter] = {param.name: param for param in params if param.name in variables}
+        self.types = {s.name: dtypes.canonical(a.dtype) for s, a in zip(inputs, arrays) if isinstance(a, mx.nd.NDArray)}
 
     @functools.cached_property
     def graph(self) -> Graph:
         """The graph of the symbol."""
         return to_graph(self.symbol)
 
-    def inputs(self, params: Iterable[str]) -> FrozenSet[str]:
-        """Return the names of the variables that are no parameters, given the names of these."""
-        return frozenset(node.name for node in self.graph.nodes if node.is_variable).difference(params)
+    @functools.cached_property
+    def variables(self) -> FrozenSet[str]:
+        """The names of inputs and parameters that the graph reads."""
+        return frozenset(self.symbol.list_inputs())
+
+    def converts_like(self, other: Trace) -> bool:
+        """Return whether another trace has the same conversions."""
+        if self.types != other.types or self.formats != other.formats:
+            return False
+        return bool(self.symbol.tojson(remove_amp_cast=False) == other.symbol.tojson(remove_amp_cast=False))
+
+    def shapes(self, arrays: Sequence[Any]) -> Dict[str, Shape]:
+        """Return the shapes of inputs and parameters for the arrays of a call; none for symbols."""
+        given = {s.name: each.shape for s, each in zip(self.inputs, arrays) if isinstance(each, mx.nd.NDArray)}
+        if not given:
+            return {}
+        known = {name: p.shape for name, p in self.params.items() if p.shape and all(size > 0 for size in p.shape)}
+        return {**known, **given}
 
 
-def known_shapes(inputs: Mapping[str, Shape], params: Mapping[str, Any]) -> Dict[str, Shape]:
-    """Return the shapes of inputs and parameters; none where those of the inputs are not known."""
-    if not inputs:
-        return {}
-    known = {name: p.shape for name, p in params.items() if p.shape and all(size > 0 for size in p.shape)}
-    return {**known, **inputs}
+def trace(
+    net: gluon.HybridBlock, args: Tuple[Any, ...], own_graph: Optional[Tuple[Any, Any]], inside: regions.BlockRegions
+) -> Trace:
+    """Return what a net is for a call; ``own_graph`` is that of a SymbolBlock, ``inside`` its blocks' regions.
+
+    The net's own graph and scope are as they were after it.
+
+    Raises:
+        ConvertError: If its ``hybrid_forward`` fails on symbols; it names the block.
+    """
+    with blocks.graph_kept(net), regions.entered(net, inside):
+        if own_graph is None:
+            blocks.cached_graph.set(net, ())
+            try:
+                with unconverted(), _constants_given(net, args):
+                    inputs, symbol = blocks.get_graph(net, *without_constants(args))
+            except Exception as e:
+                raise _trace_error(net, e) from e
+        else:
+            inputs, symbol = own_graph[0], regions.in_current_region(own_graph[1])
+        params = list(blocks.collected_params(net).values())
+        return Trace(symbol, inputs, blocks.formats(net), params, flat_arguments(args).arrays)
 
 
-def trace_before_call(net: gluon.HybridBlock) -> Optional[Any]:
-    """Return the net's symbol for inputs that its signature suggests, None where it cannot be traced like this.
+@contextlib.contextmanager
+def _constants_given(net: gluon.HybridBlock, args: Tuple[Any, ...]) -> Iterator[None]:
+    """Have ``hybrid_forward`` get the constants among the arguments of a call while the net is traced within this.
+
+    MXNet traces with symbols and None alone.
+    """
+    constants = _constants_in(args)
+    if constants is None:
+        yield
+        return
+
+    def forward(F: Any, *inputs: Any, **params: Any) -> Any:
+        return type(net).hybrid_forward(net, F, *_with_constants(inputs, constants), **params)
+
+    vars(net)["hybrid_forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(net)["hybrid_forward"]
+
+
+def _with_constants(inputs: Any, constants: Any) -> Any:
+    if isinstance(constants, tuple):
+        return [_with_constants(*pair) for pair in zip(inputs, constants)]
+    return inputs if constants is None else constants
+
+
+def trace_before_call(net: gluon.HybridBlock, inside: regions.BlockRegions) -> Optional[Trace]:
+    """Return what a net is for inputs that its signature suggests, None where it cannot be traced like this.
 
     A guess: it reports errors before the first batch.
     """
-    if isinstance(net, gluon.SymbolBlock):
-        return blocks.cached_graph(net)[1]
     count = _input_count(net)
-    names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
-    inputs = [mx.sym.var(name) for name in names]
+    inputs = [mx.sym.var(name) for name in (["data"] if count == 1 else [f"data{i}" for i in range(count)])]
     if mx.util.is_np_array():
         inputs = [symbol.as_np_ndarray() for symbol in inputs]
     try:
-        params = {name: param.var() for name, param in blocks.registered_params(net).items()}
-        with net.name_scope():
-            out = type(net).hybrid_forward(net, mx.sym, *inputs, **params)
+        own = {name: param.var() for name, param in blocks.registered_params(net).items()}
+        with regions.entered(net, inside), unconverted(), net.name_scope():
+            out = net.hybrid_forward(mx.sym, *inputs, **own)
         outputs, _ = blocks.flatten(out, "output")
-        return mx.sym.Group(outputs, type(outputs[0]))
+        return Trace(mx.sym.Group(outputs, type(outputs[0])), params=list(blocks.collected_params(net).values()))
     except Exception:
         return None
 
 
 def _input_count(net: gluon.HybridBlock) -> int:
     own = blocks.registered_params(net)
-    parameters: List[inspect.Parameter] = list(inspect.signature(type(net).hybrid_forward).parameters.values())[2:]
+    parameters: List[inspect.Parameter] = list(inspect.signature(plain_class(net).hybrid_forward).parameters.values())[2:]
     inputs = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and p.name not in own]
     return max(1, len(inputs))
+
+
+def _trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:
+    """Return the error for a net whose ``hybrid_forward`` failed on symbols; it names the block."""
+    block, function = _failing_block(error, net)
+    where = f"block '{block.name}' ({type(block).__name__})"
+    if function is not None:
+        return ConvertError(
+            f"{where}: its forward hook {function!r} fails: {type(error).__name__}: {str(error).rstrip('.')}. Hooks on "
+            f"the blocks within a converted net run once, when it is traced, and on symbols. Detach it, or register it "
+            f"on '{net.name}' itself, where it gets arrays."
+        )
+    if isinstance(error, MxmpError):
+        return ConvertError(f"{where}: {error}")
+    text = f"{where} cannot be traced: {type(error).__name__}: {str(error).rstrip('.')}."
+    if isinstance(error, TypeError) and "positional argument" in text:
+        return ConvertError(text)
+    return ConvertError(
+        f"{text} Its hybrid_forward must work on symbols: no shapes, no values, no indexing. Rewrite it, or convert "
+        f"the blocks around it."
+    )
+
+
+def _failing_block(error: Exception, outermost: gluon.Block) -> Tuple[gluon.Block, Optional[str]]:
+    """Return the innermost block whose method raised an error, and the name of its hook, None if it was no hook."""
+    failing, hook = outermost, None
+    lines = traceback.extract_tb(error.__traceback__)
+    for (frame, _), line in zip(traceback.walk_tb(error.__traceback__), lines):
+        block, name = frame.f_locals.get("self"), frame.f_code.co_name
+        if name in ("hybrid_forward", "forward") and isinstance(block, gluon.Block):
+            failing, hook = block, None
+        elif frame.f_code is _BLOCK_CALL and (line.line or "").startswith("hook("):
+            function = frame.f_locals["hook"]
+            failing, hook = block, getattr(function, "__qualname__", None) or type(function).__qualname__
+    return failing, hook

@@ -14,7 +14,7 @@ import contextlib
 import ctypes
 import functools
 import inspect
-from operator import attrgetter, getitem, is_
+from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
@@ -276,6 +276,7 @@ blocks = SimpleNamespace(
             "flags": ("_flags", "what hybridize was given for the cached operator: pairs (name, value)"),
             "backend": ("_backend", "the backend that partitions the graph; None for none"),
             "op_hook": ("_callback", "what register_op_hook registered, None without one"),
+            "monitors_all": ("_monitor_all", "whether it is called with inputs too"),
         },
     ),
     **each(
@@ -311,12 +312,9 @@ def is_initialized(param: gluon.Parameter) -> bool:
     return parameters.arrays(param) is not None
 
 
-def have_arrays(params: Sequence[gluon.Parameter], places: Sequence[int], held: Sequence[Any]) -> bool:
-    """Return whether parameters still have these arrays, each at its place among those of its parameter."""
-    try:
-        return all(map(is_, map(getitem, map(parameters.arrays.read, params), places), held))
-    except (TypeError, IndexError):  # it has none, or fewer
-        return False
+def replace_arrays(param: gluon.Parameter, dtype: Any, arrays: List[Any], gradients: Optional[List[Any]]) -> None:
+    """Give a parameter a dtype, values and gradients, all in one step."""
+    vars(param).update(_dtype=dtype, _data=arrays, _grad=gradients)
 
 
 def is_deferred(param: gluon.Parameter) -> bool:
@@ -360,7 +358,7 @@ parameters = SimpleNamespace(
         },
     ),
     is_initialized=is_initialized,
-    have_arrays=have_arrays,
+    replace=replace_arrays,
     is_deferred=is_deferred,
     checked_arrays=checked_arrays,
     checked_gradients=checked_gradients,

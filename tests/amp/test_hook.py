@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp import amp
-from mxmp.gluon.lookup import conversion_of
+from mxmp.gluon.blocks import conversion_of
 from tests.amp.scenarios import X, dense
 
 

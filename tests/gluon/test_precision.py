@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 
 from mxmp.errors import ConvertError, PolicyError
 from mxmp.gluon import Trainer, convert, export, precision, prepared, report, restore
-from mxmp.gluon.precision import current_region
+from mxmp.gluon.regions import current_region
 
 X = mx.nd.array(np.random.RandomState(0).randn(4, 6))
 

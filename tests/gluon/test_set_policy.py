@@ -11,7 +11,7 @@ from mxnet.gluon import nn
 from mxmp import Policy
 from mxmp.errors import ConvertError, PolicyError
 from mxmp.gluon import convert, precision, report, restore, set_policy
-from mxmp.gluon.lookup import conversion_of
+from mxmp.gluon.blocks import conversion_of
 
 X = mx.nd.ones((2, 4))
 

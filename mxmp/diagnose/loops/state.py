@@ -11,7 +11,7 @@ from ... import dtypes
 from ...arrays import all_finite
 from ...devices.check import check_cpu
 from ...devices.processor import read_processor
-from ...gluon.lookup import blocks_in, conversions_of
+from ...gluon.blocks import blocks_in, conversions_of
 from ...gluon.storage import LowPrecisionParameter, contexts_of, dtype_of
 from ...gluon.trainer import Trainer
 from ...loss_scale import NoOpLossScale

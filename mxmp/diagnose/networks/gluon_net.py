@@ -12,15 +12,14 @@ from ...arrays import to_float32
 from ...errors import ConvertError
 from ...gluon.api import convert
 from ...gluon.conversion import Conversion
-from ...gluon.graphs import as_input, known_inputs, split_inputs
+from ...gluon.cache import as_input
 from ...gluon.kept import kept
-from ...gluon.lookup import conversion_of, roots
-from ...gluon.trace import known_shapes
+from ...gluon.blocks import conversion_of, roots
+from ...gluon.trace import flat_arguments
 from ...mxnet_private import parameters
 from ...policy import Policy
 from ...report import Decisions
 from ...symbol import convert_graph
-from ...symbol.for_inference import fold_params
 from .names import require_same_names
 from .network import BATCHES, GraphBatches, Network
 
@@ -44,14 +43,11 @@ class _Graph(NamedTuple):
 
 
 class GluonNet(Network):
-    """A Gluon net, with one graph for each HybridBlock outside of all others, and perhaps for each kind of call.
+    """A Gluon net, with one graph for each HybridBlock outside of all others, and perhaps for each kind of call."""
 
-    ``for_inference`` says whether BatchNorm is folded under policies of low precision.
-    """
-
-    def __init__(self, net: gluon.Block, calls: int = BATCHES, for_inference: bool = False) -> None:
+    def __init__(self, net: gluon.Block, calls: int = BATCHES) -> None:
         super().__init__()
-        self._net, self._for_inference = net, for_inference
+        self._net = net
         self._noted = calls  # of each block
         self._roots = roots(net)
         self._calls: List[_Call] = []
@@ -90,7 +86,7 @@ class GluonNet(Network):
         with kept(self._net):
             # As it was written it is in float32, whatever `set_policy` says of blocks in it, but for graphs with casts.
             if policy.is_mixed or any(isinstance(root, gluon.SymbolBlock) for root in self._roots):
-                convert(self._net, policy, self._for_inference and policy.is_mixed)
+                convert(self._net, policy)
             yield self._net
 
     def symbols(self) -> List[Any]:
@@ -98,12 +94,10 @@ class GluonNet(Network):
         with kept(self._net), autograd.pause(train_mode=False):
             conversions = {id(root): Conversion(root, Policy()) for root in self._roots}
             calls = [(conversions[id(call.block)], tuple(map(as_input, call.inputs))) for call in self._calls]
-            return [conversion.traced_for(inputs).symbol for conversion, inputs in calls]
+            return [conversion.trace_for(inputs).symbol for conversion, inputs in calls]
 
     def _decide(self, policy: Policy) -> List[Decisions]:
-        """Return the decisions on the graphs of the calls that were noted; values decide which BatchNorms fold."""
-        if self._for_inference:
-            return [converted.decisions for converted, _, _ in self._first_runs(policy)]
+        """Return the decisions on the graphs of the calls that were noted."""
         self._graphs = self._graphs or list(self._read_graphs(policy))
         return [
             convert_graph(each.symbol, policy, each.shapes, each.types, each.storable, inputs=each.inputs).decisions
@@ -112,10 +106,9 @@ class GluonNet(Network):
 
     def _read_graphs(self, policy: Policy) -> Iterator[_Graph]:
         for _, traced, call in self._first_runs(policy):
-            shapes, types = known_inputs(traced.inputs, call.inputs)
+            shapes = traced.shapes(flat_arguments(call.inputs).arrays)
             storable = frozenset(n for n, param in traced.params.items() if not isinstance(param, gluon.Constant))
-            inputs = traced.trace.inputs(traced.params)
-            yield _Graph(traced.symbol, known_shapes(shapes, traced.params), types, storable, inputs)
+            yield _Graph(traced.symbol, shapes, traced.types, storable, traced.variables.difference(traced.params))
 
     def _first_runs(self, policy: Policy) -> Iterator[Tuple[Any, Any, _Call]]:
         """Yield what `_run` does for the first call of each graph."""
@@ -131,7 +124,7 @@ class GluonNet(Network):
             for call in self._calls:
                 call.block(*call.inputs)
                 graph = conversion_of(call.block).current
-                yield graph.converted, graph.traced, call
+                yield graph.converted, graph.trace, call
 
     def comparisons(self, policy: Policy) -> Iterable[GraphBatches]:
         """Return a comparison for each graph, on the calls that were noted."""
@@ -141,11 +134,11 @@ class GluonNet(Network):
         names = {node.name for each in self.decisions(policy) for node in each.before.operators()}
         for number, (converted, traced, call) in enumerate(self._run(policy)):
             require_same_names(self._net, names, converted.decisions.before)
-            inputs = split_inputs(tuple(map(as_input, call.inputs)))
+            inputs = flat_arguments(tuple(map(as_input, call.inputs))).arrays
             given = {symbol.name: array for symbol, array in zip(traced.inputs, inputs)}
             read = converted.read_dtypes  # an imported net may store in low precision what it reads in float32
             wide = {n: to_float32(each) if read.get(n) == dtypes.FLOAT32 else each for n, each in params.items()}
-            values = {**wide, **fold_params(converted.folds, wide)[0], **given}
+            values = {**wide, **given}
             known = [each for each in found if each.decisions is converted.decisions]
             if not known:
                 found.append(GraphBatches(converted.decisions, inputs[0].ctx, out_format=traced.formats[1]))

@@ -190,13 +190,16 @@ def make_network(
     net_or_model: Any, batches: Optional[Batches], ctx: Any, for_inference: bool = False
 ) -> Network:
     """Return what a user gave as a network to search; TuneError if it is none."""
+    if for_inference and isinstance(net_or_model, (gluon.Block, mx.mod.Module)):
+        raise TuneError(
+            f"for_inference: BatchNorm is folded in models, not in a {type(net_or_model).__name__}; give its symbol "
+            "with its parameters, (symbol, arg_params, aux_params), as mxmp.gluon.export writes them of a net."
+        )
     if isinstance(net_or_model, gluon.Block):
         _refuse(net_or_model, batches=batches, ctx=ctx)
-        return GluonNet(net_or_model, for_inference=for_inference)
+        return GluonNet(net_or_model)
     if isinstance(net_or_model, mx.mod.Module):
         _refuse(net_or_model, ctx=ctx)
-        if for_inference:
-            raise TuneError("for_inference: a Module folds no BatchNorm; give its symbol with its parameters.")
         return BoundModule(net_or_model, batches)
     try:
         symbol, args, aux = net_or_model

@@ -17,8 +17,9 @@ from ...diagnose.networks.names import require_same_names
 from ...errors import TuneError
 from ...gluon.api import convert
 from ...gluon.conversion import Conversion
-from ...gluon.graphs import as_input, split_inputs
-from ...gluon.lookup import conversion_of, roots
+from ...gluon.cache import as_input
+from ...gluon.blocks import conversion_of, roots
+from ...gluon.trace import flat_arguments
 from ...mxnet_private import blocks, parameters
 from ...policy import Policy, only_matching
 from ...report import Decisions
@@ -50,14 +51,13 @@ class GluonWorkload:
         net: An initialized net, converted or not. It is called once, for inference.
         batch: What ``forward`` is given.
         training: Whether forward and backward are run, or forward alone.
-        for_inference: Whether BatchNorm is folded, without training.
         forward: How the net is called; `call_with` by default.
     """
 
     def __init__(
-        self, net: gluon.Block, batch: Any, training: bool, for_inference: bool, forward: Optional[Forward] = None
+        self, net: gluon.Block, batch: Any, training: bool, forward: Optional[Forward] = None
     ) -> None:
-        self.training, self._for_inference = training, for_inference
+        self.training = training
         calls = _calls_of_roots(net, batch, call_with if forward is None else forward)
         with _mode(training):
             self._graphs = [_traced(root, args) for root, args in calls]
@@ -73,10 +73,8 @@ class GluonWorkload:
         found = []
         for graph in self._graphs:
             block = self._copy(graph, policy)
-            conversion = conversion_of(block)
             with _mode(self.training):
-                conversion.get_graph(*graph.arrays)
-            found.append(conversion.current.converted.decisions)
+                found.append(conversion_of(block).graph_for(*graph.arrays).converted.decisions)
         return found
 
     def build(self, policy: Policy) -> Run:
@@ -110,7 +108,7 @@ class GluonWorkload:
         block.hybridize(**dict(blocks.flags(graph.net)))
         blocks.backend.set(block, blocks.backend(graph.net))
         with unwarned():
-            return convert(block, only_matching(policy, graph.nodes), self._for_inference)
+            return convert(block, only_matching(policy, graph.nodes))
 
 
 def call_with(net: gluon.Block, batch: Any) -> Any:
@@ -176,11 +174,11 @@ def _traced(root: gluon.HybridBlock, args: Tuple[Any, ...]) -> _Graph:
     """Return the float32 graph of a block for a call."""
     args = tuple(map(as_input, args))
     with blocks.graph_kept(root):
-        traced = (conversion_of(root) or Conversion(root, Policy())).traced_for(args)
-        again = Conversion(root, Policy()).traced_for(args)
+        traced = (conversion_of(root) or Conversion(root, Policy())).trace_for(args)
+        again = Conversion(root, Policy()).trace_for(args)
     require_same_names(root, {node.name for node in again.graph.operators()}, traced.graph)
     nodes = [(node.op, node.name) for node in traced.graph.operators()]
-    return _Graph(root, split_inputs(args), traced.symbol, traced.inputs, traced.params, nodes)
+    return _Graph(root, flat_arguments(args).arrays, traced.symbol, traced.inputs, traced.params, nodes)
 
 
 def _add_like(params: gluon.ParameterDict, name: str, own: gluon.Parameter, value: mx.nd.NDArray) -> None:

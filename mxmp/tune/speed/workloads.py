@@ -28,11 +28,14 @@ def make_workload(
         raise TuneError(f"forward: it is for Gluon nets, but net_or_model is a {type(network).__name__}.")
     if forward is not None and not callable(forward):
         raise TuneError(f"forward is a {type(forward).__name__}; expected a function of the net and a batch.")
+    if for_inference and isinstance(network, (gluon.Block, mx.mod.Module)):
+        raise TuneError(
+            f"for_inference: BatchNorm is folded in models, not in a {type(network).__name__}; give its symbol with its "
+            "parameters, (symbol, arg_params, aux_params), as mxmp.gluon.export writes them of a net."
+        )
     if isinstance(network, gluon.Block):
-        return GluonWorkload(network, batch, training, for_inference, forward)
+        return GluonWorkload(network, batch, training, forward)
     if isinstance(network, mx.mod.Module):
-        if for_inference:
-            raise TuneError("for_inference: a Module folds no BatchNorm; give its symbol with its parameters.")
         return _module(network, batch, training)
     symbol, params = _model(network)
     inputs = _inputs(symbol, batch)

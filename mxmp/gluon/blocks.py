@@ -1,0 +1,155 @@
+"""Blocks and their conversions: find them, and give the class of a converted net the methods of its conversion."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from contextvars import ContextVar
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Type
+
+from mxnet import gluon
+
+from ..errors import ConvertError
+from ..mxnet_private import blocks
+
+ATTRIBUTE = "_mxmp_conversion"  # where a net holds its conversion
+PART = "_mxmp_part"  # set in the blocks within a converted one
+_PLAIN = "_mxmp_plain_class"  # where the class of a converted net holds the one that it was written in
+
+_UNCONVERTED: ContextVar[bool] = ContextVar("mxmp_unconverted", default=False)
+
+_PRIVATE = (
+    blocks.get_graph,
+    blocks.build_cache,
+    blocks.call_cached_op,
+    blocks.clear_cached_op,
+    blocks.infer_shapes,
+)
+_PUBLIC = (
+    *("hybrid_forward", "forward", "cast", "summary", "collect_params"),
+    *("save_parameters", "save_params", "load_parameters", "export"),
+    *("__repr__", "__reduce_ex__"),
+)
+REPLACED = {**{name: name.strip("_") for name in _PUBLIC}, **{each.name: each.name.lstrip("_") for each in _PRIVATE}}
+"""The methods of a block that its conversion stands in for, by MXNet's name: the names of the conversion's."""
+
+
+def blocks_in(*nets: gluon.Block) -> List[gluon.Block]:
+    """Return nets and every block below them, each once, from the top down."""
+    found: Dict[int, gluon.Block] = {}
+    waiting = list(nets)
+    while waiting:
+        block = waiting.pop(0)
+        if id(block) not in found:
+            found[id(block)] = block
+            waiting += blocks.children(block)
+    return list(found.values())
+
+
+def descendants(block: gluon.Block) -> List[gluon.Block]:
+    """Return every block below a block, each once."""
+    return blocks_in(block)[1:]
+
+
+def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
+    """Return the outermost blocks of a net that have a graph: HybridBlocks with ``hybrid_forward``."""
+    if not isinstance(net, gluon.Block):
+        raise ConvertError(f"expected a Gluon block, found {type(net).__name__}.")
+    found: Dict[int, gluon.HybridBlock] = {}
+    waiting = [net]
+    while waiting:
+        block = waiting.pop()
+        if isinstance(block, gluon.HybridBlock) and _has_graph(block):
+            found[id(block)] = block
+        else:
+            waiting += reversed(blocks.children(block))
+    if not found:
+        raise ConvertError(
+            f"block '{net.name}' ({type(net).__name__}) holds no HybridBlock, so there is no graph to convert."
+        )
+    return list(found.values())
+
+
+def _has_graph(block: gluon.HybridBlock) -> bool:
+    """Return whether a HybridBlock can be traced; one that overrides ``forward`` alone runs eagerly."""
+    own = plain_class(block).hybrid_forward is not gluon.HybridBlock.hybrid_forward
+    return own or isinstance(block, gluon.SymbolBlock)
+
+
+def conversion_of(block: gluon.Block) -> Any:
+    """Return the `Conversion` of a block, None if it has none."""
+    return vars(block).get(ATTRIBUTE)
+
+
+def conversions_of(among: Sequence[gluon.Block]) -> List[Any]:
+    """Return the conversions of those blocks that have one."""
+    return [vars(block)[ATTRIBUTE] for block in among if ATTRIBUTE in vars(block)]
+
+
+def is_part(block: gluon.Block) -> bool:
+    """Return whether a block is within a converted one."""
+    return PART in vars(block)
+
+
+def holds_converted(block: gluon.Block) -> bool:
+    """Return whether a block within another one is converted."""
+    return bool(conversions_of(descendants(block)))
+
+
+@contextlib.contextmanager
+def unconverted() -> Iterator[None]:
+    """Have nets that are called within this run as they were written: to trace them, for example."""
+    token = _UNCONVERTED.set(True)
+    try:
+        yield
+    finally:
+        _UNCONVERTED.reset(token)
+
+
+@contextlib.contextmanager
+def eager(net: gluon.HybridBlock) -> Iterator[None]:
+    """Have a net and the blocks in it run operator by operator, neither converted nor hybridized."""
+    active = [block for block in blocks_in(net) if isinstance(block, gluon.HybridBlock) and blocks.is_active(block)]
+    with unconverted():
+        for block in active:
+            blocks.is_active.set(block, False)
+        try:
+            yield
+        finally:
+            for block in active:
+                blocks.is_active.set(block, True)
+
+
+def plain_class(net: gluon.HybridBlock) -> Any:
+    """Return the class that a net was written in, converted or not."""
+    return getattr(type(net), _PLAIN, type(net))
+
+
+@functools.lru_cache(maxsize=None)
+def converted_class(kind: Any) -> Type[gluon.HybridBlock]:
+    """Return the class that converted nets of a class get: its methods in `REPLACED` are those of the conversion.
+
+    What it makes, as ``type(net)()`` and slices of a HybridSequential do, is not converted and of the other class.
+    """
+
+    def make(_: Any, *args: Any, **kwargs: Any) -> gluon.HybridBlock:
+        return kind(*args, **kwargs)
+
+    methods = {name: _handing_on(kind, name, own) for name, own in REPLACED.items()}
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, _PLAIN: kind}
+    meta: Any = type(type(kind).__name__, (type(kind),), {"__call__": make})
+    converted: Type[gluon.HybridBlock] = meta(kind.__name__, (kind,), {**methods, **names})
+    return converted
+
+
+def _handing_on(kind: Any, name: str, own: str) -> Callable[..., Any]:
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def method(net: gluon.HybridBlock, *args: Any, **kwargs: Any) -> Any:
+        conversion = vars(net).get(ATTRIBUTE)  # none of a copy that is being filled
+        if conversion is None or _UNCONVERTED.get():
+            return original(net, *args, **kwargs)
+        return getattr(conversion, own)(*args, **kwargs)
+
+    return method

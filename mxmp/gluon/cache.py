@@ -1,0 +1,238 @@
+"""Signatures of calls, the converted graphs that a net has for them, and the cached operators that run these."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+from collections import OrderedDict
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+
+import mxnet as mx
+from mxnet import gluon
+
+from .. import dtypes
+from ..errors import PassError
+from ..graph import without_versions
+from ..mxnet_private import blocks, parameters, register_op_hook
+from ..passes import ScaleLoss
+from ..symbol import Converted
+from ..symbol.monitors import NetworkNames
+from ..train.loss_heads import HEAD_SCALE, loss_heads
+from . import storage
+from .blocks import plain_class
+from .trace import Trace, without_constants
+
+ONLY_INFER = ("MKLDNN", "MKLDNN_QUANTIZE", "TensorRT")
+"""Backends whose operators have no gradients. Those of MKLDNN give zeros and say nothing."""
+
+_STATIC = "static_shape"
+_BULKS = {"forward_bulk_size": "FWD", "backward_bulk_size": "BWD"}
+_BULK_VARIABLE = "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"
+_BULK_SIZE = 15  # BulkExecMaxNodeTrainFwd and -Bwd, include/mxnet/imperative.h at tag 1.9.1
+
+_Value = TypeVar("_Value")
+
+
+class Signature(NamedTuple):
+    """The properties of a call that decide which operator runs it."""
+
+    training: bool
+    recording: bool
+    region: Optional[str]  # the innermost around it, None outside of regions
+    on_cpu: bool
+    adds: bool  # whether gradients are added to earlier ones, where that matters
+    nesting: Tuple[str, Any]  # of its inputs
+    types: Tuple[Any, ...]
+    shapes: Optional[Tuple[Any, ...]]  # None where no verdict depends on them
+
+    @property
+    def trains(self) -> bool:
+        """Whether the call is for more than inference."""
+        return self.training or self.recording
+
+
+def on_cpu() -> bool:
+    """Return whether the current context is a CPU."""
+    return bool(mx.context.current_context().device_type != "gpu")
+
+
+def as_input(arg: Any) -> Any:
+    """Return an input, or nested inputs, for a cached graph: low precision as float32, shared CPU memory as CPU.
+
+    A cached graph wants all on one context, also what a DataLoader's workers give (cpu_shared).
+    """
+    if isinstance(arg, (list, tuple)):
+        items = [as_input(item) for item in arg]
+        return type(arg)(*items) if hasattr(arg, "_fields") else type(arg)(items)
+    if not isinstance(arg, mx.nd.NDArray):
+        return arg
+    if arg.ctx.device_type in ("cpu_shared", "cpu_pinned"):
+        arg = arg.as_in_context(mx.cpu())
+    if dtypes.canonical(arg.dtype) in dtypes.LOW_PRECISION:
+        # The operator: the gradients of astype and amp_cast are lost under grad_req='add'.
+        return (mx.npx.cast if isinstance(arg, mx.np.ndarray) else mx.nd.Cast)(arg, dtype=dtypes.FLOAT32)
+    return arg
+
+
+class LRUCache(OrderedDict[Any, _Value]):
+    """A dictionary of at most ``size`` items; to read or write one counts as a use."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the value under a key and mark it as used."""
+        value = super().get(key, default)
+        if value is not default:
+            self.move_to_end(key)
+        return value
+
+    def put(self, key: Any, value: _Value) -> Optional[_Value]:
+        """Store a value; return the least recently used one if it had to go."""
+        self[key] = value
+        self.move_to_end(key)
+        return self.popitem(last=False)[1] if len(self) > self.size else None
+
+
+class Runner(NamedTuple):
+    """A cached operator of a converted graph."""
+
+    graph: ConvertedGraph
+    op: Any
+    reads: Sequence[Tuple[bool, Any]]  # (True, number of an input) or (False, parameter), in its inputs' order
+    on_cpu: bool
+
+    def __call__(self, net: gluon.HybridBlock, arrays: Sequence[Any]) -> Any:
+        """Run it on the arrays of a call of the net."""
+        callback = blocks.op_hook(net)
+        if callback is not None:
+            names = self.graph.names_on_cpu if self.on_cpu else self.graph.names
+            register_op_hook(self.op, names.wrap(callback), blocks.monitors_all(net))
+        with storage.reading_stored():
+            outputs = self.op(*[arrays[read] if is_input else read.data() for is_input, read in self.reads])
+        outputs = [outputs] if isinstance(outputs, mx.nd.NDArray) else outputs
+        return blocks.regroup(outputs, self.graph.trace.formats[1])
+
+
+class ConvertedGraph:
+    """A trace, converted, with the cached operators that run it."""
+
+    def __init__(self, trace: Trace, converted: Converted) -> None:
+        self.trace, self.converted = trace, converted
+        self._runners: Dict[Any, Runner] = {}
+
+    @functools.cached_property
+    def loss_heads(self) -> Tuple[str, ...]:
+        """The loss heads in it, by name and operator."""
+        return loss_heads(self.trace.graph)
+
+    @functools.cached_property
+    def scaled_heads(self) -> Optional[Converted]:
+        """The same with loss heads that read `HEAD_SCALE`; None without any, or if no scale can reach one of them."""
+        if not self.loss_heads:
+            return None
+        try:
+            scaled = ScaleLoss(self.converted.facts, HEAD_SCALE.name)(self.converted.graph)
+        except PassError:
+            return None
+        return self.converted.with_graph(scaled.graph)
+
+    @functools.cached_property
+    def runs_as_written(self) -> bool:
+        """Whether the net may as well run operator by operator: conversion changed nothing, and no loss is scaled."""
+        same = without_versions(self.converted.graph) == without_versions(self.trace.graph)
+        return same and not self.loss_heads and self.converted.on_cpu() is self.converted.symbol
+
+    @property
+    def input_shapes(self) -> Dict[str, Tuple[int, ...]]:
+        """The shapes of inputs that it was converted for, by name, where they are known."""
+        facts, nodes = self.converted.facts, self.converted.graph.nodes
+        inputs = {symbol.name for symbol in self.trace.inputs}
+        sizes = {node.name: facts.shapes.get((i, 0)) for i, node in enumerate(nodes) if node.name in inputs}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+    @functools.cached_property
+    def names(self) -> NetworkNames:
+        """The net's names of its tensors, for op hooks on a GPU."""
+        return NetworkNames(self.converted, self.converted.on_gpu(trains=True), on_cpu=False)
+
+    @functools.cached_property
+    def names_on_cpu(self) -> NetworkNames:
+        """The same on a CPU; the graph that trains has all nodes that the one for inference has."""
+        return NetworkNames(self.converted, self.converted.on_cpu(trains=True), on_cpu=True)
+
+    def runner(self, conversion: Any, signature: Signature, args: Tuple[Any, ...]) -> Runner:
+        """Return what runs the calls of a net with a signature, of which ``args`` is one."""
+        backend = blocks.backend(conversion.net)
+        if backend in ONLY_INFER and signature.trains:
+            backend = None
+        # Training keeps layouts apart, see `SeparateLayouts`, and scales loss heads.
+        low = conversion.policy.compute_dtype == dtypes.BFLOAT16
+        differs = backend or self.loss_heads or self.converted.guards_training or (low and signature.on_cpu)
+        key = signature.on_cpu, signature.adds, signature.trains if differs else None
+        if key not in self._runners:
+            symbol = self._symbol_for(signature, bool(backend))
+            make = self._partition if backend else self._operator
+            self._runners[key] = make(conversion, signature, symbol, args)
+        return self._runners[key]
+
+    def _symbol_for(self, signature: Signature, fused: bool) -> Any:
+        converted = self.converted
+        if signature.trains and self.scaled_heads is not None:
+            converted = self.scaled_heads
+        if not signature.on_cpu:
+            return converted.on_gpu(signature.trains)
+        written = frozenset() if signature.adds else frozenset(self.trace.params)
+        return converted.on_cpu(signature.trains, fused, written)
+
+    def _operator(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
+        params = {**self.trace.params, HEAD_SCALE.name: HEAD_SCALE}
+        places = {variable.name: place for place, variable in enumerate(self.trace.inputs)}
+        names = symbol.list_inputs()
+        reads = [(True, places[name]) if name in places else (False, params[name]) for name in names]
+        flags = self._flags(conversion.net, signature)
+        indices = {
+            "data_indices": [place for place, (is_input, _) in enumerate(reads) if is_input],
+            "param_indices": [place for place, (is_input, _) in enumerate(reads) if not is_input],
+        }
+        return Runner(self, mx.nd.CachedOp(symbol, [*indices.items(), *flags]), reads, signature.on_cpu)
+
+    def _partition(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
+        """Have MXNet partition the graph by the net's backend, and make the operator."""
+        net, flags = conversion.net, blocks.flags(conversion.net)
+        conversion.given_graph = self.trace.inputs, symbol
+        try:
+            blocks.flags.set(net, self._flags(net, signature))
+            with storage.reading_stored():
+                plain_class(net)._build_cache(net, *without_constants(args))
+            return Runner(self, blocks.cached_op(net), list(blocks.cached_op_args(net)), signature.on_cpu)
+        finally:
+            conversion.given_graph = None
+            blocks.flags.set(net, flags)
+
+    def _flags(self, net: gluon.HybridBlock, signature: Signature) -> List[Tuple[str, Any]]:
+        """Return the flags of ``hybridize`` for the operator.
+
+        Without static shapes where they are wrong. Control flow: MXNet's engine takes ``foreach`` between two operators
+        for done before its body has run (CreateEngineOp in src/imperative/imperative_utils.h at tag 1.9.1 runs an
+        operator of kSubgraphExec as any other). RNN and partitioned operators on a CPU keep what they have made of
+        their weights, also when these change (RNNOp::Init in src/operator/rnn-inl.h).
+
+        On a GPU with larger bulks, so that the graph is launched in no more than its float32 graph: MXNet cuts a
+        training graph into bulks of 15 operators and waits for the GPU after each, and casts are operators too: the 89
+        of a ResNet-50 under O1 would add six waits to its forward pass. A size that the user gave stays.
+        """
+        flags = dict(blocks.flags(net))
+        operators = self.converted.graph.operators()
+        if signature.on_cpu and any(node.op == "RNN" for node in operators) or blocks.backend(net):
+            flags.pop(_STATIC, None)
+        if any(node.subgraphs for node in self.converted.graph.nodes):
+            flags.pop(_STATIC, None)
+        ratio = len(operators) / max(len(self.trace.graph.operators()), 1)
+        for name, suffix in _BULKS.items() if ratio > 1 and not signature.on_cpu else ():
+            size = int(os.environ.get(f"{_BULK_VARIABLE}_{suffix}") or os.environ.get(_BULK_VARIABLE) or _BULK_SIZE)
+            flags.setdefault(name, math.ceil(size * ratio))
+        return list(flags.items())
