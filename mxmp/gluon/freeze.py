@@ -23,7 +23,7 @@ def model_for_inference(net: gluon.HybridBlock, path: str) -> ConvertedModel:
     conversion = conversion_of(net)
     if conversion is not None:
         graph = conversion.graph_to_export(path)
-        model = make_model(graph.trace.symbol, graph.input_shapes, graph.trace.types)
+        model = make_model(graph.trace.symbol, graph.input_shapes, graph.trace.types, conversion.ranges)
         return _converted(net, model, graph.trace.params, conversion.policy)
     traced = blocks.cached_graph(net)
     if not traced:

@@ -50,12 +50,11 @@ class Masked(gluon.HybridBlock):
 
 
 @UNUSED
-@pytest.mark.parametrize("for_inference", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_input_that_is_not_used(policy, for_inference):
+def test_an_input_that_is_not_used(policy):
     net, label = started(Masked()), mx.nd.zeros((4, 2))
     expected = net(X, MASK)
-    convert(net, policy, for_inference=for_inference)
+    convert(net, policy)
     for given in ((MASK,), (MASK.astype("int32"), None), (MASK, label)):
         assert 0 < difference(net(X, *given), expected) < 8 * EPS
     assert report(net).casts > 0
@@ -135,23 +134,21 @@ def dense(*units):
     return net
 
 
-@pytest.mark.parametrize("for_inference", [False, True])
 @pytest.mark.parametrize("policy", ["O0", *POLICIES])
-def test_a_weight_that_is_dropped_in_training_infers_whole(policy, for_inference):
+def test_a_weight_that_is_dropped_in_training_infers_whole(policy):
     net = started(dropping(dense(3, 8, 2), "training"))
     expected = net(X)
-    convert(net, policy, for_inference=for_inference)
+    convert(net, policy)
     assert difference(net(X), expected) < 64 * EPS
     assert difference(net(X), expected) < 64 * EPS
 
 
 @pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("for_inference", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_weight_that_is_always_dropped_is_dropped_anew_in_each_call(policy, for_inference, static):
+def test_a_weight_that_is_always_dropped_is_dropped_anew_in_each_call(policy, static):
     net = started(dropping(dense(3, 64), "always"))
     net.hybridize(static_alloc=static, static_shape=static)
-    convert(net, policy, for_inference=for_inference)
+    convert(net, policy)
     one = mx.nd.ones((1, 3))
     results = [net(one).asnumpy() for _ in range(8)]
     weight = net[0].weight._data[0].asnumpy().astype(np.float64)
@@ -219,13 +216,12 @@ class Repeating(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("units", [6, 0])
-@pytest.mark.parametrize("for_inference", [False, True])
 @pytest.mark.parametrize("policy", ["O0", *POLICIES])
-def test_numbers_are_constants_of_the_graph(policy, for_inference, units):
+def test_numbers_are_constants_of_the_graph(policy, units):
     net = started(Repeating())
     expected = net(X)
     restarted = started(Repeating(units))
-    convert(restarted, policy, for_inference=for_inference)
+    convert(restarted, policy)
     assert difference(restarted(X), expected) < 16 * EPS
 
 

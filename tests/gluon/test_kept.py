@@ -105,17 +105,6 @@ def test_within_it_the_values_are_the_masters():
             assert np.array_equal(param.data().asnumpy(), masters[name])
 
 
-def test_a_net_that_was_converted_for_inference_is_so_again():
-    net, _ = make()
-    mxmp.gluon.convert(net, "O2", for_inference=True)
-    output = net(DATA).asnumpy()
-    with kept(net):
-        mxmp.gluon.convert(net, "O1")
-        net(DATA)
-    assert np.array_equal(net(DATA).asnumpy(), output)
-    assert any(row.precision == "folded" for row in mxmp.gluon.report(net).rows)
-
-
 def test_blocks_that_share_parameters_and_were_converted_one_by_one_are_so_again():
     class Pair(gluon.Block):
         def __init__(self):

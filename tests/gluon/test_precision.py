@@ -13,7 +13,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.errors import ConvertError, PolicyError
-from mxmp.gluon import Trainer, convert, export, precision, prepared, report, restore
+from mxmp.gluon import Trainer, convert, export, precision, report, restore
 from mxmp.gluon.regions import current_region
 
 X = mx.nd.array(np.random.RandomState(0).randn(4, 6))
@@ -341,7 +341,7 @@ def test_a_thread_is_given_the_graph_of_its_own_region(region, other, monkeypatc
 
     for each in (region, other):
         call(each)
-    for owner in (gluon.Parameter, prepared.PreparedParam):  # weights as they are, and cast ones that are kept
+    for owner in (gluon.Parameter,):
         monkeypatch.setattr(owner, "data", holding_up(owner.data))
     thread = threading.Thread(target=call_meanwhile)
     thread.start()

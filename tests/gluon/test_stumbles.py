@@ -244,10 +244,9 @@ def test_a_trainer_says_what_it_is():
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
-@pytest.mark.parametrize("for_inference", [False, True])
 @pytest.mark.parametrize("in_channels", [0, 3])
-def test_a_net_that_was_called_too_early_runs_once_it_is_initialized(policy, for_inference, in_channels):
-    net = convert(nn.Conv2D(2, 3, in_channels=in_channels), policy, for_inference=for_inference)
+def test_a_net_that_was_called_too_early_runs_once_it_is_initialized(policy, in_channels):
+    net = convert(nn.Conv2D(2, 3, in_channels=in_channels), policy)
     x = mx.nd.ones((1, 3, 8, 8))
     with pytest.raises(RuntimeError, match="has not been initialized"):
         net(x)
