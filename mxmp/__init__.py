@@ -78,11 +78,13 @@ if not TYPE_CHECKING:  # a type checker would take any name for one that is ther
             globals()[name] = value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
             return value
         if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            from .names import unknown
+
+            raise unknown(__name__, name)
         return import_module(f"{__name__}.{name}")
 
     def __dir__():
-        return sorted({*globals(), *__all__} - {"TYPE_CHECKING"})
+        return sorted([*__all__, "__version__"])
 
 
 if _os.environ.get("MXMP_AMX") == "1":  # asked for by name, for programs that are not to be changed

@@ -21,6 +21,9 @@ from .arrays import is_low_precision, round_into, to_float32
 from .errors import DependencyError, TrainerError
 from .launch import LAUNCHED
 from .mxnet_private import library, send_command_to_servers
+from .names import hooks as _hooks
+
+globals().update(_hooks(__name__))
 
 _NEEDED = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER")
 

@@ -8,8 +8,35 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+__all__ = [
+    "CheckpointError",
+    "ConvertError",
+    "DependencyError",
+    "DtypeError",
+    "GraphError",
+    "InferenceError",
+    "LaunchError",
+    "LossScaleError",
+    "MxmpError",
+    "NonFiniteLossError",
+    "ParamsError",
+    "PassError",
+    "PolicyError",
+    "RuleError",
+    "SlowPrecisionWarning",
+    "StaleGradientError",
+    "StateError",
+    "TrainerError",
+    "TuneError",
+    "mxnet_reason",
+]
+
 # dmlc's logger writes the time and the line of its source before a message: "[12:34:56] ../src/c_api.cc:78: ".
 _STAMP = re.compile(r"\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def mxnet_reason(error: Exception) -> str:

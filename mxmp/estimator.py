@@ -26,9 +26,12 @@ from .gluon.blocks import descendants
 from .loss_scale import LossScale, NoOpLossScale, parse
 from .mxnet_private import trainers
 from .mxnet_private.estimators import BatchProcessorBase, split_batch
+from .names import hooks as _hooks
 from .policy import Policy
 from .train.masters import MasterState
 from .train.step import scaler_of
+
+globals().update(_hooks(__name__))
 
 _ATTRIBUTE = "_mxmp_mixed_precision"
 

@@ -26,6 +26,9 @@ from pathlib import Path
 from typing import IO, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from .errors import LaunchError
+from .names import hooks as _hooks
+
+globals().update(_hooks(__name__))
 
 LOOPBACK = "127.0.0.1"
 

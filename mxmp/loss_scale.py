@@ -18,6 +18,9 @@ import numbers
 from typing import Any, ClassVar, Dict, Iterable, List, Mapping, Type, cast, final
 
 from .errors import LossScaleError, check_fields
+from .names import hooks as _hooks
+
+globals().update(_hooks(__name__))
 
 _LOG = logging.getLogger(__name__)
 

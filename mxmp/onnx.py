@@ -20,11 +20,14 @@ from .compat.old_onnx import IR_VERSION, OPSET
 from .errors import ConvertError, DependencyError, mxnet_reason
 from .files import saving
 from .graph import Entry, Graph, GraphBuilder, Node, make_attrs, verify
+from .names import hooks as _hooks
 from .passes import Facts
 from .rules import value_of
 from .symbol import from_graph, to_graph
 from .symbol.arguments import check_params, make_model, require_symbol
 from .symbol.inference import infer_network
+
+globals().update(_hooks(__name__))
 
 # The exporter gives onnx the bits of a float16 constant, and onnx 1.8 and later take them for its value:
 # x + 1 becomes x + 15360. Those of the last line are float32 whatever they read, and so is GELU's.

@@ -13,6 +13,7 @@ from .dtypes import FLOAT32, PRECISIONS, canonical
 from .errors import LossScaleError, TrainerError
 from .loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossScale
 from .mxnet_private import multiply, parameters
+from .names import hooks as _hooks
 from .train import states
 from .train.masters import MultiPrecision as MultiPrecision
 from .train.masters import Update, copy_to_other_contexts, first_written_past, written_past
@@ -21,6 +22,8 @@ from .train.scaled_loss import ScaledLoss, require_backward
 from .train.scaler import Scaler, ScalerStatus
 from .train.states import Described, Target
 from .train.step import Step, Weights
+
+globals().update(_hooks(__name__))
 
 # The defaults of tf.keras 2.12.
 INITIAL_SCALE = 2.0**15

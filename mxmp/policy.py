@@ -54,6 +54,14 @@ PRESETS: Dict[str, Dict[str, Any]] = {
 }
 """Fields of each named policy. O0 to O3 as in Apex, the others as in Keras."""
 
+# The short names that other toolkits have for them. Who asks torch, Accelerate or Lightning for "fp16" or "bf16" gets
+# mixed precision; the dtype's full name is Keras' policy of that dtype throughout.
+_ALIASES = {
+    **dict.fromkeys(("fp16", "half", "mixed_fp16", "fp16-mixed", "16-mixed"), "mixed_float16"),
+    **dict.fromkeys(("bf16", "mixed_bf16", "bf16-mixed"), "mixed_bfloat16"),
+    **dict.fromkeys(("fp32", "float", "single"), "float32"),
+}
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -133,8 +141,8 @@ class Policy:
         """Return the policy that a string describes, with some fields changed.
 
         Args:
-            spec: A preset's name ('O0' to 'O3', 'mixed_float16', 'mixed_bfloat16', 'float16', 'bfloat16', 'float32'),
-                or comma-separated fields, or a preset followed by fields: 'O2,loss_scale=128',
+            spec: A preset's name ('O0' to 'O3', 'mixed_float16' or 'fp16', 'mixed_bfloat16' or 'bf16', 'float16',
+                'bfloat16', 'float32'), or comma-separated fields, or a preset followed by fields: 'O2,loss_scale=128',
                 'compute=float16,op:softmax=float16', ``'O1,block:resnet0_stage4_*=float32,name:*dense*=float32'``. A
                 policy is returned as it is.
             **changes: Fields of the policy that overrule the string's.
@@ -285,8 +293,9 @@ def _parse_fields(spec: str) -> Dict[str, Any]:
 
 
 def _preset(name: str) -> Dict[str, Any]:
+    lowered = _ALIASES.get(name.lower(), name.lower())
     for preset, fields in PRESETS.items():
-        if preset.lower() == name.lower():
+        if preset.lower() == lowered:
             return fields
     raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, PRESETS)}.")
 

@@ -31,6 +31,22 @@ def test_presets_are_those_of_apex_and_keras():
     assert {n: (p.param_dtype, p.compute_dtype, p.output_dtype, p.loss_scale) for n, p in found.items()} == table
 
 
+@pytest.mark.parametrize(
+    "name, preset",
+    [
+        ("fp16", "mixed_float16"), ("half", "mixed_float16"), ("mixed_fp16", "mixed_float16"), ("16-mixed", "mixed_float16"),
+        ("bf16", "mixed_bfloat16"), ("BF16", "mixed_bfloat16"), ("bf16-mixed", "mixed_bfloat16"), ("fp32", "float32"),
+    ],
+)  # fmt: skip
+def test_the_short_names_of_other_toolkits_are_policies(name, preset):
+    assert Policy.parse(name) == Policy.parse(preset)
+
+
+def test_a_short_name_in_the_place_of_a_dtype_is_a_dtype():
+    assert Policy.parse("fp16,output=half,op:exp=fp16") == Policy.parse("O1,output=float16,op:exp=float16")
+    assert Policy(compute_dtype="bf16").compute_dtype == "bfloat16"
+
+
 def test_parse_reads_fields_behind_a_preset():
     policy = Policy.parse("o2, loss_scale=128, keep_batchnorm_fp32=True, op:softmax=fp16, block:net0_*=float32")
     dtypes = {"param_dtype": "float16", "compute_dtype": "float16", "keep_batchnorm_fp32": True}

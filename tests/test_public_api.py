@@ -48,7 +48,7 @@ def reexported(package):
     """Return what a package's ``__init__`` gives under the name that it has: ``import x as x``."""
     tree = ast.parse(Path(importlib.import_module(package).__file__).read_text(encoding="utf-8"))
     found = [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
-    return sorted(alias.asname for alias in found if alias.asname)
+    return sorted(alias.asname for alias in found if alias.asname == alias.name)
 
 
 def used_by(code):
@@ -174,8 +174,7 @@ def test_public_names_have_docstrings(module):
     assert not missing
 
 
-def test_the_top_lists_its_parts_and_refuses_others():
-    assert {"gluon", "amp", "symbol", "Policy", "initialize", "__version__"} <= set(dir(mxmp))
+def test_the_top_finds_parts_of_the_engine_and_refuses_others():
     assert mxmp.passes is importlib.import_module("mxmp.passes")  # of the engine, found when asked for
     with pytest.raises(AttributeError, match="module 'mxmp' has no attribute 'gloun'"):
         _ = mxmp.gloun

@@ -18,6 +18,7 @@ Where it differs from contrib.amp, on purpose:
   `convert_hybrid_block` and `convert_bucketing_module` return trains too, and runs on CPU.
 """
 
+from ..names import hooks as _hooks
 from . import lists as lists
 from .apex import initialize as initialize
 from .apex import load_state_dict as load_state_dict
@@ -41,3 +42,5 @@ from .operators import list_widest_type_cast as list_widest_type_cast
 from .trainers import init_trainer as init_trainer
 from .trainers import scale_loss as scale_loss
 from .trainers import unscale as unscale
+
+globals().update(_hooks(__name__))

@@ -5,6 +5,7 @@ from ..devices.amx import amx_status as amx_status
 from ..devices.check import Finding as Finding
 from ..devices.check import check_devices as check_devices
 from ..devices.speed import runs_bfloat16 as runs_bfloat16
+from ..names import hooks as _hooks
 from ..probe.finding import NonFinite as NonFinite
 from ..probe.value_range import ValueRange as ValueRange
 from ..probe.verdict import Verdict as Verdict
@@ -33,3 +34,5 @@ from .step_log import StepLogger as StepLogger
 from .step_log import StepRecord as StepRecord
 from .tensorboard import TensorBoardLogger as TensorBoardLogger
 from .watch import Watch as Watch
+
+globals().update(_hooks(__name__))

@@ -1,5 +1,6 @@
 """Mixed precision for Gluon: convert a net in place, and train it."""
 
+from ..names import hooks as _hooks
 from ..train.scaler import SharedLossScale as SharedLossScale
 from .accumulation import Accumulator as Accumulator
 from .api import adopt_weights as adopt_weights
@@ -13,3 +14,5 @@ from .averaged import exact_value as exact_value
 from .regions import precision as precision
 from .regions import set_policy as set_policy
 from .trainer import Trainer as Trainer
+
+globals().update(_hooks(__name__))

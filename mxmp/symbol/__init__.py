@@ -1,5 +1,6 @@
 """The Symbolic API: conversion of symbols, models and checkpoints."""
 
+from ..names import hooks as _hooks
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import load_params as load_params
@@ -17,3 +18,5 @@ from .inference import to_graph as to_graph
 from .rewrite import Converted as Converted
 from .rewrite import convert_graph as convert_graph
 from .rewrite import on_cpu as on_cpu
+
+globals().update(_hooks(__name__))

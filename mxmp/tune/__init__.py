@@ -1,6 +1,7 @@
 """Tuning: policies that are found by measuring, for speed or for accuracy."""
 
 from .. import report  # noqa: F401  # before rich, see `mxmp.report.rich_first`
+from ..names import hooks as _hooks
 from .by_accuracy import SearchResult as SearchResult
 from .by_accuracy import SearchRow as SearchRow
 from .by_accuracy import Tolerance as Tolerance
@@ -11,3 +12,5 @@ from .result import Change as Change
 from .result import Measured as Measured
 from .result import TuneResult as TuneResult
 from .store import load as load
+
+globals().update(_hooks(__name__))

@@ -1,0 +1,128 @@
+"""What people guess: a name of another library, a public name of another module, a slip of the pen."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+import mxmp
+from mxmp import names
+from tests.test_public_api import LISTED, LISTED_MODULES, is_public, names_in
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| `([^`]+)` \|$", re.MULTILINE)
+GUESSED = sorted({guess for guesses in names.GUESSES.values() for guess in guesses})
+
+
+def message_of(module, name):
+    """Return what Python says of a name that a module lacks."""
+    with pytest.raises(AttributeError) as caught:
+        getattr(importlib.import_module(module), name)
+    return str(caught.value)
+
+
+def test_the_public_names_are_those_of_the_reference():
+    listed = {module: names_in(module, LISTED | LISTED_MODULES) for module in ("mxmp", *LISTED_MODULES)}
+    del listed["mxmp.amp.lists"]  # which nobody guesses from
+    assert {module: sorted(public) for module, public in names.PUBLIC.items()} == listed
+
+
+@pytest.mark.parametrize("module", sorted(LISTED_MODULES))
+def test_dir_shows_what_is_public(module):
+    shown = [name for name in dir(importlib.import_module(module)) if not name.startswith("__")]
+    assert shown == names_in(module, LISTED)
+
+
+def test_dir_of_the_top_shows_its_parts():
+    assert dir(mxmp) == sorted([*mxmp.__all__, "__version__"])
+
+
+MESSAGES = {
+    ("mxmp", "convert"): "; use mxmp.gluon.convert or mxmp.symbol.convert_model",
+    ("mxmp", "Trainer"): "; use mxmp.gluon.Trainer",
+    ("mxmp", "autocast"): '; use mxmp.gluon.convert(net, "mixed_float16")',
+    ("mxmp", "set_global_policy"): '; use mxmp.gluon.convert(net, "mixed_float16")',
+    ("mxmp.amp", "GradScaler"): '; use mxmp.gluon.Trainer(net, ..., loss_scale="dynamic")',
+    ("mxmp.amp", "grad_scaler"): '; use mxmp.gluon.Trainer(net, ..., loss_scale="dynamic")',
+    ("mxmp.amp", "GradScalar"): '; use mxmp.gluon.Trainer(net, ..., loss_scale="dynamic")',
+    ("mxmp.amp", "list_fp16_ops"): "; use mxmp.amp.list_lp16_ops",
+    ("mxmp.gluon", "Policy"): "; use mxmp.Policy",
+    ("mxmp.gluon", "nn"): "; use mxnet.gluon",
+    ("mxmp.symbol", "convert_modle"): "; use mxmp.symbol.convert_model or mxmp.amp.convert_model",
+    ("mxmp.gluon", "module"): "; use mxmp.module or mxmp.module.Module",
+    ("mxmp.optimizer", "Adam"): "; use mxmp.optimizer.LossScaleOptimizer(mx.optimizer.SGD())",
+    ("mxmp.loss_scale", "LossScaler"): "; use mxmp.loss_scale.DynamicLossScale",
+    ("mxmp", "ConvertError"): "; use mxmp.errors.ConvertError",
+    ("mxmp", "float16"): '; use "float16"',
+    ("mxmp", "gloun"): "; the nearest are gluon, launch, tune",
+    ("mxmp.module", "qqq"): "; expected one of BucketingModule, Module",
+    ("mxmp.gluon", "__wrapped__"): "",
+}
+
+
+@pytest.mark.parametrize("module, name", MESSAGES)
+def test_a_name_that_is_missing_is_answered_by_the_one_to_use(module, name):
+    assert message_of(module, name) == f"module {module!r} has no attribute {name!r}{MESSAGES[module, name]}"
+
+
+@pytest.mark.parametrize("name", GUESSED)
+def test_a_guess_is_answered_at_the_top(name):
+    answers = [answer for answer, guesses in names.GUESSES.items() if name in guesses]
+    text = message_of("mxmp", name).partition("; use ")[2]
+    assert set(answers) <= set(text.split(" or "))
+
+
+@pytest.mark.parametrize("answer", names.GUESSES)
+def test_an_answer_is_public(answer):
+    path = re.match(r"mxmp[\w.]+", answer)
+    assert is_public(path.group()) if path else answer in ('"float16"', '"bfloat16"', '"float32"', "mxnet.gluon")
+
+
+@pytest.mark.parametrize("module, name", [("mxmp.gluon", "revert"), ("mxmp", "LossScaler")])
+def test_python_adds_no_other_name(module, name):
+    """As Python 3.10 does for names that are spelt alike."""
+    with pytest.raises(AttributeError) as caught:
+        getattr(importlib.import_module(module), name)
+    assert "Did you mean" not in "".join(traceback.format_exception_only(caught.type, caught.value))
+
+
+def test_no_guess_is_public_where_its_answer_is():
+    """It would never be missed there."""
+    for answer, guesses in names.GUESSES.items():
+        assert not set(guesses) & set(names.PUBLIC.get(answer.rpartition(".")[0], ())), answer
+
+
+@pytest.mark.parametrize("module, name", [("mxmp", "convert"), ("mxmp.amp", "autocast"), ("mxmp.optimizer", "Adam")])
+def test_an_import_is_answered_too(module, name):
+    advice = MESSAGES.get((module, name), MESSAGES["mxmp", "autocast"])
+    with pytest.raises(ImportError) as caught:
+        exec(f"from {module} import {name}")
+    assert str(caught.value) == f"cannot import name {name!r} from {module!r}{advice}"
+    assert caught.value.name == module
+
+
+def test_asking_for_a_guess_is_no_import():
+    assert not hasattr(mxmp, "convert") and getattr(mxmp.amp, "GradScaler", None) is None
+    assert __import__("mxmp", fromlist=["convert"]) is mxmp
+
+
+def test_the_page_shows_the_guesses():
+    assert {answer: re.findall(r"\w+", guesses) for guesses, answer in ROW.findall(PAGE)} == names.GUESSES
+    with pytest.raises(ImportError) as caught:
+        exec("from mxmp.amp import GradScaler")
+    assert f">>> from mxmp.amp import GradScaler\nImportError: {caught.value}\n" in PAGE
+
+
+def test_a_guess_at_the_top_imports_no_mxnet():
+    code = "import sys, mxmp; print(hasattr(mxmp, 'GradScaler'), dir(mxmp)[0], 'mxnet' in sys.modules, 'mxmp.names' in sys.modules)"
+    before = "import sys, mxmp; dir(mxmp); print('mxmp.names' in sys.modules)"
+    for program, printed in ((code, "False Policy False True\n"), (before, "False\n")):
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert done.stdout == printed
