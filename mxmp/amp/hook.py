@@ -11,13 +11,13 @@ import threading
 import weakref
 from typing import Any, Callable, Dict, Iterator, Optional, Set
 
+import mxnet as mx
 from mxnet import MXNetError, gluon
 
 from .. import dtypes
 from ..arrays import leaves
 from ..gluon.conversion import Conversion
 from ..gluon.blocks import blocks_in, conversion_of, conversions_of, descendants
-from ..gluon.trace import Trace
 from ..mxnet_private import blocks
 from ..policy import Policy
 from ..train.recorded import came_through_graph
@@ -49,13 +49,12 @@ class _Conversion(Conversion):
         self.request = request
         super().__init__(net, request.base())
 
-    def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
-        """Hybridize as asked; a net that is not hybridized is not converted."""
-        if active:
-            super().hybridize(active, *args, **kwargs)
-        else:
-            self.remove()
-            self.net.hybridize(active, *args, **kwargs)
+    def hybrid_forward(self, F: Any, *args: Any, **params: Any) -> Any:
+        """Give up a net that is not hybridized any more, which runs eagerly."""
+        if F is not mx.nd:
+            return super().hybrid_forward(F, *args, **params)
+        self.remove()
+        return self.net.hybrid_forward(F, *args, **params)
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Take the state of a copied net, which `disable` gives back as it does the others."""
@@ -65,8 +64,9 @@ class _Conversion(Conversion):
             with present.lock:
                 present.conversions.add(self)
 
-    def _convert(self, trace: Trace, shapes: Any, types: Any, policy: Optional[Policy] = None, **options: Any) -> Any:
-        return super()._convert(trace, shapes, types, policy or self.request.policy(trace.symbol), **options)
+    def policy_for(self, symbol: Any) -> Policy:
+        """Return the policy for a graph: with overrides for what it has."""
+        return self.request.policy(symbol)
 
 
 class _Hook:

@@ -87,6 +87,7 @@ class Conversion:
     """
 
     siblings: Siblings
+    _params: Optional[List[gluon.Parameter]]
 
     def __init__(
         self,
@@ -127,6 +128,13 @@ class Conversion:
             if storage.cast_by_hand(self.net):
                 raise
             return None  # the inputs were guessed wrong
+
+    @property
+    def params(self) -> List[gluon.Parameter]:
+        """The net's parameters, as they were at its last trace."""
+        if self._params is None:
+            self._params = list(blocks.collected_params(self.net).values())
+        return self._params
 
     @property
     def changes_float32(self) -> bool:
@@ -179,6 +187,7 @@ class Conversion:
         blocks.clear_cached_op(self.net)
         if self.own_graph is not None:
             blocks.cached_graph.set(self.net, self.own_graph)
+        self.stored.clear()
         vars(self.net).pop(ATTRIBUTE, None)  # last: until then `restore` finds it
 
     # -------------------------------------------------------------- calls
@@ -321,7 +330,7 @@ class Conversion:
             traced = next(alike, traced)
             self._traces.put(signature, traced)
             if traced.outcomes is None:
-                self.params = list(blocks.collected_params(self.net).values())
+                self._params = None
                 params, dtype = frozenset(traced.params), self.policy.compute_dtype
                 traced.outcomes = ShapeOutcomes(traced.symbol, dtype, traced.types, params, traced.graph)
                 self._is_shaped = self._is_shaped or traced.outcomes.depends
@@ -440,8 +449,7 @@ class Conversion:
         plain_class(self.net)._clear_cached_op(self.net)
         self.forget_graphs()
         self._traces, self._is_shaped = LRUCache(MAX_GRAPHS), False
-        self.params = list(blocks.collected_params(self.net).values())
-        self.current, self.ran, self._has_gradients = None, {}, False
+        self._params, self.current, self.ran, self._has_gradients = None, None, {}, False
 
     def collect_params(self, select: Optional[str] = None) -> gluon.ParameterDict:
         """Return the net's parameters, in a dictionary that knows bfloat16."""
@@ -543,6 +551,7 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "_calls": LRUCache(MAX_CALLS),
         "_graphs": LRUCache(MAX_GRAPHS),
         "_traces": LRUCache(MAX_GRAPHS),
+        "_params": None,
         "_is_shaped": False,
         "_has_gradients": False,
         "given_graph": None,
