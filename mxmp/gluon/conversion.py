@@ -371,11 +371,12 @@ class Conversion:
                 policy,
                 shapes,
                 traced.types,
-                stored | self._storable(traced),
+                frozenset(traced.params),
                 stored,
                 beyond_range(self.ranges, policy),
                 graph=traced.graph,
                 inputs=inputs,
+                storable=self._storable(traced),
             )
         except ConvertError as e:
             advice = self._advice(traced) if isinstance(e, InferenceError) else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import AbstractSet, Dict, FrozenSet, Mapping, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Mapping, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key
@@ -60,10 +60,12 @@ def make_plan(
     rules: RuleSet = RULES,
     stored: FrozenSet[str] = frozenset(),
     final: bool = False,
+    storable: Optional[FrozenSet[str]] = None,
 ) -> Plan:
     """Return the plan for a graph without casts of mxmp.
 
-    ``stored`` names parameters that are stored in low precision already. ``final`` says whether the storage of
+    ``stored`` names parameters that are stored in low precision already, ``storable`` those that may be, all unless it
+    is given. ``final`` says whether the storage of
     parameters is decided on this graph alone, once and for all. Otherwise a parameter that a free operator reads stays
     float32, because that operator's label may change with the shapes; unless that operator does nothing but carry such
     parameters to operators in low precision, as ``gluon.rnn`` reshapes and concatenates its weights
@@ -79,7 +81,8 @@ def make_plan(
     low_params: FrozenSet[int] = frozenset()
     free_params: FrozenSet[int] = frozenset()
     if policy.param_dtype != dtypes.FLOAT32:
-        params = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in facts.params}
+        may = facts.params if storable is None else storable
+        params = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in may}
         pinned = {i for i, verdict in enumerate(verdicts) if verdict.label == LOW}
         own_casts = _own_casts(graph, policy.compute_dtype)
         reading_low = [replace(v, low_ports=frozenset([0])) if i in own_casts else v for i, v in enumerate(verdicts)]

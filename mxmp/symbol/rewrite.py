@@ -138,6 +138,7 @@ def convert_graph(
     graph: Optional[Graph] = None,
     inputs: Optional[FrozenSet[str]] = None,
     removed: Optional[Removed] = None,
+    storable: Optional[FrozenSet[str]] = None,
 ) -> Converted:
     """Convert a symbol: erase earlier casts and insert new ones.
 
@@ -155,6 +156,7 @@ def convert_graph(
         graph: The symbol's graph, if it has been read: ``to_graph(symbol)``.
         inputs: Names of its inputs, labels included; unless given all variables but ``params``.
         removed: What inference does not need and was removed from the network before, for the report.
+        storable: Names of the parameters that may be stored in low precision; all unless given.
 
     Raises:
         InferenceError: If the network does not type-check by itself; it names the node.
@@ -166,7 +168,7 @@ def convert_graph(
         inputs = frozenset(node.name for node in graph.nodes if node.is_variable) - params
     facts = infer_network(source, graph, shapes, types or {}, params)
     facts = replace(facts, inputs=inputs, out_of_range=out_of_range)
-    plan = make_plan(graph, policy, facts, stored=stored, final=final)
+    plan = make_plan(graph, policy, facts, stored=stored, final=final, storable=storable)
     inserted, new_facts = InsertCasts(policy, facts, plan=plan).with_facts(graph)
     after, new_facts = in_written_order(inserted), new_facts.in_written_order(inserted)
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)
