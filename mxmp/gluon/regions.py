@@ -103,6 +103,8 @@ class precision(contextlib.ContextDecorator):
         scope = _CURRENT.get()
         assert scope is not None
         _CURRENT.set(scope.outer)
+        if scope.outer is not None:
+            scope.outer.is_used |= scope.is_used
         if attr_scope() is scope:
             leave_attr_scope(kind, error, stack)
         else:  # a coroutine that ran meanwhile is in a region, whose scope goes back to this one

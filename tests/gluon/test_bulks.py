@@ -6,11 +6,8 @@ import mxnet as mx
 import pytest
 from mxnet.gluon import nn
 
-from mxmp.gluon import bulks, convert
-from tests.graph.text import from_text
+from mxmp.gluon import conversion, convert
 
-BEFORE = from_text("x = null()\na = relu(x)\nb = tanh(a)\nreturn b")
-AFTER = from_text("x = null()\nc = Cast(x)\na = relu(c)\nb = tanh(a)\nd = Cast(b)\nreturn d")
 VARIABLE = "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"
 
 
@@ -23,30 +20,6 @@ def clean(monkeypatch):
 
 def sizes(flags):
     return dict(flags).get("forward_bulk_size"), dict(flags).get("backward_bulk_size")
-
-
-def test_bulks_grow_as_casts_are_added(clean):
-    assert sizes(bulks.bulk_flags([("static_alloc", True)], BEFORE, AFTER)) == (30, 30)
-    assert bulks.bulk_flags([("static_alloc", True)], BEFORE, AFTER)[0] == ("static_alloc", True)
-
-
-def test_without_casts_nothing_changes(clean):
-    assert bulks.bulk_flags([], BEFORE, BEFORE) == []
-
-
-def test_sizes_from_the_environment_grow(clean):
-    clean.setenv(VARIABLE, "4")
-    clean.setenv(f"{VARIABLE}_BWD", "7")
-    assert sizes(bulks.bulk_flags([], BEFORE, AFTER)) == (8, 14)
-
-
-def test_bulks_that_are_switched_off_stay_off(clean):
-    clean.setenv(VARIABLE, "0")
-    assert sizes(bulks.bulk_flags([], BEFORE, AFTER)) == (0, 0)
-
-
-def test_a_size_that_the_user_gave_stays(clean):
-    assert sizes(bulks.bulk_flags([("forward_bulk_size", 9)], BEFORE, AFTER)) == (9, 30)
 
 
 @pytest.fixture
@@ -62,24 +35,41 @@ def built(clean):
     return found
 
 
-def net_of(policy):
+def net_of(**flags):
     net = nn.Dense(4, in_units=3)
     net.initialize()
-    convert(net, policy).hybridize(static_alloc=True, forward_bulk_size=9)
+    convert(net, "O1").hybridize(static_alloc=True, **flags)
     return net
 
 
-def test_a_cached_operator_for_a_gpu_gets_them(built, clean):
-    """One operator and its four casts."""
-    clean.setattr(bulks, "on_cpu", lambda: False)
-    net = net_of("O1")
-    net(mx.nd.ones((2, 3)))
-    assert sizes(built[0]) == (9, 5 * 15) and ("static_alloc", True) in built[0]
-    net.hybridize()
-    net(mx.nd.ones((2, 3)))
-    assert sizes(built[1]) == (75, 75)
+def flags_on_a_gpu(built, monkeypatch, **given):
+    """Of one operator and its four casts."""
+    monkeypatch.setattr(conversion, "on_cpu", lambda: False)
+    with pytest.raises(mx.MXNetError, match="float16"):
+        net_of(**given)(mx.nd.ones((2, 3))).wait_to_read()
+    return built[-1]
+
+
+def test_bulks_grow_as_casts_are_added(built, clean):
+    flags = flags_on_a_gpu(built, clean)
+    assert sizes(flags) == (75, 75) and ("static_alloc", True) in flags
+
+
+def test_a_size_that_the_user_gave_stays(built, clean):
+    assert sizes(flags_on_a_gpu(built, clean, forward_bulk_size=9)) == (9, 75)
+
+
+def test_sizes_from_the_environment_grow(built, clean):
+    clean.setenv(VARIABLE, "4")
+    clean.setenv(f"{VARIABLE}_BWD", "7")
+    assert sizes(flags_on_a_gpu(built, clean)) == (20, 35)
+
+
+def test_bulks_that_are_switched_off_stay_off(built, clean):
+    clean.setenv(VARIABLE, "0")
+    assert sizes(flags_on_a_gpu(built, clean)) == (0, 0)
 
 
 def test_on_a_cpu_bulks_are_mxnets(built):
-    net_of("O1")(mx.nd.ones((2, 3)))
+    net_of(forward_bulk_size=9)(mx.nd.ones((2, 3)))
     assert sizes(built[0]) == (9, None)

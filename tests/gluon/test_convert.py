@@ -217,7 +217,7 @@ def test_rehybridizing_keeps_the_conversion():
     for active in (True, False, True):
         net.hybridize(active)
         assert np.array_equal(net(x).asnumpy(), first)
-        assert net._active
+        assert net._active is active
 
 
 def test_converting_twice_changes_nothing():

@@ -74,6 +74,7 @@ def step(net, trainer, scaled):
 @pytest.mark.behaviour("gradient penalty")
 @pytest.mark.parametrize("hybridized", [False, True], ids=["plain", "hybridized"])
 @pytest.mark.parametrize("policy", ["O1", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+@pytest.mark.filterwarnings("ignore:precision:UserWarning")  # around calls of the reference
 def test_training_equals_the_float32_net_bit_for_bit(policy, hybridized):
     """A scale of a power of two moves exponents alone."""
     net, reference = make(policy, hybridized), make()

@@ -8,7 +8,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.gluon import convert, export, graphs, report, traced_net
+from mxmp.gluon import conversion, convert, export, report
 from mxmp.symbol import rewrite
 
 
@@ -47,7 +47,7 @@ class Count:
 
 @pytest.fixture
 def conversions(monkeypatch):
-    return Count(monkeypatch, traced_net, "convert_graph")
+    return Count(monkeypatch, conversion, "convert_graph")
 
 
 @pytest.fixture
@@ -58,6 +58,11 @@ def cached_ops(monkeypatch):
 @pytest.fixture
 def inferences(monkeypatch):
     return Count(monkeypatch, rewrite, "infer_facts")
+
+
+def operators(net):
+    """The cached operators that a net has."""
+    return {id(runner.op) for runner in net._mxmp_conversion._calls.values()}
 
 
 def mean_precision(net):
@@ -100,16 +105,8 @@ def test_training_and_inference_share_graphs_by_their_verdicts(cached_ops):
         net(x)
         with autograd.record():
             net(x)
-    ops = net._mxmp_conversion.graphs.ops
-    assert len({key.graph for key in ops}) == 2 and cached_ops.number == len(ops) == 4
-
-
-def test_training_and_inference_share_an_operator_where_nothing_is_cast_once(cached_ops):
-    net = convert(nn.HybridLambda(lambda F, x: F.dot(x, x, transpose_b=True)), "O1")
-    net(mx.nd.ones((8, 3)))
-    with autograd.record():
-        net(mx.nd.ones((8, 3)))
-    assert cached_ops.number == 1 and len(net._mxmp_conversion.graphs.ops) == 2
+    runners = net._mxmp_conversion._calls.values()
+    assert len({runner.graph for runner in runners}) == 2 and cached_ops.number == len(operators(net)) == 2
 
 
 class Thresholds(gluon.HybridBlock):
@@ -120,14 +117,14 @@ class Thresholds(gluon.HybridBlock):
 
 
 def test_graphs_are_bounded(monkeypatch, conversions):
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(conversion, "MAX_GRAPHS", 3)
     net = convert(Thresholds(), "O1")
     sizes = [1025, *(1024 // n for n in range(1, 8))]  # each with another number of sums in float16
     for size in sizes:
         net(mx.nd.ones((size, 3)))
     held = net._mxmp_conversion
-    assert len({id(mode) for mode in held.graphs.calls.values()}) == len(held.graphs.ops) == 3
-    assert {key.shapes[0][0] for key in held.graphs.calls} == set(sizes[-3:])
+    assert len({runner.graph for runner in held._calls.values()}) == len(operators(net)) == 3
+    assert {signature.shapes[0][0] for signature in held._calls} == set(sizes[-3:])
     before = conversions.number
     for size in sizes[-3:]:
         net(mx.nd.ones((size, 3)))
@@ -137,11 +134,11 @@ def test_graphs_are_bounded(monkeypatch, conversions):
 
 
 def test_remembered_shapes_are_bounded(monkeypatch, conversions, inferences):
-    monkeypatch.setattr(graphs, "MAX_CALLS", 4)
+    monkeypatch.setattr(conversion, "MAX_CALLS", 4)
     net = make()
     for size in range(1, 11):
         net(mx.nd.ones((size, 3)))
-    assert len(net._mxmp_conversion.graphs.calls) == 4 and len(net._mxmp_conversion.graphs.ops) == 1
+    assert len(net._mxmp_conversion._calls) == 4 and len(operators(net)) == 1
     seen = inferences.number, conversions.number
     net(mx.nd.ones((10, 3)))
     assert (inferences.number, conversions.number) == seen
@@ -191,7 +188,7 @@ def test_verdicts_in_a_loop_follow_the_shapes(conversions):
         net(mx.nd.ones((3, size, 2)))
         found.append({row.op: row.precision for row in report(net).rows}["sum"])
     assert found == ["float16", "float32", "float16", "float32"]
-    assert len(net._mxmp_conversion.graphs.ops) == 2
+    assert len(operators(net)) == 2
 
 
 def test_stored_parameters_survive_new_shapes(tmp_path):

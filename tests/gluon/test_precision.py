@@ -6,6 +6,8 @@ import functools
 import threading
 from pathlib import Path
 
+import asyncio
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -200,7 +202,7 @@ def test_export_after_a_low_region_writes_the_policys_graph(soft, tmp_path):
 
 def test_export_needs_a_call_outside_of_regions(soft, tmp_path):
     low_call(soft)
-    with pytest.raises(ConvertError, match="block 'net' has been called in precision regions only; run one batch"):
+    with pytest.raises(ConvertError, match="block 'net' has not been called yet outside of precision regions"):
         export(soft, str(tmp_path / "net"))
 
 
@@ -276,6 +278,7 @@ def test_policy_switches_a_region_off_again():
     assert precisions(net) == ["float16", "float32"]
 
 
+@pytest.mark.filterwarnings("ignore:precision:UserWarning")
 def test_one_object_is_entered_twice_and_nested():
     region, other = precision("float32"), precision("low")
     for _ in range(2):
@@ -488,3 +491,38 @@ def test_storage_is_the_policys_though_a_region_came_first():
     with autograd.record():
         net(x)
     assert net.dense.weight.data().dtype == np.float16
+
+
+def test_a_region_without_a_converted_net_warns():
+    net = mlp()
+    with pytest.warns(UserWarning, match=r"precision\('float32'\): no converted net was called within this region"):
+        with precision("float32"):
+            net(X)
+    convert(net, "O1")
+    with precision("float32"):
+        net(X)
+    with precision("low"), precision("float32"):
+        mx.sym.relu(mx.sym.var("data"))
+
+
+def test_coroutines_have_regions_of_their_own():
+    net, order = mlp(), []
+    convert(net, "O1")
+    outside = values(net)
+
+    async def within(name, region):
+        with precision(region):
+            await asyncio.sleep(0)
+            order.append(name)
+            found = values(net)
+            await asyncio.sleep(0)
+            assert current_region() == region
+            return found
+
+    async def main():
+        return await asyncio.gather(within("a", "float32"), within("b", "low"), within("c", "float32"))
+
+    exact, low, again = asyncio.run(main())
+    assert order == ["a", "b", "c"] and np.array_equal(exact, again) and not np.array_equal(exact, low)
+    assert current_region() is None and np.array_equal(values(net), outside)
+    assert net(mx.sym.var("data")).attr("__mxmp_precision__") is None
