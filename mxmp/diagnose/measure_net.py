@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 from ..errors import ConvertError
 from ..gluon.conversion import Conversion
 from ..gluon.cache import as_input
-from ..gluon.kept import kept
+from .kept import kept
 from ..gluon.blocks import roots
 from ..gluon.storage import contexts_of, refuse_cast
 from ..gluon.trace import Trace, flat_arguments

@@ -15,7 +15,7 @@ from .. import dtypes
 from ..errors import ConvertError
 from ..gluon.api import convert
 from ..gluon.calls import NetCalls
-from ..gluon.kept import kept
+from .kept import kept
 from ..mxnet_private import modules
 from ..policy import Policy
 from ..probe.finding import NonFinite

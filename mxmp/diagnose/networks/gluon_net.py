@@ -13,7 +13,7 @@ from ...errors import ConvertError
 from ...gluon.api import convert
 from ...gluon.conversion import Conversion
 from ...gluon.cache import as_input
-from ...gluon.kept import kept
+from ..kept import kept
 from ...gluon.blocks import conversion_of, roots
 from ...gluon.trace import flat_arguments
 from ...mxnet_private import parameters

@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.gluon.kept import kept
+from mxmp.diagnose.kept import kept
 from mxmp.gluon.storage import LowPrecisionParameter
 
 DATA = mx.nd.array(np.random.RandomState(0).randn(4, 3))

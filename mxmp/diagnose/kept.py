@@ -9,8 +9,8 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from ..mxnet_private import is_fresh
-from .api import restore
-from .blocks import blocks_in, conversions_of
+from ..gluon.api import restore
+from ..gluon.blocks import blocks_in, conversions_of
 
 
 @contextlib.contextmanager
