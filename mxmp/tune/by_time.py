@@ -24,7 +24,6 @@ from .speed.gluon_net import Forward
 from .speed.plan_search import Found, NotRunnable, PlanSearch
 from .speed.problem import NetworkProblem, Workload
 from .speed.race import NOISY
-from .speed.symbol_nets import ModelWorkload
 from .speed.workloads import make_workload
 from .store import file_name, require_writable, stored_plan
 
@@ -34,8 +33,8 @@ _APART = (
 )
 
 _CAST_AT_EACH_CALL = (
-    "Parameters were kept in float32 and cast at each call of a plan, which may take longer than what is gained. For "
-    "inference give for_inference=True, or param_dtype={dtype!r}, which store them as they are read."
+    "Parameters were kept in float32 and cast at each call of a plan, which may take longer than what is gained. Give "
+    "param_dtype={dtype!r}, which stores them as they are read, or of a model for_inference=True."
 )
 
 _LOG = logging.getLogger(__name__)
@@ -153,7 +152,7 @@ def _search(
         notes.append(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
     if len(workload.symbols) > 1:
         notes.append(_APART.format(count=len(workload.symbols)))
-    if runs and isinstance(workload, ModelWorkload) and parsed.param_dtype == dtypes.FLOAT32 and not for_inference:
+    if runs and objective == INFERENCE and parsed.param_dtype == dtypes.FLOAT32 and not for_inference:
         notes.append(_CAST_AT_EACH_CALL.format(dtype=parsed.compute_dtype))
     problem = NetworkProblem(workload, parsed, seconds, runs, allows)
     with showing_progress(_shows(progress)) as on_trial:

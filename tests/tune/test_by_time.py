@@ -144,7 +144,7 @@ def test_only_what_is_within_the_tolerance_is_returned(monkeypatch):
     task = energy()
     data = mx.nd.ones((64, 8))
     monkeypatch.setattr(
-        "mxmp.tune.by_time.make_workload", lambda net, batches, *rest: Unrestrained(net, data, False, False)
+        "mxmp.tune.by_time.make_workload", lambda net, batches, *rest: Unrestrained(net, data, False)
     )
     within = Tolerance(task.net, task.evaluate, 0.01)
     assert not within.allows("O2")
@@ -178,13 +178,14 @@ def test_a_tolerance_of_another_network_is_refused(without_bfloat16):
 
 
 def test_a_tolerance_of_an_unfolded_network_is_refused_for_a_folded_one(without_bfloat16):
-    data, net = mx.nd.ones((2, 4)), described("net_")
+    symbol, batch = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc"), {"data": mx.nd.ones((2, 3))}
+    model = symbol, {"fc_weight": mx.nd.ones((2, 3)), "fc_bias": mx.nd.zeros(2)}, {}
     options = {"objective": "inference", "for_inference": True, "progress": False}
-    within = Tolerance(net, lambda net: net(data).sum().asscalar().item(), 0.1)
+    within = Tolerance(model, lambda candidate: 1.0, 0.1, batches=[batch])
     with pytest.raises(TuneError, match="within: it measures the network with for_inference=False, but it is tuned with"):
-        tune(net, [data], within=within, **options)
-    folded = Tolerance(net, lambda net: net(data).sum().asscalar().item(), 0.1, for_inference=True)
-    assert tune(net, [data], within=folded, **options).policy == Policy()
+        tune(model, [batch], within=within, **options)
+    folded = Tolerance(model, lambda candidate: 1.0, 0.1, batches=[batch], for_inference=True)
+    assert tune(model, [batch], within=folded, **options).policy == Policy()
 
 
 @pytest.mark.parametrize("kind", ["model", "module"])

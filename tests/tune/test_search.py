@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -15,6 +16,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.errors import PolicyError, TuneError
+from mxmp.symbol import convert_model, on_cpu
 from mxmp.tune import search
 from mxmp.tune.accuracy.low_operators import LowOperators
 from mxmp.tune.accuracy.minimal import minimal_set
@@ -334,27 +336,8 @@ def normalised():
     return net, data, lambda outputs: float(np.abs(outputs.asnumpy() - exact).max() / np.abs(exact).max())
 
 
-def test_folded_networks_need_what_they_need_themselves(normalised):
+def test_a_folded_model_needs_what_it_needs_itself(normalised):
     """The oracle: all sets of operators, each converted with its BatchNorm folded."""
-    net, data, error = normalised
-    result = search(net, lambda net: error(net(data)), 0.02, "O2", higher_is_better=False, for_inference=True)
-    names = [row.name for row in result.rows]
-    assert "net_batchnorm0_fwd" not in names and result.operators == len(names) == 5
-    passing = []
-    for count in range(len(names) + 1):
-        for kept in itertools.combinations(names, count):
-            chosen = {name: "float32" if name in kept else "float16" for name in names}
-            mxmp.gluon.convert(net, mxmp.Policy.parse("O2", names=chosen), for_inference=True)
-            passing += [kept] if error(net(data)) <= 0.02 else []
-            mxmp.gluon.restore(net)
-        if passing:
-            break
-    assert set(result.kept) in map(set, passing)
-    plain = search(net, lambda net: error(net(data)), 0.02, "O2", higher_is_better=False)
-    assert "net_conv0_fwd" in set(plain.kept) - set(result.kept)
-
-
-def test_a_model_is_searched_as_it_is_deployed(normalised):
     net, data, error = normalised
     net.hybridize()
     net(data)
@@ -362,22 +345,35 @@ def test_a_model_is_searched_as_it_is_deployed(normalised):
     params = {name: param.data() for name, param in net.collect_params().items()}
     args = {name: params[name] for name in symbol.list_arguments() if name in params}
     aux = {name: params[name] for name in symbol.list_auxiliary_states()}
-    seen = []
+    shapes, seen = {"data": data.shape}, []
 
     def evaluate(model):
         seen.append({node["op"] for node in json.loads(model.symbol.tojson())["nodes"]})
-        given = {**model.arg_params, **model.aux_params, "data": data}
-        return error(model.symbol.eval(**{name: given[name] for name in model.symbol.list_inputs()})[0])
+        bound = model.symbol.bind(mx.cpu(), {**model.arg_params, "data": data}, aux_states=model.aux_params)
+        return error(bound.forward()[0])
 
-    options = {"tolerance": 0.02, "higher_is_better": False, "for_inference": True}
-    result = search((symbol, args, aux), evaluate, batches=[{"data": data}], **options)
+    options = {"batches": [{"data": data}], "higher_is_better": False}
+    result = search((symbol, args, aux), evaluate, 0.02, "O2", for_inference=True, **options)
     assert not any("BatchNorm" in ops for ops in seen)
-    assert result.kept == search(net, lambda net: error(net(data)), **options).kept
+    names = [row.name for row in result.rows]
+    assert "net_batchnorm0_fwd" not in names and result.operators == len(names) == 5
+    passing = []
+    for count in range(len(names) + 1):
+        for kept in itertools.combinations(names, count):
+            chosen = {name: "float32" if name in kept else "float16" for name in names}
+            model = convert_model(symbol, args, aux, mxmp.Policy.parse("O2", names=chosen), shapes, for_inference=True)
+            low = dataclasses.replace(model, symbol=on_cpu(model.symbol))
+            passing += [kept] if evaluate(low) <= 0.02 else []
+        if passing:
+            break
+    assert set(result.kept) in map(set, passing)
+    plain = search((symbol, args, aux), evaluate, 0.02, "O2", **options)
+    assert "net_conv0_fwd" in set(plain.kept) - set(result.kept)
 
 
 def test_a_module_folds_nothing():
     module = mx.mod.Module(mx.sym.var("data") * 2, label_names=[])
-    with pytest.raises(TuneError, match="for_inference: a Module folds no BatchNorm; give its symbol with its parameters"):
+    with pytest.raises(TuneError, match="for_inference: BatchNorm is folded in models, not in a Module; give its symbol"):
         search(module, lambda module: 0.0, 1.0, for_inference=True)
     with pytest.raises(TuneError, match="for_inference='yes': expected True or False"):
         search(module, lambda module: 0.0, 1.0, for_inference="yes")

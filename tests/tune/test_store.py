@@ -282,9 +282,8 @@ def test_tune_measures_once_and_then_uses_what_is_stored(tmp_path, searches):
         {"net_or_model": hybridized(static_alloc=True, static_shape=True)},
         {"policy": "mixed_bfloat16,last_layer_fp32=True"},
         {"objective": "inference"},
-        {"objective": "inference", "for_inference": True},
     ],
-    ids=["names", "attributes", "shapes", "hybridized", "policy", "objective", "for_inference"],
+    ids=["names", "attributes", "shapes", "hybridized", "policy", "objective"],
 )
 def test_tune_measures_again_where_the_stored_plan_does_not_hold(others, tmp_path, searches):
     file = str(tmp_path / "plan.json")

@@ -59,7 +59,7 @@ def test_the_net_stays_as_it_is(batch, training, converted):
         net(batch).sum().backward()
     before, gradient = state_of(net), net[0].weight.grad().asnumpy()
     kinds = type(net), dict(vars(net)).keys(), {name: param.dtype for name, param in net.collect_params().items()}
-    workload = GluonWorkload(net, batch, training, False)
+    workload = GluonWorkload(net, batch, training)
     workload.decide(O1)
     workload.build(O1)()
     mx.nd.waitall()
@@ -73,7 +73,7 @@ def test_the_net_stays_as_it_is(batch, training, converted):
 def test_decisions_are_those_of_the_converted_net(batch, hybridized):
     net = make_net()
     net.hybridize(hybridized)
-    (found,) = GluonWorkload(net, batch, True, False).decide(O1)
+    (found,) = GluonWorkload(net, batch, True).decide(O1)
     convert(net, O1)
     with autograd.record():
         net(batch)
@@ -84,21 +84,14 @@ def test_decisions_are_those_of_the_converted_net(batch, hybridized):
 def test_what_runs_is_hybridized_as_the_net_is(batch):
     net = make_net()
     net.hybridize(static_alloc=True, static_shape=True)
-    workload = GluonWorkload(net, batch, False, False)
+    workload = GluonWorkload(net, batch, False)
     copy = workload._copy(workload._graphs[0], O1)
     assert dict(copy._flags) == dict(net._flags)
 
 
-def test_folding_is_of_what_only_infers(batch):
-    net = make_net()
-    net(batch)
-    ops = {row.op for row in GluonWorkload(net, batch, False, True).decide(O1)[0].report.rows if row.precision != "folded"}
-    assert "BatchNorm" not in ops
-
-
 def test_a_block_with_two_graphs_runs_both_under_policies_of_their_own(batch):
     net = TwoGraphs()
-    problem = NetworkProblem(GluonWorkload(net, batch, True, False), O1)
+    problem = NetworkProblem(GluonWorkload(net, batch, True), O1)
     assert {"Convolution", "FullyConnected"} <= {group.op for group in problem.choices.groups}
     for number in range(len(problem.choices.groups)):
         choice = tuple("float32" if i == number else None for i in range(len(problem.choices.groups)))
@@ -121,7 +114,7 @@ def test_inputs_in_lists_and_integers_and_sparse_gradients_run():
     net = Model()
     net.initialize()
     tokens, state = mx.nd.array(np.arange(6).reshape(3, 2), dtype="int32"), net.memory.begin_state(2)
-    problem = NetworkProblem(GluonWorkload(net, (tokens, state), True, False), O1)
+    problem = NetworkProblem(GluonWorkload(net, (tokens, state), True), O1)
     assert problem.build(problem.choices.float32)() > 0
     assert problem.build(problem.choices.untuned)() > 0
 
@@ -136,7 +129,7 @@ def test_labels_that_a_net_does_not_take_are_left_out(batch):
 
 
 def test_forward_says_how_the_net_is_called(batch):
-    workload = GluonWorkload(make_net(), {"image": batch}, True, False, lambda net, found: net(found["image"][:1]))
+    workload = GluonWorkload(make_net(), {"image": batch}, True, lambda net, found: net(found["image"][:1]))
     assert workload.shapes == {"data": (1, 3, 8, 8)}
 
 
@@ -145,13 +138,13 @@ def test_a_forward_that_does_not_call_the_net_is_refused(batch):
     with pytest.raises(
         TuneError, match=r"calling the net with a batch did not call hybridsequential\d+; give forward="
     ):
-        GluonWorkload(net, batch, True, False, lambda net, found: None)
+        GluonWorkload(net, batch, True, lambda net, found: None)
     assert not net._forward_pre_hooks
 
 
 def test_a_search_runs_for_real(batch):
     """With emulated float16, whose clock counts as any other: what is returned is one of what was measured."""
-    problem = NetworkProblem(GluonWorkload(make_net(), batch, True, False), O1)
+    problem = NetworkProblem(GluonWorkload(make_net(), batch, True), O1)
     found = PlanSearch(problem, 2.0).run()
     assert found.proved
     assert found.seconds["float32"] > 0
@@ -177,7 +170,7 @@ class Picks(gluon.HybridBlock):
 def test_constants_stay_constants_of_their_dtypes(training):
     net = Picks()
     net.initialize()
-    workload = GluonWorkload(net, mx.nd.ones((2, 3)), training, False)
+    workload = GluonWorkload(net, mx.nd.ones((2, 3)), training)
     (found,) = workload.decide(Policy.parse("O2"))
     workload.build(Policy.parse("O2"))()
     mx.nd.waitall()
@@ -189,7 +182,7 @@ def test_a_net_that_ran_can_be_exported_afterwards(batch, tmp_path):
     net = make_net()
     net.hybridize()
     net(batch)
-    GluonWorkload(net, batch, True, False)
+    GluonWorkload(net, batch, True)
     net.export(str(tmp_path / "net"))
     assert (tmp_path / "net-symbol.json").exists()
 
@@ -217,4 +210,4 @@ class Unnamed(gluon.HybridBlock):
 
 def test_a_net_whose_names_change_with_each_trace_is_refused(batch):
     with pytest.raises(ConvertError, match="operators in it get other names each time it is traced.*prefix='net_'"):
-        GluonWorkload(Unnamed(prefix=""), batch, False, False)
+        GluonWorkload(Unnamed(prefix=""), batch, False)

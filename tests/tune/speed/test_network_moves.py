@@ -24,7 +24,7 @@ def network():
     net.add(gluon.nn.Dense(10))
     net.initialize()
     net.hybridize()
-    return GluonWorkload(net, mx.nd.ones((4, 3, 16, 16)), training=True, for_inference=False)
+    return GluonWorkload(net, mx.nd.ones((4, 3, 16, 16)), training=True)
 
 
 def problem_of(seconds=60.0):

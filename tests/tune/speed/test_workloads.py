@@ -130,7 +130,7 @@ def test_forward_is_a_function():
 
 
 def test_a_module_does_not_fold():
-    with pytest.raises(TuneError, match="for_inference: a Module folds no BatchNorm"):
+    with pytest.raises(TuneError, match="for_inference: BatchNorm is folded in models, not in a Module"):
         make_workload(mx.mod.Module(symbol()), iterator(), False, True)
 
 
