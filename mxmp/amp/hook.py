@@ -16,8 +16,8 @@ from mxnet import MXNetError, gluon
 
 from .. import dtypes
 from ..arrays import leaves
-from ..gluon.conversion import Conversion
 from ..gluon.blocks import blocks_in, conversion_of, conversions_of, descendants
+from ..gluon.conversion import Conversion
 from ..mxnet_private import blocks
 from ..policy import Policy
 from ..train.recorded import came_through_graph

@@ -12,8 +12,8 @@ from mxnet import autograd
 
 from .. import dtypes
 from ..errors import ConvertError
-from ..gluon.calls import NetCalls
 from ..gluon.blocks import roots
+from ..gluon.calls import NetCalls
 from ..mxnet_private import blocks
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy

@@ -8,9 +8,9 @@ from typing import Any, Iterable, Iterator, List, Sequence, Tuple
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from ..mxnet_private import is_fresh
 from ..gluon.api import restore
 from ..gluon.blocks import blocks_in, conversions_of
+from ..mxnet_private import is_fresh
 
 
 @contextlib.contextmanager

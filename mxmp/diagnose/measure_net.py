@@ -10,10 +10,9 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from ..errors import ConvertError
-from ..gluon.conversion import Conversion
-from ..gluon.cache import as_input
-from .kept import kept
 from ..gluon.blocks import roots
+from ..gluon.cache import as_input
+from ..gluon.conversion import Conversion
 from ..gluon.storage import contexts_of, refuse_cast
 from ..gluon.trace import Trace, flat_arguments
 from ..mxnet_private import blocks
@@ -21,6 +20,7 @@ from ..policy import Policy
 from ..probe.largest_values import LargestValues
 from ..probe.watched_gradients import WatchedGradients
 from .batches import read_examples
+from .kept import kept
 from .magnitudes import GradientCounts, Magnitudes
 from .misfits import call_net
 from .networks.gluon_net import require_values

@@ -15,7 +15,6 @@ from .. import dtypes
 from ..errors import ConvertError
 from ..gluon.api import convert
 from ..gluon.calls import NetCalls
-from .kept import kept
 from ..mxnet_private import modules
 from ..policy import Policy
 from ..probe.finding import NonFinite
@@ -23,6 +22,7 @@ from ..probe.step_replay import Call, Gradients, LossGradients
 from ..probe.verdict import Verdict, find, judge
 from ..symbol import convert_graph, convert_model
 from .batches import Batch, fill_inputs, one_batch
+from .kept import kept
 from .misfits import call_net
 from .net_steps import replayed
 from .subject import LossFunction as Loss

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
 from collections import OrderedDict
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import mxnet as mx
 from mxnet import gluon
@@ -15,7 +14,7 @@ from mxnet import gluon
 from .. import dtypes
 from ..errors import PassError
 from ..graph import without_versions
-from ..mxnet_private import blocks, parameters, register_op_hook
+from ..mxnet_private import blocks, register_op_hook
 from ..passes import ScaleLoss
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames

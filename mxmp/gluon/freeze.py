@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Tuple
+from typing import Mapping
 
 from mxnet import gluon
 

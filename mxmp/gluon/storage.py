@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 from types import FrameType
-from typing import Any, Iterable, Iterator, List, Optional, Sequence, Tuple, Type
+from typing import Any, Iterable, Iterator, List, Optional, Type
 
 import mxnet as mx
 from mxnet import autograd, gluon

@@ -7,7 +7,7 @@ import functools
 import inspect
 import numbers
 import traceback
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np

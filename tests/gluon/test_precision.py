@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from pathlib import Path
-
-import asyncio
 
 import mxnet as mx
 import numpy as np

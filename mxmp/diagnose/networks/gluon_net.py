@@ -11,15 +11,15 @@ from ... import dtypes
 from ...arrays import to_float32
 from ...errors import ConvertError
 from ...gluon.api import convert
-from ...gluon.conversion import Conversion
-from ...gluon.cache import as_input
-from ..kept import kept
 from ...gluon.blocks import conversion_of, roots
+from ...gluon.cache import as_input
+from ...gluon.conversion import Conversion
 from ...gluon.trace import flat_arguments
 from ...mxnet_private import parameters
 from ...policy import Policy
 from ...report import Decisions
 from ...symbol import convert_graph
+from ..kept import kept
 from .names import require_same_names
 from .network import BATCHES, GraphBatches, Network
 

@@ -16,9 +16,9 @@ from ...arrays import to_float32
 from ...diagnose.networks.names import require_same_names
 from ...errors import TuneError
 from ...gluon.api import convert
-from ...gluon.conversion import Conversion
-from ...gluon.cache import as_input
 from ...gluon.blocks import conversion_of, roots
+from ...gluon.cache import as_input
+from ...gluon.conversion import Conversion
 from ...gluon.trace import flat_arguments
 from ...mxnet_private import blocks, parameters
 from ...policy import Policy, only_matching
