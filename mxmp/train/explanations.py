@@ -26,7 +26,8 @@ def bad_input(owner: Any) -> Optional[str]:
 
 def let_explain(scaler: Scaler, owner: Any) -> None:
     """Have the steps of a scaler explained as those of an owner from now on."""
-    scaler.explain, scaler.bad_input = functools.partial(_ask, explain, owner), functools.partial(_ask, bad_input, owner)
+    scaler.explain = functools.partial(_ask, explain, owner)
+    scaler.bad_input = functools.partial(_ask, bad_input, owner)
 
 
 def _ask(question: Callable[[Any], Optional[str]], owner: Any) -> Optional[str]:
