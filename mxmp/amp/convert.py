@@ -202,7 +202,7 @@ class _Conversion(Conversion):
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
         """Write the converted block; that of unknown shapes before its first call."""
-        if self.graphs.ops:
+        if self.ran:
             super().export(path, epoch, remove_amp_cast)
             return
         sym = blocks.cached_graph(self.net)[1]

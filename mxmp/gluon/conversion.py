@@ -1,10 +1,10 @@
-"""The conversion of one net: what runs its calls, and what stands in for its methods.
+r"""The conversion of one net: what runs its calls, and what stands in for its methods.
 
 A call has a signature, which finds the operator that runs it. A new signature has the net traced, its parameters
 initialized and stored as the policy says, and the trace converted with true shapes::
 
     call -> signature --found--> CachedOp
-                      \\--new--> trace -> initialize -> convert -> store -> CachedOp
+                      \--new--> trace -> initialize -> convert -> store -> CachedOp
 
 `install` gives the net the class of `blocks.converted_class`, whose methods are those of this object.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copyreg
 import threading
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple, Type
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple, Type
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -28,7 +28,6 @@ from ..policy import Policy
 from ..report import Report
 from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
-from ..symbol.rewrite import ShapeOutcomes
 from ..train import loss_heads
 from . import files, regions, storage
 from .adoption import forget_policy, note_policy
@@ -87,7 +86,19 @@ class Conversion:
     """
 
     siblings: Siblings
+    calls: Optional[NetCalls]
+    calls_untrained: Optional[NetCalls]
+    current: Optional[ConvertedGraph]
+    ran: Dict[bool, ConvertedGraph]
+    given_graph: Optional[Tuple[Any, Any]]  # for MXNet, while it partitions a graph
+    plain_trainer: PlainTrainerCheck
+    on_converted: Optional[Callable[[Converted], None]]
     _params: Optional[List[gluon.Parameter]]
+    _calls: LRUCache[Runner]
+    _graphs: LRUCache[ConvertedGraph]
+    _traces: LRUCache[Trace]
+    _is_shaped: bool  # whether a verdict depends on the shapes of inputs
+    _has_gradients: bool
 
     def __init__(
         self,
@@ -227,7 +238,7 @@ class Conversion:
             return self._compose((x, *args))
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """Run a SymbolBlock, whose own ``forward`` takes symbols past ``hybrid_forward``; others' own runs around it."""
+        """Run a SymbolBlock, whose ``forward`` takes symbols past ``hybrid_forward``; another's runs around it."""
         if isinstance(x, mx.sym.Symbol) and self.own_graph is not None:
             return self.hybrid_forward(mx.sym, x, *args)
         return plain_class(self.net).forward(self.net, x, *args)
@@ -304,8 +315,8 @@ class Conversion:
         traced = self.trace_for(args)
         self._initialize(traced, arrays)
         shapes = traced.shapes(arrays)
-        outcome = traced.outcomes(shapes)
-        graph = self._graphs.get((traced, outcome))
+        outcome = traced.outcomes(self.policy.compute_dtype)(shapes)
+        graph: Optional[ConvertedGraph] = self._graphs.get((traced, outcome))
         if graph is None:
             converted = self._convert(traced, shapes)
             if self.on_converted is not None:
@@ -323,17 +334,14 @@ class Conversion:
         """Return the net's trace for a call; the same one for calls whose graphs are alike."""
         arrays, nesting = flat_arguments(args)
         signature = self._signature(arrays, nesting)._replace(on_cpu=False, recording=False, adds=False, shapes=None)
-        traced = self._traces.get(signature)
+        traced: Optional[Trace] = self._traces.get(signature)
         if traced is None:
             traced = trace(self.net, args, self.own_graph, self.regions)
             alike = (each for each in self._traces.values() if each.converts_like(traced))
             traced = next(alike, traced)
             self._traces.put(signature, traced)
-            if traced.outcomes is None:
-                self._params = None
-                params, dtype = frozenset(traced.params), self.policy.compute_dtype
-                traced.outcomes = ShapeOutcomes(traced.symbol, dtype, traced.types, params, traced.graph)
-                self._is_shaped = self._is_shaped or traced.outcomes.depends
+            self._params = None
+            self._is_shaped = self._is_shaped or traced.outcomes(self.policy.compute_dtype).depends
         return traced
 
     def _initialize(self, traced: Trace, arrays: List[Any]) -> None:
@@ -388,7 +396,8 @@ class Conversion:
         if low:
             return f" But {storage.cast_advice(low[0])}"
         other = {name: dtype for name, dtype in traced.types.items() if dtype != dtypes.FLOAT32}
-        return "".join(f" Input '{n}' is {d}: if it should not be, cast it: x.astype('float32')." for n, d in other.items())
+        text = " Input '{}' is {}: if it should not be, cast it: x.astype('float32')."
+        return "".join(text.format(name, dtype) for name, dtype in other.items())
 
     def _storable(self, traced: Trace) -> FrozenSet[str]:
         """Return the names of the parameters that may be put in low precision: none once that is decided.
@@ -501,7 +510,7 @@ class Conversion:
             ConvertError: If the net has not been called outside of regions, or if there is no folder to write to.
         """
         files.require_folder(path)
-        graph = self.ran.get(False) or self.ran.get(True)
+        graph = self.ran.get(False, self.ran.get(True))
         if graph is None:
             raise ConvertError(
                 f"block '{self.net.name}' has not been called yet outside of precision regions, so its parameters and "
@@ -539,7 +548,7 @@ class Conversion:
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Restore a copied state; the net may have no attributes yet."""
         vars(self).update(state)
-        self.regions, self.own_graph = regions.by_id(self.regions), _unpack_graph(self.own_graph)
+        self.regions, self.own_graph = regions.by_id(state["regions"]), _unpack_graph(self.own_graph)
         vars(self).update(_fresh_state(self.net, self.policy))
         self.siblings.add(self)
         vars(self.net).update(zip(_GRAPHS, (self.own_graph or (), None, [])))  # which `reduce_ex` left out

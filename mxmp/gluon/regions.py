@@ -1,4 +1,4 @@
-"""Regions of precision: ``precision`` around code, ``set_policy`` for single blocks, and traces of blocks in their own."""
+"""Regions of precision: ``precision`` around code, ``set_policy`` for blocks, and traces of blocks in their own."""
 
 from __future__ import annotations
 
@@ -101,11 +101,12 @@ class precision(contextlib.ContextDecorator):
 
     def __exit__(self, kind: Any, error: Any, stack: Any) -> None:
         scope = _CURRENT.get()
-        assert scope is not None
+        assert scope is not None  # of the entry
         _CURRENT.set(scope.outer)
         if scope.outer is not None:
             scope.outer.is_used |= scope.is_used
-        if attr_scope() is scope:
+        is_innermost: bool = attr_scope() is scope
+        if is_innermost:
             leave_attr_scope(kind, error, stack)
         else:  # a coroutine that ran meanwhile is in a region, whose scope goes back to this one
             scope_attrs(scope).pop(PRECISION_ATTR, None)
@@ -127,7 +128,7 @@ class precision(contextlib.ContextDecorator):
         return super().__call__(func)
 
 
-class _Scope(mx.AttrScope):  # type: ignore[misc]
+class _Scope(mx.AttrScope):
     """One entry of a region. As MXNet's own scope it marks the symbols that are made in it.
 
     MXNet has one scope for each thread; the region of calls is in a context variable, which coroutines have of their

@@ -74,10 +74,9 @@ class Trace:
         formats: How inputs and outputs are nested.
         params: The parameters that it reads, by name.
         types: The dtypes of its inputs, by name.
-        outcomes: Evaluates the conditions on shapes in it; set by who needs it.
     """
 
-    outcomes: Optional[ShapeOutcomes] = None
+    _outcomes: Optional[ShapeOutcomes] = None
 
     def __init__(
         self,
@@ -102,6 +101,12 @@ class Trace:
     def variables(self) -> FrozenSet[str]:
         """The names of inputs and parameters that the graph reads."""
         return frozenset(self.symbol.list_inputs())
+
+    def outcomes(self, dtype: str) -> ShapeOutcomes:
+        """Return what evaluates the conditions on shapes in it, for the low precision dtype of its policy."""
+        if self._outcomes is None:
+            self._outcomes = ShapeOutcomes(self.symbol, dtype, self.types, frozenset(self.params), self.graph)
+        return self._outcomes
 
     def converts_like(self, other: Trace) -> bool:
         """Return whether another trace has the same conversions."""
@@ -191,7 +196,8 @@ def trace_before_call(net: gluon.HybridBlock, inside: regions.BlockRegions) -> O
 
 def _input_count(net: gluon.HybridBlock) -> int:
     own = blocks.registered_params(net)
-    parameters: List[inspect.Parameter] = list(inspect.signature(plain_class(net).hybrid_forward).parameters.values())[2:]
+    signature = inspect.signature(plain_class(net).hybrid_forward)
+    parameters: List[inspect.Parameter] = list(signature.parameters.values())[2:]
     inputs = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and p.name not in own]
     return max(1, len(inputs))
 

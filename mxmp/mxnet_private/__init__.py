@@ -16,7 +16,7 @@ import functools
 import inspect
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
 
 import mxnet as mx
 from mxnet import gluon

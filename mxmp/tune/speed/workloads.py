@@ -30,8 +30,8 @@ def make_workload(
         raise TuneError(f"forward is a {type(forward).__name__}; expected a function of the net and a batch.")
     if for_inference and isinstance(network, (gluon.Block, mx.mod.Module)):
         raise TuneError(
-            f"for_inference: BatchNorm is folded in models, not in a {type(network).__name__}; give its symbol with its "
-            "parameters, (symbol, arg_params, aux_params), as mxmp.gluon.export writes them of a net."
+            f"for_inference: BatchNorm is folded in models, not in a {type(network).__name__}; give its symbol with "
+            "its parameters, (symbol, arg_params, aux_params), as mxmp.gluon.export writes them of a net."
         )
     if isinstance(network, gluon.Block):
         return GluonWorkload(network, batch, training, forward)
