@@ -97,27 +97,34 @@ def holds_converted(block: gluon.Block) -> bool:
 
 
 @contextlib.contextmanager
+def undone(undo: Callable[[], Any]) -> Iterator[None]:
+    """Call ``undo`` at the end of this context, whatever interrupts it: twice, so that one interrupt leaves one call."""
+    try:
+        try:
+            yield
+        finally:
+            undo()
+    finally:
+        undo()
+
+
+@contextlib.contextmanager
 def unconverted() -> Iterator[None]:
     """Have nets that are called within this run as they were written: to trace them, for example."""
-    token = _UNCONVERTED.set(True)
-    try:
+    before = _UNCONVERTED.get()
+    with undone(lambda: _UNCONVERTED.set(before)):
+        _UNCONVERTED.set(True)
         yield
-    finally:
-        _UNCONVERTED.reset(token)
 
 
 @contextlib.contextmanager
 def eager(net: gluon.HybridBlock) -> Iterator[None]:
     """Have a net and the blocks in it run operator by operator, neither converted nor hybridized."""
     active = [block for block in blocks_in(net) if isinstance(block, gluon.HybridBlock) and blocks.is_active(block)]
-    with unconverted():
+    with unconverted(), undone(lambda: [blocks.is_active.set(block, True) for block in active]):
         for block in active:
             blocks.is_active.set(block, False)
-        try:
-            yield
-        finally:
-            for block in active:
-                blocks.is_active.set(block, True)
+        yield
 
 
 def plain_class(net: gluon.HybridBlock) -> Any:

@@ -45,7 +45,7 @@ from .blocks import (
 from .cache import ConvertedGraph, LRUCache, Runner, Signature, as_input, on_cpu
 from .calls import NetCalls, calls_of
 from .plain_trainer import PlainTrainerCheck
-from .regions import POLICY, current_region, precision
+from .regions import POLICY, current_region, precision, scopes_kept
 from .trace import Trace, flat_arguments, trace, trace_before_call
 
 MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
@@ -129,7 +129,7 @@ class Conversion:
         self.early: Optional[Converted] = self._convert_early()
 
     def _convert_early(self) -> Optional[Converted]:
-        with precision(POLICY):  # not in a region that the user may be in
+        with scopes_kept(), precision(POLICY):  # not in a region that the user may be in
             if self.own_graph is not None:
                 return self._convert(trace(self.net, (), self.own_graph, self.regions), {})
             guess = trace_before_call(self.net, self.regions)
@@ -310,7 +310,7 @@ class Conversion:
 
     def _graph_for(self, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> ConvertedGraph:
         if not self.is_decided and signature.region is not None:
-            with precision(POLICY):  # a region holds for a call, not for what is stored
+            with scopes_kept(), precision(POLICY):  # a region holds for a call, not for what is stored
                 self._graph_for(signature._replace(region=None), args, arrays)
         traced = self.trace_for(args)
         self._initialize(traced, arrays)

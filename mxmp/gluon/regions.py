@@ -17,12 +17,12 @@ from mxnet import gluon
 from .. import dtypes
 from ..errors import ConvertError, DtypeError, PolicyError
 from ..graph import Graph
-from ..mxnet_private import attr_scope, blocks, leave_attr_scope, scope_attrs
+from ..mxnet_private import attr_scope, blocks, leave_attr_scope, put_scopes_back, scope_attrs, thread_scopes
 from ..passes.attributes import PRECISION_ATTR
 from ..passes.decide import LOW
 from ..policy import Policy
 from ..symbol import from_graph, to_graph
-from .blocks import blocks_in
+from .blocks import blocks_in, undone
 
 POLICY = "policy"  # where the net's policy decides, as outside of all regions
 
@@ -157,6 +157,19 @@ def current_region() -> Optional[str]:
     return scope.region
 
 
+@contextlib.contextmanager
+def scopes_kept() -> Iterator[None]:
+    """Be in the present region and scopes of MXNet again after this context, whatever interrupts it."""
+    region, scopes = _CURRENT.get(), thread_scopes()
+
+    def put_back() -> None:
+        _CURRENT.set(region)
+        put_scopes_back(scopes)
+
+    with undone(put_back):
+        yield
+
+
 def _in_forward(frame: Optional[FrameType]) -> bool:
     """Return whether code is within the ``forward`` of a block, which may not be converted yet."""
     while frame is not None:
@@ -271,14 +284,15 @@ def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
                 if hasattr(block, name):
                     kept.append((block, name, vars(block).get(name)))
                     vars(block)[name] = _within_region(block, name, regions.get(id(block)), inside)
-    try:
-        with _entered(regions.get(id(net)), inside):
-            yield
-    finally:
+
+    def put_back() -> None:
         for block, name, given in kept:
-            del vars(block)[name]
+            vars(block).pop(name, None)
             if given is not None:
                 vars(block)[name] = given
+
+    with undone(put_back), _entered(regions.get(id(net)), inside):
+        yield
 
 
 def _within_region(block: gluon.Block, name: str, own: Optional[BlockRegion], inside: List[int]) -> Callable[..., Any]:

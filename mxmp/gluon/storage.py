@@ -27,7 +27,7 @@ from ..train.masters import (
     set_master,
     without_owner,
 )
-from .blocks import blocks_in, conversion_of, holds_converted, is_part
+from .blocks import blocks_in, conversion_of, holds_converted, is_part, undone
 
 _BLOCKS_FILE = gluon.HybridBlock.forward.__code__.co_filename  # the code of MXNet that hands parameters to blocks
 _LOCAL = threading.local()  # has ``reads_stored`` while a converted net reads its parameters
@@ -139,11 +139,9 @@ class CollectedParameters(gluon.ParameterDict):
 def reading_stored() -> Iterator[None]:
     """Give this thread's blocks parameters in the dtype that they are stored in, as a converted graph reads them."""
     before = getattr(_LOCAL, "reads_stored", False)
-    _LOCAL.reads_stored = True
-    try:
+    with undone(lambda: setattr(_LOCAL, "reads_stored", before)):
+        _LOCAL.reads_stored = True
         yield
-    finally:
-        _LOCAL.reads_stored = before
 
 
 def _is_for_float32(param: gluon.Parameter, caller: FrameType) -> bool:

@@ -134,7 +134,7 @@ def trace(
         ConvertError: If its ``hybrid_forward`` fails on symbols; it names the block.
     """
     region = regions.precision(regions.current_region() or regions.POLICY)  # MXNet's scope may be another coroutine's
-    with blocks.graph_kept(net), region, regions.entered(net, inside):
+    with regions.scopes_kept(), blocks.graph_kept(net), region, regions.entered(net, inside):
         if own_graph is None:
             blocks.cached_graph.set(net, ())
             try:
@@ -186,7 +186,7 @@ def trace_before_call(net: gluon.HybridBlock, inside: regions.BlockRegions) -> O
         inputs = [symbol.as_np_ndarray() for symbol in inputs]
     try:
         own = {name: param.var() for name, param in blocks.registered_params(net).items()}
-        with regions.entered(net, inside), unconverted(), net.name_scope():
+        with regions.scopes_kept(), regions.entered(net, inside), unconverted(), net.name_scope():
             out = net.hybrid_forward(mx.sym, *inputs, **own)
         outputs, _ = blocks.flatten(out, "output")
         return Trace(mx.sym.Group(outputs, type(outputs[0])), params=list(blocks.collected_params(net).values()))

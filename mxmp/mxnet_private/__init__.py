@@ -195,6 +195,7 @@ def operator_handle(op: str) -> Any:
 _BlockScope = global_name(gluon.block, "_BlockScope", "the scope of the block that is being built or traced")
 _outer_scope = attribute(_BlockScope, "_old_scope", "the scope around one that is entered; None outside of all")
 _current_scope = attribute(_BlockScope, "_current", "the innermost scope of each thread")
+_current_names = attribute(mx.name.NameManager, "_current", "the innermost NameManager of each thread")
 _scope = attribute(gluon.Block, "_scope", "the scope that name_scope enters")
 _children = attribute(gluon.Block, "_children", "the blocks within a block, by name")
 
@@ -230,6 +231,19 @@ def is_in_scope(block: gluon.Block) -> bool:
 def is_any_in_scope() -> bool:
     """Return whether any block is being built or traced in this thread."""
     return getattr(_current_scope(_BlockScope), "value", None) is not None
+
+
+def thread_scopes() -> List[Tuple[Any, Dict[str, Any]]]:
+    """Return the scopes that this thread is in: of attributes, names and blocks."""
+    owners = _current_attr_scope(mx.AttrScope), _current_names(mx.name.NameManager), _current_scope(_BlockScope)
+    return [(owner, dict(vars(owner))) for owner in owners]
+
+
+def put_scopes_back(scopes: List[Tuple[Any, Dict[str, Any]]]) -> None:
+    """Put this thread in the scopes that it was in."""
+    for owner, values in scopes:
+        vars(owner).clear()
+        vars(owner).update(values)
 
 
 def formats(block: gluon.HybridBlock) -> Tuple[Any, Any]:

@@ -13,7 +13,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.gluon import convert, restore
+from mxmp.gluon import blocks, convert, regions, restore, storage
 
 # Where nets and parameters are changed: the passes build new graphs.
 CHANGING = tuple(os.path.join(os.path.dirname(mxmp.__file__), name) for name in ("gluon", "train"))
@@ -129,3 +129,12 @@ def test_the_first_call_is_interrupted():
         assert 0 < np.abs(converted - expected).max() < 0.02
         if went_on:
             break
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """What is set for a thread while a net is traced or run is as before, or other nets run unconverted, or in float32."""
+    yield
+    assert regions.current_region() is None and not blocks._UNCONVERTED.get()
+    assert nn.Dense(1, prefix="named_").name == "named"  # in no scope of another block
+    assert not getattr(storage._LOCAL, "reads_stored", False)
