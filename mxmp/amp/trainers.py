@@ -10,6 +10,7 @@ import mxnet as mx
 from ..arrays import scale_in_place
 from ..errors import TrainerError
 from ..gluon import Trainer
+from ..gluon.scaled_blocks import end_look
 from ..train.scaler import Scaler, SharedLossScale, turn_of
 from .hook import installed_hook
 from .operators import AmpError
@@ -66,7 +67,7 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_uns
         if loss_id != 0 and len(several) < len(trainers):
             raise TrainerError(f"loss_id={loss_id!r}: the trainer has one loss; give num_losses to amp.initialize.")
         for trainer in several:
-            trainer._end_look()
+            end_look([trainer])
             trainer._scaler.require_can_scale("scale_loss")
             trainer._scaler.select(loss_id)
         scale = min(trainer.loss_scale.value for trainer in trainers)
