@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 
@@ -25,8 +25,8 @@ _is_differentiable = parameters.is_differentiable.read
 class _Seen(List[mx.nd.NDArray]):
     """The gradients of a parameter, ``param.list_grad()``, until the step: whoever reads one sees true gradients.
 
-    Reading an element unscales all gradients of the trainers whose loss was scaled together. A copy by `copy` or pickle
-    is a plain list, of gradients that are scaled.
+    Reading an element unscales all gradients of the trainers whose loss was scaled together. A copy by `copy.deepcopy`
+    or pickle, as of a net, is a plain list, of gradients that are scaled.
     """
 
     def __init__(self, param: mx.gluon.Parameter, owner: Gradients, look: Callable[[], None]) -> None:
@@ -57,6 +57,12 @@ class _Seen(List[mx.nd.NDArray]):
     def __mul__(self, count: Any) -> Any:
         return self.copy() * count
 
+    __rmul__ = __mul__
+    __copy__ = copy
+
+    def pop(self, *index: Any) -> Any:
+        return self.copy().pop(*index)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return list, (self.arrays,)
 
@@ -77,6 +83,7 @@ class Gradients(Weights):
         self._params: Sequence[mx.gluon.Parameter] = trainer.mx_params  # may grow later
         self._taken: Optional[List[List[Update]]] = None
         self._is_seen = False  # whether parameters have lists of gradients that tell who reads one
+        self.joined: Iterable[Any] = ()  # the trainers whose gradients of this step are unscaled together
         self._overwritten: Optional[str] = None  # a parameter whose gradient was
         self._cleared: List[mx.nd.NDArray] = []  # weights whose gradient was stale when it was reduced
 
@@ -154,9 +161,9 @@ class Gradients(Weights):
 
     # ------------------------------------------------------------------ who looks sees true gradients
 
-    def let_see(self, look: Callable[[], None]) -> None:
-        """Have a function called when somebody reads a gradient, up to `hide`."""
-        self._is_seen = True
+    def let_see(self, look: Callable[[], None], joined: Iterable[Any]) -> None:
+        """Have a function called when somebody reads a gradient, up to `hide`; it unscales those of ``joined``."""
+        self._is_seen, self.joined = True, joined
         for param in self._trained():
             if _gradients(param) is not None:
                 parameters.gradients.set(param, _Seen(param, self, look))
@@ -181,14 +188,19 @@ class Gradients(Weights):
         """Let parameters have plain lists of gradients again."""
         for param in self._params if self._is_seen else ():
             arrays = _gradients(param)
-            if isinstance(arrays, _Seen) and arrays.owner() is self:
+            if isinstance(arrays, _Seen):
                 vars(param)[parameters.gradients.name] = arrays.arrays
         self._is_seen = False
 
-    def waiting(self) -> Dict[int, List[mx.nd.NDArray]]:
-        """Return the gradients of the parameters that backward has written, by index, on all contexts."""
-        fresh = {param.name for param, _ in self.fresh()}
-        return {index: self.grads(index) for index, param in enumerate(self._params) if param.name in fresh}
+    def waiting(self, others: Optional[Set[int]] = None) -> Dict[int, List[mx.nd.NDArray]]:
+        """Return the gradients of the parameters that backward has written, by index, on all contexts.
+
+        Parameters whose id is in ``others`` are left out, and the rest is added to it: trainers may share parameters.
+        """
+        others = set() if others is None else others
+        fresh = {id(param) for param, _ in self.fresh()} - others
+        others |= fresh
+        return {index: self.grads(index) for index, param in enumerate(self._params) if id(param) in fresh}
 
     # ------------------------------------------------------------------ what is fresh
 
@@ -242,7 +254,7 @@ class Gradients(Weights):
             for index, param in enumerate(self._params):
                 if param.grad_req == "null":
                     continue
-                pairs = list(zip(param.list_data(), param.list_grad()))
+                pairs = list(zip(param.list_data(), _plain(param.list_grad())))
                 if len(pairs) != len(taken):
                     raise TrainerError(
                         f"parameter '{param.name}' is on {param.list_ctx()}, but the trainer was made for "
@@ -260,9 +272,9 @@ class Gradients(Weights):
         return str(self._params[index].name)
 
     def grads(self, index: int) -> List[mx.nd.NDArray]:
-        """Return ``param.list_grad()``."""
-        found: List[mx.nd.NDArray] = self._params[index].list_grad()
-        return found
+        """Return ``param.list_grad()``, whose reader is nobody but us."""
+        arrays: List[mx.nd.NDArray] = _plain(self._params[index].list_grad())
+        return arrays
 
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let ``param.grad()`` show other arrays."""
@@ -290,7 +302,7 @@ class Gradients(Weights):
         for param in self._trained() if self.kvstore else ():
             weights = parameters.checked_arrays(param)
             if any(_fresh(data) for data in weights):
-                for data, grad in zip(weights, param.list_grad()):
+                for data, grad in zip(weights, _plain(param.list_grad())):
                     if not _fresh(data):
                         grad = grad.as_nd_ndarray()
                         mx.nd.zeros_like(grad, out=grad)
@@ -309,6 +321,7 @@ class Gradients(Weights):
     def release(self) -> None:
         """Forget the taken gradients."""
         self.hide()
+        self.joined = ()
         self._cleared.clear()
         self._taken = None
         self._trainer._calls.forget()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, List, Optional, Sequence, Set
 
 from ..errors import TrainerError
 from ..train.loss_heads import HEAD_SCALE
@@ -25,23 +25,35 @@ class LossBlock:
     def __exit__(self, *error: Any) -> Optional[bool]:
         return self._context.__exit__(*error)
 
-    def backward(self, *args: Any, **kwargs: Any) -> None:
-        """Raise: the block is no loss."""
-        raise TrainerError(
-            "scale_loss(loss).backward(): scale_loss is a block, which yields the loss; write `with "
-            "trainer.scale_loss(loss) as scaled: scaled.backward()`."
+    def __getattr__(self, name: str) -> Any:
+        """Raise: the block is no loss, and has neither ``backward`` nor the rest of one."""
+        raise _NoLossError(
+            f"scale_loss(loss) was used as a loss (its {name}), but is a block, which yields the scaled loss; write "
+            "`with trainer.scale_loss(loss) as scaled: scaled.backward()`."
         )
+
+    def _refuse(self, *args: Any) -> Any:
+        return self.value
+
+    __len__ = __iter__ = __getitem__ = __neg__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __pow__ = _refuse
+
+
+class _NoLossError(TrainerError, AttributeError):
+    """The block of scale_loss was used as a loss; ``hasattr`` says that it lacks what a loss has."""
 
 
 @contextlib.contextmanager
 def scaled_block(loss: Any, trainers: Sequence[Any]) -> Iterator[Any]:
     """Yield a loss times the scale of all trainers that step on it, and check that backward came through it."""
     trainers = list(dict.fromkeys(trainers))
-    with turn_of(trainer._scaler for trainer in trainers), contextlib.ExitStack() as stack:
+    seen_together = joined(trainers)
+    with turn_of(trainer._scaler for trainer in seen_together), contextlib.ExitStack() as stack:
         end_look(trainers)
         for trainer in trainers:
             trainer._gradients.require_own()
-        stack.callback(_let_see_true_gradients, trainers)  # also where the block raises, of those that it began with
+        # Also where the block raises, of those that it began with.
+        stack.callback(_let_see_true_gradients, seen_together)
         begun = [trainer for trainer in trainers if trainer._scaler.state.is_scaled]
 
         def finish(losses: List[ScaledLoss]) -> None:
@@ -63,11 +75,19 @@ def scaled_block(loss: Any, trainers: Sequence[Any]) -> Iterator[Any]:
         yield scaled
 
 
+def joined(trainers: Sequence[Any]) -> List[Any]:
+    """Return trainers, and those whose gradients of this step are unscaled together with theirs."""
+    return list(dict.fromkeys(other for trainer in trainers for other in (trainer, *trainer._gradients.joined)))
+
+
 def end_look(trainers: Sequence[Any]) -> None:
     """Let gradients be those that backward wrote, times the scale, whoever has looked at them."""
-    for trainer in trainers:
+    for_all = joined(trainers)
+    for trainer in for_all:
         trainer._gradients.hide()
-        trainer._training_step.look_away(trainer._gradients)
+    scaled: Set[int] = set()
+    for trainer in for_all:
+        trainer._training_step.look_away(trainer._gradients, scaled)
 
 
 def _let_see_true_gradients(trainers: Sequence[Any]) -> None:
@@ -76,16 +96,18 @@ def _let_see_true_gradients(trainers: Sequence[Any]) -> None:
     alive = weakref.WeakSet(trainer for trainer, state in states if state.is_scaled and state.scale != 1.0)
 
     def look() -> None:
-        found = list(alive)
-        with turn_of(trainer._scaler for trainer in found):
-            if any(trainer._scaler.is_open for trainer in found):
+        owners = list(alive)
+        with turn_of(trainer._scaler for trainer in owners):
+            if any(trainer._scaler.is_open for trainer in owners):
                 return  # within a block gradients are scaled
-            for trainer in found:
+            for trainer in owners:  # first: two of them may train one parameter
                 trainer._gradients.hide()
-                trainer._training_step.look(trainer._gradients)
+            unscaled: Set[int] = set()
+            for trainer in owners:
+                trainer._training_step.look(trainer._gradients, unscaled)
 
     for trainer in list(alive):
-        trainer._gradients.let_see(look)
+        trainer._gradients.let_see(look, alive)
 
 
 def _written(trainers: Sequence[Any], begun: Sequence[Any]) -> Optional[str]:

@@ -355,7 +355,20 @@ def test_further_trainers_must_be_of_mxmp():
         sgd(param([1.0])).scale_loss(ONE, plain)
 
 
-def test_backward_of_a_block_itself_says_with():
+AS_A_LOSS = {
+    "its backward": lambda block: block.backward(),
+    "backward of it": lambda block: autograd.backward(block),
+    "backward of a list": lambda block: autograd.backward([block]),
+    "a factor": lambda block: block * 2,
+    "another factor": lambda block: 2 * block,
+    "a sum": lambda block: sum([block, block]),
+    "its mean": lambda block: block.mean(),
+    "a loop": lambda block: list(block),
+}
+
+
+@pytest.mark.parametrize("use", AS_A_LOSS.values(), ids=AS_A_LOSS)
+def test_a_block_that_is_used_as_a_loss_says_with(use):
     w = param([1.0])
     with pytest.raises(TrainerError, match=r"write `with trainer.scale_loss\(loss\) as scaled: scaled.backward\(\)`"):
-        sgd(w).scale_loss(recorded(w, 1)).backward()
+        use(sgd(w).scale_loss(recorded(w, 1)))
