@@ -48,7 +48,7 @@ def scaled_block(loss: Any, trainers: Sequence[Any]) -> Iterator[Any]:
     """Yield a loss times the scale of all trainers that step on it, and check that backward came through it."""
     trainers = list(dict.fromkeys(trainers))
     seen_together = joined(trainers)
-    with turn_of(trainer._scaler for trainer in seen_together), contextlib.ExitStack() as stack:
+    with HEAD_SCALE.turn, turn_of(trainer._scaler for trainer in seen_together), contextlib.ExitStack() as stack:
         end_look(trainers)
         for trainer in trainers:
             trainer._gradients.require_own()
@@ -97,8 +97,9 @@ def _let_see_true_gradients(trainers: Sequence[Any]) -> None:
 
     def look() -> None:
         owners = list(alive)
-        with turn_of(trainer._scaler for trainer in owners):
-            if any(trainer._scaler.is_open for trainer in owners):
+        # Within a block of this thread another thread may wait for it in turn: no waiting for that.
+        with turn_of((trainer._scaler for trainer in owners), waits=not HEAD_SCALE.in_block) as has_turn:
+            if not has_turn or any(trainer._scaler.is_open for trainer in owners):
                 return  # within a block gradients are scaled
             for trainer in owners:  # first: two of them may train one parameter
                 trainer._gradients.hide()

@@ -99,11 +99,12 @@ class _Turn:
     def __reduce__(self) -> Tuple[Any, ...]:
         return _Turn, ()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: Any) -> None:
-        self._lock.release()
+    def take(self, stack: contextlib.ExitStack, waits: bool) -> bool:
+        """Take the lock up to the end of a context, and return whether it was to be had."""
+        taken = self._lock.acquire(waits)
+        if taken:
+            stack.callback(self._lock.release)
+        return taken
 
 
 class Scaler:
@@ -666,12 +667,15 @@ def worth_a_line(count: int) -> bool:
 
 
 @contextlib.contextmanager
-def turn_of(scalers: Iterable[Scaler]) -> Iterator[None]:
-    """Wait until no other thread scales a loss with any of the scalers, and keep the others waiting."""
+def turn_of(scalers: Iterable[Scaler], waits: bool = True) -> Iterator[bool]:
+    """Wait until no other thread scales a loss with any of the scalers, and keep the others waiting.
+
+    Yields True; unless it ``waits``, False if another thread does.
+    """
     with contextlib.ExitStack() as stack:
-        for scaler in sorted(scalers, key=id):  # in one order, so that no two threads wait for one another
-            stack.enter_context(scaler.turn)
-        yield
+        # In one order, so that no two threads wait for one another.
+        turns = (scaler.turn for scaler in sorted(scalers, key=id))
+        yield all(turn.take(stack, waits) for turn in turns)
 
 
 def _found_out(find: Where) -> Optional[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 
 import mxnet as mx
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import mxmp
 from mxmp import amp
 from mxmp.errors import TrainerError
+from mxmp.train.loss_heads import HEAD_SCALE
 from tests.gluon.trainer_tools import DTYPES, TWO, loss_of, param, value
 
 SCALE = 2.0**10
@@ -263,6 +265,35 @@ def test_a_look_from_a_thread_waits_for_the_block_of_another():
     thread.join(20)
     assert seen == [[0.25, 0.25]]
     assert trainer.step(1) and w.data(TWO[0]).asnumpy().tolist() == [0.5, -2.5]
+
+
+@pytest.mark.parametrize("with_heads", [False, True], ids=["", "loss heads"])
+def test_threads_that_look_at_one_anothers_gradients_within_blocks_do_not_wait_for_ever(with_heads):
+    if with_heads:
+        HEAD_SCALE.data(mx.cpu())  # as after the first call of a converted net with a loss head
+    pairs, inside = [make(names=name, grad_req="add") for name in "ab"], threading.Barrier(1 if with_heads else 2)
+    for params, trainer in pairs:
+        backward(trainer, params)
+    lists = [params[0].list_grad() for params, _ in pairs]
+
+    def work(number):
+        params, trainer = pairs[number]
+        with mx.autograd.record():
+            loss = loss_of(params, 0.25)
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+            inside.wait(20)
+            time.sleep(0.1)  # for the other thread to come to its block
+            lists[1 - number][0].sum()
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    for params, trainer in pairs:
+        assert params[0].grad().asnumpy().tolist() == [0.5, 0.5] and trainer.step(1)
 
 
 @pytest.mark.parametrize("error", [KeyError, TrainerError], ids=["the user's", "no loss"])
