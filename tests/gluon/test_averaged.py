@@ -305,6 +305,17 @@ def test_a_trainer_of_a_net_that_is_not_converted_has_a_dynamic_loss_scale():
     assert mxmp.gluon.Trainer(net, "sgd").loss_scale == mxmp.loss_scale.DynamicLossScale()
 
 
+@pytest.mark.parametrize("policy", ["O0", "float32", "O1"])
+def test_a_net_that_was_restored_has_no_policy(policy):
+    one, other = nn.Dense(2, in_units=3), nn.Dense(2, in_units=3)
+    for net in (one, other):
+        net.initialize()
+    mxmp.gluon.restore(convert(one, policy))
+    convert(other, "O1,loss_scale=128")
+    for params, expected in ((one, "dynamic"), ([*one.collect_params().values(), other.weight], 128)):
+        assert mxmp.gluon.Trainer(params, "sgd").loss_scale == mxmp.loss_scale.parse(expected)
+
+
 def test_restoring_a_net_leaves_the_policy_of_another_with_the_same_parameters():
     one, other = nn.Dense(2, in_units=3), None
     one.initialize()
