@@ -83,8 +83,10 @@ class Gradients(Weights):
         self._params: Sequence[mx.gluon.Parameter] = trainer.mx_params  # may grow later
         self._taken: Optional[List[List[Update]]] = None
         self._is_seen = False  # whether parameters have lists of gradients that tell who reads one
+        self._scaled: Set[int] = set()  # the ids of the weights whose gradients were fresh at the end of a block
         self.joined: Iterable[Any] = ()  # the trainers whose gradients of this step are unscaled together
         self._overwritten: Optional[str] = None  # a parameter whose gradient was
+        self.has_averages = False  # whether the parameters have averages in the place of their values
         self._cleared: List[mx.nd.NDArray] = []  # weights whose gradient was stale when it was reduced
 
     # ------------------------------------------------------------------ preconditions
@@ -94,6 +96,11 @@ class Gradients(Weights):
 
         ``reached`` says whether a backward came through a loss that was scaled for the parameters.
         """
+        if self.has_averages:
+            raise TrainerError(
+                f"{call} was called within `averaged.swapped_in()`, after which the net has its own values again, so "
+                "that the step would be lost; end that context first."
+            )
         self._require_not_overwritten(call)
         fresh = next(self.fresh(), None)
         if self._taken is not None:
@@ -135,6 +142,26 @@ class Gradients(Weights):
                     "and discard_grads."
                 )
 
+    def begin(self) -> None:
+        """Let gradients that were written before the first block of a step be stale, which are not scaled.
+
+        Raise if the block would add to one; a host read for it, for ``zero_grad`` leaves it fresh.
+        """
+        for param, data in self.fresh():
+            if param.grad_req == "add" and any(grad.asnumpy().any() for grad in param.list_grad()):
+                raise TrainerError(
+                    "scale_loss: a backward outside of scale_loss, or in a block that raised, has written the gradient "
+                    f"of parameter '{param.name}', to which this block would add (grad_req='add'). Scale every loss of "
+                    "a step. Now call zero_grad and discard_grads to start again."
+                )
+            is_fresh.set(data, False)
+
+    def require_scaled(self) -> None:
+        """Raise if a backward outside of the blocks has written a gradient, in a step that has a loss scale."""
+        for param, data in self.fresh() if self._scaled else ():
+            if id(data) not in self._scaled:
+                raise _not_scaled(param, data)
+
     @contextlib.contextmanager
     def forbid_overwrite(self) -> Iterator[None]:
         """Raise at the end if a backward inside overwrote a gradient that waits for its step."""
@@ -167,6 +194,7 @@ class Gradients(Weights):
         for param in self._trained():
             if _gradients(param) is not None:
                 parameters.gradients.set(param, _Seen(param, self, look))
+                self._scaled.update(id(data) for data in _arrays(param) if _fresh(data))
 
     def require_own(self) -> None:
         """Raise if gradients of a parameter wait for the step of another trainer, which is alive."""
@@ -254,7 +282,8 @@ class Gradients(Weights):
             for index, param in enumerate(self._params):
                 if param.grad_req == "null":
                     continue
-                pairs = list(zip(param.list_data(), _plain(param.list_grad())))
+                grads = param.list_grad()
+                pairs = list(zip(param.list_data(), grads.arrays if isinstance(grads, _Seen) else grads))
                 if len(pairs) != len(taken):
                     raise TrainerError(
                         f"parameter '{param.name}' is on {param.list_ctx()}, but the trainer was made for "
@@ -263,7 +292,11 @@ class Gradients(Weights):
                 for group, (data, grad) in zip(taken, pairs):
                     if _fresh(data):
                         group.append(Update(index, grad, data))
-                        is_fresh.set(data, False)
+                        if self._scaled and id(data) not in self._scaled:
+                            raise _not_scaled(param, data)
+            for group in taken:
+                for update in group:
+                    is_fresh.set(update.weight, False)
             self._taken = taken
         return self._taken
 
@@ -308,6 +341,8 @@ class Gradients(Weights):
                         mx.nd.zeros_like(grad, out=grad)
                         is_fresh.set(data, True)
                         self._cleared.append(data)
+                        if self._scaled:
+                            self._scaled.add(id(data))
 
     def reduce(self) -> None:
         """Sum the gradients over contexts and workers."""
@@ -322,6 +357,7 @@ class Gradients(Weights):
         """Forget the taken gradients."""
         self.hide()
         self.joined = ()
+        self._scaled.clear()
         self._cleared.clear()
         self._taken = None
         self._trainer._calls.forget()
@@ -331,3 +367,11 @@ class Gradients(Weights):
         """Return BatchNorm's statistics and their like: non-differentiable parameters, on every context."""
         stats = [param for param in self._params if not _is_differentiable(param)]
         return [(param.name, data) for param in stats for data in _arrays(param) or ()]
+
+
+def _not_scaled(param: mx.gluon.Parameter, data: mx.nd.NDArray) -> TrainerError:
+    return TrainerError(
+        f"the gradient of parameter '{param.name}' on {data.ctx} was written by a backward outside of scale_loss, and "
+        "is not scaled, as others of this step are. Scale all losses: `with trainer.scale_loss([loss1, loss2]) as "
+        "scaled: autograd.backward(scaled)`. Now call discard_grads to start again."
+    )

@@ -9,7 +9,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Set
 from ..errors import TrainerError
 from ..train.loss_heads import HEAD_SCALE
 from ..train.scale_loss import scale_loss
-from ..train.scaled_loss import ScaledLoss, require_backward
+from ..train.scaled_loss import ScaledLoss, UnscaledBackwardError, require_backward
 from ..train.scaler import turn_of
 
 
@@ -50,16 +50,24 @@ def scaled_block(loss: Any, trainers: Sequence[Any]) -> Iterator[Any]:
     seen_together = joined(trainers)
     with HEAD_SCALE.turn, turn_of(trainer._scaler for trainer in seen_together), contextlib.ExitStack() as stack:
         end_look(trainers)
+        scales = any(trainer._scaler.active for trainer in trainers)
         for trainer in trainers:
             trainer._gradients.require_own()
+            if scales and trainer._scaler.state.is_ready:
+                trainer._gradients.begin()
         # Also where the block raises, of those that it began with.
         stack.callback(_let_see_true_gradients, seen_together)
         begun = [trainer for trainer in trainers if trainer._scaler.state.is_scaled]
 
         def finish(losses: List[ScaledLoss]) -> None:
-            if require_backward(losses, lambda: _written(trainers, begun)):
+            try:
+                reached = require_backward(losses, lambda: _written(trainers, begun))
+            except UnscaledBackwardError:
                 for trainer in trainers:
-                    trainer._scaler.state.reached = True
+                    trainer._scaler.state.mixed = True
+                raise
+            for trainer in trainers if reached else ():
+                trainer._scaler.state.reached = True
 
         for trainer in trainers:
             if trainer._scaler.active:

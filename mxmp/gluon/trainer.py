@@ -607,6 +607,7 @@ class Trainer(ScalerStatus, TrainerBase):
         self._scaler.require_closed("step")
         end_look([self])
         self._gradients.require("step", ignore_stale_grad, self._scaler.state.reached)
+        self._gradients.require_scaled()
         self._scaler.require_scaled("step")
         try:
             super().step(batch_size * self._scaler.state.scale, ignore_stale_grad)

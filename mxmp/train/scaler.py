@@ -50,6 +50,7 @@ class StepState:
         reduced: Whether the gradients were summed over contexts and workers.
         allreduced: Whether that was asked for by itself, before the step.
         reached: Whether a backward pass came through a scaled loss.
+        mixed: Whether a backward pass of a loss that was not scaled wrote gradients.
         loss_flag: Whether every unscaled loss was finite. None: no loss.
         grad_flag: Whether every gradient was finite before it was unscaled. None: not unscaled.
         stats_flag: Whether no running statistics were lost. None: not looked at.
@@ -65,6 +66,7 @@ class StepState:
     reduced: bool = False
     allreduced: bool = False
     reached: bool = False
+    mixed: bool = False
     loss_flag: Optional[mx.nd.NDArray] = None
     grad_flag: Optional[mx.nd.NDArray] = None
     stats_flag: Optional[mx.nd.NDArray] = None
@@ -247,7 +249,12 @@ class Scaler:
         return self.shared is not None and self in self.shared._stepped
 
     def require_scaled(self, call: str) -> None:
-        """Raise if losses must be scaled and this step's was not."""
+        """Raise if losses must be scaled and one of this step's was not."""
+        if self.state.mixed:
+            raise TrainerError(
+                f"{call}: a scale_loss block of this step has raised, because backward was called on a loss that was "
+                "not scaled; call discard_grads to start again (with grad_req='add' zero_grad too)."
+            )
         if self.active and self.state.stage is Stage.READY:
             raise TrainerError(
                 f"{call}: the loss of this step was not scaled, but the loss scale is "
@@ -285,7 +292,7 @@ class Scaler:
 
     @contextlib.contextmanager
     def block(self, scale: float, loss_flag: Optional[mx.nd.NDArray]) -> Iterator[None]:
-        """Scale losses for backward passes within the block; if it raises, the state is as before.
+        """Scale losses for backward passes within the block; if it raises, the state is as before, but `mixed`.
 
         ``loss_flag`` says whether the losses are finite.
         """
@@ -295,7 +302,7 @@ class Scaler:
         try:
             yield
         except BaseException:
-            self.state = before
+            self.state = dataclasses.replace(before, mixed=self.state.mixed)
             raise
         finally:
             self.is_open = False
