@@ -203,8 +203,14 @@ def test_a_loss_that_was_not_recorded_has_no_backward():
     trainer, loss = sgd(w, 8), recorded(w, 1)
     with pytest.raises(TrainerError, match=ANOTHER.format("w")), trainer.scale_loss(loss.detach()):
         loss.backward()
-    with pytest.raises(mx.MXNetError, match="not in a computational graph"), trainer.scale_loss(ONE) as scaled:
-        scaled.backward()
+    trainer.discard_grads()
+    recorded_one = recorded(w, 1)
+    for losses, path in ((ONE, "loss"), (recorded_one.detach(), "loss"), ([recorded_one, ONE], r"loss\[1\]")):
+        message = rf"scale_loss: {path} was not recorded.*; compute it within autograd.record\(\)"
+        with pytest.raises(TrainerError, match=message), trainer.scale_loss(losses) as scaled:
+            autograd.backward(scaled)
+    with pytest.raises(mx.MXNetError, match="shape"), trainer.scale_loss(ONE):
+        mx.nd.ones((2,)) + mx.nd.ones((3,))
 
 
 # Backward passes outside of scale_loss, beside one that is scaled.
