@@ -49,14 +49,14 @@ def scaled_block(loss: Any, trainers: Sequence[Any]) -> Iterator[Any]:
     trainers = list(dict.fromkeys(trainers))
     seen_together = joined(trainers)
     with HEAD_SCALE.turn, turn_of(trainer._scaler for trainer in seen_together), contextlib.ExitStack() as stack:
+        # Also where the block raises, of those that it began with.
+        stack.callback(_let_see_true_gradients, seen_together)
         end_look(trainers)
         scales = any(trainer._scaler.active for trainer in trainers)
         for trainer in trainers:
             trainer._gradients.require_own()
             if scales and trainer._scaler.state.is_ready:
                 trainer._gradients.begin()
-        # Also where the block raises, of those that it began with.
-        stack.callback(_let_see_true_gradients, seen_together)
         begun = [trainer for trainer in trainers if trainer._scaler.state.is_scaled]
 
         def finish(losses: List[ScaledLoss]) -> None:

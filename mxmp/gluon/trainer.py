@@ -187,7 +187,7 @@ class Trainer(ScalerStatus, TrainerBase):
         that is resumed from states saved later must add them before it loads.
 
         Args:
-            params: As for the constructor, on the contexts of the parameters that are there.
+            params: As for the constructor, a net too; on the contexts of the parameters that are there.
 
         Raises:
             TrainerError: Between backward and step, or if one is no parameter, is trained already,
@@ -403,8 +403,10 @@ class Trainer(ScalerStatus, TrainerBase):
         scale. For a gradient penalty see `mxmp.gluon.precision`.
 
         After the block, up to the step, ``param.grad()`` and ``param.list_grad()`` give true gradients, in float32:
-        reading one unscales all of them, on the device. Still scaled are ``param.data().grad`` and arrays that were
-        taken before.
+        reading one unscales all of them, on the device. Still scaled are ``param.data().grad``, arrays that were
+        taken before, and what is there after a block that raised.
+
+        Threads that scale losses of one trainer take turns, block by block.
 
         Args:
             loss: An NDArray of any shape and floating point dtype, on any context, or nested
@@ -418,7 +420,8 @@ class Trainer(ScalerStatus, TrainerBase):
                 within the net keeps the scale from the gradients (one that runs eagerly is looked for in the
                 trainer's first step alone). At the end of the block if no backward was called on what it
                 yields, on each of several losses, if its backward overwrote gradients of an earlier block, or
-                if gradients wait for the step of another trainer. Without a loss scale nothing of this is
+                if gradients wait for the step of another trainer; or at its beginning if it would add to gradients
+                that a backward outside of scale_loss wrote. Without a loss scale nothing of this is
                 checked but the calls.
         """
         trainers = (self, *others)
@@ -506,8 +509,9 @@ class Trainer(ScalerStatus, TrainerBase):
             True if the parameters were updated, False if the step was skipped.
 
         Raises:
-            TrainerError: Inside a scale_loss block, if the loss was not scaled, after
-                `allreduce_grads`, or (StaleGradientError) without fresh gradients.
+            TrainerError: Inside a scale_loss block, if the loss was not scaled, or another backward wrote a
+                gradient beside those that are, after `allreduce_grads`, while averages are swapped in, or
+                (StaleGradientError) without fresh gradients.
             NonFiniteLossError: If the loss itself was not finite, and ``nonfinite_loss`` is 'raise' or has skipped
                 too many; nothing is updated. With a distributed kvstore every worker raises, whosever loss it is.
             LossScaleError: If the loss scale gave up; nothing is updated.

@@ -325,6 +325,18 @@ def test_a_call_that_is_refused_leaves_gradients_true():
     assert trainer.step(1, ignore_stale_grad=True) and params[0].data(TWO[0]).asnumpy().tolist() == [0.75, -2.25]
 
 
+def test_a_block_that_cannot_begin_leaves_gradients_true():
+    params, trainer = make(grad_req="add", names="a")
+    others, other = make(grad_req="add", names="b")
+    backward(trainer, params)
+    with mx.autograd.record():
+        loss = loss_of(others, 1)
+    loss.backward()
+    with pytest.raises(TrainerError, match="gradient of parameter 'b', to which this block would add"):
+        backward(trainer, params, others=[other])
+    assert params[0].grad().asnumpy().tolist() == [0.25, 0.25] and trainer.step(1)
+
+
 # Several trainers.
 
 
