@@ -26,9 +26,10 @@ def bad_input(owner: Any) -> Optional[str]:
 
 def let_explain(scaler: Scaler, owner: Any) -> None:
     """Have the steps of a scaler explained as those of an owner from now on."""
+    scaler.explain = functools.partial(_ask, explain, owner)
+    scaler.bad_input = functools.partial(_ask, bad_input, owner)
 
-    def ask(question: Callable[[Any], Optional[str]]) -> Optional[str]:
-        importlib.import_module("mxmp.diagnose")  # by name, as it stands above this in the layers
-        return question(owner)
 
-    scaler.explain, scaler.bad_input = functools.partial(ask, explain), functools.partial(ask, bad_input)
+def _ask(question: Callable[[Any], Optional[str]], owner: Any) -> Optional[str]:
+    importlib.import_module("mxmp.diagnose")  # by name, as it stands above this in the layers
+    return question(owner)
