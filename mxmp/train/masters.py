@@ -197,8 +197,15 @@ class ParameterWithMasters(ParameterBase):
         self._follow()
 
     def cast(self, dtype: Any) -> None:
-        """Cast the value, as ``Parameter.cast``; what is not low precision has no master."""
+        """Cast the value, as ``Parameter.cast``, from its master; a value that is not low precision has none."""
+        exact = [exact_value(weight, self) for weight in self.list_data()] if masters_of(self) else []
         super().cast(dtype)
+        with autograd.pause():
+            for value, weight in zip(exact, self.list_data()):
+                if is_low_precision(weight):
+                    round_into(value, weight)
+                else:
+                    value.astype(weight.dtype, copy=False).copyto(weight)
         self._follow()
 
     def _follow(self) -> None:
