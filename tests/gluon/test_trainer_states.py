@@ -10,6 +10,7 @@ import pytest
 import mxmp
 from mxmp.errors import StateError
 from mxmp.optimizer import MultiPrecision
+from mxmp.train import state_files
 from mxmp.train.masters import MasterState
 from tests.gluon.trainer_tools import param, sgd
 
@@ -146,6 +147,29 @@ def global_of(module, name, rest=b"."):
     return b"\x80\x04c" + f"{module}\n{name}\n".encode() + rest
 
 
+class Made:
+    """Is pickled as any call, and a state for what that made."""
+
+    def __init__(self, *made):
+        self.made = made
+
+    def __reduce__(self):
+        return self.made
+
+
+def rows_at(row, kind=mx.nd.sparse.RowSparseNDArray):
+    """Return a pickle of one row of a (4, 3) array, anywhere in it or beyond."""
+    array = mx.nd.sparse.row_sparse_array((np.ones((1, 3), np.float32), np.array([2], np.int64)), shape=(4, 3))
+    data = bytes(array.__getstate__()["handle"])
+    assert data.endswith(np.int64(2).tobytes())
+    return pickle.dumps({0: Made(kind, (None,), {"handle": bytearray(data[:-8] + np.int64(row).tobytes())})})
+
+
+def scalar_of(name, *state):
+    """Return a pickle of eight bytes as a number of a dtype: of objects they are a pointer."""
+    return pickle.dumps({0: Made(np.float32(0).__reduce__()[0], (Made(np.dtype, (name, False, True), *state), b"A" * 8))})
+
+
 SGD, SCHEDULER = ("mxnet.optimizer.optimizer", "SGD"), ("mxnet.lr_scheduler", "LRScheduler")
 UNREAD = {
     "a function": (global_of("builtins", "eval"), "it holds a builtins.eval"),
@@ -159,8 +183,21 @@ UNREAD = {
     "three parts": (pickle.dumps(({}, 1, 2)), "too many values"),
     "a bare optimizer": (global_of(*SGD, b")\x81\x86.").replace(b"\x04", b"\x04}"), "no attribute"),
     "cut off": (pickle.dumps({0: mx.nd.ones((3,))})[:-30], ""),
+    "a pointer": (scalar_of("O", (3, "|", None, None, None, -1, -1, 0)), "it holds the dtype O"),
+    "a field": (scalar_of("f8", (3, "<", None, ("a",), {"a": 1}, 8, 1, 0)), "a dtype that is no plain number's"),
+    "a row beyond": (rows_at(2**40), "rows that are not its own"),
+    "a row below 0": (rows_at(-5), "rows that are not its own"),
+    "rows as dense": (rows_at(2, mx.nd.NDArray), "a row_sparse array as a NDArray"),
+    "no content": (pickle.dumps({0: Made(mx.nd.NDArray, (None,))}), "an array without content"),
     "a dtype": (pickle.dumps({0: np.dtype("float32")}), "its states hold a"),
 }
+
+
+def test_numbers_and_rows_of_a_pickle_are_read(tmp_path):
+    (tmp_path / "states").write_bytes(pickle.dumps({0: [np.float32(0.5), np.int64(-3)]}))
+    assert state_files.read(tmp_path / "states") == {"states": [{0: [0.5, -3]}]}
+    (tmp_path / "states").write_bytes(rows_at(3))
+    assert state_files.read(tmp_path / "states")["states"][0][0].indices.asscalar() == 3
 
 
 @pytest.mark.parametrize("content, message", UNREAD.values(), ids=UNREAD)
