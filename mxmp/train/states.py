@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import mxnet as mx
 import numpy as np
 
+from ..arrays import to_float32
 from ..dtypes import FLOAT32, LOW_PRECISION, canonical, to_numpy
 from ..errors import LossScaleError, StateError, TrainerError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale
@@ -206,7 +207,7 @@ class _Loaded:
         low, wide = dtype in LOW_PRECISION, f"{FLOAT32} {shape}"
         expected = make(index, shape, FLOAT32 if low else dtype)
         if not isinstance(state, MasterState):
-            state = _of_mxnet(state, expected, wide)
+            state = _of_mxnet(state, self._target.optimizer.inner, expected, wide)
         master, inner = state.master, state.inner
         self._require(master is None or _text(master) == wide, f"{where}.master", _text(master), wide)
         self._require(expected in (None, _text(inner)), where, _text(inner), expected)
@@ -236,15 +237,25 @@ def _maker(inner: mx.optimizer.Optimizer, fields: Dict[str, Any]) -> _Make:
     return make
 
 
-def _of_mxnet(state: Any, expected: Optional[str], wide: str) -> MasterState:
-    """Return a state with the master that MXNet's ``multi_precision`` pairs it with, in either order, if it does."""
-    if isinstance(state, tuple) and len(state) == 2 and expected not in (None, _text(state)):
-        # SGD keeps (momentum, master), all others (master, state): their create_state_multi_precision in
-        # python/mxnet/optimizer/optimizer.py at tag 1.9.1.
-        for inner, master in (state, state[::-1]):
-            if (_text(inner), _text(master)) == (expected, wide):
-                return MasterState(master, inner)
-    return MasterState(None, state)
+def _of_mxnet(state: Any, inner: mx.optimizer.Optimizer, expected: Optional[str], wide: str) -> MasterState:
+    """Return a state in float32, with the master that MXNet's ``multi_precision`` pairs it with, if it does."""
+    if expected in (None, _text(state)):
+        return MasterState(None, state)
+    if type(state) is tuple and len(state) == 2:
+        # These keep (state, master), all others (master, state): their create_state_multi_precision in
+        # python/mxnet/optimizer/optimizer.py at tag 1.9.1. Shapes do not tell, where a state is one array.
+        last = isinstance(inner, (mx.optimizer.SGD, mx.optimizer.NAG, mx.optimizer.LARS))
+        own, master = state if last else state[::-1]
+        if (_text(own), _text(master)) == (expected, wide):
+            return MasterState(master, own)
+    return MasterState(None, _widened(state))  # without multi_precision MXNet keeps the weight's dtype
+
+
+def _widened(state: Any) -> Any:
+    """Return a state with its low precision arrays in float32."""
+    if type(state) in (list, tuple):
+        return type(state)(map(_widened, state))
+    return to_float32(state) if isinstance(state, mx.nd.NDArray) else state
 
 
 def _text(value: Any) -> str:

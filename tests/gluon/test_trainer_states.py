@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mxmp
+from mxmp.arrays import leaves
 from mxmp.errors import StateError
 from mxmp.optimizer import MultiPrecision
 from mxmp.train import state_files
@@ -20,6 +21,9 @@ OPTIMIZERS = {
     "plain sgd": {},
     "schedule": {"momentum": 0.9, "lr_scheduler": None},
 }
+KEEP_THE_MASTER_FIRST = {"adagrad": {}, "signum": {"momentum": 0.9}, "lbsgd": {"momentum": 0.9}}
+KEEP_IT_LAST = {"nag": {"momentum": 0.9}, "lars": {"momentum": 0.9}}
+OPTIMIZERS.update({**KEEP_THE_MASTER_FIRST, **KEEP_IT_LAST})
 VALUES = [0.1, -0.7, 2.0]
 
 
@@ -27,7 +31,7 @@ def options_of(name):
     options = {"learning_rate": 0.1, **OPTIMIZERS[name]}
     if "lr_scheduler" in options:
         options["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(2, 0.7, base_lr=0.1)
-    return ("adam" if name == "adam" else "sgd"), options
+    return (name if name in mx.optimizer.Optimizer.opt_registry else "sgd"), options
 
 
 def run(trainer, w, steps):
@@ -70,7 +74,7 @@ def test_states_that_a_trainer_of_mxnet_wrote_go_on_bit_for_bit(name, how, tmp_p
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("name", ["sgd", "adam", "plain sgd"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "plain sgd", *KEEP_THE_MASTER_FIRST, *KEEP_IT_LAST])
 def test_masters_that_a_trainer_of_mxnet_kept_are_taken_over(name, wrapped, tmp_path):
     """Those of its own ``multi_precision``, and of a `MultiPrecision` that it was given."""
     fname, made = str(tmp_path / "states"), []
@@ -88,6 +92,25 @@ def test_masters_that_a_trainer_of_mxnet_kept_are_taken_over(name, wrapped, tmp_
         run(each, weight, range(3, 6))
         made.append(weight.data().asnumpy().tolist())
     assert made[0] == made[1]
+
+
+@pytest.mark.filterwarnings("ignore:Accumulating with float16:UserWarning")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_states_that_a_trainer_of_mxnet_kept_in_float16_are_widened(name, dtype, tmp_path):
+    w, kept = param(VALUES, "float16"), []
+    plain = mx.gluon.Trainer([w], *options_of(name), kvstore=None)
+    run(plain, w, range(3))
+    plain.save_states(str(tmp_path / "states"))
+    other = param(VALUES, dtype)
+    trainer = mxmp.gluon.Trainer([other], *options_of(name), kvstore=None, loss_scale=None)
+    trainer.load_states(str(tmp_path / "states"))
+    for trainer_ in (plain, trainer):
+        state = trainer_._updaters[0].states[0]
+        kept.append(list(leaves(state.inner if isinstance(state, MasterState) else state)))
+    assert {array.dtype for array in kept[1]} == {np.float32}
+    assert [array.asnumpy().tolist() for array in kept[0]] == [array.asnumpy().tolist() for array in kept[1]]
+    run(trainer, other, [3])
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
