@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import inspect
 import logging
+import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -121,10 +122,11 @@ class _Loaded:
     def __init__(self, fname: str, content: Dict[str, Any], target: Target) -> None:
         self._fname, self._content, self._target = fname, content, target
         self._has_optimizer = "optimizer" in content
+        self._indices = self._match_params()
         inner = target.optimizer.inner
         if self._has_optimizer:
-            self._require_equal("the optimizer", content["optimizer"], type(inner).__name__)
-            self._require_equal("lr_scheduler", content.get("scheduler"), type(inner.lr_scheduler).__name__)
+            self._require_class("optimizer", content["optimizer"], inner)
+            self._require_class("lr_scheduler", content.get("scheduler"), inner.lr_scheduler)
 
     def _require(self, fits: bool, field: str, value: Any, expected: Any) -> None:
         if not fits:
@@ -133,8 +135,11 @@ class _Loaded:
     def _error(self, field: str, value: Any, expected: Any) -> StateError:
         return StateError(f"{self._fname}: {field} is {value!s:.200}; expected {expected!s:.200}.")
 
-    def _require_equal(self, field: str, value: Any, expected: Any) -> None:
-        self._require(value == expected, field, value, f"{expected}, as in this trainer")
+    def _require_class(self, field: str, name: Any, owner: Any) -> None:
+        """Raise unless an optimizer or a scheduler is of the class that was saved."""
+        name, present = ("None" if each == "NoneType" else each for each in (name, type(owner).__name__))
+        advice = f"{present}, as here: train with the {field} of the saved run"
+        self._require(name == present, f"the {field}", name, advice)
 
     def fields(self, group: str, owner: Any) -> Dict[str, Any]:
         """Return the fields of an optimizer or a scheduler; none that it lacks, nor of another type."""
@@ -146,7 +151,8 @@ class _Loaded:
                 raise self._error(f"{group}.{name}", repr(value), f"absent: {type(owner).__name__} has no such field")
             if not _same_kind(value, present[name]):
                 raise self._error(f"{group}.{name}", repr(value), f"the like of {present[name]!r}")
-        return {name: _placed(value, self._target.contexts[0]) for name, value in fields.items()}
+        # What an optimizer keeps of each weight on itself, as LBSGD does, is by index too.
+        return {name: _placed(self._by_index(value), self._target.contexts[0]) for name, value in fields.items()}
 
     def counts(self) -> Optional[Dict[int, Dict[int, int]]]:
         """Return how often each weight was updated, for each device; None of a file that does not say.
@@ -159,6 +165,7 @@ class _Loaded:
         self._require(_is_whole(number), "num_update", number, "a whole number from 0 up")
         self._require(_are_counts(saved), "counts", saved, "whole numbers by device and index")
         # MXNet counts for each device by itself (Optimizer._set_current_context in optimizer.py at tag 1.9.1).
+        saved = {device: self._by_index(counts) for device, counts in saved.items()}
         default: Dict[int, int] = next(filter(None, saved.values()), {})
         devices = sorted({0, *(ctx.device_id for ctx in self._target.contexts)})
         return {device: dict(saved.get(device) or default) for device in devices}
@@ -170,7 +177,6 @@ class _Loaded:
         policy. A master that is missing is made of the parameter at its next update. The ``fields`` of the file
         decide over the states that the optimizer would make.
         """
-        self._check_params()
         target, states = self._target, self._content.get("states", ())
         self._require(type(states) is list, "states", states, "a list")
         several = f"{len(target.updaters)}, or 1 for all"
@@ -184,21 +190,31 @@ class _Loaded:
             for index, state in loaded.items():
                 where, known = f"states[{number}][{index!r}]", _is_whole(index) and index < len(target.params)
                 self._require(known, where, "of no parameter", f"an index from 0 to {len(target.params) - 1}")
-                fitted[-1][index] = self._fitted(where, index, state, make)
+                fitted[-1][self._indices[index]] = self._fitted(where, self._indices[index], state, make)
         pairs = zip(fitted * len(target.contexts) if len(fitted) == 1 else fitted, target.contexts)
         return [{index: _placed(state, ctx) for index, state in each.items()} for each, ctx in pairs]
 
-    def _check_params(self) -> None:
-        """Raise unless the file is of as many parameters, of the same shapes."""
+    def _match_params(self) -> Dict[int, int]:
+        """Return the index of the parameter for each index in the file, which has as many, of the same shapes."""
         saved, params = self._content.get("params", ()), self._target.params
         if saved == ():  # of MXNet
-            return
+            return {index: index for index in range(len(params))}
         self._require(type(saved) is list, "params", saved, "a list")
-        self._require_equal("the number of parameters", len(saved), len(params))
-        for index, (param, each) in enumerate(zip(params, saved)):
-            shape, expected = each.get("shape") if isinstance(each, dict) else None, list(param.shape or ())
-            field = f"the shape of parameter '{param.name}' (number {index})"
-            self._require(shape == expected, field, shape, expected)
+        self._require(len(saved) == len(params), "the number of parameters", len(saved), f"{len(params)}, as here")
+        saved = [each if isinstance(each, dict) else {} for each in saved]
+        names = [str(each.get("name")) for each in saved]
+        indices = _matched(names, [param.name for param in params])
+        for number, index in sorted(indices.items(), key=lambda pair: pair[1]):
+            shape, expected = saved[number].get("shape"), list(params[index].shape or ())
+            field = f"the shape of parameter '{params[index].name}' (number {index})"
+            self._require(shape == expected, field, shape, f"{expected}; '{names[number]}' of the file goes there")
+        return indices
+
+    def _by_index(self, value: Any) -> Any:
+        """Return a dict by the indices of the file as one by those of the parameters; any other value as it is."""
+        if type(value) is not dict or not all(_is_whole(key) for key in value):
+            return value
+        return {self._indices.get(key, key): each for key, each in value.items()}
 
     def _fitted(self, where: str, index: int, state: Any, make: _Make) -> Any:
         """Return one state in the form that its parameter wants."""
@@ -212,6 +228,28 @@ class _Loaded:
         self._require(master is None or _text(master) == wide, f"{where}.master", _text(master), wide)
         self._require(expected in (None, _text(inner)), where, _text(inner), expected)
         return MasterState(master if self._target.optimizer.masters else None, inner, is_loaded=True) if low else inner
+
+
+def _matched(saved: Sequence[str], names: Sequence[str]) -> Dict[int, int]:
+    """Return the index of the parameter for the index of each saved one, by names that may have changed since.
+
+    The same names match each other. Others match in the order of their numbers where both lists are in the order of
+    text, as those of a collected net: ``dense9_`` and ``dense10_`` are the ``dense8_`` and ``dense9_`` of a net that
+    was made before. All else goes by position.
+    """
+    if set(saved) == set(names) and len(set(names)) == len(saved):
+        key: Callable[[str], Any] = str
+    elif all(list(texts) == sorted(texts) for texts in (saved, names)):
+        key = _natural
+    else:
+        return {index: index for index in range(len(names))}
+    orders = (sorted(enumerate(texts), key=lambda pair: key(pair[1])) for texts in (saved, names))
+    return {number: index for (number, _), (index, _) in zip(*orders)}
+
+
+def _natural(text: str) -> List[Any]:
+    """Return a key by which the numbers within texts sort as numbers."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
 
 
 _Make = Callable[[int, Tuple[int, ...], str], Optional[str]]

@@ -163,6 +163,42 @@ def test_weights_that_are_not_their_masters_are_not_saved(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+# Names of parameters: a net that is made again in a notebook has others.
+
+ORDERS = {  # names in the file, those of another run, and where in the file the states of each are
+    "made again": (["d8", "d9"], ["d10", "d9"], [1, 0]),
+    "both sorted as text": (["d10", "d11", "d9"], ["d100", "d101", "d99"], [0, 1, 2]),
+    "the same": (["d8", "d9", "d10"], ["d10", "d8", "d9"], [2, 0, 1]),
+    "by position": (["d9", "d8"], ["e1", "e2"], [0, 1]),
+    "the same name twice": (["d", "d"], ["d", "d"], [0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", ["sgd", "lbsgd"])
+@pytest.mark.parametrize(("before", "after", "places"), ORDERS.values(), ids=ORDERS)
+def test_states_go_to_the_layers_that_they_are_of(before, after, places, name, tmp_path):
+    options = {"momentum": 0.9, **({"batch_scale": 4} if name == "lbsgd" else {})}
+    saved, other = (
+        mxmp.gluon.Trainer([param([1.0, 2.0], "float16", name=n) for n in names], name, options, loss_scale=None)
+        for names in (before, after)
+    )
+    for first in range(len(before)):
+        for number, layer in enumerate(saved._params[first:]):
+            backward(saved, layer, 0.1 * (number + 1))
+        saved.step(1, ignore_stale_grad=True)
+    saved.save_states(str(tmp_path / "s"))
+    other.load_states(str(tmp_path / "s"))
+
+    def kept(trainer, index):
+        inner = trainer.optimizer.inner
+        own = trainer._updaters[0].states[index].inner, getattr(inner, "cumgrads", {}).get(index)
+        return repr(freeze([*own, inner._index_update_count[index]]))
+
+    expected = [kept(saved, place) for place in places]
+    assert [kept(other, index) for index in range(len(after))] == expected
+    assert len(set(expected)) == len(after)
+
+
 # Fields of the optimizer, and the loss scale.
 
 
@@ -281,8 +317,9 @@ def saved_file(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"optimizer": "sgd"}, "the optimizer is Adam; expected SGD, as in this trainer"),
-        ({"lr_scheduler": scheduler()}, "lr_scheduler is NoneType; expected FactorScheduler"),
+        ({"optimizer": "sgd"}, "the optimizer is Adam; expected SGD, as here: train with the optimizer of the saved run"),
+        ({"lr_scheduler": scheduler()}, "the lr_scheduler is None; expected FactorScheduler, as here: train with"),
+        ({"lr_scheduler": scheduler(), "shape": (2, 3)}, "the shape of parameter 'p0'"),
         ({"dtypes": DTYPES[:2]}, "the number of parameters is 3; expected 2"),
         ({"shape": (2, 3)}, r"the shape of parameter 'p0' \(number 0\) is \[3, 2\]; expected \[2, 3\]"),
     ],
