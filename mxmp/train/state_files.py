@@ -22,7 +22,7 @@ import mxnet as mx
 import numpy as np
 
 from ..errors import StateError
-from ..files import saving
+from ..files import path_of, require_file, saving
 from ..mxnet_private import copy_from_numpy, optimizers
 from .masters import MasterState, MultiPrecision
 
@@ -209,7 +209,7 @@ def _fields(owner: Any) -> Dict[str, Any]:
 
 def write(fname: str, content: Dict[str, Any]) -> None:
     """Write a file whole, or raise a CheckpointError and leave what was there as it was."""
-    fname = os.fspath(fname)
+    fname = path_of(fname)
     arrays: Arrays = {}
     header = _encode({"format": FORMAT, "version": VERSION, **content}, arrays)
     members = {_HEADER: np.array(json.dumps(header)), **arrays}
@@ -226,9 +226,13 @@ def read(fname: str) -> Dict[str, Any]:
 
     Raises:
         StateError: If it is neither, or damaged.
+        CheckpointError: If the path is a folder's, or none.
         FileNotFoundError: If there is none.
     """
-    fname = os.fspath(fname)
+    fname = path_of(fname)
+    if not os.path.exists(fname):
+        raise FileNotFoundError(f"{fname}: there is no such file.")
+    require_file(fname)
     with open(fname, "rb") as stream:
         is_pickle = stream.read(1) == pickle.PROTO
         stream.seek(0)
@@ -250,6 +254,9 @@ def _read_archive(stream: BinaryIO) -> Dict[str, Any]:
         declared = sum(info.file_size for info in file.infolist())
     if declared > size:  # compressed, to fill the memory; ours is not
         raise ValueError(f"its arrays declare {declared} bytes, the file has {size}")
+    stream.seek(-22, os.SEEK_END)  # the last record of an archive without a comment, as ours are; zipfile would seek it
+    if stream.read(4) != b"PK\x05\x06":
+        raise ValueError("it goes on after its end")
     stream.seek(0)
     with np.load(stream, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
@@ -275,6 +282,8 @@ class _Unpickler(pickle.Unpickler):
 def _read_pickle(stream: BinaryIO) -> Dict[str, Any]:
     """Return what ``gluon.Trainer.save_states`` or ``Updater.get_states`` wrote: states, perhaps with the optimizer."""
     states = _Unpickler(stream).load()
+    if stream.read(1):
+        raise pickle.UnpicklingError("it goes on after its end")
     _require_sound(states)
     content = {}
     if isinstance(states, tuple):

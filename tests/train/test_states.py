@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import random
 import zipfile
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 import mxmp
 from mxmp.dtypes import NUMPY_BFLOAT16
-from mxmp.errors import StateError, TrainerError
+from mxmp.errors import CheckpointError, StateError, TrainerError
 from mxmp.loss_scale import DynamicLossScale, parse
 from mxmp.train.masters import MasterState
 from mxmp.train.state_files import read, write
@@ -412,6 +413,8 @@ def compressed(data):
 DAMAGES = {
     "cut off": lambda data: data[:-40],
     "a name": lambda data: data[:26] + b"\xff\x0f" + data[28:],  # its length: the error quotes the file
+    "more at its end": lambda data: data + b"x",
+    "more at the end of a pickle": lambda data: pickle.dumps({}) + b"x",
     "a pickle": lambda data: b"\x80\x04" + data,
     # A sum no longer fits; numpy stores text as UTF-32.
     "flipped": lambda data: data.replace("mxmp".encode("utf-32-le"), "mxmq".encode("utf-32-le")),
@@ -441,8 +444,20 @@ def test_load_refuses_another_npz_file(tmp_path):
 
 
 def test_load_of_a_missing_file_says_so(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=f"^{tmp_path}/none: there is no such file"):
         Run().load(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("call", ["save", "load"])
+@pytest.mark.parametrize("fname", [None, 3], ids=repr)
+def test_what_is_no_path_is_named(fname, call):
+    with pytest.raises(CheckpointError, match=f"^fname is {fname}; expected the path of a file"):
+        getattr(Run(), call)(fname)
+
+
+def test_load_of_a_folder_says_so(tmp_path):
+    with pytest.raises(CheckpointError, match=f"^{tmp_path}: it is a folder, not a file"):
+        Run().load(str(tmp_path))
 
 
 def test_a_file_with_any_byte_changed_is_refused_or_the_same(saved_file):
