@@ -144,12 +144,14 @@ class _Loaded:
     def fields(self, group: str, owner: Any) -> Dict[str, Any]:
         """Return the fields of an optimizer or a scheduler; none that it lacks, nor of another type."""
         present = {} if owner is None else vars(owner)
-        fields = self._content.get(group, {})
+        fields, options = self._content.get(group, {}), _options_of(owner)
         self._require(type(fields) is dict, group, fields, "a dict")
         for name, value in fields.items():
             if name not in present or name in NOT_STATE:
                 raise self._error(f"{group}.{name}", repr(value), f"absent: {type(owner).__name__} has no such field")
-            if not _same_kind(value, present[name]):
+            # None fits what an optimizer computes, such as LARS's cur_lr before the first update.
+            lacks = value is None and present[name] is not None and options.get(name) is not None
+            if lacks or not _same_kind(value, present[name]) or (name in options and not _is_usable(name, value)):
                 raise self._error(f"{group}.{name}", repr(value), f"the like of {present[name]!r}")
         # What an optimizer keeps of each weight on itself, as LBSGD does, is by index too.
         return {name: _placed(self._by_index(value), self._target.contexts[0]) for name, value in fields.items()}
@@ -309,11 +311,18 @@ def _text(value: Any) -> str:
 
 
 def _same_kind(a: Any, b: Any) -> bool:
-    """Return whether a loaded field can stand where ``b`` stood; None fits everything."""
+    """Return whether a loaded field can stand where ``b`` stood; one may be None, as before the first update."""
     number = (int, float, np.number)
     if isinstance(a, number) and isinstance(b, number):
         return isinstance(a, bool) == isinstance(b, bool)
     return a is None or b is None or type(a) is type(b)
+
+
+def _is_usable(name: str, option: Any) -> bool:
+    """Return whether an option is no NaN, and a learning rate finite; a clipping may be inf."""
+    if not isinstance(option, (float, np.floating)):
+        return True
+    return bool(np.isfinite(option) if name in ("lr", "base_lr") else not np.isnan(option))
 
 
 def _is_whole(number: Any) -> bool:
@@ -351,11 +360,17 @@ def _link_masters(target: Target, states: Sequence[Dict[int, Any]]) -> None:
                 follow_weights(param)
 
 
+def _options_of(owner: Any) -> Dict[str, Any]:
+    """Return the options of the constructors of an optimizer or a scheduler, with their defaults."""
+    inits = [vars(cls)["__init__"] for cls in type(owner).__mro__[-2::-1] if "__init__" in vars(cls)]
+    parameters = [each for init in inits for each in inspect.signature(init).parameters.values()]
+    scheduler = getattr(owner, "lr_scheduler", None)  # with which lr may be None
+    return {**{each.name: each.default for each in parameters}, "lr": 0.01 if scheduler is None else None}
+
+
 def _overruled(owner: Any, fields: Dict[str, Any]) -> List[str]:
-    """Return the options of an optimizer's constructors whose values in a file are others."""
-    inits = (vars(cls)["__init__"] for cls in type(owner).__mro__[:-1] if "__init__" in vars(cls))
-    options = {"lr", *(name for init in inits for name in inspect.signature(init).parameters)}
-    plain = (bool, int, float, str, type(None))
+    """Return the options of an optimizer whose values in a file are others."""
+    options, plain = _options_of(owner), (bool, int, float, str, type(None))
     return [
         f"{name}={value!r} (not {vars(owner)[name]!r})"
         for name, value in fields.items()

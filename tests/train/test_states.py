@@ -219,6 +219,20 @@ def test_a_file_decides_over_options_and_the_log_tells_which(tmp_path, caplog):
     other.step(1)
 
 
+def test_fields_may_be_none_where_an_optimizer_can_have_them_so(tmp_path):
+    """Before the first update, of a clipping, and a rate that a schedule has."""
+    fresh, used = Run("lars", lr_scheduler=scheduler(), learning_rate=None), Run("lars", lr_scheduler=scheduler())
+    fresh.save(str(tmp_path / "s"))
+    used.step(0)
+    used.trainer.optimizer.clip_gradient = float("inf")
+    used.save(str(tmp_path / "used"))
+    used.load(str(tmp_path / "s"))
+    inner = used.trainer.optimizer.inner
+    assert (inner.lr, inner.cur_lr, inner.clip_gradient) == (None, None, None)
+    used.load(str(tmp_path / "used"))
+    assert inner.cur_lr is not None and inner.clip_gradient == float("inf")
+
+
 def test_fields_that_a_file_cannot_hold_stay(tmp_path):
     class Custom(mx.optimizer.SGD):
         def __init__(self, hook, **kwargs):
@@ -352,6 +366,10 @@ HEADERS = {
     "no option": ({"fields": {"param_dict": {}}}, "fields.param_dict is {}; expected absent"),
     "a method": ({"fields": {"update": 1}}, "fields.update is 1; expected absent"),
     "a type": ({"fields": {"beta1": "much"}}, "fields.beta1 is 'much'; expected the like of 0.9"),
+    "no rate": ({"fields": {"lr": None}}, "fields.lr is None; expected the like of 0.001"),
+    "an endless rate": ({"fields": {"lr": float("inf")}}, "fields.lr is inf; expected the like of 0.001"),
+    "no option's value": ({"fields": {"beta1": None}}, "fields.beta1 is None; expected the like of 0.9"),
+    "no number at all": ({"fields": {"beta1": float("nan")}}, "fields.beta1 is nan; expected the like of 0.9"),
     "fields": ({"fields": 7}, "fields is 7; expected a dict"),
     "states": ({"states": [7]}, r"states\[0\] is int; expected a dict"),
     "an index": (states(9, None), r"states\[0\]\[9\] is of no parameter; expected an index from 0 to 2"),
