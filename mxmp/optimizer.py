@@ -167,7 +167,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self.inner.set_learning_rate(value)
+        self.set_learning_rate(value)
 
     # ------------------------------------------------------------------ a step
 

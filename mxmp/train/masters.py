@@ -319,6 +319,8 @@ class MultiPrecision(OptimizerBase):
         """Set the inner optimizer's attribute."""
         if name in _OWN:
             raise AttributeError(f"{name} of MultiPrecision cannot be replaced; wrap the optimizer anew.")
+        if name in ("lr", "wd"):
+            _require_finite(name, value)
         setattr(self.inner, name, value)
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -455,7 +457,8 @@ class MultiPrecision(OptimizerBase):
         return float(self.inner.learning_rate)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the learning rate."""
+        """Set the learning rate; a TrainerError if it is no finite number."""
+        _require_finite("the learning rate", lr)
         self.inner.set_learning_rate(lr)
 
     def set_lr_mult(self, args_lr_mult: Dict[Any, float]) -> None:
@@ -489,6 +492,16 @@ class MultiPrecision(OptimizerBase):
     def mx_weight_decays(self, indices: Sequence[int]) -> List[float]:
         """Return the inner optimizer's weight decays."""
         return list(optimizers.weight_decays(self.inner, indices))
+
+
+def _require_finite(name: str, value: Any) -> None:
+    """Raise unless a value is a number that an update can use: MXNet would fail at the next step, or not at all."""
+    try:
+        finite = math.isfinite(value)
+    except TypeError:
+        finite = False
+    if not finite:
+        raise TrainerError(f"{name} is {value!r}; expected a finite number.")
 
 
 # ------------------------------------------------------------------ the update of all weights of a step

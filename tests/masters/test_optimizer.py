@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import mxmp
 from mxmp.arrays import to_float32
 from mxmp.errors import TrainerError
 from mxmp.optimizer import MultiPrecision
@@ -105,6 +106,24 @@ def test_attributes_are_the_inner_optimizers():
     with pytest.raises(AttributeError, match="inner of MultiPrecision cannot be replaced"):
         outer.inner = inner
     assert "multiprecision" not in mx.optimizer.Optimizer.opt_registry
+
+
+@pytest.mark.parametrize("value", ["a", None, float("nan"), float("inf")], ids=repr)
+def test_a_rate_that_no_update_can_use_is_refused(value):
+    w = mx.gluon.Parameter("w", shape=(1,))
+    w.initialize()
+    trainer, optimizer = mxmp.gluon.Trainer([w], "sgd"), mxmp.optimizer.LossScaleOptimizer(mx.optimizer.SGD())
+    with pytest.raises(TrainerError, match=f"^the learning rate is {value!r}; expected a finite number"):
+        trainer.set_learning_rate(value)
+    with pytest.raises(TrainerError, match="^the learning rate is"):
+        optimizer.learning_rate = value
+    with pytest.raises(TrainerError, match="^wd is"):
+        trainer.optimizer.wd = value
+    with pytest.raises(TrainerError, match="^lr is"):
+        optimizer.lr = value
+    assert (trainer.learning_rate, trainer.optimizer.wd, optimizer.learning_rate) == (0.01, 0, 0.01)
+    trainer.set_learning_rate(np.float32(0.5))
+    assert trainer.learning_rate == 0.5
 
 
 def test_overridden_methods_of_the_inner_optimizer_count():
