@@ -160,6 +160,19 @@ def test_pickled_updater_states_go_on():
     np.testing.assert_array_equal(other.states[0].master.asnumpy(), updater.states[0].master.asnumpy())
 
 
+def test_states_of_a_plain_updater_are_named_with_the_call_that_loads_them(tmp_path):
+    plain, weight = mx.optimizer.get_updater(make("sgd", multi_precision=True)), low([1.0], "float16")
+    plain(0, low([0.5], "float16"), weight)
+    updater, optimizer = updater_of(make("sgd")), mxmp.optimizer.LossScaleOptimizer(make("sgd"))
+    updater.set_states(plain.get_states())
+    with pytest.raises(TrainerError, match="or the state is one of MXNet that set_states took.*by load_states of"):
+        updater(0, low([0.5], "float16"), weight)
+    (tmp_path / "states").write_bytes(plain.get_states())
+    optimizer.build([weight])
+    optimizer.load_states(str(tmp_path / "states"))
+    assert optimizer._updater.states[0].master.asscalar() == plain.states[0][1].asscalar()
+
+
 @pytest.mark.behaviour("wrapping twice", "wrong optimizer arguments")
 def test_what_cannot_be_wrapped_is_refused():
     with pytest.raises(TrainerError, match="the optimizer SGD is wrapped in MultiPrecision already; wrap it"):
