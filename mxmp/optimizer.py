@@ -316,6 +316,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         Raises:
             StateError: If the file is damaged or does not fit; then nothing is changed.
             TrainerError: As `save_states`.
+            CheckpointError: If ``fname`` is a folder or no path.
             FileNotFoundError: If there is no such file.
         """
         states.restore(fname, self._target("load_states"), self._scaler, make_loss_scale(True, None, None))
