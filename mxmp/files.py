@@ -123,6 +123,13 @@ def is_local(path: str) -> bool:
     return "://" not in os.fspath(path)
 
 
+def path_of(fname: Any) -> str:
+    """Return the path that a user gave as ``fname``; a CheckpointError if it is none."""
+    if not isinstance(fname, (str, os.PathLike)):
+        raise CheckpointError(f"fname is {fname!r}; expected the path of a file.")
+    return os.fspath(fname)
+
+
 def require_file(path: str) -> None:
     """Raise a CheckpointError unless a path is a file to read: a pipe may never give anything."""
     if not os.path.exists(path):

@@ -66,6 +66,9 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
     Two things differ from Keras. Forgotten or repeated calls are errors. And gradients that stay
     non-finite at scale 1 raise after 50 steps in a row, as everywhere in mxmp.
 
+    Weights that are NDArrays may be written to between steps. A low precision `Parameter` is
+    written to by ``set_data``, as with `mxmp.gluon.Trainer`: see `MultiPrecision`.
+
     Args:
         inner: An ``mx.optimizer.Optimizer``, or a `MultiPrecision` around one. Its ``rescale_grad``
             is applied as it is: set it to 1/batch_size for a loss per sample.
@@ -170,7 +173,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self.inner.set_learning_rate(value)
+        self.set_learning_rate(value)
 
     # ------------------------------------------------------------------ a step
 
@@ -264,6 +267,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         weights = self._weights or _checked_weights([], [weight for _, weight in pairs])
         updates = _make_updates(pairs, weights, {id(array) for array in self._given})
         self._set_weights(weights)
+        self._follow_arrays(updates)
         self._scaled, self._given = [], []
         return self._training_step.run(GivenGradients(self._updater, updates, weights), self.inner.rescale_grad)
 
@@ -296,10 +300,11 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
 
         Raises:
             TrainerError: Between `get_scaled_loss` and `apply_gradients`, before `build`, or if a low precision
-                weight was written to past its float32 master.
+                Parameter was written to past its float32 master.
         """
         target = self._target("save_states")
         updates = [Update(index, array, array) for index, (array, *_) in enumerate(map(_arrays_of, self._weights))]
+        self._follow_arrays(updates)
         index = first_written_past([(self._updater, updates)])
         if index is not None:
             raise written_past(_name_of(self._weights[index], index))
@@ -314,14 +319,20 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         Raises:
             StateError: If the file is damaged or does not fit; then nothing is changed.
             TrainerError: As `save_states`.
+            CheckpointError: If ``fname`` is a folder or no path.
             FileNotFoundError: If there is no such file.
         """
         states.restore(fname, self._target("load_states"), self._scaler, make_loss_scale(True, None, None))
+        self._training_step.compare_again()
 
     def _set_weights(self, weights: List[Weight]) -> None:
         self._weights = weights
         # Multipliers of learning rate and weight decay come from the Parameters.
         self.inner.param_dict = {i: each for i, each in enumerate(weights) if isinstance(each, mx.gluon.Parameter)}
+
+    def _follow_arrays(self, updates: Iterable[Update]) -> None:
+        for index, _, weight in updates:
+            self._updater.optimizer.follow_array(index, weight, self._updater.states.get(index))
 
     def _target(self, call: str) -> Target:
         self._require_ready(call)
@@ -551,8 +562,9 @@ class GivenGradients(Weights):
         return [self._updates]
 
     def name(self, index: int) -> str:
-        """Return what errors call a weight."""
-        return _name_of(self._weights[index], index)
+        """Return the name of a Parameter, or of a plain array its number."""
+        weight = self._weights[index]
+        return str(weight.name) if isinstance(weight, mx.gluon.Parameter) else _name_of(weight, index)
 
     def grads(self, index: int) -> List[mx.nd.NDArray]:
         """Return the gradient of a weight."""

@@ -106,7 +106,9 @@ def policys_loss_scale(params: Iterable[Any]) -> Any:
 
 
 def listed(params: Any) -> List[Any]:
-    """Return parameters given as a dict, a list or a tuple; anything else is left to MXNet to refuse."""
+    """Return parameters given as a net, a dict, a list or a tuple; anything else is left to MXNet to refuse."""
+    if isinstance(params, mx.gluon.Block):
+        params = params.collect_params()
     values = params.values() if hasattr(params, "values") else params
     return list(values) if isinstance(values, Iterable) else [params]
 

@@ -18,7 +18,7 @@ from ..symbol import Converted, convert_graph, save_checkpoint
 from ..symbol.arguments import beyond_range, checked_ranges
 from ..train.masters import follow_weights, require_masters
 from . import storage
-from .adoption import note_policy
+from .adoption import forget_policy, note_policy
 from .blocks import blocks_in, conversion_of, conversions_of, descendants, roots
 from .conversion import Conversion, Siblings
 from .files import require_folder
@@ -141,7 +141,8 @@ def cast(net: gluon.Block, dtype: str) -> gluon.Block:
 def restore(net: gluon.Block) -> gluon.Block:
     """Undo ``convert``: the net runs its own float32 graph again.
 
-    Parameters that were stored in low precision become float32, with their exact values. The float32 graph of an
+    Parameters that were stored in low precision become float32, with their exact values; one that was not trained when
+    it was converted (``grad_req='null'``) has kept none, and becomes its rounded value. The float32 graph of an
     imported SymbolBlock has no casts that mxmp put in before the export.
 
     Raises:
@@ -153,7 +154,9 @@ def restore(net: gluon.Block) -> gluon.Block:
     for conversion in conversions:
         conversion.remove()
     for block in inside:
-        vars(block).pop(_FLOAT32, None)
+        if _FLOAT32 in vars(block):
+            policy, _ = vars(block).pop(_FLOAT32)
+            forget_policy(block.collect_params().values(), policy)
     return net
 
 

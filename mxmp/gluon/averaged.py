@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Dict, Iterator
+from typing import Dict, Iterator, List, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from ..arrays import to_float32
+from ..arrays import is_low_precision, round_into, to_float32
 from ..dtypes import PRECISIONS, canonical
 from ..errors import TrainerError
 from ..mxnet_private import parameters
 from ..train.masters import exact_value as _exact_value
 from ..train.masters import masters_of
+from .trainer import Trainer
 
 
 def exact_value(param: gluon.Parameter, ctx: mx.Context | None = None) -> mx.nd.NDArray:
@@ -51,7 +52,11 @@ class averaged:
         with average.swapped_in():
             evaluate(net)
 
-    Running statistics, such as BatchNorm's, are averaged too; parameters of integers are left alone.
+    Running statistics, such as BatchNorm's, are averaged too; parameters of integers are left alone. Of contexts with
+    values of their own (statistics, and weights without a kvstore) it is the mean that is averaged, as MXNet saves it.
+
+    The states of a trainer do not hold the averages. To write them as a net's parameters, save the net while they are
+    in; to go on with them, save `values`, and copy what was saved into the arrays of `values` of a new ``averaged``.
 
     Args:
         net: A net whose parameters are initialized, converted or not.
@@ -73,7 +78,7 @@ class averaged:
         params: Dict[str, gluon.Parameter] = net.collect_params()
         floats = (*PRECISIONS, "float64")
         self._params = {name: param for name, param in params.items() if canonical(param.dtype) in floats}
-        self._values = {name: exact_value(param) for name, param in self._params.items()}
+        self._values = {name: _mean(_exact_values(param)) for name, param in self._params.items()}
 
     @property
     def values(self) -> Dict[str, mx.nd.NDArray]:
@@ -84,23 +89,55 @@ class averaged:
         """Move the averages towards the present values."""
         with autograd.pause():
             for name, param in self._params.items():
-                weight, average = param.list_data()[0], self._values[name]
-                value = masters_of(param).get(weight.ctx)  # not compared: the trainer's steps do that
-                average += (1 - self.decay) * ((to_float32(weight) if value is None else value) - average)
+                average, masters = self._values[name], masters_of(param)
+                # Masters are not compared: the trainer's steps do that. Where one context alone has one, all are alike.
+                values = list(masters.values()) or [to_float32(weight) for weight in param.list_data()]
+                average += (1 - self.decay) * (_mean(values) - average)
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Let the net have the averages within this context; it has its own values again after it, bit for bit.
 
-        Make no step within it: what it changes is gone after it.
+        A step within it of a trainer of mxmp is a TrainerError, for what it changes would be gone.
         """
-        own = {name: exact_value(param) for name, param in self._params.items()}
+        own = {name: _exact_values(param) for name, param in self._params.items()}
+        owners = map(parameters.trainer_of, self._params.values())
+        trainers = {owner for owner in owners if isinstance(owner, Trainer) and not owner._gradients.has_averages}
         try:
-            self._set(self._values)
+            for trainer in trainers:
+                trainer._gradients.has_averages = True
+            for name, param in self._params.items():
+                param.set_data(self._values[name])
             yield
         finally:
-            self._set(own)
+            for trainer in trainers:
+                trainer._gradients.has_averages = False
+            for name, param in self._params.items():
+                _give_back(param, own[name])
 
-    def _set(self, values: Dict[str, mx.nd.NDArray]) -> None:
-        for name, param in self._params.items():
-            param.set_data(values[name])
+
+def _exact_values(param: gluon.Parameter) -> List[mx.nd.NDArray]:
+    """Return copies of the float32 values of a parameter, one for each context."""
+    first = exact_value(param)  # or an error
+    return [first, *(exact_value(param, ctx) for ctx in param.list_ctx()[1:])]
+
+
+def _mean(values: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return the mean of the values of all contexts, on the first; to the bit where all are alike."""
+    first, *others = values
+    differences = [other.as_in_context(first.ctx) - first for other in others]
+    return first + mx.nd.add_n(*differences) / len(values) if others else first
+
+
+def _give_back(param: gluon.Parameter, values: Sequence[mx.nd.NDArray]) -> None:
+    """Set a parameter to a float32 value of its own on each context, with its masters."""
+    param.set_data(values[0])
+    with autograd.pause():
+        for weight, value in list(zip(param.list_data(), values))[1:]:
+            if is_low_precision(weight):
+                round_into(value, weight)
+            else:
+                value.copyto(weight)
+            master = masters_of(param).get(weight.ctx)
+            if master is not None:
+                value.copyto(master)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 
@@ -25,8 +25,8 @@ _is_differentiable = parameters.is_differentiable.read
 class _Seen(List[mx.nd.NDArray]):
     """The gradients of a parameter, ``param.list_grad()``, until the step: whoever reads one sees true gradients.
 
-    Reading an element unscales all gradients of the trainers whose loss was scaled together. A copy by `copy` or pickle
-    is a plain list, of gradients that are scaled.
+    Reading an element unscales all gradients of the trainers whose loss was scaled together. A copy by `copy.deepcopy`
+    or pickle, as of a net, is a plain list, of gradients that are scaled.
     """
 
     def __init__(self, param: mx.gluon.Parameter, owner: Gradients, look: Callable[[], None]) -> None:
@@ -57,6 +57,12 @@ class _Seen(List[mx.nd.NDArray]):
     def __mul__(self, count: Any) -> Any:
         return self.copy() * count
 
+    __rmul__ = __mul__
+    __copy__ = copy
+
+    def pop(self, *index: Any) -> Any:
+        return self.copy().pop(*index)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return list, (self.arrays,)
 
@@ -77,7 +83,10 @@ class Gradients(Weights):
         self._params: Sequence[mx.gluon.Parameter] = trainer.mx_params  # may grow later
         self._taken: Optional[List[List[Update]]] = None
         self._is_seen = False  # whether parameters have lists of gradients that tell who reads one
+        self._scaled: Set[int] = set()  # the ids of the weights whose gradients were fresh at the end of a block
+        self.joined: Iterable[Any] = ()  # the trainers whose gradients of this step are unscaled together
         self._overwritten: Optional[str] = None  # a parameter whose gradient was
+        self.has_averages = False  # whether the parameters have averages in the place of their values
         self._cleared: List[mx.nd.NDArray] = []  # weights whose gradient was stale when it was reduced
 
     # ------------------------------------------------------------------ preconditions
@@ -87,6 +96,11 @@ class Gradients(Weights):
 
         ``reached`` says whether a backward came through a loss that was scaled for the parameters.
         """
+        if self.has_averages:
+            raise TrainerError(
+                f"{call} was called within `averaged.swapped_in()`, after which the net has its own values again, so "
+                "that the step would be lost; end that context first."
+            )
         self._require_not_overwritten(call)
         fresh = next(self.fresh(), None)
         if self._taken is not None:
@@ -128,6 +142,26 @@ class Gradients(Weights):
                     "and discard_grads."
                 )
 
+    def begin(self) -> None:
+        """Let gradients that were written before the first block of a step be stale, which are not scaled.
+
+        Raise if the block would add to one; a host read for it, for ``zero_grad`` leaves it fresh.
+        """
+        for param, data in self.fresh():
+            if param.grad_req == "add" and any(grad.asnumpy().any() for grad in param.list_grad()):
+                raise TrainerError(
+                    "scale_loss: a backward outside of scale_loss, or in a block that raised, has written the gradient "
+                    f"of parameter '{param.name}', to which this block would add (grad_req='add'). Scale every loss of "
+                    "a step. Now call zero_grad and discard_grads to start again."
+                )
+            is_fresh.set(data, False)
+
+    def require_scaled(self) -> None:
+        """Raise if a backward outside of the blocks has written a gradient, in a step that has a loss scale."""
+        for param, data in self.fresh() if self._scaled else ():
+            if id(data) not in self._scaled:
+                raise _not_scaled(param, data)
+
     @contextlib.contextmanager
     def forbid_overwrite(self) -> Iterator[None]:
         """Raise at the end if a backward inside overwrote a gradient that waits for its step."""
@@ -154,12 +188,13 @@ class Gradients(Weights):
 
     # ------------------------------------------------------------------ who looks sees true gradients
 
-    def let_see(self, look: Callable[[], None]) -> None:
-        """Have a function called when somebody reads a gradient, up to `hide`."""
-        self._is_seen = True
+    def let_see(self, look: Callable[[], None], joined: Iterable[Any]) -> None:
+        """Have a function called when somebody reads a gradient, up to `hide`; it unscales those of ``joined``."""
+        self._is_seen, self.joined = True, joined
         for param in self._trained():
             if _gradients(param) is not None:
                 parameters.gradients.set(param, _Seen(param, self, look))
+                self._scaled.update(id(data) for data in _arrays(param) if _fresh(data))
 
     def require_own(self) -> None:
         """Raise if gradients of a parameter wait for the step of another trainer, which is alive."""
@@ -181,14 +216,19 @@ class Gradients(Weights):
         """Let parameters have plain lists of gradients again."""
         for param in self._params if self._is_seen else ():
             arrays = _gradients(param)
-            if isinstance(arrays, _Seen) and arrays.owner() is self:
+            if isinstance(arrays, _Seen):
                 vars(param)[parameters.gradients.name] = arrays.arrays
         self._is_seen = False
 
-    def waiting(self) -> Dict[int, List[mx.nd.NDArray]]:
-        """Return the gradients of the parameters that backward has written, by index, on all contexts."""
-        fresh = {param.name for param, _ in self.fresh()}
-        return {index: self.grads(index) for index, param in enumerate(self._params) if param.name in fresh}
+    def waiting(self, others: Optional[Set[int]] = None) -> Dict[int, List[mx.nd.NDArray]]:
+        """Return the gradients of the parameters that backward has written, by index, on all contexts.
+
+        Parameters whose id is in ``others`` are left out, and the rest is added to it: trainers may share parameters.
+        """
+        others = set() if others is None else others
+        fresh = {id(param) for param, _ in self.fresh()} - others
+        others |= fresh
+        return {index: self.grads(index) for index, param in enumerate(self._params) if id(param) in fresh}
 
     # ------------------------------------------------------------------ what is fresh
 
@@ -242,7 +282,8 @@ class Gradients(Weights):
             for index, param in enumerate(self._params):
                 if param.grad_req == "null":
                     continue
-                pairs = list(zip(param.list_data(), param.list_grad()))
+                grads = param.list_grad()
+                pairs = list(zip(param.list_data(), grads.arrays if isinstance(grads, _Seen) else grads))
                 if len(pairs) != len(taken):
                     raise TrainerError(
                         f"parameter '{param.name}' is on {param.list_ctx()}, but the trainer was made for "
@@ -251,7 +292,11 @@ class Gradients(Weights):
                 for group, (data, grad) in zip(taken, pairs):
                     if _fresh(data):
                         group.append(Update(index, grad, data))
-                        is_fresh.set(data, False)
+                        if self._scaled and id(data) not in self._scaled:
+                            raise _not_scaled(param, data)
+            for group in taken:
+                for update in group:
+                    is_fresh.set(update.weight, False)
             self._taken = taken
         return self._taken
 
@@ -260,9 +305,9 @@ class Gradients(Weights):
         return str(self._params[index].name)
 
     def grads(self, index: int) -> List[mx.nd.NDArray]:
-        """Return ``param.list_grad()``."""
-        found: List[mx.nd.NDArray] = self._params[index].list_grad()
-        return found
+        """Return ``param.list_grad()``, whose reader is nobody but us."""
+        arrays: List[mx.nd.NDArray] = _plain(self._params[index].list_grad())
+        return arrays
 
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let ``param.grad()`` show other arrays."""
@@ -290,12 +335,14 @@ class Gradients(Weights):
         for param in self._trained() if self.kvstore else ():
             weights = parameters.checked_arrays(param)
             if any(_fresh(data) for data in weights):
-                for data, grad in zip(weights, param.list_grad()):
+                for data, grad in zip(weights, _plain(param.list_grad())):
                     if not _fresh(data):
                         grad = grad.as_nd_ndarray()
                         mx.nd.zeros_like(grad, out=grad)
                         is_fresh.set(data, True)
                         self._cleared.append(data)
+                        if self._scaled:
+                            self._scaled.add(id(data))
 
     def reduce(self) -> None:
         """Sum the gradients over contexts and workers."""
@@ -309,6 +356,8 @@ class Gradients(Weights):
     def release(self) -> None:
         """Forget the taken gradients."""
         self.hide()
+        self.joined = ()
+        self._scaled.clear()
         self._cleared.clear()
         self._taken = None
         self._trainer._calls.forget()
@@ -318,3 +367,11 @@ class Gradients(Weights):
         """Return BatchNorm's statistics and their like: non-differentiable parameters, on every context."""
         stats = [param for param in self._params if not _is_differentiable(param)]
         return [(param.name, data) for param in stats for data in _arrays(param) or ()]
+
+
+def _not_scaled(param: mx.gluon.Parameter, data: mx.nd.NDArray) -> TrainerError:
+    return TrainerError(
+        f"the gradient of parameter '{param.name}' on {data.ctx} was written by a backward outside of scale_loss, and "
+        "is not scaled, as others of this step are. Scale all losses: `with trainer.scale_loss([loss1, loss2]) as "
+        "scaled: autograd.backward(scaled)`. Now call discard_grads to start again."
+    )

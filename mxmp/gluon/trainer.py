@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import weakref
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Optional
 
 import mxnet as mx
 from mxnet.gluon.utils import HookHandle
@@ -32,16 +31,14 @@ from ..train.kvstores import (
     require_unchecked,
     require_updating_kvstore,
 )
-from ..train.loss_heads import HEAD_SCALE
 from ..train.masters import MultiPrecision
-from ..train.scale_loss import scale_loss
-from ..train.scaled_loss import ScaledLoss, require_backward
-from ..train.scaler import Scaler, ScalerStatus, SharedLossScale, turn_of
+from ..train.scaler import Scaler, ScalerStatus, SharedLossScale
 from ..train.states import Target
 from ..train.step import Step
 from .adoption import adoptable, listed, policys_loss_scale, require_addable, update_choice
 from .calls import NetCalls
 from .gradients import Gradients
+from .scaled_blocks import LossBlock, end_look, scaled_block
 
 _LOG = logging.getLogger(__name__)
 
@@ -190,7 +187,7 @@ class Trainer(ScalerStatus, TrainerBase):
         that is resumed from states saved later must add them before it loads.
 
         Args:
-            params: As for the constructor, on the contexts of the parameters that are there.
+            params: As for the constructor, a net too; on the contexts of the parameters that are there.
 
         Raises:
             TrainerError: Between backward and step, or if one is no parameter, is trained already,
@@ -406,8 +403,10 @@ class Trainer(ScalerStatus, TrainerBase):
         scale. For a gradient penalty see `mxmp.gluon.precision`.
 
         After the block, up to the step, ``param.grad()`` and ``param.list_grad()`` give true gradients, in float32:
-        reading one unscales all of them, on the device. Still scaled are ``param.data().grad`` and arrays that were
-        taken before.
+        reading one unscales all of them, on the device. Still scaled are ``param.data().grad``, arrays that were
+        taken before, and what is there after a block that raised.
+
+        Threads that scale losses of one trainer take turns, block by block.
 
         Args:
             loss: An NDArray of any shape and floating point dtype, on any context, or nested
@@ -421,7 +420,8 @@ class Trainer(ScalerStatus, TrainerBase):
                 within the net keeps the scale from the gradients (one that runs eagerly is looked for in the
                 trainer's first step alone). At the end of the block if no backward was called on what it
                 yields, on each of several losses, if its backward overwrote gradients of an earlier block, or
-                if gradients wait for the step of another trainer. Without a loss scale nothing of this is
+                if gradients wait for the step of another trainer; or at its beginning if it would add to gradients
+                that a backward outside of scale_loss wrote. Without a loss scale nothing of this is
                 checked but the calls.
         """
         trainers = (self, *others)
@@ -433,7 +433,7 @@ class Trainer(ScalerStatus, TrainerBase):
                 )
             if trainer._scaler.active:
                 loss_heads.refuse(trainer.mx_params)
-        return _Block(_scaled_block(loss, trainers))
+        return LossBlock(scaled_block(loss, trainers))
 
     def unscale(self) -> None:
         """Make ``param.grad()`` the true gradients, in float32, reduced over the contexts.
@@ -509,8 +509,9 @@ class Trainer(ScalerStatus, TrainerBase):
             True if the parameters were updated, False if the step was skipped.
 
         Raises:
-            TrainerError: Inside a scale_loss block, if the loss was not scaled, after
-                `allreduce_grads`, or (StaleGradientError) without fresh gradients.
+            TrainerError: Inside a scale_loss block, if the loss was not scaled, or another backward wrote a
+                gradient beside those that are, after `allreduce_grads`, while averages are swapped in, or
+                (StaleGradientError) without fresh gradients.
             NonFiniteLossError: If the loss itself was not finite, and ``nonfinite_loss`` is 'raise' or has skipped
                 too many; nothing is updated. With a distributed kvstore every worker raises, whosever loss it is.
             LossScaleError: If the loss scale gave up; nothing is updated.
@@ -593,11 +594,6 @@ class Trainer(ScalerStatus, TrainerBase):
                 "gradients are stale on the others; set grad_req='null' where nothing is to be trained."
             )
 
-    def _end_look(self) -> None:
-        """Let gradients be those that backward wrote, times the scale, whoever has looked at them."""
-        self._gradients.hide()
-        self._training_step.look_away(self._gradients)
-
     def _rescale(self, call: str, batch_size: Any) -> float:
         require_positive(f"{call}: batch_size", batch_size)
         return float(self.mx_scale / batch_size)
@@ -613,8 +609,9 @@ class Trainer(ScalerStatus, TrainerBase):
     def _step_on_kvstore(self, batch_size: float, ignore_stale_grad: bool) -> bool:
         """Let the kvstore update, unchecked; a static scale goes out with the batch size."""
         self._scaler.require_closed("step")
-        self._end_look()
+        end_look([self])
         self._gradients.require("step", ignore_stale_grad, self._scaler.state.reached)
+        self._gradients.require_scaled()
         self._scaler.require_scaled("step")
         try:
             super().step(batch_size * self._scaler.state.scale, ignore_stale_grad)
@@ -627,85 +624,6 @@ class Trainer(ScalerStatus, TrainerBase):
 
 def _is_policys(loss_scale: Any) -> bool:
     return isinstance(loss_scale, str) and loss_scale == "policy"
-
-
-class _Block:
-    """What `Trainer.scale_loss` returns: a context manager, which is no loss."""
-
-    def __init__(self, context: contextlib.AbstractContextManager[Any]) -> None:
-        self._context = context
-
-    def __enter__(self) -> Any:
-        return self._context.__enter__()
-
-    def __exit__(self, *error: Any) -> Optional[bool]:
-        return self._context.__exit__(*error)
-
-    def backward(self, *args: Any, **kwargs: Any) -> None:
-        raise TrainerError(
-            "scale_loss(loss).backward(): scale_loss is a block, which yields the loss; write `with "
-            "trainer.scale_loss(loss) as scaled: scaled.backward()`."
-        )
-
-
-@contextlib.contextmanager
-def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
-    """Yield a loss times the scale of all trainers that step on it, and check that backward came through it."""
-    trainers = list(dict.fromkeys(trainers))
-    with turn_of(trainer._scaler for trainer in trainers), contextlib.ExitStack() as stack:
-        for trainer in trainers:
-            trainer._end_look()
-            trainer._gradients.require_own()
-        stack.callback(_let_see_true_gradients, trainers)  # also where the block raises, of those that it began with
-        begun = [trainer for trainer in trainers if trainer._scaler.state.is_scaled]
-
-        def finish(losses: List[ScaledLoss]) -> None:
-            if require_backward(losses, lambda: _written(trainers, begun)):
-                for trainer in trainers:
-                    trainer._scaler.state.reached = True
-
-        for trainer in trainers:
-            if trainer._scaler.active:
-                trainer._calls.reach(loss)
-        block = scale_loss(loss, [trainer._scaler for trainer in trainers], finish)
-        for trainer in begun:
-            stack.enter_context(trainer._gradients.forbid_overwrite())
-        scaled = stack.enter_context(block)
-        stack.enter_context(HEAD_SCALE.scaled_by(trainers[0]._scaler.state.scale))
-        for trainer in trainers:
-            if trainer._scaler.active:
-                trainer._training_step.keep_running_stats(trainer._gradients.running_stats())
-        yield scaled
-
-
-def _let_see_true_gradients(trainers: Sequence[Trainer]) -> None:
-    """Have the gradients of trainers that are scaled unscaled if somebody reads one before the step."""
-    states = [(trainer, trainer._scaler.state) for trainer in trainers]
-    alive = weakref.WeakSet(trainer for trainer, state in states if state.is_scaled and state.scale != 1.0)
-
-    def look() -> None:
-        found = list(alive)
-        with turn_of(trainer._scaler for trainer in found):
-            if any(trainer._scaler.is_open for trainer in found):
-                return  # within a block gradients are scaled
-            for trainer in found:
-                trainer._gradients.hide()
-                trainer._training_step.look(trainer._gradients)
-
-    for trainer in list(alive):
-        trainer._gradients.let_see(look)
-
-
-def _written(trainers: Sequence[Trainer], begun: Sequence[Trainer]) -> Optional[str]:
-    """Return a parameter whose gradient was written within a block, or None.
-
-    Of trainers that have gradients of an earlier block as well, those that are added up cannot be told.
-    """
-    for trainer in trainers:
-        for param, _ in trainer._gradients.fresh():
-            if trainer not in begun or param.grad_req == "write":
-                return str(param.name)
-    return None
 
 
 class _MixedUpError(TrainerError, AttributeError):

@@ -131,6 +131,20 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
         if self.mx_monitor is not None and not known:
             self.mx_current.install_monitor(self.mx_monitor)
 
+    def get_params(self) -> Any:
+        """Return the float32 parameters, of all buckets, and the auxiliary states: `Module.get_params`.
+
+        Raises:
+            TrainerError: If a parameter was written to past its float32 master.
+        """
+        current = self._current("get_params")
+        # MXNet asks the current bucket, which may lack parameters that the default one has.
+        self.mx_current = self.mx_buckets[self.mx_default_key]
+        try:
+            return super().get_params()
+        finally:
+            self.mx_current = current
+
     # ------------------------------------------------------------------ training
 
     def init_optimizer(

@@ -295,9 +295,10 @@ class Module(PolicyStatus, ModuleBase):
         applies = allow_missing and (force_init or not self.params_initialized)
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
         if applies:  # else init_params has done it
-            for name in self._low_weights() & set(arg_params):
+            names = self._low_weights() & set(arg_params)
+            for name in names:
                 arg_params[name].copyto(self.mx_arg_params[name])
-            self._note_write(arg_params)
+            self._note_write({name: self.mx_arg_params[name] for name in names})  # in float32, whatever they were
 
     def get_params(self) -> Any:
         """Return the float32 parameters and the auxiliary states, as ``mx.mod.Module.get_params``.

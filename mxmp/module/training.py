@@ -184,10 +184,7 @@ class Training:
         """
         scaler = self.step.scaler
         scaler.require_ready("load_optimizer_states")
-        try:
-            states.restore(fname, self._target, scaler)
-        except TrainerError as e:  # of a loss scale that executors have no input for
-            raise TrainerError(f"{fname}: {e}") from e
+        states.restore(fname, self._target, scaler)
         self.set_masters(weights, values, loaded=True)
         self.step.compare_again()
 

@@ -40,17 +40,30 @@ class HeadScale(gluon.Parameter):  # type: ignore[misc]
                 self._values[ctx] = mx.nd.full((1,), getattr(self._local, "scale", 1.0), ctx=ctx)
         return self._values[ctx]
 
+    @property
+    def turn(self) -> contextlib.AbstractContextManager[Any]:
+        """Have threads take turns in a context, if there are loss heads; to be entered before other locks."""
+        return self._turn if self._values else contextlib.nullcontext()
+
+    @property
+    def in_block(self) -> bool:
+        """Whether this thread is within `scaled_by`."""
+        return hasattr(self._local, "scale")
+
     @contextlib.contextmanager
     def scaled_by(self, scale: float) -> Iterator[None]:
-        """Let backward passes within the block multiply the gradients of loss heads; threads take turns."""
+        """Let backward passes within the block, of one thread's `turn`, multiply the gradients of loss heads."""
+        before = getattr(self._local, "scale", None)
         self._local.scale = scale
-        with self._turn if self._values else contextlib.nullcontext():
-            self._write(scale)
-            try:
-                yield
-            finally:
-                self._local.scale = 1.0
-                self._write(1.0)
+        self._write(scale)
+        try:
+            yield
+        finally:
+            self._write(before or 1.0)
+            if before is None:
+                del self._local.scale
+            else:
+                self._local.scale = before
 
     def _write(self, scale: float) -> None:
         with autograd.pause():

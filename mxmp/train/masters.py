@@ -127,18 +127,18 @@ def set_master(param: mx.gluon.Parameter, value: mx.nd.NDArray) -> None:
 
 def follow_weights(param: mx.gluon.Parameter) -> None:
     """Let the masters of a parameter take over the elements of its weights that they do not round to."""
-    with autograd.pause():
-        for weight in param.list_data() if masters_of(param) else ():
-            if weight.ctx in masters_of(param) and is_low_precision(weight):
-                follow(masters_of(param)[weight.ctx], weight)
+    for weight in param.list_data() if masters_of(param) else ():
+        if weight.ctx in masters_of(param) and is_low_precision(weight):
+            follow(masters_of(param)[weight.ctx], weight)
 
 
 def follow(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> None:
     """Let a float32 master take over the elements of its weight that it does not round to, in place."""
-    wide = to_float32(weight.as_nd_ndarray())
-    mx.nd.where(_same(master, wide, weight), master, wide, out=master)
-    if weight.size >= _WAITED:
-        master.wait_to_read()
+    with autograd.pause():
+        wide = to_float32(weight.as_nd_ndarray())
+        mx.nd.where(_rounded(master, weight) == wide, master, wide, out=master)  # a NaN takes over another NaN
+        if weight.size >= _WAITED:
+            master.wait_to_read()
 
 
 def rounds_to(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
@@ -147,19 +147,19 @@ def rounds_to(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
     No host read, but for a large weight a wait.
     """
     with autograd.pause():
-        flag = mx.nd.min(_same(master, to_float32(weight.as_nd_ndarray()), weight)).reshape((1,))
+        rounded, wide = _rounded(master, weight), to_float32(weight.as_nd_ndarray())
+        same = mx.nd.maximum(rounded == wide, (rounded != rounded) * (wide != wide))  # a NaN is the same as a NaN
+        flag = mx.nd.min(same).reshape((1,))
         if weight.size >= _WAITED:
             flag.wait_to_read()
         return flag
 
 
-def _same(master: mx.nd.NDArray, wide: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return where a master rounds to its weight, which is ``wide`` in float32; a NaN does to a NaN."""
+def _rounded(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return a master as its weight's dtype rounds it, in float32: float16 comparisons are 10 to 20 times slower."""
     rounded = mx.nd.empty(weight.shape, ctx=weight.ctx, dtype=weight.dtype)
     round_into(master, rounded)
-    # Compared in float32: float16 comparisons are 10 to 20 times slower on CPU.
-    rounded = to_float32(rounded)
-    return mx.nd.maximum(rounded == wide, (rounded != rounded) * (wide != wide))
+    return to_float32(rounded)
 
 
 def written_past(name: str) -> TrainerError:
@@ -197,8 +197,15 @@ class ParameterWithMasters(ParameterBase):
         self._follow()
 
     def cast(self, dtype: Any) -> None:
-        """Cast the value, as ``Parameter.cast``; what is not low precision has no master."""
+        """Cast the value, as ``Parameter.cast``, from its master; a value that is not low precision has none."""
+        exact = [exact_value(weight, self) for weight in self.list_data()] if masters_of(self) else []
         super().cast(dtype)
+        with autograd.pause():
+            for value, weight in zip(exact, self.list_data()):
+                if is_low_precision(weight):
+                    round_into(value, weight)
+                else:
+                    value.astype(weight.dtype, copy=False).copyto(weight)
         self._follow()
 
     def _follow(self) -> None:
@@ -276,7 +283,8 @@ class MultiPrecision(OptimizerBase):
     weight; from then on the parameter keeps the master itself. Whoever writes to a weight of a
     parameter by ``set_data`` or ``load_parameters`` of a converted net writes to its master too. A
     weight that was written in another way raises in its first ten updates; later the next update
-    undoes the write.
+    undoes the write. An array that is no ``Parameter`` of ``param_dict`` may be written to at any
+    time: its master takes over the elements that changed. That costs about as much as two updates.
 
     It is not in ``mx.optimizer.Optimizer.opt_registry``; wrap an instance.
 
@@ -319,6 +327,8 @@ class MultiPrecision(OptimizerBase):
         """Set the inner optimizer's attribute."""
         if name in _OWN:
             raise AttributeError(f"{name} of MultiPrecision cannot be replaced; wrap the optimizer anew.")
+        if name in ("lr", "wd"):
+            _require_finite(name, value)
         setattr(self.inner, name, value)
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -394,7 +404,8 @@ class MultiPrecision(OptimizerBase):
             state: What `create_state_multi_precision` returned, for each.
 
         Raises:
-            TrainerError: If a weight changed its dtype, or within its first ten updates was written to past its master.
+            TrainerError: If a state is of another precision than its weight, or the weight of a Parameter was written
+                to past its master within its first ten updates.
         """
         many = isinstance(index, (list, tuple))
         weights = list(map(Weight, *((index, weight, grad, state) if many else ([index], [weight], [grad], [state]))))
@@ -404,6 +415,7 @@ class MultiPrecision(OptimizerBase):
             return
         for each in weights:
             self.share_master(each)
+            self.follow_array(each.index, each.weight, each.state)
             if each.state.master is not None and each.state.updates < _CHECKED_UPDATES:
                 each.state.updates += 1
                 if rounds_to(each.state.master, each.weight).asscalar() != 1.0:
@@ -422,8 +434,9 @@ class MultiPrecision(OptimizerBase):
         for index, weight, state in weights:
             if state is not None and isinstance(state, MasterState) != is_low_precision(weight):
                 raise TrainerError(
-                    f"{self._name(index)} changed its dtype after its optimizer state was made; cast the network "
-                    "first, then create the trainer."
+                    f"{self._name(index)} changed its dtype after its optimizer state was made, or the state is one of "
+                    "MXNet that set_states took. Cast the network first, then create the trainer; load states of MXNet "
+                    "by load_states of a Trainer or a LossScaleOptimizer."
                 )
 
     def share_master(self, weight: Weight) -> None:
@@ -443,6 +456,11 @@ class MultiPrecision(OptimizerBase):
         if param is not None:
             state.master = self._shared_master(state.master, weight.weight, param)
 
+    def follow_array(self, index: int, weight: mx.nd.NDArray, state: Any) -> None:
+        """Let the master of a weight that is no Parameter follow it: whoever writes to an array cannot say so."""
+        if index not in self.inner.param_dict and isinstance(state, MasterState) and state.master is not None:
+            follow(state.master, weight)
+
     def _name(self, index: int) -> str:
         param = self.inner.param_dict.get(index)
         return f"parameter {index if param is None else repr(param.name)}"
@@ -455,7 +473,8 @@ class MultiPrecision(OptimizerBase):
         return float(self.inner.learning_rate)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the learning rate."""
+        """Set the learning rate; a TrainerError if it is no finite number."""
+        _require_finite("the learning rate", lr)
         self.inner.set_learning_rate(lr)
 
     def set_lr_mult(self, args_lr_mult: Dict[Any, float]) -> None:
@@ -489,6 +508,16 @@ class MultiPrecision(OptimizerBase):
     def mx_weight_decays(self, indices: Sequence[int]) -> List[float]:
         """Return the inner optimizer's weight decays."""
         return list(optimizers.weight_decays(self.inner, indices))
+
+
+def _require_finite(name: str, value: Any) -> None:
+    """Raise unless a value is a number that an update can use: MXNet would fail at the next step, or not at all."""
+    try:
+        finite = math.isfinite(value)
+    except TypeError:
+        finite = False
+    if not finite:
+        raise TrainerError(f"{name} is {value!r}; expected a finite number.")
 
 
 # ------------------------------------------------------------------ the update of all weights of a step

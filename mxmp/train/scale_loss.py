@@ -58,9 +58,22 @@ def scale_loss(
         try:
             yield scaled
             finish(losses)
+        except mx.MXNetError as e:
+            _explain_unrecorded(losses, e)
+            raise
         finally:
             for key in outputs:
                 _SCALED_LOSSES.pop(key, None)
+
+
+def _explain_unrecorded(losses: Sequence[ScaledLoss], error: mx.MXNetError) -> None:
+    """Raise a TrainerError in the place of MXNet's if it is of a backward through a loss that is not recorded."""
+    path = next((each.path for each in losses if each.factor is None), None)
+    if path is not None and "not in a computational graph" in str(error):
+        raise TrainerError(
+            f"scale_loss: {path} was not recorded, so that it has no gradients; compute it within autograd.record(), "
+            "and of outputs that are not detached."
+        ) from error
 
 
 def _refuse_loss_heads(losses: Sequence[ScaledLoss]) -> None:

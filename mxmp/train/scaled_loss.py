@@ -89,6 +89,10 @@ def _variable(like: mx.nd.NDArray, shape: Tuple[int, ...], scale: float) -> mx.n
     return value
 
 
+class UnscaledBackwardError(TrainerError):
+    """Backward was called on a loss that was not scaled, and has written gradients."""
+
+
 def require_backward(losses: Iterable[ScaledLoss], written: Callable[[], Optional[str]] = lambda: None) -> bool:
     """Check that backward came through all losses of a step that are recorded; return whether there are any.
 
@@ -102,13 +106,13 @@ def require_backward(losses: Iterable[ScaledLoss], written: Callable[[], Optiona
         return bool(recorded)
     first = missed[0]
     if first.factor is not None and not is_recorded(first.loss):
-        raise TrainerError(
+        raise UnscaledBackwardError(
             f"backward was called on {first.path} itself, not on {first.path} times the loss scale, so that its "
             f"gradients are not scaled. {_DO}"
         )
     name = written() if len(missed) == len(recorded or losses) else None
     if name is not None:
-        raise TrainerError(
+        raise UnscaledBackwardError(
             f"no backward was called on {first.path} times the loss scale, but one of another loss, or of "
             f"{first.path} itself, wrote the gradient of parameter '{name}', which is not scaled. {_DO}"
         )

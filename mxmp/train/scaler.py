@@ -50,6 +50,7 @@ class StepState:
         reduced: Whether the gradients were summed over contexts and workers.
         allreduced: Whether that was asked for by itself, before the step.
         reached: Whether a backward pass came through a scaled loss.
+        mixed: Whether a backward pass of a loss that was not scaled wrote gradients.
         loss_flag: Whether every unscaled loss was finite. None: no loss.
         grad_flag: Whether every gradient was finite before it was unscaled. None: not unscaled.
         stats_flag: Whether no running statistics were lost. None: not looked at.
@@ -65,6 +66,7 @@ class StepState:
     reduced: bool = False
     allreduced: bool = False
     reached: bool = False
+    mixed: bool = False
     loss_flag: Optional[mx.nd.NDArray] = None
     grad_flag: Optional[mx.nd.NDArray] = None
     stats_flag: Optional[mx.nd.NDArray] = None
@@ -99,11 +101,12 @@ class _Turn:
     def __reduce__(self) -> Tuple[Any, ...]:
         return _Turn, ()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: Any) -> None:
-        self._lock.release()
+    def take(self, stack: contextlib.ExitStack, waits: bool) -> bool:
+        """Take the lock up to the end of a context, and return whether it was to be had."""
+        taken = self._lock.acquire(waits)
+        if taken:
+            stack.callback(self._lock.release)
+        return taken
 
 
 class Scaler:
@@ -246,7 +249,12 @@ class Scaler:
         return self.shared is not None and self in self.shared._stepped
 
     def require_scaled(self, call: str) -> None:
-        """Raise if losses must be scaled and this step's was not."""
+        """Raise if losses must be scaled and one of this step's was not."""
+        if self.state.mixed:
+            raise TrainerError(
+                f"{call}: a scale_loss block of this step has raised, because backward was called on a loss that was "
+                "not scaled; call discard_grads to start again (with grad_req='add' zero_grad too)."
+            )
         if self.active and self.state.stage is Stage.READY:
             raise TrainerError(
                 f"{call}: the loss of this step was not scaled, but the loss scale is "
@@ -284,7 +292,7 @@ class Scaler:
 
     @contextlib.contextmanager
     def block(self, scale: float, loss_flag: Optional[mx.nd.NDArray]) -> Iterator[None]:
-        """Scale losses for backward passes within the block; if it raises, the state is as before.
+        """Scale losses for backward passes within the block; if it raises, the state is as before, but `mixed`.
 
         ``loss_flag`` says whether the losses are finite.
         """
@@ -294,7 +302,7 @@ class Scaler:
         try:
             yield
         except BaseException:
-            self.state = before
+            self.state = dataclasses.replace(before, mixed=self.state.mixed)
             raise
         finally:
             self.is_open = False
@@ -666,12 +674,15 @@ def worth_a_line(count: int) -> bool:
 
 
 @contextlib.contextmanager
-def turn_of(scalers: Iterable[Scaler]) -> Iterator[None]:
-    """Wait until no other thread scales a loss with any of the scalers, and keep the others waiting."""
+def turn_of(scalers: Iterable[Scaler], waits: bool = True) -> Iterator[bool]:
+    """Wait until no other thread scales a loss with any of the scalers, and keep the others waiting.
+
+    Yields True; unless it ``waits``, False if another thread does.
+    """
     with contextlib.ExitStack() as stack:
-        for scaler in sorted(scalers, key=id):  # in one order, so that no two threads wait for one another
-            stack.enter_context(scaler.turn)
-        yield
+        # In one order, so that no two threads wait for one another.
+        turns = (scaler.turn for scaler in sorted(scalers, key=id))
+        yield all(turn.take(stack, waits) for turn in turns)
 
 
 def _found_out(find: Where) -> Optional[str]:

@@ -16,13 +16,13 @@ import json
 import os
 import pickle
 import zipfile
-from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
 from ..errors import StateError
-from ..files import saving
+from ..files import path_of, require_file, saving
 from ..mxnet_private import copy_from_numpy, optimizers
 from .masters import MasterState, MultiPrecision
 
@@ -49,15 +49,41 @@ NOT_STATE = {
     optimizers.update_counts.name,
 }
 
+
+
+class _Dtype:
+    """A dtype of numbers in a pickle: numpy's own would take any bytes for pointers, by flags that a pickle sets."""
+
+    def __init__(self, name: str, *_: Any) -> None:
+        self.dtype: Any = np.dtype(name)
+        if self.dtype.kind not in "biuf":
+            raise pickle.UnpicklingError(f"it holds the dtype {name}")
+
+    def __setstate__(self, state: Tuple[Any, ...]) -> None:
+        if state[:1] + state[2:] != (3, None, None, None, -1, -1, 0) or state[1] not in ("<", "|"):
+            raise pickle.UnpicklingError("it holds a dtype that is no plain number's")
+
+
+class _Scalar:
+    """A number of numpy in a pickle; what is made is the number itself."""
+
+    def __new__(cls, dtype: _Dtype, data: bytes) -> Any:
+        """Return the number whose bytes are given."""
+        (number,) = np.frombuffer(data, dtype.dtype)
+        return number
+
+
 _OPTIMIZERS = mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler
-_CLASSES = [bytearray, np.dtype, mx.nd.NDArray, mx.nd.sparse.RowSparseNDArray, MasterState, MultiPrecision]
+_OWNERS = (*_OPTIMIZERS, MultiPrecision)
+_CLASSES = [bytearray, mx.nd.NDArray, mx.nd.sparse.RowSparseNDArray, MasterState, MultiPrecision]
 for _module in (mx.optimizer.optimizer, mx.lr_scheduler):
     _CLASSES += [kind for kind in vars(_module).values() if isinstance(kind, type) and issubclass(kind, _OPTIMIZERS)]
 
 MXNET_CLASSES: Dict[Tuple[str, str], Any] = {(kind.__module__, kind.__name__): kind for kind in _CLASSES}
 """What a pickle may hold, by module and name, each exactly; and numpy's scalars, which its majors name differently."""
+MXNET_CLASSES["numpy", "dtype"] = _Dtype
 for _core in ("core", "_core"):
-    MXNET_CLASSES[f"numpy.{_core}.multiarray", "scalar"] = np.float32(0).__reduce__()[0]
+    MXNET_CLASSES[f"numpy.{_core}.multiarray", "scalar"] = _Scalar
 
 
 # ------------------------------------------------------------------ values
@@ -65,18 +91,21 @@ for _core in ("core", "_core"):
 
 def foreign(value: Any) -> Optional[str]:
     """Return the type of the first thing in a value that a file cannot hold, None if it can hold all."""
-    parts: Any = ()
-    if type(value) is dict:
-        parts = (*value, *value.values())
-    elif type(value) in (list, tuple):
-        parts = value
-    elif isinstance(value, MasterState):
-        parts = value.master, value.inner
-    elif isinstance(value, mx.nd.NDArray):
+    if isinstance(value, mx.nd.NDArray):
         return None if value.stype in ("default", "row_sparse") else type(value).__name__
-    elif type(value) not in _PLAIN and not isinstance(value, (np.number, np.bool_)):
+    parts = _parts(value)
+    if parts is None and type(value) not in _PLAIN and not isinstance(value, (np.number, np.bool_)):
         return type(value).__name__
-    return next(filter(None, map(foreign, parts)), None)
+    return next(filter(None, map(foreign, parts or ())), None)
+
+
+def _parts(value: Any) -> Optional[Sequence[Any]]:
+    """Return the values within a value; None if it is not made of others."""
+    if type(value) is dict:
+        return (*value, *value.values())
+    if isinstance(value, MasterState):
+        return value.master, value.inner
+    return value if type(value) in (list, tuple) else None
 
 
 def same(one: Any, other: Any) -> bool:
@@ -146,12 +175,16 @@ class _Decoder:
         return loaded
 
     def _row_sparse(self, values: mx.nd.NDArray, rows: mx.nd.NDArray, shape: List[int]) -> mx.nd.NDArray:
-        # MXNet follows the indices of rows wherever they lead.
-        places = rows.asnumpy()
-        fits = places.ndim == 1 and places.dtype == np.int64 and values.shape == (len(places), *shape[1:])
-        if not (fits and (places[1:] > places[:-1]).all() and ((places >= 0) & (places < shape[0])).all()):
-            raise ValueError(f"{values.shape} of rows that are not its own; expected rows of an array {shape}")
+        _require_rows(values, rows, shape)
         return mx.nd.sparse.row_sparse_array((values, rows), shape=tuple(shape))
+
+
+def _require_rows(values: mx.nd.NDArray, rows: mx.nd.NDArray, shape: Sequence[int]) -> None:
+    """Raise unless a row_sparse array is sound: MXNet follows the indices of its rows wherever they lead."""
+    places = rows.asnumpy()
+    fits = places.ndim == 1 and places.dtype == np.int64 and values.shape == (len(places), *shape[1:])
+    if not (fits and (places[1:] > places[:-1]).all() and ((places >= 0) & (places < shape[0])).all()):
+        raise ValueError(f"{values.shape} of rows that are not its own; expected rows of an array {shape}")
 
 
 # ------------------------------------------------------------------ files
@@ -176,7 +209,7 @@ def _fields(owner: Any) -> Dict[str, Any]:
 
 def write(fname: str, content: Dict[str, Any]) -> None:
     """Write a file whole, or raise a CheckpointError and leave what was there as it was."""
-    fname = os.fspath(fname)
+    fname = path_of(fname)
     arrays: Arrays = {}
     header = _encode({"format": FORMAT, "version": VERSION, **content}, arrays)
     members = {_HEADER: np.array(json.dumps(header)), **arrays}
@@ -193,9 +226,13 @@ def read(fname: str) -> Dict[str, Any]:
 
     Raises:
         StateError: If it is neither, or damaged.
+        CheckpointError: If the path is a folder's, or none.
         FileNotFoundError: If there is none.
     """
-    fname = os.fspath(fname)
+    fname = path_of(fname)
+    if not os.path.exists(fname):
+        raise FileNotFoundError(f"{fname}: there is no such file.")
+    require_file(fname)
     with open(fname, "rb") as stream:
         is_pickle = stream.read(1) == pickle.PROTO
         stream.seek(0)
@@ -217,6 +254,9 @@ def _read_archive(stream: BinaryIO) -> Dict[str, Any]:
         declared = sum(info.file_size for info in file.infolist())
     if declared > size:  # compressed, to fill the memory; ours is not
         raise ValueError(f"its arrays declare {declared} bytes, the file has {size}")
+    stream.seek(-22, os.SEEK_END)  # the last record of an archive without a comment, as ours are; zipfile would seek it
+    if stream.read(4) != b"PK\x05\x06":
+        raise ValueError("it goes on after its end")
     stream.seek(0)
     with np.load(stream, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
@@ -233,15 +273,18 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) not in MXNET_CLASSES:
             raise pickle.UnpicklingError(f"it holds a {module}.{name}")
         kind = MXNET_CLASSES[module, name]
-        # A pickle may set attributes of a class that it names: it gets one of its own. Those of Python and numpy have
-        # none that can be set, and NDArray none but by its __setstate__.
-        own = isinstance(kind, type) and issubclass(kind, (*_OPTIMIZERS, MasterState))
+        # A pickle may set attributes of a class that it names: it gets one of its own. bytearray has none that can be
+        # set, and NDArray none but by its __setstate__.
+        own = issubclass(kind, (*_OPTIMIZERS, MasterState, _Dtype, _Scalar))
         return type(kind.__name__, (kind,), {"__module__": module}) if own else kind
 
 
 def _read_pickle(stream: BinaryIO) -> Dict[str, Any]:
     """Return what ``gluon.Trainer.save_states`` or ``Updater.get_states`` wrote: states, perhaps with the optimizer."""
     states = _Unpickler(stream).load()
+    if stream.read(1):
+        raise pickle.UnpicklingError("it goes on after its end")
+    _require_sound(states)
     content = {}
     if isinstance(states, tuple):
         states, optimizer = states
@@ -252,3 +295,16 @@ def _read_pickle(stream: BinaryIO) -> Dict[str, Any]:
     if foreign(states) is not None:
         raise TypeError(f"its states hold a {foreign(states)}")
     return {**content, "states": [states]}
+
+
+def _require_sound(value: Any) -> None:
+    """Raise unless all arrays of a pickle are what their classes say: MXNet reads memory that they do not have."""
+    if isinstance(value, mx.nd.NDArray):
+        if value.handle is None:
+            raise TypeError("it holds an array without content")
+        if (value.stype == "row_sparse") != isinstance(value, mx.nd.sparse.RowSparseNDArray):
+            raise TypeError(f"it holds a {value.stype} array as a {type(value).__name__}")
+        if value.stype == "row_sparse":
+            _require_rows(value.data, value.indices, value.shape)
+    for part in (vars(value).values() if isinstance(value, _OWNERS) else _parts(value) or ()):
+        _require_sound(part)

@@ -14,11 +14,13 @@ import copy
 import dataclasses
 import inspect
 import logging
+import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
+from ..arrays import to_float32
 from ..dtypes import FLOAT32, LOW_PRECISION, canonical, to_numpy
 from ..errors import LossScaleError, StateError, TrainerError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale
@@ -120,10 +122,11 @@ class _Loaded:
     def __init__(self, fname: str, content: Dict[str, Any], target: Target) -> None:
         self._fname, self._content, self._target = fname, content, target
         self._has_optimizer = "optimizer" in content
+        self._indices = self._match_params()
         inner = target.optimizer.inner
         if self._has_optimizer:
-            self._require_equal("the optimizer", content["optimizer"], type(inner).__name__)
-            self._require_equal("lr_scheduler", content.get("scheduler"), type(inner.lr_scheduler).__name__)
+            self._require_class("optimizer", content["optimizer"], inner)
+            self._require_class("lr_scheduler", content.get("scheduler"), inner.lr_scheduler)
 
     def _require(self, fits: bool, field: str, value: Any, expected: Any) -> None:
         if not fits:
@@ -132,20 +135,26 @@ class _Loaded:
     def _error(self, field: str, value: Any, expected: Any) -> StateError:
         return StateError(f"{self._fname}: {field} is {value!s:.200}; expected {expected!s:.200}.")
 
-    def _require_equal(self, field: str, value: Any, expected: Any) -> None:
-        self._require(value == expected, field, value, f"{expected}, as in this trainer")
+    def _require_class(self, field: str, name: Any, owner: Any) -> None:
+        """Raise unless an optimizer or a scheduler is of the class that was saved."""
+        name, present = ("None" if each == "NoneType" else each for each in (name, type(owner).__name__))
+        advice = f"{present}, as here: train with the {field} of the saved run"
+        self._require(name == present, f"the {field}", name, advice)
 
     def fields(self, group: str, owner: Any) -> Dict[str, Any]:
         """Return the fields of an optimizer or a scheduler; none that it lacks, nor of another type."""
         present = {} if owner is None else vars(owner)
-        fields = self._content.get(group, {})
+        fields, options = self._content.get(group, {}), _options_of(owner)
         self._require(type(fields) is dict, group, fields, "a dict")
         for name, value in fields.items():
             if name not in present or name in NOT_STATE:
                 raise self._error(f"{group}.{name}", repr(value), f"absent: {type(owner).__name__} has no such field")
-            if not _same_kind(value, present[name]):
+            # None fits what an optimizer computes, such as LARS's cur_lr before the first update.
+            lacks = value is None and present[name] is not None and options.get(name) is not None
+            if lacks or not _same_kind(value, present[name]) or (name in options and not _is_usable(name, value)):
                 raise self._error(f"{group}.{name}", repr(value), f"the like of {present[name]!r}")
-        return {name: _placed(value, self._target.contexts[0]) for name, value in fields.items()}
+        # What an optimizer keeps of each weight on itself, as LBSGD does, is by index too.
+        return {name: _placed(self._by_index(value), self._target.contexts[0]) for name, value in fields.items()}
 
     def counts(self) -> Optional[Dict[int, Dict[int, int]]]:
         """Return how often each weight was updated, for each device; None of a file that does not say.
@@ -158,6 +167,7 @@ class _Loaded:
         self._require(_is_whole(number), "num_update", number, "a whole number from 0 up")
         self._require(_are_counts(saved), "counts", saved, "whole numbers by device and index")
         # MXNet counts for each device by itself (Optimizer._set_current_context in optimizer.py at tag 1.9.1).
+        saved = {device: self._by_index(counts) for device, counts in saved.items()}
         default: Dict[int, int] = next(filter(None, saved.values()), {})
         devices = sorted({0, *(ctx.device_id for ctx in self._target.contexts)})
         return {device: dict(saved.get(device) or default) for device in devices}
@@ -169,7 +179,6 @@ class _Loaded:
         policy. A master that is missing is made of the parameter at its next update. The ``fields`` of the file
         decide over the states that the optimizer would make.
         """
-        self._check_params()
         target, states = self._target, self._content.get("states", ())
         self._require(type(states) is list, "states", states, "a list")
         several = f"{len(target.updaters)}, or 1 for all"
@@ -183,21 +192,31 @@ class _Loaded:
             for index, state in loaded.items():
                 where, known = f"states[{number}][{index!r}]", _is_whole(index) and index < len(target.params)
                 self._require(known, where, "of no parameter", f"an index from 0 to {len(target.params) - 1}")
-                fitted[-1][index] = self._fitted(where, index, state, make)
+                fitted[-1][self._indices[index]] = self._fitted(where, self._indices[index], state, make)
         pairs = zip(fitted * len(target.contexts) if len(fitted) == 1 else fitted, target.contexts)
         return [{index: _placed(state, ctx) for index, state in each.items()} for each, ctx in pairs]
 
-    def _check_params(self) -> None:
-        """Raise unless the file is of as many parameters, of the same shapes."""
+    def _match_params(self) -> Dict[int, int]:
+        """Return the index of the parameter for each index in the file, which has as many, of the same shapes."""
         saved, params = self._content.get("params", ()), self._target.params
         if saved == ():  # of MXNet
-            return
+            return {index: index for index in range(len(params))}
         self._require(type(saved) is list, "params", saved, "a list")
-        self._require_equal("the number of parameters", len(saved), len(params))
-        for index, (param, each) in enumerate(zip(params, saved)):
-            shape, expected = each.get("shape") if isinstance(each, dict) else None, list(param.shape or ())
-            field = f"the shape of parameter '{param.name}' (number {index})"
-            self._require(shape == expected, field, shape, expected)
+        self._require(len(saved) == len(params), "the number of parameters", len(saved), f"{len(params)}, as here")
+        saved = [each if isinstance(each, dict) else {} for each in saved]
+        names = [str(each.get("name")) for each in saved]
+        indices = _matched(names, [param.name for param in params])
+        for number, index in sorted(indices.items(), key=lambda pair: pair[1]):
+            shape, expected = saved[number].get("shape"), list(params[index].shape or ())
+            field = f"the shape of parameter '{params[index].name}' (number {index})"
+            self._require(shape == expected, field, shape, f"{expected}; '{names[number]}' of the file goes there")
+        return indices
+
+    def _by_index(self, value: Any) -> Any:
+        """Return a dict by the indices of the file as one by those of the parameters; any other value as it is."""
+        if type(value) is not dict or not all(_is_whole(key) for key in value):
+            return value
+        return {self._indices.get(key, key): each for key, each in value.items()}
 
     def _fitted(self, where: str, index: int, state: Any, make: _Make) -> Any:
         """Return one state in the form that its parameter wants."""
@@ -206,11 +225,33 @@ class _Loaded:
         low, wide = dtype in LOW_PRECISION, f"{FLOAT32} {shape}"
         expected = make(index, shape, FLOAT32 if low else dtype)
         if not isinstance(state, MasterState):
-            state = _of_mxnet(state, expected, wide)
+            state = _of_mxnet(state, self._target.optimizer.inner, expected, wide)
         master, inner = state.master, state.inner
         self._require(master is None or _text(master) == wide, f"{where}.master", _text(master), wide)
         self._require(expected in (None, _text(inner)), where, _text(inner), expected)
         return MasterState(master if self._target.optimizer.masters else None, inner, is_loaded=True) if low else inner
+
+
+def _matched(saved: Sequence[str], names: Sequence[str]) -> Dict[int, int]:
+    """Return the index of the parameter for the index of each saved one, by names that may have changed since.
+
+    The same names match each other. Others match in the order of their numbers where both lists are in the order of
+    text, as those of a collected net: ``dense9_`` and ``dense10_`` are the ``dense8_`` and ``dense9_`` of a net that
+    was made before. All else goes by position.
+    """
+    if set(saved) == set(names) and len(set(names)) == len(saved):
+        key: Callable[[str], Any] = str
+    elif all(list(texts) == sorted(texts) for texts in (saved, names)):
+        key = _natural
+    else:
+        return {index: index for index in range(len(names))}
+    orders = (sorted(enumerate(texts), key=lambda pair: key(pair[1])) for texts in (saved, names))
+    return {number: index for (number, _), (index, _) in zip(*orders)}
+
+
+def _natural(text: str) -> List[Any]:
+    """Return a key by which the numbers within texts sort as numbers."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
 
 
 _Make = Callable[[int, Tuple[int, ...], str], Optional[str]]
@@ -236,15 +277,25 @@ def _maker(inner: mx.optimizer.Optimizer, fields: Dict[str, Any]) -> _Make:
     return make
 
 
-def _of_mxnet(state: Any, expected: Optional[str], wide: str) -> MasterState:
-    """Return a state with the master that MXNet's ``multi_precision`` pairs it with, in either order, if it does."""
-    if isinstance(state, tuple) and len(state) == 2 and expected not in (None, _text(state)):
-        # SGD keeps (momentum, master), all others (master, state): their create_state_multi_precision in
-        # python/mxnet/optimizer/optimizer.py at tag 1.9.1.
-        for inner, master in (state, state[::-1]):
-            if (_text(inner), _text(master)) == (expected, wide):
-                return MasterState(master, inner)
-    return MasterState(None, state)
+def _of_mxnet(state: Any, inner: mx.optimizer.Optimizer, expected: Optional[str], wide: str) -> MasterState:
+    """Return a state in float32, with the master that MXNet's ``multi_precision`` pairs it with, if it does."""
+    if expected in (None, _text(state)):
+        return MasterState(None, state)
+    if type(state) is tuple and len(state) == 2:
+        # These keep (state, master), all others (master, state): their create_state_multi_precision in
+        # python/mxnet/optimizer/optimizer.py at tag 1.9.1. Shapes do not tell, where a state is one array.
+        last = isinstance(inner, (mx.optimizer.SGD, mx.optimizer.NAG, mx.optimizer.LARS))
+        own, master = state if last else state[::-1]
+        if (_text(own), _text(master)) == (expected, wide):
+            return MasterState(master, own)
+    return MasterState(None, _widened(state))  # without multi_precision MXNet keeps the weight's dtype
+
+
+def _widened(state: Any) -> Any:
+    """Return a state with its low precision arrays in float32."""
+    if type(state) in (list, tuple):
+        return type(state)(map(_widened, state))
+    return to_float32(state) if isinstance(state, mx.nd.NDArray) else state
 
 
 def _text(value: Any) -> str:
@@ -260,11 +311,18 @@ def _text(value: Any) -> str:
 
 
 def _same_kind(a: Any, b: Any) -> bool:
-    """Return whether a loaded field can stand where ``b`` stood; None fits everything."""
+    """Return whether a loaded field can stand where ``b`` stood; one may be None, as before the first update."""
     number = (int, float, np.number)
     if isinstance(a, number) and isinstance(b, number):
         return isinstance(a, bool) == isinstance(b, bool)
     return a is None or b is None or type(a) is type(b)
+
+
+def _is_usable(name: str, option: Any) -> bool:
+    """Return whether an option is no NaN, and a learning rate finite; a clipping may be inf."""
+    if not isinstance(option, (float, np.floating)):
+        return True
+    return bool(np.isfinite(option) if name in ("lr", "base_lr") else not np.isnan(option))
 
 
 def _is_whole(number: Any) -> bool:
@@ -302,11 +360,17 @@ def _link_masters(target: Target, states: Sequence[Dict[int, Any]]) -> None:
                 follow_weights(param)
 
 
+def _options_of(owner: Any) -> Dict[str, Any]:
+    """Return the options of the constructors of an optimizer or a scheduler, with their defaults."""
+    inits = [vars(cls)["__init__"] for cls in type(owner).__mro__[-2::-1] if "__init__" in vars(cls)]
+    parameters = [each for init in inits for each in inspect.signature(init).parameters.values()]
+    scheduler = getattr(owner, "lr_scheduler", None)  # with which lr may be None
+    return {**{each.name: each.default for each in parameters}, "lr": 0.01 if scheduler is None else None}
+
+
 def _overruled(owner: Any, fields: Dict[str, Any]) -> List[str]:
-    """Return the options of an optimizer's constructors whose values in a file are others."""
-    inits = (vars(cls)["__init__"] for cls in type(owner).__mro__[:-1] if "__init__" in vars(cls))
-    options = {"lr", *(name for init in inits for name in inspect.signature(init).parameters)}
-    plain = (bool, int, float, str, type(None))
+    """Return the options of an optimizer whose values in a file are others."""
+    options, plain = _options_of(owner), (bool, int, float, str, type(None))
     return [
         f"{name}={value!r} (not {vars(owner)[name]!r})"
         for name, value in fields.items()

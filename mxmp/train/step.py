@@ -66,8 +66,11 @@ class Weights(abc.ABC):
     def grads(self, index: int) -> List[mx.nd.NDArray]:
         """Return the gradients of a weight that the user sees, one per context."""
 
-    def waiting(self) -> Mapping[int, List[mx.nd.NDArray]]:
-        """Return the gradients of weights that backward has reached, by index, on all contexts; nothing is taken."""
+    def waiting(self, others: Optional[set[int]] = None) -> Mapping[int, List[mx.nd.NDArray]]:
+        """Return the gradients of weights that backward has reached, by index, on all contexts; nothing is taken.
+
+        Those that ``others`` has are left out, and the rest is added to it.
+        """
         return {}
 
     def fresh_grads(self) -> List[mx.nd.NDArray]:
@@ -265,22 +268,25 @@ class Step:
         scale_in_place(_gradients(weights.groups()), 1.0 / self.scaler.state.scale)
         self.scaler.unscaled(grad_flag)
 
-    def look(self, weights: Weights) -> None:
-        """Make the gradients true ones for somebody who reads them before the step; nothing is summed, nothing read."""
+    def look(self, weights: Weights, others: set[int]) -> None:
+        """Make the gradients true ones for somebody who reads them before the step; nothing is summed, nothing read.
+
+        ``others`` are those that steps of other owners have made true already, see `Weights.waiting`.
+        """
         if not self.scaler.state.is_scaled:
             return
-        grads = weights.waiting()
+        grads = weights.waiting(others)
         written = weights.fresh_grads()
         grad_flag = all_finite(written) if written and self.scaler.checks else None
         self._show_float32(weights, grads)
         scale_in_place([grad for index in grads for grad in weights.grads(index)], 1.0 / self.scaler.state.scale)
         self.scaler.unscaled(grad_flag)
 
-    def look_away(self, weights: Weights) -> None:
-        """Multiply gradients that somebody has looked at back to the scale: others are to be added to them."""
+    def look_away(self, weights: Weights, others: set[int]) -> None:
+        """Multiply gradients that somebody has looked at back to the scale: more are to be added to them."""
         state = self.scaler.state
         if state.is_unscaled and not state.reduced:
-            grads = weights.waiting()
+            grads = weights.waiting(others)
             scale_in_place([grad for index in grads for grad in weights.grads(index)], state.scale)
             self._hide_float32(grads)
             state.stage = Stage.SCALED

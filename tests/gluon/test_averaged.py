@@ -80,6 +80,86 @@ def test_averages_are_swapped_in_and_out_without_loss(policy):
     assert all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
+@pytest.mark.parametrize("kvstore", ["device", None])
+@pytest.mark.parametrize("policy", ["O1", "O2", "float32"])
+def test_each_context_has_its_own_values_again(policy, kvstore):
+    """Statistics, and without a kvstore weights, are those of each context; it is their mean that is averaged."""
+    mx.random.seed(3)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(5, in_units=6), nn.BatchNorm(in_channels=5), nn.Dense(2, in_units=5))
+    net.initialize(mx.init.Xavier(), ctx=TWO)
+    trainer = mxmp.gluon.Trainer(convert(net, policy), "sgd", {"learning_rate": 0.1}, kvstore=kvstore)
+
+    def step():
+        with mx.autograd.record():
+            losses = [net(X.as_in_context(ctx) * (3 * i + 1) + i).square().mean() for i, ctx in enumerate(TWO)]
+        with trainer.scale_loss(losses) as scaled:
+            mx.autograd.backward(scaled)
+        assert trainer.step(1)
+
+    def everything():
+        params = net.collect_params().values()
+        return [array.asnumpy() for p in params for ctx in TWO for array in (exact_value(p, ctx), p.data(ctx))]
+
+    for _ in range(2):  # with a kvstore the first gives all contexts the statistics of one
+        step()
+    average, before, first = averaged(net, decay=0.5), everything(), {}
+    for name, p in net.collect_params().items():
+        values = [exact_value(p, ctx).asnumpy() for ctx in TWO]
+        first[name] = sum(values) / 2
+        np.testing.assert_allclose(average.values[name].asnumpy(), first[name], rtol=1e-6, atol=1e-9)
+        assert np.any(values[0] != values[1]) == (kvstore is None or "running" in name)
+    with average.swapped_in():
+        assert all(np.array_equal(p.data(TWO[0]).asnumpy(), p.data(TWO[1]).asnumpy()) for p in average._params.values())
+    assert [a.tobytes() for a in everything()] == [a.tobytes() for a in before]
+    step()
+    average.update()
+    for name, p in net.collect_params().items():
+        now = sum(exact_value(p, ctx).asnumpy() for ctx in TWO) / 2
+        np.testing.assert_allclose(average.values[name].asnumpy(), (first[name] + now) / 2, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("call", ["step", "unscale", "clip"])
+def test_a_step_while_averages_are_in_is_an_error(call):
+    net, trainer = make()
+    average = averaged(net)
+    step(net, trainer)
+    calls = {"step": lambda: trainer.step(1), "unscale": trainer.unscale, "clip": lambda: trainer.clip_global_norm(1.0)}
+    before, count = exact(net), trainer.optimizer.num_update
+    with average.swapped_in():
+        with average.swapped_in():
+            pass
+        with mx.autograd.record():
+            loss = net(X).square().mean()
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+        with pytest.raises(TrainerError, match=r"was called within `averaged.swapped_in\(\)`"):
+            calls[call]()
+    assert trainer.optimizer.num_update == count
+    assert all(np.array_equal(value, before[name]) for name, value in exact(net).items())
+    trainer.discard_grads()
+    assert step(net, trainer)
+
+
+def test_averages_are_saved_within_and_go_on_from_their_values(tmp_path):
+    net, trainer = make()
+    average = averaged(net, decay=0.5)
+    step(net, trainer)
+    average.update()
+    mx.nd.save(str(tmp_path / "averages"), average.values)
+    with average.swapped_in():
+        net.save_parameters(str(tmp_path / "net"))
+    other, _ = make()
+    other.load_parameters(str(tmp_path / "net"))
+    assert all(np.array_equal(a, b.asnumpy()) for a, b in zip(exact(other).values(), average.values.values()))
+    again = averaged(net, decay=0.5)
+    for name, value in mx.nd.load(str(tmp_path / "averages")).items():
+        value.copyto(again.values[name])
+    for each in (average, again):
+        each.update()
+    assert all(np.array_equal(average.values[n].asnumpy(), again.values[n].asnumpy()) for n in average.values)
+
+
 def net_of(*params):
     """Return a net of parameters that no conversion stores."""
     net = mx.gluon.Block()
@@ -303,6 +383,17 @@ def test_a_trainer_of_a_net_that_is_not_converted_has_a_dynamic_loss_scale():
     convert(part, "O1,loss_scale=64")
     mxmp.gluon.restore(part)
     assert mxmp.gluon.Trainer(net, "sgd").loss_scale == mxmp.loss_scale.DynamicLossScale()
+
+
+@pytest.mark.parametrize("policy", ["O0", "float32", "O1"])
+def test_a_net_that_was_restored_has_no_policy(policy):
+    one, other = nn.Dense(2, in_units=3), nn.Dense(2, in_units=3)
+    for net in (one, other):
+        net.initialize()
+    mxmp.gluon.restore(convert(one, policy))
+    convert(other, "O1,loss_scale=128")
+    for params, expected in ((one, "dynamic"), ([*one.collect_params().values(), other.weight], 128)):
+        assert mxmp.gluon.Trainer(params, "sgd").loss_scale == mxmp.loss_scale.parse(expected)
 
 
 def test_restoring_a_net_leaves_the_policy_of_another_with_the_same_parameters():

@@ -139,6 +139,21 @@ def test_heads_of_two_trainers_have_the_scale_of_each():
     assert grads[0].any()
 
 
+def test_a_head_has_the_scale_of_its_block_after_one_within_it():
+    net, other = make(), nn.Dense(1, in_units=4)
+    other.initialize()
+    outer, inner = (Trainer(params_of(each), "sgd", loss_scale=scale) for each, scale in ((net, 8), (other, 1024)))
+    expected = gradient(net, lambda out: out)
+    own_x = mx.nd.ones((2, 4))  # of an input that both read, the first backward would free what MXNet knows of it
+    with autograd.record():
+        loss, within = net(X), other(own_x)
+    with outer.scale_loss(loss) as scaled:
+        with inner.scale_loss(within) as scaled_within:
+            scaled_within.backward()
+        scaled.backward()
+    np.testing.assert_allclose(net.body.weight.grad().asnumpy(), expected, rtol=2**-9)
+
+
 def test_a_copied_net_with_a_head_is_scaled():
     mx.random.seed(0)
     net = make()

@@ -302,6 +302,15 @@ def test_an_added_parameter_trains_like_one_of_a_new_trainer(before, dtype, kvst
     assert trainer.optimizer.num_update == before + 3
 
 
+@pytest.mark.parametrize("container", [lambda net: net, lambda net: net.collect_params()], ids=["net", "its parameters"])
+def test_a_net_may_be_added(container):
+    net = mx.gluon.nn.Dense(2, in_units=3, prefix="more_")
+    net.initialize()
+    trainer = sgd(param([1.0], name="old"), 8)
+    trainer.add_params(container(net))
+    assert [p.name for p in trainer._params] == ["old", "more_weight", "more_bias"]
+
+
 def test_states_of_added_parameters_are_saved(tmp_path):
     def run(numbers, values, load=None):
         old, new = (param(v, name=n) for v, n in zip(values, ("old", "new")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import namedtuple
 
 import mxnet as mx
@@ -14,7 +15,7 @@ from mxmp.dtypes import to_numpy
 from mxmp.errors import StaleGradientError, TrainerError
 from mxmp.gluon import convert
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import LOW, backward, loss_of, param, sgd, trained, value
+from tests.gluon.trainer_tools import LOW, TWO, backward, loss_of, param, sgd, trained, value
 
 ONE = mx.nd.ones((1,))
 
@@ -134,8 +135,9 @@ def test_a_missing_backward_is_an_error_at_the_end_of_the_block(kind, misuse, me
         loss, other, last = (net(mx.nd.array([x])).sum() for x in ([1.0, 2.0], [3.0, 4.0], [1.0, 2.0]))
     with pytest.raises(TrainerError, match=message), trainer.scale_loss(loss):
         misuse(loss, other)
-    with pytest.raises(TrainerError, match="was not scaled|no parameter has a gradient"):
+    with pytest.raises(TrainerError, match="was not scaled|not scaled; call discard_grads|no parameter has a gradient"):
         trainer.step(1)
+    trainer.discard_grads()
     with trainer.scale_loss(last) as scaled:
         scaled.backward()
     assert trainer.step(1)
@@ -182,6 +184,7 @@ def test_each_of_several_losses_needs_a_backward_unless_it_is_a_constant():
     with pytest.raises(TrainerError, match=NONE.format(r"loss\[1\]\[1\]\[0\]")):
         with trainer.scale_loss(losses) as (first, (second, _)):
             autograd.backward([first, second])
+    w.zero_grad()
     losses = [recorded(w, 1), recorded(w, 2)]
     with pytest.raises(TrainerError, match=ITSELF.format(r"loss\[1\]")):
         with trainer.scale_loss(losses) as (first, _):
@@ -200,8 +203,121 @@ def test_a_loss_that_was_not_recorded_has_no_backward():
     trainer, loss = sgd(w, 8), recorded(w, 1)
     with pytest.raises(TrainerError, match=ANOTHER.format("w")), trainer.scale_loss(loss.detach()):
         loss.backward()
-    with pytest.raises(mx.MXNetError, match="not in a computational graph"), trainer.scale_loss(ONE) as scaled:
+    trainer.discard_grads()
+    recorded_one = recorded(w, 1)
+    for losses, path in ((ONE, "loss"), (recorded_one.detach(), "loss"), ([recorded_one, ONE], r"loss\[1\]")):
+        message = rf"scale_loss: {path} was not recorded.*; compute it within autograd.record\(\)"
+        with pytest.raises(TrainerError, match=message), trainer.scale_loss(losses) as scaled:
+            autograd.backward(scaled)
+    with pytest.raises(mx.MXNetError, match="shape"), trainer.scale_loss(ONE):
+        mx.nd.ones((2,)) + mx.nd.ones((3,))
+
+
+# Backward passes outside of scale_loss, beside one that is scaled.
+
+
+def two(grad_req="write"):
+    """Return two parameters with their trainer."""
+    params = [param([0.0], name=name, grad_req=grad_req) for name in "ab"]
+    return params, sgd(params, 8)
+
+
+USES = {
+    "step": lambda trainer: trainer.step(1),
+    "step, stale ignored": lambda trainer: trainer.step(1, ignore_stale_grad=True),
+    "unscale": lambda trainer: trainer.unscale(),
+    "clip": lambda trainer: trainer.clip_global_norm(1),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_a_gradient_of_a_later_backward_that_was_not_scaled_is_named(grad_req, use):
+    (a, b), trainer = two(grad_req)
+    loss = recorded(b, 1)
+    backward(trainer, a, 1)
+    loss.backward()
+    with pytest.raises(TrainerError, match=r"parameter 'b' on cpu\(0\) was written by a backward outside of scale_loss"):
+        use(trainer)
+    assert value(a.data()) == value(b.data()) == [0]
+    trainer.discard_grads()
+    for each in (a, b):
+        each.zero_grad()
+    backward(trainer, [a, b], 1)
+    assert trainer.step(1) and value(a.data()) == value(b.data()) == [-1]
+
+
+def test_a_context_whose_loss_was_not_scaled_is_named():
+    w, trainer = trained(param([0.0], ctx=TWO), 8)
+    losses = [recorded(w, 1, ctx) for ctx in TWO]
+    with trainer.scale_loss(losses[0]) as scaled:
         scaled.backward()
+    losses[1].backward()
+    with pytest.raises(TrainerError, match=r"on cpu\(1\) was written by a backward outside of scale_loss"):
+        trainer.step(1)
+
+
+def test_a_kvstore_that_updates_names_a_gradient_that_was_not_scaled():
+    a, b = param([0.0], ctx=TWO, name="a"), param([0.0], ctx=TWO, name="b")
+    trainer, loss = sgd([a, b], 8, update_on_kvstore=True), recorded(b, 1)
+    backward(trainer, a, 1)
+    loss.backward()
+    with pytest.raises(TrainerError, match="'b' on .* was written by a backward outside of scale_loss"):
+        trainer.step(1)
+
+
+def test_a_gradient_of_an_earlier_backward_that_was_not_scaled_is_stale():
+    (a, b), trainer = two()
+    loss_of_both = recorded([a, b], 1)
+    loss_of_both.backward()
+    backward(trainer, a, 1)
+    with pytest.raises(StaleGradientError, match="gradient of parameter 'b'"):
+        trainer.step(1)
+    assert trainer.step(1, ignore_stale_grad=True) and value(a.data()) == [-1] and value(b.data()) == [0]
+
+
+def test_a_block_does_not_add_to_what_was_not_scaled():
+    (a, b), trainer = two("add")
+    recorded(b, 1).backward()
+    loss = recorded([a, b], 1)
+    with pytest.raises(TrainerError, match=r"gradient of parameter 'b', to which this block would add.*zero_grad and disc"):
+        with trainer.scale_loss(loss):
+            pass
+    b.zero_grad()  # of a gradient of zeros nothing is left
+    with trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+    assert trainer.step(1) and value(a.data()) == value(b.data()) == [-1]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("misuse", ["of the loss", "of another loss"])
+def test_a_block_that_raises_for_a_loss_that_was_not_scaled_keeps_the_step_back(misuse, begun):
+    """Where the error was not heard, as that of a thread."""
+    a, b = param([0.0], name="a"), param([0.0], name="b")
+    trainer = sgd([a, b], 8)
+    if begun:
+        backward(trainer, a, 1)
+    errors = []
+
+    def work():
+        loss, other = recorded(b, 1), recorded(b, 2)
+        try:
+            with trainer.scale_loss(loss):
+                (loss if misuse == "of the loss" else other).backward()
+        except TrainerError as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if not begun:
+        backward(trainer, a, 1)
+    with pytest.raises(TrainerError, match="step: a scale_loss block of this step has raised.*; call discard_grads"):
+        trainer.step(1, ignore_stale_grad=True)
+    assert len(errors) == 1 and value(a.data()) == [0]
+    trainer.discard_grads()
+    backward(trainer, [a, b], 1)
+    assert trainer.step(1)
 
 
 def test_without_a_loss_scale_no_backward_is_asked_for():
@@ -317,6 +433,10 @@ def test_a_joint_loss_needs_a_backward_though_one_trainer_has_gradients(wrong):
     loss, other = recorded([a, b], 1), recorded([a, b][wrong], 1)
     with pytest.raises(TrainerError, match=ANOTHER.format("ab"[wrong])), first.scale_loss(loss, second):
         other.backward()
+    for trainer in (first, second):
+        with pytest.raises(TrainerError, match="call discard_grads|no parameter has a gradient"):
+            trainer.step(1)
+        trainer.discard_grads()
     joint(a, b, first, second)
     assert first.step(1) and second.step(1)
 
@@ -355,7 +475,20 @@ def test_further_trainers_must_be_of_mxmp():
         sgd(param([1.0])).scale_loss(ONE, plain)
 
 
-def test_backward_of_a_block_itself_says_with():
+AS_A_LOSS = {
+    "its backward": lambda block: block.backward(),
+    "backward of it": lambda block: autograd.backward(block),
+    "backward of a list": lambda block: autograd.backward([block]),
+    "a factor": lambda block: block * 2,
+    "another factor": lambda block: 2 * block,
+    "a sum": lambda block: sum([block, block]),
+    "its mean": lambda block: block.mean(),
+    "a loop": lambda block: list(block),
+}
+
+
+@pytest.mark.parametrize("use", AS_A_LOSS.values(), ids=AS_A_LOSS)
+def test_a_block_that_is_used_as_a_loss_says_with(use):
     w = param([1.0])
     with pytest.raises(TrainerError, match=r"write `with trainer.scale_loss\(loss\) as scaled: scaled.backward\(\)`"):
-        sgd(w).scale_loss(recorded(w, 1)).backward()
+        use(sgd(w).scale_loss(recorded(w, 1)))

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import mxmp
+from mxmp.arrays import leaves
 from mxmp.errors import StateError
 from mxmp.optimizer import MultiPrecision
+from mxmp.train import state_files
 from mxmp.train.masters import MasterState
 from tests.gluon.trainer_tools import param, sgd
 
@@ -19,6 +21,9 @@ OPTIMIZERS = {
     "plain sgd": {},
     "schedule": {"momentum": 0.9, "lr_scheduler": None},
 }
+KEEP_THE_MASTER_FIRST = {"adagrad": {}, "signum": {"momentum": 0.9}, "lbsgd": {"momentum": 0.9}}
+KEEP_IT_LAST = {"nag": {"momentum": 0.9}, "lars": {"momentum": 0.9}}
+OPTIMIZERS.update({**KEEP_THE_MASTER_FIRST, **KEEP_IT_LAST})
 VALUES = [0.1, -0.7, 2.0]
 
 
@@ -26,7 +31,7 @@ def options_of(name):
     options = {"learning_rate": 0.1, **OPTIMIZERS[name]}
     if "lr_scheduler" in options:
         options["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(2, 0.7, base_lr=0.1)
-    return ("adam" if name == "adam" else "sgd"), options
+    return (name if name in mx.optimizer.Optimizer.opt_registry else "sgd"), options
 
 
 def run(trainer, w, steps):
@@ -69,7 +74,7 @@ def test_states_that_a_trainer_of_mxnet_wrote_go_on_bit_for_bit(name, how, tmp_p
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("name", ["sgd", "adam", "plain sgd"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "plain sgd", *KEEP_THE_MASTER_FIRST, *KEEP_IT_LAST])
 def test_masters_that_a_trainer_of_mxnet_kept_are_taken_over(name, wrapped, tmp_path):
     """Those of its own ``multi_precision``, and of a `MultiPrecision` that it was given."""
     fname, made = str(tmp_path / "states"), []
@@ -87,6 +92,25 @@ def test_masters_that_a_trainer_of_mxnet_kept_are_taken_over(name, wrapped, tmp_
         run(each, weight, range(3, 6))
         made.append(weight.data().asnumpy().tolist())
     assert made[0] == made[1]
+
+
+@pytest.mark.filterwarnings("ignore:Accumulating with float16:UserWarning")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_states_that_a_trainer_of_mxnet_kept_in_float16_are_widened(name, dtype, tmp_path):
+    w, kept = param(VALUES, "float16"), []
+    plain = mx.gluon.Trainer([w], *options_of(name), kvstore=None)
+    run(plain, w, range(3))
+    plain.save_states(str(tmp_path / "states"))
+    other = param(VALUES, dtype)
+    trainer = mxmp.gluon.Trainer([other], *options_of(name), kvstore=None, loss_scale=None)
+    trainer.load_states(str(tmp_path / "states"))
+    for trainer_ in (plain, trainer):
+        state = trainer_._updaters[0].states[0]
+        kept.append(list(leaves(state.inner if isinstance(state, MasterState) else state)))
+    assert {array.dtype for array in kept[1]} == {np.float32}
+    assert [array.asnumpy().tolist() for array in kept[0]] == [array.asnumpy().tolist() for array in kept[1]]
+    run(trainer, other, [3])
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
@@ -146,6 +170,29 @@ def global_of(module, name, rest=b"."):
     return b"\x80\x04c" + f"{module}\n{name}\n".encode() + rest
 
 
+class Made:
+    """Is pickled as any call, and a state for what that made."""
+
+    def __init__(self, *made):
+        self.made = made
+
+    def __reduce__(self):
+        return self.made
+
+
+def rows_at(row, kind=mx.nd.sparse.RowSparseNDArray):
+    """Return a pickle of one row of a (4, 3) array, anywhere in it or beyond."""
+    array = mx.nd.sparse.row_sparse_array((np.ones((1, 3), np.float32), np.array([2], np.int64)), shape=(4, 3))
+    data = bytes(array.__getstate__()["handle"])
+    assert data.endswith(np.int64(2).tobytes())
+    return pickle.dumps({0: Made(kind, (None,), {"handle": bytearray(data[:-8] + np.int64(row).tobytes())})})
+
+
+def scalar_of(name, *state):
+    """Return a pickle of eight bytes as a number of a dtype: of objects they are a pointer."""
+    return pickle.dumps({0: Made(np.float32(0).__reduce__()[0], (Made(np.dtype, (name, False, True), *state), b"A" * 8))})
+
+
 SGD, SCHEDULER = ("mxnet.optimizer.optimizer", "SGD"), ("mxnet.lr_scheduler", "LRScheduler")
 UNREAD = {
     "a function": (global_of("builtins", "eval"), "it holds a builtins.eval"),
@@ -159,8 +206,21 @@ UNREAD = {
     "three parts": (pickle.dumps(({}, 1, 2)), "too many values"),
     "a bare optimizer": (global_of(*SGD, b")\x81\x86.").replace(b"\x04", b"\x04}"), "no attribute"),
     "cut off": (pickle.dumps({0: mx.nd.ones((3,))})[:-30], ""),
+    "a pointer": (scalar_of("O", (3, "|", None, None, None, -1, -1, 0)), "it holds the dtype O"),
+    "a field": (scalar_of("f8", (3, "<", None, ("a",), {"a": 1}, 8, 1, 0)), "a dtype that is no plain number's"),
+    "a row beyond": (rows_at(2**40), "rows that are not its own"),
+    "a row below 0": (rows_at(-5), "rows that are not its own"),
+    "rows as dense": (rows_at(2, mx.nd.NDArray), "a row_sparse array as a NDArray"),
+    "no content": (pickle.dumps({0: Made(mx.nd.NDArray, (None,))}), "an array without content"),
     "a dtype": (pickle.dumps({0: np.dtype("float32")}), "its states hold a"),
 }
+
+
+def test_numbers_and_rows_of_a_pickle_are_read(tmp_path):
+    (tmp_path / "states").write_bytes(pickle.dumps({0: [np.float32(0.5), np.int64(-3)]}))
+    assert state_files.read(tmp_path / "states") == {"states": [{0: [0.5, -3]}]}
+    (tmp_path / "states").write_bytes(rows_at(3))
+    assert state_files.read(tmp_path / "states")["states"][0][0].indices.asscalar() == 3
 
 
 @pytest.mark.parametrize("content, message", UNREAD.values(), ids=UNREAD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 
 import mxnet as mx
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import mxmp
 from mxmp import amp
 from mxmp.errors import TrainerError
+from mxmp.train.loss_heads import HEAD_SCALE
 from tests.gluon.trainer_tools import DTYPES, TWO, loss_of, param, value
 
 SCALE = 2.0**10
@@ -44,6 +46,8 @@ LOOKS = {
     "another + list": lambda p: ([] + p.list_grad())[0],
     "sum": lambda p: sum([p.list_grad()], [])[0],
     "list * 1": lambda p: (p.list_grad() * 1)[0],
+    "1 * list": lambda p: (1 * p.list_grad())[0],
+    "copy.copy": lambda p: copy.copy(p.list_grad())[0],
     "arguments": lambda p: mx.nd.add_n(*[g.as_in_context(mx.cpu(0)) for g in p.list_grad()]) / len(p.list_grad()),
     "_grad": lambda p: p._grad[0],
 }
@@ -63,6 +67,13 @@ def test_who_reads_a_gradient_sees_the_true_one(dtype, contexts, look):
     assert trainer.step(1)
     for each in params:
         assert value(each.list_data()[0]).tolist() == [1 - 0.125 * contexts, -2 - 0.125 * contexts]
+
+
+def test_a_gradient_that_is_popped_is_true():
+    (w,), trainer = make(names="a")
+    backward(trainer, [w])
+    assert w.list_grad().pop().asnumpy().tolist() == [0.25, 0.25]
+    assert trainer.step(1) and w.data().asnumpy().tolist() == [0.875, -2.125]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -256,6 +267,35 @@ def test_a_look_from_a_thread_waits_for_the_block_of_another():
     assert trainer.step(1) and w.data(TWO[0]).asnumpy().tolist() == [0.5, -2.5]
 
 
+@pytest.mark.parametrize("with_heads", [False, True], ids=["", "loss heads"])
+def test_threads_that_look_at_one_anothers_gradients_within_blocks_do_not_wait_for_ever(with_heads):
+    if with_heads:
+        HEAD_SCALE.data(mx.cpu())  # as after the first call of a converted net with a loss head
+    pairs, inside = [make(names=name, grad_req="add") for name in "ab"], threading.Barrier(1 if with_heads else 2)
+    for params, trainer in pairs:
+        backward(trainer, params)
+    lists = [params[0].list_grad() for params, _ in pairs]
+
+    def work(number):
+        params, trainer = pairs[number]
+        with mx.autograd.record():
+            loss = loss_of(params, 0.25)
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+            inside.wait(20)
+            time.sleep(0.1)  # for the other thread to come to its block
+            lists[1 - number][0].sum()
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    for params, trainer in pairs:
+        assert params[0].grad().asnumpy().tolist() == [0.5, 0.5] and trainer.step(1)
+
+
 @pytest.mark.parametrize("error", [KeyError, TrainerError], ids=["the user's", "no loss"])
 @pytest.mark.parametrize("begun", [True, False], ids=["a later block", "the first block"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -285,6 +325,18 @@ def test_a_call_that_is_refused_leaves_gradients_true():
     assert trainer.step(1, ignore_stale_grad=True) and params[0].data(TWO[0]).asnumpy().tolist() == [0.75, -2.25]
 
 
+def test_a_block_that_cannot_begin_leaves_gradients_true():
+    params, trainer = make(grad_req="add", names="a")
+    others, other = make(grad_req="add", names="b")
+    backward(trainer, params)
+    with mx.autograd.record():
+        loss = loss_of(others, 1)
+    loss.backward()
+    with pytest.raises(TrainerError, match="gradient of parameter 'b', to which this block would add"):
+        backward(trainer, params, others=[other])
+    assert params[0].grad().asnumpy().tolist() == [0.25, 0.25] and trainer.step(1)
+
+
 # Several trainers.
 
 
@@ -296,6 +348,40 @@ def test_trainers_of_one_loss_are_unscaled_together():
     assert one._scaler.state.is_unscaled and other._scaler.state.is_unscaled
     assert one.step(1) and other.step(1)
     assert first[0].data().asnumpy().tolist() == second[0].data().asnumpy().tolist() == [0.875, -2.125]
+
+
+def sharing(shared, *others):
+    """Return trainers, each of a parameter of its own and of one that they share."""
+    options = {"learning_rate": 0.5}
+    return [mxmp.gluon.Trainer([shared, other], "sgd", options, loss_scale=SCALE) for other in others]
+
+
+@pytest.mark.parametrize("steps_first", [0, 1], ids=["first", "second"])
+@pytest.mark.parametrize("look", [(), (0,), (0, 1, 2)], ids=["no look", "a look", "looks"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_trainers_of_one_block_may_share_a_parameter(dtype, look, steps_first):
+    params = [param([1.0, -2.0], dtype, name=name) for name in "abc"]
+    lists = [p._grad for p in params]
+    trainers = sharing(*params)
+    for _ in range(2):
+        backward(trainers[0], params, others=trainers[1:])
+        for number in look:
+            assert params[number].grad().asnumpy().tolist() == [0.25, 0.25]
+        assert trainers[steps_first].step(1) and trainers[1 - steps_first].step(1, ignore_stale_grad=True)
+    assert all(value(p.data()).tolist() == [0.75, -2.25] for p in params)
+    assert all(p._grad is before for p, before in zip(params, lists))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_further_block_of_one_trainer_leaves_what_another_shares_with_it_of_one_scale(dtype):
+    params = [param([1.0, -2.0], dtype, name=name, grad_req="add") for name in "abc"]
+    one, other = sharing(*params)
+    backward(one, params, others=[other])
+    assert params[0].grad().asnumpy().tolist() == [0.25, 0.25]
+    backward(one, params[:2])
+    assert [p.grad().asnumpy()[0] for p in params] == [0.5, 0.5, 0.25]
+    assert other.step(1) and one.step(1, ignore_stale_grad=True)
+    assert [value(p.data()).tolist()[0] for p in params] == [0.75, 0.75, 0.875]
 
 
 @pytest.mark.parametrize("loss_scale", [4 * SCALE, None], ids=["scaled", "without a scale"])

@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import mxmp
 from mxmp.arrays import to_float32
 from mxmp.errors import TrainerError
 from mxmp.optimizer import MultiPrecision
@@ -107,6 +108,24 @@ def test_attributes_are_the_inner_optimizers():
     assert "multiprecision" not in mx.optimizer.Optimizer.opt_registry
 
 
+@pytest.mark.parametrize("value", ["a", None, float("nan"), float("inf")], ids=repr)
+def test_a_rate_that_no_update_can_use_is_refused(value):
+    w = mx.gluon.Parameter("w", shape=(1,))
+    w.initialize()
+    trainer, optimizer = mxmp.gluon.Trainer([w], "sgd"), mxmp.optimizer.LossScaleOptimizer(mx.optimizer.SGD())
+    with pytest.raises(TrainerError, match=f"^the learning rate is {value!r}; expected a finite number"):
+        trainer.set_learning_rate(value)
+    with pytest.raises(TrainerError, match="^the learning rate is"):
+        optimizer.learning_rate = value
+    with pytest.raises(TrainerError, match="^wd is"):
+        trainer.optimizer.wd = value
+    with pytest.raises(TrainerError, match="^lr is"):
+        optimizer.lr = value
+    assert (trainer.learning_rate, trainer.optimizer.wd, optimizer.learning_rate) == (0.01, 0, 0.01)
+    trainer.set_learning_rate(np.float32(0.5))
+    assert trainer.learning_rate == 0.5
+
+
 def test_overridden_methods_of_the_inner_optimizer_count():
     outer = MultiPrecision(mx.optimizer.LARS(learning_rate=0.5))
     assert outer._get_lrs([0, 1]) == [0.5, 0.5]
@@ -139,6 +158,19 @@ def test_pickled_updater_states_go_on():
     other(0, grad, copied)
     np.testing.assert_array_equal(copied.asnumpy(), weight.asnumpy())
     np.testing.assert_array_equal(other.states[0].master.asnumpy(), updater.states[0].master.asnumpy())
+
+
+def test_states_of_a_plain_updater_are_named_with_the_call_that_loads_them(tmp_path):
+    plain, weight = mx.optimizer.get_updater(make("sgd", multi_precision=True)), low([1.0], "float16")
+    plain(0, low([0.5], "float16"), weight)
+    updater, optimizer = updater_of(make("sgd")), mxmp.optimizer.LossScaleOptimizer(make("sgd"))
+    updater.set_states(plain.get_states())
+    with pytest.raises(TrainerError, match="or the state is one of MXNet that set_states took.*by load_states of"):
+        updater(0, low([0.5], "float16"), weight)
+    (tmp_path / "states").write_bytes(plain.get_states())
+    optimizer.build([weight])
+    optimizer.load_states(str(tmp_path / "states"))
+    assert optimizer._updater.states[0].master.asscalar() == plain.states[0][1].asscalar()
 
 
 @pytest.mark.behaviour("wrapping twice", "wrong optimizer arguments")

@@ -188,6 +188,19 @@ def test_a_write_past_a_master_is_an_error_only_while_an_optimizer_has_it(alive)
     assert exact_value(param.data(), param).asnumpy().tolist() == [np.float32(0.1), 4]
 
 
+@pytest.mark.parametrize("target", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("ctx", [None, TWO], ids=["one context", "two"])
+def test_a_cast_is_of_the_exact_value(ctx, target):
+    exact = np.asarray([0.1, 1 - 3e-5], np.float32)  # the second is 1 in float16
+    param, _, _optimizer = owned(exact, ctx=ctx)
+    param.cast(DTYPES.get(target, target))
+    for weight in param.list_data():
+        expected = mx.nd.array(exact) if target not in LOW else in_dtype(mx.nd.array(exact), weight.dtype)
+        assert as_float32(weight).tolist() == as_float32(expected).tolist()
+    if target in LOW:
+        assert exact_value(param.list_data()[0], param).asnumpy().tolist() == exact.tolist()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_parameter_that_is_cast_by_hand_has_no_master_any_more(dtype):
     param, _, _optimizer = owned()

@@ -178,15 +178,30 @@ def test_the_flag_tells_whether_weights_are_their_masters_rounded(masters):
 
 
 @pytest.mark.parametrize("steps", [1, 9, 10])
-def test_an_updater_of_mxnet_sees_a_write_within_ten_updates_and_undoes_it_later(steps):
-    weights, updater = values(0, MIXED), mx.optimizer.get_updater(MultiPrecision(mx.optimizer.SGD(learning_rate=0)))
+def test_an_updater_of_mxnet_sees_a_write_to_a_parameter_within_ten_updates_and_undoes_it_later(steps):
+    param = mx.gluon.Parameter("w", shape=(3,), dtype="float16")
+    param.initialize(mx.init.One())
+    updater = mx.optimizer.get_updater(MultiPrecision(mx.optimizer.SGD(learning_rate=0, param_dict={0: param})))
+    for _ in range(steps):
+        updater(0, mx.nd.ones(3), param.data())
+    param.data()[:] = 3
+    if steps < 10:
+        with pytest.raises(TrainerError, match="parameter 'w' .* written to past its float32 master"):
+            updater(0, mx.nd.ones(3), param.data())
+    else:
+        updater(0, mx.nd.ones(3), param.data())
+        assert param.data().asnumpy().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("steps", [1, 11])
+def test_an_updater_of_mxnet_takes_over_what_is_written_to_an_array(steps):
+    """Which has no set_data to say so; elements that were not written to keep their exact values."""
+    weights, updater = values(0, MIXED), mx.optimizer.get_updater(MultiPrecision(mx.optimizer.SGD(learning_rate=1e-4)))
     for step in range(steps):
         one_by_one(updater, values(step, MIXED), weights)
-    before = weights[0].asnumpy()
-    weights[0][:] = 3
-    if steps < 10:
-        with pytest.raises(TrainerError, match="parameter 0 .* written to past its float32 master"):
-            one_by_one(updater, values(2, MIXED), weights)
-    else:
-        one_by_one(updater, values(2, MIXED), weights)
-        np.testing.assert_array_equal(weights[0].asnumpy(), before)
+    exact = updater.states[0].master.asnumpy()
+    weights[0][0] = exact[0] = 3
+    grads = [mx.nd.zeros(each.shape) for each in weights]
+    with mx.autograd.record():
+        one_by_one(updater, grads, weights)
+    np.testing.assert_array_equal(updater.states[0].master.asnumpy(), exact)

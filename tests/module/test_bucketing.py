@@ -26,6 +26,14 @@ def sym_gen(length):
     return mx.sym.SoftmaxOutput(out, name="softmax"), *NAMES
 
 
+def extra_layer(length):
+    """The same, with a layer that the default bucket alone has."""
+    out = sym_gen(length)[0].get_internals()["fc2_output"]
+    if length == KEYS[0]:
+        out = mx.sym.FullyConnected(out, num_hidden=4, name="extra")
+    return mx.sym.SoftmaxOutput(out, name="softmax"), *NAMES
+
+
 def batch(length, seed):
     rng = np.random.default_rng(seed)
     data, label = mx.nd.array(rng.normal(size=(8, length, 5))), mx.nd.array(rng.integers(0, 4, 8))
@@ -96,6 +104,22 @@ def test_resumed_buckets_are_bit_identical_and_have_the_networks_symbols(policy,
         train(module, range(5, 9))
     assert bits(values(loaded)) == bits(values(whole))
     assert (loaded.loss_scale, loaded.skipped_steps) == (whole.loss_scale, whole.skipped_steps)
+
+
+def test_a_checkpoint_in_a_small_bucket_holds_what_it_lacks(tmp_path):
+    module = train(bound(extra_layer, policy="O2", loss_scale=512), ())
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer("device", "sgd", SGD)
+    train(module, (0, 1))
+    trained = module._buckets[KEYS[0]]._exec_group.execs[0].arg_dict["extra_weight"]
+    assert values(module)["extra_weight"].astype("float16").tolist() == trained.asnumpy().tolist()
+    module.save_checkpoint(str(tmp_path / "net"), 1, True)
+    other = BucketingModule.load(str(tmp_path / "net"), 1, extra_layer, KEYS[0], True, policy="O2", loss_scale=512)
+    other.bind(batch(KEYS[0], 0).provide_data, batch(KEYS[0], 0).provide_label)
+    other.init_optimizer("device", "sgd", SGD)
+    for each in (module, other):
+        train(each, (2, 3, 4))
+    assert bits(values(other)) == bits(values(module))
 
 
 @pytest.mark.parametrize("kvstore", [None, "device"])

@@ -175,6 +175,20 @@ def test_parameters_that_are_set_reach_the_masters_exactly(change, context):
     assert train(module, batches()[:1]).skipped_steps == 0
 
 
+@pytest.mark.parametrize("allow_missing", [True, False])
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_parameters_may_be_set_in_any_dtype(dtype, allow_missing):
+    module = train(ready(policy="O2", loss_scale=512), batches(1))
+    args, aux = ({name: array.astype(dtype) for name, array in each.items()} for each in module.get_params())
+    args["fc1_weight"][:] = 0.3
+    expected = args["fc1_weight"].asnumpy().astype(np.float32)
+    module.set_params(args, aux, allow_missing=allow_missing)
+    found = module.get_params()[0]["fc1_weight"]
+    assert found.dtype == np.float32 and found.asnumpy().tolist() == expected.tolist()
+    train(module, batches(1))
+    assert module.skipped_steps == 0 and module.get_params()[0]["fc1_weight"].dtype == np.float32
+
+
 def test_contexts_without_a_kvstore_go_on_from_their_mean_after_a_rebind():
     module = train(ready(policy="O2", context=TWO, kvstore=None), batches())
     before = values(module)

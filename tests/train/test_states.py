@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import random
 import zipfile
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 import mxmp
 from mxmp.dtypes import NUMPY_BFLOAT16
-from mxmp.errors import StateError, TrainerError
+from mxmp.errors import CheckpointError, StateError, TrainerError
 from mxmp.loss_scale import DynamicLossScale, parse
 from mxmp.train.masters import MasterState
 from mxmp.train.state_files import read, write
@@ -163,6 +164,42 @@ def test_weights_that_are_not_their_masters_are_not_saved(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+# Names of parameters: a net that is made again in a notebook has others.
+
+ORDERS = {  # names in the file, those of another run, and where in the file the states of each are
+    "made again": (["d8", "d9"], ["d10", "d9"], [1, 0]),
+    "both sorted as text": (["d10", "d11", "d9"], ["d100", "d101", "d99"], [0, 1, 2]),
+    "the same": (["d8", "d9", "d10"], ["d10", "d8", "d9"], [2, 0, 1]),
+    "by position": (["d9", "d8"], ["e1", "e2"], [0, 1]),
+    "the same name twice": (["d", "d"], ["d", "d"], [0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", ["sgd", "lbsgd"])
+@pytest.mark.parametrize(("before", "after", "places"), ORDERS.values(), ids=ORDERS)
+def test_states_go_to_the_layers_that_they_are_of(before, after, places, name, tmp_path):
+    options = {"momentum": 0.9, **({"batch_scale": 4} if name == "lbsgd" else {})}
+    saved, other = (
+        mxmp.gluon.Trainer([param([1.0, 2.0], "float16", name=n) for n in names], name, options, loss_scale=None)
+        for names in (before, after)
+    )
+    for first in range(len(before)):
+        for number, layer in enumerate(saved._params[first:]):
+            backward(saved, layer, 0.1 * (number + 1))
+        saved.step(1, ignore_stale_grad=True)
+    saved.save_states(str(tmp_path / "s"))
+    other.load_states(str(tmp_path / "s"))
+
+    def kept(trainer, index):
+        inner = trainer.optimizer.inner
+        own = trainer._updaters[0].states[index].inner, getattr(inner, "cumgrads", {}).get(index)
+        return repr(freeze([*own, inner._index_update_count[index]]))
+
+    expected = [kept(saved, place) for place in places]
+    assert [kept(other, index) for index in range(len(after))] == expected
+    assert len(set(expected)) == len(after)
+
+
 # Fields of the optimizer, and the loss scale.
 
 
@@ -180,6 +217,20 @@ def test_a_file_decides_over_options_and_the_log_tells_which(tmp_path, caplog):
     assert "wd" not in caplog.text and "loss_scale" not in caplog.text
     assert sorted(other.trainer._updaters[0].states) == [0, 1, 2]  # momenta, which its own options had not made
     other.step(1)
+
+
+def test_fields_may_be_none_where_an_optimizer_can_have_them_so(tmp_path):
+    """Before the first update, of a clipping, and a rate that a schedule has."""
+    fresh, used = Run("lars", lr_scheduler=scheduler(), learning_rate=None), Run("lars", lr_scheduler=scheduler())
+    fresh.save(str(tmp_path / "s"))
+    used.step(0)
+    used.trainer.optimizer.clip_gradient = float("inf")
+    used.save(str(tmp_path / "used"))
+    used.load(str(tmp_path / "s"))
+    inner = used.trainer.optimizer.inner
+    assert (inner.lr, inner.cur_lr, inner.clip_gradient) == (None, None, None)
+    used.load(str(tmp_path / "used"))
+    assert inner.cur_lr is not None and inner.clip_gradient == float("inf")
 
 
 def test_fields_that_a_file_cannot_hold_stay(tmp_path):
@@ -281,8 +332,9 @@ def saved_file(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"optimizer": "sgd"}, "the optimizer is Adam; expected SGD, as in this trainer"),
-        ({"lr_scheduler": scheduler()}, "lr_scheduler is NoneType; expected FactorScheduler"),
+        ({"optimizer": "sgd"}, "the optimizer is Adam; expected SGD, as here: train with the optimizer of the saved run"),
+        ({"lr_scheduler": scheduler()}, "the lr_scheduler is None; expected FactorScheduler, as here: train with"),
+        ({"lr_scheduler": scheduler(), "shape": (2, 3)}, "the shape of parameter 'p0'"),
         ({"dtypes": DTYPES[:2]}, "the number of parameters is 3; expected 2"),
         ({"shape": (2, 3)}, r"the shape of parameter 'p0' \(number 0\) is \[3, 2\]; expected \[2, 3\]"),
     ],
@@ -314,6 +366,10 @@ HEADERS = {
     "no option": ({"fields": {"param_dict": {}}}, "fields.param_dict is {}; expected absent"),
     "a method": ({"fields": {"update": 1}}, "fields.update is 1; expected absent"),
     "a type": ({"fields": {"beta1": "much"}}, "fields.beta1 is 'much'; expected the like of 0.9"),
+    "no rate": ({"fields": {"lr": None}}, "fields.lr is None; expected the like of 0.001"),
+    "an endless rate": ({"fields": {"lr": float("inf")}}, "fields.lr is inf; expected the like of 0.001"),
+    "no option's value": ({"fields": {"beta1": None}}, "fields.beta1 is None; expected the like of 0.9"),
+    "no number at all": ({"fields": {"beta1": float("nan")}}, "fields.beta1 is nan; expected the like of 0.9"),
     "fields": ({"fields": 7}, "fields is 7; expected a dict"),
     "states": ({"states": [7]}, r"states\[0\] is int; expected a dict"),
     "an index": (states(9, None), r"states\[0\]\[9\] is of no parameter; expected an index from 0 to 2"),
@@ -375,6 +431,8 @@ def compressed(data):
 DAMAGES = {
     "cut off": lambda data: data[:-40],
     "a name": lambda data: data[:26] + b"\xff\x0f" + data[28:],  # its length: the error quotes the file
+    "more at its end": lambda data: data + b"x",
+    "more at the end of a pickle": lambda data: pickle.dumps({}) + b"x",
     "a pickle": lambda data: b"\x80\x04" + data,
     # A sum no longer fits; numpy stores text as UTF-32.
     "flipped": lambda data: data.replace("mxmp".encode("utf-32-le"), "mxmq".encode("utf-32-le")),
@@ -404,8 +462,20 @@ def test_load_refuses_another_npz_file(tmp_path):
 
 
 def test_load_of_a_missing_file_says_so(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=f"^{tmp_path}/none: there is no such file"):
         Run().load(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("call", ["save", "load"])
+@pytest.mark.parametrize("fname", [None, 3], ids=repr)
+def test_what_is_no_path_is_named(fname, call):
+    with pytest.raises(CheckpointError, match=f"^fname is {fname}; expected the path of a file"):
+        getattr(Run(), call)(fname)
+
+
+def test_load_of_a_folder_says_so(tmp_path):
+    with pytest.raises(CheckpointError, match=f"^{tmp_path}: it is a folder, not a file"):
+        Run().load(str(tmp_path))
 
 
 def test_a_file_with_any_byte_changed_is_refused_or_the_same(saved_file):
