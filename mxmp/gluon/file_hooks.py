@@ -30,6 +30,14 @@ class FileHooks(TracedNet):
 
         The graph of inference if the net has been called for inference; of several the one that ran last.
         """
+        if not self.graphs.ops and self.own_graph is not None and self.early is not None and not self.for_inference:
+            # A SymbolBlock has its graph before it is called: contrib.amp's scripts convert and export at once.
+            require_export_folder(path)
+            stored = [(False, param) for param in self.net.collect_params().values()]
+            with storage.as_stored(self.net.collect_params().values()):
+                values = values_for(self.early.symbol, stored)
+            save_checkpoint(path, epoch, self.early.symbol, *values, remove_amp_cast=remove_amp_cast)
+            return
         graph = self.graph_to_export(path)
         if self.for_inference:
             symbol, args, aux = folded_model(self.net, graph, self.policy)
