@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 import mxnet as mx
 from mxnet.gluon.utils import HookHandle
 
-from ..arrays import require_positive
+from ..arrays import is_low_precision, require_positive, scale_in_place
 from ..distributed import KVStore, distributed
 from ..errors import TrainerError
 from ..loss_scale import LossScale, parse
@@ -33,7 +33,7 @@ from ..train.kvstores import (
     require_updating_kvstore,
 )
 from ..train.loss_heads import HEAD_SCALE
-from ..train.masters import MultiPrecision
+from ..train.masters import MultiPrecision, Weight
 from ..train.scale_loss import scale_loss
 from ..train.scaled_loss import ScaledLoss, require_backward
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale, turn_of
@@ -150,7 +150,9 @@ class Trainer(ScalerStatus, TrainerBase):
             self._prepare()
 
     @classmethod
-    def adopt(cls, trainer: mx.gluon.Trainer, loss_scale: Any = "policy", multi_precision: bool = True) -> Any:
+    def adopt(
+        cls, trainer: mx.gluon.Trainer, loss_scale: Any = "policy", multi_precision: bool = True, num_losses: int = 1
+    ) -> Any:
         """Give a ``mx.gluon.Trainer`` loss scaling, exact skips and masters: it becomes one of mxmp.
 
         This one object changes, not its class; its optimizer, schedule and states stay.
@@ -160,6 +162,7 @@ class Trainer(ScalerStatus, TrainerBase):
                 that was set up already.
             loss_scale: As for `Trainer`.
             multi_precision: Whether low precision parameters have float32 masters.
+            num_losses: Number of losses with scales of their own, which `scale_loss` knows by their ``loss_id``.
 
         Returns:
             The trainer.
@@ -170,7 +173,7 @@ class Trainer(ScalerStatus, TrainerBase):
         """
         if _is_policys(loss_scale):
             loss_scale = policys_loss_scale(trainers.params(trainer) if isinstance(trainer, mx.gluon.Trainer) else ())
-        scaler = Scaler(loss_scale)
+        scaler = Scaler(loss_scale, num_losses)
         kind = adoptable(trainer, scaler.loss_scale, cls)
         if not isinstance(trainer, Trainer):
             settings = trainers.kvstore_params(trainer)
@@ -396,7 +399,9 @@ class Trainer(ScalerStatus, TrainerBase):
             f"skipped_steps={self.skipped_steps})"
         )
 
-    def scale_loss(self, loss: Any, *others: Trainer) -> contextlib.AbstractContextManager[Any]:
+    def scale_loss(
+        self, loss: Any, *others: Trainer, loss_id: int = 0
+    ) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields the loss times the loss scale.
 
         Call backward on what it yields, inside the block. Works inside and outside of
@@ -415,6 +420,7 @@ class Trainer(ScalerStatus, TrainerBase):
             others: Further trainers that step on this loss. All of them use the smallest of their
                 scales for this window; each then steps on its own. Leave those out that do not step,
                 even if backward reaches their parameters.
+            loss_id: Number of the loss, of which each has a scale of its own: see ``num_losses`` of `adopt`.
 
         Raises:
             TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss; if a loss head
@@ -433,7 +439,39 @@ class Trainer(ScalerStatus, TrainerBase):
                 )
             if trainer._scaler.active:
                 loss_heads.refuse(trainer.mx_params)
-        return _Block(_scaled_block(loss, trainers))
+        return _Block(_scaled_block(loss, trainers, loss_id))
+
+    def master_params(self) -> Iterator[mx.nd.NDArray]:
+        """Yield the float32 values that are updated: masters, or the parameters where they are float32.
+
+        They are the arrays themselves, on the first context of each parameter; low precision parameters
+        without masters are yielded as they are. Between backward and step the gradients are unscaled
+        first, and the ``grad`` of each array is the one that the step uses.
+
+        Raises:
+            TrainerError: As `unscale`.
+        """
+        if not (self._scaler.state.is_ready or self._scaler.state.reduced or self._scaler.is_open):
+            self.unscale()
+        for index, param in enumerate(self.mx_params):
+            if param.grad_req != "null":
+                yield self._master(index, param)
+
+    def _master(self, index: int, param: mx.gluon.Parameter) -> mx.nd.NDArray:
+        """Return the master of a weight, made now if the first step is still to come."""
+        weight = param.list_data()[0]
+        if not is_low_precision(weight) or not self.mx_optimizer.masters:
+            return weight
+        updater = self._gradients.updaters[0]
+        if index not in updater.states:
+            updater.states[index] = self.mx_optimizer.create_state_multi_precision(index, weight)
+            updater.states_synced[index] = True
+        state = updater.states[index]
+        self.mx_optimizer.share_master(Weight(index, weight, weight, state))
+        master: mx.nd.NDArray = state.master
+        if self._scaler.state.is_unscaled:
+            mx.autograd.mark_variables([master], [param.list_grad()[0]])
+        return master
 
     def unscale(self) -> None:
         """Make ``param.grad()`` the true gradients, in float32, reduced over the contexts.
@@ -649,10 +687,11 @@ class _Block:
 
 
 @contextlib.contextmanager
-def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
+def _scaled_block(loss: Any, trainers: Sequence[Trainer], loss_id: int) -> Iterator[Any]:
     """Yield a loss times the scale of all trainers that step on it, and check that backward came through it."""
     trainers = list(dict.fromkeys(trainers))
-    with turn_of(trainer._scaler for trainer in trainers), contextlib.ExitStack() as stack:
+    turn, chosen = turn_of(trainer._scaler for trainer in trainers), _chosen_loss(trainers, loss_id)
+    with turn, chosen, contextlib.ExitStack() as stack:
         for trainer in trainers:
             trainer._end_look()
             trainer._gradients.require_own()
@@ -676,6 +715,26 @@ def _scaled_block(loss: Any, trainers: Sequence[Trainer]) -> Iterator[Any]:
             if trainer._scaler.active:
                 trainer._training_step.keep_running_stats(trainer._gradients.running_stats())
         yield scaled
+
+
+@contextlib.contextmanager
+def _chosen_loss(trainers: Sequence[Trainer], loss_id: int) -> Iterator[None]:
+    """Scale one of several losses within a block, and note after it whether the gradients are finite with it."""
+    several = [trainer for trainer in trainers if loss_id != 0 or trainer._scaler.num_losses > 1]
+    for trainer in several:
+        trainer._end_look()
+        trainer._scaler.require_can_scale("scale_loss")
+        trainer._scaler.select(loss_id)
+    scale = min(trainer.loss_scale.value for trainer in trainers)
+    for trainer in several:
+        # A step's gradients have one scale at any time, in their dtype: exact in float32, float16 may lose bits.
+        state = trainer._scaler.state
+        if state.is_scaled:
+            scale_in_place(trainer._gradients.fresh_grads(), scale / state.scale)
+            state.scale = scale
+    yield
+    for trainer in several:
+        trainer._scaler.note(trainer._gradients.fresh_grads())
 
 
 def _let_see_true_gradients(trainers: Sequence[Trainer]) -> None:

@@ -145,7 +145,7 @@ def test_clamped_values_are_logged(caplog):
     net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, no_bias=True, name="fc")
     _, found, _ = amp.convert_model(net, {"fc_weight": mx.nd.array([[1e5, 1e-9]])}, {}, cast_optional_params=True)
     assert found["fc_weight"].asnumpy().tolist() == [[65504, 0]]
-    assert "parameter 'fc_weight': 1 values clamped to float16's range, 1 became zero" in caplog.text
+    assert "parameter 'fc_weight': 1 values clamped to the range of float16, 1 became zero" in caplog.text
 
 
 def ready():

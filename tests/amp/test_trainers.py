@@ -10,7 +10,6 @@ from mxnet import autograd, gluon
 
 import mxmp
 from mxmp import amp
-from mxmp.amp.trainers import adopt
 from mxmp.errors import LossScaleError, TrainerError
 from tests.amp.scenarios import TWO, backward, param, values
 
@@ -166,7 +165,7 @@ def test_a_loss_id_needs_num_losses():
     w = param()
     trainer = plain(w)
     amp.init_trainer(trainer)
-    with pytest.raises(TrainerError, match="loss_id=1: the trainer has one loss; give num_losses"):
+    with pytest.raises(TrainerError, match="loss_id=1: the trainer has losses 0 to 0; num_losses says how many"):
         with amp.scale_loss(mx.nd.ones(1), trainer, loss_id=1):
             pass
 
@@ -177,7 +176,7 @@ HUGE = 1e35
 def two_losses(init_scale=2.0**16, count=2, **kwargs):
     w = param(**kwargs)
     trainer = plain(w)
-    adopt(trainer, mxmp.loss_scale.DynamicLossScale(init_scale=init_scale, growth_interval=2), num_losses=count)
+    mxmp.gluon.Trainer.adopt(trainer, mxmp.loss_scale.DynamicLossScale(init_scale=init_scale, growth_interval=2), num_losses=count)
     return w, trainer
 
 
@@ -280,7 +279,7 @@ def test_states_of_several_losses(tmp_path):
 
 def test_setting_the_loss_scale_sets_that_of_all_losses():
     trainer = plain(param())
-    adopt(trainer, "dynamic", num_losses=3)
+    mxmp.gluon.Trainer.adopt(trainer, "dynamic", num_losses=3)
     trainer.loss_scale = 64
     assert scales(trainer) == [64, 64, 64]
 
@@ -288,5 +287,5 @@ def test_setting_the_loss_scale_sets_that_of_all_losses():
 def test_a_shared_scale_is_for_one_loss():
     trainer = plain(param())
     with pytest.raises(TrainerError, match="a SharedLossScale is for trainers with one loss"):
-        adopt(trainer, mxmp.gluon.SharedLossScale(8), num_losses=2)
+        mxmp.gluon.Trainer.adopt(trainer, mxmp.gluon.SharedLossScale(8), num_losses=2)
     assert type(trainer) is gluon.Trainer
