@@ -10,12 +10,10 @@ import logging
 import os
 import threading
 import weakref
-from contextlib import AbstractContextManager
 from types import MethodType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
-from mxnet import gluon
 
 from .. import symbol
 from ..errors import ConvertError, TrainerError
@@ -28,8 +26,10 @@ from ..mxnet_private import blocks, made_with, modules
 from .operators import AmpError, ListPolicy, list_policy
 
 _LOG = logging.getLogger(__name__)
+
+# HybridBlock's method that runs the graph of a hybridized net on arrays, and that of any SymbolBlock. Nets that run
+# eagerly, and the trace of a net by symbols, do not come here (HybridBlock.forward in python/mxnet/gluon/block.py).
 _CALL = blocks.call_cached_op.name
-"""HybridBlock's method that runs the graph of a hybridized net on arrays; SymbolBlocks run by it always."""
 
 
 class _Hook:
@@ -37,20 +37,21 @@ class _Hook:
 
     def __init__(self, policy: ListPolicy) -> None:
         self.policy = policy
-        self.original: Callable[..., Any] = getattr(gluon.HybridBlock, _CALL)
-        self.nets: weakref.WeakSet[gluon.Block] = weakref.WeakSet()
-        self.has_looked = False  # whether a scaled loss was looked at: was any net converted?
+        self.original: Callable[..., Any] = getattr(mx.gluon.HybridBlock, _CALL)
+        self.nets: weakref.WeakSet[mx.gluon.Block] = weakref.WeakSet()
+        self.has_warned = False  # or has seen at the first scaled loss that there is nothing to warn of
         self._process, self._lock = os.getpid(), threading.RLock()
 
-    def __get__(self, net: Optional[gluon.Block], owner: Any) -> Any:
+    def __get__(self, net: Optional[mx.gluon.Block], owner: Any) -> Any:
         """Return the method of a net."""
         return self if net is None else MethodType(self, net)
 
-    def __call__(self, net: gluon.HybridBlock, *args: Any) -> Any:
-        """Run a net, converted from its first call on; not in forked processes, such as a DataLoader's workers."""
+    def __call__(self, net: mx.gluon.HybridBlock, *args: Any) -> Any:
+        """Run a net, converted from its first call on."""
+        # A worker of a DataLoader is a fork, in which contrib.amp's casts made any Dense fail (gluon-cv#1277).
         if conversion_of(net) is None and os.getpid() == self._process:
-            with self._lock:
-                # A net with parts that were converted by hand stays as it is.
+            with self._lock:  # threads of data parallel training call one net
+                # A net with parts that were converted by hand stays as it is. Parts that ran alone join the whole.
                 if conversion_of(net) is None and all(map(self.made, conversions_of(blocks_in(net)))):
                     convert(net, self.policy)
                     vars(net)["_mxmp_amp"] = _Member(net)
@@ -60,24 +61,24 @@ class _Hook:
 
     def made(self, conversion: Any) -> bool:
         """Return whether a conversion is one of `init`."""
-        return conversion is not None and conversion.policy == self.policy
+        return conversion is not None and conversion.policy == self.policy  # a copied net has a copied policy
 
 
 class _Member:
     """Registers a net that `init` converted, and each copy of it, so that `disable` restores them."""
 
-    def __init__(self, net: gluon.Block) -> None:
+    def __init__(self, net: mx.gluon.Block) -> None:
         self._net, hook = net, installed_hook()
         if hook is not None:
             hook.nets.add(net)
 
     def __reduce__(self) -> Any:
-        return _Member, (self._net,)
+        return _Member, (self._net,)  # copy and pickle make the net first, and then its attributes
 
 
 def installed_hook() -> Optional[_Hook]:
     """Return the hook that `init` installed, which holds all of its state."""
-    hook = getattr(gluon.HybridBlock, _CALL)
+    hook = getattr(mx.gluon.HybridBlock, _CALL)
     return hook if isinstance(hook, _Hook) else None
 
 
@@ -111,7 +112,7 @@ def init(
     )
     hook = installed_hook()
     if hook is None:
-        setattr(gluon.HybridBlock, _CALL, _Hook(policy))
+        setattr(mx.gluon.HybridBlock, _CALL, _Hook(policy))
         _LOG.info("nets that are hybridized run in %s from now on", policy.compute_dtype)
     elif hook.policy != policy:
         raise AmpError(f"amp.init was called before, with other arguments ({hook.policy}); call amp.disable first.")
@@ -121,13 +122,13 @@ def disable() -> None:
     """Undo `init`: the nets that it converted, and copies of them, run their float32 graphs again."""
     hook = installed_hook()
     if hook is not None:
-        setattr(gluon.HybridBlock, _CALL, hook.original)
+        setattr(mx.gluon.HybridBlock, _CALL, hook.original)
         for net in list(hook.nets):
             if hook.made(conversion_of(net)):
                 restore(net)
 
 
-def disable_casts() -> AbstractContextManager[Any]:
+def disable_casts() -> ContextManager[Any]:
     """Return a context manager within which converted nets run in float32, as Apex's: ``precision("float32")``.
 
     Weights that are stored in low precision keep their values; `mxmp.gluon.restore` gives the masters back.
@@ -156,13 +157,13 @@ def init_trainer(optimizer_or_trainer: mx.gluon.Trainer, loss_scale: Any = "auto
     hook = installed_hook()
     if hook is None:
         raise AmpError("amp.init was not called, so no net runs in mixed precision; call it first, or amp.initialize.")
-    auto = isinstance(loss_scale, str) and loss_scale == "auto"
-    Trainer.adopt(optimizer_or_trainer, hook.policy.loss_scale if auto else loss_scale)
+    # The parameters' own policy, which is the default of adopt, is not known before the first call of their net.
+    Trainer.adopt(optimizer_or_trainer, hook.policy.loss_scale if str(loss_scale) == "auto" else loss_scale)
 
 
 def scale_loss(
     loss: Any, optimizer_or_trainer: Any, loss_id: int = 0, delay_unscale: bool = True
-) -> AbstractContextManager[Any]:
+) -> ContextManager[Any]:
     """Return a context manager that yields the loss, or the list of losses, times the loss scale.
 
     Args:
@@ -180,8 +181,8 @@ def scale_loss(
     if not owners:
         raise TrainerError("scale_loss: the list of trainers is empty.")
     hook = installed_hook()
-    if hook is not None and not hook.has_looked:
-        hook.has_looked = True
+    if hook is not None and not hook.has_warned:
+        hook.has_warned = True
         if not hook.nets and not any(policies_of(owner.mx_params) for owner in owners):
             _LOG.warning(
                 "amp.init has converted no net so far: it reaches nets that are hybridized; call net.hybridize(), or "
@@ -273,11 +274,18 @@ def convert_model(
         ConvertError: As above; also if the parameters do not fit.
         PolicyError: As above.
     """
-    lists = target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
-    model = symbol.convert_model(sym, arg_params, aux_params, list_policy(*lists, [sym]))
-    for change in model.changes:
-        text = "parameter '%s': %d values clamped to the range of %s, %d became zero"
-        _LOG.warning(text, change.name, change.clamped, target_dtype, change.underflowed)
+    policy = list_policy(
+        target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params, [sym]
+    )
+    model = symbol.convert_model(sym, arg_params, aux_params, policy)
+    for change in model.changes:  # contrib.amp returns no report, and makes inf and 0 of these silently
+        _LOG.warning(
+            "parameter '%s': %d values clamped to the range of %s, %d became zero",
+            change.name,
+            change.clamped,
+            policy.compute_dtype,
+            change.underflowed,
+        )
     return model.symbol, model.arg_params, model.aux_params
 
 
@@ -345,16 +353,28 @@ def convert_bucketing_module(
         ConvertError: If ``bucketing_mod`` is no bound BucketingModule with parameters.
     """
     lists = target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
-    if not isinstance(bucketing_mod, mx.mod.BucketingModule):
-        raise ConvertError(f"bucketing_mod is a {type(bucketing_mod).__name__}; expected a BucketingModule.")
-    if not (bucketing_mod.binded and bucketing_mod.params_initialized):
-        raise ConvertError("bucketing_mod has no parameters yet; call bind and init_params first.")
+    if not (
+        isinstance(bucketing_mod, mx.mod.BucketingModule)
+        and bucketing_mod.binded
+        and bucketing_mod.params_initialized
+    ):
+        raise ConvertError(
+            f"bucketing_mod is a {type(bucketing_mod).__name__}; expected a BucketingModule that is bound and has "
+            "parameters: call bind and init_params first."
+        )
     symbols = {key: bucket.symbol for key, bucket in modules.buckets(bucketing_mod).items()}
-    policy = list_policy(*lists, symbols.values())
+    # Copies: the two modules train apart.
     args, aux = ({name: array.copy() for name, array in arrays.items()} for arrays in bucketing_mod.get_params())
-    names = modules.sym_gen(bucketing_mod), modules.default_key(bucketing_mod)
-    options = {**made_with(bucketing_mod), "policy": policy, "logger": bucketing_mod.logger}
-    return BucketingModule.load_dict(symbols, *names, args, aux, **options)
+    return BucketingModule.load_dict(
+        symbols,
+        modules.sym_gen(bucketing_mod),
+        modules.default_key(bucketing_mod),
+        args,
+        aux,
+        policy=list_policy(*lists, symbols.values()),
+        logger=bucketing_mod.logger,
+        **made_with(bucketing_mod),
+    )
 
 
 def require_trainer(trainer: Any, call: str) -> Trainer:

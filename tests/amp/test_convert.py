@@ -245,7 +245,7 @@ def test_rnn_layers():
         (lambda: amp.convert_symbol("net.json"), "sym is a str; expected a Symbol"),
         (lambda: amp.convert_model(None, {}, {}), "sym is a NoneType; expected a Symbol"),
         (lambda: amp.convert_bucketing_module(None), "bucketing_mod is a NoneType; expected a BucketingModule"),
-        (lambda: amp.convert_bucketing_module(_buckets()), "has no parameters yet; call bind and init_params"),
+        (lambda: amp.convert_bucketing_module(_buckets()), "expected a BucketingModule that is bound and has parameters: call bind and init_params first"),
     ],
 )
 def test_what_cannot_be_converted(call, message):
