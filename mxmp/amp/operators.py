@@ -74,15 +74,15 @@ def list_policy(
         "fp32_ops": _canonical("fp32_ops", fp32_ops),
         "conditional_fp32_ops": frozenset(op for op, _ in conditions),
     }
-    for (first, ops), (second, others) in itertools.combinations(lists.items(), 2):
-        if ops & others:
-            raise AmpError(f"operator {min(ops & others)!r} is in both {first} and {second}; keep it in one.")
+    for (first, ops), (second, more) in itertools.combinations(lists.items(), 2):
+        if ops & more:
+            raise AmpError(f"operator {min(ops & more)!r} is in both {first} and {second}; keep it in one.")
     overrides = dict.fromkeys(lists["fp32_ops"], dtypes.FLOAT32)
-    for op in RULES.ops() if target_ops is not None else ():
-        if op not in lists[argument] and any(rule.category == ALLOW for rule in RULES.variants(op)):
-            overrides[op] = dtypes.FLOAT32
-        elif op in lists[argument] and not any(rule.stand_ins for rule in RULES.variants(op)):
-            overrides[op] = low  # where another operator may stand in, rules decide by shapes
+    if target_ops is not None:
+        others = {rule.op for rule in RULES if rule.category == ALLOW} - lists[argument]
+        # Where another operator may stand in, rules decide by shapes.
+        replaced = {rule.op for rule in RULES if rule.stand_ins}
+        overrides.update({**dict.fromkeys(others, dtypes.FLOAT32), **dict.fromkeys(lists[argument] - replaced, low)})
     names = dict.fromkeys(map(str, _listed("excluded_sym_names", excluded)))
     nodes = {node.name for sym in symbols for node in EraseCasts()(to_graph(sym)).graph.operators()} if names else ()
     for name in names:
