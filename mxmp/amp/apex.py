@@ -16,6 +16,7 @@ from ..gluon import Trainer
 from ..gluon.adoption import adoptable
 from ..gluon.api import convert_all
 from ..loss_scale import DynamicLossScale, LossScale, parse
+from ..mxnet_private import is_deferred, is_initialized
 from ..policy import Policy
 from .contrib import as_list, require_trainer
 from .operators import AmpError
@@ -92,14 +93,18 @@ def initialize(
         raise AmpError(
             f"{len(trainers)} optimizers for {len(nets)} nets: it is not clear which trains what; give Trainers."
         )
+    # Every trainer is checked before a net changes.
+    for i, trainer in enumerate(trainers):
+        if isinstance(trainer, mx.optimizer.Optimizer):
+            _require_initialized(nets[i])
+        else:
+            _require_trainer(trainer, settings, overrides.get("master_weights"))
+    if enabled:
+        convert_all(nets, settings.policy)  # or none of them
     for i, trainer in enumerate(trainers):
         if isinstance(trainer, mx.optimizer.Optimizer):
             options = {"multi_precision": settings.masters}
             trainers[i] = Trainer(nets[i], trainer, options, loss_scale=settings.loss_scale)
-        else:
-            _require_trainer(trainer, settings, overrides.get("master_weights"))
-    if enabled:
-        convert_all(nets, settings.policy)
     for trainer in trainers:
         Trainer.adopt(trainer, settings.loss_scale, settings.masters, num_losses)
     if optimizers is None:
@@ -224,6 +229,16 @@ def _flag(name: str, options: Dict[str, Any]) -> bool:
     if str(value) not in ("True", "False"):  # as text too, for command lines
         raise AmpError(f"{name}={value!r}: expected True or False.")
     return str(value) == "True"
+
+
+def _require_initialized(net: Any) -> None:
+    """Raise if no trainer can be made of a net's parameters; `convert_all` refuses one that is no net."""
+    for param in net.collect_params().values() if isinstance(net, mx.gluon.Block) else ():
+        if not is_initialized(param) and not is_deferred(param):
+            raise AmpError(
+                f"parameter '{param.name}' is not initialized, so that no trainer can be made of the optimizer; call "
+                f"initialize of block '{net.name}' first."
+            )
 
 
 def _require_trainer(trainer: Any, settings: _Settings, master_weights: Any) -> None:

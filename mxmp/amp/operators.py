@@ -33,10 +33,11 @@ class ListPolicy(Policy):
     """
 
     conditions: Overrides = ()
-    must_match = False
+    must_match = False  # amp.init has one policy for all networks to come
 
     def override(self, op: str, name: str, attrs: Iterable[Tuple[str, str]] = ()) -> Any:
         """Return (dtype, reason) for a node: float32 where it meets a condition, whatever the other lists say."""
+        # Attributes as the network has them: a default that is left out meets no condition, as in contrib.amp.
         conditions = [] if not self.conditions else [f"{op}.{key}={value}" for key, value in attrs]
         met = [pair for pair in self.conditions if pair[0] in conditions]
         return (met[0][1], f"condition {met[0][0]!r}") if met else super().override(op, name, attrs)
@@ -83,6 +84,7 @@ def list_policy(
         # Where another operator may stand in, rules decide by shapes.
         replaced = {rule.op for rule in RULES if rule.stand_ins}
         overrides.update({**dict.fromkeys(others, dtypes.FLOAT32), **dict.fromkeys(lists[argument] - replaced, low)})
+    # contrib.amp takes unknown names silently; those of mxmp's own casts are none of the network's.
     names = dict.fromkeys(map(str, _listed("excluded_sym_names", excluded)))
     nodes = {node.name for sym in symbols for node in EraseCasts()(to_graph(sym)).graph.operators()} if names else ()
     for name in names:
@@ -94,7 +96,7 @@ def list_policy(
         compute_dtype=low,
         loss_scale="dynamic" if low == dtypes.FLOAT16 else None,
         ops=overrides.items(),  # type: ignore[arg-type]  # normalised by the policy
-        names=tuple((glob.escape(name), dtypes.FLOAT32) for name in names),
+        names=tuple((glob.escape(name), dtypes.FLOAT32) for name in names),  # a policy's names are patterns
         conditions=tuple(sorted((text, dtypes.FLOAT32) for _, texts in conditions for text in texts)),
     )
 
@@ -136,6 +138,7 @@ def list_conditional_fp32_ops(target_dtype: Any) -> List[Tuple[str, str, List[st
     low, entries = _low_precision(target_dtype), []
     for op in _ops_of(low, _CONDITIONAL):
         values: Dict[str, List[str]] = {}
+        # An entry of contrib.amp's has one attribute: rules of two attributes hold where all of a value agree.
         for pair in [rule.when[0] for rule in RULES.variants(op) if len(rule.when) == 1]:
             if all(_needs_float32(rule, low) for rule in RULES.variants(op) if pair in rule.when):
                 values.setdefault(pair[0], []).append(pair[1])
