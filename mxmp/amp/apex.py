@@ -160,8 +160,8 @@ def load_state_dict(state: Dict[str, Any], optimizers: Any = None) -> None:
     """
     expected = sorted(state_dict(optimizers))
     if not isinstance(state, dict) or set(state) != set(expected):
-        found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
-        raise LossScaleError(f"load_state_dict: the state has {found}; expected {expected}.")
+        names = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
+        raise LossScaleError(f"load_state_dict: the state has {names}; expected {expected}.")
     scalers = [(trainer._scaler, state[f"loss_scaler{i}"]) for i, trainer in enumerate(as_list(optimizers))]
     for scaler, data in scalers:
         scaler.check_dict(data)
