@@ -18,7 +18,7 @@ import functools
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, ClassVar, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 from . import dtypes
 from .errors import DtypeError, PolicyError, did_you_mean
@@ -107,9 +107,12 @@ class Policy:
     blocks: Overrides = ()
     loss_scale: Union[None, str, float] = None
 
+    must_match: ClassVar[bool] = True
+    """Whether an override that applies to nothing in a network is an error."""
+
     def __post_init__(self) -> None:
         """Normalise every field and check the fields against each other."""
-        for field in dataclasses.fields(self):
+        for field in dataclasses.fields(Policy):
             # The class is frozen for all but itself, as in dataclasses' own __init__.
             object.__setattr__(self, field.name, _normalised(field.name, getattr(self, field.name)))
         self._check()
@@ -179,8 +182,14 @@ class Policy:
         shown = [(field.name, _shown(getattr(self, field.name))) for field in dataclasses.fields(self)]
         return html.fragment("Policy", html.policy_sections([pair for pair in shown if pair[1]]))
 
-    def override(self, op: str, name: str) -> Optional[Tuple[str, str]]:
-        """Return (dtype, what decided) for a node that an override matches, else None."""
+    def override(self, op: str, name: str, attrs: Iterable[Tuple[str, str]] = ()) -> Optional[Tuple[str, str]]:
+        """Return (dtype, reason) for a node that an override matches, else None.
+
+        Args:
+            op: Its operator.
+            name: Its name.
+            attrs: Its attributes, which the policies of contrib.amp's lists decide by.
+        """
         whole, patterns = self._names
         for field, pairs in (
             ("names", (*whole.get(name, ()), *patterns)),
@@ -249,7 +258,7 @@ def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequ
         "blocks": ("{} matches no block", blocks),
     }
     for field, (problem, names) in lookups.items():
-        for key, _ in getattr(policy, field):
+        for key, _ in getattr(policy, field) if policy.must_match else ():
             if not _applies_to_any(field, key, nodes):
                 of_symbol = field == "blocks" and not blocks
                 nearest = "; a symbol has nodes alone, give name:pattern" if of_symbol else did_you_mean(key, names)

@@ -3,7 +3,7 @@
 Where it differs from contrib.amp, on purpose:
 
 - `init` patches no operator. It converts hybridized nets, those hybridized earlier and SymbolBlocks
-  included, when they run next; code that runs eagerly stays float32. `disable` undoes it.
+  included, when they run next, and they stay converted; code that runs eagerly stays float32. `disable` undoes it.
 - `init_trainer` gives a trainer exact skips: one overflow destroys nothing with any number of
   devices, the scale backs off at once and has a floor, and ``save_states`` keeps it. It starts at 256 and doubles
   up to the first overflow, in place of 65536, which skips several steps.
@@ -24,13 +24,16 @@ from .apex import initialize as initialize
 from .apex import load_state_dict as load_state_dict
 from .apex import master_params as master_params
 from .apex import state_dict as state_dict
-from .convert import convert_bucketing_module as convert_bucketing_module
-from .convert import convert_hybrid_block as convert_hybrid_block
-from .convert import convert_model as convert_model
-from .convert import convert_symbol as convert_symbol
-from .hook import disable as disable
-from .hook import disable_casts as disable_casts
-from .hook import init as init
+from .contrib import convert_bucketing_module as convert_bucketing_module
+from .contrib import convert_hybrid_block as convert_hybrid_block
+from .contrib import convert_model as convert_model
+from .contrib import convert_symbol as convert_symbol
+from .contrib import disable as disable
+from .contrib import disable_casts as disable_casts
+from .contrib import init as init
+from .contrib import init_trainer as init_trainer
+from .contrib import scale_loss as scale_loss
+from .contrib import unscale as unscale
 from .operators import AmpError as AmpError
 from .operators import list_conditional_fp32_ops as list_conditional_fp32_ops
 from .operators import list_fp32_ops as list_fp32_ops
@@ -39,8 +42,5 @@ from .operators import list_lp16_fp32_ops as list_lp16_fp32_ops
 from .operators import list_lp16_ops as list_lp16_ops
 from .operators import list_lp16_use_fp32_params as list_lp16_use_fp32_params
 from .operators import list_widest_type_cast as list_widest_type_cast
-from .trainers import init_trainer as init_trainer
-from .trainers import scale_loss as scale_loss
-from .trainers import unscale as unscale
 
 globals().update(_hooks(__name__))

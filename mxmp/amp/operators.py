@@ -1,16 +1,21 @@
-"""Lists of operators by precision, as contrib.amp has them, and canonical names of operators."""
+"""contrib.amp's lists of operators: read from the rules, and turned into the policy that they stand for."""
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any, Dict, List, NamedTuple, NoReturn, Tuple
+import glob
+import itertools
+from dataclasses import dataclass
+from typing import Any, Dict, FrozenSet, Iterable, List, NoReturn, Tuple
 
-from mxnet.base import MXNetError, check_call, py_str
+import mxnet as mx
 
 from .. import dtypes
 from ..errors import DtypeError, PolicyError, did_you_mean
-from ..mxnet_private import library, operator_handle
+from ..mxnet_private import operator_name
+from ..passes import EraseCasts
+from ..policy import Overrides, Policy
 from ..rules import ALLOW, DENY, EVERY, INFER, RULES, Rule
+from ..symbol import to_graph
 
 _LOW, _FLOAT32, _EITHER, _WIDEST, _CONDITIONAL = "low", "float32", "either", "widest", "conditional"
 
@@ -19,30 +24,81 @@ class AmpError(PolicyError, AssertionError):
     """An argument of `mxmp.amp` makes no sense; contrib.amp raises AssertionError for the like."""
 
 
-def canonical_dtype(argument: str, value: Any) -> str:
-    """Return the name of a dtype that was given as an argument; AmpError if it is unknown."""
-    try:
-        return dtypes.canonical(value)
-    except DtypeError as e:
-        raise AmpError(f"{argument}: {e}") from e
+@dataclass(frozen=True)
+class ListPolicy(Policy):
+    """The policy of lists, which name operators that a network may lack, some for one value of an attribute alone.
+
+    Attributes:
+        conditions: Pairs ('operator.attribute=value', float32).
+    """
+
+    conditions: Overrides = ()
+    must_match = False  # amp.init has one policy for all networks to come
+
+    def override(self, op: str, name: str, attrs: Iterable[Tuple[str, str]] = ()) -> Any:
+        """Return (dtype, reason) for a node: float32 where it meets a condition, whatever the other lists say."""
+        # Attributes as the network has them: a default that is left out meets no condition, as in contrib.amp.
+        conditions = [] if not self.conditions else [f"{op}.{key}={value}" for key, value in attrs]
+        met = [pair for pair in self.conditions if pair[0] in conditions]
+        return (met[0][1], f"condition {met[0][0]!r}") if met else super().override(op, name, attrs)
 
 
-def low_precision(target_dtype: Any) -> str:
-    """Return the name of a ``target_dtype``; AmpError if it is neither float16 nor bfloat16, however spelled."""
-    name = canonical_dtype("target_dtype", target_dtype)
-    if name not in dtypes.LOW_PRECISION:
-        raise AmpError(f"target_dtype={name!r}: expected float16 or bfloat16.")
-    return name
+def list_policy(
+    target_dtype: Any,
+    target_ops: Any,
+    fp32_ops: Any,
+    conditional_fp32_ops: Any,
+    excluded: Any = None,
+    store: bool = False,
+    symbols: Iterable[Any] = (),
+    argument: str = "target_dtype_ops",
+) -> ListPolicy:
+    """Return the policy that the arguments of contrib.amp's functions stand for.
 
+    Args:
+        target_dtype: Its compute dtype, and so are the others those of ``amp.convert_symbol``.
+        target_ops: As above.
+        fp32_ops: As above.
+        conditional_fp32_ops: As above.
+        excluded: As above.
+        store: Whether parameters are stored in ``target_dtype``.
+        symbols: The network, or those of all buckets, of which one has each excluded name.
+        argument: The name of ``target_ops`` in messages.
 
-def canonical_op(argument: str, name: Any) -> str:
-    """Return the name that an operator has in graphs: 'Concat' for 'concat'; AmpError if MXNet has no such operator."""
-    if not isinstance(name, str):
-        raise AmpError(f"{argument}: {name!r} is no name of an operator.")
-    try:
-        return _describe(name)[0]
-    except MXNetError as e:
-        raise AmpError(f"{argument}: MXNet has no operator {name!r}{did_you_mean(name, RULES.ops())}.") from e
+    Raises:
+        AmpError: If an argument is malformed, an operator or name is unknown, or an operator is in two lists.
+    """
+    low = _low_precision(target_dtype)
+    conditions = [_condition(value) for value in _listed("conditional_fp32_ops", conditional_fp32_ops)]
+    lists = {
+        argument: _canonical(argument, target_ops),
+        "fp32_ops": _canonical("fp32_ops", fp32_ops),
+        "conditional_fp32_ops": frozenset(op for op, _ in conditions),
+    }
+    for (first, ops), (second, more) in itertools.combinations(lists.items(), 2):
+        if ops & more:
+            raise AmpError(f"operator {min(ops & more)!r} is in both {first} and {second}; keep it in one.")
+    overrides = dict.fromkeys(lists["fp32_ops"], dtypes.FLOAT32)
+    if target_ops is not None:
+        others = {rule.op for rule in RULES if rule.category == ALLOW} - lists[argument]
+        # Where another operator may stand in, rules decide by shapes.
+        replaced = {rule.op for rule in RULES if rule.stand_ins}
+        overrides.update({**dict.fromkeys(others, dtypes.FLOAT32), **dict.fromkeys(lists[argument] - replaced, low)})
+    # contrib.amp takes unknown names silently; those of mxmp's own casts are none of the network's.
+    names = dict.fromkeys(map(str, _listed("excluded_sym_names", excluded)))
+    nodes = {node.name for sym in symbols for node in EraseCasts()(to_graph(sym)).graph.operators()} if names else ()
+    for name in names:
+        if name not in nodes:
+            hint = did_you_mean(name, nodes)
+            raise AmpError(f"excluded_sym_names: the network has no operator named {name!r}{hint}.")
+    return ListPolicy(
+        param_dtype=low if store else dtypes.FLOAT32,
+        compute_dtype=low,
+        loss_scale="dynamic" if low == dtypes.FLOAT16 else None,
+        ops=overrides.items(),  # type: ignore[arg-type]  # normalised by the policy
+        names=tuple((glob.escape(name), dtypes.FLOAT32) for name in names),  # a policy's names are patterns
+        conditions=tuple(sorted((text, dtypes.FLOAT32) for _, texts in conditions for text in texts)),
+    )
 
 
 def list_lp16_ops(target_dtype: Any) -> List[str]:
@@ -55,46 +111,45 @@ def list_lp16_ops(target_dtype: Any) -> List[str]:
     Raises:
         AmpError: If it is another dtype.
     """
-    return _listed(target_dtype, _LOW)
+    return _ops_of(target_dtype, _LOW)
 
 
 def list_fp32_ops(target_dtype: Any) -> List[str]:
-    """Return the operators that run in float32: exponentials, norms, losses, and what has no sound kernel."""
-    return _listed(target_dtype, _FLOAT32)
+    """Return the operators that run in float32: exponentials, norms, losses, and those without a sound kernel."""
+    return _ops_of(target_dtype, _FLOAT32)
 
 
 def list_lp16_fp32_ops(target_dtype: Any) -> List[str]:
     """Return the operators that move or select values, or are left as they are: in either precision."""
-    return _listed(target_dtype, _EITHER)
+    return _ops_of(target_dtype, _EITHER)
 
 
 def list_widest_type_cast(target_dtype: Any) -> List[str]:
     """Return the operators that run in low precision unless they follow one that needs float32."""
-    return _listed(target_dtype, _WIDEST)
+    return _ops_of(target_dtype, _WIDEST)
 
 
 def list_conditional_fp32_ops(target_dtype: Any) -> List[Tuple[str, str, List[str]]]:
     """Return (operator, attribute, values) of operators that run in float32 for these values of an attribute.
 
-    Each operator has one entry, as in contrib.amp, for the attribute that decides most often. What depends on several
-    attributes, or on one that is left out, has no place in such a list.
+    Each operator has one entry, as in contrib.amp, for the attribute that decides most often. An operator that decides
+    by several attributes, or by one that is left out, has no place in such a list.
     """
-    low = low_precision(target_dtype)
-    found: List[Tuple[str, str, List[str]]] = []
-    for op, each in _operators(low).items():
-        if each.kind == _CONDITIONAL:
-            values: Dict[str, List[str]] = {}
-            for pair in [rule.when[0] for rule in each.rules if len(rule.when) == 1]:
-                if all(_needs_float32(rule, low) for rule in each.rules if pair in rule.when):
-                    values.setdefault(pair[0], []).append(pair[1])
-            found += [(op, *max(values.items(), key=lambda item: len(item[1])))] if values else []
-    return found
+    low, entries = _low_precision(target_dtype), []
+    for op in _ops_of(low, _CONDITIONAL):
+        values: Dict[str, List[str]] = {}
+        # An entry of contrib.amp's has one attribute: rules of two attributes hold where all of a value agree.
+        for pair in [rule.when[0] for rule in RULES.variants(op) if len(rule.when) == 1]:
+            if all(_needs_float32(rule, low) for rule in RULES.variants(op) if pair in rule.when):
+                values.setdefault(pair[0], []).append(pair[1])
+        entries += [(op, *max(values.items(), key=lambda item: len(item[1])))] if values else []
+    return entries
 
 
 def list_loss_output_functions(target_dtype: Any) -> List[str]:
     """Return the loss heads: operators that start the backward pass by themselves."""
-    operators = _operators(low_precision(target_dtype))
-    return [op for op, each in operators.items() if any(rule.loss_head for rule in each.rules)]
+    _low_precision(target_dtype)
+    return [op for op in RULES.ops() if any(rule.loss_head for rule in RULES.variants(op))]
 
 
 def list_lp16_use_fp32_params(target_dtype: Any) -> Dict[str, List[str]]:
@@ -104,87 +159,96 @@ def list_lp16_use_fp32_params(target_dtype: Any) -> Dict[str, List[str]]:
         By operator, the names of its inputs, empty where the input is cast. contrib.amp has it for
         bfloat16 alone.
     """
-    found = {}
-    for op, each in _operators(low_precision(target_dtype)).items():
-        kept = {port for rule in each.rules if rule.keep is not EVERY for port in rule.keep}
-        if kept and each.kind != _FLOAT32:
-            found[op] = [name if port in kept else "" for port, name in enumerate(_describe(op)[1])]
-    return found
+    float32, inputs = list_fp32_ops(target_dtype), {}
+    for op in RULES.ops():
+        kept = {port for rule in RULES.variants(op) if rule.keep is not EVERY for port in rule.keep}
+        if kept and op not in float32:
+            arguments = mx.operator.get_operator_arguments(op)
+            ports = [name for name, kind in zip(arguments.names, arguments.types) if "Symbol" in kind]
+            inputs[op] = [name if port in kept else "" for port, name in enumerate(ports)]
+    return inputs
 
 
-class _Operator(NamedTuple):
-    """The rules of one operator, and which list it stands in."""
-
-    rules: Tuple[Rule, ...]
-    kind: str
+def _ops_of(target_dtype: Any, kind: str) -> List[str]:
+    low = _low_precision(target_dtype)
+    return [op for op in RULES.ops() if _kind(op, low) == kind]
 
 
-def _listed(target_dtype: Any, kind: str) -> List[str]:
-    return [op for op, each in _operators(low_precision(target_dtype)).items() if each.kind == kind]
-
-
-def _operators(low: str) -> Dict[str, _Operator]:
-    rules: Dict[str, Tuple[Rule, ...]] = {}
-    for rule in RULES:
-        rules[rule.op] = (*rules.get(rule.op, ()), rule)
-    return {op: _Operator(variants, _kind(variants, low)) for op, variants in rules.items()}
-
-
-def _kind(rules: Tuple[Rule, ...], low: str) -> str:
-    needs = [_needs_float32(rule, low) for rule in rules]
-    if all(needs):
-        return _FLOAT32
-    if any(needs):
-        return _CONDITIONAL
-    categories = {rule.category for rule in rules}
+def _kind(op: str, low: str) -> str:
+    """Return which list an operator stands in for a low precision dtype."""
+    needs = {_needs_float32(rule, low) for rule in RULES.variants(op)}
+    if needs != {False}:
+        return _FLOAT32 if needs == {True} else _CONDITIONAL
+    categories = {rule.category for rule in RULES.variants(op)}
     return _LOW if ALLOW in categories else _WIDEST if INFER in categories else _EITHER
 
 
 def _needs_float32(rule: Rule, low: str) -> bool:
-    if rule.keep is EVERY:  # left as it is
-        return False
-    stand_ins = {op for _, op in rule.stand_ins}
-    has_kernel = low in rule.dtypes or any(each.op in stand_ins and low in each.dtypes for each in RULES)
-    return rule.category == DENY or not has_kernel
+    has_kernel = low in rule.dtypes or RULES.has_stand_ins(rule, low)
+    return rule.keep is not EVERY and (rule.category == DENY or not has_kernel)  # EVERY: it is left as it is
 
 
-def _describe(op: str) -> Tuple[str, List[str]]:
-    """Return an operator's name in graphs and the names of its inputs; MXNetError if there is none."""
-    name, description, key, returns = (ctypes.c_char_p() for _ in range(4))
-    count = ctypes.c_uint()
-    names, types, descriptions = (ctypes.POINTER(ctypes.c_char_p)() for _ in range(3))
-    rest = (description, count, names, types, descriptions, key, returns)
-    check_call(library.MXSymbolGetAtomicSymbolInfo(operator_handle(op), ctypes.byref(name), *map(ctypes.byref, rest)))
-    arguments = [(py_str(names[i]), py_str(types[i])) for i in range(count.value)]
-    return str(py_str(name.value)), [each for each, kind in arguments if "Symbol" in kind]
+def _low_precision(target_dtype: Any) -> str:
+    try:
+        name = dtypes.canonical(target_dtype)
+    except DtypeError as e:
+        raise AmpError(f"target_dtype: {e}") from e
+    if name not in dtypes.LOW_PRECISION:
+        raise AmpError(f"target_dtype={name!r}: expected float16 or bfloat16.")
+    return name
 
 
-def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """Raise an AmpError that says what to do instead."""
+def _listed(argument: str, value: Any) -> List[Any]:
+    if value is not None and not isinstance(value, (list, tuple, set, frozenset)):
+        raise AmpError(f"{argument} is a {type(value).__name__}; expected a list.")
+    return list(value or ())
+
+
+def _canonical(argument: str, value: Any) -> FrozenSet[str]:
+    """Return the names that listed operators have in graphs."""
+    ops = set()
+    for name in _listed(argument, value):
+        try:
+            ops.add(operator_name(str(name)))
+        except mx.MXNetError as e:
+            raise AmpError(f"{argument}: MXNet has no operator {name!r}{did_you_mean(str(name), RULES.ops())}.") from e
+    return frozenset(ops)
+
+
+def _condition(value: Any) -> Tuple[str, List[str]]:
+    """Return the operator of a condition, and the texts by which a policy has it."""
+    if isinstance(value, (list, tuple)) and len(value) == 3 and isinstance(value[2], (list, tuple)):
+        (op,) = _canonical("conditional_fp32_ops", value[:1])
+        return op, [f"{op}.{value[1]}={each}" for each in value[2]]
     raise AmpError(
-        "mxmp.amp.lists cannot be changed in place: nothing would come of it. Give target_dtype_ops, "
-        "fp32_ops or conditional_fp32_ops a changed copy, such as [*lists.symbol_fp16.FP32_FUNCS, 'relu']."
+        f"conditional_fp32_ops: {value!r} is no (operator, attribute, list of values), such as "
+        f"('Activation', 'act_type', ['softrelu'])."
     )
 
 
-class FixedList(List[Any]):
-    """A list whose changes are errors; its copies, slices and sums are plain lists."""
+class _Fixed:
+    """Refuses changes in place, which would change nothing of a conversion; copies are plain lists and dicts."""
 
-    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise AmpError(
+            "mxmp.amp.lists cannot be changed in place: nothing would come of it. Give target_dtype_ops, "
+            "fp32_ops or conditional_fp32_ops a changed copy, such as [*lists.symbol_fp16.FP32_FUNCS, 'relu']."
+        )
 
-    def __reduce__(self) -> Any:
-        return list, (list(self),)
-
-
-class FixedDict(Dict[str, Any]):
-    """A dict whose changes are errors."""
-
-    update = pop = popitem = clear = setdefault = _refuse
-    __setitem__ = __delitem__ = __ior__ = _refuse
+    append = extend = insert = remove = sort = reverse = __iadd__ = __imul__ = _refuse
+    pop = clear = __setitem__ = __delitem__ = update = popitem = setdefault = __ior__ = _refuse
 
     def __reduce__(self) -> Any:
-        return dict, (dict(self),)
+        kind = list if isinstance(self, list) else dict
+        return kind, (kind(self),)  # type: ignore[call-overload]
+
+
+class FixedList(_Fixed, List[Any]):
+    """A list of operators."""
+
+
+class FixedDict(_Fixed, Dict[str, Any]):
+    """A list of operators with their inputs."""
 
 
 def fixed_lists(dtype: str) -> Tuple[Any, ...]:

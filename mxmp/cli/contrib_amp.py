@@ -53,7 +53,7 @@ class _Finder:
 def _private(module: ModuleType, name: str) -> bool:
     """Return what libraries read of contrib.amp's state: GluonNLP chooses the value of masked scores by it."""
     if name == "_amp_initialized":
-        from ..amp.hook import installed_hook
+        from ..amp.contrib import installed_hook
 
         return installed_hook() is not None
     raise AttributeError(f"module {module.__name__!r}, which is mxmp.amp here, has no attribute {name!r}")

@@ -90,13 +90,17 @@ def forget_policy(params: Iterable[mx.gluon.Parameter], policy: Policy) -> None:
             del vars(param)[_POLICY]
 
 
+def policies_of(params: Iterable[Any]) -> List[Policy]:
+    """Return the policies that the nets of parameters were converted with, none for parameters of other nets."""
+    return [vars(param)[_POLICY] for param in params if _POLICY in getattr(param, "__dict__", {})]
+
+
 def policys_loss_scale(params: Iterable[Any]) -> Any:
     """Return the loss scale that the policy of the parameters' net says; 'dynamic' for those of none.
 
     Raises TrainerError if they are of nets whose policies say different things.
     """
-    policies = [vars(param)[_POLICY] for param in params if _POLICY in getattr(param, "__dict__", {})]
-    scales = list(dict.fromkeys(parse(policy.loss_scale) for policy in policies))
+    scales = list(dict.fromkeys(parse(policy.loss_scale) for policy in policies_of(params)))
     if len(scales) > 1:
         raise TrainerError(
             f"the parameters are of nets with policies that say different loss scales, {scales[0]} and {scales[1]}; "

@@ -9,12 +9,14 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 from mxnet import gluon
 
 from .. import dtypes
+from ..arrays import to_float32
 from ..devices import amx
 from ..errors import ConvertError, TrainerError
-from ..mxnet_private import blocks
+from ..mxnet_private import blocks, parameters
+from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..report import Report, merge
-from ..symbol import Converted, convert_graph, save_checkpoint
+from ..symbol import Converted, convert_graph, from_graph, save_checkpoint, to_graph
 from ..symbol.arguments import beyond_range, checked_ranges
 from ..train.masters import follow_weights, require_masters
 from . import storage
@@ -213,6 +215,31 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
     else:
         raise ConvertError(f"block '{net.name}' is not converted; use net.export.")
     return f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
+
+
+def as_symbol_block(net: gluon.HybridBlock, ctx: Any = None) -> gluon.SymbolBlock:
+    """Return the float32 graph of a net as a SymbolBlock, with copies of the parameters that the graph reads.
+
+    Args:
+        net: Hybridized and called once, or a SymbolBlock; converted or not. It is not changed.
+        ctx: The context or contexts of the copies; those of the net unless given.
+
+    Raises:
+        ConvertError: If it is no net, or has no graph yet.
+    """
+    if not isinstance(net, gluon.HybridBlock):
+        raise ConvertError(f"block is a {type(net).__name__}; expected a HybridBlock.")
+    if not blocks.cached_graph(net):
+        raise ConvertError(f"block '{net.name}' has no graph yet; hybridize it and run one batch, then convert it.")
+    inputs, symbol = blocks.cached_graph(net)
+    result = gluon.SymbolBlock(from_graph(EraseCasts()(to_graph(symbol)).graph, symbol), inputs)
+    originals = net.collect_params()
+    for name, param in result.collect_params().items():
+        original = originals[name]
+        param.grad_req, param.lr_mult, param.wd_mult = original.grad_req, original.lr_mult, original.wd_mult
+        contexts = original.list_ctx() if ctx is None else ctx
+        parameters.load_value(param, to_float32(parameters.reduced(original)), contexts)
+    return result
 
 
 def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions, ranges: Any) -> bool:

@@ -98,7 +98,7 @@ def holds_converted(block: gluon.Block) -> bool:
 
 @contextlib.contextmanager
 def undone(undo: Callable[[], Any]) -> Iterator[None]:
-    """Call ``undo`` at the end of this context, whatever interrupts it: twice, so that one interrupt leaves one call."""
+    """Call ``undo`` at the end of this context, whatever interrupts it: twice, so that one interrupt leaves one."""
     try:
         try:
             yield

@@ -364,24 +364,19 @@ class Conversion:
             if name in deferred:
                 parameters.finish_deferred_init(deferred[name])
 
-    def policy_for(self, symbol: Any) -> Policy:
-        """Return the policy for a graph of the net; that of `amp.init` depends on it."""
-        return self.policy
-
     def _convert(self, traced: Trace, shapes: Any) -> Converted:
         """Return the conversion of a trace."""
-        policy = self.policy_for(traced.symbol)
         stored = frozenset(n for n, p in traced.params.items() if isinstance(p, storage.LowPrecisionParameter))
         inputs = frozenset(traced.variables).difference(traced.params)
         try:
             return convert_graph(
                 traced.symbol,
-                policy,
+                self.policy,
                 shapes,
                 traced.types,
                 frozenset(traced.params),
                 stored,
-                beyond_range(self.ranges, policy),
+                beyond_range(self.ranges, self.policy),
                 graph=traced.graph,
                 inputs=inputs,
                 storable=self._storable(traced),
@@ -511,6 +506,8 @@ class Conversion:
         """
         files.require_folder(path)
         graph = self.ran.get(False, self.ran.get(True))
+        if graph is None and self.own_graph is not None and self.early is not None:  # it has its graph before a call
+            graph = ConvertedGraph(trace(self.net, (), self.own_graph, self.regions), self.early)
         if graph is None:
             raise ConvertError(
                 f"block '{self.net.name}' has not been called yet outside of precision regions, so its parameters and "

@@ -6,6 +6,7 @@ import contextlib
 import weakref
 from typing import Any, Iterator, List, Optional, Sequence, Set
 
+from ..arrays import scale_in_place
 from ..errors import TrainerError
 from ..train.loss_heads import HEAD_SCALE
 from ..train.scale_loss import scale_loss
@@ -44,7 +45,7 @@ class _NoLossError(TrainerError, AttributeError):
 
 
 @contextlib.contextmanager
-def scaled_block(loss: Any, trainers: Sequence[Any]) -> Iterator[Any]:
+def scaled_block(loss: Any, trainers: Sequence[Any], loss_id: int) -> Iterator[Any]:
     """Yield a loss times the scale of all trainers that step on it, and check that backward came through it."""
     trainers = list(dict.fromkeys(trainers))
     seen_together = joined(trainers)
@@ -52,6 +53,7 @@ def scaled_block(loss: Any, trainers: Sequence[Any]) -> Iterator[Any]:
         # Also where the block raises, of those that it began with.
         stack.callback(_let_see_true_gradients, seen_together)
         end_look(trainers)
+        stack.enter_context(_chosen_loss(trainers, loss_id))
         scales = any(trainer._scaler.active for trainer in trainers)
         for trainer in trainers:
             trainer._gradients.require_own()
@@ -81,6 +83,25 @@ def scaled_block(loss: Any, trainers: Sequence[Any]) -> Iterator[Any]:
             if trainer._scaler.active:
                 trainer._training_step.keep_running_stats(trainer._gradients.running_stats())
         yield scaled
+
+
+@contextlib.contextmanager
+def _chosen_loss(trainers: Sequence[Any], loss_id: int) -> Iterator[None]:
+    """Scale one of several losses within a block, and note after it whether the gradients are finite with it."""
+    several = [trainer for trainer in trainers if loss_id != 0 or trainer._scaler.num_losses > 1]
+    for trainer in several:
+        trainer._scaler.require_can_scale("scale_loss")
+        trainer._scaler.select(loss_id)
+    scale = min(trainer.loss_scale.value for trainer in trainers)
+    for trainer in several:
+        # A step's gradients have one scale at any time, in their dtype: exact in float32, float16 may lose bits.
+        state = trainer._scaler.state
+        if state.is_scaled:
+            scale_in_place(trainer._gradients.fresh_grads(), scale / state.scale)
+            state.scale = scale
+    yield
+    for trainer in several:
+        trainer._scaler.note(trainer._gradients.fresh_grads())
 
 
 def joined(trainers: Sequence[Any]) -> List[Any]:

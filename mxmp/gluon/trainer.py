@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Iterator, Optional
 
 import mxnet as mx
 from mxnet.gluon.utils import HookHandle
 
-from ..arrays import require_positive
+from ..arrays import is_low_precision, require_positive
 from ..distributed import KVStore, distributed
 from ..errors import TrainerError
 from ..loss_scale import LossScale, parse
@@ -31,7 +31,7 @@ from ..train.kvstores import (
     require_unchecked,
     require_updating_kvstore,
 )
-from ..train.masters import MultiPrecision
+from ..train.masters import MultiPrecision, Weight
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale
 from ..train.states import Target
 from ..train.step import Step
@@ -147,7 +147,9 @@ class Trainer(ScalerStatus, TrainerBase):
             self._prepare()
 
     @classmethod
-    def adopt(cls, trainer: mx.gluon.Trainer, loss_scale: Any = "policy", multi_precision: bool = True) -> Any:
+    def adopt(
+        cls, trainer: mx.gluon.Trainer, loss_scale: Any = "policy", multi_precision: bool = True, num_losses: int = 1
+    ) -> Any:
         """Give a ``mx.gluon.Trainer`` loss scaling, exact skips and masters: it becomes one of mxmp.
 
         This one object changes, not its class; its optimizer, schedule and states stay.
@@ -157,6 +159,7 @@ class Trainer(ScalerStatus, TrainerBase):
                 that was set up already.
             loss_scale: As for `Trainer`.
             multi_precision: Whether low precision parameters have float32 masters.
+            num_losses: Number of losses with scales of their own, which `scale_loss` knows by their ``loss_id``.
 
         Returns:
             The trainer.
@@ -167,7 +170,7 @@ class Trainer(ScalerStatus, TrainerBase):
         """
         if _is_policys(loss_scale):
             loss_scale = policys_loss_scale(trainers.params(trainer) if isinstance(trainer, mx.gluon.Trainer) else ())
-        scaler = Scaler(loss_scale)
+        scaler = Scaler(loss_scale, num_losses)
         kind = adoptable(trainer, scaler.loss_scale, cls)
         if not isinstance(trainer, Trainer):
             settings = trainers.kvstore_params(trainer)
@@ -393,7 +396,9 @@ class Trainer(ScalerStatus, TrainerBase):
             f"skipped_steps={self.skipped_steps})"
         )
 
-    def scale_loss(self, loss: Any, *others: Trainer) -> contextlib.AbstractContextManager[Any]:
+    def scale_loss(
+        self, loss: Any, *others: Trainer, loss_id: int = 0
+    ) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields the loss times the loss scale.
 
         Call backward on what it yields, inside the block. Works inside and outside of
@@ -414,6 +419,7 @@ class Trainer(ScalerStatus, TrainerBase):
             others: Further trainers that step on this loss. All of them use the smallest of their
                 scales for this window; each then steps on its own. Leave those out that do not step,
                 even if backward reaches their parameters.
+            loss_id: Number of the loss, of which each has a scale of its own: see ``num_losses`` of `adopt`.
 
         Raises:
             TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss; if a loss head
@@ -433,7 +439,39 @@ class Trainer(ScalerStatus, TrainerBase):
                 )
             if trainer._scaler.active:
                 loss_heads.refuse(trainer.mx_params)
-        return LossBlock(scaled_block(loss, trainers))
+        return LossBlock(scaled_block(loss, trainers, loss_id))
+
+    def master_params(self) -> Iterator[mx.nd.NDArray]:
+        """Yield the float32 values that are updated: masters, or the parameters where they are float32.
+
+        They are the arrays themselves, on the first context of each parameter; low precision parameters
+        without masters are yielded as they are. Between backward and step the gradients are unscaled
+        first, and the ``grad`` of each array is the one that the step uses.
+
+        Raises:
+            TrainerError: As `unscale`.
+        """
+        if not (self._scaler.state.is_ready or self._scaler.state.reduced or self._scaler.is_open):
+            self.unscale()
+        for index, param in enumerate(self.mx_params):
+            if param.grad_req != "null":
+                yield self._master(index, param)
+
+    def _master(self, index: int, param: mx.gluon.Parameter) -> mx.nd.NDArray:
+        """Return the master of a weight, made now if the first step is still to come."""
+        weight = param.list_data()[0]
+        if not is_low_precision(weight) or not self.mx_optimizer.masters:
+            return weight
+        updater = self._gradients.updaters[0]
+        if index not in updater.states:
+            updater.states[index] = self.mx_optimizer.create_state_multi_precision(index, weight)
+            updater.states_synced[index] = True
+        state = updater.states[index]
+        self.mx_optimizer.share_master(Weight(index, weight, weight, state))
+        master: mx.nd.NDArray = state.master
+        if self._scaler.state.is_unscaled:
+            mx.autograd.mark_variables([master], [param.list_grad()[0]])
+        return master
 
     def unscale(self) -> None:
         """Make ``param.grad()`` the true gradients, in float32, reduced over the contexts.

@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 import mxnet as mx
 from mxnet import gluon
-from mxnet.base import c_str, check_call
+from mxnet.base import c_str, check_call, py_str
 from mxnet.module.executor_group import DataParallelExecutorGroup
 
 from ..errors import DependencyError
@@ -188,6 +188,13 @@ def operator_handle(op: str) -> Any:
     handle = ctypes.c_void_p()
     check_call(library.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
     return handle
+
+
+def operator_name(op: str) -> str:
+    """Return the name that an operator has in graphs: 'Concat' of 'concat'; MXNetError if there is none."""
+    name = ctypes.c_char_p()
+    check_call(library.MXSymbolGetAtomicSymbolName(operator_handle(op), ctypes.byref(name)))
+    return str(py_str(name.value))
 
 
 # Gluon blocks: children, cached graphs, and the calls on the way of a hybridized block.

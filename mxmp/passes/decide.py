@@ -116,7 +116,7 @@ def _override(node: Node, policy: Policy) -> _Wanted:
     region = node.get(PRECISION_ATTR)
     if region is not None and policy.is_mixed:
         return (policy.compute_dtype if region == LOW else region), f"precision {region!r} (region or set_policy)"
-    return policy.override(node.op, node.name)
+    return policy.override(node.op, node.name, node.attrs)
 
 
 def _without_rule(node: Node, wanted: _Wanted) -> Verdict:

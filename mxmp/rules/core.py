@@ -191,6 +191,10 @@ class RuleSet:
                 return rule
         return None
 
+    def variants(self, op: str) -> Sequence[Rule]:
+        """Return the rules of an operator in the order in which they are tried."""
+        return self._by_op.get(op, ())
+
     def stand_in(self, rule: Rule, call: Call) -> str:
         """Return what to put in an operator's place, empty if nothing does the same in ``call.dtype``."""
         # float16 has kernels for all of them, bfloat16 for none: then the operator itself stays, in float32.

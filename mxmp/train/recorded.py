@@ -36,11 +36,6 @@ def node_name(array: mx.nd.NDArray) -> Optional[str]:
     return str(autograd.get_symbol(array).name) if is_recorded(array) else None
 
 
-def came_through_graph(loss: object) -> bool:
-    """Return whether a cached graph is among the recorded operators that made a loss."""
-    return isinstance(loss, mx.nd.NDArray) and "Op:_CachedOp," in _text(loss)
-
-
 def recorded_names(losses: Iterable[mx.nd.NDArray]) -> Set[str]:
     """Return the names that autograd has for the operators that made losses."""
     return {node.name for loss in losses for node in recorded_nodes(loss) if not node.is_variable}

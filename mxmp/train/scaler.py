@@ -144,6 +144,8 @@ class Scaler:
 
     def __init__(self, loss_scale: Any, num_losses: int = 1) -> None:
         self.shared = loss_scale if isinstance(loss_scale, SharedLossScale) else None
+        if self.shared is not None and num_losses > 1:
+            raise TrainerError("loss_scale: a SharedLossScale is for trainers with one loss; leave num_losses out.")
         self._scales: List[LossScale] = [parse(None if self.shared else loss_scale)] * num_losses
         self.loss_id = 0
         self._finite_after: List[Tuple[int, mx.nd.NDArray]] = []  # of each loss of the step, where there are several
@@ -198,7 +200,9 @@ class Scaler:
     def select(self, loss_id: int) -> None:
         """Make a loss the one that is scaled, or raise a TrainerError if there is no such loss."""
         if isinstance(loss_id, bool) or not isinstance(loss_id, int) or not 0 <= loss_id < self.num_losses:
-            raise TrainerError(f"loss_id={loss_id!r}: the trainer has losses 0 to {self.num_losses - 1}.")
+            raise TrainerError(
+                f"loss_id={loss_id!r}: the trainer has losses 0 to {self.num_losses - 1}; num_losses says how many."
+            )
         self.loss_id = loss_id
 
     def note(self, grads: List[mx.nd.NDArray]) -> None:

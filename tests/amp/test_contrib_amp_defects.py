@@ -50,16 +50,58 @@ def initialized():
 pytestmark = pytest.mark.usefixtures("initialized")
 
 
-# 1
-def test_an_overflow_on_several_devices_leaves_weights_alone(theirs):
-    assert theirs["overflow_on_two_devices"] == [-math.inf, -math.inf]
-    assert scenarios.overflow_on_two_devices(amp) == [1.0, 1.0]
+# Number and scenario, its outcome with contrib.amp, and that with mxmp.
+BEHAVIOUR = pytest.mark.behaviour("a scale that changes while accumulating")
+TABLE = {
+    "1 an overflow on several devices leaves weights alone": (
+        scenarios.overflow_on_two_devices,
+        [-math.inf, -math.inf],
+        [1.0, 1.0],
+    ),
+    "2 the scale backs off at once": (
+        scenarios.scales_while_backing_off,
+        [16, 16, 15, 14, 13, 12, 11, 10, 9],
+        [8, 9, 10, 11, 8, 8, 8, 8, 8],
+    ),
+    "4 gradients of every device are checked": (
+        scenarios.overflow_on_the_second_device_alone,
+        [0.0, -math.inf],
+        [1.0, 1.0],
+    ),
+    "5 a trainer whose loss was not scaled refuses to step": (
+        scenarios.two_trainers_of_one_loss,
+        [None, [1 - 65536]],
+        ("TrainerError", [1.0]),
+    ),
+    "6 a step without scale_loss is refused": (
+        scenarios.step_without_scale_loss,
+        [None, pytest.approx(0.1 / 65536, rel=0.1)],
+        ("TrainerError", 0.0),
+    ),
+    "7 gradients of two scales are never added": (
+        scenarios.unscale_after_each_micro_batch,
+        [None, 1 + 1 / 65536],
+        ("TrainerError", 1.0),
+    ),
+    "8 clipping does not hide an overflow": (scenarios.clip_elements_after_unscale, [0.0], [1.0]),
+    "9 a resumed run has its loss scale": (scenarios.scale_after_resuming, [16384, 65536], [8, 8]),
+    "11 a float16 loss is scaled in float32": (scenarios.float16_loss, math.inf, 384 * 256),
+    "12 gradients may be of two dtypes": (
+        scenarios.gradients_of_two_dtypes,
+        ["MXNetError", [1, 1]],
+        (None, [0, 0]),
+    ),
+    "13 small float16 gradients survive unscaling": (scenarios.unscale_small_float16_gradients, 0, 2.0**-26),
+    "16 eager operators on CPU still run": (scenarios.eager_dense_on_cpu, "MXNetError", None),
+    "17 output arguments are written": (scenarios.output_argument, 0, -1),
+}
+ROWS = [pytest.param(*row, id=name, marks=[BEHAVIOUR] if name[0] == "7" else []) for name, row in TABLE.items()]
 
 
-# 2
-def test_the_scale_backs_off_at_once(theirs):
-    assert theirs["scales_while_backing_off"] == [16, 16, 15, 14, 13, 12, 11, 10, 9]
-    assert scenarios.scales_while_backing_off(amp) == [8, 9, 10, 11, 8, 8, 8, 8, 8]
+@pytest.mark.parametrize("scenario, defect, expected", ROWS)
+def test_a_defect_of_contrib_amp_is_none_of_mxmp(theirs, scenario, defect, expected):
+    assert theirs[scenario.__name__] == defect
+    assert scenario(amp) == expected
 
 
 # 3
@@ -69,18 +111,6 @@ def test_gradients_that_stay_infinite_are_an_error_that_says_so(theirs):
     assert scenarios.gradients_that_stay_infinite(amp) == (6 + 50, "LossScaleError")  # down to 1, then the floor
 
 
-# 4
-def test_gradients_of_every_device_are_checked(theirs):
-    assert theirs["overflow_on_the_second_device_alone"] == [0.0, -math.inf]
-    assert scenarios.overflow_on_the_second_device_alone(amp) == [1.0, 1.0]
-
-
-# 5
-def test_a_trainer_whose_loss_was_not_scaled_refuses_to_step(theirs):
-    assert theirs["two_trainers_of_one_loss"] == [None, [1 - 65536]]
-    assert scenarios.two_trainers_of_one_loss(amp) == ("TrainerError", [1.0])
-
-
 # 5
 def test_one_loss_can_be_scaled_for_two_trainers():
     a, b = param(name="a"), param(2.0, name="b")
@@ -88,33 +118,6 @@ def test_one_loss_can_be_scaled_for_two_trainers():
     assert backward(amp, [first, second], lambda: a.data() * b.data()) == 256
     assert first.step(1) and second.step(1)
     assert values(a) + values(b) == [1 - 2, 2 - 1]
-
-
-# 6
-def test_a_step_without_scale_loss_is_refused(theirs):
-    error, moved = theirs["step_without_scale_loss"]
-    assert error is None and moved == pytest.approx(0.1 / 65536, rel=0.1)
-    assert scenarios.step_without_scale_loss(amp) == ("TrainerError", 0.0)
-
-
-# 7
-@pytest.mark.behaviour("a scale that changes while accumulating")
-def test_gradients_of_two_scales_are_never_added(theirs):
-    assert theirs["unscale_after_each_micro_batch"] == [None, 1 + 1 / 65536]
-    assert scenarios.unscale_after_each_micro_batch(amp) == ("TrainerError", 1.0)
-
-
-# 7
-# 8
-def test_clipping_does_not_hide_an_overflow(theirs):
-    assert theirs["clip_elements_after_unscale"] == [0.0]
-    assert scenarios.clip_elements_after_unscale(amp) == [1.0]
-
-
-# 9
-def test_a_resumed_run_has_its_loss_scale(theirs):
-    assert theirs["scale_after_resuming"] == [16384, 65536]
-    assert scenarios.scale_after_resuming(amp) == [8, 8]
 
 
 def _module(policy=None):
@@ -174,24 +177,6 @@ def test_loss_heads_in_hybridized_nets_are_scaled(theirs):
     assert net(mx.nd.array(X)).shape == (1, 2)
 
 
-# 11
-def test_a_float16_loss_is_scaled_in_float32(theirs):
-    assert theirs["float16_loss"] == math.inf
-    assert scenarios.float16_loss(amp) == 384 * 256
-
-
-# 12
-def test_gradients_may_be_of_two_dtypes(theirs):
-    assert theirs["gradients_of_two_dtypes"] == ["MXNetError", [1, 1]]
-    assert scenarios.gradients_of_two_dtypes(amp) == (None, [0, 0])
-
-
-# 13
-def test_small_float16_gradients_survive_unscaling(theirs):
-    assert theirs["unscale_small_float16_gradients"] == 0
-    assert scenarios.unscale_small_float16_gradients(amp) == 2.0**-26
-
-
 # 14
 def test_init_can_be_undone():
     net, x = dense("net"), mx.nd.array(X)
@@ -232,12 +217,6 @@ def test_nets_hybridized_before_symbol_blocks_and_numpy_operators_are_converted(
 
 
 # 16
-def test_eager_operators_on_cpu_still_run(theirs):
-    assert theirs["eager_dense_on_cpu"] == "MXNetError"
-    assert scenarios.eager_dense_on_cpu(amp) is None
-
-
-# 16
 def test_forked_processes_are_untouched(monkeypatch):
     """A worker of a DataLoader is a fork of its parent, with another process id."""
     net = dense("net")
@@ -246,12 +225,6 @@ def test_forked_processes_are_untouched(monkeypatch):
     assert scenarios.run_and_count_casts(net, mx.nd.array(X)) == 0
     monkeypatch.undo()
     assert scenarios.run_and_count_casts(net, mx.nd.array(X)) > 0
-
-
-# 17
-def test_output_arguments_are_written(theirs):
-    assert theirs["output_argument"] == 0
-    assert scenarios.output_argument(amp) == -1
 
 
 class _Softrelu(gluon.nn.Dense):

@@ -14,8 +14,11 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp import amp
-from mxmp.gluon.blocks import conversion_of
+from mxmp.errors import ConvertError
 from tests.amp.scenarios import X, dense
+
+IMAGES = mx.nd.array(np.random.RandomState(0).rand(2, 2, 6, 6))
+LOW = {"Convolution": "float16", "BatchNorm": "float16", "Activation": "float16", "FullyConnected": "float16"}
 
 
 @pytest.fixture(autouse=True)
@@ -24,17 +27,20 @@ def undo():
     amp.disable()
 
 
-def chain(prefix="net_"):
-    net = nn.HybridSequential(prefix=prefix)
+def chain(hybridize=True):
+    """Return a net, and its outputs in float32."""
+    net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
         net.add(nn.Conv2D(3, 3, in_channels=2), nn.BatchNorm(in_channels=3), nn.Activation("relu"), nn.Dense(4))
     mx.random.seed(0)
     net.initialize(mx.init.Xavier(rnd_type="gaussian"))
-    return net
+    float32 = run(net)
+    net.hybridize(hybridize)
+    return net, float32
 
 
-def images():
-    return mx.nd.array(np.random.RandomState(0).rand(2, 2, 6, 6))
+def run(net, x=IMAGES):
+    return net(x).asnumpy()
 
 
 def precisions(net):
@@ -42,96 +48,84 @@ def precisions(net):
 
 
 def is_converted(net):
-    return conversion_of(net) is not None
+    try:
+        return bool(precisions(net))
+    except ConvertError:
+        return False
 
 
 def test_init_gives_what_convert_gives():
-    net, x = chain(), images()
-    net(x)  # finishes initialization
-    mxmp.gluon.convert(net, "O1")
-    expected = net(x).asnumpy()
-    mxmp.gluon.restore(net)
-    net.hybridize()
-    float32 = net(x).asnumpy()
+    net, float32 = chain()
     amp.init()
-    np.testing.assert_array_equal(net(x).asnumpy(), expected)
-    assert (expected != float32).any()
+    mixed = run(net)
+    amp.disable()
+    np.testing.assert_array_equal(mixed, run(mxmp.gluon.convert(net, "O1")))
+    assert (mixed != float32).any()
 
 
-@pytest.mark.bfloat16
-def test_bfloat16():
-    net = chain()
-    net.hybridize()
-    amp.init(mxmp.dtypes.NUMPY_BFLOAT16)
-    net(images())
-    assert precisions(net)["Convolution"] == "bfloat16"
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        pytest.param((mxmp.dtypes.NUMPY_BFLOAT16,), {"Convolution": "bfloat16"}, marks=pytest.mark.bfloat16),
+        (
+            ("float16", ["FullyConnected", "BatchNorm"], [("Activation", "act_type", ["relu"])], ["Flatten"]),
+            {**LOW, "Convolution": "float32", "Activation": "float32"},
+        ),
+        (("float16", ["Convolution", "RNN"], [("Activation", "act_type", ["elu"])], ["topk"]), {**LOW, "FullyConnected": "float32"}),
+    ],
+    ids=["bfloat16", "lists", "operators that the net lacks"],
+)
+def test_the_arguments_decide(arguments, expected):
+    net, _ = chain()
+    amp.init(*arguments)
+    run(net)
+    assert expected.items() <= precisions(net).items()
 
 
-def test_lists_of_operators():
-    amp.init("float16", ["FullyConnected", "BatchNorm"], [("Activation", "act_type", ["relu"])], ["Flatten"])
-    net = chain()
-    net.hybridize()
-    net(images())
-    expected = {"Convolution": "float32", "BatchNorm": "float16", "Activation": "float32", "FullyConnected": "float16"}
-    assert precisions(net) == expected
-
-
-def test_operators_in_the_list_that_a_net_lacks_are_no_error():
-    amp.init("float16", ["FullyConnected", "RNN"], [("LeakyReLU", "act_type", ["elu"])], ["topk"])
-    net = dense("net")
-    net.hybridize()
-    net(mx.nd.array(X))
-    assert precisions(net) == {"FullyConnected": "float16"}
-
-
-def test_nets_that_are_not_hybridized_run_as_written():
+def test_nets_run_as_written_until_they_are_hybridized():
     amp.init()
-    net, x = dense("net"), mx.nd.array(X)
-    before = net(x).asnumpy()
-    assert not is_converted(net)
+    net, float32 = chain(hybridize=False)
+    np.testing.assert_array_equal(run(net), float32)
     net.hybridize()
-    assert (net(x).asnumpy() != before).any() and is_converted(net)
-    net.hybridize(False)
-    np.testing.assert_array_equal(net(x).asnumpy(), before)
-    assert not is_converted(net)
-
-
-def test_hybridizing_again_keeps_the_precision():
-    amp.init()
-    net, x = dense("net"), mx.nd.array(X)
-    net.hybridize()
-    before = net(x).asnumpy()
-    net.hybridize(static_alloc=True, static_shape=True)
-    np.testing.assert_array_equal(net(x).asnumpy(), before)
-    assert is_converted(net)
+    mixed = run(net)
+    assert (mixed != float32).any()
+    for again in ({"static_alloc": True, "static_shape": True}, {"active": False}):
+        net.hybridize(**again)  # a converted net stays one, as by gluon.convert
+        np.testing.assert_array_equal(run(net), mixed)
+    amp.disable()
+    np.testing.assert_array_equal(run(net), float32)
 
 
 def test_a_part_that_ran_alone_becomes_a_part_of_the_whole():
-    net, x = chain(), images()
-    net.hybridize()
+    net, _ = chain()
     amp.init()
-    net[0](x)
-    net(x)
-    assert is_converted(net[0])
-    assert precisions(net)["FullyConnected"] == "float16"
+    for called in (net[0], net, net[0]):
+        run(called)
+    assert precisions(net) == LOW
     amp.disable()
     assert not is_converted(net) and not is_converted(net[0])
 
 
 @pytest.mark.parametrize("part", [False, True], ids=["net", "part of it"])
-def test_what_was_converted_by_hand_stays_as_it_is(part):
-    net, x = chain(), images()
-    net(x)
-    net.hybridize()
+def test_nets_converted_by_hand_stay_as_they_are(part):
+    net, _ = chain()
     chosen = net[3] if part else net
     mxmp.gluon.convert(chosen, "O1,op:FullyConnected=float32")
-    expected = net(x).asnumpy()
+    expected = run(net)
     amp.init()
-    np.testing.assert_array_equal(net(x).asnumpy(), expected)
-    assert precisions(chosen)["FullyConnected"] == "float32"
-    assert is_converted(net) != part
+    np.testing.assert_array_equal(run(net), expected)
     amp.disable()
+    np.testing.assert_array_equal(run(net), expected)
     assert is_converted(chosen)
+
+
+def test_a_net_that_init_converted_can_be_converted_by_hand():
+    net, _ = chain()
+    amp.init()
+    run(net)
+    expected = run(mxmp.gluon.convert(net, "O2"))
+    amp.disable()
+    np.testing.assert_array_equal(run(net), expected)
 
 
 def test_blocks_in_a_plain_block_are_converted_each():
@@ -147,7 +141,7 @@ def test_blocks_in_a_plain_block_are_converted_each():
     net = Plain()
     net.hybridize()
     amp.init()
-    net(mx.nd.array(X))
+    run(net, mx.nd.array(X))
     assert is_converted(net.first) and is_converted(net.second)
 
 
@@ -155,116 +149,55 @@ def test_image_transforms_give_what_they_gave():
     transforms = gluon.data.vision.transforms
     chained = transforms.Compose([transforms.Resize(8), transforms.ToTensor(), transforms.Normalize(0.5, 0.25)])
     image = mx.nd.array(np.random.RandomState(0).randint(0, 256, (10, 12, 3)), dtype="uint8")
-    before = chained(image).asnumpy()
+    before = run(chained, image)
     amp.init()
-    np.testing.assert_array_equal(chained(image).asnumpy(), before)
+    np.testing.assert_array_equal(run(chained, image), before)
 
 
 def test_init_twice_and_disable_twice_are_no_error():
-    before = gluon.HybridBlock._call_cached_op
-    amp.init()
-    amp.init()
-    amp.disable()
-    assert gluon.HybridBlock._call_cached_op is before
-    amp.disable()
+    before = dict(vars(gluon.HybridBlock))
+    for call in (amp.init, amp.init, amp.disable, amp.disable):
+        call()
+    assert dict(vars(gluon.HybridBlock)) == before
 
 
 def test_nets_are_not_kept_alive():
     amp.init()
-    net = dense("net")
-    net.hybridize()
-    net(mx.nd.array(X)).wait_to_read()
-    found = weakref.ref(net)
+    net, _ = chain()
+    run(net)
+    alive = weakref.ref(net)
     del net
     gc.collect()
-    assert found() is None
+    assert alive() is None
 
 
 def test_threads_that_call_one_net_at_once():
+    net, float32 = chain()
     amp.init()
-    nets = [dense(f"net{i}") for i in range(3)]
-    expected = [net(mx.nd.array(X)).asnumpy() for net in nets]
-    for net in nets:
-        net.hybridize()
-    found = {}
-
-    def run(number):
-        found[number] = nets[number](mx.nd.array(X)).asnumpy()
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
+    outputs = []
+    threads = [threading.Thread(target=lambda: outputs.append(run(net))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for number, value in enumerate(expected):
-        np.testing.assert_allclose(found[number], value, rtol=2e-3)
-        assert is_converted(nets[number])
+    assert len(outputs) == 3 and (outputs[0] != float32).any()
+    for output in outputs[1:]:
+        np.testing.assert_array_equal(output, outputs[0])
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_disable_casts_of_a_net_converted_by_hand(policy):
-    net, x = chain(), images()
-    float32 = net(x).asnumpy()
-    mxmp.gluon.convert(net, policy)
-    mixed = net(x).asnumpy()
-    dtypes = {name: p.dtype for name, p in net.collect_params().items()}
+@pytest.mark.parametrize("way, rtol", [("O1", 1e-5), ("O2", 2.0**-8), ("init", 1e-5)])
+def test_disable_casts_runs_converted_nets_in_float32(way, rtol):
+    """O2's weights stay as they are stored, rounded to float16; else a graph, which fuses, rounds otherwise."""
+    net, float32 = chain()
+    amp.init() if way == "init" else mxmp.gluon.convert(net, way)
+    mixed = run(net)
     for _ in range(2):
-        with amp.disable_casts(net):
-            np.testing.assert_array_equal(net(x).asnumpy(), float32)
-        np.testing.assert_array_equal(net(x).asnumpy(), mixed)
-        assert {name: p.dtype for name, p in net.collect_params().items()} == dtypes
-
-
-def test_disable_casts_between_steps_changes_nothing():
-    """Weights that were trained are stored in low precision again, and training goes on as without it."""
-
-    def train(evaluate):
-        net, x = chain("same_"), images()
-        mxmp.gluon.convert(net, "O2")
-        trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}, loss_scale=128)
-        for _ in range(3):
-            with autograd.record(), trainer.scale_loss(net(x).square().mean()) as scaled:
-                scaled.backward()
-            trainer.step(1)
-            if evaluate:
-                with amp.disable_casts(net):
-                    net(x)
-        net(x)
-        return net.collect_params()
-
-    found, expected = train(evaluate=True), train(evaluate=False)
-    assert {name: p.dtype for name, p in found.items()} == {name: p.dtype for name, p in expected.items()}
-    for name, param in found.items():
-        np.testing.assert_array_equal(param.data().asnumpy(), expected[name].data().asnumpy())
-
-
-def test_disable_casts_of_nets_that_init_reaches():
-    net, x = chain(), images()
-    float32 = net(x).asnumpy()
-    net.hybridize()
-    amp.init()
-    mixed = net(x).asnumpy()
-    with pytest.raises(KeyError), amp.disable_casts(net):
-        np.testing.assert_allclose(net(x).asnumpy(), float32, rtol=1e-5, atol=1e-6)  # a graph fuses
-        assert not is_converted(net)
-        raise KeyError
-    np.testing.assert_array_equal(net(x).asnumpy(), mixed)
-
-
-def test_disable_casts_wants_to_know_the_nets():
-    with pytest.raises(amp.AmpError, match="give the nets that are to run in float32"), amp.disable_casts():
-        pass
-
-
-def test_a_net_that_init_converted_can_be_converted_by_hand():
-    net, x = chain(), images()
-    net.hybridize()
-    amp.init()
-    net(x)
-    mxmp.gluon.convert(net, "O2")
-    expected = net(x).asnumpy()
-    amp.disable()
-    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+        with pytest.raises(KeyError), amp.disable_casts():
+            wide = run(net)
+            raise KeyError
+        np.testing.assert_allclose(wide, float32, rtol=rtol, atol=rtol)
+        np.testing.assert_array_equal(run(net), mixed)
+    assert (wide != mixed).any()
 
 
 @pytest.mark.parametrize(
@@ -274,7 +207,7 @@ def test_a_net_that_init_converted_can_be_converted_by_hand():
         (("fp61",), "target_dtype: unknown dtype 'fp61'"),
         (("float16", "FullyConnected"), "target_precision_ops is a str; expected a list"),
         (("float16", ["FullyConected"]), "no operator 'FullyConected'; the nearest are FullyConnected"),
-        (("float16", [1]), "target_precision_ops: 1 is no name of an operator"),
+        (("float16", [1]), "target_precision_ops: MXNet has no operator 1"),
         (("float16", None, ["Activation"]), "'Activation' is no .operator, attribute, list of values."),
         (("float16", None, [("Activation", "act_type", "relu")]), "is no .operator, attribute, list of values."),
         (("float16", ["exp"], None, ["exp"]), "'exp' is in both target_precision_ops and fp32_ops; keep it in one"),
@@ -283,89 +216,32 @@ def test_a_net_that_init_converted_can_be_converted_by_hand():
     ],
 )
 def test_bad_arguments(arguments, message):
+    before = dict(vars(gluon.HybridBlock))
     with pytest.raises(amp.AmpError, match=message):
         amp.init(*arguments)
-    assert amp.hook.installed_hook() is None
+    assert dict(vars(gluon.HybridBlock)) == before
 
 
-def test_a_net_that_is_not_hybridized_is_warned_of(caplog):
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_net_that_is_not_hybridized_is_warned_of_once(by_hand, caplog):
     amp.init()
-    net = gluon.nn.Dense(2, in_units=3)
-    net.initialize()
+    net = dense("net")
+    if by_hand:
+        mxmp.gluon.convert(net, "O1")
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     amp.init_trainer(trainer, 8)
     for _ in range(2):
-        with autograd.record(), amp.scale_loss(net(mx.nd.ones((2, 3))).sum(), trainer) as scaled:
+        with autograd.record(), amp.scale_loss(net(mx.nd.array(X)).sum(), trainer) as scaled:
             scaled.backward()
         trainer.step(1)
-    assert caplog.text.count("amp.init has converted no net so far") == 1
+    assert caplog.text.count("amp.init has converted no net so far") == (not by_hand)
 
 
-def test_a_net_that_was_converted_by_hand_is_not_warned_of(caplog):
+def test_eager_operators_meet_a_net_that_mxmp_cast():
+    """And not one that net.cast has cast, which gives them float16: the guides say to use mxmp.gluon.cast."""
     amp.init()
-    net = gluon.nn.Dense(2, in_units=3)
+    net, x = nn.Dense(3, in_units=3), mx.nd.array(X)
     net.initialize()
-    mxmp.gluon.convert(net, "O1")
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    amp.init_trainer(trainer, 8)
-    with autograd.record(), amp.scale_loss(net(mx.nd.ones((2, 3))).sum(), trainer) as scaled:
-        scaled.backward()
-    assert "amp.init has converted no net so far" not in caplog.text
-
-
-class _Residual(gluon.Block):
-    """A net, and what runs eagerly around it."""
-
-    def __init__(self, *layers):
-        super().__init__()
-        with self.name_scope():
-            self.net = nn.HybridSequential()
-            self.net.add(*layers)
-
-    def forward(self, x):
-        return self.net(x) + x
-
-
-def residual(*layers):
-    block = _Residual(*layers)
-    block.initialize()
-    return block
-
-
-@pytest.mark.parametrize("layer", [lambda: nn.Dense(3, in_units=3), lambda: nn.LayerNorm(in_channels=3)])
-def test_eager_operators_that_meet_a_net_that_was_cast_say_what_to_do(layer):
-    amp.init()
-    block = residual(layer())
-    block.net.cast("float16")
-    message = "an operator that runs eagerly got float16 and float32 together.* call mxmp.gluon.cast\\(net, 'float16'\\)"
-    with pytest.raises(amp.AmpError, match=message):
-        block(mx.nd.array(X))
-
-
-def test_the_message_names_the_dtype_that_was_met_and_is_an_mxnet_error():
-    amp.init("bfloat16")
-    block = residual(nn.LayerNorm(in_channels=3))
-    block.net.cast("float16")
-    with pytest.raises(mx.MXNetError, match="got float16 and float32 together"):
-        block(mx.nd.array(X))
-
-
-def test_a_net_that_mxmp_cast_meets_eager_operators():
-    amp.init()
-    block, x = residual(nn.Dense(3, in_units=3)), mx.nd.array(X)
-    expected = block(x).asnumpy()
-    mxmp.gluon.cast(block.net, "float16")
-    np.testing.assert_allclose(block(x).asnumpy(), expected, rtol=2**-9)
-
-
-def test_other_errors_of_eager_operators_stay_as_they_are():
-    amp.init()
-    with pytest.raises(mx.MXNetError, match="could not be broadcast"):
-        residual(nn.Dense(3, in_units=4))(mx.nd.ones((1, 4)))
-
-
-def test_disable_gives_block_its_call_back():
-    before = gluon.Block.__call__
-    amp.init()
-    amp.disable()
-    assert gluon.Block.__call__ is before
+    expected = (net(x) + x).asnumpy()
+    mxmp.gluon.cast(net, "float16")
+    np.testing.assert_allclose((net(x) + x).asnumpy(), expected, rtol=2**-9)

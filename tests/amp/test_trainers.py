@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
 
 import mxmp
 from mxmp import amp
-from mxmp.amp.trainers import adopt
 from mxmp.errors import LossScaleError, TrainerError
 from tests.amp.scenarios import TWO, backward, param, values
 
@@ -160,133 +157,3 @@ def test_trainers_that_were_not_initialized(call):
 def test_no_trainer_at_all():
     with pytest.raises(TrainerError, match="the list of trainers is empty"), amp.scale_loss(mx.nd.ones(1), []):
         pass
-
-
-def test_a_loss_id_needs_num_losses():
-    w = param()
-    trainer = plain(w)
-    amp.init_trainer(trainer)
-    with pytest.raises(TrainerError, match="loss_id=1: the trainer has one loss; give num_losses"):
-        with amp.scale_loss(mx.nd.ones(1), trainer, loss_id=1):
-            pass
-
-
-HUGE = 1e35
-
-
-def two_losses(init_scale=2.0**16, count=2, **kwargs):
-    w = param(**kwargs)
-    trainer = plain(w)
-    adopt(trainer, mxmp.loss_scale.DynamicLossScale(init_scale=init_scale, growth_interval=2), num_losses=count)
-    return w, trainer
-
-
-def learn(trainer, w, loss_id, slope):
-    with autograd.record():
-        loss = w.data() * slope
-    with amp.scale_loss(loss, trainer, loss_id=loss_id) as scaled:
-        scaled.backward()
-    return float(scaled.asscalar() / loss.asscalar())
-
-
-def scales(trainer):
-    return [scale["value"] for scale in states_of_scales(trainer)]
-
-
-def states_of_scales(trainer):
-    return amp.state_dict(trainer)["loss_scaler0"]["loss_scales"]
-
-
-@pytest.mark.behaviour("a scale per loss")
-def test_losses_in_turn_have_scales_of_their_own():
-    w, trainer = two_losses()
-    for loss_id, slope, stepped in ((0, HUGE, False), (1, 0.25, True), (0, 0.25, True), (0, 0.25, True)):
-        learn(trainer, w, loss_id, slope)
-        assert trainer.step(1) is stepped
-    assert values(w) == [0.25]
-    assert scales(trainer) == [2.0**16, 2.0**16]  # the first went down, and up again after two steps
-    learn(trainer, w, 1, 0.25)
-    trainer.step(1)
-    assert scales(trainer) == [2.0**16, 2.0**17]
-
-
-def test_losses_of_one_step_add_up_at_different_scales():
-    w, trainer = two_losses(grad_req="add")
-    learn(trainer, w, 0, HUGE)
-    trainer.step(1)
-    w.zero_grad()
-    used = [learn(trainer, w, loss_id, slope) for loss_id, slope in ((0, 0.25), (1, 0.125), (0, 0.5))]
-    assert used == [2.0**15, 2.0**16, 2.0**15]
-    amp.unscale(trainer)
-    assert w.grad().asscalar() == 0.875
-    assert trainer.step(1) and values(w) == [0.125]
-
-
-@pytest.mark.behaviour("a scale per loss")
-def test_the_loss_that_overflows_backs_off():
-    w, trainer = two_losses(count=3, grad_req="add")
-    for loss_id, slope in ((0, 0.25), (2, HUGE), (1, 0.25)):
-        learn(trainer, w, loss_id, slope)
-    assert not trainer.step(1) and values(w) == [1.0]
-    assert scales(trainer) == [2.0**16, 2.0**16, 2.0**15]
-    assert [scale["growth_tracker"] for scale in states_of_scales(trainer)] == [
-        1,
-        0,
-        0,
-    ]  # one that cannot be judged stays
-
-
-def test_the_log_tells_the_scale_of_the_loss_that_overflows(caplog):
-    w, trainer = two_losses(grad_req="add")
-    for _ in range(2):
-        learn(trainer, w, 1, 0.25)
-        trainer.step(1)
-        w.zero_grad()
-    learn(trainer, w, 0, HUGE)
-    learn(trainer, w, 1, 0.25)
-    with caplog.at_level(logging.INFO, logger="mxmp"):
-        assert not trainer.step(1)
-    assert "DynamicLossScale 65536 -> 32768;" in caplog.text
-
-
-def test_a_loss_that_fails_midway_leaves_the_window():
-    w, trainer = two_losses(grad_req="add")
-    learn(trainer, w, 0, 0.25)
-    with pytest.raises(KeyError), amp.scale_loss(mx.nd.ones(1), trainer, loss_id=1):
-        raise KeyError
-    assert trainer.step(1) and values(w) == [0.75]
-
-
-@pytest.mark.parametrize("loss_id", [2, -1, "0", None, True])
-def test_unknown_losses(loss_id):
-    _, trainer = two_losses()
-    with pytest.raises(TrainerError, match="the trainer has losses 0 to 1"):
-        with amp.scale_loss(mx.nd.ones(1), trainer, loss_id=loss_id):
-            pass
-
-
-def test_states_of_several_losses(tmp_path):
-    w, trainer = two_losses()
-    learn(trainer, w, 1, HUGE)
-    trainer.step(1)
-    trainer.save_states(str(tmp_path / "states"))
-    resumed = two_losses()[1]
-    resumed.load_states(str(tmp_path / "states"))
-    assert scales(resumed) == [2.0**16, 2.0**15]
-    three = two_losses(count=3)[1]
-    with pytest.raises(mxmp.errors.StateError, match=r"the state is of 2 losses; expected 3 \(num_losses\)"):
-        three.load_states(str(tmp_path / "states"))
-
-
-def test_setting_the_loss_scale_sets_that_of_all_losses():
-    trainer = plain(param())
-    adopt(trainer, "dynamic", num_losses=3)
-    trainer.loss_scale = 64
-    assert scales(trainer) == [64, 64, 64]
-
-
-def test_a_shared_scale_is_for_one_loss():
-    trainer = plain(param())
-    with pytest.raises(TrainerError, match="a SharedLossScale is for trainers with one loss"):
-        adopt(trainer, mxmp.gluon.SharedLossScale(8), num_losses=2)
-    assert type(trainer) is gluon.Trainer

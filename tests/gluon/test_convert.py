@@ -11,11 +11,9 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-import mxmp
 from mxmp import Policy
 from mxmp.errors import ConvertError, DtypeError, PolicyError
 from mxmp.gluon import Trainer, cast, convert, export, precision, report, restore
-from mxmp.gluon.conversion import Conversion
 
 BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.bfloat16)
 MIXED_BFLOAT16 = pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)
@@ -964,20 +962,6 @@ def test_the_last_layer_may_be_within_a_loop():
     net(mx.nd.ones((3, 2, 5)))
     rows = {row.op: row.precision for row in report(net).rows}
     assert (rows["FullyConnected"], rows["dot"], rows["tanh"]) == ("float16", "float32", "float32")
-
-
-def test_converting_takes_over_from_amp():
-    net, x = make(), batch()
-    net(x)
-    net.hybridize()
-    mxmp.amp.init()
-    try:
-        net(x)
-        by_hook = net._mxmp_conversion
-    finally:
-        convert(net, by_hook.policy)
-        mxmp.amp.disable()
-    assert type(net._mxmp_conversion) is Conversion and type(by_hook) is not Conversion
 
 
 def test_restoring_twice_leaves_parameters_alone():

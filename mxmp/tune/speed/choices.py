@@ -116,7 +116,8 @@ def find_choices(parts: Sequence[Tuple[Graph, Facts, Plan]], policy: Policy) -> 
             if node.is_variable:
                 continue
             verdict = plan.verdicts[position]
-            decided = node.get(PRECISION_ATTR) is not None or policy.override(node.op, node.name) is not None
+            override = policy.override(node.op, node.name, node.attrs)
+            decided = node.get(PRECISION_ATTR) is not None or override is not None
             if verdict.label not in (LOW, FREE) or decided or verdict.rule is None:
                 fixed[node.op] += 1
                 continue

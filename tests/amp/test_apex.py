@@ -13,7 +13,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp import amp
 from mxmp.dtypes import canonical
-from mxmp.errors import ConvertError, LossScaleError, MxmpError, PolicyError, TrainerError
+from mxmp.errors import ConvertError, MxmpError, PolicyError, TrainerError
 from mxmp.gluon.conversion import conversion_of
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 
@@ -188,8 +188,7 @@ def test_master_params_are_what_the_trainer_updates():
     masters = list(amp.master_params(trainer))  # before the first step
     names = [p.name for p in trainer._params if p.grad_req != "null"]
     for name, master in zip(names, masters):
-        assert master.dtype == np.float32
-        np.testing.assert_array_equal(master.asnumpy(), exact[name])
+        assert master.dtype == np.float32 and (master.asnumpy() == exact[name]).all()
     before = [master.asnumpy() for master in masters]
     learn(net, trainer)
     for master, again in zip(masters, amp.master_params([trainer])):
@@ -227,45 +226,34 @@ def test_state_dict_survives_json(num_losses):
     assert other.skipped_steps == trainer.skipped_steps
 
 
-@pytest.mark.parametrize(
-    "state, message",
-    [
-        ({}, r"the state has \[\]; expected \['loss_scaler0', 'loss_scaler1'\]"),
-        (None, "the state has NoneType"),
-        ({"loss_scaler0": state_of(steps=0)[1]["loss_scaler0"], "loss_scaler1": {}}, "kind None"),
-    ],
-    ids=["empty", "none", "second bad"],
-)
-def test_a_bad_state_changes_nothing(state, message):
-    trainers = [state_of()[0], state_of()[0]]
-    before = amp.state_dict(trainers)
-    with pytest.raises(LossScaleError, match=message):
-        amp.load_state_dict(state, trainers)
-    assert amp.state_dict(trainers) == before
-
-
-def test_a_state_that_a_later_trainer_refuses_changes_nothing():
-    """The second updates inside of its kvstore, before any check."""
+def updates_on_kvstore():
+    """Return a trainer that updates inside of its kvstore, before any check, and refuses a loss scale."""
     w = gluon.Parameter("w", shape=(2,))
     w.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
-    other = mxmp.gluon.Trainer([w], "sgd", update_on_kvstore=True, loss_scale=None)
-    trainers = [state_of(steps=0)[0], other]
+    return mxmp.gluon.Trainer([w], "sgd", update_on_kvstore=True, loss_scale=None)
+
+
+GOOD = state_of(2, steps=5)[1]["loss_scaler0"]
+
+
+@pytest.mark.parametrize(
+    "second, state, message",
+    [
+        (lambda: state_of(2)[0], {}, r"the state has \[\]; expected \['loss_scaler0', 'loss_scaler1'\]"),
+        (lambda: state_of(2)[0], None, "the state has NoneType"),
+        (lambda: state_of(2)[0], {"loss_scaler0": GOOD, "loss_scaler1": {}}, "kind None"),
+        (lambda: state_of(2)[0], {"loss_scaler0": GOOD, "loss_scaler1": None}, "expected a dict"),
+        (lambda: state_of(2)[0], {"loss_scaler0": GOOD, "loss_scaler1": {**GOOD, "loss_scales": 1}}, "expected 2"),
+        (updates_on_kvstore, {"loss_scaler0": GOOD, "loss_scaler1": GOOD}, "update_on_kvstore"),
+    ],
+    ids=["empty", "none", "second empty", "second none", "second damaged", "second refused"],
+)
+def test_a_bad_state_changes_nothing(second, state, message):
+    trainers = [state_of(2)[0], second()]
     before = amp.state_dict(trainers)
-    state = {f"loss_scaler{i}": state_of(steps=3)[1]["loss_scaler0"] for i in range(2)}
-    assert state["loss_scaler0"] != before["loss_scaler0"]
-    with pytest.raises(MxmpError, match="update_on_kvstore"):
+    assert before["loss_scaler0"] != GOOD
+    with pytest.raises(MxmpError, match=message):
         amp.load_state_dict(state, trainers)
-    assert amp.state_dict(trainers) == before
-
-
-@pytest.mark.parametrize("bad", [None, [], {"loss_scales": 1}], ids=str)
-def test_a_damaged_state_of_several_losses_changes_nothing(bad):
-    trainers = [state_of(2)[0], state_of(2)[0]]
-    before = amp.state_dict(trainers)
-    good = state_of(2, steps=5)[1]["loss_scaler0"]
-    wrong = {**good, **bad} if isinstance(bad, dict) else bad
-    with pytest.raises(LossScaleError, match="expected"):
-        amp.load_state_dict({"loss_scaler0": good, "loss_scaler1": wrong}, trainers)
     assert amp.state_dict(trainers) == before
 
 
@@ -286,10 +274,10 @@ def test_states_between_backward_and_step_are_refused():
         ("01", {}, "opt_level='01': expected one of O0, O1, O2, O3; the letter O, not a zero"),
         ("O4", {}, "opt_level='O4'"),
         ("O1", {"cast_model_type": "float16"}, "cast_model_type=float16 makes no sense at O1, where parameters stay"),
-        ("O1", {"keep_batchnorm_fp32": True}, "keep_batchnorm_fp32 makes no sense at O1"),
-        ("O1", {"master_weights": False}, "master_weights makes no sense at O1"),
-        ("O0", {"master_weights": True}, "master_weights makes no sense at O0, where everything is float32"),
-        ("O0", {"cast_model_type": np.float16}, "cast_model_type=float16 makes no sense at O0"),
+        ("O1", {"keep_batchnorm_fp32": True}, "keep_batchnorm_fp32=True makes no sense at O1"),
+        ("O1", {"master_weights": False}, "master_weights=False makes no sense at O1"),
+        ("O0", {"master_weights": True}, "master_weights=True makes no sense at O0, where parameters stay"),
+        ("O0", {"cast_model_type": np.float16}, "cast_model_type=.*float16.* makes no sense at O0"),
         ("O0", {"loss_scale": 128}, "float32 gradients need no scaling"),
         ("O0", {"cast_model_outputs": "float16"}, "output_dtype='float16' with compute_dtype='float32'"),
         ("O2", {"cast_model_type": "float32"}, "cast_model_type=float32 at O2 leaves nothing in low precision; use O0"),
@@ -364,7 +352,7 @@ def test_gradients_of_master_params_can_be_clipped_as_with_apex(level):
 
 def test_an_optimizer_for_a_net_without_values_changes_nothing():
     ready, empty = make(), gluon.nn.Dense(2, in_units=3)
-    with pytest.raises(amp.AmpError, match="parameter 'dense.*_weight' is not initialized.*initialize of block 'dense"):
+    with pytest.raises(amp.AmpError, match="parameter 'dense.*' is not initialized.*initialize of block 'dense"):
         amp.initialize([ready, empty], [mx.optimizer.SGD(), mx.optimizer.SGD()], "O2")
     with pytest.raises(ConvertError, match="not converted"):
         mxmp.gluon.report(ready)

@@ -1,0 +1,129 @@
+"""Several losses with scales of their own: num_losses of Trainer.adopt, loss_id of scale_loss."""
+
+from __future__ import annotations
+
+import logging
+
+import mxnet as mx
+import pytest
+from mxnet import autograd, gluon
+
+from mxmp import amp
+from mxmp.errors import StateError, TrainerError
+from mxmp.gluon import SharedLossScale, Trainer
+from mxmp.loss_scale import DynamicLossScale
+from tests.amp.scenarios import param, values
+
+HUGE = 1e35
+
+
+def two_losses(init_scale=2.0**16, count=2, **kwargs):
+    w = param(**kwargs)
+    scale = DynamicLossScale(init_scale=init_scale, growth_interval=2)
+    return w, Trainer.adopt(gluon.Trainer([w], "sgd", {"learning_rate": 1.0}), scale, num_losses=count)
+
+
+def learn(trainer, w, loss_id, slope):
+    with autograd.record():
+        loss = w.data() * slope
+    with trainer.scale_loss(loss, loss_id=loss_id) as scaled:
+        scaled.backward()
+    return float(scaled.asscalar() / loss.asscalar())
+
+
+def scales(trainer):
+    return [scale["value"] for scale in states_of_scales(trainer)]
+
+
+def states_of_scales(trainer):
+    return amp.state_dict(trainer)["loss_scaler0"]["loss_scales"]
+
+
+@pytest.mark.behaviour("a scale per loss")
+def test_losses_in_turn_have_scales_of_their_own():
+    w, trainer = two_losses()
+    for loss_id, slope, stepped in ((0, HUGE, False), (1, 0.25, True), (0, 0.25, True), (0, 0.25, True)):
+        learn(trainer, w, loss_id, slope)
+        assert trainer.step(1) is stepped
+    assert values(w) == [0.25]
+    assert scales(trainer) == [2.0**16, 2.0**16]  # the first went down, and up again after two steps
+    learn(trainer, w, 1, 0.25)
+    trainer.step(1)
+    assert scales(trainer) == [2.0**16, 2.0**17]
+
+
+def test_losses_of_one_step_add_up_at_different_scales():
+    w, trainer = two_losses(grad_req="add")
+    learn(trainer, w, 0, HUGE)
+    trainer.step(1)
+    w.zero_grad()
+    used = [learn(trainer, w, loss_id, slope) for loss_id, slope in ((0, 0.25), (1, 0.125), (0, 0.5))]
+    assert used == [2.0**15, 2.0**16, 2.0**15]
+    trainer.unscale()
+    assert w.grad().asscalar() == 0.875
+    assert trainer.step(1) and values(w) == [0.125]
+
+
+@pytest.mark.behaviour("a scale per loss")
+def test_the_loss_that_overflows_backs_off():
+    w, trainer = two_losses(count=3, grad_req="add")
+    for loss_id, slope in ((0, 0.25), (2, HUGE), (1, 0.25)):
+        learn(trainer, w, loss_id, slope)
+    assert not trainer.step(1) and values(w) == [1.0]
+    assert scales(trainer) == [2.0**16, 2.0**16, 2.0**15]
+    trackers = [scale["growth_tracker"] for scale in states_of_scales(trainer)]
+    assert trackers == [1, 0, 0]  # one that cannot be judged stays
+
+
+def test_the_log_tells_the_scale_of_the_loss_that_overflows(caplog):
+    w, trainer = two_losses(grad_req="add")
+    for _ in range(2):
+        learn(trainer, w, 1, 0.25)
+        trainer.step(1)
+        w.zero_grad()
+    learn(trainer, w, 0, HUGE)
+    learn(trainer, w, 1, 0.25)
+    with caplog.at_level(logging.INFO, logger="mxmp"):
+        assert not trainer.step(1)
+    assert "DynamicLossScale 65536 -> 32768;" in caplog.text
+
+
+def test_a_loss_that_fails_midway_leaves_the_window():
+    w, trainer = two_losses(grad_req="add")
+    learn(trainer, w, 0, 0.25)
+    with pytest.raises(KeyError), trainer.scale_loss(mx.nd.ones(1), loss_id=1):
+        raise KeyError
+    assert trainer.step(1) and values(w) == [0.75]
+
+
+@pytest.mark.parametrize("loss_id, count", [(2, 2), (-1, 2), ("0", 2), (None, 2), (True, 2), (1, 1)])
+def test_unknown_losses(loss_id, count):
+    _, trainer = two_losses(count=count)
+    with pytest.raises(TrainerError, match=f"the trainer has losses 0 to {count - 1}; num_losses says how many"):
+        trainer.scale_loss(mx.nd.ones(1), loss_id=loss_id).__enter__()
+
+
+def test_states_of_several_losses(tmp_path):
+    w, trainer = two_losses()
+    learn(trainer, w, 1, HUGE)
+    trainer.step(1)
+    trainer.save_states(str(tmp_path / "states"))
+    resumed = two_losses()[1]
+    resumed.load_states(str(tmp_path / "states"))
+    assert scales(resumed) == [2.0**16, 2.0**15]
+    three = two_losses(count=3)[1]
+    with pytest.raises(StateError, match=r"the state is of 2 losses; expected 3 \(num_losses\)"):
+        three.load_states(str(tmp_path / "states"))
+
+
+def test_setting_the_loss_scale_sets_that_of_all_losses():
+    _, trainer = two_losses(count=3)
+    trainer.loss_scale = 64
+    assert scales(trainer) == [64, 64, 64]
+
+
+def test_a_shared_scale_is_for_one_loss():
+    trainer = gluon.Trainer([param()], "sgd")
+    with pytest.raises(TrainerError, match="a SharedLossScale is for trainers with one loss"):
+        Trainer.adopt(trainer, SharedLossScale(8), num_losses=2)
+    assert type(trainer) is gluon.Trainer
