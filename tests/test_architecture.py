@@ -15,7 +15,6 @@ import pytest
 from mxnet import autograd, gluon
 
 import mxmp
-from mxmp.cli.commands import commands
 from tests.imports import FILES, ROOT
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -120,36 +119,11 @@ def fit():
     return found
 
 
-def convert_files():
-    arg_params = {"fc_weight": mx.nd.ones((3, 4)), "fc_bias": mx.nd.ones(3)}
-    mx.model.save_checkpoint("net", 1, head(), arg_params, {})
-    with calls() as found, contextlib.suppress(SystemExit):
-        commands.main(["convert", "net", "1", "-o", "low", "--shape", "data:2,4"], "mxmp")
-    return found
-
-
-def tune_net():
-    with calls() as found:
-        mxmp.tune.tune(dense(), [mx.nd.ones((2, 4))], seconds=1, store="plan.json")
-        str(mxmp.tune.load("plan.json"))
-    return found
-
-
-def compare_net():
-    net = dense()
-    with calls() as found:
-        str(mxmp.diagnose.compare(net, (mx.nd.ones((2, 4)), mx.nd.ones(2)), loss=lambda output, label: output.sum()))
-    return found
-
-
 RUNS = {
     "Every conversion": convert_and_call,
     "Gluon: `convert` and the first call": convert_and_call,
     "`Trainer.step`": convert_and_step,
     "`Module.fit`": fit,
-    "`mxmp convert`": convert_files,
-    "`tune`": tune_net,
-    "`compare`": compare_net,
 }
 
 
@@ -165,8 +139,7 @@ def test_each_step_of_a_list_names_a_function():
 
 
 @pytest.mark.parametrize("title", RUNS)
-def test_what_a_list_names_runs_in_its_order(title, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_what_a_list_names_runs_in_its_order(title):
     found = RUNS[title]()
     position = 0
     for name in (name for step in LISTS[title] for name in step if code_of(name)):

@@ -86,18 +86,11 @@ def prepare(
     return Prepared(from_graph(after, symbol), after, folds, Removed(tuple(rows), graph, facts), outputs)
 
 
-def folded_names(folds: Iterable[Fold]) -> FrozenSet[str]:
-    """Return the names of the parameters that folds compute, and of those that these are computed from."""
-    return frozenset(name for fold in folds for name in (fold.weight, fold.bias, *fold.sources.params))
-
-
-def fold_params(
-    folds: Iterable[Fold], params: Arrays, largest: float = sys.float_info.max
-) -> Tuple[Dict[str, Any], List[Fold]]:
+def fold_params(folds: Iterable[Fold], params: Arrays) -> Tuple[Dict[str, Any], List[Fold]]:
     """Return the new parameters of layers by name, and the folds to do without.
 
     The parameters are on the devices and in the dtypes of the old weights. A fold is to be done without if it gives a
-    value beyond ``largest`` or the weight's dtype, or none at all, as with a negative variance.
+    value beyond the weight's dtype, or none at all, as with a negative variance.
 
     Raises:
         ParamsError: If parameters do not fit each other; the message names them.
@@ -109,7 +102,7 @@ def fold_params(
             like = params[fold.sources.weight]
             weight, bias = _fold(fold.sources, params)
             folded[fold.weight], folded[fold.bias] = _array(weight, like), _array(bias, like)
-            limit = largest
+            limit = sys.float_info.max
             if dtypes.canonical(like.dtype) == dtypes.BFLOAT16:  # computed in float32, whose range is larger
                 limit = dtypes.limits(dtypes.BFLOAT16).max
             tops = [float(np.abs(each).max(initial=0.0)) for each in (weight, bias)]
