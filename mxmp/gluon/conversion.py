@@ -366,7 +366,10 @@ class Conversion:
 
     def _convert(self, traced: Trace, shapes: Any) -> Converted:
         """Return the conversion of a trace."""
-        stored = frozenset(n for n, p in traced.params.items() if isinstance(p, storage.LowPrecisionParameter))
+        stored: FrozenSet[str] = frozenset()
+        if conversion_of(self.net) is self:  # else those of the conversion before it, which is still to be removed
+            low = (n for n, p in traced.params.items() if isinstance(p, storage.LowPrecisionParameter))
+            stored = frozenset(low)
         inputs = frozenset(traced.variables).difference(traced.params)
         try:
             return convert_graph(
