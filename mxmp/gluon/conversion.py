@@ -385,16 +385,16 @@ class Conversion:
                 storable=self._storable(traced),
             )
         except ConvertError as e:
-            advice = self._advice(traced) if isinstance(e, InferenceError) else ""
+            advice = self._advice(traced) if isinstance(e, InferenceError) and "dtypes" in str(e) else ""
             raise type(e)(f"block '{self.net.name}': {e}{advice}") from e
 
     def _advice(self, traced: Trace) -> str:
-        """Return what to do about a graph that does not type-check, perhaps nothing."""
+        """Return what to do about a graph whose dtypes do not fit, perhaps nothing."""
         low = storage.cast_by_hand(self.net)
         if low:
             return f" But {storage.cast_advice(low[0])}"
         other = {name: dtype for name, dtype in traced.types.items() if dtype != dtypes.FLOAT32}
-        text = " Input '{}' is {}: if it should not be, cast it: x.astype('float32')."
+        text = ". Input '{}' is {}: give x.astype('float32')"
         return "".join(text.format(name, dtype) for name, dtype in other.items())
 
     def _storable(self, traced: Trace) -> FrozenSet[str]:

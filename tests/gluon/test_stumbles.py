@@ -275,3 +275,13 @@ def test_zero_grad_of_all_parameters_knows_their_dtype(dtype, wrap):
     assert {str(mx.nd.amp_cast(each, dtype="float32").asnumpy().any()) for each in gradients} == {"False"}
     assert sum(each.dtype == to_numpy(dtype) for each in gradients) == 4
     assert list(outer.collect_params(".*weight").keys()) == [name for name in params if "weight" in name]
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("dtype", ["float64", "uint8", "int32"])
+def test_an_input_of_another_dtype_is_named_with_the_cast(dtype, hybridized):
+    net = nn.Dense(4, in_units=3)
+    net.initialize()
+    convert(net, "O1").hybridize(hybridized)
+    with pytest.raises(ConvertError, match=rf"Input 'data' is {dtype}: give x\.astype\('float32'\)"):
+        net(mx.nd.ones((2, 3), dtype=dtype))
