@@ -14,11 +14,10 @@ from mxnet import autograd, gluon
 from .. import dtypes
 from ..arrays import to_float32
 from ..errors import ConvertError
-from ..mxnet_private import blocks, is_deferred, is_initialized, parameters
+from ..mxnet_private import ParameterBase, blocks, is_deferred, is_initialized, parameters
 from ..symbol.arguments import refuse_gpus
 from ..symbol.params import round_to
 from ..train.masters import (
-    ParameterWithMasters,
     exact_value,
     follow_weights,
     forget_masters,
@@ -34,7 +33,7 @@ _LOCAL = threading.local()  # has ``reads_stored`` while a converted net reads i
 _CLASS = "_mxmp_class"  # attribute of a low precision parameter that holds the class it had before
 
 
-class LowPrecisionParameter(ParameterWithMasters):
+class LowPrecisionParameter(ParameterBase):
     """A parameter stored in low precision, whose saved, loaded and set values are float32: its master's.
 
     Values that are loaded or set are rounded to nearest even. `store_low` gives a parameter this class.

@@ -385,7 +385,7 @@ class MultiPrecision(OptimizerBase):
             keep_masters(param, [*(array for ctx, array in masters_of(param).items() if ctx != weight.ctx), master])
             kept = master
         setattr(param, _OWNER, weakref.ref(self.inner))
-        if not isinstance(param, ParameterWithMasters):
+        if not isinstance(param, ParameterBase):  # nor one of `mxmp.gluon` that a conversion stores, which follows too
             kind: Any = type(param)
             param.__class__ = _class_with_masters(kind)
         return kept
