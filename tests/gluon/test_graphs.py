@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+import mxmp
 from mxmp.gluon import conversion, convert, export, report
 from mxmp.symbol import rewrite
 
@@ -200,3 +204,26 @@ def test_stored_parameters_survive_new_shapes(tmp_path):
         assert "float16" in block._cached_graph[1].tojson(remove_amp_cast=False)
         assert found.shape == (1, 4)
     assert net.dense.weight.dtype == np.float16
+
+
+def test_a_later_call_is_a_lookup_and_an_operator():
+    """At most 40 of our functions are called, of a net of a convolution, BatchNorm, relu, pooling and a dense layer."""
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3), nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(), nn.Dense(4))
+    net.initialize()
+    convert(net, "O2").hybridize()
+    x, called = mx.nd.ones((2, 3, 16, 16)), []
+    net(x)
+    folder = os.path.dirname(mxmp.__file__)
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            called.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        net(x)
+    finally:
+        sys.setprofile(before)
+    assert 0 < len(called) <= 40, called
