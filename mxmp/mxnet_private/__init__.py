@@ -221,7 +221,8 @@ def collected_params(block: gluon.Block) -> Dict[str, gluon.Parameter]:
     waiting = [block]
     while waiting:
         inner = waiting.pop()
-        has_own = type(inner).collect_params is not gluon.Block.collect_params
+        method = type(inner).collect_params  # of a converted net one around the net's own
+        has_own = getattr(method, "__wrapped__", method) is not gluon.Block.collect_params
         for name, param in (inner.collect_params() if has_own else inner.params).items():
             if params.setdefault(name, param) is not param:
                 return dict(block.collect_params().items())  # raises: two parameters have one name
