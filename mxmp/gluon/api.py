@@ -22,7 +22,7 @@ from .adoption import note_policy
 from .blocks import blocks_in, conversion_of, conversions_of, descendants, roots
 from .conversion import Conversion, Siblings
 from .files import require_folder
-from .freeze import model_for_inference
+from .freeze import frozen_report, is_frozen, model_for_inference
 from .regions import BlockRegions, find_regions
 
 _FLOAT32 = "_mxmp_float32"
@@ -166,7 +166,7 @@ def report(net: gluon.Block) -> Report:
     found = []
     for block in blocks_in(net):
         conversion = conversion_of(block)
-        each = _float32_report(block) if conversion is None else conversion.report()
+        each = _float32_report(block) or frozen_report(block) if conversion is None else conversion.report()
         if each is not None:
             found.append(each)
     if not found:
@@ -196,9 +196,9 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
     conversion = conversion_of(net)
     require_masters(net.collect_params().values())
     inside = conversions_of(descendants(net))
-    if for_inference and (conversion is not None or (not inside and isinstance(net, gluon.HybridBlock))):
+    if is_frozen(net) or (for_inference and (conversion is not None or not inside)):
         require_folder(path)
-        save_checkpoint(path, epoch, *model_for_inference(net, path))
+        save_checkpoint(path, epoch, *model_for_inference(net))
     elif conversion is not None:
         net.export(path, epoch)
     elif inside:
