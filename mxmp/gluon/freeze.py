@@ -9,6 +9,7 @@ A net, a model or files become a `Source`, which is converted once and makes a S
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
@@ -18,15 +19,13 @@ from mxnet import gluon
 
 from .. import dtypes as dtypes_
 from ..checkpoint import checkpoint_files
-from ..devices.check import check_cpu, require_bfloat16
-from ..devices.processor import read_processor
+from ..devices.check import fastest_dtype, require_bfloat16, warn_if_slow
 from ..errors import ConvertError
 from ..files import manifest_of, require_set
 from ..graph import Graph
 from ..mxnet_private import NumpySymbol, blocks, is_initialized, parameters
 from ..passes import GuardInPlace
 from ..policy import Policy
-from ..report import Report
 from ..symbol import from_graph, load_params, load_symbol, to_graph
 from ..symbol.arguments import Model, check_params, make_model, require_kernels
 from ..symbol.convert import ConvertedModel, convert_models
@@ -35,19 +34,12 @@ from ..symbol.rewrite import emulated
 from ..train.masters import require_masters
 from .blocks import conversion_of, roots
 from .cache import make_operator
-from .regions import POLICY, BlockRegions, check_regions, find_regions, precision
+from .regions import POLICY, BlockRegions, find_regions, precision
 from .storage import contexts_of
 from .trace import Trace, trace_before_call
 
-_FROZEN = "_mxmp_frozen"  # where a frozen block holds its `Frozen`
+_FROZEN = "_mxmp_frozen"  # where a frozen block holds its model, without parameters
 _NUMBERED = re.compile(r"data\d+")  # Gluon's names of a net's inputs, if these are several
-
-
-class Frozen(NamedTuple):
-    """The network of a frozen block as it is exported: not guarded and not emulated, and its report."""
-
-    symbol: Any
-    report: Report
 
 
 class Source(NamedTuple):
@@ -62,7 +54,6 @@ class Source(NamedTuple):
         formats: How inputs and outputs are nested; None for flat ones.
         context: Where its values are.
         policy: The policy that it is converted to, None if it is not.
-        regions: The policies of its blocks.
     """
 
     where: str
@@ -73,7 +64,6 @@ class Source(NamedTuple):
     formats: Optional[Tuple[Any, Any]]
     context: mx.Context
     policy: Optional[Policy] = None
-    regions: BlockRegions = {}
 
     def converted(self, policy: Policy, check: bool) -> ConvertedModel:
         """Return the model for inference, its weights in the dtype that they are read in: no call casts them.
@@ -145,36 +135,27 @@ def freeze(
     parsed = Policy.parse(_fastest(source, context) if policy is None else policy, **changes)
     require_kernels(parsed, [context], source.where)
     require_bfloat16(parsed.compute_dtype, [context], source.where)
-    check_regions(source.regions, parsed)
+    warn_if_slow(parsed.compute_dtype)
     return _block(source, source.converted(parsed, check=policy is not None), context)
 
 
-def model_for_inference(net: gluon.HybridBlock) -> Tuple[Any, Dict[str, Any], Dict[str, Any]]:
+def frozen_model(block: gluon.Block) -> Optional[ConvertedModel]:
+    """Return the model of a block that `freeze` made, without its parameters; None of another block."""
+    model: Optional[ConvertedModel] = vars(block).get(_FROZEN)
+    return model
+
+
+def model_for_inference(net: gluon.HybridBlock) -> Tuple[Any, ...]:
     """Return the model to export: that of a frozen block, or a net's by its own policy, float32 if it has none."""
-    source = _source(net)
-    if _FROZEN in vars(net):
-        return source.model.symbol, source.args, source.aux
-    symbol, args, aux = source.converted(source.policy or Policy(), check=False)
-    return symbol, args, aux
-
-
-def frozen_report(block: gluon.Block) -> Optional[Report]:
-    """Return the report of a frozen block, None of another one."""
-    return vars(block)[_FROZEN].report if _FROZEN in vars(block) else None
-
-
-def is_frozen(block: gluon.Block) -> bool:
-    """Return whether `freeze` made a block."""
-    return _FROZEN in vars(block)
+    source, frozen = _source(net), frozen_model(net)
+    if frozen is not None:
+        return frozen.symbol, source.args, source.aux
+    return tuple(source.converted(source.policy or Policy(), check=False))
 
 
 def _fastest(source: Source, context: mx.Context) -> Policy:
-    """Return the policy that is fastest on a context, by the processor's flags; a net's own if it has that dtype."""
-    dtype = dtypes_.FLOAT16
-    if context.device_type != "gpu":
-        is_fast = check_cpu(read_processor(), dtypes_.BFLOAT16).ok
-        dtype = dtypes_.BFLOAT16 if is_fast else dtypes_.FLOAT32
-    own = source.policy
+    """Return the policy that is fastest on a context; a net's own if it has the same dtype."""
+    own, dtype = source.policy, fastest_dtype(context)
     return own if own is not None and own.compute_dtype == dtype else Policy(compute_dtype=dtype)
 
 
@@ -184,7 +165,7 @@ def _fastest(source: Source, context: mx.Context) -> Policy:
 def _source(net: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None) -> Source:
     if isinstance(net, gluon.Block):
         return _source_of_net(net, shapes, dtypes, ranges)
-    where, args, aux = "freeze", {}, {}
+    where = "freeze"
     if isinstance(net, (str, os.PathLike)):
         net = checkpoint_files(os.fspath(net), 0)
     if isinstance(net, (tuple, list)) and len(net) == 2 and all(isinstance(path, (str, os.PathLike)) for path in net):
@@ -194,8 +175,8 @@ def _source(net: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None
     if not isinstance(net, (tuple, list, ConvertedModel)) or len(list(net)) != 3:
         size = f" of {len(net)}" if isinstance(net, (tuple, list)) else ""
         raise ConvertError(
-            f"freeze: found a {type(net).__name__}{size}; expected a HybridBlock, a model (symbol, arg_params, aux_params), "
-            f"the prefix of a checkpoint, or the paths of its two files."
+            f"freeze: found a {type(net).__name__}{size}; expected a HybridBlock, a model (symbol, arg_params, "
+            f"aux_params), the prefix of a checkpoint, or the paths of its two files."
         )
     symbol, args, aux = net
     model = make_model(symbol, shapes, dtypes, ranges)
@@ -240,7 +221,6 @@ def _source_of_net(net: gluon.Block, shapes: Any, dtypes: Any, ranges: Any) -> S
         traced.formats,
         next(iter(contexts_of(traced.params.values())), mx.context.current_context()),
         None if conversion is None else conversion.policy,
-        inside,
     )
 
 
@@ -255,8 +235,8 @@ def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tup
     # The graph of a net that was hybridized only does not know of the policies of blocks (`set_policy`).
     own = conversion.own_graph if conversion else not inside and blocks.cached_graph(net)
     if own:
-        symbol = vars(net)[_FROZEN].symbol if _FROZEN in vars(net) else own[1]
-        return Trace(symbol, own[0], blocks.formats(net), list(net.collect_params().values())), {}
+        frozen, params = frozen_model(net), list(net.collect_params().values())
+        return Trace(frozen.symbol if frozen else own[1], own[0], blocks.formats(net), params), {}
     with precision(POLICY):
         guess = trace_before_call(net, inside)
     if guess is None:
@@ -272,7 +252,7 @@ def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tup
 
 def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.SymbolBlock:
     """Return the block of a converted model, hybridized, with its cached operator."""
-    symbol, params = model.symbol, {**model.arg_params, **model.aux_params}
+    symbol, args, aux = model
     graph, can_fuse = _running_graph(source, model, context)
     running = from_graph(graph, symbol)
     inputs = [mx.sym.var(name, dtype=source.model.dtypes.get(name, dtypes_.FLOAT32)) for name in source.inputs]
@@ -281,7 +261,7 @@ def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.
     block = gluon.SymbolBlock(running, inputs)
     own = block.collect_params()
     own.setattr("grad_req", "null")
-    own.load_dict(params, context, ignore_extra=True, cast_dtype=True, dtype_source="saved")
+    own.load_dict({**args, **aux}, context, ignore_extra=True, cast_dtype=True, dtype_source="saved")
     if source.formats is not None:
         blocks.set_graph(block, (inputs, running), source.formats)
     # With static shapes MXNet runs loops wrongly, see `cache.ConvertedGraph`; without them what is fused is slow.
@@ -292,7 +272,7 @@ def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.
         fused = running.optimize_for(backend, ctx=context)
         fused = fused.as_np_ndarray() if isinstance(symbol, NumpySymbol) else fused
         blocks.set_op(block, *make_operator(fused, inputs, own, blocks.flags(block)))
-    vars(block)[_FROZEN] = Frozen(symbol, model.report)
+    vars(block)[_FROZEN] = dataclasses.replace(model, arg_params={}, aux_params={})
     return block
 
 
