@@ -33,7 +33,6 @@ from ..passes.cpu.guards import is_prelu
 from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
 from ..passes.facts import Named, bfloat16_entries
-from ..passes.fold import Fold
 from ..policy import Policy
 from ..report import Decisions, Removed, Report
 from ..rules import CLEAR, RULES
@@ -59,7 +58,6 @@ class Converted:
         facts: What MXNet infers about it.
         low_params: Names of the parameters that it wants in low precision.
         decisions: What was decided, on the graph as it was before.
-        folds: How the parameters of layers are computed that BatchNorm is folded into.
     """
 
     symbol: Any
@@ -67,7 +65,6 @@ class Converted:
     facts: Facts
     low_params: FrozenSet[str]
     decisions: Decisions
-    folds: Tuple[Fold, ...] = ()
 
     @property
     def report(self) -> Report:
