@@ -36,7 +36,7 @@ from .blocks import conversion_of, roots
 from .cache import make_operator
 from .regions import POLICY, BlockRegions, find_regions, precision
 from .storage import contexts_of
-from .trace import Trace, trace_before_call
+from .trace import Trace, trace, trace_before_call
 
 _FROZEN = "_mxmp_frozen"  # where a frozen block holds its model, without parameters
 _NUMBERED = re.compile(r"data\d+")  # Gluon's names of a net's inputs, if these are several
@@ -136,13 +136,13 @@ def freeze(
     require_kernels(parsed, [context], source.where)
     require_bfloat16(parsed.compute_dtype, [context], source.where)
     warn_if_slow(parsed.compute_dtype)
-    return _block(source, source.converted(parsed, check=policy is not None), context)
+    return _block(source, source.converted(parsed, check=policy is not None or bool(changes)), context)
 
 
 def frozen_model(block: gluon.Block) -> Optional[ConvertedModel]:
-    """Return the model of a block that `freeze` made, without its parameters; None of another block."""
+    """Return the model of a block that `freeze` made, without its parameters; None if it was converted since."""
     model: Optional[ConvertedModel] = vars(block).get(_FROZEN)
-    return model
+    return model if conversion_of(block) is None else None
 
 
 def model_for_inference(net: gluon.HybridBlock) -> Tuple[Any, ...]:
@@ -207,9 +207,8 @@ def _source_of_net(net: gluon.Block, shapes: Any, dtypes: Any, ranges: Any) -> S
         )
     given = make_model(traced.symbol, shapes, dtypes, ranges)
     known = ({}, {}) if conversion is None else (conversion.ranges, traced.types)
-    model = Model(
-        given.symbol, {**sizes, **given.shapes}, {**known[1], **given.dtypes}, {**known[0], **given.ranges}
-    )
+    types, magnitudes = {**known[1], **given.dtypes}, {**known[0], **given.ranges}
+    model = Model(given.symbol, {**sizes, **given.shapes}, types, magnitudes)
     states = set(traced.symbol.list_auxiliary_states())
     values = {name: parameters.reduced(param) for name, param in traced.params.items()}
     return Source(
@@ -232,12 +231,13 @@ def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tup
     graph = conversion and (conversion.ran.get(False) or conversion.ran.get(True))
     if graph:
         return graph.trace, graph.input_shapes
-    # The graph of a net that was hybridized only does not know of the policies of blocks (`set_policy`).
-    own = conversion.own_graph if conversion else not inside and blocks.cached_graph(net)
-    if own:
-        frozen, params = frozen_model(net), list(net.collect_params().values())
-        return Trace(frozen.symbol if frozen else own[1], own[0], blocks.formats(net), params), {}
-    with precision(POLICY):
+    # The graph of a hybridized net lacks the policies of blocks (`set_policy`), and a backend has replaced its layers.
+    is_whole = isinstance(net, gluon.SymbolBlock) or not (inside or blocks.backend(net))
+    own = conversion.own_graph if conversion else is_whole and blocks.cached_graph(net)
+    frozen = frozen_model(net)
+    with precision(POLICY):  # not in a region that the user may be in
+        if own:
+            return trace(net, (), (own[0], frozen.symbol if frozen else own[1]), inside), {}
         guess = trace_before_call(net, inside)
     if guess is None:
         raise ConvertError(

@@ -325,14 +325,40 @@ def test_none_among_the_inputs():
     assert freeze(net)(x, None, x).asnumpy().tolist() == [2, 2]
 
 
-def test_policies_of_blocks_and_the_nets_own_hold():
+@pytest.mark.parametrize("flags", [{}, {"backend": "MKLDNN"}], ids=["hybridized", "fused"])
+def test_policies_of_blocks_hold(flags):
     net, x, _ = small()
     set_policy(net[4], "float32")
-    net.hybridize()
+    net.hybridize(**flags)
     net(x)
-    assert [row.precision for row in report(freeze(net, "O2")).rows if row.op == "Convolution"] == ["float16", "float32"]
-    with pytest.raises(PolicyError, match="names: 'nothing' matches no node"):
-        freeze(net, "O2,name:nothing=float32")
+    with mxmp.gluon.precision("float32"):  # a region around the call is none of the net's
+        frozen = freeze(net, "O2")
+    assert [row.precision for row in report(frozen).rows if row.op == "Convolution"] == ["float16", "float32"]
+    assert report(frozen).count["folded"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+def test_the_policy_of_a_symbol_block_holds(tmp_path):
+    net, x, _ = small()
+    block = imported(net, x, tmp_path)
+    set_policy(block, "float32")
+    assert "float16" not in report(freeze(block, "O2")).count
+
+
+def test_patterns_have_to_match_something():
+    for policy, changes in (("O2,name:nothing=float32", {}), (None, {"names": {"nothing": "float32"}})):
+        with pytest.raises(PolicyError, match="names: 'nothing' matches no node"):
+            freeze(small()[0], policy, **changes)
+
+
+def test_a_frozen_block_can_be_converted_and_restored():
+    net, x, expected = small()
+    frozen = freeze(net)
+    convert(frozen, "O1")
+    assert 0 < np.abs(frozen(x).asnumpy() - expected).max() < CLOSE["O2"] * np.abs(expected).max()
+    assert report(frozen).count == {"float16": 5}
+    restore(frozen)
+    np.testing.assert_allclose(frozen(x).asnumpy(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
