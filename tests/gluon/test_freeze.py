@@ -370,6 +370,7 @@ def test_the_processors_flags_choose(flags, expected, monkeypatch):
     for net in (small()[0], convert(small()[0], "O1")):
         types = {canonical(param.dtype) for param in freeze(net).collect_params().values()}
         assert types == {expected}
+    assert check.fastest_dtype(mx.gpu(0)) == "float16"
 
 
 def test_several_contexts_give_one():
