@@ -31,7 +31,6 @@ from ..symbol.arguments import Model, check_params, make_model, require_kernels
 from ..symbol.convert import ConvertedModel, convert_models
 from ..symbol.inference import infer_network
 from ..symbol.rewrite import emulated
-from ..train.masters import require_masters
 from .blocks import conversion_of, roots
 from .cache import make_operator
 from .regions import POLICY, BlockRegions, find_regions, precision
@@ -196,7 +195,6 @@ def _source_of_net(net: gluon.Block, shapes: Any, dtypes: Any, ranges: Any) -> S
     if roots(net) != [net]:
         names = ", ".join(root.name for root in roots(net))
         raise ConvertError(f"{where} ({type(net).__name__}) has no graph of its own; freeze the blocks in it: {names}.")
-    require_masters(net.collect_params().values())
     inside = find_regions(net) if conversion is None else conversion.regions
     traced, sizes = _trace(net, conversion, inside)
     lacking = [name for name, param in traced.params.items() if not is_initialized(param)]

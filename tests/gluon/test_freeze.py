@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -325,16 +326,21 @@ def test_none_among_the_inputs():
     assert freeze(net)(x, None, x).asnumpy().tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("flags", [{}, {"backend": "MKLDNN"}], ids=["hybridized", "fused"])
-def test_policies_of_blocks_hold(flags):
+def test_layers_that_a_backend_has_replaced_are_there_again():
+    net, x, _ = small()
+    net.hybridize(backend="MKLDNN")
+    net(x)
+    assert report(freeze(net, "O2")).count == {"float16": 5, "folded": 2, "dropped": 1}
+
+
+def test_policies_of_blocks_hold():
     net, x, _ = small()
     set_policy(net[4], "float32")
-    net.hybridize(**flags)
+    net.hybridize()
     net(x)
     with mxmp.gluon.precision("float32"):  # a region around the call is none of the net's
         frozen = freeze(net, "O2")
     assert [row.precision for row in report(frozen).rows if row.op == "Convolution"] == ["float16", "float32"]
-    assert report(frozen).count["folded"] == 2
 
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
@@ -351,10 +357,12 @@ def test_patterns_have_to_match_something():
             freeze(small()[0], policy, **changes)
 
 
-def test_a_frozen_block_can_be_converted_and_restored():
+def test_a_frozen_block_can_be_converted_and_restored(tmp_path):
     net, x, expected = small()
     frozen = freeze(net)
     convert(frozen, "O1")
+    files = export(frozen, str(tmp_path / "net"), for_inference=True)
+    assert {array.dtype for array in mx.nd.load(files[1]).values()} == {np.float16}
     assert 0 < np.abs(frozen(x).asnumpy() - expected).max() < CLOSE["O2"] * np.abs(expected).max()
     assert report(frozen).count == {"float16": 5}
     restore(frozen)
@@ -421,6 +429,13 @@ def written_past_its_master(net, x):
     trainer.step(1)
     net[7].weight.data()[:] = 7
     return net
+
+
+def test_files_of_two_models(tmp_path):
+    files = [export(small(prefix)[0], str(tmp_path / prefix), for_inference=True) for prefix in ("a", "b")]
+    os.replace(files[0][1], files[1][1])
+    with pytest.raises(CheckpointError, match=r"b-0000\.params"):
+        freeze(files[1])
 
 
 DENSE = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
