@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import mxnet as mx
 import numpy as np
+from mxnet import gluon
 from mxnet.contrib import amp
 
 import mxmp
@@ -44,7 +46,8 @@ class Form(NamedTuple):
 def forms(policy: Policy) -> List[Form]:
     """Return every form, mxmp's under a policy: as it is, and with its weights stored in low precision.
 
-    What contrib.amp gives at its best has stored weights too, and in Gluon a graph that MXNet fuses.
+    What contrib.amp gives at its best has stored weights too, and in Gluon a graph that MXNet fuses. mxmp's at its
+    best is a frozen net; what it exports runs in plain MXNet with `FUSED`.
     """
     float32 = Policy.parse("float32")
     plain = [
@@ -52,7 +55,8 @@ def forms(policy: Policy) -> List[Form]:
         _own("mxmp float32, folded", float32, for_inference=True),
         Form(GLUON, FLOAT32, "float32", dtypes.FLOAT32, lambda model: _call(model.copy(), model, STATIC)),
         Form(GLUON, FLOAT32, "float32, fused", dtypes.FLOAT32, lambda model: _call(model.copy(), model, FUSED)),
-        _own_net("mxmp float32, folded", float32, FUSED, for_inference=True),
+        _frozen("mxmp float32, frozen", float32),
+        _exported("mxmp float32, exported", float32),
     ]
     return [*plain, *_low_forms(policy)] if policy.is_mixed else plain
 
@@ -71,7 +75,8 @@ def _low_forms(policy: Policy) -> List[Form]:
         _own_net("mxmp", policy, STATIC),
         _own_net("mxmp, stored", stored, STATIC),
         _own_net("mxmp, stored, fused", stored, FUSED),
-        _own_net("mxmp, folded", stored, FUSED, for_inference=True),
+        _frozen("mxmp, frozen", stored),
+        _exported("mxmp, exported", stored),
     ]
     return [form for form in found if form.title != "mxmp" or policy != stored]
 
@@ -105,9 +110,29 @@ def _peer_net(title: str, dtype: str, flags: Dict[str, Any], **options: Any) -> 
     return Form(GLUON, PEER, title, dtype, build)
 
 
-def _own_net(title: str, policy: Policy, flags: Dict[str, Any], **options: Any) -> Form:
+def _own_net(title: str, policy: Policy, flags: Dict[str, Any]) -> Form:
     def build(model: Model) -> Run:
-        return _call(mxmp.gluon.convert(model.copy(), policy, **options), model, flags)
+        return _call(mxmp.gluon.convert(model.copy(), policy), model, flags)
+
+    return Form(GLUON, OWN, title, policy.compute_dtype, build)
+
+
+def _frozen(title: str, policy: Policy) -> Form:
+    def build(model: Model) -> Run:
+        return _call(mxmp.gluon.freeze(model.copy(), policy, {"data": model.images.shape}), model, {})
+
+    return Form(GLUON, OWN, title, policy.compute_dtype, build)
+
+
+def _exported(title: str, policy: Policy) -> Form:
+    """Return the form that plain MXNet runs: files of a frozen net, loaded with one line of flags."""
+
+    def build(model: Model) -> Run:
+        net = mxmp.gluon.convert(model.copy(), policy)
+        net(model.images).wait_to_read()  # which tells shapes, as `freeze` is told them
+        with tempfile.TemporaryDirectory() as folder, undecided_inputs():
+            files = mxmp.gluon.export(net, f"{folder}/net", for_inference=True)
+            return _call(gluon.SymbolBlock.imports(files[0], ["data"], files[1]), model, FUSED)
 
     return Form(GLUON, OWN, title, policy.compute_dtype, build)
 
@@ -147,8 +172,8 @@ def missing(form: Form, bfloat16: bool) -> Optional[str]:
     """
     if form.dtype == dtypes.BFLOAT16 and not bfloat16:
         return NO_BFLOAT16
-    if form.dtype == dtypes.FLOAT16 and form.who == PEER:
-        return "MXNet has no float16 products on a CPU, and contrib.amp does not emulate them"
+    if form.dtype == dtypes.FLOAT16 and (form.who == PEER or form.title == "mxmp, exported"):
+        return "MXNet has no float16 products on a CPU, and only mxmp emulates them"
     return None
 
 

@@ -1,7 +1,7 @@
 """Time every classifier of Gluon's model zoo and of GluonCV in float32 and in mixed_bfloat16 as it comes, untuned.
 
 A training step is forward and backward. Inference is that of a net that is hybridized, and of one whose operators
-MXNet fuses, with BatchNorm folded by mxmp. Networks that fail are a line. Run it from the repository:
+MXNet fuses, with mxmp of a frozen one. Networks that fail are a line. Run it from the repository:
 ``OMP_NUM_THREADS=2 python -m benchmarks.untuned``.
 """
 
@@ -26,19 +26,22 @@ from mxmp import Policy
 
 
 class Classifier(GluonNetwork):
-    """A classifier of GluonCV, which is also built for inference alone, fused by MXNet."""
+    """A classifier of GluonCV, which is also built for inference alone: fused by MXNet, or frozen."""
 
     def build(self, objective: str, policy: Optional[Policy]) -> Run:
         """Build the net and convert it."""
         if objective != FOLDED:
             return super().build(objective, policy)
         task = self._task()
-        if policy is not None:
-            mxmp.gluon.convert(task.net, policy, for_inference=True)
-        task.net.hybridize(**FUSED)
+        net = task.net
+        if policy is None:
+            net.hybridize(**FUSED)
+        else:
+            net(*task.inputs)  # so that all parameters have values
+            net = mxmp.gluon.freeze(net, policy)
 
         def infer() -> None:
-            task.net(*task.inputs)
+            net(*task.inputs)
             mx.nd.waitall()
 
         return infer

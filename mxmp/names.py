@@ -34,7 +34,7 @@ PUBLIC: Dict[str, List[str]] = {
         "mxmp.errors": " ".join(errors.__all__),
         "mxmp.estimator": "MixedPrecisionHandler ScalingBatchProcessor",
         "mxmp.gluon": "Accumulator SharedLossScale Trainer adopt_weights averaged cast convert exact_value export "
-        "precision report restore set_policy",
+        "freeze precision report restore set_policy",
         "mxmp.launch": "End LAUNCHED LOOPBACK Process TIMED_OUT free_ports plan run",
         "mxmp.loss_scale": "AT_FLOOR DynamicLossScale LARGEST_SCALE LossScale NoOpLossScale SMALLEST_SCALE "
         "StaticLossScale parse",
@@ -84,7 +84,8 @@ GUESSES: Dict[str, List[str]] = {
         # Symbols, files and estimators: ONNX and its converters, TensorRT, Gluon, fastai.
         "mxmp.symbol.convert_model": "convert convert_to_mixed_precision convert_float_to_float16",
         "mxmp.symbol.load_checkpoint": "load",
-        "mxmp.gluon.export(net, path, for_inference=True)": "optimize_for_inference save",
+        "mxmp.gluon.freeze": "optimize_for_inference convert_for_inference",
+        "mxmp.gluon.export(net, path, for_inference=True)": "save",
         "mxmp.onnx.export_model": "to_onnx export_onnx convert_to_onnx",
         "mxmp.estimator.MixedPrecisionHandler": "Estimator MixedPrecision MixedPrecisionCallback",
         "mxnet.gluon": "nn rnn loss data utils Block HybridBlock SymbolBlock Parameter",

@@ -145,6 +145,13 @@ def check_cpu(processor: Processor, dtype: str, measured: Optional[Speed] = None
     return Finding(device, ok, f"{device}: {text}.", advice)
 
 
+def fastest_dtype(context: mx.Context) -> str:
+    """Return the dtype in which a network infers fastest on a context, by the processor's flags; float16 on a GPU."""
+    if context.device_type == "gpu":
+        return FLOAT16
+    return BFLOAT16 if check_cpu(read_processor(), BFLOAT16).ok else FLOAT32
+
+
 def warn_if_slow(dtype: str) -> None:
     """Warn if a network is converted to bfloat16 and that is slow here, or does not run, by the processor's flags."""
     finding = check_cpu(read_processor(), dtype)

@@ -24,7 +24,7 @@ from .adoption import forget_policy, note_policy
 from .blocks import blocks_in, conversion_of, conversions_of, descendants, roots
 from .conversion import Conversion, Siblings
 from .files import require_folder
-from .freeze import model_for_inference
+from .freeze import frozen_model, model_for_inference
 from .regions import BlockRegions, find_regions
 
 _FLOAT32 = "_mxmp_float32"
@@ -171,7 +171,7 @@ def report(net: gluon.Block) -> Report:
     found = []
     for block in blocks_in(net):
         conversion = conversion_of(block)
-        each = _float32_report(block) if conversion is None else conversion.report()
+        each = _report(block) if conversion is None else conversion.report()
         if each is not None:
             found.append(each)
     if not found:
@@ -181,29 +181,30 @@ def report(net: gluon.Block) -> Report:
 
 
 def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:
-    """Write a converted net as a model that plain MXNet loads: ``net.export``.
+    """Write a converted or frozen net as a model that plain MXNet loads: ``net.export``.
 
     Args:
         net: The net; it is not changed.
         path: Prefix of the files.
         epoch: Number in the name of the second.
-        for_inference: Whether what is written will only infer: BatchNorm behind a convolution, a transposed
-            convolution or a dense layer is folded into its weight and bias, in float32 and before these are
-            rounded, and dropout is left out. Then a hybridized net that is not converted, or to float32, is
-            written too, in float32. An ``export`` that the net's class defines is not called.
+        for_inference: Whether what is written will only infer. Then it is the model of `freeze` under the net's own
+            policy: BatchNorm folded in float32, dropout gone, weights stored in the dtype in which they are read. No
+            backend has partitioned it, so that it loads everywhere. A net that is not converted is written too, in
+            float32. An ``export`` that the net's class defines is not called. A frozen block is written as it is.
 
     Returns:
         The paths written, ``<path>-symbol.json`` and ``<path>-<epoch>.params``.
 
     Raises:
-        ConvertError: If the net is not converted or has not seen a batch yet.
+        ConvertError: If the net is not converted, or has not seen a batch yet. For inference: if it cannot be traced
+            without one, or a parameter has no value.
     """
     conversion = conversion_of(net)
     require_masters(net.collect_params().values())
     inside = conversions_of(descendants(net))
-    if for_inference and (conversion is not None or (not inside and isinstance(net, gluon.HybridBlock))):
+    if frozen_model(net) or (for_inference and (conversion is not None or not inside)):
         require_folder(path)
-        save_checkpoint(path, epoch, *model_for_inference(net, path))
+        save_checkpoint(path, epoch, *model_for_inference(net))
     elif conversion is not None:
         net.export(path, epoch)
     elif inside:
@@ -249,8 +250,11 @@ def _is_current(conversion: Optional[Conversion], policy: Policy, regions: Block
     return (conversion.policy, conversion.regions, conversion.ranges) == (policy, regions, ranges)
 
 
-def _float32_report(net: gluon.Block) -> Optional[Report]:
-    """Return the report of a net that has a float32 policy, None if it has none."""
+def _report(net: gluon.Block) -> Optional[Report]:
+    """Return the report of a frozen block or of a net that has a float32 policy, None of another block."""
+    frozen = frozen_model(net)
+    if frozen is not None:
+        return frozen.report
     policy, known = vars(net).get(_FLOAT32, (None, None))
     if policy is None or known is not None:
         return known  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from collections import OrderedDict
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import mxnet as mx
 from mxnet import gluon
@@ -116,6 +116,19 @@ class Runner(NamedTuple):
         return blocks.regroup(outputs, self.graph.trace.formats[1])
 
 
+def make_operator(
+    symbol: Any, inputs: Sequence[Any], params: Mapping[str, gluon.Parameter], flags: Iterable[Tuple[str, Any]]
+) -> Tuple[Any, List[Tuple[bool, Any]]]:
+    """Return the cached operator of a symbol, and its inputs: (True, number of an input) or (False, parameter)."""
+    places = {variable.name: place for place, variable in enumerate(inputs)}
+    reads = [(True, places[name]) if name in places else (False, params[name]) for name in symbol.list_inputs()]
+    indices = {
+        "data_indices": [place for place, (is_input, _) in enumerate(reads) if is_input],
+        "param_indices": [place for place, (is_input, _) in enumerate(reads) if not is_input],
+    }
+    return mx.nd.CachedOp(symbol, [*indices.items(), *flags]), reads
+
+
 class ConvertedGraph:
     """A trace, converted, with the cached operators that run it."""
 
@@ -189,15 +202,8 @@ class ConvertedGraph:
 
     def _operator(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
         params = {**self.trace.params, HEAD_SCALE.name: HEAD_SCALE}
-        places = {variable.name: place for place, variable in enumerate(self.trace.inputs)}
-        names = symbol.list_inputs()
-        reads = [(True, places[name]) if name in places else (False, params[name]) for name in names]
         flags = self._flags(conversion.net, signature)
-        indices = {
-            "data_indices": [place for place, (is_input, _) in enumerate(reads) if is_input],
-            "param_indices": [place for place, (is_input, _) in enumerate(reads) if not is_input],
-        }
-        return Runner(self, mx.nd.CachedOp(symbol, [*indices.items(), *flags]), reads, signature.on_cpu)
+        return Runner(self, *make_operator(symbol, self.trace.inputs, params, flags), signature.on_cpu)
 
     def _partition(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
         """Have MXNet partition the graph by the net's backend, and make the operator."""

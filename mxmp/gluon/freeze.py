@@ -1,50 +1,296 @@
-"""Nets for inference alone: without dropout, BatchNorm folded in float32, weights stored as the policy says."""
+r"""Nets for inference alone: BatchNorm folded in float32, dropout gone, weights stored low, the graph partitioned.
+
+A net, a model or files become a `Source`, which is converted once and makes a SymbolBlock::
+
+    net, model, files -> Source -> fold -> convert -> guard, emulate -> SymbolBlock
+                                      |                          \-> partition -> its CachedOp
+                                      \-> export
+"""
 
 from __future__ import annotations
 
-from typing import Mapping
+import dataclasses
+import os
+import re
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+import mxnet as mx
 from mxnet import gluon
 
+from .. import dtypes as dtypes_
+from ..checkpoint import checkpoint_files
+from ..devices.check import fastest_dtype, require_bfloat16, warn_if_slow
 from ..errors import ConvertError
-from ..mxnet_private import blocks, parameters
+from ..files import manifest_of, require_set
+from ..graph import Graph
+from ..mxnet_private import NumpySymbol, blocks, is_initialized, parameters
+from ..passes import GuardInPlace
 from ..policy import Policy
-from ..symbol.arguments import Model, make_model
+from ..symbol import from_graph, load_params, load_symbol, to_graph
+from ..symbol.arguments import Model, check_params, make_model, require_kernels
 from ..symbol.convert import ConvertedModel, convert_models
-from .blocks import conversion_of
+from ..symbol.inference import infer_network
+from ..symbol.rewrite import emulated
+from .blocks import conversion_of, roots
+from .cache import make_operator
+from .regions import POLICY, BlockRegions, find_regions, precision
+from .storage import contexts_of
+from .trace import Trace, trace, trace_before_call
+
+_FROZEN = "_mxmp_frozen"  # where a frozen block holds its model, without parameters
+_NUMBERED = re.compile(r"data\d+")  # Gluon's names of a net's inputs, if these are several
 
 
-def model_for_inference(net: gluon.HybridBlock, path: str) -> ConvertedModel:
-    """Return the model to export: a net's graph and its parameters, for inference alone, by its policy or in float32.
+class Source(NamedTuple):
+    """A network to be frozen, with its values and how it is called.
+
+    Attributes:
+        where: Begins error messages.
+        model: Its symbol, and the shapes, dtypes and ranges that are known.
+        args: Its arguments, by name.
+        aux: Its auxiliary states, likewise.
+        inputs: The names of its inputs, in the order of a call.
+        formats: How inputs and outputs are nested; None for flat ones.
+        context: Where its values are.
+        policy: The policy that it is converted to, None if it is not.
+    """
+
+    where: str
+    model: Model
+    args: Dict[str, Any]
+    aux: Dict[str, Any]
+    inputs: Sequence[str]
+    formats: Optional[Tuple[Any, Any]]
+    context: mx.Context
+    policy: Optional[Policy] = None
+
+    def converted(self, policy: Policy, check: bool) -> ConvertedModel:
+        """Return the model for inference, its weights in the dtype that they are read in: no call casts them.
+
+        ``check`` says whether each of the policy's patterns has to match.
+        """
+        if not isinstance(self.model.symbol, NumpySymbol):  # whose arrays may be float32 alone
+            policy = policy.replace(param_dtype=policy.compute_dtype)
+        try:
+            return convert_models([self.model], self.args, self.aux, policy, for_inference=True, check=check)[0]
+        except ConvertError as e:
+            raise type(e)(f"{self.where}: {e}") from e
+
+
+def freeze(
+    net: Any,
+    policy: Union[None, str, Policy] = None,
+    shapes: Optional[Any] = None,
+    dtypes: Optional[Mapping[str, Any]] = None,
+    ranges: Optional[Mapping[str, float]] = None,
+    ctx: Optional[mx.Context] = None,
+    **changes: Any,
+) -> gluon.SymbolBlock:
+    """Return a block that infers what a net does, as fast as it goes here without a flag; the net is not changed.
+
+    BatchNorm behind a convolution, a transposed convolution or a dense layer is folded into its weight and bias, in
+    float32 and before these are rounded. Dropout is left out. Weights are stored in the dtype in which they are read,
+    whatever the policy's ``param_dtype`` is. On a CPU MXNet's oneDNN fuses the rest, as it does for what is bound, and
+    memory and kernels are kept from call to call (``static_alloc``, ``static_shape``; of control flow memory alone).
+
+    The block is a snapshot: write no values into its parameters, which oneDNN has copies of, but freeze the net again.
+    It does not train: it has no gradients, and is to be called outside of ``autograd.record``. It takes any batch size.
+    After ``hybridize`` with other flags it is right, but as slow as MXNet makes it.
+
+    Inputs and outputs are nested as in the net's own call, have its order, and floating point outputs have the policy's
+    ``output_dtype``, float32 unless it says otherwise. Outputs of a model or of files are one array or a flat list;
+    inputs have the symbol's order, and the order of their numbers if they are called data0, data1, ... as by Gluon. For
+    another order give a SymbolBlock.
+
+    Args:
+        net: A HybridBlock, converted or not, whose parameters have values; a SymbolBlock; a model, (symbol,
+            arg_params, aux_params) or as ``convert_model`` returns it; the prefix of a checkpoint's files, of epoch 0,
+            or the pair of their paths, as ``export`` returns it. Of a block whose class has a ``forward`` of its own,
+            its ``hybrid_forward`` is what is frozen.
+        policy: A policy or its name. None chooses: on a GPU float16; on a CPU bfloat16 if the processor's flags say
+            that it is faster than float32, else float32. A net that is converted to that dtype keeps its policy.
+            float16 on a CPU is emulated: right, but slow.
+        shapes: Shapes of inputs by name, for ``convert_model``; of a converted net that was called they are known.
+        dtypes: Dtypes of inputs, likewise.
+        ranges: Largest magnitudes of outputs by name, likewise.
+        ctx: Where the block is to run; unless given, where the values are.
+        **changes: Fields of the policy that overrule it.
+
+    Returns:
+        A SymbolBlock, hybridized. ``export`` writes it, ``report`` tells what was folded and in which precision the
+        rest runs.
 
     Raises:
-        ConvertError: If the net has no graph yet.
+        ConvertError: If there is no graph, a parameter has no value, the parameters do not fit the symbol, or MXNet
+            does not run the policy's dtype on ``ctx``.
+        CheckpointError: If a file is missing or damaged.
+        PolicyError: If the policy does not parse, or one of its patterns matches nothing.
+        TrainerError: If a weight was written to past its master.
     """
-    conversion = conversion_of(net)
-    if conversion is not None:
-        graph = conversion.graph_to_export(path)
-        model = make_model(graph.trace.symbol, graph.input_shapes, graph.trace.types, conversion.ranges)
-        return _converted(net, model, graph.trace.params, conversion.policy)
-    traced = blocks.cached_graph(net)
-    if not traced:
+    source = _source(net, shapes, dtypes, ranges)
+    context = source.context if ctx is None else ctx
+    if not isinstance(context, mx.Context):
+        raise ConvertError(f"freeze: ctx is {ctx!r}; expected a context, such as mx.cpu() or mx.gpu(0).")
+    parsed = Policy.parse(_fastest(source, context) if policy is None else policy, **changes)
+    require_kernels(parsed, [context], source.where)
+    require_bfloat16(parsed.compute_dtype, [context], source.where)
+    warn_if_slow(parsed.compute_dtype)
+    return _block(source, source.converted(parsed, check=policy is not None or bool(changes)), context)
+
+
+def frozen_model(block: gluon.Block) -> Optional[ConvertedModel]:
+    """Return the model of a block that `freeze` made, without its parameters; None if it was converted since."""
+    model: Optional[ConvertedModel] = vars(block).get(_FROZEN)
+    return model if conversion_of(block) is None else None
+
+
+def model_for_inference(net: gluon.HybridBlock) -> Tuple[Any, ...]:
+    """Return the model to export: that of a frozen block, or a net's by its own policy, float32 if it has none."""
+    source, frozen = _source(net), frozen_model(net)
+    if frozen is not None:
+        return frozen.symbol, source.args, source.aux
+    return tuple(source.converted(source.policy or Policy(), check=False))
+
+
+def _fastest(source: Source, context: mx.Context) -> Policy:
+    """Return the policy that is fastest on a context; a net's own if it has the same dtype."""
+    own, dtype = source.policy, fastest_dtype(context)
+    return own if own is not None and own.compute_dtype == dtype else Policy(compute_dtype=dtype)
+
+
+# ------------------------------------------------------------------ from a net, a model or files
+
+
+def _source(net: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None) -> Source:
+    if isinstance(net, gluon.Block):
+        return _source_of_net(net, shapes, dtypes, ranges)
+    where = "freeze"
+    if isinstance(net, (str, os.PathLike)):
+        net = checkpoint_files(os.fspath(net), 0)
+    if isinstance(net, (tuple, list)) and len(net) == 2 and all(isinstance(path, (str, os.PathLike)) for path in net):
+        files = [os.fspath(path) for path in net]
+        where, net = files[0], (load_symbol(files[0]), *load_params(files[1]))
+        require_set(manifest_of(files[1]), *files)
+    if not isinstance(net, (tuple, list, ConvertedModel)) or len(list(net)) != 3:
+        size = f" of {len(net)}" if isinstance(net, (tuple, list)) else ""
         raise ConvertError(
-            f"block '{net.name}' has no graph yet; convert it, or hybridize it, and run one batch before exporting."
+            f"freeze: found a {type(net).__name__}{size}; expected a HybridBlock, a model (symbol, arg_params, "
+            f"aux_params), the prefix of a checkpoint, or the paths of its two files."
         )
-    symbol = traced[1]
-    read = set(symbol.list_inputs())
-    params = {name: param for name, param in net.collect_params().items() if name in read}
-    return _converted(net, make_model(symbol), params, Policy.parse("float32"))
+    symbol, args, aux = net
+    model = make_model(symbol, shapes, dtypes, ranges)
+    if mx.util.is_np_array():
+        model = model._replace(symbol=symbol.as_np_ndarray())
+    check_params(symbol, args, aux, {})
+    inputs = [name for name in symbol.list_arguments() if name not in args]
+    if all(_NUMBERED.fullmatch(name) for name in inputs):  # MXNet lists them as the graph reads them
+        inputs.sort(key=lambda name: int(name[len("data") :]))
+    arrays = [*args.values(), *aux.values()]
+    context = arrays[0].ctx if arrays else mx.context.current_context()
+    return Source(where, model, dict(args), dict(aux), inputs, None, context)
 
 
-def _converted(
-    net: gluon.HybridBlock, model: Model, params: Mapping[str, gluon.Parameter], policy: Policy
-) -> ConvertedModel:
-    """Return a net's model prepared for inference and then converted, from the exact values of its parameters."""
-    states = set(model.symbol.list_auxiliary_states())
-    values = {name: parameters.reduced(param) for name, param in params.items()}
-    args = {name: value for name, value in values.items() if name not in states}
-    aux = {name: value for name, value in values.items() if name in states}
-    try:
-        return convert_models([model], args, aux, policy, for_inference=True, check=False)[0]
-    except ConvertError as e:
-        raise type(e)(f"block '{net.name}': {e}") from e
+def _source_of_net(net: gluon.Block, shapes: Any, dtypes: Any, ranges: Any) -> Source:
+    where, conversion = f"block '{net.name}'", conversion_of(net)
+    if roots(net) != [net]:
+        names = ", ".join(root.name for root in roots(net))
+        raise ConvertError(f"{where} ({type(net).__name__}) has no graph of its own; freeze the blocks in it: {names}.")
+    inside = find_regions(net) if conversion is None else conversion.regions
+    traced, sizes = _trace(net, conversion, inside)
+    lacking = [name for name, param in traced.params.items() if not is_initialized(param)]
+    if lacking:
+        raise ConvertError(
+            f"{where}: parameter '{lacking[0]}' has no value yet; initialize or load it, and run one batch if its "
+            f"shape follows from the input's."
+        )
+    given = make_model(traced.symbol, shapes, dtypes, ranges)
+    known = ({}, {}) if conversion is None else (conversion.ranges, traced.types)
+    types, magnitudes = {**known[1], **given.dtypes}, {**known[0], **given.ranges}
+    model = Model(given.symbol, {**sizes, **given.shapes}, types, magnitudes)
+    states = set(traced.symbol.list_auxiliary_states())
+    values = {name: parameters.reduced(param) for name, param in traced.params.items()}
+    return Source(
+        where,
+        model,
+        {name: value for name, value in values.items() if name not in states},
+        {name: value for name, value in values.items() if name in states},
+        [symbol.name for symbol in traced.inputs],
+        traced.formats,
+        next(iter(contexts_of(traced.params.values())), mx.context.current_context()),
+        None if conversion is None else conversion.policy,
+    )
+
+
+def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tuple[Trace, Dict[str, Any]]:
+    """Return the float32 graph of a net, and the shapes of inputs that are known.
+
+    It is that of the last call; else it is traced with inputs that the net's signature suggests.
+    """
+    graph = conversion and (conversion.ran.get(False) or conversion.ran.get(True))
+    if graph:
+        return graph.trace, graph.input_shapes
+    # The graph of a hybridized net lacks the policies of blocks (`set_policy`), and a backend has replaced its layers.
+    is_whole = isinstance(net, gluon.SymbolBlock) or not (inside or blocks.backend(net))
+    own = conversion.own_graph if conversion else is_whole and blocks.cached_graph(net)
+    frozen = frozen_model(net)
+    with precision(POLICY):  # not in a region that the user may be in
+        if own:
+            return trace(net, (), (own[0], frozen.symbol if frozen else own[1]), inside), {}
+        guess = trace_before_call(net, inside)
+    if guess is None:
+        raise ConvertError(
+            f"block '{net.name}' ({type(net).__name__}) cannot be traced before its first call; convert or hybridize "
+            f"it, and run one batch."
+        )
+    return guess, {}
+
+
+# ------------------------------------------------------------------ to a block
+
+
+def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.SymbolBlock:
+    """Return the block of a converted model, hybridized, with its cached operator."""
+    symbol, args, aux = model
+    graph, can_fuse = _running_graph(source, model, context)
+    running = from_graph(graph, symbol)
+    inputs = [mx.sym.var(name, dtype=source.model.dtypes.get(name, dtypes_.FLOAT32)) for name in source.inputs]
+    if isinstance(symbol, NumpySymbol):
+        inputs = [variable.as_np_ndarray() for variable in inputs]
+    block = gluon.SymbolBlock(running, inputs)
+    own = block.collect_params()
+    own.setattr("grad_req", "null")
+    own.load_dict({**args, **aux}, context, ignore_extra=True, cast_dtype=True, dtype_source="saved")
+    if source.formats is not None:
+        blocks.set_graph(block, (inputs, running), source.formats)
+    # With static shapes MXNet runs loops wrongly, see `cache.ConvertedGraph`; without them what is fused is slow.
+    static, backend = not any(node.subgraphs for node in graph.nodes), _backend()
+    block.hybridize(static_alloc=True, static_shape=static)
+    if static and can_fuse and backend:
+        # The block keeps the graph that runs anywhere; a call runs the operator.
+        fused = running.optimize_for(backend, ctx=context)
+        fused = fused.as_np_ndarray() if isinstance(symbol, NumpySymbol) else fused
+        blocks.set_op(block, *make_operator(fused, inputs, own, blocks.flags(block)))
+    vars(block)[_FROZEN] = dataclasses.replace(model, arg_params={}, aux_params={})
+    return block
+
+
+def _running_graph(source: Source, model: ConvertedModel, context: mx.Context) -> Tuple[Graph, bool]:
+    """Return the graph that runs a model on a context, guarded or emulated, and whether oneDNN may fuse it."""
+    symbol, args, aux = model
+    graph = to_graph(symbol)
+    if context.device_type == "gpu":
+        return GuardInPlace()(graph).graph, False
+    shapes, types = source.model._replace(symbol=symbol).known(args, aux)
+    facts = infer_network(symbol, graph, shapes, types, frozenset({**args, **aux}))
+    running = emulated(graph, facts, fused=True, written=frozenset(symbol.list_inputs()))
+    # The backend folds a BatchNorm that was left, since its values leave a dtype's range, in that dtype; and it takes
+    # layers of float64, which oneDNN does not have ("unknown type for MKLDNN" at the call).
+    left = any(node.op == "BatchNorm" and graph.nodes[node.inputs[0].node].op == "Convolution" for node in graph.nodes)
+    wide = {"float64"} & {*facts.dtypes.values(), *(node.get("dtype") for node in running.nodes)}
+    return running, not (left or wide)
+
+
+def _backend() -> Optional[str]:
+    """Return the backend by which MXNet partitions what is bound on a CPU, None for none."""
+    name = os.environ.get("MXNET_SUBGRAPH_BACKEND", "MKLDNN")
+    return name if name != "NONE" and mx.runtime.Features().is_enabled("MKLDNN") else None

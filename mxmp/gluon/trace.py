@@ -188,8 +188,10 @@ def trace_before_call(net: gluon.HybridBlock, inside: regions.BlockRegions) -> O
         own = {name: param.var() for name, param in blocks.registered_params(net).items()}
         with regions.scopes_kept(), regions.entered(net, inside), unconverted(), net.name_scope():
             out = net.hybrid_forward(mx.sym, *inputs, **own)
-        outputs, _ = blocks.flatten(out, "output")
-        return Trace(mx.sym.Group(outputs, type(outputs[0])), params=list(blocks.collected_params(net).values()))
+        outputs, nesting = blocks.flatten(out, "output")
+        formats = blocks.flatten(inputs, "input")[1], nesting
+        params = list(blocks.collected_params(net).values())
+        return Trace(mx.sym.Group(outputs, type(outputs[0])), inputs, formats, params)
     except Exception:
         return None
 

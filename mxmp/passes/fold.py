@@ -3,7 +3,7 @@
 For inference BatchNorm is an affine map of each channel, with constants: gamma (x - mean) / sqrt(var + eps) + beta. A
 convolution, transposed convolution or dense layer before it whose output nothing else reads computes that by itself,
 with other weights and another bias. `find_folds` decides where, without values; a `Fold` says how the new parameters
-are computed from the old ones, which is done as often as these change; `FoldBatchNorm` edits the graph.
+are computed from the old ones; `FoldBatchNorm` edits the graph.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Networks prepared for inference: without dropout, BatchNorm folded into the layers before it, in float32.
 
 `prepare` rewrites a symbol without looking at values; `fold_params` computes the parameters that the new symbol wants
-from those of the old one, and can be called again whenever these change. `fold_model` does both for a model. It is
-computed in float64 and rounded once, to the dtype that the weight has: what a float32 network gets are the float32
-values nearest to the exact ones.
+from those of the old one. `fold_model` does both for a model. It is computed in float64 and rounded once, to the dtype
+that the weight has: what a float32 network gets are the float32 values nearest to the exact ones.
 """
 
 from __future__ import annotations

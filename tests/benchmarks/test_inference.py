@@ -50,9 +50,10 @@ def test_bfloat16_is_missing_where_mxnet_runs_none(bfloat16):
         assert why == (NO_BFLOAT16 if form.dtype == "bfloat16" and not bfloat16 else None)
 
 
-def test_contrib_amp_has_no_float16_on_a_cpu():
-    why = {form.who: missing(form, bfloat16=False) for form in listed("O1")}
-    assert why[OWN] is None and why[FLOAT32] is None and "float16" in why[PEER]
+def test_mxnet_alone_has_no_float16_on_a_cpu():
+    why = {form.title: missing(form, bfloat16=False) for form in listed("O1")}
+    assert why["mxmp, frozen"] is None and why["float32"] is None and "float16" in why["contrib.amp"]
+    assert "float16" in why["mxmp, exported"]
 
 
 def test_measure_goes_on_past_forms_that_do_not_run(model):
@@ -104,7 +105,7 @@ def test_emulated_inference_writes_json_tables_and_plot(tmp_path, capsys):
     result = json.loads((tmp_path / "inference.json").read_text())
     columns = {(each["front"], each["title"]): each for each in result["networks"]["resnet18_v1"]}
     for (front, title), column in columns.items():
-        if column["who"] == PEER:
+        if column["who"] == PEER or title == "mxmp, exported":
             assert "float16" in column["missing"]
         else:
             assert len(column["seconds"]) == 2 and column["speed"] > 0, (front, title)
