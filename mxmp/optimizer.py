@@ -90,7 +90,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
     """
 
     _training_step: Step
-    _updater: mx.optimizer.Updater
+    _inner_updater: mx.optimizer.Updater
     _weights: List[Weight]  # in the order of their indices
     _scaled: List[ScaledLoss]  # those of the present step
     _given: List[mx.nd.NDArray]  # its scaled gradients, as get_unscaled_gradients saw them
@@ -110,7 +110,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
     ) -> None:
         scaler = Scaler(make_loss_scale(dynamic, initial_scale, dynamic_growth_steps))
         multi = _wrapped(inner)
-        own = {"_scaler": scaler, "_training_step": Step(scaler), "_updater": mx.optimizer.get_updater(multi)}
+        own = {"_scaler": scaler, "_training_step": Step(scaler), "_inner_updater": mx.optimizer.get_updater(multi)}
         lists: Any = {"_weights": [], "_scaled": [], "_given": []}
         self.__setstate__({"inner": multi.inner, "masters": multi.masters, **own, **lists, "_owner": None})
 
@@ -269,7 +269,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         self._set_weights(weights)
         self._follow_arrays(updates)
         self._scaled, self._given = [], []
-        return self._training_step.run(GivenGradients(self._updater, updates, weights), self.inner.rescale_grad)
+        return self._training_step.run(GivenGradients(self._inner_updater, updates, weights), self.inner.rescale_grad)
 
     def discard_grads(self) -> None:
         """Give up the present step, after an error between its calls: nothing is updated."""
@@ -305,7 +305,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         target = self._target("save_states")
         updates = [Update(index, array, array) for index, (array, *_) in enumerate(map(_arrays_of, self._weights))]
         self._follow_arrays(updates)
-        index = first_written_past([(self._updater, updates)])
+        index = first_written_past([(self._inner_updater, updates)])
         if index is not None:
             raise written_past(_name_of(self._weights[index], index))
         states.save(fname, target, self._scaler.to_dict())
@@ -332,7 +332,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
 
     def _follow_arrays(self, updates: Iterable[Update]) -> None:
         for index, _, weight in updates:
-            self._updater.optimizer.follow_array(index, weight, self._updater.states.get(index))
+            self._inner_updater.optimizer.follow_array(index, weight, self._inner_updater.states.get(index))
 
     def _target(self, call: str) -> Target:
         self._require_ready(call)
@@ -343,7 +343,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
             for index, each in enumerate(self._weights)
         ]
         context = _arrays_of(self._weights[0])[0].ctx
-        return Target(self._updater.optimizer, [self._updater], [context], params)
+        return Target(self._inner_updater.optimizer, [self._inner_updater], [context], params)
 
     # ------------------------------------------------------------------ owners
 
@@ -359,7 +359,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         self._require_ready(f"giving it to a {owner}")
         if self._weights:
             raise TrainerError(f"this LossScaleOptimizer has weights of its own; make another one for the {owner}.")
-        return self._updater.optimizer, self._scaler.loss_scale
+        return self._inner_updater.optimizer, self._scaler.loss_scale
 
     def hand_over(self, owner: str) -> Tuple[MultiPrecision, LossScale]:
         """Return what `peek_optimizer_and_scale` does; from now on this object only shows attributes."""

@@ -170,7 +170,7 @@ def test_states_of_a_plain_updater_are_named_with_the_call_that_loads_them(tmp_p
     (tmp_path / "states").write_bytes(plain.get_states())
     optimizer.build([weight])
     optimizer.load_states(str(tmp_path / "states"))
-    assert optimizer._updater.states[0].master.asscalar() == plain.states[0][1].asscalar()
+    assert optimizer._inner_updater.states[0].master.asscalar() == plain.states[0][1].asscalar()
 
 
 @pytest.mark.behaviour("wrapping twice", "wrong optimizer arguments")

@@ -495,13 +495,13 @@ def test_an_array_may_be_written_to_at_any_time(dtype, tmp_path):
         assert step(optimizer, [w], -1.0)
         w[:1] = 0.5 + number % 2
     optimizer.save_states(str(tmp_path / "s"))
-    master = optimizer._updater.states[0].master
+    master = optimizer._inner_updater.states[0].master
     assert master.asnumpy().tolist() == [1.5, 14 * 2.0**-10]
     w.copyto(other)
     resumed.build([other])
     resumed.load_states(str(tmp_path / "s"))
     assert step(optimizer, [w]) and step(resumed, [other])
-    assert resumed._updater.states[0].master.asnumpy().tolist() == master.asnumpy().tolist()
+    assert resumed._inner_updater.states[0].master.asnumpy().tolist() == master.asnumpy().tolist()
 
 
 def test_parameters_are_compared_again_after_a_load(tmp_path):
