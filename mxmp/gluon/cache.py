@@ -212,7 +212,7 @@ class ConvertedGraph:
         try:
             blocks.flags.set(net, self._flags(net, signature))
             with storage.reading_stored():
-                plain_class(net)._build_cache(net, *without_constants(args))
+                getattr(plain_class(net), blocks.build_cache.name)(net, *without_constants(args))
             return Runner(self, blocks.cached_op(net), list(blocks.cached_op_args(net)), signature.on_cpu)
         finally:
             conversion.given_graph = None

@@ -93,7 +93,7 @@ class Conversion:
     given_graph: Optional[Tuple[Any, Any]]  # for MXNet, while it partitions a graph
     plain_trainer: PlainTrainerCheck
     on_converted: Optional[Callable[[Converted], None]]
-    _params: Optional[List[gluon.Parameter]]
+    _collected: Optional[List[gluon.Parameter]]
     _calls: LRUCache[Runner]
     _graphs: LRUCache[ConvertedGraph]
     _traces: LRUCache[Trace]
@@ -143,9 +143,9 @@ class Conversion:
     @property
     def params(self) -> List[gluon.Parameter]:
         """The net's parameters, as they were at its last trace."""
-        if self._params is None:
-            self._params = list(blocks.collected_params(self.net).values())
-        return self._params
+        if self._collected is None:
+            self._collected = list(blocks.collected_params(self.net).values())
+        return self._collected
 
     @property
     def changes_float32(self) -> bool:
@@ -340,7 +340,7 @@ class Conversion:
             alike = (each for each in self._traces.values() if each.converts_like(traced))
             traced = next(alike, traced)
             self._traces.put(signature, traced)
-            self._params = None
+            self._collected = None
             self._is_shaped = self._is_shaped or traced.outcomes(self.policy.compute_dtype).depends
         return traced
 
@@ -454,10 +454,10 @@ class Conversion:
 
     def clear_cached_op(self) -> None:
         """Forget all graphs of the net."""
-        plain_class(self.net)._clear_cached_op(self.net)
+        getattr(plain_class(self.net), blocks.clear_cached_op.name)(self.net)
         self.forget_graphs()
         self._traces, self._is_shaped = LRUCache(MAX_GRAPHS), False
-        self._params, self.current, self.ran, self._has_gradients = None, None, {}, False
+        self._collected, self.current, self.ran, self._has_gradients = None, None, {}, False
 
     def collect_params(self, select: Optional[str] = None) -> gluon.ParameterDict:
         """Return the net's parameters, in a dictionary that knows bfloat16."""
@@ -561,7 +561,7 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "_calls": LRUCache(MAX_CALLS),
         "_graphs": LRUCache(MAX_GRAPHS),
         "_traces": LRUCache(MAX_GRAPHS),
-        "_params": None,
+        "_collected": None,
         "_is_shaped": False,
         "_has_gradients": False,
         "given_graph": None,
