@@ -99,7 +99,7 @@ def test_a_loss_that_is_not_finite_by_itself_is_an_error(policy, context):
 def test_a_step_is_explained_though_nobody_has_imported_the_diagnosis():
     """In a process of its own: `mxmp.diagnose` is imported at the first step that is explained."""
     lines = """
-        import sys, mxnet as mx, mxmp.module
+        import sys, mxmp.module, mxnet as mx
         symbol = mx.sym.MakeLoss(mx.sym.sqrt(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1), name="root"))
         module = mxmp.module.Module(symbol, label_names=None, loss_scale=4)
         module.bind([("data", (1, 1))])
