@@ -94,11 +94,18 @@ def amp_cast(array: mx.nd.NDArray, dtype: Any, out: Optional[mx.nd.NDArray] = No
     src/operator/tensor/amp_cast.cc) asks oneDNN for a cast between the two, which there is not: "could not create a
     primitive descriptor for a reorder primitive". A view it takes to the default layout first.
     """
+    shape = array.shape
     if out is None:
-        out = mx.nd.empty(array.shape, ctx=array.ctx, dtype=dtype)
+        out = mx.nd.empty(shape, ctx=array.ctx, dtype=dtype)
+    view = flat if len(shape) > 2 else as_nd  # a view costs two casts of a small array
     with autograd.pause():
-        mx.nd.amp_cast(flat(array), dtype=dtype, out=flat(out))
+        mx.nd.amp_cast(view(array), dtype=dtype, out=view(out))
     return out
+
+
+def as_nd(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return an array as one that the operators of ``mx.nd`` take."""
+    return array.as_nd_ndarray()
 
 
 def flat(array: mx.nd.NDArray) -> mx.nd.NDArray:
