@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections import OrderedDict
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
+import warnings
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, OrderedDict, Sequence, Tuple, TypeVar
 
 import mxnet as mx
 from mxnet import gluon
@@ -202,6 +202,10 @@ class ConvertedGraph:
 
     def _operator(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
         params = {**self.trace.params, HEAD_SCALE.name: HEAD_SCALE}
+        unused = [param.name for param in conversion.params if param.name not in self.trace.params]
+        if unused:  # MXNet says so where it builds the operator
+            text = f"block '{conversion.net.name}': {', '.join(unused)}: not used by any computation."
+            warnings.warn(text, stacklevel=2)
         flags = self._flags(conversion.net, signature)
         return Runner(self, *make_operator(symbol, self.trace.inputs, params, flags), signature.on_cpu)
 
