@@ -16,7 +16,7 @@ from .mxnet_private import multiply, parameters
 from .names import hooks as _hooks
 from .train import states
 from .train.masters import MultiPrecision as MultiPrecision
-from .train.masters import Update, copy_to_other_contexts, first_written_past, written_past
+from .train.masters import Update, copy_to_other_contexts
 from .train.scale_loss import scale_loss
 from .train.scaled_loss import ScaledLoss, require_backward
 from .train.scaler import Scaler, ScalerStatus
@@ -305,9 +305,6 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         target = self._target("save_states")
         updates = [Update(index, array, array) for index, (array, *_) in enumerate(map(_arrays_of, self._weights))]
         self._follow_arrays(updates)
-        index = first_written_past([(self._inner_updater, updates)])
-        if index is not None:
-            raise written_past(_name_of(self._weights[index], index))
         states.save(fname, target, self._scaler.to_dict())
 
     def load_states(self, fname: str) -> None:

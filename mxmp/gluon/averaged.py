@@ -13,7 +13,7 @@ from ..dtypes import PRECISIONS, canonical
 from ..errors import TrainerError
 from ..mxnet_private import parameters
 from ..train.masters import exact_value as _exact_value
-from ..train.masters import masters_of
+from ..train.masters import is_owned, masters_of
 from .trainer import Trainer
 
 
@@ -89,9 +89,11 @@ class averaged:
         """Move the averages towards the present values."""
         with autograd.pause():
             for name, param in self._params.items():
-                average, masters = self._values[name], masters_of(param)
-                # Masters are not compared: the trainer's steps do that. Where one context alone has one, all are alike.
-                values = list(masters.values()) or [to_float32(weight) for weight in param.list_data()]
+                average = self._values[name]
+                if is_owned(param):  # not compared: the trainer's steps do that. One that is alone is every context's
+                    values = list(masters_of(param).values())
+                else:
+                    values = [to_float32(_exact_value(weight, param)) for weight in param.list_data()]
                 average += (1 - self.decay) * (_mean(values) - average)
 
     @contextlib.contextmanager

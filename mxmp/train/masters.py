@@ -88,11 +88,11 @@ def exact_value(weight: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArr
         master = next(iter(kept.values())).copyto(weight.ctx)
     if master is None or master.shape != weight.shape:
         return to_float32(weight)
-    if _is_owned(param) and rounds_to(master, weight).asscalar() != 1.0:
+    if is_owned(param) and rounds_to(master, weight).asscalar() != 1.0:
         gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
-        if _is_owned(param):
+        if is_owned(param):
             raise written_past(f"parameter '{param.name}'")
-    if not _is_owned(param):
+    if not is_owned(param):
         follow(master, weight)
     return master
 
@@ -102,7 +102,7 @@ def without_owner(state: Mapping[str, Any]) -> Dict[str, Any]:
     return {name: value for name, value in state.items() if name != _OWNER}
 
 
-def _is_owned(param: mx.gluon.Parameter) -> bool:
+def is_owned(param: mx.gluon.Parameter) -> bool:
     """Return whether an optimizer that is alive has the masters of a parameter."""
     owner = getattr(param, _OWNER, None)
     return owner is not None and owner() is not None

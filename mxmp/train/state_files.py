@@ -50,7 +50,6 @@ NOT_STATE = {
 }
 
 
-
 class _Dtype:
     """A dtype of numbers in a pickle: numpy's own would take any bytes for pointers, by flags that a pickle sets."""
 

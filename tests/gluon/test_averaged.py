@@ -213,6 +213,23 @@ def test_an_update_of_averages_reads_nothing_on_the_host(monkeypatch):
         average.update()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_a_trainer_of_mxnet_updates_are_averaged_as_they_are():
+    """Nobody has masters of them: those of the conversion are of before the first step."""
+    net, _ = make()
+    average = averaged(net, 0)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0, "multi_precision": True})
+    with mx.autograd.record():
+        loss = net(X).sum()
+    loss.backward()
+    trainer.step(1)
+    average.update()
+    for name, each in net.collect_params().items():
+        expected = each.list_data()[0].asnumpy().astype(np.float32)
+        np.testing.assert_allclose(average.values[name].asnumpy(), expected, rtol=2**-10)
+    assert np.abs(average.values[net[2].bias.name].asnumpy()).max() == 8
+
+
 def test_an_error_while_averages_are_in_gives_the_values_back():
     net, trainer = make()
     average = averaged(net)
