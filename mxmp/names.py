@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import FrameType
-from typing import Any, Callable, Dict, List
+from types import FrameType, ModuleType
+from typing import Any, Callable, Dict, List, NoReturn
 
 from . import errors
 
@@ -60,8 +60,12 @@ GUESSES: Dict[str, List[str]] = {
         'mxmp.gluon.cast(net, "float16")': "half to_half cast_to_half network_to_half HalfPrecision",
         'mxmp.gluon.precision("float32")': "set_autocast_enabled custom_fwd custom_bwd float_function half_function",
         "mxmp.gluon.restore(net)": "to_fp32 revert undo deconvert unconvert",
-        "mxmp.gluon.report(net)": "summary is_autocast_enabled get_autocast_dtype get_autocast_gpu_dtype",
-        'mxmp.Policy.parse("O1")': "get_policy DTypePolicy FloatDTypePolicy MixedPrecision MixedPrecisionPlugin O1 O2 "
+        "the net that was frozen: a frozen block is a snapshot": "unfreeze",
+        "mxnet.contrib.quantization: mxmp has no int8": "quantize quantization int8 calibrate quantize_net "
+        "quantize_model",
+        "mxmp.gluon.report(net)": "summary is_converted get_policy is_autocast_enabled get_autocast_dtype "
+        "get_autocast_gpu_dtype",
+        'mxmp.Policy.parse("O1")': "DTypePolicy FloatDTypePolicy MixedPrecision MixedPrecisionPlugin O1 O2 "
         "mixed_float16 mixed_bfloat16",
         'mxmp.Policy.parse("O1", ops={"softmax": "float32"})': "register_half_function register_float_function "
         "register_promote_function promote_function",
@@ -114,6 +118,18 @@ def hooks(module: str) -> Dict[str, Callable[..., Any]]:
         return sorted(PUBLIC[module])
 
     return {"__getattr__": __getattr__, "__dir__": __dir__}
+
+
+class _CalledModule(ModuleType):
+    """A module with the name of a function that users try: ``mxmp.report(net)``."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(f"{self.__name__} is a module; use {' or '.join(_answers()[_folded(self.__name__[5:])])}.")
+
+
+def refuse_call(module: str) -> None:
+    """Have an internal module say, when it is called, which public name does what its own name suggests."""
+    sys.modules[module].__class__ = _CalledModule
 
 
 def unknown(module: str, name: str) -> Exception:

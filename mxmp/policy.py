@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Dict, Iterable, Mapping, Optional, Sequence, T
 
 from . import dtypes
 from .errors import DtypeError, PolicyError, did_you_mean
+from .names import refuse_call
 
 Overrides = Tuple[Tuple[str, str], ...]
 
@@ -328,7 +329,8 @@ def _precision(field: str, value: Any) -> str:
     try:
         name = dtypes.canonical(value)
     except DtypeError as e:
-        raise PolicyError(f"{field}: {e}") from e
+        advice = f" A policy by its name is Policy.parse({value!r})." if value in PRESETS else ""
+        raise PolicyError(f"{field}: {e}{advice}") from e
     if name not in dtypes.PRECISIONS:
         raise PolicyError(f"{field}={name!r}: expected float16, bfloat16 or float32.")
     return name
@@ -374,3 +376,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(f"{key}: {dtype}" for key, dtype in value)
     return "" if value is None or value is False else str(value).replace("True", "yes")
+
+
+refuse_call(__name__)

@@ -6,7 +6,7 @@ References:
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, NamedTuple
+from typing import Any, Dict, Iterator, List, NamedTuple
 
 import mxnet as mx
 
@@ -139,11 +139,7 @@ def state_dict(optimizers: Any = None) -> Dict[str, Any]:
         AmpError: Without trainers.
         TrainerError: Between backward and step.
     """
-    if optimizers is None:
-        raise AmpError("state_dict and load_state_dict want to know the trainers: mxmp keeps nothing of them itself.")
-    scalers = [require_trainer(trainer, "state_dict")._scaler for trainer in as_list(optimizers)]
-    for scaler in scalers:
-        scaler.require_ready("state_dict")
+    scalers = _scalers(optimizers, "state_dict")
     return {f"loss_scaler{i}": scaler.to_dict() for i, scaler in enumerate(scalers)}
 
 
@@ -158,15 +154,25 @@ def load_state_dict(state: Dict[str, Any], optimizers: Any = None) -> None:
         LossScaleError: If it does not fit.
         TrainerError: Between backward and step, or if a trainer cannot work with its loss scale.
     """
-    expected = sorted(state_dict(optimizers))
+    scalers = _scalers(optimizers, "load_state_dict")
+    expected = [f"loss_scaler{i}" for i in range(len(scalers))]
     if not isinstance(state, dict) or set(state) != set(expected):
         names = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
         raise LossScaleError(f"load_state_dict: the state has {names}; expected {expected}.")
-    scalers = [(trainer._scaler, state[f"loss_scaler{i}"]) for i, trainer in enumerate(as_list(optimizers))]
-    for scaler, data in scalers:
-        scaler.check_dict(data)
-    for scaler, data in scalers:
-        scaler.load_dict(data)
+    for name, scaler in zip(expected, scalers):
+        scaler.check_dict(state[name])
+    for name, scaler in zip(expected, scalers):
+        scaler.load_dict(state[name])
+
+
+def _scalers(optimizers: Any, call: str) -> List[Any]:
+    """Return the loss scalers of trainers, between steps."""
+    if optimizers is None:
+        raise AmpError(f"{call} wants to know the trainers: mxmp keeps nothing of them itself.")
+    scalers = [require_trainer(trainer, call)._scaler for trainer in as_list(optimizers)]
+    for scaler in scalers:
+        scaler.require_ready(call)
+    return scalers
 
 
 class _Settings(NamedTuple):

@@ -19,7 +19,7 @@ from .. import symbol
 from ..errors import ConvertError, TrainerError
 from ..gluon import Trainer, precision
 from ..gluon.adoption import policies_of
-from ..gluon.api import as_symbol_block, convert, restore
+from ..gluon.api import as_symbol_block, convert, is_fixed, restore
 from ..gluon.blocks import blocks_in, conversion_of, conversions_of
 from ..module import BucketingModule
 from ..mxnet_private import blocks, made_with, modules
@@ -49,7 +49,7 @@ class _Hook:
     def __call__(self, net: mx.gluon.HybridBlock, *args: Any) -> Any:
         """Run a net, converted from its first call on."""
         # A worker of a DataLoader is a fork, in which contrib.amp's casts made any Dense fail (gluon-cv#1277).
-        if conversion_of(net) is None and os.getpid() == self._process:
+        if conversion_of(net) is None and os.getpid() == self._process and not is_fixed(net):
             with self._lock:  # threads of data parallel training call one net
                 # A net with parts that were converted by hand stays as it is. Parts that ran alone join the whole.
                 if conversion_of(net) is None and all(map(self.made, conversions_of(blocks_in(net)))):
@@ -93,8 +93,8 @@ def init(
     It replaces one attribute of ``HybridBlock``, the call of a hybridized net's graph, and no operator:
     code that runs eagerly stays float32. Nets that were hybridized before are converted as well, and
     SymbolBlocks. A net that was converted stays so, as by `mxmp.gluon.convert`, until `disable`. Nets that
-    `mxmp.gluon.convert` converted stay as they are, and so do nets in forked processes, such as the
-    workers of a DataLoader. On CPU contexts float16 is emulated.
+    `mxmp.gluon.convert` converted, to 'float32' too, and frozen blocks stay as they are, and so do nets in
+    forked processes, such as the workers of a DataLoader. On CPU contexts float16 is emulated.
 
     Args:
         target_dtype: 'float16' or 'bfloat16'.

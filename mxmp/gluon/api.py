@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -21,10 +22,10 @@ from ..symbol.arguments import beyond_range, checked_ranges
 from ..train.masters import follow_weights, require_masters
 from . import storage
 from .adoption import forget_policy, note_policy
-from .blocks import blocks_in, conversion_of, conversions_of, descendants, roots
+from .blocks import blocks_in, conversion_of, conversions_of, descendants, frozen_model, is_part, roots
 from .conversion import Conversion, Siblings
 from .files import require_folder
-from .freeze import frozen_model, model_for_inference
+from .freeze import model_for_inference
 from .regions import BlockRegions, find_regions
 
 _FLOAT32 = "_mxmp_float32"
@@ -41,8 +42,9 @@ def convert(
 
     The net keeps its parameters with their names, its API and its state of hybridization. It
     always runs as a graph from now on, hybridized or not. Works before and after ``initialize``.
-    Blocks inside that were converted before are converted anew, with this policy. On CPU
-    contexts float16 is emulated: float32 arithmetic, rounded to float16.
+    Blocks inside that were converted before are converted anew, with this policy. A net that is converted to it
+    already stays as it is, unless blocks were put into it. On CPU contexts float16 is emulated: float32 arithmetic,
+    rounded to float16.
 
     Args:
         net: A HybridBlock, a SymbolBlock, or a Block with HybridBlocks inside (each of them gets
@@ -80,6 +82,7 @@ def convert(
     for conversion in conversions:
         siblings.add(conversion)
     _MatchCheck(policy, sorted({block.prefix for block in blocks_in(net) if block.prefix}), conversions)
+    in_float32 = {root: vars(root).get(_FLOAT32) for root in found}
     try:
         for conversion in replaced:
             conversion.remove()
@@ -95,6 +98,10 @@ def convert(
             conversion.remove()
         for conversion in replaced:
             conversion.install()
+        for root, before in in_float32.items():
+            vars(root).pop(_FLOAT32, None)
+            if before is not None:
+                vars(root)[_FLOAT32] = before
         raise
     return net
 
@@ -103,6 +110,7 @@ def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None
     """Convert several nets, or leave all of them as they were; raises as `convert`."""
     known = blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
     before = [(each.net, each.policy, each.ranges) for each in conversions_of(known)]
+    before += [(block, vars(block)[_FLOAT32][0], {}) for block in known if _FLOAT32 in vars(block)]
     done: List[gluon.Block] = []
     try:
         for net in nets:
@@ -148,9 +156,10 @@ def restore(net: gluon.Block) -> gluon.Block:
     imported SymbolBlock has no casts that mxmp put in before the export.
 
     Raises:
+        ConvertError: If it is no block, or one within a converted net.
         TrainerError: If a weight was written to past its master; then nothing is changed.
     """
-    inside = blocks_in(net)
+    inside = _require_whole(net, "restore")
     conversions = conversions_of(inside)
     require_masters(param for conversion in conversions for param in conversion.stored)
     for conversion in conversions:
@@ -166,10 +175,10 @@ def report(net: gluon.Block) -> Report:
     """Return what the conversion of a net decided, and why: of one to 'O0', a report of a float32 net.
 
     Raises:
-        ConvertError: If the net is not converted, or has to see one batch first.
+        ConvertError: If it is no block, not converted, within a converted net, or has to see one batch first.
     """
     found = []
-    for block in blocks_in(net):
+    for block in _require_whole(net, "report"):
         conversion = conversion_of(block)
         each = _report(block) if conversion is None else conversion.report()
         if each is not None:
@@ -199,7 +208,10 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
         ConvertError: If the net is not converted, or has not seen a batch yet. For inference: if it cannot be traced
             without one, or a parameter has no value.
     """
-    conversion = conversion_of(net)
+    if not isinstance(net, gluon.Block) or not isinstance(path, (str, os.PathLike)):
+        kinds = f"net is a {type(net).__name__}, path a {type(path).__name__}"
+        raise ConvertError(f"export: {kinds}; expected a Gluon block and the prefix of the files.")
+    path, conversion = os.fspath(path), conversion_of(net)
     require_masters(net.collect_params().values())
     inside = conversions_of(descendants(net))
     if frozen_model(net) or (for_inference and (conversion is not None or not inside)):
@@ -245,16 +257,34 @@ def as_symbol_block(net: gluon.HybridBlock, ctx: Any = None) -> gluon.SymbolBloc
 
 def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions, ranges: Any) -> bool:
     """Return whether a conversion is what ``convert`` would install."""
-    if type(conversion) is not Conversion:
-        return False
+    if type(conversion) is not Conversion or not all(map(is_part, descendants(conversion.net))):
+        return False  # a part that is none is new
     return (conversion.policy, conversion.regions, conversion.ranges) == (policy, regions, ranges)
+
+
+def is_fixed(net: gluon.Block) -> bool:
+    """Return whether a user has given a net that has no conversion a precision: it is frozen, or float32 by policy."""
+    return frozen_model(net) is not None or _FLOAT32 in vars(net)
+
+
+def _require_whole(net: Any, function: str) -> List[gluon.Block]:
+    """Return a net and the blocks in it; ConvertError if it is no block, or one within a converted net alone."""
+    if not isinstance(net, gluon.Block):
+        raise ConvertError(f"{function}: expected a Gluon block, found {type(net).__name__}.")
+    inside = blocks_in(net)
+    if is_part(net) and not conversions_of(inside):
+        raise ConvertError(
+            f"{function}: block '{net.name}' is part of a converted net; give the net. For a precision of its own: "
+            f"mxmp.gluon.set_policy(block, 'float32'), and convert the net again."
+        )
+    return inside
 
 
 def _report(net: gluon.Block) -> Optional[Report]:
     """Return the report of a frozen block or of a net that has a float32 policy, None of another block."""
     frozen = frozen_model(net)
     if frozen is not None:
-        return frozen.report
+        return frozen.report  # type: ignore[no-any-return]
     policy, known = vars(net).get(_FLOAT32, (None, None))
     if policy is None or known is not None:
         return known  # type: ignore[no-any-return]

@@ -13,7 +13,8 @@ from ..errors import ConvertError
 from ..mxnet_private import blocks
 
 ATTRIBUTE = "_mxmp_conversion"  # where a net holds its conversion
-PART = "_mxmp_part"  # set in the blocks within a converted one
+FROZEN = "_mxmp_frozen"  # where a frozen block holds its model, without parameters
+_PART = "_mxmp_part"  # where a block holds the ids of the conversions that it is within
 _PLAIN = "_mxmp_plain_class"  # where the class of a converted net holds the one that it was written in
 
 _UNCONVERTED: ContextVar[bool] = ContextVar("mxmp_unconverted", default=False)
@@ -78,17 +79,38 @@ def _has_graph(block: gluon.HybridBlock) -> bool:
 
 def conversion_of(block: gluon.Block) -> Any:
     """Return the `Conversion` of a block, None if it has none."""
-    return vars(block).get(ATTRIBUTE)
+    conversion = vars(block).get(ATTRIBUTE)
+    # A block that copy.copy made holds that of the other; that of a block that is being copied has no net yet.
+    return conversion if getattr(conversion, "net", None) is block else None
 
 
 def conversions_of(among: Sequence[gluon.Block]) -> List[Any]:
     """Return the conversions of those blocks that have one."""
-    return [vars(block)[ATTRIBUTE] for block in among if ATTRIBUTE in vars(block)]
+    return [conversion for conversion in map(conversion_of, among) if conversion is not None]
+
+
+def frozen_model(block: gluon.Block) -> Any:
+    """Return the `ConvertedModel` of a block that `freeze` made, without its parameters; None if converted since."""
+    return vars(block).get(FROZEN) if conversion_of(block) is None else None
+
+
+def join(block: gluon.Block, conversion: Any) -> None:
+    """Note that a block is within a converted one."""
+    vars(block)[_PART] = vars(block).get(_PART, frozenset()) | {id(conversion)}
+
+
+def leave(block: gluon.Block, conversion: Any) -> None:
+    """Note that a block is within a converted one no more."""
+    others = vars(block).get(_PART, frozenset()) - {id(conversion)}
+    if others:
+        vars(block)[_PART] = others
+    else:
+        vars(block).pop(_PART, None)
 
 
 def is_part(block: gluon.Block) -> bool:
     """Return whether a block is within a converted one."""
-    return PART in vars(block)
+    return bool(vars(block).get(_PART))
 
 
 def holds_converted(block: gluon.Block) -> bool:

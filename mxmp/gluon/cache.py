@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -86,7 +87,8 @@ class LRUCache(OrderedDict[Any, _Value]):
         """Return the value under a key and mark it as used."""
         value = super().get(key, default)
         if value is not default:
-            self.move_to_end(key)
+            with contextlib.suppress(KeyError):  # another thread has had it go
+                self.move_to_end(key)
         return value
 
     def put(self, key: Any, value: _Value) -> Optional[_Value]:

@@ -33,12 +33,14 @@ from . import files, regions, storage
 from .adoption import forget_policy, note_policy
 from .blocks import (
     ATTRIBUTE,
-    PART,
     blocks_in,
     conversion_of,
     converted_class,
     descendants,
     eager,
+    frozen_model,
+    join,
+    leave,
     plain_class,
     unconverted,
 )
@@ -125,6 +127,8 @@ class Conversion:
         self.own_graph = previous.own_graph if previous else None
         if self.own_graph is None and isinstance(net, gluon.SymbolBlock):
             self.own_graph = _without_casts(net) or blocks.cached_graph(net)
+            if frozen_model(net):  # whose own graph is guarded and emulated
+                self.own_graph = self.own_graph[0], frozen_model(net).symbol
         Siblings().add(self)
         self.early: Optional[Converted] = self._convert_early()
 
@@ -173,7 +177,7 @@ class Conversion:
         """
         vars(self.net)[ATTRIBUTE] = self
         for block in descendants(self.net):
-            vars(block)[PART] = True
+            join(block, self)
             imported = _without_casts(block)
             if imported:
                 blocks.cached_graph.set(block, imported)
@@ -191,7 +195,7 @@ class Conversion:
         for param in self.stored:
             storage.store_float32(param)
         for block in descendants(self.net):
-            vars(block).pop(PART, None)
+            leave(block, self)
         forget_policy(self.params, self.policy)
         self.is_decided = self.policy.param_dtype == dtypes.FLOAT32
         self.net.__class__ = plain_class(self.net)
@@ -325,8 +329,10 @@ class Conversion:
             self.is_decided = True
             graph = ConvertedGraph(traced, converted)
             dropped = self._graphs.put((traced, outcome), graph)
-            for call in [call for call, runner in self._calls.items() if runner.graph is dropped]:
-                del self._calls[call]
+            # A list: threads look calls up meanwhile, which moves them.
+            for call, runner in list(self._calls.items()) if dropped is not None else ():
+                if runner.graph is dropped:
+                    self._calls.pop(call, None)
         blocks.set_graph(self.net, (traced.inputs, graph.converted.symbol), traced.formats)
         return graph
 

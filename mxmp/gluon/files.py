@@ -50,7 +50,7 @@ def export(net: gluon.HybridBlock, graph: ConvertedGraph, path: str, epoch: int,
     """Write a graph of a net and its parameters, as they are stored, as a checkpoint."""
     symbol, params = graph.converted.symbol, graph.trace.params
     kind = plain_class(net)
-    with storage.as_stored(params.values()):
+    with storage.reading_stored():
         if kind.export is not gluon.HybridBlock.export:  # the user's own writes what it likes
             blocks.cached_graph.set(net, (graph.trace.inputs, symbol))
             blocks.cached_op_args.set(net, [(False, param) for param in params.values()])

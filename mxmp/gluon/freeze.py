@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import warnings
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from .. import dtypes as dtypes_
 from ..checkpoint import checkpoint_files
@@ -23,7 +24,7 @@ from ..devices.check import fastest_dtype, require_bfloat16, warn_if_slow
 from ..errors import ConvertError
 from ..files import manifest_of, require_set
 from ..graph import Graph
-from ..mxnet_private import NumpySymbol, blocks, is_initialized, parameters
+from ..mxnet_private import NumpySymbol, ParameterBase, blocks, is_initialized, parameters
 from ..passes import GuardInPlace
 from ..policy import Policy
 from ..symbol import from_graph, load_params, load_symbol, to_graph
@@ -31,13 +32,12 @@ from ..symbol.arguments import Model, check_params, make_model, require_kernels
 from ..symbol.convert import ConvertedModel, convert_models
 from ..symbol.inference import infer_network
 from ..symbol.rewrite import emulated
-from .blocks import conversion_of, roots
+from .blocks import FROZEN, conversion_of, frozen_model, plain_class, roots
 from .cache import make_operator
 from .regions import POLICY, BlockRegions, find_regions, precision
 from .storage import contexts_of
-from .trace import Trace, trace, trace_before_call
+from .trace import Trace, arguments, trace, trace_before_call
 
-_FROZEN = "_mxmp_frozen"  # where a frozen block holds its model, without parameters
 _NUMBERED = re.compile(r"data\d+")  # Gluon's names of a net's inputs, if these are several
 
 
@@ -77,6 +77,45 @@ class Source(NamedTuple):
             raise type(e)(f"{self.where}: {e}") from e
 
 
+class FrozenBlock(gluon.SymbolBlock):  # type: ignore[misc]  # MXNet has no types
+    """A SymbolBlock that infers alone: it refuses to be recorded, as its gradients would be zeros."""
+
+    def forward(self, x: Any, *args: Any) -> Any:
+        """Run it."""
+        if autograd.is_recording() and isinstance(x, mx.nd.NDArray) and frozen_model(self):
+            raise ConvertError(
+                f"block '{self.name}' is frozen, and has no gradients; call it outside of autograd.record, or within "
+                f"autograd.pause(). To train, convert the net that it was made of."
+            )
+        return super().forward(x, *args)
+
+
+class FrozenParameter(ParameterBase):
+    """A parameter of a frozen block, which runs with what oneDNN made of its value: it takes no other."""
+
+    def mx_load_value(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
+        """Refuse to load a value."""
+        self._refuse()
+
+    def initialize(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse to be initialized again."""
+        self._refuse()
+
+    def mx_init_arrays(self, data: Any, ctx_list: Any) -> None:
+        """Refuse to be copied to another context."""
+        self._refuse()
+
+    def set_data(self, data: Any) -> None:
+        """Refuse to set a value."""
+        self._refuse()
+
+    def _refuse(self) -> None:
+        raise ConvertError(
+            f"parameter '{self.name}' is of a frozen block, a snapshot; set it in the net that it was made of, and "
+            f"freeze that again."
+        )
+
+
 def freeze(
     net: Any,
     policy: Union[None, str, Policy] = None,
@@ -93,8 +132,9 @@ def freeze(
     whatever the policy's ``param_dtype`` is. On a CPU MXNet's oneDNN fuses the rest, as it does for what is bound, and
     memory and kernels are kept from call to call (``static_alloc``, ``static_shape``; of control flow memory alone).
 
-    The block is a snapshot: write no values into its parameters, which oneDNN has copies of, but freeze the net again.
-    It does not train: it has no gradients, and is to be called outside of ``autograd.record``. It takes any batch size.
+    The block is a snapshot: its parameters refuse other values, since oneDNN has copies of them; freeze the net again.
+    It does not train: it has no gradients, and refuses to be called within ``autograd.record``. It takes any batch
+    size.
     After ``hybridize`` with other flags it is right, but as slow as MXNet makes it.
 
     Inputs and outputs are nested as in the net's own call, have its order, and floating point outputs have the policy's
@@ -106,7 +146,7 @@ def freeze(
         net: A HybridBlock, converted or not, whose parameters have values; a SymbolBlock; a model, (symbol,
             arg_params, aux_params) or as ``convert_model`` returns it; the prefix of a checkpoint's files, of epoch 0,
             or the pair of their paths, as ``export`` returns it. Of a block whose class has a ``forward`` of its own,
-            its ``hybrid_forward`` is what is frozen.
+            its ``hybrid_forward`` is what is frozen, with a warning.
         policy: A policy or its name. None chooses: on a GPU float16; on a CPU bfloat16 if the processor's flags say
             that it is faster than float32, else float32. A net that is converted to that dtype keeps its policy.
             float16 on a CPU is emulated: right, but slow.
@@ -131,17 +171,18 @@ def freeze(
     context = source.context if ctx is None else ctx
     if not isinstance(context, mx.Context):
         raise ConvertError(f"freeze: ctx is {ctx!r}; expected a context, such as mx.cpu() or mx.gpu(0).")
+    if isinstance(net, gluon.HybridBlock) and not isinstance(net, gluon.SymbolBlock):
+        kind = plain_class(net)
+        if kind.forward is not gluon.HybridBlock.forward:
+            text = f"freeze: block '{net.name}': hybrid_forward is frozen, without {kind.__name__}.forward around it."
+            warnings.warn(text, stacklevel=2)
     parsed = Policy.parse(_fastest(source, context) if policy is None else policy, **changes)
     require_kernels(parsed, [context], source.where)
+    if context.device_type == "gpu" and context.device_id >= mx.context.num_gpus():
+        raise ConvertError(f"freeze: ctx is {context}, but MXNet finds {mx.context.num_gpus()} GPUs here.")
     require_bfloat16(parsed.compute_dtype, [context], source.where)
     warn_if_slow(parsed.compute_dtype)
     return _block(source, source.converted(parsed, check=policy is not None or bool(changes)), context)
-
-
-def frozen_model(block: gluon.Block) -> Optional[ConvertedModel]:
-    """Return the model of a block that `freeze` made, without its parameters; None if it was converted since."""
-    model: Optional[ConvertedModel] = vars(block).get(_FROZEN)
-    return model if conversion_of(block) is None else None
 
 
 def model_for_inference(net: gluon.HybridBlock) -> Tuple[Any, ...]:
@@ -224,20 +265,25 @@ def _source_of_net(net: gluon.Block, shapes: Any, dtypes: Any, ranges: Any) -> S
 def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tuple[Trace, Dict[str, Any]]:
     """Return the float32 graph of a net, and the shapes of inputs that are known.
 
-    It is that of the last call; else it is traced with inputs that the net's signature suggests.
+    It is that of the last call for inference; else it is traced, as it was called or as its signature suggests.
     """
-    graph = conversion and (conversion.ran.get(False) or conversion.ran.get(True))
-    if graph:
+    ran, frozen = {} if conversion is None else conversion.ran, frozen_model(net)
+    own = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and blocks.cached_graph(net)
+    graph = ran.get(False) or ran.get(True)
+    if graph and (own or False in ran):
         return graph.trace, graph.input_shapes
-    # The graph of a hybridized net lacks the policies of blocks (`set_policy`), and a backend has replaced its layers.
-    is_whole = isinstance(net, gluon.SymbolBlock) or not (inside or blocks.backend(net))
-    own = conversion.own_graph if conversion else is_whole and blocks.cached_graph(net)
-    frozen = frozen_model(net)
-    with precision(POLICY):  # not in a region that the user may be in
+    with autograd.predict_mode(), precision(POLICY):  # not in a region that the user may be in
         if own:
             return trace(net, (), (own[0], frozen.symbol if frozen else own[1]), inside), {}
+        if graph:  # of training, in which a net may do something else
+            traced = trace(net, graph.trace.arguments, None, inside)
+            traced.types = graph.trace.types
+            return traced, graph.input_shapes
+        called = blocks.cached_graph(net)  # MXNet's, perhaps of a region or of training, or partitioned by a backend
+        if called:
+            return trace(net, arguments(called[0], blocks.formats(net)[0]), None, inside), {}
         guess = trace_before_call(net, inside)
-    if guess is None:
+    if guess is None or guess.variables.difference(guess.params, (each.name for each in guess.inputs)):
         raise ConvertError(
             f"block '{net.name}' ({type(net).__name__}) cannot be traced before its first call; convert or hybridize "
             f"it, and run one batch."
@@ -256,7 +302,7 @@ def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.
     inputs = [mx.sym.var(name, dtype=source.model.dtypes.get(name, dtypes_.FLOAT32)) for name in source.inputs]
     if isinstance(symbol, NumpySymbol):
         inputs = [variable.as_np_ndarray() for variable in inputs]
-    block = gluon.SymbolBlock(running, inputs)
+    block: Any = FrozenBlock(running, inputs)
     own = block.collect_params()
     own.setattr("grad_req", "null")
     own.load_dict({**args, **aux}, context, ignore_extra=True, cast_dtype=True, dtype_source="saved")
@@ -270,7 +316,9 @@ def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.
         fused = running.optimize_for(backend, ctx=context)
         fused = fused.as_np_ndarray() if isinstance(symbol, NumpySymbol) else fused
         blocks.set_op(block, *make_operator(fused, inputs, own, blocks.flags(block)))
-    vars(block)[_FROZEN] = dataclasses.replace(model, arg_params={}, aux_params={})
+    for param in own.values():
+        param.__class__ = FrozenParameter
+    vars(block)[FROZEN] = dataclasses.replace(model, arg_params={}, aux_params={})
     return block
 
 

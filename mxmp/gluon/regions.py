@@ -84,14 +84,14 @@ class precision(contextlib.ContextDecorator):
         try:
             name = dtype if dtype in (LOW, POLICY) else dtypes.canonical(dtype)
         except DtypeError as e:
-            raise DtypeError(f"precision({dtype!r}): {e}") from e
+            raise DtypeError(f"precision({dtype!r}): unknown; expected one of {', '.join(_KNOWN)}.") from e
         if name not in _KNOWN:
             raise PolicyError(f"precision({dtype!r}): expected one of {', '.join(_KNOWN)}.")
         self._region = name
 
     def __enter__(self) -> precision:
         # A scope for each entry, so that this object has no state.
-        scope = _Scope(_CURRENT.get(), None if self._region == POLICY else self._region)
+        scope = _Scope(_CURRENT.get(), None if self._region == POLICY else self._region, self)
         scope.__enter__()
         scope_attrs(scope).pop(PRECISION_ATTR, None)  # its own copy of what the outer scopes set
         if scope.region is not None:
@@ -100,9 +100,18 @@ class precision(contextlib.ContextDecorator):
         return self
 
     def __exit__(self, kind: Any, error: Any, stack: Any) -> None:
-        scope = _CURRENT.get()
-        assert scope is not None  # of the entry
-        _CURRENT.set(scope.outer)
+        inner, scope = None, _CURRENT.get()
+        while scope is not None and scope.entry is not self:  # a generator may end within a region of its caller's
+            inner, scope = scope, scope.outer
+        if scope is None:
+            raise PolicyError(
+                f"precision({self._region!r}): it is left in another thread, task or generator than it was entered in; "
+                "open and close a region in the same function, with no yield or await inside."
+            )
+        if inner is None:
+            _CURRENT.set(scope.outer)
+        else:
+            inner.outer = scope.outer
         if scope.outer is not None:
             scope.outer.is_used |= scope.is_used
         is_innermost: bool = attr_scope() is scope
@@ -135,9 +144,9 @@ class _Scope(mx.AttrScope):
     own too.
     """
 
-    def __init__(self, outer: Optional[_Scope], region: Optional[str]) -> None:
+    def __init__(self, outer: Optional[_Scope], region: Optional[str], entry: precision) -> None:
         super().__init__()
-        self.outer, self.region, self.is_used = outer, region, False
+        self.outer, self.region, self.entry, self.is_used = outer, region, entry, False
 
     def get(self, attr: Any) -> Any:
         """Return the attributes of a symbol that is made."""
@@ -277,13 +286,8 @@ def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
     within one that has a region. What that block itself calls is in its region already.
     """
     inside: List[int] = []
-    kept = []
-    for block in blocks_in(net)[1:]:
-        if id(block) in regions or isinstance(block, gluon.SymbolBlock):
-            for name in _ENTRANCES:
-                if hasattr(block, name):
-                    kept.append((block, name, vars(block).get(name)))
-                    vars(block)[name] = _within_region(block, name, regions.get(id(block)), inside)
+    kept: List[Tuple[gluon.Block, str, Any]] = []
+    parts = [block for block in blocks_in(net)[1:] if id(block) in regions or isinstance(block, gluon.SymbolBlock)]
 
     def put_back() -> None:
         for block, name, given in kept:
@@ -292,6 +296,11 @@ def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
                 vars(block)[name] = given
 
     with undone(put_back), _entered(regions.get(id(net)), inside):
+        for block in parts:
+            for name in _ENTRANCES:
+                if hasattr(block, name):
+                    kept.append((block, name, vars(block).get(name)))
+                    vars(block)[name] = _within_region(block, name, regions.get(id(block)), inside)
         yield
 
 

@@ -40,7 +40,13 @@ class LowPrecisionParameter(ParameterBase):
     """
 
     def mx_reduce(self) -> mx.nd.NDArray:
-        """Return the float32 value on the CPU, the mean over contexts that have values of their own."""
+        """Return the float32 value on the CPU, the mean over contexts that have values of their own.
+
+        Within `reading_stored` it is the value as it is stored.
+        """
+        if getattr(_LOCAL, "reads_stored", False):
+            stored: mx.nd.NDArray = super().mx_reduce()
+            return stored
         with autograd.pause():
             values = [value.copyto(mx.cpu()) for value in exact_values(self)]
             alike = all((value == values[0]).min().asscalar() for value in values[1:])
@@ -136,7 +142,7 @@ class CollectedParameters(gluon.ParameterDict):
 
 @contextlib.contextmanager
 def reading_stored() -> Iterator[None]:
-    """Give this thread's blocks parameters in the dtype that they are stored in, as a converted graph reads them."""
+    """Give this thread's blocks and exports parameters in the dtype that they are stored in, as converted graphs do."""
     before = getattr(_LOCAL, "reads_stored", False)
     with undone(lambda: setattr(_LOCAL, "reads_stored", before)):
         _LOCAL.reads_stored = True
@@ -173,20 +179,6 @@ def _is_for_float32(param: gluon.Parameter, caller: FrameType) -> bool:
 def exact_values(param: gluon.Parameter) -> List[mx.nd.NDArray]:
     """Return the float32 value of an initialized low precision parameter on each of its contexts."""
     return [exact_value(weight, param) for weight in param.list_data()]
-
-
-@contextlib.contextmanager
-def as_stored(params: Iterable[gluon.Parameter]) -> Iterator[None]:
-    """Save parameters in the dtype that they are stored in within this context, as a converted graph reads them."""
-    low = [param for param in params if isinstance(param, LowPrecisionParameter)]
-    kinds = [type(param) for param in low]
-    for param in low:
-        param.__class__ = vars(param)[_CLASS]
-    try:
-        yield
-    finally:
-        for param, kind in zip(low, kinds):
-            param.__class__ = kind
 
 
 def dtype_of(param: gluon.Parameter) -> str:
@@ -290,13 +282,17 @@ def _to_float32(data: Any) -> mx.nd.NDArray:
 def in_float32(params: Iterable[gluon.Parameter]) -> Iterator[None]:
     """Store low precision parameters in float32 within this context."""
     low = [(param, dtype_of(param)) for param in params if isinstance(param, LowPrecisionParameter)]
-    for param, _ in low:
-        store_float32(param)
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         for param, dtype in low:
-            store_low(param, dtype)
+            if not isinstance(param, LowPrecisionParameter) or dtype_of(param) != dtype:
+                store_float32(param)  # where it was interrupted
+                store_low(param, dtype)
+
+    with undone(put_back):
+        for param, _ in low:
+            store_float32(param)
+        yield
 
 
 def _make_empty(kind: Any) -> gluon.Parameter:

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import inspect
 import numbers
+import threading
 import traceback
+from contextvars import ContextVar
 from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -20,12 +22,14 @@ from ..mxnet_private import blocks
 from ..symbol import to_graph
 from ..symbol.rewrite import ShapeOutcomes
 from . import regions
-from .blocks import plain_class, unconverted
+from .blocks import plain_class, unconverted, undone
 
 Shape = Tuple[int, ...]
 
 _CONSTANTS = (numbers.Number, np.bool_, str)  # that a block's own ``forward`` may hand to ``hybrid_forward``
 _BLOCK_CALL = gluon.Block.__call__.__code__  # MXNet's own: amp.init puts another in its place
+_TRACING = threading.RLock()  # a trace puts functions in front of the methods of blocks, which nets may share
+_GIVEN: ContextVar[Any] = ContextVar("mxmp_constants", default=None)  # the constants of the call that is traced
 
 
 class Arguments(NamedTuple):
@@ -74,8 +78,10 @@ class Trace:
         formats: How inputs and outputs are nested.
         params: The parameters that it reads, by name.
         types: The dtypes of its inputs, by name.
+        arguments: What it was called with, the symbols of inputs in the place of arrays.
     """
 
+    arguments: Tuple[Any, ...] = ()
     _outcomes: Optional[ShapeOutcomes] = None
 
     def __init__(
@@ -134,7 +140,7 @@ def trace(
         ConvertError: If its ``hybrid_forward`` fails on symbols; it names the block.
     """
     region = regions.precision(regions.current_region() or regions.POLICY)  # MXNet's scope may be another coroutine's
-    with regions.scopes_kept(), blocks.graph_kept(net), region, regions.entered(net, inside):
+    with _TRACING, regions.scopes_kept(), blocks.graph_kept(net), region, regions.entered(net, inside):
         if own_graph is None:
             blocks.cached_graph.set(net, ())
             try:
@@ -145,7 +151,24 @@ def trace(
         else:
             inputs, symbol = own_graph[0], regions.in_current_region(own_graph[1])
         params = list(blocks.collected_params(net).values())
-        return Trace(symbol, inputs, blocks.formats(net), params, flat_arguments(args).arrays)
+        traced = Trace(symbol, inputs, blocks.formats(net), params, flat_arguments(args).arrays)
+        if own_graph is None:
+            traced.arguments = arguments(inputs, traced.formats[0], args)
+        return traced
+
+
+def arguments(inputs: Sequence[Any], nesting: Any, args: Tuple[Any, ...] = ()) -> Tuple[Any, ...]:
+    """Return what a net can be traced with again: its inputs, nested as MXNet notes it, and constants of ``args``."""
+    remaining = iter(inputs)
+
+    def fill(fmt: Any) -> Any:
+        if isinstance(fmt, int):  # -1 for None, 0 for an array, n for a symbol of n outputs
+            return None if fmt < 0 else next(remaining)
+        return [fill(each) for each in fmt]
+
+    filled = [fill(each) for each in nesting] if isinstance(nesting, list) else [fill(nesting)]
+    constants = _constants_in(args)
+    return tuple(filled if constants is None else _with_constants(filled, constants))
 
 
 @contextlib.contextmanager
@@ -160,13 +183,19 @@ def _constants_given(net: gluon.HybridBlock, args: Tuple[Any, ...]) -> Iterator[
         return
 
     def forward(F: Any, *inputs: Any, **params: Any) -> Any:
-        return type(net).hybrid_forward(net, F, *_with_constants(inputs, constants), **params)
+        if _GIVEN.get() is constants:  # else it is another thread's call
+            inputs = tuple(_with_constants(inputs, constants))
+        return type(net).hybrid_forward(net, F, *inputs, **params)
 
-    vars(net)["hybrid_forward"] = forward
-    try:
+    def put_back() -> None:
+        _GIVEN.set(before)
+        vars(net).pop("hybrid_forward", None)
+
+    before = _GIVEN.get()
+    with undone(put_back):
+        _GIVEN.set(constants)
+        vars(net)["hybrid_forward"] = forward
         yield
-    finally:
-        del vars(net)["hybrid_forward"]
 
 
 def _with_constants(inputs: Any, constants: Any) -> Any:
@@ -186,7 +215,7 @@ def trace_before_call(net: gluon.HybridBlock, inside: regions.BlockRegions) -> O
         inputs = [symbol.as_np_ndarray() for symbol in inputs]
     try:
         own = {name: param.var() for name, param in blocks.registered_params(net).items()}
-        with regions.scopes_kept(), regions.entered(net, inside), unconverted(), net.name_scope():
+        with _TRACING, regions.scopes_kept(), regions.entered(net, inside), unconverted(), net.name_scope():
             out = net.hybrid_forward(mx.sym, *inputs, **own)
         outputs, nesting = blocks.flatten(out, "output")
         formats = blocks.flatten(inputs, "input")[1], nesting
@@ -221,7 +250,7 @@ def _trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:
         return ConvertError(text)
     return ConvertError(
         f"{text} Its hybrid_forward must work on symbols: no shapes, no values, no indexing. Rewrite it, or convert "
-        f"the blocks around it."
+        f"the blocks around it; mxmp.gluon.restore(net) has the net run as before."
     )
 
 

@@ -1,5 +1,6 @@
 """What a conversion decided and why, in casts and bytes, as a table or JSON."""
 
+from ..names import refuse_call
 from . import rich_first  # noqa: F401  # the first import of the package
 from .counts import activation_bytes as activation_bytes
 from .counts import variable_bytes as variable_bytes
@@ -16,3 +17,5 @@ from .report import merge as merge
 from .run import RUN_FILES as RUN_FILES
 from .run import Run as Run
 from .run import read_run as read_run
+
+refuse_call(__name__)

@@ -434,9 +434,10 @@ class MultiPrecision(OptimizerBase):
         for index, weight, state in weights:
             if state is not None and isinstance(state, MasterState) != is_low_precision(weight):
                 raise TrainerError(
-                    f"{self._name(index)} changed its dtype after its optimizer state was made, or the state is one of "
-                    "MXNet that set_states took. Cast the network first, then create the trainer; load states of MXNet "
-                    "by load_states of a Trainer or a LossScaleOptimizer."
+                    f"{self._name(index)} changed its dtype after its optimizer state was made. Convert the network "
+                    "before its trainer is made; in a training, call save_states before the network is converted, and "
+                    "load_states of a new trainer after it. States of MXNet are loaded by load_states alone, not by "
+                    "set_states."
                 )
 
     def share_master(self, weight: Weight) -> None:

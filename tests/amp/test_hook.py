@@ -245,3 +245,14 @@ def test_eager_operators_meet_a_net_that_mxmp_cast():
     expected = (net(x) + x).asnumpy()
     mxmp.gluon.cast(net, "float16")
     np.testing.assert_allclose((net(x) + x).asnumpy(), expected, rtol=2**-9)
+
+
+@pytest.mark.parametrize("fix", [mxmp.gluon.freeze, lambda net: mxmp.gluon.convert(net, "float32")])
+def test_a_net_that_is_frozen_or_float32_by_name_stays_so(fix):
+    net, float32 = chain()
+    net = fix(net)
+    run(net)
+    amp.init()
+    np.testing.assert_allclose(run(net), float32, atol=1e-6)
+    amp.disable()
+    assert "float16" not in precisions(net).values()

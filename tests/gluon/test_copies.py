@@ -12,6 +12,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp import amp
+from mxmp.errors import ConvertError
 from mxmp.gluon import Trainer, cast, convert, report, restore, set_policy
 
 POLICIES = ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)]
@@ -210,3 +211,13 @@ def test_disable_gives_copies_back():
     finally:
         amp.disable()
     assert np.array_equal(twin(X).asnumpy(), plain)
+
+
+def test_a_shallow_copy_is_not_converted():
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    other = copy.copy(convert(net, "O1"))
+    with pytest.raises(ConvertError, match="is not converted"):
+        report(other)
+    restore(other)
+    assert report(net).count

@@ -160,7 +160,7 @@ def test_it_computes_what_the_net_does(name, policy):
     net = trained(make, args)
     expected, before = net(*args), values(net)
     frozen = freeze(net, policy)
-    assert type(frozen) is gluon.SymbolBlock
+    assert isinstance(frozen, gluon.SymbolBlock)
     for _ in range(2):  # kernels and memory are kept
         outputs = frozen(*args)
         assert nesting(outputs) == nesting(expected)
@@ -398,18 +398,93 @@ def test_within_another_net():
         np.testing.assert_allclose(outer(x).asnumpy(), np.maximum(expected, 0), atol=1e-5)
 
 
-def test_a_recorded_call_gives_no_gradients_and_keeps_statistics():
-    """Gradients go to what is behind it."""
-    net = trained(*NETS["resnet18_v1"])
-    head = nn.Dense(2, in_units=10)
+def test_a_recorded_call_is_refused_but_within_pause():
+    """As a teacher it gives values without gradients, and its statistics stay."""
+    frozen, head = freeze(trained(*NETS["resnet18_v1"])), nn.Dense(2, in_units=10)
     head.initialize()
-    frozen = freeze(net)
     expected = frozen(IMAGES).asnumpy()
     with autograd.record():
-        loss = head(frozen(IMAGES)).sum()
+        with pytest.raises(ConvertError, match=r"is frozen, and has no gradients; .* within autograd\.pause"):
+            frozen(IMAGES)
+        with autograd.pause():
+            features = frozen(IMAGES)
+        loss = head(features).sum()
     loss.backward()
     np.testing.assert_allclose(head.weight.grad().asnumpy()[0], expected.sum(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(frozen(IMAGES).asnumpy(), expected)
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_parameters_take_no_other_value(called, tmp_path):
+    net, x, _ = small()
+    frozen = freeze(net)
+    expected, params = frozen(x).asnumpy() if called else None, frozen.collect_params()
+    params.save(str(tmp_path / "values"))
+    write = next(iter(params.values()))
+    for change in (
+        lambda: write.set_data(write.data() * 0),
+        lambda: params.initialize(force_reinit=True),
+        lambda: params.load(str(tmp_path / "values")),
+        lambda: params.reset_ctx(mx.cpu(1)),
+    ):
+        with pytest.raises(ConvertError, match="is of a frozen block, a snapshot"):
+            change()
+    assert np.array_equal(frozen(x).asnumpy(), expected if called else freeze(net)(x).asnumpy())
+
+
+class Scored(nn.HybridBlock):
+    """In training it gives something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Dense(3, in_units=4)
+
+    def hybrid_forward(self, F, x):
+        scores = self.scores(x)
+        return (scores, scores) if autograd.is_training() else scores
+
+
+@pytest.mark.parametrize("prepare", [lambda net: convert(net, "O2"), lambda net: net.hybridize(), lambda net: None])
+def test_the_network_of_inference_is_frozen_whatever_ran_last(prepare):
+    net, x = Scored(), mx.nd.random.normal(shape=(2, 4))
+    net.initialize()
+    expected = net(x).asnumpy()
+    prepare(net)
+    with autograd.record():
+        net(x)
+        frozen = freeze(net, "float32")
+    np.testing.assert_allclose(frozen(x).asnumpy(), expected, atol=1e-6)
+
+
+def test_a_region_around_a_hybridized_call_is_of_that_call():
+    net, x, _ = small()
+    net.hybridize()
+    with mxmp.gluon.precision("float32"):
+        net(x)
+    assert report(freeze(net, "O1")).count["float16"] > 0
+
+
+def test_an_outer_net_that_is_hybridized_is_read_in_float32():
+    net, x, expected = small()
+    outer = nn.HybridSequential()
+    outer.add(convert(net, "O1"))
+    outer.hybridize()
+    outer(x)
+    frozen = freeze(outer, "float32")
+    assert report(frozen).count.get("folded")
+    np.testing.assert_allclose(frozen(x).asnumpy(), expected, atol=1e-5)
+
+
+class Scaled(nn.Dense):
+    def forward(self, x):
+        return super().forward(x / 255)
+
+
+def test_a_forward_of_the_class_itself_is_warned_of():
+    net = Scaled(2, in_units=3)
+    net.initialize()
+    with pytest.warns(UserWarning, match=r"hybrid_forward is frozen, without Scaled\.forward around it"):
+        freeze(net)
 
 
 # ------------------------------------------------------------------ errors
@@ -451,6 +526,8 @@ ERRORS = {
     "no value": (lambda net, x: nn.Dense(2, prefix="d_"), {}, ConvertError, "^block 'd': parameter 'd_weight' has no value yet; init"),
     "no shape": (lambda net, x: initialized(nn.Dense(2, prefix="d_")), {}, ConvertError, "and run one batch if its shape follows"),
     "not traced": (lambda net, x: Indexing(prefix="i_"), {}, ConvertError, r"^block 'i' \(Indexing\) cannot be traced before its first"),
+    "no states": (lambda net, x: initialized(rnn.LSTM(3, input_size=2)), {}, ConvertError, "cannot be traced before its first call"),
+    "no GPU": (lambda net, x: net, {"ctx": mx.gpu(7)}, ConvertError, r"^freeze: ctx is gpu\(7\), but MXNet finds \d GPUs here"),
     "policy": (lambda net, x: net, {"policy": "O7"}, PolicyError, "^unknown policy 'O7'"),
     "field": (lambda net, x: net, {"speed": 1}, PolicyError, "^unknown policy field 'speed'"),
     "context": (lambda net, x: net, {"ctx": "gpu"}, ConvertError, r"^freeze: ctx is 'gpu'; expected a context, such as mx.cpu\(\)"),

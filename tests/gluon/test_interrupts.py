@@ -13,7 +13,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.gluon import blocks, convert, regions, restore, storage
+from mxmp.gluon import blocks, convert, export, regions, report, restore, storage
 
 # Where nets and parameters are changed: the passes build new graphs.
 CHANGING = tuple(os.path.join(os.path.dirname(mxmp.__file__), name) for name in ("gluon", "train"))
@@ -127,6 +127,43 @@ def test_the_first_call_is_interrupted():
         converted = net(X).asnumpy()  # called again it runs
         require_restores(net, found, expected, line)
         assert 0 < np.abs(converted - expected).max() < 0.02
+        if went_on:
+            break
+
+
+def test_export_is_interrupted(tmp_path):
+    net = make()
+    expected, found = net(X).asnumpy(), state(net)
+    for line in itertools.count(1, 2):
+        convert(net, "O2")
+        net(X)
+        went_on = not interrupted(lambda: export(net, str(tmp_path / "net")), line)
+        require_restores(net, found, expected, line)
+        if went_on:
+            break
+    assert line > 20
+
+
+def test_converting_a_net_with_the_policy_of_a_block_is_interrupted():
+    net = make()
+    expected, found = net(X).asnumpy(), state(net)
+    for line in itertools.count(1, 5):
+        mxmp.gluon.set_policy(net.out, "float32")
+        went_on = not interrupted(lambda: convert(net, "O2"), line)
+        mxmp.gluon.set_policy(net.out, None)
+        require_restores(net, found, expected, line)
+        assert not {"forward", "unroll"} & vars(net.out).keys()
+        if went_on:
+            break
+
+
+def test_a_net_converted_to_float32_is_that_after_an_interrupt():
+    net = make()
+    for line in itertools.count(1, 40):
+        convert(net, "O0")
+        went_on = not interrupted(lambda: convert(net, "O2"), line)
+        assert went_on or report(net).policy == str(mxmp.Policy())
+        restore(net)
         if went_on:
             break
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import threading
 from pathlib import Path
@@ -356,6 +357,28 @@ def test_a_thread_is_given_the_graph_of_its_own_region(region, other, monkeypatc
 def test_other_attributes_are_kept():
     with mx.AttrScope(ctx_group="dev1"), precision("float32"):
         assert mx.sym.relu(mx.sym.var("x")).attr("ctx_group") == "dev1"
+
+
+def test_a_generator_may_end_within_a_region_of_its_caller():
+    def within_float32():
+        with precision("float32"):
+            yield mx.sym.var("x")
+
+    generator = within_float32()
+    next(generator)
+    with precision("low"):
+        next(generator, None)
+        assert current_region() == "low"
+    assert current_region() is None
+
+
+def test_a_region_that_is_left_elsewhere_is_an_error():
+    region = precision("float32").__enter__()
+    mx.sym.var("x")
+    with pytest.raises(PolicyError, match=r"^precision\('float32'\): it is left in another thread, task or generator"):
+        contextvars.Context().run(region.__exit__, None, None, None)
+    region.__exit__(None, None, None)
+
 
 
 def test_a_decorated_function_runs_in_its_region():

@@ -12,10 +12,11 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 from mxnet.gluon.contrib import rnn as contrib_rnn
 
+import mxmp
 from mxmp import Policy
 from mxmp.dtypes import to_numpy
 from mxmp.errors import ConvertError, InferenceError, PolicyError
-from mxmp.gluon import Trainer, cast, convert, report, restore
+from mxmp.gluon import Trainer, cast, convert, export, report, restore
 
 X = mx.nd.ones((2, 3))
 
@@ -285,3 +286,46 @@ def test_an_input_of_another_dtype_is_named_with_the_cast(dtype, hybridized):
     convert(net, "O1").hybridize(hybridized)
     with pytest.raises(ConvertError, match=rf"Input 'data' is {dtype}: give x\.astype\('float32'\)"):
         net(mx.nd.ones((2, 3), dtype=dtype))
+
+
+@pytest.mark.parametrize("function", [report, restore])
+def test_a_part_of_a_converted_net_names_the_way(function):
+    net = convert(make(), "O1")
+    with pytest.raises(ConvertError, match=r"block 'net_first' is part of a converted net; give the net\. .*set_policy"):
+        function(net[0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: report(None), lambda: restore("net"), lambda: export(None, "net"), lambda: export(make(), 5)],
+)
+def test_arguments_of_other_kinds_are_named(call):
+    with pytest.raises(ConvertError, match="expected a Gluon block"):
+        call()
+
+
+def test_a_part_belongs_to_each_conversion_that_holds_it():
+    shared, nets = nn.Dense(4, in_units=3), [nn.HybridSequential(), nn.HybridSequential()]
+    shared.initialize()
+    for net in nets:
+        net.add(shared)
+        convert(net, "O2")(X)
+    restore(nets[1])
+    assert shared(X).dtype == np.float32  # called by itself, on weights that the other net stores low
+
+
+def test_convert_again_takes_in_what_was_put_into_a_net():
+    outer = nn.HybridSequential()
+    outer.add(make())
+    convert(outer, "O1")(X)
+    new = nn.Dense(2, in_units=2, weight_initializer="zeros")
+    new.initialize()
+    outer[0].add(new)
+    assert not np.any(convert(outer, "O1")(X).asnumpy())
+
+
+def test_what_has_the_name_of_a_module_says_what_to_use():
+    with pytest.raises(TypeError, match=r"^mxmp\.report is a module; use mxmp\.gluon\.report\.$"):
+        mxmp.report(make())
+    with pytest.raises(PolicyError, match=r"A policy by its name is Policy\.parse\('O1'\)\.$"):
+        Policy("O1")

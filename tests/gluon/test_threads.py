@@ -125,3 +125,28 @@ def test_parts_that_share_a_weight_may_start_at_once():
     convert(net, "O2")
     run(*[lambda part=part: infer(part, batch(3)) for part in (first, second) * 3])
     assert first[0].weight.dtype == np.float16
+
+
+class Multiplied(nn.Dense):
+    """Its second argument is a constant of its graph; slow to trace."""
+
+    def forward(self, x, factor):
+        return gluon.HybridBlock.forward(self, x, factor)
+
+    def hybrid_forward(self, F, x, factor, weight, bias=None):
+        if F is mx.sym:
+            time.sleep(0.1)
+        return super().hybrid_forward(F, x, weight, bias) * factor
+
+
+def test_a_thread_traces_with_constants_of_its_own():
+    net, x = Multiplied(1, in_units=1, use_bias=False), mx.nd.ones((1, 1))
+    net.initialize(mx.init.One())
+    convert(net, "O1")
+    net(x, 2)
+    other = threading.Thread(target=net, args=(x, 5))
+    other.start()
+    outputs = [net(x, 2).asnumpy().item()]
+    while other.is_alive():
+        outputs.append(net(x, 2).asnumpy().item())
+    assert set(outputs) == {2} and net(x, 5).asnumpy().item() == 5
