@@ -60,9 +60,7 @@ GUESSES: Dict[str, List[str]] = {
         'mxmp.gluon.cast(net, "float16")': "half to_half cast_to_half network_to_half HalfPrecision",
         'mxmp.gluon.precision("float32")': "set_autocast_enabled custom_fwd custom_bwd float_function half_function",
         "mxmp.gluon.restore(net)": "to_fp32 revert undo deconvert unconvert",
-        "the net that was frozen: a frozen block is a snapshot": "unfreeze",
-        "mxnet.contrib.quantization: mxmp has no int8": "quantize quantization int8 calibrate quantize_net "
-        "quantize_model",
+        "mxnet.contrib.quantization": "quantize quantization int8 calibrate quantize_net quantize_model",
         "mxmp.gluon.report(net)": "summary is_converted get_policy is_autocast_enabled get_autocast_dtype "
         "get_autocast_gpu_dtype",
         'mxmp.Policy.parse("O1")': "DTypePolicy FloatDTypePolicy MixedPrecision MixedPrecisionPlugin O1 O2 "

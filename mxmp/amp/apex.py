@@ -168,7 +168,7 @@ def load_state_dict(state: Dict[str, Any], optimizers: Any = None) -> None:
 def _scalers(optimizers: Any, call: str) -> List[Any]:
     """Return the loss scalers of trainers, between steps."""
     if optimizers is None:
-        raise AmpError(f"{call} wants to know the trainers: mxmp keeps nothing of them itself.")
+        raise AmpError(f"{call}: give the trainers: mxmp keeps nothing of them itself.")
     scalers = [require_trainer(trainer, call)._scaler for trainer in as_list(optimizers)]
     for scaler in scalers:
         scaler.require_ready(call)

@@ -213,9 +213,17 @@ class Conversion:
         arrays, nesting = flat_arguments(args)
         signature = self._signature(arrays, nesting)
         runner = self._calls.get(signature)
-        if runner is None:
-            with self.siblings.lock:
-                runner = self._new_runner(signature, args, arrays)
+        if runner is not None:
+            return self._run(runner, signature, args, arrays)
+        with self.siblings.lock:
+            runner = self._new_runner(signature, args, arrays)
+            # Alone: in its first run MXNet's operator looks for dynamic shapes, without a lock of its own
+            # (CachedOp::CheckDynamicShapeExists in src/imperative/cached_op.cc at tag 1.9.1).
+            outputs = self._run(runner, signature, args, arrays)
+            self._calls.put(self._signature(arrays, nesting), runner)  # which may have shapes now
+            return outputs
+
+    def _run(self, runner: Runner, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> Any:
         graph = runner.graph
         if signature.region is None:
             self.current = self.ran[signature.training] = graph
@@ -301,9 +309,7 @@ class Conversion:
         self._require_kernels([context])
         require_bfloat16(self.policy.compute_dtype, [context], where)
         graph = self._graph_for(signature, args, arrays)
-        runner = graph.runner(self, signature, args)
-        self._calls.put(self._signature(arrays, signature.nesting[0]), runner)  # which may have shapes now
-        return runner
+        return graph.runner(self, signature, args)
 
     def graph_for(self, *args: Any) -> ConvertedGraph:
         """Return the converted graph for a call with these arguments, made when first needed."""

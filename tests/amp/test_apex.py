@@ -360,7 +360,7 @@ def test_an_optimizer_for_a_net_without_values_changes_nothing():
 
 def test_states_want_to_know_the_trainers():
     for call in (lambda: amp.state_dict(), lambda: amp.load_state_dict({})):
-        with pytest.raises(amp.AmpError, match="want to know the trainers"):
+        with pytest.raises(amp.AmpError, match="give the trainers"):
             call()
 
 
