@@ -11,7 +11,6 @@ import mxnet as mx
 import pytest
 
 from mxmp import tune as package
-from mxmp.cli.work import tune as work
 from mxmp.devices.speed import read_machine
 from mxmp.tune import TuneResult, holds, load
 from mxmp.tune.holds import digest
@@ -82,7 +81,7 @@ def test_tune_takes_the_seconds_and_the_policy(prefix, monkeypatch):
         given.update(options, policy=policy, objective=objective)
         return result()
 
-    monkeypatch.setattr(work, "tune", fake)
+    monkeypatch.setattr(package, "tune", fake)
     options = ["--policy", "bfloat16", "--keep-float32", "fc", "--seconds", "7.5", "--objective", "inference"]
     mxmp("tune", prefix, 3, "--shape", SHAPE, *options)
     assert str(given["policy"]).startswith("param=bfloat16") and given["policy"].names == (("fc", "float32"),)
