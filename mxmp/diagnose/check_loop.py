@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet import gluon
 
 from ..errors import MxmpError, NonFiniteLossError, StaleGradientError, TrainerError, mxnet_reason
-from .kept_training import kept_training
+from .kept import kept_training
 from .loops.findings import LoopFindings
 from .loops.state import check_finite, check_frozen, check_parameters, check_speed, check_trainers
 from .loops.watch import LoopWatch

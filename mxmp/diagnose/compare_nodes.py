@@ -24,8 +24,8 @@ from .compared import read_compared
 from .comparison import NUMBERS, Comparison, NodeComparison, OutputComparison
 from .networks.network import GraphBatches
 from .progress import showing_progress
+from .reading import read_subject, require_scale
 from .scaled_gradients import SCALE, ScaledGradients
-from .subject import read_subject, require_scale
 
 
 def compare(

@@ -19,12 +19,11 @@ from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..probe.gradient_errors import Loss
 from ..symbol.inference import to_graph
-from .batches import Example, some_batches
-from .misfits import call_net
+from .batches import Example, call_net, some_batches
 from .networks.gluon_net import GluonNet
 from .networks.network import Network
 from .networks.symbols import BoundModule, Model
-from .subject import LossFunction, Subject, losses_of, run_backward
+from .reading import LossFunction, Subject, losses_of, run_backward
 
 _FLOAT32 = Policy.parse("float32")
 _CONVERTED_TO_FLOAT32 = Policy.parse("O1", names={"*": dtypes.FLOAT32})

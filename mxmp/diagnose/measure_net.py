@@ -19,13 +19,12 @@ from ..mxnet_private import blocks
 from ..policy import Policy
 from ..probe.largest_values import LargestValues
 from ..probe.watched_gradients import WatchedGradients
-from .batches import read_examples
+from .batches import call_net, read_examples
 from .kept import kept
 from .magnitudes import GradientCounts, Magnitudes
-from .misfits import call_net
 from .networks.gluon_net import require_values
 from .progress import shown
-from .subject import losses_of
+from .reading import losses_of
 from .warn import warn_of_nans, warn_of_nonfinite
 
 Make = Callable[[Trace], Any]

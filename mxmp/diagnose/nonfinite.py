@@ -21,12 +21,11 @@ from ..probe.finding import NonFinite
 from ..probe.step_replay import Call, Gradients, LossGradients
 from ..probe.verdict import Verdict, find, judge
 from ..symbol import convert_graph, convert_model
-from .batches import Batch, fill_inputs, one_batch
+from .batches import Batch, call_net, fill_inputs, one_batch
 from .kept import kept
-from .misfits import call_net
 from .net_steps import replayed
-from .subject import LossFunction as Loss
-from .subject import Subject, losses_of, read_subject, require_scale, run_backward
+from .reading import LossFunction as Loss
+from .reading import Subject, losses_of, read_subject, require_scale, run_backward
 
 
 def find_nonfinite(
