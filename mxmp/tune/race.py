@@ -15,12 +15,12 @@ import math
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 
-Run = Callable[[], None]
-"""Runs a network once, without waiting for its results."""
+Run = Callable[[], Any]
+"""Runs a network once, without waiting for its results, which it may return."""
 
 Lap = Callable[[], float]
 """Runs a network once and returns the seconds that it took, its results computed."""

@@ -152,7 +152,10 @@ def read_workload(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let nothing warn of a slow precision, which the clock tells here, and MXNet write no line for what is bound."""
+    """Let nothing warn of a slow precision, which the clock tells here, and MXNet write no line for what is bound.
+
+    MXNet reads the variable once, at its first bind (src/executor/graph_executor.cc).
+    """
     with warnings.catch_warnings(), variable_set("MXNET_SUBGRAPH_VERBOSE", "0"):
         warnings.simplefilter("ignore", SlowPrecisionWarning)
         yield
@@ -251,7 +254,8 @@ def _copied(traced: Trace, net: gluon.HybridBlock, ctx: mx.Context, policy: Poli
         if isinstance(own, gluon.Constant):  # which stays one, and is never stored in low precision
             params.get_constant(name, values[name])
         elif dtypes.canonical(values[name].dtype) == dtypes.FLOAT32:  # of others the block guesses dtypes
-            params.get(name, shape=own.shape, grad_stype=parameters.grad_storage_type(own))
+            kept = {"grad_req": own.grad_req, "grad_stype": parameters.grad_storage_type(own)}
+            params.get(name, shape=own.shape, **kept)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # MXNet infers dtypes here, and is told none of the inputs
         block = gluon.SymbolBlock(traced.symbol, list(traced.inputs), params)
@@ -309,7 +313,8 @@ def _model_subject(subject: SymbolSubject, batch: Batch, training: bool, for_inf
     descriptions = [mx.io.DataDesc(name, array.shape, array.dtype) for name, array in inputs.items()]
     data = [each for each in descriptions if each.name not in labels]
     module = mx.mod.Module(symbol, [each.name for each in data], sorted(labels), context=ctx)
-    module.bind(data, [each for each in descriptions if each.name in labels] or None, for_training=training)
+    with _quiet():
+        module.bind(data, [each for each in descriptions if each.name in labels] or None, for_training=training)
     module.set_params(args, aux)
     return SymbolSubject.of_module(module)
 
