@@ -1,0 +1,288 @@
+"""What is shown, as plain values: a terminal, a page and a notebook each draw them in their own way.
+
+A `Section` has blocks. `Figures`, `Facts`, `Notes` and `Table` are shown everywhere; `Lines`, `Histogram` and `Network`
+on pages and in notebooks. Texts are plain: what draws them escapes them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
+
+UNKNOWN = "–"
+"""What is shown for a value that is not known."""
+
+TEXT, NUMBER, SHARE, BYTES, PRECISION, BAR, SPARK = "text", "number", "share", "bytes", "precision", "bar", "spark"
+"""Kinds of a table's columns: text, a number, a share of 1, bytes, the name of a dtype, a share that is drawn too, and
+counts by exponent of two, drawn against a dtype's range."""
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures that matter most, each (its name, the figure, a remark or '')."""
+
+    figures: Sequence[Tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Things, each with the text that belongs to it."""
+
+    pairs: Sequence[Tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Sentences to be noticed.
+
+    Attributes:
+        sentences: One to a line; without any, nothing is shown.
+        kind: 'Warning', 'Advice', 'Error' or another word, which is put before each.
+    """
+
+    sentences: Sequence[str]
+    kind: str = "Note"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: Its heading.
+        kind: One of the kinds of this module.
+        help: Its meaning, in a sentence; shown where the pointer rests.
+        dtype: The dtype whose range a 'spark' is drawn against.
+    """
+
+    title: str
+    kind: str = TEXT
+    help: str = ""
+    dtype: str = "float16"
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether its values are numbers, which stand at the right."""
+        return self.kind in _FORMATS
+
+    def text(self, value: Any) -> str:
+        """Return a value as it is written in the column."""
+        return _FORMATS[self.kind](value) if self.is_numeric else "" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values, which a page sorts and filters.
+
+    Attributes:
+        caption: What it holds.
+        columns: The first names the row. Others in which no row has a value are left out.
+        rows: A value for each column: text, a number, None where it is not known, or a mapping for a 'spark'.
+        unit: What the rows are, in the plural.
+        most: How many rows a terminal shows, of all that a page has; None for all.
+    """
+
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    unit: str = "rows"
+    most: Optional[int] = None
+
+    def without_empty_columns(self) -> Table:
+        """Return the table without the columns in which no row has a value."""
+        kept = [
+            i for i in range(len(self.columns)) if i == 0 or any(row[i] not in (None, "", {}) for row in self.rows)
+        ]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return Table(self.caption, [self.columns[i] for i in kept], rows, self.unit, self.most)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series of a chart.
+
+    Attributes:
+        name: For the legend.
+        values: None where there is none, for a step that was not measured.
+        dots: Whether each value is drawn by itself, with no line from one to the next.
+    """
+
+    name: str
+    values: Sequence[Optional[float]]
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A chart of up to four lines.
+
+    Attributes:
+        caption: What is shown.
+        x: Where the values are, growing; as many as each line has values.
+        lines: Values that are None are passed over; infinite ones and NaN are gaps, marked at the upper edge (minus
+            infinity at the lower one). A chart without a finite value says so.
+        x_title: What ``x`` counts.
+        scale: Of the values: 'linear', 'share' (of 1), 'log2', 'log10', or 'auto': 'log10' for positive values that
+            span more than three powers of ten, else 'linear'.
+        marks: Places on ``x`` to be marked by an upright line, such as skipped steps.
+        mark_name: What they are, for the legend.
+    """
+
+    caption: str
+    x: Sequence[float]
+    lines: Sequence[Line]
+    x_title: str = "step"
+    scale: str = "linear"
+    marks: Sequence[float] = ()
+    mark_name: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no line has a value."""
+        return all(value is None for line in self.lines for value in line.values)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """A histogram of magnitudes, against the range of a dtype.
+
+    Attributes:
+        caption: What is shown.
+        counts: Number of values by exponent of two: ``counts[e]`` are those from ``2**e`` up to ``2**(e + 1)``.
+        dtype: The dtype whose ranges are shaded: what becomes 0, what is subnormal, what overflows.
+        zeros: Number of values that are 0: a bar at the left end, cut off where it would dwarf all others. All shares
+            are of the sum of both.
+    """
+
+    caption: str
+    counts: Mapping[int, float]
+    dtype: str = "float16"
+    zeros: float = 0
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator in the picture of a network.
+
+    Attributes:
+        name: The node's name.
+        op: Its operator.
+        precision: A dtype, or another word.
+        reason: Why.
+        casts: Pairs (name of the operator that gives the tensor, '' for a variable; text) of the tensors that are
+            cast for it, or behind it.
+        inputs: Names of the operators that it reads; all stand before it.
+    """
+
+    name: str
+    op: str
+    precision: str
+    reason: str = ""
+    casts: Sequence[Tuple[str, str]] = ()
+    inputs: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Network:
+    """The picture of a network.
+
+    Attributes:
+        operators: In the order in which they run.
+        caption: What is shown.
+    """
+
+    operators: Sequence[Operator]
+    caption: str = "The network, from its inputs down to its outputs"
+
+
+Block = Union[Figures, Facts, Notes, Table, Lines, Histogram, Network]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of what is shown, under a heading of its own.
+
+    Attributes:
+        title: The heading.
+        blocks: From top to bottom; charts that follow each other stand side by side where there is room.
+        lead: A sentence or two that say what is to be seen.
+    """
+
+    title: str
+    blocks: Sequence[Block]
+    lead: str = ""
+
+
+# ---------------------------------------------------------------------- numbers as they are read
+
+
+def to_float(value: Any) -> Optional[float]:
+    """Return a number that JSON or CSV may hold as text ('inf', 'nan', ''); None for what is no number."""
+    if value is None or value == "" or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # of an integer beyond all floats
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError):
+        return None
+
+
+def figure(value: Any) -> str:
+    """Return a number with at most three digits that count, an integer whole.
+
+    Example:
+        >>> [figure(each) for each in (None, 65504, 0.000123, 1.5, float("inf"))]
+        ['–', '65,504', '0.000123', '1.5', '∞']
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    number = to_float(value)
+    if number is None:
+        return UNKNOWN
+    if not math.isfinite(number):
+        return "NaN" if math.isnan(number) else "∞" if number > 0 else "−∞"
+    if 1000 <= abs(number) < 1e6 or (number == int(number) and abs(number) < 1e6):
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
+
+
+def share(value: Any) -> str:
+    """Return a share of 1 as percent.
+
+    Example:
+        >>> [share(each) for each in (0, 0.00001234, 0.034, 0.5, 1)]
+        ['0 %', '0.00123 %', '3.4 %', '50 %', '100 %']
+    """
+    number = to_float(value)
+    return figure(number) if number is None or not math.isfinite(number) else f"{figure(100 * number)} %"
+
+
+def size(count: Any) -> str:
+    """Return a number of bytes with a unit.
+
+    Example:
+        >>> size(102_400_000)
+        '102 MB'
+    """
+    number = to_float(count)
+    if number is None or not math.isfinite(number):
+        return figure(number)
+    power = min(max(int(math.log10(number)) // 3, 0), len(_UNITS) - 1) if number >= 1 else 0
+    return f"{number / 1000**power:.3g} {_UNITS[power]}"
+
+
+def power(exponent: int, base: int = 2) -> str:
+    """Return a power as it is written.
+
+    Example:
+        >>> power(-14)
+        '2⁻¹⁴'
+    """
+    return f"{base}{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
+
+
+_FORMATS: Dict[str, Callable[[Any], str]] = {NUMBER: figure, SHARE: share, BYTES: size, BAR: share}

@@ -1,0 +1,215 @@
+"""The picture of a network: operators as cells coloured by precision, casts as marks where they stand.
+
+A small network is drawn operator by operator. In a larger one operators that follow each other with no branch between
+them share a box, with a cell for each; the box says which they are where the pointer rests on it, and under the picture
+when it is chosen. Sizes are pixels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+
+from markupsafe import Markup, escape
+
+from ..errors import visible
+from .blocks import Network, Operator
+from .layout import Layout, Route, layered
+
+_EACH_ALONE = 40  # operators up to which each has a box of its own
+_LONGEST = 9  # operators in a box
+_MOST_BOXES = 1500
+_MOST_LINES = 24  # of the details of a box
+_MOST_CASTS = 4  # in one of them
+
+_BOX, _HEIGHT, _GAP, _RISE, _EDGE = 140.0, 40.0, 12.0, 66.0, 8.0
+_CELLS = _BOX - 16.0  # width of a box's cells
+_LETTERS = 19  # that fit into a box
+_TELLING = ("Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot", "RNN", "Embedding")
+_SUFFIX = "_fwd"  # of the nodes of Gluon's layers
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box: its upper left corner, two lines of text, all that there is to say, and (x, width, precision) by cell."""
+
+    x: float
+    y: float
+    label: str
+    below: str
+    title: Markup
+    cells: Sequence[Tuple[float, float, str]]
+    width: float = _BOX
+    height: float = _HEIGHT
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The mark of a cast: its middle, what is cast, and half its width."""
+
+    x: float
+    y: float
+    title: str
+    radius: float = 5.0
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What the template draws: without boxes, that the network is too large."""
+
+    caption: str
+    count: int
+    precisions: Sequence[str]
+    width: int = 0
+    height: int = 0
+    boxes: Sequence[Box] = ()
+    paths: Sequence[str] = ()
+    marks: Sequence[Mark] = ()
+
+
+def draw(block: Network) -> Picture:
+    """Return the picture of a network."""
+    operators = block.operators
+    sources = read_positions(operators)
+    runs = group(sources) if len(operators) > _EACH_ALONE else [[i] for i in range(len(operators))]
+    precisions = list(dict.fromkeys(each.precision for each in operators))
+    if len(runs) > _MOST_BOXES:
+        return Picture(block.caption, len(operators), precisions)
+    home = {each: number for number, run in enumerate(runs) for each in run}
+    edges = sorted({(home[a], home[b]) for b, read in enumerate(sources) for a in read if home[a] != home[b]})
+    layout = layered(len(runs), edges, _BOX, _GAP)
+    prefix = _prefix([each.name for each in operators])
+    boxes = [_box([operators[i] for i in run], layout, number, prefix) for number, run in enumerate(runs)]
+    routes = dict(zip(edges, layout.routes))
+    return Picture(
+        block.caption,
+        len(operators),
+        precisions,
+        width=round(layout.width + 2 * _EDGE),
+        height=round(max(layout.layer, default=0) * _RISE + _HEIGHT + 2 * _EDGE),
+        boxes=boxes,
+        paths=[_curve(route) for route in layout.routes],
+        marks=list(dict.fromkeys(_marks(operators, sources, runs, boxes, routes))),
+    )
+
+
+def read_positions(operators: Sequence[Operator]) -> List[List[int]]:
+    """Return the positions that each operator reads: for a name, the last operator of that name before it."""
+    last: Dict[str, int] = {}
+    positions = []
+    for position, each in enumerate(operators):
+        positions.append(sorted({last[name] for name in each.inputs if name in last}))
+        last[each.name] = position
+    return positions
+
+
+def group(sources: Sequence[Sequence[int]]) -> List[List[int]]:
+    """Return operators in groups that have no branch within: each but the first reads the one before it alone."""
+    readers = Counter(each for read in sources for each in read)
+    group_of: Dict[int, List[int]] = {}
+    groups: List[List[int]] = []
+    for position, read in enumerate(sources):
+        before = group_of.get(read[0]) if len(read) == 1 else None
+        if before is None or readers[read[0]] > 1 or len(before) >= _LONGEST:
+            before = []
+            groups.append(before)
+        before.append(position)
+        group_of[position] = before
+    return groups
+
+
+# ---------------------------------------------------------------------- boxes
+
+
+def _box(inside: Sequence[Operator], layout: Layout, number: int, prefix: int) -> Box:
+    x, y = layout.x[number] - _BOX / 2 + _EDGE, layout.layer[number] * _RISE + _EDGE
+    width = _CELLS / len(inside)
+    drawn = width - (1 if len(inside) > 1 else 0)
+    cells = [(x + 8 + i * width, drawn, each.precision) for i, each in enumerate(inside)]
+    title = Markup("\n").join(escape(visible(_details(each))) for each in inside[:_MOST_LINES])
+    return Box(x, y, _name(inside[0], prefix), _kinds(inside), title, cells)
+
+
+def _details(operator: Operator) -> str:
+    """Return all that there is to say of an operator."""
+    casts = [text for _, text in operator.casts]
+    more = f" and {len(casts) - _MOST_CASTS} more" if len(casts) > _MOST_CASTS else ""
+    listed = f"; casts {', '.join(casts[:_MOST_CASTS])}{more}" if casts else ""
+    return f"{operator.name} ({operator.op}): {operator.precision}, {operator.reason}{listed}"
+
+
+def _prefix(names: Sequence[str]) -> int:
+    """Return the number of letters that all names begin with, up to the end of a word."""
+    return os.path.commonprefix(names).rfind("_") + 1 if len(names) > 1 else 0
+
+
+def _name(operator: Operator, prefix: int) -> str:
+    name = visible(operator.name[prefix:])
+    return _shortened(name[: -len(_SUFFIX)] if name.endswith(_SUFFIX) and name != _SUFFIX else name)
+
+
+def _kinds(inside: Sequence[Operator]) -> str:
+    """Return the kinds of a box's operators: the one that tells most, and how many more there are."""
+    counts = Counter(visible(each.op) for each in inside)
+    kind = max(counts, key=lambda op: (op in _TELLING, counts[op]))
+    times = f"{counts[kind]} × " if counts[kind] > 1 else ""
+    more = f" + {len(inside) - counts[kind]}" if len(inside) > counts[kind] else ""
+    return times + _shortened(kind, _LETTERS - len(times) - len(more)) + more
+
+
+def _shortened(text: str, most: int = _LETTERS) -> str:
+    """Return a text that fits into a box, without its middle if it is too long."""
+    keep = most - 1
+    return text if len(text) <= most else f"{text[: keep // 2]}…{text[len(text) - (keep - keep // 2) :]}"
+
+
+# ---------------------------------------------------------------------- casts and edges
+
+
+def _marks(
+    operators: Sequence[Operator],
+    sources: Sequence[Sequence[int]],
+    runs: Sequence[Sequence[int]],
+    boxes: Sequence[Box],
+    routes: Dict[Tuple[int, int], Route],
+) -> Iterator[Mark]:
+    """Yield a mark for each cast: within a box, on the edge between two near the reader, below for an output."""
+    place = {each: (number, i) for number, run in enumerate(runs) for i, each in enumerate(run)}
+    for position, operator in enumerate(operators):
+        number, cell = place[position]
+        for source in sources[position]:
+            cast = _cast_of(operator, operators[source].name)
+            if cast and place[source][0] == number:
+                yield Mark(boxes[number].cells[cell][0] - 0.5, boxes[number].y + _HEIGHT - 7.5, cast, 3.5)
+            elif cast:
+                yield Mark(*_near_end(routes[place[source][0], number]), cast)
+        cast = _cast_of(operator, operator.name)
+        if cast:
+            yield Mark(boxes[number].x + _BOX / 2, boxes[number].y + _HEIGHT, cast)
+
+
+def _cast_of(operator: Operator, source: str) -> Optional[str]:
+    """Return the text of an operator's cast of a tensor that another gives."""
+    return next((text for name, text in operator.casts if name == source), None)
+
+
+def _curve(route: Route) -> str:
+    """Return the path of an edge through the points that it passes: curves between layers, upright within them."""
+    places = [(x + _EDGE, layer * _RISE + _EDGE) for x, layer in route]
+    parts = [f"M{places[0][0]:.1f} {places[0][1]:.1f}"]
+    for (x, y), (to_x, to_y) in zip(places, places[1:]):
+        middle = (y + _HEIGHT + to_y) / 2
+        parts.append(f"V{y + _HEIGHT:.1f}C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}")
+    return "".join(parts)
+
+
+def _near_end(route: Route, t: float = 0.8) -> Tuple[float, float]:
+    """Return a point of the last curve that `_curve` draws, ``t`` of the way along it (a cubic Bézier curve)."""
+    (x0, upper), (x1, lower) = route[-2:]
+    y0, y1 = upper * _RISE + _HEIGHT, lower * _RISE
+    turned = 3 * (1 - t) * t**2 + t**3  # the weight of its lower half
+    middle = 3 * (1 - t) ** 2 * t + 3 * (1 - t) * t**2
+    x = x0 + (x1 - x0) * turned
+    return x + _EDGE, y0 * (1 - t) ** 3 + (y0 + y1) / 2 * middle + y1 * t**3 + _EDGE

@@ -1,0 +1,142 @@
+"""Blocks as HTML: a page that is complete in itself, and the fragment that a notebook shows.
+
+Jinja2 fills in the templates and escapes every value, so that hostile names are text. Nothing is loaded from a network:
+style and script are within the page.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import jinja2
+from markupsafe import Markup, escape
+
+from ..errors import visible
+from . import blocks, charts, network
+
+_FOLDER = Path(__file__).parent / "templates"
+
+
+def page(title: str, sections: Sequence[blocks.Section], lead: str = "") -> str:
+    """Return one self-contained HTML file.
+
+    Args:
+        title: What the page is about; text, as all else.
+        sections: Its parts, from top to bottom.
+        lead: A line under the title.
+    """
+    return _framed("page", title, sections, lead)
+
+
+def fragment(title: str, sections: Sequence[blocks.Section], lead: str = "") -> str:
+    """Return the same as a piece of HTML, for a cell of a notebook: no frame, and styles that touch nothing else."""
+    return _framed("fragment", title, sections, lead)
+
+
+def _framed(template: str, title: str, sections: Sequence[blocks.Section], lead: str) -> str:
+    parts = [(anchor, section, _drawn(section.blocks)) for anchor, section in zip(_anchors(sections), sections)]
+    return _environment().get_template(f"{template}.html.j2").render(title=title, lead=lead, sections=parts)
+
+
+def _drawn(shown: Sequence[blocks.Block]) -> List[Tuple[str, Any]]:
+    """Return pairs (macro of the template, its argument); charts of lines that follow each other are one group."""
+    drawn: List[Tuple[str, Any]] = []
+    for block in shown:
+        kind = type(block).__name__.lower()
+        if isinstance(block, blocks.Lines):
+            if not drawn or drawn[-1][0] != kind:
+                drawn.append((kind, []))
+            drawn[-1][1].append(charts.draw_lines(block))
+        elif isinstance(block, blocks.Histogram):
+            drawn.append((kind, charts.draw_histogram(block)))
+        elif isinstance(block, blocks.Network):
+            drawn.append((kind, network.draw(block)))
+        else:
+            drawn.append((kind, _table(block) if isinstance(block, blocks.Table) else block))
+    return drawn
+
+
+@functools.lru_cache(maxsize=None)
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(str(_FOLDER)),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )
+    environment.filters.update(breakable=_breakable, powers=_powers)
+    # A notebook's own style sheet has rules for tables and lists of a higher rank than '.mxmp td': ours are to win.
+    style = re.sub(r"\.mxmp(?![\w-])", ".mxmp.mxmp.mxmp", (_FOLDER / "style.css").read_text(encoding="utf-8"))
+    environment.globals["style"] = Markup(style)
+    return environment
+
+
+def _breakable(text: str) -> Markup:
+    """Return a text that may wrap behind underscores, slashes and dots, and behind commas but those of a number."""
+    parts = re.split(r"(?<=[_/.,])(?=[^_/.,\s])(?!(?<=\d[.,])\d)", visible(text))
+    return Markup("<wbr>").join(map(escape, parts))
+
+
+def _powers(text: str) -> Markup:
+    """Return a label such as '2^16' with the exponent raised."""
+    base, caret, exponent = text.partition("^")
+    return escape(base) + (Markup("<sup>{}</sup>").format(exponent.replace("-", "−")) if caret else "")
+
+
+def _anchors(sections: Sequence[blocks.Section]) -> List[str]:
+    """Return a name for each section that the page's own links lead to."""
+    anchors: List[str] = []
+    for section in sections:
+        name = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "section"
+        before = sum(re.fullmatch(rf"{name}(-\d+)?", anchor) is not None for anchor in anchors)
+        anchors.append(f"{name}-{before + 1}" if before else name)
+    return anchors
+
+
+# ---------------------------------------------------------------------- tables
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the template needs of a cell: its text, what it is sorted by, and what is drawn in it."""
+
+    text: str
+    kind: str
+    key: Optional[str] = None
+    chart: Optional[charts.Chart] = None
+    part: float = 0.0
+
+
+def _table(block: blocks.Table) -> Dict[str, Any]:
+    """Return what the template draws of a table."""
+    block = block.without_empty_columns()
+    values = list(zip(*block.rows)) or [() for _ in block.columns]
+    cells = [_cells(column, of_column) for column, of_column in zip(block.columns, values)]
+    return {"block": block, "rows": list(zip(*cells))}
+
+
+def _cells(column: blocks.Column, values: Sequence[Any]) -> List[Cell]:
+    """Return the cells of a column."""
+    if column.kind == blocks.SPARK:
+        exponents = [int(key) for counts in values for key in counts or {}] or [0]
+        span = min(exponents), max(exponents)
+        return [Cell("", column.kind, chart=charts.draw_spark(each or {}, span, column.dtype)) for each in values]
+    if not column.is_numeric:
+        return [Cell(column.text(value), column.kind) for value in values]
+    numbers = [blocks.to_float(value) for value in values]
+    largest = max((each for each in numbers if each is not None and abs(each) < float("inf")), default=0.0)
+    return [
+        Cell(
+            column.text(value),
+            column.kind,
+            "" if number is None or number != number else repr(number),  # NaN has no place in an order
+            part=0.0 if not number or not largest > 0 or not number > 0 else round(min(number / largest, 1.0), 3),
+        )
+        for value, number in zip(values, numbers)
+    ]

@@ -1,0 +1,295 @@
+"""Results as values: a frozen dataclass that is written as JSON, read back checked, and shown in three places.
+
+A result of mxmp is a `Record`. Its fields say by their type hints how they are written and what is accepted when they
+are read, so that no class has a reader of its own; `Record._sections` says how it is shown, as plain blocks, which a
+terminal, a page and a notebook draw.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import math
+from pathlib import Path
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple, Type, TypeVar, Union, get_args, get_origin
+from typing import get_type_hints as type_hints
+
+from ..errors import CheckpointError, MxmpError, StateError
+from ..files import saving
+from .blocks import Section
+
+Self = TypeVar("Self", bound="Record")
+
+_LONGEST = 80  # characters of a wrong value that an error shows
+
+
+class Record:
+    """Base of results: frozen dataclasses that are saved, loaded and looked at.
+
+    A field's type hint is what `from_dict` checks: int, float (inf and NaN are the texts 'inf', '-inf' and 'nan'),
+    bool, str, Any, Optional, a tuple, a mapping from str or int, an Enum (written as its value), a dataclass, or a
+    class whose ``parse`` reads what its ``str`` gives, as `Policy`. A field with ``compare=False`` is not written;
+    one with a default may be missing in what is read. Names that are no field are passed over, so that a class may
+    add values for other readers in its `to_dict`. A class that checks more does so in ``__post_init__``, by a
+    ValueError.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Speed(Record):
+        ...     _kind, _title = "speed", "Speed"
+        ...     name: str
+        ...     seconds: float = math.inf
+        >>> Speed("conv").to_dict()
+        {'record': 'speed', 'version': 1, 'name': 'conv', 'seconds': 'inf'}
+        >>> Speed.from_json('{"record": "speed", "version": 1, "name": "conv", "seconds": "fast"}')
+        Traceback (most recent call last):
+        mxmp.errors.StateError: the speed is damaged: seconds is 'fast'; expected a number.
+    """
+
+    _kind: ClassVar[str]
+    """What a file says that it holds, and errors call it."""
+
+    _version: ClassVar[int] = 1
+    """Of the fields and their meaning; no other is read."""
+
+    _title: ClassVar[str]
+    """The title of its page."""
+
+    _error: ClassVar[Type[MxmpError]] = StateError
+    """The class of errors about damaged values."""
+
+    def _sections(self) -> List[Section]:
+        """Return the parts of its page, from top to bottom."""
+        raise NotImplementedError
+
+    @property
+    def _lead(self) -> str:
+        """The line under the title."""
+        return ""
+
+    # ------------------------------------------------------------------ values and files
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Return it as plain values, which JSON can hold and `from_dict` reads."""
+        return {"record": self._kind, "version": self._version, **_fields_to_plain(self)}
+
+    @classmethod
+    def from_dict(cls: Type[Self], values: Any) -> Self:
+        """Return the record that `to_dict` gave, also after JSON has made lists of tuples.
+
+        Raises:
+            MxmpError: If the values are another's or damaged; the message names the field. The class is the record's.
+        """
+        kind = values.get("record") if isinstance(values, Mapping) else None
+        if kind != cls._kind:
+            raise cls._error(f"this is no {cls._kind} of mxmp: expected 'record': {cls._kind!r}, found {kind!r}.")
+        if values.get("version") != cls._version:
+            found = values.get("version")
+            raise cls._error(f"the {cls._kind} has version {found!r}; this mxmp reads version {cls._version}.")
+        try:
+            return _dataclass_from_plain(cls, values, "")
+        except _Wrong as e:
+            raise cls._error(f"the {cls._kind} is damaged: {e}") from e
+
+    def to_json(self) -> str:
+        """Return it as JSON, which `from_json` reads."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls: Type[Self], text: str) -> Self:
+        """Return what `to_json` gave; raises as `from_dict`."""
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as e:
+            raise cls._error(f"this is no {cls._kind} of mxmp: it is no JSON ({e}).") from e
+        return cls.from_dict(values)
+
+    def save(self, path: str) -> None:
+        """Write it to a file as JSON, whole or not at all.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
+        save_text(self.to_json() + "\n", path)
+
+    @classmethod
+    def load(cls: Type[Self], path: str) -> Self:
+        """Return what `save` wrote.
+
+        Raises:
+            CheckpointError: If the file cannot be read, or holds something else; the message names it.
+        """
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except OSError as e:
+            raise CheckpointError(f"{path} cannot be read: {e.strerror or e}") from e
+        except UnicodeDecodeError as e:
+            raise CheckpointError(f"{path}: this is no {cls._kind} of mxmp: it is no text in UTF-8.") from e
+        except cls._error as e:
+            raise CheckpointError(f"{path}: {e}") from e
+
+    # ------------------------------------------------------------------ where it is shown
+
+    def to_html(self, path: Optional[str] = None, title: Optional[str] = None) -> str:
+        """Return it as one self-contained HTML file, and write that if asked to.
+
+        Args:
+            path: The file to write, replaced if it is there; None to write none.
+            title: The page's title; the record's own unless given.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
+        from . import page  # with its templates, when a page is made
+
+        text = page.page(title or self._title, self._sections(), self._lead)
+        if path is not None:
+            save_text(text, path)
+        return text
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from . import page
+
+        return page.fragment(self._title, self._sections(), self._lead)
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        """Yield what a console of rich prints."""
+        from . import terminal
+
+        return terminal.parts(self._title, self._sections(), self._lead, options.max_width)
+
+    def __str__(self) -> str:
+        from . import terminal
+
+        return terminal.text(self)
+
+
+def save_text(text: str, path: str) -> None:
+    """Write a text to a file, whole or not at all; a file that is there is replaced.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    with saving(str(path), str(path)) as (name,):
+        Path(name).write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+# ---------------------------------------------------------------------- plain values by type hints
+
+
+class _Wrong(Exception):
+    """A value that is not of its field's type; the message names the field."""
+
+
+def _fields_to_plain(value: Any) -> Dict[str, Any]:
+    return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as JSON holds it: text for what is not finite, for an Enum its value, for others their text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value.value if isinstance(value, enum.Enum) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(each) for each in value]
+    if dataclasses.is_dataclass(value) and not hasattr(value, "parse"):
+        return _fields_to_plain(value)
+    return str(value)
+
+
+def _dataclass_from_plain(cls: Any, values: Any, where: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise _Wrong(f"{where} is {_shown(values)}; expected the fields of a {cls.__name__}.")
+    arguments = {}
+    for field in dataclasses.fields(cls):
+        path = f"{where}.{field.name}" if where else field.name
+        if field.name in values and field.compare:
+            arguments[field.name] = _from_plain(_hints(cls)[field.name], values[field.name], path)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise _Wrong(f"{path} is missing.")
+    try:
+        return cls(**arguments)
+    except ValueError as e:
+        raise _Wrong(f"{where}: {e}" if where else str(e)) from e
+
+
+@functools.lru_cache(maxsize=None)
+def _hints(cls: Any) -> Dict[str, Any]:
+    return type_hints(cls)
+
+
+def _from_plain(hint: Any, value: Any, where: str) -> Any:
+    """Return the value of a type that plain values stand for."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Union:  # Optional
+        return None if value is None else _from_plain(inner[0], value, where)
+    if origin is tuple:
+        return _tuple_from_plain(inner, value, where)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping_from_plain(inner, value, where)
+    if dataclasses.is_dataclass(hint) and not hasattr(hint, "parse"):
+        return _dataclass_from_plain(hint, value, where)
+    return value if hint is Any else _simple_from_plain(hint, value, where)
+
+
+def _simple_from_plain(hint: Any, value: Any, where: str) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is float and (is_number or value in ("inf", "-inf", "nan")):
+        try:
+            return float(value)
+        except OverflowError:
+            raise _Wrong(f"{where} is {_shown(value)}; expected a number that a float can hold.") from None
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is int and is_number and isinstance(value, int):
+        return value
+    if isinstance(value, str) and hint is str:
+        return value
+    expected = _EXPECTED.get(hint, f"the text of a {hint.__name__}")
+    read = hint if issubclass(hint, enum.Enum) else getattr(hint, "parse", None)
+    if read is None or not isinstance(value, str):
+        raise _Wrong(f"{where} is {_shown(value)}; expected {expected}.")
+    try:
+        return read(value)
+    except ValueError as e:
+        raise _Wrong(f"{where} is {_shown(value)}; expected {expected}: {e}") from e
+
+
+_EXPECTED: Dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
+
+
+def _tuple_from_plain(inner: Tuple[Any, ...], value: Any, where: str) -> Tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise _Wrong(f"{where} is {_shown(value)}; expected a list.")
+    hints = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+    if len(hints) != len(value):
+        raise _Wrong(f"{where} is {_shown(value)}; expected {len(hints)} values.")
+    return tuple(_from_plain(hint, each, f"{where}[{i}]") for i, (hint, each) in enumerate(zip(hints, value)))
+
+
+def _mapping_from_plain(inner: Tuple[Any, ...], value: Any, where: str) -> Dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise _Wrong(f"{where} is {_shown(value)}; expected an object.")
+    result = {}
+    for key, each in value.items():
+        try:
+            name = inner[0](key)  # JSON has the keys of an int as text
+        except ValueError:
+            raise _Wrong(f"{where} has the key {key!r}; expected {_EXPECTED[inner[0]]}.") from None
+        result[name] = _from_plain(inner[1], each, f"{where}[{key!r}]")
+    return result
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
