@@ -6,7 +6,7 @@ from .by_accuracy import SearchRow as SearchRow
 from .by_accuracy import Tolerance as Tolerance
 from .by_accuracy import search as search
 from .by_time import tune as tune
-from .plan import Change as Change
+from .candidates import Change as Change
 from .plan import HoldsFor as HoldsFor
 from .plan import TuneResult as TuneResult
 from .plan import load as load

@@ -22,7 +22,7 @@ from ..policy import Policy, check_matches
 from ..symbol import to_graph
 from .candidates import FLOAT32
 from .plan import TRAINING
-from .race import FEWEST, NOISY, Lap, NotRunnable, Rounds, Stopwatch
+from .race import FEWEST, NOISY, NotRunnable, Rounds, Stopwatch
 from .workload import Workload, read_workload
 
 _MOST_ROUNDS = 101
@@ -78,8 +78,8 @@ class Benchmark(Record):
     device: str
 
     def _sections(self) -> List[Section]:
-        titles = ("ms", "time / float32's")
-        columns = [Column("policy"), *(Column(each, NUMBER) for each in titles), Column(""), Column("error of outputs", NUMBER)]
+        times = Column("ms", NUMBER), Column("time / float32's", NUMBER)
+        columns = [Column("policy"), *times, Column(""), Column("error of outputs", NUMBER)]
         rows = []
         for row in self.rows:
             name = row.policy + (" (emulated)" if row.emulated else "")
@@ -88,7 +88,7 @@ class Benchmark(Record):
         facts = [("device", self.device), ("measured", f"medians of {self.rounds} rounds, in which all took turns")]
         notes = []
         if self.scatter > NOISY:
-            notes.append(f"float32's times differ by {self.scatter:.0%} from their median: end other programs, then repeat")
+            notes.append(f"float32's times differ by {self.scatter:.0%} from their median: end other programs, repeat")
         if any(row.emulated for row in self.rows):
             notes.append("float16 is emulated on a CPU: its time says nothing of a GPU's, its error does")
         return [Section("Policies", [Table("policies", columns, rows, "policies"), Facts(facts), Notes(notes)])]
@@ -154,8 +154,11 @@ def benchmark(
         raise TuneError(f"the network does not run in float32: {failures[FLOAT32]}")
     with showing_progress(progress) as show:
         begin = time.perf_counter()
-        while len(rounds.times) < FEWEST or (time.perf_counter() - begin < seconds and len(rounds.times) < _MOST_ROUNDS):
-            show(f"round {len(rounds.times) + 1}", (time.perf_counter() - begin) / seconds)
+        for number in range(_MOST_ROUNDS):
+            passed = (time.perf_counter() - begin) / seconds
+            if number >= FEWEST and passed > 1:
+                break
+            show(f"round {number + 1}", passed)
             rounds.run(laps)
         laps.clear()  # and with them their memory
         show("errors", 1.0)

@@ -1,6 +1,6 @@
 """Search by accuracy: the fewest operators to keep in float32 for a metric within a tolerance of float32's.
 
-    Tolerance (evaluates a policy once) <- _Search: errors of operators -> order -> minimal_set -> SearchResult
+Tolerance (evaluates a policy once) <- _Search: errors of operators -> order -> minimal_set -> SearchResult
 """
 
 from __future__ import annotations
@@ -9,7 +9,21 @@ import contextlib
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any, Callable, ClassVar, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    ClassVar,
+    Dict,
+    FrozenSet,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
@@ -308,28 +322,20 @@ def _number(value: Any) -> Optional[float]:
 
 def _read(network: Any, batches: Optional[Batches], ctx: Any, for_inference: bool) -> Subject:
     """Return what a user searches; a net's batches are the first calls that ``evaluate`` makes of it."""
-    subject = read_subject(network, ctx=ctx)
-    if isinstance(subject, NetSubject) or subject.module is not None:
-        if for_inference:
-            raise TuneError(
-                f"for_inference: BatchNorm is folded in models, not in a {type(network).__name__}; give its symbol "
-                "with its parameters, (symbol, arg_params, aux_params), as mxmp.gluon.export writes them of a net."
-            )
-    if isinstance(subject, NetSubject):
-        if batches is not None:
-            raise TuneError(
-                f"batches is for a symbol with parameters or a Module; a {type(network).__name__} runs where it is, "
-                f"on what evaluate gives it. Leave batches out."
-            )
-        return subject
-    if batches is None:
+    subject: Any = read_subject(network, ctx=ctx)
+    is_net = isinstance(subject, NetSubject)
+    if for_inference and (is_net or subject.module is not None):
         raise TuneError(
-            "batches is missing: give a few batches of inputs, dicts of NDArrays by name or a DataIter, that the "
-            "errors of operators are measured on. Only a Gluon net does without: what evaluate calls it with is taken."
+            f"for_inference: BatchNorm is folded in models, not in a {type(network).__name__}; give its symbol with "
+            "its parameters, (symbol, arg_params, aux_params), as mxmp.gluon.export writes them of a net."
         )
+    if is_net and batches is not None:
+        raise TuneError("batches is for a symbol with parameters or a Module; a net's are what evaluate calls it with.")
     if for_inference:
-        subject = SymbolSubject(*tuple(network), ctx, for_inference=True)
-    return subject.take(read_loader(batches, CALLS, "batches"))
+        symbol, args, aux = subject.given
+        subject = SymbolSubject(symbol, args, aux, ctx, for_inference)
+    read: Subject = subject if is_net else subject.take(read_loader(batches, CALLS, "batches"))
+    return read
 
 
 # ------------------------------------------------------------------ operators that may be kept
@@ -554,8 +560,9 @@ class _Search:
         if self._passes(nothing):
             return self._result(nothing, is_minimal=True)
         # By their own errors, and between equal ones by those that are carried to them.
-        rows, items = self._operators.rows, self._operators.items
-        items = sorted(items, key=lambda item: max(self._error(rows[n]) for n in item.numbers), reverse=True)
+        rows = self._operators.rows
+        worst = lambda item: max(self._error(rows[number]) for number in item.numbers)  # noqa: E731
+        items = sorted(self._operators.items, key=worst, reverse=True)
         best = frozenset(items)
         if not items or not self._passes(best):
             raise self._unreachable()

@@ -1,6 +1,6 @@
 """tune: the fastest policy for a network on this machine.
 
-    network, batch -> Workload -> candidates -> Race -> TuneResult (a plan)
+network, batch -> Workload -> candidates -> Race -> TuneResult (a plan)
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from ..files import require_folder
 from ..policy import Policy, check_matches
 from ..symbol import to_graph
 from .by_accuracy import Tolerance, search_within
-from .candidates import FLOAT32, UNTUNED, Candidate, changed_operators, find_candidates
+from .candidates import UNTUNED, changes_of, find_candidates
 from .plan import (
     INFERENCE,
     OBJECTIVES,
     TRAINING,
-    Change,
     HoldsFor,
     TuneResult,
     file_name,
@@ -68,9 +67,9 @@ def tune(
     """Find the policy with which a network is fastest on this machine, by running it.
 
     Layouts, missing kernels and slow instructions are not in the bytes by which a conversion places casts. So a dozen
-    candidates race, in turns: float32, the policy as it was given, and the policy with operators of one kind in float32.
-    The fastest is measured once more, on networks that are built anew, beside the first two. Only operators that are
-    safe in both precisions are chosen for: what the rules or the policy's own overrides say of others stays.
+    candidates race, in turns: float32, the policy as it was given, and that with operators of one kind in float32. The
+    fastest is measured once more, on networks that are built anew, beside the first two. Only operators that are safe
+    in both precisions are chosen for: what the rules or the policy's own overrides say of others stays.
 
     The network is not changed: copies of it run, with copies of its parameters. Ctrl-C ends the race and has the last
     measurement made; pressed again, it ends that too. On a GPU the times are those of finished kernels; no
@@ -173,16 +172,14 @@ def _race(
         except NotRunnable as e:
             raise TuneError(f"net_or_model: it does not run in float32: {e}") from e
     fastest = named[outcome.fastest]
-    changed = changed_operators(decided, fastest) if fastest.policy.is_mixed else {}
-    low = {True: policy.compute_dtype, False: FLOAT32}
     return TuneResult(
         policy=fastest.policy,
         **asked,
         fastest=fastest.name,
         is_fused=fastest.fused,
         seconds=outcome.seconds,
-        candidates=outcome.heats,
-        changes=tuple(Change(op, low[is_low], tuple(names)) for (op, is_low), names in changed.items()),
+        candidates=outcome.duels,
+        changes=changes_of(fastest, decided, policy) if fastest.policy.is_mixed else (),
         notes=tuple(_notes(workload, asked, runs, outcome)),
         proved=outcome.proved,
         holds_for=holds_for,

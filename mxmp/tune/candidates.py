@@ -10,6 +10,7 @@ rules leave free, or that gain from low precision. What needs float32, and what 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from glob import escape
 from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
@@ -61,6 +62,21 @@ class Candidate(NamedTuple):
     policy: Policy
     low: Tuple[Any, ...] = ()
     fused: bool = True
+
+
+@dataclass(frozen=True)
+class Change:
+    """Operators of one kind whose precision is not the untuned policy's.
+
+    Attributes:
+        op: The operator.
+        dtype: What they compute in.
+        names: Their names.
+    """
+
+    op: str
+    dtype: str
+    names: Tuple[str, ...]
 
 
 _Picks = Callable[[Operator, AbstractSet[Shape]], bool]
@@ -129,15 +145,16 @@ def find_operators(decided: Sequence[Decisions], policy: Policy) -> List[Operato
     return operators
 
 
-def changed_operators(decided: Sequence[Decisions], candidate: Candidate) -> Dict[Tuple[str, bool], List[str]]:
-    """Return names of operators whose precision a candidate changes, by operator and whether it is low now."""
-    changed: Dict[Tuple[str, bool], List[str]] = {}
+def changes_of(candidate: Candidate, decided: Sequence[Decisions], policy: Policy) -> Tuple[Change, ...]:
+    """Return the operators whose precision a candidate changes; those in bodies of loops are left out."""
+    names: Dict[Tuple[str, bool], List[str]] = {}
     for part, (low, *_) in zip(decided, candidate.low):
         for position in sorted(low ^ part.plan.placement.low):
             node = part.before.nodes[position]
             if not node.is_variable:
-                changed.setdefault((node.op, position in low), []).append(node.name)
-    return changed
+                names.setdefault((node.op, position in low), []).append(node.name)
+    dtype = {True: policy.compute_dtype, False: dtypes.FLOAT32}
+    return tuple(Change(op, dtype[is_low], tuple(each)) for (op, is_low), each in names.items())
 
 
 def _in_float32(policy: Policy, operators: Sequence[Operator], chosen: Sequence[Operator]) -> Policy:

@@ -12,6 +12,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Dict, Iterable, List, Mapping, Optional, Tuple
 
+import mxnet as mx
 from mxnet import gluon
 
 from ..devices.check import read_gpus
@@ -22,8 +23,7 @@ from ..errors import CheckpointError, TuneError
 from ..passes import EraseCasts
 from ..policy import Policy
 from ..symbol import to_graph
-from ..symbol.arguments import LABEL_SUFFIX, label_names
-from .candidates import FLOAT32, UNTUNED
+from .candidates import FLOAT32, UNTUNED, Change
 from .race import Measured
 from .workload import Forward, Workload, read_workload
 
@@ -34,21 +34,6 @@ CPU = "CPU"
 _DIGITS = 16  # of the digest: 64 bits
 _NAMES = 3  # of operators that are listed
 _OVERRIDES = 4  # of a policy that are listed
-
-
-@dataclass(frozen=True)
-class Change:
-    """Operators of one kind whose precision is not the untuned policy's.
-
-    Attributes:
-        op: The operator.
-        dtype: What they compute in.
-        names: Their names.
-    """
-
-    op: str
-    dtype: str
-    names: Tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -81,9 +66,12 @@ class HoldsFor:
 
     def differences(self, here: HoldsFor) -> List[str]:
         """Return a phrase for each thing in which something else differs: what was found, and what is expected."""
-        pairs = [("", asdict(here.machine), asdict(self.machine)), ("", {"device": here.device}, {"device": self.device})]
-        pairs += [("shape of ", here.shapes, self.shapes), ("dtype of ", here.dtypes, self.dtypes)]
-        pairs += [("", here.options, self.options)]
+        pairs: List[Tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+            ("", {**asdict(here.machine), "device": here.device}, {**asdict(self.machine), "device": self.device}),
+            ("shape of ", here.shapes, self.shapes),
+            ("dtype of ", here.dtypes, self.dtypes),
+            ("", here.options, self.options),
+        ]
         phrases = []
         for what, values, expected in pairs:
             for name in {**expected, **values}:
@@ -173,13 +161,12 @@ class TuneResult(Record):
             undo = ", then hybridize(static_alloc=True, static_shape=True), which undoes the fusion"
             facts.append(("to be used by", use + undo * (not self.is_fused)))
         for change in self.changes:
-            names = ", ".join(change.names[:_NAMES]) + f" and {len(change.names) - _NAMES} more" * (
-                len(change.names) > _NAMES
-            )
-            facts.append(("changed", f"{len(change.names)} {change.op} in {change.dtype}: {names}"))
+            names, more = ", ".join(change.names[:_NAMES]), len(change.names) - _NAMES
+            text = f"{len(change.names)} {change.op} in {change.dtype}: {names}"
+            facts.append(("changed", text + (f" and {more} more" if more > 0 else "")))
         for each in self.candidates:
             if each.won and each.ratio is not None:
-                facts.append(("won a heat", f"{each.name}: {1 - each.ratio:.0%} less time than the best before"))
+                facts.append(("won a duel", f"{each.name}: {1 - each.ratio:.0%} less time than the best before"))
         failed = sum(each.seconds is None for each in self.candidates)
         tried = f"{len(self.candidates)} candidates besides float32" + (f"; {failed} did not run" if failed else "")
         return [*facts, ("tried", tried), ("holds for", str(self.holds_for))]
@@ -208,8 +195,9 @@ def _short(policy: Policy) -> str:
 def holds_here(workload: Workload) -> HoldsFor:
     """Return what times hold for that are measured now."""
     network = digest(workload.subject.symbols())
-    rest = dict(workload.shapes), network, dict(workload.dtypes), dict(workload.options)
-    return HoldsFor(read_machine(), _device(workload.on_cpu), *rest)
+    shapes = {name: array.shape for name, array in workload.inputs.items()}
+    dtypes = {name: canonical(array.dtype) for name, array in workload.inputs.items()}
+    return HoldsFor(read_machine(), _device(workload.on_cpu), shapes, network, dtypes, dict(workload.options))
 
 
 def _device(on_cpu: bool) -> str:
@@ -250,8 +238,9 @@ def load(
         path: A file that `TuneResult.save`, ``tune(..., store=path)`` or ``mxmp tune -o`` wrote.
         net_or_model: The network that it is to be used for, as for `tune`, or a symbol alone.
         batches: Batches, as for `tune`; of a Gluon net they are needed to see its graph.
-        shapes: The shapes of the inputs by name, in place of batches; those of labels do not count.
-        dtypes: Dtypes of inputs by name, likewise; those that are not named count as the plan's.
+        shapes: The shapes of the inputs by name, in place of batches; those that are not named count as the plan's, and
+            those of others, as of labels, do not count.
+        dtypes: Dtypes of inputs by name, likewise.
         forward: As for `tune`.
 
     Raises:
@@ -270,35 +259,26 @@ def load(
         training = plan.objective == TRAINING
         here = holds_here(read_workload(net_or_model, batches, training, plan.for_inference, forward))
     else:
-        here = _told(plan.holds_for, net_or_model, shapes, dtypes)
+        here = _told(plan.holds_for, net_or_model, shapes or {}, dtypes or {})
     different = plan.holds_for.differences(here)
     if different:
         raise TuneError(f"{path}: the plan does not hold here. {'; '.join(different)}. Tune again here.")
     return plan
 
 
-def _told(plan: HoldsFor, network: Any, shapes: Optional[Mapping[str, Any]], types: Optional[Mapping[str, Any]]) -> HoldsFor:
-    """Return what is here, of network and inputs as far as it is told, else as the plan has it."""
+def _told(plan: HoldsFor, network: Any, shapes: Mapping[str, Any], dtypes: Mapping[str, Any]) -> HoldsFor:
+    """Return what is here, of the network and of the plan's inputs as far as it is told, else as the plan has it."""
     if isinstance(network, gluon.Block):
         raise TuneError("batches: give one, with which the net is called once: its graph is not known before.")
-    symbol = getattr(network, "symbol", network if hasattr(network, "list_arguments") else None)
-    if symbol is None and network is not None:
-        symbol = tuple(network)[0]
-    labels = frozenset() if symbol is None else label_names(symbol)
-
-    def data(values: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return the values of inputs that are none of the labels, which a plan does not have."""
-        is_label = labels | {name for name in values if name.endswith(LABEL_SUFFIX)}
-        return {name: value for name, value in values.items() if name in plan.shapes or name not in is_label}
-
+    if network is not None and not isinstance(network, mx.sym.Symbol):
+        network = network.symbol if hasattr(network, "symbol") else tuple(network)[0]
     try:
-        sizes = plan.shapes if shapes is None else {n: tuple(map(int, size)) for n, size in data(shapes).items()}
+        sizes = {name: tuple(map(int, shapes[name])) for name in plan.shapes if name in shapes}
     except (TypeError, ValueError):
         raise TuneError(f"shapes is {shapes!r}; expected shapes by the names of inputs, {{'data': (8, 3)}}.") from None
-    given = {name: canonical(dtype) for name, dtype in data(types or {}).items()}
-    network_ = plan.network if symbol is None else digest([symbol])
-    device = _device(plan.device == CPU)
-    return HoldsFor(read_machine(), device, sizes, network_, {**plan.dtypes, **given}, plan.options)
+    types = {name: canonical(dtypes[name]) for name in plan.dtypes if name in dtypes}
+    rest = plan.network if network is None else digest([network]), {**plan.dtypes, **types}, plan.options
+    return HoldsFor(read_machine(), _device(plan.device == CPU), {**plan.shapes, **sizes}, *rest)
 
 
 def file_name(argument: str, path: Any) -> str:
@@ -307,14 +287,6 @@ def file_name(argument: str, path: Any) -> str:
         return os.fsdecode(path)
     except TypeError:
         raise TuneError(f"{argument} is a {type(path).__name__}; expected the name of a file.") from None
-
-
-def require_writable(path: str) -> None:
-    """Raise a CheckpointError, before anything is measured, if a plan cannot be written to a file."""
-    file = os.path.realpath(path)
-    for each in (os.path.dirname(file), file):
-        if os.path.lexists(each) and not os.access(each, os.W_OK):
-            raise CheckpointError(f"{path}: {each} is write-protected; give another file to store.")
 
 
 def stored_plan(path: str, holds_for: HoldsFor, searched: bool, **asked: Any) -> Tuple[Optional[TuneResult], List[str]]:
@@ -329,15 +301,25 @@ def stored_plan(path: str, holds_for: HoldsFor, searched: bool, **asked: Any) ->
     Raises:
         CheckpointError: If the file is something else than a plan, which is not written over.
     """
-    if not os.path.lexists(path):
-        return None, []
-    try:
-        plan = TuneResult.load(path)
-    except CheckpointError as e:
-        raise CheckpointError(f"{e} Nothing is written over it: give another file to store, or remove this one.") from e
-    had = {name: getattr(plan, name) for name in asked}
-    if searched:
-        had[UNTUNED] = plan.untuned.replace(names=asked[UNTUNED].names)
-    different = [f"{name}: found {asked[name]}, expected {had[name]}" for name in asked if asked[name] != had[name]]
-    different += plan.holds_for.differences(holds_for)
-    return (None, different) if different else (plan, [])
+    different: List[str] = []
+    if os.path.lexists(path):
+        try:
+            plan = TuneResult.load(path)
+        except CheckpointError as e:
+            raise CheckpointError(f"{e} Nothing is written over it: give another file to store, or remove this.") from e
+        had = {name: getattr(plan, name) for name in asked}
+        if searched:
+            had[UNTUNED] = plan.untuned.replace(names=asked[UNTUNED].names)
+        different = [f"{name}: found {asked[name]}, expected {had[name]}" for name in asked if asked[name] != had[name]]
+        different += plan.holds_for.differences(holds_for)
+        if not different:
+            return plan, []
+    return None, different
+
+
+def require_writable(path: str) -> None:
+    """Raise a CheckpointError, before anything is measured, if a plan cannot be written to a file."""
+    file = os.path.realpath(path)
+    for each in (os.path.dirname(file), file):
+        if os.path.lexists(each) and not os.access(each, os.W_OK):
+            raise CheckpointError(f"{path}: {each} is write-protected; give another file to store.")

@@ -6,7 +6,7 @@ rounds agree on it that it is hardly chance. What wins is measured once more, on
 
 A race knows names and a clock, no networks::
 
-    names -> heats of a few against the best so far -> last measurement: reference, rivals, best -> Outcome
+    names -> duels, each against the best so far -> last measurement: reference, rivals, best -> Outcome
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MARGIN = 0.05
 """A difference below this share of the time is noise."""
 
 FINAL_MARGIN = 0.03
-"""The same in the last measurement: it has more rounds than a heat, and no one of many that is lucky in it."""
+"""The same in the last measurement: it has more rounds than a duel, and no one of many that is lucky in it."""
 
 FEWEST = 5
 """Rounds without which nothing is said to be faster: five that agree are chance once in 32 times."""
@@ -44,7 +44,6 @@ ROUNDS, FINAL_ROUNDS = 7, 9
 
 _SINGLE = 0.15  # how far a single round may be off
 _DECISIVE = 0.8  # below this share of the best's time in two rounds, there is no doubt
-_ALIVE = 4  # networks in memory at a time
 _LAST_SHARE = 0.5  # of the time, what the last measurement gets at most
 _SHORTEST = 0.02  # seconds of a lap: other programs disturb shorter ones by more
 _MOST_RUNS = 100  # in a lap
@@ -79,15 +78,15 @@ class Outcome:
         fastest: The candidate that was faster than the reference and its rivals by more than the noise, or one of them.
         seconds: Medians of the last measurement, by name.
         scatter: How far single rounds of the reference were from their median, as a share of it.
-        heats: What was measured before, in this order.
+        duels: What was measured before, in this order.
         interrupted: Whether the user ended the race.
-        proved: Whether the last measurement was made; if not, the fastest is the best of the heats.
+        proved: Whether the last measurement was made; if not, the fastest is the best of the duels.
     """
 
     fastest: str
     seconds: Dict[str, float]
     scatter: float
-    heats: Tuple[Measured, ...]
+    duels: Tuple[Measured, ...]
     interrupted: bool
     proved: bool
 
@@ -196,12 +195,12 @@ class Race:
         self._make, self._allows, self._on_turn, self._now = build, allows, on_turn, now
         self._limit, self._start = seconds, now() if start is None else start
         self._rounds = Rounds()
-        self._heats: List[Measured] = []
+        self._duels: List[Measured] = []
         self._laps: Dict[str, Lap] = {}  # of the networks that are in memory
         self._building = 0.0  # seconds of the network that took longest to build
 
     def run(self) -> Outcome:
-        """Return the fastest candidate. An interrupt (Ctrl-C) ends the heats early, another one the last measurement.
+        """Return the fastest candidate. An interrupt (Ctrl-C) ends the duels early, another one the last measurement.
 
         Raises:
             NotRunnable: If the reference does not run.
@@ -210,7 +209,7 @@ class Race:
         try:
             self._build(self._reference)
             while self._waiting and self._has_time():
-                self._run_heat()
+                self._challenge(self._waiting.pop(0))
         except KeyboardInterrupt:
             interrupted = True
         self._laps.clear()
@@ -232,56 +231,41 @@ class Race:
             self._building = max(self._building, self._now() - start)
         return True
 
-    def _run_heat(self) -> None:
-        """Let a few candidates run against the best one; one that is faster takes its place."""
-        heat: List[str] = []
-        while self._waiting and len(heat) < _ALIVE - 1 and (not heat or self._has_time()):
-            heat.append(self._waiting.pop(0))
-            self._build(heat[-1])
-        best, winner = self._best, self._winner([name for name in heat if name in self._laps])
-        for name in heat:
-            times = self._rounds.seconds(name), self._rounds.ratio(name, best)
-            self._heats.append(Measured(name, *times, won=name == winner))
-        self._best = winner or best
-        self._laps = {self._best: self._laps[self._best]}  # the others' memory is needed
+    def _challenge(self, name: str) -> None:
+        """Let a candidate run against the best one, whose place it takes if it is faster.
 
-    def _winner(self, alive: List[str]) -> Optional[str]:
-        """Return which of some candidates is faster than the best one, None if none is.
-
-        After each round those leave that can hardly win any more, and from the second on the slower half.
+        It leaves as soon as it can hardly win any more.
         """
-        for number in range(ROUNDS):
-            if not alive or (number > 0 and not self._has_time(alive)):
-                return None
-            self._take_turns({name: self._laps[name] for name in (self._best, *alive)}, self._rounds, alive[0])
-            limit = 1 - MARGIN + _SINGLE / (number + 1)
-            alive = sorted((name for name in alive if self._ratio(name) < limit), key=self._ratio)
-            if number > 0:
-                while alive and (self._ratio(alive[0]) < _DECISIVE or self._rounds.is_faster(alive[0], self._best)):
-                    if self._allows(alive[0]):
-                        return alive[0]
-                    del alive[0]
-                alive = alive[: (len(alive) + 1) // 2]
-        return None
-
-    def _ratio(self, name: str) -> float:
-        ratio = self._rounds.ratio(name, self._best)
-        return 1.0 if ratio is None else ratio
+        best, won = self._best, False
+        for number in range(ROUNDS if self._build(name) else 0):
+            if number > 0 and not self._has_time(name):
+                break
+            self._take_turns({each: self._laps[each] for each in (best, name)}, self._rounds, name)
+            ratio = self._rounds.ratio(name, best) or 1.0
+            if number > 0 and (ratio < _DECISIVE or self._rounds.is_faster(name, best)):
+                won = self._allows(name)
+                break
+            if ratio > 1 - MARGIN + _SINGLE / (number + 1):
+                break
+        times = self._rounds.seconds(name), self._rounds.ratio(name, best)
+        self._duels.append(Measured(name, *times, won))
+        self._best = name if won else best
+        self._laps = {self._best: self._laps[self._best]}  # the other's memory is needed
 
     def _take_turns(self, laps: Mapping[str, Lap], rounds: Rounds, shown: str) -> None:
         self._on_turn(shown, (self._now() - self._start) / self._limit)
         rounds.run(laps)
 
-    def _has_time(self, alive: Sequence[str] = ()) -> bool:
+    def _has_time(self, challenger: Optional[str] = None) -> bool:
         """Return whether there is time before the last measurement must begin.
 
-        It is for one network more, built and run, or for one more round of the best with others that are in memory.
+        It is for one network more, built and run, or for one more round of the best with a challenger.
         """
         times = [self._rounds.seconds(name) or 0.0 for name in self._contenders()]
         last = min(len(times) * self._building + FINAL_ROUNDS * sum(times), _LAST_SHARE * self._limit)
         one = self._building + 2 * max(times)
-        if alive:
-            one = sum(self._rounds.seconds(name) or 0.0 for name in (self._best, *alive))
+        if challenger is not None:
+            one = sum(self._rounds.seconds(name) or 0.0 for name in (self._best, challenger))
         return self._now() + one + last < self._start + self._limit
 
     def _contenders(self) -> List[str]:
@@ -316,7 +300,7 @@ class Race:
         return fastest
 
     def _unproved(self) -> Outcome:
-        """Return what the heats alone say."""
+        """Return what the duels alone say."""
         times = self._rounds.seconds(self._best), self._rounds.seconds(self._reference)
         is_faster = None not in times and (times[0] or 0.0) < (1 - MARGIN) * (times[1] or 0.0)
         return self._outcome(self._best if is_faster else self._reference, self._rounds, True, proved=False)
@@ -325,4 +309,4 @@ class Race:
         seconds = {name: rounds.seconds(name) for name in self._contenders()}
         measured = {name: value for name, value in seconds.items() if value is not None}
         scatter = rounds.scatter(self._reference)
-        return Outcome(fastest, measured, scatter, tuple(self._heats), interrupted, proved)
+        return Outcome(fastest, measured, scatter, tuple(self._duels), interrupted, proved)

@@ -1,8 +1,8 @@
 """A network with a batch, which runs under any policy: copies of its graphs, so that the network stays as it is.
 
-    net ------------------> NetSubject ----\
+net ------------------> NetSubject ----\
     Module, model to train > SymbolSubject -> decide(policy): what a conversion decides
-    model, net to freeze --> SymbolSubject -/  start(policy): converted copies, a Module like it, or a frozen block
+model, net to freeze --> SymbolSubject -/  start(policy): converted copies, a Module like it, or a frozen block
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import warnings
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -20,17 +20,18 @@ from .. import dtypes
 from ..arrays import to_float32
 from ..devices.amx import variable_set
 from ..diagnose.batches import Batch, read_loader
-from ..diagnose.subject import NetSubject, Subject, SymbolSubject, read_subject
-from ..errors import MxmpError, SlowPrecisionWarning, TuneError, did_you_mean, mxnet_reason
+from ..diagnose.subject import NetSubject, SymbolSubject, read_subject
+from ..errors import MxmpError, SlowPrecisionWarning, TuneError, mxnet_reason
 from ..gluon.api import convert
 from ..gluon.cache import as_input
 from ..gluon.freeze import freeze
 from ..gluon.trace import Trace, flat_arguments
+from ..module import Module
 from ..mxnet_private import blocks, modules, parameters
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy, only_matching
 from ..report import Decisions
-from ..symbol import Checkpoint, ConvertedModel, to_graph
+from ..symbol import to_graph
 from ..symbol.arguments import label_names
 from .race import NotRunnable
 
@@ -53,38 +54,26 @@ class Workload:
         subject: The network, with the batch.
         inputs: The arrays of the inputs by name, without labels; of several graphs with the names of their blocks.
         training: Whether forward and backward are run, or forward alone.
+        is_frozen: Whether the network is frozen: BatchNorm folded, weights stored low.
         options: How it is run beyond MXNet's defaults, by name.
     """
 
-    subject: Subject
+    subject: Any  # a NetSubject or a SymbolSubject
     inputs: Arrays
     training: bool
+    is_frozen: bool
     options: Mapping[str, str]
-
-    @property
-    def shapes(self) -> Dict[str, Tuple[int, ...]]:
-        """The shapes of the inputs by name."""
-        return {name: array.shape for name, array in self.inputs.items()}
-
-    @property
-    def dtypes(self) -> Dict[str, str]:
-        """Their dtypes."""
-        return {name: dtypes.canonical(array.dtype) for name, array in self.inputs.items()}
 
     @property
     def on_cpu(self) -> bool:
         """Whether any of it runs on a CPU."""
         return any(array.context.device_type != "gpu" for array in self.inputs.values())
 
-    @property
-    def is_frozen(self) -> bool:
-        """Whether the network is frozen: BatchNorm folded, weights stored low."""
-        return isinstance(self.subject, SymbolSubject) and self.subject.module is None
-
     def decide(self, policy: Policy) -> List[Decisions]:
         """Return what the conversion of each graph decides for the batch's shapes."""
         low = policy.replace(param_dtype=policy.compute_dtype) if self.is_frozen else policy
-        return self.subject.decisions(low)
+        decisions: List[Decisions] = self.subject.decisions(low)
+        return decisions
 
     def start(self, policy: Policy, fused: bool = True) -> Run:
         """Return a function that runs the network, built anew under a policy, once it has run.
@@ -98,12 +87,12 @@ class Workload:
         """
         with _quiet():
             try:
-                if isinstance(self.subject, NetSubject):
-                    run = _run_net(self.subject, policy, self.training)
-                elif self.is_frozen:
+                if self.is_frozen:
                     run = _run_frozen(self.subject, policy, fused)
+                elif isinstance(self.subject, NetSubject):
+                    run = _run_net(self.subject, policy, self.training)
                 else:
-                    run = _run_module(self.subject, policy, self.training)
+                    run = _run_symbol(self.subject, policy, self.training)
                 run()  # has oneDNN generate its code
                 mx.nd.waitall()
             except (mx.MXNetError, MxmpError) as e:
@@ -117,7 +106,7 @@ def read_workload(
     """Return the workload of a network with the first of some batches.
 
     Args:
-        network: An initialized Gluon net, converted or not; a Module that is bound; or (symbol, arg_params, aux_params).
+        network: An initialized Gluon net, converted or not; a bound Module; or (symbol, arg_params, aux_params).
         batches: Several, as for `mxmp.tune.tune`.
         training: Whether forward and backward are run.
         for_inference: Whether it is frozen.
@@ -134,27 +123,36 @@ def read_workload(
         )
     if isinstance(network, gluon.Block):
         return _read_net(network, batches, training, for_inference, forward)
-    subject = read_subject(network)
-    assert isinstance(subject, SymbolSubject)
-    batch = next(read_loader(batches, 1, "batches"))
-    if subject.module is not None and for_inference:
+    subject: Any = read_subject(network)
+    module, options, labels = subject.module, {}, label_names(subject.model.symbol)
+    if module is not None and for_inference:
         raise TuneError(
             "for_inference: a Module is not frozen; give its symbol with its parameters, (symbol, arg_params, "
             "aux_params), or leave for_inference out."
         )
-    if subject.module is None:
-        subject = _model_subject(subject, batch, training, for_inference)
-    subject = subject.take([batch])
-    labels = label_names(subject.model.symbol) | set(getattr(subject.module, "label_names", ()) or ())
-    inputs = {name: array for name, array in subject.batches[0].items() if name not in labels}
-    return Workload(subject, inputs, training, _module_options(subject.module, training))
+    subject = subject.take(read_loader(batches, 1, "batches"))
+    arrays = subject.batches[0]
+    if module is None:
+        subject = _on_context_of(arrays, tuple(subject.model), for_inference)
+    else:
+        labels |= frozenset(module.label_names or ())
+        options = _module_options(module, training)
+    inputs = {name: array for name, array in arrays.items() if name not in labels}
+    return Workload(subject, inputs, training, for_inference, options)
+
+
+def _on_context_of(batch: Arrays, model: Tuple[Any, Arrays, Arrays], for_inference: bool) -> SymbolSubject:
+    """Return a model that runs where its batch lies."""
+    symbol, args, aux = model
+    subject = SymbolSubject(symbol, args, aux, next(iter(batch.values())).context, for_inference)
+    return subject.take([Batch(tuple(batch.values()), tuple(batch))])
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Let nothing warn of a slow precision, which the clock tells here, and MXNet write no line for what is bound.
 
-    MXNet reads the variable once, at its first bind (src/executor/graph_executor.cc).
+    MXNet reads that variable once, at its first bind (src/executor/graph_executor.cc).
     """
     with warnings.catch_warnings(), variable_set("MXNET_SUBGRAPH_VERBOSE", "0"):
         warnings.simplefilter("ignore", SlowPrecisionWarning)
@@ -179,13 +177,14 @@ def _read_net(
     pairs = list(zip(subject.traces(), subject.noted))
     if for_inference:
         return _frozen_net(net, pairs)
-    inputs, options = {}, {}
+    inputs: Dict[str, mx.nd.NDArray] = {}
+    options: Dict[str, str] = {}
     for traced, noted in pairs:
         prefix = f"{noted.block.name} " if len(pairs) > 1 else ""
         inputs.update((prefix + name, array) for name, array in _arrays(traced, noted.inputs).items())
         flags = {**dict(blocks.flags(noted.block)), "backend": blocks.backend(noted.block)}
         options.update((prefix + name, str(value)) for name, value in flags.items() if value != _USUAL.get(name))
-    return Workload(subject, inputs, training, options)
+    return Workload(subject, inputs, training, False, options)
 
 
 def call_net(net: gluon.Block, batch: Batch) -> Any:
@@ -251,11 +250,12 @@ def _copied(traced: Trace, net: gluon.HybridBlock, ctx: mx.Context, policy: Poli
     """Return a block of its own with a graph and copies of its parameters, hybridized as the net and converted."""
     values, params = _values(traced), gluon.ParameterDict()
     for name, own in traced.params.items():
-        if isinstance(own, gluon.Constant):  # which stays one, and is never stored in low precision
+        is_float32 = dtypes.canonical(values[name].dtype) == dtypes.FLOAT32  # of others the block guesses dtypes
+        if is_float32 and isinstance(own, gluon.Constant):  # which stays one, and is never stored in low precision
             params.get_constant(name, values[name])
-        elif dtypes.canonical(values[name].dtype) == dtypes.FLOAT32:  # of others the block guesses dtypes
-            kept = {"grad_req": own.grad_req, "grad_stype": parameters.grad_storage_type(own)}
-            params.get(name, shape=own.shape, **kept)
+        elif is_float32:
+            kinds = {"grad_req": own.grad_req, "grad_stype": parameters.grad_storage_type(own)}
+            params.get(name, shape=own.shape, **kinds)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # MXNet infers dtypes here, and is told none of the inputs
         block = gluon.SymbolBlock(traced.symbol, list(traced.inputs), params)
@@ -277,12 +277,12 @@ def _frozen_net(net: gluon.Block, pairs: List[Tuple[Trace, Any]]) -> Workload:
     if len(pairs) > 1:
         raise TuneError(f"for_inference: block '{net.name}' has {len(pairs)} graphs; tune the blocks in it.")
     traced, noted = pairs[0]
-    values, states = _values(traced), set(traced.symbol.list_auxiliary_states())
-    inputs = _arrays(traced, noted.inputs)
+    values, states = _values(traced), traced.symbol.list_auxiliary_states()
     args = {name: value for name, value in values.items() if name not in states}
-    ctx = next(iter(inputs.values())).ctx
-    subject = SymbolSubject(traced.symbol, args, {name: values[name] for name in states}, ctx, for_inference=True)
-    return Workload(subject.take([Batch(tuple(inputs.values()), tuple(inputs))]), inputs, False, {})
+    inputs = _arrays(traced, noted.inputs)
+    model = traced.symbol, args, {name: values[name] for name in states}
+    subject = _on_context_of(inputs, model, for_inference=True)
+    return Workload(subject, inputs, False, True, {})
 
 
 def _run_frozen(subject: SymbolSubject, policy: Policy, fused: bool) -> Run:
@@ -298,34 +298,26 @@ def _run_frozen(subject: SymbolSubject, policy: Policy, fused: bool) -> Run:
     return lambda: blocks.flatten(block(*arrays), "output")[0]
 
 
-# ------------------------------------------------------------------ Modules
+# ------------------------------------------------------------------ symbols
 
 
-def _model_subject(subject: SymbolSubject, batch: Batch, training: bool, for_inference: bool) -> SymbolSubject:
-    """Return a model as it is run: frozen, or in a Module on the context of its batch."""
-    symbol, args, aux = subject.model
-    filled = subject.take([batch]).filled()[0]
-    inputs = {name: filled[name] for name in subject.inputs()}
-    ctx = next(iter(subject.batches[0].values())).context
-    if for_inference:
-        return SymbolSubject(symbol, args, aux, ctx, for_inference=True)
-    labels = label_names(symbol) & set(inputs)
-    descriptions = [mx.io.DataDesc(name, array.shape, array.dtype) for name, array in inputs.items()]
-    data = [each for each in descriptions if each.name not in labels]
-    module = mx.mod.Module(symbol, [each.name for each in data], sorted(labels), context=ctx)
-    with _quiet():
-        module.bind(data, [each for each in descriptions if each.name in labels] or None, for_training=training)
-    module.set_params(args, aux)
-    return SymbolSubject.of_module(module)
-
-
-def _run_module(subject: SymbolSubject, policy: Policy, training: bool) -> Run:
-    """Return a function that runs a Module that is made and bound as the subject's."""
-    with subject.under(policy) as module:
-        graph = to_graph(module.symbol)
+def _run_symbol(subject: SymbolSubject, policy: Policy, training: bool) -> Run:
+    """Return a function that runs a Module: one that is made and bound as the subject's, or the model's."""
     values = subject.filled()[0]
-    data, labels = ([values[each.name] for each in shapes or ()] for shapes in (module.data_shapes, module.label_shapes))
-    batch = mx.io.DataBatch(data, labels)
+    if subject.module is not None:
+        with subject.under(policy) as module:
+            data, labels = module.data_names, module.label_names or []
+    else:
+        symbol, args, aux = subject.model
+        labels = [name for name in subject.inputs() if name in label_names(symbol)]
+        data = [name for name in subject.inputs() if name not in labels]
+        shapes = {name: mx.io.DataDesc(name, values[name].shape, values[name].dtype) for name in (*data, *labels)}
+        module = Module(symbol, data, labels, context=subject.context, policy=policy, loss_scale=None)
+        of_labels = [shapes[name] for name in labels] or None
+        module.bind([shapes[name] for name in data], of_labels, for_training=training)
+        module.set_params(args, aux)
+    graph = to_graph(module.symbol)
+    batch = mx.io.DataBatch(*([values[name] for name in names if name in values] for names in (data, labels)))
     takes_gradients = not all(is_loss_head(graph.nodes[head.node]) for head in graph.heads)
     gradients: List[mx.nd.NDArray] = []
 
@@ -343,8 +335,6 @@ def _run_module(subject: SymbolSubject, policy: Policy, training: bool) -> Run:
 
 def _module_options(module: Any, training: bool) -> Dict[str, str]:
     """Return what a Module is made and bound with beyond MXNet's defaults, as text."""
-    if module is None:
-        return {}
     made = modules.made_with(module)
     if len(made["context"]) == 1:  # which the device of a plan says
         del made["context"], made["work_load_list"]

@@ -42,4 +42,5 @@ def run(
     console = stdout()
     console.print(found)
     if not chosen:
-        console.print(pairs_table([("note", "MXNet runs no bfloat16 here; --policy O2 emulates float16, for its error")]))
+        note = "MXNet runs no bfloat16 here; --policy O2 emulates float16, for its error"
+        console.print(pairs_table([("note", note)]))
