@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 
 from .. import dtypes
 from ..arrays import to_float32
 from ..devices.amx import variable_set
-from ..diagnose.batches import Batch, read_loader
+from ..diagnose.batches import Batch, inputs_of, read_loader
 from ..diagnose.subject import NetSubject, SymbolSubject, read_subject
-from ..errors import MxmpError, SlowPrecisionWarning, TuneError, mxnet_reason
+from ..errors import MxmpError, SlowPrecisionWarning, TuneError, did_you_mean, mxnet_reason
 from ..gluon.api import convert
 from ..gluon.cache import as_input
 from ..gluon.freeze import freeze
@@ -31,7 +32,7 @@ from ..mxnet_private import blocks, modules, parameters
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy, only_matching
 from ..report import Decisions
-from ..symbol import to_graph
+from ..symbol import Checkpoint, to_graph
 from ..symbol.arguments import label_names
 from .race import NotRunnable
 
@@ -340,3 +341,31 @@ def _module_options(module: Any, training: bool) -> Dict[str, str]:
         del made["context"], made["work_load_list"]
     bound = {"grad_req": modules.grad_req(module), "inputs_need_grad": module.inputs_need_grad} if training else {}
     return {name: str(value) for name, value in {**made, **bound}.items() if value and value != _USUAL.get(name)}
+
+
+# ------------------------------------------------------------------ a batch of shapes alone
+
+
+def make_batch(model: Checkpoint, shapes: Mapping[str, Any], types: Mapping[str, str]) -> Dict[str, mx.nd.NDArray]:
+    """Return inputs of a checkpoint's network: random numbers from 0 to 1, integers 0 or 1, labels 0.
+
+    Args:
+        model: A symbol and its parameters; its inputs are what has no values there.
+        shapes: Shapes of all inputs but labels, by name.
+        types: Dtypes of those that are neither float32 nor declare theirs.
+
+    Raises:
+        TuneError: If an input has no shape, or there is none of a name that is given.
+    """
+    declared, labels = inputs_of(model.symbol, {**model.arg_params, **model.aux_params}), label_names(model.symbol)
+    for name in (*shapes, *types):
+        if name not in declared:
+            raise TuneError(f"the network has no input {name!r}{did_you_mean(name, declared)}.")
+    random, batch = np.random.RandomState(0), {}
+    for name, dtype in {**declared, **types}.items():
+        if name in shapes:
+            values = random.uniform(size=shapes[name]) if "float" in dtype else random.randint(0, 2, shapes[name])
+            batch[name] = mx.nd.array(values * (name not in labels)).astype(dtype)
+        elif name not in labels:
+            raise TuneError(f"input {name!r} has no shape; give --shape {name}:SIZES.")
+    return batch

@@ -13,8 +13,8 @@ from mxnet.gluon import nn, rnn
 from mxmp.errors import ConvertError, TuneError
 from mxmp.gluon import convert, freeze, report
 from mxmp.policy import Policy
-from mxmp.symbol import convert_model
-from mxmp.tune.workload import read_workload
+from mxmp.symbol import Checkpoint, convert_model
+from mxmp.tune.workload import make_batch, read_workload
 
 O0, O1, O2 = map(Policy.parse, ("O0", "O1", "O2"))
 DATA, LABEL = (2, 3, 8, 8), (2,)
@@ -299,3 +299,24 @@ def test_what_does_not_fit_is_refused(case):
     make, batches, options, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         read_workload(make(), batches, False, **options)
+
+
+# ------------------------------------------------------------------ batches of shapes alone
+
+
+def test_inputs_are_random_and_labels_zeros():
+    words = mx.sym.Embedding(mx.sym.var("words"), input_dim=3, output_dim=2, name="embed")
+    symbol, (args, aux) = mx.sym.Group([network(), words]), make_model()[1:]
+    shapes = {"data": DATA, "words": (4, 5), "softmax_label": LABEL}
+    batch = make_batch(Checkpoint(symbol, {**args, "embed_weight": mx.nd.ones((3, 2))}, aux), shapes, {"words": "int32"})
+    assert {name: array.shape for name, array in batch.items()} == shapes
+    data, words = batch["data"].asnumpy(), batch["words"].asnumpy()
+    assert 0 <= data.min() < 0.1 < 0.9 < data.max() <= 1 and words.dtype == np.int32 and set(words.flat) == {0, 1}
+    assert not batch["softmax_label"].asnumpy().any()
+
+
+def test_an_input_that_declares_its_dtype_gets_it_and_a_label_is_known_by_its_reader():
+    words = mx.sym.Embedding(mx.sym.var("words", dtype="int32"), mx.sym.var("w"), input_dim=3, output_dim=2)
+    symbol = mx.sym.LinearRegressionOutput(words, mx.sym.var("target"))
+    batch = make_batch(Checkpoint(symbol, {"w": mx.nd.ones((3, 2))}, {}), {"words": (2,)}, {})
+    assert list(batch) == ["words"] and batch["words"].dtype == np.int32

@@ -11,7 +11,7 @@ from ...policy import Policy
 from ...symbol import convert_model, load_checkpoint
 from ...symbol.checkpoint import naming_files
 from ...tune import tune
-from .inputs import make_batch
+from ...tune.workload import make_batch
 from .output import pairs_table, stdout
 
 
