@@ -12,6 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from .. import dtypes
 from ..diagnose.batches import Batches
+from ..diagnose.compare import node_errors
 from ..errors import TuneError
 from ..policy import Policy
 from ..report import Row
@@ -126,7 +127,7 @@ class _Search:
         self._judge, self._most, self._show = judge, most, show
         self._operators = LowOperators(judge.network, policy)
         show("errors of operators")
-        self._errors = judge.network.errors(policy)
+        self._errors = node_errors(judge.network.calls(policy))
 
     def run(self) -> SearchResult:
         """Return the result."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Optional, Sequence
 
-from ...probe.finding import float32_overrides
+from ..explain import float32_overrides
 
 _NAMES = 3  # of layers in a sentence
 _OF_RNN = re.compile(r"(_[lr]\d+)?_(i2h|h2h|h2r)_(weight|bias)$")

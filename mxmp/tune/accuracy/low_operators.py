@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
 
 from ... import dtypes
-from ...diagnose.networks.network import Network
+from ...diagnose.subject import Subject
 from ...policy import Policy
 from ...report import Row
 from ..overrides import pattern_of, with_names
@@ -39,7 +39,7 @@ class LowOperators:
         fixed: The numbers of those that no name can, because the policy or a region asks for low precision by name.
     """
 
-    def __init__(self, network: Network, policy: Policy) -> None:
+    def __init__(self, network: Subject, policy: Policy) -> None:
         self.policy, self._network = policy, network
         self.rows = network.rows(policy)
         found: Dict[str, List[int]] = {}

@@ -12,11 +12,9 @@ from mxnet import gluon
 from ... import dtypes
 from ...devices.processor import read_processor
 from ...devices.speed import runs_bfloat16
-from ...diagnose.batches import Batches
-from ...diagnose.networks.gluon_net import GluonNet
-from ...diagnose.networks.network import Network
-from ...diagnose.networks.symbols import BoundModule, Model
-from ...errors import NonFiniteLossError, TuneError
+from ...diagnose.batches import Batches, read_loader
+from ...diagnose.subject import CALLS, NetSubject, Subject, SymbolSubject
+from ...errors import ConvertError, NonFiniteLossError, TuneError
 from ...graph import Graph
 from ...policy import Policy
 from ..holds import digest
@@ -188,7 +186,7 @@ def _number(value: Any) -> Optional[float]:
 
 def make_network(
     net_or_model: Any, batches: Optional[Batches], ctx: Any, for_inference: bool = False
-) -> Network:
+) -> Subject:
     """Return what a user gave as a network to search; TuneError if it is none."""
     if for_inference and isinstance(net_or_model, (gluon.Block, mx.mod.Module)):
         raise TuneError(
@@ -197,10 +195,10 @@ def make_network(
         )
     if isinstance(net_or_model, gluon.Block):
         _refuse(net_or_model, batches=batches, ctx=ctx)
-        return GluonNet(net_or_model)
+        return NetSubject(net_or_model)
     if isinstance(net_or_model, mx.mod.Module):
         _refuse(net_or_model, ctx=ctx)
-        return BoundModule(net_or_model, batches)
+        return SymbolSubject.of_module(net_or_model).take(_first(batches))
     try:
         symbol, args, aux = net_or_model
     except (TypeError, ValueError):
@@ -208,7 +206,16 @@ def make_network(
             f"net_or_model is a {type(net_or_model).__name__}; expected a Gluon net, a bound Module, or a tuple "
             f"(symbol, arg_params, aux_params). Of a BucketingModule give one bucket as a Module."
         ) from None
-    return Model(symbol, args, aux, batches, ctx, for_inference=for_inference)
+    return SymbolSubject(symbol, args, aux, ctx, for_inference).take(_first(batches))
+
+
+def _first(batches: Optional[Batches]) -> Any:
+    if batches is None:
+        raise ConvertError(
+            "batches is missing: give a few batches of inputs, dicts of NDArrays by name or a DataIter, that the "
+            "errors of operators are measured on. Only a Gluon net does without: what evaluate calls it with is taken."
+        )
+    return read_loader(batches, CALLS, "batches")
 
 
 def _refuse(net_or_model: Any, **given: Any) -> None:

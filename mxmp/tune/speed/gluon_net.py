@@ -13,7 +13,7 @@ from mxnet import autograd, gluon
 
 from ... import dtypes
 from ...arrays import to_float32
-from ...diagnose.networks.names import require_same_names
+from ...diagnose.subject import require_same_names
 from ...errors import TuneError
 from ...gluon.api import convert
 from ...gluon.blocks import conversion_of, roots
@@ -176,7 +176,7 @@ def _traced(root: gluon.HybridBlock, args: Tuple[Any, ...]) -> _Graph:
     with blocks.graph_kept(root):
         traced = (conversion_of(root) or Conversion(root, Policy())).trace_for(args)
         again = Conversion(root, Policy()).trace_for(args)
-    require_same_names(root, {node.name for node in again.graph.operators()}, traced.graph)
+    require_same_names(root, again, traced)
     nodes = [(node.op, node.name) for node in traced.graph.operators()]
     return _Graph(root, flat_arguments(args).arrays, traced.symbol, traced.inputs, traced.params, nodes)
 
