@@ -8,13 +8,15 @@ from ..devices.speed import runs_bfloat16 as runs_bfloat16
 from ..names import hooks as _hooks
 from ..report import Run as Run
 from ..report import read_run as read_run
+from ..report.ledger import Advice as Advice
+from .check_loop import LoopFinding as LoopFinding
+from .check_loop import LoopFindings as LoopFindings
 from .check_loop import check_loop as check_loop
 from .check_loop import checking as checking
 from .compare import Comparison as Comparison
 from .compare import NodeComparison as NodeComparison
 from .compare import OutputComparison as OutputComparison
 from .compare import compare as compare
-from .csv_log import CSVLogger as CSVLogger
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
@@ -22,17 +24,15 @@ from .explain import NonFinite as NonFinite
 from .explain import Verdict as Verdict
 from .explain import explain as explain
 from .explain import find_nonfinite as find_nonfinite
-from .ledger.advice import Advice as Advice
-from .ledger.ledger import Ledger as Ledger
-from .loops.findings import LoopFinding as LoopFinding
-from .loops.findings import LoopFindings as LoopFindings
+from .ledger import Ledger as Ledger
+from .log import CSVLogger as CSVLogger
+from .log import StepLogger as StepLogger
+from .log import StepRecord as StepRecord
+from .log import TensorBoardLogger as TensorBoardLogger
 from .ranges import Magnitudes as Magnitudes
 from .ranges import ValueRange as ValueRange
 from .ranges import measure_gradients as measure_gradients
 from .ranges import measure_ranges as measure_ranges
-from .step_log import StepLogger as StepLogger
-from .step_log import StepRecord as StepRecord
-from .tensorboard import TensorBoardLogger as TensorBoardLogger
 from .watch import Watch as Watch
 
 globals().update(_hooks(__name__))
