@@ -31,6 +31,7 @@ from .. import dtypes
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..diagnose.batches import Batches, read_loader
+from ..diagnose.compare import Errors, node_errors
 from ..diagnose.progress import showing_progress
 from ..diagnose.subject import CALLS, NetSubject, Subject, SymbolSubject, read_subject
 from ..display import NUMBER, Column, Facts, Record, Section, Table
@@ -38,7 +39,6 @@ from ..errors import NonFiniteLossError, TuneError
 from ..graph import Graph, Node
 from ..passes.attributes import PRECISION_ATTR
 from ..policy import Policy
-from ..probe.node_errors import node_errors
 from ..report import Row
 from .candidates import pattern_of, with_names
 from .minimal import minimal_set
@@ -424,32 +424,6 @@ def _nodes(graph: Graph) -> Iterator[Node]:
             yield from _nodes(body)
 
 
-class _Error(NamedTuple):
-    """The own and the carried error of an operator, as of a `SearchRow`."""
-
-    own: float
-    carried: float
-
-
-_NOT_COMPARED = _Error(-1.0, -1.0)
-
-
-def measured_errors(subject: Subject, policy: Policy) -> Dict[str, _Error]:
-    """Return the errors of a network's nodes under a policy by name, the worst of those that share one.
-
-    Nodes in a body of control flow have those of the node around them.
-    """
-    errors: Dict[str, _Error] = {}
-    for call in subject.calls(policy):
-        nodes = {node.name: node for node in call.decisions.before.operators()}
-        for error in node_errors(call.decisions, [call.values], call.context):
-            inside = [inner.name for body in nodes[error.name].subgraphs for inner in _nodes(body)]
-            for name in (error.name, *inside):
-                before = errors.get(name, _NOT_COMPARED)
-                errors[name] = _Error(max(error.own, before.own), max(error.carried, before.carried))
-    return errors
-
-
 # ------------------------------------------------------------------ the search
 
 
@@ -552,7 +526,11 @@ class _Search:
         self._judge, self._most, self._show = judge, most, show
         self._operators = LowOperators(judge.subject, policy)
         show("errors of operators", 0.0)
-        self._errors = measured_errors(judge.subject, policy)
+        self._errors = node_errors(judge.subject.calls(policy))
+        for decisions in judge.subject.decisions(policy):  # nodes in bodies of loops have the errors of these
+            for node in decisions.before.operators():
+                for inner in (each for body in node.subgraphs for each in _nodes(body)):
+                    self._errors[inner.name] = self._errors[node.name]
 
     def run(self) -> SearchResult:
         """Return the result."""
@@ -586,8 +564,8 @@ class _Search:
         self._show(f"evaluation {number}: {len(kept)} of {count} in float32", number / self._most)
         return self._judge.allows(policy)
 
-    def _error(self, row: Row) -> _Error:
-        return self._errors.get(row.name, _NOT_COMPARED)
+    def _error(self, row: Row) -> Errors:
+        return self._errors.get(row.name, Errors(-1.0, -1.0))  # of what was not compared, last
 
     def _unreachable(self) -> TuneError:
         operators, judge = self._operators, self._judge

@@ -83,7 +83,7 @@ def test_a_loss_scale_that_is_none_is_refused_alike(ask):
 
 @pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
 def test_bfloat16_where_it_does_not_run_is_refused_in_words(ask, monkeypatch):
-    monkeypatch.setattr("mxmp.diagnose.reading.runs_bfloat16", lambda: False)
+    monkeypatch.setattr("mxmp.diagnose.subject.runs_bfloat16", lambda: False)
     with pytest.raises(ConvertError, match="it computes in bfloat16, and MXNet runs none on this processor"):
         ask(make(), DATA, "mixed_bfloat16")
 

@@ -9,12 +9,12 @@ import click
 from ...checkpoint import checkpoint_files
 from ...diagnose import compare
 from ...diagnose.batches import load_batch
-from ...errors import visible
+from ...display import terminal
 from ...policy import Policy
 from ...symbol import load_checkpoint
 from ...symbol.checkpoint import naming_files
 from ...tune.workload import make_batch
-from .output import NARROW, pairs_table, stdout
+from .output import pairs_table, stdout
 
 
 def run(
@@ -39,10 +39,9 @@ def run(
         click.echo(found.to_json())
         return
     console = stdout()
-    console.print(found.table(narrow=console.width < NARROW, worst=worst))
-    for line in found.summary:
-        console.print(visible(line), soft_wrap=True)
+    for part in terminal.parts("mxmp compare", found.sections(worst=worst), found.policy, console.width):
+        console.print(part, soft_wrap=True)
     inputs = "random numbers from 0 to 1; give real ones with --data" if data is None else data
-    shown = f"{found.listed(worst)}; --worst N lists more"
+    shown = f"{worst} of {len(found.rows)} operators, the worst; --worst N lists more"
     pairs = [("inputs", inputs)] + ([("listed", shown)] if worst < len(found.rows) else [])
     console.print(pairs_table(pairs + ([] if out is None else [("written", out)])))
