@@ -237,7 +237,7 @@ def test_own_errors_order_better_than_carried_ones(tolerance):
         judge = mxmp.tune.Tolerance(task.net, task.evaluate, tolerance)
         errors = node_errors(judge.subject.calls(policy))
         operators = LowOperators(judge.subject, policy)
-        proposals = minimal_set(sorted(operators.items, key=lambda i: -getattr(errors[i.pattern], order)))
+        proposals = minimal_set(sorted(operators.items, key=lambda pattern: -getattr(errors[pattern], order)))
         passes = None
         try:
             while True:
