@@ -11,12 +11,12 @@ from ..probe.value_range import ValueRange as ValueRange
 from ..probe.verdict import Verdict as Verdict
 from ..report import Run as Run
 from ..report import read_run as read_run
+from ..report.comparison import Comparison as Comparison
+from ..report.comparison import NodeComparison as NodeComparison
+from ..report.comparison import OutputComparison as OutputComparison
 from .check_loop import check_loop as check_loop
 from .check_loop import checking as checking
 from .compare_nodes import compare as compare
-from .comparison import Comparison as Comparison
-from .comparison import NodeComparison as NodeComparison
-from .comparison import OutputComparison as OutputComparison
 from .csv_log import CSVLogger as CSVLogger
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis

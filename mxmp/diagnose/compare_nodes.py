@@ -19,9 +19,9 @@ from ..probe.building import in_low_precision
 from ..probe.contributions import Contributions
 from ..probe.node_errors import Errors, OutputErrors
 from ..report import Decisions
+from ..report.comparison import NUMBERS, Comparison, NodeComparison, OutputComparison
 from ..report.report import AS_IT_WAS
 from .compared import read_compared
-from .comparison import NUMBERS, Comparison, NodeComparison, OutputComparison
 from .networks.network import GraphBatches
 from .progress import showing_progress
 from .scaled_gradients import SCALE, ScaledGradients

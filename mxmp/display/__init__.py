@@ -19,7 +19,6 @@ from .blocks import (
     Lines,
     Network,
     Notes,
-    Operator,
     Section,
     Table,
     figure,
@@ -27,7 +26,7 @@ from .blocks import (
     share,
     size,
 )
-from .record import Record, save_text
+from .record import Record, Shown, reading, save_text
 
 __all__ = [
     "BAR",
@@ -44,12 +43,13 @@ __all__ = [
     "Lines",
     "Network",
     "Notes",
-    "Operator",
     "Record",
     "Section",
+    "Shown",
     "Table",
     "figure",
     "power",
+    "reading",
     "save_text",
     "share",
     "size",

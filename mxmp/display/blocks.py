@@ -94,8 +94,8 @@ class Table:
 
     def without_empty_columns(self) -> Table:
         """Return the table without the columns in which no row has a value."""
-        columns = enumerate(self.columns)
-        kept = [i for i, _ in columns if i == 0 or any(row[i] not in (None, "", {}) for row in self.rows)]
+        present = [any(row[i] not in (None, "", {}) for row in self.rows) for i in range(len(self.columns))]
+        kept = [i for i, has_value in enumerate(present) if i == 0 or has_value or not self.rows]
         rows = [[row[i] for i in kept] for row in self.rows]
         return replace(self, columns=[self.columns[i] for i in kept], rows=rows)
 
@@ -164,37 +164,17 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Operator:
-    """An operator in the picture of a network.
-
-    Attributes:
-        name: The node's name.
-        op: Its operator.
-        precision: A dtype, or another word.
-        reason: Why.
-        casts: Pairs (name of the operator that gives the tensor, '' for a variable; text) of the tensors that are
-            cast for it, or behind it.
-        inputs: Names of the operators that it reads; all stand before it.
-    """
-
-    name: str
-    op: str
-    precision: str
-    reason: str = ""
-    casts: Sequence[Tuple[str, str]] = ()
-    inputs: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
 class Network:
     """The picture of a network.
 
     Attributes:
-        operators: In the order in which they run.
+        operators: In the order in which they run; of each the ``name``, ``op``, ``precision`` and ``reason`` are shown,
+            the ``inputs`` are names of operators before it, and ``casts`` the tensors that are cast for it, or behind
+            it: each has a text and a ``source``, the name of the operator that gives it, '' for a variable.
         caption: What is shown.
     """
 
-    operators: Sequence[Operator]
+    operators: Sequence[Any]
     caption: str = "The network, from its inputs down to its outputs"
 
 

@@ -52,9 +52,9 @@ class Axis(NamedTuple):
 
     def labels(self, as_share: bool = False) -> List[Label]:
         """Return what stands along the axis."""
-        written = (lambda at: f"{self.base}^{at:.0f}") if self.base else share if as_share else figure
         places = _ticks(self.low, self.high, 6 if self.base else 5, bool(self.base))
-        return [(100 * (at - self.low) / (self.high - self.low), written(at)) for at in places]
+        texts = [f"{self.base}^{at:.0f}" if self.base else share(at) if as_share else figure(at) for at in places]
+        return [(100 * (at - self.low) / (self.high - self.low), text) for at, text in zip(places, texts)]
 
 
 def _ticks(low: float, high: float, most: int, as_exponents: bool = False) -> List[float]:

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 from markupsafe import Markup, escape
 
 from ..errors import visible
-from .blocks import Network, Operator
+from .blocks import Network
 from .layout import Layout, Route, layered
 
 _EACH_ALONE = 40  # operators up to which each has a box of its own
@@ -58,7 +58,7 @@ def draw(block: Network) -> Values:
     }
 
 
-def read_positions(operators: Sequence[Operator]) -> List[List[int]]:
+def read_positions(operators: Sequence[Any]) -> List[List[int]]:
     """Return the positions that each operator reads: for a name, the last operator of that name before it."""
     last: Dict[str, int] = {}
     positions = []
@@ -86,7 +86,7 @@ def group(sources: Sequence[Sequence[int]]) -> List[List[int]]:
 # ---------------------------------------------------------------------- boxes
 
 
-def _box(inside: Sequence[Operator], layout: Layout, number: int, prefix: int) -> Values:
+def _box(inside: Sequence[Any], layout: Layout, number: int, prefix: int) -> Values:
     """Return a box: its upper left corner, two lines of text, all that there is to say, and (x, width, precision)."""
     x, y = layout.x[number] - _BOX / 2 + _EDGE, layout.layer[number] * _RISE + _EDGE
     width, gap = _CELLS / len(inside), 1 if len(inside) > 1 else 0
@@ -102,9 +102,9 @@ def _box(inside: Sequence[Operator], layout: Layout, number: int, prefix: int) -
     }
 
 
-def _details(operator: Operator) -> str:
+def _details(operator: Any) -> str:
     """Return all that there is to say of an operator."""
-    casts = [text for _, text in operator.casts]
+    casts = list(map(str, operator.casts))
     more = f" and {len(casts) - _MOST_CASTS} more" if len(casts) > _MOST_CASTS else ""
     listed = f"; casts {', '.join(casts[:_MOST_CASTS])}{more}" if casts else ""
     return f"{operator.name} ({operator.op}): {operator.precision}, {operator.reason}{listed}"
@@ -115,12 +115,12 @@ def _prefix(names: Sequence[str]) -> int:
     return os.path.commonprefix(names).rfind("_") + 1 if len(names) > 1 else 0
 
 
-def _name(operator: Operator, prefix: int) -> str:
+def _name(operator: Any, prefix: int) -> str:
     name = visible(operator.name[prefix:])
     return _shortened(name[: -len(_SUFFIX)] if name.endswith(_SUFFIX) and name != _SUFFIX else name)
 
 
-def _kinds(inside: Sequence[Operator]) -> str:
+def _kinds(inside: Sequence[Any]) -> str:
     """Return the kinds of a box's operators: the one that tells most, and how many more there are."""
     counts = Counter(visible(each.op) for each in inside)
     kind = max(counts, key=lambda op: (op in _TELLING, counts[op]))
@@ -139,7 +139,7 @@ def _shortened(text: str, most: int = _LETTERS) -> str:
 
 
 def _marks(
-    operators: Sequence[Operator],
+    operators: Sequence[Any],
     sources: Sequence[Sequence[int]],
     runs: Sequence[Sequence[int]],
     boxes: Sequence[Values],
@@ -152,7 +152,7 @@ def _marks(
     place = {each: (number, i) for number, run in enumerate(runs) for i, each in enumerate(run)}
     for position, operator in enumerate(operators):
         number, cell = place[position]
-        casts, box = dict(operator.casts), boxes[number]
+        casts, box = {cast.source: str(cast) for cast in operator.casts}, boxes[number]
         for source in sources[position]:
             cast = casts.get(operators[source].name)
             if cast and place[source][0] == number:

@@ -7,6 +7,7 @@ terminal, a page and a notebook draw.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json
@@ -16,6 +17,7 @@ from typing import (
     Any,
     ClassVar,
     Dict,
+    Iterator,
     List,
     Mapping,
     Optional,
@@ -37,7 +39,57 @@ Self = TypeVar("Self", bound="Record")
 _LONGEST = 80  # characters of a wrong value that an error shows
 
 
-class Record:
+class Shown:
+    """Base of what is shown on a terminal, as a page and in a notebook, from one list of sections."""
+
+    #: The title of its page.
+    _title: ClassVar[str]
+
+    def _sections(self) -> List[Section]:
+        """Return the parts of its page, from top to bottom."""
+        raise NotImplementedError
+
+    @property
+    def _lead(self) -> str:
+        """The line under the title."""
+        return ""
+
+    def to_html(self, path: Optional[str] = None, title: Optional[str] = None) -> str:
+        """Return it as one self-contained HTML file, and write that if asked to.
+
+        Args:
+            path: The file to write, replaced if it is there; None to write none.
+            title: The page's title; the record's own unless given.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
+        from . import page  # with its templates, when a page is made
+
+        text = page.page(title or self._title, self._sections(), self._lead)
+        if path is not None:
+            save_text(text, path)
+        return text
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from . import page
+
+        return page.fragment(self._title, self._sections(), self._lead)
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        """Yield what a console of rich prints."""
+        from . import terminal
+
+        return terminal.parts(self._title, self._sections(), self._lead, options.max_width)
+
+    def __str__(self) -> str:
+        from . import terminal
+
+        return terminal.text(self)
+
+
+class Record(Shown):
     """Base of results: frozen dataclasses that are saved, loaded and looked at.
 
     A field's type hint is what `from_dict` checks: int, float (inf and NaN are the texts 'inf', '-inf' and 'nan'),
@@ -64,19 +116,8 @@ class Record:
     _kind: ClassVar[str]
     #: Of the fields and their meaning; no other is read.
     _version: ClassVar[int] = 1
-    #: The title of its page.
-    _title: ClassVar[str]
     #: The class of errors about damaged values.
     _error: ClassVar[Type[MxmpError]] = StateError
-
-    def _sections(self) -> List[Section]:
-        """Return the parts of its page, from top to bottom."""
-        raise NotImplementedError
-
-    @property
-    def _lead(self) -> str:
-        """The line under the title."""
-        return ""
 
     # ------------------------------------------------------------------ values and files
 
@@ -130,50 +171,21 @@ class Record:
         Raises:
             CheckpointError: If the file cannot be read, or holds something else; the message names it.
         """
-        try:
+        with reading(path, cls._error):
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except OSError as e:
-            raise CheckpointError(f"{path} cannot be read: {e.strerror or e}") from e
-        except UnicodeDecodeError as e:
-            raise CheckpointError(f"{path}: this is no {cls._kind} of mxmp: it is no text in UTF-8.") from e
-        except cls._error as e:
-            raise CheckpointError(f"{path}: {e}") from e
 
-    # ------------------------------------------------------------------ where it is shown
 
-    def to_html(self, path: Optional[str] = None, title: Optional[str] = None) -> str:
-        """Return it as one self-contained HTML file, and write that if asked to.
-
-        Args:
-            path: The file to write, replaced if it is there; None to write none.
-            title: The page's title; the record's own unless given.
-
-        Raises:
-            CheckpointError: If the file cannot be written.
-        """
-        from . import page  # with its templates, when a page is made
-
-        text = page.page(title or self._title, self._sections(), self._lead)
-        if path is not None:
-            save_text(text, path)
-        return text
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
-        from . import page
-
-        return page.fragment(self._title, self._sections(), self._lead)
-
-    def __rich_console__(self, console: Any, options: Any) -> Any:
-        """Yield what a console of rich prints."""
-        from . import terminal
-
-        return terminal.parts(self._title, self._sections(), self._lead, options.max_width)
-
-    def __str__(self) -> str:
-        from . import terminal
-
-        return terminal.text(self)
+@contextlib.contextmanager
+def reading(path: str, *damage: Type[Exception]) -> Iterator[None]:
+    """Turn errors of a file into a CheckpointError that names it; those of ``damage`` are raised for its text."""
+    try:
+        yield
+    except UnicodeDecodeError as e:
+        raise CheckpointError(f"{path}: it is no text in UTF-8.") from e
+    except damage as e:
+        raise CheckpointError(f"{path}: {e}") from e
+    except OSError as e:
+        raise CheckpointError(f"{path} cannot be read: {e.strerror or e}") from e
 
 
 def save_text(text: str, path: str) -> None:
@@ -254,7 +266,8 @@ def _from_plain(hint: Any, value: Any, where: str) -> Any:
     if hint in _EXPECTED:
         types, expected = _EXPECTED[hint]
         is_text = hint is float and value in ("inf", "-inf", "nan")
-        if not is_text and (not isinstance(value, types) or isinstance(value, bool) != (hint is bool)):
+        fits = isinstance(value, types) and isinstance(value, bool) == (hint is bool)
+        if not is_text and not (fits and (hint is not int or abs(value) < 2**63)):  # larger ones overflow elsewhere
             raise _Wrong(where, value, expected)
         read = hint
     else:

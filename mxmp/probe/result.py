@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple, Type, Ty
 
 from .. import html
 from ..errors import CheckpointError, ConvertError
-from ..report.saving import save_text
+from ..display import save_text
 
 Self = TypeVar("Self", bound="Result")
 

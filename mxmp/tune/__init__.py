@@ -1,6 +1,6 @@
 """Tuning: policies that are found by measuring, for speed or for accuracy."""
 
-from .. import report  # noqa: F401  # before rich, see `mxmp.report.rich_first`
+from ..display import terminal  # noqa: F401  # before rich, see there
 from ..names import hooks as _hooks
 from .by_accuracy import SearchResult as SearchResult
 from .by_accuracy import SearchRow as SearchRow

@@ -9,6 +9,7 @@ import click
 from ...checkpoint import checkpoint_files
 from ...diagnose import compare
 from ...diagnose.batches import load_batch
+from ...display import Table, terminal
 from ...errors import visible
 from ...policy import Policy
 from ...symbol import load_checkpoint
@@ -39,10 +40,12 @@ def run(
         click.echo(found.to_json())
         return
     console = stdout()
-    console.print(found.table(narrow=console.width < NARROW, worst=worst))
+    blocks = found.sections(worst=worst)[0].blocks
+    table = next(block for block in blocks if isinstance(block, Table))
+    console.print(terminal.table(table, narrow=console.width < NARROW))
     for line in found.summary:
         console.print(visible(line), soft_wrap=True)
     inputs = "random numbers from 0 to 1; give real ones with --data" if data is None else data
-    shown = f"{found.listed(worst)}; --worst N lists more"
+    shown = f"{worst} of {len(found.rows)} operators, the worst; --worst N lists more"
     pairs = [("inputs", inputs)] + ([("listed", shown)] if worst < len(found.rows) else [])
     console.print(pairs_table(pairs + ([] if out is None else [("written", out)])))

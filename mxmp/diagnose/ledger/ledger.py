@@ -8,8 +8,8 @@ import numpy as np
 from rich.table import Table
 
 from ... import dtypes, html
+from ...display import save_text
 from ...errors import DtypeError, TrainerError
-from ...report.saving import save_text
 from ...train.step import Observation, Observer, StepEnd, Weights, attached_elsewhere, observe
 from . import lost, show, storage
 from .advice import Advice, advise

@@ -6,12 +6,10 @@ from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
 
 from ... import dtypes
 from ...diagnose.networks.network import Network
+from ...passes.reasons import Reason
 from ...policy import Policy
 from ...report import Row
 from ..overrides import pattern_of, with_names
-
-_REGION = "precision "
-"""What the reason of a node begins with that a region of Gluon has put in low precision, which overrules a name."""
 
 
 class Operators(NamedTuple):
@@ -49,7 +47,7 @@ class LowOperators:
                 continue
             pattern = pattern_of(row.name)
             override = with_names(policy, [pattern]).override(row.op, row.name)
-            if row.reason.startswith(_REGION) or override is None or override[0] != dtypes.FLOAT32:
+            if Reason.REGION in row.kinds or override is None or override[0] != dtypes.FLOAT32:
                 fixed.append(number)
             else:
                 found.setdefault(pattern, []).append(number)
