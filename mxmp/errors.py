@@ -18,6 +18,7 @@ __all__ = [
     "LaunchError",
     "LossScaleError",
     "MxmpError",
+    "NoBackwardError",
     "NonFiniteLossError",
     "ParamsError",
     "PassError",
@@ -28,6 +29,7 @@ __all__ = [
     "StateError",
     "TrainerError",
     "TuneError",
+    "UnscaledLossError",
     "mxnet_reason",
 ]
 
@@ -133,6 +135,14 @@ class TrainerError(MxmpError, RuntimeError):
 
 class StaleGradientError(TrainerError, UserWarning):
     """A gradient is older than the last step; MXNet's own trainer raises UserWarning for it."""
+
+
+class NoBackwardError(TrainerError):
+    """No backward was called on a loss that was scaled."""
+
+
+class UnscaledLossError(TrainerError):
+    """Backward was called on a loss that was not scaled, and may have written gradients."""
 
 
 class StateError(MxmpError, ValueError):

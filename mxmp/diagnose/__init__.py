@@ -14,25 +14,25 @@ from ..report import read_run as read_run
 from ..report.comparison import Comparison as Comparison
 from ..report.comparison import NodeComparison as NodeComparison
 from ..report.comparison import OutputComparison as OutputComparison
+from ..report.ledger import Advice as Advice
+from .check_loop import LoopFinding as LoopFinding
+from .check_loop import LoopFindings as LoopFindings
 from .check_loop import check_loop as check_loop
 from .check_loop import checking as checking
 from .compare_nodes import compare as compare
-from .csv_log import CSVLogger as CSVLogger
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
-from .ledger.advice import Advice as Advice
-from .ledger.ledger import Ledger as Ledger
-from .loops.findings import LoopFinding as LoopFinding
-from .loops.findings import LoopFindings as LoopFindings
+from .ledger import Ledger as Ledger
+from .log import CSVLogger as CSVLogger
+from .log import StepLogger as StepLogger
+from .log import StepRecord as StepRecord
+from .log import TensorBoardLogger as TensorBoardLogger
 from .magnitudes import Magnitudes as Magnitudes
 from .measure import measure_gradients as measure_gradients
 from .measure import measure_ranges as measure_ranges
 from .nonfinite import explain as explain
 from .nonfinite import find_nonfinite as find_nonfinite
-from .step_log import StepLogger as StepLogger
-from .step_log import StepRecord as StepRecord
-from .tensorboard import TensorBoardLogger as TensorBoardLogger
 from .watch import Watch as Watch
 
 globals().update(_hooks(__name__))

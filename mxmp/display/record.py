@@ -204,10 +204,10 @@ def save_text(text: str, path: str) -> None:
 class _Wrong(Exception):
     """A value that is not of its field's type; the message names the field."""
 
-    def __init__(self, where: str, value: Any, expected: str) -> None:
+    def __init__(self, where: str, value: Any, expected: str, verb: str = "is") -> None:
         text = repr(value)
         shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-        super().__init__(f"{where} is {shown}; expected {expected}.")
+        super().__init__(f"{where} {verb} {shown}; expected {expected}.")
 
 
 def to_plain(value: Any) -> Any:
@@ -302,4 +302,4 @@ def _key(hint: Any, key: str, where: str) -> Any:
     try:
         return hint(key)
     except ValueError as e:
-        raise _Wrong(f"a key of {where}", key, _EXPECTED[hint][1]) from e
+        raise _Wrong(where, key, _EXPECTED[hint][1], "has the key") from e

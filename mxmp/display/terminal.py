@@ -82,7 +82,7 @@ def table(block: blocks.Table, narrow: bool = False) -> Table:
         else:
             groups.append([i])
     more = len(block.rows) - (len(block.rows) if block.most is None else block.most)
-    below = [f"{more:,} more {block.unit} not shown"] if more > 0 else []
+    below = [f"{block.most:,} of {len(block.rows):,} {block.unit}"] if more > 0 else []
     below += [f"{word}: {meaning}" for word, meaning in block.legend]
     caption = Text("\n".join(map(visible, below))) if below else None
     drawn = Table(title=Text(visible(block.caption)), caption=caption, caption_justify="left")

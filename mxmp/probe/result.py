@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple, Type, TypeVar
 
 from .. import html
-from ..errors import CheckpointError, ConvertError
 from ..display import save_text
+from ..errors import CheckpointError, ConvertError
 
 Self = TypeVar("Self", bound="Result")
 

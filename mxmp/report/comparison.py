@@ -13,7 +13,6 @@ from ..display import BAR, NUMBER, PRECISION, Column, Facts, Line, Lines, Notes,
 from ..errors import ConvertError, MxmpError
 
 
-
 @dataclass(frozen=True)
 class NodeComparison:
     """How far one node is off in low precision.

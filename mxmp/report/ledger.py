@@ -169,7 +169,7 @@ class LedgerRecord(Record):
         last, low = log2(self.last_scale), self._low()
         parts = {layer.name: self._subnormal([layer.counts.get(last, {})]) for layer in low}
         shares = {name: subnormal / total for name, (subnormal, total) in parts.items() if total}
-        names = sorted((name for name in shares if shares[name] > _SUBNORMAL), key=lambda name: -shares[name])
+        names = sorted((name for name in shares if shares[name] > _SUBNORMAL), key=lambda name: -parts[name][0])
         if names and highest is not None and highest > last and not self.is_dynamic:
             share = sum(subnormal for subnormal, _ in parts.values()) / sum(total for _, total in parts.values())
             named = _listed(names, [f" ({shares[name]:.0%})" for name in names])
@@ -215,11 +215,14 @@ class LedgerRecord(Record):
         last, in_a_row = log2(self.last_scale), min(self.not_taken, self.skipped)
         taken, skipped = self.scales.get(last, (0, 0))
         if in_a_row >= _IN_A_ROW:
-            text = f"The last {in_a_row:,} steps were skipped, down to the scale of {self.last_scale:g}{self._first_in_skips()}."
+            text = f"The last {in_a_row:,} steps were skipped, down to the scale of {self.last_scale:g}"
         elif skipped > 1 and skipped >= _TOO_MANY * (taken + skipped):
-            text = f"At the scale of {self.last_scale:g} {skipped} of {taken + skipped} steps were skipped{self._first_in_skips()}."
+            text = f"At the scale of {self.last_scale:g} {skipped} of {taken + skipped} steps were skipped"
         else:
             return []
+        skips = {layer.name: layer.skips[last] for layer in self.layers if last in layer.skips}
+        first = sorted(skips, key=lambda name: -skips[name])
+        text += f", first in the gradients of {_listed(first)}." if first else "."
         above, room = self._taken_above(last), self._room(self.layers, last)
         if above:
             why = f", for {_counted(above, 'step')} {'was' if above == 1 else 'were'} taken at larger ones"
@@ -255,26 +258,16 @@ class LedgerRecord(Record):
     def _highest(self) -> Optional[int]:
         """Return log2 of the largest scale that fits; of a float32 run the one that would."""
         layers = self._low() or self.layers
-        room = {scale: self._room(layers, scale) for layer in layers for scale in layer.counts}
-        fitting = [scale + binades for scale, binades in room.items() if binades is not None]
-        return min((scale - MARGIN for scale in (*fitting, *self._too_high())), default=None)
-
-    def _too_high(self) -> List[int]:
-        """Return log2 of the scales that overflowed, halved: many steps were skipped, and gradients come near to it."""
-        room = {scale: self._room(self.layers, scale) for scale in self.scales}
-        near = [scale for scale, binades in room.items() if binades is None or binades < _FAR]
-        steps = {scale: self.scales[scale][0] + self._taken_above(scale) for scale in near}  # taken here too, those above
-        return [s - 1 for s, taken in steps.items() if self.scales[s][1] > _TOO_MANY * taken]
+        rooms = {scale: self._room(layers, scale) for scale in self.scales}
+        ends = [scale + room for scale, room in rooms.items() if room is not None]
+        for scale, (taken, skipped) in self.scales.items():
+            # Steps that were taken at larger scales would have been taken at this one.
+            if skipped > _TOO_MANY * (taken + self._taken_above(scale)) and (rooms[scale] or 0) < _FAR:
+                ends.append(scale - 1)
+        return min(ends) - MARGIN if ends else None
 
     def _taken_above(self, scale: int) -> int:
         return sum(taken for each, (taken, _) in self.scales.items() if each > scale)
-
-    def _first_in_skips(self) -> str:
-        """Return in which gradients the steps that were skipped at the last scale were not finite first."""
-        last = log2(self.last_scale)
-        skips = {layer.name: layer.skips[last] for layer in self.layers if last in layer.skips}
-        names = sorted(skips, key=lambda name: -skips[name])
-        return f", first in the gradients of {_listed(names)}" if names else ""
 
     # ------------------------------------------------------------------ what is shown
 
@@ -298,7 +291,9 @@ class LedgerRecord(Record):
         total = _added(*(layer.histogram for layer in self.layers))
         zeros = sum(sum(layer.zeros.values()) for layer in self.layers)
         drawn = [Histogram(f"All gradients, against {self.dtype}'s range", total, self.dtype, zeros)]
-        rows = sorted(map(self._row, self.layers), key=lambda row: (row[5], row[6] or 0, sum(row[2:4])), reverse=True)
+        worst = sorted(self.layers, key=self._losses_of, reverse=True)
+        shares = [(*self.shares_of([each]), each.largest, sum(each.skips.values())) for each in worst]
+        rows = [(r.name, r.elements, *each, r.lost_share, r.histogram) for r, each in zip(worst, shares)]
         columns = (
             Column("layer"),
             Column("elements", NUMBER, "Number of the gradient's elements"),
@@ -307,16 +302,14 @@ class LedgerRecord(Record):
             Column("largest", NUMBER, "Largest magnitude"),
             Column("skips", NUMBER, "Skipped steps in which of no other gradient a smaller share was not finite"),
             Column("lost updates", SHARE, "Share of updates below half a bit of the weight, which change nothing"),
-            Column("magnitudes", SPARK, f"By powers of two, without zeros; shaded where {self.dtype} has none", self.dtype),
+            Column("magnitudes", SPARK, f"By powers of two; shaded where {self.dtype} has none", self.dtype),
         )
         shown = Table("Gradients by layer", columns, rows, "layers", _ROWS)
         lead = "Gradients as they were, times the loss scale, in the steps that were sampled."
         return [Section("Gradients by layer", [*(drawn if total or zeros else []), shown], lead)]
 
-    def _row(self, layer: Layer) -> Tuple[object, ...]:
-        shares = self.shares_of([layer])
-        skips = sum(layer.skips.values())
-        return (layer.name, layer.elements, *shares, layer.largest, skips, layer.lost_share, layer.histogram)
+    def _losses_of(self, layer: Layer) -> Tuple[int, float, float]:
+        return sum(layer.skips.values()), layer.lost_share or 0.0, sum(self.shares_of([layer]))
 
     def _sections(self) -> List[Section]:
         notes = Notes(self.advice().sentences, "Advice")

@@ -44,12 +44,12 @@ def test_each_row_is_what_was_found_and_what_to_do(machine):
     gpus = [row[1:] for row in table(out) if row[0] == "GPU"]
     assert gpus[0] == ["GPU 0 (NVIDIA A100), compute capability 8.0: float16 runs on its tensor cores.", ""]
     assert "no released MXNet 1.9.1 runs here" in gpus[1][0] and gpus[1][1].startswith("Build MXNet for this card")
-    assert out.splitlines()[-1] == "float16 runs in hardware here: GPU 0 (NVIDIA A100)."
+    assert out.splitlines()[-1].startswith("float16 runs in hardware here: GPU 0 (NVIDIA A100). Use mxmp.gluon.convert(")
 
 
 def test_the_exit_code_is_1_where_no_device_runs_the_policy(machine):
     out = machine(cards=[H100], code=1)
-    assert out.splitlines()[-1] == "float16 does not run in hardware on this machine."
+    assert out.splitlines()[-1].startswith("float16 does not run in hardware on this machine. Use float32 here")
 
 
 def test_the_policy_decides(machine):

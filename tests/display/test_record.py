@@ -107,7 +107,7 @@ def test_fields_that_are_not_compared_are_not_written_and_unknown_ones_passed_ov
         ({"layers": [{"name": "a"}, {"name": None}]}, r"layers\[1\].name is None; expected text"),
         ({"layers": [{"error": 1}]}, r"layers\[0\].name is None; expected a value"),
         ({"pair": [1]}, r"pair is \[1\]; expected 2 values"),
-        ({"by_exponent": {"x": 1}}, "a key of by_exponent is 'x'; expected a whole number"),
+        ({"by_exponent": {"x": 1}}, "by_exponent has the key 'x'; expected a whole number"),
         ({"by_name": {"x": [[]]}}, r"by_name\['x'\]\[0\] is \[\]; expected a number"),
         ({"by_name": []}, r"by_name is \[\]; expected an object"),
         ({"inner": {"text": 1}}, "inner.text is 1; expected text"),

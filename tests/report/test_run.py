@@ -88,7 +88,7 @@ def changed(record, **changes):
         ("report.json", changed(report(), casts=10**400), "casts is 1000.*; expected a whole number"),
         ("ledger.json", changed(compare()), "expected 'record': 'ledger', found 'comparison'"),
         ("ledger.json", changed(ledger(), version=3), "has version 3; this mxmp reads version 1"),
-        ("ledger.json", changed(ledger(), layers=[{"name": "a", "counts": {"x": {}}}]), r"a key of layers\[0\].counts is 'x'"),
+        ("ledger.json", changed(ledger(), layers=[{"name": "a", "counts": {"x": {}}}]), r"layers\[0\].counts has the key 'x'"),
         ("compare.json", changed(compare(), outputs=[{"name": "o", "error": []}]), r"outputs\[0\].error is \[\]"),
         ("steps.csv", "a,b\n1,2\n", "no column 'step'"),
         ("steps.csv", "", "no column 'step'"),

@@ -21,7 +21,7 @@ def run(policy: Policy, as_json: bool) -> bool:
     """Print what was found, and return whether a device runs the policy in hardware."""
     found = examine(policy)
     if as_json:
-        checks = [check._asdict() for check in found.checks]
+        checks = [vars(check) for check in found.checks]
         values = {"policy": found.policy, "dtype": found.dtype, "ok": found.ok, "devices": found.devices}
         click.echo(json.dumps({**values, "checks": checks}, indent=2))
         return found.ok

@@ -1,9 +1,16 @@
-"""What logs of training steps record, of every front; written to a list instead of a file."""
+"""What logs of training steps record, of every front: to a list, to a table, to event files of TensorBoard.
+
+The table is read by Python's own reader, event files by their format: TFRecords of protocol buffers, see
+https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorflow/core/util/event.proto.
+"""
 
 from __future__ import annotations
 
+import csv
 import gc
 import math
+import struct
+import sys
 import weakref
 
 import mxnet as mx
@@ -11,12 +18,14 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import Estimator, GradientUpdateHandler
+from tensorboardX.proto import event_pb2
 
 import mxmp
-from mxmp.diagnose import StepLogger
-from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
+from mxmp.diagnose import CSVLogger, StepLogger, TensorBoardLogger
+from mxmp.errors import CheckpointError, DependencyError, LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.estimator import MixedPrecisionHandler
 from mxmp.loss_scale import DynamicLossScale
+from tests.full_disk import files_of_at_most
 from tests.train.adapters import ADAPTERS, Bucketing, Module, Trainer
 
 OVER_FRONTS = pytest.mark.parametrize("make", ADAPTERS, ids=lambda make: make.__name__)
@@ -139,16 +148,6 @@ def test_the_norm_is_computed_in_one_step_of_so_many():
     assert [each.step for each in log.records if each.grad_norm is not None] == [1, 4, 7]
 
 
-def test_a_step_whose_gradients_were_discarded_leaves_no_record():
-    adapter, log = attached()
-    adapter.backward(0.5)
-    adapter.unscale()
-    adapter.discard()
-    adapter.run(0.25)
-    log.close()
-    assert [(each.step, each.grad_norm) for each in log.records] == [(1, norm([0.25] * 3))]
-
-
 @OVER_FRONTS
 def test_training_is_the_same_bit_for_bit(make):
     traces = []
@@ -191,30 +190,21 @@ def test_a_step_that_raised_is_recorded_at_once(clips):
     assert "\n" not in record.error
 
 
-def test_a_scale_that_gave_up_is_recorded():
-    adapter = Trainer(DynamicLossScale(init_scale=1, max_floor_skips=1))
-    log = Listed().attach(adapter.owner)
-    with pytest.raises(LossScaleError):
-        adapter.run(0.25, bad=np.inf)
-    assert log.records[0].error.startswith("LossScaleError: ")
-
-
-@pytest.mark.parametrize("every", [0, -1, 1.5, True, None, "1"])
-def test_a_wrong_every_is_refused(every):
-    with pytest.raises(TrainerError, match="^Listed: every=.*; expected a whole number of steps, 1 or more"):
-        Listed(every)
-
-
-def test_a_ledger_without_shares_is_refused():
-    with pytest.raises(TrainerError, match="^Listed: ledger is a dict, which has no shares"):
-        Listed(1, {})
-
-
-def test_what_is_no_trainer_is_refused_and_the_log_can_be_attached_then():
-    log = Listed()
-    with pytest.raises(TrainerError, match="expected a trainer, a module or a LossScaleOptimizer of mxmp"):
-        log.attach(mx.optimizer.SGD())
-    log.attach(Trainer().owner).close()
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        *((lambda every=every: Listed(every), "^Listed: every=.*; expected a whole number of steps, 1 or more")
+          for every in (0, -1, 1.5, True, None, "1")),
+        (lambda: Listed(1, {}), "^Listed: ledger is a dict, which has no shares"),
+        (lambda: Listed().attach(mx.optimizer.SGD()), "expected a trainer, a module or a LossScaleOptimizer of mxmp"),
+        (lambda: Listed().log(loss=1.0), "^log: this Listed is not attached"),
+        *((lambda loss=loss: attached()[1].log(loss=loss), "^log: loss is a.*; expected a number, an NDArray, or a list")
+          for loss in ("0.5", None, [], [None], {"loss": 1.0})),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused(call, text):
+    with pytest.raises(TrainerError, match=text):
+        call()
 
 
 def test_a_log_is_attached_to_one_trainer():
@@ -240,8 +230,6 @@ def test_a_log_that_is_detached_records_nothing_more():
     log.detach()
     adapter.run()
     assert len(log.records) == 1 and log.ended == 0
-    with pytest.raises(TrainerError, match="^log: this Listed is not attached"):
-        log.log(loss=1.0)
 
 
 def test_a_log_closes_at_the_end_of_its_block_whatever_is_raised():
@@ -275,38 +263,19 @@ def test_a_log_that_was_never_closed_keeps_nothing_alive():
 # ---------------------------------------------------------------------- loss
 
 
-def test_the_loss_is_that_of_the_step_under_way():
-    adapter, log = attached()
-    for loss in (3.0, 2.0):
-        adapter.backward()
-        log.log(loss=loss)
-        adapter.step()
-    log.close()
-    assert [each.loss for each in log.records] == [3.0, 2.0]
-
-
-def test_a_loss_after_the_step_is_that_of_the_step():
-    adapter, log = attached()
-    for loss in (3.0, 2.0):
-        adapter.run()
-        log.log(loss=loss)
-    adapter.run()
-    log.close()
-    assert [each.loss for each in log.records] == [3.0, 2.0, None]
-
-
+@pytest.mark.parametrize("loss_scale", [4.0, None])
 @pytest.mark.parametrize("after", [False, True])
-def test_without_a_loss_scale_too_each_step_has_its_loss(after):
-    adapter = Trainer(None)
+def test_a_loss_is_that_of_the_step_under_way_or_after_it_of_that_step(after, loss_scale):
+    adapter = Trainer(loss_scale)
     log = Listed().attach(adapter.owner)
-    for loss in (3.0, 2.0, 1.0):
-        if not after:
+    for loss in (3.0, 2.0, None):
+        if loss is not None and not after:
             log.log(loss=loss)
         adapter.run()
-        if after:
+        if loss is not None and after:
             log.log(loss=loss)
     log.close()
-    assert [each.loss for each in log.records] == [3.0, 2.0, 1.0]
+    assert [each.loss for each in log.records][:2] == [3.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -329,14 +298,6 @@ def test_losses_are_averaged(loss, mean):
     adapter.step()
     log.close()
     assert log.records[0].loss == pytest.approx(mean, rel=2.0**-8 if mean == 60000 else 1e-6)
-
-
-@pytest.mark.parametrize("loss", ["0.5", None, [], [None], {"loss": 1.0}])
-def test_what_is_no_loss_is_refused(loss):
-    _, log = attached()
-    with pytest.raises(TrainerError, match="^log: loss is a.*; expected a number, an NDArray, or a list of them"):
-        log.log(loss=loss)
-    log.close()
 
 
 def test_a_loss_in_a_recorded_graph_is_not_recorded_further():
@@ -481,3 +442,283 @@ def test_several_losses_of_a_step_are_averaged():
             log.log(value + 1)
             trainer.step(2)
     assert [record.loss for record in log.records] == [1.5, 3.5]
+
+
+# ---------------------------------------------------------------------- a table
+
+COLUMNS = "step,seconds,taken,scale,next_scale,grad_norm,loss,zero_share,subnormal_share,largest,error,why"
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def trained(path, steps=1, **options):
+    adapter = Trainer(4.0)
+    with CSVLogger(path, **options).attach(adapter.owner):
+        for _ in range(steps):
+            adapter.run(0.25)
+
+
+def test_the_file_of_a_run_has_a_line_per_step(tmp_path):
+    adapter = Trainer(DynamicLossScale(init_scale=256, growth_interval=100))
+    with CSVLogger(tmp_path / "run", every=2).attach(adapter.owner) as log:
+        adapter.run(0.25)
+        log.log(loss=1.5)
+        adapter.run(0.25, bad=np.inf)
+    assert log.path == str(tmp_path / "run" / "steps.csv")
+    first, second = rows(log.path)
+    assert ",".join(first) == COLUMNS
+    assert (first["step"], first["taken"], first["loss"], first["error"]) == ("1", "1", "1.5", "")
+    assert float(first["scale"]) == float(first["next_scale"]) == 256
+    assert float(first["grad_norm"]) == pytest.approx(0.25 * np.sqrt(3))
+    assert (second["step"], second["taken"], second["grad_norm"]) == ("2", "0", "")
+    assert float(second["next_scale"]) == 128
+    assert first["zero_share"] == first["subnormal_share"] == first["largest"] == ""
+
+
+def test_a_message_with_commas_and_quotes_is_one_cell(tmp_path):
+    adapter = Trainer(DynamicLossScale(init_scale=256, growth_interval=100))
+    log = CSVLogger(tmp_path).attach(adapter.owner)
+    adapter.backward(np.nan)
+    with pytest.raises(NonFiniteLossError) as caught:
+        adapter.step()
+    (row,) = rows(log.path)
+    assert row["error"] == f"NonFiniteLossError: {caught.value}" and "," in row["error"]
+    log.close()
+
+
+def test_a_resumed_run_goes_on_in_the_file(tmp_path):
+    trained(tmp_path, 2)
+    before = (tmp_path / "steps.csv").read_bytes()
+    trained(tmp_path)
+    after = (tmp_path / "steps.csv").read_bytes()
+    assert after.startswith(before)
+    found = rows(tmp_path / "steps.csv")
+    assert [row["step"] for row in found] == ["1", "2", "1"]
+    assert float(found[2]["seconds"]) >= float(found[1]["seconds"])
+
+
+def test_seconds_go_on_where_a_log_is_attached_again(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("mxmp.diagnose.log.time.monotonic", lambda: clock[0])
+    adapter = Trainer(4.0)
+    for _run in range(2):  # two fits, and a resumed run
+        log = CSVLogger(tmp_path)
+        for _ in range(2):
+            log.attach(adapter.owner)
+            clock[0] += 0.5
+            adapter.run(0.25)
+            log.detach()
+            clock[0] += 10
+        log.close()
+    assert [row["seconds"] for row in rows(log.path)] == ["0.5", "1.0", "1.5", "2.0"]
+
+
+@pytest.mark.parametrize("kept", ["", COLUMNS[:10], f"{COLUMNS}\n", f"{COLUMNS}\n2,0.5,1,65"])
+def test_a_line_that_was_never_finished_is_taken_out(kept, tmp_path):
+    (tmp_path / "steps.csv").write_text(kept)
+    trained(tmp_path)
+    assert (tmp_path / "steps.csv").read_text().startswith(f"{COLUMNS}\n1,")
+
+
+def test_lines_are_in_the_file_as_soon_as_the_next_step_ends(tmp_path):
+    """Whole, and none waits in a buffer: a process that is killed then has lost the last step alone."""
+    adapter = Trainer(4.0)
+    log = CSVLogger(tmp_path).attach(adapter.owner)
+    for count in range(3):
+        adapter.run(0.25)
+        assert len(rows(log.path)) == count
+        with open(log.path) as file:
+            assert file.read().endswith("\n")
+    log.close()
+
+
+def test_a_full_disk_is_an_error_that_leaves_whole_lines(tmp_path):
+    adapter = Trainer(4.0)
+    log = CSVLogger(tmp_path).attach(adapter.owner)
+    adapter.run(0.25)
+    size = (tmp_path / "steps.csv").stat().st_size
+    with files_of_at_most(size + 10), pytest.raises(
+        CheckpointError, match="steps.csv cannot be written: File too large"
+    ):
+        adapter.run(0.25)
+    assert (tmp_path / "steps.csv").stat().st_size == size
+    adapter.run(0.25)
+    log.close()
+    assert [row["step"] for row in rows(log.path)] == ["3"]
+
+
+@pytest.mark.parametrize("text", ["step,loss\n1,2\n", "a network\n", "no line at all"])
+def test_a_file_with_other_columns_is_refused_and_left_alone(tmp_path, text):
+    (tmp_path / "steps.csv").write_text(text)
+    with pytest.raises(CheckpointError, match=r"steps\.csv: its columns are '.*'; expected 'step,seconds"):
+        CSVLogger(tmp_path)
+    assert (tmp_path / "steps.csv").read_text() == text
+
+
+def test_a_file_that_another_log_writes_is_refused(tmp_path):
+    with CSVLogger(tmp_path):
+        with pytest.raises(CheckpointError, match="another log is writing it"):
+            CSVLogger(tmp_path)
+    CSVLogger(tmp_path).close()
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.csv").mkdir()
+    for path, text in {
+        **dict.fromkeys(["", None, 3, b"run"], "^CSVLogger: path is .*; expected the folder of a run"),
+        tmp_path / "absent" / "mine.csv": "there is no folder .*absent",
+        tmp_path / "file" / "run": "file/run: the folder cannot be made",
+        tmp_path / "folder.csv": r"folder\.csv cannot be written: Is a directory",
+    }.items():
+        with pytest.raises(CheckpointError, match=text):
+            CSVLogger(path)
+
+
+# ---------------------------------------------------------------------- event files
+
+
+def masked_crc(data):
+    """Return the checksum of a TFRecord, bit by bit: CRC-32C, rotated by 15 bits, plus a constant."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def events(path):
+    """Return the events of a file, the checksums compared."""
+    content, found, position = path.read_bytes(), [], 0
+    while position < len(content):
+        head = content[position : position + 8]
+        (length,) = struct.unpack("<Q", head)
+        body = content[position + 12 : position + 12 + length]
+        end = position + 12 + length
+        assert struct.unpack("<I", content[position + 8 : position + 12]) == (masked_crc(head),)
+        assert struct.unpack("<I", content[end : end + 4]) == (masked_crc(body),)
+        found.append(event_pb2.Event.FromString(body))
+        position = end + 4
+    return found
+
+
+def scalars(folder):
+    """Return {step: {tag: value}} of all event files of a folder."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        version, *rest = events(path)
+        assert version.file_version == "brain.Event:2" and "tfevents" in path.name
+        for event in rest:
+            found.setdefault(event.step, {}).update({each.tag: each.simple_value for each in event.summary.value})
+    return found
+
+
+@pytest.mark.parametrize("make", [Trainer, Module], ids=lambda make: make.__name__)
+def test_the_scalars_of_each_step_are_in_the_event_file(make, tmp_path):
+    adapter = make(DynamicLossScale(init_scale=256, growth_interval=100))
+    with TensorBoardLogger(tmp_path / "run").attach(adapter.owner) as log:
+        adapter.run(0.25)
+        log.log(loss=1.5)
+        adapter.run(0.25, bad=np.inf)
+        adapter.run(0.25)
+    found = scalars(tmp_path / "run")
+    assert found[1] == {
+        "loss_scale": 256,
+        "skipped_steps": 0,
+        "loss": 1.5,
+        "gradients/norm": pytest.approx(0.25 * np.sqrt(3)),
+    }
+    for number, scale in ((2, 256), (3, 128)):
+        found[number].pop("loss", None)  # that of scale_loss, of a trainer
+        assert found[number] == {"loss_scale": scale, "skipped_steps": 1}
+
+
+def test_the_shares_of_a_ledger_are_scalars(tmp_path):
+    adapter, ledger = Trainer(4.0), Ledger()
+    ledger.told = {"zero_share": 0.5, "subnormal_share": 0.25, "largest": 8.0}
+    with TensorBoardLogger(tmp_path, ledger=ledger).attach(adapter.owner):
+        adapter.run(0.25)
+    assert {f"gradients/{name}": value for name, value in ledger.told.items()}.items() <= scalars(tmp_path)[1].items()
+
+
+def test_what_is_not_finite_is_left_out(tmp_path):
+    adapter = Trainer(DynamicLossScale(init_scale=256, growth_interval=100))
+    with TensorBoardLogger(tmp_path).attach(adapter.owner) as log:
+        adapter.run(0.25, bad=np.nan)
+        log.log(loss=float("nan"))
+    assert scalars(tmp_path) == {1: {"loss_scale": 256, "skipped_steps": 1}}
+
+
+def test_skips_before_the_log_was_attached_count(tmp_path):
+    adapter = Trainer(DynamicLossScale(init_scale=256, growth_interval=100))
+    adapter.run(0.25, bad=np.inf)
+    with TensorBoardLogger(tmp_path).attach(adapter.owner):
+        adapter.run(0.25)
+    assert scalars(tmp_path)[2]["skipped_steps"] == 1
+
+
+def test_a_skip_at_which_the_scale_gives_up_counts_and_a_loss_that_is_not_finite_does_not(tmp_path):
+    adapter = Trainer(DynamicLossScale(init_scale=1, max_floor_skips=1))
+    with TensorBoardLogger(tmp_path).attach(adapter.owner):
+        adapter.backward(np.nan)
+        with pytest.raises(NonFiniteLossError):
+            adapter.step()
+        assert adapter.owner.skipped_steps == 0
+        with pytest.raises(LossScaleError):
+            adapter.run(0.25, bad=np.inf)
+        adapter.run(0.25)
+    (path,) = tmp_path.iterdir()
+    counts = [each.summary.value[0].simple_value for each in events(path)[1:]]
+    assert counts == [0, 1, 1] and adapter.owner.skipped_steps == 1
+
+
+def test_a_resumed_run_begins_a_file_beside_the_first(tmp_path):
+    for _ in range(2):  # within a second, for which tensorboardX has one name
+        adapter = Trainer(4.0)
+        with TensorBoardLogger(tmp_path).attach(adapter.owner):
+            adapter.run(0.25)
+    assert [len(events(path)) for path in tmp_path.iterdir()] == [2, 2]
+
+
+def test_the_file_is_brought_up_to_date_while_training_goes_on(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("mxmp.diagnose.log.time.monotonic", lambda: clock[0])
+    adapter = Trainer(4.0)
+    log = TensorBoardLogger(tmp_path).attach(adapter.owner)
+    for clock[0] in (1.0, 2.0, 8.0):
+        adapter.run(0.25)
+    assert sorted(scalars(tmp_path)) == [1, 2]
+    log.close()
+    assert sorted(scalars(tmp_path)) == [1, 2, 3]
+
+
+def test_a_missing_tensorboardx_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
+    with pytest.raises(DependencyError, match=r"tensorboardX cannot be imported .*pip install 'mxmp\[tensorboard\]'"):
+        TensorBoardLogger(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "run").write_text("")
+    for folder in ("", None, 3):
+        with pytest.raises(CheckpointError, match="^TensorBoardLogger: folder is .*; expected the folder"):
+            TensorBoardLogger(folder)
+    with pytest.raises(CheckpointError, match="run: its event file cannot be written: File exists"):
+        TensorBoardLogger(tmp_path / "run")
+
+
+def test_a_full_disk_does_not_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr("mxmp.diagnose.log._FLUSH_SECONDS", -1.0)
+    adapter = Trainer(4.0)
+    log = TensorBoardLogger(tmp_path).attach(adapter.owner)
+    adapter.run(0.25)
+    with files_of_at_most(10), pytest.raises(CheckpointError, match="its event file cannot be written"):
+        adapter.run(0.25)
+    log.close()

@@ -11,8 +11,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.diagnose.ledger import exponents, exponents_gpu
-from mxmp.diagnose.ledger.exponents import BIAS, COLUMNS, LARGEST, NONFINITE, ZERO, count_exponents, largest
+from mxmp.diagnose import exponents
+from mxmp.diagnose.exponents import BIAS, COLUMNS, LARGEST, NONFINITE, ZERO, count_exponents, largest
 from mxmp.dtypes import NUMPY_BFLOAT16
 
 SPECIAL = [0.0, -0.0, 2.0**-24, -(2.0**-24), 3 * 2.0**-24, 2.0**-14, 2.0**-14 - 2.0**-24, 1.0, -1.5, 65504.0, -2.0]
@@ -119,7 +119,7 @@ def compiled(dtype, count, folder):
     kind = {"float32": "unsigned int", "float16": "unsigned short"}[dtype]
     call = ", ".join(f"(const {kind} *)arrays[{n}], sizes[{n}]" for n in range(count))
     source, library = folder / "kernel.cpp", folder / "kernel.so"
-    source.write_text(SHIM.format(kernel=exponents_gpu.source(dtype, count), count=count, call=call))
+    source.write_text(SHIM.format(kernel=exponents.source(dtype, count), count=count, call=call))
     subprocess.run(["g++", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     run = ctypes.CDLL(str(library)).run
 
@@ -164,7 +164,7 @@ def launches(monkeypatch):
     """What is launched when arrays on a CPU are counted as on a GPU."""
     kernel = Kernel()
     monkeypatch.setattr(exponents, "on_gpu", lambda _: True)
-    monkeypatch.setattr(exponents_gpu, "_kernel", lambda dtype, count: kernel)
+    monkeypatch.setattr(exponents, "_kernel", lambda dtype, count: kernel)
     return kernel.launches
 
 
@@ -178,7 +178,7 @@ def test_a_gpu_counts_many_arrays_in_one_launch_for_each_dtype(launches):
 def test_no_launch_has_more_arrays_than_its_arguments_hold(launches):
     count_exponents([mx.nd.ones((1,))] * 201)
     assert [len(args) for args, _, _ in launches] == [401, 3]
-    assert 16 * exponents_gpu.MOST_ARRAYS + 8 <= 4096
+    assert 16 * exponents.MOST_ARRAYS + 8 <= 4096
 
 
 @pytest.mark.parametrize(("size", "blocks"), [(1, 1), (4097, 2), (2**22, 128)])
@@ -193,7 +193,7 @@ def test_without_a_compiler_a_gpu_is_counted_on_the_host(monkeypatch, caplog):
 
     exponents._warn.cache_clear()
     monkeypatch.setattr(exponents, "on_gpu", lambda _: True)
-    monkeypatch.setattr(exponents_gpu, "_kernel", fail)
+    monkeypatch.setattr(exponents, "_kernel", fail)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             np.testing.assert_array_equal(count_exponents([mx.nd.array([1.0, 2.0])])()[0], oracle([1, 2]))
