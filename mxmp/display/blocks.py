@@ -199,60 +199,43 @@ class Section:
 # ---------------------------------------------------------------------- numbers as they are read
 
 
-def to_float(value: Any) -> Optional[float]:
-    """Return a number that JSON or CSV may hold as text ('inf', 'nan', ''); None for what is no number."""
-    if value is None or value == "" or isinstance(value, bool):
-        return None
-    try:
-        return float(value)
-    except OverflowError:  # of an integer beyond all floats
-        return math.inf if value > 0 else -math.inf
-    except (TypeError, ValueError):
-        return None
-
-
-def figure(value: Any) -> str:
+def figure(value: Optional[float]) -> str:
     """Return a number with at most three digits that count, an integer whole.
 
     Example:
         >>> [figure(each) for each in (None, 65504, 0.000123, 1.5, float("inf"))]
         ['–', '65,504', '0.000123', '1.5', '∞']
     """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    number = to_float(value)
-    if number is None:
+    if value is None:
         return UNKNOWN
-    if not math.isfinite(number):
-        return "NaN" if math.isnan(number) else "∞" if number > 0 else "−∞"
-    if 1000 <= abs(number) < 1e6 or (number == int(number) and abs(number) < 1e6):
-        return f"{number:,.0f}"
-    return f"{number:.3g}"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    if isinstance(value, int) or 1000 <= abs(value) < 1e6 or (value == int(value) and abs(value) < 1e6):
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
-def share(value: Any) -> str:
+def share(value: Optional[float]) -> str:
     """Return a share of 1 as percent.
 
     Example:
         >>> [share(each) for each in (0, 0.00001234, 0.034, 0.5, 1)]
         ['0 %', '0.00123 %', '3.4 %', '50 %', '100 %']
     """
-    number = to_float(value)
-    return figure(number) if number is None or not math.isfinite(number) else f"{figure(100 * number)} %"
+    return figure(value) if value is None or not math.isfinite(value) else f"{figure(100.0 * value)} %"
 
 
-def size(count: Any) -> str:
+def size(count: Optional[float]) -> str:
     """Return a number of bytes with a unit.
 
     Example:
         >>> size(102_400_000)
         '102 MB'
     """
-    number = to_float(count)
-    if number is None or not math.isfinite(number):
-        return figure(number)
-    power = min(max(int(math.log10(number)) // 3, 0), len(_UNITS) - 1) if number >= 1 else 0
-    return f"{number / 1000**power:.3g} {_UNITS[power]}"
+    if count is None:
+        return UNKNOWN
+    power = min(max(int(math.log10(max(count, 1))) // 3, 0), len(_UNITS) - 1)
+    return f"{count / 1000**power:.3g} {_UNITS[power]}"
 
 
 def power(exponent: int, base: int = 2) -> str:

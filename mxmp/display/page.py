@@ -114,8 +114,7 @@ def _cells(column: blocks.Column, values: Sequence[Any]) -> List[Tuple[str, Opti
         return [(spark["label"], None, spark) for spark in sparks]
     if not column.is_numeric:
         return [(column.text(value), None, None) for value in values]
-    numbers = [blocks.to_float(value) for value in values]
-    keys = ["" if number is None or number != number else repr(number) for number in numbers]  # NaN has no order
-    largest = max((each for each in numbers if each is not None and abs(each) < math.inf), default=0.0)
-    parts = [round(min(number / largest, 1.0), 3) if number and number > 0 < largest else 0 for number in numbers]
+    keys = ["" if value is None or value != value else str(float(value)) for value in values]  # NaN has no order
+    largest = max((value for value in values if value is not None and abs(value) < math.inf), default=0.0)
+    parts = [round(min(value / largest, 1.0), 3) if value and value > 0 < largest else 0 for value in values]
     return list(zip(map(column.text, values), keys, parts))
