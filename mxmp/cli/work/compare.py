@@ -13,7 +13,7 @@ from ...display import terminal
 from ...policy import Policy
 from ...symbol import load_checkpoint
 from ...symbol.checkpoint import naming_files
-from ...tune.speed.inputs import make_batch
+from ...tune.workload import make_batch
 from .output import pairs_table, stdout
 
 

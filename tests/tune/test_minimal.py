@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from mxmp.tune.accuracy.minimal import minimal_set
+from mxmp.tune.minimal import minimal_set
 
 
 def run(items, passes):

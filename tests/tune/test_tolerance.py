@@ -127,7 +127,7 @@ def test_which_way_is_better_is_true_or_false():
 
 
 def test_bfloat16_is_refused_where_mxnet_runs_none(monkeypatch):
-    monkeypatch.setattr("mxmp.tune.accuracy.tolerance.runs_bfloat16", lambda: False)
+    monkeypatch.setattr("mxmp.tune.by_accuracy.runs_bfloat16", lambda: False)
     with pytest.raises(TuneError, match="policy: it computes in bfloat16, and MXNet runs none on this processor"):
         Tolerance(dense(), gives(1.0), 0.1).allows("mixed_bfloat16")
     with pytest.raises(TuneError, match="policy: it computes in bfloat16"):

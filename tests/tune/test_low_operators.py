@@ -9,15 +9,15 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from mxmp import Policy
-from mxmp.diagnose.networks.gluon_net import GluonNet
-from mxmp.tune.accuracy.low_operators import LowOperators
+from mxmp.diagnose.subject import NetSubject
+from mxmp.tune.by_accuracy import LowOperators
 from tests.tune.networks import FAILING
 
 DATA = mx.nd.ones((4, 8))
 
 
 def operators_of(net, policy, *inputs):
-    network = GluonNet(net)
+    network = NetSubject(net)
     with network.watched():
         net(*inputs)
     return network, LowOperators(network, Policy.parse(policy))
