@@ -7,15 +7,14 @@ on pages and in notebooks. Texts are plain: what draws them escapes them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
-UNKNOWN = "–"
-"""What is shown for a value that is not known."""
+UNKNOWN = "–"  # is shown for a value that is not known
 
+# Kinds of a table's columns: text, a number, a share of 1, bytes, the name of a dtype, a share that is drawn too, and
+# counts by exponent of two, drawn against a dtype's range.
 TEXT, NUMBER, SHARE, BYTES, PRECISION, BAR, SPARK = "text", "number", "share", "bytes", "precision", "bar", "spark"
-"""Kinds of a table's columns: text, a number, a share of 1, bytes, the name of a dtype, a share that is drawn too, and
-counts by exponent of two, drawn against a dtype's range."""
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
@@ -83,6 +82,7 @@ class Table:
         rows: A value for each column: text, a number, None where it is not known, or a mapping for a 'spark'.
         unit: What the rows are, in the plural.
         most: How many rows a terminal shows, of all that a page has; None for all.
+        legend: Words in the cells, each with its meaning.
     """
 
     caption: str
@@ -90,14 +90,14 @@ class Table:
     rows: Sequence[Sequence[Any]]
     unit: str = "rows"
     most: Optional[int] = None
+    legend: Sequence[Tuple[str, str]] = ()
 
     def without_empty_columns(self) -> Table:
         """Return the table without the columns in which no row has a value."""
-        kept = [
-            i for i in range(len(self.columns)) if i == 0 or any(row[i] not in (None, "", {}) for row in self.rows)
-        ]
+        present = [any(row[i] not in (None, "", {}) for row in self.rows) for i in range(len(self.columns))]
+        kept = [i for i, has_value in enumerate(present) if i == 0 or has_value or not self.rows]
         rows = [[row[i] for i in kept] for row in self.rows]
-        return Table(self.caption, [self.columns[i] for i in kept], rows, self.unit, self.most)
+        return replace(self, columns=[self.columns[i] for i in kept], rows=rows)
 
 
 @dataclass(frozen=True)
@@ -164,37 +164,17 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Operator:
-    """An operator in the picture of a network.
-
-    Attributes:
-        name: The node's name.
-        op: Its operator.
-        precision: A dtype, or another word.
-        reason: Why.
-        casts: Pairs (name of the operator that gives the tensor, '' for a variable; text) of the tensors that are
-            cast for it, or behind it.
-        inputs: Names of the operators that it reads; all stand before it.
-    """
-
-    name: str
-    op: str
-    precision: str
-    reason: str = ""
-    casts: Sequence[Tuple[str, str]] = ()
-    inputs: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
 class Network:
     """The picture of a network.
 
     Attributes:
-        operators: In the order in which they run.
+        operators: In the order in which they run; of each the ``name``, ``op``, ``precision`` and ``reason`` are shown,
+            the ``inputs`` are names of operators before it, and ``casts`` the tensors that are cast for it, or behind
+            it: each has a text and a ``source``, the name of the operator that gives it, '' for a variable.
         caption: What is shown.
     """
 
-    operators: Sequence[Operator]
+    operators: Sequence[Any]
     caption: str = "The network, from its inputs down to its outputs"
 
 

@@ -9,9 +9,9 @@ from ..graph import Entry, Graph, Node
 from ..passes.attributes import CAST_MARK, FACTOR_MARK, MARK_ATTR, original
 from ..passes.facts import Facts
 from ..passes.plan import Plan
+from .report import Cast, total
 
-MANY_READERS = 32
-"""Readers of one cast beyond which a report warns: the gradients of 64 have overflowed float16."""
+MANY_READERS = 32  # of one cast, beyond which a report warns: the gradients of 64 have overflowed float16
 
 _LOW_BYTES = dtypes.ITEM_BYTES[dtypes.FLOAT16]  # bfloat16 is as small
 
@@ -54,7 +54,7 @@ def positions(before: Graph, after: Graph) -> Dict[int, int]:
     return found
 
 
-def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]) -> Dict[int, Tuple[str, ...]]:
+def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]) -> Dict[int, Tuple[Cast, ...]]:
     """Return the casts at each node of a graph, by its position before the conversion."""
     source = {new: old for old, new in where.items()}
     for position, node in enumerate(after.nodes):
@@ -63,14 +63,16 @@ def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]
                 source[entry.node] = source[position]
     pairs = [(i, entry) for i, node in enumerate(after.nodes) for entry in node.inputs]
     pairs += [(after.nodes[head.node].inputs[0].node, head) for head in after.heads if after.nodes[head.node].inputs]
-    found: Dict[int, Dict[str, None]] = {}
+    casts: Dict[int, Dict[Cast, None]] = {}
     for position, entry in pairs:
         cast = after.nodes[entry.node]
         if cast.get(MARK_ATTR) == CAST_MARK and position in source:
-            tensor = cast.inputs[0]
-            name = facts.output_name(before, tensor._replace(node=source[tensor.node]))
-            found.setdefault(source[position], {})[f"{name} to {cast.get('dtype')}"] = None
-    return {position: tuple(casts) for position, casts in found.items()}
+            tensor = cast.inputs[0]._replace(node=source[cast.inputs[0].node])
+            giver = before.nodes[tensor.node]
+            name = "" if giver.is_variable else giver.name
+            made = Cast(facts.output_name(before, tensor), str(cast.get("dtype")), name)
+            casts.setdefault(source[position], {})[made] = None
+    return {position: tuple(found) for position, found in casts.items()}
 
 
 def variable_bytes(graph: Graph, facts: Facts, names: Iterable[str]) -> Optional[int]:
@@ -84,12 +86,6 @@ def _entry_bytes(facts: Facts, entry: Entry, low: bool = False) -> Optional[int]
     """Return the bytes of one tensor, None if its shape or dtype is unknown."""
     size, dtype = facts.size(entry), facts.dtype(entry)
     return None if size is None or dtype is None else size * (_LOW_BYTES if low else dtypes.ITEM_BYTES[dtype])
-
-
-def total(values: Iterable[Optional[int]]) -> Optional[int]:
-    """Return the sum, None if one of the values is unknown."""
-    known = list(values)
-    return None if None in known else sum(value or 0 for value in known)
 
 
 def activation_bytes(graph: Graph, facts: Facts, plan: Optional[Plan] = None) -> Optional[int]:
