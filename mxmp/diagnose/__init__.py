@@ -6,9 +6,6 @@ from ..devices.check import Finding as Finding
 from ..devices.check import check_devices as check_devices
 from ..devices.speed import runs_bfloat16 as runs_bfloat16
 from ..names import hooks as _hooks
-from ..probe.finding import NonFinite as NonFinite
-from ..probe.value_range import ValueRange as ValueRange
-from ..probe.verdict import Verdict as Verdict
 from ..report import Run as Run
 from ..report import read_run as read_run
 from ..report.comparison import Comparison as Comparison
@@ -19,20 +16,23 @@ from .check_loop import LoopFinding as LoopFinding
 from .check_loop import LoopFindings as LoopFindings
 from .check_loop import check_loop as check_loop
 from .check_loop import checking as checking
-from .compare_nodes import compare as compare
+from .compare import compare as compare
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
+from .explain import NonFinite as NonFinite
+from .explain import Verdict as Verdict
+from .explain import explain as explain
+from .explain import find_nonfinite as find_nonfinite
 from .ledger import Ledger as Ledger
 from .log import CSVLogger as CSVLogger
 from .log import StepLogger as StepLogger
 from .log import StepRecord as StepRecord
 from .log import TensorBoardLogger as TensorBoardLogger
-from .magnitudes import Magnitudes as Magnitudes
-from .measure import measure_gradients as measure_gradients
-from .measure import measure_ranges as measure_ranges
-from .nonfinite import explain as explain
-from .nonfinite import find_nonfinite as find_nonfinite
+from .ranges import Magnitudes as Magnitudes
+from .ranges import ValueRange as ValueRange
+from .ranges import measure_gradients as measure_gradients
+from .ranges import measure_ranges as measure_ranges
 from .watch import Watch as Watch
 
 globals().update(_hooks(__name__))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 
-import pytest
-
 from mxmp.diagnose import Comparison, NodeComparison, OutputComparison
-from mxmp.errors import CheckpointError
+from mxmp.display import Lines
 
 FC = NodeComparison("fc", "FullyConnected", "float16", 1e-4, 2e-4, 1.5e-4, 3e-4, 4e-4)
 SQUARE = NodeComparison("square", "elemwise_mul", "float16", math.inf, math.inf, math.inf, 1e-3, math.inf)
@@ -17,21 +14,9 @@ FOUND = Comparison("O1", (SQUARE, FC, MEAN), (OutputComparison("mean_output", ma
 HEALTHY = Comparison("O1", (FC,), (OutputComparison("fc_output", 2e-4),))
 
 
-def test_json_has_infinity_as_text_and_null_for_what_was_not_measured():
-    found = json.loads(FOUND.to_json())
-    assert found["outputs"] == [{"name": "mean_output", "error": "inf", "is_finite": True}]
-    assert found["rows"][0]["contribution"] == "inf" and found["rows"][2]["gradient_own"] is None
-
-
-def test_what_was_written_is_read(tmp_path):
-    path = tmp_path / "compare.json"
-    FOUND.save(str(path))
-    assert Comparison.from_json(path.read_text()) == FOUND == Comparison.from_dict(FOUND.to_dict())
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="there is no folder .*nowhere"):
-        FOUND.save(str(tmp_path / "nowhere" / "compare.json"))
+def test_infinity_is_read_back():
+    assert FOUND.to_dict()["outputs"] == [{"name": "mean_output", "error": "inf", "is_finite": True}]
+    assert Comparison.from_json(FOUND.to_json()) == FOUND
 
 
 def test_the_summary_names_what_contributes_most():
@@ -63,22 +48,18 @@ def test_an_output_that_float32_makes_nan_is_no_output_without_an_error():
     assert Comparison.from_json(found.to_json()) == found
 
 
-def test_an_older_file_is_read_without_loss_scale_and_what_is_known_of_float32s_outputs():
-    values = HEALTHY.to_dict()
-    del values["outputs"][0]["is_finite"], values["loss_scale"], values["lowered_from"]
-    assert Comparison.from_dict(values) == HEALTHY
-
-
-def test_the_table_has_gradients_only_if_they_were_compared():
+def test_gradients_are_shown_only_if_they_were_compared():
     plain = Comparison("O1", (NodeComparison("fc", "FullyConnected", "float16", 1e-4, 2e-4, 1e-4),), ())
     assert "gradient" not in str(plain) and "gradient" in str(FOUND)
     assert "∞" in str(FOUND) and "0.015 %" in str(FOUND)
 
 
-def test_worst_leaves_rows_out():
-    assert "1 of 3 operators" in FOUND.text(worst=1) and "of 3 operators" not in FOUND.text()
-
-
 def test_names_are_no_markup():
     row = NodeComparison("[red]a[/red]\x1b[31m", "sum", "float16", 1.0, 1.0, 1.0)
     assert "[red]a[/red]\\x1b[31m" in str(Comparison("O1", (row,), ()))
+
+
+def test_charts_follow_the_network_where_its_order_is_known():
+    (section,) = FOUND.sections(order=["fc", "square", "mean"])
+    chart = next(block for block in section.blocks if isinstance(block, Lines))
+    assert chart.lines[0].values == [2e-4, math.inf, math.inf]

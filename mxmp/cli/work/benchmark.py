@@ -12,7 +12,7 @@ from ...policy import Policy
 from ...symbol import convert_model, load_checkpoint
 from ...symbol.checkpoint import naming_files
 from ...tune.benchmark import benchmark, context_of, default_policies
-from ...tune.speed.inputs import make_batch
+from ...tune.workload import make_batch
 from .output import pairs_table, stdout
 
 
@@ -39,7 +39,8 @@ def run(
     if as_json:
         click.echo(found.to_json())
         return
-    notes = [] if chosen else [("note", "MXNet runs no bfloat16 here; --policy O2 emulates float16, for its error")]
     console = stdout()
-    console.print(found.table())
-    console.print(pairs_table(found.totals + notes))
+    console.print(found)
+    if not chosen:
+        note = "MXNet runs no bfloat16 here; --policy O2 emulates float16, for its error"
+        console.print(pairs_table([("note", note)]))

@@ -14,7 +14,7 @@ from ...errors import visible
 from ...policy import Policy
 from ...symbol import load_checkpoint
 from ...symbol.checkpoint import naming_files
-from ...tune.speed.inputs import make_batch
+from ...tune.workload import make_batch
 from .output import NARROW, pairs_table, stdout
 
 

@@ -19,7 +19,7 @@ from ...errors import visible
 from ...symbol import Checkpoint, convert_model, load_checkpoint
 from ...symbol.arguments import HEADROOM
 from ...symbol.checkpoint import naming_files
-from ...tune.speed.inputs import make_batch
+from ...tune.workload import make_batch
 from .output import stdout
 
 _MOST = 20  # rows of a table unless all are wanted

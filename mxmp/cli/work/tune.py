@@ -11,7 +11,7 @@ from ...policy import Policy
 from ...symbol import convert_model, load_checkpoint
 from ...symbol.checkpoint import naming_files
 from ...tune import tune
-from ...tune.speed.inputs import make_batch
+from ...tune.workload import make_batch
 from .output import pairs_table, stdout
 
 
@@ -39,5 +39,6 @@ def run(
         click.echo(result.to_json())
         return
     console = stdout()
-    console.print(result.table())
-    console.print(pairs_table(result.totals + ([] if out is None else [("written", out)])))
+    console.print(result)
+    if out is not None:
+        console.print(pairs_table([("written", out)]))
