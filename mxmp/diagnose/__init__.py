@@ -8,14 +8,14 @@ from ..devices.speed import runs_bfloat16 as runs_bfloat16
 from ..names import hooks as _hooks
 from ..report import Run as Run
 from ..report import read_run as read_run
+from ..report.comparison import Comparison as Comparison
+from ..report.comparison import NodeComparison as NodeComparison
+from ..report.comparison import OutputComparison as OutputComparison
 from ..report.ledger import Advice as Advice
 from .check_loop import LoopFinding as LoopFinding
 from .check_loop import LoopFindings as LoopFindings
 from .check_loop import check_loop as check_loop
 from .check_loop import checking as checking
-from .compare import Comparison as Comparison
-from .compare import NodeComparison as NodeComparison
-from .compare import OutputComparison as OutputComparison
 from .compare import compare as compare
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis

@@ -604,8 +604,8 @@ def _gradients(runs: Sequence[TappedGradients], counts: Mapping[str, Magnitudes]
 
 for _function in (_ranges_of_net, _ranges_of_symbol, _gradients_of_net, _gradients_of_symbol):
     # Python's own errors about arguments name the function that users call.
-    setattr(_function, "__qualname__", "measure" + _function.__name__[: _function.__name__.index("_of_")])
-    setattr(_function, "__name__", _function.__qualname__)
+    _function.__qualname__ = "measure" + _function.__name__[: _function.__name__.index("_of_")]
+    _function.__name__ = _function.__qualname__
 
 
 def _require_called(net: gluon.Block, runs: Sequence[Any]) -> None:

@@ -1,5 +1,6 @@
 """Tuning: policies that are found by measuring, for speed or for accuracy."""
 
+from ..display import terminal  # noqa: F401  # before rich, see there
 from ..names import hooks as _hooks
 from .by_accuracy import SearchResult as SearchResult
 from .by_accuracy import SearchRow as SearchRow

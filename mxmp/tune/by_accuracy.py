@@ -341,7 +341,7 @@ def _read(network: Any, batches: Optional[Batches], ctx: Any, for_inference: boo
 
 
 Kept = FrozenSet[str]
-"""Patterns of names that are kept in float32. One stands for all operators of a name, as a block's that is called twice."""
+"""Patterns of names that are kept in float32. One stands for all operators of a name, as of a block's two calls."""
 
 
 class LowOperators:

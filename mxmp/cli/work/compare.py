@@ -9,12 +9,13 @@ import click
 from ...checkpoint import checkpoint_files
 from ...diagnose import compare
 from ...diagnose.batches import load_batch
-from ...display import terminal
+from ...display import Table, terminal
+from ...errors import visible
 from ...policy import Policy
 from ...symbol import load_checkpoint
 from ...symbol.checkpoint import naming_files
 from ...tune.workload import make_batch
-from .output import pairs_table, stdout
+from .output import NARROW, pairs_table, stdout
 
 
 def run(
@@ -39,8 +40,11 @@ def run(
         click.echo(found.to_json())
         return
     console = stdout()
-    for part in terminal.parts("mxmp compare", found.sections(worst=worst), found.policy, console.width):
-        console.print(part, soft_wrap=True)
+    blocks = found.sections(worst=worst)[0].blocks
+    table = next(block for block in blocks if isinstance(block, Table))
+    console.print(terminal.table(table, narrow=console.width < NARROW))
+    for line in found.summary:
+        console.print(visible(line), soft_wrap=True)
     inputs = "random numbers from 0 to 1; give real ones with --data" if data is None else data
     shown = f"{worst} of {len(found.rows)} operators, the worst; --worst N lists more"
     pairs = [("inputs", inputs)] + ([("listed", shown)] if worst < len(found.rows) else [])

@@ -12,12 +12,12 @@ from ... import dtypes
 from ...checkpoint import checkpoint_files, describe_epochs, params_file_of, saved_epochs
 from ...devices import amx
 from ...diagnose.tensor_cores import BATCH, MULTIPLE, Uneven, uneven_layers
+from ...display import terminal
 from ...files import manifest_of, require_set
 from ...graph import Graph
 from ...passes import Facts, is_converted
 from ...policy import Policy
-from ...report import Report, report_converted, variable_bytes
-from ...report.summary import few, summarize
+from ...report import Report, operator_counts, operator_table, report_converted, variable_bytes
 from ...symbol import Converted, convert_graph, convert_model, infer_facts, load_params, load_symbol, to_graph
 from ...symbol.arguments import blaming_params, check_params, make_model, params_and_inputs
 from ...symbol.checkpoint import naming_files
@@ -140,7 +140,7 @@ def run(
     if as_json:
         values = {"changes": [asdict(change) for change in found.changes], "unfit": found.out_of_range}
         uneven = [layer._asdict() for layer in found.uneven]
-        report = summarize(found.report).to_dict() if summary else found.report.to_dict()
+        report = _summary(found.report) if summary else found.report.to_dict()
         click.echo(json.dumps({**report, **values, "uneven": uneven}, indent=2))
     else:
         _print(found, policy.compute_dtype, prefix, summary)
@@ -148,7 +148,8 @@ def run(
 
 def _print(found: Inspection, dtype: str, prefix: str, summary: bool) -> None:
     console = stdout()
-    console.print(summarize(found.report).table() if summary else found.report.table(narrow=console.width < NARROW))
+    table = terminal.table(operator_table(found.report)) if summary else found.report.table(console.width < NARROW)
+    console.print(table)
     pairs = found.report.totals + value_lines(found.changes, found.out_of_range, dtype)
     if found.report.param_bytes is None:
         several = describe_epochs(prefix)
@@ -160,7 +161,27 @@ def _print(found: Inspection, dtype: str, prefix: str, summary: bool) -> None:
     pairs += _uneven_lines(found.uneven, _FEW if summary else None) + rounded_lines(found.widened)
     notes = [*found.report.warnings, *amx.notes(found.report.count)]
     pairs += [("note", note) for note in notes]
-    console.print(pairs_table(few(pairs) if summary else pairs))
+    console.print(pairs_table(_first(pairs) if summary else pairs))
+
+
+def _summary(report: Report) -> Dict[str, Any]:
+    """Return the counts of a report as plain values."""
+    counts = operator_counts(report)
+    values = {name: value for name, value in report.to_dict().items() if name not in ("rows", "widely_read")}
+    operators = {op: precisions for op, (precisions, _) in counts.items()}
+    casts = {op: casts for op, (_, casts) in counts.items() if casts}
+    more = {"operators": operators, "casts_read": casts, "precisions": report.count, "warnings": report.warnings}
+    return {**values, **more}
+
+
+def _first(pairs: Sequence[Tuple[str, str]], most: int = 3) -> List[Tuple[str, str]]:
+    """Return pairs of a name and a text, a few of each name and how many more there are."""
+    texts: Dict[str, List[str]] = {}
+    for name, text in pairs:
+        texts.setdefault(name, []).append(text)
+    for lines in texts.values():
+        lines[most:] = [f"and {len(lines) - most:,} more"] if len(lines) > most else []
+    return [(name, line) for name, lines in texts.items() for line in lines]
 
 
 def _uneven_lines(layers: Sequence[Uneven], most: Optional[int]) -> List[Tuple[str, str]]:

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.html import fragment, page
-from tests.html import browser as browsers
-from tests.html.runs import HOSTILE, ledger, report, whole
+from mxmp.display import Histogram, Section
+from mxmp.display.page import fragment, page
+from tests.display import browser as browsers
+from tests.display.runs import HOSTILE, ledger, report, row, whole
 
 OPERATORS = "Operators, in the order in which they run"
 GRADIENTS = "Gradients by layer"
+ERRORS = "Errors by layer"
 OVERFLOWS = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 WIDTHS = (360, 414, 480, 600, 640, 768, 834, 959, 960, 1000, 1024, 1100, 1280, 1440)
 LINEAR = "const linear = c => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4 };"
+
+
+# Of JupyterLab 4.6's own style sheet, what is about the elements of a fragment (packages/rendermime, packages/outputarea).
+JUPYTERLAB = """
+.jp-RenderedHTMLCommon ul:not(.list-inline) { padding-left: 2em; }
+.jp-RenderedHTMLCommon ul { list-style: disc; margin-bottom: 1em; }
+.jp-RenderedHTMLCommon table { border-collapse: collapse; border: none; color: red; font-size: 13px; table-layout: fixed; margin-left: auto; margin-bottom: 1em; margin-right: auto; }
+.jp-RenderedHTMLCommon td, .jp-RenderedHTMLCommon th, .jp-RenderedHTMLCommon tr { vertical-align: middle; padding: 0.5em; line-height: normal; white-space: normal; max-width: none; border: none; }
+:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td, :not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon th, :not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon tr { text-align: right; }
+.jp-RenderedHTMLCommon th { font-weight: bold; }
+.jp-RenderedHTMLCommon p { text-align: left; margin: 0; margin-bottom: 1em; }
+.jp-RenderedHTMLCommon svg { max-width: 100%; height: auto; }
+.jp-OutputArea-output dl, .jp-OutputArea-output dt, .jp-OutputArea-output dd { display: block; }
+.jp-OutputArea-output dl { width: 100%; overflow: hidden; padding: 0; margin: 0; }
+.jp-OutputArea-output dt { font-weight: bold; float: left; width: 20%; padding: 0; margin: 0; }
+.jp-OutputArea-output dd { float: left; width: 80%; padding: 0; margin: 0; }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +43,7 @@ def chromium():
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("pages") / "run.html"
-    path.write_text(page(f"A run {HOSTILE}", whole(), "param=float32,compute=float16"), encoding="utf-8")
+    path.write_text(whole(f"A run {HOSTILE}").to_html(), encoding="utf-8")
     return path
 
 
@@ -32,7 +51,7 @@ def file(tmp_path_factory):
 def notebook(tmp_path_factory):
     """Return a file like what a notebook makes of a cell."""
     path = tmp_path_factory.mktemp("pages") / "notebook.html"
-    cells = fragment("A report", whole()[-1:]) * 2
+    cells = fragment("A report", whole()._sections()[-1:]) * 2
     path.write_text(f"<!DOCTYPE html><meta charset='utf-8'><h1>Mine</h1><table><tr><td>mine</table>{cells}")
     return path
 
@@ -124,8 +143,8 @@ def test_a_header_sorts_and_sorts_the_other_way(chromium, file):
 def test_values_that_are_not_known_come_last_either_way_and_inf_is_largest(chromium, file):
     chromium.open(file)
     for _ in range(2):
-        chromium.header(GRADIENTS, "zero").click()
-        assert chromium.column(GRADIENTS, 2)[-1] == "–"
+        chromium.header(ERRORS, "gradient, own").click()
+        assert chromium.column(ERRORS, 6)[-1] == "–"
     chromium.header(GRADIENTS, "largest").click()
     assert chromium.column(GRADIENTS, 4)[0] == "∞"
 
@@ -161,10 +180,8 @@ def test_a_filter_shows_the_rows_that_have_all_words(chromium, file):
 def test_thousands_of_rows_stay_quick(chromium, tmp_path):
     """Sorting twice and filtering 2000 rows, layout included: processor time of the browser's main thread."""
     path = tmp_path / "long.html"
-    rows = [dict(report()["rows"][1], name=f"node{i * 7919 % 2000}") for i in range(2000)]
-    from mxmp.html import report_sections
-
-    path.write_text(page("Long", report_sections(report(rows=rows), picture=False)), encoding="utf-8")
+    rows = tuple(row(f"node{i * 7919 % 2000}") for i in range(2000))
+    path.write_text(page("Long", report(rows=rows)._sections()[-1:]), encoding="utf-8")
     chromium.open(path)
     chromium.browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
     before = chromium.seconds()
@@ -256,13 +273,27 @@ def test_a_fragment_works_in_a_notebook_and_styles_nothing_else(chromium, notebo
     assert chromium.run("return getComputedStyle(document.querySelector('td')).borderBottomWidth") == "0px"
 
 
+def test_jupyterlabs_style_sheet_changes_nothing(chromium, tmp_path):
+    """Every element of a fragment looks as it does without it: left-aligned cells, labels in one piece, wide pictures."""
+    cell = f'<div class="jp-RenderedHTMLCommon jp-RenderedHTML jp-OutputArea-output">{whole()._repr_html_()}</div>'
+    names = ["alone", "jupyter"]
+    for name, style in zip(names, ["", JUPYTERLAB]):
+        (tmp_path / f"{name}.html").write_text(f"<!DOCTYPE html><meta charset='utf-8'><style>{style}</style>{cell}")
+    code = """
+        return [...document.querySelectorAll(".mxmp *:not(title)")].map(e => {
+          const s = getComputedStyle(e), r = e.getBoundingClientRect();
+          return [e.tagName + "." + e.classList, s.textAlign.replace("start", "left"), s.fontWeight, s.color, Math.round(r.width), Math.round(r.height)].join(" ");
+        });
+    """
+    alone, jupyter = (chromium.open(tmp_path / f"{name}.html", 1000).run(code) for name in names)
+    assert len(alone) > 500 and [pair for pair in zip(alone, jupyter) if pair[0] != pair[1]] == []
+
+
 def test_the_histogram_is_drawn_against_the_range(chromium, tmp_path):
     """Bars stand in the shaded regions that their exponents belong to, by where the browser puts them."""
-    from mxmp.html import Section, histogram
-
     counts = {-26: 1, -20: 2, 0: 4, 16: 1}
     path = tmp_path / "histogram.html"
-    path.write_text(page("H", [Section("H", (histogram("All", counts),))]), encoding="utf-8")
+    path.write_text(page("H", [Section("H", [Histogram("All", counts)])]), encoding="utf-8")
     chromium.open(path)
     code = """
         const middle = r => (r.left + r.right) / 2;
@@ -276,9 +307,7 @@ def test_the_histogram_is_drawn_against_the_range(chromium, tmp_path):
 
 
 def test_a_ledger_alone_is_a_page(chromium, tmp_path):
-    from mxmp.html import ledger_sections
-
     path = tmp_path / "ledger.html"
-    path.write_text(page("Ledger", ledger_sections(ledger(dtype="bfloat16"))), encoding="utf-8")
+    path.write_text(ledger(dtype="bfloat16").to_html(), encoding="utf-8")
     chromium.open(path, 360)
     assert chromium.console() == [] and chromium.run(OVERFLOWS) <= 0

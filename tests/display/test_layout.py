@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mxmp.html.layout import layered
+from mxmp.display.layout import layered
 
 BOX, GAP = 100.0, 10.0
 
