@@ -243,7 +243,7 @@ def _loaded(prefix: str, epoch: int, shapes: Any, types: Any) -> Any:
     """Return the float32 network of a checkpoint, of a converted one as it was, and a batch of random numbers."""
     from ..symbol import convert_model, load_checkpoint
     from ..symbol.checkpoint import naming_files
-    from ..tune.speed.inputs import make_batch
+    from ..tune.workload import make_batch
 
     model = load_checkpoint(prefix, epoch)
     batch = make_batch(model, shapes, types)
@@ -256,5 +256,5 @@ def _print(found: Any, more: Pairs, as_json: bool) -> None:
     if as_json:
         click.echo(found.to_json())
     else:
-        stdout().print(found.table())
-        print_pairs(found.totals + more)
+        stdout().print(found)
+        print_pairs(more)

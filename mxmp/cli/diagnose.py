@@ -92,16 +92,23 @@ def _print_inspected(
 ) -> None:
     """Print what `inspected` returns; ``several`` says which epochs there are."""
     from ..devices import amx
-    from ..report.summary import few, summarize
+    from ..display import terminal
+    from ..report import operator_counts, operator_table
 
-    shown = summarize(report) if summary else report
     changes, unfit, widened = (model.changes, model.out_of_range, model.widened) if model else ((), (), {})
     if as_json:
-        values = {"changes": [asdict(change) for change in changes], "unfit": unfit}
-        print_json({**shown.to_dict(), **values, "uneven": [layer._asdict() for layer in uneven]})
+        values = report.to_dict()
+        if summary:
+            counts = {op: each for op, each in operator_counts(report).items()}
+            values = {name: value for name, value in values.items() if name not in ("rows", "widely_read")}
+            values["operators"] = {op: precisions for op, (precisions, _) in counts.items()}
+            values["casts_read"] = {op: casts for op, (_, casts) in counts.items() if casts}
+            values.update(precisions=report.count, warnings=report.warnings)
+        more = {"changes": [asdict(change) for change in changes], "unfit": unfit}
+        print_json({**values, **more, "uneven": [layer._asdict() for layer in uneven]})
         return
     console = stdout()
-    console.print(shown.table() if summary else report.table(narrow=console.width < NARROW))
+    console.print(terminal.table(operator_table(report)) if summary else report.table(console.width < NARROW))
     pairs = report.totals + value_pairs(changes, unfit, widened, dtype)
     if report.param_bytes is None:
         text = f"bytes unknown; {several}{several and '; '}--epoch or --shape of every input tells them"
@@ -110,7 +117,16 @@ def _print_inspected(
         pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
     pairs += _uneven_pairs(uneven, _FEW if summary else None)
     pairs += [("note", note) for note in [*report.warnings, *amx.notes(report.count)]]
-    print_pairs(few(pairs) if summary else pairs)
+    print_pairs(_first(pairs) if summary else pairs)
+
+
+def _first(pairs: Pairs, most: int = _FEW) -> Pairs:
+    """Return pairs of a name and a text, a few of each name and how many more there are."""
+    texts: Dict[str, List[str]] = {}
+    for name, text in pairs:
+        texts.setdefault(name, []).append(text)
+    more = {name: [f"and {len(lines) - most:,} more"] if len(lines) > most else [] for name, lines in texts.items()}
+    return [(name, text) for name, lines in texts.items() for text in lines[:most] + more[name]]
 
 
 def inspected(symbol: Any, params: Any, policy: Any, shapes: Any, types: Any) -> Tuple[Any, Any, Sequence[Any]]:
@@ -230,7 +246,7 @@ def compare(
         require_new(out, force=force)
     require_checkpoint(prefix, epoch)
     from .. import diagnose
-    from ..errors import visible
+    from ..display import terminal
 
     with working():
         model, batch, naming_files = _loaded(prefix, epoch, shapes, types, data)
@@ -242,12 +258,9 @@ def compare(
             click.echo(found.to_json())
             return
         console = stdout()
-        console.print(found.table(narrow=console.width < NARROW, worst=worst))
-        for line in found.summary:
-            console.print(visible(line), soft_wrap=True)
+        for part in terminal.parts("Low precision beside float32", found.sections(worst=worst), width=console.width):
+            console.print(part, soft_wrap=True)
         pairs = [("inputs", data or f"{_RANDOM}; give real ones with --data")]
-        if worst < len(found.rows):
-            pairs.append(("listed", f"{found.listed(worst)}; --worst N lists more"))
         print_pairs(pairs + ([] if out is None else [("written", out)]))
 
 
@@ -258,7 +271,7 @@ def _loaded(prefix: str, epoch: int, shapes: Any, types: Any, data: Optional[str
     """
     from .. import symbol
     from ..diagnose.batches import load_batch
-    from ..tune.speed.inputs import make_batch
+    from ..tune.workload import make_batch
 
     model = symbol.load_checkpoint(prefix, epoch)
     batch = {} if data is None else load_batch(data, model.symbol, types)

@@ -36,7 +36,7 @@ from ..loss_scale import DynamicLossScale, NoOpLossScale
 from ..mxnet_private import is_fresh, parameters
 from ..mxnet_private import trainers as private
 from ..train.step import scaler_of
-from .kept_training import kept_training
+from .kept import kept_training
 from .tensor_cores import BATCH, Uneven, uneven_layers
 
 Nets = Union[gluon.Block, Sequence[gluon.Block]]

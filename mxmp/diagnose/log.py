@@ -17,7 +17,7 @@ import os
 import secrets
 import time
 import weakref
-from typing import Any, BinaryIO, Callable, List, NamedTuple, Optional, Tuple, TypeVar, Union
+from typing import Any, BinaryIO, Callable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import mxnet as mx
 import numpy as np
@@ -61,7 +61,8 @@ class StepRecord(NamedTuple):
         grad_norm: Norm of all true gradients, summed over contexts and workers, not divided by the batch size; before
             the trainer clips them, but after the user's own code has (by ``param.grad()``). Not finite where a gradient
             was not.
-        loss: Mean of the losses that were given, of all batches of the step.
+        loss: Mean of the losses that `StepLogger.log` was given, of all batches of the step; without any, of those that
+            went to ``scale_loss``.
         zero_share: Share of the gradients' elements that became zero, of the ledger's last sample.
         subnormal_share: Share of those that are subnormal, likewise.
         largest: The largest magnitude of a gradient, likewise.
@@ -91,17 +92,19 @@ class _Step:
 
     norm: Optional[Callable[[], float]] = None
     losses: List[Tuple[Any, int]] = dataclasses.field(default_factory=list)  # the mean of each, and its elements
+    scaled: List[Tuple[Any, int]] = dataclasses.field(default_factory=list)  # the same of those that went to scale_loss
     why: str = ""
     record: Optional[StepRecord] = None  # the rest of a step that is over
     is_skipped: bool = False
 
     def read(self) -> StepRecord:
         """Return the record, complete."""
-        count = sum(size for _, size in self.losses)
-        loss = sum(_number(mean) * size for mean, size in self.losses) / count if count else math.nan
+        losses = self.losses or self.scaled
+        count = sum(size for _, size in losses)
+        loss = sum(_number(mean) * size for mean, size in losses) / count if count else math.nan
         norm = None if self.norm is None else self.norm()
         assert self.record is not None
-        return self.record._replace(grad_norm=norm, loss=loss if self.losses else None, why=self.why)
+        return self.record._replace(grad_norm=norm, loss=loss if losses else None, why=self.why)
 
 
 class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
@@ -204,6 +207,11 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         self._has_loss, self._awaits_loss = not is_late, False
 
     # ------------------------------------------------------------------ an observer
+
+    def on_losses(self, losses: Sequence[mx.nd.NDArray]) -> None:
+        """Average the losses that go to ``scale_loss``, on their devices, for a step of which `log` is told none."""
+        with mx.autograd.pause():
+            self._step.scaled += map(_mean, losses)
 
     def on_batch(self) -> None:
         """Know that the next loss may be that of the batch which has just been added up."""

@@ -7,15 +7,14 @@ on pages and in notebooks. Texts are plain: what draws them escapes them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
-UNKNOWN = "–"
-"""What is shown for a value that is not known."""
+UNKNOWN = "–"  # is shown for a value that is not known
 
+# Kinds of a table's columns: text, a number, a share of 1, bytes, the name of a dtype, a share that is drawn too, and
+# counts by exponent of two, drawn against a dtype's range.
 TEXT, NUMBER, SHARE, BYTES, PRECISION, BAR, SPARK = "text", "number", "share", "bytes", "precision", "bar", "spark"
-"""Kinds of a table's columns: text, a number, a share of 1, bytes, the name of a dtype, a share that is drawn too, and
-counts by exponent of two, drawn against a dtype's range."""
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
@@ -83,6 +82,7 @@ class Table:
         rows: A value for each column: text, a number, None where it is not known, or a mapping for a 'spark'.
         unit: What the rows are, in the plural.
         most: How many rows a terminal shows, of all that a page has; None for all.
+        legend: Words in the cells, each with its meaning.
     """
 
     caption: str
@@ -90,14 +90,14 @@ class Table:
     rows: Sequence[Sequence[Any]]
     unit: str = "rows"
     most: Optional[int] = None
+    legend: Sequence[Tuple[str, str]] = ()
 
     def without_empty_columns(self) -> Table:
         """Return the table without the columns in which no row has a value."""
-        kept = [
-            i for i in range(len(self.columns)) if i == 0 or any(row[i] not in (None, "", {}) for row in self.rows)
-        ]
+        present = [any(row[i] not in (None, "", {}) for row in self.rows) for i in range(len(self.columns))]
+        kept = [i for i, has_value in enumerate(present) if i == 0 or has_value or not self.rows]
         rows = [[row[i] for i in kept] for row in self.rows]
-        return Table(self.caption, [self.columns[i] for i in kept], rows, self.unit, self.most)
+        return replace(self, columns=[self.columns[i] for i in kept], rows=rows)
 
 
 @dataclass(frozen=True)
@@ -164,37 +164,17 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Operator:
-    """An operator in the picture of a network.
-
-    Attributes:
-        name: The node's name.
-        op: Its operator.
-        precision: A dtype, or another word.
-        reason: Why.
-        casts: Pairs (name of the operator that gives the tensor, '' for a variable; text) of the tensors that are
-            cast for it, or behind it.
-        inputs: Names of the operators that it reads; all stand before it.
-    """
-
-    name: str
-    op: str
-    precision: str
-    reason: str = ""
-    casts: Sequence[Tuple[str, str]] = ()
-    inputs: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
 class Network:
     """The picture of a network.
 
     Attributes:
-        operators: In the order in which they run.
+        operators: In the order in which they run; of each the ``name``, ``op``, ``precision`` and ``reason`` are shown,
+            the ``inputs`` are names of operators before it, and ``casts`` the tensors that are cast for it, or behind
+            it: each has a text and a ``source``, the name of the operator that gives it, '' for a variable.
         caption: What is shown.
     """
 
-    operators: Sequence[Operator]
+    operators: Sequence[Any]
     caption: str = "The network, from its inputs down to its outputs"
 
 
@@ -219,60 +199,43 @@ class Section:
 # ---------------------------------------------------------------------- numbers as they are read
 
 
-def to_float(value: Any) -> Optional[float]:
-    """Return a number that JSON or CSV may hold as text ('inf', 'nan', ''); None for what is no number."""
-    if value is None or value == "" or isinstance(value, bool):
-        return None
-    try:
-        return float(value)
-    except OverflowError:  # of an integer beyond all floats
-        return math.inf if value > 0 else -math.inf
-    except (TypeError, ValueError):
-        return None
-
-
-def figure(value: Any) -> str:
+def figure(value: Optional[float]) -> str:
     """Return a number with at most three digits that count, an integer whole.
 
     Example:
         >>> [figure(each) for each in (None, 65504, 0.000123, 1.5, float("inf"))]
         ['–', '65,504', '0.000123', '1.5', '∞']
     """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    number = to_float(value)
-    if number is None:
+    if value is None:
         return UNKNOWN
-    if not math.isfinite(number):
-        return "NaN" if math.isnan(number) else "∞" if number > 0 else "−∞"
-    if 1000 <= abs(number) < 1e6 or (number == int(number) and abs(number) < 1e6):
-        return f"{number:,.0f}"
-    return f"{number:.3g}"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    if isinstance(value, int) or 1000 <= abs(value) < 1e6 or (value == int(value) and abs(value) < 1e6):
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
-def share(value: Any) -> str:
+def share(value: Optional[float]) -> str:
     """Return a share of 1 as percent.
 
     Example:
         >>> [share(each) for each in (0, 0.00001234, 0.034, 0.5, 1)]
         ['0 %', '0.00123 %', '3.4 %', '50 %', '100 %']
     """
-    number = to_float(value)
-    return figure(number) if number is None or not math.isfinite(number) else f"{figure(100 * number)} %"
+    return figure(value) if value is None or not math.isfinite(value) else f"{figure(100.0 * value)} %"
 
 
-def size(count: Any) -> str:
+def size(count: Optional[float]) -> str:
     """Return a number of bytes with a unit.
 
     Example:
         >>> size(102_400_000)
         '102 MB'
     """
-    number = to_float(count)
-    if number is None or not math.isfinite(number):
-        return figure(number)
-    power = min(max(int(math.log10(number)) // 3, 0), len(_UNITS) - 1) if number >= 1 else 0
-    return f"{number / 1000**power:.3g} {_UNITS[power]}"
+    if count is None:
+        return UNKNOWN
+    power = min(max(int(math.log10(max(count, 1))) // 3, 0), len(_UNITS) - 1)
+    return f"{count / 1000**power:.3g} {_UNITS[power]}"
 
 
 def power(exponent: int, base: int = 2) -> str:

@@ -7,66 +7,32 @@ keep their size on a phone and in print. Here blocks become the numbers and text
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .blocks import Histogram, Line, Lines, figure, power, share, to_float
+from .blocks import Histogram, Line, Lines, figure, power, share
 
+# Exponents of two by dtype: magnitudes up to 2**first round to 0, those below 2**second are subnormal, those from
+# 2**third on overflow (IEEE 754, binary16 and binary32; bfloat16 has float32's exponents and 7 bits of fraction).
 RANGES: Dict[str, Tuple[int, int, int]] = {
     "float16": (-25, -14, 16),
     "bfloat16": (-134, -126, 128),
     "float32": (-150, -126, 128),
 }
-"""Exponents of two by dtype: magnitudes up to 2**first round to 0, those below 2**second are subnormal, those from
-2**third on overflow (IEEE 754, binary16 and binary32; bfloat16 has float32's exponents and 7 bits of fraction)."""
 
 _SIZE = 1000.0  # of the plane, in its own units
 _LARGEST = 1e300  # value that is drawn: differences of larger ones overflow
 _MOST = 400  # places along a line that can be told apart
-_FEW_MARKS = 60  # beyond it they are short, so as not to hide the lines
 _BESIDE_ZERO = 8  # percent of a histogram's axis that the label of its zeros takes
 _TALLEST = 3  # times the tallest other bar, where the bar of the zeros is cut off
 
-Label = Tuple[float, str]
+Label = Tuple[float, str]  # percent of a side, and the text there
 
-
-@dataclass(frozen=True)
-class Chart:
-    """What the template draws; places are in the plane's units, labels and edges in percent of a side.
-
-    Attributes:
-        caption: Above it.
-        label: The same in a sentence, for those who do not see it.
-        legend: Pairs (class of the key, text).
-        x_labels: Pairs (percent, text) along the axis.
-        y_labels: Likewise, upwards.
-        x_title: Below the axis.
-        shades: (class, x, width, text) of the regions behind.
-        bars: (x, y, width, height, text).
-        lines: (number, whether it is dots, path).
-        marks: Where upright lines stand.
-        beyond: (number of the line, percent, edge) of values that are not finite.
-        said: What stands in the middle of a chart that cannot be drawn.
-    """
-
-    caption: str
-    label: str
-    legend: Sequence[Tuple[str, str]]
-    x_labels: Sequence[Label]
-    y_labels: Sequence[Label]
-    x_title: str
-    shades: Sequence[Tuple[str, float, float, str]] = ()
-    bars: Sequence[Tuple[float, float, float, float, str]] = ()
-    lines: Sequence[Tuple[int, bool, str]] = ()
-    marks: Sequence[int] = ()
-    beyond: Sequence[Tuple[int, float, str]] = ()
-    said: str = ""
-
-    @property
-    def mark_top(self) -> int:
-        """Where upright lines end: at the upper edge, or as ticks at the lower one where they are many."""
-        return 0 if len(self.marks) <= _FEW_MARKS else 930
+# What the template draws, by its names: caption, label (the same for those who do not see it), legend (class of the key
+# and text), x_labels, y_labels, x_title; in the plane's units shades (class, x, width, text), bars (x, y, width, height
+# and text), lines (number, whether dots, path), marks (upright lines); beyond (number of a line, percent,
+# edge) for values that are not finite; said, the text in the middle of a chart that cannot be drawn.
+Chart = Dict[str, Any]
+_NOTHING: Chart = dict(shades=(), bars=(), lines=(), marks=(), beyond=(), said="")
 
 
 class Axis(NamedTuple):
@@ -85,9 +51,9 @@ class Axis(NamedTuple):
 
     def labels(self, as_share: bool = False) -> List[Label]:
         """Return what stands along the axis."""
-        written = (lambda at: f"{self.base}^{at:.0f}") if self.base else share if as_share else figure
         places = _ticks(self.low, self.high, 6 if self.base else 5, bool(self.base))
-        return [(100 * (at - self.low) / (self.high - self.low), written(at)) for at in places]
+        texts = [f"{self.base}^{at:.0f}" if self.base else share(at) if as_share else figure(at) for at in places]
+        return [(100 * (at - self.low) / (self.high - self.low), text) for at, text in zip(places, texts)]
 
 
 def _ticks(low: float, high: float, most: int, as_exponents: bool = False) -> List[float]:
@@ -140,19 +106,20 @@ def _value_axis(values: Sequence[Optional[float]], scale: str) -> Axis:
 
 def draw_lines(block: Lines) -> Chart:
     """Return the chart of some lines."""
-    x = [to_float(at) or 0.0 for at in block.x]
-    lines = [Line(line.name, [to_float(value) for value in line.values], line.dots) for line in block.lines]
-    along, up = _linear_axis([*x, *block.marks]), _value_axis([v for line in lines for v in line.values], block.scale)
-    not_finite = [value for line in lines for value in line.values if value is not None and not math.isfinite(value)]
+    x, lines = block.x, block.lines
+    values = [value for line in lines for value in line.values if value is not None]
+    along, up = _linear_axis([*x, *block.marks]), _value_axis(values, block.scale)
+    not_finite = [value for value in values if not math.isfinite(value)]
     beyond = [(i + 1, *place) for i, line in enumerate(lines) for place in _beyond(x, line, along)]
-    said = _nothing_to_draw([value for line in lines for value in line.values if value is not None])
+    said = "" if _drawables(values) or not values else "Nothing to draw: no value is finite"
     named = [(f"s{i + 1}", line.name) for i, line in enumerate(lines) if len(lines) > 1 or block.marks or beyond]
     named += [("mark", f"{block.mark_name} ({len(block.marks):,})")] if block.marks else []
     named += [("beyond", f"not finite ({len(not_finite):,})")] if beyond else []
     parts = [_described(line) for line in lines]
     parts += [f"not finite: {len(not_finite)}" if not_finite else ""]
     parts += [f"{block.mark_name}: {len(block.marks)}" if block.marks else ""]
-    return Chart(
+    return dict(
+        _NOTHING,
         caption=block.caption,
         label=f"{block.caption}: " + ("; ".join(filter(None, parts)) or "no values"),
         legend=named,
@@ -176,14 +143,6 @@ def _beyond(x: Sequence[float], line: Line, along: Axis) -> List[Tuple[float, st
     values = [(at, value) for at, value in zip(x, line.values) if value is not None and not math.isfinite(value)]
     places = ((round(_MOST * (along.place(at) or 0.0)), "lower" if value < 0 else "upper") for at, value in values)
     return [(100 * place / _MOST, edge) for place, edge in dict.fromkeys(places)]
-
-
-def _nothing_to_draw(values: Sequence[float]) -> str:
-    """Return what a chart says that has values, but none that can be drawn; '' for others."""
-    if not values or _drawables(values):
-        return ""
-    kinds = Counter(map(figure, values))
-    return f"Nothing to draw: {', '.join(f'{count:,} × {kind}' for kind, count in kinds.items())}"
 
 
 def _points(x: Sequence[float], line: Line, along: Axis, up: Axis) -> List[Tuple[float, Optional[float]]]:
@@ -241,7 +200,8 @@ def draw_histogram(block: Histogram) -> Chart:
     most = power(max(counts, key=lambda e: counts[e])) if counts else power(subnormal)
     exponents = [(100 * (along.place(at) or 0.0), f"2^{at:.0f}") for at in _ticks(low, high, 7, as_exponents=True)]
     of_zeros = [(50 / (high - low), "0"), *(each for each in exponents if each[0] > _BESIDE_ZERO)]
-    return Chart(
+    return dict(
+        _NOTHING,
         caption=block.caption,
         label=f"{block.caption}: most values are from {most} on{zeros_share}",
         legend=[(kind, f"{name} in {dtype}{zeros_share if kind == 'zero' else ''}") for kind, _, _, name in shades],
@@ -262,7 +222,7 @@ def draw_spark(counts: Mapping[Any, float], span: Tuple[int, int], dtype: str = 
     most = max(drawn, key=lambda each: drawn[each]) if drawn else 0
     label = f"{power(min(drawn))} to {power(max(drawn) + 1)}, most from {power(most)}" if drawn else "no values"
     bars = [(*_bar(along, e, max(math.sqrt(count / drawn[most]), 0.06)), "") for e, count in drawn.items()]
-    return Chart("", label, (), (), (), "", shades=_shades(along, dtype, along.low), bars=bars)
+    return {"label": label, "y_labels": (), "shades": _shades(along, dtype, along.low), "bars": bars}
 
 
 def _bar(along: Axis, exponent: int, height: float) -> Tuple[float, float, float, float]:

@@ -8,7 +8,7 @@ References:
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 Edge = Tuple[int, int]
 Route = Sequence[Tuple[float, int]]
@@ -43,78 +43,55 @@ def layered(count: int, edges: Sequence[Edge], box: float, gap: float) -> Layout
         box: Width of a box.
         gap: Least distance of two.
     """
-    layer = _layers(count, edges)
-    routes, layers = _waypoints(layer, edges)
-    neighbours = _neighbours(len(layers), routes)
+    layers = [0] * count
+    for source, target in sorted(edges, key=lambda edge: edge[1]):
+        layers[target] = max(layers[target], layers[source] + 1)
+    routes = _waypoints(layers, edges)
+    neighbours: Tuple[List[List[int]], ...] = tuple([[] for _ in layers] for _ in range(2))  # above, below
+    for route in routes:
+        for upper, lower in zip(route, route[1:]):
+            neighbours[0][lower].append(upper)
+            neighbours[1][upper].append(lower)
     rows: List[List[int]] = [[] for _ in range(max(layers, default=-1) + 1)]
     for each, at in enumerate(layers):
         rows[at].append(each)
     widths = [box if each < count else _WAYPOINT for each in range(len(layers))]
-    _order(rows, neighbours)
     x = _place(rows, neighbours, widths, gap)
-    left = min((x[i] - widths[i] / 2 for i in range(len(x))), default=0.0)
-    right = max((x[i] + widths[i] / 2 for i in range(len(x))), default=0.0)
-    moved = [each - left for each in x]
-    paths = [[(moved[each], layers[each]) for each in route] for route in routes]
-    return Layout(moved[:count], layer, paths, right - left)
+    left = min((at - width / 2 for at, width in zip(x, widths)), default=0.0)
+    right = max((at + width / 2 for at, width in zip(x, widths)), default=0.0)
+    paths = [[(x[each] - left, layers[each]) for each in route] for route in routes]
+    return Layout([at - left for at in x[:count]], layers[:count], paths, right - left)
 
 
-def _layers(count: int, edges: Sequence[Edge]) -> List[int]:
-    """Return each box's layer: one below the lowest that it reads."""
-    layer = [0] * count
-    for source, target in sorted(edges, key=lambda edge: edge[1]):
-        layer[target] = max(layer[target], layer[source] + 1)
-    return layer
-
-
-def _waypoints(layer: Sequence[int], edges: Sequence[Edge]) -> Tuple[List[List[int]], List[int]]:
-    """Return what each edge passes, one point in each layer, and the layers of boxes and waypoints."""
-    layers = list(layer)
-    bends = sum(layer[b] - layer[a] - 1 for a, b in edges) <= _MOST_WAYPOINTS
+def _waypoints(layers: List[int], edges: Sequence[Edge]) -> List[List[int]]:
+    """Return the points that each edge passes, one in each layer; the waypoints' layers are added to the boxes'."""
+    bends = sum(layers[b] - layers[a] - 1 for a, b in edges) <= _MOST_WAYPOINTS
     routes = []
     for source, target in edges:
-        between = range(layer[source] + 1, layer[target]) if bends else range(0)
-        route = [source, *range(len(layers), len(layers) + len(between)), target]
+        between = range(layers[source] + 1, layers[target]) if bends else range(0)
+        routes.append([source, *range(len(layers), len(layers) + len(between)), target])
         layers.extend(between)
-        routes.append(route)
-    return routes, layers
-
-
-def _neighbours(count: int, routes: Sequence[Sequence[int]]) -> Tuple[List[List[int]], List[List[int]]]:
-    """Return what is directly above and what is directly below each box and waypoint."""
-    above: List[List[int]] = [[] for _ in range(count)]
-    below: List[List[int]] = [[] for _ in range(count)]
-    for route in routes:
-        for upper, lower in zip(route, route[1:]):
-            above[lower].append(upper)
-            below[upper].append(lower)
-    return above, below
-
-
-def _order(rows: List[List[int]], neighbours: Tuple[List[List[int]], List[List[int]]]) -> None:
-    """Sort each row by the mean place of the neighbours, downwards and upwards in turn."""
-    place: Dict[int, float] = {each: i for row in rows for i, each in enumerate(row)}
-    for sweep in range(_SWEEPS):
-        near = neighbours[sweep % 2]
-        for row in rows if sweep % 2 == 0 else reversed(rows):
-            wish = {e: sum(place[n] for n in near[e]) / len(near[e]) if near[e] else place[e] for e in row}
-            row.sort(key=lambda each: wish[each])
-            place.update({each: i for i, each in enumerate(row)})
+    return routes
 
 
 def _place(
-    rows: Sequence[Sequence[int]],
-    neighbours: Tuple[List[List[int]], List[List[int]]],
-    widths: Sequence[float],
-    gap: float,
+    rows: Sequence[List[int]], neighbours: Sequence[Sequence[Sequence[int]]], widths: Sequence[float], gap: float
 ) -> List[float]:
-    """Return the x of each box and waypoint, as near to its neighbours' as order and distance allow."""
+    """Return the x of each point, as near to its neighbours' mean as order and distance allow.
+
+    Rows are swept downwards and upwards in turn; the first sweeps put them in the order of the neighbours' means too.
+    """
     x = [0.0] * len(widths)
-    for sweep in range(2 * _SWEEPS):
+    for row in rows:
+        for each, at in zip(row, _apart([0.0] * len(row), [widths[e] for e in row], gap)):
+            x[each] = at
+    for sweep in range(3 * _SWEEPS):
         near = neighbours[sweep % 2]
         for row in rows if sweep % 2 == 0 else reversed(rows):
-            wish = [sum(x[n] for n in near[e]) / len(near[e]) if near[e] else x[e] for e in row]
-            for each, at in zip(row, _apart(wish, [widths[e] for e in row], gap)):
+            wish = {e: sum(x[n] for n in near[e]) / len(near[e]) if near[e] else x[e] for e in row}
+            if sweep < _SWEEPS:
+                row.sort(key=lambda each: wish[each])
+            for each, at in zip(row, _apart([wish[e] for e in row], [widths[e] for e in row], gap)):
                 x[each] = at
     return x
 

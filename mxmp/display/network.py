@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from markupsafe import Markup, escape
 
 from ..errors import visible
-from .blocks import Network, Operator
+from .blocks import Network
 from .layout import Layout, Route, layered
 
 _EACH_ALONE = 40  # operators up to which each has a box of its own
@@ -31,71 +30,35 @@ _TELLING = ("Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot"
 _SUFFIX = "_fwd"  # of the nodes of Gluon's layers
 
 
-@dataclass(frozen=True)
-class Box:
-    """A box: its upper left corner, two lines of text, all that there is to say, and (x, width, precision) by cell."""
-
-    x: float
-    y: float
-    label: str
-    below: str
-    title: Markup
-    cells: Sequence[Tuple[float, float, str]]
-    width: float = _BOX
-    height: float = _HEIGHT
+Values = Dict[str, Any]  # of a box or the picture, by the names that the template has for them
 
 
-@dataclass(frozen=True)
-class Mark:
-    """The mark of a cast: its middle, what is cast, and half its width."""
-
-    x: float
-    y: float
-    title: str
-    radius: float = 5.0
-
-
-@dataclass(frozen=True)
-class Picture:
-    """What the template draws: without boxes, that the network is too large."""
-
-    caption: str
-    count: int
-    precisions: Sequence[str]
-    width: int = 0
-    height: int = 0
-    boxes: Sequence[Box] = ()
-    paths: Sequence[str] = ()
-    marks: Sequence[Mark] = ()
-
-
-def draw(block: Network) -> Picture:
-    """Return the picture of a network."""
+def draw(block: Network) -> Values:
+    """Return the picture of a network; one without boxes is too large to be drawn."""
     operators = block.operators
     sources = read_positions(operators)
     runs = group(sources) if len(operators) > _EACH_ALONE else [[i] for i in range(len(operators))]
     precisions = list(dict.fromkeys(each.precision for each in operators))
+    picture = {"caption": block.caption, "count": len(operators), "precisions": precisions, "boxes": []}
     if len(runs) > _MOST_BOXES:
-        return Picture(block.caption, len(operators), precisions)
+        return picture
     home = {each: number for number, run in enumerate(runs) for each in run}
     edges = sorted({(home[a], home[b]) for b, read in enumerate(sources) for a in read if home[a] != home[b]})
     layout = layered(len(runs), edges, _BOX, _GAP)
     prefix = _prefix([each.name for each in operators])
     boxes = [_box([operators[i] for i in run], layout, number, prefix) for number, run in enumerate(runs)]
-    routes = dict(zip(edges, layout.routes))
-    return Picture(
-        block.caption,
-        len(operators),
-        precisions,
-        width=round(layout.width + 2 * _EDGE),
-        height=round(max(layout.layer, default=0) * _RISE + _HEIGHT + 2 * _EDGE),
-        boxes=boxes,
-        paths=[_curve(route) for route in layout.routes],
-        marks=list(dict.fromkeys(_marks(operators, sources, runs, boxes, routes))),
-    )
+    marks = _marks(operators, sources, runs, boxes, dict(zip(edges, layout.routes)))
+    return {
+        **picture,
+        "width": round(layout.width + 2 * _EDGE),
+        "height": round(max(layout.layer, default=0) * _RISE + _HEIGHT + 2 * _EDGE),
+        "boxes": boxes,
+        "paths": [_curve(route) for route in layout.routes],
+        "marks": dict.fromkeys(marks),  # two operators of a box may read one cast
+    }
 
 
-def read_positions(operators: Sequence[Operator]) -> List[List[int]]:
+def read_positions(operators: Sequence[Any]) -> List[List[int]]:
     """Return the positions that each operator reads: for a name, the last operator of that name before it."""
     last: Dict[str, int] = {}
     positions = []
@@ -123,18 +86,25 @@ def group(sources: Sequence[Sequence[int]]) -> List[List[int]]:
 # ---------------------------------------------------------------------- boxes
 
 
-def _box(inside: Sequence[Operator], layout: Layout, number: int, prefix: int) -> Box:
+def _box(inside: Sequence[Any], layout: Layout, number: int, prefix: int) -> Values:
+    """Return a box: its upper left corner, two lines of text, all that there is to say, and (x, width, precision)."""
     x, y = layout.x[number] - _BOX / 2 + _EDGE, layout.layer[number] * _RISE + _EDGE
-    width = _CELLS / len(inside)
-    drawn = width - (1 if len(inside) > 1 else 0)
-    cells = [(x + 8 + i * width, drawn, each.precision) for i, each in enumerate(inside)]
-    title = Markup("\n").join(escape(visible(_details(each))) for each in inside[:_MOST_LINES])
-    return Box(x, y, _name(inside[0], prefix), _kinds(inside), title, cells)
+    width, gap = _CELLS / len(inside), 1 if len(inside) > 1 else 0
+    return {
+        "x": x,
+        "y": y,
+        "width": _BOX,
+        "height": _HEIGHT,
+        "label": _name(inside[0], prefix),
+        "below": _kinds(inside),
+        "title": Markup("\n").join(escape(visible(_details(each))) for each in inside[:_MOST_LINES]),
+        "cells": [(x + 8 + i * width, width - gap, each.precision) for i, each in enumerate(inside)],
+    }
 
 
-def _details(operator: Operator) -> str:
+def _details(operator: Any) -> str:
     """Return all that there is to say of an operator."""
-    casts = [text for _, text in operator.casts]
+    casts = list(map(str, operator.casts))
     more = f" and {len(casts) - _MOST_CASTS} more" if len(casts) > _MOST_CASTS else ""
     listed = f"; casts {', '.join(casts[:_MOST_CASTS])}{more}" if casts else ""
     return f"{operator.name} ({operator.op}): {operator.precision}, {operator.reason}{listed}"
@@ -145,12 +115,12 @@ def _prefix(names: Sequence[str]) -> int:
     return os.path.commonprefix(names).rfind("_") + 1 if len(names) > 1 else 0
 
 
-def _name(operator: Operator, prefix: int) -> str:
+def _name(operator: Any, prefix: int) -> str:
     name = visible(operator.name[prefix:])
     return _shortened(name[: -len(_SUFFIX)] if name.endswith(_SUFFIX) and name != _SUFFIX else name)
 
 
-def _kinds(inside: Sequence[Operator]) -> str:
+def _kinds(inside: Sequence[Any]) -> str:
     """Return the kinds of a box's operators: the one that tells most, and how many more there are."""
     counts = Counter(visible(each.op) for each in inside)
     kind = max(counts, key=lambda op: (op in _TELLING, counts[op]))
@@ -169,30 +139,28 @@ def _shortened(text: str, most: int = _LETTERS) -> str:
 
 
 def _marks(
-    operators: Sequence[Operator],
+    operators: Sequence[Any],
     sources: Sequence[Sequence[int]],
     runs: Sequence[Sequence[int]],
-    boxes: Sequence[Box],
+    boxes: Sequence[Values],
     routes: Dict[Tuple[int, int], Route],
-) -> Iterator[Mark]:
-    """Yield a mark for each cast: within a box, on the edge between two near the reader, below for an output."""
+) -> Iterator[Tuple[float, float, str, float]]:
+    """Yield x, y, text and half the width of a mark for each cast.
+
+    It stands within a box, on the edge between two, near the reader, or below a box for an output of the network.
+    """
     place = {each: (number, i) for number, run in enumerate(runs) for i, each in enumerate(run)}
     for position, operator in enumerate(operators):
         number, cell = place[position]
+        casts, box = {cast.source: str(cast) for cast in operator.casts}, boxes[number]
         for source in sources[position]:
-            cast = _cast_of(operator, operators[source].name)
+            cast = casts.get(operators[source].name)
             if cast and place[source][0] == number:
-                yield Mark(boxes[number].cells[cell][0] - 0.5, boxes[number].y + _HEIGHT - 7.5, cast, 3.5)
+                yield box["cells"][cell][0] - 0.5, box["y"] + _HEIGHT - 7.5, cast, 3.5
             elif cast:
-                yield Mark(*_near_end(routes[place[source][0], number]), cast)
-        cast = _cast_of(operator, operator.name)
-        if cast:
-            yield Mark(boxes[number].x + _BOX / 2, boxes[number].y + _HEIGHT, cast)
-
-
-def _cast_of(operator: Operator, source: str) -> Optional[str]:
-    """Return the text of an operator's cast of a tensor that another gives."""
-    return next((text for name, text in operator.casts if name == source), None)
+                yield (*_near_end(routes[place[source][0], number]), cast, 5.0)
+        if operator.name in casts:
+            yield box["x"] + _BOX / 2, box["y"] + _HEIGHT, casts[operator.name], 5.0
 
 
 def _curve(route: Route) -> str:
@@ -209,7 +177,7 @@ def _near_end(route: Route, t: float = 0.8) -> Tuple[float, float]:
     """Return a point of the last curve that `_curve` draws, ``t`` of the way along it (a cubic Bézier curve)."""
     (x0, upper), (x1, lower) = route[-2:]
     y0, y1 = upper * _RISE + _HEIGHT, lower * _RISE
-    turned = 3 * (1 - t) * t**2 + t**3  # the weight of its lower half
-    middle = 3 * (1 - t) ** 2 * t + 3 * (1 - t) * t**2
-    x = x0 + (x1 - x0) * turned
-    return x + _EDGE, y0 * (1 - t) ** 3 + (y0 + y1) / 2 * middle + y1 * t**3 + _EDGE
+    weights = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3
+    x = sum(weight * at for weight, at in zip(weights, (x0, x0, x1, x1)))
+    y = sum(weight * at for weight, at in zip(weights, (y0, (y0 + y1) / 2, (y0 + y1) / 2, y1)))
+    return x + _EDGE, y + _EDGE

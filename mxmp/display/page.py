@@ -7,8 +7,8 @@ style and script are within the page.
 from __future__ import annotations
 
 import functools
+import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -99,44 +99,22 @@ def _anchors(sections: Sequence[blocks.Section]) -> List[str]:
     return anchors
 
 
-# ---------------------------------------------------------------------- tables
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What the template needs of a cell: its text, what it is sorted by, and what is drawn in it."""
-
-    text: str
-    kind: str
-    key: Optional[str] = None
-    chart: Optional[charts.Chart] = None
-    part: float = 0.0
-
-
 def _table(block: blocks.Table) -> Dict[str, Any]:
-    """Return what the template draws of a table."""
+    """Return what the template draws of a table: for each cell its text, what it is sorted by, and what is drawn."""
     block = block.without_empty_columns()
-    values = list(zip(*block.rows)) or [() for _ in block.columns]
-    cells = [_cells(column, of_column) for column, of_column in zip(block.columns, values)]
-    return {"block": block, "rows": list(zip(*cells))}
+    columns = [_cells(column, [row[i] for row in block.rows]) for i, column in enumerate(block.columns)]
+    return {"block": block, "rows": list(zip(*columns))}
 
 
-def _cells(column: blocks.Column, values: Sequence[Any]) -> List[Cell]:
+def _cells(column: blocks.Column, values: Sequence[Any]) -> List[Tuple[str, Optional[str], Any]]:
     """Return the cells of a column."""
     if column.kind == blocks.SPARK:
         exponents = [int(key) for counts in values for key in counts or {}] or [0]
-        span = min(exponents), max(exponents)
-        return [Cell("", column.kind, chart=charts.draw_spark(each or {}, span, column.dtype)) for each in values]
+        sparks = [charts.draw_spark(each or {}, (min(exponents), max(exponents)), column.dtype) for each in values]
+        return [(spark["label"], None, spark) for spark in sparks]
     if not column.is_numeric:
-        return [Cell(column.text(value), column.kind) for value in values]
-    numbers = [blocks.to_float(value) for value in values]
-    largest = max((each for each in numbers if each is not None and abs(each) < float("inf")), default=0.0)
-    return [
-        Cell(
-            column.text(value),
-            column.kind,
-            "" if number is None or number != number else repr(number),  # NaN has no place in an order
-            part=0.0 if not number or not largest > 0 or not number > 0 else round(min(number / largest, 1.0), 3),
-        )
-        for value, number in zip(values, numbers)
-    ]
+        return [(column.text(value), None, None) for value in values]
+    keys = ["" if value is None or value != value else str(float(value)) for value in values]  # NaN has no order
+    largest = max((value for value in values if value is not None and abs(value) < math.inf), default=0.0)
+    parts = [round(min(value / largest, 1.0), 3) if value and value > 0 < largest else 0 for value in values]
+    return list(zip(map(column.text, values), keys, parts))

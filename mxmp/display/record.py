@@ -7,14 +7,28 @@ terminal, a page and a notebook draw.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
-import functools
 import json
 import math
 from pathlib import Path
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple, Type, TypeVar, Union, get_args, get_origin
-from typing import get_type_hints as type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from ..errors import CheckpointError, MxmpError, StateError
 from ..files import saving
@@ -25,40 +39,11 @@ Self = TypeVar("Self", bound="Record")
 _LONGEST = 80  # characters of a wrong value that an error shows
 
 
-class Record:
-    """Base of results: frozen dataclasses that are saved, loaded and looked at.
+class Shown:
+    """Base of what is shown on a terminal, as a page and in a notebook, from one list of sections."""
 
-    A field's type hint is what `from_dict` checks: int, float (inf and NaN are the texts 'inf', '-inf' and 'nan'),
-    bool, str, Any, Optional, a tuple, a mapping from str or int, an Enum (written as its value), a dataclass, or a
-    class whose ``parse`` reads what its ``str`` gives, as `Policy`. A field with ``compare=False`` is not written;
-    one with a default may be missing in what is read. Names that are no field are passed over, so that a class may
-    add values for other readers in its `to_dict`. A class that checks more does so in ``__post_init__``, by a
-    ValueError.
-
-    Example:
-        >>> @dataclasses.dataclass(frozen=True)
-        ... class Speed(Record):
-        ...     _kind, _title = "speed", "Speed"
-        ...     name: str
-        ...     seconds: float = math.inf
-        >>> Speed("conv").to_dict()
-        {'record': 'speed', 'version': 1, 'name': 'conv', 'seconds': 'inf'}
-        >>> Speed.from_json('{"record": "speed", "version": 1, "name": "conv", "seconds": "fast"}')
-        Traceback (most recent call last):
-        mxmp.errors.StateError: the speed is damaged: seconds is 'fast'; expected a number.
-    """
-
-    _kind: ClassVar[str]
-    """What a file says that it holds, and errors call it."""
-
-    _version: ClassVar[int] = 1
-    """Of the fields and their meaning; no other is read."""
-
+    #: The title of its page.
     _title: ClassVar[str]
-    """The title of its page."""
-
-    _error: ClassVar[Type[MxmpError]] = StateError
-    """The class of errors about damaged values."""
 
     def _sections(self) -> List[Section]:
         """Return the parts of its page, from top to bottom."""
@@ -68,69 +53,6 @@ class Record:
     def _lead(self) -> str:
         """The line under the title."""
         return ""
-
-    # ------------------------------------------------------------------ values and files
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Return it as plain values, which JSON can hold and `from_dict` reads."""
-        return {"record": self._kind, "version": self._version, **_fields_to_plain(self)}
-
-    @classmethod
-    def from_dict(cls: Type[Self], values: Any) -> Self:
-        """Return the record that `to_dict` gave, also after JSON has made lists of tuples.
-
-        Raises:
-            MxmpError: If the values are another's or damaged; the message names the field. The class is the record's.
-        """
-        kind = values.get("record") if isinstance(values, Mapping) else None
-        if kind != cls._kind:
-            raise cls._error(f"this is no {cls._kind} of mxmp: expected 'record': {cls._kind!r}, found {kind!r}.")
-        if values.get("version") != cls._version:
-            found = values.get("version")
-            raise cls._error(f"the {cls._kind} has version {found!r}; this mxmp reads version {cls._version}.")
-        try:
-            return _dataclass_from_plain(cls, values, "")
-        except _Wrong as e:
-            raise cls._error(f"the {cls._kind} is damaged: {e}") from e
-
-    def to_json(self) -> str:
-        """Return it as JSON, which `from_json` reads."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
-
-    @classmethod
-    def from_json(cls: Type[Self], text: str) -> Self:
-        """Return what `to_json` gave; raises as `from_dict`."""
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as e:
-            raise cls._error(f"this is no {cls._kind} of mxmp: it is no JSON ({e}).") from e
-        return cls.from_dict(values)
-
-    def save(self, path: str) -> None:
-        """Write it to a file as JSON, whole or not at all.
-
-        Raises:
-            CheckpointError: If the file cannot be written.
-        """
-        save_text(self.to_json() + "\n", path)
-
-    @classmethod
-    def load(cls: Type[Self], path: str) -> Self:
-        """Return what `save` wrote.
-
-        Raises:
-            CheckpointError: If the file cannot be read, or holds something else; the message names it.
-        """
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except OSError as e:
-            raise CheckpointError(f"{path} cannot be read: {e.strerror or e}") from e
-        except UnicodeDecodeError as e:
-            raise CheckpointError(f"{path}: this is no {cls._kind} of mxmp: it is no text in UTF-8.") from e
-        except cls._error as e:
-            raise CheckpointError(f"{path}: {e}") from e
-
-    # ------------------------------------------------------------------ where it is shown
 
     def to_html(self, path: Optional[str] = None, title: Optional[str] = None) -> str:
         """Return it as one self-contained HTML file, and write that if asked to.
@@ -167,6 +89,105 @@ class Record:
         return terminal.text(self)
 
 
+class Record(Shown):
+    """Base of results: frozen dataclasses that are saved, loaded and looked at.
+
+    A field's type hint is what `from_dict` checks: int, float (inf and NaN are the texts 'inf', '-inf' and 'nan'),
+    bool, str, Any, Optional, a tuple, a mapping from str or int, an Enum (written as its value), a dataclass, or a
+    class whose ``parse`` reads what its ``str`` gives, as `Policy`. A field with ``compare=False`` is not written;
+    one with a default may be missing in what is read. Names that are no field are passed over, so that a class may
+    add values for other readers in its `to_dict`. A class that checks more does so in ``__post_init__``, by a
+    ValueError.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Speed(Record):
+        ...     _kind, _title = "speed", "Speed"
+        ...     name: str
+        ...     seconds: float = math.inf
+        >>> Speed("conv").to_dict()
+        {'record': 'speed', 'version': 1, 'name': 'conv', 'seconds': 'inf'}
+        >>> Speed.from_json('{"record": "speed", "version": 1, "name": "conv", "seconds": "fast"}')
+        Traceback (most recent call last):
+        mxmp.errors.StateError: the speed is damaged: seconds is 'fast'; expected a number.
+    """
+
+    #: What a file says that it holds, and errors call it.
+    _kind: ClassVar[str]
+    #: Of the fields and their meaning; no other is read.
+    _version: ClassVar[int] = 1
+    #: The class of errors about damaged values.
+    _error: ClassVar[Type[MxmpError]] = StateError
+
+    # ------------------------------------------------------------------ values and files
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Return it as plain values, which JSON can hold and `from_dict` reads."""
+        return {"record": self._kind, "version": self._version, **_fields_to_plain(self)}
+
+    @classmethod
+    def from_dict(cls: Type[Self], values: Any) -> Self:
+        """Return the record that `to_dict` gave, also after JSON has made lists of tuples.
+
+        Raises:
+            MxmpError: If the values are another's or damaged; the message names the field. The class is the record's.
+        """
+        kind, version = (values.get(name) if isinstance(values, Mapping) else None for name in ("record", "version"))
+        if kind != cls._kind:
+            raise cls._error(f"this is no {cls._kind} of mxmp: expected 'record': {cls._kind!r}, found {kind!r}.")
+        if version != cls._version:
+            raise cls._error(f"the {cls._kind} has version {version!r}; this mxmp reads version {cls._version}.")
+        try:
+            record: Self = _fields_from_plain(cls, values, "")
+            return record
+        except (_Wrong, ValueError) as e:
+            raise cls._error(f"the {cls._kind} is damaged: {e}") from e
+
+    def to_json(self) -> str:
+        """Return it as JSON, which `from_json` reads."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls: Type[Self], text: str) -> Self:
+        """Return what `to_json` gave; raises as `from_dict`."""
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as e:
+            raise cls._error(f"this is no {cls._kind} of mxmp: it is no JSON ({e}).") from e
+        return cls.from_dict(values)
+
+    def save(self, path: str) -> None:
+        """Write it to a file as JSON, whole or not at all.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
+        save_text(self.to_json() + "\n", path)
+
+    @classmethod
+    def load(cls: Type[Self], path: str) -> Self:
+        """Return what `save` wrote.
+
+        Raises:
+            CheckpointError: If the file cannot be read, or holds something else; the message names it.
+        """
+        with reading(path, cls._error):
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def reading(path: str, *damage: Type[Exception]) -> Iterator[None]:
+    """Turn errors of a file into a CheckpointError that names it; those of ``damage`` are raised for its text."""
+    try:
+        yield
+    except UnicodeDecodeError as e:
+        raise CheckpointError(f"{path}: it is no text in UTF-8.") from e
+    except damage as e:
+        raise CheckpointError(f"{path}: {e}") from e
+    except OSError as e:
+        raise CheckpointError(f"{path} cannot be read: {e.strerror or e}") from e
+
+
 def save_text(text: str, path: str) -> None:
     """Write a text to a file, whole or not at all; a file that is there is replaced.
 
@@ -183,113 +204,102 @@ def save_text(text: str, path: str) -> None:
 class _Wrong(Exception):
     """A value that is not of its field's type; the message names the field."""
 
-
-def _fields_to_plain(value: Any) -> Dict[str, Any]:
-    return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
+    def __init__(self, where: str, value: Any, expected: str, verb: str = "is") -> None:
+        text = repr(value)
+        shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+        super().__init__(f"{where} {verb} {shown}; expected {expected}.")
 
 
 def to_plain(value: Any) -> Any:
     """Return a value as JSON holds it: text for what is not finite, for an Enum its value, for others their text."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value.value if isinstance(value, enum.Enum) else value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Record):
-        return value.to_dict()
     if isinstance(value, enum.Enum):
         return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Record):
+        return value.to_dict()
     if isinstance(value, Mapping):
         return {str(key): to_plain(each) for key, each in value.items()}
     if isinstance(value, (tuple, list)):
         return [to_plain(each) for each in value]
-    if dataclasses.is_dataclass(value) and not hasattr(value, "parse"):
-        return _fields_to_plain(value)
-    return str(value)
+    return _fields_to_plain(value) if _has_fields(value) else str(value)
 
 
-def _dataclass_from_plain(cls: Any, values: Any, where: str) -> Any:
-    if not isinstance(values, Mapping):
-        raise _Wrong(f"{where} is {_shown(values)}; expected the fields of a {cls.__name__}.")
-    arguments = {}
+def _has_fields(value: Any) -> bool:
+    """Return whether a value, or a class, is written field by field: a dataclass that has no text to be parsed."""
+    return dataclasses.is_dataclass(value) and not hasattr(value, "parse")
+
+
+def _fields_to_plain(value: Any) -> Dict[str, Any]:
+    return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.compare}
+
+
+def _fields_from_plain(cls: Any, values: Any, where: str) -> Any:
+    """Return the value of a dataclass; ``where`` is the path to it, with a dot at its end."""
+    arguments, hints = {}, get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        path = f"{where}.{field.name}" if where else field.name
         if field.name in values and field.compare:
-            arguments[field.name] = _from_plain(_hints(cls)[field.name], values[field.name], path)
+            arguments[field.name] = _from_plain(hints[field.name], values[field.name], where + field.name)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise _Wrong(f"{path} is missing.")
-    try:
-        return cls(**arguments)
-    except ValueError as e:
-        raise _Wrong(f"{where}: {e}" if where else str(e)) from e
-
-
-@functools.lru_cache(maxsize=None)
-def _hints(cls: Any) -> Dict[str, Any]:
-    return type_hints(cls)
+            raise _Wrong(where + field.name, None, "a value")
+    return cls(**arguments)
 
 
 def _from_plain(hint: Any, value: Any, where: str) -> Any:
-    """Return the value of a type that plain values stand for."""
+    """Return the value of a type that a plain value stands for."""
     origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any or (origin is Union and value is None):
+        return value
     if origin is Union:  # Optional
-        return None if value is None else _from_plain(inner[0], value, where)
+        return _from_plain(inner[0], value, where)
     if origin is tuple:
         return _tuple_from_plain(inner, value, where)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping_from_plain(inner, value, where)
-    if dataclasses.is_dataclass(hint) and not hasattr(hint, "parse"):
-        return _dataclass_from_plain(hint, value, where)
-    return value if hint is Any else _simple_from_plain(hint, value, where)
-
-
-def _simple_from_plain(hint: Any, value: Any, where: str) -> Any:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is float and (is_number or value in ("inf", "-inf", "nan")):
-        try:
-            return float(value)
-        except OverflowError:
-            raise _Wrong(f"{where} is {_shown(value)}; expected a number that a float can hold.") from None
-    if hint is bool and isinstance(value, bool):
-        return value
-    if hint is int and is_number and isinstance(value, int):
-        return value
-    if isinstance(value, str) and hint is str:
-        return value
-    expected = _EXPECTED.get(hint, f"the text of a {hint.__name__}")
-    read = hint if issubclass(hint, enum.Enum) else getattr(hint, "parse", None)
-    if read is None or not isinstance(value, str):
-        raise _Wrong(f"{where} is {_shown(value)}; expected {expected}.")
+    if origin is not None or _has_fields(hint):
+        if not isinstance(value, Mapping):
+            raise _Wrong(where, value, "an object")
+        if origin is None:
+            return _fields_from_plain(hint, value, where + ".")
+        pairs = ((_key(inner[0], key, where), key, each) for key, each in value.items())
+        return {read: _from_plain(inner[1], each, f"{where}[{key!r}]") for read, key, each in pairs}
+    if hint in _EXPECTED:
+        types, expected = _EXPECTED[hint]
+        is_text = hint is float and value in ("inf", "-inf", "nan")
+        fits = isinstance(value, types) and isinstance(value, bool) == (hint is bool)
+        if not is_text and not (fits and (hint is not int or abs(value) < 2**63)):  # larger ones overflow elsewhere
+            raise _Wrong(where, value, expected)
+        read = hint
+    else:
+        expected, read = f"the text of a {hint.__name__}", getattr(hint, "parse", hint)
+        if not isinstance(value, str):
+            raise _Wrong(where, value, expected)
     try:
         return read(value)
-    except ValueError as e:
-        raise _Wrong(f"{where} is {_shown(value)}; expected {expected}: {e}") from e
+    except (ValueError, OverflowError) as e:  # of a number beyond all floats
+        raise _Wrong(where, value, f"{expected} ({e})") from e
 
 
-_EXPECTED: Dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
+_EXPECTED: Dict[Any, Tuple[Any, str]] = {
+    float: ((int, float), "a number"),
+    int: (int, "a whole number"),
+    bool: (bool, "true or false"),
+    str: (str, "text"),
+}
 
 
 def _tuple_from_plain(inner: Tuple[Any, ...], value: Any, where: str) -> Tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
-        raise _Wrong(f"{where} is {_shown(value)}; expected a list.")
+        raise _Wrong(where, value, "a list")
     hints = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
     if len(hints) != len(value):
-        raise _Wrong(f"{where} is {_shown(value)}; expected {len(hints)} values.")
+        raise _Wrong(where, value, f"{len(hints)} values")
     return tuple(_from_plain(hint, each, f"{where}[{i}]") for i, (hint, each) in enumerate(zip(hints, value)))
 
 
-def _mapping_from_plain(inner: Tuple[Any, ...], value: Any, where: str) -> Dict[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise _Wrong(f"{where} is {_shown(value)}; expected an object.")
-    result = {}
-    for key, each in value.items():
-        try:
-            name = inner[0](key)  # JSON has the keys of an int as text
-        except ValueError:
-            raise _Wrong(f"{where} has the key {key!r}; expected {_EXPECTED[inner[0]]}.") from None
-        result[name] = _from_plain(inner[1], each, f"{where}[{key!r}]")
-    return result
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+def _key(hint: Any, key: str, where: str) -> Any:
+    """Return the key of a mapping: JSON has numbers as text."""
+    try:
+        return hint(key)
+    except ValueError as e:
+        raise _Wrong(where, key, _EXPECTED[hint][1], "has the key") from e

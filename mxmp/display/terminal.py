@@ -23,11 +23,8 @@ from rich.padding import Padding  # noqa: E402
 from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
 
-WIDTH = 120
-"""Columns of what is printed to no terminal."""
-
-NARROW = 80
-"""Columns below which the cells of two text columns share one."""
+WIDTH = 120  # columns of what is printed to no terminal
+NARROW = 80  # columns below which the cells of two text columns share one
 
 
 def text(shown: Any, width: int = WIDTH) -> str:
@@ -70,7 +67,7 @@ def pairs(lines: Sequence[Sequence[str]]) -> Any:
     grid = Table.grid(padding=(0, 2))
     for name, line in lines:
         grid.add_row(Text(visible(name), style="dim"), Text(visible(line), overflow="fold"))
-    return Padding(grid, (0, 0, 0, 1))
+    return Padding(grid, (0, 0, 0, 1), expand=False)
 
 
 def table(block: blocks.Table, narrow: bool = False) -> Table:
@@ -85,12 +82,14 @@ def table(block: blocks.Table, narrow: bool = False) -> Table:
         else:
             groups.append([i])
     more = len(block.rows) - (len(block.rows) if block.most is None else block.most)
-    caption = f"{len(block.rows) - more:,} of {len(block.rows):,} {block.unit}" if more > 0 else None
+    below = [f"{block.most:,} of {len(block.rows):,} {block.unit}"] if more > 0 else []
+    below += [f"{word}: {meaning}" for word, meaning in block.legend]
+    caption = Text("\n".join(map(visible, below))) if below else None
     drawn = Table(title=Text(visible(block.caption)), caption=caption, caption_justify="left")
     for group in groups:
         right = block.columns[group[0]].is_numeric
         titles = ", ".join(block.columns[i].title for i in group)
-        drawn.add_column(titles, justify="right" if right else "left", overflow="fold", no_wrap=right or None)
+        drawn.add_column(titles, justify="right" if right else "left", overflow="fold", no_wrap=right)
     for row in block.rows[: block.most]:
         cells = ["\n  ".join(visible(block.columns[i].text(row[i])) for i in group) for group in groups]
         drawn.add_row(*map(Text, cells))  # a name may look like rich's markup

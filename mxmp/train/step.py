@@ -188,6 +188,9 @@ class Observer:
     def __exit__(self, *raised: object) -> None:
         self.detach()
 
+    def on_losses(self, losses: Sequence[mx.nd.NDArray]) -> None:
+        """These losses, as they were before scaling, are about to go backward; not all fronts know theirs."""
+
     def on_batch(self) -> None:
         """A batch is over whose step comes with a later one: gradients are added up."""
 

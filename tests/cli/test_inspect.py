@@ -208,7 +208,7 @@ def long(tmp_path_factory):
 
 def kinds(out):
     """Return the words of the rows of a summary's table, by operator; a table in a box follows."""
-    rows = [line.split() for line in out.partition("┌")[0].splitlines()]
+    rows = [line.replace("│", " ").replace("–", " ").split() for line in out.partition("┌")[0].splitlines() if line[0] == "│"]
     return {words[0]: words[1:] for words in rows if words}
 
 
