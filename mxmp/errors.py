@@ -6,7 +6,7 @@ Its one category of warnings too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "CheckpointError",
@@ -52,6 +52,12 @@ def mxnet_reason(error: Exception) -> str:
 def visible(text: str) -> str:
     """Return a text with control characters as Python writes them, so that a name cannot break or colour a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def listed(names: Sequence[str], notes: Sequence[str] = (), most: int = 3) -> str:
+    """Return the first names in quotes, each with its note, and how many more there are."""
+    noted = [f"'{visible(name)}'{note}" for name, note in zip(names, notes or [""] * len(names))]
+    return ", ".join(noted[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

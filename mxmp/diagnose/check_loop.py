@@ -16,7 +16,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import all_finite, to_float32
+from ..arrays import all_finite, leaves, to_float32
 from ..devices.check import check_cpu
 from ..devices.processor import read_processor
 from ..display import Notes, Record, Section
@@ -27,6 +27,7 @@ from ..errors import (
     StaleGradientError,
     TrainerError,
     UnscaledLossError,
+    listed,
     mxnet_reason,
 )
 from ..gluon.blocks import blocks_in, conversions_of
@@ -45,7 +46,6 @@ Trainers = Union[gluon.Trainer, Sequence[gluon.Trainer]]
 SEVERITIES = ("error", "warning", "note")
 
 _STEPS = 2
-_NAMED = 3  # layers or parameters that a sentence names
 _NORMS = (gluon.nn.BatchNorm, gluon.nn.LayerNorm, gluon.nn.InstanceNorm, gluon.nn.GroupNorm)
 _USING = ("unscale", "clip_global_norm", "clip_value", "allreduce_grads", "step", "update")
 """The methods of a trainer that use gradients."""
@@ -293,7 +293,7 @@ class _Watch:
     @contextlib.contextmanager
     def _scale_loss(self, step: _Step, original: Any, loss: Any, *others: Any, **options: Any) -> Iterator[Any]:
         steps = [each for each in self._steps if each.trainer in (step.trainer, *others)]
-        losses = list(_arrays_in(loss))
+        losses = [each for each in leaves(loss) if isinstance(each, mx.nd.NDArray)]
         for each in steps:
             self._begin(each)
         low = [dtypes.canonical(array.dtype) for array in losses if np.dtype(array.dtype).itemsize == 2]
@@ -317,7 +317,7 @@ class _Watch:
         if left:
             self._found.add(
                 "zero_grad_missing",
-                f"grad_req='add', but the gradients of {_names(left)} are not zero before the first backward of a "
+                f"grad_req='add', but the gradients of {listed(left)} are not zero before the first backward of a "
                 f"step: those of the step before are added in. Call zero_grad() on the parameters after each step.",
             )
 
@@ -358,7 +358,7 @@ class _Watch:
         if stale and not is_ignored and fresh:
             self._found.add(
                 "no_gradient",
-                f"no backward wrote the gradient of {_names(stale)} before {name}: the loss does not depend on them. "
+                f"no backward wrote the gradient of {listed(stale)} before {name}: the loss does not depend on them. "
                 f"Call the layers that they belong to, or set grad_req='null' on them.",
             )
         elif stale and not is_ignored and self.check_recorded():
@@ -407,7 +407,7 @@ class _Watch:
         if never and "wrong_trainer" not in self._found.kinds:
             self._found.add(
                 "never_called",
-                f"the loop did not call {_names(never)}: does it work on another net, or on a copy? Give the net that "
+                f"the loop did not call {listed(never)}: does it work on another net, or on a copy? Give the net that "
                 f"it calls.",
             )
         if not self._count:
@@ -432,15 +432,6 @@ def _may_recover(step: _Step) -> bool:
     return finite and isinstance(scaler_of(step.trainer).loss_scale, DynamicLossScale)
 
 
-def _arrays_in(value: Any) -> Iterator[mx.nd.NDArray]:
-    """Yield the arrays of nested lists and tuples."""
-    if isinstance(value, mx.nd.NDArray):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _arrays_in(each)
-
-
 # ---------------------------------------------------------------------- the state of nets and trainers
 
 
@@ -454,14 +445,14 @@ def _check_nets(nets: Sequence[gluon.Block], found: LoopFindings) -> None:
     if of_norms:
         found.add(
             "norm_precision",
-            f"parameters of normalization layers are {dtype_of(of_norms[0])}: {_names([p.name for p in of_norms])}. "
+            f"parameters of normalization layers are {dtype_of(of_norms[0])}: {listed([p.name for p in of_norms])}. "
             f"Their sums need float32; call cast('float32') on these layers, and mxmp.gluon.convert(net, 'O2') in "
             f"place of net.cast.",
         )
     if others:
         found.add(
             "cast_by_hand",
-            f"net.cast has put parameters in {dtype_of(others[0])}: {_names([p.name for p in others])}. Call "
+            f"net.cast has put parameters in {dtype_of(others[0])}: {listed([p.name for p in others])}. Call "
             f"net.cast('float32'), and mxmp.gluon.cast(net, {dtype_of(others[0])!r}) in its place, which keeps what "
             f"needs it in float32.",
             "warning",
@@ -491,7 +482,7 @@ def _check_finite(nets: Sequence[gluon.Block], steps: int, found: LoopFindings) 
     if steps:
         where = "mxmp.diagnose.find_nonfinite says where that begins"
         why = f" after {steps} steps: the loss or its gradients were; {where}"
-    found.add("weights_not_finite", f"parameters are inf or NaN{why}. They are {_names(bad)}.")
+    found.add("weights_not_finite", f"parameters are inf or NaN{why}. They are {listed(bad)}.")
 
 
 def _check_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer], found: LoopFindings) -> None:
@@ -501,7 +492,7 @@ def _check_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Traine
     if not any(id(param) in own for trainer in trainers for param in private.params(trainer)):
         found.add(
             "wrong_trainer",
-            f"the trainer has none of the parameters of {_names([net.name for net in nets])}, so that it does not "
+            f"the trainer has none of the parameters of {listed([net.name for net in nets])}, so that it does not "
             f"train them; give the net and the trainer of the same loop.",
         )
     for trainer in trainers:
@@ -513,7 +504,7 @@ def _check_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Traine
         low = [param.name for param in private.params(trainer) if dtype_of(param) in dtypes.LOW_PRECISION]
         reasons = ["gradients are not scaled, so that small ones become 0"] if scaled else []
         if low and not getattr(private.optimizer(trainer), "multi_precision", False):
-            reasons.append(f"weights in low precision, {_names(low)}, have no float32 masters")
+            reasons.append(f"weights in low precision, {listed(low)}, have no float32 masters")
         if reasons:
             found.add(
                 "plain_trainer",
@@ -540,15 +531,9 @@ def _check_speed(nets: Sequence[gluon.Block], batches: Sequence[int], found: Loo
         sizes = ", ".join(f"{axis} {size}" for axis, size in layer.sizes.items() if axis != BATCH)
         named += [f"{layer.name} ({sizes})"] if sizes else []
     if named:
-        text = f"sizes of {_names(named)} are no multiples of 8, which tensor cores want; pad"
+        text = f"sizes of {listed(named)} are no multiples of 8, which tensor cores want; pad"
         found.add("uneven_sizes", f"{text} them if the layer is large. `mxmp inspect` lists all.", "note")
     # A batch by itself says nothing where steps of a sequence come first, and a last one may be smaller.
     rows_of = [layer.sizes[BATCH] for layer in layers if BATCH in layer.sizes]
     if rows_of and max(batches, default=8) % 8:
         found.add("uneven_sizes", f"the batch of {max(rows_of)} is no multiple of 8, which tensor cores want.", "note")
-
-
-def _names(names: Sequence[str]) -> str:
-    """Return names in words, the first few of them."""
-    more = len(names) - _NAMED
-    return ", ".join(f"'{name}'" for name in names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..arrays import chunks, on_gpu, view
 from ..dtypes import BFLOAT16, canonical
-from ..errors import mxnet_reason, visible
+from ..errors import listed, mxnet_reason
 from ..train.step import Weights
 
 # Columns of a table: 254 binades of float32, with what a bin of 0 and one of 255 means there, and one more.
@@ -26,7 +26,6 @@ MOST_ARRAYS = 200  # of a launch: 16 bytes each, and CUDA has room for 4096
 _LOG = logging.getLogger(__name__)
 _PIECE = 2**16  # elements at a time, which stay in a processor's caches
 _THREADS, _ELEMENTS, _MOST_BLOCKS = 256, 16, 128  # threads of a block, elements of a thread, blocks of an array
-_NAMES = 3  # of weights in a line
 
 Read = Callable[[], Any]
 
@@ -90,10 +89,10 @@ def nonfinite_shares(weights: Weights) -> Mapping[str, float]:
 
 def why_skipped(weights: Weights) -> str:
     """Return in a line which gradients of a skipped step are not finite, the smallest share first; '' if all are."""
-    parts = sorted(nonfinite_shares(weights).items(), key=lambda part: part[1])
-    named = ", ".join(f"'{visible(name)}' ({100 * share:.3g} %)" for name, share in parts[:_NAMES])
-    more = f" and {len(parts) - _NAMES} more" if len(parts) > _NAMES else ""
-    return f"gradients not finite: {named}{more}" if parts else ""
+    shares = nonfinite_shares(weights)
+    names = sorted(shares, key=lambda name: shares[name])
+    text = listed(names, [f" ({100 * shares[name]:.3g} %)" for name in names])
+    return f"gradients not finite: {text}" if names else ""
 
 
 def _count(arrays: Sequence[mx.nd.NDArray], dtype: str) -> Read:

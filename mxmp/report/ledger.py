@@ -12,7 +12,7 @@ from typing import ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Typ
 
 from ..display import NUMBER, SHARE, SPARK, Column, Figures, Histogram, Notes, Record, Section, Table, figure, power
 from ..dtypes import FLOAT16, limits
-from ..errors import MxmpError, StateError, visible
+from ..errors import MxmpError, StateError, listed
 
 _MARGIN = 2
 """Binades between the largest gradient that was counted and the dtype's maximum: one step in many is counted."""
@@ -27,7 +27,6 @@ _LOST = 0.1  # of the updates of weights, from which on they want masters
 _TOO_MANY = 0.01  # of the steps at a scale are skipped if it is too high; a dynamic scale skips fewer
 _IN_A_ROW = 4  # steps that were skipped at one scale after another, from which on the scale is doubted
 _GROWN = 4.0  # times as large are the weights of most layers in such a run
-_NAMES = 3  # of layers in a sentence
 _ROWS = 20  # of the table on a terminal
 
 
@@ -173,7 +172,7 @@ class LedgerRecord(Record):
         names = sorted((name for name in shares if shares[name] > _SUBNORMAL), key=lambda name: -parts[name][0])
         if names and highest is not None and highest - _SPARE > last and not self.is_dynamic:
             share = sum(subnormal for subnormal, _ in parts.values()) / sum(total for _, total in parts.values())
-            named = _listed(names, [f" ({shares[name]:.0%})" for name in names])
+            named = listed(names, [f" ({shares[name]:.0%})" for name in names])
             return [
                 f"At the scale of {self.last_scale:g} an estimated {share:.0%} of the gradients that are not 0 are "
                 f"subnormal in {self.dtype}, with fewer bits, and smaller ones become 0: most of {named}. A larger "
@@ -186,7 +185,7 @@ class LedgerRecord(Record):
         if not zero or len(zero) == len(low) or any(sum(each.zeros.values()) < 2 * each.elements for each in zero):
             return []
         return [
-            f"All gradients of {_listed([layer.name for layer in zero])} were 0: they vanish, which a larger scale "
+            f"All gradients of {listed([layer.name for layer in zero])} were 0: they vanish, which a larger scale "
             f"shows, or the loss does not depend on {'this layer' if len(zero) == 1 else 'these layers'}."
         ]
 
@@ -223,7 +222,7 @@ class LedgerRecord(Record):
             return []
         skips = {layer.name: layer.skips[last] for layer in self.layers if last in layer.skips}
         first = sorted(skips, key=lambda name: -skips[name])
-        text += f", first in the gradients of {_listed(first)}." if first else "."
+        text += f", first in the gradients of {listed(first)}." if first else "."
         above, room = self._taken_above(last), self._room(self.layers, last)
         if above:
             why = f", for {_counted(above, 'step')} {'was' if above == 1 else 'were'} taken at larger ones"
@@ -244,7 +243,7 @@ class LedgerRecord(Record):
             return []
         return [
             f"{lost / moved:.0%} of the updates are lost, below half a bit of their weight, most of "
-            f"{_listed([layer.name for layer in worst])}. Keep float32 masters: multi_precision=True."
+            f"{listed([layer.name for layer in worst])}. Keep float32 masters: multi_precision=True."
         ]
 
     def _low(self) -> List[Layer]:
@@ -277,24 +276,22 @@ class LedgerRecord(Record):
         samples = f"{_counted(self.sampled, 'sample')} in {_counted(self.steps, 'step')}"
         return f"{self.dtype}, {samples}, one in {self.every:,}"
 
-    def figures(self) -> List[Tuple[str, str, str]]:
-        """Return the figures that matter most, each with its name and a remark."""
+    def _sections(self) -> List[Section]:
+        """Return figures and advice, then the layers: those that were first in most skips, then that lose most."""
+        advice = self.advice()
         part = f"{self.skipped / self.steps:.2%} of them" if self.skipped else ""
         found = [("steps", figure(self.steps), f"{self.sampled:,} sampled"), ("skipped", figure(self.skipped), part)]
         if self.last_scale is not None:
-            highest = self.advice().highest
-            advised = "" if highest is None else f"at most {power(log2(highest))}"
+            advised = "" if advice.highest is None else f"at most {power(log2(advice.highest))}"
             found.append(("loss scale at the end", figure(self.last_scale), advised))
-        return found
-
-    def gradients(self) -> List[Section]:
-        """Return the histogram and the table of the layers: first in most skips first, then those that lose most."""
-        total = _added(*(layer.histogram for layer in self.layers))
-        zeros = sum(sum(layer.zeros.values()) for layer in self.layers)
-        drawn = [Histogram(f"All gradients, against {self.dtype}'s range", total, self.dtype, zeros)]
-        worst = sorted(self.layers, key=self._losses_of, reverse=True)
-        shares = [(*self.shares_of([each]), each.largest, sum(each.skips.values())) for each in worst]
-        rows = [(r.name, r.elements, *each, r.lost_share, r.histogram) for r, each in zip(worst, shares)]
+        total, zeros = _added(*(each.histogram for each in self.layers)), _added(*(each.zeros for each in self.layers))
+        title, count = f"All gradients, against {self.dtype}'s range", sum(zeros.values())
+        drawn = [Histogram(title, total, self.dtype, count)] if total or count else []
+        rows = []
+        for layer in self.layers:
+            numbers = (*self.shares_of([layer]), layer.largest, sum(layer.skips.values()), layer.lost_share)
+            rows.append((layer.name, layer.elements, *numbers, layer.histogram))
+        rows.sort(key=lambda row: (row[5], row[6] or 0, row[2] + row[3]), reverse=True)
         columns = (
             Column("layer"),
             Column("elements", NUMBER, "Number of the gradient's elements"),
@@ -305,16 +302,10 @@ class LedgerRecord(Record):
             Column("lost updates", SHARE, "Share of updates below half a bit of the weight, which change nothing"),
             Column("magnitudes", SPARK, f"By powers of two; shaded where {self.dtype} has none", self.dtype),
         )
-        shown = Table("Gradients by layer", columns, rows, "layers", _ROWS)
+        table = Table("Gradients by layer", columns, rows, "layers", _ROWS)
         lead = "Gradients as they were, times the loss scale, in the steps that were sampled."
-        return [Section("Gradients by layer", [*(drawn if total or zeros else []), shown], lead)]
-
-    def _losses_of(self, layer: Layer) -> Tuple[int, float, float]:
-        return sum(layer.skips.values()), layer.lost_share or 0.0, sum(self.shares_of([layer]))
-
-    def _sections(self) -> List[Section]:
-        notes = Notes(self.advice().sentences, "Advice")
-        return [Section("Gradients", [Figures(self.figures()), notes]), *self.gradients()]
+        summary = Section("Gradients", [Figures(found), Notes(advice.sentences, "Advice")])
+        return [summary, Section("Gradients by layer", [*drawn, table], lead)]
 
 
 def log2(scale: Optional[float]) -> int:
@@ -333,9 +324,3 @@ def _added(*several: Mapping[int, int]) -> Dict[int, int]:
 def _counted(count: int, noun: str) -> str:
     """Return a count with its noun: '1 step', '2,000 steps'."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def _listed(names: Sequence[str], notes: Sequence[str] = ()) -> str:
-    """Return the first names, each with its note, and how many more there are."""
-    noted = [f"'{visible(name)}'{note}" for name, note in zip(names, notes or [""] * len(names))]
-    return ", ".join(noted[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
