@@ -8,7 +8,7 @@ import pytest
 
 from mxmp.devices import check
 from mxmp.devices.processor import Processor
-from mxmp.symbol import convert_checkpoint, to_graph
+from mxmp.symbol import convert_checkpoint
 from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, save, table
 from tests.devices.machines import install_cards
 from tests.killed import killed_at_each_rename
@@ -24,13 +24,6 @@ def test_the_files_are_those_of_convert_checkpoint(tmp_path):
     convert_checkpoint(prefix, 3, str(tmp_path / "api"), "O2", SHAPES)
     for end in ("symbol.json", "0003.params"):
         assert (tmp_path / f"cli-{end}").read_bytes() == (tmp_path / f"api-{end}").read_bytes()
-
-
-def test_plain_mxnet_loads_the_files(tmp_path):
-    mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out")
-    symbol, args, _ = mx.model.load_checkpoint(str(tmp_path / "out"), 3)
-    assert symbol.list_outputs() == ["softmax_output"]
-    assert args["fc_weight"].dtype == np.float16 and args["bn_gamma"].dtype == np.float32
 
 
 def test_the_summary_by_hand(tmp_path):
@@ -60,12 +53,6 @@ def test_options_reach_the_network(options, op, expected, tmp_path):
     mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", *options)
     out, _ = mxmp("inspect", tmp_path / "out")
     assert [row[2] for row in table(out) if row[1:2] == [op]] == [expected]
-
-
-def test_the_output_dtype_can_be_overruled(tmp_path):
-    mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--output-dtype", "float16")
-    head = to_graph(mx.sym.load(str(tmp_path / "out-symbol.json")))
-    assert head.nodes[head.heads[0].node].get("dtype") == "float16"
 
 
 def test_a_dtype_reaches_the_network(tmp_path):
@@ -102,13 +89,6 @@ def test_existing_files_are_refused_before_any_work(end, tmp_path):
         f"mxmp: error: {tmp_path}/out-{end}: it exists; give another name to -o, or --force to overwrite it.\n"
     )
     assert (tmp_path / f"out-{end}").read_text() == "mine"
-
-
-def test_force_overwrites(tmp_path):
-    prefix = save(tmp_path)
-    (tmp_path / "out-symbol.json").write_text("mine")
-    mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--force")
-    assert mx.sym.load(str(tmp_path / "out-symbol.json")).list_outputs() == ["softmax_output"]
 
 
 def test_force_does_not_overwrite_the_source(tmp_path):

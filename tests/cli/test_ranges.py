@@ -52,11 +52,6 @@ def test_json_has_the_numbers(tmp_path, batch):
     assert found["gradients"]["fc_output"]["largest"] == pytest.approx(expected["fc_output"].largest, rel=1e-5)
 
 
-def test_gradients_are_shown_with_zeros_for_labels_that_are_missing(tmp_path):
-    out, _ = mxmp("ranges", save(tmp_path), 3, "--shape", SHAPE, "--gradients")
-    assert "Gradients" in out and "largest scale" in out and "random numbers from 0 to 1" in out
-
-
 def test_the_worst_are_listed_and_how_many_more_there_are(tmp_path, monkeypatch):
     monkeypatch.setattr(work, "_MOST", 3)
     short, _ = mxmp("ranges", save(tmp_path), 3, "--shape", SHAPE, "--gradients")
@@ -85,13 +80,6 @@ def test_a_shape_that_contradicts_the_batch_is_refused_by_both_names(tmp_path, b
 def test_bad_arguments(args, code, message, tmp_path):
     _, err = mxmp("ranges", save(tmp_path), 3, *args, code=code)
     assert message in " ".join(err.split())
-
-
-def test_a_file_that_is_no_npz_is_refused_by_name(tmp_path):
-    file = tmp_path / "batch.npz"
-    file.write_text("no zip")
-    _, err = mxmp("ranges", save(tmp_path), 3, "--data", file, code=1)
-    assert err.startswith(f"mxmp: error: {file}: it is no .npz file with an array")
 
 
 @pytest.mark.parametrize("command", [("ranges", "--gradients"), ("compare",)])

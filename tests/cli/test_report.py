@@ -40,13 +40,6 @@ def test_the_warnings_and_the_advice_of_the_page_are_printed(run, tmp_path):
     assert table(out)[1 : 2 + len(advice)] == expected and advice
 
 
-def test_one_file_is_taken_too(run, tmp_path):
-    ledger().save(run / "mine.json")
-    out, _ = mxmp("report", run / "mine.json", "-o", tmp_path / "page.html")
-    assert table(out)[0] == ["written", str(tmp_path / "page.html")] and "not there" not in out
-    assert "<title>mine.json</title>" in (tmp_path / "page.html").read_text()
-
-
 def test_what_inspect_prints_is_a_run(tmp_path):
     (tmp_path / "report.json").write_text(mxmp("inspect", save(tmp_path), "--shape", SHAPE, "--json")[0])
     mxmp("report", tmp_path / "report.json", "-o", tmp_path / "page.html")

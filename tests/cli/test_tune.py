@@ -18,7 +18,7 @@ from mxmp.tune import plan as plans
 from mxmp.tune.plan import digest
 from tests.cli.checkpoints import SHAPE, mxmp, network, save, table
 from tests.cli.test_errors import refused
-from tests.cli.test_process import interrupted, on_a_terminal, start
+from tests.cli.test_process import interrupted, start
 from tests.tune.results import result
 
 QUICK = ("--seconds", "2")
@@ -72,12 +72,6 @@ def test_tune_prints_json(prefix):
     assert found.for_inference and found.objective == "inference" and found.seconds["float32"] > 0
 
 
-def test_tune_takes_a_checkpoint_that_was_converted(prefix, tmp_path):
-    mxmp("convert", prefix, 3, "-o", tmp_path / "low", "--policy", "O2")
-    out, _ = mxmp("tune", tmp_path / "low", 3, "--shape", SHAPE, *QUICK, "--json")
-    assert TuneResult.from_json(out).holds_for.network == digest([network()])
-
-
 def test_tune_takes_the_seconds_and_the_policy(prefix, monkeypatch):
     given = {}
 
@@ -115,14 +109,6 @@ def test_tune_refuses(options, code, match, prefix, tmp_path, monkeypatch):
     before = contents(tmp_path)
     refused(match, "tune", prefix, 3, *options, code=code)
     assert contents(tmp_path) == before
-
-
-def test_tune_overwrites_with_force_alone(prefix, plan):
-    options = ["tune", prefix, 3, "--shape", SHAPE, *QUICK, "--for-inference", "-o", plan]
-    refused(r"plan.json: it exists; give another name to -o, or --force", *options)
-    assert load(plan).policy.is_mixed
-    mxmp(*options, "--force")
-    assert load(plan).for_inference
 
 
 def test_convert_does_what_a_plan_says(prefix, plan, tmp_path):
@@ -212,10 +198,3 @@ def test_nothing_but_the_result_is_printed(prefix):
     ) as process:
         out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "") and json.loads(out)["record"] == "tuned plan"
-
-
-def test_progress_shows_on_a_terminal(prefix, monkeypatch, capsys):
-    """On stderr, and stdout stays what a pipe can take."""
-    shown = on_a_terminal(monkeypatch, "stderr", 100, "tune", prefix, 3, "--shape", SHAPE, *QUICK, "--json")
-    assert "the last measurement" in shown
-    assert TuneResult.from_json(capsys.readouterr().out).seconds["float32"] > 0

@@ -75,22 +75,11 @@ def test_rows_are_in_the_order_of_the_arrays():
     np.testing.assert_array_equal(count_exponents(arrays)(), np.stack([oracle(values) for values in given]))
 
 
-def test_no_array_gives_no_row():
-    assert count_exponents([])().shape == (0, COLUMNS)
-
-
 def test_of_a_row_sparse_array_the_stored_rows_count():
     sparse = mx.nd.sparse.row_sparse_array(([[1.0, 0.0], [2.0, 4.0]], [1, 7]), shape=(9, 2))
     empty = mx.nd.sparse.zeros("row_sparse", (9, 2))
     table = count_exponents([sparse, empty])()
     np.testing.assert_array_equal(table, [oracle([1, 0, 2, 4]), oracle([])])
-
-
-def test_arrays_are_counted_as_they_are_and_stay_so():
-    array = mx.np.array([[1.0, 2.0], [0.0, 3.0]])
-    before = array.asnumpy().copy()
-    np.testing.assert_array_equal(count_exponents([array.T])()[0], oracle(before))
-    np.testing.assert_array_equal(array.asnumpy(), before)
 
 
 # ---------------------------------------------------------------------- the kernel of a GPU
