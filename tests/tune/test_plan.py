@@ -57,7 +57,7 @@ def test_the_rest_says_what_changed_and_what_it_won():
     for line in (
         "policy param=float32,compute=bfloat16,output=float32,op:BatchNorm=float32",
         "changed 5 BatchNorm in float32: bn0, bn1, bn2 and 2 more",
-        f"won a duel {TUNED}: 50% less time than the best before",
+        f"won a trial {TUNED}: 50% less time than the best before",
         "tried 3 candidates besides float32; 1 did not run",
         "Note: A note.",
         "data (2, 3, 8, 8); network 0000000000000000",
