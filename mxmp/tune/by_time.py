@@ -112,13 +112,14 @@ def tune(
     if within is not None and not isinstance(within, Tolerance):
         raise TuneError(f"within is a {type(within).__name__}; expected a mxmp.tune.Tolerance of the same network.")
     if store is not None:
-        require_folder(file_name("store", store))
+        require_folder(file_name("store", store))  # a minute of timing must not be lost to a misspelt folder
     start = time.perf_counter()
     workload = read_workload(net_or_model, batches, objective == TRAINING, for_inference, forward)
     symbols = workload.subject.symbols()
     if within is not None:
         within.require_measures(net_or_model, symbols, for_inference)
     if parsed.has_overrides:
+        # Of a net with several graphs an override has to match in one of them; each is converted by those of its own.
         check_matches(parsed, [(node.op, node.name) for symbol in symbols for node in to_graph(symbol).operators()])
     if parsed.compute_dtype == dtypes.FLOAT16 and workload.on_cpu:
         raise TuneError(
@@ -128,6 +129,7 @@ def tune(
     allows = within.allows if within is not None else lambda policy: True
     fields: Dict[str, Any] = {UNTUNED: parsed, "objective": objective, "for_inference": for_inference}
     holds_for = holds_here(workload)
+    # A plan that holds is asked for its accuracy too: the weights may be others than when it was tuned.
     if store is not None:
         plan, different = stored_plan(store, holds_for, searched=within is not None, **fields)
         if plan is not None and allows(plan.policy):
@@ -136,6 +138,7 @@ def tune(
             _LOG.info("%s: the plan is measured again: %s.", store, "; ".join(different))
         require_writable(store)
     shows = sys.stderr.isatty() if progress is None else progress
+    # Without AVX-512 oneDNN fails at the first bfloat16 convolution, and says so on stderr: nothing is tried then.
     runs = parsed.compute_dtype != dtypes.BFLOAT16 or runs_bfloat16()
     if runs and within is not None and not within.allows(parsed):
         fields[UNTUNED] = search_within(within, parsed, shows)
@@ -158,6 +161,7 @@ def _race(
 ) -> TuneResult:
     """Return the plan that a race of a network's candidates gives; ``fields`` are the fields of it that are known."""
     policy: Policy = fields[UNTUNED]
+    # Nothing is decided where the policy does not run: the candidates are float32 alone, fused or not.
     decisions = workload.decide(policy) if runs else []
     candidates = find_candidates(decisions, policy, unfused=workload.is_frozen and workload.on_cpu)
     by_name, watch = {candidate.name: candidate for candidate in candidates}, Stopwatch()
@@ -213,6 +217,7 @@ def _notes(workload: Workload, fields: Dict[str, Any], runs: bool, outcome: Outc
         notes.append(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
     if count > 1:
         notes.append(_APART.format(count=count))
+    # Training casts weights in each step whatever is done; a frozen network has them stored low.
     casts = policy.param_dtype == dtypes.FLOAT32 and not workload.is_frozen
     if runs and fields["objective"] == INFERENCE and casts:
         notes.append(_CAST_AT_EACH_CALL.format(dtype=policy.compute_dtype))

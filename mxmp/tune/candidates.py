@@ -87,11 +87,15 @@ def _is_around_depthwise(operator: Operator, depthwise: AbstractSet[Shape]) -> b
     return operator.depthwise or (operator.op in (*_NORMS, *_ACTIVATIONS) and operator.shape in depthwise)
 
 
+# Measured on an Intel Xeon with AMX and without; the names are those of a plan.
 _STARTS: Tuple[Tuple[str, _Picks], ...] = (
+    # What gains by itself; all else keeps float32's kernels and layouts.
     ("only convolutions and products in low precision", lambda operator, _: not operator.gains),
+    # ResNet-20's training: 2.1 to 2.3 times float32's speed, where the policy itself is at 0.55.
     ("activations in float32", lambda operator, _: operator.op in _ACTIVATIONS),
     ("normalisations in float32", lambda operator, _: operator.op in _NORMS),
     ("sums in float32", lambda operator, _: operator.op in _SUMS),
+    # MobileNet's training: 3.6 s a step in bfloat16, 0.2 s in float32, by reference code of BatchNorm's backward pass.
     ("depthwise convolutions in float32", lambda operator, _: operator.depthwise),
     ("depthwise convolutions and what follows them in float32", _is_around_depthwise),
     ("only convolutions in low precision", lambda operator, _: operator.op not in _CONVOLUTIONS or operator.depthwise),
@@ -119,6 +123,7 @@ def find_candidates(decisions: Sequence[Decisions], policy: Policy, unfused: boo
     candidates: Dict[Any, Candidate] = {}
     for name, of_name in policies.items():
         low = tuple(_low_nodes(make_plan(part.before, of_name, part.facts)) for part in decisions)
+        # By the nodes that it has low: a cast more or less is what the minimum cut made of these.
         candidates.setdefault(low, Candidate(name, of_name, low))
     race = list(candidates.values())
     if unfused:

@@ -73,6 +73,7 @@ class HoldsFor:
             ("", here.options, self.options),
         ]
         phrases = []
+        # A name that only one side has differs too: an input less, an option more.
         for what, values, expected in pairs:
             for name in {**expected, **values}:
                 value, wanted = values.get(name), expected.get(name)
@@ -208,6 +209,7 @@ def digest(symbols: Iterable[Any]) -> str:
 
     What MXNet and mxmp note about a node (``__dtype__``) does not count, nor do the names of parameters and inputs.
     """
+    # Parameters' names are left out: a checkpoint may have been saved by another net of the same operators.
     sha = hashlib.sha256()
     for symbol in symbols:
         for node in EraseCasts()(to_graph(symbol)).graph.operators():
@@ -276,6 +278,7 @@ def _told(plan: HoldsFor, network: Any, shapes: Mapping[str, Any], dtypes: Mappi
     except (TypeError, ValueError):
         raise TuneError(f"shapes is {shapes!r}; expected shapes by the names of inputs, {{'data': (8, 3)}}.") from None
     types = {name: canonical(dtypes[name]) for name in plan.dtypes if name in dtypes}
+    # How the network is run is not told without a batch, and counts as the plan's.
     rest = plan.network if network is None else digest([network]), {**plan.dtypes, **types}, plan.options
     return HoldsFor(read_machine(), _device(plan.device == CPU), {**plan.shapes, **sizes}, *rest)
 
@@ -309,7 +312,7 @@ def stored_plan(
         except CheckpointError as e:
             raise CheckpointError(f"{e} Nothing is written over it: give another file to store, or remove this.") from e
         own = {name: getattr(plan, name) for name in fields}
-        if searched:
+        if searched:  # its names are the search's result, not what was asked for
             own[UNTUNED] = plan.untuned.replace(names=fields[UNTUNED].names)
         others = [name for name in fields if fields[name] != own[name]]
         different = [f"{name}: found {fields[name]}, expected {own[name]}" for name in others]
@@ -321,6 +324,7 @@ def stored_plan(
 
 def require_writable(path: str) -> None:
     """Raise a CheckpointError, before anything is measured, if a plan cannot be written to a file."""
+    # The folder too: what is written takes a new file's place (`files.saving`).
     file = os.path.realpath(path)
     for place in (os.path.dirname(file), file):
         if os.path.lexists(place) and not os.access(place, os.W_OK):
