@@ -18,7 +18,8 @@ from ..module import BucketingModule, Module
 from ..module.binding import LOSS_SCALE
 from ..train.step import Observation, Observer, StepEnd, Weights, attached_elsewhere, observe
 from .calls import MOST_CALLS, OBSERVER
-from .explain import NO_FAULT, Gradients, LossGradients, Replay, Verdict, judge, nan_given
+from .explain import NO_FAULT, Verdict, judge, nan_given
+from .replay import Gradients, LossGradients, Replay
 from .subject import Call
 
 
