@@ -130,17 +130,22 @@ class Instrument:
     ) -> None:
         self._graph, self._context = graph, context
         given = in_declared_dtypes(graph, values)
-        tapped, self.taps, places = with_taps(graph, facts_of(graph, given), outputs, ports, differentiable)
+        facts = facts_of(graph, given)
+        shaped = [key for key in outputs if facts.shape(Entry(*key))]
+        tapped, self.taps, places = with_taps(graph, facts, shaped, ports, differentiable)
         tapped = in_written_order(replace(tapped, heads=(*tapped.heads, *(places[key] for key in reduced))))
-        self._plain = from_graph(tapped)
+        # Where each tap is. MXNet infers shapes of the graph without taps: it does not infer all of them through these.
+        self._tapped = {name: Entry(*key) for key, name in self.taps.outputs.items()}
+        self._tapped.update((name, graph.nodes[i].inputs[port]) for (i, port), name in self.taps.ports.items())
+        self._facts = {_shapes_of(given): facts}
         given.update({name: mx.nd.zeros(shape) for name, shape in self._shapes(given).items()})
         names = loss_heads or frozenset()
         if loss_heads is not None and any(is_loss_head(node) or node.name in names for node in tapped.nodes):
             names &= {node.name for node in tapped.nodes}
             tapped = in_written_order(ScaleLoss(facts_of(tapped, given), _SCALE, names)(tapped).graph)
             given[_SCALE] = mx.nd.ones(1)
-        symbol, facts = from_graph(tapped), facts_of(tapped, given)
-        converted = Converted(symbol, tapped, facts, frozenset(), replace(decisions, after=tapped))
+        symbol = from_graph(tapped)
+        converted = Converted(symbol, tapped, facts_of(tapped, given), frozenset(), replace(decisions, after=tapped))
         symbol = converted.on_gpu(True) if context.device_type == "gpu" else converted.on_cpu(True)
         heads, count = [symbol[number] for number in range(len(tapped.heads))], len(graph.heads)
         outputs_of = [heads[number] for number in (range(count) if kept is None else kept)]
@@ -174,10 +179,14 @@ class Instrument:
 
     def _shapes(self, values: Values) -> Dict[str, Tuple[int, ...]]:
         """Return the shapes of the zeros that taps add, for values of these shapes."""
-        inputs, taps = self._plain.list_inputs(), {*self.taps.outputs.values(), *self.taps.ports.values()}
-        require_values([name for name in inputs if name not in taps], values)
-        shapes = self._plain.infer_shape(**{name: values[name].shape for name in inputs if name in values})[0]
-        return {name: shape for name, shape in zip(self._plain.list_arguments(), shapes) if name in taps}
+        key = _shapes_of(values)
+        if key not in self._facts:
+            self._facts = {key: facts_of(self._graph, values)}
+        return {name: self._facts[key].shapes[entry.key] for name, entry in self._tapped.items()}
+
+
+def _shapes_of(values: Values) -> FrozenSet[Tuple[str, Tuple[int, ...]]]:
+    return frozenset((name, array.shape) for name, array in values.items())
 
 
 class Runner:
@@ -253,6 +262,7 @@ def with_taps(
     Operators that leave the gradients of their inputs unwritten get a BlockGrad.
     """
     builder, taps = GraphBuilder(graph), Taps({}, {})
+    read = {*graph.consumers(), *(head.key for head in graph.heads)}
     places: Dict[Key, Entry] = {}
 
     def tap(entry: Entry, dtype: Optional[str], name: str) -> Entry:
@@ -275,7 +285,7 @@ def with_taps(
             key = position, index
             places[key] = Entry(new, index)
             builder.redirect(Entry(*key), places[key])
-            if key in outputs:
+            if key in outputs and key in read:
                 name = taps.outputs[key] = builder.unique(f"{node.name}_tap{index}")
                 builder.redirect(Entry(*key), tap(places[key], facts.dtypes.get(key), name))
     return builder.finish(map(builder.mapped, graph.heads)), taps, places
@@ -359,6 +369,9 @@ def side_by_side(decisions: Decisions, after: Facts) -> SideBySide:
     inserted: Dict[int, int] = {}
     carried: Dict[Key, Entry] = {}
     for position, node in enumerate(converted.nodes):
+        if all(converted.nodes[entry.node].is_variable for entry in node.inputs) and position not in source:
+            carried[position, 0] = exact(Entry(position))  # the cast of a parameter or input, which all share
+            continue
         if node.is_variable:
             carried[position, 0] = exact(Entry(position))
             continue

@@ -18,7 +18,7 @@ from ..train.scaler import ScalerStatus
 from ..train.step import scaler_of
 
 _STATE = (gluon.Trainer, mx.optimizer.Optimizer, mx.optimizer.Updater, mx.lr_scheduler.LRScheduler)
-_FOUND_ELSEWHERE = (gluon.Parameter, gluon.Block, mx.kvstore.KVStore)
+_NO_STATE = (gluon.Parameter, gluon.Block, mx.kvstore.KVStore)  # of a trainer
 _OURS = __name__.partition(".")[0] + "."
 
 
@@ -29,68 +29,12 @@ def kept(net: gluon.Block) -> Iterator[None]:
     That includes its policy and graphs, whether it is hybridized, and the very arrays of its parameters, statistics and
     gradients, whose values are copied for that. What backward writes in it counts as no gradient for a trainer's step.
     """
-    found = Found([net])
+    state = _State([net])
     try:
         restore(net)
         yield
     finally:
-        found.put_back()
-
-
-class Found:
-    """What nets and the objects that belong to them were like: classes, attributes and values of arrays.
-
-    ``others`` are further parameters.
-    """
-
-    def __init__(self, nets: Sequence[gluon.Block], others: Iterable[gluon.Parameter] = ()) -> None:
-        inside = blocks_in(*nets)
-        own = (param for net in nets for param in net.collect_params().values())
-        conversions, params = conversions_of(inside), list({id(param): param for param in (*own, *others)}.values())
-        self._objects = [_Object(each) for each in (*inside, *conversions, *params)]
-        arrays = {id(array): array for param in params for array in _arrays_of(param)}
-        self._fresh = [(array, is_fresh(array)) for array in arrays.values()]
-        with autograd.pause():
-            self._values: List[Tuple[Any, Any]] = [(array, array.copy()) for array in arrays.values()]
-
-    def put_back(self) -> None:
-        """Make all of it as it was."""
-        for each in self._objects:
-            each.put_back()
-        with autograd.pause():
-            for array, value in self._values:
-                value.copyto(array)
-        for array, was_fresh in self._fresh:
-            if is_fresh(array) != was_fresh:
-                is_fresh.set(array, was_fresh)
-
-
-class _Object:
-    """An object's class and attributes, with copies of the lists and dicts among them."""
-
-    def __init__(self, found: Any) -> None:
-        self._found, self._class = found, type(found)
-        self._attributes = {name: _copied(value) for name, value in vars(found).items()}
-
-    def put_back(self) -> None:
-        self._found.__class__ = self._class
-        vars(self._found).clear()
-        vars(self._found).update(self._attributes)
-
-
-def _copied(value: Any) -> Any:
-    """Return a list or dict as a copy, since it may be changed in place, and anything else as it is."""
-    return value.copy() if type(value) in (list, dict) else value
-
-
-def _arrays_of(param: gluon.Parameter) -> Iterable[mx.nd.NDArray]:
-    """Yield a parameter's arrays: values, gradients and float32 masters."""
-    for held in vars(param).values():
-        several: Iterable[Any] = held.values() if isinstance(held, dict) else held if isinstance(held, list) else ()
-        yield from (each for each in several if isinstance(each, mx.nd.NDArray))
-
-
-# ---------------------------------------------------------------------- trainers
+        state.put_back()
 
 
 @contextlib.contextmanager
@@ -110,8 +54,10 @@ def kept_training(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer]
     """
     for trainer in trainers:
         _require_own_update(trainer)
-    found = Found(nets, [param for trainer in trainers for param in private.params(trainer)])
-    state = _State(trainers)
+    state = _State(nets, [param for trainer in trainers for param in private.params(trainer)])
+    with autograd.pause():
+        for trainer in trainers:
+            state.walk(trainer)
     for trainer in trainers:
         if isinstance(trainer, ScalerStatus):
             scaler_of(trainer).observers.clear()  # the state has them
@@ -119,7 +65,6 @@ def kept_training(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer]
         yield
     finally:
         state.put_back()
-        found.put_back()
 
 
 def _require_own_update(trainer: gluon.Trainer) -> None:
@@ -135,41 +80,55 @@ def _require_own_update(trainer: gluon.Trainer) -> None:
 
 
 class _State:
-    """What trainers and all that belongs to them were like: attributes, contents of containers, values of arrays."""
+    """The state of nets and of the objects that belong to them: classes, attributes, containers, values of arrays.
 
-    def __init__(self, trainers: Sequence[Any]) -> None:
+    ``others`` are further parameters.
+    """
+
+    def __init__(self, nets: Sequence[gluon.Block], others: Iterable[gluon.Parameter] = ()) -> None:
         self._seen: Set[int] = set()
         self._objects: List[Tuple[Any, type, Dict[str, Any]]] = []
-        self._dicts: List[Tuple[Any, Dict[Any, Any]]] = []
-        self._lists: List[Tuple[Any, List[Any]]] = []
-        self._arrays: List[Tuple[Any, Any]] = []
+        self._containers: List[Tuple[Any, Any]] = []  # dicts and lists, each with a copy
+        self._arrays: List[Tuple[Any, Any, bool]] = []  # each with a copy, and whether its gradient is fresh
+        inside = blocks_in(*nets)
+        own = (param for net in nets for param in net.collect_params().values())
+        params = list({id(param): param for param in (*own, *others)}.values())
         with autograd.pause():
-            for trainer in trainers:
-                self._find(trainer)
+            for each in (*inside, *conversions_of(inside), *params):
+                self._keep(each)
+                for value in vars(each).values():
+                    if type(value) in (list, dict):
+                        self._containers.append((value, value.copy()))
+            for param in params:
+                for array in (each for value in vars(param).values() for each in _arrays_in(value)):
+                    self._keep_array(array)
 
-    def _find(self, value: Any) -> None:
-        if id(value) in self._seen or isinstance(value, _FOUND_ELSEWHERE):
+    def walk(self, value: Any) -> None:
+        """Keep the state of a trainer, and of all that it refers to but for nets, parameters and kvstores."""
+        if id(value) in self._seen or isinstance(value, _NO_STATE):
             return
         self._seen.add(id(value))
+        inner: Iterable[Any] = ()
         if isinstance(value, mx.nd.NDArray):
-            self._arrays.append((value, value.copy()))
-        elif isinstance(value, dict):
-            self._dicts.append((value, dict(value)))
-            self._find_all(value.values())
-        elif isinstance(value, list):
-            self._lists.append((value, list(value)))
-            self._find_all(value)
+            self._keep_array(value)
+        elif isinstance(value, (dict, list)):
+            self._containers.append((value, value.copy()))
+            inner = value.values() if isinstance(value, dict) else value
         elif isinstance(value, tuple):
-            self._find_all(value)
-        elif hasattr(value, "__dict__") and (
-            isinstance(value, _STATE) or (type(value).__module__.startswith(_OURS) and not isinstance(value, type))
+            inner = value
+        elif isinstance(value, _STATE) or (
+            hasattr(value, "__dict__") and type(value).__module__.startswith(_OURS) and not isinstance(value, type)
         ):
-            self._objects.append((value, type(value), dict(vars(value))))
-            self._find_all(vars(value).values())
+            self._keep(value)
+            inner = vars(value).values()
+        for each in list(inner):
+            self.walk(each)
 
-    def _find_all(self, values: Any) -> None:
-        for each in list(values):
-            self._find(each)
+    def _keep(self, value: Any) -> None:
+        self._objects.append((value, type(value), dict(vars(value))))
+
+    def _keep_array(self, array: mx.nd.NDArray) -> None:
+        self._arrays.append((array, array.copy(), is_fresh(array)))
 
     def put_back(self) -> None:
         """Make all of it as it was."""
@@ -178,11 +137,18 @@ class _State:
                 value.__class__ = kind
             vars(value).clear()
             vars(value).update(attributes)
-        for held, items in self._dicts:
-            held.clear()
-            held.update(items)
-        for several, contents in self._lists:
-            several[:] = contents
+        for container, copy in self._containers:
+            container.clear()
+            container.update(copy) if isinstance(container, dict) else container.extend(copy)
         with autograd.pause():
-            for array, copy in self._arrays:
+            for array, copy, _ in self._arrays:
                 copy.copyto(array)
+        for array, _, was_fresh in self._arrays:
+            if is_fresh(array) != was_fresh:
+                is_fresh.set(array, was_fresh)
+
+
+def _arrays_in(value: Any) -> Iterable[mx.nd.NDArray]:
+    """Yield the arrays in an attribute of a parameter: values, gradients and float32 masters."""
+    items: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (each for each in items if isinstance(each, mx.nd.NDArray))

@@ -11,7 +11,7 @@ import logging
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, overload
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, overload
 
 import mxnet as mx
 import numpy as np
@@ -128,12 +128,6 @@ def ranges_of(arrays: Dict[str, Any]) -> List[ValueRange]:
 
 # ---------------------------------------------------------------------- a histogram of magnitudes
 
-# float32 as an integer: a sign, eight bits of exponent, 23 of mantissa.
-_MAGNITUDE, _MANTISSA_BITS, _INFINITE, _LEAST_NORMAL = 0x7FFFFFFF, 23, 0x7F800000, 0x00800000
-_FIELDS = 257  # zero, and the 256 values of the exponent's field, the last one for NaN
-_BIAS = 127  # what is counted under field f, zeros before it, is above 2**(f - 1 - 127) and at most 2**(f - 127)
-
-
 class Magnitudes:
     """A histogram of log2 of absolute values.
 
@@ -157,45 +151,25 @@ class Magnitudes:
 
     def add(self, values: np.ndarray[Any, Any]) -> None:
         """Add the values of an array of any shape and floating point dtype."""
-        if values.dtype != np.float32:
-            self._add_any(values.astype(np.float64))
-            return
-        bits = np.ascontiguousarray(values).reshape(-1).view(np.int32) & _MAGNITUDE  # in the order of the magnitudes
-        # One less, so that a power of two falls to those below it; 0 becomes -1, and -1 when it is shifted.
-        fields = np.bincount(((bits - 1) >> _MANTISSA_BITS) + 1, minlength=_FIELDS)
-        infinite = np.count_nonzero(bits == _INFINITE)
-        self.zeros += int(fields[0])
-        self.nonfinite += int(infinite + fields[_FIELDS - 1])
-        fields[_FIELDS - 2] -= infinite
-        largest = bits[bits < _INFINITE].max(initial=0) if bits.size else 0
-        self.largest = max(self.largest, float(np.int32(largest).view(np.float32)))
-        for field in np.flatnonzero(fields[2:-1]) + 2:
-            self._count(int(field) - _BIAS, int(fields[field]))
-        if fields[1]:  # subnormal, or the least normal number: their exponents are in their mantissas
-            below = bits[(bits > 0) & (bits <= _LEAST_NORMAL)]
-            self._add_exponents(below.view(np.float32).astype(np.float64))
-
-    def _add_any(self, values: np.ndarray[Any, Any]) -> None:
-        values = np.abs(values)
+        values = np.abs(values.astype(np.float64).reshape(-1))
         finite = values[np.isfinite(values)]
         nonzero = finite[finite > 0]
         self.nonfinite += values.size - finite.size
         self.zeros += finite.size - nonzero.size
         self.largest = max(self.largest, float(finite.max(initial=0.0)))
-        self._add_exponents(nonzero)
+        mantissas, exponents = np.frexp(nonzero)  # mantissas from 0.5, excluding 1
+        exponents = exponents - (mantissas == 0.5)  # a power of two falls to the values below it
+        least = exponents.min(initial=0)
+        counts = np.bincount(exponents - least)
+        self._merge({int(i + least): int(counts[i]) for i in np.flatnonzero(counts)})
 
-    def _add_exponents(self, values: np.ndarray[Any, Any]) -> None:
-        mantissas, exponents = np.frexp(values)  # mantissas from 0.5, excluding 1
-        for exponent, count in zip(*np.unique(exponents - (mantissas == 0.5), return_counts=True)):
-            self._count(int(exponent), int(count))
-
-    def _count(self, exponent: int, count: int) -> None:
-        self.counts[exponent] = self.counts.get(exponent, 0) + count
+    def _merge(self, counts: Mapping[int, int]) -> None:
+        for exponent, count in counts.items():
+            self.counts[exponent] = self.counts.get(exponent, 0) + count
 
     def merge(self, other: Magnitudes) -> None:
         """Add the values that another one counted."""
-        for exponent, count in other.counts.items():
-            self.counts[exponent] = self.counts.get(exponent, 0) + count
+        self._merge(other.counts)
         self.zeros += other.zeros
         self.nonfinite += other.nonfinite
         self.largest = max(self.largest, other.largest)
@@ -233,68 +207,38 @@ def _log2(scale: float) -> int:
 # ---------------------------------------------------------------------- graphs that are measured
 
 
-class LargestValues:
-    """An operator that runs a network's graph in float32 and keeps the largest magnitudes that its tensors have had.
+class ReducedValues:
+    """An operator that runs a network's graph in float32 and keeps the ranges that its tensors have had.
 
     They are reduced where the network runs, so that no activation outlives its readers or comes to the host.
 
     Attributes:
-        found: By the name of an output or input: the largest magnitude among its finite values so far, 0 if there was
-            none.
+        largest: By the name of an output or input: the largest magnitude among its finite values so far, 0 if there
+            was none.
         nans: By the name of those that have held NaN: how many elements were NaN.
     """
 
     def __init__(self, symbol: Any, without: Any) -> None:
         """Build the operator; ``without`` has the names of variables that are not looked at."""
-        self._as_numpy = isinstance(symbol, NumpySymbol)
-        symbol = in_float32(symbol)
-        self._symbol = symbol.as_nd_ndarray() if self._as_numpy else symbol
-        self._internals = self._symbol.get_internals()
-        names = self._internals.list_outputs()
-        self._watched = [number for number, name in enumerate(names) if name not in without]
-        self._names = [names[number] for number in self._watched]
-        self.found: Dict[str, float] = dict.fromkeys(self._names, 0.0)
+        as_numpy = isinstance(symbol, NumpySymbol)
+        symbol = in_float32(symbol).as_nd_ndarray()
+        internals = symbol.get_internals()
+        outputs = {name: internals[i] for i, name in enumerate(internals.list_outputs()) if name not in without}
+        group = mx.sym.Group([symbol, *(summarize(mx.sym, output) for output in outputs.values())])
+        self._run = Runner(group.as_np_ndarray() if as_numpy else group)
+        self.inputs: List[str] = symbol.list_inputs()
+        self.largest: Dict[str, float] = dict.fromkeys(outputs, 0.0)
         self.nans: Dict[str, int] = {}
-        self.inputs: List[str] = self._symbol.list_inputs()
-        self._run = self._operator(_largest)
 
     def __call__(self, values: Mapping[str, Any]) -> List[Any]:
-        """Return the network's outputs, for a value of each variable; waits for the magnitudes."""
-        given = [to_float32(values[name]) for name in self.inputs]
-        outputs, rows = self._split(self._run(*given))
-        if not all(math.isfinite(size) for size, *_ in rows):
-            self._run = self._operator(_largest_finite)  # for good: it costs more, and they will come again
-            outputs, rows = self._split(self._run(*given))
-        for name, (size, *nans) in zip(self._names, rows):
-            self.found[name] = max(self.found[name], size)
-            if any(nans):
-                self.nans[name] = self.nans.get(name, 0) + round(nans[0])
-        return outputs
-
-    def _operator(self, reduce: Callable[[Any], Any]) -> Any:
-        group = mx.sym.Group([self._symbol, *(reduce(self._internals[number]) for number in self._watched)])
-        # An executor would fuse operators with oneDNN, and hide what they give.
-        return mx.nd.CachedOp(group.as_np_ndarray() if self._as_numpy else group)
-
-    def _split(self, results: Any) -> Tuple[List[Any], List[List[float]]]:
-        """Return the network's outputs, and of each tensor what was reduced: a number, or two."""
-        results = list(results) if isinstance(results, (list, tuple)) else [results]
-        count = len(results) - len(self._names)
-        sizes = [array.reshape((-1,)).as_nd_ndarray() for array in results[count:]]
-        values = mx.nd.concat(*sizes, dim=0).asnumpy() if sizes else np.zeros(0)
-        return results[:count], values.reshape(len(self._names), -1).tolist() if sizes else []
-
-
-def _largest(tensor: Any) -> Any:
-    """Return the largest magnitude of a tensor of any dtype; what it is where one is not finite is not said."""
-    return mx.sym.max(mx.sym.abs(mx.sym.cast(tensor, dtype=dtypes.FLOAT32)))
-
-
-def _largest_finite(tensor: Any) -> Any:
-    """Return the largest magnitude among the finite values of a tensor, of any dtype, and how many are NaN."""
-    size = mx.sym.abs(mx.sym.cast(tensor, dtype=dtypes.FLOAT32))
-    largest = mx.sym.max(mx.sym.where(size * 0 == 0, size, mx.sym.zeros_like(size)))
-    return mx.sym.concat(largest.reshape((1,)), mx.sym.sum(size != size).reshape((1,)), dim=0)
+        """Return the network's outputs, for a value of each variable; waits for the ranges."""
+        results = self._run({name: to_float32(values[name]) for name in self.inputs})
+        count, names = len(results) - len(self.largest), list(self.largest)
+        for each in read_ranges(names, [0] * len(names), results[count:]):
+            self.largest[each.name] = max(self.largest[each.name], each.magnitude)
+            if each.nans:
+                self.nans[each.name] = self.nans.get(each.name, 0) + each.nans
+        return results[:count]
 
 
 class TappedGradients:
@@ -367,7 +311,7 @@ def looked_into(net: gluon.Block, make: Callable[[Any, Mapping[str, Any]], Any])
     The net is as it was found after it; forward hooks on it are called as ever. ``make`` gets a
     `mxmp.gluon.trace.Trace` and the values of its variables, once for each graph.
     """
-    found = NetSubject(net)
+    subject = NetSubject(net)
 
     def forward(conversion: Conversion, runs: Dict[int, Any], *args: Any) -> Any:
         """Run a block, which its conversion traces, on arrays."""
@@ -380,7 +324,7 @@ def looked_into(net: gluon.Block, make: Callable[[Any, Mapping[str, Any]], Any])
             runs[id(traced)] = make(traced, values)
         return blocks.regroup(runs[id(traced)](values), traced.formats[1])
 
-    with kept(found.net):
+    with kept(subject.net):
         for root in roots(net):
             refuse_cast(root)
             vars(root)[blocks.call_cached_op.name] = partial(forward, Conversion(root, Policy()), {})
@@ -502,10 +446,10 @@ def _is_of_net(args: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _ranges_of_net(net: gluon.Block, loader: Any, *, batches: Optional[int] = None) -> Dict[str, float]:
-    runs: List[LargestValues] = []
+    runs: List[ReducedValues] = []
 
-    def make(traced: Any, values: Mapping[str, Any]) -> LargestValues:
-        runs.append(LargestValues(traced.symbol, traced.params))
+    def make(traced: Any, values: Mapping[str, Any]) -> ReducedValues:
+        runs.append(ReducedValues(traced.symbol, traced.params))
         return runs[-1]
 
     with looked_into(net, make) as ctx, autograd.pause(train_mode=False):
@@ -519,20 +463,20 @@ def _ranges_of_symbol(
     sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], batches: Batches, ctx: Any = None
 ) -> Dict[str, float]:
     subject = SymbolSubject(sym, arg_params, aux_params, ctx)
-    run = LargestValues(subject.model.symbol, {**subject.model.arg_params, **subject.model.aux_params})
+    run = ReducedValues(subject.model.symbol, {**subject.model.arg_params, **subject.model.aux_params})
     for batch in shown("measuring ranges", read_loader(batches, name="batches"), batches):
         (values,) = subject.take([batch]).filled()
         run({name: values[name].as_in_context(subject.context) for name in run.inputs})
     return _ranges([run])
 
 
-def _ranges(runs: Sequence[LargestValues]) -> Dict[str, float]:
+def _ranges(runs: Sequence[ReducedValues]) -> Dict[str, float]:
     """Return the largest magnitudes of several graphs; a warning counts NaN in the order of the tensors."""
     nans: Dict[str, int] = {}
     for run in runs:
         nans.update(run.nans)
     _warn("measure_ranges: NaN in", nans, "ranges are those of the other elements, 0 where there are none")
-    return {name: max(each.found.get(name, 0.0) for each in runs) for run in runs for name in run.found}
+    return {name: max(each.largest.get(name, 0.0) for each in runs) for run in runs for name in run.largest}
 
 
 def _gradients_of_net(

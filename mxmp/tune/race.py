@@ -102,14 +102,15 @@ class Stopwatch:
 
         def lap() -> float:
             start = time.perf_counter()
-            for _ in range(self._runs):
+            for _ in range(self._runs or 1):
                 run()
                 mx.nd.waitall()
-            return (time.perf_counter() - start) / self._runs
+            seconds = (time.perf_counter() - start) / (self._runs or 1)
+            if not self._runs:
+                self._runs = min(max(1, round(_SHORTEST / seconds)), _MOST_RUNS)
+                return lap() if self._runs > 1 else seconds
+            return seconds
 
-        if not self._runs:
-            self._runs = 1
-            self._runs = min(max(1, round(_SHORTEST / lap())), _MOST_RUNS)
         return lap
 
 
@@ -207,7 +208,8 @@ class Race:
         """
         interrupted = False
         try:
-            self._build(self._reference)
+            if self._waiting:
+                self._build(self._reference)
             while self._waiting and self._has_time():
                 self._challenge(self._waiting.pop(0))
         except KeyboardInterrupt:
@@ -279,9 +281,9 @@ class Race:
         """
         laps = {name: self._laps[name] for name in self._contenders() if self._build(name)}
         names = [name for name in laps if name != self._reference and self._allows(name)]
-        last, most, took = Rounds(), FINAL_ROUNDS if len(laps) > 1 else FEWEST, 0.0
-        end = self._start + self._limit
-        while len(last.times) < most and (len(last.times) < FEWEST or self._now() + took < end):
+        least, most = (FEWEST, FINAL_ROUNDS) if len(laps) > 1 else (1, FEWEST)
+        last, took, end = Rounds(), 0.0, self._start + self._limit
+        while len(last.times) < most and (len(last.times) < least or self._now() + took < end):
             start = self._now()
             self._take_turns(laps, last, "the last measurement")
             took = self._now() - start

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mxmp.tune.race import FEWEST, FINAL_MARGIN, FINAL_ROUNDS, MARGIN, NotRunnable, Rounds, is_faster
+from mxmp.tune.race import FEWEST, FINAL_MARGIN, FINAL_ROUNDS, MARGIN, NotRunnable, Rounds, Stopwatch, is_faster
 from tests.tune.races import BUILDING, LONG, Track
 
 
@@ -174,6 +176,12 @@ def test_even_no_time_gives_a_proved_answer():
     assert outcome.proved and outcome.fastest == "untuned"
 
 
+def test_a_reference_without_rivals_is_built_once_and_runs_once_where_it_takes_long():
+    track = Track(float32=100.0)
+    assert track.race(40.0).seconds == {"float32": 100.0} and track.time == BUILDING + 100
+    assert Track(float32=0.1).race(40.0).proved
+
+
 def interrupt_at(track, laps):
     """Have the clock interrupted when it has run so many laps."""
     build, waiting = track.build, list(laps)
@@ -205,3 +213,13 @@ def test_progress_never_goes_back():
     Track(float32=1.0, untuned=0.3, a=0.2).race(200.0, on_turn=lambda name, share: shown.append((share, name)))
     assert [share for share, _ in shown] == sorted(share for share, _ in shown)
     assert shown[0] == (pytest.approx(0.02), "untuned") and shown[-1][1] == "the last measurement"
+
+
+@pytest.mark.parametrize("seconds, runs", [(0.03, 1), (0.004, 1 + 5)])
+def test_a_lap_has_as_many_runs_as_it_needs_to_be_long_enough(seconds, runs):
+    watch, calls = Stopwatch(), []
+    laps = [watch.lap_of(lambda: calls.append(time.sleep(seconds))) for _ in range(2)]
+    assert seconds <= laps[0]() < 3 * seconds and len(calls) == pytest.approx(runs, abs=2 * (runs > 1))
+    before = len(calls)
+    laps[1]()
+    assert len(calls) - before == max(1, before - 1)
