@@ -227,7 +227,8 @@ class Tolerance:
                 f"within: it measures the network with for_inference={self.for_inference}, but it is tuned with "
                 f"for_inference={for_inference}; give both the same."
             )
-        expected, measured = ({digest([symbol]) for symbol in each} for each in (symbols, self.subject.symbols()))
+        both = symbols, self.subject.symbols()
+        expected, measured = ({digest([symbol]) for symbol in network} for network in both)
         if self._owner is not net_or_model and not expected <= measured:
             raise TuneError(
                 f"within: it measures another network ({', '.join(sorted(measured))}, expected "
@@ -358,7 +359,7 @@ class LowOperators:
         self.policy, self._subject = policy, subject
         self.rows = subject.rows(policy)
         # A region of Gluon, which overrules a name, leaves an attribute at its nodes.
-        nodes = (node for each in subject.decisions(policy) for node in _nodes(each.before))
+        nodes = (node for decisions in subject.decisions(policy) for node in _nodes(decisions.before))
         regions = {node.name for node in nodes if node.get(PRECISION_ATTR)}
         low = [row for row in self.rows if row.precision == policy.compute_dtype]
         self.fixed = [row for row in low if row.name in regions or not self._gives_way(row)]
@@ -511,7 +512,7 @@ class _Search:
         self._errors = node_errors(judge.subject.calls(policy))
         for decisions in judge.subject.decisions(policy):  # nodes in bodies of loops have the errors of these
             for node in decisions.before.operators():
-                for inner in (each for body in node.subgraphs for each in _nodes(body)):
+                for inner in (inner for body in node.subgraphs for inner in _nodes(body)):
                     self._errors[inner.name] = self._errors[node.name]
 
     def run(self) -> SearchResult:
