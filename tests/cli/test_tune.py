@@ -11,7 +11,7 @@ import sys
 import mxnet as mx
 import pytest
 
-from mxmp.cli.work import tune as work
+from mxmp import tune as package
 from mxmp.devices.speed import read_machine
 from mxmp.tune import TuneResult, load
 from mxmp.tune import plan as plans
@@ -85,7 +85,7 @@ def test_tune_takes_the_seconds_and_the_policy(prefix, monkeypatch):
         given.update(options, policy=policy, objective=objective)
         return result()
 
-    monkeypatch.setattr(work, "tune", fake)
+    monkeypatch.setattr(package, "tune", fake)
     options = ["--policy", "bfloat16", "--keep-float32", "fc", "--seconds", "7.5", "--objective", "inference"]
     mxmp("tune", prefix, 3, "--shape", SHAPE, *options)
     assert str(given["policy"]).startswith("param=bfloat16") and given["policy"].names == (("fc", "float32"),)
