@@ -20,7 +20,6 @@ from .compare import compare as compare
 from .doctor import Check as Check
 from .doctor import Diagnosis as Diagnosis
 from .doctor import examine as examine
-from .explain import NonFinite as NonFinite
 from .explain import Verdict as Verdict
 from .explain import explain as explain
 from .explain import find_nonfinite as find_nonfinite
@@ -29,6 +28,7 @@ from .log import CSVLogger as CSVLogger
 from .log import StepLogger as StepLogger
 from .log import StepRecord as StepRecord
 from .log import TensorBoardLogger as TensorBoardLogger
+from .nonfinite import NonFinite as NonFinite
 from .ranges import Magnitudes as Magnitudes
 from .ranges import ValueRange as ValueRange
 from .ranges import measure_gradients as measure_gradients

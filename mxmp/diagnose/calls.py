@@ -17,7 +17,7 @@ import contextlib
 import itertools
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -113,14 +113,17 @@ class Calls:
 
 
 class CallObserver(observer.Observer):
-    """Notes calls, for trainers and for recordings; `mxmp.diagnose.watch` says how a step is explained by them."""
+    """Notes calls, for trainers and for recordings.
+
+    Attributes:
+        steps: Explains the steps that fail; `mxmp.diagnose.watch` sets it.
+    """
 
     def __init__(self) -> None:
         self._trainers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._of_others: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()  # nets
         self._recordings: List[Tuple[Sequence[int], Calls]] = []
-        self.explanation: Callable[[Any], Optional[str]] = lambda owner: None
-        self.bad_input_of: Callable[[Any], Optional[str]] = lambda owner: None
+        self.steps = observer.Observer()
 
     def of(self, trainer: Any) -> Calls:
         """Return the calls of a trainer, which has them itself: a table would keep it alive, as they refer to it."""
@@ -179,11 +182,11 @@ class CallObserver(observer.Observer):
 
     def explain(self, owner: Any) -> Optional[str]:
         """Return why the present step of a trainer or module is not finite."""
-        return self.explanation(owner)
+        return self.steps.explain(owner)
 
     def bad_input(self, owner: Any) -> Optional[str]:
         """Return which input of the present step holds NaN."""
-        return self.bad_input_of(owner)
+        return self.steps.bad_input(owner)
 
     @contextlib.contextmanager
     def recording(self, net: gluon.Block) -> Iterator[Calls]:

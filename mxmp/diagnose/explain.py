@@ -1,9 +1,8 @@
 """Find where inf and NaN come from, and whether a skipped step is a bug, an overflow or bad data.
 
-A step is a list of `Replay`: calls of graphs that can be run again, in float32 and in low precision at any loss scale.
-Each run gives a `Seen`: the ranges of all values and gradients, by node. A step may call several networks, each on
-values of an earlier one. They are gone over in the order of the calls; an input is data unless an earlier call has
-given inf or NaN, in float32 or in low precision.
+A step is a list of `mxmp.diagnose.replay.Replay`: calls that can be run again, in float32 and in low precision. A step
+may call several networks, each on values of an earlier one. They are gone over in the order of the calls; an input is
+data unless an earlier call has given inf or NaN, in float32 or in low precision.
 
     find_nonfinite, explain: a network and a batch -> replays --+
     Watch, a trainer's or module's step            -> replays --+--> find, judge --> NonFinite, Verdict
@@ -11,50 +10,39 @@ given inf or NaN, in float32 or in low precision.
 
 from __future__ import annotations
 
-import glob
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import (
     Any,
     Callable,
     ClassVar,
     Dict,
-    Iterable,
     Iterator,
     List,
     Mapping,
     NamedTuple,
     Optional,
     Sequence,
-    Set,
-    Tuple,
     Type,
     Union,
 )
 
-import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
 from .. import dtypes
-from ..arrays import leaves, to_float32
+from ..arrays import to_float32
 from ..display import blocks as show
 from ..display.record import Record
 from ..errors import ConvertError, MxmpError
 from ..gluon.api import convert
-from ..graph import Entry, Graph, Key, Node
-from ..passes.attributes import MARK_ATTR, original
-from ..passes.facts import Facts
 from ..policy import Policy
-from ..report.counts import positions
-from .batches import Batch, call_net, nested, one_batch
-from .calls import OBSERVER, NetCall
-from .instrument import Instrument, facts_of, in_declared_dtypes, read_outputs, without_dropout
+from .batches import Batch, call_net, one_batch
+from .calls import OBSERVER
 from .kept import kept
-from .ranges import Summaries, ValueRange, ranges_of, read_ranges, summarize
-from .subject import Call, LossFunction, NetSubject, SymbolSubject, losses_of, read_subject, require_scale, run_backward
-
-FORWARD, BACKWARD, DATA, PARAMETER, LOSS = "forward", "backward", "data", "parameter", "loss"
-"""Where inf or NaN comes up: `NonFinite.where`."""
+from .nonfinite import BACKWARD, DATA, FORWARD, LOSS, PARAMETER, NonFinite, first_backward, first_forward
+from .ranges import ValueRange, ranges_of
+from .replay import LossGradients, Ones, Replay, Seen, is_real
+from .subject import LossFunction, NetSubject, SymbolSubject, losses_of, read_subject, require_scale, run_backward
 
 SCALE_TOO_HIGH = "scale too high"
 OUT_OF_RANGE = "activation out of range"
@@ -68,117 +56,6 @@ _STEP = 8.0  # by which the scale falls from replay to replay
 _FLOAT16_END = dtypes.limits(dtypes.FLOAT16).max
 _FAR = 2.0**20 * _FLOAT16_END  # of values
 _FAR_GRADIENT = 2.0**6 * _FLOAT16_END  # of the loss itself, not scaled
-
-_COLUMNS = (
-    show.Column("tensor"),
-    show.Column("what it is"),
-    show.Column("elements", show.NUMBER),
-    show.Column("NaN", show.NUMBER),
-    show.Column("inf", show.NUMBER),
-    show.Column("smallest", show.NUMBER, "The smallest finite value"),
-    show.Column("largest", show.NUMBER, "The largest finite value"),
-)
-
-
-# ---------------------------------------------------------------------- results
-
-
-@dataclass(frozen=True)
-class NonFinite(Record):
-    """Where inf or NaN comes up first.
-
-    Attributes:
-        where: 'forward' or 'backward', a node of the network; 'data' or 'parameter', a value that it is given, or, of a
-            parameter in low precision, one out of its range; 'loss', the loss outside of the network.
-        name: The node, input or parameter.
-        op: The node's operator; empty for what is no node. A cast that a conversion put in is a 'cast'.
-        precision: The dtype in which it is: 'float16', 'bfloat16' or 'float32'.
-        output: What holds inf or NaN: the node's output; backward, the gradient that it hands on.
-        inputs: What the node reads; backward, the gradients that its outputs get stand before that.
-        float32: The same output in float32, a gradient at the same loss scale; None where that is not known.
-        rows: Of data, the rows (numbers along the first axis) that hold inf or NaN.
-        keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision
-            that read its output.
-        inf_from: Of a node whose output is NaN because of an inf that it reads, the node that this comes from, such as
-            an attention mask's -inf; '' if it reads none.
-    """
-
-    _kind: ClassVar[str] = "finding of inf or NaN"
-    _title: ClassVar[str] = "Where inf or NaN comes up first"
-    _error: ClassVar[Type[MxmpError]] = ConvertError
-
-    where: str
-    name: str
-    op: str
-    precision: str
-    output: ValueRange
-    inputs: Tuple[ValueRange, ...] = ()
-    float32: Optional[ValueRange] = None
-    rows: Tuple[int, ...] = ()
-    keep: Tuple[str, ...] = ()
-    inf_from: str = ""
-
-    def __str__(self) -> str:
-        count = f"{self.output.bad:,} of {self.output.size:,} elements"
-        more = f" and {len(self.rows) - 5} more" if len(self.rows) > 5 else ""
-        listed = ", ".join(map(str, self.rows[:5]))
-        rows = f", in row{'s' if len(self.rows) > 1 else ''} {listed}{more}" if self.rows else ""
-        if self.where in (DATA, PARAMETER):
-            kind = "input" if self.where == DATA else "parameter"
-            if self.precision in dtypes.LOW_PRECISION:
-                return f"{kind} '{self.name}' is {self.output.kinds} in {self.precision} in {count}{self._reached()}"
-            return f"{kind} '{self.name}' holds {self.output.kinds} in {count}{rows}"
-        if self.where == LOSS:
-            return (
-                f"the gradient of the loss with respect to '{self.name}' is {self.output.kinds} in {count}{rows}, "
-                f"though that output is finite: it reaches {self.inputs[0].magnitude:.4g}"
-            )
-        node = f"'{self.name}' ({self.op}, {self.precision})"
-        if self.where == FORWARD:
-            return f"forward: {node} gives {self.output.kinds} in {count}{self._reached()}"
-        gradient = f"a gradient of {self.output.kinds} in {count} for '{self.output.name}'"
-        return f"backward: {node} gives {gradient}{self._reached()}"
-
-    def _reached(self) -> str:
-        """Return how large the values around it are, as the end of a sentence."""
-        reached = [each for each in self.inputs if each.size]
-        end = f"{self.precision} ends at {dtypes.limits(self.precision).max:.5g}"
-        text = ""
-        if reached and self.where == PARAMETER:
-            return f": it reaches {reached[0].magnitude:.4g}, {end}"
-        if reached and self.where == BACKWARD:
-            text = f"; the gradient that it gets reaches {reached[0].magnitude:.4g}"
-        elif reached:
-            ends = " and ".join(f"{each.magnitude:.4g}" for each in reached[:3])
-            text = f"; its {'inputs reach' if len(reached) > 1 else 'input reaches'} {ends}"
-        text += f", and it reads inf, which comes from '{self.inf_from}'" if self.inf_from else ""
-        text += f", {end}" if self.precision in dtypes.LOW_PRECISION else ""
-        if self.float32 is not None and not self.float32.bad:
-            text += f"; in float32 it reaches {self.float32.magnitude:.4g}"
-        return text
-
-    @property
-    def overrides(self) -> str:
-        """What keeps `keep` in float32, as overrides of a policy: 'name:conv3=float32'; '' if there is nothing."""
-        return float32_overrides(self.keep)
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Return the fields as plain JSON data, with the sentence and the overrides."""
-        return {**super().to_dict(), "overrides": self.overrides, "text": str(self)}
-
-    def _sections(self) -> List[show.Section]:
-        ranges = [("what holds it", self.output), *(("what is read", each) for each in self.inputs)]
-        ranges += [] if self.float32 is None else [("the same in float32", self.float32)]
-        rows = [(r.name, kind, r.size, r.nans, r.infs, r.smallest, r.largest) for kind, r in ranges]
-        facts = [("where", self.where), ("name", self.name), ("precision", self.precision)]
-        facts += [("overrides that mend it", self.overrides.replace(",", ", "))] if self.overrides else []
-        blocks = show.Facts(facts), show.Table("Values around it", _COLUMNS, rows, "tensors")
-        return [show.Section(self._title, blocks, str(self))]
-
-
-def float32_overrides(names: Iterable[str], ending: str = "") -> str:
-    """Return overrides that keep operators in float32: those named, or with "*" those whose names begin so."""
-    return ",".join(dict.fromkeys(f"name:{glob.escape(name)}{ending}=float32" for name in names))
 
 
 @dataclass(frozen=True)
@@ -228,486 +105,6 @@ class Verdict(Record):
         blocks = show.Facts(facts), show.Notes([self.text], "Verdict")
         sections = [show.Section("Why the step is not finite", blocks)]
         return sections if self.node is None else [*sections, *self.node._sections()]
-
-
-# ---------------------------------------------------------------------- runs
-
-
-class Gradients:
-    """Gives the gradients of a network's outputs; these are known."""
-
-    follows_outputs = False  # whether they are computed of the outputs that are given
-
-    def __init__(self, arrays: Sequence[Any], of_loss: Optional[LossGradients] = None) -> None:
-        """``of_loss`` computes them anew, where these are not finite."""
-        self._arrays, self.of_loss = list(arrays), of_loss
-
-    def __call__(self, heads: List[Any]) -> Sequence[Any]:
-        """Return the gradient of each output, None where it has none."""
-        return self._arrays
-
-    def are_spoilt(self) -> bool:
-        """Return whether they are not finite."""
-        return any(each.bad for each in ranges_of({str(i): each for i, each in enumerate(self._arrays)}))
-
-    def labels(self) -> Dict[str, Any]:
-        """Return the arrays that they depend on besides the outputs, by name."""
-        return {} if self.of_loss is None else self.of_loss.labels()
-
-    def cleaned(self) -> Gradients:
-        """Return the same of data without inf and NaN."""
-        return self
-
-
-class Ones(Gradients):
-    """Ones for each output: of a loss, whose sum is then derived."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-
-    def __call__(self, heads: List[Any]) -> Sequence[Any]:
-        """Return ones."""
-        return [mx.nd.ones_like(head) for head in heads]
-
-
-class LossGradients(Gradients):
-    """Those of a loss that is computed of the outputs: ``loss(outputs, *labels)``.
-
-    ``outputs`` says how outputs are nested, and of which kind each array is.
-    """
-
-    follows_outputs = True
-
-    def __init__(self, loss: Callable[..., Any], labels: Sequence[Any], outputs: Any) -> None:
-        super().__init__([])
-        self._loss, self._labels, self._outputs = loss, list(labels), outputs
-
-    def __call__(self, heads: List[Any]) -> Sequence[Any]:
-        """Return the gradient of each output."""
-        arrays = [head.detach() for head in heads]
-        for array in arrays:
-            array.attach_grad()
-        remaining = iter(arrays)
-
-        def given(like: Any) -> Any:
-            if not isinstance(like, mx.nd.NDArray):
-                return like
-            array = next(remaining)
-            return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
-
-        with autograd.record():
-            losses = self._loss(nested(self._outputs, given), *self._labels)
-        autograd.backward(list(leaves(losses)))
-        return [array.grad for array in arrays]
-
-    def labels(self) -> Dict[str, Any]:
-        """Return the labels."""
-        several = len(self._labels) > 1
-        return {f"label{number if several else ''}": each for number, each in enumerate(self._labels)}
-
-    def cleaned(self) -> LossGradients:
-        """Return the same with 0 in place of inf and NaN in labels."""
-        return LossGradients(self._loss, list(map(_cleaned, self._labels)), self._outputs)
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A call of a graph that can be run again.
-
-    Attributes:
-        call: The call.
-        gradients: Gives the true gradients of its outputs; None if they are not known.
-        follows_lost: Whether its inputs may come from a call that is not known, so that they cannot be called data.
-        linked: Whether it is known that the loss depends on it.
-    """
-
-    call: Call
-    gradients: Optional[Gradients]
-    follows_lost: bool = False
-    linked: bool = True
-    _views: Dict[bool, _View] = field(default_factory=dict, compare=False)
-
-    def run(self, low: bool, scale: float = 1.0) -> Seen:
-        """Run it once, as it was converted or in float32, with the loss times ``scale``."""
-        if low not in self._views:
-            self._views[low] = _View(self.call, low)
-        return self._views[low](self.call.values, self.gradients, scale)
-
-    def data(self) -> Dict[str, Any]:
-        """Return the data: inputs, labels, and what the loss reads besides."""
-        values = self.call.values
-        return {**{name: values[name] for name in self.call.inputs if name in values}, **self.labels()}
-
-    def labels(self) -> Dict[str, Any]:
-        """Return what the loss reads besides the network's outputs."""
-        return self.gradients.labels() if self.gradients is not None else {}
-
-    def parameters(self) -> List[ValueRange]:
-        """Return the ranges of parameters and auxiliary states."""
-        held = ((name, array) for name, array in self.call.values.items() if name not in self.call.inputs)
-        return ranges_of({name: array for name, array in held if _is_real(array)})
-
-    def without_dropout(self) -> Replay:
-        """Return the same with dropout that drops nothing, and so draws no random number."""
-        decisions = self.call.decisions
-        before, after = without_dropout(decisions.before), without_dropout(decisions.after)
-        call = replace(self.call, decisions=replace(decisions, before=before, after=after))
-        return replace(self, call=call, _views={})
-
-    def cleaned(self) -> Replay:
-        """Return the same with 0 in place of inf and NaN in data and labels."""
-        values = {n: _cleaned(each) if n in self.call.inputs else each for n, each in self.call.values.items()}
-        gradients = None if self.gradients is None else self.gradients.cleaned()
-        return replace(self, call=replace(self.call, values=values), gradients=gradients)
-
-    @classmethod
-    def of_net(
-        cls, noted: NetCall, scale: float, of_loss: Optional[LossGradients] = None, backward: bool = True
-    ) -> Replay:
-        """Return a noted call of a converted net, perhaps without its gradients.
-
-        ``scale`` is that of the gradients that are kept; ``of_loss`` computes them where they are not finite, or not
-        known.
-        """
-        traced, decisions = noted.graph.trace, noted.graph.converted.decisions
-        names = [symbol.name for symbol in traced.inputs]
-        values = {name: param.data(noted.context) for name, param in traced.params.items()}
-        values.update(zip(names, noted.inputs))
-        trained = frozenset(name for name, param in traced.params.items() if param.grad_req != "null")
-        gradients: Optional[Gradients] = of_loss
-        if noted.zeros and backward:
-            with autograd.pause():
-                gradients = Gradients([zero.grad.astype("float32") / scale for zero in noted.zeros], of_loss)
-        call = Call(noted.name, decisions, values, names, trained, noted.context, noted.training)
-        return cls(call, gradients, noted.follows_lost, noted.linked)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The ranges that a run of a graph has shown, under the names of the network that it was made of.
-
-    Attributes:
-        names: What its nodes are called.
-        types: The dtypes of its outputs of nodes.
-        forward: The values of outputs of nodes.
-        backward: Their gradients, those of variables that are trained included.
-        outputs: The values of the network's outputs.
-        head_gradients: The gradients that were given for them, None for an output without one.
-        scale: The factor of the loss.
-    """
-
-    names: Names
-    types: Mapping[Key, str]
-    forward: Mapping[Key, ValueRange]
-    backward: Mapping[Key, ValueRange]
-    outputs: Sequence[ValueRange]
-    head_gradients: Sequence[Optional[ValueRange]] = ()
-    scale: float = 1.0
-
-    @property
-    def trained(self) -> List[ValueRange]:
-        """The gradients of the variables that are trained."""
-        nodes = self.names.graph.nodes
-        return [gradient for key, gradient in self.backward.items() if nodes[key[0]].is_variable]
-
-    @property
-    def _gradients(self) -> List[ValueRange]:
-        return self.trained or list(self.backward.values())
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether the step's gradients are not finite; without gradients, whether the outputs are not."""
-        return any(each.bad for each in (self._gradients if self.backward else self.outputs))
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether it is bad, or the loss gives it gradients that are."""
-        return self.is_bad or any(each is not None and each.bad for each in self.head_gradients)
-
-    def worse_than(self, exact: Seen) -> bool:
-        """Whether it has inf or NaN in what leaves the network where float32 has none."""
-        if self.backward:
-            return any(each.bad for each in self._gradients)
-        return any(each.bad > other.bad for each, other in zip(self.outputs, exact.outputs))
-
-
-class Names:
-    """The names that the nodes of a converted graph have in the network that it was made of.
-
-    Attributes:
-        graph: The converted graph.
-        source: The positions in the network, by those in the graph; inserted casts have none.
-    """
-
-    def __init__(self, before: Graph, graph: Graph) -> None:
-        self.before, self.graph = before, graph
-        self.source = {new: old for old, new in positions(before, graph).items()}
-
-    def of(self, position: int) -> Tuple[str, str]:
-        """Return the name and operator of a node; of a cast, the name of what it casts."""
-        if position in self.source:
-            node = self.before.nodes[self.source[position]]
-            return node.name, node.op
-        node = self.graph.nodes[position]
-        if not _is_inserted(node):
-            return node.name, original(node).op
-        return self.of(node.inputs[0].node)[0], "cast"
-
-    def of_output(self, key: Key) -> str:
-        """Return the name of an output of a node; of a cast, that of what it casts."""
-        node = self.graph.nodes[key[0]]
-        if key[0] not in self.source:
-            return self.of_output(node.inputs[0].key) if _is_inserted(node) else self.graph.entry_name(Entry(*key))
-        return self.before.entry_name(Entry(self.source[key[0]], key[1]))
-
-
-def _is_inserted(node: Node) -> bool:
-    return node.get(MARK_ATTR) is not None and bool(node.inputs)
-
-
-class _View:
-    """A graph of a call, converted or in float32, whose runs are looked at: all values and gradients."""
-
-    def __init__(self, call: Call, low: bool) -> None:
-        self._call = call
-        self._graph = graph = call.decisions.after if low else call.decisions.before
-        values = in_declared_dtypes(graph, call.values)
-        self._facts: Facts = facts_of(graph, values)
-        self._names = Names(call.decisions.before, graph)
-        keys = ((i, n) for i, node in enumerate(graph.nodes) if not node.is_variable for n in range(node.num_outputs))
-        self._keys = [key for key in keys if self._facts.dtypes.get(key) in dtypes.PRECISIONS]
-        self._summaries = Summaries()
-        self._instrument = Instrument(
-            graph,
-            call.decisions,
-            values,
-            call.context,
-            outputs=frozenset(read_outputs(graph, self._facts, heads=True)),
-            reduced=self._keys,
-            reduce=lambda heads, outputs: [summarize(mx.sym, each) for each in (*heads, *outputs)],
-            loss_heads=call.loss_heads,
-        )
-
-    def __call__(self, values: Mapping[str, Any], gradients: Optional[Gradients], scale: float) -> Seen:
-        """Run it once; gradients are those of the loss times ``scale``. Nothing that is given is changed."""
-        call, graph = self._call, self._graph
-        reading = self._instrument(values, scale, call.training, call.trained)
-        given = [] if gradients is None else list(gradients(reading.outputs))
-        written: Dict[Key, Any] = {}
-        places = {node.name: (i, 0) for i, node in enumerate(graph.nodes) if node.is_variable}
-        if gradients is not None:
-            with autograd.pause(), call.context:
-                pairs = [(head, each) for head, each in zip(reading.outputs, given) if each is not None]
-                seeds = [(each.as_nd_ndarray().astype("float32") * scale).astype(head.dtype) for head, each in pairs]
-                autograd.backward([head for head, _ in pairs], seeds)
-            written = reading.at_outputs()
-            written.update((places[name], array.grad) for name, array in reading.written.items() if name in places)
-        variables = in_declared_dtypes(graph, {name: array for name, array in values.items() if name in places})
-        forward = {places[n]: each for n, each in variables.items() if _dtype(each) in dtypes.PRECISIONS}
-        count, heads = len(graph.heads), [head.key for head in graph.heads]
-        # Ranges of arrays at hand, and those that the graph has reduced.
-        arrays = [*forward.values(), *written.values(), *(each for each in given if each is not None)]
-        names = [self._names.of_output(key) for key in (*heads, *self._keys, *forward, *written)]
-        names += [graph.entry_name(head) for head, each in zip(graph.heads, given) if each is not None]
-        sizes = [self._facts.size(Entry(*key)) or 0 for key in (*heads, *self._keys)]
-        sizes += [array.size for array in arrays]
-        ranges = iter(read_ranges(names, sizes, [*reading.reductions, *self._summaries(arrays)]))
-        outputs = [next(ranges) for _ in range(count)]
-        by_key = {key: next(ranges) for key in (*self._keys, *forward)}
-        backward = {key: next(ranges) for key in written}
-        head_gradients = [None if each is None else next(ranges) for each in given]
-        return Seen(self._names, self._facts.dtypes, by_key, backward, outputs, head_gradients, scale)
-
-
-def _dtype(array: Any) -> Optional[str]:
-    return dtypes.canonical(array.dtype) if isinstance(array, mx.nd.NDArray) else None
-
-
-def _is_real(array: Any) -> bool:
-    """Return whether an array holds numbers with a point, of which some may be inf or NaN."""
-    return _dtype(array) in (*dtypes.PRECISIONS, "float64")
-
-
-def _cleaned(array: Any) -> Any:
-    """Return an array with 0 in place of inf and NaN."""
-    if not _is_real(array):
-        return array
-    with autograd.pause():
-        plain = array.as_nd_ndarray()
-        clean = mx.nd.where(plain * 0 == 0, plain, mx.nd.zeros_like(plain))
-        return clean.as_np_ndarray() if isinstance(array, mx.np.ndarray) else clean
-
-
-# ---------------------------------------------------------------------- the first node of one graph
-
-
-def _first_forward(seen: Seen, exact: Seen, allowed: bool = True, harmful: bool = True) -> Optional[NonFinite]:
-    """Return the first operator whose output has more inf and NaN than in float32.
-
-    Args:
-        seen: The network as it was converted.
-        exact: The same in float32.
-        allowed: Whether inf and NaN that float32 has too are no fault (an attention mask); if not, an operator counts
-            that has inf or NaN though all its inputs are finite. One whose own constant is inf (a mask's ``m * -inf``)
-            only counts if no operator after it makes NaN of it.
-        harmful: Whether only those count from which inf and NaN reach an output of the network.
-    """
-    nodes, source = seen.names.graph.nodes, seen.names.source
-    reaching = _reaching(seen)
-    intended: Optional[NonFinite] = None
-    for key in sorted(key for key in seen.forward if not nodes[key[0]].is_variable):
-        output = seen.forward[key]
-        same = exact.forward.get((source[key[0]], key[1])) if key[0] in source else None
-        excused = output.bad > 0 and _is_excused(key[0], seen)
-        if (harmful and key not in reaching) or output.bad <= (same.bad if same is not None and allowed else 0):
-            continue
-        if excused and (not allowed or same is None):  # also a cast of an inf that is intended
-            continue
-        finding = _finding(FORWARD, key[0], output, _inputs_of(key[0], seen), seen, same)
-        if allowed or output.nans or not _has_infinite_constant(nodes[key[0]]):
-            return replace(finding, inf_from=_inf_from(key[0], seen)) if output.nans else finding
-        intended = intended or finding
-    return intended
-
-
-def _first_backward(seen: Seen, exact: Optional[Seen]) -> Optional[NonFinite]:
-    """Return the operator whose backward gives inf or NaN first, in the order in which backward runs.
-
-    ``exact`` is float32's run, whose gradients are no fault where they are not finite by themselves.
-    """
-    graph, names, readers = seen.names.graph, seen.names, seen.names.graph.consumers()
-    last = {key: max((reader for reader, _ in readers.get(key, ())), default=key[0]) for key in seen.backward}
-    for key in sorted(seen.backward, key=lambda each: (-last[each], -each[0], each[1])):
-        gradient = seen.backward[key]
-        same = None
-        if exact is not None and key[0] in names.source:
-            same = exact.backward.get((names.source[key[0]], key[1]))
-        if not gradient.bad or (same is not None and gradient.bad <= same.bad):
-            continue
-        # The operator that hands on what is not finite, though its own gradients are finite.
-        reader = max(
-            (reader for reader, _ in readers.get(key, ()) if not any(each.bad for each in _given_to(reader, seen))),
-            default=None,
-        )
-        if reader is not None:
-            inputs = [*_given_to(reader, seen), *_inputs_of(reader, seen)]
-            return _finding(BACKWARD, reader, gradient, inputs, seen, same)
-        ends = dict(zip((head.key for head in graph.heads), seen.head_gradients))  # an output of the network
-        given = ends.get(key)
-        return _finding(BACKWARD, key[0], gradient, [] if given is None else [given], seen, same)
-    return None
-
-
-def _given_to(position: int, seen: Seen) -> List[ValueRange]:
-    """Return the gradients that a node's outputs get."""
-    count = seen.names.graph.nodes[position].num_outputs
-    return [seen.backward[position, n] for n in range(count) if (position, n) in seen.backward]
-
-
-def _inputs_of(position: int, seen: Seen) -> List[ValueRange]:
-    keys = (entry.key for entry in seen.names.graph.nodes[position].inputs)
-    return [seen.forward[key] for key in keys if key in seen.forward]
-
-
-def _ancestors(graph: Graph, position: int, follows: Callable[[Key], bool] = lambda key: True) -> Set[int]:
-    """Return the nodes that a node depends on by entries that are followed, itself included."""
-    waiting, found = [position], {position}
-    while waiting:
-        new = {entry.node for entry in graph.nodes[waiting.pop()].inputs if follows(entry.key)} - found
-        found |= new
-        waiting += new
-    return found
-
-
-def _has_infinite_constant(node: Node) -> bool:
-    """Return whether an operator has a constant that is inf in float32."""
-    for _, text in node.attrs:
-        try:
-            value = float(text)
-        except ValueError:
-            continue
-        if abs(value) > dtypes.limits(dtypes.FLOAT32).max:
-            return True
-    return False
-
-
-def _inf_from(position: int, seen: Seen) -> str:
-    """Return the node that the first inf comes from which a node reads; '' if it reads none."""
-
-    def is_inf(key: Key) -> bool:
-        return key in seen.forward and seen.forward[key].infs > 0
-
-    graph = seen.names.graph
-    reached = _ancestors(graph, position, is_inf) - {position}
-    origins = [each for each in reached if not any(is_inf(entry.key) for entry in graph.nodes[each].inputs)]
-    return seen.names.of(min(origins))[0] if origins else ""
-
-
-def _reaching(seen: Seen) -> Set[Key]:
-    """Return the outputs of nodes from which inf or NaN reaches an output of the network, all the way as inf or NaN."""
-    waiting = [head.key for head, output in zip(seen.names.graph.heads, seen.outputs) if output.bad]
-    found = set(waiting)
-    while waiting:
-        for entry in seen.names.graph.nodes[waiting.pop()[0]].inputs:
-            value = seen.forward.get(entry.key)
-            if entry.key not in found and (value is None or value.bad):
-                found.add(entry.key)
-                waiting.append(entry.key)
-    return found
-
-
-def _is_excused(position: int, seen: Seen) -> bool:
-    """Return whether a node hands on what it reads: inf for inf, NaN for NaN; or depends on constants alone."""
-    graph = seen.names.graph
-    inputs = _inputs_of(position, seen)
-    outputs = [output for key, output in seen.forward.items() if key[0] == position]
-    if any(each.nans for each in outputs):
-        return any(each.nans for each in inputs)
-    return any(each.bad for each in inputs) or not any(graph.nodes[i].is_variable for i in _ancestors(graph, position))
-
-
-def _finding(
-    where: str, position: int, output: ValueRange, inputs: Sequence[ValueRange], seen: Seen, same: Optional[ValueRange]
-) -> NonFinite:
-    """Return the finding at a node; the precision is that of its arithmetic: backward, that of what it reads."""
-    read = [seen.types.get(entry.key) for entry in seen.names.graph.nodes[position].inputs]
-    low = [each for each in read if each in dtypes.LOW_PRECISION] if where == BACKWARD else []
-    precision = low[0] if low else seen.types.get((position, 0))
-    same = same.times(seen.scale) if same is not None and where == BACKWARD else same
-    name, op = seen.names.of(position)
-    return NonFinite(
-        where, name, op, str(precision or dtypes.FLOAT32), output, tuple(inputs), same, keep=_to_keep(position, seen)
-    )
-
-
-def _to_keep(position: int, seen: Seen) -> Tuple[str, ...]:
-    """Return a node and those in low precision that read its output, casts passed over.
-
-    Of an inserted cast those that read it, and the node that it casts if that is in low precision.
-    """
-    graph, readers = seen.names.graph, seen.names.graph.consumers()
-
-    def is_low(number: int) -> bool:
-        keys = [(number, 0), *(entry.key for entry in graph.nodes[number].inputs)]
-        return any(seen.types.get(key) in dtypes.LOW_PRECISION for key in keys)
-
-    source = position
-    while _is_inserted(graph.nodes[source]):
-        source = graph.nodes[source].inputs[0].node
-    if not graph.nodes[source].is_variable and is_low(source):
-        position = source
-    kept: Dict[str, None] = {}
-    waiting = [position]
-    while waiting:
-        number = waiting.pop(0)
-        inserted = graph.nodes[number].get(MARK_ATTR) is not None
-        if not inserted:
-            kept[seen.names.of(number)[0]] = None
-        if inserted or number == position:
-            outputs = range(graph.nodes[number].num_outputs)
-            following = {reader for index in outputs for reader, _ in readers.get((number, index), ())}
-            waiting += sorted(i for i in following if is_low(i) or graph.nodes[i].get(MARK_ATTR) is not None)
-    return tuple(kept)
 
 
 # ---------------------------------------------------------------------- what is at fault in a step
@@ -776,7 +173,7 @@ def _first_value(
     replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Seen], harmful: bool = True
 ) -> Optional[NonFinite]:
     for replay, other, seen in zip(replays, exact, low):
-        found = _first_forward(seen, other, harmful=harmful)
+        found = first_forward(seen, other, harmful=harmful)
         if found is not None:
             return _or_parameter(found, replay)
     return None
@@ -785,7 +182,7 @@ def _first_value(
 def _first_gradient(exact: Sequence[Seen], low: Sequence[Seen]) -> Optional[NonFinite]:
     """Return the gradient that low precision makes inf or NaN first, in the order of backward."""
     pairs = zip(reversed(low), reversed(exact))
-    return next(filter(None, (_first_backward(seen, other) for seen, other in pairs)), None)
+    return next(filter(None, (first_backward(seen, other) for seen, other in pairs)), None)
 
 
 def _or_parameter(found: NonFinite, replay: Replay) -> NonFinite:
@@ -815,7 +212,7 @@ def _fault_of(replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Se
             return fault
         spoilt = spoilt or any(each.bad for each in (*seen.outputs, *other.outputs))
     backward = (
-        _first_backward(seen, None)  # of a network that gets finite gradients, and gives others
+        first_backward(seen, None)  # of a network that gets finite gradients, and gives others
         for seen in reversed(exact)
         if seen.backward and seen.is_bad and not any(each is not None and each.bad for each in seen.head_gradients)
     )
@@ -839,12 +236,12 @@ def _fault_in_forward(replay: Replay, exact: Seen, low: Seen, spoilt: bool) -> O
         bad.sort(key=lambda each: _is_mask(each, replay))
         if bad and not _is_mask(bad[0], replay):
             return _bad_parameter(bad[0])
-        found = _first_forward(exact, exact, allowed=False)
+        found = first_forward(exact, exact, allowed=False)
         if found is not None:
             return _Fault(BROKEN, found)
         if bad and any(each.bad for each in exact.outputs):
             return _bad_parameter(bad[0])
-    found = _first_forward(low, exact)
+    found = first_forward(low, exact)
     if found is None:
         return None
     found = _or_parameter(found, replay)
@@ -863,7 +260,7 @@ def _is_mask(parameter: ValueRange, replay: Replay) -> bool:
 
 def _real_ranges(arrays: Mapping[str, Any]) -> Iterator[ValueRange]:
     """Yield the ranges of arrays with a point, one after the other: they may lie on several contexts."""
-    return (found for name, array in arrays.items() if _is_real(array) for found in ranges_of({name: array}))
+    return (found for name, array in arrays.items() if is_real(array) for found in ranges_of({name: array}))
 
 
 def _bad_data(replay: Replay, spoilt: bool) -> Optional[NonFinite]:

@@ -16,9 +16,11 @@ from ..errors import TrainerError
 from ..gluon import Trainer
 from ..module import BucketingModule, Module
 from ..module.binding import LOSS_SCALE
+from ..train import observer
 from ..train.step import Observation, Observer, StepEnd, Weights, attached_elsewhere, observe
 from .calls import MOST_CALLS, OBSERVER
-from .explain import NO_FAULT, Gradients, LossGradients, Replay, Verdict, judge, nan_given
+from .explain import NO_FAULT, Verdict, judge, nan_given
+from .replay import Gradients, LossGradients, Replay
 from .subject import Call
 
 
@@ -204,33 +206,35 @@ def _gradients(
 # ---------------------------------------------------------------------- unasked
 
 
-def _explained(owner: Any) -> Optional[str]:
-    """Return why the present step of a trainer or module is not finite; None if that is not found out."""
-    outside = False
-    if isinstance(owner, Module):
-        replays, scale = _of_module(owner), owner._backward_scale
-    else:
-        calls, state = OBSERVER.of(owner), owner._scaler.state
-        replays, scale = [Replay.of_net(each, state.scale) for each in calls.noted], state.scale
-        outside = state.loss_finite is False and not calls.lost
-    if not replays:
-        return None
-    verdict = judge([replay.without_dropout() for replay in replays], scale)
-    if verdict.kind != NO_FAULT:
-        return str(verdict)
-    return "all outputs of the nets are finite here: look at the loss, and at its labels." if outside else None
+class _Explainer(observer.Observer):
+    """Explains the present step of a trainer or module by running it again, without dropout."""
+
+    def explain(self, owner: Any) -> Optional[str]:
+        """Return why it is not finite; None if that is not found out."""
+        outside = False
+        if isinstance(owner, Module):
+            replays, scale = _of_module(owner), owner._backward_scale
+        else:
+            calls, state = OBSERVER.of(owner), owner._scaler.state
+            replays, scale = [Replay.of_net(each, state.scale) for each in calls.noted], state.scale
+            outside = state.loss_finite is False and not calls.lost
+        if not replays:
+            return None
+        verdict = judge([replay.without_dropout() for replay in replays], scale)
+        if verdict.kind != NO_FAULT:
+            return str(verdict)
+        return "all outputs of the nets are finite here: look at the loss, and at its labels." if outside else None
+
+    def bad_input(self, owner: Any) -> Optional[str]:
+        """Return which input holds NaN; None if none is known to, or another net may have given it.
+
+        Arrays on a GPU are not looked at, see `nan_given`.
+        """
+        if not isinstance(owner, Module):
+            return next((nan_given(Replay.of_net(each, 1.0)) for each in OBSERVER.of(owner).noted[:1]), None)
+        if not owner._bound("replay").on_cpu:
+            return None
+        return next(filter(None, map(nan_given, _of_module(owner))), None)
 
 
-def _bad_input(owner: Any) -> Optional[str]:
-    """Return which input of the step holds NaN; None if none is known to, or another net may have given it.
-
-    Arrays on a GPU are not looked at, see `nan_given`.
-    """
-    if not isinstance(owner, Module):
-        return next((nan_given(Replay.of_net(each, 1.0)) for each in OBSERVER.of(owner).noted[:1]), None)
-    if not owner._bound("replay").on_cpu:
-        return None
-    return next(filter(None, map(nan_given, _of_module(owner))), None)
-
-
-OBSERVER.explanation, OBSERVER.bad_input_of = _explained, _bad_input
+OBSERVER.steps = _Explainer()

@@ -55,5 +55,13 @@ def observe_steps(scaler: Scaler, owner: Any) -> None:
     """Have the steps that an owner makes with a scaler observed, and explained where they fail."""
     importlib.import_module("mxmp.diagnose")  # by name, as it stands above this in the layers
     observer().on_owner(owner, scaler)
-    scaler.explain = functools.partial(observer().explain, owner)
-    scaler.bad_input = functools.partial(observer().bad_input, owner)
+    scaler.explain = functools.partial(_explain, owner)
+    scaler.bad_input = functools.partial(_bad_input, owner)
+
+
+def _explain(owner: Any) -> Optional[str]:  # functions of a module, as scalers are copied and pickled with trainers
+    return observer().explain(owner)
+
+
+def _bad_input(owner: Any) -> Optional[str]:
+    return observer().bad_input(owner)

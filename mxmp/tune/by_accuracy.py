@@ -227,7 +227,8 @@ class Tolerance:
                 f"within: it measures the network with for_inference={self.for_inference}, but it is tuned with "
                 f"for_inference={for_inference}; give both the same."
             )
-        expected, measured = ({digest([symbol]) for symbol in each} for each in (symbols, self.subject.symbols()))
+        both = symbols, self.subject.symbols()
+        expected, measured = ({digest([symbol]) for symbol in network} for network in both)
         if self._owner is not net_or_model and not expected <= measured:
             raise TuneError(
                 f"within: it measures another network ({', '.join(sorted(measured))}, expected "
@@ -272,6 +273,7 @@ class Tolerance:
             self._metrics[graphs] = self._measure(parsed)
         return self._metrics[graphs]
 
+    # A copy would not do for a net: ``evaluate`` may hold the very object, in a trainer or a closure.
     def _measure(self, policy: Policy) -> float:
         with self.subject.under(policy) as candidate:
             self.evaluations += 1
@@ -289,6 +291,7 @@ class Tolerance:
 
     def _measure_float32(self) -> float:
         """Return the metric in float32, measured twice: the tolerance has to be beyond its noise."""
+        # The first run is watched: it shows a net's graphs, and the calls that errors are measured on.
         with self.subject.watched():
             first = self._measure(Policy())
         if not math.isfinite(first):
@@ -331,6 +334,7 @@ def _read(network: Any, batches: Optional[Batches], ctx: Any, for_inference: boo
     if is_net and batches is not None:
         raise TuneError("batches is for a symbol with parameters or a Module; a net's are what evaluate calls it with.")
     if for_inference:
+        # Folded anew under each policy, in float32 and before anything is rounded, as it is deployed.
         symbol, args, aux = subject.given
         subject = SymbolSubject(symbol, args, aux, ctx, for_inference)
     read: Subject = subject if is_net else subject.take(read_loader(batches, CALLS, "batches"))
@@ -358,7 +362,7 @@ class LowOperators:
         self.policy, self._subject = policy, subject
         self.rows = subject.rows(policy)
         # A region of Gluon, which overrules a name, leaves an attribute at its nodes.
-        nodes = (node for each in subject.decisions(policy) for node in _nodes(each.before))
+        nodes = (node for decisions in subject.decisions(policy) for node in _nodes(decisions.before))
         regions = {node.name for node in nodes if node.get(PRECISION_ATTR)}
         low = [row for row in self.rows if row.precision == policy.compute_dtype]
         self.fixed = [row for row in low if row.name in regions or not self._gives_way(row)]
@@ -380,6 +384,7 @@ class LowOperators:
         if kept not in self._exact:
             low: Set[str] = set()
             policy, others = self.keeping(kept), set(self.items) - kept - self._never_low
+            # A name that is put low may let others behind it follow into float32, or draw them along: until none does.
             while True:
                 following = (others & self._in_float32(self._subject.rows(policy))) - low
                 if not following:
@@ -511,11 +516,12 @@ class _Search:
         self._errors = node_errors(judge.subject.calls(policy))
         for decisions in judge.subject.decisions(policy):  # nodes in bodies of loops have the errors of these
             for node in decisions.before.operators():
-                for inner in (each for body in node.subgraphs for each in _nodes(body)):
+                for inner in (inner for body in node.subgraphs for inner in _nodes(body)):
                     self._errors[inner.name] = self._errors[node.name]
 
     def run(self) -> SearchResult:
         """Return the result."""
+        # Nothing kept, then all: what lies between is only searched if the first fails and the last passes.
         nothing: Kept = frozenset()
         if self._passes(nothing):
             return self._result(nothing, is_minimal=True)
@@ -526,6 +532,7 @@ class _Search:
         best = frozenset(items)
         if not items or not self._passes(best):
             raise self._unreachable()
+        # The generator proposes sets and is sent whether they pass, so that it knows neither networks nor metrics.
         proposals = minimal_set(items)
         try:
             tried = next(proposals)
@@ -553,6 +560,7 @@ class _Search:
         operators, judge = self._operators, self._judge
         policy = operators.exactly(frozenset(operators.items))
         low = [f"'{row.name}' ({row.op})" for row in operators.fixed]
+        # With all items kept the metric fails still: what is low by name, or at the outputs, is all that is left.
         causes = [f"{policy.compute_dtype} is asked for by name of {', '.join(low[:3])}"] if low else []
         causes += [f"{len(low) - 3} more"] if len(low) > 3 else []
         causes += [f"the outputs come in {policy.output_dtype}"] if policy.output_dtype != dtypes.FLOAT32 else []
@@ -564,6 +572,7 @@ class _Search:
 
     def _final(self, kept: Kept, may_measure: bool) -> Policy:
         """Return the policy that keeps operators by their names alone, others following, if that was as good too."""
+        # The plain policy says less and lets casts be saved; the exact one is what was measured.
         exact, plain = self._operators.exactly(kept), self._operators.keeping(kept)
         if self._judge.knows(plain) or (may_measure and self._judge.evaluations < self._most):
             with contextlib.suppress(KeyboardInterrupt):

@@ -31,6 +31,7 @@ def minimal_set(items: Sequence[T]) -> Generator[FrozenSet[T], bool, FrozenSet[T
 
 def _shortest_beginning(items: Sequence[T]) -> Generator[FrozenSet[T], bool, int]:
     """Return how many of the first items pass, with one item less of which the test fails."""
+    # Invariant: the first ``fails`` items fail, and, once the first loop ends, the first ``passes`` pass.
     fails, passes = 0, min(1, len(items))
     while passes < len(items) and not (yield frozenset(items[:passes])):
         fails, passes = passes, min(2 * passes, len(items))
@@ -47,6 +48,7 @@ def _without_needless(items: Sequence[T]) -> Generator[FrozenSet[T], bool, Froze
     """Return a 1-minimal set of those among items that pass."""
     kept = list(items)
     size = max(1, len(kept) // 2)
+    # At size 1 a round without a removal has shown each item to be needed; after a removal others may not be.
     while True:
         shorter = yield from _without_groups(kept, size)
         if size == 1 and len(shorter) == len(kept):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.display import Histogram, Section
 from mxmp.display.page import fragment, page
 from tests.display import browser as browsers
 from tests.display.runs import HOSTILE, report, row, whole
@@ -272,20 +271,3 @@ def test_jupyterlabs_style_sheet_changes_nothing(chromium, tmp_path):
     """
     alone, jupyter = (chromium.open(tmp_path / f"{name}.html", 1000).run(code) for name in names)
     assert len(alone) > 500 and [pair for pair in zip(alone, jupyter) if pair[0] != pair[1]] == []
-
-
-def test_the_histogram_is_drawn_against_the_range(chromium, tmp_path):
-    """Bars stand in the shaded regions that their exponents belong to, by where the browser puts them."""
-    counts = {-26: 1, -20: 2, 0: 4, 16: 1}
-    path = tmp_path / "histogram.html"
-    path.write_text(page("H", [Section("H", [Histogram("All", counts)])]), encoding="utf-8")
-    chromium.open(path)
-    code = """
-        const middle = r => (r.left + r.right) / 2;
-        const shades = [...document.querySelectorAll(".plane .shade")].map(s => [s, s.getBoundingClientRect()]);
-        return [...document.querySelectorAll(".plane .column")].map(bar => {
-          const at = middle(bar.getBoundingClientRect());
-          return shades.filter(([s, r]) => r.left <= at && at <= r.right).map(([s]) => s.textContent).join();
-        });
-    """
-    assert chromium.run(code) == ["becomes 0", "subnormal", "", "overflows"]
