@@ -138,6 +138,10 @@ def read_workload(
     else:
         labels |= frozenset(module.label_names or ())
         options = _module_options(module, training)
+        states = modules.made_with(module)["state_names"] or ()  # inputs that it keeps itself, zeros at first
+        sizes = module.symbol.infer_shape_partial(**{name: array.shape for name, array in arrays.items()})[0]
+        shapes = dict(zip(module.symbol.list_arguments(), sizes))
+        subject.batches[0] = {**arrays, **{name: mx.nd.zeros(shapes[name]) for name in states}}
     inputs = {name: array for name, array in arrays.items() if name not in labels}
     return Workload(subject, inputs, training, for_inference, options)
 

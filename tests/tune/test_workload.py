@@ -268,6 +268,20 @@ def test_the_options_of_a_module_are_taken_and_said():
     assert read_workload(several, [{"data": BATCH}], True).options["context"] == "[cpu(0), cpu(1)]"
 
 
+def test_the_states_of_a_module_are_its_own():
+    state = mx.sym.var("state", shape=(2, 5))
+    symbol = mx.sym.MakeLoss(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc") + state)
+    module = mx.mod.Module(symbol, ["data"], [], state_names=["state"])
+    module.bind([("data", DATA)])
+    module.init_params()
+    workload = read_workload(module, [{"data": BATCH}], True)
+    assert shapes_of(workload) == {"data": DATA} and workload.options == {"state_names": "['state']"}
+    assert workload.start(O1)()[0].shape == (2, 5)
+    (decisions,) = workload.decide(O2)
+    stored = {decisions.before.nodes[position].name for position in decisions.plan.low_params}
+    assert "fc_weight" in stored and "state" not in stored
+
+
 def test_a_network_that_ends_in_the_mean_of_its_losses_trains():
     """Modules cannot give its output a gradient, as they take the first axis for that of the batch."""
     loss = mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(network(loss=False))), name="loss")
