@@ -295,6 +295,7 @@ class _View:
                 autograd.backward([head for head, _ in pairs], seeds)
             written = reading.at_outputs()
             written.update((places[name], array.grad) for name, array in reading.written.items() if name in places)
+        # Variables are looked at as they are stored: a parameter in low precision may be out of its range.
         variables = in_declared_dtypes(graph, {name: array for name, array in values.items() if name in places})
         forward = {places[n]: each for n, each in variables.items() if _dtype(each) in dtypes.PRECISIONS}
         count, heads = len(graph.heads), [head.key for head in graph.heads]
