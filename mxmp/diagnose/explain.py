@@ -41,7 +41,7 @@ from .calls import OBSERVER
 from .kept import kept
 from .nonfinite import BACKWARD, DATA, FORWARD, LOSS, PARAMETER, NonFinite, first_backward, first_forward
 from .ranges import ValueRange, ranges_of
-from .replay import LossGradients, Ones, Replay, Seen, is_real
+from .replay import Gradients, LossGradients, Replay, Seen, is_real
 from .subject import LossFunction, NetSubject, SymbolSubject, losses_of, read_subject, require_scale, run_backward
 
 SCALE_TOO_HIGH = "scale too high"
@@ -533,19 +533,14 @@ def explain(
 def _replays(network: Any, batch: Any, policy: Any, loss: Union[None, str, LossFunction], ctx: Any) -> List[Replay]:
     """Return the calls of a network for a batch."""
     inside = loss == "outputs"
-    loss = _outputs if inside else loss
+    loss = (lambda outputs, label: outputs) if inside else loss
     subject = read_subject(network, loss, ctx)
     wanted, read = subject.policy_or(policy), one_batch(batch)
     if isinstance(subject, SymbolSubject):
         (call,) = subject.take([read]).calls(wanted)
-        return [Replay(call, Ones())]
+        return [Replay(call, Gradients())]
     assert isinstance(subject, NetSubject)
     return _of_net(subject.net, read, wanted, loss, inside)
-
-
-def _outputs(outputs: Any, label: Any) -> Any:
-    """Return the losses that a net computes by itself."""
-    return outputs
 
 
 def _of_net(net: Any, batch: Batch, policy: Policy, loss: Any, inside: bool) -> List[Replay]:
