@@ -70,7 +70,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mxmp", "mxmp.*"]),
-    package_data={"mxmp": ["py.typed", "rounding/*.cc", "html/templates/*", "display/templates/*"]},
+    package_data={"mxmp": ["py.typed", "rounding/*.cc", "display/templates/*"]},
     python_requires=">=3.8,<3.14",
     install_requires=[
         "numpy>=1.21",

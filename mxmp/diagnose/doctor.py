@@ -87,7 +87,7 @@ class Diagnosis(Record):
     def _sections(self) -> List[Section]:
         rows = [(check.what, check.found, check.advice) for check in self.checks]
         columns = [Column(title) for title in ("what", "found", "what to do")]
-        return [Section("This machine", [Notes([str(self)], "Use"), Table("Checks", columns, rows, "checks")])]
+        return [Section("This machine", [Notes([str(self)]), Table("Checks", columns, rows, "checks")])]
 
 
 def examine(

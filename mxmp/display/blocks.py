@@ -1,7 +1,7 @@
-"""What is shown, as plain values: a terminal, a page and a notebook each draw them in their own way.
+"""The values that are shown: a terminal, a page and a notebook each draw them in their own way.
 
 A `Section` has blocks. `Figures`, `Facts`, `Notes` and `Table` are shown everywhere; `Lines`, `Histogram` and `Network`
-on pages and in notebooks. Texts are plain: what draws them escapes them.
+on pages and in notebooks. Texts are plain: the code that draws them escapes them.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class Table:
     """Rows of values, which a page sorts and filters.
 
     Attributes:
-        caption: What it holds.
+        caption: Its title.
         columns: The first names the row. Others in which no row has a value are left out.
         rows: A value for each column: text, a number, None where it is not known, or a mapping for a 'spark'.
-        unit: What the rows are, in the plural.
+        unit: The noun for its rows, in the plural.
         most: How many rows a terminal shows, of all that a page has; None for all.
         legend: Words in the cells, each with its meaning.
     """
@@ -94,8 +94,8 @@ class Table:
 
     def without_empty_columns(self) -> Table:
         """Return the table without the columns in which no row has a value."""
-        present = [any(row[i] not in (None, "", {}) for row in self.rows) for i in range(len(self.columns))]
-        kept = [i for i, has_value in enumerate(present) if i == 0 or has_value or not self.rows]
+        has_values = [any(row[i] not in (None, "", {}) for row in self.rows) for i in range(len(self.columns))]
+        kept = [i for i, has_value in enumerate(has_values) if i == 0 or has_value or not self.rows]
         rows = [[row[i] for i in kept] for row in self.rows]
         return replace(self, columns=[self.columns[i] for i in kept], rows=rows)
 
@@ -120,15 +120,15 @@ class Lines:
     """A chart of up to four lines.
 
     Attributes:
-        caption: What is shown.
+        caption: Its title.
         x: Where the values are, growing; as many as each line has values.
         lines: Values that are None are passed over; infinite ones and NaN are gaps, marked at the upper edge (minus
             infinity at the lower one). A chart without a finite value says so.
-        x_title: What ``x`` counts.
+        x_title: The noun for ``x``.
         scale: Of the values: 'linear', 'share' (of 1), 'log2', 'log10', or 'auto': 'log10' for positive values that
             span more than three powers of ten, else 'linear'.
         marks: Places on ``x`` to be marked by an upright line, such as skipped steps.
-        mark_name: What they are, for the legend.
+        mark_name: The noun for them, in the legend.
     """
 
     caption: str
@@ -150,9 +150,9 @@ class Histogram:
     """A histogram of magnitudes, against the range of a dtype.
 
     Attributes:
-        caption: What is shown.
+        caption: Its title.
         counts: Number of values by exponent of two: ``counts[e]`` are those from ``2**e`` up to ``2**(e + 1)``.
-        dtype: The dtype whose ranges are shaded: what becomes 0, what is subnormal, what overflows.
+        dtype: The dtype whose ranges are shaded: numbers that become 0, are subnormal, or overflow.
         zeros: Number of values that are 0: a bar at the left end, cut off where it would dwarf all others. All shares
             are of the sum of both.
     """
@@ -171,7 +171,7 @@ class Network:
         operators: In the order in which they run; of each the ``name``, ``op``, ``precision`` and ``reason`` are shown,
             the ``inputs`` are names of operators before it, and ``casts`` the tensors that are cast for it, or behind
             it: each has a text and a ``source``, the name of the operator that gives it, '' for a variable.
-        caption: What is shown.
+        caption: Its title.
     """
 
     operators: Sequence[Any]
@@ -183,12 +183,12 @@ Block = Union[Figures, Facts, Notes, Table, Lines, Histogram, Network]
 
 @dataclass(frozen=True)
 class Section:
-    """A part of what is shown, under a heading of its own.
+    """A part of a page, under a heading of its own.
 
     Attributes:
         title: The heading.
         blocks: From top to bottom; charts that follow each other stand side by side where there is room.
-        lead: A sentence or two that say what is to be seen.
+        lead: A sentence or two below the heading.
     """
 
     title: str
@@ -199,60 +199,43 @@ class Section:
 # ---------------------------------------------------------------------- numbers as they are read
 
 
-def to_float(value: Any) -> Optional[float]:
-    """Return a number that JSON or CSV may hold as text ('inf', 'nan', ''); None for what is no number."""
-    if value is None or value == "" or isinstance(value, bool):
-        return None
-    try:
-        return float(value)
-    except OverflowError:  # of an integer beyond all floats
-        return math.inf if value > 0 else -math.inf
-    except (TypeError, ValueError):
-        return None
-
-
-def figure(value: Any) -> str:
+def figure(value: Optional[float]) -> str:
     """Return a number with at most three digits that count, an integer whole.
 
     Example:
         >>> [figure(each) for each in (None, 65504, 0.000123, 1.5, float("inf"))]
         ['–', '65,504', '0.000123', '1.5', '∞']
     """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    number = to_float(value)
-    if number is None:
+    if value is None:
         return UNKNOWN
-    if not math.isfinite(number):
-        return "NaN" if math.isnan(number) else "∞" if number > 0 else "−∞"
-    if 1000 <= abs(number) < 1e6 or (number == int(number) and abs(number) < 1e6):
-        return f"{number:,.0f}"
-    return f"{number:.3g}"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    if isinstance(value, int) or 1000 <= abs(value) < 1e6 or (value == int(value) and abs(value) < 1e6):
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
-def share(value: Any) -> str:
+def share(value: Optional[float]) -> str:
     """Return a share of 1 as percent.
 
     Example:
         >>> [share(each) for each in (0, 0.00001234, 0.034, 0.5, 1)]
         ['0 %', '0.00123 %', '3.4 %', '50 %', '100 %']
     """
-    number = to_float(value)
-    return figure(number) if number is None or not math.isfinite(number) else f"{figure(100 * number)} %"
+    return figure(value) if value is None or not math.isfinite(value) else f"{figure(100.0 * value)} %"
 
 
-def size(count: Any) -> str:
+def size(count: Optional[float]) -> str:
     """Return a number of bytes with a unit.
 
     Example:
         >>> size(102_400_000)
         '102 MB'
     """
-    number = to_float(count)
-    if number is None or not math.isfinite(number):
-        return figure(number)
-    power = min(max(int(math.log10(number)) // 3, 0), len(_UNITS) - 1) if number >= 1 else 0
-    return f"{number / 1000**power:.3g} {_UNITS[power]}"
+    if count is None:
+        return UNKNOWN
+    power = min(max(int(math.log10(max(count, 1))) // 3, 0), len(_UNITS) - 1)
+    return f"{count / 1000**power:.3g} {_UNITS[power]}"
 
 
 def power(exponent: int, base: int = 2) -> str:

@@ -7,10 +7,9 @@ keep their size on a phone and in print. Here blocks become the numbers and text
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .blocks import Histogram, Line, Lines, figure, power, share, to_float
+from .blocks import Histogram, Line, Lines, figure, power, share
 
 # Exponents of two by dtype: magnitudes up to 2**first round to 0, those below 2**second are subnormal, those from
 # 2**third on overflow (IEEE 754, binary16 and binary32; bfloat16 has float32's exponents and 7 bits of fraction).
@@ -28,7 +27,7 @@ _TALLEST = 3  # times the tallest other bar, where the bar of the zeros is cut o
 
 Label = Tuple[float, str]  # percent of a side, and the text there
 
-# What the template draws, by its names: caption, label (the same for those who do not see it), legend (class of the key
+# The values of the template, by name: caption, label (the same for those who do not see it), legend (class of the key
 # and text), x_labels, y_labels, x_title; in the plane's units shades (class, x, width, text), bars (x, y, width, height
 # and text), lines (number, whether dots, path), marks (upright lines); beyond (number of a line, percent,
 # edge) for values that are not finite; said, the text in the middle of a chart that cannot be drawn.
@@ -51,7 +50,7 @@ class Axis(NamedTuple):
         return (at - self.low) / (self.high - self.low)
 
     def labels(self, as_share: bool = False) -> List[Label]:
-        """Return what stands along the axis."""
+        """Return the labels of the axis."""
         places = _ticks(self.low, self.high, 6 if self.base else 5, bool(self.base))
         texts = [f"{self.base}^{at:.0f}" if self.base else share(at) if as_share else figure(at) for at in places]
         return [(100 * (at - self.low) / (self.high - self.low), text) for at, text in zip(places, texts)]
@@ -107,12 +106,12 @@ def _value_axis(values: Sequence[Optional[float]], scale: str) -> Axis:
 
 def draw_lines(block: Lines) -> Chart:
     """Return the chart of some lines."""
-    x = [to_float(at) or 0.0 for at in block.x]
-    lines = [Line(line.name, [to_float(value) for value in line.values], line.dots) for line in block.lines]
-    along, up = _linear_axis([*x, *block.marks]), _value_axis([v for line in lines for v in line.values], block.scale)
-    not_finite = [value for line in lines for value in line.values if value is not None and not math.isfinite(value)]
+    x, lines = block.x, block.lines
+    values = [value for line in lines for value in line.values if value is not None]
+    along, up = _linear_axis([*x, *block.marks]), _value_axis(values, block.scale)
+    not_finite = [value for value in values if not math.isfinite(value)]
     beyond = [(i + 1, *place) for i, line in enumerate(lines) for place in _beyond(x, line, along)]
-    said = _nothing_to_draw([value for line in lines for value in line.values if value is not None])
+    said = "" if _drawables(values) or not values else "Nothing to draw: no value is finite"
     named = [(f"s{i + 1}", line.name) for i, line in enumerate(lines) if len(lines) > 1 or block.marks or beyond]
     named += [("mark", f"{block.mark_name} ({len(block.marks):,})")] if block.marks else []
     named += [("beyond", f"not finite ({len(not_finite):,})")] if beyond else []
@@ -144,14 +143,6 @@ def _beyond(x: Sequence[float], line: Line, along: Axis) -> List[Tuple[float, st
     values = [(at, value) for at, value in zip(x, line.values) if value is not None and not math.isfinite(value)]
     places = ((round(_MOST * (along.place(at) or 0.0)), "lower" if value < 0 else "upper") for at, value in values)
     return [(100 * place / _MOST, edge) for place, edge in dict.fromkeys(places)]
-
-
-def _nothing_to_draw(values: Sequence[float]) -> str:
-    """Return what a chart says that has values, but none that can be drawn; '' for others."""
-    if not values or _drawables(values):
-        return ""
-    kinds = Counter(map(figure, values))
-    return f"Nothing to draw: {', '.join(f'{count:,} × {kind}' for kind, count in kinds.items())}"
 
 
 def _points(x: Sequence[float], line: Line, along: Axis, up: Axis) -> List[Tuple[float, Optional[float]]]:

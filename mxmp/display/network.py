@@ -90,13 +90,14 @@ def _box(inside: Sequence[Any], layout: Layout, number: int, prefix: int) -> Val
     """Return a box: its upper left corner, two lines of text, all that there is to say, and (x, width, precision)."""
     x, y = layout.x[number] - _BOX / 2 + _EDGE, layout.layer[number] * _RISE + _EDGE
     width, gap = _CELLS / len(inside), 1 if len(inside) > 1 else 0
+    label, below = _labels(inside, prefix)
     return {
         "x": x,
         "y": y,
         "width": _BOX,
         "height": _HEIGHT,
-        "label": _name(inside[0], prefix),
-        "below": _kinds(inside),
+        "label": label,
+        "below": below,
         "title": Markup("\n").join(escape(visible(_details(each))) for each in inside[:_MOST_LINES]),
         "cells": [(x + 8 + i * width, width - gap, each.precision) for i, each in enumerate(inside)],
     }
@@ -115,21 +116,19 @@ def _prefix(names: Sequence[str]) -> int:
     return os.path.commonprefix(names).rfind("_") + 1 if len(names) > 1 else 0
 
 
-def _name(operator: Any, prefix: int) -> str:
-    name = visible(operator.name[prefix:])
-    return _shortened(name[: -len(_SUFFIX)] if name.endswith(_SUFFIX) and name != _SUFFIX else name)
-
-
-def _kinds(inside: Sequence[Any]) -> str:
-    """Return the kinds of a box's operators: the one that tells most, and how many more there are."""
+def _labels(inside: Sequence[Any], prefix: int) -> Tuple[str, str]:
+    """Return the two lines of a box: the first operator's name, and the kind that tells most with how many others."""
+    name = visible(inside[0].name[prefix:])
+    name = name[: -len(_SUFFIX)] if name.endswith(_SUFFIX) and name != _SUFFIX else name
     counts = Counter(visible(each.op) for each in inside)
     kind = max(counts, key=lambda op: (op in _TELLING, counts[op]))
     times = f"{counts[kind]} × " if counts[kind] > 1 else ""
     more = f" + {len(inside) - counts[kind]}" if len(inside) > counts[kind] else ""
-    return times + _shortened(kind, _LETTERS - len(times) - len(more)) + more
+    end = " …" if len(inside) > 1 else ""
+    return _shortened(name, _LETTERS - len(end)) + end, _shortened(times + kind, _LETTERS - len(more)) + more
 
 
-def _shortened(text: str, most: int = _LETTERS) -> str:
+def _shortened(text: str, most: int) -> str:
     """Return a text that fits into a box, without its middle if it is too long."""
     keep = most - 1
     return text if len(text) <= most else f"{text[: keep // 2]}…{text[len(text) - (keep - keep // 2) :]}"

@@ -1,5 +1,6 @@
 """What a conversion decided and why, in casts and bytes, as a table, a page or JSON."""
 
+from ..passes.reasons import Reason
 from .counts import activation_bytes, variable_bytes
 from .make import Decisions, Removed, make_report, report_converted
 from .report import DROPPED, FOLDED, Cast, Report, Row, legend, merge, operator_counts, operator_table
@@ -11,6 +12,7 @@ __all__ = [
     "RUN_FILES",
     "Cast",
     "Decisions",
+    "Reason",
     "Removed",
     "Report",
     "Row",

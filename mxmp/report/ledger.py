@@ -14,12 +14,13 @@ from ..display import NUMBER, SHARE, SPARK, Column, Figures, Histogram, Notes, R
 from ..dtypes import FLOAT16, limits
 from ..errors import MxmpError, StateError, visible
 
-MARGIN = 2
+_MARGIN = 2
 """Binades between the largest gradient that was counted and the dtype's maximum: one step in many is counted."""
 
 DIVERGED = 3
 """Steps in a row that were not taken, from which on a run may diverge."""
 
+_SPARE = 4  # binades below the largest scale that fits, where a static scale is safe: gradients grow in a run
 _FAR = 4  # binades below that maximum, as far as which gradients do not overflow in one step and not in another
 _SUBNORMAL = 0.5  # of a layer's elements that are not 0, from which on the scale is too low
 _LOST = 0.1  # of the updates of weights, from which on they want masters
@@ -88,7 +89,7 @@ class Advice:
     Attributes:
         highest: The largest power of two that fits as a loss scale: it leaves the largest gradient a factor of 4 below
             the dtype's maximum, and steps were not skipped there; None before a sample.
-        scale: A static scale to take: a factor of 4 below that, since gradients grow in a run; None likewise.
+        scale: A static scale to take: a factor of 16 below that, since gradients grow in a run; None likewise.
         last: The scale of the last step; None before the first.
         diverges: Whether weights grew in most layers until steps were not finite: no scale and no precision mends that.
         sentences: What is wrong and what to do; none if nothing is.
@@ -162,7 +163,7 @@ class LedgerRecord(Record):
         sentences = self._losses() + (diverges or self._skips(highest) or self._too_low(highest)) + self._lost_updates()
         if diverges or highest is None:
             return Advice(None, None, self.last_scale, bool(diverges), tuple(sentences))
-        return Advice(2.0**highest, 2.0 ** (highest - MARGIN), self.last_scale, False, tuple(sentences))
+        return Advice(2.0**highest, 2.0 ** (highest - _SPARE), self.last_scale, False, tuple(sentences))
 
     def _too_low(self, highest: Optional[int]) -> List[str]:
         """First rule: a static scale is too low if it leaves most of a layer subnormal, and a larger one fits."""
@@ -170,13 +171,13 @@ class LedgerRecord(Record):
         parts = {layer.name: self._subnormal([layer.counts.get(last, {})]) for layer in low}
         shares = {name: subnormal / total for name, (subnormal, total) in parts.items() if total}
         names = sorted((name for name in shares if shares[name] > _SUBNORMAL), key=lambda name: -parts[name][0])
-        if names and highest is not None and highest > last and not self.is_dynamic:
+        if names and highest is not None and highest - _SPARE > last and not self.is_dynamic:
             share = sum(subnormal for subnormal, _ in parts.values()) / sum(total for _, total in parts.values())
             named = _listed(names, [f" ({shares[name]:.0%})" for name in names])
             return [
                 f"At the scale of {self.last_scale:g} an estimated {share:.0%} of the gradients that are not 0 are "
                 f"subnormal in {self.dtype}, with fewer bits, and smaller ones become 0: most of {named}. A larger "
-                f"scale keeps them, such as 2**{highest - MARGIN}: 2**{highest} at the most; loss_scale='dynamic' "
+                f"scale keeps them, such as 2**{highest - _SPARE}: 2**{highest} at the most; loss_scale='dynamic' "
                 f"finds one."
             ]
         # The gradient of a gamma that is fixed, as BatchNorm's in symbols by default, is 0 by definition. In the first
@@ -264,7 +265,7 @@ class LedgerRecord(Record):
             # Steps that were taken at larger scales would have been taken at this one.
             if skipped > _TOO_MANY * (taken + self._taken_above(scale)) and (rooms[scale] or 0) < _FAR:
                 ends.append(scale - 1)
-        return min(ends) - MARGIN if ends else None
+        return min(ends) - _MARGIN if ends else None
 
     def _taken_above(self, scale: int) -> int:
         return sum(taken for each, (taken, _) in self.scales.items() if each > scale)

@@ -22,7 +22,7 @@ AS_CONVERTED = "as converted"  # the policy of a report on a network of which on
 
 
 class Removed(NamedTuple):
-    """What inference does not need of a network, and the network that still had it, but for dropout.
+    """The parts of a network that inference does not need, and the network with them, but for dropout.
 
     Attributes:
         rows: One per operator that is gone.
@@ -37,9 +37,9 @@ class Removed(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)  # a copy has the report alone
 class Decisions:
-    """What one conversion decided: the plan for the graph before it, which the facts are on, and the graph after it.
+    """The decisions of one conversion: the plan for the graph before it, and the graph after it.
 
-    ``removed`` is what had been taken out of the network before.
+    The facts are on the graph before. ``removed`` has the parts that had been taken out of the network before.
     """
 
     policy: Policy
@@ -65,6 +65,7 @@ class Decisions:
 
 
 Decision = Tuple[str, str, Tuple[Reason, ...]]  # precision of a node, reason, and the reason's kinds
+BodyKey = Tuple[int, int]  # position of a node, and number of one of its bodies
 
 
 def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: Graph) -> Report:
@@ -112,9 +113,10 @@ def _rows(
     Args:
         graph: The graph, or a body of one, before the conversion.
         facts: The facts on it.
-        after: What it became.
+        after: The graph after it.
         decide: Gives precision, reason and kinds, by the node's position before and after.
-        body_rows: Gives the rows of a body, by its node's position, its number, and the body before and after.
+        body_rows: Gives the rows of a body, by (position of its node, number of the body), before and after, and the
+            body before.
     """
     where = counts.positions(graph, after)
     casts = counts.casts_at(graph, facts, after, where)
@@ -126,7 +128,7 @@ def _rows(
         precision, reason, kinds = decide(position, where[position])
         yield Row(node.name, node.op, precision, reason, casts.get(position, ()), inputs, kinds)
         for number, body in enumerate(node.subgraphs):
-            yield from body_rows(position, number, body, after.nodes[where[position]].subgraphs[number])
+            yield from body_rows((position, number), (where[position], number), body)
 
 
 def _planned_rows(graph: Graph, facts: Facts, after: Graph, plan: Plan, policy: Policy) -> Iterator[Row]:
@@ -141,9 +143,11 @@ def _planned_rows(graph: Graph, facts: Facts, after: Graph, plan: Plan, policy: 
             return precision, f"{verdict.reason}: cheapest", (*verdict.kinds, Reason.CHEAPEST)
         return precision, verdict.reason, verdict.kinds
 
-    def body_rows(position: int, number: int, before: Graph, body: Graph) -> Iterator[Row]:
-        inner, known = plan.bodies.get((position, number)), facts.bodies.get((position, number))
-        return iter(()) if inner is None or known is None else _planned_rows(before, known, body, inner, policy)
+    def body_rows(key: BodyKey, place: BodyKey, body: Graph) -> Iterator[Row]:
+        if key not in plan.bodies or key not in facts.bodies:
+            return iter(())
+        converted = after.nodes[place[0]].subgraphs[place[1]]
+        return _planned_rows(body, facts.bodies[key], converted, plan.bodies[key], policy)
 
     return _rows(graph, facts, after, decide, body_rows)
 
@@ -152,8 +156,6 @@ def _converted_rows(
     graph: Graph, facts: Facts, after: Graph, after_facts: Facts, verdicts: Sequence[Verdict]
 ) -> Iterator[Row]:
     """Yield the rows of a graph that was converted under an unknown policy; the verdicts are those of the rules."""
-    places: Dict[int, int] = counts.positions(graph, after)
-
     def decide(position: int, place: int) -> Decision:
         verdict = verdicts[position]
         if verdict.label == KEEP:
@@ -166,12 +168,12 @@ def _converted_rows(
         usual = FLOAT32 if verdict.label == FLOAT32 else "low precision"
         return precision, f"as converted; its rule says {usual} ({verdict.reason})", (Reason.AS_CONVERTED,)
 
-    def body_rows(position: int, number: int, before: Graph, body: Graph) -> Iterator[Row]:
-        bodies = verdicts[position].bodies
-        if number >= len(bodies) or not bodies[number]:
+    def body_rows(key: BodyKey, place: BodyKey, body: Graph) -> Iterator[Row]:
+        inner = verdicts[key[0]].bodies[key[1] : key[1] + 1]
+        if not inner or not inner[0]:
             return iter(())
-        inner = facts.bodies[position, number], after_facts.bodies[places[position], number]
-        return _converted_rows(before, inner[0], body, inner[1], bodies[number])
+        converted = after.nodes[place[0]].subgraphs[place[1]]
+        return _converted_rows(body, facts.bodies[key], converted, after_facts.bodies[place], inner[0])
 
     return _rows(graph, facts, after, decide, body_rows)
 

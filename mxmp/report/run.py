@@ -28,7 +28,7 @@ class Run(Shown):
 
     Attributes:
         name: The folder's or file's, which the page takes for its title.
-        parts: What was read, by the name of the file.
+        parts: The values that were read, by the name of the file.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Run(Shown):
 
     @property
     def warnings(self) -> List[str]:
-        """What to notice about the conversion, as the page has it."""
+        """Sentences to notice about the conversion, as the page has them."""
         return self._noticed("Warning")
 
     @property
@@ -79,32 +79,32 @@ class Run(Shown):
 
     @property
     def _lead(self) -> str:
-        """The policy, but for its loss scale: the figures of the steps and the ledger say what that was."""
+        """The policy, but for its loss scale: the figures of the steps and the ledger have it."""
         fields = self.report.policy.split(",") if self.report else []
         return ",".join(field for field in fields if len(self.parts) == 1 or not field.startswith("loss_scale="))
 
     def _sections(self) -> List[Section]:
         """Return the figures and notes of all parts first, then their other blocks; the table of operators last."""
         order = [row.name for row in self.report.rows] if self.report else []
-        sections: List[Section] = []
-        for name in _READERS:
-            part = self.parts.get(name)
-            if part is not None:
-                sections += part.sections(order) if name == COMPARE else part._sections()
-        first, rest = [], []
-        for section in sections:
-            matters = [block for block in section.blocks if isinstance(block, (Figures, Notes))]
-            others = [block for block in section.blocks if block not in matters]
-            first += matters
-            rest += [Section(section.title, others, section.lead)] if others else []
-        figures = [each for block in first if isinstance(block, Figures) for each in block.figures]
-        notes = [block for block in first if isinstance(block, Notes)]
-        rest.sort(key=lambda section: section.title == "Operators")
-        return [Section("Summary", [Figures(list(dict.fromkeys(figures))), *notes]), *rest]
+        figures: List[Tuple[str, str, str]] = []
+        notes: List[Notes] = []
+        sections = []
+        for name in (name for name in _READERS if name in self.parts):
+            part = self.parts[name]
+            for section in part.sections(order) if name == COMPARE else part._sections():
+                others = [block for block in section.blocks if not isinstance(block, (Figures, Notes))]
+                notes += [block for block in section.blocks if isinstance(block, Notes)]
+                if name != LEDGER or STEPS not in self.parts:  # the log of steps says the same, and more
+                    tables = (block for block in section.blocks if isinstance(block, Figures))
+                    figures += [each for block in tables for each in block.figures]
+                if others:
+                    sections.append(Section(section.title, others, section.lead))
+        sections.sort(key=lambda section: section.title == "Operators")
+        return [Section("Summary", [Figures(figures), *notes]), *sections]
 
 
 def read_run(path: str) -> Run:
-    """Return what there is of a run.
+    """Return the parts of a run that are there.
 
     Args:
         path: A folder with any of report.json, ledger.json, compare.json and steps.csv, or one such file.

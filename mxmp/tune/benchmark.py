@@ -163,15 +163,15 @@ def benchmark(
         laps.clear()  # and with them their memory
         show("errors", 1.0)
         errors = _errors(read_workload(model, [batch], False, for_inference), named, failures)
-    own = any(has_float16(each.facts) for each in workload.decide(Policy()))  # casts of the network's own
+    own = any(has_float16(decisions.facts) for decisions in workload.decide(Policy()))  # casts of the network's own
     emulated = {name for name in named if workload.on_cpu and (own or named[name].compute_dtype == dtypes.FLOAT16)}
     rows = []
     for name in named:
         if name in failures:
             rows.append(Timed(name, emulated=name in emulated, failure=failures[name]))
         else:
-            measured = rounds.seconds(name), rounds.ratio(name, FLOAT32), _verdict(rounds, name)
-            rows.append(Timed(name, *measured, errors.get(name), name in emulated))
+            times = rounds.seconds(name), rounds.ratio(name, FLOAT32), _verdict(rounds, name)
+            rows.append(Timed(name, *times, errors.get(name), name in emulated))
     device = read_processor().name if workload.on_cpu else str(next(iter(batch.values())).context)
     return Benchmark(objective, for_inference, len(rounds.times), rounds.scatter(FLOAT32), tuple(rows), device)
 
@@ -208,7 +208,7 @@ def _outputs(inferring: Workload, policy: Policy) -> List[Any]:
 def output_error(output: Any, exact: Any) -> float:
     """Return the error of an output where float32's is finite, in float64, whose squares always fit."""
     is_finite = np.isfinite(exact)
-    right, value = (np.where(is_finite, each, 0).astype(np.float64).ravel() for each in (exact, output))
+    right, value = (np.where(is_finite, array, 0).astype(np.float64).ravel() for array in (exact, output))
     if not np.isfinite(value).all():
         return math.inf
     difference, size = float(np.linalg.norm(value - right)), float(np.linalg.norm(right))

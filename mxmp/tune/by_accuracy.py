@@ -17,7 +17,6 @@ from typing import (
     FrozenSet,
     Iterator,
     List,
-    NamedTuple,
     Optional,
     Sequence,
     Set,
@@ -31,7 +30,7 @@ from .. import dtypes
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..diagnose.batches import Batches, read_loader
-from ..diagnose.compare import node_errors
+from ..diagnose.compare import Errors, node_errors
 from ..diagnose.progress import showing_progress
 from ..diagnose.subject import CALLS, NetSubject, Subject, SymbolSubject, read_subject
 from ..display import NUMBER, Column, Facts, Record, Section, Table
@@ -228,7 +227,8 @@ class Tolerance:
                 f"within: it measures the network with for_inference={self.for_inference}, but it is tuned with "
                 f"for_inference={for_inference}; give both the same."
             )
-        expected, measured = ({digest([symbol]) for symbol in each} for each in (symbols, self.subject.symbols()))
+        both = symbols, self.subject.symbols()
+        expected, measured = ({digest([symbol]) for symbol in network} for network in both)
         if self._owner is not net_or_model and not expected <= measured:
             raise TuneError(
                 f"within: it measures another network ({', '.join(sorted(measured))}, expected "
@@ -341,19 +341,8 @@ def _read(network: Any, batches: Optional[Batches], ctx: Any, for_inference: boo
 # ------------------------------------------------------------------ operators that may be kept
 
 
-class Operators(NamedTuple):
-    """The operators that one name override keeps in float32: those of one name, as a block's that is called twice.
-
-    Attributes:
-        pattern: The override's pattern, which stands for the name.
-        numbers: The numbers of their rows in the network's report.
-    """
-
-    pattern: str
-    numbers: Tuple[int, ...]
-
-
-Kept = FrozenSet[Operators]
+Kept = FrozenSet[str]
+"""Patterns of names that are kept in float32. One stands for all operators of a name, as of a block's two calls."""
 
 
 class LowOperators:
@@ -362,35 +351,26 @@ class LowOperators:
     Attributes:
         policy: The policy given.
         rows: What it decides about each operator.
-        items: The operators that it has in low precision, and that a name can keep in float32.
-        fixed: The numbers of those that no name can, because the policy or a region asks for low precision by name.
+        items: Patterns of the operators that it has in low precision, and that a name can keep in float32.
+        fixed: Those that no name can, because the policy or a region asks for low precision by name.
     """
 
     def __init__(self, subject: Subject, policy: Policy) -> None:
         self.policy, self._subject = policy, subject
         self.rows = subject.rows(policy)
         # A region of Gluon, which overrules a name, leaves an attribute at its nodes.
-        in_regions = {n.name for d in subject.decisions(policy) for n in _nodes(d.before) if n.get(PRECISION_ATTR)}
-        numbers: Dict[str, List[int]] = {}
-        fixed = []
-        for number, row in enumerate(self.rows):
-            if row.precision != policy.compute_dtype:
-                continue
-            pattern = pattern_of(row.name)
-            override = with_names(policy, [pattern]).override(row.op, row.name)
-            if row.name in in_regions or override is None or override[0] != dtypes.FLOAT32:
-                fixed.append(number)
-            else:
-                numbers.setdefault(pattern, []).append(number)
-        self.items = tuple(Operators(pattern, tuple(own)) for pattern, own in numbers.items())
-        self.fixed = tuple(fixed)
-        # Patterns of names that the rules have in float32 elsewhere: these are not put in low precision.
-        self._never_low = {pattern_of(row.name) for row in self.rows if row.precision == dtypes.FLOAT32}
+        nodes = (node for decisions in subject.decisions(policy) for node in _nodes(decisions.before))
+        regions = {node.name for node in nodes if node.get(PRECISION_ATTR)}
+        low = [row for row in self.rows if row.precision == policy.compute_dtype]
+        self.fixed = [row for row in low if row.name in regions or not self._gives_way(row)]
+        self.items = tuple(dict.fromkeys(pattern_of(row.name) for row in low if row not in self.fixed))
+        # What the rules have in float32 elsewhere under the same name: it is not put in low precision.
+        self._never_low = self._in_float32(self.rows)
         self._exact: Dict[Kept, Policy] = {}
 
     def keeping(self, kept: Kept) -> Policy:
         """Return the policy given with overrides that keep some operators in float32; others may follow."""
-        return with_names(self.policy, (item.pattern for item in kept))
+        return with_names(self.policy, kept)
 
     def exactly(self, kept: Kept) -> Policy:
         """Return a policy with some operators in float32 and all other items in low precision, by name if need be.
@@ -400,20 +380,23 @@ class LowOperators:
         """
         if kept not in self._exact:
             low: Set[str] = set()
-            policy = self.keeping(kept)
+            policy, others = self.keeping(kept), set(self.items) - kept - self._never_low
             while True:
-                more = self._following(kept, self._subject.rows(policy)) - low
-                if not more:
+                following = (others & self._in_float32(self._subject.rows(policy))) - low
+                if not following:
                     break
-                low |= more
+                low |= following
                 policy = with_names(policy, low, policy.compute_dtype)
             self._exact[kept] = policy
         return self._exact[kept]
 
-    def _following(self, kept: Kept, rows: Sequence[Row]) -> Set[str]:
-        """Return the patterns of items that are not kept, but in float32."""
-        others = (item for item in self.items if item not in kept and item.pattern not in self._never_low)
-        return {i.pattern for i in others if any(rows[number].precision == dtypes.FLOAT32 for number in i.numbers)}
+    def _gives_way(self, row: Row) -> bool:
+        """Return whether an override of its name keeps an operator in float32."""
+        override = self.keeping(frozenset([pattern_of(row.name)])).override(row.op, row.name)
+        return override is not None and override[0] == dtypes.FLOAT32
+
+    def _in_float32(self, rows: Sequence[Row]) -> Set[str]:
+        return {pattern_of(row.name) for row in rows if row.precision == dtypes.FLOAT32}
 
 
 def _nodes(graph: Graph) -> Iterator[Node]:
@@ -422,32 +405,6 @@ def _nodes(graph: Graph) -> Iterator[Node]:
         yield node
         for body in node.subgraphs:
             yield from _nodes(body)
-
-
-class _Error(NamedTuple):
-    """The own and the carried error of an operator, as of a `SearchRow`."""
-
-    own: float
-    carried: float
-
-
-_NOT_COMPARED = _Error(-1.0, -1.0)
-
-
-def measured_errors(subject: Subject, policy: Policy) -> Dict[str, _Error]:
-    """Return the errors of a network's nodes under a policy by name, the worst of those that share one.
-
-    Nodes in a body of control flow have those of the node around them.
-    """
-    errors: Dict[str, _Error] = {}
-    calls = subject.calls(policy)
-    nodes = {node.name: node for call in calls for node in call.decisions.before.operators()}
-    for outer, error in node_errors(calls).items():
-        inside = [inner.name for body in nodes[outer].subgraphs for inner in _nodes(body)]
-        for name in (outer, *inside):
-            before = errors.get(name, _NOT_COMPARED)
-            errors[name] = _Error(max(error.own, before.own), max(error.carried, before.carried))
-    return errors
 
 
 # ------------------------------------------------------------------ the search
@@ -552,7 +509,11 @@ class _Search:
         self._judge, self._most, self._show = judge, most, show
         self._operators = LowOperators(judge.subject, policy)
         show("errors of operators", 0.0)
-        self._errors = measured_errors(judge.subject, policy)
+        self._errors = node_errors(judge.subject.calls(policy))
+        for decisions in judge.subject.decisions(policy):  # nodes in bodies of loops have the errors of these
+            for node in decisions.before.operators():
+                for inner in (inner for body in node.subgraphs for inner in _nodes(body)):
+                    self._errors[inner.name] = self._errors[node.name]
 
     def run(self) -> SearchResult:
         """Return the result."""
@@ -560,9 +521,9 @@ class _Search:
         if self._passes(nothing):
             return self._result(nothing, is_minimal=True)
         # By their own errors, and between equal ones by those that are carried to them.
-        rows = self._operators.rows
-        worst = lambda item: max(self._error(rows[number]) for number in item.numbers)  # noqa: E731
-        items = sorted(self._operators.items, key=worst, reverse=True)
+        rows = sorted(self._operators.rows, key=self._error, reverse=True)
+        first = dict.fromkeys(pattern_of(row.name) for row in rows)
+        items = [pattern for pattern in first if pattern in self._operators.items]
         best = frozenset(items)
         if not items or not self._passes(best):
             raise self._unreachable()
@@ -586,13 +547,13 @@ class _Search:
         self._show(f"evaluation {number}: {len(kept)} of {count} in float32", number / self._most)
         return self._judge.allows(policy)
 
-    def _error(self, row: Row) -> _Error:
-        return self._errors.get(row.name, _NOT_COMPARED)
+    def _error(self, row: Row) -> Errors:
+        return self._errors.get(row.name, Errors(-1.0, -1.0))  # of what was not compared, last
 
     def _unreachable(self) -> TuneError:
         operators, judge = self._operators, self._judge
         policy = operators.exactly(frozenset(operators.items))
-        low = [f"'{operators.rows[number].name}' ({operators.rows[number].op})" for number in operators.fixed]
+        low = [f"'{row.name}' ({row.op})" for row in operators.fixed]
         causes = [f"{policy.compute_dtype} is asked for by name of {', '.join(low[:3])}"] if low else []
         causes += [f"{len(low) - 3} more"] if len(low) > 3 else []
         causes += [f"the outputs come in {policy.output_dtype}"] if policy.output_dtype != dtypes.FLOAT32 else []
@@ -630,17 +591,15 @@ class _Search:
 
     def _rows(self, kept: Kept, after: Sequence[Row]) -> Iterator[SearchRow]:
         """Yield a row for each operator that was in low precision, the largest errors first."""
-        rows = self._operators.rows
-        items = {number: item for item in self._operators.items for number in item.numbers}
-        numbers = sorted([*items, *self._operators.fixed])
-        for number in sorted(numbers, key=lambda number: self._error(rows[number]), reverse=True):
-            row, item = rows[number], items.get(number)
+        low = self._operators.policy.compute_dtype
+        pairs = [(row, now) for row, now in zip(self._operators.rows, after) if row.precision == low]
+        for row, now in sorted(pairs, key=lambda pair: self._error(pair[0]), reverse=True):
             own, carried = self._error(row) if row.name in self._errors else (math.nan, math.nan)
-            without, state = None, "follows" if after[number].precision == dtypes.FLOAT32 else "no"
-            if item is None:
+            without, state, pattern = None, "follows" if now.precision == dtypes.FLOAT32 else "no", pattern_of(row.name)
+            if row in self._operators.fixed:
                 state = "cannot"
-            elif item in kept:
-                policy, state = self._operators.exactly(kept - {item}), "yes"
+            elif pattern in kept:
+                policy, state = self._operators.exactly(kept - {pattern}), "yes"
                 without = self._judge.metric(policy) if self._judge.knows(policy) else None
             yield SearchRow(row.name, row.op, own, carried, state, without)
 

@@ -126,10 +126,10 @@ def tune(
             "Give batches on a GPU, or tune a policy of bfloat16."
         )
     allows = within.allows if within is not None else lambda policy: True
-    asked: Dict[str, Any] = {UNTUNED: parsed, "objective": objective, "for_inference": for_inference}
+    fields: Dict[str, Any] = {UNTUNED: parsed, "objective": objective, "for_inference": for_inference}
     holds_for = holds_here(workload)
     if store is not None:
-        plan, different = stored_plan(store, holds_for, searched=within is not None, **asked)
+        plan, different = stored_plan(store, holds_for, searched=within is not None, **fields)
         if plan is not None and allows(plan.policy):
             return plan
         if different:
@@ -138,9 +138,9 @@ def tune(
     shows = sys.stderr.isatty() if progress is None else progress
     runs = parsed.compute_dtype != dtypes.BFLOAT16 or runs_bfloat16()
     if runs and within is not None and not within.allows(parsed):
-        asked[UNTUNED] = search_within(within, parsed, shows)
+        fields[UNTUNED] = search_within(within, parsed, shows)
         start = time.perf_counter()  # that search has a time of its own
-    result = _race(workload, asked, holds_for, seconds - (time.perf_counter() - start), runs, shows, allows)
+    result = _race(workload, fields, holds_for, seconds, start, runs, shows, allows)
     if store is not None and result.proved:
         result.save(store)
     return result
@@ -148,39 +148,47 @@ def tune(
 
 def _race(
     workload: Workload,
-    asked: Dict[str, Any],
+    fields: Dict[str, Any],
     holds_for: HoldsFor,
     seconds: float,
+    start: float,
     runs: bool,
     shows: bool,
     allows: Callable[[Policy], bool],
 ) -> TuneResult:
-    """Return the plan that a race of a network's candidates gives; ``asked`` are the fields of it that are known."""
-    policy: Policy = asked[UNTUNED]
-    decided = workload.decide(policy) if runs else []
-    candidates = find_candidates(decided, policy, unfused=workload.is_frozen and workload.on_cpu)
-    named, watch = {each.name: each for each in candidates}, Stopwatch()
+    """Return the plan that a race of a network's candidates gives; ``fields`` are the fields of it that are known."""
+    policy: Policy = fields[UNTUNED]
+    decisions = workload.decide(policy) if runs else []
+    candidates = find_candidates(decisions, policy, unfused=workload.is_frozen and workload.on_cpu)
+    by_name, watch = {candidate.name: candidate for candidate in candidates}, Stopwatch()
 
     def build(name: str) -> Lap:
-        return watch.lap_of(workload.start(named[name].policy, named[name].fused))
+        return watch.lap_of(workload.start(by_name[name].policy, by_name[name].fused))
 
     with showing_progress(shows) as on_turn:
-        rivals = [name for name in named if name == UNTUNED]
-        allowed = lambda name: not named[name].policy.is_mixed or allows(named[name].policy)  # noqa: E731
+        race = Race(
+            list(by_name),
+            build,
+            seconds,
+            rivals=[name for name in by_name if name == UNTUNED],
+            allows=lambda name: not by_name[name].policy.is_mixed or allows(by_name[name].policy),
+            on_turn=on_turn,
+            start=start,
+        )
         try:
-            outcome = Race(list(named), build, seconds, rivals=rivals, allows=allowed, on_turn=on_turn).run()
+            outcome = race.run()
         except NotRunnable as e:
             raise TuneError(f"net_or_model: it does not run in float32: {e}") from e
-    fastest = named[outcome.fastest]
+    fastest = by_name[outcome.fastest]
     return TuneResult(
         policy=fastest.policy,
-        **asked,
+        **fields,
         fastest=fastest.name,
         is_fused=fastest.fused,
         seconds=outcome.seconds,
-        candidates=outcome.duels,
-        changes=changes_of(fastest, decided, policy) if fastest.policy.is_mixed else (),
-        notes=tuple(_notes(workload, asked, runs, outcome)),
+        candidates=outcome.trials,
+        changes=changes_of(fastest, decisions, policy) if fastest.policy.is_mixed else (),
+        notes=tuple(_notes(workload, fields, runs, outcome)),
         proved=outcome.proved,
         holds_for=holds_for,
     )
@@ -198,15 +206,15 @@ def _check(policy: Policy, objective: str, seconds: float, for_inference: bool) 
         raise TuneError(f"for_inference=True needs objective='inference'; found objective={objective!r}.")
 
 
-def _notes(workload: Workload, asked: Dict[str, Any], runs: bool, outcome: Outcome) -> List[str]:
+def _notes(workload: Workload, fields: Dict[str, Any], runs: bool, outcome: Outcome) -> List[str]:
     """Return what the user should know; where the policy does not run, noise has hidden nothing."""
-    notes, policy, count = [], asked[UNTUNED], len(workload.subject.symbols())
+    notes, policy, count = [], fields[UNTUNED], len(workload.subject.symbols())
     if not runs:
         notes.append(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
     if count > 1:
         notes.append(_APART.format(count=count))
     casts = policy.param_dtype == dtypes.FLOAT32 and not workload.is_frozen
-    if runs and asked["objective"] == INFERENCE and casts:
+    if runs and fields["objective"] == INFERENCE and casts:
         notes.append(_CAST_AT_EACH_CALL.format(dtype=policy.compute_dtype))
     if runs and outcome.scatter > NOISY:
         notes.append(

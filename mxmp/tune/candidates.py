@@ -100,40 +100,41 @@ _STARTS: Tuple[Tuple[str, _Picks], ...] = (
 )
 
 
-def find_candidates(decided: Sequence[Decisions], policy: Policy, unfused: bool = False) -> List[Candidate]:
+def find_candidates(decisions: Sequence[Decisions], policy: Policy, unfused: bool = False) -> List[Candidate]:
     """Return the candidates of a network: float32 first, then the policy itself, no two with the same graphs.
 
     Args:
-        decided: What the conversion of each of its graphs decides under the policy; nothing where that does not run.
+        decisions: What the conversion of each of its graphs decides under the policy; nothing where that does not run.
         policy: The untuned policy.
         unfused: Whether the two are also to run without oneDNN's fusion.
     """
-    named = {FLOAT32: Policy()}
-    if decided:
-        operators = find_operators(decided, policy)
+    policies = {FLOAT32: Policy()}
+    if decisions:
+        operators = find_operators(decisions, policy)
         depthwise = {operator.shape for operator in operators if operator.depthwise}
-        named[UNTUNED] = policy
+        policies[UNTUNED] = policy
         for name, picks in _STARTS:
-            named[name] = _in_float32(policy, operators, [each for each in operators if picks(each, depthwise)])
+            chosen = [operator for operator in operators if picks(operator, depthwise)]
+            policies[name] = _in_float32(policy, operators, chosen)
     candidates: Dict[Any, Candidate] = {}
-    for name, each in named.items():
-        low = tuple(_low_nodes(make_plan(part.before, each, part.facts)) for part in decided)
-        candidates.setdefault(low, Candidate(name, each, low))
-    found = list(candidates.values())
+    for name, of_name in policies.items():
+        low = tuple(_low_nodes(make_plan(part.before, of_name, part.facts)) for part in decisions)
+        candidates.setdefault(low, Candidate(name, of_name, low))
+    race = list(candidates.values())
     if unfused:
-        both = (each for each in found if each.name in (FLOAT32, UNTUNED))
-        found[2:2] = [each._replace(name=NOT_FUSED.format(each.name), fused=False) for each in both]
-    return found
+        first = [candidate for candidate in race if candidate.name in (FLOAT32, UNTUNED)]
+        race[2:2] = [one._replace(name=NOT_FUSED.format(one.name), fused=False) for one in first]
+    return race
 
 
-def find_operators(decided: Sequence[Decisions], policy: Policy) -> List[Operator]:
+def find_operators(decisions: Sequence[Decisions], policy: Policy) -> List[Operator]:
     """Return the operators that may be chosen for.
 
     Those in bodies of control flow are left to the policy, and so are those that a region or an override decides about.
     A block that is called twice has two of a name.
     """
     operators = []
-    for part in decided:
+    for part in decisions:
         for position, node in enumerate(part.before.nodes):
             verdict = part.plan.verdicts[position]
             if node.is_variable or verdict.rule is None or verdict.label not in (LOW, FREE):
@@ -145,26 +146,25 @@ def find_operators(decided: Sequence[Decisions], policy: Policy) -> List[Operato
     return operators
 
 
-def changes_of(candidate: Candidate, decided: Sequence[Decisions], policy: Policy) -> Tuple[Change, ...]:
+def changes_of(candidate: Candidate, decisions: Sequence[Decisions], policy: Policy) -> Tuple[Change, ...]:
     """Return the operators whose precision a candidate changes; those in bodies of loops are left out."""
     names: Dict[Tuple[str, bool], List[str]] = {}
-    for part, (low, *_) in zip(decided, candidate.low):
+    for part, (low, *_) in zip(decisions, candidate.low):
         for position in sorted(low ^ part.plan.placement.low):
             node = part.before.nodes[position]
             if not node.is_variable:
                 names.setdefault((node.op, position in low), []).append(node.name)
     dtype = {True: policy.compute_dtype, False: dtypes.FLOAT32}
-    return tuple(Change(op, dtype[is_low], tuple(each)) for (op, is_low), each in names.items())
+    return tuple(Change(op, dtype[is_low], tuple(own)) for (op, is_low), own in names.items())
 
 
 def _in_float32(policy: Policy, operators: Sequence[Operator], chosen: Sequence[Operator]) -> Policy:
     """Return a policy that has some operators in float32 too, with as few overrides as name them."""
-    left: Set[str] = {each.op for each in set(operators) - set(chosen)}
-    asked = {op for op, _ in policy.ops}
+    rest: Set[str] = {operator.op for operator in set(operators) - set(chosen)}
     # Of an operator of which some stay in low precision each node is named: `op:` would take all of them along.
-    whole = {each.op for each in chosen} - left - asked
+    whole = {operator.op for operator in chosen} - rest
     ops = {**dict(policy.ops), **dict.fromkeys(sorted(whole), dtypes.FLOAT32)}
-    return with_names(policy.replace(ops=ops), (pattern_of(each.name) for each in chosen if each.op not in whole))
+    return with_names(policy.replace(ops=ops), (pattern_of(o.name) for o in chosen if o.op not in whole))
 
 
 def _low_nodes(plan: Plan) -> Tuple[FrozenSet[int], FrozenSet[int], Tuple[Any, ...]]:

@@ -142,11 +142,12 @@ class TuneResult(Record):
         return self.seconds[base] / seconds if seconds and base in self.seconds else None
 
     def _sections(self) -> List[Section]:
-        columns = [Column("plan"), *(Column(title, NUMBER) for title in ("ms", *_AGAINST))]
+        titles = ("ms", "times float32's speed", "times the untuned speed")
+        columns = [Column("plan"), *(Column(title, NUMBER) for title in titles)]
         rows = []
         for name, seconds in self.seconds.items():
-            shown = f"{name}, returned" if name == self.fastest else name
-            rows.append((shown, 1e3 * seconds, *(self._speed(base, name) for base in (FLOAT32, UNTUNED))))
+            title = f"{name}, returned" if name == self.fastest else name
+            rows.append((title, 1e3 * seconds, *(self._speed(base, name) for base in (FLOAT32, UNTUNED))))
         table = Table("the last measurement", columns, rows, "plans")
         return [Section("What is fastest here", [table, Facts(self._facts()), Notes(self.notes)])]
 
@@ -164,10 +165,11 @@ class TuneResult(Record):
             names, more = ", ".join(change.names[:_NAMES]), len(change.names) - _NAMES
             text = f"{len(change.names)} {change.op} in {change.dtype}: {names}"
             facts.append(("changed", text + (f" and {more} more" if more > 0 else "")))
-        for each in self.candidates:
-            if each.won and each.ratio is not None:
-                facts.append(("won a duel", f"{each.name}: {1 - each.ratio:.0%} less time than the best before"))
-        failed = sum(each.seconds is None for each in self.candidates)
+        for candidate in self.candidates:
+            if candidate.won and candidate.ratio is not None:
+                text = f"{candidate.name}: {1 - candidate.ratio:.0%} less time than the best before"
+                facts.append(("won a trial", text))
+        failed = sum(candidate.seconds is None for candidate in self.candidates)
         tried = f"{len(self.candidates)} candidates besides float32" + (f"; {failed} did not run" if failed else "")
         return [*facts, ("tried", tried), ("holds for", str(self.holds_for))]
 
@@ -176,9 +178,6 @@ class TuneResult(Record):
         speedup = "unknown" if self.speedup is None else f"{self.speedup:.2f}"
         policy = _short(self.policy)
         return f"{type(self).__name__}(policy={policy!r}, objective={self.objective!r}, speedup={speedup})"
-
-
-_AGAINST = ("times float32's speed", "times the untuned speed")
 
 
 def _short(policy: Policy) -> str:
@@ -289,14 +288,16 @@ def file_name(argument: str, path: Any) -> str:
         raise TuneError(f"{argument} is a {type(path).__name__}; expected the name of a file.") from None
 
 
-def stored_plan(path: str, holds_for: HoldsFor, searched: bool, **asked: Any) -> Tuple[Optional[TuneResult], List[str]]:
+def stored_plan(
+    path: str, holds_for: HoldsFor, searched: bool, **fields: Any
+) -> Tuple[Optional[TuneResult], List[str]]:
     """Return the plan in a file if it holds for what is here and was tuned for the same, else None and what differs.
 
     Args:
         path: The file; one that is not there holds no plan.
         holds_for: What is here.
         searched: Whether a search within a tolerance may have added name overrides to the policy that it began with.
-        **asked: The untuned policy and other fields of the plan, as they are asked for.
+        **fields: The untuned policy and other fields of the plan, as they are asked for.
 
     Raises:
         CheckpointError: If the file is something else than a plan, which is not written over.
@@ -307,10 +308,11 @@ def stored_plan(path: str, holds_for: HoldsFor, searched: bool, **asked: Any) ->
             plan = TuneResult.load(path)
         except CheckpointError as e:
             raise CheckpointError(f"{e} Nothing is written over it: give another file to store, or remove this.") from e
-        had = {name: getattr(plan, name) for name in asked}
+        own = {name: getattr(plan, name) for name in fields}
         if searched:
-            had[UNTUNED] = plan.untuned.replace(names=asked[UNTUNED].names)
-        different = [f"{name}: found {asked[name]}, expected {had[name]}" for name in asked if asked[name] != had[name]]
+            own[UNTUNED] = plan.untuned.replace(names=fields[UNTUNED].names)
+        others = [name for name in fields if fields[name] != own[name]]
+        different = [f"{name}: found {fields[name]}, expected {own[name]}" for name in others]
         different += plan.holds_for.differences(holds_for)
         if not different:
             return plan, []
@@ -320,6 +322,6 @@ def stored_plan(path: str, holds_for: HoldsFor, searched: bool, **asked: Any) ->
 def require_writable(path: str) -> None:
     """Raise a CheckpointError, before anything is measured, if a plan cannot be written to a file."""
     file = os.path.realpath(path)
-    for each in (os.path.dirname(file), file):
-        if os.path.lexists(each) and not os.access(each, os.W_OK):
-            raise CheckpointError(f"{path}: {each} is write-protected; give another file to store.")
+    for place in (os.path.dirname(file), file):
+        if os.path.lexists(place) and not os.access(place, os.W_OK):
+            raise CheckpointError(f"{path}: {place} is write-protected; give another file to store.")

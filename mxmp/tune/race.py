@@ -6,7 +6,7 @@ rounds agree on it that it is hardly chance. What wins is measured once more, on
 
 A race knows names and a clock, no networks::
 
-    names -> duels, each against the best so far -> last measurement: reference, rivals, best -> Outcome
+    names -> trials, each against the best so far -> last measurement: reference, rivals, best -> Outcome
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MARGIN = 0.05
 """A difference below this share of the time is noise."""
 
 FINAL_MARGIN = 0.03
-"""The same in the last measurement: it has more rounds than a duel, and no one of many that is lucky in it."""
+"""The same in the last measurement: it has more rounds than a trial, and no one of many that is lucky in it."""
 
 FEWEST = 5
 """Rounds without which nothing is said to be faster: five that agree are chance once in 32 times."""
@@ -78,15 +78,15 @@ class Outcome:
         fastest: The candidate that was faster than the reference and its rivals by more than the noise, or one of them.
         seconds: Medians of the last measurement, by name.
         scatter: How far single rounds of the reference were from their median, as a share of it.
-        duels: What was measured before, in this order.
+        trials: What was measured before, in this order.
         interrupted: Whether the user ended the race.
-        proved: Whether the last measurement was made; if not, the fastest is the best of the duels.
+        proved: Whether the last measurement was made; if not, the fastest is the best of the trials.
     """
 
     fastest: str
     seconds: Dict[str, float]
     scatter: float
-    duels: Tuple[Measured, ...]
+    trials: Tuple[Measured, ...]
     interrupted: bool
     proved: bool
 
@@ -102,14 +102,15 @@ class Stopwatch:
 
         def lap() -> float:
             start = time.perf_counter()
-            for _ in range(self._runs):
+            for _ in range(self._runs or 1):
                 run()
                 mx.nd.waitall()
-            return (time.perf_counter() - start) / self._runs
+            seconds = (time.perf_counter() - start) / (self._runs or 1)
+            if not self._runs:
+                self._runs = min(max(1, round(_SHORTEST / seconds)), _MOST_RUNS)
+                return lap() if self._runs > 1 else seconds
+            return seconds
 
-        if not self._runs:
-            self._runs = 1
-            self._runs = min(max(1, round(_SHORTEST / lap())), _MOST_RUNS)
         return lap
 
 
@@ -126,7 +127,7 @@ class Rounds:
 
     def seconds(self, name: str) -> Optional[float]:
         """Return the median of a contender's times, None if it has none."""
-        times = [each[name] for each in self.times if name in each]
+        times = [times[name] for times in self.times if name in times]
         return median(times) if times else None
 
     def ratio(self, name: str, other: str) -> Optional[float]:
@@ -143,11 +144,11 @@ class Rounds:
         middle = self.seconds(name)
         if not middle:
             return 0.0
-        return median(abs(each[name] - middle) for each in self.times if name in each) / middle
+        return median(abs(times[name] - middle) for times in self.times if name in times) / middle
 
     def _ratios(self, name: str, other: str) -> List[float]:
-        both = (each for each in self.times if name in each and each.get(other, 0) > 0)
-        return [each[name] / each[other] for each in both]
+        both = (times for times in self.times if name in times and times.get(other, 0) > 0)
+        return [times[name] / times[other] for times in both]
 
 
 def is_faster(ratios: Sequence[float], margin: float = MARGIN) -> bool:
@@ -195,19 +196,20 @@ class Race:
         self._make, self._allows, self._on_turn, self._now = build, allows, on_turn, now
         self._limit, self._start = seconds, now() if start is None else start
         self._rounds = Rounds()
-        self._duels: List[Measured] = []
+        self._trials: List[Measured] = []
         self._laps: Dict[str, Lap] = {}  # of the networks that are in memory
         self._building = 0.0  # seconds of the network that took longest to build
 
     def run(self) -> Outcome:
-        """Return the fastest candidate. An interrupt (Ctrl-C) ends the duels early, another one the last measurement.
+        """Return the fastest candidate. An interrupt (Ctrl-C) ends the trials early, another one the last measurement.
 
         Raises:
             NotRunnable: If the reference does not run.
         """
         interrupted = False
         try:
-            self._build(self._reference)
+            if self._waiting:
+                self._build(self._reference)
             while self._waiting and self._has_time():
                 self._challenge(self._waiting.pop(0))
         except KeyboardInterrupt:
@@ -240,7 +242,7 @@ class Race:
         for number in range(ROUNDS if self._build(name) else 0):
             if number > 0 and not self._has_time(name):
                 break
-            self._take_turns({each: self._laps[each] for each in (best, name)}, self._rounds, name)
+            self._take_turns({best: self._laps[best], name: self._laps[name]}, self._rounds, name)
             ratio = self._rounds.ratio(name, best) or 1.0
             if number > 0 and (ratio < _DECISIVE or self._rounds.is_faster(name, best)):
                 won = self._allows(name)
@@ -248,7 +250,7 @@ class Race:
             if ratio > 1 - MARGIN + _SINGLE / (number + 1):
                 break
         times = self._rounds.seconds(name), self._rounds.ratio(name, best)
-        self._duels.append(Measured(name, *times, won))
+        self._trials.append(Measured(name, *times, won))
         self._best = name if won else best
         self._laps = {self._best: self._laps[self._best]}  # the other's memory is needed
 
@@ -279,9 +281,9 @@ class Race:
         """
         laps = {name: self._laps[name] for name in self._contenders() if self._build(name)}
         names = [name for name in laps if name != self._reference and self._allows(name)]
-        last, most, took = Rounds(), FINAL_ROUNDS if len(laps) > 1 else FEWEST, 0.0
-        end = self._start + self._limit
-        while len(last.times) < most and (len(last.times) < FEWEST or self._now() + took < end):
+        least, most = (FEWEST, FINAL_ROUNDS) if len(laps) > 1 else (1, FEWEST)
+        last, took, end = Rounds(), 0.0, self._start + self._limit
+        while len(last.times) < most and (len(last.times) < least or self._now() + took < end):
             start = self._now()
             self._take_turns(laps, last, "the last measurement")
             took = self._now() - start
@@ -300,13 +302,13 @@ class Race:
         return fastest
 
     def _unproved(self) -> Outcome:
-        """Return what the duels alone say."""
+        """Return what the trials alone say."""
         times = self._rounds.seconds(self._best), self._rounds.seconds(self._reference)
         is_faster = None not in times and (times[0] or 0.0) < (1 - MARGIN) * (times[1] or 0.0)
         return self._outcome(self._best if is_faster else self._reference, self._rounds, True, proved=False)
 
     def _outcome(self, fastest: str, rounds: Rounds, interrupted: bool, proved: bool) -> Outcome:
         seconds = {name: rounds.seconds(name) for name in self._contenders()}
-        measured = {name: value for name, value in seconds.items() if value is not None}
+        medians = {name: value for name, value in seconds.items() if value is not None}
         scatter = rounds.scatter(self._reference)
-        return Outcome(fastest, measured, scatter, tuple(self._duels), interrupted, proved)
+        return Outcome(fastest, medians, scatter, tuple(self._trials), interrupted, proved)

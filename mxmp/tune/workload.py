@@ -211,15 +211,15 @@ def _input_counts(net: gluon.Block) -> Tuple[int, Optional[int]]:
     function = type(net).hybrid_forward if hybrid else type(net).forward
     own = blocks.registered_params(net) if hybrid else {}
     arguments = list(inspect.signature(function).parameters.values())[2 if hybrid else 1 :]
-    if any(each.kind is each.VAR_POSITIONAL for each in arguments):
+    if any(argument.kind is argument.VAR_POSITIONAL for argument in arguments):
         return 0, None
-    named = [each for each in arguments if each.kind is each.POSITIONAL_OR_KEYWORD and each.name not in own]
-    return sum(each.default is each.empty for each in named), len(named)
+    inputs = [a for a in arguments if a.kind is a.POSITIONAL_OR_KEYWORD and a.name not in own]
+    return sum(argument.default is argument.empty for argument in inputs), len(inputs)
 
 
 def _arrays(traced: Trace, args: Tuple[Any, ...]) -> Dict[str, mx.nd.NDArray]:
     """Return the arrays of a call by the names of the inputs."""
-    return dict(zip((each.name for each in traced.inputs), flat_arguments(tuple(map(as_input, args))).arrays))
+    return dict(zip((symbol.name for symbol in traced.inputs), flat_arguments(tuple(map(as_input, args))).arrays))
 
 
 def _values(traced: Trace) -> Dict[str, mx.nd.NDArray]:
@@ -293,7 +293,7 @@ def _run_frozen(subject: SymbolSubject, policy: Policy, fused: bool) -> Run:
     shapes = {name: values[name].shape for name in names}
     types = {name: dtypes.canonical(values[name].dtype) for name in names}
     block = freeze(tuple(subject.model), policy, shapes, types, ctx=subject.context)
-    arrays = [values[each.name] for each in blocks.cached_graph(block)[0]]
+    arrays = [values[symbol.name] for symbol in blocks.cached_graph(block)[0]]
     if not fused:
         block.hybridize(**dict(blocks.flags(block)))  # which has MXNet make an operator of the graph as it is
     return lambda: blocks.flatten(block(*arrays), "output")[0]

@@ -6,8 +6,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from mxmp.devices import check
+from mxmp.devices.processor import Processor
 from mxmp.symbol import convert_checkpoint, to_graph
 from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, save, table
+from tests.devices.machines import install_cards
 from tests.killed import killed_at_each_rename
 
 
@@ -116,14 +119,36 @@ def test_force_does_not_overwrite_the_source(tmp_path):
     assert (tmp_path / "net-0003.params").read_bytes() == before
 
 
+def notes(out):
+    return [row[1] for row in table(out) if row[0] == "note"]
+
+
 def test_values_that_were_rounded_before_are_said_to_be(tmp_path):
     mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "low")
     out, _ = mxmp("convert", tmp_path / "low", 3, "-o", tmp_path / "wide", "--policy", "O0")
-    assert totals(out)["note"] == "4 parameters were stored in float16: their values were rounded to it, and stay so"
-    assert "note" not in totals(mxmp("convert", tmp_path / "low", 3, "-o", tmp_path / "again")[0])
-    shown = [row for row in table(mxmp("inspect", tmp_path / "low", "--policy", "O0")[0]) if row[0] == "note"]
-    assert shown == [["note", totals(out)["note"]]]
-    assert "note" not in totals(mxmp("convert", tmp_path / "net", 3, "-o", tmp_path / "plain", "--policy", "O0")[0])
+    rounded = "4 parameters were stored in float16: their values were rounded to it, and stay so"
+    assert notes(out) == [rounded] == notes(mxmp("inspect", tmp_path / "low", "--policy", "O0")[0])
+    assert rounded not in notes(mxmp("convert", tmp_path / "low", 3, "-o", tmp_path / "again")[0])
+
+
+@pytest.mark.parametrize(
+    "policy, cards, ok, said",
+    [
+        ("O2", [], None, "this machine does not run what was written: float16 needs a GPU"),
+        ("O2", [("NVIDIA A100", "8.0")], None, ""),
+        ("mixed_bfloat16", [], False, "this machine does not run what was written: bfloat16 needs a processor"),
+        ("mixed_bfloat16", [], True, ""),
+        ("bfloat16", [], True, "outputs are bfloat16, which asnumpy() gives as integers; --output-dtype float32"),
+        ("O0", [], None, ""),
+    ],
+)
+def test_what_surprises_who_runs_it_is_said(policy, cards, ok, said, tmp_path, monkeypatch):
+    install_cards(tmp_path, monkeypatch, cards)
+    flags = frozenset(["avx512bw", "avx512_bf16"] if ok else ["avx2"])
+    monkeypatch.setattr(check, "read_processor", lambda: Processor("Xeon", flags))
+    monkeypatch.setattr(check, "is_for_gpus", lambda: True)
+    found = notes(mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--policy", policy)[0])
+    assert len(found) == bool(said) and all(note.startswith(said) for note in found)
 
 
 def test_for_inference(tmp_path):

@@ -8,7 +8,7 @@ import mxnet as mx
 import pytest
 
 from mxmp import Policy
-from mxmp.cli.work.inspect import inspect_converted, inspect_policy
+from mxmp.cli.diagnose import inspected
 from mxmp.passes import is_converted
 from mxmp.symbol import convert_model, convert_symbol, to_graph
 from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, network, params, save, table
@@ -178,8 +178,8 @@ def test_what_was_decided_is_what_is_held(name, policy):
     inputs = [key for key in symbol.list_inputs() if key in shapes]
     converted = convert_symbol(symbol, policy, shapes, data_names=inputs)
     assert is_converted(to_graph(converted)) and not is_converted(to_graph(symbol))
-    was = inspect_policy(symbol, None, Policy.parse(policy), shapes, {}).report
-    found = inspect_converted(converted, None, shapes, {}).report
+    was, _, _ = inspected(symbol, None, Policy.parse(policy), shapes, {})
+    found, _, _ = inspected(converted, None, None, shapes, {})
     assert [(r.name, r.op, r.precision, r.casts) for r in found.rows] == [
         (r.name, r.op, r.precision, r.casts) for r in was.rows
     ]

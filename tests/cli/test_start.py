@@ -169,7 +169,7 @@ def test_converting_imports_no_matplotlib_and_writes_nothing_to_a_read_only_home
 
 MODULES = [
     "click",
-    "mxmp.cli.commands.programs",
+    "mxmp.cli.environment",
     f"numpy.{'_core' if np.__version__ >= '2' else 'core'}._multiarray_umath",  # extensions make an ImportError of an exception
     "numpy.random.mtrand",
     "mxnet.libinfo",

@@ -362,7 +362,7 @@ def test_a_dynamic_scale_grows_by_itself_and_a_full_range_leaves_no_room():
 def test_the_highest_scale_leaves_a_margin_below_the_largest_gradient(largest, highest):
     advice = seen({"w": np.float64([0.5 * largest, -largest])}).advice()
     assert advice.highest == highest and largest * highest * 4 <= 65504 < largest * highest * 8 * 2
-    assert advice.scale == highest / 4
+    assert advice.scale == highest / 16
 
 
 def test_a_layer_without_any_gradient_is_named_once_there_are_two_samples():

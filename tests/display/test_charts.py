@@ -86,7 +86,7 @@ def test_what_is_not_finite_is_marked_at_the_edge_and_counted():
 
 def test_a_chart_with_nothing_to_draw_says_so():
     text = str(lines("c", [0, 1, 2, 3], [Line("v", [NAN, NAN, INF, None])]))
-    assert "Nothing to draw: 2 × NaN, 1 × ∞" in text and labels(text, "up") == {} != labels(text, "along")
+    assert "Nothing to draw: no value is finite" in text and labels(text, "up") == {} != labels(text, "along")
     assert "Nothing to draw" not in str(lines("c", [0, 1], [Line("v", [NAN, 1.0])]))
 
 

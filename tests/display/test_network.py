@@ -44,6 +44,7 @@ def test_a_small_network_is_drawn_operator_by_operator():
 
 
 def test_operators_without_a_branch_share_a_box():
+    assert ">n0 …<" in html(Network(chain(90))) and ">9 × relu<" in html(Network(chain(90)))
     boxes, _, edges = drawn(chain(90))
     assert [len(cells) for _, cells in boxes] == [9] * 10 and edges == 9
 

@@ -11,7 +11,7 @@ import re
 import pytest
 
 from mxmp.errors import CheckpointError
-from mxmp.report import RUN_FILES, read_run
+from mxmp.report import RUN_FILES, Run, read_run
 from mxmp.report.steps import Steps
 from tests.display.runs import compare, ledger, report, steps, whole
 
@@ -151,8 +151,10 @@ def test_figures_warnings_and_advice_of_all_parts_come_first():
     assert run.advice == list(ledger().advice().sentences)
     text = run.to_html()
     first = text[: text.index('<section id="network"')]
-    for each in ("Slow here.", *run.advice, "operators in float16", "seconds per step", "32,768"):
+    for each in ("Slow here.", *run.advice, "operators in float16", "seconds per step"):
         assert each in first and each not in text[len(first) :]
+    parts = {name: part for name, part in run.parts.items() if name != "steps.csv"}
+    assert "32,768" in Run("r", parts).to_html() and "32,768" not in text  # the steps say more than the ledger
 
 
 def test_the_line_under_a_runs_title_leaves_the_scale_to_the_figures():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mxmp.tune.race import FEWEST, FINAL_MARGIN, FINAL_ROUNDS, MARGIN, NotRunnable, Rounds, is_faster
+from mxmp.tune.race import FEWEST, FINAL_MARGIN, FINAL_ROUNDS, MARGIN, NotRunnable, Rounds, Stopwatch, is_faster
 from tests.tune.races import BUILDING, LONG, Track
 
 
@@ -69,7 +71,7 @@ def test_the_fastest_wins_and_never_one_slower_than_float32_or_the_untuned(other
     track = Track(float32=float32, untuned=untuned, **others)
     outcome = track.race()
     best, cost = min(track.costs.values()), track.costs[outcome.fastest]
-    # Duels and the last measurement each let differences within their margins pass.
+    # Trials and the last measurement each let differences within their margins pass.
     assert cost <= best / (1 - MARGIN) / (1 - FINAL_MARGIN) + 1e-9
     if outcome.fastest not in ("float32", "untuned"):
         assert cost < (1 - FINAL_MARGIN) * min(float32, untuned)
@@ -108,15 +110,15 @@ def test_the_last_measurement_is_of_networks_built_anew_and_none_is_raced_twice(
     outcome = track.race()
     assert track.built[-3:] == ["float32", "untuned", "c"] == list(outcome.seconds)
     assert len(track.built[:-3]) == len(set(track.built[:-3])) == 6
-    assert [each.name for each in outcome.duels] == ["untuned", "a", "b", "c", "d"]
+    assert [each.name for each in outcome.trials] == ["untuned", "a", "b", "c", "d"]
 
 
-def test_duels_say_what_each_candidate_was_beside_the_best_before_it():
-    duels = {each.name: each for each in Track(float32=1.0, untuned=1.5, a=0.5, b=None, c=1.0).race().duels}
-    assert (duels["a"].seconds, duels["a"].ratio, duels["a"].won) == (0.5, 0.5, True)
-    assert (duels["untuned"].ratio, duels["untuned"].won) == (1.5, False)
-    assert duels["b"].seconds is duels["b"].ratio is None
-    assert duels["c"].ratio == 2.0  # to a, which had won
+def test_trials_say_what_each_candidate_was_beside_the_best_before_it():
+    trials = {each.name: each for each in Track(float32=1.0, untuned=1.5, a=0.5, b=None, c=1.0).race().trials}
+    assert (trials["a"].seconds, trials["a"].ratio, trials["a"].won) == (0.5, 0.5, True)
+    assert (trials["untuned"].ratio, trials["untuned"].won) == (1.5, False)
+    assert trials["b"].seconds is trials["b"].ratio is None
+    assert trials["c"].ratio == 2.0  # to a, which had won
 
 
 def test_what_is_faster_but_not_good_enough_is_not_taken():
@@ -166,12 +168,18 @@ def test_the_time_is_kept_to(limit, step):
     track = Track(float32=step, untuned=1.1 * step, **{name: 0.9 * step for name in "abcdefghij"})
     outcome = track.race(limit)
     assert limit / 4 <= track.time <= limit + 3 * BUILDING + FINAL_ROUNDS * 3.2 * step / 2
-    assert outcome.proved and outcome.duels and all(each.seconds for each in outcome.duels)
+    assert outcome.proved and outcome.trials and all(each.seconds for each in outcome.trials)
 
 
 def test_even_no_time_gives_a_proved_answer():
     outcome = Track(float32=1.0, untuned=0.3, a=0.1).race(1e-9)
     assert outcome.proved and outcome.fastest == "untuned"
+
+
+def test_a_reference_without_rivals_is_built_once_and_runs_once_where_it_takes_long():
+    track = Track(float32=100.0)
+    assert track.race(40.0).seconds == {"float32": 100.0} and track.time == BUILDING + 100
+    assert Track(float32=0.1).race(40.0).proved
 
 
 def interrupt_at(track, laps):
@@ -205,3 +213,13 @@ def test_progress_never_goes_back():
     Track(float32=1.0, untuned=0.3, a=0.2).race(200.0, on_turn=lambda name, share: shown.append((share, name)))
     assert [share for share, _ in shown] == sorted(share for share, _ in shown)
     assert shown[0] == (pytest.approx(0.02), "untuned") and shown[-1][1] == "the last measurement"
+
+
+@pytest.mark.parametrize("seconds, runs", [(0.03, 1), (0.004, 1 + 5)])
+def test_a_lap_has_as_many_runs_as_it_needs_to_be_long_enough(seconds, runs):
+    watch, calls = Stopwatch(), []
+    laps = [watch.lap_of(lambda: calls.append(time.sleep(seconds))) for _ in range(2)]
+    assert seconds <= laps[0]() < 3 * seconds and len(calls) == pytest.approx(runs, abs=2 * (runs > 1))
+    before = len(calls)
+    laps[1]()
+    assert len(calls) - before == max(1, before - 1)

@@ -15,10 +15,11 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp.diagnose.compare import node_errors
 from mxmp.errors import PolicyError, TuneError
 from mxmp.symbol import convert_model, on_cpu
 from mxmp.tune import SearchResult, search
-from mxmp.tune.by_accuracy import LowOperators, measured_errors
+from mxmp.tune.by_accuracy import LowOperators
 from mxmp.tune.minimal import minimal_set
 from tests.tune.networks import FAILING, Task, random_digits, trained_digits
 
@@ -234,9 +235,9 @@ def test_own_errors_order_better_than_carried_ones(tolerance):
     found = {}
     for order in ("own", "carried"):
         judge = mxmp.tune.Tolerance(task.net, task.evaluate, tolerance)
-        errors = measured_errors(judge.subject, policy)
+        errors = node_errors(judge.subject.calls(policy))
         operators = LowOperators(judge.subject, policy)
-        proposals = minimal_set(sorted(operators.items, key=lambda i: -getattr(errors[i.pattern], order)))
+        proposals = minimal_set(sorted(operators.items, key=lambda pattern: -getattr(errors[pattern], order)))
         passes = None
         try:
             while True:

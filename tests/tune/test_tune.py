@@ -72,8 +72,8 @@ class Races:
     def run(self):
         self.count += 1
         seconds = {"float32": 1.0, "untuned": 2.0, self.names[-1]: 0.5}
-        duels = (Measured(self.names[-1], 0.5, 0.5, True),)
-        return Outcome(self.names[-1], seconds, 0.0, duels, interrupted=not self.proved, proved=self.proved)
+        trials = (Measured(self.names[-1], 0.5, 0.5, True),)
+        return Outcome(self.names[-1], seconds, 0.0, trials, interrupted=not self.proved, proved=self.proved)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The commands of ``mxmp``: their arguments and options, parsed without MXNet, and how errors end them."""
+"""The commands of ``mxmp``, and how errors end them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from typing import Any, NoReturn
 
 import click
 
-from ... import __version__
-from ...errors import MxmpError, mxnet_reason, visible
-from ..interrupts import INTERRUPTED, LINE
-from .benchmark import benchmark
-from .diagnose import compare
-from .environment import build, doctor
-from .models import convert, inspect, tune
-from .programs import launch, run
-from .ranges import ranges
-from .reports import report
+from .. import __version__
+from ..errors import MxmpError, mxnet_reason, visible
+from .checkpoints import benchmark, convert, tune
+from .diagnose import compare, inspect, ranges, report
+from .environment import build, doctor, launch, run
+from .interrupts import INTERRUPTED, LINE
 
 
 class CommandLine(click.Group):

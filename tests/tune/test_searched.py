@@ -1,4 +1,4 @@
-"""Gluon nets under search: left as they were, of every kind, and refused by name where they cannot be searched."""
+"""Networks of every kind under search: left as they were, and refused by name where they cannot be searched."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.errors import ConvertError, TuneError
+from mxmp.symbol import ConvertedModel, convert_model
 from mxmp.tune import search
 
 DATA = mx.nd.array(np.random.RandomState(0).randn(16, 8) * 100)
@@ -188,34 +189,145 @@ def test_regions_hold():
     assert find(net, error_of(net, DATA)).kept == ("net__mul0",)
 
 
-def test_a_net_without_values_is_named():
+# ------------------------------------------------------------------ symbols and Modules
+
+NEEDED = {"squares", "scores", "norm"}
+"""What computes or reads values beyond float16's range."""
+
+
+def network():
+    features = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=16, name="features")
+    squares = mx.sym.elemwise_mul(features, features, name="squares")
+    scores = mx.sym.FullyConnected(squares, num_hidden=4, name="scores")
+    return mx.sym.SoftmaxOutput(mx.sym.BatchNorm(scores, name="norm", fix_gamma=False), name="softmax")
+
+
+def iterator():
+    draw = np.random.RandomState(0)
+    return mx.io.NDArrayIter(draw.randn(48, 8) * 300, draw.randint(0, 4, 48).astype("float32"), batch_size=16)
+
+
+def bound(kind=mx.mod.Module, **kwargs):
+    """Return a module with values, and what it says in float32 of all batches."""
+    batches = iterator()
+    module = mx.mod.Module(network())
+    module.bind(batches.provide_data, batches.provide_label)
+    mx.random.seed(0)
+    module.init_params(mx.init.Normal(1))
+    expected = module.predict(batches).asnumpy()
+    if kind is not mx.mod.Module:
+        values = module.get_params()
+        module = kind(network(), **kwargs)
+        module.bind(batches.provide_data, batches.provide_label)
+        module.set_params(*values)
+    return module, expected
+
+
+def errors_of(expected):
+    """Return a function that says how far what a module predicts is off, and one that says it of a model."""
+
+    def of_module(module):
+        return float(np.abs(module.predict(iterator()).asnumpy() - expected).max())
+
+    def of_model(model):
+        module = mx.mod.Module(model.symbol)
+        batches = iterator()
+        module.bind(batches.provide_data, batches.provide_label, for_training=False)
+        module.set_params(model.arg_params, model.aux_params)
+        return of_module(module)
+
+    return of_module, of_model
+
+
+def frozen(arrays):
+    return {name: (id(array), array.asnumpy().tobytes()) for name, array in arrays.items()}
+
+
+def test_a_model_is_searched_and_left_as_it_is():
+    module, expected = bound()
+    args, aux = module.get_params()
+    before, given = (frozen(args), frozen(aux)), []
+    _, evaluate = errors_of(expected)
+
+    def spoils(model):
+        result = evaluate(model)
+        given.append(model)
+        for array in (*model.arg_params.values(), *model.aux_params.values()):
+            array[:] = 7
+        return result
+
+    result = search((network(), args, aux), spoils, 1e-2, "O2", iterator(), higher_is_better=False)
+    assert set(result.kept) == NEEDED and result.is_minimal
+    assert (frozen(args), frozen(aux)) == before
+    assert all(isinstance(model, ConvertedModel) for model in given) and len(given) == result.evaluations
+
+
+def test_a_converted_model_is_searched_as_the_network_that_it_was():
+    module, expected = bound()
+    _, evaluate = errors_of(expected)
+    model = convert_model(network(), *module.get_params(), "O1", {"data": (16, 8)})
+    result = search(model, evaluate, 1e-2, "O2", iterator(), higher_is_better=False)
+    assert set(result.kept) == NEEDED
+
+
+def test_inputs_that_are_no_float32_keep_their_dtype():
+    table = mx.sym.Embedding(mx.sym.var("words", dtype="int32"), input_dim=5, output_dim=8, name="table")
+    sym = mx.sym.elemwise_mul(table, table, name="squares")
+    args = {"table_weight": mx.nd.ones((5, 8)) * 300}
+    words = mx.nd.array([[0, 1], [2, 4]], dtype="int32")
+
+    def evaluate(model):
+        values = {**model.arg_params, "words": words}
+        return float(mx.nd.CachedOp(model.symbol)(*[values[n] for n in model.symbol.list_inputs()]).asnumpy().max())
+
+    result = search((sym, args, {}), evaluate, 1.0, "O3", [{"words": words}])
+    assert result.kept == ("squares",) and result.metric == 90000
+
+
+@pytest.mark.parametrize("kind", [mx.mod.Module, mxmp.module.Module])
+def test_a_module_is_searched_and_left_as_it_is(kind):
+    module, expected = bound(kind)
+    before, given = module.predict(iterator()).asnumpy(), []
+    evaluate, _ = errors_of(expected)
+
+    def trains(candidate):
+        result = evaluate(candidate)
+        given.append(candidate)
+        batch = next(iter(iterator()))
+        candidate.init_optimizer(optimizer_params=(("learning_rate", 1.0),))
+        candidate.forward_backward(batch)
+        return result
+
+    result = search(module, trains, 1e-2, "O2", iterator(), higher_is_better=False)
+    assert set(result.kept) == NEEDED and result.is_minimal
+    assert np.array_equal(module.predict(iterator()).asnumpy(), before, equal_nan=True)
+    assert all(type(each) is mxmp.module.Module and each is not module for each in given)
+    assert given[0].data_shapes == module.data_shapes and given[0].label_shapes == module.label_shapes
+
+
+def unbound():
+    return mx.mod.Module(network())
+
+
+def deferred():
     net = nn.Dense(4, prefix="dense_")
     net.initialize()
-    with pytest.raises(ConvertError, match="block 'dense': parameter 'dense_weight' has no values; load or train the net"):
-        find(net, lambda net: 0.0)
+    return net
 
 
-def test_a_net_that_evaluate_does_not_call_is_named():
-    net = make()
-    with pytest.raises(ConvertError, match=r"evaluate did not call block 'net' \(Square\)"):
-        find(net, lambda net: 0.0)
+REFUSED = {
+    "not called": (make, None, r"evaluate did not call block 'net' \(Square\)"),
+    "no values": (deferred, None, "block 'dense': parameter 'dense_weight' has no values; load or train the net"),
+    "not bound": (unbound, [], "the Module is not bound, or has no parameters"),
+    "no batches": (lambda: bound()[0], None, "batches is a NoneType; expected a DataLoader, a list of batches"),
+    "no input": (lambda: bound()[0], [{}], "a batch lacks the input 'data'"),
+    "a number": (lambda: 3, None, "net_or_model is a int; expected a Gluon net"),
+    "a pair": (lambda: (1, 2), None, "net_or_model is a tuple of 2; expected a Gluon net"),
+}
 
 
-def test_a_net_whose_operators_have_no_names_of_their_own_is_named():
-    net = make(prefix="")
-    with pytest.raises(ConvertError, match="other names each time it is traced.*Make it with a prefix: Square"):
-        find(net, error_of(net, DATA))
-
-
-def test_inputs_are_those_of_the_calls_even_if_their_arrays_are_filled_again():
-    net, data = make(), DATA.copy()
-    expected = net(DATA).asnumpy()
-
-    def evaluate(net):
-        DATA.copyto(data)
-        output = net(data).asnumpy()
-        data[:] = 0
-        return float(np.abs(output - expected).max() / np.abs(expected).max())
-
-    rows = {row.name: row for row in find(net, evaluate).rows}
-    assert np.isinf(rows["net__mul0"].own)
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_searched_is_refused(case):
+    make_network, batches, message = REFUSED[case]
+    with pytest.raises(ConvertError, match=message):
+        search(make_network(), lambda candidate: 0.0, 0.1, batches=batches)

@@ -1,23 +1,31 @@
-"""Arguments and options that commands share, as values that the library takes."""
+"""Arguments, options and outputs that commands share, as values that the library takes."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
 import re
+import sys
+from collections import Counter
+from functools import partial
 from glob import escape, glob
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from ... import dtypes
-from ...errors import CheckpointError, DtypeError, PolicyError
-from ...files import require_folder
-from ...policy import Policy
+from .. import dtypes
+from ..errors import CheckpointError, DtypeError, PolicyError
+from ..files import require_folder
+from ..policy import Policy
+from .interrupts import raising
 
 _FILE_OF_PREFIX = re.compile(r"(.+)(-symbol\.json|-\d{4,}\.params)")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Pairs = List[Tuple[str, str]]
 
 
 def check_prefix(ctx: click.Context, param: click.Parameter, text: str, read: bool = False) -> str:
@@ -89,27 +97,25 @@ def _once_each(ctx: click.Context, param: click.Parameter, pairs: Sequence[Tuple
 
 def model_options(command: Command) -> Command:
     """Add the options that say what is known about a network and how it is to be converted."""
-    for option in reversed(_MODEL_OPTIONS):
-        command = option(command)
-    return command
+    return _added(command, _MODEL_OPTIONS)
 
 
 def input_options(command: Command) -> Command:
     """Add the options that say what is known about a network's inputs."""
-    for option in reversed(_MODEL_OPTIONS[_INPUTS]):
+    return _added(command, _MODEL_OPTIONS[_INPUTS])
+
+
+def _added(command: Command, options: Sequence[Callable[[Any], Any]]) -> Command:
+    for option in reversed(options):
         command = option(command)
     return command
 
 
 def out_option(help: str, required: bool = False) -> Callable[[Command], Command]:
     """Return what adds -o, a file to write, and --force."""
-
-    def add(command: Command) -> Command:
-        force = click.option("--force", is_flag=True, help="Overwrite a file that exists.")
-        out = click.option("-o", "--out", type=click.Path(), metavar="FILE", required=required, help=help)
-        return out(force(command))
-
-    return add
+    out = click.option("-o", "--out", type=click.Path(), metavar="FILE", required=required, help=help)
+    force = click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+    return partial(_added, options=[out, force])
 
 
 def batch_option(help: str = "") -> Callable[[Command], Command]:
@@ -137,12 +143,7 @@ def timing_options(seconds: float, help: str) -> Callable[[Command], Command]:
         ),
     ]
 
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+    return partial(_added, options=options)
 
 
 def require_timed(ctx: click.Context, objective: Optional[str], for_inference: bool, shapes: Dict[str, Any]) -> str:
@@ -201,3 +202,62 @@ def make_policy(
         return policy.replace(names=names)
     except PolicyError as e:
         raise click.UsageError(str(e), click.get_current_context()) from e
+
+
+# ---------------------------------------------------------------------- what commands print
+
+NARROW = 80
+"""Columns of a terminal, below which names would be broken."""
+
+_UNLIMITED = 10_000  # columns; a pipe has no width, and a name in one piece can be searched for
+
+
+@contextlib.contextmanager
+def working() -> Iterator[None]:
+    """Do the work of a command whose imports are over: Ctrl-C raises KeyboardInterrupt, warnings are one line each."""
+    logging.basicConfig(format="mxmp: %(levelname)s: %(message)s")
+    with raising():
+        yield
+
+
+def stdout(width: int = _UNLIMITED) -> Any:
+    """Return rich's console for results, as wide as the terminal or a variable COLUMNS says, else as given.
+
+    What the terminal's encoding lacks is escaped, as Python does on stderr.
+    """
+    from rich.console import Console
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    columns = os.environ.get("COLUMNS", "")
+    known = sys.stdout.isatty() or (columns.isdigit() and width < _UNLIMITED)
+    return Console(width=None if known else width, highlight=False, markup=False, emoji=False)
+
+
+def print_pairs(pairs: Sequence[Tuple[str, str]]) -> None:
+    """Print things, each with a text."""
+    from ..display import terminal
+
+    stdout().print(terminal.pairs(pairs))
+
+
+def print_json(values: Any) -> None:
+    """Print plain values."""
+    click.echo(json.dumps(values, indent=2))
+
+
+def value_pairs(changes: Sequence[Any], out_of_range: Sequence[str], widened: Mapping[str, str], dtype: str) -> Pairs:
+    """Return what to say of parameters: whose values did not fit into low precision, or were rounded before."""
+    pairs = [
+        ("clamped", f"{each.name}: {_values(each.clamped)} beyond {dtype}'s range, the largest {each.largest:g}")
+        for each in changes
+        if each.clamped
+    ]
+    pairs += [("became zero", f"{each.name}: {_values(each.underflowed)}") for each in changes if each.underflowed]
+    pairs += [("kept in float32", f"{name}: values beyond {dtype}'s range") for name in out_of_range]
+    rounded = "parameters were stored in {0}: their values were rounded to it, and stay so"
+    return pairs + [("note", f"{count} {rounded.format(low)}") for low, count in Counter(widened.values()).items()]
+
+
+def _values(count: int) -> str:
+    return "1 value" if count == 1 else f"{count:,} values"
