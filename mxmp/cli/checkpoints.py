@@ -113,14 +113,12 @@ def _not_here(policy: Policy) -> List[str]:
     """Return what surprises who runs a converted checkpoint by plain MXNet, on this machine and in numpy."""
     from ..devices.check import check_devices
 
-    notes = []
-    running = [finding for finding in check_devices(policy) if finding.ok is not False]
-    if policy.is_mixed and not running:
-        how = "a GPU" if policy.compute_dtype == dtypes.FLOAT16 else "a processor with AVX-512"
-        notes.append(f"this machine does not run what was written: {policy.compute_dtype} needs {how}, or is slow")
+    notes, findings = [], check_devices(policy)
+    if policy.is_mixed and all(finding.ok is False for finding in findings):
+        is_float16 = policy.compute_dtype == dtypes.FLOAT16
+        notes.append(f"not for this machine: {'float16 needs a GPU' if is_float16 else findings[-1].message}")
     if policy.output_dtype == dtypes.BFLOAT16:
-        text = "outputs are bfloat16, which asnumpy() gives as integers; --output-dtype float32 makes them numbers"
-        notes.append(text)
+        notes.append("outputs are bfloat16: integers in numpy; --output-dtype float32 makes them numbers")
     return notes
 
 
