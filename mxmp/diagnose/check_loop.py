@@ -285,7 +285,6 @@ class _Watch:
         self._called.add(id(block))
         self._calls.append(_Call(autograd.is_recording(), autograd.is_training()))
         self.rows += [array.shape[0] for array in arrays[:1] if array.shape]
-        # MXNet has float64 kernels, so that nothing fails: all that follows is slow, and no policy casts it.
         if any(np.dtype(array.dtype) == np.float64 for array in arrays):
             self._found.add(
                 "float64_data",
