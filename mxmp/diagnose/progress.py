@@ -6,6 +6,9 @@ import contextlib
 import sys
 from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
 
+from ..display import terminal  # noqa: F401  # which imports rich, and puts Python's random numbers back
+
+# isort: split
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

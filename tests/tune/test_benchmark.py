@@ -129,5 +129,5 @@ def test_the_policies_of_a_processor_are_those_that_it_runs(runs, names, monkeyp
 def test_table_and_json_have_every_policy(clock):
     found = measure("O1", "O2")
     assert [row["policy"] for row in json.loads(found.to_json())["rows"]] == ["float32", "O1", "O2"]
-    assert [row[0] for row in table(str(found))] == ["policy", "float32", "O1 (emulated)", "O2 (emulated)"]
+    assert [row[0] for row in table(str(found))][:4] == ["policy", "float32", "O1 (emulated)", "O2 (emulated)"]
     assert "float16 is emulated" in str(found)
