@@ -1,7 +1,7 @@
-"""What is shown, as plain values: a terminal, a page and a notebook each draw them in their own way.
+"""The values that are shown: a terminal, a page and a notebook each draw them in their own way.
 
 A `Section` has blocks. `Figures`, `Facts`, `Notes` and `Table` are shown everywhere; `Lines`, `Histogram` and `Network`
-on pages and in notebooks. Texts are plain: what draws them escapes them.
+on pages and in notebooks. Texts are plain: the code that draws them escapes them.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class Table:
     """Rows of values, which a page sorts and filters.
 
     Attributes:
-        caption: What it holds.
+        caption: Its title.
         columns: The first names the row. Others in which no row has a value are left out.
         rows: A value for each column: text, a number, None where it is not known, or a mapping for a 'spark'.
-        unit: What the rows are, in the plural.
+        unit: The noun for its rows, in the plural.
         most: How many rows a terminal shows, of all that a page has; None for all.
         legend: Words in the cells, each with its meaning.
     """
@@ -94,8 +94,8 @@ class Table:
 
     def without_empty_columns(self) -> Table:
         """Return the table without the columns in which no row has a value."""
-        present = [any(row[i] not in (None, "", {}) for row in self.rows) for i in range(len(self.columns))]
-        kept = [i for i, has_value in enumerate(present) if i == 0 or has_value or not self.rows]
+        has_values = [any(row[i] not in (None, "", {}) for row in self.rows) for i in range(len(self.columns))]
+        kept = [i for i, has_value in enumerate(has_values) if i == 0 or has_value or not self.rows]
         rows = [[row[i] for i in kept] for row in self.rows]
         return replace(self, columns=[self.columns[i] for i in kept], rows=rows)
 
@@ -120,15 +120,15 @@ class Lines:
     """A chart of up to four lines.
 
     Attributes:
-        caption: What is shown.
+        caption: Its title.
         x: Where the values are, growing; as many as each line has values.
         lines: Values that are None are passed over; infinite ones and NaN are gaps, marked at the upper edge (minus
             infinity at the lower one). A chart without a finite value says so.
-        x_title: What ``x`` counts.
+        x_title: The noun for ``x``.
         scale: Of the values: 'linear', 'share' (of 1), 'log2', 'log10', or 'auto': 'log10' for positive values that
             span more than three powers of ten, else 'linear'.
         marks: Places on ``x`` to be marked by an upright line, such as skipped steps.
-        mark_name: What they are, for the legend.
+        mark_name: The noun for them, in the legend.
     """
 
     caption: str
@@ -150,9 +150,9 @@ class Histogram:
     """A histogram of magnitudes, against the range of a dtype.
 
     Attributes:
-        caption: What is shown.
+        caption: Its title.
         counts: Number of values by exponent of two: ``counts[e]`` are those from ``2**e`` up to ``2**(e + 1)``.
-        dtype: The dtype whose ranges are shaded: what becomes 0, what is subnormal, what overflows.
+        dtype: The dtype whose ranges are shaded: numbers that become 0, are subnormal, or overflow.
         zeros: Number of values that are 0: a bar at the left end, cut off where it would dwarf all others. All shares
             are of the sum of both.
     """
@@ -171,7 +171,7 @@ class Network:
         operators: In the order in which they run; of each the ``name``, ``op``, ``precision`` and ``reason`` are shown,
             the ``inputs`` are names of operators before it, and ``casts`` the tensors that are cast for it, or behind
             it: each has a text and a ``source``, the name of the operator that gives it, '' for a variable.
-        caption: What is shown.
+        caption: Its title.
     """
 
     operators: Sequence[Any]
@@ -183,12 +183,12 @@ Block = Union[Figures, Facts, Notes, Table, Lines, Histogram, Network]
 
 @dataclass(frozen=True)
 class Section:
-    """A part of what is shown, under a heading of its own.
+    """A part of a page, under a heading of its own.
 
     Attributes:
         title: The heading.
         blocks: From top to bottom; charts that follow each other stand side by side where there is room.
-        lead: A sentence or two that say what is to be seen.
+        lead: A sentence or two below the heading.
     """
 
     title: str

@@ -27,7 +27,7 @@ _TALLEST = 3  # times the tallest other bar, where the bar of the zeros is cut o
 
 Label = Tuple[float, str]  # percent of a side, and the text there
 
-# What the template draws, by its names: caption, label (the same for those who do not see it), legend (class of the key
+# The values of the template, by name: caption, label (the same for those who do not see it), legend (class of the key
 # and text), x_labels, y_labels, x_title; in the plane's units shades (class, x, width, text), bars (x, y, width, height
 # and text), lines (number, whether dots, path), marks (upright lines); beyond (number of a line, percent,
 # edge) for values that are not finite; said, the text in the middle of a chart that cannot be drawn.
@@ -50,7 +50,7 @@ class Axis(NamedTuple):
         return (at - self.low) / (self.high - self.low)
 
     def labels(self, as_share: bool = False) -> List[Label]:
-        """Return what stands along the axis."""
+        """Return the labels of the axis."""
         places = _ticks(self.low, self.high, 6 if self.base else 5, bool(self.base))
         texts = [f"{self.base}^{at:.0f}" if self.base else share(at) if as_share else figure(at) for at in places]
         return [(100 * (at - self.low) / (self.high - self.low), text) for at, text in zip(places, texts)]

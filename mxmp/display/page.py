@@ -25,7 +25,7 @@ def page(title: str, sections: Sequence[blocks.Section], lead: str = "") -> str:
     """Return one self-contained HTML file.
 
     Args:
-        title: What the page is about; text, as all else.
+        title: Its subject; text, as all else.
         sections: Its parts, from top to bottom.
         lead: A line under the title.
     """
@@ -42,10 +42,10 @@ def _framed(template: str, title: str, sections: Sequence[blocks.Section], lead:
     return _environment().get_template(f"{template}.html.j2").render(title=title, lead=lead, sections=parts)
 
 
-def _drawn(shown: Sequence[blocks.Block]) -> List[Tuple[str, Any]]:
+def _drawn(section_blocks: Sequence[blocks.Block]) -> List[Tuple[str, Any]]:
     """Return pairs (macro of the template, its argument); charts of lines that follow each other are one group."""
     drawn: List[Tuple[str, Any]] = []
-    for block in shown:
+    for block in section_blocks:
         kind = type(block).__name__.lower()
         if isinstance(block, blocks.Lines):
             if not drawn or drawn[-1][0] != kind:
@@ -100,7 +100,7 @@ def _anchors(sections: Sequence[blocks.Section]) -> List[str]:
 
 
 def _table(block: blocks.Table) -> Dict[str, Any]:
-    """Return what the template draws of a table: for each cell its text, what it is sorted by, and what is drawn."""
+    """Return a table for the template: for each cell its text, its key in an order, and the values of its drawing."""
     block = block.without_empty_columns()
     columns = [_cells(column, [row[i] for row in block.rows]) for i, column in enumerate(block.columns)]
     return {"block": block, "rows": list(zip(*columns))}

@@ -1,8 +1,8 @@
 """Results as values: a frozen dataclass that is written as JSON, read back checked, and shown in three places.
 
-A result of mxmp is a `Record`. Its fields say by their type hints how they are written and what is accepted when they
-are read, so that no class has a reader of its own; `Record._sections` says how it is shown, as plain blocks, which a
-terminal, a page and a notebook draw.
+A result of mxmp is a `Record`. Its fields say by their type hints how they are written and which values are accepted
+when they are read, so that no class has a reader of its own; `Record._sections` says how it is shown, as plain blocks,
+which a terminal, a page and a notebook draw.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LONGEST = 80  # characters of a wrong value that an error shows
 
 
 class Shown:
-    """Base of what is shown on a terminal, as a page and in a notebook, from one list of sections."""
+    """Base of values that are shown on a terminal, as a page and in a notebook, from one list of sections."""
 
     #: The title of its page.
     _title: ClassVar[str]
@@ -72,13 +72,13 @@ class Shown:
         return text
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML that a notebook shows."""
         from . import page
 
         return page.fragment(self._title, self._sections(), self._lead)
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
-        """Yield what a console of rich prints."""
+        """Yield its parts, for a console of rich."""
         from . import terminal
 
         return terminal.parts(self._title, self._sections(), self._lead, options.max_width)
@@ -95,7 +95,7 @@ class Record(Shown):
     A field's type hint is what `from_dict` checks: int, float (inf and NaN are the texts 'inf', '-inf' and 'nan'),
     bool, str, Any, Optional, a tuple, a mapping from str or int, an Enum (written as its value), a dataclass, or a
     class whose ``parse`` reads what its ``str`` gives, as `Policy`. A field with ``compare=False`` is not written;
-    one with a default may be missing in what is read. Names that are no field are passed over, so that a class may
+    one with a default may be missing in a file. Names that are no field are passed over, so that a class may
     add values for other readers in its `to_dict`. A class that checks more does so in ``__post_init__``, by a
     ValueError.
 
@@ -112,7 +112,7 @@ class Record(Shown):
         mxmp.errors.StateError: the speed is damaged: seconds is 'fast'; expected a number.
     """
 
-    #: What a file says that it holds, and errors call it.
+    #: The noun for it, in files and in errors.
     _kind: ClassVar[str]
     #: Of the fields and their meaning; no other is read.
     _version: ClassVar[int] = 1
@@ -149,7 +149,7 @@ class Record(Shown):
 
     @classmethod
     def from_json(cls: Type[Self], text: str) -> Self:
-        """Return what `to_json` gave; raises as `from_dict`."""
+        """Return the record that `to_json` wrote; raises as `from_dict`."""
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as e:
@@ -166,7 +166,7 @@ class Record(Shown):
 
     @classmethod
     def load(cls: Type[Self], path: str) -> Self:
-        """Return what `save` wrote.
+        """Return the record that `save` wrote.
 
         Raises:
             CheckpointError: If the file cannot be read, or holds something else; the message names it.
@@ -177,7 +177,7 @@ class Record(Shown):
 
 @contextlib.contextmanager
 def reading(path: str, *damage: Type[Exception]) -> Iterator[None]:
-    """Turn errors of a file into a CheckpointError that names it; those of ``damage`` are raised for its text."""
+    """Turn errors into a CheckpointError that names the file: those of reading, and of ``damage``, for its content."""
     try:
         yield
     except UnicodeDecodeError as e:

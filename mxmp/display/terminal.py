@@ -1,6 +1,6 @@
 """Blocks on a terminal, by rich: tables, facts and sentences; charts and pictures are left to pages.
 
-Sections come from the last to the first, tables before the rest, so that what matters most ends beside the prompt.
+Sections come from the last to the first, tables before the rest, so that the most important ends beside the prompt.
 rich is imported here, and before anything else imports it: ``rich.style`` draws one of Python's random numbers when it
 is imported, which may be in the midst of a seeded run.
 """
@@ -23,12 +23,12 @@ from rich.padding import Padding  # noqa: E402
 from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
 
-WIDTH = 120  # columns of what is printed to no terminal
+WIDTH = 120  # columns where there is no terminal
 NARROW = 80  # columns below which the cells of two text columns share one
 
 
 def text(shown: Any, width: int = WIDTH) -> str:
-    """Return what a console of a width prints of a record or of what rich can print."""
+    """Return a record, or another value that rich can print, as text of a width."""
     console = Console(file=io.StringIO(), width=width)
     console.print(shown)
     output: Any = console.file
@@ -36,18 +36,17 @@ def text(shown: Any, width: int = WIDTH) -> str:
 
 
 def parts(title: str, sections: Sequence[blocks.Section], lead: str = "", width: int = WIDTH) -> Iterator[Any]:
-    """Yield what rich prints of some sections.
+    """Yield the parts of some sections, for rich.
 
     Args:
         title: The line above them, with the lead.
         sections: As a page has them.
-        lead: What is beside the title.
+        lead: The text beside the title.
         width: Columns of the terminal.
     """
     yield _sentence(f"{title}: {lead}".replace(",", ", ") if lead else title, style="bold")
     for section in reversed(sections):
-        shown = sorted(section.blocks, key=lambda block: not isinstance(block, blocks.Table))
-        for block in shown:
+        for block in sorted(section.blocks, key=lambda block: not isinstance(block, blocks.Table)):
             yield from _drawn(block, width)
 
 

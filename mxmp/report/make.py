@@ -22,7 +22,7 @@ AS_CONVERTED = "as converted"  # the policy of a report on a network of which on
 
 
 class Removed(NamedTuple):
-    """What inference does not need of a network, and the network that still had it, but for dropout.
+    """The parts of a network that inference does not need, and the network with them, but for dropout.
 
     Attributes:
         rows: One per operator that is gone.
@@ -37,9 +37,9 @@ class Removed(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)  # a copy has the report alone
 class Decisions:
-    """What one conversion decided: the plan for the graph before it, which the facts are on, and the graph after it.
+    """The decisions of one conversion: the plan for the graph before it, and the graph after it.
 
-    ``removed`` is what had been taken out of the network before.
+    The facts are on the graph before. ``removed`` has the parts that had been taken out of the network before.
     """
 
     policy: Policy
@@ -113,7 +113,7 @@ def _rows(
     Args:
         graph: The graph, or a body of one, before the conversion.
         facts: The facts on it.
-        after: What it became.
+        after: The graph after it.
         decide: Gives precision, reason and kinds, by the node's position before and after.
         body_rows: Gives the rows of a body, by (position of its node, number of the body), before and after, and the
             body before.

@@ -41,7 +41,7 @@ class Cast:
 
     Attributes:
         tensor: The tensor's name, as MXNet names outputs and variables.
-        dtype: What it becomes.
+        dtype: Its dtype then.
         source: Name of the operator that gives it; '' for a variable.
     """
 
@@ -92,11 +92,11 @@ class Report(Record):
         activation_bytes: Bytes of all operators' outputs in one forward pass, outside of bodies: (before,
             after); None if a shape is unknown.
         without_rule: Operators that stay in float32 because mxmp has no rule for them.
-        widely_read: Pairs (tensor, number of readers) of what is cast once to low precision for more
+        widely_read: Pairs (tensor, number of readers) of those that are cast once to low precision for more
             than ``MANY_READERS``: in training their gradients are added up in low precision.
         param_bytes: Bytes of all parameters and auxiliary states: (before, after); None if unknown.
-        notes: A sentence on each thing that slows the network down on this machine. It is printed, and no part of
-            what is written as JSON or compared.
+        notes: A sentence on each thing that slows the network down on this machine. They are printed, and neither
+            written as JSON nor compared.
     """
 
     _kind: ClassVar[str] = "report"
@@ -163,24 +163,24 @@ class Report(Record):
         return self.policy
 
     def _sections(self) -> List[Section]:
-        present = [row for row in self.rows if row.precision not in _GONE]
+        rows = [row for row in self.rows if row.precision not in _GONE]
         without = [f"No rule for {', '.join(self.without_rule)}: left as they were."] if self.without_rule else []
         noticed = Notes([*self.warnings, *self.notes, *without], "Warning")
         lead = "Each operator is a cell in the colour of its precision."
-        picture = [Section("Network", [Network(present)], lead)] if present else []
+        picture = [Section("Network", [Network(rows)], lead)] if rows else []
         return [
-            Section("Summary", [Figures(self._figures(len(present))), noticed]),
+            Section("Summary", [Figures(self._figures(len(rows))), noticed]),
             *picture,
             Section("Operators", [self._operators]),
         ]
 
-    def _figures(self, present: int) -> List[Tuple[str, str, str]]:
+    def _figures(self, operators: int) -> List[Tuple[str, str, str]]:
         moved = "" if self.cast_bytes is None else f", {size(self.cast_bytes)} moved"
         figures = [
             (
                 f"operators {precision}" if precision in _NO_PRECISIONS else f"operators in {precision}",
                 figure(count),
-                "" if precision in _GONE else f"of {present:,}",
+                "" if precision in _GONE else f"of {operators:,}",
             )
             for precision, count in sorted(self.count.items(), key=lambda each: (each[0].endswith("32"), each[0]))
         ]
@@ -202,8 +202,8 @@ def legend(kinds: Iterable[Reason]) -> List[Tuple[str, str]]:
         >>> legend([Reason.DENY, Reason.ALLOW, Reason.DENY])[0]
         ('allow', 'gains from low precision: matrix products, convolutions')
     """
-    present = frozenset(kinds)
-    return [(kind.value, kind.meaning) for kind in Reason if kind in present and kind.meaning]
+    kinds = frozenset(kinds)
+    return [(kind.value, kind.meaning) for kind in Reason if kind in kinds and kind.meaning]
 
 
 def merge(reports: Sequence[Report]) -> Report:

@@ -28,7 +28,7 @@ class Run(Shown):
 
     Attributes:
         name: The folder's or file's, which the page takes for its title.
-        parts: What was read, by the name of the file.
+        parts: The values that were read, by the name of the file.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Run(Shown):
 
     @property
     def warnings(self) -> List[str]:
-        """What to notice about the conversion, as the page has it."""
+        """Sentences to notice about the conversion, as the page has them."""
         return self._noticed("Warning")
 
     @property
@@ -79,7 +79,7 @@ class Run(Shown):
 
     @property
     def _lead(self) -> str:
-        """The policy, but for its loss scale: the figures of the steps and the ledger say what that was."""
+        """The policy, but for its loss scale: the figures of the steps and the ledger have it."""
         fields = self.report.policy.split(",") if self.report else []
         return ",".join(field for field in fields if len(self.parts) == 1 or not field.startswith("loss_scale="))
 
@@ -104,7 +104,7 @@ class Run(Shown):
 
 
 def read_run(path: str) -> Run:
-    """Return what there is of a run.
+    """Return the parts of a run that are there.
 
     Args:
         path: A folder with any of report.json, ledger.json, compare.json and steps.csv, or one such file.
