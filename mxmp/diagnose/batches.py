@@ -73,8 +73,8 @@ class Batch(NamedTuple):
             )
         labels = self.labels if self.labels is not None else int(labelled and len(self.arrays) > 1)
         arrays = nested(self.arrays, _of_mxnet)
-        inputs, found = arrays[: len(arrays) - labels], arrays[len(arrays) - labels :]
-        return Example(inputs, found[0] if labels == 1 else list(found) or None, bool(labels))
+        inputs, last = arrays[: len(arrays) - labels], arrays[len(arrays) - labels :]
+        return Example(inputs, last[0] if labels == 1 else list(last) or None, bool(labels))
 
     def by_name(self, names: Mapping[str, str]) -> Dict[str, Any]:
         """Return NDArrays by the names of a network's inputs, given with dtypes; without names they are in its order.
@@ -87,13 +87,13 @@ class Batch(NamedTuple):
             raise ConvertError(
                 f"batches: a batch has {len(self.arrays)} arrays; the network has the inputs {', '.join(names)}."
             )
-        found = dict(zip(self.names or names, self.arrays))
-        for name, array in found.items():
+        arrays = dict(zip(self.names or names, self.arrays))
+        for name, array in arrays.items():
             if not _is_array(array):
                 raise ConvertError(f"batches: input {name!r} is a {type(array).__name__}; expected an array.")
             if name not in names:
                 raise ConvertError(f"batches: the network has no input {name!r}{did_you_mean(name, names)}.")
-        made = ((name, array, isinstance(array, np.ndarray)) for name, array in found.items())
+        made = ((name, array, isinstance(array, np.ndarray)) for name, array in arrays.items())
         return {name: mx.nd.array(array, dtype=names[name]) if new else array for name, array, new in made}
 
     def _without_unread(self, names: Mapping[str, str]) -> Batch:
@@ -130,8 +130,8 @@ def one_batch(given: Any) -> Batch:
         return _read(given)
     if given is None or isinstance(given, str) or not isinstance(given, (Iterable, mx.io.DataIter)):
         raise ConvertError(f"batch is a {type(given).__name__}; expected {_BATCH}.")
-    found = f" of {len(given)}" if isinstance(given, list) else ", which gives several"
-    raise ConvertError(f"batch is a {type(given).__name__}{found} batches; give one of them: {_BATCH}.")
+    count = f" of {len(given)}" if isinstance(given, list) else ", which gives several"
+    raise ConvertError(f"batch is a {type(given).__name__}{count} batches; give one of them: {_BATCH}.")
 
 
 def some_batches(given: Any) -> Iterator[Batch]:
@@ -209,8 +209,8 @@ def _read(batch: Any, name: str = "batches", described: Any = None) -> Batch:
     if _is_array(batch):
         return Batch((batch,))
     if not isinstance(batch, (list, tuple)) or not batch:
-        found = "an empty" if isinstance(batch, (list, tuple)) else "a"
-        raise ConvertError(f"{name} holds {found} {type(batch).__name__}; expected {_BATCH}.")
+        article = "an empty" if isinstance(batch, (list, tuple)) else "a"
+        raise ConvertError(f"{name} holds {article} {type(batch).__name__}; expected {_BATCH}.")
     return Batch(_checked(tuple(batch), name))
 
 
@@ -347,11 +347,11 @@ def blaming_the_batch(
             said = " and ".join(f"'{name}' has dtype {types[name]}" for name in unfit)
             each = "it" if len(unfit) == 1 else "them"
             raise ConvertError(f"batches: {said}; give {each} as float32: {reason}") from e
-        found = " and ".join(f"'{name}' has shape {shape}" for name, shape in inputs.items())
+        misfit = " and ".join(f"'{name}' has shape {shape}" for name, shape in inputs.items())
         expected = _expected(reason, inputs, fits)
         if expected is not None:
-            found = f"'{expected[0]}' has shape {inputs[expected[0]]}, expected {expected[1]}"
-        raise ConvertError(f"batches: {found}: {_of_parameter(reason, params) or reason}") from e
+            misfit = f"'{expected[0]}' has shape {inputs[expected[0]]}, expected {expected[1]}"
+        raise ConvertError(f"batches: {misfit}: {_of_parameter(reason, params) or reason}") from e
 
 
 def _blamed(reason: str, types: Mapping[str, str]) -> List[str]:

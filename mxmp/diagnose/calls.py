@@ -102,6 +102,7 @@ class Calls:
     def keep(self, call: NetCall) -> None:
         """Keep a call; those that are too many, or that it replaces, are lost."""
         self._count += 1
+        # Without gradients to keep, the last call of a net on a context takes the place of the one before.
         key = call.net, call.context, self._count if call.outputs is not None else 0
         self.lost += self.own.pop(key, None) is not None
         self.own[key] = call
@@ -149,6 +150,7 @@ class CallObserver(observer.Observer):
             calls = self._of_others.setdefault(net, Calls())
         if calls is None:
             return outputs
+        # A net that no trainer trains is asked for gradients if the step of any trainer might be explained.
         untrained = calls.scaler is None and not calls.watches
         context = next((each.ctx for each in inputs if isinstance(each, mx.nd.NDArray)), mx.context.current_context())
         inputs = [each.detach() if isinstance(each, mx.nd.NDArray) else each for each in inputs]

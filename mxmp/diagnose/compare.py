@@ -192,6 +192,7 @@ class Measure:
             size, carried = next(norms), next(norms)
             errors[key] = Errors(ratio(next(norms), size) if own != exact else 0.0, ratio(carried, size))
             broken += [key] if key in self._heads and next(norms) else []
+        # Behind the norms are the own errors themselves, which contributions multiply by derivatives.
         differences = dict(zip(self._keys, reading.reductions[count:]))
         gradients = self._gradients(values, losses, scale, reading) if self._trains else {}
         return Measured(errors, differences, frozenset(broken), gradients)
@@ -243,6 +244,7 @@ class Measure:
                 autograd.backward(heads, seeds, retain_graph=not self._has_loops, train_mode=self._trains)
             except mx.MXNetError:  # of an operator that fails in its backward pass
                 return {position: math.nan for position, _ in self._keys}
+            # v . (J e): the gradient of the projection at a node, times the node's own error.
             changes: Dict[int, float] = defaultdict(float)
             for key, gradient in reading.at_outputs().items():
                 flat = gradient.asnumpy().reshape(-1).astype(np.float64)
@@ -273,18 +275,20 @@ class Measure:
                 terms = float(np.linalg.norm(totals[port[0], 0].asnumpy().astype(np.float64).reshape(-1)))
             return relative_error(right[port].asnumpy(), gradient.asnumpy(), scale, terms, rounded)
 
-        found: Dict[int, Errors] = defaultdict(Errors)
+        errors: Dict[int, Errors] = defaultdict(Errors)
+        # Own: each node in low precision gets float32's gradient of its output, times the scale.
         seeds = [(number, totals[key] * scale) for number, key in enumerate(self._keys) if key in totals]
         if seeds:
             with _blaming_the_network():
                 autograd.backward([both.outputs[number] for number, _ in seeds], [seed for _, seed in seeds])
         own = both.at_ports()
         for port, new in self._own_ports.items():
-            found[port[0]] = found[port[0]].worst(Errors(own=error(port, own[new])))
+            errors[port[0]] = errors[port[0]].worst(Errors(own=error(port, own[new])))
+        # Carried: backward of the whole converted network, from the scaled loss.
         carried = self._backward(self._converted, values, losses, scale).at_ports()
         for new, port in self._low_ports.items():
-            found[port[0]] = found[port[0]].worst(Errors(carried=error(port, carried[new])))
-        return found
+            errors[port[0]] = errors[port[0]].worst(Errors(carried=error(port, carried[new])))
+        return errors
 
     def _backward(self, instrument: Instrument, values: Values, losses: Optional[Losses], scale: float) -> Reading:
         """Run forward and backward from the losses times the loss scale."""
@@ -544,7 +548,7 @@ def _gradients_between(subject: NetSubject, examples: Sequence[Any], loss: LossF
     They are those of a run in inference: dropout drops nothing, and no random number is drawn. A call that the net does
     not record has none.
     """
-    found: Dict[int, List[Sequence[Any]]] = defaultdict(list)
+    gradients: Dict[int, List[Sequence[Any]]] = defaultdict(list)
     with subject.watched(), subject.under(_CONVERTED_TO_FLOAT32):
         for example in examples:
             with OBSERVER.recording(subject.net) as calls:
@@ -552,8 +556,8 @@ def _gradients_between(subject: NetSubject, examples: Sequence[Any], loss: LossF
                     losses = losses_of(loss, call_net(subject.net, example.inputs), example.label)
                 run_backward(losses, train=False)
             for call in calls.noted:
-                found[call.net].append([zero.grad.as_nd_ndarray().copy() for zero in call.zeros])
-    return [found[id(call.block)].pop(0) if call.recorded else () for call in subject.noted]
+                gradients[call.net].append([zero.grad.as_nd_ndarray().copy() for zero in call.zeros])
+    return [gradients[id(call.block)].pop(0) if call.recorded else () for call in subject.noted]
 
 
 def _require_numbers(values: Values) -> None:
@@ -580,7 +584,7 @@ class _Runs:
     def at(self, scale: float) -> List[Measured]:
         """Return the errors of each call at a loss scale."""
         if scale not in self._at:
-            self._at = {known: each for known, each in self._at.items() if known == 1.0}
+            self._at = {at: measured for at, measured in self._at.items() if at == 1.0}  # the arrays are large
             results: List[Measured] = []
             for call, measure in zip(self._calls, self.measures):
                 self._progress(f"loss scale {scale:g}: batch {call.number + 1}", 0.5 * len(results) / len(self._calls))
@@ -596,6 +600,7 @@ class _Runs:
         """
         if given is not None or self._are_finite(SCALE):
             return SCALE if given is None else given
+        # Bisect over exponents: 1 is the least scale, and 1024 is too high.
         finite, too_high = 1.0, SCALE
         while self._are_finite(1.0) and too_high > 2 * finite:
             tried = 2.0 ** round(math.log2(finite * too_high) / 2)

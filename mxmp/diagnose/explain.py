@@ -41,7 +41,7 @@ from .calls import OBSERVER
 from .kept import kept
 from .nonfinite import BACKWARD, DATA, FORWARD, LOSS, PARAMETER, NonFinite, first_backward, first_forward
 from .ranges import ValueRange, ranges_of
-from .replay import LossGradients, Ones, Replay, Seen, is_real
+from .replay import Gradients, LossGradients, Replay, Seen, is_real
 from .subject import LossFunction, NetSubject, SymbolSubject, losses_of, read_subject, require_scale, run_backward
 
 SCALE_TOO_HIGH = "scale too high"
@@ -122,8 +122,8 @@ def find(replays: Sequence[Replay], scale: float = 1.0) -> Optional[NonFinite]:
     replays = _without_spoilt(replays, scale)
     exact, low = _runs(replays, None), _runs(replays, scale)
     fault = _fault_of(replays, exact, low)
-    found = _first(replays, exact, low) if fault is None else fault.node
-    return found or _nan_in_batch(replays, exact)
+    finding = _first(replays, exact, low) if fault is None else fault.node
+    return finding or _nan_in_batch(replays, exact)
 
 
 def _runs(replays: Sequence[Replay], scale: Optional[float]) -> List[Seen]:
@@ -132,7 +132,7 @@ def _runs(replays: Sequence[Replay], scale: Optional[float]) -> List[Seen]:
 
 
 def _without_spoilt(replays: Sequence[Replay], scale: float) -> List[Replay]:
-    """Return calls without known gradients of outputs where these follow from low precision.
+    """Return calls without the gradients of outputs that follow from low precision.
 
     Such are NaN since the outputs were not finite, or since the backward of a later call overflowed; they say nothing
     of float32. Calls of which it is not known that the loss depends on them are left out, unless the others are given
@@ -141,16 +141,16 @@ def _without_spoilt(replays: Sequence[Replay], scale: float) -> List[Replay]:
     linked = [each for each in replays if each.linked]
     if len(linked) < len(replays) and not any(each.bad for replay in linked for each in _real_ranges(replay.data())):
         replays = linked
-    found: List[Replay] = []
+    judged: List[Replay] = []
     for replay in reversed(replays):
-        known = replay.gradients
-        if known is not None and not known.follows_outputs and known.are_spoilt():
-            if known.of_loss is not None or any(each.bad for each in replay.run(True).outputs):
-                replay = replace(replay, gradients=known.of_loss)
-            elif any(_overflows(later.run(True, scale)) for later in found):
+        gradients = replay.gradients
+        if gradients is not None and not gradients.follows_outputs and gradients.are_spoilt():
+            if gradients.of_loss is not None or any(each.bad for each in replay.run(True).outputs):
+                replay = replace(replay, gradients=gradients.of_loss)
+            elif any(_overflows(later.run(True, scale)) for later in judged):
                 replay = replace(replay, gradients=None)
-        found.insert(0, replay)
-    return found
+        judged.insert(0, replay)
+    return judged
 
 
 def _overflows(seen: Seen) -> bool:
@@ -173,9 +173,9 @@ def _first_value(
     replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Seen], harmful: bool = True
 ) -> Optional[NonFinite]:
     for replay, other, seen in zip(replays, exact, low):
-        found = first_forward(seen, other, harmful=harmful)
-        if found is not None:
-            return _or_parameter(found, replay)
+        finding = first_forward(seen, other, harmful=harmful)
+        if finding is not None:
+            return _or_parameter(finding, replay)
     return None
 
 
@@ -185,17 +185,17 @@ def _first_gradient(exact: Sequence[Seen], low: Sequence[Seen]) -> Optional[NonF
     return next(filter(None, (first_backward(seen, other) for seen, other in pairs)), None)
 
 
-def _or_parameter(found: NonFinite, replay: Replay) -> NonFinite:
+def _or_parameter(finding: NonFinite, replay: Replay) -> NonFinite:
     """Return that a parameter is out of low precision's range, where an operator that reads it is found for that."""
-    if found.precision not in dtypes.LOW_PRECISION:
-        return found
-    names = {found.name} if found.op == "cast" else {each.name for each in found.inputs if each.bad}
-    end = dtypes.limits(found.precision).max
+    if finding.precision not in dtypes.LOW_PRECISION:
+        return finding
+    names = {finding.name} if finding.op == "cast" else {each.name for each in finding.inputs if each.bad}
+    end = dtypes.limits(finding.precision).max
     for each in replay.parameters():
         if each.name in names and not each.bad and each.magnitude > end:
-            bad = next((low for low in found.inputs if low.name == each.name and low.bad), found.output)
-            return NonFinite(PARAMETER, each.name, "", found.precision, bad, (each,), each, keep=found.keep)
-    return found
+            bad = next((low for low in finding.inputs if low.name == each.name and low.bad), finding.output)
+            return NonFinite(PARAMETER, each.name, "", finding.precision, bad, (each,), each, keep=finding.keep)
+    return finding
 
 
 def _fault_of(replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Seen]) -> Optional[_Fault]:
@@ -222,8 +222,8 @@ def _fault_of(replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Se
         for number, each in enumerate(seen.head_gradients)
         if each is not None and each.bad
     )
-    found = next(filter(None, backward), None) or next(losses, None)
-    return None if found is None else _Fault(BROKEN, found)
+    finding = next(filter(None, backward), None) or next(losses, None)
+    return None if finding is None else _Fault(BROKEN, finding)
 
 
 def _fault_in_forward(replay: Replay, exact: Seen, low: Seen, spoilt: bool) -> Optional[_Fault]:
@@ -232,20 +232,21 @@ def _fault_in_forward(replay: Replay, exact: Seen, low: Seen, spoilt: bool) -> O
         data = _bad_data(replay, spoilt)
         if data is not None:
             return _Fault(BAD_DATA, data)
+        # A constant mask of 0 and -inf is a fault only if nothing in the network makes NaN of it.
         bad = [each for each in replay.parameters() if each.bad]
         bad.sort(key=lambda each: _is_mask(each, replay))
         if bad and not _is_mask(bad[0], replay):
             return _bad_parameter(bad[0])
-        found = first_forward(exact, exact, allowed=False)
-        if found is not None:
-            return _Fault(BROKEN, found)
+        finding = first_forward(exact, exact, allowed=False)
+        if finding is not None:
+            return _Fault(BROKEN, finding)
         if bad and any(each.bad for each in exact.outputs):
             return _bad_parameter(bad[0])
-    found = first_forward(low, exact)
-    if found is None:
+    finding = first_forward(low, exact)
+    if finding is None:
         return None
-    found = _or_parameter(found, replay)
-    return _Fault(BAD_PARAMETERS if found.where == PARAMETER else OUT_OF_RANGE, found)
+    finding = _or_parameter(finding, replay)
+    return _Fault(BAD_PARAMETERS if finding.where == PARAMETER else OUT_OF_RANGE, finding)
 
 
 def _bad_parameter(bad: ValueRange) -> _Fault:
@@ -260,7 +261,7 @@ def _is_mask(parameter: ValueRange, replay: Replay) -> bool:
 
 def _real_ranges(arrays: Mapping[str, Any]) -> Iterator[ValueRange]:
     """Yield the ranges of arrays with a point, one after the other: they may lie on several contexts."""
-    return (found for name, array in arrays.items() if is_real(array) for found in ranges_of({name: array}))
+    return (each for name, array in arrays.items() if is_real(array) for each in ranges_of({name: array}))
 
 
 def _bad_data(replay: Replay, spoilt: bool) -> Optional[NonFinite]:
@@ -291,17 +292,17 @@ def nan_given(replay: Replay) -> Optional[str]:
     """
     if replay.follows_lost:
         return None
-    found = _first_nan({name: array for name, array in replay.data().items() if array.ctx.device_type != "gpu"})
-    return None if found is None else str(found)
+    finding = _first_nan({name: array for name, array in replay.data().items() if array.ctx.device_type != "gpu"})
+    return None if finding is None else str(finding)
 
 
 def _nan_in_batch(replays: Sequence[Replay], exact: Sequence[Seen]) -> Optional[NonFinite]:
     """Return the first input or label of a step that holds NaN, though the step may be finite; None if none does."""
     spoilt = False
     for replay, seen in zip(replays, exact):
-        found = _first_nan(replay.labels() if spoilt or replay.follows_lost else replay.data())
-        if found is not None:
-            return found
+        finding = _first_nan(replay.labels() if spoilt or replay.follows_lost else replay.data())
+        if finding is not None:
+            return finding
         spoilt = spoilt or any(each.bad for each in seen.outputs)
     return None
 
@@ -335,6 +336,7 @@ def _judged(replays: Sequence[Replay], exact: Sequence[Seen], scale: float) -> V
     def is_finite_at(scale: float) -> bool:
         return is_finite(_runs(replays, scale))
 
+    # First what float32 has too: no precision and no scale mends that.
     given = _runs(replays, scale)
     fault = _fault_of(replays, exact, given)
     if fault is not None:
@@ -342,6 +344,7 @@ def _judged(replays: Sequence[Replay], exact: Sequence[Seen], scale: float) -> V
         return Verdict(fault.kind, text, fault.node, scale)
     if is_finite(given):
         return _without_fault(replays, scale)
+    # Then whether a lower scale would do, and else which value leaves the range at the lowest.
     lowest = min(1.0, scale)
     base = given if scale <= lowest else _runs(replays, lowest)
     if scale > lowest and is_finite(base):
@@ -530,19 +533,14 @@ def explain(
 def _replays(network: Any, batch: Any, policy: Any, loss: Union[None, str, LossFunction], ctx: Any) -> List[Replay]:
     """Return the calls of a network for a batch."""
     inside = loss == "outputs"
-    loss = _outputs if inside else loss
+    loss = (lambda outputs, label: outputs) if inside else loss
     subject = read_subject(network, loss, ctx)
     wanted, read = subject.policy_or(policy), one_batch(batch)
     if isinstance(subject, SymbolSubject):
         (call,) = subject.take([read]).calls(wanted)
-        return [Replay(call, Ones())]
+        return [Replay(call, Gradients())]
     assert isinstance(subject, NetSubject)
     return _of_net(subject.net, read, wanted, loss, inside)
-
-
-def _outputs(outputs: Any, label: Any) -> Any:
-    """Return the losses that a net computes by itself."""
-    return outputs
 
 
 def _of_net(net: Any, batch: Batch, policy: Policy, loss: Any, inside: bool) -> List[Replay]:
@@ -562,12 +560,12 @@ def _of_net(net: Any, batch: Batch, policy: Policy, loss: Any, inside: bool) -> 
         noted = calls.noted
         if not noted:
             raise ConvertError(f"block '{net.name}' ran no HybridBlock on this batch, so there is no graph to look at.")
-        known = losses is not None and not (len(noted) == 1 and noted[0].outputs is outputs)
-        if losses is not None and known:
+        has_gradients = losses is not None and not (len(noted) == 1 and noted[0].outputs is outputs)
+        if losses is not None and has_gradients:
             run_backward(losses)
         last = LossGradients(loss, [label], outputs) if loss is not None else None
-        found = [Replay.of_net(each, 1.0, last if each.outputs is outputs else None, known) for each in noted]
-    return found if policy.is_mixed else [_in_float32(replay) for replay in found]
+        replays = [Replay.of_net(each, 1.0, last if each.outputs is outputs else None, has_gradients) for each in noted]
+    return replays if policy.is_mixed else [_in_float32(replay) for replay in replays]
 
 
 def _in_float32(replay: Replay) -> Replay:

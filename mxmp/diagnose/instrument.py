@@ -139,6 +139,7 @@ class Instrument:
         self._tapped.update((name, graph.nodes[i].inputs[port]) for (i, port), name in self.taps.ports.items())
         self._facts = {_shapes_of(given): facts}
         given.update({name: mx.nd.zeros(shape) for name, shape in self._shapes(given).items()})
+        # Loss heads begin backward by themselves, so that the scale has to be put behind them.
         names = loss_heads or frozenset()
         if loss_heads is not None and any(is_loss_head(node) or node.name in names for node in tapped.nodes):
             names &= {node.name for node in tapped.nodes}
@@ -272,6 +273,7 @@ def with_taps(
             zero = builder.insert(cast_op(dtypes.FLOAT32, dtype), f"{name}_cast", zero, dtype=dtype)
         return builder.insert("elemwise_add", f"{name}_sum", entry, zero)
 
+    # One sweep: each node is copied, reads tapped inputs, and its readers get its tapped outputs.
     for position, node in enumerate(graph.nodes):
         inputs = list(builder.inputs(node))
         for port in (port for port in range(len(inputs)) if (position, port) in ports):
@@ -362,10 +364,12 @@ def side_by_side(decisions: Decisions, after: Facts) -> SideBySide:
         old = Entry(source[entry.node], entry.index)
         return cast(builder.mapped(old), decisions.facts.dtype(old), after.dtype(entry))
 
+    # The network in float32. Variables declare their dtypes, which MXNet does not infer through a cast.
     for position, node in enumerate(before.nodes):
         types = decisions.facts.dtypes.get((position, 0)) if node.is_variable else None
         new = node.with_attrs(dict(_declaring(types))) if types else node.rewired(builder.inputs(node))
         builder.copy(position, new)
+    # The converted network, on the same variables.
     inserted: Dict[int, int] = {}
     carried: Dict[Key, Entry] = {}
     for position, node in enumerate(converted.nodes):
@@ -377,8 +381,10 @@ def side_by_side(decisions: Decisions, after: Facts) -> SideBySide:
             continue
         new_position = copy(position, [carried[each.key]._replace(version=each.version) for each in node.inputs])
         carried.update({(position, i): Entry(new_position, i) for i in range(node.num_outputs)})
+    # Each node in low precision by itself: what it reads is float32's, through the casts of the conversion.
     low = in_low_precision(decisions)
     own = {position: copy(where[position], map(exact, converted.nodes[where[position]].inputs)) for position in low}
+    # Heads by output: float32's, the converted network's and, of a node in low precision, its own.
     heads: List[Entry] = []
     compared: Dict[Key, Tuple[int, int, int]] = {}
     for position, index in float32_outputs(decisions):

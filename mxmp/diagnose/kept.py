@@ -93,6 +93,7 @@ class _State:
         inside = blocks_in(*nets)
         own = (param for net in nets for param in net.collect_params().values())
         params = list({id(param): param for param in (*own, *others)}.values())
+        # Of blocks, conversions and parameters attributes are kept one level deep: they refer to one another.
         with autograd.pause():
             for each in (*inside, *conversions_of(inside), *params):
                 self._keep(each)

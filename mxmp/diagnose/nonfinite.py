@@ -138,6 +138,7 @@ def first_forward(seen: Seen, exact: Seen, allowed: bool = True, harmful: bool =
             only counts if no operator after it makes NaN of it.
         harmful: Whether only those count from which inf and NaN reach an output of the network.
     """
+    # Positions are in the order in which nodes run, so that the first one found is where it begins.
     nodes, source = seen.names.graph.nodes, seen.names.source
     reaching = _reaching(seen)
     intended: Optional[NonFinite] = None
@@ -162,6 +163,7 @@ def first_backward(seen: Seen, exact: Optional[Seen]) -> Optional[NonFinite]:
     ``exact`` is float32's run, whose gradients are no fault where they are not finite by themselves.
     """
     graph, names, readers = seen.names.graph, seen.names, seen.names.graph.consumers()
+    # Backward gives the gradient of an output once the last of its readers has run; it runs from the last node on.
     last = {key: max((reader for reader, _ in readers.get(key, ())), default=key[0]) for key in seen.backward}
     for key in sorted(seen.backward, key=lambda each: (-last[each], -each[0], each[1])):
         gradient = seen.backward[key]
@@ -197,12 +199,12 @@ def _inputs_of(position: int, seen: Seen) -> List[ValueRange]:
 
 def _ancestors(graph: Graph, position: int, follows: Callable[[Key], bool] = lambda key: True) -> Set[int]:
     """Return the nodes that a node depends on by entries that are followed, itself included."""
-    waiting, found = [position], {position}
+    waiting, reached = [position], {position}
     while waiting:
-        new = {entry.node for entry in graph.nodes[waiting.pop()].inputs if follows(entry.key)} - found
-        found |= new
+        new = {entry.node for entry in graph.nodes[waiting.pop()].inputs if follows(entry.key)} - reached
+        reached |= new
         waiting += new
-    return found
+    return reached
 
 
 def _has_infinite_constant(node: Node) -> bool:
@@ -232,14 +234,14 @@ def _inf_from(position: int, seen: Seen) -> str:
 def _reaching(seen: Seen) -> Set[Key]:
     """Return the outputs of nodes from which inf or NaN reaches an output of the network, all the way as inf or NaN."""
     waiting = [head.key for head, output in zip(seen.names.graph.heads, seen.outputs) if output.bad]
-    found = set(waiting)
+    reaching = set(waiting)
     while waiting:
         for entry in seen.names.graph.nodes[waiting.pop()[0]].inputs:
             value = seen.forward.get(entry.key)
-            if entry.key not in found and (value is None or value.bad):
-                found.add(entry.key)
+            if entry.key not in reaching and (value is None or value.bad):
+                reaching.add(entry.key)
                 waiting.append(entry.key)
-    return found
+    return reaching
 
 
 def _is_excused(position: int, seen: Seen) -> bool:

@@ -113,11 +113,11 @@ def read_ranges(names: Sequence[str], sizes: Sequence[int], summaries: Sequence[
     if not summaries:
         return []
     rows = mx.nd.concat(*[each.as_nd_ndarray() for each in summaries], dim=0).asnumpy().reshape(-1, 4).tolist()
-    found = []
+    ranges = []
     for name, size, (bad, nans, low, high) in zip(names, sizes, rows):
         low, high = (low, high) if low <= high else (0.0, 0.0)
-        found.append(ValueRange(name, max(size, round(bad)), round(nans), round(bad - nans), low, high))
-    return found
+        ranges.append(ValueRange(name, max(size, round(bad)), round(nans), round(bad - nans), low, high))
+    return ranges
 
 
 def ranges_of(arrays: Dict[str, Any]) -> List[ValueRange]:
@@ -291,12 +291,12 @@ class TappedGradients:
 
 def _depending(graph: Graph, names: Iterable[str]) -> List[int]:
     """Return the positions of the nodes that depend on variables, by operators that hand gradients on."""
-    names, found = set(names), set()
+    names, reached = set(names), set()
     for position, node in enumerate(graph.nodes):
-        read = node.name in names if node.is_variable else any(entry.node in found for entry in node.inputs)
+        read = node.name in names if node.is_variable else any(entry.node in reached for entry in node.inputs)
         if read and node.op != "BlockGrad" and not is_unwritten(node):
-            found.add(position)
-    return sorted(found)
+            reached.add(position)
+    return sorted(reached)
 
 
 def _wide(array: Any) -> Any:
@@ -540,10 +540,10 @@ def _gradients_of_symbol(
 def _gradients(runs: Sequence[TappedGradients], counts: Mapping[str, Magnitudes]) -> Dict[str, Magnitudes]:
     """Return the counts in the order of the network, but for gradients that are 0 everywhere; warn of inf and NaN."""
     names = dict.fromkeys(name for run in runs for name in run.outputs if name in counts)
-    found = {name: counts[name] for name in names if counts[name].total or counts[name].nonfinite}
-    bad = {name: each.nonfinite for name, each in found.items() if each.nonfinite}
+    gradients = {name: counts[name] for name in names if counts[name].total or counts[name].nonfinite}
+    bad = {name: each.nonfinite for name, each in gradients.items() if each.nonfinite}
     _warn("measure_gradients: inf or NaN in the gradients of", bad, "all others are counted")
-    return found
+    return gradients
 
 
 for _function in (_ranges_of_net, _ranges_of_symbol, _gradients_of_net, _gradients_of_symbol):

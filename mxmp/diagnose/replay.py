@@ -26,21 +26,24 @@ from .subject import Call
 
 
 class Gradients:
-    """Gives the gradients of a network's outputs; these are known."""
+    """Gives the gradients of a network's outputs; these are known.
+
+    ``arrays`` are ones unless given, those of losses whose sum is derived; ``of_loss`` computes them anew, where they
+    are not finite.
+    """
 
     follows_outputs = False  # whether they are computed of the outputs that are given
 
-    def __init__(self, arrays: Sequence[Any], of_loss: Optional[LossGradients] = None) -> None:
-        """``of_loss`` computes them anew, where these are not finite."""
-        self._arrays, self.of_loss = list(arrays), of_loss
+    def __init__(self, arrays: Optional[Sequence[Any]] = None, of_loss: Optional[LossGradients] = None) -> None:
+        self._arrays, self.of_loss = arrays, of_loss
 
     def __call__(self, heads: List[Any]) -> Sequence[Any]:
         """Return the gradient of each output, None where it has none."""
-        return self._arrays
+        return list(map(mx.nd.ones_like, heads)) if self._arrays is None else self._arrays
 
     def are_spoilt(self) -> bool:
         """Return whether they are not finite."""
-        return any(each.bad for each in ranges_of({str(i): each for i, each in enumerate(self._arrays)}))
+        return any(each.bad for each in ranges_of({str(i): each for i, each in enumerate(self._arrays or ())}))
 
     def labels(self) -> Dict[str, Any]:
         """Return the arrays that they depend on besides the outputs, by name."""
@@ -49,17 +52,6 @@ class Gradients:
     def cleaned(self) -> Gradients:
         """Return the same of data without inf and NaN."""
         return self
-
-
-class Ones(Gradients):
-    """Ones for each output: of a loss, whose sum is then derived."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-
-    def __call__(self, heads: List[Any]) -> Sequence[Any]:
-        """Return ones."""
-        return [mx.nd.ones_like(head) for head in heads]
 
 
 class LossGradients(Gradients):
@@ -71,7 +63,7 @@ class LossGradients(Gradients):
     follows_outputs = True
 
     def __init__(self, loss: Callable[..., Any], labels: Sequence[Any], outputs: Any) -> None:
-        super().__init__([])
+        super().__init__()
         self._loss, self._labels, self._outputs = loss, list(labels), outputs
 
     def __call__(self, heads: List[Any]) -> Sequence[Any]:
@@ -295,6 +287,7 @@ class _View:
                 autograd.backward([head for head, _ in pairs], seeds)
             written = reading.at_outputs()
             written.update((places[name], array.grad) for name, array in reading.written.items() if name in places)
+        # Variables are looked at as they are stored: a parameter in low precision may be out of its range.
         variables = in_declared_dtypes(graph, {name: array for name, array in values.items() if name in places})
         forward = {places[n]: each for n, each in variables.items() if _dtype(each) in dtypes.PRECISIONS}
         count, heads = len(graph.heads), [head.key for head in graph.heads]

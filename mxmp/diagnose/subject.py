@@ -131,6 +131,7 @@ class Subject(ABC):
 
     def decisions(self, policy: Policy) -> List[Decisions]:
         """Return what a conversion to a policy decides, for each graph of the network."""
+        # A search asks for the same few policies again and again.
         if policy not in self._decisions:
             if len(self._decisions) == _POLICIES:
                 del self._decisions[next(iter(self._decisions))]
@@ -443,6 +444,7 @@ class NetSubject(Subject):
             with kept(self.net), autograd.pause(train_mode=self.training):
                 tracers = {id(root): Conversion(root, Policy()) for root in self._roots}
                 calls = [(call.block, tuple(map(as_input, call.inputs))) for call in self.noted]
+                # Calls of one block whose graphs are alike share a trace.
                 self._traces = [tracers[id(block)].trace_for(inputs) for block, inputs in calls]
                 for traced, (block, inputs) in {id(t): (t, call) for t, call in zip(self._traces, calls)}.values():
                     require_same_names(self.net, traced, Conversion(block, Policy()).trace_for(inputs))
@@ -466,10 +468,10 @@ class NetSubject(Subject):
             params = frozenset(n for n, param in traced.params.items() if not isinstance(param, gluon.Constant))
             inputs = traced.variables.difference(traced.params)
             try:
-                found = convert_graph(traced.symbol, policy, shapes, traced.types, params, inputs=inputs)
+                converted = convert_graph(traced.symbol, policy, shapes, traced.types, params, inputs=inputs)
             except ConvertError as e:
                 raise type(e)(f"block '{call.block.name}': {e}") from e
-            decisions.append(found.decisions)
+            decisions.append(converted.decisions)
         return decisions
 
     def calls(self, policy: Policy) -> List[Call]:
