@@ -73,6 +73,7 @@ def convert(
     Example:
       mxmp convert resnet50 12 -o resnet50-fp16 --shape data:1,3,224,224
     """  # noqa: D301 - click keeps the lines behind its mark as they are
+    # All that can be refused without MXNet is refused before it is imported, which takes seconds.
     if tuned is not None:
         refuse_beside(ctx, "--tuned", "text", *options)
     policy = make_policy(text, **options)
@@ -89,6 +90,7 @@ def convert(
             if for_inference and not plan.for_inference:
                 text = "the plan was tuned without --for-inference; tune with it, or leave it out here"
                 raise TuneError(f"{tuned}: {text}.")
+            # A plan lists the dtypes of all inputs; float32 is what is taken where none is given.
             others = {name: dtype for name, dtype in (plan.holds_for.dtypes or {}).items() if dtype != dtypes.FLOAT32}
             policy, shapes, types = plan.policy, shapes or plan.holds_for.shapes, {**others, **types}
             for_inference = plan.for_inference
@@ -113,14 +115,13 @@ def _not_here(policy: Policy) -> List[str]:
     """Return what surprises who runs a converted checkpoint by plain MXNet, on this machine and in numpy."""
     from ..devices.check import check_devices
 
-    notes = []
-    running = [finding for finding in check_devices(policy) if finding.ok is not False]
-    if policy.is_mixed and not running:
-        how = "a GPU" if policy.compute_dtype == dtypes.FLOAT16 else "a processor with AVX-512"
-        notes.append(f"this machine does not run what was written: {policy.compute_dtype} needs {how}, or is slow")
+    # The files may be meant for another machine, so that this is no warning.
+    notes, findings = [], check_devices(policy)
+    if policy.is_mixed and all(finding.ok is False for finding in findings):
+        is_float16 = policy.compute_dtype == dtypes.FLOAT16
+        notes.append(f"not for this machine: {'float16 needs a GPU' if is_float16 else findings[-1].message}")
     if policy.output_dtype == dtypes.BFLOAT16:
-        text = "outputs are bfloat16, which asnumpy() gives as integers; --output-dtype float32 makes them numbers"
-        notes.append(text)
+        notes.append("outputs are bfloat16: integers in numpy; --output-dtype float32 makes them numbers")
     return notes
 
 
@@ -220,6 +221,7 @@ def benchmark(
     objective = require_timed(ctx, objective, for_inference, shapes)
     if any(options.values()) and not texts:
         raise click.UsageError("--keep-float32 and its like change a policy; give --policy too.", ctx)
+    # Under the texts as they were given, which name the rows.
     policies = {text: make_policy(text, **options) for text in texts}
     require_checkpoint(prefix)
     epochs = saved_epochs(prefix) if epoch is None else [epoch]
@@ -245,6 +247,7 @@ def _loaded(prefix: str, epoch: int, shapes: Any, types: Any) -> Any:
     from ..symbol.checkpoint import naming_files
     from ..tune.workload import make_batch
 
+    # Times are relative to float32, so that a converted network is taken back first.
     model = load_checkpoint(prefix, epoch)
     batch = make_batch(model, shapes, types)
     with naming_files(*checkpoint_files(prefix, epoch)):

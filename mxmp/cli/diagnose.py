@@ -80,6 +80,7 @@ def inspect(
             params = None if file is None else symbol.load_params(file)
             if file is not None:
                 files.require_set(files.manifest_of(file), symbol_file, file)
+            # A converted network says what was decided; a policy that is asked for decides anew.
             show("inspect", None)
             with symbol.checkpoint.naming_files(symbol_file, file):
                 as_it_is = passes.is_converted(symbol.to_graph(network)) and not asked
@@ -177,6 +178,7 @@ def inspected(symbol: Any, params: Any, policy: Any, shapes: Any, types: Any) ->
         variables = names | frozenset(symbol.list_auxiliary_states())
         both = [variable_bytes(*view, variables) for view in ((before.graph, before.facts), after)]
         sizes = None if both[0] is None or both[1] is None else (both[0], both[1])
+    # Without --shape inference knows no shape of a parameter, but the file does.
     nodes = enumerate(before.graph.nodes)
     stored = {(i, 0): tuple(arrays[n.name].shape) for i, n in nodes if n.is_variable and n.name in arrays}
     with_stored = replace(before.facts, shapes={**before.facts.shapes, **stored})
@@ -196,6 +198,7 @@ def _uneven_pairs(layers: Sequence[Any], most: Optional[int]) -> Pairs:
             pairs.append((name, f"{layer.name}: {rest}" + ("; cuDNN pads it, by a copy" if layer.padded else "")))
         if BATCH in layer.sizes:
             batches.setdefault(layer.sizes[BATCH], []).append(layer.name)
+    # The batch is the same for nearly all layers, and is one line.
     for batch, names in batches.items():
         more = f" and {len(names) - most:,} more" if most is not None and len(names) > most else ""
         pairs.append((name, f"batch {batch}: {', '.join(names[:most])}{more}"))
@@ -275,6 +278,7 @@ def _loaded(prefix: str, epoch: int, shapes: Any, types: Any, data: Optional[str
 
     model = symbol.load_checkpoint(prefix, epoch)
     batch = {} if data is None else load_batch(data, model.symbol, types)
+    # The file decides; a shape that says the same is let through.
     for name in shapes.keys() & batch.keys():
         if tuple(shapes[name]) != batch[name].shape:
             sizes = ",".join(map(str, shapes[name]))

@@ -30,6 +30,7 @@ Pairs = List[Tuple[str, str]]
 
 def check_prefix(ctx: click.Context, param: click.Parameter, text: str, read: bool = False) -> str:
     """Return the prefix of a checkpoint's files, folder included; with ``read`` there have to be such files."""
+    # Shells complete the names of files, and of a checkpoint's these begin with its prefix.
     match = _FILE_OF_PREFIX.fullmatch(text)
     if match:
         raise click.BadParameter(f"{text!r} is a file; give its prefix, {match.group(1)!r}.", ctx, param)
@@ -52,12 +53,14 @@ def require_new(*paths: str, force: bool) -> None:
         require_folder(path)
         if os.path.isdir(path):
             raise CheckpointError(f"{path}: it is a folder; give another name to -o.")
+        # A link that leads nowhere is in the way too, which `exists` does not see.
         if os.path.lexists(path) and not force:
             raise CheckpointError(f"{path}: it exists; give another name to -o, or --force to overwrite it.")
 
 
 def refuse_beside(ctx: click.Context, option: str, *others: str) -> None:
     """Refuse an option that has the whole policy together with others, given by the names of their arguments."""
+    # Defaults are not told from what was typed by the values.
     names = {each.name: each.opts[0] for each in ctx.command.params}
     given = [names[name] for name in others if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     if given:
@@ -66,6 +69,7 @@ def refuse_beside(ctx: click.Context, option: str, *others: str) -> None:
 
 def _read_shape(text: str) -> Tuple[str, Any]:
     """Return (name, sizes) of a text such as 'data:1,3,224,224'."""
+    # From the right: MXNet takes names with colons.
     name, _, sizes = text.rpartition(":")
     if not name or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", sizes):
         raise click.BadParameter(f"{text!r} is no shape; expected one like 'data:1,3,224,224'.")
@@ -195,6 +199,7 @@ def make_policy(
     text: str, keep_float32: Sequence[str], output_dtype: Optional[str], out_of_range: Optional[str]
 ) -> Policy:
     """Return the policy that the options describe."""
+    # What is not given is left to the policy's text, which may have it.
     changes = {"output_dtype": output_dtype, "out_of_range": out_of_range}
     try:
         policy = Policy.parse(text, **{field: value for field, value in changes.items() if value is not None})
@@ -227,6 +232,7 @@ def stdout(width: int = _UNLIMITED) -> Any:
     """
     from rich.console import Console
 
+    # A stream that a test or a notebook has put there may lack it.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     columns = os.environ.get("COLUMNS", "")

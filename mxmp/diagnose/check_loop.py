@@ -262,6 +262,7 @@ class _Watch:
 
     def __enter__(self) -> None:
         self._handles = [net.register_forward_pre_hook(self._note_call) for net in self._nets]
+        # Attributes of the one trainer hide its class's methods, whatever class that is; nothing of MXNet is replaced.
         for step in self._steps:
             methods = {name: partial(self._use, step, name) for name in _USING if hasattr(step.trainer, name)}
             methods["set_learning_rate"] = partial(self._set_rate, step)
@@ -350,6 +351,7 @@ class _Watch:
 
     def _check_stale(self, step: _Step, name: str, is_ignored: Any) -> List[str]:
         """Find weights without a gradient, or all of them where a net was called; return their names."""
+        # MXNet sets the flag of an array when backward writes its gradient, and a trainer's step takes it away.
         for net in self._nets:  # one whose parts were called counts as called
             if any(_is_fresh(param) for param in net.collect_params().values() if param.grad_req != "null"):
                 self._called.add(id(net))
@@ -399,6 +401,7 @@ class _Watch:
 
     def finish(self, error: Optional[Exception] = None) -> None:
         """Check what all steps have in common, up to the error that has ended them."""
+        # An error before the first step says nothing of calls that were still to come.
         if error is not None:
             self.check_recorded()
             if not self._count:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import atexit
+import contextlib
 import csv
 import dataclasses
 import fcntl
@@ -17,7 +18,7 @@ import os
 import secrets
 import time
 import weakref
-from typing import Any, BinaryIO, Callable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, BinaryIO, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import mxnet as mx
 import numpy as np
@@ -303,17 +304,13 @@ class CSVLogger(StepLogger):
     def __init__(self, path: Path, *, every: int = 10, ledger: Any = None) -> None:
         super().__init__(every, ledger)
         self.path = _file_of(path)
-        try:
+        with _writing(self.path):
             self._file = open(self.path, "ab+", buffering=0)
             try:
                 self._go_on()
             except BaseException:
                 self._file.close()
                 raise
-        except OSError as e:
-            if isinstance(e, CheckpointError):
-                raise
-            raise _unwritten(self.path, e) from e
 
     def _go_on(self) -> None:
         """Go on behind the lines that are there: with our header, whole, and written by nobody else."""
@@ -349,10 +346,8 @@ class CSVLogger(StepLogger):
 
     def _write(self, record: StepRecord) -> None:
         record = record._replace(seconds=round(record.seconds, 3))
-        try:
+        with _writing(self.path):
             self._append([int(cell) if isinstance(cell, bool) else cell for cell in record])
-        except OSError as e:
-            raise _unwritten(self.path, e) from e
 
     def _end(self) -> None:
         self._file.close()
@@ -391,14 +386,12 @@ class TensorBoardLogger(StepLogger):
         except (ImportError, TypeError) as e:  # a TypeError is protobuf's, for messages made by another version of it
             why = str(e).strip().split("\n")[0]
             raise DependencyError(f"tensorboardX cannot be imported ({why}); pip install 'mxmp[tensorboard]'.") from e
-        self._folder, self._event = os.fspath(folder), event_pb2.Event
+        self._name, self._event = f"{os.fspath(folder)}: its event file", event_pb2.Event
         unique = f".{os.getpid()}.{secrets.token_hex(4)}"  # its own names are the same for a whole second
-        try:
-            os.makedirs(self._folder, exist_ok=True)
-            self._writer = EventsWriter(os.path.join(self._folder, "events"), unique)
+        with _writing(self._name):
+            os.makedirs(folder, exist_ok=True)
+            self._writer = EventsWriter(os.path.join(os.fspath(folder), "events"), unique)
             self._flush_events()
-        except OSError as e:
-            raise self._unwritten(e) from e
 
     def _write(self, record: StepRecord) -> None:
         named = {tag: getattr(record, name) for name, tag in _TAGS.items()}
@@ -406,29 +399,29 @@ class TensorBoardLogger(StepLogger):
         for tag, value in {_SKIPPED: self._skipped, **named}.items():
             if value is not None and math.isfinite(value):
                 event.summary.value.add(tag=tag, simple_value=value)
-        try:
+        with _writing(self._name):
             self._writer.write_event(event)
             if time.monotonic() - self._flushed > _FLUSH_SECONDS:
                 self._flush_events()
-        except OSError as e:
-            raise self._unwritten(e) from e
 
     def _flush_events(self) -> None:
         self._writer.flush()
         self._flushed = time.monotonic()
 
     def _end(self) -> None:
-        try:
+        with _writing(self._name):
             self._writer.close()
-        except OSError as e:
-            raise self._unwritten(e) from e
-
-    def _unwritten(self, error: OSError) -> CheckpointError:
-        return _unwritten(f"{self._folder}: its event file", error)
 
 
-def _unwritten(name: str, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{name} cannot be written: {error.strerror or error}.")
+@contextlib.contextmanager
+def _writing(name: str) -> Iterator[None]:
+    """Let an error of the system within the block name what cannot be written."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as e:
+        raise CheckpointError(f"{name} cannot be written: {e.strerror or e}.") from e
 
 
 def _closing(log: StepLogger) -> Callable[[], None]:

@@ -114,11 +114,11 @@ def test_values_that_were_rounded_before_are_said_to_be(tmp_path):
 @pytest.mark.parametrize(
     "policy, cards, ok, said",
     [
-        ("O2", [], None, "this machine does not run what was written: float16 needs a GPU"),
+        ("O2", [], None, "not for this machine: float16 needs a GPU"),
         ("O2", [("NVIDIA A100", "8.0")], None, ""),
-        ("mixed_bfloat16", [], False, "this machine does not run what was written: bfloat16 needs a processor"),
+        ("mixed_bfloat16", [], False, "not for this machine: CPU (Xeon): bfloat16 does not run, because MXNet needs AVX-512"),
         ("mixed_bfloat16", [], True, ""),
-        ("bfloat16", [], True, "outputs are bfloat16, which asnumpy() gives as integers; --output-dtype float32"),
+        ("bfloat16", [], True, "outputs are bfloat16: integers in numpy; --output-dtype float32"),
         ("O0", [], None, ""),
     ],
 )
