@@ -33,7 +33,7 @@ TEST = [
     "pytest-timeout>=2.1",
     "pytest-xdist>=3.3",
     "ruff>=0.6",
-    "selenium>=4.10",  # drives Chromium (tests/html), with no download of its own
+    "selenium>=4.10",  # drives Chromium (tests/display), with no download of its own
     "setuptools>=64",  # tests/test_setup.py reads this file; environments of Python 3.12 and later come without it
 ]
 
@@ -70,7 +70,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mxmp", "mxmp.*"]),
-    package_data={"mxmp": ["py.typed", "rounding/*.cc", "html/templates/*"]},
+    package_data={"mxmp": ["py.typed", "rounding/*.cc", "display/templates/*"]},
     python_requires=">=3.8,<3.14",
     install_requires=[
         "numpy>=1.21",

@@ -22,6 +22,7 @@ from benchmarks.comparison import FLOAT32, OWN, Column, Comparison, Found
 from benchmarks.requirements import INFERENCE, TRAINING, TUNED
 from benchmarks.tunables import NETWORKS, Tunable, make_tunable, start
 from mxmp import Policy
+from mxmp.tune.by_time import SECONDS
 
 UNTUNED = "untuned"
 
@@ -32,9 +33,9 @@ def measure(tunable: Tunable, objective: str, args: argparse.Namespace, bfloat16
     begin = time.perf_counter()
     result = tunable.tune(objective, args.policy, args.seconds)
     took = time.perf_counter() - begin
-    policies: Dict[str, Optional[Policy]] = {FLOAT32: None, UNTUNED: untuned, TUNED: result.policy}
-    if result.fastest != TUNED:
-        del policies[TUNED]
+    returned = result.fastest if result.fastest in (FLOAT32, UNTUNED) else TUNED
+    policies: Dict[str, Optional[Policy]] = {FLOAT32: None, UNTUNED: untuned, returned: result.policy}
+    policies[FLOAT32] = None  # MXNet alone
     runs, missing = {}, {}
     for name, policy in policies.items():
         run, missing[name] = start(tunable, objective, policy, bfloat16)
@@ -46,8 +47,8 @@ def measure(tunable: Tunable, objective: str, args: argparse.Namespace, bfloat16
         Column(objective, OWN, UNTUNED, untuned.compute_dtype, seconds.get(UNTUNED, []), missing=missing[UNTUNED]),
     ]
     notes = {"returned": result.fastest, "tuning_seconds": took, "policy": str(result.policy), "tuner": result.seconds}
-    dtype, times = result.policy.compute_dtype, seconds.get(result.fastest, [])
-    return [*columns, Column(objective, OWN, TUNED, dtype, times, missing=missing[result.fastest], notes=notes)]
+    dtype, times = result.policy.compute_dtype, seconds.get(returned, [])
+    return [*columns, Column(objective, OWN, TUNED, dtype, times, missing=missing[returned], notes=notes)]
 
 
 def tuned_table(found: Found, objectives: Sequence[str]) -> Table:
@@ -71,7 +72,7 @@ def parse_args(argv: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS, metavar="NAME", help=listed)
     parser.add_argument("--objectives", nargs="+", choices=both, default=both, metavar="OBJECTIVE", help=" ".join(both))
     parser.add_argument("--policy", default="mixed_bfloat16", help="to begin with; default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=60, help="of each tuning; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each tuning; default: %(default)s")
     parser.add_argument("--batch-size", type=int, default=0, help="default: each network's own")
     parser.set_defaults(budget=2400)
     return parser.parse_args(argv)

@@ -6,7 +6,7 @@ Its one category of warnings too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "CheckpointError",
@@ -18,6 +18,7 @@ __all__ = [
     "LaunchError",
     "LossScaleError",
     "MxmpError",
+    "NoBackwardError",
     "NonFiniteLossError",
     "ParamsError",
     "PassError",
@@ -28,6 +29,7 @@ __all__ = [
     "StateError",
     "TrainerError",
     "TuneError",
+    "UnscaledLossError",
     "mxnet_reason",
 ]
 
@@ -50,6 +52,12 @@ def mxnet_reason(error: Exception) -> str:
 def visible(text: str) -> str:
     """Return a text with control characters as Python writes them, so that a name cannot break or colour a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def listed(names: Sequence[str], notes: Sequence[str] = (), most: int = 3) -> str:
+    """Return the first names in quotes, each with its note, and how many more there are."""
+    noted = [f"'{visible(name)}'{note}" for name, note in zip(names, notes or [""] * len(names))]
+    return ", ".join(noted[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -133,6 +141,14 @@ class TrainerError(MxmpError, RuntimeError):
 
 class StaleGradientError(TrainerError, UserWarning):
     """A gradient is older than the last step; MXNet's own trainer raises UserWarning for it."""
+
+
+class NoBackwardError(TrainerError):
+    """No backward was called on a loss that was scaled."""
+
+
+class UnscaledLossError(TrainerError):
+    """Backward was called on a loss that was not scaled, and may have written gradients."""
 
 
 class StateError(MxmpError, ValueError):

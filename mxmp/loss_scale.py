@@ -78,6 +78,14 @@ class LossScale(abc.ABC):
         """Return every field as plain JSON data; `from_dict` is the inverse."""
         return {"kind": self.kind, **{name: getattr(self, name) for name in _fields(type(self))}}
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the fields, one to a line."""
+        from .display import Facts, Section, page  # when it is shown, not with every import of mxmp
+
+        values = self.to_dict().items()
+        pairs = [(name, f"{value:,.10g}" if isinstance(value, float) else str(value)) for name, value in values]
+        return page.fragment("Loss scale", [Section("Loss scale", [Facts(pairs)])])
+
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> LossScale:
         """Return the loss scale that `to_dict` described.

@@ -178,10 +178,10 @@ class Policy:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the fields that are set, one to a line."""
-        from . import html  # when it is shown, not with every import of mxmp
+        from .display import Facts, Section, page  # when it is shown, not with every import of mxmp
 
         shown = [(field.name, _shown(getattr(self, field.name))) for field in dataclasses.fields(self)]
-        return html.fragment("Policy", html.policy_sections([pair for pair in shown if pair[1]]))
+        return page.fragment("Policy", [Section("Policy", [Facts([pair for pair in shown if pair[1]])])])
 
     def override(self, op: str, name: str, attrs: Iterable[Tuple[str, str]] = ()) -> Optional[Tuple[str, str]]:
         """Return (dtype, reason) for a node that an override matches, else None.

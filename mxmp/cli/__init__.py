@@ -1,7 +1,7 @@
 """Internal: the command line, which parses arguments, prints, and does nothing else.
 
-`commands` parses arguments, and imports neither MXNet nor numpy, which take seconds to import: so ``--help`` and
-wrong arguments are answered at once. `work` does what was asked for, and imports what it needs then.
+No module here imports MXNet, numpy or rich, which take seconds to import: a command imports them once its arguments are
+checked, so that ``--help`` and wrong arguments are answered at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(args: Optional[Sequence[str]] = None, prog_name: str = "mxmp") -> NoRet
     """
     end_at_once()
     from .commands import commands
-    from .program import Program
+    from .environment import Program
 
     try:
         commands.main(args, prog_name)

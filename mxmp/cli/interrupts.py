@@ -1,8 +1,8 @@
 """Ctrl-C: one line and an exit code, whatever runs at that moment.
 
-While modules are imported, an exception would not do: a C extension makes an ImportError of it, and a library
-may swallow it. There is nothing to clean up then, so the process ends at once. Commands that have begun get
-a KeyboardInterrupt.
+While modules are imported, an exception would not do: a C extension makes an ImportError of it, and a library may
+swallow it. There is nothing to clean up then, so the process ends at once. Commands that have begun get a
+KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Iterator, NoReturn
 
 INTERRUPTED = 130
-"""What a shell expects of a program that Ctrl-C ended: 128 and the signal's number."""
+"""The exit code that a shell expects of a program that Ctrl-C ended: 128 and the signal's number."""
 
 LINE = "mxmp: interrupted"
 
@@ -39,14 +39,13 @@ def as_python() -> None:
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
     """Let Ctrl-C raise a KeyboardInterrupt within the block, if it would end the process."""
-    if signal.getsignal(signal.SIGINT) is not _end:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.getsignal(signal.SIGINT)
+    if before is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, _end)
+        signal.signal(signal.SIGINT, before)
 
 
 def _end(*_: Any) -> NoReturn:

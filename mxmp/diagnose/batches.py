@@ -1,4 +1,4 @@
-"""Batches as users give them, read in one way for every function, and the values of all inputs for one of them.
+"""Batches as users give them, read in one way for every function; and what is said of those that do not fit.
 
 A batch is an array, a tuple or list of arrays (as a DataLoader gives), or a DataBatch; of a symbol or Module a dict of
 arrays by input too, for a Gluon net does not say what its inputs and the label are called.
@@ -9,24 +9,42 @@ Elsewhere a list with an array among its items is one batch: ``[[x, length], y]`
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import re
 import zipfile
 import zlib
-from typing import Any, Collection, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import mxnet as mx
 import numpy as np
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..errors import CheckpointError, ConvertError, did_you_mean
+from ..arrays import leaves
+from ..errors import CheckpointError, ConvertError, InferenceError, MxmpError, did_you_mean, mxnet_reason
 from ..gluon.storage import contexts_of
 from ..symbol import ConvertedModel
 from ..symbol.arguments import label_names
-from .misfits import require_fit
 
 Batches = Union[Iterable[Any], mx.io.DataIter]
 """Several batches: an iterable of them."""
+
+Shapes = Mapping[str, Tuple[int, ...]]
 
 _BATCH = "an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input"
 
@@ -54,9 +72,9 @@ class Batch(NamedTuple):
                 "list of arrays in the order of its inputs, or a DataBatch."
             )
         labels = self.labels if self.labels is not None else int(labelled and len(self.arrays) > 1)
-        arrays = _converted(self.arrays)
-        inputs, found = arrays[: len(arrays) - labels], arrays[len(arrays) - labels :]
-        return Example(inputs, found[0] if labels == 1 else list(found) or None, bool(labels))
+        arrays = nested(self.arrays, _of_mxnet)
+        inputs, last = arrays[: len(arrays) - labels], arrays[len(arrays) - labels :]
+        return Example(inputs, last[0] if labels == 1 else list(last) or None, bool(labels))
 
     def by_name(self, names: Mapping[str, str]) -> Dict[str, Any]:
         """Return NDArrays by the names of a network's inputs, given with dtypes; without names they are in its order.
@@ -69,13 +87,13 @@ class Batch(NamedTuple):
             raise ConvertError(
                 f"batches: a batch has {len(self.arrays)} arrays; the network has the inputs {', '.join(names)}."
             )
-        found = dict(zip(self.names or names, self.arrays))
-        for name, array in found.items():
+        arrays = dict(zip(self.names or names, self.arrays))
+        for name, array in arrays.items():
             if not _is_array(array):
                 raise ConvertError(f"batches: input {name!r} is a {type(array).__name__}; expected an array.")
             if name not in names:
                 raise ConvertError(f"batches: the network has no input {name!r}{did_you_mean(name, names)}.")
-        made = ((name, array, isinstance(array, np.ndarray)) for name, array in found.items())
+        made = ((name, array, isinstance(array, np.ndarray)) for name, array in arrays.items())
         return {name: mx.nd.array(array, dtype=names[name]) if new else array for name, array, new in made}
 
     def _without_unread(self, names: Mapping[str, str]) -> Batch:
@@ -96,7 +114,8 @@ class Example(NamedTuple):
 
     def on(self, ctx: mx.Context) -> Example:
         """Return the same on a context."""
-        return Example(_moved(self.inputs, ctx), _moved(self.label, ctx), self.has_label)
+        inputs, label = nested((self.inputs, self.label), lambda value: _on(value, ctx))
+        return Example(inputs, label, self.has_label)
 
     def beside(self, net: gluon.Block) -> Example:
         """Return the same on a context of a net's parameters: that of the first input if it is one, or the first."""
@@ -111,8 +130,8 @@ def one_batch(given: Any) -> Batch:
         return _read(given)
     if given is None or isinstance(given, str) or not isinstance(given, (Iterable, mx.io.DataIter)):
         raise ConvertError(f"batch is a {type(given).__name__}; expected {_BATCH}.")
-    found = f" of {len(given)}" if isinstance(given, list) else ", which gives several"
-    raise ConvertError(f"batch is a {type(given).__name__}{found} batches; give one of them: {_BATCH}.")
+    count = f" of {len(given)}" if isinstance(given, list) else ", which gives several"
+    raise ConvertError(f"batch is a {type(given).__name__}{count} batches; give one of them: {_BATCH}.")
 
 
 def some_batches(given: Any) -> Iterator[Batch]:
@@ -190,8 +209,8 @@ def _read(batch: Any, name: str = "batches", described: Any = None) -> Batch:
     if _is_array(batch):
         return Batch((batch,))
     if not isinstance(batch, (list, tuple)) or not batch:
-        found = "an empty" if isinstance(batch, (list, tuple)) else "a"
-        raise ConvertError(f"{name} holds {found} {type(batch).__name__}; expected {_BATCH}.")
+        article = "an empty" if isinstance(batch, (list, tuple)) else "a"
+        raise ConvertError(f"{name} holds {article} {type(batch).__name__}; expected {_BATCH}.")
     return Batch(_checked(tuple(batch), name))
 
 
@@ -205,25 +224,27 @@ def _checked(arrays: Tuple[Any, ...], name: str) -> Tuple[Any, ...]:
     return arrays
 
 
-def _converted(value: Any) -> Any:
-    """Return arrays, perhaps nested, as MXNet's: numpy's floats as float32, its integers as they are.
+def nested(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return nested lists, tuples and named tuples with a function applied to the items that are none of these."""
+    if not isinstance(value, (list, tuple)):
+        return function(value)
+    items = [nested(each, function) for each in value]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
-    They are arrays of ``mx.np`` where nets work on these: after ``npx.set_np()``.
+
+def _of_mxnet(value: Any) -> Any:
+    """Return an array of numpy as MXNet's: floats as float32, integers as they are; anything else as it is.
+
+    It is an array of ``mx.np`` where nets work on these: after ``npx.set_np()``.
     """
-    if isinstance(value, (list, tuple)):
-        items = [_converted(each) for each in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, np.ndarray):
-        make = mx.np.array if mx.util.is_np_array() else mx.nd.array
-        return make(value, dtype=value.dtype if value.dtype.kind in "iub" else dtypes.FLOAT32)
-    return value
+    if not isinstance(value, np.ndarray):
+        return value
+    make = mx.np.array if mx.util.is_np_array() else mx.nd.array
+    return make(value, dtype=value.dtype if value.dtype.kind in "iub" else dtypes.FLOAT32)
 
 
-def _moved(value: Any, ctx: mx.Context) -> Any:
-    """Return an array, or nested arrays, on a context."""
-    if isinstance(value, (list, tuple)):
-        items = [_moved(each, ctx) for each in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+def _on(value: Any, ctx: mx.Context) -> Any:
+    """Return an array on a context; None stays."""
     if isinstance(value, mx.np.ndarray):  # whose as_in_context warns that it is deprecated
         return value.as_in_ctx(ctx)
     return value if value is None else value.as_in_context(ctx)
@@ -277,3 +298,145 @@ def load_batch(path: str, symbol: Any, types: Mapping[str, str]) -> Dict[str, mx
         )
     declared = inputs_of(symbol, (), list(arrays))
     return {name: mx.nd.array(array, dtype=types.get(name) or declared[name]) for name, array in arrays.items()}
+
+
+# ---------------------------------------------------------------------- batches that do not fit
+
+# SHAPE_ASSIGN_CHECK in src/operator/operator_common.h at tag 1.9.1
+_SHAPES_DIFFER = re.compile(r"Provided = [\[(](.*?)[\])], inferred shape=[\[(](.*?)[\])]")
+_MISCALLED = re.compile(r"forward\(\) (missing|takes|got multiple values)")
+
+
+def require_fit(symbol: Any, shapes: Shapes, inputs: Sequence[str]) -> List[Any]:
+    """Return the shapes of all arguments of a symbol, as far as MXNet infers them; ConvertError if they do not fit.
+
+    ``shapes`` has those of parameters and of ``inputs``, which a batch has.
+    """
+    known = {name: shapes[name] for name in symbol.list_inputs() if name in shapes}
+
+    def fits(tried: Shapes) -> bool:
+        try:
+            symbol.infer_shape_partial(**{**known, **tried})
+        except mx.MXNetError:
+            return False
+        return True
+
+    params = {name: shape for name, shape in known.items() if name not in inputs}
+    with blaming_the_batch({name: known[name] for name in inputs}, params, fits, {}):
+        return list(symbol.infer_shape_partial(**known)[0] or ())
+
+
+@contextlib.contextmanager
+def blaming_the_batch(
+    inputs: Shapes, params: Shapes, fits: Callable[[Shapes], bool], types: Mapping[str, str]
+) -> Iterator[None]:
+    """Make an error of MXNet within the block one that names the shapes of a batch, or the dtypes that it speaks of.
+
+    Args:
+        inputs: The shapes of the batch's arrays by name.
+        params: Those of the network's parameters.
+        fits: Whether the network runs on inputs of other shapes.
+        types: The dtypes of the batch's arrays by name.
+    """
+    try:
+        yield
+    except (mx.MXNetError, InferenceError) as e:
+        reason = mxnet_reason(e) if isinstance(e, mx.MXNetError) else str(e)
+        unfit = _blamed(reason, types)
+        if unfit:
+            said = " and ".join(f"'{name}' has dtype {types[name]}" for name in unfit)
+            each = "it" if len(unfit) == 1 else "them"
+            raise ConvertError(f"batches: {said}; give {each} as float32: {reason}") from e
+        misfit = " and ".join(f"'{name}' has shape {shape}" for name, shape in inputs.items())
+        expected = _expected(reason, inputs, fits)
+        if expected is not None:
+            misfit = f"'{expected[0]}' has shape {inputs[expected[0]]}, expected {expected[1]}"
+        raise ConvertError(f"batches: {misfit}: {_of_parameter(reason, params) or reason}") from e
+
+
+def _blamed(reason: str, types: Mapping[str, str]) -> List[str]:
+    """Return the inputs that are not in float32 and whose dtype a reason names; one of shapes names none."""
+    words = set(re.findall(r"\w+", reason))
+    return [name for name, dtype in types.items() if dtype != dtypes.FLOAT32 and dtype in words]
+
+
+def _expected(reason: str, inputs: Shapes, fits: Callable[[Shapes], bool]) -> Optional[Tuple[str, Tuple[int, ...]]]:
+    """Return the input that is wrong in one size, and a shape with which the network runs; None if none was found."""
+    differ = _differing(reason)
+    if differ is None:
+        return None
+    for right, wrong in [pair for pair in zip(*differ) if pair[0] != pair[1]] if len({*map(len, differ)}) == 1 else ():
+        for name, shape in inputs.items():
+            for axis in (axis for axis, size in enumerate(shape) if axis and size == wrong):
+                tried = (*shape[:axis], right, *shape[axis + 1 :])
+                if fits({**inputs, name: tried}):
+                    return name, tried
+    return None
+
+
+def _of_parameter(reason: str, params: Shapes) -> str:
+    """Return which parameter the shapes do not fit; '' if that is not known."""
+    differ = _differing(reason)
+    named = [name for name, shape in params.items() if differ and shape == differ[0]]
+    named = [name for name in named if _node_of(name) in reason] or named
+    if differ is None or len(named) != 1:
+        return ""
+    return f"parameter '{named[0]}' has shape {differ[0]}, and the batch would need {differ[1]}."
+
+
+def _node_of(name: str) -> str:
+    return name.rpartition("_")[0] or name
+
+
+def _differing(reason: str) -> Optional[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
+    """Return the shape that is given and the one that a batch needs, as MXNet says them."""
+    match = _SHAPES_DIFFER.search(reason)
+    if match is None:
+        return None
+    given, inferred = (tuple(map(int, re.findall(r"-?\d+", text))) for text in match.groups())
+    return given, inferred
+
+
+# ---------------------------------------------------------------------- Gluon
+
+
+def call_net(net: gluon.Block, inputs: Sequence[Any], without_loss: bool = False) -> Any:
+    """Return what a net gives for a batch; ConvertError if that does not fit it.
+
+    ``without_loss`` says that a label, of which a batch's last array may be meant as one, is read only with ``loss=``.
+    """
+    arrays = [each for each in leaves(inputs) if each is not None]
+    names = ["data"] if len(arrays) == 1 else [f"data{number}" for number in range(len(arrays))]
+
+    def fits(shapes: Shapes) -> bool:
+        tried = (mx.nd.zeros(shapes[name], array.ctx, array.dtype) for name, array in zip(names, arrays))
+        try:
+            with autograd.pause():
+                net(*nested(inputs, lambda value: value if value is None else next(tried)))
+        except (mx.MXNetError, InferenceError):
+            return False
+        return True
+
+    params = {name: param.shape for name, param in net.collect_params().items()}
+    shapes = {name: array.shape for name, array in zip(names, arrays)}
+    types = {name: dtypes.canonical(array.dtype) for name, array in zip(names, arrays)}
+    with blaming_the_batch(shapes, params, fits, types):
+        try:
+            return net(*inputs)
+        except (TypeError, ValueError, ConvertError) as e:  # of a call with too many arrays, or a reshape
+            reason = _miscall(e) if isinstance(e, MxmpError) else e
+            if reason is None:
+                raise
+            given = ", ".join(f"'{name}' of shape {shape}" for name, shape in shapes.items())
+            several = isinstance(reason, TypeError) and len(arrays) > 1
+            hint = " Arrays of a tuple or list are one batch; several are a list of tuples." if several else ""
+            label = " A label is read only with loss=." if several and without_loss else ""
+            raise ConvertError(
+                f"batches: block '{net.name}' cannot be called with {given}: {str(reason).rstrip('.')}.{hint}{label}"
+            ) from e
+
+
+def _miscall(error: MxmpError) -> Optional[TypeError]:
+    """Return what Python says of a call with too many or too few arrays, by which a block could not be traced."""
+    cause = error.__cause__
+    return cause if isinstance(cause, TypeError) and _MISCALLED.search(str(cause)) else None

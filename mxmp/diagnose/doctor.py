@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
-from typing import Callable, Collection, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -14,6 +14,7 @@ from .. import compat, rounding
 from ..devices import amx, speed
 from ..devices.check import RELEASED, Finding, check_devices, is_for_gpus
 from ..devices.processor import BFLOAT16_FLAGS, read_processor
+from ..display import Column, Notes, Record, Section, Table
 from ..dtypes import BFLOAT16, FLOAT16
 from ..policy import Policy
 
@@ -23,7 +24,8 @@ _INSTRUCTIONS = ("avx512bw", *BFLOAT16_FLAGS)  # MXNet runs bfloat16 from the fi
 _FEATURES = {"CUDA": "CUDA", "CUDNN": "cuDNN", "NCCL": "NCCL", "MKLDNN": "oneDNN", "DIST_KVSTORE": "parameter server"}
 
 
-class Check(NamedTuple):
+@dataclass(frozen=True)
+class Check:
     """One check of this machine.
 
     Attributes:
@@ -41,7 +43,7 @@ class Check(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Record):
     """Whether a policy runs in hardware on this machine, and all checks that tell.
 
     Attributes:
@@ -49,12 +51,17 @@ class Diagnosis:
         dtype: Its compute dtype.
         devices: The devices that run it in hardware, bfloat16 no slower than float32, or may for all that is
             known; empty if none does.
+        use: The policy that is fastest here, and how, in one sentence.
         checks: Everything that was looked at.
     """
+
+    _kind: ClassVar[str] = "doctor"
+    _title: ClassVar[str] = "mxmp doctor"
 
     policy: str
     dtype: str
     devices: Tuple[str, ...]
+    use: str
     checks: Tuple[Check, ...]
 
     @property
@@ -63,17 +70,31 @@ class Diagnosis:
         return bool(self.devices)
 
     def __str__(self) -> str:
+        """Return whether a device does, and what to use here."""
         if self.ok:
-            return f"{self.dtype} runs in hardware here: {', '.join(self.devices)}."
+            return f"{self.dtype} runs in hardware here: {', '.join(self.devices)}. {self.use}"
         slower = ", or is slower than float32" if self.dtype == BFLOAT16 else ""
-        return f"{self.dtype} does not run in hardware on this machine{slower}."
+        return f"{self.dtype} does not run in hardware on this machine{slower}. {self.use}"
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Return it as plain values, with ``ok`` for those who read them."""
+        return {**super().to_dict(), "ok": self.ok}
+
+    @property
+    def _lead(self) -> str:
+        return self.policy
+
+    def _sections(self) -> List[Section]:
+        rows = [(check.what, check.found, check.advice) for check in self.checks]
+        columns = [Column(title) for title in ("what", "found", "what to do")]
+        return [Section("This machine", [Notes([str(self)]), Table("Checks", columns, rows, "checks")])]
 
 
 def examine(
     policy: Union[str, Policy] = "O1",
     environ: Optional[Mapping[str, str]] = None,
 ) -> Diagnosis:
-    """Return what keeps a policy from running in hardware on this machine, and what could run faster.
+    """Return what keeps a policy from running in hardware on this machine, what could run faster, and what to use.
 
     Starts ``nvidia-smi`` if there is one. Where the processor runs bfloat16, convolutions and matrix products are
     measured in it and in float32, which takes a second or two.
@@ -90,29 +111,44 @@ def examine(
         float32 runs in hardware here: ...
     """
     parsed = Policy.parse(policy)
-    measured = speed.bfloat16_speed(speed.LONG)
-    findings = check_devices(parsed, measured)
+    dtype, measured = parsed.compute_dtype, speed.bfloat16_speed(speed.LONG)
     environ = os.environ if environ is None else environ
-    settings = read_settings(environ, parsed.compute_dtype, set(map(_kind, findings)))
+    found = {each: check_devices(f"compute={each}", measured) for each in (dtype, FLOAT16, BFLOAT16)}
+    running = {each: _running(found[each], environ, each) for each in found}
+    kinds = {_kind(finding) for finding in found[dtype]}
+    features = mx.runtime.Features()
+    built = [text for name, text in _FEATURES.items() if name in features and features.is_enabled(name)]
+    library = f"{mx.__version__} with {', '.join(built) or 'none of its options'}: {mx.libinfo.find_lib_path()[0]}"
     checks = [
         Check("Python", platform.python_version()),  # these fit, or mxmp would not have been imported
         Check("numpy", np.__version__),
         _view(),
-        _mxnet(),
+        Check("MXNet", library),
         Check("GPU code", f"{RELEASED}, as a released wheel" if is_for_gpus() else "none: this MXNet is for CPUs"),
         _instructions(),
-        _amx(amx.amx_status(), parsed.compute_dtype),
-        _speed(measured, parsed.compute_dtype),
+        _amx(amx.amx_status(), dtype),
+        _speed(measured, dtype),
         Check("emulated float16", rounding.state()),
-        *_devices(findings),
-        *(Check(*setting[:4]) for setting in settings),
+        *([] if GPU in kinds else [Check(GPU, "none")]),
+        *(Check(_kind(finding), finding.message, finding.ok, finding.advice) for finding in found[dtype]),
+        *(variable.check(environ, dtype if variable.devices in kinds else "") for variable in _VARIABLES),
     ]
-    return Diagnosis(str(parsed), parsed.compute_dtype, _running(findings, settings), tuple(checks))
+    return Diagnosis(str(parsed), dtype, running[dtype], _use(running), tuple(checks))
 
 
-def _running(findings: List[Finding], settings: List[Setting]) -> Tuple[str, ...]:
-    """Return the devices that run the policy for all that is known, and that no variable keeps from it."""
-    closed = {setting.devices for setting in settings if setting.ok is False}
+def _use(running: Mapping[str, Sequence[str]]) -> str:
+    """Return what to use, given the devices that run each dtype: float16 on a GPU, else bfloat16, else float32."""
+    if running[FLOAT16]:
+        how = "'O1') with the net on a GPU, and train with mxmp.gluon.Trainer, which scales the loss"
+        return f"Use mxmp.gluon.convert(net, {how}."
+    if running[BFLOAT16]:
+        return "Use mxmp.gluon.convert(net, 'mixed_bfloat16') on this CPU; it needs no loss scale."
+    return "Use float32 here, which is MXNet's own: low precision would be slower."
+
+
+def _running(findings: Sequence[Finding], environ: Mapping[str, str], dtype: str) -> Tuple[str, ...]:
+    """Return the devices that run a dtype for all that is known, and that no variable keeps from it."""
+    closed = {each.devices for each in _VARIABLES if each.check(environ, dtype).ok is False}
     return tuple(each.device for each in findings if each.ok is not False and _kind(each) not in closed)
 
 
@@ -126,14 +162,6 @@ def _view() -> Check:
     if compat.installed():
         return Check("view of numpy", "MXNet has mxmp's, with the names that numpy has removed")
     return Check("view of numpy", "none, though MXNet needs one", None, "Import mxmp before MXNet.")
-
-
-def _mxnet() -> Check:
-    features = mx.runtime.Features()
-    built = [text for name, text in _FEATURES.items() if name in features and features.is_enabled(name)]
-    return Check(
-        "MXNet", f"{mx.__version__} with {', '.join(built) or 'none of its options'}: {mx.libinfo.find_lib_path()[0]}"
-    )
 
 
 def _instructions() -> Check:
@@ -155,38 +183,6 @@ def _speed(found: Optional[speed.Speed], dtype: str) -> Check:
     return Check("bfloat16", f"measured: {found}", None if advice else True, advice)
 
 
-def _devices(findings: List[Finding]) -> List[Check]:
-    checks = [Check(_kind(finding), finding.message, finding.ok, finding.advice) for finding in findings]
-    return checks if any(check.what == GPU for check in checks) else [Check(GPU, "none"), *checks]
-
-
-class Setting(NamedTuple):
-    """An environment variable of this process, and what to do about it."""
-
-    name: str
-    found: str  # its value, or what holds as it has none
-    ok: Optional[bool]  # False if it keeps a policy out of the hardware of `devices`, None if a change is worth while
-    advice: str
-    devices: str  # the kind that it is for, `GPU` or `CPU`
-
-
-def read_settings(environ: Mapping[str, str], dtype: str, devices: Collection[str] = (GPU, CPU)) -> List[Setting]:
-    """Return the environment variables that change how a canonical dtype runs on the devices that there are.
-
-    Example:
-        >>> read_settings({"MXNET_FC_TRUE_FP16": "1"}, "float16")[3].advice
-        'Unset it: matrix products would add up in float16, in place of float32.'
-    """
-    settings = []
-    for variable in _VARIABLES:
-        value = environ.get(variable.name)
-        found = f"not set, which is {variable.default}" if value is None else repr(value)
-        hurts = dtype in variable.dtypes and variable.devices in devices and variable.hurts(value)
-        ok, advice = (variable.ok, variable.advice) if hurts else (True, "")
-        settings.append(Setting(variable.name, found, ok, advice, variable.devices))
-    return settings
-
-
 def _is_off(value: Optional[str]) -> bool:
     return value is not None and value.strip().lower() in ("0", "false")
 
@@ -205,15 +201,22 @@ def _is_limit(value: Optional[str]) -> bool:
 
 
 class _Variable(NamedTuple):
-    """A variable: the dtypes that it changes, which of its values hurt, how much, and what to do then."""
+    """An environment variable that changes how dtypes run."""
 
     name: str
     default: str
-    devices: str
+    devices: str  # the kind that it is for, `GPU` or `CPU`
     dtypes: Tuple[str, ...]
-    hurts: Callable[[Optional[str]], bool]
-    ok: Optional[bool]
+    hurts: Callable[[Optional[str]], bool]  # whether a value, or None, harms them
+    ok: Optional[bool]  # False if it then keeps them out of the hardware, None if a change is worth while
     advice: str
+
+    def check(self, environ: Mapping[str, str], dtype: str) -> Check:
+        """Return its value, and what to do about it for a canonical dtype."""
+        value = environ.get(self.name)
+        text = f"not set, which is {self.default}" if value is None else repr(value)
+        hurts = dtype in self.dtypes and self.hurts(value)
+        return Check(self.name, text, self.ok, self.advice) if hurts else Check(self.name, text)
 
 
 _LOW = (FLOAT16, BFLOAT16)

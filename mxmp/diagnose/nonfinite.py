@@ -1,173 +1,298 @@
-"""Find where inf and NaN come from, and whether a skipped step is a bug or an overflow.
-
-`find_nonfinite` and `explain` run a network on a batch that is given; a `Watch` keeps what the last step ran on.
-"""
+"""Where inf or NaN comes up first: in one graph, forward or backward, beside the same graph in float32."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, List, Optional, Union
-
-import mxnet as mx
-from mxnet import autograd, gluon
+import glob
+from dataclasses import dataclass, replace
+from typing import Any, Callable, ClassVar, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Type
 
 from .. import dtypes
-from ..errors import ConvertError
-from ..gluon.api import convert
-from ..gluon.calls import NetCalls
-from ..mxnet_private import modules
-from ..policy import Policy
-from ..probe.finding import NonFinite
-from ..probe.step_replay import Call, Gradients, LossGradients
-from ..probe.verdict import Verdict, find, judge
-from ..symbol import convert_graph, convert_model
-from .batches import Batch, fill_inputs, one_batch
-from .kept import kept
-from .misfits import call_net
-from .net_steps import replayed
-from .subject import LossFunction as Loss
-from .subject import Subject, losses_of, read_subject, require_scale, run_backward
+from ..display import blocks as show
+from ..display.record import Record
+from ..errors import ConvertError, MxmpError
+from ..graph import Graph, Key, Node
+from ..passes.attributes import MARK_ATTR
+from .ranges import ValueRange
+from .replay import Seen, is_inserted
+
+FORWARD, BACKWARD, DATA, PARAMETER, LOSS = "forward", "backward", "data", "parameter", "loss"
+"""Where inf or NaN comes up: `NonFinite.where`."""
+
+_COLUMNS = (
+    show.Column("tensor"),
+    show.Column("what it is"),
+    show.Column("elements", show.NUMBER),
+    show.Column("NaN", show.NUMBER),
+    show.Column("inf", show.NUMBER),
+    show.Column("smallest", show.NUMBER, "The smallest finite value"),
+    show.Column("largest", show.NUMBER, "The largest finite value"),
+)
 
 
-def find_nonfinite(
-    net_or_model: Any,
-    batch: Any,
-    policy: Union[None, str, Policy] = None,
-    *,
-    loss: Union[None, str, Loss] = None,
-    loss_scale: float = 1.0,
-    ctx: Any = None,
-) -> Optional[NonFinite]:
-    """Return the first node of a network whose output or gradient is inf or NaN, in the order in which it runs.
+@dataclass(frozen=True)
+class NonFinite(Record):
+    """Where inf or NaN comes up first.
 
-    The network runs twice, in float32 and as it is converted. What float32 has too is no fault as long as float32's
-    result is finite: the -inf of an attention mask. If float32's is not, the first operator is named that gives inf or
-    NaN in float32 though it reads none; or the data or the parameter that holds it. Where an operator's own constant is
-    inf (a mask's ``m * -inf``), the one that makes NaN of it is named instead: the softmax of a row that is masked
-    wholly. Bodies of control flow are not looked into: the node around them is named. Nothing of what is given is
-    changed, but dropout draws random numbers.
+    Attributes:
+        where: 'forward' or 'backward', a node of the network; 'data' or 'parameter', a value that it is given, or, of a
+            parameter in low precision, one out of its range; 'loss', the loss outside of the network.
+        name: The node, input or parameter.
+        op: The node's operator; empty for what is no node. A cast that a conversion put in is a 'cast'.
+        precision: The dtype in which it is: 'float16', 'bfloat16' or 'float32'.
+        output: What holds inf or NaN: the node's output; backward, the gradient that it hands on.
+        inputs: What the node reads; backward, the gradients that its outputs get stand before that.
+        float32: The same output in float32, a gradient at the same loss scale; None where that is not known.
+        rows: Of data, the rows (numbers along the first axis) that hold inf or NaN.
+        keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision
+            that read its output.
+        inf_from: Of a node whose output is NaN because of an inf that it reads, the node that this comes from, such as
+            an attention mask's -inf; '' if it reads none.
+    """
+
+    _kind: ClassVar[str] = "finding of inf or NaN"
+    _title: ClassVar[str] = "Where inf or NaN comes up first"
+    _error: ClassVar[Type[MxmpError]] = ConvertError
+
+    where: str
+    name: str
+    op: str
+    precision: str
+    output: ValueRange
+    inputs: Tuple[ValueRange, ...] = ()
+    float32: Optional[ValueRange] = None
+    rows: Tuple[int, ...] = ()
+    keep: Tuple[str, ...] = ()
+    inf_from: str = ""
+
+    def __str__(self) -> str:
+        count = f"{self.output.bad:,} of {self.output.size:,} elements"
+        more = f" and {len(self.rows) - 5} more" if len(self.rows) > 5 else ""
+        listed = ", ".join(map(str, self.rows[:5]))
+        rows = f", in row{'s' if len(self.rows) > 1 else ''} {listed}{more}" if self.rows else ""
+        if self.where in (DATA, PARAMETER):
+            kind = "input" if self.where == DATA else "parameter"
+            if self.precision in dtypes.LOW_PRECISION:
+                return f"{kind} '{self.name}' is {self.output.kinds} in {self.precision} in {count}{self._reached()}"
+            return f"{kind} '{self.name}' holds {self.output.kinds} in {count}{rows}"
+        if self.where == LOSS:
+            return (
+                f"the gradient of the loss with respect to '{self.name}' is {self.output.kinds} in {count}{rows}, "
+                f"though that output is finite: it reaches {self.inputs[0].magnitude:.4g}"
+            )
+        node = f"'{self.name}' ({self.op}, {self.precision})"
+        if self.where == FORWARD:
+            return f"forward: {node} gives {self.output.kinds} in {count}{self._reached()}"
+        gradient = f"a gradient of {self.output.kinds} in {count} for '{self.output.name}'"
+        return f"backward: {node} gives {gradient}{self._reached()}"
+
+    def _reached(self) -> str:
+        """Return how large the values around it are, as the end of a sentence."""
+        reached = [each for each in self.inputs if each.size]
+        end = f"{self.precision} ends at {dtypes.limits(self.precision).max:.5g}"
+        text = ""
+        if reached and self.where == PARAMETER:
+            return f": it reaches {reached[0].magnitude:.4g}, {end}"
+        if reached and self.where == BACKWARD:
+            text = f"; the gradient that it gets reaches {reached[0].magnitude:.4g}"
+        elif reached:
+            ends = " and ".join(f"{each.magnitude:.4g}" for each in reached[:3])
+            text = f"; its {'inputs reach' if len(reached) > 1 else 'input reaches'} {ends}"
+        text += f", and it reads inf, which comes from '{self.inf_from}'" if self.inf_from else ""
+        text += f", {end}" if self.precision in dtypes.LOW_PRECISION else ""
+        if self.float32 is not None and not self.float32.bad:
+            text += f"; in float32 it reaches {self.float32.magnitude:.4g}"
+        return text
+
+    @property
+    def overrides(self) -> str:
+        """What keeps `keep` in float32, as overrides of a policy: 'name:conv3=float32'; '' if there is nothing."""
+        return float32_overrides(self.keep)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Return the fields as plain JSON data, with the sentence and the overrides."""
+        return {**super().to_dict(), "overrides": self.overrides, "text": str(self)}
+
+    def _sections(self) -> List[show.Section]:
+        ranges = [("what holds it", self.output), *(("what is read", each) for each in self.inputs)]
+        ranges += [] if self.float32 is None else [("the same in float32", self.float32)]
+        rows = [(r.name, kind, r.size, r.nans, r.infs, r.smallest, r.largest) for kind, r in ranges]
+        facts = [("where", self.where), ("name", self.name), ("precision", self.precision)]
+        facts += [("overrides that mend it", self.overrides.replace(",", ", "))] if self.overrides else []
+        blocks = show.Facts(facts), show.Table("Values around it", _COLUMNS, rows, "tensors")
+        return [show.Section(self._title, blocks, str(self))]
+
+
+def float32_overrides(names: Iterable[str], ending: str = "") -> str:
+    """Return overrides that keep operators in float32: those named, or with "*" those whose names begin so."""
+    return ",".join(dict.fromkeys(f"name:{glob.escape(name)}{ending}=float32" for name in names))
+
+
+def first_forward(seen: Seen, exact: Seen, allowed: bool = True, harmful: bool = True) -> Optional[NonFinite]:
+    """Return the first operator whose output has more inf and NaN than in float32.
 
     Args:
-        net_or_model: A network, as for `compare`.
-        batch: One batch, as for `compare`; with ``loss``, its last array is the label, which must be there. Of a symbol
-            or Module labels may be left out as for `compare`: they are zeros, of which gradients are looked at then.
-        policy: The policy; None for the network's own if it is converted, and 'O1' for others, as for `compare`.
-        loss: ``loss(outputs, label)`` gives the loss of a Gluon net, an NDArray or nested lists of them: then backward
-            runs too. Where the loss reads no label, end the batch with None. 'outputs' says that the net computes its
-            losses by itself, as GluonCV's YOLO does, and returns them; no array of the batch is a label then. A Module
-            or symbol has loss heads, whose backward always runs.
-        loss_scale: The loss scale; positive.
-        ctx: Where a symbol runs, the CPU unless given; a net and a Module run where their parameters are.
-
-    Returns:
-        Where it comes up first; None if all is finite. What reaches an output of the network comes first, then
-        gradients, in the order of backward, then what does no harm. ``str()`` of it is a sentence.
-
-    Raises:
-        ConvertError: If the network or the batch is none, or they do not fit each other; or if the policy computes in
-            bfloat16, which MXNet does not run here.
-        PolicyError: If the policy is not one.
-        LossScaleError: If ``loss_scale`` is not positive and finite.
+        seen: The network as it was converted.
+        exact: The same in float32.
+        allowed: Whether inf and NaN that float32 has too are no fault (an attention mask); if not, an operator counts
+            that has inf or NaN though all its inputs are finite. One whose own constant is inf (a mask's ``m * -inf``)
+            only counts if no operator after it makes NaN of it.
+        harmful: Whether only those count from which inf and NaN reach an output of the network.
     """
-    return find(_calls(net_or_model, batch, policy, loss, ctx), require_scale(loss_scale))
+    # Positions are in the order in which nodes run, so that the first one found is where it begins.
+    nodes, source = seen.names.graph.nodes, seen.names.source
+    reaching = _reaching(seen)
+    intended: Optional[NonFinite] = None
+    for key in sorted(key for key in seen.forward if not nodes[key[0]].is_variable):
+        output = seen.forward[key]
+        same = exact.forward.get((source[key[0]], key[1])) if key[0] in source else None
+        excused = output.bad > 0 and _is_excused(key[0], seen)
+        if (harmful and key not in reaching) or output.bad <= (same.bad if same is not None and allowed else 0):
+            continue
+        if excused and (not allowed or same is None):  # also a cast of an inf that is intended
+            continue
+        finding = _finding(FORWARD, key[0], output, _inputs_of(key[0], seen), seen, same)
+        if allowed or output.nans or not _has_infinite_constant(nodes[key[0]]):
+            return replace(finding, inf_from=_inf_from(key[0], seen)) if output.nans else finding
+        intended = intended or finding
+    return intended
 
 
-def explain(
-    net_or_model: Any,
-    batch: Any,
-    policy: Union[None, str, Policy] = None,
-    *,
-    loss: Union[None, str, Loss] = None,
-    loss_scale: float = 1.0,
-    ctx: Any = None,
-) -> Verdict:
-    """Return whether inf or NaN in a training step on a batch is a bug, an overflow, or bad data.
+def first_backward(seen: Seen, exact: Optional[Seen]) -> Optional[NonFinite]:
+    """Return the operator whose backward gives inf or NaN first, in the order in which backward runs.
 
-    The step runs in float32, at the loss scale given, and at 1/8 of it and so on down to 1; at 1/8 and 1/64 too where a
-    gradient leaves the range at 1.
-
-    The arguments are those of `find_nonfinite`, and so are the errors raised.
-
-    Returns:
-        The verdict; ``print`` it. What mends an activation that leaves float16's range is its ``overrides``. Class
-        indices that ``pick`` clips are a hint in its text and no fault, as the loss may mask them.
+    ``exact`` is float32's run, whose gradients are no fault where they are not finite by themselves.
     """
-    return judge(_calls(net_or_model, batch, policy, loss, ctx), require_scale(loss_scale))
-
-
-def _calls(given: Any, batch: Any, policy: Any, loss: Union[None, str, Loss], ctx: Any) -> List[Call]:
-    """Return the calls of a network for a batch."""
-    inside = loss == "outputs"
-    loss = _outputs if inside else loss
-    subject = read_subject(given, loss, ctx)
-    wanted, read = subject.policy_or(policy), one_batch(batch)
-    if subject.net is not None:
-        return _of_net(subject.net, read, wanted, loss, inside)
-    return [_of_symbol(subject.of_bucket([read.bucket]), read, wanted, ctx)]
-
-
-# ---------------------------------------------------------------------- symbols and Modules
-
-
-def _of_symbol(subject: Subject, batch: Batch, policy: Policy, ctx: Any) -> Call:
-    plain = convert_model(subject.symbol, subject.args, subject.aux, "O0")  # without casts, should it be converted
-    module, params = subject.module, frozenset((*plain.arg_params, *plain.aux_params))
-    names = [name for name in plain.symbol.list_inputs() if name not in params]
-    values = fill_inputs(plain, batch.by_name(subject.inputs()))
-    types = {name: dtypes.canonical(values[name].dtype) for name in names}
-    shapes = {name: array.shape for name, array in values.items()}
-    found = convert_graph(plain.symbol, policy, shapes, types, params)
-    ctx = modules.context(module)[0] if module is not None else ctx or mx.cpu()
-    values = {name: array.as_in_context(ctx) for name, array in values.items()}
-    trains, trained = module is None or module.for_training, frozenset(plain.arg_params)
-    made = str(subject.symbol.name), found.decisions, values, names, trained, _Ones(), ctx, trains
-    return Call(*made, subject.heads)
-
-
-class _Ones(Gradients):
-    """Ones for each output: of a loss, whose sum is then derived."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-
-    def __call__(self, heads: List[Any]) -> List[Any]:
-        return [mx.nd.ones_like(head) for head in heads]
-
-
-# ---------------------------------------------------------------------- Gluon
-
-
-def _outputs(outputs: Any, label: Any) -> Any:
-    """Return the losses that a net computes by itself."""
-    return outputs
-
-
-def _of_net(net: gluon.Block, batch: Batch, policy: Policy, loss: Any, inside: bool) -> List[Call]:
-    """Run the net once, with the loss if there is one, and return its calls; ``inside``: the net computes it."""
-    inputs, label, has_label = batch.for_net(loss is not None and not inside).beside(net)
-    if loss is not None and not has_label and not inside:
-        raise ConvertError(
-            "batch has no label, which loss reads; give a tuple of inputs and, last, the label, or None for a loss "
-            "that reads none."
+    graph, names, readers = seen.names.graph, seen.names, seen.names.graph.consumers()
+    # Backward gives the gradient of an output once the last of its readers has run; it runs from the last node on.
+    last = {key: max((reader for reader, _ in readers.get(key, ())), default=key[0]) for key in seen.backward}
+    for key in sorted(seen.backward, key=lambda each: (-last[each], -each[0], each[1])):
+        gradient = seen.backward[key]
+        same = None
+        if exact is not None and key[0] in names.source:
+            same = exact.backward.get((names.source[key[0]], key[1]))
+        if not gradient.bad or (same is not None and gradient.bad <= same.bad):
+            continue
+        # The operator that hands on what is not finite, though its own gradients are finite.
+        reader = max(
+            (reader for reader, _ in readers.get(key, ()) if not any(each.bad for each in _given_to(reader, seen))),
+            default=None,
         )
-    with kept(net):  # which gives it as it was written
-        # What is not converted runs as it was written, unseen: a float32 net is converted to nothing but float32.
-        convert(net, policy if policy.is_mixed else Policy.parse("O1", names={"*": dtypes.FLOAT32}))
-        calls = NetCalls.watching(net)
-        with autograd.record(train_mode=loss is not None):
-            outputs = call_net(net, inputs, without_loss=loss is None)
-            losses = None if loss is None else losses_of(loss, outputs, label)
-        if not calls.noted:
-            raise ConvertError(f"block '{net.name}' ran no HybridBlock on this batch, so there is no graph to look at.")
-        known = losses is not None and not (len(calls.noted) == 1 and calls.noted[0].outputs is outputs)
-        if losses is not None and known:
-            run_backward(losses)
-        last = LossGradients(loss, [label], outputs) if loss is not None else None
-        found = [replayed(each, 1.0, last if each.outputs is outputs else None, known) for each in calls.noted]
-    return found if policy.is_mixed else [_in_float32(call) for call in found]
+        if reader is not None:
+            inputs = [*_given_to(reader, seen), *_inputs_of(reader, seen)]
+            return _finding(BACKWARD, reader, gradient, inputs, seen, same)
+        ends = dict(zip((head.key for head in graph.heads), seen.head_gradients))  # an output of the network
+        given = ends.get(key)
+        return _finding(BACKWARD, key[0], gradient, [] if given is None else [given], seen, same)
+    return None
 
 
-def _in_float32(call: Call) -> Call:
-    """Return a call of a network that is not converted."""
-    decisions = call.decisions
-    return replace(call, decisions=replace(decisions, after=decisions.before))
+def _given_to(position: int, seen: Seen) -> List[ValueRange]:
+    """Return the gradients that a node's outputs get."""
+    count = seen.names.graph.nodes[position].num_outputs
+    return [seen.backward[position, n] for n in range(count) if (position, n) in seen.backward]
+
+
+def _inputs_of(position: int, seen: Seen) -> List[ValueRange]:
+    keys = (entry.key for entry in seen.names.graph.nodes[position].inputs)
+    return [seen.forward[key] for key in keys if key in seen.forward]
+
+
+def _ancestors(graph: Graph, position: int, follows: Callable[[Key], bool] = lambda key: True) -> Set[int]:
+    """Return the nodes that a node depends on by entries that are followed, itself included."""
+    waiting, reached = [position], {position}
+    while waiting:
+        new = {entry.node for entry in graph.nodes[waiting.pop()].inputs if follows(entry.key)} - reached
+        reached |= new
+        waiting += new
+    return reached
+
+
+def _has_infinite_constant(node: Node) -> bool:
+    """Return whether an operator has a constant that is inf in float32."""
+    for _, text in node.attrs:
+        try:
+            value = float(text)
+        except ValueError:
+            continue
+        if abs(value) > dtypes.limits(dtypes.FLOAT32).max:
+            return True
+    return False
+
+
+def _inf_from(position: int, seen: Seen) -> str:
+    """Return the node that the first inf comes from which a node reads; '' if it reads none."""
+
+    def is_inf(key: Key) -> bool:
+        return key in seen.forward and seen.forward[key].infs > 0
+
+    graph = seen.names.graph
+    reached = _ancestors(graph, position, is_inf) - {position}
+    origins = [each for each in reached if not any(is_inf(entry.key) for entry in graph.nodes[each].inputs)]
+    return seen.names.of(min(origins))[0] if origins else ""
+
+
+def _reaching(seen: Seen) -> Set[Key]:
+    """Return the outputs of nodes from which inf or NaN reaches an output of the network, all the way as inf or NaN."""
+    waiting = [head.key for head, output in zip(seen.names.graph.heads, seen.outputs) if output.bad]
+    reaching = set(waiting)
+    while waiting:
+        for entry in seen.names.graph.nodes[waiting.pop()[0]].inputs:
+            value = seen.forward.get(entry.key)
+            if entry.key not in reaching and (value is None or value.bad):
+                reaching.add(entry.key)
+                waiting.append(entry.key)
+    return reaching
+
+
+def _is_excused(position: int, seen: Seen) -> bool:
+    """Return whether a node hands on what it reads: inf for inf, NaN for NaN; or depends on constants alone."""
+    graph = seen.names.graph
+    inputs = _inputs_of(position, seen)
+    outputs = [output for key, output in seen.forward.items() if key[0] == position]
+    if any(each.nans for each in outputs):
+        return any(each.nans for each in inputs)
+    return any(each.bad for each in inputs) or not any(graph.nodes[i].is_variable for i in _ancestors(graph, position))
+
+
+def _finding(
+    where: str, position: int, output: ValueRange, inputs: Sequence[ValueRange], seen: Seen, same: Optional[ValueRange]
+) -> NonFinite:
+    """Return the finding at a node; the precision is that of its arithmetic: backward, that of what it reads."""
+    read = [seen.types.get(entry.key) for entry in seen.names.graph.nodes[position].inputs]
+    low = [each for each in read if each in dtypes.LOW_PRECISION] if where == BACKWARD else []
+    precision = low[0] if low else seen.types.get((position, 0))
+    same = same.times(seen.scale) if same is not None and where == BACKWARD else same
+    name, op = seen.names.of(position)
+    return NonFinite(
+        where, name, op, str(precision or dtypes.FLOAT32), output, tuple(inputs), same, keep=_to_keep(position, seen)
+    )
+
+
+def _to_keep(position: int, seen: Seen) -> Tuple[str, ...]:
+    """Return a node and those in low precision that read its output, casts passed over.
+
+    Of an inserted cast those that read it, and the node that it casts if that is in low precision.
+    """
+    graph, readers = seen.names.graph, seen.names.graph.consumers()
+
+    def is_low(number: int) -> bool:
+        keys = [(number, 0), *(entry.key for entry in graph.nodes[number].inputs)]
+        return any(seen.types.get(key) in dtypes.LOW_PRECISION for key in keys)
+
+    source = position
+    while is_inserted(graph.nodes[source]):
+        source = graph.nodes[source].inputs[0].node
+    if not graph.nodes[source].is_variable and is_low(source):
+        position = source
+    kept: Dict[str, None] = {}
+    waiting = [position]
+    while waiting:
+        number = waiting.pop(0)
+        inserted = graph.nodes[number].get(MARK_ATTR) is not None
+        if not inserted:
+            kept[seen.names.of(number)[0]] = None
+        if inserted or number == position:
+            outputs = range(graph.nodes[number].num_outputs)
+            following = {reader for index in outputs for reader, _ in readers.get((number, index), ())}
+            waiting += sorted(i for i in following if is_low(i) or graph.nodes[i].get(MARK_ATTR) is not None)
+    return tuple(kept)

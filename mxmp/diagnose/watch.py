@@ -1,21 +1,27 @@
-"""Keeps what the last training step ran on, so that it can be run again."""
+"""The steps of trainers and modules as calls that can be run again: by a `Watch`, and unasked where a step fails.
+
+Unasked, a step is explained that training has to speak of anyway: after ten skips in a row, where the loss is not
+finite, where the scale gives up (`mxmp.train.observer`). Dropout is off then, so that no random number is drawn.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Deque, List, Optional, Tuple
+from typing import Any, Deque, List, Optional, Sequence, Tuple
 
+import mxnet as mx
 from mxnet import autograd, gluon
 
 from ..errors import TrainerError
 from ..gluon import Trainer
-from ..gluon.calls import MOST_CALLS
 from ..module import BucketingModule, Module
-from ..probe.step_replay import Call, LossGradients
-from ..probe.verdict import Verdict, judge
+from ..module.binding import LOSS_SCALE
+from ..train import observer
 from ..train.step import Observation, Observer, StepEnd, Weights, attached_elsewhere, observe
-from .module_steps import calls_of
-from .net_steps import replayed
+from .calls import MOST_CALLS, OBSERVER
+from .explain import NO_FAULT, Verdict, judge, nan_given
+from .replay import Gradients, LossGradients, Replay
+from .subject import Call
 
 
 class Watch(Observer):
@@ -57,7 +63,7 @@ class Watch(Observer):
             )
         self._loss: Any = loss
         self._owner: Any = None
-        self._calls: List[Call] = []
+        self._replays: List[Replay] = []
         self._scale = 1.0
         self._labels: Deque[Tuple[Any, ...]] = deque(maxlen=MOST_CALLS)
         self._observation: Optional[Observation] = None
@@ -82,11 +88,11 @@ class Watch(Observer):
             if self._owner is not owner:
                 raise attached_elsewhere(self, self._owner)
             return self
-        self._owner, self._calls, self.end = owner, [], None
+        self._owner, self._replays, self.end = owner, [], None
         self._observation = observe(owner, self)
         self._handle = None if self._loss is None else self._loss.register_forward_pre_hook(self._note_labels)
         if isinstance(owner, Trainer):
-            owner._calls.watches += 1
+            OBSERVER.of(owner).watches += 1
         return self
 
     def __enter__(self) -> Watch:
@@ -103,7 +109,7 @@ class Watch(Observer):
         if self._handle is not None:
             self._handle.detach()
         if isinstance(self._owner, Trainer):
-            self._owner._calls.watches -= 1
+            OBSERVER.of(self._owner).watches -= 1
         self._observation = self._owner = self._handle = None
         self._labels.clear()
 
@@ -118,16 +124,15 @@ class Watch(Observer):
         Raises:
             TrainerError: If no step was made since it watches, or the nets of the trainer are not converted.
         """
-        if not self._calls:
+        if not self._replays:
             raise TrainerError(
                 "verdict: no step of a converted net was kept; attach the Watch before the forward pass of a step, and "
                 "call verdict after step or update."
             )
-        calls = list(self._calls)
         self._labels.clear()
         loss, self._loss = self._loss, None  # which is called, and not to be noted
         try:
-            return judge(calls, self._scale)
+            return judge(self._replays, self._scale)
         finally:
             self._loss = loss
 
@@ -138,12 +143,12 @@ class Watch(Observer):
         owner = self._owner
         if isinstance(owner, Trainer):
             self._scale = owner._scaler.state.scale
-            noted = owner._calls.noted
-            self._calls = [replayed(each, self._scale, self._of_loss(each.outputs)) for each in noted]
+            noted = OBSERVER.of(owner).noted
+            self._replays = [Replay.of_net(each, self._scale, self._of_loss(each.outputs)) for each in noted]
         else:
             module = owner if isinstance(owner, Module) else owner.mx_current
             self._scale = module._backward_scale
-            self._calls = calls_of(module, copied=True)
+            self._replays = _of_module(module, copied=True)
         self._labels.clear()
 
     def on_end(self, end: StepEnd) -> None:
@@ -158,3 +163,78 @@ class Watch(Observer):
         """Return what computes the gradients of a call's outputs, if the loss was called with these."""
         labels = next((given[1:] for given in self._labels if given and given[0] is outputs), None)
         return None if labels is None else LossGradients(self._loss, labels, outputs)
+
+
+# ---------------------------------------------------------------------- the steps of modules
+
+
+def _of_module(module: Module, copied: bool = False) -> List[Replay]:
+    """Return the calls of a module's executors, one per context; they hold data, labels and parameters.
+
+    ``copied`` says whether data and labels are copied, which the next batch overwrites.
+    """
+    runnable, group, out_grads = module._bound("replay"), module.mx_exec_group, module._out_grads
+    data = [*group.data_names, *(group.label_names or ())]
+    trained = frozenset(weight.name for weight in module._trained())
+    replays = []
+    for executor, context in zip(group.execs, module.mx_context):
+        values = {**executor.arg_dict, **executor.aux_dict}
+        values.pop(LOSS_SCALE, None)
+        names = [name for name in data if name in values]
+        if copied:
+            values.update({name: values[name].copy() for name in names})
+        fixed = str(module.symbol.name), runnable.converted.decisions, values, names, trained, context
+        call = Call(*fixed, module.for_training, module._loss_heads)
+        replays.append(Replay(call, _gradients(executor.outputs, runnable.loss_outputs, out_grads, len(group.execs))))
+    return replays
+
+
+def _gradients(
+    outputs: Sequence[Any], losses: Sequence[int], out_grads: Optional[Sequence[Any]], contexts: int
+) -> Optional[Gradients]:
+    """Return the gradients of an executor's outputs; ones for losses, whose backward begins by itself.
+
+    ``out_grads`` are the true gradients that backward was given, which are known on one context alone.
+    """
+    if out_grads is not None:
+        pairs = zip(out_grads, outputs)
+        return Gradients([grad.copyto(output.ctx) for grad, output in pairs]) if contexts == 1 else None
+    ones, zeros = mx.nd.ones_like, mx.nd.zeros_like
+    return Gradients([(ones if number in losses else zeros)(output) for number, output in enumerate(outputs)])
+
+
+# ---------------------------------------------------------------------- unasked
+
+
+class _Explainer(observer.Observer):
+    """Explains the present step of a trainer or module by running it again, without dropout."""
+
+    def explain(self, owner: Any) -> Optional[str]:
+        """Return why it is not finite; None if that is not found out."""
+        outside = False
+        if isinstance(owner, Module):
+            replays, scale = _of_module(owner), owner._backward_scale
+        else:
+            calls, state = OBSERVER.of(owner), owner._scaler.state
+            replays, scale = [Replay.of_net(each, state.scale) for each in calls.noted], state.scale
+            outside = state.loss_finite is False and not calls.lost
+        if not replays:
+            return None
+        verdict = judge([replay.without_dropout() for replay in replays], scale)
+        if verdict.kind != NO_FAULT:
+            return str(verdict)
+        return "all outputs of the nets are finite here: look at the loss, and at its labels." if outside else None
+
+    def bad_input(self, owner: Any) -> Optional[str]:
+        """Return which input holds NaN; None if none is known to, or another net may have given it.
+
+        Arrays on a GPU are not looked at, see `nan_given`.
+        """
+        if not isinstance(owner, Module):
+            return next((nan_given(Replay.of_net(each, 1.0)) for each in OBSERVER.of(owner).noted[:1]), None)
+        if not owner._bound("replay").on_cpu:
+            return None
+        return next(filter(None, map(nan_given, _of_module(owner))), None)
+
+
+OBSERVER.steps = _Explainer()

@@ -29,6 +29,7 @@ from ..report import Report
 from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
 from ..train import loss_heads
+from ..train.observer import observer
 from . import files, regions, storage
 from .adoption import forget_policy, note_policy
 from .blocks import (
@@ -45,7 +46,6 @@ from .blocks import (
     unconverted,
 )
 from .cache import ConvertedGraph, LRUCache, Runner, Signature, as_input, on_cpu
-from .calls import NetCalls, calls_of
 from .plain_trainer import PlainTrainerCheck
 from .regions import POLICY, current_region, precision, scopes_kept
 from .trace import Trace, flat_arguments, trace, trace_before_call
@@ -84,12 +84,9 @@ class Conversion:
         current: The graph that ran last, outside of regions.
         ran: The graphs that ran last outside of regions, for inference (False) and in training mode (True).
         on_converted: Called with each conversion of a graph.
-        calls: What notes its recorded calls; None for its trainer.
     """
 
     siblings: Siblings
-    calls: Optional[NetCalls]
-    calls_untrained: Optional[NetCalls]
     current: Optional[ConvertedGraph]
     ran: Dict[bool, ConvertedGraph]
     given_graph: Optional[Tuple[Any, Any]]  # for MXNet, while it partitions a graph
@@ -235,8 +232,7 @@ class Conversion:
         outputs = runner(self.net, arrays)
         if not signature.recording:
             return outputs
-        calls = self.calls or calls_of(self.params) or self._calls_untrained()
-        return outputs if calls is None else calls.note(self.net, graph, arrays, outputs)
+        return observer().on_call(self.net, self.params, graph, arrays, outputs)
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
         """Run a call of a net that is not hybridized; or give the converted net for symbols, to a net around it.
@@ -295,10 +291,6 @@ class Conversion:
         if not self._has_gradients:  # those of a copy are attached when it trains first
             storage.attach_gradients(self.params)
             self._has_gradients = True
-
-    def _calls_untrained(self) -> Optional[NetCalls]:
-        self.calls_untrained = self.calls_untrained or NetCalls.of_untrained()
-        return self.calls_untrained
 
     # -------------------------------------------------------------- graphs
 
@@ -580,8 +572,6 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "current": None,
         "ran": {},
         "on_converted": None,
-        "calls": None,
-        "calls_untrained": None,
         "plain_trainer": PlainTrainerCheck(net, policy),
     }
 

@@ -13,6 +13,7 @@ from ..errors import StaleGradientError, TrainerError
 from ..mxnet_private import is_fresh, parameters, trainers
 from ..train import loss_heads
 from ..train.masters import Update, copy_to_other_contexts
+from ..train.observer import observer
 from ..train.running_stats import Named
 from ..train.step import Weights
 
@@ -360,7 +361,7 @@ class Gradients(Weights):
         self._scaled.clear()
         self._cleared.clear()
         self._taken = None
-        self._trainer._calls.forget()
+        observer().on_end(self._trainer)
         loss_heads.forget(self._params)
 
     def running_stats(self) -> Named:

@@ -7,10 +7,11 @@ import weakref
 from typing import Any, Iterator, List, Optional, Sequence, Set
 
 from ..arrays import scale_in_place
-from ..errors import TrainerError
+from ..errors import TrainerError, UnscaledLossError
 from ..train.loss_heads import HEAD_SCALE
+from ..train.observer import observer
 from ..train.scale_loss import scale_loss
-from ..train.scaled_loss import ScaledLoss, UnscaledBackwardError, require_backward
+from ..train.scaled_loss import ScaledLoss, require_backward
 from ..train.scaler import turn_of
 
 
@@ -64,7 +65,7 @@ def scaled_block(loss: Any, trainers: Sequence[Any], loss_id: int) -> Iterator[A
         def finish(losses: List[ScaledLoss]) -> None:
             try:
                 reached = require_backward(losses, lambda: _written(trainers, begun))
-            except UnscaledBackwardError:
+            except UnscaledLossError:
                 for trainer in trainers:
                     trainer._scaler.state.mixed = True
                 raise
@@ -73,7 +74,7 @@ def scaled_block(loss: Any, trainers: Sequence[Any], loss_id: int) -> Iterator[A
 
         for trainer in trainers:
             if trainer._scaler.active:
-                trainer._calls.reach(loss)
+                observer().on_loss(trainer, loss)
         block = scale_loss(loss, [trainer._scaler for trainer in trainers], finish)
         for trainer in begun:
             stack.enter_context(trainer._gradients.forbid_overwrite())

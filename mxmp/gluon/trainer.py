@@ -18,7 +18,6 @@ from ..mxnet_private import TrainerBase, parameters, trainers
 from ..optimizer import LossScaleOptimizer
 from ..train import loss_heads, states
 from ..train.amp_loss_scaler import AmpLossScaler
-from ..train.explanations import let_explain
 from ..train.kvstores import (
     adopt_kvstore_masters,
     any_sparse,
@@ -32,11 +31,11 @@ from ..train.kvstores import (
     require_updating_kvstore,
 )
 from ..train.masters import MultiPrecision, Weight
+from ..train.observer import observe_steps
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale
 from ..train.states import Target
 from ..train.step import Step
 from .adoption import adoptable, listed, policys_loss_scale, require_addable, update_choice
-from .calls import NetCalls
 from .gradients import Gradients
 from .scaled_blocks import LossBlock, end_look, scaled_block
 
@@ -287,8 +286,7 @@ class Trainer(ScalerStatus, TrainerBase):
             scaler.nonfinite_loss, scaler.max_nonfinite_losses = known.nonfinite_loss, known.max_nonfinite_losses
         self._scaler = scaler
         scaler.validate = self._require_fitting
-        self._calls = NetCalls.of(self, scaler)
-        let_explain(scaler, self)
+        observe_steps(scaler, self)
         if scaler.shared is not None:
             scaler.shared.attach(scaler)
         if "_gradients" in vars(self):

@@ -23,9 +23,9 @@ from ..policy import Policy, check_matches
 from ..report import Report
 from ..symbol import load_checkpoint, to_graph
 from ..symbol.arguments import require_kernels, require_symbol
-from ..train.explanations import let_explain
 from ..train.kvstores import open_for_module, refuse_compression, updates_on_kvstore
 from ..train.masters import follow
+from ..train.observer import observe_steps
 from ..train.running_stats import Named
 from ..train.scaler import Scaler
 from .binding import LOSS_SCALE, Conversions, Runnable, Watching, Writes, accumulates, as_bound, describe, make_group
@@ -593,7 +593,7 @@ class Module(PolicyStatus, ModuleBase):
         """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
         numbers = self._bound("update").loss_outputs
         losses = [executor.outputs[number] for executor in self.mx_exec_group.execs for number in numbers]
-        let_explain(self._scaler, self)  # of the modules that share a scaler, the one that steps
+        observe_steps(self._scaler, self)  # of the modules that share a scaler, the one that steps
         return BoundWeights(training, self._trained(), losses, self._running_stats())
 
     def _running_stats(self) -> Named:

@@ -17,8 +17,9 @@ from ..rules import ALLOW, CLEAR, DENY, INFER, RULES, Call, Rule, RuleSet
 from ..rules.conditions import SHAPE_CONDITIONS, clamped_scalars, unsafe_scalar, value_of
 from .attributes import PRECISION_ATTR
 from .control_flow import Body, bodies_of, carried
-from .exact_values import EXACT, ExactValues
+from .exact_values import ExactValues
 from .facts import CAST_OPS, Facts
+from .reasons import Reason
 
 FLOAT32 = "float32"
 LOW = "low"
@@ -32,6 +33,7 @@ class Verdict:
     """The precision that one node is to run in (``label``), and why (one phrase, for the report).
 
     Attributes:
+        kinds: Of the reason; none where its text explains itself.
         taints: Whether, in float32, its values are unsafe for what follows in low precision.
         widens: Attribute with which this node reads low precision data and gives float32, so that
             its first input needs no cast; empty if it has none.
@@ -55,6 +57,7 @@ class Verdict:
     positions: FrozenSet[int] = frozenset()
     low_ports: FrozenSet[int] = frozenset()
     low_outputs: FrozenSet[int] = frozenset()
+    kinds: Tuple[Reason, ...] = ()
 
     def input_in_precision(self, port: int) -> bool:
         """Return whether an input is wanted in the precision that the node runs in."""
@@ -73,13 +76,7 @@ class Verdict:
         return port in self.low_ports or (low and self.input_in_precision(port))
 
 
-NO_RULE = "no rule for this operator"
-"""The reason given for an operator that the table does not have."""
-
-CLAMPED = " clamped to "
-"""Stands in the reason given for an operator with a scalar beyond the low precision dtype's range."""
-
-_Wanted = Optional[Tuple[str, str]]  # the dtype that an override asks for, and what the override is
+_Wanted = Optional[Tuple[str, str, Reason]]  # the dtype that an override asks for, the override, and its kind
 
 _SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStorageType)
 
@@ -91,20 +88,23 @@ def _clamped(verdict: Verdict, rule: Rule, call: Call) -> Verdict:
     scalars = clamped_scalars(call, rule.scalars)
     if not scalars:
         return verdict
-    texts = [f"{key}={value_of(call.attrs, key):g}{CLAMPED}{float(text):g}" for key, text in scalars.items()]
-    return replace(verdict, reason=", ".join([verdict.reason, *texts]), clamped=tuple(scalars.items()))
+    texts = [f"{key}={value_of(call.attrs, key):g} clamped to {float(text):g}" for key, text in scalars.items()]
+    reason, kinds = ", ".join([verdict.reason, *texts]), (*verdict.kinds, Reason.CLAMPED)
+    return replace(verdict, reason=reason, kinds=kinds, clamped=tuple(scalars.items()))
 
 
 def _by_category(rule: Rule, call: Call, pure: bool, forbidden: Optional[str]) -> Verdict:
     if pure:
-        return Verdict(LOW, "pure policy", rule)
+        return Verdict(LOW, "pure policy", rule, kinds=(Reason.PURE,))
     if rule.category == DENY:
-        return Verdict(FLOAT32, f"deny: {rule.reason}" if rule.reason else "deny", rule, widens=_widens(rule, call))
+        reason = f"deny: {rule.reason}" if rule.reason else "deny"
+        return Verdict(FLOAT32, reason, rule, widens=_widens(rule, call), kinds=(Reason.DENY,))
     if forbidden:
         return Verdict(FLOAT32, forbidden, rule, taints=rule.taints, widens=_widens(rule, call))
     if rule.category == ALLOW:
-        return Verdict(LOW, "allow", rule)
-    return Verdict(FREE, "clear" if rule.category == CLEAR else "infer", rule)
+        return Verdict(LOW, "allow", rule, kinds=(Reason.ALLOW,))
+    kind = Reason.CLEAR if rule.category == CLEAR else Reason.INFER
+    return Verdict(FREE, kind.value, rule, kinds=(kind,))
 
 
 def _widens(rule: Rule, call: Call) -> str:
@@ -115,25 +115,27 @@ def _widens(rule: Rule, call: Call) -> str:
 def _override(node: Node, policy: Policy) -> _Wanted:
     region = node.get(PRECISION_ATTR)
     if region is not None and policy.is_mixed:
-        return (policy.compute_dtype if region == LOW else region), f"precision {region!r} (region or set_policy)"
-    return policy.override(node.op, node.name, node.attrs)
+        dtype = policy.compute_dtype if region == LOW else region
+        return dtype, f"precision {region!r} (region or set_policy)", Reason.REGION
+    override = policy.override(node.op, node.name, node.attrs)
+    return None if override is None else (*override, Reason.OVERRIDE)
 
 
 def _without_rule(node: Node, wanted: _Wanted) -> Verdict:
     if node.op in CAST_OPS:
-        return Verdict(KEEP, "explicit cast")
+        return Verdict(KEEP, "explicit cast", kinds=(Reason.OWN_CAST,))
     if wanted and wanted[0] != dtypes.FLOAT32:
         raise PolicyError(
             f"{wanted[1]} asks for {wanted[0]} at node {node}, but mxmp has no rule for operator "
             f"{node.op!r}, so it does not know which of its inputs may be cast. Leave it in float32."
         )
-    return Verdict(KEEP, NO_RULE)
+    return Verdict(KEEP, "no rule for this operator", kinds=(Reason.NO_RULE,))
 
 
-def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str, has_kernel: bool) -> Verdict:
-    dtype, why = wanted
+def _forced(node: Node, rule: Rule, wanted: Tuple[str, str, Reason], low: str, has_kernel: bool) -> Verdict:
+    dtype, why, kind = wanted
     if dtype == dtypes.FLOAT32:
-        return Verdict(FLOAT32, why, rule)
+        return Verdict(FLOAT32, why, rule, kinds=(kind,))
     if dtype != low:
         raise PolicyError(
             f"{why} asks for {dtype} at node {node}, but the policy's compute_dtype is {low}; use {low} or float32."
@@ -143,7 +145,7 @@ def _forced(node: Node, rule: Rule, wanted: Tuple[str, str], low: str, has_kerne
             f"{why} asks for {dtype} at node {node}, but MXNet 1.9.1 has no sound {dtype} kernel for "
             f"{node.op}. Leave it in float32."
         )
-    return Verdict(LOW, why, rule)
+    return Verdict(LOW, why, rule, kinds=(kind,))
 
 
 def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Optional[str]:
@@ -294,11 +296,11 @@ class _Classifier:
             return self._enter(position, node, bodies)
         verdict = self._decide(position, node)
         if position in self.named and self.policy.output_dtype == dtypes.FLOAT32 and verdict.label in (LOW, FREE):
-            verdict = Verdict(FLOAT32, NAMED, verdict.rule)
+            verdict = Verdict(FLOAT32, NAMED, verdict.rule, kinds=(Reason.NAMED,))
         data = [entry for port, entry in enumerate(node.inputs) if verdict.input_in_precision(port)]
         verdict = self._pin_tainted(position, data, self._pin_out_of_range(position, data, verdict))
         if verdict.label == FREE and position in self.named:
-            return Verdict(LOW, NAMED, verdict.rule)
+            return Verdict(LOW, NAMED, verdict.rule, kinds=(Reason.NAMED,))
         if not self.policy.pure:
             verdict = self._keep_wide(position, node, verdict)
             if moves(verdict) and self._marked(data, _OWN | _WIDE):
@@ -327,23 +329,25 @@ class _Classifier:
         if wanted:
             verdict = _forced(node, rule, wanted, low, own or stand_in != "")
         elif position in self.last:
-            return Verdict(FLOAT32, "last layer", rule)
+            return Verdict(FLOAT32, "last layer", rule, kinds=(Reason.LAST_LAYER,))
         elif not own and not stand_in:
             deny = rule.category == DENY and rule.reason
             reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
-            verdict = Verdict(FLOAT32, reason, rule, taints=rule.category == DENY)
+            kind = Reason.DENY if deny else Reason.NO_KERNEL
+            verdict = Verdict(FLOAT32, reason, rule, taints=rule.category == DENY, kinds=(kind,))
             return _clamped(verdict, rule, call) if pure and rule.category != ALLOW else verdict
         elif position in self.exact.pins and (pure or rule.category != DENY):
-            return Verdict(FLOAT32, EXACT, rule, taints=False)
+            return Verdict(FLOAT32, Reason.EXACT.value, rule, taints=False, kinds=(Reason.EXACT,))
         elif self.policy.keep_batchnorm_fp32 and node.op in _BATCH_NORMS:
-            return Verdict(FLOAT32, "keep_batchnorm_fp32", rule)
+            return Verdict(FLOAT32, "keep_batchnorm_fp32", rule, kinds=(Reason.KEEP_BATCHNORM,))
         else:
             verdict = _by_category(rule, call, pure, "" if own and stand_in else forbidden)
         if verdict.label == LOW:
             verdict = _clamped(verdict, rule, call)
         if not stand_in or verdict.label == FLOAT32:
             return verdict
-        return replace(verdict, reason=f"{verdict.reason}, as {stand_in}", stand_in=stand_in)
+        reason, kinds = f"{verdict.reason}, as {stand_in}", (*verdict.kinds, Reason.STAND_IN)
+        return replace(verdict, reason=reason, kinds=kinds, stand_in=stand_in)
 
     def _keep_wide(self, position: int, node: Node, verdict: Verdict) -> Verdict:
         """Pin an infer operator that reads wide values, and pass these on."""
@@ -360,7 +364,8 @@ class _Classifier:
         if not narrows and not (rule is not None and rule.truth):
             self._mark(position, _WIDE)
         if rule is not None and rule.category == INFER and verdict.label == FREE:
-            return Verdict(FLOAT32, f"wide values of '{self.graph.nodes[wide[0]].name}'", rule, taints=False)
+            reason = f"wide values of '{self.graph.nodes[wide[0]].name}'"
+            return Verdict(FLOAT32, reason, rule, taints=False, kinds=(Reason.WIDE,))
         return verdict
 
     def _pin_out_of_range(self, position: int, data: Sequence[Entry], verdict: Verdict) -> Verdict:
@@ -384,7 +389,8 @@ class _Classifier:
         category, scalars = verdict.rule.category, verdict.rule.scalars
         sources = self._marked(data, _TAINTED)
         if sources and category == INFER and verdict.label == FREE:
-            verdict = Verdict(FLOAT32, f"infer behind {self.graph.nodes[sources[0]]}", verdict.rule)
+            reason = f"infer behind {self.graph.nodes[sources[0]]}"
+            verdict = Verdict(FLOAT32, reason, verdict.rule, kinds=(Reason.INFER_BEHIND,))
         own = verdict.taints and category in (DENY, INFER)
         if scalars and not own:  # 1 - clip(x, 0, 0.9999) in float16 would still be 0
             call = Call(dict(self.graph.nodes[position].attrs), (), self.policy.compute_dtype)
@@ -416,7 +422,8 @@ class _Classifier:
         for position in reversed(range(len(self.graph.nodes))):
             node, verdict = self.graph.nodes[position], self.verdicts[position]
             if verdict.label == FREE and position in wanted and self.marks[position] & (_OWN | _WIDE):
-                verdict = self.verdicts[position] = Verdict(FLOAT32, EXACT, verdict.rule)
+                verdict = Verdict(FLOAT32, Reason.EXACT.value, verdict.rule, kinds=(Reason.EXACT,))
+                self.verdicts[position] = verdict
             if verdict.label in (FLOAT32, KEEP):
                 wanted.update([entry.node for port, entry in enumerate(node.inputs) if not verdict.accepts_any(port)])
 

@@ -17,9 +17,6 @@ from ..rules import ALLOW, CLEAR, EVERY, INFER, Rule, RuleSet
 from .control_flow import Body, bodies_of, carried
 from .facts import CAST_OPS
 
-EXACT = "carries exact values"
-"""The reason given for an operator that is float32 for what it carries."""
-
 _ROUNDED, _HOLDS = 1, 2
 """Marks of entries: that a product has rounded what they descend from, and that they hold positions."""
 

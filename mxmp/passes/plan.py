@@ -10,9 +10,10 @@ from ..graph import Entry, Graph, Key
 from ..policy import Policy
 from ..rules import RULES, RuleSet
 from .control_flow import Body, bodies_of
-from .decide import FLOAT32, FREE, LOW, NAMED, Verdict, classify, moves
+from .decide import FLOAT32, FREE, LOW, Verdict, classify, moves
 from .facts import Facts
 from .place import Placement, place
+from .reasons import Reason
 
 NO_GAIN = "nothing here gains from low precision"
 """The reason given for a free operator of a graph in which no operator is pinned to low precision."""
@@ -98,13 +99,13 @@ def make_plan(
 def _is_pinned_low(verdict: Verdict) -> bool:
     """Return whether a node, or one in its bodies, is in low precision for more than the name of its output."""
     inner = (each for body in verdict.bodies for each in body)
-    return (verdict.label == LOW and verdict.reason != NAMED) or any(map(_is_pinned_low, inner))
+    return (verdict.label == LOW and Reason.NAMED not in verdict.kinds) or any(map(_is_pinned_low, inner))
 
 
 def _without_gain(verdict: Verdict) -> Verdict:
     """Return a verdict, and those in its bodies, with float32 in place of free."""
     if verdict.label == FREE:
-        return replace(verdict, label=FLOAT32, reason=NO_GAIN)
+        return replace(verdict, label=FLOAT32, reason=NO_GAIN, kinds=())
     return replace(verdict, bodies=tuple(tuple(map(_without_gain, body)) for body in verdict.bodies))
 
 

@@ -1,21 +1,32 @@
-"""What a conversion decided and why, in casts and bytes, as a table or JSON."""
+"""What a conversion decided and why, in casts and bytes, as a table, a page or JSON."""
 
 from ..names import refuse_call
-from . import rich_first  # noqa: F401  # the first import of the package
-from .counts import activation_bytes as activation_bytes
-from .counts import variable_bytes as variable_bytes
-from .make import Decisions as Decisions
-from .make import make_report as make_report
-from .make import report_converted as report_converted
-from .report import DROPPED as DROPPED
-from .report import FOLDED as FOLDED
-from .report import Removed as Removed
-from .report import Report as Report
-from .report import Row as Row
-from .report import legend as legend
-from .report import merge as merge
-from .run import RUN_FILES as RUN_FILES
-from .run import Run as Run
-from .run import read_run as read_run
+from ..passes.reasons import Reason
+from .counts import activation_bytes, variable_bytes
+from .make import Decisions, Removed, make_report, report_converted
+from .report import DROPPED, FOLDED, Cast, Report, Row, legend, merge, operator_counts, operator_table
+from .run import RUN_FILES, Run, read_run
+
+__all__ = [
+    "DROPPED",
+    "FOLDED",
+    "RUN_FILES",
+    "Cast",
+    "Decisions",
+    "Reason",
+    "Removed",
+    "Report",
+    "Row",
+    "Run",
+    "activation_bytes",
+    "legend",
+    "make_report",
+    "merge",
+    "operator_counts",
+    "operator_table",
+    "read_run",
+    "report_converted",
+    "variable_bytes",
+]
 
 refuse_call(__name__)

@@ -1,4 +1,4 @@
-"""What a report counts: casts, where they are, and the bytes of variables, activations and casts."""
+"""The counts of a report: casts, where they are, and the bytes of variables, activations and casts."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from ..graph import Entry, Graph, Node
 from ..passes.attributes import CAST_MARK, FACTOR_MARK, MARK_ATTR, original
 from ..passes.facts import Facts
 from ..passes.plan import Plan
+from .report import Cast, total
 
-MANY_READERS = 32
-"""Readers of one cast beyond which a report warns: the gradients of 64 have overflowed float16."""
+MANY_READERS = 32  # of one cast, beyond which a report warns: the gradients of 64 have overflowed float16
 
 _LOW_BYTES = dtypes.ITEM_BYTES[dtypes.FLOAT16]  # bfloat16 is as small
 
 
+def _is_cast(node: Node) -> bool:
+    return node.get(MARK_ATTR) == CAST_MARK
+
+
 def inserted_casts(graph: Graph) -> List[Node]:
     """Return the node that each inserted cast reads, bodies included."""
-    found = []
-    for node in graph.nodes:
-        if node.get(MARK_ATTR) == CAST_MARK:
-            found.append(graph.nodes[node.inputs[0].node])
-        for body in node.subgraphs:
-            found.extend(inserted_casts(body))
-    return found
+    sources = [graph.nodes[node.inputs[0].node] for node in graph.nodes if _is_cast(node)]
+    bodies = (body for node in graph.nodes for body in node.subgraphs)
+    return sources + [source for body in bodies for source in inserted_casts(body)]
 
 
 def widely_read(graph: Graph) -> Tuple[Tuple[str, int], ...]:
     """Return name and number of readers of each tensor that is cast once for more than ``MANY_READERS``."""
     consumers = graph.consumers()
-    found = []
-    for position, node in enumerate(graph.nodes):
-        if node.get(MARK_ATTR) == CAST_MARK and node.get("dtype") in dtypes.LOW_PRECISION:
-            readers = len(consumers.get((position, 0), ()))
-            if readers > MANY_READERS:
-                found.append((graph.entry_name(node.inputs[0]), readers))
-    return tuple(found)
+    casts = ((i, node) for i, node in enumerate(graph.nodes) if _is_cast(node))
+    readers = (
+        (graph.entry_name(node.inputs[0]), len(consumers.get((i, 0), ())))
+        for i, node in casts
+        if node.get("dtype") in dtypes.LOW_PRECISION
+    )
+    return tuple((name, count) for name, count in readers if count > MANY_READERS)
 
 
 def positions(before: Graph, after: Graph) -> Dict[int, int]:
@@ -47,14 +47,12 @@ def positions(before: Graph, after: Graph) -> Dict[int, int]:
         if node.get(MARK_ATTR) is None:
             node = original(node)
             waiting.setdefault((node.op, node.name), []).append(position)
-    found = {}
-    for position, node in enumerate(before.nodes):
-        if waiting.get((node.op, node.name)):  # not a cast of the network's own that nothing reads any more
-            found[position] = waiting[node.op, node.name].pop()
-    return found
+    # A cast of the network's own that has no reader any more is in the graph before alone.
+    pairs = ((position, waiting.get((node.op, node.name))) for position, node in enumerate(before.nodes))
+    return {position: places.pop() for position, places in pairs if places}
 
 
-def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]) -> Dict[int, Tuple[str, ...]]:
+def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]) -> Dict[int, Tuple[Cast, ...]]:
     """Return the casts at each node of a graph, by its position before the conversion."""
     source = {new: old for old, new in where.items()}
     for position, node in enumerate(after.nodes):
@@ -63,21 +61,23 @@ def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]
                 source[entry.node] = source[position]
     pairs = [(i, entry) for i, node in enumerate(after.nodes) for entry in node.inputs]
     pairs += [(after.nodes[head.node].inputs[0].node, head) for head in after.heads if after.nodes[head.node].inputs]
-    found: Dict[int, Dict[str, None]] = {}
+    casts: Dict[int, Dict[Cast, None]] = {}
     for position, entry in pairs:
         cast = after.nodes[entry.node]
-        if cast.get(MARK_ATTR) == CAST_MARK and position in source:
-            tensor = cast.inputs[0]
-            name = facts.output_name(before, tensor._replace(node=source[tensor.node]))
-            found.setdefault(source[position], {})[f"{name} to {cast.get('dtype')}"] = None
-    return {position: tuple(casts) for position, casts in found.items()}
+        if _is_cast(cast) and position in source:
+            tensor = cast.inputs[0]._replace(node=source[cast.inputs[0].node])
+            giver = before.nodes[tensor.node]
+            name = "" if giver.is_variable else giver.name
+            shown = Cast(facts.output_name(before, tensor), str(cast.get("dtype")), name)
+            casts.setdefault(source[position], {})[shown] = None  # in the order of the inputs, each once
+    return {position: tuple(shown) for position, shown in casts.items()}
 
 
 def variable_bytes(graph: Graph, facts: Facts, names: Iterable[str]) -> Optional[int]:
     """Return the bytes of the variables of these names, None if one's shape or dtype is unknown."""
     wanted = frozenset(names)
-    found = (Entry(i) for i, node in enumerate(graph.nodes) if node.is_variable and node.name in wanted)
-    return total(_entry_bytes(facts, entry) for entry in found)
+    variables = (Entry(i) for i, node in enumerate(graph.nodes) if node.is_variable and node.name in wanted)
+    return total(_entry_bytes(facts, entry) for entry in variables)
 
 
 def _entry_bytes(facts: Facts, entry: Entry, low: bool = False) -> Optional[int]:
@@ -86,25 +86,14 @@ def _entry_bytes(facts: Facts, entry: Entry, low: bool = False) -> Optional[int]
     return None if size is None or dtype is None else size * (_LOW_BYTES if low else dtypes.ITEM_BYTES[dtype])
 
 
-def total(values: Iterable[Optional[int]]) -> Optional[int]:
-    """Return the sum, None if one of the values is unknown."""
-    known = list(values)
-    return None if None in known else sum(value or 0 for value in known)
-
-
 def activation_bytes(graph: Graph, facts: Facts, plan: Optional[Plan] = None) -> Optional[int]:
     """Return the bytes of all activations but the casts of mxmp, None if a shape or dtype is unknown.
 
     ``plan`` says what is to be in low precision, where that is not in the graph yet.
     """
     read = set(graph.consumers()) | {(head.node, head.index) for head in graph.heads}
-    sizes = []
-    for position, index in read:
-        node = graph.nodes[position]
-        if not node.is_variable and node.get(MARK_ATTR) is None:
-            low = plan is not None and plan.gives_low(position, index)
-            sizes.append(_entry_bytes(facts, Entry(position, index), low))
-    return total(sizes)
+    kept = (key for key in read if not graph.nodes[key[0]].is_variable and graph.nodes[key[0]].get(MARK_ATTR) is None)
+    return total(_entry_bytes(facts, Entry(*key), plan is not None and plan.gives_low(*key)) for key in kept)
 
 
 def cast_bytes(facts: Facts, after: Graph, where: Mapping[int, int]) -> Optional[int]:
@@ -115,6 +104,6 @@ def cast_bytes(facts: Facts, after: Graph, where: Mapping[int, int]) -> Optional
     if any(inserted_casts(body) for node in after.nodes for body in node.subgraphs):
         return None
     source = {new: old for old, new in where.items()}
-    tensors = (node.inputs[0] for node in after.nodes if node.get(MARK_ATTR) == CAST_MARK)
+    tensors = (node.inputs[0] for node in after.nodes if _is_cast(node))
     sizes = [facts.size(tensor._replace(node=source[tensor.node])) for tensor in tensors]
     return total(None if size is None else size * (dtypes.ITEM_BYTES[dtypes.FLOAT32] + _LOW_BYTES) for size in sizes)

@@ -1,85 +1,110 @@
-"""A run to look at: what a folder has of its report, ledger, comparison and steps, and one page of all of it."""
+"""A run to look at: the files that a folder has of its report, ledger, comparison and steps, and one page of them."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from .. import html
+from ..display import Figures, Notes, Section, Shown
 from ..errors import CheckpointError
-from .report import Report, legend
-from .run_files import COMPARE, LEDGER, READERS, REPORT, STEPS, name_of, read_file
-from .saving import save_text
+from .comparison import Comparison
+from .ledger import LedgerRecord
+from .report import Report
+from .steps import Steps
 
-RUN_FILES = tuple(READERS)
-"""The names of the files that a run's folder may have."""
+REPORT, STEPS, LEDGER, COMPARE = "report.json", "steps.csv", "ledger.json", "compare.json"
+
+# How each file of a run is read; in the order of the page.
+_READERS: Dict[str, Any] = {REPORT: Report, STEPS: Steps, LEDGER: LedgerRecord, COMPARE: Comparison}
+
+RUN_FILES = REPORT, LEDGER, COMPARE, STEPS  # the names of the files that a run's folder may have
 
 
 @dataclass(frozen=True)
-class Run:
-    """What there is of a run; each part is None where its file is missing.
+class Run(Shown):
+    """The parts of a run; each is None where its file is missing.
 
     Attributes:
         name: The folder's or file's, which the page takes for its title.
-        report: What was decided, from report.json.
-        ledger: The ledger of gradients, from ledger.json, as plain values.
-        compare: The comparison with float32, from compare.json, as plain values.
-        steps: A dict for each step, from steps.csv.
+        parts: The values that were read, by the name of the file.
     """
 
     name: str
-    report: Optional[Report] = None
-    ledger: Optional[Dict[str, Any]] = None
-    compare: Optional[Dict[str, Any]] = None
-    steps: Optional[List[Dict[str, Any]]] = None
+    parts: Mapping[str, Any]
+
+    @property
+    def report(self) -> Optional[Report]:
+        """The decisions on the network, from report.json."""
+        return self.parts.get(REPORT)
+
+    @property
+    def ledger(self) -> Optional[Dict[str, Any]]:
+        """The ledger of gradients, from ledger.json, as plain values."""
+        return self.parts[LEDGER].to_dict() if LEDGER in self.parts else None
+
+    @property
+    def compare(self) -> Optional[Dict[str, Any]]:
+        """The comparison with float32, from compare.json, as plain values."""
+        return self.parts[COMPARE].to_dict() if COMPARE in self.parts else None
+
+    @property
+    def steps(self) -> Optional[Sequence[Mapping[str, Any]]]:
+        """A mapping for each step, from steps.csv."""
+        return self.parts[STEPS].steps if STEPS in self.parts else None
 
     @property
     def missing(self) -> Tuple[str, ...]:
         """The names of the files that are not there."""
-        parts = {REPORT: self.report, LEDGER: self.ledger, COMPARE: self.compare, STEPS: self.steps}
-        return tuple(name for name in RUN_FILES if parts[name] is None)
+        return tuple(name for name in RUN_FILES if name not in self.parts)
 
     @property
     def warnings(self) -> List[str]:
-        """What to notice about the conversion, as the page has it."""
-        if self.report is None:
-            return []
-        return html.report_warnings(self.report.to_dict(), [*self.report.warnings, *self.report.notes])
+        """Sentences to notice about the conversion, as the page has them."""
+        return self._noticed("Warning")
 
     @property
     def advice(self) -> List[str]:
-        """What the ledger advises."""
-        return list((self.ledger or {}).get("advice") or ())
+        """The ledger's advice."""
+        return self._noticed("Advice")
 
-    def to_html(self, path: Optional[str] = None, title: Optional[str] = None) -> str:
-        """Return the run as one self-contained HTML file, and write it if asked to.
+    def _noticed(self, kind: str) -> List[str]:
+        notes = (block for block in self._sections()[0].blocks if isinstance(block, Notes) and block.kind == kind)
+        return [sentence for block in notes for sentence in block.sentences]
 
-        Args:
-            path: The file to write, replaced if it is there; None to write none.
-            title: The page's; the run's name unless given.
+    @property
+    def _title(self) -> str:  # type: ignore[override]
+        return self.name
 
-        Raises:
-            CheckpointError: If the file cannot be written.
-        """
-        lead = html.run_lead(self.report.policy if self.report else "", self.steps, self.ledger)
-        text = html.page(title or self.name, self._sections(), lead)
-        if path is not None:
-            save_text(text, path)
-        return text
+    @property
+    def _lead(self) -> str:
+        """The policy, but for its loss scale: the figures of the steps and the ledger have it."""
+        fields = self.report.policy.split(",") if self.report else []
+        return ",".join(field for field in fields if len(self.parts) == 1 or not field.startswith("loss_scale="))
 
-    def _sections(self) -> List[html.Section]:
-        """Return the sections of the page."""
-        parts: Dict[str, Any] = {"steps": self.steps, "ledger": self.ledger, "compare": self.compare}
-        if self.report is not None:
-            legend_ = legend(row.reason for row in self.report.rows)
-            noticed = [*self.report.warnings, *self.report.notes]
-            parts.update(report=self.report.to_dict(), warnings=noticed, legend=legend_)
-        return html.run_sections(**parts)
+    def _sections(self) -> List[Section]:
+        """Return the figures and notes of all parts first, then their other blocks; the table of operators last."""
+        order = [row.name for row in self.report.rows] if self.report else []
+        figures: List[Tuple[str, str, str]] = []
+        notes: List[Notes] = []
+        sections = []
+        for name in (name for name in _READERS if name in self.parts):
+            part = self.parts[name]
+            for section in part.sections(order) if name == COMPARE else part._sections():
+                others = [block for block in section.blocks if not isinstance(block, (Figures, Notes))]
+                notes += [block for block in section.blocks if isinstance(block, Notes)]
+                if name != LEDGER or STEPS not in self.parts:  # the log of steps says the same, and more
+                    tables = (block for block in section.blocks if isinstance(block, Figures))
+                    figures += [each for block in tables for each in block.figures]
+                if others:
+                    sections.append(Section(section.title, others, section.lead))
+        sections.sort(key=lambda section: section.title == "Operators")
+        return [Section("Summary", [Figures(figures), *notes]), *sections]
 
 
 def read_run(path: str) -> Run:
-    """Return what there is of a run.
+    """Return the parts of a run that are there.
 
     Args:
         path: A folder with any of report.json, ledger.json, compare.json and steps.csv, or one such file.
@@ -94,8 +119,21 @@ def read_run(path: str) -> Run:
             names = ", ".join(RUN_FILES)
             raise CheckpointError(f"{path}: none of {names} is in this folder; give the folder of a run.")
     elif os.path.lexists(path):
-        files = {name_of(path): path}
+        files = {_name_of(path): path}
     else:
         raise CheckpointError(f"{path}: there is no such folder or file; give the folder of a run.")
-    found = {os.path.splitext(name)[0]: read_file(file, name) for name, file in files.items()}
-    return Run(name=os.path.basename(os.path.abspath(path)) or path, **found)
+    parts = {name: _READERS[name].load(file) for name, file in files.items()}
+    return Run(os.path.basename(os.path.abspath(path)) or path, parts)
+
+
+def _name_of(path: str) -> str:
+    """Return which of a run's files one is, whatever it is called: by its ending, or by the record in it."""
+    if path.lower().endswith(".csv"):
+        return STEPS
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = json.load(file)
+    except (OSError, ValueError, RecursionError):  # its reader says so, in words
+        values = None
+    kind = values.get("record") if isinstance(values, Mapping) else None
+    return next((name for name, reader in _READERS.items() if getattr(reader, "_kind", "") == kind), REPORT)

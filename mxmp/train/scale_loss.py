@@ -40,12 +40,18 @@ def scale_loss(
     # Also without a loss scale, where the step has one from a block with another trainer.
     working = [scaler for scaler in scalers if scaler.active or scale != 1.0]
     losses: List[ScaledLoss] = []
+    arrays: List[mx.nd.NDArray] = []
 
     def multiply(path: str, array: mx.nd.NDArray) -> mx.nd.NDArray:
+        arrays.append(array)
+        if not working:
+            return array
         losses.append(working[0].factors.multiply(path, array, _widened(array), scale))
         return losses[-1].scaled
 
-    scaled = _mapped(loss, "loss", multiply if working else lambda _, array: array)
+    scaled = _mapped(loss, "loss", multiply)
+    for observer in [each for scaler in scalers for each in scaler.observers.values()]:
+        observer.on_losses(arrays)
     if working and not working[0].has_looked:
         _refuse_loss_heads(losses)
         working[0].has_looked = True

@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..errors import TrainerError
+from ..errors import NoBackwardError, UnscaledLossError
 from ..mxnet_private import is_fresh
 from .recorded import is_recorded
 
@@ -89,15 +89,11 @@ def _variable(like: mx.nd.NDArray, shape: Tuple[int, ...], scale: float) -> mx.n
     return value
 
 
-class UnscaledBackwardError(TrainerError):
-    """Backward was called on a loss that was not scaled, and has written gradients."""
-
-
 def require_backward(losses: Iterable[ScaledLoss], written: Callable[[], Optional[str]] = lambda: None) -> bool:
     """Check that backward came through all losses of a step that are recorded; return whether there are any.
 
     A loss that is not recorded is refused by MXNet's own backward, and may be a constant among others. The
-    TrainerError says what was called instead; ``written`` names a parameter that a backward wrote in the meantime.
+    error says what was called instead; ``written`` names a parameter that a backward wrote in the meantime.
     """
     losses = list(losses)
     recorded = [each for each in losses if each.factor is not None]
@@ -106,16 +102,16 @@ def require_backward(losses: Iterable[ScaledLoss], written: Callable[[], Optiona
         return bool(recorded)
     first = missed[0]
     if first.factor is not None and not is_recorded(first.loss):
-        raise UnscaledBackwardError(
+        raise UnscaledLossError(
             f"backward was called on {first.path} itself, not on {first.path} times the loss scale, so that its "
             f"gradients are not scaled. {_DO}"
         )
     name = written() if len(missed) == len(recorded or losses) else None
     if name is not None:
-        raise UnscaledBackwardError(
+        raise UnscaledLossError(
             f"no backward was called on {first.path} times the loss scale, but one of another loss, or of "
             f"{first.path} itself, wrote the gradient of parameter '{name}', which is not scaled. {_DO}"
         )
     if recorded:
-        raise TrainerError(f"no backward was called on {first.path} times the loss scale. {_DO}")
+        raise NoBackwardError(f"no backward was called on {first.path} times the loss scale. {_DO}")
     return False

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import mxnet as mx
 
 from ..arrays import all_finite, gather, host_norm, merge_flags, sum_of_squares
-from ..errors import LossScaleError, NonFiniteLossError, TrainerError
+from ..errors import LossScaleError, NonFiniteLossError, TrainerError, UnscaledLossError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message, parse
 from .scaled_loss import Factors
 
@@ -255,12 +255,12 @@ class Scaler:
     def require_scaled(self, call: str) -> None:
         """Raise if losses must be scaled and one of this step's was not."""
         if self.state.mixed:
-            raise TrainerError(
+            raise UnscaledLossError(
                 f"{call}: a scale_loss block of this step has raised, because backward was called on a loss that was "
                 "not scaled; call discard_grads to start again (with grad_req='add' zero_grad too)."
             )
         if self.active and self.state.stage is Stage.READY:
-            raise TrainerError(
+            raise UnscaledLossError(
                 f"{call}: the loss of this step was not scaled, but the loss scale is "
                 f"{self.loss_scale.value:g}. Run backward as `with trainer.scale_loss(loss) as scaled: "
                 "scaled.backward()`, or create the trainer with loss_scale=None."

@@ -8,7 +8,20 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    TypeVar,
+)
 
 import mxnet as mx
 
@@ -29,6 +42,8 @@ from ..loss_scale import LossScale
 from .masters import MultiPrecision, Update, first_written_past, masters_flag, update, written_past
 from .running_stats import Named, RunningStats
 from .scaler import Scaler, ScalerStatus, Stage
+
+Watching = TypeVar("Watching", bound="Observer")
 
 COMPARED_STEPS = 10
 """The first steps of a trainer, in which low precision weights are compared with their masters."""
@@ -141,6 +156,40 @@ class Observer:
     It may read the gradients of `Weights.groups`, but not write them; and it must not call that once the step is over.
     Steps that a kvstore takes by itself are not told.
     """
+
+    _owner: Any = None
+    _observation: Optional[Observation] = None
+
+    def attach(self: Watching, owner: Any) -> Watching:
+        """Look at each step of ``owner`` from now on, and return this; within ``with`` up to the end of the block.
+
+        Args:
+            owner: A ``mxmp.gluon.Trainer``, a Module or BucketingModule of mxmp, before or after it is bound, or a
+                LossScaleOptimizer. A second call with the same one does nothing.
+
+        Raises:
+            TrainerError: If ``owner`` is none of them, or this is attached to another.
+        """
+        if self._observation is not None and self._owner is not owner:
+            raise attached_elsewhere(self, self._owner)
+        if self._observation is None:
+            self._observation, self._owner = observe(owner, self), owner
+        return self
+
+    def detach(self) -> None:
+        """Look at no further steps; a second call does nothing."""
+        if self._observation is not None:
+            self._observation.detach()
+        self._observation = self._owner = None
+
+    def __enter__(self: Watching) -> Watching:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.detach()
+
+    def on_losses(self, losses: Sequence[mx.nd.NDArray]) -> None:
+        """These losses, as they were before scaling, are about to go backward; not all fronts know theirs."""
 
     def on_batch(self) -> None:
         """A batch is over whose step comes with a later one: gradients are added up."""

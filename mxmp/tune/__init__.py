@@ -1,16 +1,16 @@
 """Tuning: policies that are found by measuring, for speed or for accuracy."""
 
-from .. import report  # noqa: F401  # before rich, see `mxmp.report.rich_first`
+from ..display import terminal  # noqa: F401  # before rich, see there
 from ..names import hooks as _hooks
 from .by_accuracy import SearchResult as SearchResult
 from .by_accuracy import SearchRow as SearchRow
 from .by_accuracy import Tolerance as Tolerance
 from .by_accuracy import search as search
 from .by_time import tune as tune
-from .holds import HoldsFor as HoldsFor
-from .result import Change as Change
-from .result import Measured as Measured
-from .result import TuneResult as TuneResult
-from .store import load as load
+from .candidates import Change as Change
+from .plan import HoldsFor as HoldsFor
+from .plan import TuneResult as TuneResult
+from .plan import load as load
+from .race import Measured as Measured
 
 globals().update(_hooks(__name__))

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from dataclasses import asdict, dataclass
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple
 
 import mxnet as mx
 import numpy as np
-from rich.table import Table
-from rich.text import Text
 
 from .. import dtypes
+from ..arrays import to_float32
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..diagnose.progress import showing_progress
-from ..errors import MxmpError, TuneError, mxnet_reason, visible
+from ..display import NUMBER, Column, Facts, Notes, Record, Section, Table
+from ..errors import TuneError
 from ..passes.emulate import has_float16
 from ..policy import Policy, check_matches
 from ..symbol import to_graph
-from .result import TRAINING
-from .speed.plan_search import NotRunnable
-from .speed.problem import start, unwarned
-from .speed.race import FEWEST, NOISY, Lap, Race
-from .speed.stopwatch import Stopwatch
-from .speed.symbol_nets import ModelWorkload, ModuleWorkload
-from .speed.workloads import make_workload
+from .candidates import FLOAT32
+from .plan import TRAINING
+from .race import FEWEST, NOISY, NotRunnable, Rounds, Stopwatch
+from .workload import Workload, read_workload
 
 _MOST_ROUNDS = 101
-
-FLOAT32 = "float32"
 
 
 @dataclass(frozen=True)
@@ -60,17 +54,21 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Benchmark(Record):
     """What was measured of a network.
 
     Attributes:
         objective: 'training', forward and backward without the update, or 'inference'.
-        for_inference: Whether BatchNorm was folded.
+        for_inference: Whether the network was frozen, with BatchNorm folded.
         rounds: How often all policies took turns.
         scatter: How far float32's times are from their median, as a share of it.
         rows: One per policy, float32 first.
         device: What it ran on.
     """
+
+    _kind: ClassVar[str] = "benchmark"
+    _title: ClassVar[str] = "mxmp benchmark"
+    _error = TuneError
 
     objective: str
     for_inference: bool
@@ -79,36 +77,25 @@ class Benchmark:
     rows: Tuple[Timed, ...]
     device: str
 
-    def to_json(self) -> str:
-        """Return all of it as JSON; infinity, which JSON lacks, is the text 'inf'."""
-        values = asdict(self)
-        for row in values["rows"]:
-            row["error"] = "inf" if row["error"] == math.inf else row["error"]
-        return json.dumps(values, indent=2, allow_nan=False)
-
-    def table(self) -> Table:
-        """Return a table with a row per policy."""
-        table = Table(title=f"mxmp benchmark: {self.objective}{', BatchNorm folded' if self.for_inference else ''}")
-        for column in ("policy", "ms", "time / float32's", "", "error of outputs"):
-            table.add_column(column, justify="right" if column not in ("policy", "") else "left", overflow="fold")
+    def _sections(self) -> List[Section]:
+        times = Column("ms", NUMBER), Column("time / float32's", NUMBER)
+        columns = [Column("policy"), *times, Column(""), Column("error of outputs", NUMBER)]
+        rows = []
         for row in self.rows:
             name = row.policy + (" (emulated)" if row.emulated else "")
-            cells = [_shown(row.seconds and 1e3 * row.seconds, ".4g"), _shown(row.ratio, ".3f"), row.verdict]
-            if row.failure:
-                cells[-1] = f"does not run: {row.failure}"
-            table.add_row(*(Text(visible(cell)) for cell in (name, *cells, _shown(row.error, ".2g"))))
-        return table
+            says = f"does not run: {row.failure}" if row.failure else row.verdict
+            rows.append((name, None if row.seconds is None else 1e3 * row.seconds, row.ratio, says, row.error))
+        facts = [("device", self.device), ("measured", f"medians of {self.rounds} rounds, in which all took turns")]
+        notes = []
+        if self.scatter > NOISY:
+            notes.append(f"float32's times differ by {self.scatter:.0%} from their median: end other programs, repeat")
+        if any(row.emulated for row in self.rows):
+            notes.append("float16 is emulated on a CPU: its time says nothing of a GPU's, its error does")
+        return [Section("Policies", [Table("policies", columns, rows, "policies"), Facts(facts), Notes(notes)])]
 
     @property
-    def totals(self) -> List[Tuple[str, str]]:
-        """What there is to say beside the table, each with what it is about."""
-        found = [("device", self.device), ("measured", f"medians of {self.rounds} rounds, in which all took turns")]
-        if self.scatter > NOISY:
-            text = f"float32's times differ by {self.scatter:.0%} from their median: end other programs, then repeat"
-            found.append(("note", text))
-        if any(row.emulated for row in self.rows):
-            found.append(("note", "float16 is emulated on a CPU: its time says nothing of a GPU's, its error does"))
-        return found
+    def _lead(self) -> str:
+        return f"{self.objective}{', BatchNorm folded' if self.for_inference else ''}"
 
 
 def default_policies(on_gpu: bool) -> Dict[str, Policy]:
@@ -143,7 +130,7 @@ def benchmark(
         batch: Inputs by name; where they lie is where the network runs.
         policies: Those to measure, by name; float32 is added.
         objective: 'training' or 'inference'.
-        for_inference: Whether BatchNorm is folded, for inference.
+        for_inference: Whether the network is frozen, with BatchNorm folded.
         seconds: About how long the rounds may take; there are at least five.
         progress: Whether to show a bar on stderr.
 
@@ -151,84 +138,82 @@ def benchmark(
         PolicyError: If a pattern of a policy matches nothing.
         TuneError: If the network does not run in float32.
     """
-    symbol = tuple(model)[0]
+    operators = [(node.op, node.name) for node in to_graph(tuple(model)[0]).operators()]
     for policy in policies.values():
-        check_matches(policy, [(node.op, node.name) for node in to_graph(symbol).operators()])
+        check_matches(policy, operators)
     named = {FLOAT32: Policy(), **{name: policy for name, policy in policies.items() if policy.is_mixed}}
-    workload = make_workload(model, [batch], objective == TRAINING, for_inference)
-    assert isinstance(workload, (ModelWorkload, ModuleWorkload))  # what it makes of a model
-    laps, failures = _start(workload, named)
-    race: Race[str] = Race()
-    with showing_progress(progress) as show:
-        begin = time.perf_counter()
-        while len(race.rounds) < FEWEST or (time.perf_counter() - begin < seconds and len(race.rounds) < _MOST_ROUNDS):
-            show(f"round {len(race.rounds) + 1}", (time.perf_counter() - begin) / seconds)
-            race.run(laps)
-        laps.clear()  # and with them their memory
-        show("errors", 1.0)
-        errors = _errors(make_workload(model, [batch], False, for_inference), named, failures)
-    own = any(has_float16(each.facts) for each in workload.decide(named[FLOAT32]))  # casts of the network's own
-    emulated = {name for name in named if workload.on_cpu and (own or named[name].compute_dtype == dtypes.FLOAT16)}
-    rows = [_row(race, name, name in emulated, failures, errors) for name in named]
-    context = next(iter(batch.values())).context
-    device = read_processor().name if workload.on_cpu else str(context)
-    return Benchmark(objective, for_inference, len(race.rounds), race.scatter(FLOAT32), tuple(rows), device)
-
-
-def _start(workload: Any, named: Mapping[str, Policy]) -> Tuple[Dict[str, Lap], Dict[str, str]]:
-    """Return laps of the policies that run, and why others do not."""
-    watch, laps, failures = Stopwatch(), {}, {}
-    bfloat16 = not workload.on_cpu or runs_bfloat16()
+    workload = read_workload(model, [batch], objective == TRAINING, for_inference)
+    # All networks are in memory at a time: the rounds have to have every policy in them to be compared.
+    rounds, laps, watch = Rounds(), {}, Stopwatch()
+    failures: Dict[str, str] = {}
     for name, policy in named.items():
         try:
-            if policy.compute_dtype == dtypes.BFLOAT16 and not bfloat16:
-                raise NotRunnable(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
-            with unwarned():
-                laps[name] = watch.lap_of(start(workload, policy))
+            laps[name] = watch.lap_of(_started(workload, policy))
         except NotRunnable as e:
-            if name == FLOAT32:
-                raise TuneError(f"the network does not run in float32: {e}") from e
             failures[name] = str(e)
-    return laps, failures
+    if FLOAT32 in failures:
+        raise TuneError(f"the network does not run in float32: {failures[FLOAT32]}")
+    with showing_progress(progress) as show:
+        begin = time.perf_counter()
+        # At least as many rounds as a verdict needs, also where one takes longer than all of the time.
+        for number in range(_MOST_ROUNDS):
+            passed = (time.perf_counter() - begin) / seconds
+            if number >= FEWEST and passed > 1:
+                break
+            show(f"round {number + 1}", passed)
+            rounds.run(laps)
+        laps.clear()  # and with them their memory
+        show("errors", 1.0)
+        # Outputs are compared in inference: dropout and batch statistics differ from run to run.
+        errors = _errors(read_workload(model, [batch], False, for_inference), named, failures)
+    own = any(has_float16(decisions.facts) for decisions in workload.decide(Policy()))  # casts of the network's own
+    emulated = {name for name in named if workload.on_cpu and (own or named[name].compute_dtype == dtypes.FLOAT16)}
+    rows = []
+    for name in named:
+        if name in failures:
+            rows.append(Timed(name, emulated=name in emulated, failure=failures[name]))
+        else:
+            times = rounds.seconds(name), rounds.ratio(name, FLOAT32), _verdict(rounds, name)
+            rows.append(Timed(name, *times, errors.get(name), name in emulated))
+    device = read_processor().name if workload.on_cpu else str(next(iter(batch.values())).context)
+    return Benchmark(objective, for_inference, len(rounds.times), rounds.scatter(FLOAT32), tuple(rows), device)
 
 
-def _errors(net: Any, named: Mapping[str, Policy], failures: Dict[str, str]) -> Dict[str, float]:
+def _started(workload: Workload, policy: Policy) -> Any:
+    if policy.compute_dtype == dtypes.BFLOAT16 and workload.on_cpu and not runs_bfloat16():
+        raise NotRunnable(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
+    return workload.start(policy)
+
+
+def _verdict(rounds: Rounds, name: str) -> str:
+    if name == FLOAT32:
+        return ""
+    slower = "slower" if rounds.is_faster(FLOAT32, name) else "within the noise"
+    return "faster" if rounds.is_faster(name, FLOAT32) else slower
+
+
+def _errors(inferring: Workload, named: Mapping[str, Policy], failures: Dict[str, str]) -> Dict[str, float]:
     """Return the errors of outputs beside float32's; what does not run is noted."""
-    exact, found = net.outputs(named[FLOAT32]), {}
+    exact, errors = _outputs(inferring, named[FLOAT32]), {}
     for name, policy in named.items():
         if name != FLOAT32 and name not in failures:
             try:
-                found[name] = max(_error(*pair) for pair in zip(net.outputs(policy), exact))
-            except (mx.MXNetError, MxmpError) as e:
-                failures[name] = str(e) if isinstance(e, MxmpError) else mxnet_reason(e)
-    return found
+                errors[name] = max(output_error(*pair) for pair in zip(_outputs(inferring, policy), exact))
+            except NotRunnable as e:
+                failures[name] = str(e)
+    return errors
 
 
-def _error(output: Any, exact: Any) -> float:
+def _outputs(inferring: Workload, policy: Policy) -> List[Any]:
+    return [to_float32(output).asnumpy().astype(np.float64) for output in inferring.start(policy)()]
+
+
+def output_error(output: Any, exact: Any) -> float:
     """Return the error of an output where float32's is finite, in float64, whose squares always fit."""
+    # float32's squares overflow from 1.8e19 on, and vanish below 1e-23.
     is_finite = np.isfinite(exact)
-    right, found = (np.where(is_finite, each, 0).astype(np.float64).ravel() for each in (exact, output))
-    if not np.isfinite(found).all():
+    right, value = (np.where(is_finite, array, 0).astype(np.float64).ravel() for array in (exact, output))
+    if not np.isfinite(value).all():
         return math.inf
-    difference, size = float(np.linalg.norm(found - right)), float(np.linalg.norm(right))
+    difference, size = float(np.linalg.norm(value - right)), float(np.linalg.norm(right))
     return difference / size if size else (0.0 if difference == 0 else math.inf)
-
-
-def _row(
-    race: Race[str],
-    name: str,
-    emulated: bool,
-    failures: Mapping[str, str],
-    errors: Mapping[str, float],
-) -> Timed:
-    if name in failures:
-        return Timed(name, emulated=emulated, failure=failures[name])
-    seconds, ratio = race.seconds(name), race.ratio(name, FLOAT32)
-    verdict = (
-        "faster" if race.is_faster(name, FLOAT32) else "slower" if race.is_faster(FLOAT32, name) else "within the noise"
-    )
-    return Timed(name, seconds, ratio, "" if name == FLOAT32 else verdict, errors.get(name), emulated)
-
-
-def _shown(value: Optional[float], form: str) -> str:
-    return "-" if value is None else format(value, form)

@@ -98,10 +98,10 @@ def test_requirements_of_tuning():
     assert set(verdicts(slow, "").values()) == {requirements.NOT_HERE}
 
 
-@pytest.mark.parametrize("took, verdict", [(59.0, requirements.MET), (61.0, requirements.NOT_MET)])
-def test_resnet50_is_tuned_within_a_minute(took, verdict):
+@pytest.mark.parametrize("took, verdict", [(39.0, requirements.MET), (41.0, requirements.NOT_MET)])
+def test_resnet50_is_tuned_within_40_seconds(took, verdict):
     found = {"resnet50_v1": Comparison(tuned(2.0, 2.0, 1.0, "inference", took))}
-    assert verdicts(found, AMX)["ResNet-50 inference: 60 s divided by the time that tuning took"] == verdict
+    assert verdicts(found, AMX)["ResNet-50 inference: 40 s divided by the time that tuning took"] == verdict
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_tune_writes_json_tables_and_plot(tmp_path, capsys):
     assert tune.main([*small, "--out", str(tmp_path)]) == 0
     columns = json.loads((tmp_path / "tune.json").read_text())["networks"]["resnet20"]
     assert [each["front"] for each in columns] == 3 * ["training"] + 3 * ["inference"]
-    assert columns[2]["notes"]["returned"] in ("float32", "untuned", "tuned") and len(columns[0]["seconds"]) >= 2
+    assert columns[2]["notes"]["returned"] in columns[2]["notes"]["tuner"] and len(columns[0]["seconds"]) >= 2
     assert (tmp_path / "tune.png").read_bytes().startswith(PNG)
     out = capsys.readouterr().out
     assert "Tuned, training" in out and "against the better" in out

@@ -56,6 +56,10 @@ def _runner():
 
 
 def table(text):
-    """Return the rows of all tables in a text, each a list of cells."""
-    rows = [line.strip().strip("│┃") for line in text.splitlines() if line.strip()[:1] in ("│", "┃")]
-    return [[cell.strip() for cell in row.replace("┃", "│").split("│")] for row in rows]
+    """Return the rows of all tables in a text, each a list of cells, and its lines of a name and what is said of it."""
+    rows = []
+    for line in text.splitlines():
+        is_row = line.strip()[:1] in ("│", "┃")
+        cells = line.strip().strip("│┃").replace("┃", "│").split("│") if is_row else line.strip().split("  ", 1)
+        rows += [[cell.strip() for cell in cells]] if len(cells) > 1 else []
+    return rows

@@ -6,8 +6,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.symbol import convert_checkpoint, to_graph
+from mxmp.devices import check
+from mxmp.devices.processor import Processor
+from mxmp.symbol import convert_checkpoint
 from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, save, table
+from tests.devices.machines import install_cards
 from tests.killed import killed_at_each_rename
 
 
@@ -21,13 +24,6 @@ def test_the_files_are_those_of_convert_checkpoint(tmp_path):
     convert_checkpoint(prefix, 3, str(tmp_path / "api"), "O2", SHAPES)
     for end in ("symbol.json", "0003.params"):
         assert (tmp_path / f"cli-{end}").read_bytes() == (tmp_path / f"api-{end}").read_bytes()
-
-
-def test_plain_mxnet_loads_the_files(tmp_path):
-    mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out")
-    symbol, args, _ = mx.model.load_checkpoint(str(tmp_path / "out"), 3)
-    assert symbol.list_outputs() == ["softmax_output"]
-    assert args["fc_weight"].dtype == np.float16 and args["bn_gamma"].dtype == np.float32
 
 
 def test_the_summary_by_hand(tmp_path):
@@ -57,12 +53,6 @@ def test_options_reach_the_network(options, op, expected, tmp_path):
     mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", *options)
     out, _ = mxmp("inspect", tmp_path / "out")
     assert [row[2] for row in table(out) if row[1:2] == [op]] == [expected]
-
-
-def test_the_output_dtype_can_be_overruled(tmp_path):
-    mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--output-dtype", "float16")
-    head = to_graph(mx.sym.load(str(tmp_path / "out-symbol.json")))
-    assert head.nodes[head.heads[0].node].get("dtype") == "float16"
 
 
 def test_a_dtype_reaches_the_network(tmp_path):
@@ -101,13 +91,6 @@ def test_existing_files_are_refused_before_any_work(end, tmp_path):
     assert (tmp_path / f"out-{end}").read_text() == "mine"
 
 
-def test_force_overwrites(tmp_path):
-    prefix = save(tmp_path)
-    (tmp_path / "out-symbol.json").write_text("mine")
-    mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--force")
-    assert mx.sym.load(str(tmp_path / "out-symbol.json")).list_outputs() == ["softmax_output"]
-
-
 def test_force_does_not_overwrite_the_source(tmp_path):
     prefix = save(tmp_path)
     before = (tmp_path / "net-0003.params").read_bytes()
@@ -116,14 +99,36 @@ def test_force_does_not_overwrite_the_source(tmp_path):
     assert (tmp_path / "net-0003.params").read_bytes() == before
 
 
+def notes(out):
+    return [row[1] for row in table(out) if row[0] == "note"]
+
+
 def test_values_that_were_rounded_before_are_said_to_be(tmp_path):
     mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "low")
     out, _ = mxmp("convert", tmp_path / "low", 3, "-o", tmp_path / "wide", "--policy", "O0")
-    assert totals(out)["note"] == "4 parameters were stored in float16: their values were rounded to it, and stay so"
-    assert "note" not in totals(mxmp("convert", tmp_path / "low", 3, "-o", tmp_path / "again")[0])
-    shown = [row for row in table(mxmp("inspect", tmp_path / "low", "--policy", "O0")[0]) if row[0] == "note"]
-    assert shown == [["note", totals(out)["note"]]]
-    assert "note" not in totals(mxmp("convert", tmp_path / "net", 3, "-o", tmp_path / "plain", "--policy", "O0")[0])
+    rounded = "4 parameters were stored in float16: their values were rounded to it, and stay so"
+    assert notes(out) == [rounded] == notes(mxmp("inspect", tmp_path / "low", "--policy", "O0")[0])
+    assert rounded not in notes(mxmp("convert", tmp_path / "low", 3, "-o", tmp_path / "again")[0])
+
+
+@pytest.mark.parametrize(
+    "policy, cards, ok, said",
+    [
+        ("O2", [], None, "not for this machine: float16 needs a GPU"),
+        ("O2", [("NVIDIA A100", "8.0")], None, ""),
+        ("mixed_bfloat16", [], False, "not for this machine: CPU (Xeon): bfloat16 does not run, because MXNet needs AVX-512"),
+        ("mixed_bfloat16", [], True, ""),
+        ("bfloat16", [], True, "outputs are bfloat16: integers in numpy; --output-dtype float32"),
+        ("O0", [], None, ""),
+    ],
+)
+def test_what_surprises_who_runs_it_is_said(policy, cards, ok, said, tmp_path, monkeypatch):
+    install_cards(tmp_path, monkeypatch, cards)
+    flags = frozenset(["avx512bw", "avx512_bf16"] if ok else ["avx2"])
+    monkeypatch.setattr(check, "read_processor", lambda: Processor("Xeon", flags))
+    monkeypatch.setattr(check, "is_for_gpus", lambda: True)
+    found = notes(mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--policy", policy)[0])
+    assert len(found) == bool(said) and all(note.startswith(said) for note in found)
 
 
 def test_for_inference(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -10,14 +9,14 @@ import pytest
 
 from tests.cli.checkpoints import SHAPE, mxmp, save, table
 from tests.cli.test_errors import refused
-from tests.html.runs import ledger, report
+from tests.display.runs import ledger, report
 
 
 @pytest.fixture
 def run(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "report.json").write_text(json.dumps(report()))
+    report().save(folder / "report.json")
     return folder
 
 
@@ -32,20 +31,13 @@ def test_a_page_is_written_and_what_is_missing_said(run, tmp_path):
 
 
 def test_the_warnings_and_the_advice_of_the_page_are_printed(run, tmp_path):
-    (run / "ledger.json").write_text(json.dumps(ledger(advice=["Keep the scale.", "Look \x1b here."])))
+    found = ledger(scales={10: (10, 90)}, not_taken=90)
+    found.save(run / "ledger.json")
+    (run / "report.json").write_text(report(without_rule=("Custom", "Look\x1b")).to_json())
     out, _ = mxmp("report", run, "-o", tmp_path / "page.html")
-    assert table(out)[1:4] == [
-        ["warning", "No rule for Custom: left as they were."],
-        ["advice", "Keep the scale."],
-        ["advice", "Look \\x1b here."],
-    ]
-
-
-def test_one_file_is_taken_too(run, tmp_path):
-    (run / "mine.json").write_text(json.dumps(ledger()))
-    out, _ = mxmp("report", run / "mine.json", "-o", tmp_path / "page.html")
-    assert table(out)[0] == ["written", str(tmp_path / "page.html")] and "not there" not in out
-    assert "<title>mine.json</title>" in (tmp_path / "page.html").read_text()
+    advice = list(found.advice().sentences)
+    expected = [["warning", "No rule for Custom, Look\\x1b: left as they were."], *(["advice", each] for each in advice)]
+    assert table(out)[1 : 2 + len(advice)] == expected and advice
 
 
 def test_what_inspect_prints_is_a_run(tmp_path):
@@ -66,7 +58,7 @@ def test_a_file_that_exists_is_kept_unless_forced(run, tmp_path):
 
 @pytest.mark.parametrize(
     "name, message",
-    [("empty", "none of report.json"), ("missing", "there is no such folder or file"), ("run", "cannot be shown")],
+    [("empty", "none of report.json"), ("missing", "there is no such folder or file"), ("run", "it is no JSON")],
 )
 def test_what_is_no_run_is_refused_in_one_line(run, tmp_path, name, message):
     (tmp_path / "empty").mkdir()

@@ -163,13 +163,6 @@ def test_ctrl_c_is_the_programs(code, said, tmp_path):
     assert "mxmp" not in err
 
 
-def test_a_lost_ctrl_c_ends_nothing(tmp_path):
-    """As in a destructor; for its own commands mxmp ends the process there."""
-    text = "class A:\n    def __del__(self):\n        raise KeyboardInterrupt\n\nA()\nprint('went on')"
-    out, err, code = run(RUN, script(tmp_path, text))
-    assert (out, code) == ("went on\n", 0) and "Exception ignored in" in err
-
-
 PROCESSES = """
 import multiprocessing, pickle, sys
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import mxnet as mx
 import numpy as np
@@ -12,7 +11,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.diagnose import CSVLogger, Ledger, Watch, check_loop, checking
+from mxmp.diagnose import CSVLogger, Ledger, LoopFindings, Watch, check_loop, checking
 from mxmp.errors import TrainerError
 
 RNG = np.random.RandomState(0)
@@ -136,15 +135,6 @@ def whole_step_recorded(loop):
         loop.trainer.step(8)
 
 
-def reduced(loop, then=lambda: None):
-    loop.trainer.allreduce_grads()
-    then()
-
-
-def updated(loop):
-    loop.trainer.update(loop.data.shape[0])
-
-
 def adding():
     loop = Loop()
     loop.net.collect_params().setattr("grad_req", "add")
@@ -257,7 +247,6 @@ WRONG = {
     "not_training": lambda: changed(Loop(), backward=inferring),
     "loss_precision": lambda: changed(Loop(), backward=low_loss),
     "step_recorded": lambda: changed(Loop(), __call__=None, backward=whole_step_recorded, step=lambda loop: None),
-    "batch_size": lambda: changed(Loop(), step=lambda loop: loop.trainer.step(1000)),
     "schedule_on_skip": setting_rates,
     "norm_precision": low_norm,
     "cast_by_hand": cast_by_hand,
@@ -382,7 +371,7 @@ def test_a_trainer_without_a_loss_scale_is_noted():
 
 def test_float16_on_a_cpu_is_noted_as_slow():
     found = Loop().check(speed=True)
-    assert found.kinds == ("slow_policy",) and "emulated on a CPU" in str(found)
+    assert found.kinds == ("slow_policy",) and "float16 is emulated" in str(found)
     assert not Loop(policy=None).check(speed=True)
 
 
@@ -503,27 +492,6 @@ def test_nothing_is_found_where_two_trainers_step_on_one_loss():
     assert str(check_loop([first, second], trainers, loop, speed=False)) == "nothing found"
 
 
-@pytest.mark.parametrize("reduce, size", [(lambda loss: loss, 8), (mx.nd.mean, 1)], ids=["each", "mean"])
-def test_nothing_is_found_where_two_nets_have_one_loss_and_one_trainer(reduce, size):
-    """Of two encoders, whose outputs are told apart from those of the other examples."""
-    first, second = make("O2"), make("O1", prefix="other_")
-    params = gluon.ParameterDict()
-    for net in (first, second):
-        params.update(net.collect_params())
-    trainer = mxmp.gluon.Trainer(params, "adam", loss_scale=64.0)
-    own = mx.nd.arange(8)
-
-    def loop():
-        with autograd.record():
-            scores = mx.nd.dot(first(DATA), second(DATA).T)
-            loss = reduce((LOSS(scores, own) + LOSS(scores.T, own)) / 2)
-        with trainer.scale_loss(loss) as scaled:
-            scaled.backward()
-        trainer.step(size)
-
-    assert str(check_loop([first, second], trainer, loop, speed=False)) == "nothing found"
-
-
 def test_nothing_is_found_on_two_contexts():
     contexts = [mx.cpu(0), mx.cpu(1)]
     net = make("O2")
@@ -537,38 +505,6 @@ def test_nothing_is_found_on_two_contexts():
         with trainer.scale_loss(losses) as scaled:
             autograd.backward(scaled)
         trainer.step(8)
-
-    assert str(check_loop(net, trainer, loop, speed=False)) == "nothing found"
-
-
-def test_nothing_is_found_where_the_batch_is_the_second_axis():
-    net = gluon.rnn.LSTM(8, input_size=4, prefix="lstm_")
-    net.initialize()
-    trainer = ours(mxmp.gluon.convert(net, "O1"))
-    steps = mx.nd.array(RNG.randn(5, 8, 4))
-
-    def loop():
-        with autograd.record():
-            loss = (net(steps) ** 2).sum()
-        with trainer.scale_loss(loss) as scaled:
-            scaled.backward()
-        trainer.step(8)
-
-    assert str(check_loop(net, trainer, loop, speed=False)) == "nothing found"
-
-
-def test_nothing_is_found_where_step_divides_by_the_elements_of_the_loss():
-    net = gluon.rnn.LSTM(8, input_size=4, prefix="lstm_")
-    net.initialize()
-    trainer = ours(mxmp.gluon.convert(net, "O1"))
-    steps = mx.nd.array(RNG.randn(10, 4, 4))
-
-    def loop():
-        with autograd.record():
-            loss = (net(steps).reshape((40, 8)) ** 2).sum(axis=1)
-        with trainer.scale_loss(loss) as scaled:
-            scaled.backward()
-        trainer.step(40)
 
     assert str(check_loop(net, trainer, loop, speed=False)) == "nothing found"
 
@@ -594,28 +530,6 @@ def test_gradients_in_bfloat16_are_looked_at():
     loop = of_bfloat16()
     loop.net.collect_params().setattr("grad_req", "add")
     assert loop.check().kinds == ("zero_grad_missing",)
-
-
-@pytest.mark.parametrize("loss_scale, kinds", [(2.0**126, ("steps_skipped",)), ("dynamic", ())])
-def test_skipped_steps_with_weights_in_bfloat16_are_looked_at(loss_scale, kinds):
-    if loss_scale == "dynamic":
-        loss_scale = mxmp.loss_scale.DynamicLossScale(init_scale=2.0**126, max_scale=2.0**126)
-    loop = of_bfloat16(loss_scale)
-    loop.net[0].weight.set_data(mx.nd.ones((8, 16)) * 100)
-    assert loop.check().kinds == kinds
-
-
-@pytest.mark.parametrize("clip", [0.1, 1e6])
-def test_clipping_as_mxnet_does_is_right(clip):
-    """What is read after the block are true gradients."""
-
-    def by_hand(loop):
-        gluon.utils.clip_global_norm(loop.gradients(), clip)
-
-    for each in (by_hand, lambda loop: reduced(loop, lambda: by_hand(loop)), lambda loop: reduced(loop, loop.trainer.unscale)):
-        step = updated if each is not by_hand else None
-        loop = changed(Loop("O2"), clip=each, **({"step": step} if step else {}))
-        assert str(loop.check()) == "nothing found"
 
 
 # ------------------------------------------------------------------ all is put back
@@ -679,17 +593,6 @@ def test_logs_ledgers_and_watches_do_not_see_the_steps_and_go_on(tmp_path):
     assert (ledger.steps, ledger.sampled) == (2, 2)
 
 
-def test_parameters_of_unknown_shape_have_none_after_it():
-    net = nn.Dense(8, prefix="later_")
-    net.initialize()
-    mxmp.gluon.convert(net, "O1")
-    loop = Loop(net=net)
-    assert not loop.check()
-    with pytest.raises(gluon.parameter.DeferredInitializationError):
-        net.weight.data()
-    run(loop)
-
-
 def test_a_block_around_iterations_finds_the_same():
     loop = changed(Loop(), backward=unscaled)
     with checking(loop.net, loop.trainer, speed=False) as found:
@@ -708,19 +611,12 @@ def test_the_trainer_of_another_net_is_found():
     assert found.kinds == ("wrong_trainer",) and "none of the parameters of 'other" in str(found)
 
 
-def test_findings_are_values_errors_first():
+def test_findings_are_values_errors_first(tmp_path):
     found = plain_under("O1").check(speed=True)
-    assert [each.severity for each in found] == ["error", "note"]
-    assert found[0].kind == "plain_trainer" and str(found).count("\n") == len(found) - 1
-    assert repr(found) == "LoopFindings(plain_trainer, slow_policy)"
-
-
-def test_findings_are_shown_by_a_notebook_and_kept_as_json():
-    found = plain_under("O1").check(speed=True)
-    text = found._repr_html_()
-    assert '<ul class="notes error">' in text and '<ul class="notes note">' in text and "not one of mxmp" in text
-    saved = json.loads(json.dumps(found.to_dict()))
-    assert saved["kind"] == "check_loop" and saved["findings"][0] == found[0]._asdict()
+    assert [(each.severity, each.kind) for each in found] == [("error", "plain_trainer"), ("note", "slow_policy")]
+    assert str(found).count("\n") == 1 and "not one of mxmp" in found._repr_html_()
+    found.save(str(tmp_path / "loop.json"))
+    assert LoopFindings.load(str(tmp_path / "loop.json")) == found
     assert "nothing found" in Loop(policy=None).check()._repr_html_()
 
 

@@ -45,12 +45,31 @@ def test_all_that_a_run_leaves_is_read_and_shown(run, tmp_path):
     assert not found.missing
     page = found.to_html(str(tmp_path / "page.html"))
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
-    text = re.sub(r"<[^>]+>", " ", page)
+    text = re.sub(r"<[^>]+>", " ", page.replace("<wbr>", ""))
     for expected in ("net_dense0_fwd", "net_dense1_weight", "FullyConnected", "float16"):
         assert expected in text
-    assert "gradients not finite: &#39;net_dense1_weight&#39; (100 %)" in text and "loss scale" in text
+    assert "gradients not finite: &#39;net_dense1_weight&#39; (100 %)" in text and "last scale" in text
     assert [row["why"] for row in found.steps] == [None, "gradients not finite: 'net_dense1_weight' (100 %)", None]
     assert len(found.steps) == 3 and [row["taken"] for row in found.steps].count(False) == 1
+
+
+@pytest.mark.parametrize("policy", ["O1", "float32"])
+def test_the_loss_is_that_of_scale_loss_where_nobody_logs_it(tmp_path, policy):
+    net = gluon.nn.Dense(3, in_units=4)
+    net.initialize(mx.init.Xavier())
+    mxmp.gluon.convert(net, policy)
+    trainer, losses = mxmp.gluon.Trainer(net.collect_params(), "sgd"), []
+    with CSVLogger(str(tmp_path)).attach(trainer) as log:
+        for number in range(3):
+            with autograd.record():
+                loss = gluon.loss.L2Loss()(net(mx.nd.random.normal(shape=(5, 4))), mx.nd.ones((5, 3)))
+            with trainer.scale_loss(loss) as scaled:
+                autograd.backward(scaled)
+            trainer.step(5)
+            losses.append(loss.mean().asscalar().item())
+            if number == 1:
+                log.log(loss=7.0)
+    assert [step["loss"] for step in read_run(str(tmp_path)).steps] == pytest.approx([losses[0], 7.0, losses[2]])
 
 
 @pytest.mark.parametrize("name", ["ledger", "compare", "report"])

@@ -199,3 +199,8 @@ def test_floor_message_names_the_first_bad_gradient():
 def test_dynamic_refuses(fields, message):
     with pytest.raises(LossScaleError, match=message):
         DynamicLossScale(**fields)
+
+
+def test_a_notebook_shows_the_fields_of_a_loss_scale():
+    text = DynamicLossScale(init_scale=65536)._repr_html_().replace("<wbr>", "")
+    assert "<dt>kind</dt><dd>dynamic</dd>" in text and "<dd>65,536</dd>" in text and text.startswith('<div class="mxmp')

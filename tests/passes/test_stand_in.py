@@ -42,7 +42,7 @@ def test_a_product_with_a_float16_kernel_stands_in(ndim, op):
 
 def test_the_report_has_its_casts():
     found = convert(attention())
-    rows = {row.name: row.casts for row in found.report.rows}
+    rows = {row.name: tuple(map(str, row.casts)) for row in found.report.rows}
     assert rows["scores"] == ("q to float16", "k to float16")
     assert rows["context"] == ("soft_output to float16", "k to float16", "context_output to float32")
     assert found.report.casts == 5

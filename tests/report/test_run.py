@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
-from dataclasses import replace
+import math
+import re
 
 import pytest
 
 from mxmp.errors import CheckpointError
-from mxmp.report import RUN_FILES, read_run
-from mxmp.report.saved import report_from_dict
-from tests.html.runs import compare, ledger, report, steps
+from mxmp.report import RUN_FILES, Run, read_run
+from mxmp.report.steps import Steps
+from tests.display.runs import compare, ledger, report, steps, whole
 
 NAMES = ("step", "seconds", "taken", "scale", "next_scale", "grad_norm", "loss", "zero_share", "subnormal_share")
 
@@ -27,18 +29,17 @@ def write_steps(path, rows, names=(*NAMES, "largest", "error")):
 def folder(tmp_path):
     run = tmp_path / "resnet"
     run.mkdir()
-    (run / "report.json").write_text(json.dumps(report()))
-    (run / "ledger.json").write_text(json.dumps(ledger()))
-    (run / "compare.json").write_text(json.dumps(compare()))
-    write_steps(run / "steps.csv", steps())
+    report().save(run / "report.json")
+    ledger().save(run / "ledger.json")
+    compare().save(run / "compare.json")
+    write_steps(run / "steps.csv", steps().steps)
     return run
 
 
 def test_a_whole_run_is_read(folder):
     run = read_run(folder)
     assert (run.name, run.missing) == ("resnet", ())
-    assert run.report == report_from_dict(report())
-    assert (run.ledger, run.compare) == (ledger(), compare())
+    assert (run.report, run.ledger, run.compare) == (report(), ledger().to_dict(), compare().to_dict())
     assert len(run.steps) == 300 and run.steps[40]["taken"] is False and run.steps[0]["taken"] is True
     assert run.steps[0]["largest"] is None and run.steps[3]["loss"] == 1.25
 
@@ -46,8 +47,8 @@ def test_a_whole_run_is_read(folder):
 def test_the_page_has_a_section_for_each_part_and_the_runs_name(folder):
     text = read_run(folder).to_html()
     assert "<title>resnet</title>" in text
-    for title in ("Summary", "Network", "Steps", "Gradients", "Errors by layer", "Operators"):
-        assert f"<h2>{title}</h2>" in text
+    for title in ("Summary", "Network", "Steps", "Gradients by layer", "Errors by layer", "Operators"):
+        assert f">{title}</h2>" in text
     assert "<title>Mine</title>" in read_run(folder).to_html(title="Mine")
 
 
@@ -56,9 +57,9 @@ def test_each_file_may_be_missing(folder, name):
     (folder / name).unlink()
     run = read_run(folder)
     assert run.missing == (name,)
-    titles = {"report.json": "Operators", "ledger.json": "Gradients", "compare.json": "Errors by layer", "steps.csv": "Steps"}
+    titles = {"report.json": "Operators", "ledger.json": "Gradients by layer", "compare.json": "Errors by layer", "steps.csv": "Steps"}
     text = run.to_html()
-    assert [title for title in titles.values() if f"<h2>{title}</h2>" not in text] == [titles[name]]
+    assert [title for title in titles.values() if f">{title}</h2>" not in text] == [titles[name]]
 
 
 @pytest.mark.parametrize("name", RUN_FILES)
@@ -74,61 +75,40 @@ def test_a_file_of_another_name_is_known_by_what_is_in_it(folder, name):
     assert set(read_run(other).missing) == set(RUN_FILES) - {name}
 
 
+def changed(record, **changes):
+    return json.dumps({**record.to_dict(), **changes})
+
+
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        ("report.json", "{", "is no JSON"),
-        ("report.json", "[1]", "no list 'rows'"),
-        ("report.json", '{"rows": []}', "lacks 'policy', 'casts'"),
-        ("report.json", json.dumps(report(rows=[1])), r"rows\[0\] is 1"),
-        ("report.json", json.dumps(report(rows=[{"name": 1}])), r"rows\[0\] has name=1"),
-        ("report.json", json.dumps(report(casts=-1)), "casts=-1; expected a count"),
-        ("report.json", json.dumps(report(activation_bytes=[1])), r"activation_bytes=\[1\]"),
-        ("report.json", json.dumps(report(widely_read=[1])), r"widely_read=\[1\]"),
-        ("report.json", "[" * 100_000, "cannot be shown"),
-        ("ledger.json", json.dumps(compare()), "expected 'kind': 'ledger', found 'compare'"),
-        ("ledger.json", json.dumps(ledger(version=3)), "of version 3; this mxmp reads version 1 and 2"),
-        ("ledger.json", json.dumps(ledger(layers={})), "layers={}"),
-        ("ledger.json", json.dumps(ledger(steps="many")), "steps='many'; expected a count"),
-        ("ledger.json", json.dumps(ledger(advice="x")), "advice='x'"),
-        ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {"x": 1}}])), r"layers\[0\] has 'x': 1"),
-        ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {}, "largest": "big"}])), "largest='big'"),
-        *(
-            ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {"1": count}}])), r"layers\[0\] has '1'")
-            for count in ("inf", float("nan"), -1, 0.5, True, 10**400)
-        ),
-        ("ledger.json", json.dumps(ledger(layers=[{"name": "a", "histogram": {"--5": 1}}])), "has '--5': 1"),
-        ("ledger.json", json.dumps(ledger(steps=-1)), "steps=-1; expected a count"),
-        ("ledger.json", json.dumps(ledger(scale=[1])), r"has scale=\[1\]"),
-        ("ledger.json", json.dumps(ledger(scale={"last": []})), r"scale has last=\[\]"),
-        ("ledger.json", json.dumps(ledger(advice=[1])), r"has 1 at advice\[0\]"),
-        ("ledger.json", json.dumps(ledger(layers=[dict(ledger()["layers"][0], lost_update_share={})])), "update_share={}"),
-        ("ledger.json", json.dumps(ledger(layers=[dict(ledger()["layers"][0], counts=[1])])), r"layers\[0\] has counts=\[1\]"),
-        ("ledger.json", json.dumps(ledger(layers=[dict(ledger()["layers"][0], counts={"0": {"zero": -1}})])), "in counts"),
-        ("compare.json", "{}", "expected 'kind': 'compare'"),
-        ("compare.json", json.dumps(compare(rows=[{"op": "x"}])), r"rows\[0\] has name=None"),
-        ("compare.json", json.dumps(compare(outputs=[{"name": "o", "error": []}])), r"outputs\[0\] has error=\[\]"),
+        ("report.json", "{", "it is no JSON"),
+        ("report.json", "[1]", "expected 'record': 'report', found None"),
+        ("report.json", changed(report(), rows=[{"name": 1}]), r"rows\[0\].name is 1; expected text"),
+        ("report.json", changed(report(), casts=10**400), "casts is 1000.*; expected a whole number"),
+        ("ledger.json", changed(compare()), "expected 'record': 'ledger', found 'comparison'"),
+        ("ledger.json", changed(ledger(), version=3), "has version 3; this mxmp reads version 1"),
+        ("ledger.json", changed(ledger(), layers=[{"name": "a", "counts": {"x": {}}}]), r"layers\[0\].counts has the key 'x'"),
+        ("compare.json", changed(compare(), outputs=[{"name": "o", "error": []}]), r"outputs\[0\].error is \[\]"),
         ("steps.csv", "a,b\n1,2\n", "no column 'step'"),
         ("steps.csv", "", "no column 'step'"),
-        ("steps.csv", "step,loss\n1,x\n", "line 2 has loss='x'"),
-        ("steps.csv", "step,taken\n1,maybe\n", "line 2 has taken='maybe'"),
+        ("steps.csv", "step,loss\n1,x\n", "line 2 has loss='x'; expected a number"),
+        ("steps.csv", "step,taken\n1,maybe\n", "line 2 has taken='maybe'; expected 1 or 0"),
         ("steps.csv", "step,loss\n,1\n", "line 2 has no step"),
     ],
 )
 def test_a_broken_file_is_named_with_what_is_wrong(folder, name, text, message):
     (folder / name).write_text(text)
-    with pytest.raises(CheckpointError, match=f"{name} cannot be shown: .*{message}|{name} {message}") as caught:
+    with pytest.raises(CheckpointError, match=f"{name}: .*{message}") as caught:
         read_run(folder)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_text_is_named(folder):
-    (folder / "report.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(CheckpointError, match="report.json cannot be shown: it is no JSON: it is no text in UTF-8"):
+@pytest.mark.parametrize("name", ["report.json", "steps.csv"])
+def test_a_file_that_is_no_text_is_named(folder, name):
+    (folder / name).write_bytes(b"step\n\xff\xfe\x00")
+    with pytest.raises(CheckpointError, match=f"{name}: it is no text in UTF-8"):
         read_run(folder)
-    (folder / "steps.csv").write_bytes(b"step\n\xff\n")
-    with pytest.raises(CheckpointError, match="steps.csv cannot be shown: it is no text in UTF-8"):
-        read_run(folder / "steps.csv")
 
 
 def test_a_folder_in_a_files_place_is_named(folder):
@@ -145,12 +125,10 @@ def test_a_folder_with_none_of_them_is_refused(tmp_path):
         read_run(tmp_path / "missing")
 
 
-def test_unknown_columns_and_fields_are_passed_over(folder):
+def test_unknown_columns_are_passed_over_and_missing_ones_are_none(folder):
     (folder / "steps.csv").write_text("step,loss,mine\n1,2.5,x\n2,,y\n")
-    (folder / "report.json").write_text(json.dumps({**report(), "changes": [], "uneven": []}))  # of inspect --json
-    run = read_run(folder)
-    assert [(each["step"], each["loss"], each["taken"]) for each in run.steps] == [(1, 2.5, None), (2, None, None)]
-    assert run.report.casts == 3
+    found = read_run(folder).steps
+    assert [(each["step"], each["loss"], each["taken"]) for each in found] == [(1, 2.5, None), (2, None, None)]
 
 
 def test_of_a_step_that_a_resumed_run_made_again_the_last_line_counts(folder):
@@ -161,17 +139,66 @@ def test_of_a_step_that_a_resumed_run_made_again_the_last_line_counts(folder):
 
 def test_a_run_of_no_steps_and_no_operators_is_a_page(folder):
     (folder / "steps.csv").write_text("step,loss\n")
-    (folder / "report.json").write_text(json.dumps(report(rows=[])))
-    (folder / "ledger.json").write_text(json.dumps(ledger(layers=[], steps=0, sampled=0, skipped=0, scale={}, advice=[])))
-    (folder / "compare.json").write_text(json.dumps(compare(rows=[], outputs=[])))
-    assert "<h2>Gradients</h2>" in read_run(folder).to_html()
+    report(rows=()).save(folder / "report.json")
+    ledger(layers=(), steps=0, sampled=0, scales={}, last_scale=None).save(folder / "ledger.json")
+    compare(rows=(), outputs=()).save(folder / "compare.json")
+    assert ">Gradients by layer</h2>" in read_run(folder).to_html()
 
 
-def test_a_page_is_written_whole_or_not_at_all(folder, tmp_path):
-    run = read_run(folder)
-    file = tmp_path / "page.html"
-    assert run.to_html(file) == file.read_text(encoding="utf-8")
-    with pytest.raises(CheckpointError, match="there is no folder"):
-        run.to_html(str(tmp_path / "missing" / "page.html"))
-    text = replace(run, name="\udcff").to_html(file)  # a name that is no UTF-8, as Python gives it
-    assert "\udcff" not in text and file.read_text(encoding="utf-8")
+def test_figures_warnings_and_advice_of_all_parts_come_first():
+    run = whole()
+    assert run.warnings == ["Slow here.", "No rule for Custom: left as they were."]
+    assert run.advice == list(ledger().advice().sentences)
+    text = run.to_html()
+    first = text[: text.index('<section id="network"')]
+    for each in ("Slow here.", *run.advice, "operators in float16", "seconds per step"):
+        assert each in first and each not in text[len(first) :]
+    parts = {name: part for name, part in run.parts.items() if name != "steps.csv"}
+    assert "32,768" in Run("r", parts).to_html() and "32,768" not in text  # the steps say more than the ledger
+
+
+def test_the_line_under_a_runs_title_leaves_the_scale_to_the_figures():
+    assert whole()._lead == "param=float32,compute=float16,output=float32"
+    assert "<dt>last scale</dt><dd><b>8,192</b> <span>256 to 8,192</span>" in whole().to_html()
+
+
+def test_errors_follow_the_network_where_it_is_known():
+    reversed_rows = compare(rows=compare().rows[::-1])
+    assert "from the network's inputs to its outputs" in html.unescape(whole(**{"compare.json": reversed_rows}).to_html())
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def figures_of(text):
+    found = re.findall(r"<dt>([^<]*)</dt><dd><b>(.*?)</b>(?: <span>(.*?)</span>)?</dd>", text)
+    return {what: (figure, remark) for what, figure, remark in found}
+
+
+def test_steps_show_what_was_logged_and_no_more():
+    text = Steps([{"step": 5, "loss": 1.5}, {"step": 6, "loss": 1.25}]).to_html()
+    assert re.findall("<figcaption>(.*?)</figcaption>", text) == ["Loss"] and "Skipped steps" not in text
+    assert figures_of(steps().to_html())["steps"] == ("300", "3 skipped")
+    assert Steps([])._sections() == []
+
+
+def test_the_time_of_a_step_is_the_median_between_two():
+    """The log's seconds are counted from its beginning; a resumed run's first step may lie before the last one."""
+    seconds = [10.0, 10.5, 11.0, 11.5, None, 99.0, 3.0, 3.5, 9.0]
+    found = figures_of(Steps([{"step": i, "seconds": each} for i, each in enumerate(seconds)]).to_html())
+    assert found["seconds per step"] == ("0.5", "median")
+
+
+@pytest.mark.parametrize("values", [[1e17], [1e17, 1e17], [-1.7e308, 1.7e308], [0.0, 5e-323], [5e-324], [math.inf]], ids=str)
+def test_extreme_values_are_a_page(values):
+    names = ("step", "loss", "scale", "zero_share", "seconds")
+    rows = [{name: each for name in names if name != "step"} for each in values]
+    text = Steps([{"step": min(i, each), **each_row} for i, (each, each_row) in enumerate(zip(values, rows))]).to_html()
+    assert not re.search(r'd="[^"]*(nan|inf)', text) and ">Steps</h2>" in text
+
+
+def test_skipped_steps_are_listed_with_why():
+    text = steps().to_html()
+    assert re.findall(r'data-key="(\d+)\.0">\d+</th>', text) == ["40", "41", "200"] and "broken = true" in text
+    said = [{"step": 1, "taken": False, "why": "gradients of fc"}, {"step": 2, "taken": False, "error": "E", "why": "no"}]
+    assert re.findall(r'<td class="text">(.*?)</td>', Steps(said).to_html()) == ["gradients of fc", "E"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.html import browser
+from tests.display import browser
 
 ROOT = Path(__file__).resolve().parents[2]
 

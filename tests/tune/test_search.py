@@ -15,11 +15,12 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
+from mxmp.diagnose.compare import node_errors
 from mxmp.errors import PolicyError, TuneError
 from mxmp.symbol import convert_model, on_cpu
-from mxmp.tune import search
-from mxmp.tune.accuracy.low_operators import LowOperators
-from mxmp.tune.accuracy.minimal import minimal_set
+from mxmp.tune import SearchResult, search
+from mxmp.tune.by_accuracy import LowOperators
+from mxmp.tune.minimal import minimal_set
 from tests.tune.networks import FAILING, Task, random_digits, trained_digits
 
 TOLERANCE = 0.01
@@ -234,9 +235,9 @@ def test_own_errors_order_better_than_carried_ones(tolerance):
     found = {}
     for order in ("own", "carried"):
         judge = mxmp.tune.Tolerance(task.net, task.evaluate, tolerance)
-        errors = judge.network.errors(policy)
-        operators = LowOperators(judge.network, policy)
-        proposals = minimal_set(sorted(operators.items, key=lambda i: -getattr(errors[i.pattern], order)))
+        errors = node_errors(judge.subject.calls(policy))
+        operators = LowOperators(judge.subject, policy)
+        proposals = minimal_set(sorted(operators.items, key=lambda pattern: -getattr(errors[pattern], order)))
         passes = None
         try:
             while True:
@@ -263,8 +264,7 @@ def test_errors_name_the_operators_that_fail_first():
         ({"tolerance": math.nan}, "tolerance=nan: expected a finite number from 0 on"),
         ({"tolerance": "1%"}, "tolerance='1%': expected a finite number from 0 on"),
         ({"evaluate": 0.5}, "evaluate is a float; expected a function of the network"),
-        ({"batches": []}, "batches is for a symbol with parameters or a Module; a Dense runs where it is"),
-        ({"ctx": mx.cpu()}, "ctx is for a symbol with parameters; a Dense runs where it is"),
+        ({"batches": []}, "batches is for a symbol with parameters or a Module; a net's are what evaluate"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
@@ -293,8 +293,10 @@ def test_the_result_is_json_and_a_table():
     }  # fmt: skip
     text = str(result)
     assert all(row.name in text for row in result.rows)
-    assert "kept in float32: 2 operators by 2 names, each of them is needed" in text
-    assert f"evaluations: {result.evaluations}" in text
+    assert result.summary[1] == "kept in float32: 2 operators by 2 names, each of them is needed"
+    assert result.summary[3] == f"evaluations: {result.evaluations}" and "each of them is needed" in text
+    again = SearchResult.from_json(result.to_json())
+    assert (again.kept, again.policy) == (result.kept, result.policy)
 
 
 def test_a_terminal_shows_what_is_tried(monkeypatch, capsys):
@@ -373,6 +375,8 @@ def test_a_folded_model_needs_what_it_needs_itself(normalised):
 
 def test_a_module_folds_nothing():
     module = mx.mod.Module(mx.sym.var("data") * 2, label_names=[])
+    module.bind([("data", (2, 3))])
+    module.init_params()
     with pytest.raises(TuneError, match="for_inference: BatchNorm is folded in models, not in a Module; give its symbol"):
         search(module, lambda module: 0.0, 1.0, for_inference=True)
     with pytest.raises(TuneError, match="for_inference='yes': expected True or False"):

@@ -1,0 +1,408 @@
+"""``mxmp inspect``, ``compare``, ``ranges`` and ``report``: looks at a network, and at a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import click
+
+from .. import dtypes
+from ..checkpoint import checkpoint_files, describe_epochs, params_file_of, require_checkpoint, saved_epochs
+from ..policy import Policy
+from .options import (
+    NARROW,
+    Pairs,
+    batch_option,
+    check_prefix,
+    input_options,
+    make_policy,
+    model_options,
+    out_option,
+    print_json,
+    print_pairs,
+    require_new,
+    stdout,
+    value_pairs,
+    working,
+)
+
+_FEW = 3  # names in a line of a summary
+_MOST = 20  # tensors of a table unless all are wanted
+_RANDOM = "random numbers from 0 to 1"
+_LIMIT = dtypes.limits(dtypes.FLOAT16).max
+
+
+@click.command()
+@click.argument("prefix", callback=partial(check_prefix, read=True))
+@click.option("--epoch", type=click.IntRange(min=0), help="Epoch of the parameters; the only one there unless given.")
+@click.option("--policy", "text", help="The policy; O2 unless given, or what a converted network has.")
+@model_options
+@click.option("--summary", is_flag=True, help="Count by kind of operator instead of a row for each.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def inspect(
+    prefix: str,
+    epoch: Optional[int],
+    text: Optional[str],
+    shapes: Any,
+    types: Any,
+    as_json: bool,
+    summary: bool,
+    **changes: Any,
+) -> None:
+    """Show each operator's precision, the reason and the casts.
+
+    PREFIX-symbol.json may be a float32 network: then this is what a conversion would decide. A
+    network that mxmp converted is shown as it is, unless a policy is given. Layers in float16 with a
+    batch, channels or other sizes that are no multiples of 8, which tensor cores want, are named; give
+    the shapes of inputs for the batch. A long network fits on a page with --summary.
+
+    \b
+    Example:
+      mxmp inspect resnet50 --policy mixed_bfloat16 --shape data:1,3,224,224
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
+    asked = text is not None or any(changes.values())
+    policy = make_policy(text or "O2", **changes)
+    require_checkpoint(prefix, epoch)
+    from .. import files, passes, symbol
+    from ..diagnose.progress import showing_progress
+
+    with working():
+        with showing_progress(sys.stderr.isatty()) as show:
+            show("load", None)
+            symbol_file, _ = checkpoint_files(prefix, 0)
+            network = symbol.load_symbol(symbol_file)
+            epochs = saved_epochs(prefix) if epoch is None else [epoch]
+            file = params_file_of(prefix, epochs[0]) if len(epochs) == 1 else None  # not clear which to count
+            params = None if file is None else symbol.load_params(file)
+            if file is not None:
+                files.require_set(files.manifest_of(file), symbol_file, file)
+            # A converted network says what was decided; a policy that is asked for decides anew.
+            show("inspect", None)
+            with symbol.checkpoint.naming_files(symbol_file, file):
+                as_it_is = passes.is_converted(symbol.to_graph(network)) and not asked
+                found = inspected(network, params, None if as_it_is else policy, shapes, types)
+        _print_inspected(*found, policy.compute_dtype, describe_epochs(prefix), summary, as_json)
+
+
+def _print_inspected(
+    report: Any, model: Any, uneven: Sequence[Any], dtype: str, several: str, summary: bool, as_json: bool
+) -> None:
+    """Print what `inspected` returns; ``several`` says which epochs there are."""
+    from ..devices import amx
+    from ..display import terminal
+    from ..report import operator_counts, operator_table
+
+    changes, unfit, widened = (model.changes, model.out_of_range, model.widened) if model else ((), (), {})
+    if as_json:
+        values = report.to_dict()
+        if summary:
+            counts = {op: each for op, each in operator_counts(report).items()}
+            values = {name: value for name, value in values.items() if name not in ("rows", "widely_read")}
+            values["operators"] = {op: precisions for op, (precisions, _) in counts.items()}
+            values["casts_read"] = {op: casts for op, (_, casts) in counts.items() if casts}
+            values.update(precisions=report.count, warnings=report.warnings)
+        more = {"changes": [asdict(change) for change in changes], "unfit": unfit}
+        print_json({**values, **more, "uneven": [layer._asdict() for layer in uneven]})
+        return
+    console = stdout()
+    console.print(terminal.table(operator_table(report)) if summary else report.table(console.width < NARROW))
+    pairs = report.totals + value_pairs(changes, unfit, widened, dtype)
+    if report.param_bytes is None:
+        text = f"bytes unknown; {several}{several and '; '}--epoch or --shape of every input tells them"
+        pairs.append(("parameters", text))
+    if report.activation_bytes is None:
+        pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
+    pairs += _uneven_pairs(uneven, _FEW if summary else None)
+    pairs += [("note", note) for note in [*report.warnings, *amx.notes(report.count)]]
+    print_pairs(_first(pairs) if summary else pairs)
+
+
+def _first(pairs: Pairs, most: int = _FEW) -> Pairs:
+    """Return pairs of a name and a text, a few of each name and how many more there are."""
+    texts: Dict[str, List[str]] = {}
+    for name, text in pairs:
+        texts.setdefault(name, []).append(text)
+    more = {name: [f"and {len(lines) - most:,} more"] if len(lines) > most else [] for name, lines in texts.items()}
+    return [(name, text) for name, lines in texts.items() for text in lines[:most] + more[name]]
+
+
+def inspected(symbol: Any, params: Any, policy: Any, shapes: Any, types: Any) -> Tuple[Any, Any, Sequence[Any]]:
+    """Return what a policy decides about a network, or without one what a converted network holds.
+
+    Args:
+        symbol: The network.
+        params: Its arguments and auxiliary states by name; None if they are not known.
+        policy: The policy; None for what the network holds.
+        shapes: Of inputs, by name.
+        types: Dtypes of inputs that are not float32.
+
+    Returns:
+        The report; the `ConvertedModel`, None without parameters or without a policy; and the layers in float16 whose
+        sizes are no multiples of 8.
+    """
+    from ..diagnose.tensor_cores import uneven_layers
+    from ..report import report_converted, variable_bytes
+    from ..symbol import convert_graph, convert_model, infer_facts, to_graph
+    from ..symbol.arguments import blaming_params, check_params, make_model, params_and_inputs
+    from ..symbol.params import require_matches, total_bytes, widened
+
+    known, arrays, model, sizes = make_model(symbol, shapes, types), {}, None, None
+    facts, names = (known.shapes, known.dtypes), params_and_inputs(symbol, known.shapes)[0]
+    if params is not None:
+        arrays, args = {**params[0], **params[1]}, widened(symbol, params[0])
+        model = None if policy is None else convert_model(symbol, params[0], params[1], policy, shapes, types)
+        check_params(symbol, args, params[1], known.shapes)
+        facts, names = known.known(args, params[1]), frozenset(args)
+        sizes = model.param_bytes if model else (total_bytes({**args, **params[1]}), total_bytes(arrays))
+    with blaming_params(symbol, arrays, shapes):
+        before = convert_graph(symbol, Policy(), *facts, names)  # in float32, which takes out the casts
+    if policy is None:
+        graph = to_graph(symbol)
+        declared = {node.name for node in graph.nodes if node.declares_dtype}
+        inferred = before.facts.variable_dtypes(before.graph)  # those left to be inferred are the same without casts
+        undeclared = {name: dtype for name, dtype in inferred.items() if name not in declared}
+        after = graph, infer_facts(symbol, graph, facts[0], undeclared, names)
+        report = report_converted(before.graph, before.facts, *after)
+    elif model is None:
+        inputs = params_and_inputs(symbol, facts[0])[1]
+        converted = convert_graph(symbol, policy, *facts, names, final=True, inputs=inputs)
+        require_matches(policy, [converted])
+        report, after = converted.report, (converted.graph, converted.facts)
+    else:
+        report = model.report
+    if params is None:
+        variables = names | frozenset(symbol.list_auxiliary_states())
+        both = [variable_bytes(*view, variables) for view in ((before.graph, before.facts), after)]
+        sizes = None if both[0] is None or both[1] is None else (both[0], both[1])
+    # Without --shape inference knows no shape of a parameter, but the file does.
+    nodes = enumerate(before.graph.nodes)
+    stored = {(i, 0): tuple(arrays[n.name].shape) for i, n in nodes if n.is_variable and n.name in arrays}
+    with_stored = replace(before.facts, shapes={**before.facts.shapes, **stored})
+    low = {(row.name, row.op) for row in report.rows if row.precision == dtypes.FLOAT16}
+    return replace(report, param_bytes=sizes), model, uneven_layers(before.graph, with_stored, low)
+
+
+def _uneven_pairs(layers: Sequence[Any], most: Optional[int]) -> Pairs:
+    """Return a line for each layer that does not fill tensor cores, and one for all with the same batch."""
+    from ..diagnose.tensor_cores import BATCH, MULTIPLE
+
+    name, pairs = f"no multiple of {MULTIPLE}", []
+    batches: Dict[int, List[str]] = {}
+    for layer in layers:
+        rest = ", ".join(f"{axis} {size}" for axis, size in layer.sizes.items() if axis != BATCH)
+        if rest:
+            pairs.append((name, f"{layer.name}: {rest}" + ("; cuDNN pads it, by a copy" if layer.padded else "")))
+        if BATCH in layer.sizes:
+            batches.setdefault(layer.sizes[BATCH], []).append(layer.name)
+    # The batch is the same for nearly all layers, and is one line.
+    for batch, names in batches.items():
+        more = f" and {len(names) - most:,} more" if most is not None and len(names) > most else ""
+        pairs.append((name, f"batch {batch}: {', '.join(names[:most])}{more}"))
+    return pairs
+
+
+@click.command()
+@click.argument("prefix", callback=partial(check_prefix, read=True))
+@click.argument("epoch", type=click.IntRange(min=0))
+@click.option("--policy", "text", default="O1", show_default=True, help="The policy.")
+@batch_option("With labels, gradients are compared too.")
+@click.option("--worst", type=click.IntRange(min=1), default=20, show_default=True, help="How many operators to list.")
+@model_options
+@out_option("Write all of it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    /,
+    prefix: str,
+    epoch: int,
+    text: str,
+    data: Optional[str],
+    worst: int,
+    shapes: Any,
+    types: Any,
+    out: Optional[str],
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Run a checkpoint's network in float32 and in low precision side by side, and show where accuracy is lost.
+
+    Of each operator: its own error, on float32's inputs; the error carried there; and what it contributes to the error
+    of the outputs, the worst first. float16 is emulated on this processor. Inputs are those of --data, or random
+    numbers of the shapes given.
+
+    \b
+    Example:
+      mxmp compare resnet50 12 --shape data:1,3,224,224 --worst 10
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
+    if not shapes and data is None:
+        raise click.UsageError("give --data, or --shape of every input, such as data:1,3,224,224.", ctx)
+    if data is not None and shapes:
+        raise click.UsageError("--data has shapes; leave --shape out.", ctx)
+    policy = make_policy(text, **options)
+    if out is not None:
+        require_new(out, force=force)
+    require_checkpoint(prefix, epoch)
+    from .. import diagnose
+    from ..display import terminal
+
+    with working():
+        model, batch, naming_files = _loaded(prefix, epoch, shapes, types, data)
+        with naming_files:
+            found = diagnose.compare(tuple(model), batch, policy)
+        if out is not None:
+            found.save(out)
+        if as_json:
+            click.echo(found.to_json())
+            return
+        console = stdout()
+        for part in terminal.parts("Low precision beside float32", found.sections(worst=worst), width=console.width):
+            console.print(part, soft_wrap=True)
+        pairs = [("inputs", data or f"{_RANDOM}; give real ones with --data")]
+        print_pairs(pairs + ([] if out is None else [("written", out)]))
+
+
+def _loaded(prefix: str, epoch: int, shapes: Any, types: Any, data: Optional[str], complete: bool = False) -> Any:
+    """Return a checkpoint, a batch, and a context in which errors name its files.
+
+    The batch is that of the file ``data``, else random numbers; ``complete`` fills in what the file lacks.
+    """
+    from .. import symbol
+    from ..diagnose.batches import load_batch
+    from ..tune.workload import make_batch
+
+    model = symbol.load_checkpoint(prefix, epoch)
+    batch = {} if data is None else load_batch(data, model.symbol, types)
+    # The file decides; a shape that says the same is let through.
+    for name in shapes.keys() & batch.keys():
+        if tuple(shapes[name]) != batch[name].shape:
+            sizes = ",".join(map(str, shapes[name]))
+            raise click.UsageError(
+                f"--shape {name}:{sizes} contradicts --data {data}, in which '{name}' has the shape "
+                f"{batch[name].shape}; leave --shape out, or give another batch.",
+                click.get_current_context(),
+            )
+    if data is None or complete:
+        shapes = {**shapes, **{name: array.shape for name, array in batch.items()}}
+        batch = {**make_batch(model, shapes, types), **batch}
+    return model, batch, symbol.checkpoint.naming_files(*checkpoint_files(prefix, epoch))
+
+
+@click.command()
+@click.argument("prefix", callback=partial(check_prefix, read=True))
+@click.argument("epoch", type=click.IntRange(min=0))
+@input_options
+@batch_option()
+@click.option("--gradients", is_flag=True, help="Run backward too, and count the gradients by magnitude.")
+@click.option("--all", "list_all", is_flag=True, help="List all tensors, not only the worst.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def ranges(
+    ctx: click.Context,
+    prefix: str,
+    epoch: int,
+    shapes: Any,
+    types: Any,
+    data: Optional[str],
+    gradients: bool,
+    list_all: bool,
+    as_json: bool,
+) -> None:
+    """Show how large the tensors of a checkpoint's network are, beside float16's range.
+
+    The network runs in float32, on one batch. Its tensors are listed with their largest magnitudes, the worst first.
+    What is beyond half of float16's range stays in float32 if a conversion is given the ranges, for a batch does not
+    have the largest value of all. With --gradients: which share of each activation's gradient becomes 0 in
+    float16 without a loss scale, and the largest scale that keeps it finite. Labels that are not given are zeros:
+    what loss heads alone read beside their data, and inputs whose names end in 'label'.
+
+    \b
+    Example:
+      mxmp ranges resnet50 12 --data batch.npz
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
+    if not shapes and data is None:
+        raise click.UsageError("give --shape of every input, such as data:1,3,224,224, or --data.", ctx)
+    require_checkpoint(prefix, epoch)
+    from .. import diagnose, symbol
+    from ..diagnose.batches import fill_inputs
+
+    with working():
+        model, batch, naming_files = _loaded(prefix, epoch, shapes, types, data, complete=True)
+        with naming_files:
+            network, args, aux = model
+            largest, counted = diagnose.measure_ranges(network, args, aux, [batch]), {}
+            if gradients:  # with zeros for labels that are missing
+                plain = symbol.convert_model(network, args, aux, "O0")
+                held = {**plain.arg_params, **plain.aux_params}
+                filled = {name: array for name, array in fill_inputs(plain, batch).items() if name not in held}
+                counted = diagnose.measure_gradients(network, args, aux, [filled])
+        largest = dict(sorted(largest.items(), key=lambda pair: -pair[1]))
+        counted = dict(sorted(counted.items(), key=lambda pair: -pair[1].share_lost()))
+        if as_json:
+            values = {"data": data or _RANDOM, "largest_of_float16": _LIMIT, "ranges": largest}
+            print_json({**values, **({"gradients": _magnitudes(counted)} if gradients else {})})
+        else:
+            _print_ranges(largest, counted, data or _RANDOM, None if list_all else _MOST)
+
+
+def _magnitudes(counted: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the magnitudes of gradients as plain values."""
+    values = {}
+    for name, each in counted.items():
+        counts = {"values": each.total, "zeros": each.zeros, "nonfinite": each.nonfinite, "largest": each.largest}
+        values[name] = {**counts, "share_lost": each.share_lost(), "largest_scale": each.largest_scale()}
+    return values
+
+
+def _print_ranges(largest: Mapping[str, float], counted: Mapping[str, Any], source: str, most: Optional[int]) -> None:
+    """Print a table of tensors and one of their gradients, if there are any."""
+    from ..display import NUMBER, SHARE, Column, Table, terminal
+    from ..symbol.arguments import HEADROOM
+
+    rows: List[Tuple[Any, ...]] = []
+    for name, value in largest.items():
+        near = "near its end: float32 if ranges are given" if value * HEADROOM > _LIMIT else ""
+        rows.append((name, value, value / _LIMIT, "beyond float16" if value > _LIMIT else near))
+    columns = [Column("tensor"), Column("largest", NUMBER), Column("of float16's largest", NUMBER), Column("note")]
+    tables = [Table("Largest magnitudes", columns, rows, "tensors; --all lists more", most)]
+    rows = [(name, each.largest, each.share_lost(), each.largest_scale()) for name, each in counted.items()]
+    columns = [Column("gradient of"), Column("largest", NUMBER), Column("0 in float16 unscaled", SHARE)]
+    columns.append(Column("largest scale", NUMBER))
+    tables += [Table("Gradients", columns, rows, "gradients; --all lists more", most)] if rows else []
+    for table in tables:
+        stdout().print(terminal.table(table))
+    print_pairs([("inputs", source)])
+
+
+@click.command()
+@click.argument("run", type=click.Path())
+@out_option("The HTML file to write.", required=True)
+@click.option("--title", metavar="TEXT", help="The page's title; the name of RUN unless given.")
+def report(run: str, out: str, title: Optional[str], force: bool) -> None:
+    """Write what is known of a run as one HTML page.
+
+    RUN is a folder with any of these files, or one of them: report.json (a report's to_json),
+    ledger.json (of gradients), compare.json (errors by layer), steps.csv (loss and scale). The page shows
+    the network with its precisions and casts, tables that sort and filter, and charts. It is complete in
+    itself: nothing is loaded from a network. Its warnings and advice are printed too.
+
+    \b
+    Example:
+      mxmp report runs/resnet50 -o resnet50.html
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
+    require_new(out, force=force)
+    from ..report import read_run
+
+    with working():
+        found = read_run(run)
+        found.to_html(out, title)
+        pairs = [("written", out)]
+        pairs += [("warning", each) for each in found.warnings] + [("advice", each) for each in found.advice]
+        if found.missing and os.path.isdir(run):
+            pairs.append(("not there", ", ".join(found.missing)))
+        print_pairs(pairs)

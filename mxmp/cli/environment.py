@@ -1,0 +1,259 @@
+"""``mxmp doctor``, ``build``, ``run`` and ``launch``: this machine, and programs and jobs on it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pkgutil
+import runpy
+import signal
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
+from typing import Any, Callable, NoReturn, Optional, Sequence
+
+import click
+
+from .. import dtypes
+from .. import launch as jobs
+from .interrupts import as_python, raising
+from .options import make_policy, print_json, stdout, working
+
+_FILE = 100  # columns of a file or pipe; sentences wrap
+_REPLACED = "mxnet.contrib.amp"
+
+
+@click.command()
+@click.option("--policy", "text", default="O1", show_default=True, help="The policy; its compute dtype counts.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def doctor(ctx: click.Context, text: str, as_json: bool) -> None:
+    """Say whether this machine runs a policy in hardware, what to do about what does not, and what to use here.
+
+    Looks at the versions, at this machine's devices and at the environment variables that matter. Where the
+    processor runs bfloat16, convolutions and matrix products are measured in it and in float32. The
+    exit code is 1 if no device runs the policy in hardware, as float16 on a machine without a GPU, and 0
+    otherwise.
+
+    \b
+    Example:
+      mxmp doctor --policy mixed_bfloat16
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
+    policy = make_policy(text, (), None, None)
+    from ..diagnose import examine
+
+    with working():
+        found = examine(policy)
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            stdout(_FILE).print(found)
+    ctx.exit(0 if found.ok else 1)
+
+
+@click.command()
+def build() -> None:
+    """Compile an operator that rounds emulated float16 on a CPU faster, and keep it in the cache folder.
+
+    Networks in float16 are emulated on a CPU: float32 arithmetic whose results are rounded to float16, by MXNet's
+    casts or, in programs that start after this, by the operator, with the same bits. It takes a C++ compiler
+    (CXX, c++ or g++) and some ten seconds; before the operator is kept it is tried on a network. The file belongs to
+    this version of MXNet and of mxmp. It is in mxmp's part of $XDG_CACHE_HOME, or of ~/.cache; delete it to have casts
+    round again.
+    """
+    from ..rounding.build import build
+
+    with working():
+        click.echo(f"kept: {build()}")
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("script")
+@click.argument("args", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
+@click.option(
+    "--amp",
+    type=click.Choice(dtypes.LOW_PRECISION),
+    help="Give SCRIPT mxmp.amp as mxnet.contrib.amp, whose init() then is for this dtype unless it is given another.",
+)
+@click.pass_context
+def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool, amp: Optional[str]) -> NoReturn:
+    """Run SCRIPT as `python SCRIPT` does, where MXNet needs mxmp to be imported.
+
+    MXNet 1.9.1 by itself is for numpy below 1.24 and Python below 3.12. With a newer one it imports if
+    mxmp was imported before; for a script that cannot be changed, this command does it. Arguments, exit
+    codes, tracebacks and Ctrl-C are as with Python. What follows SCRIPT is the script's.
+
+    A script or library that uses `mxnet.contrib.amp` uses `mxmp.amp` with --amp, without an edit.
+
+    Python processes that the script starts (subprocess, multiprocessing with 'spawn') are not reached: they import
+    MXNet as it is, and contrib.amp's own amp.
+
+    \b
+    Examples:
+      mxmp run train.py --epochs 10
+      mxmp run -m package.train --epochs 10
+      mxmp run --amp float16 -m sockeye.train --amp ...
+      mxmp launch -n 2 mxmp run train.py
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
+    if not is_module and not os.path.exists(script):
+        hint = "; write `-m` before the name of a module" if "/" not in script and not script.endswith(".py") else ""
+        raise click.BadParameter(f"there is no file {script!r}{hint}.", ctx, param_hint="'SCRIPT'")
+    if amp is not None:
+        sys.meta_path.insert(0, _AmpFinder(amp))
+    raise Program(script, args, is_module)
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("-n", "--workers", type=click.IntRange(min=1), required=True, help="How many run COMMAND.")
+@click.option("-s", "--servers", type=click.IntRange(min=1), default=1, show_default=True, help="How many add up.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds after which the job is ended.")
+@click.option("--host", default=jobs.LOOPBACK, show_default=True, help="The address of this machine to listen on.")
+@click.option("--hosts", metavar="A,B,...", help="Addresses of several machines: print what each has to run.")
+@click.option("--port", type=click.IntRange(1, 65535), help="The first port; free ones by default, with --hosts 9091.")
+@click.pass_context
+def launch(
+    ctx: click.Context,
+    command: Sequence[str],
+    workers: int,
+    servers: int,
+    timeout: Optional[float],
+    host: str,
+    hosts: Optional[str],
+    port: Optional[int],
+) -> None:
+    """Run COMMAND in several processes that train together with kvstore 'dist_sync'.
+
+    Starts the scheduler and servers of MXNet too, on this machine; prints each line with the name
+    of its process in front. When one fails all are ended, and its exit code is that of mxmp; 124
+    says that the job took too long. All workers must make as many steps: one that makes fewer keeps
+    the others waiting. Sets PYTHONUNBUFFERED=1 unless it is set.
+
+    Ctrl-C goes to the workers, which have ten seconds to save and end. A second Ctrl-C ends all.
+
+    \b
+    Example:
+      mxmp launch -n 2 python train.py --epochs 10
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
+    if hosts is not None:
+        if timeout is not None or host != jobs.LOOPBACK:
+            raise click.UsageError("--hosts only prints commands; leave --timeout and --host out.", ctx)
+        addresses = [address.strip() for address in hosts.split(",")]
+        _print_commands(jobs.plan(command, workers, servers, addresses, port or 9091), addresses)
+        return
+    # It ends like a program that a signal ended, but not before the processes have.
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with raising():
+            end = jobs.run(jobs.plan(command, workers, servers, [host], port), timeout)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if end.reason:
+        click.echo(f"mxmp: {end.reason}.", err=True)
+    ctx.exit(end.code)
+
+
+def _print_commands(processes: Sequence[jobs.Process], addresses: Sequence[str]) -> None:
+    for address in dict.fromkeys(addresses):
+        click.echo(f"# on {address}")
+        for process in processes:
+            if process.host == address:
+                click.echo(f"{process} &  # {process.name}")
+        click.echo("wait")
+
+
+class Program(BaseException):
+    """What is to run in place of the command line; raised so that nothing of the command line is around it.
+
+    It is a file, a folder or zip file with a ``__main__.py``, or the name of a module.
+    """
+
+    def __init__(self, name: str, args: Sequence[str], is_module: bool = False) -> None:
+        super().__init__(name)
+        self._name, self._args, self._is_module = name, args, is_module
+
+    def run(self) -> NoReturn:
+        """Run it as ``__main__`` and end the process.
+
+        Errors leave it as they leave Python: with the traceback of the program alone.
+        """
+        self.__traceback__ = None  # it holds the frames of the command line
+        as_python()
+        # The full path, as Python's own `__file__` is: the script may change the folder.
+        name = self._name if self._is_module else os.path.join(os.getcwd(), self._name)
+        sys.argv[:] = [name, *self._args]
+        if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # -I; -P, from Python 3.11 on
+            # The command line's folder gives way to the program's; of a folder or zip file runpy adds it.
+            is_file = not self._is_module and pkgutil.get_importer(name) is None
+            sys.path[:1] = [os.path.dirname(os.path.realpath(name))] if is_file else [os.getcwd()] * self._is_module
+        try:
+            if self._is_module:
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(name, run_name="__main__")
+        except SystemExit:
+            raise
+        except BaseException as e:
+            sys.excepthook = _hook(sys.excepthook, e.__traceback__)
+            raise
+        sys.exit()
+
+
+def _hook(hook: Callable[..., Any], traceback: Optional[TracebackType]) -> Callable[..., Any]:
+    """Return a hook for the error that ends the process, which gives it the traceback from the program's frames on."""
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
+        traceback = traceback.tb_next
+
+    def show(kind: Any, error: BaseException, _: Any) -> None:
+        hook(kind, error.with_traceback(traceback), traceback)
+
+    return show
+
+
+class _AmpFinder:
+    """Finds ``mxnet.contrib.amp`` before Python's own finders do, and makes it of `mxmp.amp`.
+
+    It does so when the program imports it, so that the program still comes before the import of MXNet.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    def find_spec(self, name: str, path: Any = None, target: Optional[ModuleType] = None) -> Optional[ModuleSpec]:
+        """Return the spec of ``mxnet.contrib.amp`` and its parts, None for others."""
+        if name != _REPLACED and not name.startswith(_REPLACED + "."):
+            return None
+        return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]  # a loader by its methods
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave it to Python to make the module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill the module with the names of ours; an ImportError for a part that mxmp lacks."""
+        part = module.__name__[len(_REPLACED) :]
+        from .. import amp
+
+        ours = amp if part == ".amp" else import_module(f"mxmp.amp{part}")  # contrib's functions are in amp.amp
+        names = vars(module)
+        names.update((name, value) for name, value in vars(ours).items() if not name.startswith("_"))
+        names["__file__"] = ours.__file__
+        if "init" in names:
+
+            @functools.wraps(amp.init)
+            def init(target_dtype: Any = self._dtype, *args: Any, **kwargs: Any) -> None:
+                amp.init(target_dtype, *args, **kwargs)
+
+            names["init"] = init
+        if ours is amp:
+            names["__getattr__"] = lambda name: _private(module, name)
+
+
+def _private(module: ModuleType, name: str) -> bool:
+    """Return what libraries read of contrib.amp's state: GluonNLP chooses the value of masked scores by it."""
+    if name == "_amp_initialized":
+        from ..amp.contrib import installed_hook
+
+        return installed_hook() is not None
+    raise AttributeError(f"module {module.__name__!r}, which is mxmp.amp here, has no attribute {name!r}")

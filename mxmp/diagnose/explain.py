@@ -1,0 +1,574 @@
+"""Find where inf and NaN come from, and whether a skipped step is a bug, an overflow or bad data.
+
+A step is a list of `mxmp.diagnose.replay.Replay`: calls that can be run again, in float32 and in low precision. A step
+may call several networks, each on values of an earlier one. They are gone over in the order of the calls; an input is
+data unless an earlier call has given inf or NaN, in float32 or in low precision.
+
+    find_nonfinite, explain: a network and a batch -> replays --+
+    Watch, a trainer's or module's step            -> replays --+--> find, judge --> NonFinite, Verdict
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import (
+    Any,
+    Callable,
+    ClassVar,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Type,
+    Union,
+)
+
+import numpy as np
+from mxnet import autograd
+
+from .. import dtypes
+from ..arrays import to_float32
+from ..display import blocks as show
+from ..display.record import Record
+from ..errors import ConvertError, MxmpError
+from ..gluon.api import convert
+from ..policy import Policy
+from .batches import Batch, call_net, one_batch
+from .calls import OBSERVER
+from .kept import kept
+from .nonfinite import BACKWARD, DATA, FORWARD, LOSS, PARAMETER, NonFinite, first_backward, first_forward
+from .ranges import ValueRange, ranges_of
+from .replay import Gradients, LossGradients, Replay, Seen, is_real
+from .subject import LossFunction, NetSubject, SymbolSubject, losses_of, read_subject, require_scale, run_backward
+
+SCALE_TOO_HIGH = "scale too high"
+OUT_OF_RANGE = "activation out of range"
+BROKEN = "float32 model broken"
+BAD_DATA = "data"
+BAD_PARAMETERS = "parameters"
+NO_FAULT = "no fault found"
+"""The kinds of a verdict."""
+
+_STEP = 8.0  # by which the scale falls from replay to replay
+_FLOAT16_END = dtypes.limits(dtypes.FLOAT16).max
+_FAR = 2.0**20 * _FLOAT16_END  # of values
+_FAR_GRADIENT = 2.0**6 * _FLOAT16_END  # of the loss itself, not scaled
+
+
+@dataclass(frozen=True)
+class Verdict(Record):
+    """What is wrong with a step.
+
+    Attributes:
+        kind: 'scale too high' (the skip was right), 'activation out of range' (of low precision, at any scale: forward,
+            or in a gradient at scale 1; of that 1/8 and 1/64 are tried too), 'float32 model broken', 'data',
+            'parameters', or 'no fault found'.
+        text: Sentences that say so and end in what to do.
+        node: Where inf or NaN comes up first; None if it does nowhere.
+        scale: The loss scale of the step.
+        finite_scale: The largest scale tried at which the step is finite; None if none was, or none was looked for.
+    """
+
+    _kind: ClassVar[str] = "verdict"
+    _title: ClassVar[str] = "Why a step is not finite"
+    _error: ClassVar[Type[MxmpError]] = ConvertError
+
+    kind: str
+    text: str
+    node: Optional[NonFinite] = None
+    scale: float = 1.0
+    finite_scale: Optional[float] = None
+
+    def __str__(self) -> str:
+        return self.text if self.text.startswith(f"{self.kind}: ") else f"{self.kind}: {self.text}"
+
+    @property
+    def overrides(self) -> str:
+        """What mends an activation, gradient or parameter out of low precision's range, as overrides of a policy.
+
+        'name:conv3=float32', for ``f"O1,{verdict.overrides}"``; '' for every other fault.
+        """
+        mends = self.kind in (OUT_OF_RANGE, BAD_PARAMETERS) and self.node is not None
+        return self.node.overrides if mends and self.node is not None else ""
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Return the fields as plain JSON data, with the overrides."""
+        return {**super().to_dict(), "overrides": self.overrides}
+
+    def _sections(self) -> List[show.Section]:
+        facts = [("verdict", self.kind), ("loss scale", show.figure(self.scale))]
+        if self.finite_scale is not None:
+            facts.append(("finite at a loss scale of", show.figure(self.finite_scale)))
+        blocks = show.Facts(facts), show.Notes([self.text], "Verdict")
+        sections = [show.Section("Why the step is not finite", blocks)]
+        return sections if self.node is None else [*sections, *self.node._sections()]
+
+
+# ---------------------------------------------------------------------- what is at fault in a step
+
+
+class _Fault(NamedTuple):
+    """A kind of a verdict, and where it is."""
+
+    kind: str
+    node: NonFinite
+
+
+def find(replays: Sequence[Replay], scale: float = 1.0) -> Optional[NonFinite]:
+    """Return where inf or NaN comes up first in a step, None if it does nowhere."""
+    replays = _without_spoilt(replays, scale)
+    exact, low = _runs(replays, None), _runs(replays, scale)
+    fault = _fault_of(replays, exact, low)
+    finding = _first(replays, exact, low) if fault is None else fault.node
+    return finding or _nan_in_batch(replays, exact)
+
+
+def _runs(replays: Sequence[Replay], scale: Optional[float]) -> List[Seen]:
+    """Run calls in low precision at a loss scale, or with None in float32."""
+    return [each.run(False) if scale is None else each.run(True, scale) for each in replays]
+
+
+def _without_spoilt(replays: Sequence[Replay], scale: float) -> List[Replay]:
+    """Return calls without the gradients of outputs that follow from low precision.
+
+    Such are NaN since the outputs were not finite, or since the backward of a later call overflowed; they say nothing
+    of float32. Calls of which it is not known that the loss depends on them are left out, unless the others are given
+    inf or NaN.
+    """
+    linked = [each for each in replays if each.linked]
+    if len(linked) < len(replays) and not any(each.bad for replay in linked for each in _real_ranges(replay.data())):
+        replays = linked
+    judged: List[Replay] = []
+    for replay in reversed(replays):
+        gradients = replay.gradients
+        if gradients is not None and not gradients.follows_outputs and gradients.are_spoilt():
+            if gradients.of_loss is not None or any(each.bad for each in replay.run(True).outputs):
+                replay = replace(replay, gradients=gradients.of_loss)
+            elif any(_overflows(later.run(True, scale)) for later in judged):
+                replay = replace(replay, gradients=None)
+        judged.insert(0, replay)
+    return judged
+
+
+def _overflows(seen: Seen) -> bool:
+    return any(each.bad for each in (*seen.outputs, *seen.backward.values()))
+
+
+def _first(replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Seen]) -> Optional[NonFinite]:
+    """Return the first inf or NaN in low precision that float32 does not have.
+
+    That which reaches an output of the network comes first, then a gradient, then what does no harm. But a gradient
+    whose operator reads inf or NaN is not the first: a ReLU may have kept that from the outputs.
+    """
+    value, gradient = _first_value(replays, exact, low), _first_gradient(exact, low)
+    if value is None and gradient is not None and not any(each.bad for each in gradient.inputs):
+        return gradient
+    return value or _first_value(replays, exact, low, harmful=False) or gradient
+
+
+def _first_value(
+    replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Seen], harmful: bool = True
+) -> Optional[NonFinite]:
+    for replay, other, seen in zip(replays, exact, low):
+        finding = first_forward(seen, other, harmful=harmful)
+        if finding is not None:
+            return _or_parameter(finding, replay)
+    return None
+
+
+def _first_gradient(exact: Sequence[Seen], low: Sequence[Seen]) -> Optional[NonFinite]:
+    """Return the gradient that low precision makes inf or NaN first, in the order of backward."""
+    pairs = zip(reversed(low), reversed(exact))
+    return next(filter(None, (first_backward(seen, other) for seen, other in pairs)), None)
+
+
+def _or_parameter(finding: NonFinite, replay: Replay) -> NonFinite:
+    """Return that a parameter is out of low precision's range, where an operator that reads it is found for that."""
+    if finding.precision not in dtypes.LOW_PRECISION:
+        return finding
+    names = {finding.name} if finding.op == "cast" else {each.name for each in finding.inputs if each.bad}
+    end = dtypes.limits(finding.precision).max
+    for each in replay.parameters():
+        if each.name in names and not each.bad and each.magnitude > end:
+            bad = next((low for low in finding.inputs if low.name == each.name and low.bad), finding.output)
+            return NonFinite(PARAMETER, each.name, "", finding.precision, bad, (each,), each, keep=finding.keep)
+    return finding
+
+
+def _fault_of(replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Seen]) -> Optional[_Fault]:
+    """Return what makes float32's run of a step non-finite; None if it is finite.
+
+    Where inputs are not finite because low precision overflows in an earlier call, it is that call.
+    """
+    if not any(seen.is_broken for seen in exact):
+        return None
+    spoilt = False  # whether an earlier call has given inf or NaN
+    for replay, seen, other in zip(replays, exact, low):
+        fault = _fault_in_forward(replay, seen, other, spoilt or replay.follows_lost)
+        if fault is not None:
+            return fault
+        spoilt = spoilt or any(each.bad for each in (*seen.outputs, *other.outputs))
+    backward = (
+        first_backward(seen, None)  # of a network that gets finite gradients, and gives others
+        for seen in reversed(exact)
+        if seen.backward and seen.is_bad and not any(each is not None and each.bad for each in seen.head_gradients)
+    )
+    losses = (
+        NonFinite(LOSS, each.name, "", dtypes.FLOAT32, each, (seen.outputs[number],))
+        for seen in reversed(exact)
+        for number, each in enumerate(seen.head_gradients)
+        if each is not None and each.bad
+    )
+    finding = next(filter(None, backward), None) or next(losses, None)
+    return None if finding is None else _Fault(BROKEN, finding)
+
+
+def _fault_in_forward(replay: Replay, exact: Seen, low: Seen, spoilt: bool) -> Optional[_Fault]:
+    """Return the fault in one call; ``spoilt``: whether an earlier one has or may have given inf or NaN."""
+    if exact.is_broken:
+        data = _bad_data(replay, spoilt)
+        if data is not None:
+            return _Fault(BAD_DATA, data)
+        # A constant mask of 0 and -inf is a fault only if nothing in the network makes NaN of it.
+        bad = [each for each in replay.parameters() if each.bad]
+        bad.sort(key=lambda each: _is_mask(each, replay))
+        if bad and not _is_mask(bad[0], replay):
+            return _bad_parameter(bad[0])
+        finding = first_forward(exact, exact, allowed=False)
+        if finding is not None:
+            return _Fault(BROKEN, finding)
+        if bad and any(each.bad for each in exact.outputs):
+            return _bad_parameter(bad[0])
+    finding = first_forward(low, exact)
+    if finding is None:
+        return None
+    finding = _or_parameter(finding, replay)
+    return _Fault(BAD_PARAMETERS if finding.where == PARAMETER else OUT_OF_RANGE, finding)
+
+
+def _bad_parameter(bad: ValueRange) -> _Fault:
+    return _Fault(BAD_PARAMETERS, NonFinite(PARAMETER, bad.name, "", dtypes.FLOAT32, bad))
+
+
+def _is_mask(parameter: ValueRange, replay: Replay) -> bool:
+    """Return whether a parameter is a constant mask: it is not trained, and holds 0 and inf alone."""
+    all_inf = 0 < parameter.infs == parameter.bad < parameter.size
+    return parameter.name not in replay.call.trained and all_inf and not parameter.magnitude
+
+
+def _real_ranges(arrays: Mapping[str, Any]) -> Iterator[ValueRange]:
+    """Yield the ranges of arrays with a point, one after the other: they may lie on several contexts."""
+    return (each for name, array in arrays.items() if is_real(array) for each in ranges_of({name: array}))
+
+
+def _bad_data(replay: Replay, spoilt: bool) -> Optional[NonFinite]:
+    """Return the first input or label with inf or NaN if the call is finite without; labels alone if ``spoilt``."""
+    arrays = replay.labels() if spoilt else replay.data()
+    bad = next((each for each in _real_ranges(arrays) if each.bad), None)
+    if bad is None or replay.cleaned().run(False).is_broken:
+        return None
+    return _of_data(bad, arrays)
+
+
+def _of_data(bad: ValueRange, arrays: Mapping[str, Any]) -> NonFinite:
+    values = to_float32(arrays[bad.name]).asnumpy()
+    rows = ~np.isfinite(values.astype(np.float64).reshape(values.shape[0] if values.ndim else 1, -1)).all(axis=1)
+    return NonFinite(DATA, bad.name, "", dtypes.FLOAT32, bad, rows=tuple(int(row) for row in np.flatnonzero(rows)))
+
+
+def _first_nan(arrays: Mapping[str, Any]) -> Optional[NonFinite]:
+    bad = next((each for each in _real_ranges(arrays) if each.nans), None)
+    return None if bad is None else _of_data(bad, arrays)
+
+
+def nan_given(replay: Replay) -> Optional[str]:
+    """Return which input or label of a call holds NaN, in words; None if none does, or another call may have given it.
+
+    Nothing is run, so the call must be the first one of its step. Arrays on a GPU are not looked at: that would take
+    some 17 launches and a read at a step that is skipped, most often for an overflow.
+    """
+    if replay.follows_lost:
+        return None
+    finding = _first_nan({name: array for name, array in replay.data().items() if array.ctx.device_type != "gpu"})
+    return None if finding is None else str(finding)
+
+
+def _nan_in_batch(replays: Sequence[Replay], exact: Sequence[Seen]) -> Optional[NonFinite]:
+    """Return the first input or label of a step that holds NaN, though the step may be finite; None if none does."""
+    spoilt = False
+    for replay, seen in zip(replays, exact):
+        finding = _first_nan(replay.labels() if spoilt or replay.follows_lost else replay.data())
+        if finding is not None:
+            return finding
+        spoilt = spoilt or any(each.bad for each in seen.outputs)
+    return None
+
+
+# ---------------------------------------------------------------------- verdicts
+
+
+def judge(replays: Sequence[Replay], scale: float = 1.0) -> Verdict:
+    """Return the verdict on a step, whose losses were multiplied by ``scale``.
+
+    Each call of the network is run again: in float32, in low precision at the step's scale, and at 1/8 of it and so on
+    down to 1. Operators that draw random numbers (dropout) draw others.
+    """
+    replays = _without_spoilt(replays, scale)
+    exact = _runs(replays, None)
+    verdict = _judged(replays, exact, scale)
+    data = None if verdict.kind == BAD_DATA else _nan_in_batch(replays, exact)
+    if data is None:
+        return verdict
+    if verdict.kind == NO_FAULT:
+        return Verdict(BAD_DATA, f"the step is finite, but {_of_fault(_Fault(BAD_DATA, data))}", data, scale)
+    return replace(verdict, text=f"{verdict.text} Besides, {_sentence(data)}")
+
+
+def _judged(replays: Sequence[Replay], exact: Sequence[Seen], scale: float) -> Verdict:
+    """Return the verdict on a step by what is not finite in it."""
+
+    def is_finite(runs: Sequence[Seen]) -> bool:
+        return not any(run.worse_than(other) for run, other in zip(runs, exact))
+
+    def is_finite_at(scale: float) -> bool:
+        return is_finite(_runs(replays, scale))
+
+    # First what float32 has too: no precision and no scale mends that.
+    given = _runs(replays, scale)
+    fault = _fault_of(replays, exact, given)
+    if fault is not None:
+        text = f"{_of_fault(fault)}{_diverged(replays, exact, fault.node)}"
+        return Verdict(fault.kind, text, fault.node, scale)
+    if is_finite(given):
+        return _without_fault(replays, scale)
+    # Then whether a lower scale would do, and else which value leaves the range at the lowest.
+    lowest = min(1.0, scale)
+    base = given if scale <= lowest else _runs(replays, lowest)
+    if scale > lowest and is_finite(base):
+        finite = _finite_scale(scale, is_finite_at)
+        where = _first_gradient(exact, given)
+        return Verdict(SCALE_TOO_HIGH, _too_high(where, scale, finite), where, scale, finite)
+    where = _first(replays, exact, base)
+    if where is not None and where.where == PARAMETER:
+        return Verdict(BAD_PARAMETERS, _of_fault(_Fault(BAD_PARAMETERS, where)), where, scale)
+    below = None
+    if where is not None and where.where == BACKWARD:
+        below = next(filter(is_finite_at, (lowest / _STEP, lowest / _STEP**2)), None)
+    return Verdict(
+        OUT_OF_RANGE, f"{_out_of_range(where, below)}{_diverged(replays, exact, where)}", where, scale, below
+    )
+
+
+def _without_fault(replays: Sequence[Replay], scale: float) -> Verdict:
+    """Return the verdict on a step that is finite, with weights that may have become NaN after it."""
+    bad = next((each for replay in replays for each in replay.parameters() if each.nans), None)
+    if bad is None:
+        return Verdict(NO_FAULT, _NO_FAULT, None, scale)
+    fault = _bad_parameter(bad)
+    return Verdict(fault.kind, f"the step is finite, but {_of_fault(fault)}", fault.node, scale)
+
+
+def _finite_scale(scale: float, is_finite_at: Callable[[float], bool]) -> float:
+    """Return the largest scale that is finite, of 1/2 of the step's, 1/4 and so on; 1 is known to be."""
+    tried = scale / _STEP
+    while tried > 1.0 and not is_finite_at(tried):
+        tried /= _STEP
+    tried = max(tried, 1.0)
+    finer = (tried * factor for factor in (4.0, 2.0))
+    return next((each for each in finer if each < scale and is_finite_at(each)), tried)
+
+
+def _of_fault(fault: _Fault) -> str:
+    """Return the sentences on a fault that float32 has too, or that is known without trying other scales."""
+    where = fault.node
+    if fault.kind == OUT_OF_RANGE:
+        return _out_of_range(where)
+    if fault.kind == BAD_DATA:
+        return f"{_sentence(where)} No precision and no scale mends that: look at how this batch is read and prepared."
+    if fault.kind == BAD_PARAMETERS:
+        meant = f" If it should be so large, the policy's overrides '{where.overrides}' keep what reads it in float32."
+        return (
+            f"{_sentence(where)} Go back to an earlier checkpoint, and find the step that wrote it: lower the learning "
+            f"rate, clip gradients.{meant if where.keep else ''}"
+        )
+    if where.where == LOSS:
+        return f"{_sentence(where)} The loss is computed outside of the network: look at its formula and its labels."
+    advice = "Mend the model there (an epsilon, a clip, a stable formula), or look at how its inputs got so large."
+    return f"the float32 network is not finite either. {_sentence(where)} {advice}"
+
+
+def _too_high(where: Optional[NonFinite], scale: float, finite: float) -> str:
+    place = "" if where is None else f" {_sentence(where)}"
+    return (
+        f"at a loss scale of {_number(scale)} gradients overflow, at {_number(finite)} all is finite: the skip was "
+        f"right.{place} There is nothing to do: a dynamic scale falls by itself. A static one should be at most "
+        f"{_number(finite)}."
+    )
+
+
+def _out_of_range(where: Optional[NonFinite], below: Optional[float] = None) -> str:
+    """Return what to do; ``below``: a scale below 1 at which gradients are finite, if one was found."""
+    if where is None:
+        return "low precision is not finite at any scale, and float32 is. Keep more of the network in float32."
+    if where.where == FORWARD:
+        text = "no loss scale mends this activation."
+    elif below is None:
+        text = "no loss scale from 1/64 on mends this gradient."
+    else:
+        text = f"no loss scale from 1 on mends this gradient; at {_number(below)} all is finite."
+    advice = "Scale the inputs or the loss down."
+    if where.keep:
+        which = "it" if len(where.keep) == 1 else "these"
+        advice = f"Keep {which} in float32 by the policy's overrides, '{where.overrides}', or scale the inputs down."
+    return f"{text} {_sentence(where)} {advice}"
+
+
+def _diverged(replays: Sequence[Replay], exact: Sequence[Seen], where: Optional[NonFinite]) -> str:
+    """Return the hint that a run may have diverged, '' where nothing says so.
+
+    It is given where values or gradients in float32 are far beyond float16's range, and the data are not. Values are
+    those at ``where`` and of outputs: within the network a mask may be as large by intention.
+    """
+    if where is None or where.where not in (FORWARD, BACKWARD, LOSS):
+        return ""
+    if any(each.magnitude > _FAR for each in _real_ranges(replays[0].data())):
+        return ""
+    outputs = [each for seen in exact for each in seen.outputs]
+    here = [*where.inputs, *filter(None, [where.float32])]
+    of_loss = [each for seen in exact for each in seen.head_gradients if each is not None]
+    trained = [each for seen in exact for each in seen.trained]
+    ends = ((outputs, _FAR), (here, _FAR), (of_loss, _FLOAT16_END), (trained, _FAR_GRADIENT))
+    return _DIVERGED if any(each.magnitude > end for ranges, end in ends for each in ranges) else ""
+
+
+def _number(scale: float) -> str:
+    return f"{scale:,.0f}" if scale >= 1 and scale == round(scale) and scale < 1e15 else f"{scale:g}"
+
+
+def _sentence(where: NonFinite) -> str:
+    return f"{str(where).rstrip('.')}."
+
+
+_DIVERGED = (
+    " Values this large, in float32 too, are those of a run that diverges: if they have grown, lower the learning rate "
+    "or clip gradients instead. A mxmp.diagnose.Ledger says whether they grow."
+)
+
+_NO_FAULT = (
+    "the step is finite, in float32 and in low precision. If it was skipped all the same, what made it so is drawn at "
+    "random (dropout), or has changed since: run it again at once, before the next step."
+)
+
+
+# ---------------------------------------------------------------------- a network and a batch
+
+def find_nonfinite(
+    net_or_model: Any,
+    batch: Any,
+    policy: Union[None, str, Policy] = None,
+    *,
+    loss: Union[None, str, LossFunction] = None,
+    loss_scale: float = 1.0,
+    ctx: Any = None,
+) -> Optional[NonFinite]:
+    """Return the first node of a network whose output or gradient is inf or NaN, in the order in which it runs.
+
+    The network runs twice, in float32 and as it is converted. What float32 has too is no fault as long as float32's
+    result is finite: the -inf of an attention mask. If float32's is not, the first operator is named that gives inf or
+    NaN in float32 though it reads none; or the data or the parameter that holds it. Where an operator's own constant is
+    inf (a mask's ``m * -inf``), the one that makes NaN of it is named instead: the softmax of a row that is masked
+    wholly. Bodies of control flow are not looked into: the node around them is named. Nothing of what is given is
+    changed, but dropout draws random numbers.
+
+    Args:
+        net_or_model: A network, as for `compare`.
+        batch: One batch, as for `compare`; with ``loss``, its last array is the label, which must be there. Of a symbol
+            or Module labels may be left out as for `compare`: they are zeros, of which gradients are looked at then.
+        policy: The policy; None for the network's own if it is converted, and 'O1' for others, as for `compare`.
+        loss: ``loss(outputs, label)`` gives the loss of a Gluon net, an NDArray or nested lists of them: then backward
+            runs too. Where the loss reads no label, end the batch with None. 'outputs' says that the net computes its
+            losses by itself, as GluonCV's YOLO does, and returns them; no array of the batch is a label then. A Module
+            or symbol has loss heads, whose backward always runs.
+        loss_scale: The loss scale; positive.
+        ctx: Where a symbol runs, the CPU unless given; a net and a Module run where their parameters are.
+
+    Returns:
+        Where it comes up first; None if all is finite. What reaches an output of the network comes first, then
+        gradients, in the order of backward, then what does no harm. ``str()`` of it is a sentence.
+
+    Raises:
+        ConvertError: If the network or the batch is none, or they do not fit each other; or if the policy computes in
+            bfloat16, which MXNet does not run here.
+        PolicyError: If the policy is not one.
+        LossScaleError: If ``loss_scale`` is not positive and finite.
+    """
+    return find(_replays(net_or_model, batch, policy, loss, ctx), require_scale(loss_scale))
+
+
+def explain(
+    net_or_model: Any,
+    batch: Any,
+    policy: Union[None, str, Policy] = None,
+    *,
+    loss: Union[None, str, LossFunction] = None,
+    loss_scale: float = 1.0,
+    ctx: Any = None,
+) -> Verdict:
+    """Return whether inf or NaN in a training step on a batch is a bug, an overflow, or bad data.
+
+    The step runs in float32, at the loss scale given, and at 1/8 of it and so on down to 1; at 1/8 and 1/64 too where a
+    gradient leaves the range at 1.
+
+    The arguments are those of `find_nonfinite`, and so are the errors raised.
+
+    Returns:
+        The verdict; ``print`` it. What mends an activation that leaves float16's range is its ``overrides``.
+    """
+    return judge(_replays(net_or_model, batch, policy, loss, ctx), require_scale(loss_scale))
+
+
+def _replays(network: Any, batch: Any, policy: Any, loss: Union[None, str, LossFunction], ctx: Any) -> List[Replay]:
+    """Return the calls of a network for a batch."""
+    inside = loss == "outputs"
+    loss = (lambda outputs, label: outputs) if inside else loss
+    subject = read_subject(network, loss, ctx)
+    wanted, read = subject.policy_or(policy), one_batch(batch)
+    if isinstance(subject, SymbolSubject):
+        (call,) = subject.take([read]).calls(wanted)
+        return [Replay(call, Gradients())]
+    assert isinstance(subject, NetSubject)
+    return _of_net(subject.net, read, wanted, loss, inside)
+
+
+def _of_net(net: Any, batch: Batch, policy: Policy, loss: Any, inside: bool) -> List[Replay]:
+    """Run a net once, with the loss if there is one, and return its calls; ``inside``: the net computes it."""
+    inputs, label, has_label = batch.for_net(loss is not None and not inside).beside(net)
+    if loss is not None and not has_label and not inside:
+        raise ConvertError(
+            "batch has no label, which loss reads; give a tuple of inputs and, last, the label, or None for a loss "
+            "that reads none."
+        )
+    with kept(net), OBSERVER.recording(net) as calls:  # which gives it as it was written
+        # What is not converted runs as it was written, unseen: a float32 net is converted to nothing but float32.
+        convert(net, policy if policy.is_mixed else Policy.parse("O1", names={"*": dtypes.FLOAT32}))
+        with autograd.record(train_mode=loss is not None):
+            outputs = call_net(net, inputs, without_loss=loss is None)
+            losses = None if loss is None else losses_of(loss, outputs, label)
+        noted = calls.noted
+        if not noted:
+            raise ConvertError(f"block '{net.name}' ran no HybridBlock on this batch, so there is no graph to look at.")
+        has_gradients = losses is not None and not (len(noted) == 1 and noted[0].outputs is outputs)
+        if losses is not None and has_gradients:
+            run_backward(losses)
+        last = LossGradients(loss, [label], outputs) if loss is not None else None
+        replays = [Replay.of_net(each, 1.0, last if each.outputs is outputs else None, has_gradients) for each in noted]
+    return replays if policy.is_mixed else [_in_float32(replay) for replay in replays]
+
+
+def _in_float32(replay: Replay) -> Replay:
+    """Return a call of a network that is not converted."""
+    decisions = replay.call.decisions
+    return replace(replay, call=replace(replay.call, decisions=replace(decisions, after=decisions.before)))

@@ -1,0 +1,471 @@
+"""The one instrument of diagnosis: a copy of a network's graph with taps and reductions, which runs on a batch.
+
+A *tap* is a zero that is added to an output of a node, or to one input of one node. It changes no value, and its
+gradient is that of the place: of an output the sum over all readers, of an input the part that this reader gives. A
+*reduction* gives a few numbers of an output where it is computed, so that no activation comes to the host.
+
+Graphs are those that a conversion decides on (`mxmp.report.Decisions`), in float32 or with casts. The rewrites that run
+them on a processor (emulated float16, padding, guards) come last, behind taps and reductions, so that none is seen.
+
+    graph with casts --with_taps--> + ScaleLoss --> runs on this device --> CachedOp --> Reading
+                                    (loss heads)     (emulated on a CPU)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+import mxnet as mx
+from mxnet import autograd
+
+from .. import dtypes
+from ..errors import ConvertError, mxnet_reason
+from ..graph import VARIABLE, Entry, Graph, GraphBuilder, Key, Node, in_written_order, written_positions
+from ..graph.core import make_attrs
+from ..passes import ScaleLoss
+from ..passes.casts import cast_op
+from ..passes.facts import Facts, declared_dtype
+from ..passes.scale_loss import is_loss_head
+from ..report import Decisions
+from ..report.counts import positions
+from ..rules import RULES
+from ..symbol import Converted
+from ..symbol.inference import from_graph, infer_facts, to_graph
+
+Values = Mapping[str, Any]
+"""NDArrays of all variables of a graph by name."""
+
+Port = Tuple[int, int]
+"""Position of a node, and the number of one of its inputs."""
+
+_SCALE = "loss_scale_of_heads"  # the variable by which gradients of loss heads are scaled
+_DROPOUTS = ("Dropout", "RNN")
+
+# Operators without a derivative, by operators that give the same and have one.
+_DIFFERENTIABLE = {"LogisticRegressionOutput": "sigmoid", "BlockGrad": "_copy"}
+
+
+class Reading(NamedTuple):
+    """One run of an instrument.
+
+    Attributes:
+        outputs: The network's outputs, recorded if the run was.
+        reductions: The reductions that were asked for.
+        written: The arrays whose gradients backward writes: the zeros of taps and trained variables, by name.
+        taps: The instrument's taps.
+    """
+
+    outputs: List[Any]
+    reductions: List[Any]
+    written: Mapping[str, Any]
+    taps: Taps
+
+    def at_outputs(self) -> Dict[Key, Any]:
+        """Return the gradients at tapped outputs, once backward has run."""
+        return {key: self.written[name].grad for key, name in self.taps.outputs.items()}
+
+    def at_ports(self) -> Dict[Port, Any]:
+        """Return the gradients that nodes give of tapped inputs, once backward has run."""
+        return {port: self.written[name].grad for port, name in self.taps.ports.items()}
+
+
+class Taps(NamedTuple):
+    """The names of the variables that stand for taps, by the places that these tap."""
+
+    outputs: Dict[Key, str]
+    ports: Dict[Port, str]
+
+
+class Instrument:
+    """A graph with taps and reductions that runs on values of the dtypes that it was built for.
+
+    Args:
+        graph: The graph, with casts or in float32.
+        decisions: The decisions on the network that it is made of.
+        values: Values of its variables, of which shapes and dtypes are taken.
+        context: Where it runs: float16 is emulated on a CPU.
+        outputs: The outputs of nodes that are tapped.
+        ports: The inputs of nodes that are tapped.
+        reduced: The outputs of nodes that reductions get, beside those of the network.
+        reduce: Gives the symbols of reductions for those of the network's outputs and of ``reduced``.
+        kept: The numbers of the network's outputs that a run gives; all unless given.
+        loss_heads: The names of Custom operators that are loss heads, if the gradients of loss heads are to be scaled.
+        differentiable: Whether loss heads and BlockGrad are replaced by operators that give the same and have a
+            derivative.
+
+    Raises:
+        ConvertError: If a value is missing, or MXNet cannot run the graph.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        decisions: Decisions,
+        values: Values,
+        context: Any,
+        *,
+        outputs: Collection[Key] = (),
+        ports: Collection[Port] = (),
+        reduced: Sequence[Key] = (),
+        reduce: Optional[Callable[[List[Any], List[Any]], List[Any]]] = None,
+        kept: Optional[Sequence[int]] = None,
+        loss_heads: Optional[FrozenSet[str]] = None,
+        differentiable: bool = False,
+    ) -> None:
+        self._graph, self._context = graph, context
+        given = in_declared_dtypes(graph, values)
+        facts = facts_of(graph, given)
+        shaped = [key for key in outputs if facts.shape(Entry(*key))]
+        tapped, self.taps, places = with_taps(graph, facts, shaped, ports, differentiable)
+        tapped = in_written_order(replace(tapped, heads=(*tapped.heads, *(places[key] for key in reduced))))
+        # Where each tap is. MXNet infers shapes of the graph without taps: it does not infer all of them through these.
+        self._tapped = {name: Entry(*key) for key, name in self.taps.outputs.items()}
+        self._tapped.update((name, graph.nodes[i].inputs[port]) for (i, port), name in self.taps.ports.items())
+        self._facts = {_shapes_of(given): facts}
+        given.update({name: mx.nd.zeros(shape) for name, shape in self._shapes(given).items()})
+        # Loss heads begin backward by themselves, so that the scale has to be put behind them.
+        names = loss_heads or frozenset()
+        if loss_heads is not None and any(is_loss_head(node) or node.name in names for node in tapped.nodes):
+            names &= {node.name for node in tapped.nodes}
+            tapped = in_written_order(ScaleLoss(facts_of(tapped, given), _SCALE, names)(tapped).graph)
+            given[_SCALE] = mx.nd.ones(1)
+        symbol = from_graph(tapped)
+        converted = Converted(symbol, tapped, facts_of(tapped, given), frozenset(), replace(decisions, after=tapped))
+        symbol = converted.on_gpu(True) if context.device_type == "gpu" else converted.on_cpu(True)
+        heads, count = [symbol[number] for number in range(len(tapped.heads))], len(graph.heads)
+        outputs_of = [heads[number] for number in (range(count) if kept is None else kept)]
+        reductions = [] if reduce is None else reduce(heads[:count], heads[count:])
+        symbol, self._count = mx.sym.Group([*outputs_of, *reductions]), len(outputs_of)
+        self._run, self._states = Runner(symbol), frozenset(symbol.list_auxiliary_states())
+
+    def __call__(
+        self, values: Values, scale: float = 1.0, training: bool = True, trained: Collection[str] = ()
+    ) -> Reading:
+        """Run once on the values of a batch; nothing that is given is changed.
+
+        Args:
+            values: The values of all variables by name, on any context.
+            scale: The factor of the gradients of loss heads.
+            training: Whether it runs in training mode.
+            trained: The names of variables whose gradients backward writes too.
+        """
+        with self._context, autograd.pause():
+            given = {name: array.as_nd_ndarray().as_in_context(self._context) for name, array in values.items()}
+            given = in_declared_dtypes(self._graph, {name: array.detach() for name, array in given.items()})
+            given.update({name: given[name].copy() for name in self._states if name in given})  # BatchNorm writes them
+            zeros = zeros_of(self._shapes(given), self._context)
+            written = {name: given[name] for name in self._run.names if name in trained and name in given}
+            for array in written.values():
+                array.attach_grad()
+            scales = {_SCALE: mx.nd.full((1,), scale)}
+            with autograd.record(training) if zeros else autograd.pause(training):
+                results = self._run({**scales, **given, **zeros})
+        return Reading(results[: self._count], results[self._count :], {**zeros, **written}, self.taps)
+
+    def _shapes(self, values: Values) -> Dict[str, Tuple[int, ...]]:
+        """Return the shapes of the zeros that taps add, for values of these shapes."""
+        key = _shapes_of(values)
+        if key not in self._facts:
+            self._facts = {key: facts_of(self._graph, values)}
+        return {name: self._facts[key].shapes[entry.key] for name, entry in self._tapped.items()}
+
+
+def _shapes_of(values: Values) -> FrozenSet[Tuple[str, Tuple[int, ...]]]:
+    return frozenset((name, array.shape) for name, array in values.items())
+
+
+class Runner:
+    """A symbol that runs on values given by name, and always gives a list."""
+
+    def __init__(self, symbol: Any) -> None:
+        self.symbol, self.names = symbol, symbol.list_inputs()
+        try:
+            self._run = mx.nd.CachedOp(symbol)  # an executor would fuse operators with oneDNN, and hide their outputs
+        except mx.MXNetError as e:  # of an operator without a gradient, also if none is asked for
+            raise ConvertError(f"MXNet cannot run the network in one piece: {mxnet_reason(e)}") from e
+
+    def __call__(self, values: Values) -> List[Any]:
+        """Return the outputs; ConvertError if the value of an input is missing."""
+        require_values(self.names, values)
+        outputs = self._run(*[values[name] for name in self.names])
+        return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def require_values(names: Iterable[str], values: Values) -> None:
+    """Raise a ConvertError if the value of an input is missing."""
+    for name in names:
+        if name not in values:
+            raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
+
+
+def facts_of(graph: Graph, values: Values) -> Facts:
+    """Return the facts that MXNet infers of a graph for variables of the shapes and dtypes of these values."""
+    symbol = from_graph(graph)
+    read = {name: values[name] for name in symbol.list_inputs() if name in values}
+    shapes = {name: array.shape for name, array in read.items()}
+    types = {name: dtypes.canonical(array.dtype) for name, array in read.items()}
+    return infer_facts(symbol, graph, shapes, types, frozenset())
+
+
+def in_declared_dtypes(graph: Graph, values: Values) -> Dict[str, Any]:
+    """Return values in the dtypes that a graph's variables declare, float32 for low precision that declares none."""
+    declared = {node.name: declared_dtype(node) for node in graph.nodes if node.is_variable}
+    given = dict(values)
+    for name, array in values.items():
+        wanted, dtype = declared.get(name), dtypes.canonical(array.dtype)
+        if dtype in dtypes.LOW_PRECISION and wanted is None:
+            wanted = dtypes.FLOAT32
+        if wanted in dtypes.PRECISIONS and dtype in dtypes.PRECISIONS and wanted != dtype:
+            with autograd.pause():
+                given[name] = mx.nd.amp_cast(array.as_nd_ndarray(), dtype=wanted)
+    return given
+
+
+def zeros_of(shapes: Mapping[str, Tuple[int, ...]], ctx: Any) -> Dict[str, Any]:
+    """Return zeros of some shapes, by name, each with a gradient of its own; they share memory."""
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    memory = mx.nd.zeros(max(sizes.values(), default=1), ctx=ctx)
+    zeros = {name: memory[: sizes[name]].reshape(shape) for name, shape in shapes.items()}
+    for array in zeros.values():
+        array.attach_grad()
+    return zeros
+
+
+# ---------------------------------------------------------------------- graphs
+
+
+def with_taps(
+    graph: Graph,
+    facts: Facts,
+    outputs: Collection[Key] = (),
+    ports: Collection[Port] = (),
+    differentiable: bool = False,
+) -> Tuple[Graph, Taps, Dict[Key, Entry]]:
+    """Return a graph with taps, their names, and where the outputs of nodes are before anything is added to them.
+
+    In low precision a tap is a float32 zero that is cast; its gradient is the one that low precision has, in float32.
+    Operators that leave the gradients of their inputs unwritten get a BlockGrad.
+    """
+    builder, taps = GraphBuilder(graph), Taps({}, {})
+    read = {*graph.consumers(), *(head.key for head in graph.heads)}
+    places: Dict[Key, Entry] = {}
+
+    def tap(entry: Entry, dtype: Optional[str], name: str) -> Entry:
+        low = dtype in dtypes.LOW_PRECISION
+        zero = Entry(builder.add(Node(VARIABLE, name, _declaring(dtypes.FLOAT32 if low else None))))
+        if low and dtype is not None:
+            zero = builder.insert(cast_op(dtypes.FLOAT32, dtype), f"{name}_cast", zero, dtype=dtype)
+        return builder.insert("elemwise_add", f"{name}_sum", entry, zero)
+
+    # One sweep: each node is copied, reads tapped inputs, and its readers get its tapped outputs.
+    for position, node in enumerate(graph.nodes):
+        inputs = list(builder.inputs(node))
+        for port in (port for port in range(len(inputs)) if (position, port) in ports):
+            name = taps.ports[position, port] = builder.unique(f"{node.name}_tap_of_input{port}")
+            inputs[port] = tap(inputs[port], facts.dtype(node.inputs[port]), name)
+        if is_unwritten(node):
+            inputs = [builder.insert("BlockGrad", f"{node.name}_blocked", entry) for entry in inputs]
+        stand_in = _with_derivative(builder, node, inputs) if differentiable else None
+        new = builder.copy(position, node.rewired(tuple(inputs))) if stand_in is None else stand_in.node
+        for index in range(node.num_outputs):
+            key = position, index
+            places[key] = Entry(new, index)
+            builder.redirect(Entry(*key), places[key])
+            if key in outputs and key in read:
+                name = taps.outputs[key] = builder.unique(f"{node.name}_tap{index}")
+                builder.redirect(Entry(*key), tap(places[key], facts.dtypes.get(key), name))
+    return builder.finish(map(builder.mapped, graph.heads)), taps, places
+
+
+def _declaring(dtype: Optional[str]) -> Any:
+    return make_attrs({} if dtype is None else {"__dtype__": dtypes.to_flag(dtype)})
+
+
+def _with_derivative(builder: GraphBuilder, node: Node, inputs: List[Entry]) -> Optional[Entry]:
+    """Return the output of a loss head or BlockGrad, given by operators with a derivative; None for any other node."""
+    if not (is_loss_head(node) or node.op in _DIFFERENTIABLE):
+        return None
+
+    def insert(op: str, *read: Entry, **attrs: str) -> Entry:
+        return builder.insert(op, f"{node.name}_{op}", *read, **attrs)
+
+    if node.op != "SoftmaxOutput":
+        return insert(_DIFFERENTIABLE.get(node.op, "_copy"), inputs[0])
+    for attribute, axis in (("multi_output", "1"), ("preserve_shape", "-1")):
+        if node.get(attribute, "") in ("True", "1", "true"):
+            return insert("softmax", inputs[0], axis=axis)
+    rows = insert("Flatten", inputs[0])
+    return insert("reshape_like", insert("softmax", rows, axis="-1"), inputs[0])
+
+
+class SideBySide(NamedTuple):
+    """One graph that runs a network in float32 and in low precision, as a whole and node by node, on the same values.
+
+    Attributes:
+        graph: The graph, whose heads are in float32.
+        compared: By output of a node of the network: the numbers of the heads that hold it in float32; as the node
+            gives it in low precision of float32's inputs (for a node in float32 the first number again); and in the
+            converted network.
+        ports: The inputs of the nodes that run in low precision on float32's inputs, by those in the network.
+    """
+
+    graph: Graph
+    compared: Dict[Key, Tuple[int, int, int]]
+    ports: Dict[Port, Port]
+
+
+def side_by_side(decisions: Decisions, after: Facts) -> SideBySide:
+    """Return the graph that compares a network with its conversion; ``after`` are the facts on the converted graph.
+
+    It holds the network in float32, the converted one, and of each node in low precision a copy that reads float32's
+    values, cast as the conversion casts them.
+    """
+    before, converted = without_dropout(decisions.before), without_dropout(decisions.after)
+    where = positions(before, converted)
+    source = {new: old for old, new in where.items()}
+    builder = GraphBuilder(before)
+    casts: Dict[Tuple[Key, str], Entry] = {}
+
+    def cast(entry: Entry, dtype: Optional[str], wanted: Optional[str]) -> Entry:
+        if wanted == dtype or wanted not in dtypes.PRECISIONS or dtype not in dtypes.PRECISIONS or wanted is None:
+            return entry
+        if (entry.key, wanted) not in casts:
+            op = cast_op(wanted, dtype if wanted == dtypes.FLOAT32 and dtype else wanted)
+            casts[entry.key, wanted] = builder.insert(op, f"node{entry.node}_{wanted}", entry, dtype=wanted)
+        return casts[entry.key, wanted]
+
+    def copy(position: int, inputs: Iterable[Entry]) -> int:
+        node = converted.nodes[position]
+        name = builder.unique(f"{node.name}_low")
+        return builder.add(node._replace(name=name, inputs=tuple(inputs), control_deps=()))
+
+    def exact(entry: Entry) -> Entry:
+        """Return float32's value of an entry of the converted graph, as this has it; inserted casts are copied."""
+        node = converted.nodes[entry.node]
+        if entry.node not in source:
+            inserted.setdefault(entry.node, copy(entry.node, map(exact, node.inputs)))
+            return entry._replace(node=inserted[entry.node])
+        old = Entry(source[entry.node], entry.index)
+        return cast(builder.mapped(old), decisions.facts.dtype(old), after.dtype(entry))
+
+    # The network in float32. Variables declare their dtypes, which MXNet does not infer through a cast.
+    for position, node in enumerate(before.nodes):
+        types = decisions.facts.dtypes.get((position, 0)) if node.is_variable else None
+        new = node.with_attrs(dict(_declaring(types))) if types else node.rewired(builder.inputs(node))
+        builder.copy(position, new)
+    # The converted network, on the same variables.
+    inserted: Dict[int, int] = {}
+    carried: Dict[Key, Entry] = {}
+    for position, node in enumerate(converted.nodes):
+        if all(converted.nodes[entry.node].is_variable for entry in node.inputs) and position not in source:
+            carried[position, 0] = exact(Entry(position))  # the cast of a parameter or input, which all share
+            continue
+        if node.is_variable:
+            carried[position, 0] = exact(Entry(position))
+            continue
+        new_position = copy(position, [carried[each.key]._replace(version=each.version) for each in node.inputs])
+        carried.update({(position, i): Entry(new_position, i) for i in range(node.num_outputs)})
+    # Each node in low precision by itself: what it reads is float32's, through the casts of the conversion.
+    low = in_low_precision(decisions)
+    own = {position: copy(where[position], map(exact, converted.nodes[where[position]].inputs)) for position in low}
+    # Heads by output: float32's, the converted network's and, of a node in low precision, its own.
+    heads: List[Entry] = []
+    compared: Dict[Key, Tuple[int, int, int]] = {}
+    for position, index in float32_outputs(decisions):
+        if position not in where:  # a cast of the network's own that nothing reads any more
+            continue
+        key, dtype = (where[position], index), after.dtypes.get((where[position], index))
+        entries = [builder.mapped(Entry(position, index)), cast(carried[key], dtype, dtypes.FLOAT32)]
+        if position in own:
+            entries.append(cast(Entry(own[position], index), dtype, dtypes.FLOAT32))
+        first = len(heads)
+        heads += entries
+        compared[position, index] = first, first + 2 if position in own else first, first + 1
+    graph = builder.finish(heads)
+    places = written_positions(graph)
+    ports = {(i, port): (places[own[i]], port) for i in own for port in range(len(before.nodes[i].inputs))}
+    return SideBySide(in_written_order(graph), compared, ports)
+
+
+def without_dropout(graph: Graph) -> Graph:
+    """Return a graph that drops nothing, in bodies neither: with dropout two networks could not be compared."""
+
+    def changed(node: Node) -> Node:
+        if node.op in _DROPOUTS and node.get("p"):
+            node = node.with_attrs({"p": "0"})
+        return node.rewired(node.inputs, tuple(map(without_dropout, node.subgraphs))) if node.subgraphs else node
+
+    return replace(graph, nodes=tuple(map(changed, graph.nodes)))
+
+
+def in_low_precision(decisions: Decisions) -> List[int]:
+    """Return the positions of the nodes that have low precision in them, those with such a body included."""
+    plan, nodes = decisions.plan, decisions.before.nodes
+    low: Set[int] = {*plan.placement.low, *(position for position, _ in plan.bodies)}
+    return [position for position, node in enumerate(nodes) if position in low and not node.is_variable]
+
+
+def float32_outputs(decisions: Decisions) -> List[Key]:
+    """Return the outputs of operators that hold float32 in the network; hidden ones are not known, and left out."""
+    nodes, facts = decisions.before.nodes, decisions.facts
+    keys = ((i, index) for i, node in enumerate(nodes) if not node.is_variable for index in range(node.num_outputs))
+    return [key for key in keys if facts.dtypes.get(key) == dtypes.FLOAT32]
+
+
+def read_outputs(graph: Graph, facts: Facts, heads: bool) -> List[Key]:
+    """Return the outputs in floating point that an operator reads, or with ``heads`` a loss outside of the network.
+
+    Left out are those of loss heads and of operators that never write a gradient.
+    """
+    read = {*graph.consumers(), *(head.key for head in graph.heads if heads)}
+    return [
+        (position, index)
+        for position, node in enumerate(graph.nodes)
+        if not (node.is_variable or is_loss_head(node) or is_unwritten(node))
+        for index in range(node.num_outputs)
+        if (position, index) in read and facts.dtypes.get((position, index)) in dtypes.PRECISIONS
+    ]
+
+
+def is_unwritten(node: Node) -> bool:
+    """Return whether an operator leaves the gradients of its inputs unwritten: they hold what was in memory."""
+    rule = RULES.find(node.op, dict(node.attrs))
+    return rule is not None and rule.unwritten_gradient
+
+
+def in_float32(symbol: Any) -> Any:
+    """Return a symbol that computes in float32 where a network computes in low precision of its own accord.
+
+    Nothing overflows in it that float32 holds, and it runs on a CPU, where MXNet has no products in float16.
+    """
+    graph = to_graph(symbol)
+    wide = _in_float32(graph)
+    return symbol if wide == graph else from_graph(wide, symbol)
+
+
+def _in_float32(graph: Graph) -> Graph:
+    nodes = []
+    for node in graph.nodes:
+        changes: Dict[str, Optional[str]] = {}
+        if node.get("dtype") in dtypes.LOW_PRECISION:
+            changes["dtype"] = dtypes.FLOAT32
+        if node.is_variable and declared_dtype(node) in dtypes.LOW_PRECISION:
+            changes["__dtype__"] = dtypes.to_flag(dtypes.FLOAT32)
+        nodes.append(node.with_attrs(changes)._replace(subgraphs=tuple(map(_in_float32, node.subgraphs))))
+    return replace(graph, nodes=tuple(nodes))

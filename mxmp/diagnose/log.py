@@ -1,0 +1,483 @@
+"""Logs of training steps: what is recorded of a step, and its two forms, a table and event files of TensorBoard.
+
+What is computed for a log stays on the device until the next step ends: its finite check has waited for all that by
+then, so that the log adds no wait of the host to a step.
+"""
+
+from __future__ import annotations
+
+import abc
+import atexit
+import contextlib
+import csv
+import dataclasses
+import fcntl
+import io
+import math
+import os
+import secrets
+import time
+import weakref
+from typing import Any, BinaryIO, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon.contrib.estimator import BatchEnd, TrainBegin, TrainEnd
+
+from ..arrays import copies_in_float32, is_low_precision, sum_of_squares, to_float32
+from ..errors import CheckpointError, DependencyError, TrainerError
+from ..files import require_folder
+from ..train.step import Observer, StepEnd, Weights, scaler_of
+from .exponents import why_skipped
+
+FILE = "steps.csv"
+"""The name of a `CSVLogger`'s file in the folder of a run."""
+
+_BEFORE_THE_STEP = -2001  # MXNet's GradientUpdateHandler, which calls the trainer's step, has -2000
+_FLUSH_SECONDS = 5.0
+_SKIPPED = "skipped_steps"
+_TAGS = {
+    "scale": "loss_scale",
+    "grad_norm": "gradients/norm",
+    "zero_share": "gradients/zero_share",
+    "subnormal_share": "gradients/subnormal_share",
+    "largest": "gradients/largest",
+    "loss": "loss",
+}
+"""Under which name TensorBoard shows a field of a step."""
+
+Log = TypeVar("Log", bound="StepLogger")
+Path = Union[str, "os.PathLike[str]"]
+
+
+class StepRecord(NamedTuple):
+    """One step of a log; None is what was not measured.
+
+    Attributes:
+        step: Its number among all steps, taken and skipped, from 1 on.
+        seconds: Since the log was attached; where a log is attached again, or its file goes on, after the last ones.
+        taken: Whether the weights were updated.
+        scale: What the losses were multiplied by.
+        next_scale: What those of the next step will be.
+        grad_norm: Norm of all true gradients, summed over contexts and workers, not divided by the batch size; before
+            the trainer clips them, but after the user's own code has (by ``param.grad()``). Not finite where a gradient
+            was not.
+        loss: Mean of the losses that `StepLogger.log` was given, of all batches of the step; without any, of those that
+            went to ``scale_loss``.
+        zero_share: Share of the gradients' elements that became zero, of the ledger's last sample.
+        subnormal_share: Share of those that are subnormal, likewise.
+        largest: The largest magnitude of a gradient, likewise.
+        error: What the step raised, in one line.
+        why: Of a skipped step: the weights whose gradients were not finite, each with the share of its elements, the
+            smallest share first. Backward spreads what is not finite to ever more elements, so that one is likely the
+            cause.
+    """
+
+    step: int
+    seconds: float
+    taken: bool
+    scale: float
+    next_scale: float
+    grad_norm: Optional[float] = None
+    loss: Optional[float] = None
+    zero_share: Optional[float] = None
+    subnormal_share: Optional[float] = None
+    largest: Optional[float] = None
+    error: str = ""
+    why: str = ""
+
+
+@dataclasses.dataclass
+class _Step:
+    """The values of a step that lie on the devices until they are written."""
+
+    norm: Optional[Callable[[], float]] = None
+    losses: List[Tuple[Any, int]] = dataclasses.field(default_factory=list)  # the mean of each, and its elements
+    scaled: List[Tuple[Any, int]] = dataclasses.field(default_factory=list)  # the same of those that went to scale_loss
+    why: str = ""
+    record: Optional[StepRecord] = None  # the rest of a step that is over
+    is_skipped: bool = False
+
+    def read(self) -> StepRecord:
+        """Return the record, complete."""
+        losses = self.losses or self.scaled
+        count = sum(size for _, size in losses)
+        loss = sum(_number(mean) * size for mean, size in losses) / count if count else math.nan
+        norm = None if self.norm is None else self.norm()
+        assert self.record is not None
+        return self.record._replace(grad_norm=norm, loss=loss if losses else None, why=self.why)
+
+
+class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
+    """Records the steps of one trainer, module or optimizer; its children say where to.
+
+    It changes nothing of the training, bit for bit. Each step is written when the next one ends, and the last one by
+    `detach` or `close`. The end of the program calls that if need be, for a log that is alive still: one whose trainer
+    is gone with it has to be closed before, or its last step is lost.
+
+    Attributes:
+        priority: For an Estimator: before the handler that makes the step.
+    """
+
+    priority = _BEFORE_THE_STEP
+
+    def __init__(self, every: int, ledger: Any) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise TrainerError(f"{type(self).__name__}: every={every!r}; expected a whole number of steps, 1 or more.")
+        if ledger is not None and not callable(getattr(ledger, "shares", None)):
+            raise TrainerError(f"{type(self).__name__}: ledger is a {type(ledger).__name__}, which has no shares().")
+        self._every, self._ledger = every, ledger
+        self._count, self._begin = 0, 0.0
+        self._seconds = 0.0  # of the last step
+        self._skipped = 0  # how many steps were skipped, up to the one that is written
+        self._closed = False
+        self._pending: Optional[_Step] = None  # a step that is over, and not written
+        self._start()
+
+    def _start(self) -> None:
+        """Begin with a first batch."""
+        self._step = _Step()
+        self._has_loss = False  # whether that of the present batch was given
+        self._awaits_loss = False  # whether that of the batch before was not
+        self._in_group = False  # whether that batch made no step: gradients are added up
+
+    def attach(self: Log, owner: Any) -> Log:
+        """Record each step of a trainer, a module or a `LossScaleOptimizer` of mxmp from now on; return the log.
+
+        A module may be attached before it is bound, so that ``fit`` is recorded. Steps that a kvstore takes by itself
+        (``update_on_kvstore=True``) are not told. Of several workers let one keep a log. A second call with the same
+        owner does nothing.
+
+        Raises:
+            TrainerError: If ``owner`` is none of them; if the log is attached to another, or closed.
+        """
+        if self._closed:
+            raise TrainerError(f"attach: this {type(self).__name__} is closed; make another.")
+        is_new = self._owner is None
+        super().attach(owner)
+        if is_new:
+            self._begin, self._skipped = time.monotonic() - self._seconds, owner.skipped_steps
+            self._at_exit = _closing(self)
+            atexit.register(self._at_exit)
+        return self
+
+    def detach(self) -> None:
+        """Write the last step and record no further ones; a second call does nothing."""
+        if self._owner is not None:
+            super().detach()
+            self._start()
+            atexit.unregister(self._at_exit)
+            self._flush()
+
+    def close(self) -> None:
+        """Detach, and close what is written to; a second call does nothing."""
+        try:
+            self.detach()
+        finally:
+            if not self._closed:
+                self._closed = True
+                self._end()
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def log(self, loss: Any) -> None:
+        """Record the loss of the step under way; between steps, that of the step that has just ended.
+
+        In the loop of a `mxmp.gluon.Accumulator` the mean over all batches of a step is recorded, each by its elements.
+
+        Args:
+            loss: As it was before scaling: a number, an NDArray of any shape, or a list of them, one per context. Their
+                mean is recorded; arrays are averaged on their devices in float32, and not waited for.
+
+        Raises:
+            TrainerError: If ``loss`` is none of these, or the log is not attached.
+        """
+        if self._owner is None:
+            raise TrainerError(f"log: this {type(self).__name__} is not attached; call attach(trainer) first.")
+        parts = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+        wrong = [part for part in parts if not isinstance(part, (int, float, np.number, mx.nd.NDArray))]
+        if wrong or not parts:
+            text = f"a {type(wrong[0]).__name__}" if wrong else "an empty list"
+            raise TrainerError(f"log: loss is {text}; expected a number, an NDArray, or a list of them.")
+        between = scaler_of(self._owner).state.is_ready and not self._in_group
+        is_late = self._awaits_loss and (between or self._in_group)
+        step = self._pending if is_late and between and self._pending is not None else self._step
+        with mx.autograd.pause():
+            step.losses += map(_mean, parts)
+        self._has_loss, self._awaits_loss = not is_late, False
+
+    # ------------------------------------------------------------------ an observer
+
+    def on_losses(self, losses: Sequence[mx.nd.NDArray]) -> None:
+        """Average the losses that go to ``scale_loss``, on their devices, for a step of which `log` is told none."""
+        with mx.autograd.pause():
+            self._step.scaled += map(_mean, losses)
+
+    def on_batch(self) -> None:
+        """Know that the next loss may be that of the batch which has just been added up."""
+        self._end_batch(in_group=True)
+
+    def _end_batch(self, in_group: bool) -> None:
+        self._awaits_loss, self._has_loss, self._in_group = not self._has_loss, False, in_group
+
+    def on_reduced(self, weights: Weights, scale: float) -> None:
+        """Compute the sum of the squares of all gradients, in one step of ``every``; it stays on the device."""
+        self._step.norm = _norm(weights, scale) if self._count % self._every == 0 else None
+
+    def on_skip(self, weights: Weights) -> None:
+        """Note which gradients are not finite."""
+        self._step.why = why_skipped(weights)
+
+    def on_end(self, end: StepEnd) -> None:
+        """Write the step before, and keep this one until the next ends."""
+        self._flush()
+        shares = self._ledger.shares() if self._ledger is not None else {}
+        error = "" if end.error is None else " ".join(f"{type(end.error).__name__}: {end.error}".split())
+        self._seconds = time.monotonic() - self._begin
+        record = StepRecord(end.number, self._seconds, end.taken, end.scale, end.loss_scale.value, error=error)
+        self._step.record, self._step.is_skipped = record._replace(**shares), end.skipped
+        if not (end.taken or end.skipped or error):
+            self._step.why = "the loss is not finite"
+        self._pending, self._step = self._step, _Step()
+        self._end_batch(in_group=False)
+        self._count += 1
+        if end.error is not None:  # which may end the program
+            self._flush()
+
+    def _flush(self) -> None:
+        step, self._pending = self._pending, None
+        if step is not None:
+            self._skipped += step.is_skipped
+            self._write(step.read())
+
+    # ------------------------------------------------------------------ a handler of an Estimator
+
+    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Attach the log to an Estimator's trainer."""
+        self.detach()
+        self.attach(estimator.trainer)
+
+    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Record the losses of a batch."""
+        self.log(loss=kwargs["loss"])
+
+    def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Write the last step."""
+        self.detach()
+
+    # ------------------------------------------------------------------ what children do
+
+    @abc.abstractmethod
+    def _write(self, record: StepRecord) -> None:
+        """Write one step."""
+
+    @abc.abstractmethod
+    def _end(self) -> None:
+        """Close what is written to."""
+
+
+class CSVLogger(StepLogger):
+    """Writes a line per training step: number, seconds, scale, gradient norm, loss, shares of the ledger, errors.
+
+    The columns are the fields of `StepRecord`; an empty cell is what was not measured, ``taken`` is 0 or 1. Each line
+    is written whole, so that a process that is killed leaves whole lines. A file that is there already goes on: steps
+    that a resumed run makes again stand in it twice, the later ones below.
+
+    Args:
+        path: A file that ends in ``.csv``; else the folder of a run, which is made if it is missing and gets a
+            ``steps.csv``.
+        every: In which steps the gradient norm is computed: the first, and then one in so many.
+        ledger: A ledger on the same trainer, whose shares are recorded.
+
+    Raises:
+        CheckpointError: If the file cannot be written, has other columns, or another log is writing it.
+        TrainerError: If ``every`` is no positive whole number, or ``ledger`` has no shares.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as run, CSVLogger(run) as log:  # CSVLogger(run).attach(trainer)
+        ...     print(os.path.basename(log.path))
+        steps.csv
+    """
+
+    def __init__(self, path: Path, *, every: int = 10, ledger: Any = None) -> None:
+        super().__init__(every, ledger)
+        self.path = _file_of(path)
+        with _writing(self.path):
+            self._file = open(self.path, "ab+", buffering=0)
+            try:
+                self._go_on()
+            except BaseException:
+                self._file.close()
+                raise
+
+    def _go_on(self) -> None:
+        """Go on behind the lines that are there: with our header, whole, and written by nobody else."""
+        _lock(self._file, self.path)
+        self._file.seek(0)
+        content = self._file.read()
+        header, whole = ",".join(StepRecord._fields), content[: content.rfind(b"\n") + 1]
+        first = (whole or content).split(b"\n", 1)[0].decode("utf-8", "replace").rstrip("\r")
+        if first != header if whole else not header.startswith(first):
+            raise CheckpointError(
+                f"{self.path}: its columns are {first[:200]!r}; expected {header!r}. Give another path."
+            )
+        self._file.truncate(len(whole))  # a line that was never finished
+        if not whole:
+            self._append(StepRecord._fields)
+        rows = list(csv.DictReader(whole.decode("utf-8", "replace").splitlines()))
+        try:
+            self._seconds = float(rows[-1]["seconds"]) if rows else 0.0
+        except (TypeError, ValueError):
+            self._seconds = 0.0
+
+    def _append(self, cells: Any) -> None:
+        """Append a line, or nothing if the disk is full."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow(cells)
+        line, size = text.getvalue().encode("utf-8", "replace"), os.fstat(self._file.fileno()).st_size
+        try:
+            while line:
+                line = line[self._file.write(line) or 0 :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), size)
+            raise
+
+    def _write(self, record: StepRecord) -> None:
+        record = record._replace(seconds=round(record.seconds, 3))
+        with _writing(self.path):
+            self._append([int(cell) if isinstance(cell, bool) else cell for cell in record])
+
+    def _end(self) -> None:
+        self._file.close()
+
+
+class TensorBoardLogger(StepLogger):
+    """Writes the scalars of each training step to an event file: ``tensorboard --logdir FOLDER`` shows them.
+
+    They are ``loss_scale``, ``skipped_steps`` (of the trainer, so far), ``gradients/norm``, ``loss`` if it is given,
+    and of a ledger ``gradients/zero_share``, ``gradients/subnormal_share`` and ``gradients/largest``; `StepRecord` says
+    what each is. Numbers that are not finite, such as the norm of a skipped step, are left out. The file is brought up
+    to date every five seconds and at the end. A resumed run that is given the same folder goes on in a second file
+    there.
+
+    Args:
+        folder: Of the event files; made if it is missing.
+        every: In which steps the gradient norm is computed: the first, and then one in so many.
+        ledger: A ledger on the same trainer, whose shares are recorded.
+
+    Raises:
+        DependencyError: If tensorboardX is missing: ``pip install 'mxmp[tensorboard]'``.
+        CheckpointError: If the folder cannot be written.
+        TrainerError: If ``every`` is no positive whole number, or ``ledger`` has no shares.
+    """
+
+    # tensorboardX's SummaryWriter writes from a thread of its own: where the disk is full that ends, and training
+    # waits for ever. Its EventsWriter, which is called here, writes at once.
+
+    def __init__(self, folder: Path, *, every: int = 10, ledger: Any = None) -> None:
+        super().__init__(every, ledger)
+        if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
+            raise CheckpointError(f"TensorBoardLogger: folder is {folder!r}; expected the folder of the event files.")
+        try:
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto import event_pb2
+        except (ImportError, TypeError) as e:  # a TypeError is protobuf's, for messages made by another version of it
+            why = str(e).strip().split("\n")[0]
+            raise DependencyError(f"tensorboardX cannot be imported ({why}); pip install 'mxmp[tensorboard]'.") from e
+        self._name, self._event = f"{os.fspath(folder)}: its event file", event_pb2.Event
+        unique = f".{os.getpid()}.{secrets.token_hex(4)}"  # its own names are the same for a whole second
+        with _writing(self._name):
+            os.makedirs(folder, exist_ok=True)
+            self._writer = EventsWriter(os.path.join(os.fspath(folder), "events"), unique)
+            self._flush_events()
+
+    def _write(self, record: StepRecord) -> None:
+        named = {tag: getattr(record, name) for name, tag in _TAGS.items()}
+        event = self._event(wall_time=time.time(), step=record.step)
+        for tag, value in {_SKIPPED: self._skipped, **named}.items():
+            if value is not None and math.isfinite(value):
+                event.summary.value.add(tag=tag, simple_value=value)
+        with _writing(self._name):
+            self._writer.write_event(event)
+            if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+                self._flush_events()
+
+    def _flush_events(self) -> None:
+        self._writer.flush()
+        self._flushed = time.monotonic()
+
+    def _end(self) -> None:
+        with _writing(self._name):
+            self._writer.close()
+
+
+@contextlib.contextmanager
+def _writing(name: str) -> Iterator[None]:
+    """Let an error of the system within the block name what cannot be written."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as e:
+        raise CheckpointError(f"{name} cannot be written: {e.strerror or e}.") from e
+
+
+def _closing(log: StepLogger) -> Callable[[], None]:
+    """Return what closes a log without keeping it alive, nor the trainer and the parameters that it knows."""
+    alive = weakref.ref(log)
+
+    def close() -> None:
+        log = alive()
+        if log is not None:
+            log.close()
+
+    return close
+
+
+def _file_of(path: Path) -> str:
+    """Return the file that a path means; the folder of a run is made."""
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise CheckpointError(f"CSVLogger: path is {path!r}; expected the folder of a run or a file that ends in .csv.")
+    text = os.fspath(path)
+    if text.endswith(".csv"):
+        require_folder(text)
+        return text
+    try:
+        os.makedirs(text, exist_ok=True)
+    except OSError as e:
+        raise CheckpointError(f"{text}: the folder cannot be made: {e.strerror or e}.") from e
+    return os.path.join(text, FILE)
+
+
+def _lock(file: BinaryIO, path: str) -> None:
+    """Hold a file for ourselves, where the file system has locks."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CheckpointError(f"{path}: another log is writing it; give each its own path.") from None
+    except OSError:
+        pass
+
+
+def _norm(weights: Weights, scale: float) -> Callable[[], float]:
+    """Return what reads the norm of the true gradients, the largest of several contexts; NaN if one of them is."""
+    groups = [group for group in weights.groups() if group]
+    groups = groups[:1] if weights.kvstore is not None else groups  # all contexts have the same
+    squares = []
+    for grads in ([update.grad for update in group] for group in groups):
+        low = [grad for grad in grads if is_low_precision(grad)]
+        squares.append(sum_of_squares([*copies_in_float32(low), *(g for g in grads if not is_low_precision(g))]))
+    return lambda: float(np.sqrt(np.max([_number(square) for square in squares], initial=0.0))) / scale
+
+
+def _mean(loss: Any) -> Tuple[Any, int]:
+    """Return the mean of a loss, on its device, and the number of its elements."""
+    if not isinstance(loss, mx.nd.NDArray):
+        return float(loss), 1
+    return to_float32(loss.as_nd_ndarray()).astype("float32", copy=False).mean(), loss.size
+
+
+def _number(value: Any) -> float:
+    return float(value.asnumpy().reshape(-1)[0]) if isinstance(value, mx.nd.NDArray) else value

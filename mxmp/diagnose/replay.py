@@ -1,0 +1,324 @@
+"""Calls that are run again, in float32 or in low precision at any loss scale, with all values and gradients looked at.
+
+A `Replay` is a call of a graph with the gradients of its outputs. A run of it gives a `Seen`: the ranges of the values
+of all nodes and of their gradients, under the names of the network before its conversion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import mxnet as mx
+from mxnet import autograd
+
+from .. import dtypes
+from ..arrays import leaves
+from ..graph import Entry, Graph, Key, Node
+from ..passes.attributes import MARK_ATTR, original
+from ..passes.facts import Facts
+from ..report.counts import positions
+from .batches import nested
+from .calls import NetCall
+from .instrument import Instrument, facts_of, in_declared_dtypes, read_outputs, without_dropout
+from .ranges import Summaries, ValueRange, ranges_of, read_ranges, summarize
+from .subject import Call
+
+
+class Gradients:
+    """Gives the gradients of a network's outputs; these are known.
+
+    ``arrays`` are ones unless given, those of losses whose sum is derived; ``of_loss`` computes them anew, where they
+    are not finite.
+    """
+
+    follows_outputs = False  # whether they are computed of the outputs that are given
+
+    def __init__(self, arrays: Optional[Sequence[Any]] = None, of_loss: Optional[LossGradients] = None) -> None:
+        self._arrays, self.of_loss = arrays, of_loss
+
+    def __call__(self, heads: List[Any]) -> Sequence[Any]:
+        """Return the gradient of each output, None where it has none."""
+        return list(map(mx.nd.ones_like, heads)) if self._arrays is None else self._arrays
+
+    def are_spoilt(self) -> bool:
+        """Return whether they are not finite."""
+        return any(each.bad for each in ranges_of({str(i): each for i, each in enumerate(self._arrays or ())}))
+
+    def labels(self) -> Dict[str, Any]:
+        """Return the arrays that they depend on besides the outputs, by name."""
+        return {} if self.of_loss is None else self.of_loss.labels()
+
+    def cleaned(self) -> Gradients:
+        """Return the same of data without inf and NaN."""
+        return self
+
+
+class LossGradients(Gradients):
+    """Those of a loss that is computed of the outputs: ``loss(outputs, *labels)``.
+
+    ``outputs`` says how outputs are nested, and of which kind each array is.
+    """
+
+    follows_outputs = True
+
+    def __init__(self, loss: Callable[..., Any], labels: Sequence[Any], outputs: Any) -> None:
+        super().__init__()
+        self._loss, self._labels, self._outputs = loss, list(labels), outputs
+
+    def __call__(self, heads: List[Any]) -> Sequence[Any]:
+        """Return the gradient of each output."""
+        arrays = [head.detach() for head in heads]
+        for array in arrays:
+            array.attach_grad()
+        remaining = iter(arrays)
+
+        def given(like: Any) -> Any:
+            if not isinstance(like, mx.nd.NDArray):
+                return like
+            array = next(remaining)
+            return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
+
+        with autograd.record():
+            losses = self._loss(nested(self._outputs, given), *self._labels)
+        autograd.backward(list(leaves(losses)))
+        return [array.grad for array in arrays]
+
+    def labels(self) -> Dict[str, Any]:
+        """Return the labels."""
+        several = len(self._labels) > 1
+        return {f"label{number if several else ''}": each for number, each in enumerate(self._labels)}
+
+    def cleaned(self) -> LossGradients:
+        """Return the same with 0 in place of inf and NaN in labels."""
+        return LossGradients(self._loss, list(map(_cleaned, self._labels)), self._outputs)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A call of a graph that can be run again.
+
+    Attributes:
+        call: The call.
+        gradients: Gives the true gradients of its outputs; None if they are not known.
+        follows_lost: Whether its inputs may come from a call that is not known, so that they cannot be called data.
+        linked: Whether it is known that the loss depends on it.
+    """
+
+    call: Call
+    gradients: Optional[Gradients]
+    follows_lost: bool = False
+    linked: bool = True
+    _views: Dict[bool, _View] = field(default_factory=dict, compare=False)
+
+    def run(self, low: bool, scale: float = 1.0) -> Seen:
+        """Run it once, as it was converted or in float32, with the loss times ``scale``."""
+        if low not in self._views:
+            self._views[low] = _View(self.call, low)
+        return self._views[low](self.call.values, self.gradients, scale)
+
+    def data(self) -> Dict[str, Any]:
+        """Return the data: inputs, labels, and what the loss reads besides."""
+        values = self.call.values
+        return {**{name: values[name] for name in self.call.inputs if name in values}, **self.labels()}
+
+    def labels(self) -> Dict[str, Any]:
+        """Return what the loss reads besides the network's outputs."""
+        return self.gradients.labels() if self.gradients is not None else {}
+
+    def parameters(self) -> List[ValueRange]:
+        """Return the ranges of parameters and auxiliary states."""
+        held = ((name, array) for name, array in self.call.values.items() if name not in self.call.inputs)
+        return ranges_of({name: array for name, array in held if is_real(array)})
+
+    def without_dropout(self) -> Replay:
+        """Return the same with dropout that drops nothing, and so draws no random number."""
+        decisions = self.call.decisions
+        before, after = without_dropout(decisions.before), without_dropout(decisions.after)
+        call = replace(self.call, decisions=replace(decisions, before=before, after=after))
+        return replace(self, call=call, _views={})
+
+    def cleaned(self) -> Replay:
+        """Return the same with 0 in place of inf and NaN in data and labels."""
+        values = {n: _cleaned(each) if n in self.call.inputs else each for n, each in self.call.values.items()}
+        gradients = None if self.gradients is None else self.gradients.cleaned()
+        return replace(self, call=replace(self.call, values=values), gradients=gradients)
+
+    @classmethod
+    def of_net(
+        cls, noted: NetCall, scale: float, of_loss: Optional[LossGradients] = None, backward: bool = True
+    ) -> Replay:
+        """Return a noted call of a converted net, perhaps without its gradients.
+
+        ``scale`` is that of the gradients that are kept; ``of_loss`` computes them where they are not finite, or not
+        known.
+        """
+        traced, decisions = noted.graph.trace, noted.graph.converted.decisions
+        names = [symbol.name for symbol in traced.inputs]
+        values = {name: param.data(noted.context) for name, param in traced.params.items()}
+        values.update(zip(names, noted.inputs))
+        trained = frozenset(name for name, param in traced.params.items() if param.grad_req != "null")
+        gradients: Optional[Gradients] = of_loss
+        if noted.zeros and backward:
+            with autograd.pause():
+                gradients = Gradients([zero.grad.astype("float32") / scale for zero in noted.zeros], of_loss)
+        call = Call(noted.name, decisions, values, names, trained, noted.context, noted.training)
+        return cls(call, gradients, noted.follows_lost, noted.linked)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The ranges that a run of a graph has shown, under the names of the network that it was made of.
+
+    Attributes:
+        names: What its nodes are called.
+        types: The dtypes of its outputs of nodes.
+        forward: The values of outputs of nodes.
+        backward: Their gradients, those of variables that are trained included.
+        outputs: The values of the network's outputs.
+        head_gradients: The gradients that were given for them, None for an output without one.
+        scale: The factor of the loss.
+    """
+
+    names: Names
+    types: Mapping[Key, str]
+    forward: Mapping[Key, ValueRange]
+    backward: Mapping[Key, ValueRange]
+    outputs: Sequence[ValueRange]
+    head_gradients: Sequence[Optional[ValueRange]] = ()
+    scale: float = 1.0
+
+    @property
+    def trained(self) -> List[ValueRange]:
+        """The gradients of the variables that are trained."""
+        nodes = self.names.graph.nodes
+        return [gradient for key, gradient in self.backward.items() if nodes[key[0]].is_variable]
+
+    @property
+    def _gradients(self) -> List[ValueRange]:
+        return self.trained or list(self.backward.values())
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the step's gradients are not finite; without gradients, whether the outputs are not."""
+        return any(each.bad for each in (self._gradients if self.backward else self.outputs))
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it is bad, or the loss gives it gradients that are."""
+        return self.is_bad or any(each is not None and each.bad for each in self.head_gradients)
+
+    def worse_than(self, exact: Seen) -> bool:
+        """Whether it has inf or NaN in what leaves the network where float32 has none."""
+        if self.backward:
+            return any(each.bad for each in self._gradients)
+        return any(each.bad > other.bad for each, other in zip(self.outputs, exact.outputs))
+
+
+class Names:
+    """The names that the nodes of a converted graph have in the network that it was made of.
+
+    Attributes:
+        graph: The converted graph.
+        source: The positions in the network, by those in the graph; inserted casts have none.
+    """
+
+    def __init__(self, before: Graph, graph: Graph) -> None:
+        self.before, self.graph = before, graph
+        self.source = {new: old for old, new in positions(before, graph).items()}
+
+    def of(self, position: int) -> Tuple[str, str]:
+        """Return the name and operator of a node; of a cast, the name of what it casts."""
+        if position in self.source:
+            node = self.before.nodes[self.source[position]]
+            return node.name, node.op
+        node = self.graph.nodes[position]
+        if not is_inserted(node):
+            return node.name, original(node).op
+        return self.of(node.inputs[0].node)[0], "cast"
+
+    def of_output(self, key: Key) -> str:
+        """Return the name of an output of a node; of a cast, that of what it casts."""
+        node = self.graph.nodes[key[0]]
+        if key[0] not in self.source:
+            return self.of_output(node.inputs[0].key) if is_inserted(node) else self.graph.entry_name(Entry(*key))
+        return self.before.entry_name(Entry(self.source[key[0]], key[1]))
+
+
+def is_inserted(node: Node) -> bool:
+    """Return whether a conversion has inserted a node: a cast, as a rule."""
+    return node.get(MARK_ATTR) is not None and bool(node.inputs)
+
+
+class _View:
+    """A graph of a call, converted or in float32, whose runs are looked at: all values and gradients."""
+
+    def __init__(self, call: Call, low: bool) -> None:
+        self._call = call
+        self._graph = graph = call.decisions.after if low else call.decisions.before
+        values = in_declared_dtypes(graph, call.values)
+        self._facts: Facts = facts_of(graph, values)
+        self._names = Names(call.decisions.before, graph)
+        keys = ((i, n) for i, node in enumerate(graph.nodes) if not node.is_variable for n in range(node.num_outputs))
+        self._keys = [key for key in keys if self._facts.dtypes.get(key) in dtypes.PRECISIONS]
+        self._summaries = Summaries()
+        self._instrument = Instrument(
+            graph,
+            call.decisions,
+            values,
+            call.context,
+            outputs=frozenset(read_outputs(graph, self._facts, heads=True)),
+            reduced=self._keys,
+            reduce=lambda heads, outputs: [summarize(mx.sym, each) for each in (*heads, *outputs)],
+            loss_heads=call.loss_heads,
+        )
+
+    def __call__(self, values: Mapping[str, Any], gradients: Optional[Gradients], scale: float) -> Seen:
+        """Run it once; gradients are those of the loss times ``scale``. Nothing that is given is changed."""
+        call, graph = self._call, self._graph
+        reading = self._instrument(values, scale, call.training, call.trained)
+        given = [] if gradients is None else list(gradients(reading.outputs))
+        written: Dict[Key, Any] = {}
+        places = {node.name: (i, 0) for i, node in enumerate(graph.nodes) if node.is_variable}
+        if gradients is not None:
+            with autograd.pause(), call.context:
+                pairs = [(head, each) for head, each in zip(reading.outputs, given) if each is not None]
+                seeds = [(each.as_nd_ndarray().astype("float32") * scale).astype(head.dtype) for head, each in pairs]
+                autograd.backward([head for head, _ in pairs], seeds)
+            written = reading.at_outputs()
+            written.update((places[name], array.grad) for name, array in reading.written.items() if name in places)
+        # Variables are looked at as they are stored: a parameter in low precision may be out of its range.
+        variables = in_declared_dtypes(graph, {name: array for name, array in values.items() if name in places})
+        forward = {places[n]: each for n, each in variables.items() if _dtype(each) in dtypes.PRECISIONS}
+        count, heads = len(graph.heads), [head.key for head in graph.heads]
+        # Ranges of arrays at hand, and those that the graph has reduced.
+        arrays = [*forward.values(), *written.values(), *(each for each in given if each is not None)]
+        names = [self._names.of_output(key) for key in (*heads, *self._keys, *forward, *written)]
+        names += [graph.entry_name(head) for head, each in zip(graph.heads, given) if each is not None]
+        sizes = [self._facts.size(Entry(*key)) or 0 for key in (*heads, *self._keys)]
+        sizes += [array.size for array in arrays]
+        ranges = iter(read_ranges(names, sizes, [*reading.reductions, *self._summaries(arrays)]))
+        outputs = [next(ranges) for _ in range(count)]
+        by_key = {key: next(ranges) for key in (*self._keys, *forward)}
+        backward = {key: next(ranges) for key in written}
+        head_gradients = [None if each is None else next(ranges) for each in given]
+        return Seen(self._names, self._facts.dtypes, by_key, backward, outputs, head_gradients, scale)
+
+
+def _dtype(array: Any) -> Optional[str]:
+    return dtypes.canonical(array.dtype) if isinstance(array, mx.nd.NDArray) else None
+
+
+def is_real(array: Any) -> bool:
+    """Return whether an array holds numbers with a point, of which some may be inf or NaN."""
+    return _dtype(array) in (*dtypes.PRECISIONS, "float64")
+
+
+def _cleaned(array: Any) -> Any:
+    """Return an array with 0 in place of inf and NaN."""
+    if not is_real(array):
+        return array
+    with autograd.pause():
+        plain = array.as_nd_ndarray()
+        clean = mx.nd.where(plain * 0 == 0, plain, mx.nd.zeros_like(plain))
+        return clean.as_np_ndarray() if isinstance(array, mx.np.ndarray) else clean

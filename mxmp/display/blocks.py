@@ -1,0 +1,251 @@
+"""The values that are shown: a terminal, a page and a notebook each draw them in their own way.
+
+A `Section` has blocks. `Figures`, `Facts`, `Notes` and `Table` are shown everywhere; `Lines`, `Histogram` and `Network`
+on pages and in notebooks. Texts are plain: the code that draws them escapes them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
+
+UNKNOWN = "–"  # is shown for a value that is not known
+
+# Kinds of a table's columns: text, a number, a share of 1, bytes, the name of a dtype, a share that is drawn too, and
+# counts by exponent of two, drawn against a dtype's range.
+TEXT, NUMBER, SHARE, BYTES, PRECISION, BAR, SPARK = "text", "number", "share", "bytes", "precision", "bar", "spark"
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures that matter most, each (its name, the figure, a remark or '')."""
+
+    figures: Sequence[Tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Things, each with the text that belongs to it."""
+
+    pairs: Sequence[Tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Sentences to be noticed.
+
+    Attributes:
+        sentences: One to a line; without any, nothing is shown.
+        kind: 'Warning', 'Advice', 'Error' or another word, which is put before each.
+    """
+
+    sentences: Sequence[str]
+    kind: str = "Note"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: Its heading.
+        kind: One of the kinds of this module.
+        help: Its meaning, in a sentence; shown where the pointer rests.
+        dtype: The dtype whose range a 'spark' is drawn against.
+    """
+
+    title: str
+    kind: str = TEXT
+    help: str = ""
+    dtype: str = "float16"
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether its values are numbers, which stand at the right."""
+        return self.kind in _FORMATS
+
+    def text(self, value: Any) -> str:
+        """Return a value as it is written in the column."""
+        return _FORMATS[self.kind](value) if self.is_numeric else "" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values, which a page sorts and filters.
+
+    Attributes:
+        caption: Its title.
+        columns: The first names the row. Others in which no row has a value are left out.
+        rows: A value for each column: text, a number, None where it is not known, or a mapping for a 'spark'.
+        unit: The noun for its rows, in the plural.
+        most: How many rows a terminal shows, of all that a page has; None for all.
+        legend: Words in the cells, each with its meaning.
+    """
+
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    unit: str = "rows"
+    most: Optional[int] = None
+    legend: Sequence[Tuple[str, str]] = ()
+
+    def without_empty_columns(self) -> Table:
+        """Return the table without the columns in which no row has a value."""
+        has_values = [any(row[i] not in (None, "", {}) for row in self.rows) for i in range(len(self.columns))]
+        kept = [i for i, has_value in enumerate(has_values) if i == 0 or has_value or not self.rows]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[i] for i in kept], rows=rows)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series of a chart.
+
+    Attributes:
+        name: For the legend.
+        values: None where there is none, for a step that was not measured.
+        dots: Whether each value is drawn by itself, with no line from one to the next.
+    """
+
+    name: str
+    values: Sequence[Optional[float]]
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A chart of up to four lines.
+
+    Attributes:
+        caption: Its title.
+        x: Where the values are, growing; as many as each line has values.
+        lines: Values that are None are passed over; infinite ones and NaN are gaps, marked at the upper edge (minus
+            infinity at the lower one). A chart without a finite value says so.
+        x_title: The noun for ``x``.
+        scale: Of the values: 'linear', 'share' (of 1), 'log2', 'log10', or 'auto': 'log10' for positive values that
+            span more than three powers of ten, else 'linear'.
+        marks: Places on ``x`` to be marked by an upright line, such as skipped steps.
+        mark_name: The noun for them, in the legend.
+    """
+
+    caption: str
+    x: Sequence[float]
+    lines: Sequence[Line]
+    x_title: str = "step"
+    scale: str = "linear"
+    marks: Sequence[float] = ()
+    mark_name: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no line has a value."""
+        return all(value is None for line in self.lines for value in line.values)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """A histogram of magnitudes, against the range of a dtype.
+
+    Attributes:
+        caption: Its title.
+        counts: Number of values by exponent of two: ``counts[e]`` are those from ``2**e`` up to ``2**(e + 1)``.
+        dtype: The dtype whose ranges are shaded: numbers that become 0, are subnormal, or overflow.
+        zeros: Number of values that are 0: a bar at the left end, cut off where it would dwarf all others. All shares
+            are of the sum of both.
+    """
+
+    caption: str
+    counts: Mapping[int, float]
+    dtype: str = "float16"
+    zeros: float = 0
+
+
+@dataclass(frozen=True)
+class Network:
+    """The picture of a network.
+
+    Attributes:
+        operators: In the order in which they run; of each the ``name``, ``op``, ``precision`` and ``reason`` are shown,
+            the ``inputs`` are names of operators before it, and ``casts`` the tensors that are cast for it, or behind
+            it: each has a text and a ``source``, the name of the operator that gives it, '' for a variable.
+        caption: Its title.
+    """
+
+    operators: Sequence[Any]
+    caption: str = "The network, from its inputs down to its outputs"
+
+
+Block = Union[Figures, Facts, Notes, Table, Lines, Histogram, Network]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page, under a heading of its own.
+
+    Attributes:
+        title: The heading.
+        blocks: From top to bottom; charts that follow each other stand side by side where there is room.
+        lead: A sentence or two below the heading.
+    """
+
+    title: str
+    blocks: Sequence[Block]
+    lead: str = ""
+
+
+# ---------------------------------------------------------------------- numbers as they are read
+
+
+def figure(value: Optional[float]) -> str:
+    """Return a number with at most three digits that count, an integer whole.
+
+    Example:
+        >>> [figure(each) for each in (None, 65504, 0.000123, 1.5, float("inf"))]
+        ['–', '65,504', '0.000123', '1.5', '∞']
+    """
+    if value is None:
+        return UNKNOWN
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    if isinstance(value, int) or 1000 <= abs(value) < 1e6 or (value == int(value) and abs(value) < 1e6):
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def share(value: Optional[float]) -> str:
+    """Return a share of 1 as percent.
+
+    Example:
+        >>> [share(each) for each in (0, 0.00001234, 0.034, 0.5, 1)]
+        ['0 %', '0.00123 %', '3.4 %', '50 %', '100 %']
+    """
+    return figure(value) if value is None or not math.isfinite(value) else f"{figure(100.0 * value)} %"
+
+
+def size(count: Optional[float]) -> str:
+    """Return a number of bytes with a unit.
+
+    Example:
+        >>> size(102_400_000)
+        '102 MB'
+    """
+    if count is None:
+        return UNKNOWN
+    power = min(max(int(math.log10(max(count, 1))) // 3, 0), len(_UNITS) - 1)
+    return f"{count / 1000**power:.3g} {_UNITS[power]}"
+
+
+def power(exponent: int, base: int = 2) -> str:
+    """Return a power as it is written.
+
+    Example:
+        >>> power(-14)
+        '2⁻¹⁴'
+    """
+    return f"{base}{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
+
+
+_FORMATS: Dict[str, Callable[[Any], str]] = {NUMBER: figure, SHARE: share, BYTES: size, BAR: share}

@@ -1,0 +1,244 @@
+"""Charts as inline SVG: lines over steps or layers, and histograms of magnitudes against the range of a dtype.
+
+A chart's plane is an SVG of 1000 units a side that stretches with the page; its labels are HTML beside it, so that they
+keep their size on a phone and in print. Here blocks become the numbers and texts that the template puts into place.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from .blocks import Histogram, Line, Lines, figure, power, share
+
+# Exponents of two by dtype: magnitudes up to 2**first round to 0, those below 2**second are subnormal, those from
+# 2**third on overflow (IEEE 754, binary16 and binary32; bfloat16 has float32's exponents and 7 bits of fraction).
+RANGES: Dict[str, Tuple[int, int, int]] = {
+    "float16": (-25, -14, 16),
+    "bfloat16": (-134, -126, 128),
+    "float32": (-150, -126, 128),
+}
+
+_SIZE = 1000.0  # of the plane, in its own units
+_LARGEST = 1e300  # value that is drawn: differences of larger ones overflow
+_MOST = 400  # places along a line that can be told apart
+_BESIDE_ZERO = 8  # percent of a histogram's axis that the label of its zeros takes
+_TALLEST = 3  # times the tallest other bar, where the bar of the zeros is cut off
+
+Label = Tuple[float, str]  # percent of a side, and the text there
+
+# The values of the template, by name: caption, label (the same for those who do not see it), legend (class of the key
+# and text), x_labels, y_labels, x_title; in the plane's units shades (class, x, width, text), bars (x, y, width, height
+# and text), lines (number, whether dots, path), marks (upright lines); beyond (number of a line, percent,
+# edge) for values that are not finite; said, the text in the middle of a chart that cannot be drawn.
+Chart = Dict[str, Any]
+_NOTHING: Chart = dict(shades=(), bars=(), lines=(), marks=(), beyond=(), said="")
+
+
+class Axis(NamedTuple):
+    """The values, or their logarithms to a base, from one end of a side of the plane to the other."""
+
+    low: float
+    high: float
+    base: int = 0
+
+    def place(self, value: Optional[float]) -> Optional[float]:
+        """Return where a value is, from 0 to 1; None where it has no place."""
+        if value is None or not abs(value) < _LARGEST or (self.base and value <= 0):  # no comparison with NaN is true
+            return None
+        at = math.log(value, self.base) if self.base else value
+        return (at - self.low) / (self.high - self.low)
+
+    def labels(self, as_share: bool = False) -> List[Label]:
+        """Return the labels of the axis."""
+        places = _ticks(self.low, self.high, 6 if self.base else 5, bool(self.base))
+        texts = [f"{self.base}^{at:.0f}" if self.base else share(at) if as_share else figure(at) for at in places]
+        return [(100 * (at - self.low) / (self.high - self.low), text) for at, text in zip(places, texts)]
+
+
+def _ticks(low: float, high: float, most: int, as_exponents: bool = False) -> List[float]:
+    """Return round numbers within a range: multiples of 1, 2 or 5 times a power of ten, of exponents those of 2**n."""
+    rough = (high - low) / most
+    if as_exponents:
+        step = 2.0 ** max(0, math.ceil(math.log2(rough)))
+    elif rough > 1e-300:
+        scale = 10.0 ** math.floor(math.log10(rough))
+        step = next(each * scale for each in (1, 2, 5, 10) if each * scale >= rough * 0.999)
+    else:  # powers of ten are not exact there, or 0
+        return [low]
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [at for at in (round(i * step, 12) for i in range(first, last + 1)) if low <= at <= high]
+
+
+def _drawables(values: Sequence[Optional[float]]) -> List[float]:
+    """Return the numbers that have a place on an axis: finite ones, and not the very largest."""
+    return [value for value in values if value is not None and abs(value) < _LARGEST]
+
+
+def _linear_axis(values: Sequence[Optional[float]]) -> Axis:
+    """Return an axis from the smallest value to the largest."""
+    drawn = _drawables(values) or [0.0]
+    low, high = min(drawn), max(drawn)
+    room = max(0.5, 1e-9 * abs(low))  # beside large numbers 0.5 is nothing
+    return Axis(low, high) if high > low else Axis(low - room, low + room)
+
+
+def _value_axis(values: Sequence[Optional[float]], scale: str) -> Axis:
+    """Return an axis for a chart's values, with some room; for ``scale`` see `Lines`."""
+    drawn = _drawables(values)
+    positive = [value for value in drawn if value > 0]
+    if scale == "auto":
+        scale = "log10" if positive and len(positive) == len(drawn) and max(drawn) > 1e3 * min(drawn) else "linear"
+    if scale.startswith("log"):
+        base = int(scale[3:])
+        logs = [math.log(value, base) for value in positive or [1.0]]
+        low, high = math.floor(min(logs) - 0.01), math.ceil(max(logs) + 0.01)
+        return Axis(low, high if high > low else low + 1, base)
+    if scale == "share":
+        return Axis(0.0, 1.05 * max([*drawn, 1e-4]))
+    axis = _linear_axis(drawn)
+    room = 0.05 * (axis.high - axis.low)
+    return Axis(0.0 if axis.low == 0 else axis.low - room, axis.high + room)
+
+
+# ---------------------------------------------------------------------- lines
+
+
+def draw_lines(block: Lines) -> Chart:
+    """Return the chart of some lines."""
+    x, lines = block.x, block.lines
+    values = [value for line in lines for value in line.values if value is not None]
+    along, up = _linear_axis([*x, *block.marks]), _value_axis(values, block.scale)
+    not_finite = [value for value in values if not math.isfinite(value)]
+    beyond = [(i + 1, *place) for i, line in enumerate(lines) for place in _beyond(x, line, along)]
+    said = "" if _drawables(values) or not values else "Nothing to draw: no value is finite"
+    named = [(f"s{i + 1}", line.name) for i, line in enumerate(lines) if len(lines) > 1 or block.marks or beyond]
+    named += [("mark", f"{block.mark_name} ({len(block.marks):,})")] if block.marks else []
+    named += [("beyond", f"not finite ({len(not_finite):,})")] if beyond else []
+    parts = [_described(line) for line in lines]
+    parts += [f"not finite: {len(not_finite)}" if not_finite else ""]
+    parts += [f"{block.mark_name}: {len(block.marks)}" if block.marks else ""]
+    return dict(
+        _NOTHING,
+        caption=block.caption,
+        label=f"{block.caption}: " + ("; ".join(filter(None, parts)) or "no values"),
+        legend=named,
+        x_labels=along.labels(),
+        y_labels=[] if said else up.labels(block.scale == "share"),
+        x_title=block.x_title,
+        lines=[(i + 1, line.dots, _path(_points(x, line, along, up), line.dots)) for i, line in enumerate(lines)],
+        marks=sorted({round(_SIZE * (along.place(at) or 0.0)) for at in block.marks}),
+        beyond=beyond,
+        said=said,
+    )
+
+
+def _described(line: Line) -> str:
+    drawn = _drawables(line.values)
+    return f"{line.name} from {figure(min(drawn))} to {figure(max(drawn))}, last {figure(drawn[-1])}" if drawn else ""
+
+
+def _beyond(x: Sequence[float], line: Line, along: Axis) -> List[Tuple[float, str]]:
+    """Return percent and edge of a line's values that are not finite, no more of them than can be seen."""
+    values = [(at, value) for at, value in zip(x, line.values) if value is not None and not math.isfinite(value)]
+    places = ((round(_MOST * (along.place(at) or 0.0)), "lower" if value < 0 else "upper") for at, value in values)
+    return [(100 * place / _MOST, edge) for place, edge in dict.fromkeys(places)]
+
+
+def _points(x: Sequence[float], line: Line, along: Axis, up: Axis) -> List[Tuple[float, Optional[float]]]:
+    """Return a line's points in the plane, None for gaps; of many those that can be seen, the extremes among them."""
+    points = [(along.place(at) or 0.0, up.place(value)) for at, value in zip(x, line.values) if value is not None]
+    if len(points) > 4 * _MOST and not line.dots:
+        length = len(points) // _MOST
+        points = [p for i in range(0, len(points), length) for p in _extremes(points[i : i + length])]
+    return [(_SIZE * at, None if y is None else _SIZE * (1 - y)) for at, y in points]
+
+
+def _extremes(points: Sequence[Tuple[float, Optional[float]]]) -> Sequence[Tuple[float, Optional[float]]]:
+    """Return the first, the lowest, the highest and the last of some points, in their order."""
+    drawn = [point for point in points if point[1] is not None]
+    if not drawn:
+        return points[:1]
+    return sorted({drawn[0], drawn[-1], *(pick(drawn, key=lambda p: p[1] or 0.0) for pick in (min, max))})
+
+
+def _path(points: Sequence[Tuple[float, Optional[float]]], dots: bool) -> str:
+    """Return the path of a line with gaps; a point between two gaps is a dot."""
+    parts: List[str] = []
+    before: Optional[float] = None
+    for (at, y), (_, after) in zip(points, [*points[1:], (0.0, None)]):
+        if y is not None:
+            begins = dots or before is None
+            is_dot = begins and (dots or after is None)
+            parts.append(f"{'M' if begins else 'L'}{at:.1f} {y:.1f}{'h0' if is_dot else ''}")
+        before = y
+    return "".join(parts)
+
+
+# ---------------------------------------------------------------------- histograms
+
+
+def draw_histogram(block: Histogram) -> Chart:
+    """Return the chart of a histogram, with the ranges of its dtype behind."""
+    dtype, zeros = block.dtype if block.dtype in RANGES else "float16", block.zeros
+    zero, subnormal, overflow = RANGES[dtype]
+    counts = {exponent: count for exponent, count in block.counts.items() if count > 0}
+    total = sum(counts.values()) + zeros or 1.0
+    # All of float16's range is shown; the others' are far wider than any values.
+    ends = [*counts, zero - 1, overflow] if dtype == "float16" else list(counts) or [subnormal]
+    low, high = min(ends) - (2 if zeros else 1), max(ends) + 2
+    along, top = Axis(low, high), max(counts.values(), default=0.0) / total
+    up = Axis(0.0, 1.05 * (max(top, min(zeros / total, _TALLEST * top)) or 1.0))
+    named = [(low, zeros, "0")] + [(e, counts[e], f"{power(e)} to {power(e + 1)}") for e in sorted(counts)]
+    bars = [
+        (*_bar(along, at, min(count / total / up.high, 1.0)), f"{name}: {figure(count)}, {share(count / total)}")
+        for at, count, name in named
+        if count
+    ]
+    shades = _shades(along, dtype, low + 1 if zeros else low)
+    zeros_share = f" ({share(zeros / total)} are 0)" if zeros else ""
+    most = power(max(counts, key=lambda e: counts[e])) if counts else power(subnormal)
+    exponents = [(100 * (along.place(at) or 0.0), f"2^{at:.0f}") for at in _ticks(low, high, 7, as_exponents=True)]
+    of_zeros = [(50 / (high - low), "0"), *(each for each in exponents if each[0] > _BESIDE_ZERO)]
+    return dict(
+        _NOTHING,
+        caption=block.caption,
+        label=f"{block.caption}: most values are from {most} on{zeros_share}",
+        legend=[(kind, f"{name} in {dtype}{zeros_share if kind == 'zero' else ''}") for kind, _, _, name in shades],
+        x_labels=of_zeros if zeros else exponents,
+        y_labels=up.labels(as_share=True),
+        x_title="magnitude",
+        shades=shades,
+        bars=bars,
+    )
+
+
+def draw_spark(counts: Mapping[Any, float], span: Tuple[int, int], dtype: str = "float16") -> Chart:
+    """Return a histogram of the height of a line of text, over a span of exponents (smallest, largest)."""
+    dtype = dtype if dtype in RANGES else "float16"
+    _, subnormal, overflow = RANGES[dtype]
+    drawn = {int(key): float(count) for key, count in counts.items() if count > 0}
+    along = Axis(min(span[0], subnormal) - 1, max(span[1], overflow if dtype == "float16" else span[1]) + 1)
+    most = max(drawn, key=lambda each: drawn[each]) if drawn else 0
+    label = f"{power(min(drawn))} to {power(max(drawn) + 1)}, most from {power(most)}" if drawn else "no values"
+    bars = [(*_bar(along, e, max(math.sqrt(count / drawn[most]), 0.06)), "") for e, count in drawn.items()]
+    return {"label": label, "y_labels": (), "shades": _shades(along, dtype, along.low), "bars": bars}
+
+
+def _bar(along: Axis, exponent: int, height: float) -> Tuple[float, float, float, float]:
+    """Return x, y, width and height of the bar of an exponent, a share of the plane high."""
+    width = _SIZE / (along.high - along.low)
+    return width * (exponent - along.low), _SIZE * (1 - height), 0.92 * width, _SIZE * height
+
+
+def _shades(along: Axis, dtype: str, zeros_end: float) -> List[Tuple[str, float, float, str]]:
+    """Return the regions of a dtype that reach into an axis, which stands for 0 up to ``zeros_end``."""
+    zero, subnormal, overflow = RANGES[dtype]
+    regions = [
+        ("zero", along.low, max(zero, zeros_end), "becomes 0"),
+        ("subnormal", max(zero, zeros_end), subnormal, "subnormal"),
+        ("overflow", overflow, along.high, "overflows"),
+    ]
+    width = _SIZE / (along.high - along.low)
+    cut = ((kind, max(a, along.low), min(b, along.high), name) for kind, a, b, name in regions)
+    return [(kind, width * (a - along.low), width * (b - a), name) for kind, a, b, name in cut if b > a]

@@ -1,0 +1,182 @@
+"""The picture of a network: operators as cells coloured by precision, casts as marks where they stand.
+
+A small network is drawn operator by operator. In a larger one operators that follow each other with no branch between
+them share a box, with a cell for each; the box says which they are where the pointer rests on it, and under the picture
+when it is chosen. Sizes are pixels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
+
+from markupsafe import Markup, escape
+
+from ..errors import visible
+from .blocks import Network
+from .layout import Layout, Route, layered
+
+_EACH_ALONE = 40  # operators up to which each has a box of its own
+_LONGEST = 9  # operators in a box
+_MOST_BOXES = 1500
+_MOST_LINES = 24  # of the details of a box
+_MOST_CASTS = 4  # in one of them
+
+_BOX, _HEIGHT, _GAP, _RISE, _EDGE = 140.0, 40.0, 12.0, 66.0, 8.0
+_CELLS = _BOX - 16.0  # width of a box's cells
+_LETTERS = 19  # that fit into a box
+_TELLING = ("Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot", "RNN", "Embedding")
+_SUFFIX = "_fwd"  # of the nodes of Gluon's layers
+
+
+Values = Dict[str, Any]  # of a box or the picture, by the names that the template has for them
+
+
+def draw(block: Network) -> Values:
+    """Return the picture of a network; one without boxes is too large to be drawn."""
+    operators = block.operators
+    sources = read_positions(operators)
+    runs = group(sources) if len(operators) > _EACH_ALONE else [[i] for i in range(len(operators))]
+    precisions = list(dict.fromkeys(each.precision for each in operators))
+    picture = {"caption": block.caption, "count": len(operators), "precisions": precisions, "boxes": []}
+    if len(runs) > _MOST_BOXES:
+        return picture
+    home = {each: number for number, run in enumerate(runs) for each in run}
+    edges = sorted({(home[a], home[b]) for b, read in enumerate(sources) for a in read if home[a] != home[b]})
+    layout = layered(len(runs), edges, _BOX, _GAP)
+    prefix = _prefix([each.name for each in operators])
+    boxes = [_box([operators[i] for i in run], layout, number, prefix) for number, run in enumerate(runs)]
+    marks = _marks(operators, sources, runs, boxes, dict(zip(edges, layout.routes)))
+    return {
+        **picture,
+        "width": round(layout.width + 2 * _EDGE),
+        "height": round(max(layout.layer, default=0) * _RISE + _HEIGHT + 2 * _EDGE),
+        "boxes": boxes,
+        "paths": [_curve(route) for route in layout.routes],
+        "marks": dict.fromkeys(marks),  # two operators of a box may read one cast
+    }
+
+
+def read_positions(operators: Sequence[Any]) -> List[List[int]]:
+    """Return the positions that each operator reads: for a name, the last operator of that name before it."""
+    last: Dict[str, int] = {}
+    positions = []
+    for position, each in enumerate(operators):
+        positions.append(sorted({last[name] for name in each.inputs if name in last}))
+        last[each.name] = position
+    return positions
+
+
+def group(sources: Sequence[Sequence[int]]) -> List[List[int]]:
+    """Return operators in groups that have no branch within: each but the first reads the one before it alone."""
+    readers = Counter(each for read in sources for each in read)
+    group_of: Dict[int, List[int]] = {}
+    groups: List[List[int]] = []
+    for position, read in enumerate(sources):
+        before = group_of.get(read[0]) if len(read) == 1 else None
+        if before is None or readers[read[0]] > 1 or len(before) >= _LONGEST:
+            before = []
+            groups.append(before)
+        before.append(position)
+        group_of[position] = before
+    return groups
+
+
+# ---------------------------------------------------------------------- boxes
+
+
+def _box(inside: Sequence[Any], layout: Layout, number: int, prefix: int) -> Values:
+    """Return a box: its upper left corner, two lines of text, all that there is to say, and (x, width, precision)."""
+    x, y = layout.x[number] - _BOX / 2 + _EDGE, layout.layer[number] * _RISE + _EDGE
+    width, gap = _CELLS / len(inside), 1 if len(inside) > 1 else 0
+    label, below = _labels(inside, prefix)
+    return {
+        "x": x,
+        "y": y,
+        "width": _BOX,
+        "height": _HEIGHT,
+        "label": label,
+        "below": below,
+        "title": Markup("\n").join(escape(visible(_details(each))) for each in inside[:_MOST_LINES]),
+        "cells": [(x + 8 + i * width, width - gap, each.precision) for i, each in enumerate(inside)],
+    }
+
+
+def _details(operator: Any) -> str:
+    """Return all that there is to say of an operator."""
+    casts = list(map(str, operator.casts))
+    more = f" and {len(casts) - _MOST_CASTS} more" if len(casts) > _MOST_CASTS else ""
+    listed = f"; casts {', '.join(casts[:_MOST_CASTS])}{more}" if casts else ""
+    return f"{operator.name} ({operator.op}): {operator.precision}, {operator.reason}{listed}"
+
+
+def _prefix(names: Sequence[str]) -> int:
+    """Return the number of letters that all names begin with, up to the end of a word."""
+    return os.path.commonprefix(names).rfind("_") + 1 if len(names) > 1 else 0
+
+
+def _labels(inside: Sequence[Any], prefix: int) -> Tuple[str, str]:
+    """Return the two lines of a box: the first operator's name, and the kind that tells most with how many others."""
+    name = visible(inside[0].name[prefix:])
+    name = name[: -len(_SUFFIX)] if name.endswith(_SUFFIX) and name != _SUFFIX else name
+    counts = Counter(visible(each.op) for each in inside)
+    kind = max(counts, key=lambda op: (op in _TELLING, counts[op]))
+    times = f"{counts[kind]} × " if counts[kind] > 1 else ""
+    more = f" + {len(inside) - counts[kind]}" if len(inside) > counts[kind] else ""
+    end = " …" if len(inside) > 1 else ""
+    return _shortened(name, _LETTERS - len(end)) + end, _shortened(times + kind, _LETTERS - len(more)) + more
+
+
+def _shortened(text: str, most: int) -> str:
+    """Return a text that fits into a box, without its middle if it is too long."""
+    keep = most - 1
+    return text if len(text) <= most else f"{text[: keep // 2]}…{text[len(text) - (keep - keep // 2) :]}"
+
+
+# ---------------------------------------------------------------------- casts and edges
+
+
+def _marks(
+    operators: Sequence[Any],
+    sources: Sequence[Sequence[int]],
+    runs: Sequence[Sequence[int]],
+    boxes: Sequence[Values],
+    routes: Dict[Tuple[int, int], Route],
+) -> Iterator[Tuple[float, float, str, float]]:
+    """Yield x, y, text and half the width of a mark for each cast.
+
+    It stands within a box, on the edge between two, near the reader, or below a box for an output of the network.
+    """
+    place = {each: (number, i) for number, run in enumerate(runs) for i, each in enumerate(run)}
+    for position, operator in enumerate(operators):
+        number, cell = place[position]
+        casts, box = {cast.source: str(cast) for cast in operator.casts}, boxes[number]
+        for source in sources[position]:
+            cast = casts.get(operators[source].name)
+            if cast and place[source][0] == number:
+                yield box["cells"][cell][0] - 0.5, box["y"] + _HEIGHT - 7.5, cast, 3.5
+            elif cast:
+                yield (*_near_end(routes[place[source][0], number]), cast, 5.0)
+        if operator.name in casts:
+            yield box["x"] + _BOX / 2, box["y"] + _HEIGHT, casts[operator.name], 5.0
+
+
+def _curve(route: Route) -> str:
+    """Return the path of an edge through the points that it passes: curves between layers, upright within them."""
+    places = [(x + _EDGE, layer * _RISE + _EDGE) for x, layer in route]
+    parts = [f"M{places[0][0]:.1f} {places[0][1]:.1f}"]
+    for (x, y), (to_x, to_y) in zip(places, places[1:]):
+        middle = (y + _HEIGHT + to_y) / 2
+        parts.append(f"V{y + _HEIGHT:.1f}C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}")
+    return "".join(parts)
+
+
+def _near_end(route: Route, t: float = 0.8) -> Tuple[float, float]:
+    """Return a point of the last curve that `_curve` draws, ``t`` of the way along it (a cubic Bézier curve)."""
+    (x0, upper), (x1, lower) = route[-2:]
+    y0, y1 = upper * _RISE + _HEIGHT, lower * _RISE
+    weights = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3
+    x = sum(weight * at for weight, at in zip(weights, (x0, x0, x1, x1)))
+    y = sum(weight * at for weight, at in zip(weights, (y0, (y0 + y1) / 2, (y0 + y1) / 2, y1)))
+    return x + _EDGE, y + _EDGE

@@ -1,0 +1,120 @@
+"""Blocks as HTML: a page that is complete in itself, and the fragment that a notebook shows.
+
+Jinja2 fills in the templates and escapes every value, so that hostile names are text. Nothing is loaded from a network:
+style and script are within the page.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import jinja2
+from markupsafe import Markup, escape
+
+from ..errors import visible
+from . import blocks, charts, network
+
+_FOLDER = Path(__file__).parent / "templates"
+
+
+def page(title: str, sections: Sequence[blocks.Section], lead: str = "") -> str:
+    """Return one self-contained HTML file.
+
+    Args:
+        title: Its subject; text, as all else.
+        sections: Its parts, from top to bottom.
+        lead: A line under the title.
+    """
+    return _framed("page", title, sections, lead)
+
+
+def fragment(title: str, sections: Sequence[blocks.Section], lead: str = "") -> str:
+    """Return the same as a piece of HTML, for a cell of a notebook: no frame, and styles that touch nothing else."""
+    return _framed("fragment", title, sections, lead)
+
+
+def _framed(template: str, title: str, sections: Sequence[blocks.Section], lead: str) -> str:
+    parts = [(anchor, section, _drawn(section.blocks)) for anchor, section in zip(_anchors(sections), sections)]
+    return _environment().get_template(f"{template}.html.j2").render(title=title, lead=lead, sections=parts)
+
+
+def _drawn(section_blocks: Sequence[blocks.Block]) -> List[Tuple[str, Any]]:
+    """Return pairs (macro of the template, its argument); charts of lines that follow each other are one group."""
+    drawn: List[Tuple[str, Any]] = []
+    for block in section_blocks:
+        kind = type(block).__name__.lower()
+        if isinstance(block, blocks.Lines):
+            if not drawn or drawn[-1][0] != kind:
+                drawn.append((kind, []))
+            drawn[-1][1].append(charts.draw_lines(block))
+        elif isinstance(block, blocks.Histogram):
+            drawn.append((kind, charts.draw_histogram(block)))
+        elif isinstance(block, blocks.Network):
+            drawn.append((kind, network.draw(block)))
+        else:
+            drawn.append((kind, _table(block) if isinstance(block, blocks.Table) else block))
+    return drawn
+
+
+@functools.lru_cache(maxsize=None)
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(str(_FOLDER)),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )
+    environment.filters.update(breakable=_breakable, powers=_powers)
+    # A notebook's own style sheet has rules for tables and lists of a higher rank than '.mxmp td': ours are to win.
+    style = re.sub(r"\.mxmp(?![\w-])", ".mxmp.mxmp.mxmp", (_FOLDER / "style.css").read_text(encoding="utf-8"))
+    environment.globals["style"] = Markup(style)
+    return environment
+
+
+def _breakable(text: str) -> Markup:
+    """Return a text that may wrap behind underscores, slashes and dots, and behind commas but those of a number."""
+    parts = re.split(r"(?<=[_/.,])(?=[^_/.,\s])(?!(?<=\d[.,])\d)", visible(text))
+    return Markup("<wbr>").join(map(escape, parts))
+
+
+def _powers(text: str) -> Markup:
+    """Return a label such as '2^16' with the exponent raised."""
+    base, caret, exponent = text.partition("^")
+    return escape(base) + (Markup("<sup>{}</sup>").format(exponent.replace("-", "−")) if caret else "")
+
+
+def _anchors(sections: Sequence[blocks.Section]) -> List[str]:
+    """Return a name for each section that the page's own links lead to."""
+    anchors: List[str] = []
+    for section in sections:
+        name = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "section"
+        before = sum(re.fullmatch(rf"{name}(-\d+)?", anchor) is not None for anchor in anchors)
+        anchors.append(f"{name}-{before + 1}" if before else name)
+    return anchors
+
+
+def _table(block: blocks.Table) -> Dict[str, Any]:
+    """Return a table for the template: for each cell its text, its key in an order, and the values of its drawing."""
+    block = block.without_empty_columns()
+    columns = [_cells(column, [row[i] for row in block.rows]) for i, column in enumerate(block.columns)]
+    return {"block": block, "rows": list(zip(*columns))}
+
+
+def _cells(column: blocks.Column, values: Sequence[Any]) -> List[Tuple[str, Optional[str], Any]]:
+    """Return the cells of a column."""
+    if column.kind == blocks.SPARK:
+        exponents = [int(key) for counts in values for key in counts or {}] or [0]
+        sparks = [charts.draw_spark(each or {}, (min(exponents), max(exponents)), column.dtype) for each in values]
+        return [(spark["label"], None, spark) for spark in sparks]
+    if not column.is_numeric:
+        return [(column.text(value), None, None) for value in values]
+    keys = ["" if value is None or value != value else str(float(value)) for value in values]  # NaN has no order
+    largest = max((value for value in values if value is not None and abs(value) < math.inf), default=0.0)
+    parts = [round(min(value / largest, 1.0), 3) if value and value > 0 < largest else 0 for value in values]
+    return list(zip(map(column.text, values), keys, parts))

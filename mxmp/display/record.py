@@ -1,0 +1,305 @@
+"""Results as values: a frozen dataclass that is written as JSON, read back checked, and shown in three places.
+
+A result of mxmp is a `Record`. Its fields say by their type hints how they are written and which values are accepted
+when they are read, so that no class has a reader of its own; `Record._sections` says how it is shown, as plain blocks,
+which a terminal, a page and a notebook draw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+import math
+from pathlib import Path
+from typing import (
+    Any,
+    ClassVar,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from ..errors import CheckpointError, MxmpError, StateError
+from ..files import saving
+from .blocks import Section
+
+Self = TypeVar("Self", bound="Record")
+
+_LONGEST = 80  # characters of a wrong value that an error shows
+
+
+class Shown:
+    """Base of values that are shown on a terminal, as a page and in a notebook, from one list of sections."""
+
+    #: The title of its page.
+    _title: ClassVar[str]
+
+    def _sections(self) -> List[Section]:
+        """Return the parts of its page, from top to bottom."""
+        raise NotImplementedError
+
+    @property
+    def _lead(self) -> str:
+        """The line under the title."""
+        return ""
+
+    def to_html(self, path: Optional[str] = None, title: Optional[str] = None) -> str:
+        """Return it as one self-contained HTML file, and write that if asked to.
+
+        Args:
+            path: The file to write, replaced if it is there; None to write none.
+            title: The page's title; the record's own unless given.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
+        from . import page  # with its templates, when a page is made
+
+        text = page.page(title or self._title, self._sections(), self._lead)
+        if path is not None:
+            save_text(text, path)
+        return text
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows."""
+        from . import page
+
+        return page.fragment(self._title, self._sections(), self._lead)
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        """Yield its parts, for a console of rich."""
+        from . import terminal
+
+        return terminal.parts(self._title, self._sections(), self._lead, options.max_width)
+
+    def __str__(self) -> str:
+        from . import terminal
+
+        return terminal.text(self)
+
+
+class Record(Shown):
+    """Base of results: frozen dataclasses that are saved, loaded and looked at.
+
+    A field's type hint is what `from_dict` checks: int, float (inf and NaN are the texts 'inf', '-inf' and 'nan'),
+    bool, str, Any, Optional, a tuple, a mapping from str or int, an Enum (written as its value), a dataclass, or a
+    class whose ``parse`` reads what its ``str`` gives, as `Policy`. A field with ``compare=False`` is not written;
+    one with a default may be missing in a file. Names that are no field are passed over, so that a class may
+    add values for other readers in its `to_dict`. A class that checks more does so in ``__post_init__``, by a
+    ValueError.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Speed(Record):
+        ...     _kind, _title = "speed", "Speed"
+        ...     name: str
+        ...     seconds: float = math.inf
+        >>> Speed("conv").to_dict()
+        {'record': 'speed', 'version': 1, 'name': 'conv', 'seconds': 'inf'}
+        >>> Speed.from_json('{"record": "speed", "version": 1, "name": "conv", "seconds": "fast"}')
+        Traceback (most recent call last):
+        mxmp.errors.StateError: the speed is damaged: seconds is 'fast'; expected a number.
+    """
+
+    #: The noun for it, in files and in errors.
+    _kind: ClassVar[str]
+    #: Of the fields and their meaning; no other is read.
+    _version: ClassVar[int] = 1
+    #: The class of errors about damaged values.
+    _error: ClassVar[Type[MxmpError]] = StateError
+
+    # ------------------------------------------------------------------ values and files
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Return it as plain values, which JSON can hold and `from_dict` reads."""
+        return {"record": self._kind, "version": self._version, **_fields_to_plain(self)}
+
+    @classmethod
+    def from_dict(cls: Type[Self], values: Any) -> Self:
+        """Return the record that `to_dict` gave, also after JSON has made lists of tuples.
+
+        Raises:
+            MxmpError: If the values are another's or damaged; the message names the field. The class is the record's.
+        """
+        kind, version = (values.get(name) if isinstance(values, Mapping) else None for name in ("record", "version"))
+        if kind != cls._kind:
+            raise cls._error(f"this is no {cls._kind} of mxmp: expected 'record': {cls._kind!r}, found {kind!r}.")
+        if version != cls._version:
+            raise cls._error(f"the {cls._kind} has version {version!r}; this mxmp reads version {cls._version}.")
+        try:
+            record: Self = _fields_from_plain(cls, values, "")
+            return record
+        except (_Wrong, ValueError) as e:
+            raise cls._error(f"the {cls._kind} is damaged: {e}") from e
+
+    def to_json(self) -> str:
+        """Return it as JSON, which `from_json` reads."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls: Type[Self], text: str) -> Self:
+        """Return the record that `to_json` wrote; raises as `from_dict`."""
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as e:
+            raise cls._error(f"this is no {cls._kind} of mxmp: it is no JSON ({e}).") from e
+        return cls.from_dict(values)
+
+    def save(self, path: str) -> None:
+        """Write it to a file as JSON, whole or not at all.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
+        save_text(self.to_json() + "\n", path)
+
+    @classmethod
+    def load(cls: Type[Self], path: str) -> Self:
+        """Return the record that `save` wrote.
+
+        Raises:
+            CheckpointError: If the file cannot be read, or holds something else; the message names it.
+        """
+        with reading(path, cls._error):
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def reading(path: str, *damage: Type[Exception]) -> Iterator[None]:
+    """Turn errors into a CheckpointError that names the file: those of reading, and of ``damage``, for its content."""
+    try:
+        yield
+    except UnicodeDecodeError as e:
+        raise CheckpointError(f"{path}: it is no text in UTF-8.") from e
+    except damage as e:
+        raise CheckpointError(f"{path}: {e}") from e
+    except OSError as e:
+        raise CheckpointError(f"{path} cannot be read: {e.strerror or e}") from e
+
+
+def save_text(text: str, path: str) -> None:
+    """Write a text to a file, whole or not at all; a file that is there is replaced.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    with saving(str(path), str(path)) as (name,):
+        Path(name).write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+# ---------------------------------------------------------------------- plain values by type hints
+
+
+class _Wrong(Exception):
+    """A value that is not of its field's type; the message names the field."""
+
+    def __init__(self, where: str, value: Any, expected: str, verb: str = "is") -> None:
+        text = repr(value)
+        shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+        super().__init__(f"{where} {verb} {shown}; expected {expected}.")
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as JSON holds it: text for what is not finite, for an Enum its value, for others their text."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(each) for each in value]
+    return _fields_to_plain(value) if _has_fields(value) else str(value)
+
+
+def _has_fields(value: Any) -> bool:
+    """Return whether a value, or a class, is written field by field: a dataclass that has no text to be parsed."""
+    return dataclasses.is_dataclass(value) and not hasattr(value, "parse")
+
+
+def _fields_to_plain(value: Any) -> Dict[str, Any]:
+    return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.compare}
+
+
+def _fields_from_plain(cls: Any, values: Any, where: str) -> Any:
+    """Return the value of a dataclass; ``where`` is the path to it, with a dot at its end."""
+    arguments, hints = {}, get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if field.name in values and field.compare:
+            arguments[field.name] = _from_plain(hints[field.name], values[field.name], where + field.name)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise _Wrong(where + field.name, None, "a value")
+    return cls(**arguments)
+
+
+def _from_plain(hint: Any, value: Any, where: str) -> Any:
+    """Return the value of a type that a plain value stands for."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any or (origin is Union and value is None):
+        return value
+    if origin is Union:  # Optional
+        return _from_plain(inner[0], value, where)
+    if origin is tuple:
+        return _tuple_from_plain(inner, value, where)
+    if origin is not None or _has_fields(hint):
+        if not isinstance(value, Mapping):
+            raise _Wrong(where, value, "an object")
+        if origin is None:
+            return _fields_from_plain(hint, value, where + ".")
+        pairs = ((_key(inner[0], key, where), key, each) for key, each in value.items())
+        return {read: _from_plain(inner[1], each, f"{where}[{key!r}]") for read, key, each in pairs}
+    if hint in _EXPECTED:
+        types, expected = _EXPECTED[hint]
+        is_text = hint is float and value in ("inf", "-inf", "nan")
+        fits = isinstance(value, types) and isinstance(value, bool) == (hint is bool)
+        if not is_text and not (fits and (hint is not int or abs(value) < 2**63)):  # larger ones overflow elsewhere
+            raise _Wrong(where, value, expected)
+        read = hint
+    else:
+        expected, read = f"the text of a {hint.__name__}", getattr(hint, "parse", hint)
+        if not isinstance(value, str):
+            raise _Wrong(where, value, expected)
+    try:
+        return read(value)
+    except (ValueError, OverflowError) as e:  # of a number beyond all floats
+        raise _Wrong(where, value, f"{expected} ({e})") from e
+
+
+_EXPECTED: Dict[Any, Tuple[Any, str]] = {
+    float: ((int, float), "a number"),
+    int: (int, "a whole number"),
+    bool: (bool, "true or false"),
+    str: (str, "text"),
+}
+
+
+def _tuple_from_plain(inner: Tuple[Any, ...], value: Any, where: str) -> Tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise _Wrong(where, value, "a list")
+    hints = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+    if len(hints) != len(value):
+        raise _Wrong(where, value, f"{len(hints)} values")
+    return tuple(_from_plain(hint, each, f"{where}[{i}]") for i, (hint, each) in enumerate(zip(hints, value)))
+
+
+def _key(hint: Any, key: str, where: str) -> Any:
+    """Return the key of a mapping: JSON has numbers as text."""
+    try:
+        return hint(key)
+    except ValueError as e:
+        raise _Wrong(where, key, _EXPECTED[hint][1], "has the key") from e

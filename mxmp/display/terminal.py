@@ -1,0 +1,99 @@
+"""Blocks on a terminal, by rich: tables, facts and sentences; charts and pictures are left to pages.
+
+Sections come from the last to the first, tables before the rest, so that the most important ends beside the prompt.
+rich is imported here, and before anything else imports it: ``rich.style`` draws one of Python's random numbers when it
+is imported, which may be in the midst of a seeded run.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from typing import Any, Iterator, List, Sequence
+
+from ..errors import visible
+from . import blocks
+
+_STATE = random.getstate()
+import rich.style  # noqa: E402, F401
+
+random.setstate(_STATE)
+from rich.console import Console  # noqa: E402
+from rich.padding import Padding  # noqa: E402
+from rich.table import Table  # noqa: E402
+from rich.text import Text  # noqa: E402
+
+WIDTH = 120  # columns where there is no terminal
+NARROW = 80  # columns below which the cells of two text columns share one
+
+
+def text(shown: Any, width: int = WIDTH) -> str:
+    """Return a record, or another value that rich can print, as text of a width."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(shown)
+    output: Any = console.file
+    return str(output.getvalue())
+
+
+def parts(title: str, sections: Sequence[blocks.Section], lead: str = "", width: int = WIDTH) -> Iterator[Any]:
+    """Yield the parts of some sections, for rich.
+
+    Args:
+        title: The line above them, with the lead.
+        sections: As a page has them.
+        lead: The text beside the title.
+        width: Columns of the terminal.
+    """
+    yield _sentence(f"{title}: {lead}".replace(",", ", ") if lead else title, style="bold")
+    for section in reversed(sections):
+        for block in sorted(section.blocks, key=lambda block: not isinstance(block, blocks.Table)):
+            yield from _drawn(block, width)
+
+
+def _drawn(block: blocks.Block, width: int) -> Iterator[Any]:
+    if isinstance(block, blocks.Table):
+        yield table(block, width < NARROW)
+    elif isinstance(block, blocks.Facts):
+        yield pairs(block.pairs)
+    elif isinstance(block, blocks.Figures):
+        yield pairs([(name, f"{each} ({remark})" if remark else each) for name, each, remark in block.figures])
+    elif isinstance(block, blocks.Notes):
+        yield from (_sentence(f"{block.kind}: {sentence}") for sentence in block.sentences)
+
+
+def pairs(lines: Sequence[Sequence[str]]) -> Any:
+    """Return lines of two cells, such as a name and a text."""
+    grid = Table.grid(padding=(0, 2))
+    for name, line in lines:
+        grid.add_row(Text(visible(name), style="dim"), Text(visible(line), overflow="fold"))
+    return Padding(grid, (0, 0, 0, 1), expand=False)
+
+
+def table(block: blocks.Table, narrow: bool = False) -> Table:
+    """Return a table; on a narrow terminal each two columns of text share one, in several lines."""
+    block = block.without_empty_columns()
+    columns = [i for i, column in enumerate(block.columns) if column.kind != blocks.SPARK]
+    groups: List[List[int]] = []
+    for i in columns:
+        before = groups[-1] if groups else []
+        if narrow and len(before) == 1 and not any(block.columns[k].is_numeric for k in (*before, i)):
+            before.append(i)
+        else:
+            groups.append([i])
+    more = len(block.rows) - (len(block.rows) if block.most is None else block.most)
+    below = [f"{block.most:,} of {len(block.rows):,} {block.unit}"] if more > 0 else []
+    below += [f"{word}: {meaning}" for word, meaning in block.legend]
+    caption = Text("\n".join(map(visible, below))) if below else None
+    drawn = Table(title=Text(visible(block.caption)), caption=caption, caption_justify="left")
+    for group in groups:
+        right = block.columns[group[0]].is_numeric
+        titles = ", ".join(block.columns[i].title for i in group)
+        drawn.add_column(titles, justify="right" if right else "left", overflow="fold", no_wrap=right)
+    for row in block.rows[: block.most]:
+        cells = ["\n  ".join(visible(block.columns[i].text(row[i])) for i in group) for group in groups]
+        drawn.add_row(*map(Text, cells))  # a name may look like rich's markup
+    return drawn
+
+
+def _sentence(line: str, style: str = "") -> Text:
+    return Text(visible(line), style=style)

@@ -1,1 +1,0 @@
-"""Internal: runs a network's graph and looks at each of its nodes: values, gradients, errors."""

@@ -1,1 +1,0 @@
-"""Tuning for speed: what can be chosen, what is tried, and how it is timed."""

@@ -1,0 +1,190 @@
+"""Charts read back from their SVG: every value is where it belongs."""
+
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from mxmp.display import SPARK, Column, Histogram, Line, Lines, Table
+from mxmp.display.charts import RANGES
+from tests.display.runs import drawn
+
+SVG = re.compile(r"<svg.*?</svg>", re.DOTALL)
+NAN, INF = float("nan"), float("inf")
+
+
+def lines(*args, **options):
+    return drawn(Lines(*args, **options))
+
+
+def histogram(*args, **options):
+    return drawn(Histogram(*args, **options))
+
+
+def svg(chart):
+    return ElementTree.fromstring(SVG.search(str(chart)).group())
+
+
+def path_of(chart, number=1):
+    """Return a line's strokes, each a list of points in the plane, from (0, 0) at its lower left to (1, 1)."""
+    found = next(each for each in svg(chart).iter("path") if f"s{number}" in each.get("class").split())
+    strokes = []
+    for command, x, y in re.findall(r"([ML])([\d.-]+) ([\d.-]+)", found.get("d")):
+        if command == "M":
+            strokes.append([])
+        strokes[-1].append((float(x) / 1000, 1 - float(y) / 1000))
+    return strokes
+
+
+def labels(chart, side):
+    """Return percents of an axis, each with its label."""
+    part = re.search(rf'<div class="{side}" aria-hidden="true">(.*?)</div>', str(chart), re.DOTALL).group(1)
+    found = re.findall(r"(?:bottom|left):([\d.-]+)%\">(.*?)</span>", part)
+    return {re.sub("<.*?>", "^", text).rstrip("^"): float(at) / 100 for at, text in found}
+
+
+def test_a_line_goes_through_its_values_by_the_labels_of_the_axes():
+    x, values = [0, 10, 20, 40], [2.0, 8.0, 4.0, 6.0]
+    chart = lines("c", x, [Line("v", values)])
+    along, up = labels(chart, "along"), labels(chart, "up")
+    (stroke,) = path_of(chart)
+    for at, value, (a, b) in zip(x, values, stroke):
+        assert a == pytest.approx(along["0"] + (along["40"] - along["0"]) * at / 40, abs=1e-3)
+        assert b == pytest.approx(up["2"] + (up["8"] - up["2"]) * (value - 2) / 6, abs=1e-3)
+
+
+@pytest.mark.parametrize("scale, base", [("log2", 2), ("log10", 10)])
+def test_powers_are_equally_far_apart(scale, base):
+    chart = lines("c", [0, 1, 2], [Line("v", [base**2, base**4, base**6])], scale=scale)
+    (stroke,) = path_of(chart)
+    assert stroke[1][1] - stroke[0][1] == pytest.approx(stroke[2][1] - stroke[1][1], abs=1e-3)
+    assert labels(chart, "up")[f"{base}^4"] == pytest.approx(stroke[1][1], abs=1e-3)
+
+
+@pytest.mark.parametrize("values, log", [([1, 5000], True), ([1, 900], False), ([0, 5000], False), ([-1, 5000], False)])
+def test_auto_takes_logarithms_of_positive_values_that_span_much(values, log):
+    assert any("^" in text for text in labels(lines("c", [0, 1], [Line("v", values)], scale="auto"), "up")) == log
+
+
+def test_values_not_known_are_passed_over_and_those_not_finite_are_gaps():
+    values = [1.0, None, 2.0, NAN, 3.0, INF, 4.0, 5.0, -INF]
+    strokes = path_of(lines("c", list(range(9)), [Line("v", values)]))
+    assert [[round(8 * x) for x, _ in stroke] for stroke in strokes] == [[0, 2], [4], [6, 7]]
+
+
+def test_what_is_not_finite_is_marked_at_the_edge_and_counted():
+    series = [Line("v", [1.0, INF, NAN, None, -INF]), Line("w", [INF, 1.0, 1.0, 1.0, 2.0])]
+    text = str(lines("c", [0, 1, 2, 3, 4], series))
+    found = re.findall(r'<i class="beyond (\w+) k-(s\d)" style="left:([\d.]+)%', text)
+    assert found == [("upper", "s1", "25.0"), ("upper", "s1", "50.0"), ("lower", "s1", "100.0"), ("upper", "s2", "0.0")]
+    assert "not finite (4)" in text
+    assert "not finite" not in str(lines("c", [0, 1], [Line("v", [1.0, None])]))
+
+
+def test_a_chart_with_nothing_to_draw_says_so():
+    text = str(lines("c", [0, 1, 2, 3], [Line("v", [NAN, NAN, INF, None])]))
+    assert "Nothing to draw: no value is finite" in text and labels(text, "up") == {} != labels(text, "along")
+    assert "Nothing to draw" not in str(lines("c", [0, 1], [Line("v", [NAN, 1.0])]))
+
+
+@pytest.mark.parametrize("dtype, most", [("float16", 4), ("bfloat16", 1), ("float16", 1)])
+def test_zeros_stand_in_the_band_of_what_becomes_0(dtype, most):
+    chart = histogram("h", {0: 4 * most, 1: 2 * most}, dtype, zeros=6)
+    tree = svg(chart)
+    first, second, third = (each for each in tree.iter("rect") if each.get("class") == "column")
+    band = next(each for each in tree.iter("rect") if "k-zero" in each.get("class"))
+    assert float(first.get("x")) == 0 and float(first.get("width")) <= float(band.get("width")) < float(second.get("x"))
+    whole = 6 * most + 6
+    assert first.find("title").text == f"0: 6, {100 * 6 / whole:.3g} %"
+    assert second.find("title").text == f"2⁰ to 2¹: {4 * most}, {100 * 4 * most / whole:.3g} %"
+    assert float(first.get("height")) / float(second.get("height")) == pytest.approx(6 / (4 * most), rel=0.01)
+    assert f"becomes 0 in {dtype} ({100 * 6 / whole:.3g} % are 0)" in str(chart)
+    assert list(labels(chart, "along"))[0] == "0"
+
+
+def test_zeros_that_dwarf_all_others_are_cut_off_at_the_top():
+    bars = [each for each in svg(histogram("h", {0: 1}, zeros=99)).iter("rect") if each.get("class") == "column"]
+    assert bars[0].find("title").text == "0: 99, 99 %" and float(bars[0].get("y")) == pytest.approx(0, abs=0.1)
+    assert float(bars[1].get("height")) > 250
+
+
+def test_a_histogram_of_zeros_alone_is_drawn():
+    assert "100 % are 0" in str(histogram("h", {}, zeros=5))
+
+
+def test_a_point_between_gaps_is_drawn():
+    chart = lines("c", [0, 1, 2], [Line("v", [NAN, 1.0, NAN])])
+    assert next(p for p in svg(chart).iter("path") if "s1" in p.get("class")).get("d").endswith("h0")
+
+
+@pytest.mark.parametrize("values", [[None, None], [NAN, INF], [0.0, 0.0], [-2.0, -2.0], []], ids=str)
+@pytest.mark.parametrize("scale", ["linear", "share", "log2", "log10", "auto"])
+def test_a_line_of_nothing_much_is_drawn(values, scale):
+    assert "NaN" not in SVG.search(str(lines("c", list(range(len(values))), [Line("v", values)], scale=scale))).group().replace("c: no values", "")
+
+
+def test_a_long_line_keeps_its_extremes():
+    """A peak and a pit of one step each among 20,000."""
+    values = [math.sin(i / 900) for i in range(20_000)]
+    values[7777], values[12_345] = 9.0, -9.0
+    chart = lines("c", list(range(20_000)), [Line("v", values)])
+    (stroke,) = path_of(chart)
+    up = labels(chart, "up")
+    unit = (up["5"] - up["0"]) / 5
+    assert max(y for _, y in stroke) == pytest.approx(up["0"] + 9 * unit, abs=1e-3)
+    assert min(y for _, y in stroke) == pytest.approx(up["0"] - 9 * unit, abs=1e-3)
+    assert len(stroke) < 2000 and [x for x, _ in stroke] == sorted(x for x, _ in stroke)
+
+
+def test_marks_stand_at_their_steps_and_are_short_where_they_are_many():
+    few = [each.get("d") for each in svg(lines("c", [0, 100], [Line("v", [1, 2])], marks=[25, 75], mark_name="skip")).iter("path") if each.get("class") == "mark"]
+    assert few == ["M250 0V1000", "M750 0V1000"]
+    many = svg(lines("c", [0, 1000], [Line("v", [1, 2])], marks=list(range(500)), mark_name="skip"))
+    assert {each.get("d").partition(" ")[2] for each in many.iter("path") if each.get("class") == "mark"} == {"930V1000"}
+
+
+def test_a_chart_says_what_it_shows():
+    text = str(lines("Loss", [0, 1, 2], [Line("loss", [4.0, 1.0, NAN])], marks=[2], mark_name="skipped step"))
+    assert 'aria-label="Loss: loss from 1 to 4, last 1; not finite: 1; skipped step: 1"' in text and "skipped step (1)" in text
+
+
+@pytest.mark.parametrize("dtype", RANGES)
+def test_bars_and_regions_of_a_histogram_stand_at_their_exponents(dtype):
+    zero, subnormal, overflow = RANGES[dtype]
+    counts = {zero - 2: 1, zero: 2, subnormal: 3, overflow - 1: 4, overflow: 6}
+    tree = svg(histogram("h", counts, dtype))
+    shades = {each.get("class").split("k-")[1]: each for each in tree.iter("rect") if "shade" in each.get("class")}
+    bars = [each for each in tree.iter("rect") if each.get("class") == "column"]
+    left, wide = (lambda each: float(each.get("x"))), (lambda each: float(each.get("width")))
+    assert left(bars[1]) == pytest.approx(left(shades["subnormal"]), abs=1)
+    assert left(bars[2]) == pytest.approx(left(shades["subnormal"]) + wide(shades["subnormal"]), abs=1)
+    assert left(bars[4]) == pytest.approx(left(shades["overflow"]), abs=1)
+    assert left(shades["zero"]) == 0 and left(shades["overflow"]) + wide(shades["overflow"]) == pytest.approx(1000, abs=1)
+    heights = [float(each.get("height")) for each in bars]
+    assert [h / heights[0] for h in heights] == pytest.approx([1, 2, 3, 4, 6], rel=0.02)
+
+
+def test_the_ranges_are_those_of_numpys_float16():
+    import numpy as np
+
+    zero, subnormal, overflow = RANGES["float16"]
+    powers = {e: np.float16(2.0**e) for e in range(-30, 16)}
+    assert [e for e, value in powers.items() if value == 0][-1] == zero  # to even; what is above it does not vanish
+    assert np.float16(2.0**zero * 1.01) > 0
+    assert np.finfo("float16").tiny == 2.0**subnormal
+    with np.errstate(over="ignore"):
+        assert np.isfinite(np.float16(2.0 ** (overflow - 1))) and np.isinf(np.float16(2.0**overflow))
+
+
+def test_a_bar_says_its_count_and_share():
+    titles = [each.find("title").text for each in svg(histogram("h", {-14: 3, 0: 1})).iter("rect") if each.get("class") == "column"]
+    assert titles == ["2⁻¹⁴ to 2⁻¹³: 3, 75 %", "2⁰ to 2¹: 1, 25 %"]
+
+
+@pytest.mark.parametrize("counts", [{}, {"3": 0}, None])
+def test_a_spark_of_nothing_is_drawn(counts):
+    text = drawn(Table("t", [Column("a"), Column("m", SPARK)], [("a", counts), ("b", {"-3": 1, "5": 7})]))
+    assert "no values" in text and "2⁻³ to 2⁶, most from 2⁵" in text

@@ -1,0 +1,126 @@
+"""The picture of a network, read back from its SVG."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections import Counter
+from xml.etree import ElementTree
+
+import pytest
+
+from mxmp.display import Network
+from mxmp.display.network import group, read_positions
+from mxmp.report import Cast, Row
+from tests.display.runs import HOSTILE
+from tests.display.runs import drawn as html
+
+SVG = re.compile(r"<svg.*?</svg>", re.DOTALL)
+
+
+def drawn(operators):
+    """Return the boxes of a picture, each with its lines of detail and its cells' precisions, and the marks' titles."""
+    tree = ElementTree.fromstring(SVG.search(html(Network(operators))).group())
+    boxes = []
+    for box in tree.iter("g"):
+        cells = [rect.get("class").split("p-")[1] for rect in box.iter("rect") if "cell" in rect.get("class", "")]
+        boxes.append((box.find("title").text.split("\n"), cells))
+    marks = [path.find("title").text for path in tree.iter("path") if path.get("class") == "cast"]
+    return boxes, marks, sum(path.get("class") == "edge" for path in tree.iter("path"))
+
+
+def chain(count, **changes):
+    names = [f"n{i}" for i in range(count)]
+    return [
+        Row(name, "relu", "float16", "clear", (), names[i - 1 : i] if i else ()) for i, name in enumerate(names)
+    ]
+
+
+def test_a_small_network_is_drawn_operator_by_operator():
+    boxes, marks, edges = drawn(chain(5))
+    assert [lines for lines, _ in boxes] == [[f"n{i} (relu): float16, clear"] for i in range(5)]
+    assert (len(marks), edges) == (0, 4)
+
+
+def test_operators_without_a_branch_share_a_box():
+    assert ">n0 …<" in html(Network(chain(90))) and ">9 × relu<" in html(Network(chain(90)))
+    boxes, _, edges = drawn(chain(90))
+    assert [len(cells) for _, cells in boxes] == [9] * 10 and edges == 9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_runs_hold_each_operator_once_and_no_branch(seed):
+    """By brute force over random graphs."""
+    rng = random.Random(seed)
+    operators = [
+        Row(
+            f"n{i}",
+            "relu",
+            "float16",
+            "",
+            inputs=[f"n{rng.randrange(max(0, i - 4), i)}" for _ in range(rng.choice((1, 1, 2)))] if i else (),
+        )
+        for i in range(80)
+    ]
+    sources = read_positions(operators)
+    readers = Counter(name for each in operators for name in set(each.inputs))
+    runs = group(sources)
+    assert sorted(i for run in runs for i in run) == list(range(80))
+    for run in runs:
+        for before, after in zip(run, run[1:]):
+            assert set(operators[after].inputs) == {f"n{before}"} and readers[f"n{before}"] == 1
+    assert any(len(run) > 1 for run in runs)
+
+
+def test_casts_are_marked_where_they_stand():
+    operators = [
+        Row("a", "Convolution", "float16", "allow", [Cast("data", "float16"), Cast("a_weight", "float16")]),
+        Row("b", "softmax", "float32", "deny", [Cast("a_output", "float32", "a")], ["a"]),
+        Row("c", "dot", "float16", "allow", [Cast("b_output", "float16", "b"), Cast("c_output", "float32", "c")], ["b"]),
+    ]
+    boxes, marks, _ = drawn(operators)
+    assert sorted(marks) == ["a_output to float32", "b_output to float16", "c_output to float32"]
+    assert [cells for _, cells in boxes] == [["float16"], ["float32"], ["float16"]]
+    assert boxes[0][0] == ["a (Convolution): float16, allow; casts data to float16, a_weight to float16"]
+
+
+def test_casts_within_a_box_are_marked():
+    operators = chain(60)
+    operators[4] = Row("n4", "softmax", "float32", "deny", [Cast("n3_output", "float32", "n3")], ["n3"])
+    boxes, marks, _ = drawn(operators)
+    assert marks == ["n3_output to float32"]
+    assert boxes[0][1] == ["float16"] * 4 + ["float32"] + ["float16"] * 4
+
+
+def test_of_twins_the_last_one_before_the_reader_is_meant():
+    twins = [
+        Row("d", "dot", "float16", ""),
+        Row("d", "dot", "float16", ""),
+        Row("s", "softmax", "float32", "", inputs=["d"]),
+    ]
+    assert read_positions(twins) == [[], [], [1]]
+    assert read_positions([Row("a", "x", "float16", "", inputs=["b", "a"]), Row("b", "x", "float16", "")]) == [[], []]
+
+
+def test_hostile_names_are_text():
+    text = html(Network([Row(HOSTILE, HOSTILE, HOSTILE, HOSTILE, [Cast(HOSTILE, HOSTILE, HOSTILE)])]))
+    assert "<img" not in text and text.count("<script") == 1
+    assert HOSTILE in ElementTree.fromstring(SVG.search(text).group()).find("g").find("title").text
+
+
+def test_a_network_that_is_too_large_says_so():
+    wide = [Row(f"n{i}", "x", "float16", "") for i in range(2000)]
+    text = html(Network(wide))
+    assert "<svg" not in text and "2,000 operators are too many" in text
+
+
+def test_five_hundred_operators_take_less_than_three_seconds():
+    rng = random.Random(0)
+    operators = [
+        Row(f"n{i}", "x", "float16", "", inputs=[f"n{rng.randrange(max(0, i - 9), i)}" for _ in "ab"] if i else ())
+        for i in range(500)
+    ]
+    start = time.process_time()
+    html(Network(operators))
+    assert time.process_time() - start < 3

@@ -1,0 +1,158 @@
+"""Pages as text: complete in themselves, every value escaped."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from mxmp.display import Column, Facts, Figures, Notes, Section, Table, figure, share, size
+from mxmp.display.page import fragment, page
+from tests.display.runs import HOSTILE, drawn, whole
+
+ROOT = Path(__file__).resolve().parents[2]
+VOID = {"meta", "link", "input", "br", "img", "wbr"}
+
+
+class Reader(HTMLParser):
+    """The elements of a page with their attributes, and whether each that is opened is closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.open, self.wrong, self.text = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.mark.parametrize("make", [page, fragment])
+def test_each_element_is_closed_and_nothing_is_named_that_would_be_loaded(make):
+    read = Reader(make("A run", whole()._sections(), "O1"))
+    assert not read.wrong and not read.open
+    assert [tag for tag, _ in read.found].count("script") == 1
+    assert not [tag for tag, _ in read.found if tag in ("img", "iframe", "object", "embed", "base")]
+    links = [value for _, attrs in read.found for name, value in attrs.items() if name in ("src", "href", "xlink:href")]
+    assert all(link.startswith(("#", "data:,")) for link in links)
+    assert "url(" not in "".join(read.text) and "@import" not in "".join(read.text)
+
+
+def test_hostile_text_is_escaped_everywhere():
+    text = page(HOSTILE, whole()._sections(), HOSTILE)
+    assert "broken = true" in text and "<script>window" not in text and "<img" not in text
+    read = Reader(text)
+    assert not [name for _, attrs in read.found for name in attrs if name.startswith("on")]
+    sections = [
+        Section(HOSTILE, (Figures([(HOSTILE,) * 3]), Facts([(HOSTILE,) * 2]), Notes([HOSTILE], HOSTILE)), HOSTILE)
+    ]
+    assert "<img" not in page("t", sections)
+
+
+def test_sections_of_one_title_have_anchors_of_their_own():
+    text = page("t", [Section("Two words", ()), Section("two-words", ()), Section("∞", ())])
+    assert re.findall(r'<section id="(.*?)"', text) == ["two-words", "two-words-2", "section"]
+
+
+def test_control_characters_do_not_reach_the_page():
+    assert "\x1b" not in page("a\x1b[31m", [Section("s", (Notes(["b\x1b[0m"]),))], "c\x1b")
+
+
+def test_jinja_is_imported_when_the_first_page_is_made():
+    code = """
+import sys, mxmp, mxmp.display, mxmp.report
+assert not {"jinja2", "markupsafe"} & set(sys.modules)
+mxmp.Policy.parse("O1")._repr_html_()
+assert "jinja2" in sys.modules and "mxnet" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_installed_has_the_templates(tmp_path):
+    """Built as a wheel's content is, then used from there with the sources out of reach."""
+    command = [sys.executable, "setup.py", "-q", "build_py", "-d", str(tmp_path / "lib")]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    code = "import mxmp.display as d; from mxmp.display.page import page; print(d.__file__); print(page('t', [d.Section('s', [d.Facts([('a', 'b')])])]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "lib", capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(str(tmp_path / "lib")) and "<dt>a</dt>" in done.stdout
+    names = {path.name for path in (ROOT / "mxmp" / "display" / "templates").iterdir()}
+    assert {path.name for path in (tmp_path / "lib" / "mxmp" / "display" / "templates").iterdir()} == names
+
+
+def test_numbers_are_never_broken_and_names_wrap_at_their_ends():
+    text = drawn(Facts([("a_long_name", "loss scale 32,768,conv/relu.0 to 1.5")]))
+    assert "a_<wbr>long_<wbr>name" in text and "32,768,<wbr>conv/<wbr>relu.<wbr>0 to 1.5" in text
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def cells(text):
+    """Return the cells of a table's rows, each with its text and attributes."""
+    body = re.search("<tbody>(.*?)</tbody>", text, re.DOTALL).group(1)
+    return [re.findall(r"<t[hd] ?(.*?)>(.*?)</t[hd]>", line) for line in body.split("<tr>")[1:]]
+
+
+@pytest.mark.parametrize(
+    "kind, value, text, key",
+    [
+        ("number", 65504, "65,504", "65504.0"),
+        ("number", math.inf, "∞", "inf"),
+        ("number", None, "–", ""),
+        ("number", float("nan"), "NaN", ""),
+        ("share", 0.034, "3.4 %", "0.034"),
+        ("bytes", 10**9, "1 GB", "1000000000.0"),
+    ],
+)
+def test_a_cell_has_its_text_and_what_it_is_sorted_by(kind, value, text, key):
+    (row,) = cells(drawn(Table("t", [Column("name"), Column("v", kind)], [("a", value)]))) if value is not None else cells(
+        drawn(Table("t", [Column("name"), Column("v", kind)], [("a", value), ("b", 1)]))
+    )[:1]
+    assert row[1] == (f'class="{kind}" data-key="{key}"', text)
+
+
+def test_bars_are_parts_of_the_largest_and_others_have_none():
+    rows = [("a", 0.5), ("b", 2.0), ("c", None), ("d", math.inf), ("e", -1.0), ("f", 0.0)]
+    text = drawn(Table("t", [Column("name"), Column("v", "bar")], rows))
+    assert re.findall(r"--part:([\d.]+)", text) == ["0.25", "1.0", "0", "1.0", "0", "0"]
+
+
+def test_columns_without_a_value_are_left_out_and_the_first_stays():
+    table = Table("t", [Column(""), Column("empty"), Column("some", "number")], [("", "", None), ("", None, 1)])
+    assert re.findall(r'<th scope="col" class="(\w+)"', drawn(table)) == ["text", "number"]
+    assert re.findall(r'<th scope="col" class="(\w+)"', drawn(Table("t", table.columns, []))) == ["text", "text", "number"]
+
+
+def test_a_legend_stands_below_its_table():
+    text = drawn(Table("t", [Column("a")], [("x",)], legend=[("x", "a letter")]))
+    assert text.index("</table>") < text.index("<dt>x</dt><dd>a letter</dd>")
+
+
+@pytest.mark.parametrize(
+    "write, value, text",
+    [
+        *((figure, value, text) for value, text in [(999_999, "999,999"), (1234.5, "1,234"), (1e6, "1e+06"), (0.0, "0"), (-0.00123, "-0.00123"), (-math.inf, "−∞"), (2**62, f"{2**62:,}")]),
+        *((share, value, text) for value, text in [(1, "100 %"), (None, "–"), (math.inf, "∞")]),
+        *((size, value, text) for value, text in [(0, "0 bytes"), (999, "999 bytes"), (1.5e13, "15 TB"), (None, "–")]),
+    ],
+)
+def test_numbers_are_written_as_they_are_read(write, value, text):
+    assert write(value) == text

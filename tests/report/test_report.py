@@ -1,0 +1,230 @@
+"""The report on a conversion."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mxmp.graph import Entry
+from mxmp.passes import Facts, InsertCasts, make_plan
+from mxmp.passes.reasons import Reason
+from mxmp.policy import Policy
+from mxmp.report import Cast, Report, Row, legend, make_report, merge, operator_counts
+from mxmp.symbol import convert_graph
+from tests.graph.text import from_text
+from tests.passes.graphs import with_facts
+from tests.symbol.networks import load
+
+TEXT = """
+    x = null()
+    w = null()
+    d = dot(x, w)
+    s = softmax(d)
+    c = Custom(s)
+    return c
+"""
+SIZES = {"x": (2, 3), "w": (3, 4), "d": (2, 4), "s": (2, 4), "c": (2, 4)}
+
+
+def report_of(text=TEXT, sizes=SIZES, policy="O1"):
+    graph, facts = with_facts(text, shapes=sizes, params="w")
+    policy = Policy.parse(policy)
+    plan = make_plan(graph, policy, facts)
+    return make_report(policy, graph, facts, plan, InsertCasts(policy, facts, plan=plan)(graph).graph)
+
+
+def test_rows_name_precision_and_reason():
+    rows = {row.name: (row.precision, row.reason) for row in report_of().rows}
+    assert rows == {
+        "d": ("float16", "allow"),
+        "s": ("float32", "deny: exponentials and their sum"),
+        "c": ("as it was", "no rule for this operator"),
+    }
+
+
+def test_rows_name_their_casts():
+    assert {row.name: tuple(map(str, row.casts)) for row in report_of().rows} == {
+        "d": ("x to float16", "w to float16"),
+        "s": ("d_output to float32",),
+        "c": (),
+    }
+
+
+def test_rows_name_the_operators_that_they_read():
+    text = "x = null()\nw = null()\nd = dot(x, w)\ne = exp(d)\nf = broadcast_add(e, d)\ng = elemwise_mul(f, f)\nreturn g"
+    assert {row.name: row.inputs for row in report_of(text, sizes={}).rows} == {
+        "d": (),
+        "e": ("d",),
+        "f": ("e", "d"),
+        "g": ("f",),
+    }
+
+
+def test_rows_name_the_casts_of_outputs():
+    """A cast at an output takes the name of the node that it reads; the row has the tensor's own."""
+    found = report_of("x = null()\nw = null()\nd = dot(x, w)\nreturn d", sizes={})
+    assert [(row.name, tuple(map(str, row.casts))) for row in found.rows] == [
+        ("d", ("x to float16", "w to float16", "d_output to float32"))
+    ]
+
+
+def test_twins_have_their_own_casts():
+    """MXNet lets nodes share a name."""
+    text = "x = null()\nw = null()\nv = null()\nd = dot(x, w)\ne = dot(d, v)\ns = softmax(e)\nreturn s"
+    single = from_text(text)
+    twins = replace(single, nodes=tuple(n._replace(name="d") if n.name == "e" else n for n in single.nodes))
+    policy, facts = Policy.parse("O1"), Facts.assume_float32(twins)
+    plan = make_plan(twins, policy, facts)
+    found = make_report(policy, twins, facts, plan, InsertCasts(policy, facts, plan=plan)(twins).graph)
+    assert [(row.name, tuple(map(str, row.casts))) for row in found.rows] == [
+        ("d", ("x to float16", "w to float16")),
+        ("d", ("v to float16",)),
+        ("s", ("d_output to float32",)),
+    ]
+
+
+def test_names_that_look_like_markup_are_printed():
+    text = str(replace(report_of(), rows=(Row("[bold]d[/bold]", "dot", "float16", ":smile:", (Cast("[x]", "float16"),)),)))
+    assert "[bold]d[/bold]" in text and ":smile:" in text and "[x]" in text
+
+
+def test_casts_and_bytes_by_hand():
+    found = report_of()
+    assert (found.casts, found.activation_casts) == (3, 2)
+    assert found.cast_bytes == 6 * (2 * 3 + 3 * 4 + 2 * 4)
+    assert found.activation_bytes == (3 * 8 * 4, 2 * 8 * 4 + 8 * 2)
+
+
+def test_stored_parameters_are_not_cast():
+    found = report_of(policy="O2")
+    assert (found.casts, found.activation_casts) == (2, 2)
+
+
+def test_unknown_shapes_leave_bytes_unknown():
+    found = report_of(sizes={})
+    assert found.cast_bytes is None and found.activation_bytes is None
+    assert "bytes unknown" in found.summary[1]
+
+
+def test_text_holds_every_operator_and_the_totals():
+    text = str(report_of())
+    assert all(word in text for word in ("softmax", "Custom", "3 (2 of activations, 156 bytes moved)"))
+    assert "Warning: No rule for Custom: left as they were." in text
+    assert dict(report_of().totals)["casts"] == "3 (2 of activations), 156 bytes per forward pass"
+
+
+def test_a_cast_names_the_operator_that_gives_its_tensor():
+    assert [cast.source for row in report_of().rows for cast in row.casts] == ["", "", "d"]
+
+
+def test_casts_that_the_network_had_itself_are_not_counted():
+    own = "x = null()\nw = null()\nh = Cast(x) {dtype: float16}\nd = dot(x, w)\nreturn d, h"
+    found = report_of(own, {"x": (2, 3), "w": (3, 4), "h": (2, 3), "d": (2, 4)})
+    assert (found.casts, found.cast_bytes) == (2, 6 * (3 * 4 + 2 * 4))  # w, and d at the output; x has one
+
+
+def test_bytes_of_parameters_show_where_they_are_known():
+    assert "parameters: 24 bytes, 48 before" in replace(report_of(), param_bytes=(48, 24)).summary
+    assert not any("parameters" in line for line in report_of().summary)
+
+
+def test_json_is_read_back_without_what_holds_on_this_machine_alone():
+    found = replace(report_of(), param_bytes=(48, 24), widely_read=(("x", 40),), notes=("slow here",))
+    again = Report.from_json(found.to_json())
+    assert again == found and again.notes == () and again.rows[0].kinds == (Reason.ALLOW,)
+
+
+def test_html_holds_every_operator_the_warnings_and_the_notes():
+    found = replace(report_of(), notes=("slow <here>",), widely_read=(("x", 40),))
+    text = found.to_html(title="Mine")
+    assert "<title>Mine</title>" in text and "slow &lt;here&gt;" in text and "cast once for 40 readers" in text
+    for each in ("d (dot): float16, allow; casts x to float16, w to float16", "No rule for Custom", ">softmax</td>"):
+        assert each in text
+
+
+def test_operators_that_are_gone_are_in_the_table_and_not_in_the_picture():
+    gone = Row("bn", "BatchNorm", "folded", "into the weight and bias of 'd'")
+    text = replace(report_of(), rows=(*report_of().rows, gone)).to_html()
+    assert "into the weight and bias" in text and "bn (BatchNorm)" not in text
+    assert "<dt>operators folded</dt>" in text and "of 3</span>" in text
+
+
+def test_figures_have_sizes_where_they_are_known():
+    sizes = "<dt>activations</dt><dd><b>64 bytes</b> <span>96 bytes before</span>"
+    found = replace(report_of(), activation_bytes=(96, 64))
+    assert sizes in found.to_html() and "<dt>parameters" in replace(found, param_bytes=(48, 24)).to_html()
+    unknown = replace(found, activation_bytes=None, cast_bytes=None).to_html()
+    assert "<dt>activations" not in unknown and "moved" not in unknown
+
+
+def test_merge_adds_up():
+    one = report_of()
+    assert merge([one]) is one
+    both = merge([one, one])
+    assert (both.casts, both.cast_bytes, len(both.rows)) == (6, 2 * one.cast_bytes, 6)
+    assert merge([one, report_of(sizes={})]).cast_bytes is None
+
+
+def test_entry_facts_of_partly_unknown_shapes():
+    facts = Facts({}, {(0, 0): (0, 3), (1, 0): (2, 3)})
+    assert facts.size(Entry(0)) is None and facts.size(Entry(1)) == 6 and facts.size(Entry(2)) is None
+
+
+@pytest.mark.parametrize("readers, warned", [(32, False), (33, True)])
+def test_tensors_with_many_readers_are_named(readers, warned):
+    calls = [f"d{i} = dot(x, w{i})" for i in range(readers)]
+    weights = [f"w{i} = null()" for i in range(readers)]
+    text = "\n".join(["x = null()", *weights, *calls, "return " + ", ".join(f"d{i}" for i in range(readers))])
+    found = report_of(text, sizes={})
+    assert found.widely_read == ((("x", readers),) if warned else ())
+    assert ("'x' is cast once for 33 readers; their gradients add up in low precision" in found.summary) == warned
+
+
+def test_the_table_explains_the_words_that_it_has_and_no_others():
+    text = str(report_of())
+    assert "\nallow: gains from low precision" in text and "\ndeny: needs float32" in text
+    assert "\nno rule: " in text and "clear:" not in text and "infer" not in text and "cheapest" not in text
+
+
+@pytest.mark.parametrize("policy", ["O1", "O3", "mixed_bfloat16,last_layer_fp32=True", "O2,op:relu=float32"])
+def test_every_reason_of_a_network_has_a_word_of_the_legend(policy):
+    """But for one that says it all: data of another dtype."""
+    symbol, shapes = load("symbols/ssd")
+    for row in convert_graph(symbol, Policy.parse(policy), shapes).report.rows:
+        assert legend(row.kinds) or row.reason.startswith("its data"), row.reason
+
+
+SOURCE = "x = null()\nw = null()\n"
+KINDS = {
+    "cheapest": ("d = dot(x, w)\nr = relu(d)\ne = dot(r, w)\nreturn e", "O1", "r", [Reason.CLEAR, Reason.CHEAPEST]),
+    "infer behind": ("d = exp(x)\nr = broadcast_add(d, d)\ne = dot(r, w)\nreturn e", "O1", "r", [Reason.INFER_BEHIND]),
+    "exact": ("r = relu(x)\nd = dot(w, w)\nreturn r, d", "O1", "r", [Reason.EXACT]),
+    "override": ("d = dot(x, w)\nreturn d", "O1,name:d=float32", "d", [Reason.OVERRIDE]),
+    "pure": ("d = dot(x, w)\ne = exp(d)\nreturn e", "O3", "e", [Reason.PURE]),
+    "last layer": ("d = dot(x, w)\ne = dot(d, w)\nreturn e", "O1,last_layer_fp32=True", "e", [Reason.LAST_LAYER]),
+    "clamped": ("d = dot(x, w)\ne = _plus_scalar(d) {scalar: 1e18}\nreturn e", "O3", "e", [Reason.PURE, Reason.CLAMPED]),
+}
+
+
+@pytest.mark.parametrize("text, policy, name, kinds", KINDS.values(), ids=KINDS.keys())
+def test_a_reason_has_its_kinds(text, policy, name, kinds):
+    (row,) = (row for row in report_of(SOURCE + text, {}, policy).rows if row.name == name)
+    assert list(row.kinds) == kinds, row.reason
+    assert (Reason.CLAMPED in kinds) == any("computes with another constant" in each for each in report_of(SOURCE + text, {}, policy).warnings)
+
+
+def test_the_legend_has_each_word_once_in_its_order_and_none_for_what_explains_itself():
+    assert [word for word, _ in legend([Reason.DENY, Reason.NAMED, Reason.ALLOW, Reason.DENY])] == ["allow", "deny"]
+
+
+def test_operators_of_a_kind_are_counted_with_the_tensors_that_are_cast_for_them():
+    counts = operator_counts(report_of())
+    assert counts["dot"] == ({"float16": 1}, {"float16": 2}) and counts["softmax"] == ({"float32": 1}, {"float32": 1})
+
+
+def test_a_narrow_table_has_the_same_in_fewer_columns():
+    wide, narrow = report_of().table(), report_of().table(narrow=True)
+    assert (len(wide.columns), len(narrow.columns)) == (5, 3)
+    assert [str(cell) for cell in narrow.columns[0].cells] == ["d\n  dot", "s\n  softmax", "c\n  Custom"]
+    assert [str(cell) for cell in narrow.columns[1].cells][0] == "float16\n  allow"

@@ -1,0 +1,147 @@
+"""Candidates: policies of a network by name, against conversions by these policies; overrides that mean one node."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+from hypothesis import given
+
+from mxmp.policy import Policy
+from mxmp.symbol import convert_graph
+from mxmp.tune.candidates import changes_of, find_candidates, find_operators, pattern_of, with_names
+from tests.names import ANY
+
+BFLOAT16 = Policy.parse("mixed_bfloat16")
+SHAPES = {"data": (2, 3, 8, 8)}
+
+
+def network(group=1):
+    data = mx.sym.var("data")
+    for number in range(2):
+        options = {"num_group": group} if number else {}
+        data = mx.sym.Convolution(data, num_filter=16, kernel=(3, 3), pad=(1, 1), name=f"conv{number}", **options)
+        data = mx.sym.BatchNorm(data, name=f"norm{number}")
+        data = mx.sym.Activation(data, act_type="relu", name=f"act{number}")
+    data = mx.sym.Pooling(data, kernel=(2, 2), name="pool")
+    data = mx.sym.FullyConnected(data, num_hidden=5, name="fc")
+    return mx.sym.softmax(data, name="prob")
+
+
+def decided(symbol, policy=BFLOAT16, shapes=SHAPES):
+    return convert_graph(symbol, policy, shapes).decisions
+
+
+def candidates(symbol, policy=BFLOAT16, **options):
+    return {each.name: each for each in find_candidates([decided(symbol, policy)], policy, **options)}
+
+
+def low_operators(symbol, policy):
+    rows = decided(symbol, policy).report.rows
+    return {row.name for row in rows if row.precision == policy.compute_dtype}
+
+
+def names_in_float32(symbol, name, policy=BFLOAT16):
+    """Return what a candidate has in float32 that the untuned policy has not."""
+    return low_operators(symbol, policy) - low_operators(symbol, candidates(symbol, policy)[name].policy)
+
+
+def test_float32_and_the_policy_itself_come_first():
+    found = list(candidates(network()).values())
+    assert [each.policy for each in found[:2]] == [Policy(), BFLOAT16] and found[1].name == "untuned"
+    assert all(Policy.parse(str(each.policy)) == each.policy and each.fused for each in found)
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("activations in float32", {"act0", "act1"}),
+        ("normalisations in float32", {"norm0", "norm1"}),
+        ("pooling in float32", {"pool"}),
+        ("depthwise convolutions in float32", {"conv1"}),
+        ("only convolutions in low precision", {"conv1", "norm0", "norm1", "act0", "act1", "pool", "fc"}),
+        ("only convolutions and products in low precision", {"norm0", "norm1", "act0", "act1", "pool"}),
+        ("only products in low precision", {"conv0", "conv1"}),
+    ],
+)
+def test_a_candidate_has_in_float32_what_its_name_says(name, expected):
+    found = names_in_float32(network(group=16), name)
+    assert expected <= found
+    assert not {"conv0", "conv1", "fc"} & found - expected  # others may follow, where that saves casts
+
+
+def test_what_follows_depthwise_convolutions_is_told_by_its_shape():
+    symbol = mx.sym.BatchNorm(network(group=16).get_internals()["pool_output"], name="smaller")
+    chosen = candidates(symbol)["depthwise convolutions and what follows them in float32"].policy
+    assert dict(chosen.names) == dict.fromkeys(("conv1", "norm0", "norm1"), "float32")
+    assert dict(chosen.ops) == {"Activation": "float32"}
+
+
+def test_an_operator_wholly_in_float32_is_one_override():
+    assert candidates(network())["activations in float32"].policy == BFLOAT16.replace(ops={"Activation": "float32"})
+
+
+def test_no_two_candidates_are_the_same_network():
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc")
+    assert list(candidates(data)) == ["float32", "untuned"]
+    found = candidates(network())
+    graphs = [decided(network(), each.policy).after for each in found.values()]
+    assert all(one != other for i, one in enumerate(graphs) for other in graphs[:i])
+    assert list(find_candidates([], BFLOAT16)) == [find_candidates([], BFLOAT16)[0]]  # where it does not run
+
+
+def test_of_frozen_networks_the_first_two_run_without_fusion_too():
+    assert list(candidates(network(), unfused=True))[:4] == [
+        "float32", "untuned", "float32, not fused", "untuned, not fused",
+    ]  # fmt: skip
+    assert [each.name for each in find_candidates([], BFLOAT16, unfused=True)] == ["float32", "float32, not fused"]
+
+
+def test_what_needs_float32_and_what_the_user_decided_is_not_chosen_for():
+    policy = BFLOAT16.replace(names={"norm0": "float32"}, ops={"Activation": "bfloat16"})
+    names = {each.name for each in find_operators([decided(network(), policy)], policy)}
+    assert names == {"conv0", "conv1", "norm1", "pool", "fc"}
+    for each in candidates(network(), policy).values():
+        assert each.name == "float32" or dict(each.policy.ops)["Activation"] == "bfloat16"
+
+
+def test_no_candidate_has_in_low_precision_what_needs_float32():
+    """Nor for other shapes: each only adds float32, and a sum of many elements is float32 then."""
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, flatten=False, name="first")
+    data = mx.sym.tanh(mx.sym.mean(data, axis=1, name="mean"), name="behind")
+    symbol, policy = mx.sym.FullyConnected(mx.sym.exp(data, name="exp"), num_hidden=2, name="last"), Policy.parse("O1")
+    for each in find_candidates([decided(symbol, policy, {"data": (2, 3, 5)})], policy)[1:]:
+        added = set(each.policy.ops + each.policy.names) - set(policy.ops + policy.names)
+        assert {dtype for _, dtype in added} <= {"float32"}
+        for length in (3, 3000):
+            rows = {row.name: row.precision for row in decided(symbol, each.policy, {"data": (2, length, 5)}).report.rows}
+            assert rows["exp"] == "float32" and (length == 3 or rows["mean"] == rows["behind"] == "float32")
+
+
+def test_changes_are_those_of_the_conversion():
+    symbol, found = network(), candidates(network())["normalisations in float32"]
+    changes = changes_of(found, [decided(symbol)], BFLOAT16)
+    before, after = low_operators(symbol, BFLOAT16), low_operators(symbol, found.policy)
+    assert {name for each in changes if each.dtype == "float32" for name in each.names} == before - after
+    assert {name for each in changes if each.dtype == "bfloat16" for name in each.names} == after - before
+
+
+NAMES = ["fc", "fc[1]", "a*b", "why?", "a,b", "a=b", " padded ", "[", "x]y", "a[!b]c", "tab\t"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pattern_matches_its_name_alone_unless_it_cannot_be_written(name):
+    policy = Policy.parse(str(with_names(Policy.parse("O2"), [pattern_of(name)])))
+    assert policy.override("Convolution", name)[0] == "float32"
+    others = {other for other in [*NAMES, "fcc", "fc1", "aab", "whyy", "abc"] if policy.override("", other)} - {name}
+    assert not others or any(character in name for character in ",= ") or name != name.strip()
+
+
+@given(ANY)
+def test_the_pattern_of_any_name_matches_it(name):
+    policy = Policy.parse(str(Policy.parse("mixed_bfloat16", names={pattern_of(name): "float32"})))
+    assert policy.override("any", name) is not None
+
+
+def test_other_overrides_stay():
+    policy = with_names(Policy.parse("O2,name:a=float16,op:softmax=float16"), ["b"])
+    assert policy == Policy.parse("O2,name:a=float16,name:b=float32,op:softmax=float16")

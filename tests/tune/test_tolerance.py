@@ -1,0 +1,140 @@
+"""Whether a policy is within a tolerance: what counts as that, what is measured once, what is no metric."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp.errors import NonFiniteLossError, TuneError
+from mxmp.tune import Tolerance, search
+
+DATA = mx.nd.ones((2, 4))
+
+
+def dense():
+    net = nn.Dense(3, in_units=4, prefix="dense_", activation="relu")
+    net.initialize()
+    return net
+
+
+def gives(*values, calls=None):
+    """Return a function that runs the net and gives one value after the other, the last again and again."""
+    waiting = itertools.chain(values, itertools.repeat(values[-1]))
+
+    def evaluate(net):
+        net(DATA)
+        if calls is not None:
+            calls.append(repr(net))
+        return next(waiting)
+
+    return evaluate
+
+
+@pytest.mark.parametrize(
+    "metric, higher, lower",
+    [(0.9, True, True), (0.8, True, True), (1.0, True, True), (0.75, False, True), (1.05, True, False)]
+    + [(5.0, True, False), (-5.0, False, True), (math.nan, False, False), (math.inf, False, False)],
+)
+def test_as_far_as_the_tolerance_and_any_better_is_allowed(metric, higher, lower):
+    for is_higher, expected in ((True, higher), (False, lower)):
+        tolerance = Tolerance(dense(), gives(0.9, 0.9, metric), 0.1 + 1e-9, higher_is_better=is_higher)
+        assert tolerance.allows("O2") is expected
+
+
+def test_a_policy_with_the_same_graph_is_not_measured_again():
+    calls = []
+    tolerance = Tolerance(dense(), gives(1.0, calls=calls), 0.1)
+    for policy in ("O2", "O2", "O2,loss_scale=8", mxmp.Policy.parse("O2"), "O2,name:dense_fwd=float16"):
+        assert tolerance.allows(policy) and tolerance.knows(policy)
+    assert len(calls) == tolerance.evaluations == 3
+    assert not tolerance.knows("O2,name:dense_fwd=float32")
+    tolerance.metric("O2,name:dense_fwd=float32")
+    assert tolerance.evaluations == 4
+
+
+def test_float32_is_the_reference():
+    tolerance = Tolerance(dense(), gives(0.5), 0.0)
+    assert tolerance.metric("float32") == tolerance.reference == 0.5 and tolerance.evaluations == 2
+    assert tolerance.knows("O0") and tolerance.allows("O0")
+
+
+def test_what_is_measured_in_float32_is_the_net_as_it_was_written():
+    net, calls = dense(), []
+    mxmp.gluon.convert(net, "O2")
+    Tolerance(net, gives(1.0, calls=calls), 0.1)
+    assert len(calls) == 2 and not any("converted" in call for call in calls)
+
+
+def test_two_values_in_float32_that_differ_more_than_the_tolerance_are_an_error():
+    with pytest.raises(TuneError, match="evaluate gave 0.9 and then 0.7 for the same network in float32"):
+        Tolerance(dense(), gives(0.9, 0.7), 0.1)
+    assert Tolerance(dense(), gives(0.9, 0.85), 0.1).reference == 0.9
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_float32_metric_that_is_not_finite_is_an_error(value):
+    with pytest.raises(TuneError, match=f"evaluate gave {value} in float32; the network is broken"):
+        Tolerance(dense(), gives(value), 0.1)
+
+
+@pytest.mark.parametrize(
+    "value, named",
+    [
+        (None, "None"),
+        ("0.9", "a str"),
+        (True, "a bool"),
+        (np.ones(1), "a ndarray"),
+        (DATA, "a NDArray"),
+        ((1,), "a tuple"),
+    ],
+)
+def test_what_is_no_number_is_an_error_that_names_it(value, named):
+    with pytest.raises(TuneError, match=f"evaluate gave {named}; expected a number, such as an accuracy or a loss"):
+        Tolerance(dense(), gives(value), 0.1)
+
+
+@pytest.mark.parametrize("value", [1, np.float32(0.5), np.float64(0.5), np.int64(1)])
+def test_numbers_of_numpy_are_metrics(value):
+    assert Tolerance(dense(), gives(value), 0.1).reference == float(value)
+
+
+def test_a_loss_that_is_not_finite_in_low_precision_is_out_of_tolerance():
+    """What a trainer in ``evaluate`` raises of it; in float32 that is passed on."""
+
+    def evaluate(net):
+        if net(DATA * 1e6).max().asscalar() == np.inf:
+            raise NonFiniteLossError("the loss itself is NaN or inf")
+        return 1.0
+
+    net = dense()
+    net.weight.set_data(mx.nd.ones((3, 4)))
+    tolerance = Tolerance(net, evaluate, 0.1)
+    assert math.isnan(tolerance.metric("O2")) and not tolerance.allows("O2")
+    net.weight.set_data(mx.nd.ones((3, 4)) * 1e38)
+    with pytest.raises(NonFiniteLossError):
+        Tolerance(net, evaluate, 0.1)
+
+
+def test_which_way_is_better_is_true_or_false():
+    with pytest.raises(TuneError, match="higher_is_better='lower': expected True or False"):
+        Tolerance(dense(), gives(1.0), 0.1, higher_is_better="lower")
+
+
+def test_bfloat16_is_refused_where_mxnet_runs_none(monkeypatch):
+    monkeypatch.setattr("mxmp.tune.by_accuracy.runs_bfloat16", lambda: False)
+    with pytest.raises(TuneError, match="policy: it computes in bfloat16, and MXNet runs none on this processor"):
+        Tolerance(dense(), gives(1.0), 0.1).allows("mixed_bfloat16")
+    with pytest.raises(TuneError, match="policy: it computes in bfloat16"):
+        search(dense(), gives(1.0), 0.1, "mixed_bfloat16")
+
+
+@pytest.mark.parametrize("higher, bound", [(True, "at least 0.8"), (False, "at most 1")])
+def test_what_is_required_is_said(higher, bound):
+    tolerance = Tolerance(dense(), gives(0.9), 0.1, higher_is_better=higher)
+    assert tolerance.required == f"{bound}, as it is 0.9 in float32"

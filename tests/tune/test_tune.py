@@ -1,0 +1,309 @@
+"""tune, as users call it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import mxnet as mx
+import pytest
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp.devices.speed import read_machine, runs_bfloat16
+from mxmp.errors import CheckpointError, PolicyError, TuneError
+from mxmp.gluon import convert
+from mxmp.policy import Policy
+from mxmp.symbol import convert_model
+from mxmp.tune import Measured, Tolerance, load, plan, tune
+from mxmp.tune.plan import digest
+from mxmp.tune.race import NotRunnable, Outcome
+from mxmp.tune.workload import Workload
+from tests.cli.checkpoints import network, params
+from tests.tune.networks import energy
+
+MODULE = sys.modules["mxmp.tune.by_time"]
+DATA = mx.nd.ones((4, 5))
+
+
+def make_net(prefix="net_"):
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(nn.Conv2D(16, 3, in_channels=3), nn.BatchNorm(in_channels=16), nn.Activation("relu"), nn.Dense(5))
+    net.initialize()
+    return net
+
+
+def dense(prefix="net_", units=3, **flags):
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(nn.Dense(units, activation="relu"), nn.Dense(2))
+    net.initialize()
+    net.hybridize(bool(flags), **flags)
+    return net
+
+
+@pytest.fixture
+def batches():
+    return [(mx.nd.random.uniform(shape=(2, 3, 16, 16)), mx.nd.zeros(2))]
+
+
+@pytest.fixture
+def without_bfloat16(monkeypatch):
+    monkeypatch.setattr(MODULE, "runs_bfloat16", lambda: False)
+
+
+class Races:
+    """Races that end at once, and are won by the last candidate.
+
+    Attributes:
+        count: How many were made.
+        proved: Whether their last measurements are.
+    """
+
+    def __init__(self):
+        self.count, self.proved = 0, True
+
+    def __call__(self, names, build, seconds, **options):
+        self.names = names
+        return self
+
+    def run(self):
+        self.count += 1
+        seconds = {"float32": 1.0, "untuned": 2.0, self.names[-1]: 0.5}
+        trials = (Measured(self.names[-1], 0.5, 0.5, True),)
+        return Outcome(self.names[-1], seconds, 0.0, trials, interrupted=not self.proved, proved=self.proved)
+
+
+@pytest.fixture
+def races(monkeypatch):
+    """Have bfloat16 run, and nothing be measured."""
+    fakes = Races()
+    monkeypatch.setattr(MODULE, "Race", fakes)
+    monkeypatch.setattr(MODULE, "runs_bfloat16", lambda: True)
+    return fakes
+
+
+# ------------------------------------------------------------------ what is returned
+
+
+@pytest.mark.parametrize("objective, options", [("training", {}), ("inference", {}), ("inference", {"for_inference": True})])
+def test_a_processor_without_bfloat16_gets_float32_and_is_told(batches, objective, options, without_bfloat16):
+    result = tune(make_net(), batches, objective=objective, seconds=1, progress=False, **options)
+    assert result.policy == Policy() and result.fastest.startswith("float32") and result.speedup >= 0.97
+    assert result.holds_for.shapes == {"data": (2, 3, 16, 16)} and mx.__version__ in str(result.holds_for)
+    (note,) = result.notes  # none of noise, which has hidden nothing
+    assert "MXNet runs no bfloat16 on this processor" in note
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("objective", ["training", "inference"])
+def test_what_is_returned_converts_the_net(batches, objective):
+    assert runs_bfloat16()
+    net = make_net()
+    result = tune(net, batches, objective=objective, seconds=5, progress=False)
+    assert {"float32", "untuned"} <= set(result.seconds)
+    assert result.seconds[result.fastest] == min(result.seconds[name] for name in (result.fastest, "float32"))
+    convert(net, result.policy)
+    assert net(batches[0][0]).shape == (2, 5)
+
+
+@pytest.mark.parametrize("for_inference", [False, True])
+def test_a_race_runs_for_real(batches, for_inference, monkeypatch):
+    """With emulated float16, whose clock counts as any other: what is returned is one of what was measured."""
+    monkeypatch.setattr(Workload, "on_cpu", property(lambda workload: False))
+    objective = "inference" if for_inference else "training"
+    result = tune(make_net(), batches, "O1", objective, seconds=3, for_inference=for_inference, progress=False)
+    assert result.proved and result.fastest in result.seconds and min(result.seconds.values()) > 0
+    expected = "only convolutions in low precision" if for_inference else "normalisations in float32"
+    assert {"untuned", expected} <= {each.name for each in result.candidates}
+
+
+def test_what_a_result_says_changed_is_what_the_conversion_does(races):
+    def precisions(policy):
+        rows = convert_model(network(), *params(network()), policy, {"data": (2, 3, 8, 8)}).report.rows
+        return {row.name: row.precision for row in rows}
+
+    result = tune((network(), *params(network())), [{"data": mx.nd.ones((2, 3, 8, 8))}], objective="inference")
+    before, after = precisions(result.untuned), precisions(result.policy)
+    said = {name: each.dtype for each in result.changes for name in each.names}
+    assert said and said == {name: after[name] for name in after if after[name] != before[name]}
+
+
+@pytest.mark.parametrize(
+    "options, casts", [({}, True), ({"for_inference": True}, False), ({"param_dtype": "bfloat16"}, False)]
+)
+def test_a_model_whose_parameters_are_cast_at_each_call_is_told_of(options, casts, races):
+    result = tune((network(), *params(network())), [{"data": mx.nd.ones((2, 3, 8, 8))}], objective="inference", **options)
+    assert any(note.startswith("Parameters were kept in float32 and cast at each call") for note in result.notes) == casts
+
+
+def test_a_net_of_several_graphs_says_that_they_run_apart(without_bfloat16):
+    net = nn.Sequential(prefix="outer_")
+    net.add(dense("first_"), dense("second_"))
+    notes = tune(net, [DATA], seconds=1, progress=False).notes
+    assert notes[1].startswith("The net has 2 graphs. Each runs by itself, once, on what it was called with first;")
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"policy": "float32"}, PolicyError, "is float32 already; give one with a low precision to tune"),
+        ({"policy": "01"}, PolicyError, "unknown policy '01'"),
+        ({"objective": "speed"}, TuneError, "objective is 'speed'; expected 'training' or 'inference'"),
+        ({"seconds": 0}, TuneError, "seconds is 0; expected a positive number"),
+        ({"seconds": "60"}, TuneError, "seconds is '60'; expected a positive number"),
+        ({"seconds": float("nan")}, TuneError, "seconds is nan; expected a positive number"),
+        ({"for_inference": True}, TuneError, "for_inference=True needs objective='inference'"),
+        ({"within": 0.02}, TuneError, "within is a float; expected a mxmp.tune.Tolerance"),
+        ({"store": 3}, TuneError, "store is a int; expected the name of a file"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_runs(options, error, message):
+    with pytest.raises(error, match=message):
+        tune(None, None, **options)
+
+
+def test_float16_on_a_cpu_is_refused(batches):
+    with pytest.raises(TuneError, match="policy: it computes in float16, which is emulated on a CPU"):
+        tune(make_net(), batches, "O1")
+
+
+@pytest.mark.parametrize("overrides", [{"names": {"typo*": "float32"}}, {"ops": {"Typo": "float32"}}])
+def test_a_pattern_that_matches_nothing_is_named(overrides, batches, without_bfloat16):
+    with pytest.raises(PolicyError, match="[Tt]ypo"):
+        tune(make_net(), batches, progress=False, **overrides)
+
+
+def test_a_network_that_does_not_train_says_so(batches, without_bfloat16, monkeypatch):
+    def start(workload, policy, fused):
+        raise NotRunnable("no gradient")
+
+    monkeypatch.setattr(Workload, "start", start)
+    with pytest.raises(TuneError, match="net_or_model: it does not run in float32: no gradient"):
+        tune(make_net(), batches, progress=False)
+
+
+# ------------------------------------------------------------------ within a tolerance
+
+
+def test_only_what_is_within_the_tolerance_is_returned(monkeypatch):
+    """Squares overflow under O2: whatever is faster, they stay in float32."""
+    monkeypatch.setattr(Workload, "on_cpu", property(lambda workload: False))
+    task, data = energy(), mx.nd.ones((64, 8))
+    within = Tolerance(task.net, task.evaluate, 0.01)
+    assert not within.allows("O2")
+    result = tune(task.net, [data], "O2", objective="inference", seconds=3, within=within, progress=False)
+    assert within.allows(result.policy) and within.allows(result.untuned)
+    assert result.untuned.names  # what the search keeps in float32
+
+
+def test_a_tolerance_of_another_network_is_refused(without_bfloat16):
+    net = dense()
+    net(DATA)
+    within = Tolerance(net, lambda net: net(DATA).sum().asscalar().item(), 0.1)
+    for other in (dense("other_"), dense(units=5)):
+        with pytest.raises(TuneError) as caught:
+            tune(other, [DATA], within=within, progress=False)
+        ours, theirs = (digest([each(mx.sym.var("data"))]) for each in (other, net))
+        assert str(caught.value) == (
+            f"within: it measures another network ({theirs}, expected {ours}): other operators or names. Make the "
+            f"Tolerance of the network that is tuned."
+        )
+    for same in (net, dense()):
+        assert tune(same, [DATA], within=within, progress=False).policy == Policy()
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_tolerance_measures_a_model_as_it_is_tuned(folded, without_bfloat16):
+    model, batches = (network(), *params(network())), [{"data": mx.nd.ones((2, 3, 8, 8))}]
+    options = {"objective": "inference", "progress": False, "seconds": 1}
+    within = Tolerance(model, lambda candidate: 1.0, 0.1, batches=batches, for_inference=folded)
+    assert tune(model, batches, within=within, for_inference=folded, **options).policy == Policy()
+    with pytest.raises(TuneError, match=f"within: it measures the network with for_inference={folded}, but it is tuned"):
+        tune(model, batches, within=within, for_inference=not folded, **options)
+
+
+# ------------------------------------------------------------------ a plan for next time
+
+
+def test_tune_measures_once_and_then_uses_what_is_stored(tmp_path, races):
+    file = str(tmp_path / "plan.json")
+    first = tune(dense(), [DATA], store=file)
+    assert first.policy.is_mixed and tune(dense(), [DATA], store=file) == first == load(file, dense(), [DATA])
+    assert races.count == 1
+    mxmp.gluon.convert(dense(), first.policy)  # its names are the net's
+
+
+@pytest.mark.parametrize(
+    "others, said",
+    [
+        ({"net_or_model": dense("other_")}, "network: found another one"),
+        ({"net_or_model": dense(units=4)}, "network: found another one"),
+        ({"batches": [mx.nd.ones((8, 5))]}, r"shape of data: found (8, 5), expected (4, 5)"),
+        ({"net_or_model": dense(static_alloc=True)}, "static_alloc: found True, expected none"),
+        ({"policy": "mixed_bfloat16,last_layer_fp32=True"}, "untuned: found"),
+        ({"objective": "inference"}, "objective: found inference, expected training"),
+    ],
+)
+def test_tune_measures_again_where_the_stored_plan_does_not_hold(others, said, tmp_path, races, caplog):
+    file, usual = str(tmp_path / "plan.json"), {"net_or_model": dense(), "batches": [DATA]}
+    tune(**usual, store=file)
+    with caplog.at_level("INFO", "mxmp.tune"):
+        again = tune(**{**usual, **others}, store=file)
+    assert races.count == 2 and load(file) == again
+    assert f"the plan is measured again: {said}" in caplog.text
+
+
+def test_tune_measures_again_on_another_machine(tmp_path, races, monkeypatch):
+    file, here = str(tmp_path / "plan.json"), dataclasses.replace(read_machine(), cores=97)
+    tune(dense(), [DATA], store=file)
+    monkeypatch.setattr(plan, "read_machine", lambda: here)
+    again = tune(dense(), [DATA], store=file)
+    assert races.count == 2 and again.holds_for.machine.cores == 97 and load(file) == again
+
+
+def test_a_plan_within_a_tolerance_is_used_without_another_search(tmp_path, races, monkeypatch):
+    """The search for what is accurate adds names to the policy that the plan began with."""
+    file, net = str(tmp_path / "plan.json"), dense()
+    net(DATA)
+    kept = Policy.parse("mixed_bfloat16").replace(names={"net_dense1_fwd": "float32"})
+    monkeypatch.setattr(MODULE, "search_within", lambda *_: kept)
+    monkeypatch.setattr(Tolerance, "allows", lambda self, policy: bool(Policy.parse(policy).names))
+    within = Tolerance(net, lambda net: net(DATA).sum().asscalar().item(), 0.01)
+    first = tune(net, [DATA], store=file, within=within)
+    assert first.untuned == kept
+    monkeypatch.setattr(MODULE, "search_within", None)
+    assert tune(net, [DATA], store=file, within=within) == first and races.count == 1
+
+
+def test_nothing_is_stored_that_is_not_proved_or_where_it_cannot_be(tmp_path, races, monkeypatch):
+    file = tmp_path / "plan.json"
+    races.proved = False
+    result = tune(dense(), [DATA], store=str(file))
+    assert not result.proved and not file.exists() and "not proved" in result.notes[-1]
+    monkeypatch.setattr("os.access", lambda path, mode: path != str(tmp_path))  # the superuser may write anywhere
+    with pytest.raises(CheckpointError, match="plan.json: .* is write-protected; give another file to store"):
+        tune(dense(), [DATA], store=str(file))
+    assert races.count == 1
+
+
+def test_a_plan_that_holds_is_used_where_nothing_can_be_written(tmp_path, races, monkeypatch):
+    file = str(tmp_path / "plan.json")
+    stored = tune(dense(), [DATA], store=file)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert tune(dense(), [DATA], store=file) == stored
+
+
+def test_tune_does_not_write_over_what_is_no_plan(tmp_path, races):
+    file = tmp_path / "notes.json"
+    file.write_text(json.dumps({"mine": 1}))
+    with pytest.raises(CheckpointError, match="notes.json: this is no tuned plan .* give another file to store, or remo"):
+        tune(dense(), [DATA], store=str(file))
+    assert json.loads(file.read_text()) == {"mine": 1} and races.count == 0
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        tune(dense(), [DATA], store=str(tmp_path / "nowhere" / "plan.json"))

@@ -1,0 +1,336 @@
+"""Networks as workloads: the copies that run are converted as the network would be, which stays as it is."""
+
+from __future__ import annotations
+
+import os
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn, rnn
+
+from mxmp.errors import ConvertError, TuneError
+from mxmp.gluon import convert, freeze, report
+from mxmp.policy import Policy
+from mxmp.symbol import Checkpoint, convert_model
+from mxmp.tune.workload import make_batch, read_workload
+
+O0, O1, O2 = map(Policy.parse, ("O0", "O1", "O2"))
+DATA, LABEL = (2, 3, 8, 8), (2,)
+BATCH = mx.nd.random.uniform(shape=DATA)
+
+
+def make_net():
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(4, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(5))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+class TwoGraphs(gluon.Block):
+    """A plain block around two HybridBlocks."""
+
+    def __init__(self):
+        super().__init__(prefix="two_")
+        with self.name_scope():
+            self.first, self.second = make_net(), nn.Dense(2, in_units=5, prefix="second_")
+        self.second.initialize()
+
+    def forward(self, data):
+        return self.second(self.first(data) * 2)
+
+
+def network(loss=True):
+    data = mx.sym.Convolution(mx.sym.var("data"), num_filter=4, kernel=(3, 3), name="conv")
+    data = mx.sym.Activation(mx.sym.BatchNorm(data, name="norm"), act_type="relu", name="act")
+    data = mx.sym.FullyConnected(data, num_hidden=5, name="fc")
+    return mx.sym.SoftmaxOutput(data, name="softmax") if loss else data
+
+
+def make_module(symbol=None, trains=True, **options):
+    symbol = network() if symbol is None else symbol
+    labels = [name for name in symbol.list_arguments() if name.endswith("label")]
+    module = mx.mod.Module(symbol, label_names=labels, **options)
+    module.bind([("data", DATA)], [(name, LABEL) for name in labels] or None, for_training=trains)
+    module.init_params(mx.init.Xavier())
+    return module
+
+
+def make_model(symbol=None):
+    module = make_module(symbol)
+    return (module.symbol, *module.get_params())
+
+
+def shapes_of(workload):
+    return {name: array.shape for name, array in workload.inputs.items()}
+
+
+def outputs(workload, policy, **options):
+    return [each.asnumpy() for each in workload.start(policy, **options)()]
+
+
+# ------------------------------------------------------------------ Gluon nets
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("policy", [None, "O1", "O2"])
+def test_a_net_stays_as_it_is(training, policy):
+    net = make_net()
+    net(BATCH)
+    if policy:
+        convert(net, policy)
+    with autograd.record():
+        net(BATCH).sum().backward()
+
+    def state():
+        values = {name: (param.dtype, param.data().asnumpy()) for name, param in net.collect_params().items()}
+        return type(net), dict(vars(net)).keys(), values, net[0].weight.grad().asnumpy()
+
+    before = state()
+    workload = read_workload(net, [BATCH], training)
+    workload.decide(O1)
+    workload.start(O1)()
+    mx.nd.waitall()
+    np.testing.assert_equal(state(), before)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("hybridized", [True, False])
+def test_the_copy_of_a_net_is_decided_about_and_gives_what_the_converted_net_does(hybridized, training):
+    net = make_net()
+    net.hybridize(hybridized)
+    workload = read_workload(net, [BATCH], training)
+    (decisions,) = workload.decide(O2)
+    convert(net, O2)
+    with autograd.record() if training else autograd.predict_mode():
+        expected = net(BATCH)
+    assert {(row.name, row.precision) for row in decisions.report.rows} == {
+        (row.name, row.precision) for row in report(net).rows
+    }
+    np.testing.assert_allclose(outputs(workload, O2)[0], expected.asnumpy(), rtol=1e-2, atol=1e-3)
+
+
+def test_how_a_net_is_hybridized_is_said():
+    net = make_net()
+    net.hybridize(static_alloc=True, inline_limit=2)
+    assert read_workload(net, [BATCH], False).options == {"static_alloc": "True"}
+
+
+def test_a_block_with_two_graphs_runs_both_under_policies_of_their_own():
+    net = TwoGraphs()
+    net.second.hybridize(static_alloc=True)
+    workload = read_workload(net, [BATCH], True)
+    assert set(shapes_of(workload).values()) == {DATA, (2, 5)} and all(" data" in name for name in workload.inputs)
+    assert workload.options == {f"{net.second.name} static_alloc": "True"}
+    name = f"{net.second.name}_fwd"
+    assert [each.shape for each in workload.start(O1.replace(names={name: "float32"}))()] == [(2, 5), (2, 2)]
+    with pytest.raises(TuneError, match="for_inference: block 'two_*' has 2 graphs; tune the blocks in it"):
+        read_workload(net, [BATCH], False, for_inference=True)
+
+
+class Words(gluon.HybridBlock):
+    """A net of integers and a state in a list, with sparse gradients, a constant of float32 and one of integers."""
+
+    def __init__(self):
+        super().__init__(prefix="words_")
+        with self.name_scope():
+            self.words = nn.Embedding(20, 8, sparse_grad=True)
+            self.memory = rnn.LSTM(8, input_size=8)
+            self.out = nn.Dense(4, flatten=False, in_units=8)
+            self.scale = self.params.get_constant("scale", mx.nd.ones((4, 4)))
+            self.index = self.params.get_constant("index", mx.nd.array([0, 2], dtype="int32"))
+
+    def hybrid_forward(self, F, tokens, state, scale, index):
+        out, state = self.memory(self.words(tokens), state)
+        return F.take(F.dot(self.out(out), scale), index, axis=2), state
+
+
+def test_nested_inputs_integers_sparse_gradients_and_constants_run():
+    net = Words()
+    net.initialize()
+    batch = mx.nd.array(np.arange(6).reshape(3, 2), dtype="int32"), net.memory.begin_state(2)
+    workload = read_workload(net, [batch], True)
+    for policy in (O0, O2):
+        assert workload.start(policy)()[0].shape == (3, 2, 2)
+    (decisions,) = workload.decide(O2)
+    low = {decisions.before.nodes[position].name for position in decisions.plan.low_params}
+    assert net.out.weight.name in low and not low & {net.scale.name, net.index.name}
+
+
+class WithMask(gluon.HybridBlock):
+    """A net with an input that may be left out."""
+
+    def hybrid_forward(self, F, data, mask=None):
+        return data * 1 if mask is None else data * mask
+
+
+def test_labels_that_a_net_does_not_take_are_left_out():
+    assert shapes_of(read_workload(make_net(), [(BATCH, mx.nd.zeros(2))], False)) == {"data": DATA}
+    symbols = gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc"), mx.sym.var("data"))
+    symbols.initialize()
+    assert shapes_of(read_workload(symbols, [(BATCH, mx.nd.zeros(2))], False)) == {"data": DATA}
+    assert shapes_of(read_workload(WithMask(prefix="mask_"), [BATCH], False)) == {"data": DATA}
+    with pytest.raises(TuneError, match="the net takes 1 to 2 arrays, and a batch has 2; say with forward="):
+        read_workload(WithMask(prefix="mask_"), [(BATCH, mx.nd.zeros(2))], False)
+
+
+def test_forward_says_how_the_net_is_called():
+    workload = read_workload(make_net(), [{"image": BATCH}], True, forward=lambda net, batch: net(batch["image"][:1]))
+    assert shapes_of(workload) == {"data": (1, 3, 8, 8)}
+
+
+def test_a_net_that_ran_can_be_exported_afterwards(tmp_path):
+    net = make_net()
+    net.hybridize()
+    net(BATCH)
+    read_workload(net, [BATCH], True)
+    net.export(str(tmp_path / "net"))
+    assert (tmp_path / "net-symbol.json").exists()
+
+
+class Unnamed(gluon.HybridBlock):
+    """A net that calls an operator without a scope of its own."""
+
+    def hybrid_forward(self, F, data):
+        return F.relu(data)
+
+
+# ------------------------------------------------------------------ frozen networks
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", ["net", "model"])
+def test_a_frozen_network_gives_what_freeze_does(kind, fused):
+    net = make_net()
+    net(BATCH)
+    given, batch = (net, BATCH) if kind == "net" else (make_model(network(loss=False)), {"data": BATCH})
+    workload = read_workload(given, [batch], False, for_inference=True)
+    assert workload.options == {} and shapes_of(workload) == {"data": DATA}
+    (decisions,) = workload.decide(O1)
+    assert "BatchNorm" not in {node.op for node in decisions.before.operators()} and decisions.plan.low_params
+    expected = freeze(given, O1, {"data": DATA})(BATCH).asnumpy()
+    np.testing.assert_allclose(outputs(workload, O1, fused=fused)[0], expected, rtol=1e-2, atol=1e-3)
+
+
+# ------------------------------------------------------------------ symbols and Modules
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("loss", [True, False])
+@pytest.mark.parametrize("kind", ["model", "module"])
+def test_symbols_run_in_modules_and_their_parameters_stay(kind, loss, training):
+    symbol = network(loss)
+    given = make_module(symbol, training) if kind == "module" else make_model(symbol)
+    params = given.get_params() if kind == "module" else given[1:]
+    before = [{name: array.asnumpy() for name, array in each.items()} for each in params]
+    workload = read_workload(given, [{"data": BATCH}], training)
+    for policy in (O0, O1, O2):
+        assert workload.start(policy)()[0].shape == (2, 5)
+    mx.nd.waitall()
+    np.testing.assert_equal([{name: array.asnumpy() for name, array in each.items()} for each in params], before)
+    (decisions,) = workload.decide(O2)
+    rows = convert_model(symbol, *params, O2, {"data": DATA}).report.rows
+    assert [(row.name, row.precision) for row in decisions.report.rows] == [(row.name, row.precision) for row in rows]
+
+
+@pytest.mark.parametrize("value", [None, "1"])
+def test_no_environment_variable_stays_changed(monkeypatch, value):
+    monkeypatch.delenv("MXNET_SUBGRAPH_VERBOSE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("MXNET_SUBGRAPH_VERBOSE", value)
+    read_workload(make_model(), [{"data": BATCH}], False).start(O1)
+    assert os.environ.get("MXNET_SUBGRAPH_VERBOSE") == value
+
+
+def test_the_options_of_a_module_are_taken_and_said():
+    with mx.AttrScope(ctx_group="first"):
+        data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc")
+    with mx.AttrScope(ctx_group="second"):
+        hidden = mx.sym.FullyConnected(data, num_hidden=5, name="last")
+        symbol = mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(hidden)), name="loss")
+    groups = {"first": mx.cpu(0), "second": mx.cpu(1)}
+    module = mx.mod.Module(symbol, ["data"], [], fixed_param_names=["fc_bias"], group2ctxs=groups)
+    module.bind([("data", DATA)], None, inputs_need_grad=True, grad_req={"last_bias": "add"})
+    module.init_params()
+    workload = read_workload(module, [{"data": BATCH}], True)
+    assert workload.options == {
+        "fixed_param_names": "['fc_bias']",
+        "group2ctxs": "{'first': cpu(0), 'second': cpu(1)}",
+        "grad_req": "{'last_bias': 'add'}",
+        "inputs_need_grad": "True",
+    }
+    workload.start(O1)()
+    mx.nd.waitall()
+    assert read_workload(make_module(), [{"data": BATCH}], True).options == {}
+    several = make_module(context=[mx.cpu(0), mx.cpu(1)])
+    assert read_workload(several, [{"data": BATCH}], True).options["context"] == "[cpu(0), cpu(1)]"
+
+
+def test_the_states_of_a_module_are_its_own():
+    state = mx.sym.var("state", shape=(2, 5))
+    symbol = mx.sym.MakeLoss(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc") + state)
+    module = mx.mod.Module(symbol, ["data"], [], state_names=["state"])
+    module.bind([("data", DATA)])
+    module.init_params()
+    workload = read_workload(module, [{"data": BATCH}], True)
+    assert shapes_of(workload) == {"data": DATA} and workload.options == {"state_names": "['state']"}
+    assert workload.start(O1)()[0].shape == (2, 5)
+    (decisions,) = workload.decide(O2)
+    stored = {decisions.before.nodes[position].name for position in decisions.plan.low_params}
+    assert "fc_weight" in stored and "state" not in stored
+
+
+def test_a_network_that_ends_in_the_mean_of_its_losses_trains():
+    """Modules cannot give its output a gradient, as they take the first axis for that of the batch."""
+    loss = mx.sym.MakeLoss(mx.sym.mean(mx.sym.square(network(loss=False))), name="loss")
+    read_workload(make_model(loss), [{"data": BATCH}], True).start(O1)()
+    mx.nd.waitall()
+
+
+def test_the_first_batch_of_an_iterator_is_taken():
+    batches = mx.io.NDArrayIter(np.zeros((4, 3, 8, 8)), np.zeros(4), 2, label_name="softmax_label")
+    batches.next()
+    assert shapes_of(read_workload(make_module(), batches, True)) == {"data": DATA}
+
+
+REFUSED = {
+    "nothing": (make_net, [], {}, ConvertError, "batches is empty; give one batch at least"),
+    "a batch alone": (make_net, BATCH, {}, ConvertError, "batches is a NDArray; expected a DataLoader, a list of"),
+    "no network": (lambda: 3, [BATCH], {}, ConvertError, "net_or_model is a int; expected a Gluon net, a Module"),
+    "another input": (make_model, [{"dta": BATCH}], {}, ConvertError, "no input 'dta'; the nearest are data"),
+    "forward of a model": (make_model, [BATCH], {"forward": print}, TuneError, "it is a function of a Gluon net and a b"),
+    "no function": (make_net, [BATCH], {"forward": 3}, TuneError, "forward is a int for a HybridSequential"),
+    "no call": (make_net, [BATCH], {"forward": lambda net, batch: None}, ConvertError, "'net_"),
+    "a frozen Module": (make_module, [{"data": BATCH}], {"for_inference": True}, TuneError, "a Module is not frozen"),
+    "names that change": (lambda: Unnamed(prefix=""), [BATCH], {}, ConvertError, "get other names each time it is tra"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(case):
+    make, batches, options, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        read_workload(make(), batches, False, **options)
+
+
+# ------------------------------------------------------------------ batches of shapes alone
+
+
+def test_inputs_are_random_and_labels_zeros():
+    words = mx.sym.Embedding(mx.sym.var("words"), input_dim=3, output_dim=2, name="embed")
+    symbol, (args, aux) = mx.sym.Group([network(), words]), make_model()[1:]
+    shapes = {"data": DATA, "words": (4, 5), "softmax_label": LABEL}
+    batch = make_batch(Checkpoint(symbol, {**args, "embed_weight": mx.nd.ones((3, 2))}, aux), shapes, {"words": "int32"})
+    assert {name: array.shape for name, array in batch.items()} == shapes
+    data, words = batch["data"].asnumpy(), batch["words"].asnumpy()
+    assert 0 <= data.min() < 0.1 < 0.9 < data.max() <= 1 and words.dtype == np.int32 and set(words.flat) == {0, 1}
+    assert not batch["softmax_label"].asnumpy().any()
+
+
+def test_an_input_that_declares_its_dtype_gets_it_and_a_label_is_known_by_its_reader():
+    words = mx.sym.Embedding(mx.sym.var("words", dtype="int32"), mx.sym.var("w"), input_dim=3, output_dim=2)
+    symbol = mx.sym.LinearRegressionOutput(words, mx.sym.var("target"))
+    batch = make_batch(Checkpoint(symbol, {"w": mx.nd.ones((3, 2))}, {}), {"words": (2,)}, {})
+    assert list(batch) == ["words"] and batch["words"].dtype == np.int32
