@@ -1,5 +1,6 @@
 """What a machine can do, and where the precision of a network is lost."""
 
+from ..display import terminal  # noqa: F401, I001  # before rich, see there
 from ..devices.amx import AmxStatus as AmxStatus
 from ..devices.amx import amx_status as amx_status
 from ..devices.check import Finding as Finding
