@@ -336,71 +336,86 @@ def side_by_side(decisions: Decisions, after: Facts) -> SideBySide:
     It holds the network in float32, the converted one, and of each node in low precision a copy that reads float32's
     values, cast as the conversion casts them.
     """
-    before, converted = without_dropout(decisions.before), without_dropout(decisions.after)
-    where = positions(before, converted)
-    source = {new: old for old, new in where.items()}
-    builder = GraphBuilder(before)
-    casts: Dict[Tuple[Key, str], Entry] = {}
-
-    def cast(entry: Entry, dtype: Optional[str], wanted: Optional[str]) -> Entry:
-        if wanted == dtype or wanted not in dtypes.PRECISIONS or dtype not in dtypes.PRECISIONS or wanted is None:
-            return entry
-        if (entry.key, wanted) not in casts:
-            op = cast_op(wanted, dtype if wanted == dtypes.FLOAT32 and dtype else wanted)
-            casts[entry.key, wanted] = builder.insert(op, f"node{entry.node}_{wanted}", entry, dtype=wanted)
-        return casts[entry.key, wanted]
-
-    def copy(position: int, inputs: Iterable[Entry]) -> int:
-        node = converted.nodes[position]
-        name = builder.unique(f"{node.name}_low")
-        return builder.add(node._replace(name=name, inputs=tuple(inputs), control_deps=()))
-
-    def exact(entry: Entry) -> Entry:
-        """Return float32's value of an entry of the converted graph, as this has it; inserted casts are copied."""
-        node = converted.nodes[entry.node]
-        if entry.node not in source:
-            inserted.setdefault(entry.node, copy(entry.node, map(exact, node.inputs)))
-            return entry._replace(node=inserted[entry.node])
-        old = Entry(source[entry.node], entry.index)
-        return cast(builder.mapped(old), decisions.facts.dtype(old), after.dtype(entry))
-
-    # The network in float32. Variables declare their dtypes, which MXNet does not infer through a cast.
-    for position, node in enumerate(before.nodes):
-        types = decisions.facts.dtypes.get((position, 0)) if node.is_variable else None
-        new = node.with_attrs(dict(_declaring(types))) if types else node.rewired(builder.inputs(node))
-        builder.copy(position, new)
+    copies = _Copies(decisions, after)
+    converted, where = copies.converted, copies.where
     # The converted network, on the same variables.
-    inserted: Dict[int, int] = {}
     carried: Dict[Key, Entry] = {}
     for position, node in enumerate(converted.nodes):
-        if all(converted.nodes[entry.node].is_variable for entry in node.inputs) and position not in source:
-            carried[position, 0] = exact(Entry(position))  # the cast of a parameter or input, which all share
+        of_variables = all(converted.nodes[entry.node].is_variable for entry in node.inputs)
+        if node.is_variable or (of_variables and position not in copies.source):
+            carried[position, 0] = copies.exact(Entry(position))  # casts of parameters and inputs are shared
             continue
-        if node.is_variable:
-            carried[position, 0] = exact(Entry(position))
-            continue
-        new_position = copy(position, [carried[each.key]._replace(version=each.version) for each in node.inputs])
-        carried.update({(position, i): Entry(new_position, i) for i in range(node.num_outputs)})
+        new = copies.add(position, [carried[each.key]._replace(version=each.version) for each in node.inputs])
+        carried.update({(position, i): Entry(new, i) for i in range(node.num_outputs)})
     # Each node in low precision by itself: what it reads is float32's, through the casts of the conversion.
-    low = in_low_precision(decisions)
-    own = {position: copy(where[position], map(exact, converted.nodes[where[position]].inputs)) for position in low}
+    low = {position: where[position] for position in in_low_precision(decisions)}
+    own = {old: copies.add(new, map(copies.exact, converted.nodes[new].inputs)) for old, new in low.items()}
     # Heads by output: float32's, the converted network's and, of a node in low precision, its own.
     heads: List[Entry] = []
     compared: Dict[Key, Tuple[int, int, int]] = {}
     for position, index in float32_outputs(decisions):
         if position not in where:  # a cast of the network's own that nothing reads any more
             continue
-        key, dtype = (where[position], index), after.dtypes.get((where[position], index))
-        entries = [builder.mapped(Entry(position, index)), cast(carried[key], dtype, dtypes.FLOAT32)]
-        if position in own:
-            entries.append(cast(Entry(own[position], index), dtype, dtypes.FLOAT32))
-        first = len(heads)
-        heads += entries
+        key, first = (where[position], index), len(heads)
+        entries = [carried[key], *([Entry(own[position], index)] if position in own else [])]
+        heads.append(copies.builder.mapped(Entry(position, index)))
+        heads += [copies.cast(entry, after.dtypes.get(key), dtypes.FLOAT32) for entry in entries]
         compared[position, index] = first, first + 2 if position in own else first, first + 1
-    graph = builder.finish(heads)
+    graph = copies.builder.finish(heads)
     places = written_positions(graph)
-    ports = {(i, port): (places[own[i]], port) for i in own for port in range(len(before.nodes[i].inputs))}
+    ports = {(i, port): (places[own[i]], port) for i in own for port in range(len(decisions.before.nodes[i].inputs))}
     return SideBySide(in_written_order(graph), compared, ports)
+
+
+class _Copies:
+    """A graph that begins with the network in float32, and gets copies of nodes of the converted one.
+
+    Attributes:
+        builder: What the graph is built by; it maps the entries of the network in float32.
+        converted: The converted graph.
+        where: The positions of the network's nodes in the converted graph.
+        source: The positions in the network, by those in the converted graph.
+    """
+
+    def __init__(self, decisions: Decisions, after: Facts) -> None:
+        before, self.converted = without_dropout(decisions.before), without_dropout(decisions.after)
+        self.where = positions(before, self.converted)
+        self.source = {new: old for old, new in self.where.items()}
+        self._before, self._after = decisions.facts, after
+        self.builder = GraphBuilder(before)
+        self._casts: Dict[Tuple[Key, str], Entry] = {}
+        self._inserted: Dict[int, int] = {}
+        # Variables declare their dtypes, which MXNet does not infer through a cast.
+        for position, node in enumerate(before.nodes):
+            dtype = decisions.facts.dtypes.get((position, 0)) if node.is_variable else None
+            new = node.with_attrs(dict(_declaring(dtype))) if dtype else node.rewired(self.builder.inputs(node))
+            self.builder.copy(position, new)
+
+    def add(self, position: int, inputs: Iterable[Entry]) -> int:
+        """Add a copy of a node of the converted graph, and return its position."""
+        node = self.converted.nodes[position]
+        name = self.builder.unique(f"{node.name}_low")
+        return self.builder.add(node._replace(name=name, inputs=tuple(inputs), control_deps=()))
+
+    def cast(self, entry: Entry, dtype: Optional[str], wanted: Optional[str]) -> Entry:
+        """Return an entry in another dtype, if both are precisions."""
+        if wanted == dtype or wanted is None or {wanted, dtype} - set(dtypes.PRECISIONS):
+            return entry
+        if (entry.key, wanted) not in self._casts:
+            op = cast_op(wanted, dtype if wanted == dtypes.FLOAT32 and dtype else wanted)
+            cast = self.builder.insert(op, f"node{entry.node}_{wanted}", entry, dtype=wanted)
+            self._casts[entry.key, wanted] = cast
+        return self._casts[entry.key, wanted]
+
+    def exact(self, entry: Entry) -> Entry:
+        """Return float32's value of an entry of the converted graph, as this has it; inserted casts are copied."""
+        if entry.node not in self.source:
+            if entry.node not in self._inserted:
+                inputs = self.converted.nodes[entry.node].inputs
+                self._inserted[entry.node] = self.add(entry.node, map(self.exact, inputs))
+            return entry._replace(node=self._inserted[entry.node])
+        old = Entry(self.source[entry.node], entry.index)
+        return self.cast(self.builder.mapped(old), self._before.dtype(old), self._after.dtype(entry))
 
 
 def without_dropout(graph: Graph) -> Graph:
