@@ -69,7 +69,7 @@ class Siblings:
         return Siblings, ()
 
     def add(self, conversion: Conversion) -> None:
-        """Add a conversion; it leaves the siblings that it had."""
+        """Add a conversion."""
         self.conversions.append(conversion)
         conversion.siblings = self
 

@@ -65,7 +65,7 @@ class Source(NamedTuple):
     policy: Optional[Policy] = None
 
     def converted(self, policy: Policy, check: bool) -> ConvertedModel:
-        """Return the model for inference, its weights in the dtype that they are read in: no call casts them.
+        """Return the model for inference, its weights in the dtype that they are read in, but under ``npx.set_np``.
 
         ``check`` says whether each of the policy's patterns has to match.
         """
@@ -129,8 +129,9 @@ def freeze(
 
     BatchNorm behind a convolution, a transposed convolution or a dense layer is folded into its weight and bias, in
     float32 and before these are rounded. Dropout is left out. Weights are stored in the dtype in which they are read,
-    whatever the policy's ``param_dtype`` is. On a CPU MXNet's oneDNN fuses the rest, as it does for what is bound, and
-    memory and kernels are kept from call to call (``static_alloc``, ``static_shape``; of control flow memory alone).
+    whatever the policy's ``param_dtype`` is (float32 under ``npx.set_np``). On a CPU MXNet's oneDNN fuses the rest, as
+    it does for what is bound, and memory and kernels are kept from call to call (``static_alloc``, ``static_shape``; of
+    control flow memory alone).
 
     The block is a snapshot: its parameters refuse other values, since oneDNN has copies of them; freeze the net again.
     It does not train: it has no gradients, and refuses to be called within ``autograd.record``. It takes any batch

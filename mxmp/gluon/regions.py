@@ -84,7 +84,8 @@ class precision(contextlib.ContextDecorator):
         try:
             name = dtype if dtype in (LOW, POLICY) else dtypes.canonical(dtype)
         except DtypeError as e:
-            raise DtypeError(f"precision({dtype!r}): unknown; expected one of {', '.join(_KNOWN)}.") from e
+            text = f"precision({dtype!r}): unknown dtype {dtype!r}; expected one of {', '.join(_KNOWN)}."
+            raise DtypeError(text) from e
         if name not in _KNOWN:
             raise PolicyError(f"precision({dtype!r}): expected one of {', '.join(_KNOWN)}.")
         self._region = name

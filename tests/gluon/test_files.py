@@ -95,12 +95,12 @@ def test_what_is_written_is_what_mxnet_writes(policy, tmp_path):
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 def test_an_export_is_what_mxnet_exports(policy, tmp_path):
-    from mxmp.gluon.storage import as_stored
+    from mxmp.gluon.storage import reading_stored
 
     net = make(policy)
     net.export(str(tmp_path / "ours"), 3)
     net._cached_op_args = [(False, param) for param in net.collect_params().values()]  # those of the whole graph
-    with as_stored(net.collect_params().values()):
+    with reading_stored():
         gluon.HybridBlock.export(net, str(tmp_path / "theirs"), 3, remove_amp_cast=False)
     files = contents(tmp_path)
     assert files["ours-symbol.json"] == files["theirs-symbol.json"]
