@@ -18,6 +18,7 @@ import functools
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from glob import escape
 from typing import Any, ClassVar, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 from . import dtypes
@@ -308,6 +309,21 @@ def _preset(name: str) -> Dict[str, Any]:
         if preset.lower() == lowered:
             return fields
     raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, PRESETS)}.")
+
+
+def pattern_of(name: str) -> str:
+    """Return the pattern of names that stands for a node's name.
+
+    What a pattern cannot hold is written as ``?``, which stands for any other character too.
+
+    Example:
+        >>> pattern_of("fc[1]"), pattern_of("a,b")
+        ('fc[[]1]', 'a?b')
+    """
+    escaped = "".join("?" if character in ",=" else character for character in escape(name))
+    inner = escaped.strip()
+    start = len(escaped) - len(escaped.lstrip())
+    return "?" * start + inner + "?" * (len(escaped) - start - len(inner))
 
 
 def _normalised(field: str, value: Any) -> Any:

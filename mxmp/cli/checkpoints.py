@@ -129,7 +129,7 @@ def _not_here(policy: Policy) -> List[str]:
 @click.argument("prefix", callback=partial(check_prefix, read=True))
 @click.argument("epoch", type=click.IntRange(min=0))
 @click.option("--policy", "text", default="mixed_bfloat16", show_default=True, help="The policy to begin with.")
-@timing_options(60, "About how long it may take.")
+@timing_options(40, "About how long it may take.")
 @model_options
 @out_option("Write the plan, for `mxmp convert --tuned FILE`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -103,6 +103,10 @@ class LoopFindings(Record):
         """Yield the findings."""
         return iter(self.findings)
 
+    def __getitem__(self, index: int) -> LoopFinding:
+        """Return a finding by its place."""
+        return self.findings[index]
+
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self.findings)
@@ -200,8 +204,8 @@ def checking(net: Nets, trainer: Trainers, speed: bool = True) -> Iterator[LoopF
             with contextlib.suppress(mx.MXNetError):
                 mx.nd.waitall()  # or the same error comes again where the user waits
             watch.finish(e)
-            if len(found) == before:  # nothing explains the error
-                kind = next((kind for error, kind in _KINDS.items() if isinstance(e, error)), "failed")
+            kind = next((kind for error, kind in _KINDS.items() if isinstance(e, error)), "failed")
+            if kind == "failed" or len(found) == before:  # else the watch has said why mxmp refuses the step
                 text = mxnet_reason(e) if isinstance(e, mx.MXNetError) else str(e)
                 found.add(kind, text if kind != "failed" else f"the loop fails: {text}")
         if speed:

@@ -513,7 +513,7 @@ def _read(subject: Subject, batches: Any, loss: Optional[LossFunction]) -> _Comp
     examples = [each.for_net(loss is not None).beside(net) for each in some_batches(batches)]
     if loss is not None and not all(example.has_label for example in examples):
         raise ConvertError("batches: a batch has no label for loss; give tuples of the net's inputs and a label.")
-    subject.count = len(examples)
+    subject.count = sys.maxsize  # a plain Block may call one of its own several times
     if loss is None or [*roots(net)] == [net]:
         with subject.watched(), subject.under(_FLOAT32), autograd.pause():
             for example in examples:

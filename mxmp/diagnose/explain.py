@@ -343,7 +343,7 @@ def _judged(replays: Sequence[Replay], exact: Sequence[Seen], scale: float) -> V
         text = f"{_of_fault(fault)}{_diverged(replays, exact, fault.node)}"
         return Verdict(fault.kind, text, fault.node, scale)
     if is_finite(given):
-        return _without_fault(replays, scale)
+        return _without_fault(replays, scale, _first_value(replays, exact, given, harmful=False))
     # Then whether a lower scale would do, and else which value leaves the range at the lowest.
     lowest = min(1.0, scale)
     base = given if scale <= lowest else _runs(replays, lowest)
@@ -362,11 +362,15 @@ def _judged(replays: Sequence[Replay], exact: Sequence[Seen], scale: float) -> V
     )
 
 
-def _without_fault(replays: Sequence[Replay], scale: float) -> Verdict:
-    """Return the verdict on a step that is finite, with weights that may have become NaN after it."""
+def _without_fault(replays: Sequence[Replay], scale: float, lost: Optional[NonFinite]) -> Verdict:
+    """Return the verdict on a step that is finite, with weights that may have become NaN after it.
+
+    ``lost`` is an inf or NaN of low precision that does not reach its end: a tanh may have made 1 of it.
+    """
     bad = next((each for replay in replays for each in replay.parameters() if each.nans), None)
     if bad is None:
-        return Verdict(NO_FAULT, _NO_FAULT, None, scale)
+        besides = "" if lost is None else f" Besides, {_sentence(lost)} That does not reach the outputs as such."
+        return Verdict(NO_FAULT, f"{_NO_FAULT}{besides}", None, scale)
     fault = _bad_parameter(bad)
     return Verdict(fault.kind, f"the step is finite, but {_of_fault(fault)}", fault.node, scale)
 

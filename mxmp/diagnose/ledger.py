@@ -77,7 +77,7 @@ class Ledger(LedgerRecord, Observer):
         >>> trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd")
         >>> ledger = mxmp.diagnose.Ledger(every=20).attach(trainer)
         >>> print(ledger.advice())
-        Nothing is wrong with the gradients that were seen.
+        No step was seen yet.
 
     References:
         Micikevicius et al., "Mixed Precision Training", 2017, sections 3.1 and 3.2, https://arxiv.org/abs/1710.03740
@@ -86,9 +86,10 @@ class Ledger(LedgerRecord, Observer):
     def __init__(self, every: int = 20, dtype: str = "float16", **seen: Any) -> None:
         if isinstance(every, bool) or not isinstance(every, (int, np.integer)) or every < 1:
             raise TrainerError(f"every={every!r}; expected a positive number of steps.")
-        super().__init__(int(every), dtypes.canonical(dtype), **seen)
-        if self.dtype not in dtypes.LOW_PRECISION:
+        name = dtypes.canonical(dtype)
+        if name not in dtypes.LOW_PRECISION:
             raise DtypeError(f"dtype={dtype!r}; expected 'float16' or 'bfloat16'.")
+        super().__init__(int(every), name, **seen)
         self._layers = {layer.name: layer for layer in self.layers}
         self._due = self.steps  # the number of steps after which the next is a sample
         self._shares: Dict[str, float] = {}
@@ -96,6 +97,9 @@ class Ledger(LedgerRecord, Observer):
         self._unread: Optional[_Sample] = None  # of an earlier one
         self._weights: Dict[str, mx.nd.NDArray] = {}  # of the last sample
         self._first: Sequence[str] = ()  # gradients of this step that are not finite
+
+    # One observer is never another, whatever they have seen.
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def detach(self) -> None:
         """Look at no further steps; what was seen stays. A second call does nothing."""

@@ -209,8 +209,10 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
 
     # ------------------------------------------------------------------ an observer
 
-    def on_losses(self, losses: Sequence[mx.nd.NDArray]) -> None:
+    def on_losses(self, losses: Sequence[mx.nd.NDArray], begins: bool) -> None:
         """Average the losses that go to ``scale_loss``, on their devices, for a step of which `log` is told none."""
+        if begins and not self._in_group:  # those before were discarded with their gradients
+            self._step.scaled = []
         with mx.autograd.pause():
             self._step.scaled += map(_mean, losses)
 

@@ -48,7 +48,7 @@ from ..gluon.trace import Trace, flat_arguments
 from ..graph import Graph
 from ..module import Module
 from ..mxnet_private import ModuleBase, made_with, modules, parameters
-from ..policy import Policy
+from ..policy import Policy, pattern_of
 from ..report import DROPPED, FOLDED, Decisions, Row
 from ..symbol import ConvertedModel, convert_graph, convert_model, on_cpu
 from ..symbol.arguments import require_symbol
@@ -188,8 +188,20 @@ def read_subject(network: Any, loss: Any = None, ctx: Any = None) -> Subject:
                 f"net_or_model: {name} is a {type(part).__name__}; expected a dict by name, {{}} for none."
             )
     subject = SymbolSubject(require_symbol(parts[0]), parts[1], parts[2], ctx)
-    subject.policy = network.decisions.policy if isinstance(network, ConvertedModel) else None
+    if isinstance(network, ConvertedModel):
+        subject.policy = _as_converted(network.decisions.policy, [network.decisions])
     return subject
+
+
+def _as_converted(policy: Policy, converted: Iterable[Decisions]) -> Policy:
+    """Return the policy of a converted network, with what measured ranges keep in float32 named in it."""
+    names = dict(policy.names)
+    for each in converted:
+        beyond = each.facts.nodes_out_of_range(each.before)
+        for position, node in enumerate(each.before.nodes if beyond else ()):
+            if not node.is_variable and beyond.intersection((position, *(entry.node for entry in node.inputs))):
+                names.setdefault(pattern_of(node.name), dtypes.FLOAT32)
+    return policy.replace(names=names)
 
 
 def _refuse(name: str, value: Any, why: str) -> None:
@@ -399,7 +411,10 @@ class NetSubject(Subject):
                     f"block '{net.name}': parameter '{param.name}' has no values; load or train the net first, or run "
                     f"one batch if its shapes are not known yet."
                 )
-        policies = [each.policy for each in conversions_of(blocks_in(net))]
+        policies = []
+        for conversion in conversions_of(blocks_in(net)):
+            converted = conversion.current.converted if conversion.current else conversion.early
+            policies.append(_as_converted(conversion.policy, [converted.decisions] if converted else ()))
         self.policy = next((each for each in policies if each.is_mixed), (*policies, None)[0])
 
     @contextlib.contextmanager

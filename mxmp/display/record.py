@@ -140,7 +140,7 @@ class Record(Shown):
         try:
             record: Self = _fields_from_plain(cls, values, "")
             return record
-        except (_Wrong, ValueError) as e:
+        except (_Wrong, ValueError, MxmpError) as e:
             raise cls._error(f"the {cls._kind} is damaged: {e}") from e
 
     def to_json(self) -> str:

@@ -403,6 +403,7 @@ class Module(PolicyStatus, ModuleBase):
         self.mx_optimizer, self.mx_kvstore, self.mx_updates_on_kvstore = made, store, False
         self.mx_updater = self._training.updaters[0]
         self.optimizer_initialized = True
+        observe_steps(self._scaler, self)  # here too, since it imports what hears of them
         if self.mx_preload_opt_states is not None:
             self.load_optimizer_states(self.mx_preload_opt_states)
             self.mx_preload_opt_states = None

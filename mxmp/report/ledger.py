@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 from ..display import NUMBER, SHARE, SPARK, Column, Figures, Histogram, Notes, Record, Section, Table, figure, power
-from ..dtypes import FLOAT16, limits
+from ..dtypes import FLOAT16, LOW_PRECISION, limits
 from ..errors import MxmpError, StateError, listed
 
 _MARGIN = 2
@@ -87,7 +87,8 @@ class Advice:
 
     Attributes:
         highest: The largest power of two that fits as a loss scale: it leaves the largest gradient a factor of 4 below
-            the dtype's maximum, and steps were not skipped there; None before a sample.
+            the dtype's maximum, and steps were not skipped there; None before a sample or a skipped step, and where
+            steps are skipped for another reason than the scale.
         scale: A static scale to take: a factor of 16 below that, since gradients grow in a run; None likewise.
         last: The scale of the last step; None before the first.
         diverges: Whether weights grew in most layers until steps were not finite: no scale and no precision mends that.
@@ -102,6 +103,8 @@ class Advice:
 
     def __str__(self) -> str:
         """Return the sentences, one a line."""
+        if self.last is None:
+            return "No step was seen yet."
         return "\n".join(self.sentences) or "Nothing is wrong with the gradients that were seen."
 
 
@@ -137,6 +140,17 @@ class LedgerRecord(Record):
     nonfinite_losses: int = 0
     layers: Tuple[Layer, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raise a ValueError if a value is none that a ledger has."""
+        if self.dtype not in LOW_PRECISION:
+            raise ValueError(f"dtype is {self.dtype!r}; expected 'float16' or 'bfloat16'.")
+        counts = (self.every - 1, self.steps, self.sampled, self.not_taken, self.nonfinite_losses)
+        ends = [count for pair in self.scales.values() for count in pair]
+        if min((*counts, *ends)) < 0 or sum(ends) > self.steps:
+            raise ValueError("its counts of steps do not fit each other.")
+        if self.last_scale is not None and not 0 < self.last_scale < math.inf:
+            raise ValueError(f"last_scale is {self.last_scale!r}; expected a positive number.")
+
     @property
     def skipped(self) -> int:
         """How many steps were skipped."""
@@ -160,7 +174,9 @@ class LedgerRecord(Record):
         """Return what three rules say: a scale that is too low, steps that are not taken, and updates that are lost."""
         diverges, highest = self._divergence(), self._highest()
         sentences = self._losses() + (diverges or self._skips(highest) or self._too_low(highest)) + self._lost_updates()
-        if diverges or highest is None:
+        # Where steps are skipped without a scale, a smaller one does not help either.
+        hopeless = log2(self.last_scale) <= 0 and min(self.not_taken, self.skipped) >= _IN_A_ROW
+        if diverges or highest is None or hopeless:
             return Advice(None, None, self.last_scale, bool(diverges), tuple(sentences))
         return Advice(2.0**highest, 2.0 ** (highest - _SPARE), self.last_scale, False, tuple(sentences))
 
@@ -215,7 +231,8 @@ class LedgerRecord(Record):
         last, in_a_row = log2(self.last_scale), min(self.not_taken, self.skipped)
         taken, skipped = self.scales.get(last, (0, 0))
         if in_a_row >= _IN_A_ROW:
-            text = f"The last {in_a_row:,} steps were skipped, down to the scale of {self.last_scale:g}"
+            text = f"The last {in_a_row:,} steps were skipped, {'down to' if len(self.scales) > 1 else 'at'} the "
+            text += f"scale of {self.last_scale:g}"
         elif skipped > 1 and skipped >= _TOO_MANY * (taken + skipped):
             text = f"At the scale of {self.last_scale:g} {skipped} of {taken + skipped} steps were skipped"
         else:

@@ -60,7 +60,12 @@ class Steps(Shown):
             reader = csv.DictReader(file)
             if "step" not in (reader.fieldnames or ()):
                 raise ValueError("its first line has no column 'step'.")
-            last = {step["step"]: step for step in (_step(row, reader.line_num) for row in reader)}
+            last = {}
+            for row in reader:
+                if None in row.values():
+                    raise ValueError(f"line {reader.line_num} is cut: it has fewer columns than the first.")
+                step = _step(row, reader.line_num)
+                last[step["step"]] = step
         return cls([last[number] for number in sorted(last)])
 
     def _sections(self) -> List[Section]:

@@ -50,8 +50,7 @@ def scale_loss(
         return losses[-1].scaled
 
     scaled = _mapped(loss, "loss", multiply)
-    for observer in [each for scaler in scalers for each in scaler.observers.values()]:
-        observer.on_losses(arrays)
+    observed = [(each, scaler.state.is_ready) for scaler in scalers for each in scaler.observers.values()]
     if working and not working[0].has_looked:
         _refuse_loss_heads(losses)
         working[0].has_looked = True
@@ -64,6 +63,8 @@ def scale_loss(
         try:
             yield scaled
             finish(losses)
+            for observer, begins in observed:
+                observer.on_losses(arrays, begins)
         except mx.MXNetError as e:
             _explain_unrecorded(losses, e)
             raise

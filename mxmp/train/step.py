@@ -188,8 +188,11 @@ class Observer:
     def __exit__(self, *raised: object) -> None:
         self.detach()
 
-    def on_losses(self, losses: Sequence[mx.nd.NDArray]) -> None:
-        """These losses, as they were before scaling, are about to go backward; not all fronts know theirs."""
+    def on_losses(self, losses: Sequence[mx.nd.NDArray], begins: bool) -> None:
+        """These losses, as they were before scaling, went backward; not all fronts know theirs.
+
+        ``begins`` says whether no others did since the last step, or since gradients were discarded.
+        """
 
     def on_batch(self) -> None:
         """A batch is over whose step comes with a later one: gradients are added up."""

@@ -37,9 +37,9 @@ from ..display import NUMBER, Column, Facts, Record, Section, Table
 from ..errors import NonFiniteLossError, TuneError
 from ..graph import Graph, Node
 from ..passes.attributes import PRECISION_ATTR
-from ..policy import Policy
+from ..policy import Policy, pattern_of
 from ..report import Row
-from .candidates import pattern_of, with_names
+from .candidates import with_names
 from .minimal import minimal_set
 from .plan import digest
 

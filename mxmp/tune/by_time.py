@@ -226,6 +226,8 @@ def _notes(workload: Workload, fields: Dict[str, Any], runs: bool, outcome: Outc
             f"This machine is noisy: runs of the same float32 network differ by {outcome.scatter:.0%} from their "
             f"median. Smaller gains than that cannot be told; end other programs and tune again."
         )
+    if outcome.untried and not outcome.interrupted:
+        notes.append(f"There was no time for {len(outcome.untried)} candidates: give more seconds to try them.")
     if not outcome.proved:
         notes.append("Interrupted before the last measurement: the policy is the best of the race, not proved.")
     elif outcome.interrupted:

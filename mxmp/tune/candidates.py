@@ -11,7 +11,6 @@ rules leave free, or that gain from low precision. What needs float32, and what 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from glob import escape
 from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from .. import dtypes
@@ -19,7 +18,7 @@ from ..graph import Entry
 from ..passes.attributes import PRECISION_ATTR
 from ..passes.decide import FREE, LOW
 from ..passes.plan import Plan, make_plan
-from ..policy import Policy
+from ..policy import Policy, pattern_of
 from ..report import Decisions
 
 FLOAT32, UNTUNED = "float32", "untuned"
@@ -178,21 +177,6 @@ def _low_nodes(plan: Plan) -> Tuple[FrozenSet[int], FrozenSet[int], Tuple[Any, .
 
 
 # ------------------------------------------------------------------ overrides by name
-
-
-def pattern_of(name: str) -> str:
-    """Return the pattern of names that stands for a node's name.
-
-    What a pattern cannot hold is written as ``?``, which stands for any other character too.
-
-    Example:
-        >>> pattern_of("fc[1]"), pattern_of("a,b")
-        ('fc[[]1]', 'a?b')
-    """
-    escaped = "".join("?" if character in ",=" else character for character in escape(name))
-    inner = escaped.strip()
-    start = len(escaped) - len(escaped.lstrip())
-    return "?" * start + inner + "?" * (len(escaped) - start - len(inner))
 
 
 def with_names(policy: Policy, patterns: Iterable[str], dtype: str = dtypes.FLOAT32) -> Policy:

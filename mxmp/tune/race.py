@@ -44,6 +44,7 @@ ROUNDS, FINAL_ROUNDS = 7, 9
 
 _SINGLE = 0.15  # how far a single round may be off
 _DECISIVE = 0.8  # below this share of the best's time in two rounds, there is no doubt
+_FAR_BEHIND = 1.5  # times as long as the reference: no last measurement puts such a rival in front
 _LAST_SHARE = 0.5  # of the time, what the last measurement gets at most
 _SHORTEST = 0.02  # seconds of a lap: other programs disturb shorter ones by more
 _MOST_RUNS = 100  # in a lap
@@ -76,11 +77,12 @@ class Outcome:
 
     Attributes:
         fastest: The candidate that was faster than the reference and its rivals by more than the noise, or one of them.
-        seconds: Medians of the last measurement, by name.
+        seconds: Medians of the last measurement, by name; of a rival far behind the reference those of its trial.
         scatter: How far single rounds of the reference were from their median, as a share of it.
         trials: What was measured before, in this order.
         interrupted: Whether the user ended the race.
         proved: Whether the last measurement was made; if not, the fastest is the best of the trials.
+        untried: Candidates for which there was no time.
     """
 
     fastest: str
@@ -89,6 +91,7 @@ class Outcome:
     trials: Tuple[Measured, ...]
     interrupted: bool
     proved: bool
+    untried: Tuple[str, ...] = ()
 
 
 class Stopwatch:
@@ -271,8 +274,10 @@ class Race:
         return self._now() + one + last < self._start + self._limit
 
     def _contenders(self) -> List[str]:
-        """Return the candidates of the last measurement, none twice."""
-        return list(dict.fromkeys([self._reference, *self._rivals, self._best]))
+        """Return the candidates of the last measurement, none twice: no rival that is far behind the reference."""
+        ratios = {name: self._rounds.ratio(name, self._reference) or 1.0 for name in self._rivals}
+        near = [name for name, ratio in ratios.items() if ratio < _FAR_BEHIND]
+        return list(dict.fromkeys([self._reference, *near, self._best]))
 
     def _measure_last(self, interrupted: bool) -> Outcome:
         """Measure the contenders on networks that are built anew.
@@ -308,7 +313,8 @@ class Race:
         return self._outcome(self._best if is_faster else self._reference, self._rounds, True, proved=False)
 
     def _outcome(self, fastest: str, rounds: Rounds, interrupted: bool, proved: bool) -> Outcome:
-        seconds = {name: rounds.seconds(name) for name in self._contenders()}
+        names = dict.fromkeys([self._reference, *self._rivals, self._best])
+        seconds = {name: rounds.seconds(name) or self._rounds.seconds(name) for name in names}
         medians = {name: value for name, value in seconds.items() if value is not None}
         scatter = rounds.scatter(self._reference)
-        return Outcome(fastest, medians, scatter, tuple(self._trials), interrupted, proved)
+        return Outcome(fastest, medians, scatter, tuple(self._trials), interrupted, proved, tuple(self._waiting))

@@ -649,3 +649,11 @@ def test_a_kvstore_that_has_updated_weights_is_refused():
     loop()
     with pytest.raises(TrainerError, match="is set up and updates weights by itself"):
         check_loop(net, trainer, loop)
+
+
+def test_an_error_that_a_warning_does_not_explain_is_a_finding_too():
+    def failing(loop):
+        low_loss(loop)
+        mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((2, 3))).wait_to_read()
+
+    assert {"loss_precision", "failed"} <= set(changed(Loop(), backward=failing).check().kinds)

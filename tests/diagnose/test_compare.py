@@ -405,3 +405,31 @@ def test_the_bias_of_a_convolution_before_batch_norm_has_no_large_error():
     net.initialize(mx.init.Xavier())
     found = compare(net, (mx.nd.random.uniform(shape=(4, 3, 8, 8)), LABEL), "O1", loss=LOSS)
     assert all(row.gradient_own < 2e-3 and row.gradient_carried < 0.1 for row in found.rows)
+
+
+def test_a_block_that_a_net_calls_twice_is_compared_on_all_batches():
+    class Twice(gluon.Block):
+        def __init__(self):
+            super().__init__(prefix="twice_")
+            with self.name_scope():
+                self.part = gluon.nn.Dense(2, in_units=2, weight_initializer="ones")
+
+        def forward(self, x):
+            return self.part(self.part(x))
+
+    net = Twice()
+    net.initialize()
+    small, large = mx.nd.ones((1, 2)), mx.nd.full((1, 2), 60000)
+    for batches in ([(small,), (large,)], [(large,), (small,)]):
+        assert max(row.own for row in compare(net, batches, "O1").rows) == math.inf
+
+
+def test_ranges_that_a_network_was_converted_with_hold_for_what_looks_at_it():
+    data = mx.sym.var("data")
+    large = mx.sym.square(data * 300, name="large")
+    model = mx.sym.FullyConnected(large, num_hidden=2, name="fc"), {"fc_weight": mx.nd.ones((2, 3)) * 1e-6, "fc_bias": mx.nd.zeros(2)}, {}
+    batch = {"data": mx.nd.ones((4, 3))}
+    ranges = mxmp.diagnose.measure_ranges(*model, [batch])
+    converted = mxmp.symbol.convert_model(*model, "O3", shapes={"data": (4, 3)}, ranges=ranges)
+    assert mxmp.diagnose.find_nonfinite(converted, batch) is None
+    assert all(row.carried < 1e-3 for row in compare(converted, batch).rows)

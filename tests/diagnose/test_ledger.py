@@ -563,6 +563,8 @@ def test_an_infinity_is_kept():
     [
         (("record",), "tune", "this is no ledger"),
         (("version",), 0, "the ledger has version 0"),
+        (("every",), 0, "the ledger is damaged: every=0; expected a positive number of steps"),
+        (("dtype",), "float32", "the ledger is damaged: dtype='float32'; expected 'float16' or 'bfloat16'"),
         (("scales",), {"x": [1, 2]}, "the ledger is damaged: scales has the key 'x'"),
         (("layers", 0, "largest"), None, "layers\\[0\\].largest is None; expected a number"),
     ],
@@ -580,3 +582,20 @@ def test_damage_is_told(where, value, text):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="ledger.json cannot be read: No such file"):
         Ledger.load(str(tmp_path / "ledger.json"))
+
+
+def test_ledgers_are_observers_and_none_equals_another():
+    assert Ledger() != Ledger() and len({Ledger(), Ledger()}) == 2
+
+
+def test_before_a_step_nothing_is_said_to_be_right():
+    assert str(Ledger().advice()) == "No step was seen yet."
+
+
+def test_no_scale_is_advised_where_steps_are_skipped_without_one():
+    run = Run({"w": (2,)}, loss_scale=1.0)
+    run.step({"w": 1.0})
+    for _ in range(4):
+        run.step({"w": np.inf})
+    advice = run.ledger.advice()
+    assert advice.scale is advice.highest is None and "at the scale of 1" in advice.sentences[0]

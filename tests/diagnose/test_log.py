@@ -663,3 +663,26 @@ def test_a_full_disk_does_not_hang(tmp_path, monkeypatch):
     with files_of_at_most(10), pytest.raises(CheckpointError, match="its event file cannot be written"):
         adapter.run(0.25)
     log.close()
+
+
+def test_losses_whose_gradients_were_discarded_are_not_those_of_the_step():
+    weight = gluon.Parameter("w", shape=(1,), grad_req="add")
+    weight.initialize(mx.init.One())
+    trainer = mxmp.gluon.Trainer({"w": weight}, "sgd", loss_scale=4.0)
+    log = Listed().attach(trainer)
+
+    def backward(factor, error=None):
+        with autograd.record(), trainer.scale_loss(weight.data() * factor) as scaled:
+            scaled.backward()
+            if error is not None:
+                raise error
+
+    backward(1000.0)
+    trainer.discard_grads()
+    with pytest.raises(KeyError):
+        backward(100.0, KeyError())
+    backward(1.0)
+    backward(3.0)
+    trainer.step(1)
+    log.close()
+    assert log.records[0].loss == 2.0  # the mean of the last two

@@ -95,6 +95,11 @@ def changed(record, **changes):
         ("steps.csv", "step,loss\n1,x\n", "line 2 has loss='x'; expected a number"),
         ("steps.csv", "step,taken\n1,maybe\n", "line 2 has taken='maybe'; expected 1 or 0"),
         ("steps.csv", "step,loss\n,1\n", "line 2 has no step"),
+        ("steps.csv", "step,loss,why\n1,2,\n2,1.", "line 3 is cut: it has fewer columns than the first"),
+        ("ledger.json", changed(ledger(), dtype="banana"), "dtype is 'banana'; expected 'float16' or 'bfloat16'"),
+        ("ledger.json", changed(ledger(), last_scale=-1), "last_scale is -1.0; expected a positive number"),
+        ("ledger.json", changed(ledger(), last_scale="nan"), "last_scale is nan; expected a positive number"),
+        ("ledger.json", changed(ledger(), steps=0, scales={"0": [0, 3]}), "its counts of steps do not fit each other"),
     ],
 )
 def test_a_broken_file_is_named_with_what_is_wrong(folder, name, text, message):

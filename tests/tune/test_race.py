@@ -94,6 +94,17 @@ def test_what_wins(costs, fastest):
     assert ("untuned" in outcome.seconds) == bool(costs.get("untuned"))
 
 
+def test_a_rival_far_behind_takes_no_time_from_the_others():
+    costs = {"untuned": 3.6, "sums": 3.6, "depthwise": 0.12}
+    outcome = Track(float32=0.2, **costs).race(seconds=40)
+    assert outcome.fastest == "depthwise" and outcome.seconds["untuned"] == 3.6 and not outcome.untried
+
+
+def test_candidates_without_time_are_named():
+    outcome = Track(float32=1.0, untuned=2.0, **{str(i): 1.0 for i in range(9)}).race(seconds=40)
+    assert outcome.untried and len(outcome.trials) + len(outcome.untried) == 10
+
+
 @pytest.mark.parametrize("noise", [0.03, 0.08])
 def test_noise_alone_wins_nothing_and_does_not_hide_a_gain(noise):
     others = {name: 1.0 for name in "abcdefgh"}
