@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
-from mxnet import autograd
+from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import leaves
+from ..arrays import is_low_precision, leaves
 from ..graph import Entry, Graph, Key, Node
 from ..passes.attributes import MARK_ATTR, original
 from ..passes.facts import Facts
 from ..report.counts import positions
+from ..train.masters import masters_of, rounds_to
 from .batches import nested
 from .calls import NetCall
 from .instrument import Instrument, facts_of, in_declared_dtypes, read_outputs, without_dropout
@@ -155,7 +156,7 @@ class Replay:
         """
         traced, decisions = noted.graph.trace, noted.graph.converted.decisions
         names = [symbol.name for symbol in traced.inputs]
-        values = {name: param.data(noted.context) for name, param in traced.params.items()}
+        values = {name: _value(param, noted.context) for name, param in traced.params.items()}
         values.update(zip(names, noted.inputs))
         trained = frozenset(name for name, param in traced.params.items() if param.grad_req != "null")
         gradients: Optional[Gradients] = of_loss
@@ -164,6 +165,14 @@ class Replay:
                 gradients = Gradients([zero.grad.astype("float32") / scale for zero in noted.zeros], of_loss)
         call = Call(noted.name, decisions, values, names, trained, noted.context, noted.training)
         return cls(call, gradients, noted.follows_lost, noted.linked)
+
+
+def _value(param: gluon.Parameter, context: mx.Context) -> mx.nd.NDArray:
+    """Return the value of a parameter: its float32 master, unless the weight was written to past it."""
+    weight = param.data(context)
+    master = masters_of(param).get(context) if is_low_precision(weight) else None
+    is_master = master is not None and master.shape == weight.shape and rounds_to(master, weight).asscalar() == 1.0
+    return master if is_master else weight
 
 
 @dataclass(frozen=True)
