@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ..display import NUMBER, Column, Figures, Line, Lines, Section, Shown, Table, figure, reading
+from ..display import NUMBER, Column, Figures, Line, Lines, Notes, Section, Shown, Table, figure, reading
 
 Step = Mapping[str, Any]
 
@@ -85,7 +85,10 @@ class Steps(Shown):
             charts.append(Lines(caption, x, lines, "step", scale, marks, "skipped step"))
         table = [Table("Skipped steps", _SKIPS, rows, "skipped steps", most=20)] if rows else []
         charts = [chart for chart in charts if not chart.is_empty]
-        return [Section("Steps", (Figures(self._figures(len(skipped))), *charts, *table))]
+        last = self.steps[-1]
+        said = last.get("error") or (last.get("why") if last.get("taken") is False else None)
+        notes = [Notes([f"The last step was not taken: {said}"], "Error")] if said else []
+        return [Section("Steps", (Figures(self._figures(len(skipped))), *notes, *charts, *table))]
 
     def _figures(self, skipped: int) -> List[Tuple[str, str, str]]:
         figures = [("steps", f"{len(self.steps):,}", f"{skipped:,} skipped")]

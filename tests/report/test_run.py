@@ -207,3 +207,10 @@ def test_skipped_steps_are_listed_with_why():
     assert re.findall(r'data-key="(\d+)\.0">\d+</th>', text) == ["40", "41", "200"] and "broken = true" in text
     said = [{"step": 1, "taken": False, "why": "gradients of fc"}, {"step": 2, "taken": False, "error": "E", "why": "no"}]
     assert re.findall(r'<td class="text">(.*?)</td>', Steps(said).to_html()) == ["gradients of fc", "E"]
+
+
+def test_why_the_last_step_was_not_taken_stands_first(tmp_path):
+    (tmp_path / "steps.csv").write_text("step,taken,error\n1,1,\n2,0,NonFiniteLossError: 'fc' gives inf\n")
+    run = read_run(tmp_path)
+    notes = [block for block in run._sections()[0].blocks if getattr(block, "kind", "") == "Error"]
+    assert [note.sentences for note in notes] == [["The last step was not taken: NonFiniteLossError: 'fc' gives inf"]]
