@@ -71,12 +71,12 @@ TABLE = {
     "5 a trainer whose loss was not scaled refuses to step": (
         scenarios.two_trainers_of_one_loss,
         [None, [1 - 65536]],
-        ("TrainerError", [1.0]),
+        ("UnscaledLossError", [1.0]),
     ),
     "6 a step without scale_loss is refused": (
         scenarios.step_without_scale_loss,
         [None, pytest.approx(0.1 / 65536, rel=0.1)],
-        ("TrainerError", 0.0),
+        ("UnscaledLossError", 0.0),
     ),
     "7 gradients of two scales are never added": (
         scenarios.unscale_after_each_micro_batch,
