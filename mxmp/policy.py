@@ -82,7 +82,7 @@ class Policy:
             the last layer of each graph; give the one meant to ``mxmp.gluon.set_policy`` instead.
         pure: Run operators that need float32 (softmax, exp, norms, losses) in low precision too,
             as Apex's O3 does. Only what MXNet's kernels demand stays float32. For baselines.
-        out_of_range: What becomes of stored values beyond the compute dtype's range: 'clamp' makes
+        out_of_range: What becomes of a model's stored values beyond the compute dtype's range: 'clamp' makes
             them its largest value with their sign, 'float32' keeps what reads them in float32.
         ops: Pairs (operator name, dtype) that overrule the operator's category.
         names: Pairs (pattern of node names, dtype); ``*``, ``?`` and ``[...]`` as in a shell.

@@ -112,6 +112,11 @@ class Conversion:
         regions.check_regions(self.regions, policy)
         self._require_kernels(storage.contexts_of(net.collect_params().values()))
         warn_if_slow(policy.compute_dtype)
+        if policy.out_of_range != Policy().out_of_range:
+            raise ConvertError(
+                f"block '{net.name}': out_of_range={policy.out_of_range!r} is for models, whose values are known; the "
+                f"weights of a net go on training. Keep a layer in float32 by name, or freeze the net under it."
+            )
         if policy.param_dtype != dtypes.FLOAT32 and mx.util.is_np_array():
             raise ConvertError(
                 f"block '{net.name}': under npx.set_np parameters can be stored in float32 alone, but the policy has "

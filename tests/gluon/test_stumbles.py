@@ -329,3 +329,8 @@ def test_what_has_the_name_of_a_module_says_what_to_use():
         mxmp.report(make())
     with pytest.raises(PolicyError, match=r"A policy by its name is Policy\.parse\('O1'\)\.$"):
         Policy("O1")
+
+
+def test_what_becomes_of_values_out_of_range_is_asked_of_models_alone():
+    with pytest.raises(ConvertError, match="out_of_range='float32' is for models"):
+        convert(make(), "O2,out_of_range=float32")
