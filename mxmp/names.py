@@ -122,7 +122,8 @@ class _CalledModule(ModuleType):
     """A module with the name of a function that users try: ``mxmp.report(net)``."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(f"{self.__name__} is a module; use {' or '.join(_answers()[_folded(self.__name__[5:])])}.")
+        answers = _answers()[_folded(self.__name__.rpartition(".")[2])]
+        raise TypeError(f"{self.__name__} is a module; use {' or '.join(answers)}.")
 
 
 def refuse_call(module: str) -> None:

@@ -245,6 +245,7 @@ def as_symbol_block(net: gluon.HybridBlock, ctx: Any = None) -> gluon.SymbolBloc
     if not blocks.cached_graph(net):
         raise ConvertError(f"block '{net.name}' has no graph yet; hybridize it and run one batch, then convert it.")
     inputs, symbol = blocks.cached_graph(net)
+    symbol = frozen_model(net).symbol if frozen_model(net) else symbol  # its own graph is guarded and emulated
     result = gluon.SymbolBlock(from_graph(EraseCasts()(to_graph(symbol)).graph, symbol), inputs)
     originals = net.collect_params()
     for name, param in result.collect_params().items():

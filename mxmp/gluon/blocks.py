@@ -14,7 +14,7 @@ from ..mxnet_private import blocks
 
 ATTRIBUTE = "_mxmp_conversion"  # where a net holds its conversion
 FROZEN = "_mxmp_frozen"  # where a frozen block holds its model, without parameters
-_PART = "_mxmp_part"  # where a block holds the ids of the conversions that it is within
+_PART = "_mxmp_part"  # where a block holds the tokens of the conversions that it is within
 _PLAIN = "_mxmp_plain_class"  # where the class of a converted net holds the one that it was written in
 
 _UNCONVERTED: ContextVar[bool] = ContextVar("mxmp_unconverted", default=False)
@@ -96,12 +96,12 @@ def frozen_model(block: gluon.Block) -> Any:
 
 def join(block: gluon.Block, conversion: Any) -> None:
     """Note that a block is within a converted one."""
-    vars(block)[_PART] = vars(block).get(_PART, frozenset()) | {id(conversion)}
+    vars(block)[_PART] = vars(block).get(_PART, frozenset()) | {conversion.token}
 
 
 def leave(block: gluon.Block, conversion: Any) -> None:
     """Note that a block is within a converted one no more."""
-    others = vars(block).get(_PART, frozenset()) - {id(conversion)}
+    others = vars(block).get(_PART, frozenset()) - {conversion.token}
     if others:
         vars(block)[_PART] = others
     else:

@@ -47,7 +47,7 @@ from .blocks import (
 )
 from .cache import ConvertedGraph, LRUCache, Runner, Signature, as_input, on_cpu
 from .plain_trainer import PlainTrainerCheck
-from .regions import POLICY, current_region, precision, scopes_kept
+from .regions import current_region, outside_regions
 from .trace import Trace, flat_arguments, trace, trace_before_call
 
 MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
@@ -81,6 +81,7 @@ class Conversion:
         early: The conversion for inputs of unknown shape, for errors and reports; None if the net must be called first.
         stored: The parameters that it has put in low precision.
         is_decided: Whether it is decided which these are, for good: from the first call on.
+        token: Stands for it in the blocks within the net; copied with them, as an id is not.
         current: The graph that ran last, outside of regions.
         ran: The graphs that ran last outside of regions, for inference (False) and in training mode (True).
         on_converted: Called with each conversion of a graph.
@@ -123,6 +124,7 @@ class Conversion:
                 f"param_dtype={policy.param_dtype!r}; use one with param_dtype='float32', such as 'O1'."
             )
         vars(self).update(_fresh_state(net, policy))
+        self.token = object()
         self.stored: List[gluon.Parameter] = []
         self.is_decided = policy.param_dtype == dtypes.FLOAT32
         previous = conversion_of(net)
@@ -135,7 +137,7 @@ class Conversion:
         self.early: Optional[Converted] = self._convert_early()
 
     def _convert_early(self) -> Optional[Converted]:
-        with scopes_kept(), precision(POLICY):  # not in a region that the user may be in
+        with outside_regions():
             if self.own_graph is not None:
                 return self._convert(trace(self.net, (), self.own_graph, self.regions), {})
             guess = trace_before_call(self.net, self.regions)
@@ -317,7 +319,7 @@ class Conversion:
 
     def _graph_for(self, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> ConvertedGraph:
         if not self.is_decided and signature.region is not None:
-            with scopes_kept(), precision(POLICY):  # a region holds for a call, not for what is stored
+            with outside_regions():  # a region holds for a call, not for what is stored
                 self._graph_for(signature._replace(region=None), args, arrays)
         traced = self.trace_for(args)
         self._initialize(traced, arrays)

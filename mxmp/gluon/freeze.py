@@ -34,7 +34,7 @@ from ..symbol.inference import infer_network
 from ..symbol.rewrite import emulated
 from .blocks import FROZEN, conversion_of, frozen_model, plain_class, roots
 from .cache import make_operator
-from .regions import POLICY, BlockRegions, find_regions, precision
+from .regions import BlockRegions, find_regions, outside_regions
 from .storage import contexts_of
 from .trace import Trace, arguments, trace, trace_before_call
 
@@ -273,7 +273,7 @@ def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tup
     graph = ran.get(False) or ran.get(True)
     if graph and (own or False in ran):
         return graph.trace, graph.input_shapes
-    with autograd.predict_mode(), precision(POLICY):  # not in a region that the user may be in
+    with autograd.predict_mode(), outside_regions():
         if own:
             return trace(net, (), (own[0], frozen.symbol if frozen else own[1]), inside), {}
         if graph:  # of training, in which a net may do something else

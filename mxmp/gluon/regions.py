@@ -180,6 +180,13 @@ def scopes_kept() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def outside_regions() -> Iterator[None]:
+    """Be in no region that the user may be in within this context."""
+    with scopes_kept(), precision(POLICY):
+        yield
+
+
 def _in_forward(frame: Optional[FrameType]) -> bool:
     """Return whether code is within the ``forward`` of a block, which may not be converted yet."""
     while frame is not None:

@@ -82,7 +82,6 @@ class Trace:
     """
 
     arguments: Tuple[Any, ...] = ()
-    _outcomes: Optional[ShapeOutcomes] = None
 
     def __init__(
         self,
@@ -94,6 +93,7 @@ class Trace:
     ) -> None:
         """Take what was traced, the parameters of the net, which may have others, and the arrays of the call."""
         self.symbol, self.inputs, self.formats = symbol, inputs, formats
+        self._outcomes: Dict[str, ShapeOutcomes] = {}
         variables = self.variables
         self.params: Dict[str, gluon.Parameter] = {param.name: param for param in params if param.name in variables}
         self.types = {s.name: dtypes.canonical(a.dtype) for s, a in zip(inputs, arrays) if isinstance(a, mx.nd.NDArray)}
@@ -109,10 +109,10 @@ class Trace:
         return frozenset(self.symbol.list_inputs())
 
     def outcomes(self, dtype: str) -> ShapeOutcomes:
-        """Return what evaluates the conditions on shapes in it, for the low precision dtype of its policy."""
-        if self._outcomes is None:
-            self._outcomes = ShapeOutcomes(self.symbol, dtype, self.types, frozenset(self.params), self.graph)
-        return self._outcomes
+        """Return what evaluates the conditions on shapes in it, for the low precision dtype of a policy."""
+        if dtype not in self._outcomes:
+            self._outcomes[dtype] = ShapeOutcomes(self.symbol, dtype, self.types, frozenset(self.params), self.graph)
+        return self._outcomes[dtype]
 
     def converts_like(self, other: Trace) -> bool:
         """Return whether another trace has the same conversions."""

@@ -377,3 +377,17 @@ def test_parameters_that_others_read_too_or_in_another_dtype_stay_float32():
     ) == 1
     _, mine, _ = amp.convert_model(*own_casts("float16"), {}, "bfloat16", cast_optional_params=True)
     assert all(array.dtype == np.float32 for array in mine.values())
+
+
+def test_a_frozen_block_is_read_as_it_was_converted_without_the_casts_that_emulate():
+    net = nn.HybridSequential(prefix="frozen_")
+    with net.name_scope():
+        net.add(nn.Dense(4, in_units=3, activation="relu"), nn.Dense(2, in_units=4))
+    net.initialize()
+    x = mx.nd.ones((2, 3))
+    for policy in ("O1", "float32"):
+        frozen = mxmp.gluon.freeze(net, policy)
+        converted = amp.convert_hybrid_block(frozen)
+        assert mxmp.gluon.report(converted).count == {"float16": 3}
+        assert {row.op for row in mxmp.gluon.report(converted).rows} == {"FullyConnected", "Activation"}
+        np.testing.assert_allclose(converted(x).asnumpy(), net(x).asnumpy(), atol=2e-3)

@@ -221,3 +221,16 @@ def test_a_shallow_copy_is_not_converted():
         report(other)
     restore(other)
     assert report(net).count
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_restored_copy_has_no_parts(how):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2, in_units=3))
+    net.initialize()
+    other = how(convert(net, "O1"))
+    restore(other)
+    with pytest.raises(ConvertError, match="is not converted"):
+        report(other[0])
+    with pytest.raises(ConvertError, match="is part of a converted net"):
+        report(net[0])
