@@ -7,6 +7,7 @@ on pages and in notebooks. Texts are plain: the code that draws them escapes the
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
@@ -196,7 +197,17 @@ class Section:
     lead: str = ""
 
 
-# ---------------------------------------------------------------------- numbers as they are read
+# ---------------------------------------------------------------------- numbers and texts as they are read
+
+
+def wrappable(text: str) -> str:
+    """Return a text with a space behind each comma that a letter follows, as in a policy, so that it wraps there.
+
+    Example:
+        >>> wrappable("param=float32,compute=float16; 1,000 steps")
+        'param=float32, compute=float16; 1,000 steps'
+    """
+    return re.sub(r",(?=[a-z])", ", ", text)
 
 
 def figure(value: Optional[float]) -> str:

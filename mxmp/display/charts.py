@@ -7,6 +7,7 @@ keep their size on a phone and in print. Here blocks become the numbers and text
 from __future__ import annotations
 
 import math
+from itertools import groupby
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .blocks import Histogram, Line, Lines, figure, power, share
@@ -49,23 +50,22 @@ class Axis(NamedTuple):
         at = math.log(value, self.base) if self.base else value
         return (at - self.low) / (self.high - self.low)
 
-    def labels(self, as_share: bool = False) -> List[Label]:
-        """Return the labels of the axis."""
-        places = _ticks(self.low, self.high, 6 if self.base else 5, bool(self.base))
+    def labels(self, as_share: bool = False, least: float = 0.0) -> List[Label]:
+        """Return the labels of the axis, ``least`` or more from each other; powers have whole exponents."""
+        places = _ticks(self.low, self.high, 6 if self.base else 5, max(least, float(self.base > 0)))
         texts = [f"{self.base}^{at:.0f}" if self.base else share(at) if as_share else figure(at) for at in places]
+        if len(set(texts)) < len(texts):  # numbers beside each other differ in later digits
+            texts = [f"{at:,.10g}" for at in places]
         return [(100 * (at - self.low) / (self.high - self.low), text) for at, text in zip(places, texts)]
 
 
-def _ticks(low: float, high: float, most: int, as_exponents: bool = False) -> List[float]:
-    """Return round numbers within a range: multiples of 1, 2 or 5 times a power of ten, of exponents those of 2**n."""
-    rough = (high - low) / most
-    if as_exponents:
-        step = 2.0 ** max(0, math.ceil(math.log2(rough)))
-    elif rough > 1e-300:
-        scale = 10.0 ** math.floor(math.log10(rough))
-        step = next(each * scale for each in (1, 2, 5, 10) if each * scale >= rough * 0.999)
-    else:  # powers of ten are not exact there, or 0
+def _ticks(low: float, high: float, most: int, least: float = 0.0) -> List[float]:
+    """Return round numbers within a range: multiples of 1, 2 or 5 times a power of ten that is ``least`` or more."""
+    rough = max((high - low) / most, least)
+    if rough < 1e-300:  # powers of ten are not exact there, or 0
         return [low]
+    scale = 10.0 ** math.floor(math.log10(rough))
+    step = next(each * scale for each in (1, 2, 5, 10) if each * scale >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [at for at in (round(i * step, 12) for i in range(first, last + 1)) if low <= at <= high]
 
@@ -76,10 +76,10 @@ def _drawables(values: Sequence[Optional[float]]) -> List[float]:
 
 
 def _linear_axis(values: Sequence[Optional[float]]) -> Axis:
-    """Return an axis from the smallest value to the largest."""
+    """Return an axis from the smallest value to the largest; with room around it where it is one value."""
     drawn = _drawables(values) or [0.0]
     low, high = min(drawn), max(drawn)
-    room = max(0.5, 1e-9 * abs(low))  # beside large numbers 0.5 is nothing
+    room = 0.1 * abs(low) or 0.5
     return Axis(low, high) if high > low else Axis(low - room, low + room)
 
 
@@ -123,10 +123,12 @@ def draw_lines(block: Lines) -> Chart:
         caption=block.caption,
         label=f"{block.caption}: " + ("; ".join(filter(None, parts)) or "no values"),
         legend=named,
-        x_labels=along.labels(),
+        x_labels=along.labels(least=1.0),
         y_labels=[] if said else up.labels(block.scale == "share"),
         x_title=block.x_title,
-        lines=[(i + 1, line.dots, _path(_points(x, line, along, up), line.dots)) for i, line in enumerate(lines)],
+        lines=[
+            (i + 1, *path) for i, line in enumerate(lines) for path in _paths(_points(x, line, along, up), line.dots)
+        ],
         marks=sorted({round(_SIZE * (along.place(at) or 0.0)) for at in block.marks}),
         beyond=beyond,
         said=said,
@@ -162,17 +164,19 @@ def _extremes(points: Sequence[Tuple[float, Optional[float]]]) -> Sequence[Tuple
     return sorted({drawn[0], drawn[-1], *(pick(drawn, key=lambda p: p[1] or 0.0) for pick in (min, max))})
 
 
-def _path(points: Sequence[Tuple[float, Optional[float]]], dots: bool) -> str:
-    """Return the path of a line with gaps; a point between two gaps is a dot."""
-    parts: List[str] = []
-    before: Optional[float] = None
-    for (at, y), (_, after) in zip(points, [*points[1:], (0.0, None)]):
-        if y is not None:
-            begins = dots or before is None
-            is_dot = begins and (dots or after is None)
-            parts.append(f"{'M' if begins else 'L'}{at:.1f} {y:.1f}{'h0' if is_dot else ''}")
-        before = y
-    return "".join(parts)
+def _paths(points: Sequence[Tuple[float, Optional[float]]], dots: bool) -> List[Tuple[bool, str]]:
+    """Return the paths of a line with gaps: (False, that of its strokes), (True, that of points that are dots).
+
+    A point between two gaps is a dot too.
+    """
+    strokes = [list(run) for is_gap, run in groupby(points, key=lambda point: point[1] is None) if not is_gap]
+    if dots:
+        strokes = [[point] for stroke in strokes for point in stroke]
+    paths = {False: "", True: ""}
+    for stroke in strokes:
+        is_dot = len(stroke) == 1
+        paths[is_dot] += "M" + "L".join(f"{at:.1f} {y:.1f}" for at, y in stroke) + "h0" * is_dot
+    return [(is_dot, path) for is_dot, path in paths.items() if path]
 
 
 # ---------------------------------------------------------------------- histograms
@@ -198,7 +202,7 @@ def draw_histogram(block: Histogram) -> Chart:
     shades = _shades(along, dtype, low + 1 if zeros else low)
     zeros_share = f" ({share(zeros / total)} are 0)" if zeros else ""
     most = power(max(counts, key=lambda e: counts[e])) if counts else power(subnormal)
-    exponents = [(100 * (along.place(at) or 0.0), f"2^{at:.0f}") for at in _ticks(low, high, 7, as_exponents=True)]
+    exponents = [(100 * (along.place(at) or 0.0), f"2^{at:.0f}") for at in _ticks(low, high, 7, 1.0)]
     of_zeros = [(50 / (high - low), "0"), *(each for each in exponents if each[0] > _BESIDE_ZERO)]
     return dict(
         _NOTHING,

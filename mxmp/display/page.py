@@ -39,7 +39,8 @@ def fragment(title: str, sections: Sequence[blocks.Section], lead: str = "") -> 
 
 def _framed(template: str, title: str, sections: Sequence[blocks.Section], lead: str) -> str:
     parts = [(anchor, section, _drawn(section.blocks)) for anchor, section in zip(_anchors(sections), sections)]
-    return _environment().get_template(f"{template}.html.j2").render(title=title, lead=lead, sections=parts)
+    values = {"title": title, "lead": blocks.wrappable(lead), "sections": parts}
+    return _environment().get_template(f"{template}.html.j2").render(values)
 
 
 def _drawn(section_blocks: Sequence[blocks.Block]) -> List[Tuple[str, Any]]:
@@ -78,8 +79,9 @@ def _environment() -> jinja2.Environment:
 
 
 def _breakable(text: str) -> Markup:
-    """Return a text that may wrap behind underscores, slashes and dots, and behind commas but those of a number."""
-    parts = re.split(r"(?<=[_/.,])(?=[^_/.,\s])(?!(?<=\d[.,])\d)", visible(text))
+    """Return a text that may wrap behind underscores, slashes, dots and commas, but not in a number nor at its unit."""
+    text = re.sub(r"(?<=\d) (?=%|(?:[kMGT]B|bytes|ms)\b)", "\N{NO-BREAK SPACE}", visible(text))
+    parts = re.split(r"(?<=[_/.,])(?=[^_/.,\s])(?!(?<=\d[.,])\d)", text)
     return Markup("<wbr>").join(map(escape, parts))
 
 

@@ -44,7 +44,7 @@ def parts(title: str, sections: Sequence[blocks.Section], lead: str = "", width:
         lead: The text beside the title.
         width: Columns of the terminal.
     """
-    yield _sentence(f"{title}: {lead}".replace(",", ", ") if lead else title, style="bold")
+    yield _sentence(f"{title}: {blocks.wrappable(lead)}" if lead else title, style="bold")
     for section in reversed(sections):
         for block in sorted(section.blocks, key=lambda block: not isinstance(block, blocks.Table)):
             yield from _drawn(block, width)

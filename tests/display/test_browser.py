@@ -87,6 +87,27 @@ def test_nothing_overflows_at_any_width(chromium, file):
         assert chromium.run(OVERFLOWS) <= 0, width
 
 
+def test_no_word_or_number_is_broken_on_a_phone(chromium, file):
+    """A word's boxes are one where it stands in one line."""
+    chromium.open(file, 390)
+    code = """
+        const found = new Set(), walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+        while (walker.nextNode()) {
+          const text = walker.currentNode, range = document.createRange();
+          if (text.parentElement.closest("script, style, svg, caption")) continue;
+          for (const word of text.data.matchAll(/[\\w.,]+(\\u00a0\\w+)?/g)) {
+            range.setStart(text, word.index);
+            range.setEnd(text, word.index + word[0].length);
+            if (range.getClientRects().length > 1) found.add(word[0]);
+          }
+        }
+        return [...found];
+    """
+    assert chromium.run(code) == []
+    chromium.resize(80)
+    assert "operators" in chromium.run(code)  # it would be seen
+
+
 def test_texts_of_a_chart_touch_nothing_at_any_width(chromium, file):
     """Labels of an axis keep off each other, and off caption, legend and the page's edge."""
     chromium.open(file)

@@ -29,14 +29,10 @@ def svg(chart):
 
 
 def path_of(chart, number=1):
-    """Return a line's strokes, each a list of points in the plane, from (0, 0) at its lower left to (1, 1)."""
-    found = next(each for each in svg(chart).iter("path") if f"s{number}" in each.get("class").split())
-    strokes = []
-    for command, x, y in re.findall(r"([ML])([\d.-]+) ([\d.-]+)", found.get("d")):
-        if command == "M":
-            strokes.append([])
-        strokes[-1].append((float(x) / 1000, 1 - float(y) / 1000))
-    return strokes
+    """Return a line's strokes and dots, each a list of points in the plane, from (0, 0) at its lower left to (1, 1)."""
+    paths = "".join(each.get("d") for each in svg(chart).iter("path") if f"s{number}" in each.get("class").split())
+    places = [re.findall(r"([\d.-]+) ([\d.-]+)", stroke) for stroke in paths.split("M")[1:]]
+    return sorted([(float(x) / 1000, 1 - float(y) / 1000) for x, y in stroke] for stroke in places)
 
 
 def labels(chart, side):
@@ -115,9 +111,25 @@ def test_a_histogram_of_zeros_alone_is_drawn():
     assert "100 % are 0" in str(histogram("h", {}, zeros=5))
 
 
-def test_a_point_between_gaps_is_drawn():
-    chart = lines("c", [0, 1, 2], [Line("v", [NAN, 1.0, NAN])])
-    assert next(p for p in svg(chart).iter("path") if "s1" in p.get("class")).get("d").endswith("h0")
+@pytest.mark.parametrize("values", [[4523.5], [NAN, 1.0, NAN], [None, 2.0]], ids=str)
+def test_a_single_point_is_a_dot_within_the_chart(values):
+    chart = lines("c", list(range(len(values))), [Line("v", values)])
+    (dot,) = (each for each in svg(chart).iter("path") if "dots" in each.get("class").split())
+    ((point,),) = path_of(chart)
+    assert dot.get("d").endswith("h0") and 0 < point[1] < 1
+
+
+@pytest.mark.parametrize("x", [[7], [1, 2], [0, 3], [100, 101, 102]], ids=str)
+def test_steps_are_labelled_by_whole_numbers(x):
+    along = labels(lines("c", x, [Line("v", [1.0] * len(x))]), "along")
+    assert along and all(text.isdigit() for text in along)
+
+
+@pytest.mark.parametrize("values", [[4523.1, 4523.2], [1.00012, 1.00013], [-3e5, -3e5 + 1]], ids=str)
+def test_labels_beside_each_other_differ(values):
+    text = drawn(Lines("c", [0, 1], [Line("v", values)]))
+    up = re.findall(r'<span style="bottom.*?>(.*?)</span>', text)
+    assert len(up) == len(set(up)) > 1
 
 
 @pytest.mark.parametrize("values", [[None, None], [NAN, INF], [0.0, 0.0], [-2.0, -2.0], []], ids=str)

@@ -98,8 +98,9 @@ def test_what_is_installed_has_the_templates(tmp_path):
 
 
 def test_numbers_are_never_broken_and_names_wrap_at_their_ends():
-    text = drawn(Facts([("a_long_name", "loss scale 32,768,conv/relu.0 to 1.5")]))
+    text = drawn(Facts([("a_long_name", "loss scale 32,768,conv/relu.0 to 1.5, 67 MB, 3 % of 5 bytesize")]))
     assert "a_<wbr>long_<wbr>name" in text and "32,768,<wbr>conv/<wbr>relu.<wbr>0 to 1.5" in text
+    assert "67\N{NO-BREAK SPACE}MB, 3\N{NO-BREAK SPACE}% of 5 bytesize" in text
 
 
 # ---------------------------------------------------------------------- tables
