@@ -6,7 +6,6 @@ imported when the first of them is shown.
 
 from .blocks import (
     BAR,
-    BYTES,
     NUMBER,
     PRECISION,
     SHARE,
@@ -30,7 +29,6 @@ from .record import Record, Shown, reading, save_text
 
 __all__ = [
     "BAR",
-    "BYTES",
     "NUMBER",
     "PRECISION",
     "SHARE",

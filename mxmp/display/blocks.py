@@ -13,9 +13,9 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Unio
 
 UNKNOWN = "–"  # is shown for a value that is not known
 
-# Kinds of a table's columns: text, a number, a share of 1, bytes, the name of a dtype, a share that is drawn too, and
-# counts by exponent of two, drawn against a dtype's range.
-TEXT, NUMBER, SHARE, BYTES, PRECISION, BAR, SPARK = "text", "number", "share", "bytes", "precision", "bar", "spark"
+# Kinds of a table's columns: text, a number, a share of 1, the name of a dtype, a share that is drawn too, and counts
+# by exponent of two, drawn against a dtype's range.
+TEXT, NUMBER, SHARE, PRECISION, BAR, SPARK = "text", "number", "share", "precision", "bar", "spark"
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
@@ -259,4 +259,4 @@ def power(exponent: int, base: int = 2) -> str:
     return f"{base}{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 
-_FORMATS: Dict[str, Callable[[Any], str]] = {NUMBER: figure, SHARE: share, BYTES: size, BAR: share}
+_FORMATS: Dict[str, Callable[[Any], str]] = {NUMBER: figure, SHARE: share, BAR: share}

@@ -13,14 +13,14 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from .blocks import Histogram, Line, Lines, figure, power, share
 
 # Exponents of two by dtype: magnitudes up to 2**first round to 0, those below 2**second are subnormal, those from
-# 2**third on overflow (IEEE 754, binary16 and binary32; bfloat16 has float32's exponents and 7 bits of fraction).
+# 2**third on overflow (IEEE 754, binary16; bfloat16 has float32's exponents and 7 bits of fraction).
 RANGES: Dict[str, Tuple[int, int, int]] = {
     "float16": (-25, -14, 16),
     "bfloat16": (-134, -126, 128),
-    "float32": (-150, -126, 128),
 }
 
 _SIZE = 1000.0  # of the plane, in its own units
+_ROOM = 0.05  # of the plane's height that is left free above and below lines
 _LARGEST = 1e300  # value that is drawn: differences of larger ones overflow
 _MOST = 400  # places along a line that can be told apart
 _BESIDE_ZERO = 8  # percent of a histogram's axis that the label of its zeros takes
@@ -75,30 +75,27 @@ def _drawables(values: Sequence[Optional[float]]) -> List[float]:
     return [value for value in values if value is not None and abs(value) < _LARGEST]
 
 
-def _linear_axis(values: Sequence[Optional[float]]) -> Axis:
-    """Return an axis from the smallest value to the largest; with room around it where it is one value."""
-    drawn = _drawables(values) or [0.0]
-    low, high = min(drawn), max(drawn)
-    room = 0.1 * abs(low) or 0.5
-    return Axis(low, high) if high > low else Axis(low - room, low + room)
+def _axis(values: Sequence[Optional[float]], scale: str = "linear", room: float = 0.0) -> Axis:
+    """Return an axis from the smallest value to the largest, with room around one value that is all.
 
-
-def _value_axis(values: Sequence[Optional[float]], scale: str) -> Axis:
-    """Return an axis for a chart's values, with some room; for ``scale`` see `Lines`."""
+    Args:
+        values: The values that it is for.
+        scale: See `Lines`; an axis of logarithms begins and ends at powers of its base, one of shares begins at 0.
+        room: Share of its length that is left free at an end that is not 0.
+    """
     drawn = _drawables(values)
     positive = [value for value in drawn if value > 0]
-    if scale == "auto":
-        scale = "log10" if positive and len(positive) == len(drawn) and max(drawn) > 1e3 * min(drawn) else "linear"
+    if scale == "auto" and positive and len(positive) == len(drawn) and max(drawn) > 1e3 * min(drawn):
+        scale = "log10"
     if scale.startswith("log"):
         base = int(scale[3:])
         logs = [math.log(value, base) for value in positive or [1.0]]
-        low, high = math.floor(min(logs) - 0.01), math.ceil(max(logs) + 0.01)
-        return Axis(low, high if high > low else low + 1, base)
-    if scale == "share":
-        return Axis(0.0, 1.05 * max([*drawn, 1e-4]))
-    axis = _linear_axis(drawn)
-    room = 0.05 * (axis.high - axis.low)
-    return Axis(0.0 if axis.low == 0 else axis.low - room, axis.high + room)
+        return Axis(math.floor(min(logs) - 0.01), math.ceil(max(logs) + 0.01), base)
+    drawn = [0.0, 1e-4, *drawn] if scale == "share" else drawn or [0.0]
+    around = (0.1 * abs(drawn[0]) or 0.5) if min(drawn) == max(drawn) else 0.0
+    low, high = min(drawn) - around, max(drawn) + around
+    room *= high - low
+    return Axis(low - room if low else 0.0, high + room)
 
 
 # ---------------------------------------------------------------------- lines
@@ -108,21 +105,17 @@ def draw_lines(block: Lines) -> Chart:
     """Return the chart of some lines."""
     x, lines = block.x, block.lines
     values = [value for line in lines for value in line.values if value is not None]
-    along, up = _linear_axis([*x, *block.marks]), _value_axis(values, block.scale)
-    not_finite = [value for value in values if not math.isfinite(value)]
+    along, up = _axis([*x, *block.marks]), _axis(values, block.scale, _ROOM)
     beyond = [(i + 1, *place) for i, line in enumerate(lines) for place in _beyond(x, line, along)]
+    others = ("mark", block.mark_name, len(block.marks)), ("beyond", "not finite", sum(map(_is_beyond, values)))
+    counts = [(kind, f"{name} ({count:,})") for kind, name, count in others if count]
     said = "" if _drawables(values) or not values else "Nothing to draw: no value is finite"
-    named = [(f"s{i + 1}", line.name) for i, line in enumerate(lines) if len(lines) > 1 or block.marks or beyond]
-    named += [("mark", f"{block.mark_name} ({len(block.marks):,})")] if block.marks else []
-    named += [("beyond", f"not finite ({len(not_finite):,})")] if beyond else []
-    parts = [_described(line) for line in lines]
-    parts += [f"not finite: {len(not_finite)}" if not_finite else ""]
-    parts += [f"{block.mark_name}: {len(block.marks)}" if block.marks else ""]
+    described = [*filter(None, map(_described, lines)), *(text for _, text in counts)]
     return dict(
         _NOTHING,
         caption=block.caption,
-        label=f"{block.caption}: " + ("; ".join(filter(None, parts)) or "no values"),
-        legend=named,
+        label=f"{block.caption}: {'; '.join(described) or 'no values'}",
+        legend=[(f"s{i + 1}", line.name) for i, line in enumerate(lines) if counts or len(lines) > 1] + counts,
         x_labels=along.labels(least=1.0),
         y_labels=[] if said else up.labels(block.scale == "share"),
         x_title=block.x_title,
@@ -135,6 +128,11 @@ def draw_lines(block: Lines) -> Chart:
     )
 
 
+def _is_beyond(value: Optional[float]) -> bool:
+    """Return whether a value is drawn at the edge: it is not finite."""
+    return value is not None and not math.isfinite(value)
+
+
 def _described(line: Line) -> str:
     drawn = _drawables(line.values)
     return f"{line.name} from {figure(min(drawn))} to {figure(max(drawn))}, last {figure(drawn[-1])}" if drawn else ""
@@ -142,9 +140,9 @@ def _described(line: Line) -> str:
 
 def _beyond(x: Sequence[float], line: Line, along: Axis) -> List[Tuple[float, str]]:
     """Return percent and edge of a line's values that are not finite, no more of them than can be seen."""
-    values = [(at, value) for at, value in zip(x, line.values) if value is not None and not math.isfinite(value)]
-    places = ((round(_MOST * (along.place(at) or 0.0)), "lower" if value < 0 else "upper") for at, value in values)
-    return [(100 * place / _MOST, edge) for place, edge in dict.fromkeys(places)]
+    values = [(at, value) for at, value in zip(x, line.values) if _is_beyond(value)]
+    places = dict.fromkeys((round(_MOST * (along.place(at) or 0.0)), value == -math.inf) for at, value in values)
+    return [(100 * place / _MOST, "lower" if is_low else "upper") for place, is_low in places]
 
 
 def _points(x: Sequence[float], line: Line, along: Axis, up: Axis) -> List[Tuple[float, Optional[float]]]:
@@ -184,11 +182,11 @@ def _paths(points: Sequence[Tuple[float, Optional[float]]], dots: bool) -> List[
 
 def draw_histogram(block: Histogram) -> Chart:
     """Return the chart of a histogram, with the ranges of its dtype behind."""
-    dtype, zeros = block.dtype if block.dtype in RANGES else "float16", block.zeros
+    dtype, zeros = block.dtype, block.zeros
     zero, subnormal, overflow = RANGES[dtype]
     counts = {exponent: count for exponent, count in block.counts.items() if count > 0}
     total = sum(counts.values()) + zeros or 1.0
-    # All of float16's range is shown; the others' are far wider than any values.
+    # All of float16's range is shown; bfloat16's is far wider than any values.
     ends = [*counts, zero - 1, overflow] if dtype == "float16" else list(counts) or [subnormal]
     low, high = min(ends) - (2 if zeros else 1), max(ends) + 2
     along, top = Axis(low, high), max(counts.values(), default=0.0) / total
@@ -219,7 +217,6 @@ def draw_histogram(block: Histogram) -> Chart:
 
 def draw_spark(counts: Mapping[Any, float], span: Tuple[int, int], dtype: str = "float16") -> Chart:
     """Return a histogram of the height of a line of text, over a span of exponents (smallest, largest)."""
-    dtype = dtype if dtype in RANGES else "float16"
     _, subnormal, overflow = RANGES[dtype]
     drawn = {int(key): float(count) for key, count in counts.items() if count > 0}
     along = Axis(min(span[0], subnormal) - 1, max(span[1], overflow if dtype == "float16" else span[1]) + 1)

@@ -45,7 +45,8 @@ def draw(block: Network) -> Values:
     home = {each: number for number, run in enumerate(runs) for each in run}
     edges = sorted({(home[a], home[b]) for b, read in enumerate(sources) for a in read if home[a] != home[b]})
     layout = layered(len(runs), edges, _BOX, _GAP)
-    prefix = _prefix([each.name for each in operators])
+    names = [each.name for each in operators]
+    prefix = os.path.commonprefix(names).rfind("_") + 1 if len(names) > 1 else 0  # that all names have, in whole words
     boxes = [_box([operators[i] for i in run], layout, number, prefix) for number, run in enumerate(runs)]
     marks = _marks(operators, sources, runs, boxes, dict(zip(edges, layout.routes)))
     return {
@@ -111,11 +112,6 @@ def _details(operator: Any) -> str:
     return f"{operator.name} ({operator.op}): {operator.precision}, {operator.reason}{listed}"
 
 
-def _prefix(names: Sequence[str]) -> int:
-    """Return the number of letters that all names begin with, up to the end of a word."""
-    return os.path.commonprefix(names).rfind("_") + 1 if len(names) > 1 else 0
-
-
 def _labels(inside: Sequence[Any], prefix: int) -> Tuple[str, str]:
     """Return the two lines of a box: the first operator's name, and the kind that tells most with how many others."""
     name = visible(inside[0].name[prefix:])
@@ -146,7 +142,8 @@ def _marks(
 ) -> Iterator[Tuple[float, float, str, float]]:
     """Yield x, y, text and half the width of a mark for each cast.
 
-    It stands within a box, on the edge between two, near the reader, or below a box for an output of the network.
+    It stands within a box, on the edge between two, near the reader, or below a box for an output of the network. On an
+    edge that is 0.8 of the way along its last curve, a cubic Bézier curve.
     """
     place = {each: (number, i) for number, run in enumerate(runs) for i, each in enumerate(run)}
     for position, operator in enumerate(operators):
@@ -157,7 +154,9 @@ def _marks(
             if cast and place[source][0] == number:
                 yield box["cells"][cell][0] - 0.5, box["y"] + _HEIGHT - 7.5, cast, 3.5
             elif cast:
-                yield (*_near_end(routes[place[source][0], number]), cast, 5.0)
+                (x0, upper), (x1, lower) = routes[place[source][0], number][-2:]
+                y0, y1 = upper * _RISE + _HEIGHT, lower * _RISE
+                yield _EDGE + 0.104 * x0 + 0.896 * x1, _EDGE + 0.248 * y0 + 0.752 * y1, cast, 5.0
         if operator.name in casts:
             yield box["x"] + _BOX / 2, box["y"] + _HEIGHT, casts[operator.name], 5.0
 
@@ -170,13 +169,3 @@ def _curve(route: Route) -> str:
         middle = (y + _HEIGHT + to_y) / 2
         parts.append(f"V{y + _HEIGHT:.1f}C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}")
     return "".join(parts)
-
-
-def _near_end(route: Route, t: float = 0.8) -> Tuple[float, float]:
-    """Return a point of the last curve that `_curve` draws, ``t`` of the way along it (a cubic Bézier curve)."""
-    (x0, upper), (x1, lower) = route[-2:]
-    y0, y1 = upper * _RISE + _HEIGHT, lower * _RISE
-    weights = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3
-    x = sum(weight * at for weight, at in zip(weights, (x0, x0, x1, x1)))
-    y = sum(weight * at for weight, at in zip(weights, (y0, (y0 + y1) / 2, (y0 + y1) / 2, y1)))
-    return x + _EDGE, y + _EDGE

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import math
 import re
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import jinja2
 from markupsafe import Markup, escape
@@ -38,27 +39,15 @@ def fragment(title: str, sections: Sequence[blocks.Section], lead: str = "") -> 
 
 
 def _framed(template: str, title: str, sections: Sequence[blocks.Section], lead: str) -> str:
-    parts = [(anchor, section, _drawn(section.blocks)) for anchor, section in zip(_anchors(sections), sections)]
+    parts = [(_anchor(section.title), section, _drawn(section.blocks)) for section in sections]
     values = {"title": title, "lead": blocks.wrappable(lead), "sections": parts}
     return _environment().get_template(f"{template}.html.j2").render(values)
 
 
-def _drawn(section_blocks: Sequence[blocks.Block]) -> List[Tuple[str, Any]]:
-    """Return pairs (macro of the template, its argument); charts of lines that follow each other are one group."""
-    drawn: List[Tuple[str, Any]] = []
-    for block in section_blocks:
-        kind = type(block).__name__.lower()
-        if isinstance(block, blocks.Lines):
-            if not drawn or drawn[-1][0] != kind:
-                drawn.append((kind, []))
-            drawn[-1][1].append(charts.draw_lines(block))
-        elif isinstance(block, blocks.Histogram):
-            drawn.append((kind, charts.draw_histogram(block)))
-        elif isinstance(block, blocks.Network):
-            drawn.append((kind, network.draw(block)))
-        else:
-            drawn.append((kind, _table(block) if isinstance(block, blocks.Table) else block))
-    return drawn
+def _drawn(section_blocks: Sequence[blocks.Block]) -> List[Tuple[str, List[Any]]]:
+    """Return pairs (macro of the template, its arguments), one for blocks of a kind that follow each other."""
+    groups = groupby(section_blocks, key=lambda block: type(block).__name__.lower())
+    return [(kind, [_DRAWN.get(kind, lambda block: block)(block) for block in group]) for kind, group in groups]
 
 
 @functools.lru_cache(maxsize=None)
@@ -91,14 +80,9 @@ def _powers(text: str) -> Markup:
     return escape(base) + (Markup("<sup>{}</sup>").format(exponent.replace("-", "−")) if caret else "")
 
 
-def _anchors(sections: Sequence[blocks.Section]) -> List[str]:
-    """Return a name for each section that the page's own links lead to."""
-    anchors: List[str] = []
-    for section in sections:
-        name = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "section"
-        before = sum(re.fullmatch(rf"{name}(-\d+)?", anchor) is not None for anchor in anchors)
-        anchors.append(f"{name}-{before + 1}" if before else name)
-    return anchors
+def _anchor(title: str) -> str:
+    """Return the name by which the page's own links lead to a section."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _table(block: blocks.Table) -> Dict[str, Any]:
@@ -120,3 +104,12 @@ def _cells(column: blocks.Column, values: Sequence[Any]) -> List[Tuple[str, Opti
     largest = max((value for value in values if value is not None and abs(value) < math.inf), default=0.0)
     parts = [round(min(value / largest, 1.0), 3) if value and value > 0 < largest else 0 for value in values]
     return list(zip(map(column.text, values), keys, parts))
+
+
+# How blocks become values of their macro; others are values for it as they are.
+_DRAWN: Dict[str, Callable[[Any], Any]] = {
+    "lines": charts.draw_lines,
+    "histogram": charts.draw_histogram,
+    "network": network.draw,
+    "table": _table,
+}

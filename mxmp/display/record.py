@@ -36,8 +36,6 @@ from .blocks import Section
 
 Self = TypeVar("Self", bound="Record")
 
-_LONGEST = 80  # characters of a wrong value that an error shows
-
 
 class Shown:
     """Base of values that are shown on a terminal, as a page and in a notebook, from one list of sections."""
@@ -140,7 +138,7 @@ class Record(Shown):
         try:
             record: Self = _fields_from_plain(cls, values, "")
             return record
-        except (_Wrong, ValueError, MxmpError) as e:
+        except (ValueError, MxmpError) as e:
             raise cls._error(f"the {cls._kind} is damaged: {e}") from e
 
     def to_json(self) -> str:
@@ -200,24 +198,23 @@ def save_text(text: str, path: str) -> None:
 
 # ---------------------------------------------------------------------- plain values by type hints
 
-
-class _Wrong(Exception):
-    """A value that is not of its field's type; the message names the field."""
-
-    def __init__(self, where: str, value: Any, expected: str, verb: str = "is") -> None:
-        text = repr(value)
-        shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-        super().__init__(f"{where} {verb} {shown}; expected {expected}.")
+# The plain values that a field accepts, by its type hint, with the words for them in errors.
+_EXPECTED: Dict[Any, Tuple[str, Any]] = {
+    float: ("a number", (int, float)),
+    int: ("a whole number", int),
+    bool: ("true or false", bool),
+    str: ("text", str),
+}
 
 
 def to_plain(value: Any) -> Any:
     """Return a value as JSON holds it: text for what is not finite, for an Enum its value, for others their text."""
     if isinstance(value, enum.Enum):
         return value.value
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, str)):
         return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, Record):
         return value.to_dict()
     if isinstance(value, Mapping):
@@ -243,58 +240,41 @@ def _fields_from_plain(cls: Any, values: Any, where: str) -> Any:
         if field.name in values and field.compare:
             arguments[field.name] = _from_plain(hints[field.name], values[field.name], where + field.name)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise _Wrong(where + field.name, None, "a value")
+            raise ValueError(f"{where}{field.name} is missing; expected a value.")
     return cls(**arguments)
 
 
 def _from_plain(hint: Any, value: Any, where: str) -> Any:
-    """Return the value of a type that a plain value stands for."""
+    """Return the value of a type that a plain value stands for, or raise a ValueError that names it by ``where``."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any or (origin is Union and value is None):
         return value
     if origin is Union:  # Optional
         return _from_plain(inner[0], value, where)
+    types: Any
     if origin is tuple:
-        return _tuple_from_plain(inner, value, where)
-    if origin is not None or _has_fields(hint):
-        if not isinstance(value, Mapping):
-            raise _Wrong(where, value, "an object")
-        if origin is None:
-            return _fields_from_plain(hint, value, where + ".")
-        pairs = ((_key(inner[0], key, where), key, each) for key, each in value.items())
-        return {read: _from_plain(inner[1], each, f"{where}[{key!r}]") for read, key, each in pairs}
-    if hint in _EXPECTED:
-        types, expected = _EXPECTED[hint]
-        is_text = hint is float and value in ("inf", "-inf", "nan")
-        fits = isinstance(value, types) and isinstance(value, bool) == (hint is bool)
-        if not is_text and not (fits and (hint is not int or abs(value) < 2**63)):  # larger ones overflow elsewhere
-            raise _Wrong(where, value, expected)
-        read = hint
+        expected, types = "a list", (list, tuple)
+        inner = (inner[0],) * len(value) if inner[-1] is Ellipsis and isinstance(value, types) else inner
+    elif origin is not None or _has_fields(hint):
+        expected, types = "an object", Mapping
     else:
-        expected, read = f"the text of a {hint.__name__}", getattr(hint, "parse", hint)
-        if not isinstance(value, str):
-            raise _Wrong(where, value, expected)
+        expected, types = _EXPECTED.get(hint, (f"the text of a {hint.__name__}", str))
+    is_text = hint is float and value in ("inf", "-inf", "nan")
+    is_large = hint is int and isinstance(value, int) and abs(value) >= 2**63  # which overflow elsewhere
+    if not (is_text or isinstance(value, types)) or isinstance(value, bool) != (hint is bool) or is_large:
+        raise ValueError(f"{where} is {value!r:.80}; expected {expected}.")
+    if origin is tuple:
+        if len(inner) != len(value):
+            raise ValueError(f"{where} is {value!r:.80}; expected {len(inner)} values.")
+        return tuple(_from_plain(each, value[i], f"{where}[{i}]") for i, each in enumerate(inner))
+    if origin is not None:
+        return {_key(inner[0], key, where): _from_plain(inner[1], value[key], f"{where}[{key!r}]") for key in value}
+    if _has_fields(hint):
+        return _fields_from_plain(hint, value, where + ".")
     try:
-        return read(value)
+        return getattr(hint, "parse", hint)(value)
     except (ValueError, OverflowError) as e:  # of a number beyond all floats
-        raise _Wrong(where, value, f"{expected} ({e})") from e
-
-
-_EXPECTED: Dict[Any, Tuple[Any, str]] = {
-    float: ((int, float), "a number"),
-    int: (int, "a whole number"),
-    bool: (bool, "true or false"),
-    str: (str, "text"),
-}
-
-
-def _tuple_from_plain(inner: Tuple[Any, ...], value: Any, where: str) -> Tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise _Wrong(where, value, "a list")
-    hints = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
-    if len(hints) != len(value):
-        raise _Wrong(where, value, f"{len(hints)} values")
-    return tuple(_from_plain(hint, each, f"{where}[{i}]") for i, (hint, each) in enumerate(zip(hints, value)))
+        raise ValueError(f"{where} is {value!r:.80}; expected {expected} ({e}).") from e
 
 
 def _key(hint: Any, key: str, where: str) -> Any:
@@ -302,4 +282,4 @@ def _key(hint: Any, key: str, where: str) -> Any:
     try:
         return hint(key)
     except ValueError as e:
-        raise _Wrong(where, key, _EXPECTED[hint][1], "has the key") from e
+        raise ValueError(f"{where} has the key {key!r:.80}; expected {_EXPECTED[hint][0]}.") from e

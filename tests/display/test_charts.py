@@ -160,7 +160,7 @@ def test_marks_stand_at_their_steps_and_are_short_where_they_are_many():
 
 def test_a_chart_says_what_it_shows():
     text = str(lines("Loss", [0, 1, 2], [Line("loss", [4.0, 1.0, NAN])], marks=[2], mark_name="skipped step"))
-    assert 'aria-label="Loss: loss from 1 to 4, last 1; not finite: 1; skipped step: 1"' in text and "skipped step (1)" in text
+    assert 'aria-label="Loss: loss from 1 to 4, last 1; skipped step (1); not finite (1)"' in text and "</i>skipped step (1)" in text
 
 
 @pytest.mark.parametrize("dtype", RANGES)

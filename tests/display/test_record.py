@@ -105,7 +105,7 @@ def test_fields_that_are_not_compared_are_not_written_and_unknown_ones_passed_ov
         ({"layers": {}}, r"layers is {}; expected a list"),
         ({"layers": [1]}, r"layers\[0\] is 1; expected an object"),
         ({"layers": [{"name": "a"}, {"name": None}]}, r"layers\[1\].name is None; expected text"),
-        ({"layers": [{"error": 1}]}, r"layers\[0\].name is None; expected a value"),
+        ({"layers": [{"error": 1}]}, r"layers\[0\].name is missing; expected a value"),
         ({"pair": [1]}, r"pair is \[1\]; expected 2 values"),
         ({"by_exponent": {"x": 1}}, "by_exponent has the key 'x'; expected a whole number"),
         ({"by_name": {"x": [[]]}}, r"by_name\['x'\]\[0\] is \[\]; expected a number"),

@@ -36,7 +36,7 @@
       button.append(...header.childNodes);
       header.append(button);
       header.setAttribute("aria-sort", "none");
-      const downFirst = ["number", "share", "bytes", "bar"].some((kind) => header.classList.contains(kind));
+      const downFirst = ["number", "share", "bar"].some((kind) => header.classList.contains(kind));
       button.addEventListener("click", () => {
         const now = header.getAttribute("aria-sort");
         const ascending = now === "none" ? !downFirst : now === "descending";
