@@ -100,7 +100,8 @@ def _cells(column: blocks.Column, values: Sequence[Any]) -> List[Tuple[str, Opti
         return [(spark["label"], None, spark) for spark in sparks]
     if not column.is_numeric:
         return [(column.text(value), None, None) for value in values]
-    keys = ["" if value is None or value != value else str(float(value)) for value in values]  # NaN has no order
+    # As JavaScript reads them; NaN has no order.
+    keys = ["" if value is None or value != value else str(float(value)).replace("inf", "Infinity") for value in values]
     largest = max((value for value in values if value is not None and abs(value) < math.inf), default=0.0)
     parts = [round(min(value / largest, 1.0), 3) if value and value > 0 < largest else 0 for value in values]
     return list(zip(map(column.text, values), keys, parts))

@@ -30,7 +30,7 @@ def svg(chart):
 
 def path_of(chart, number=1):
     """Return a line's strokes and dots, each a list of points in the plane, from (0, 0) at its lower left to (1, 1)."""
-    paths = "".join(each.get("d") for each in svg(chart).iter("path") if f"s{number}" in each.get("class").split())
+    paths = "".join(each.get("d") for each in svg(chart).iter("path") if f"k-s{number}" in each.get("class").split())
     places = [re.findall(r"([\d.-]+) ([\d.-]+)", stroke) for stroke in paths.split("M")[1:]]
     return sorted([(float(x) / 1000, 1 - float(y) / 1000) for x, y in stroke] for stroke in places)
 

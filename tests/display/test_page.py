@@ -111,7 +111,7 @@ def cells(text):
     "kind, value, text, key",
     [
         ("number", 65504, "65,504", "65504.0"),
-        ("number", math.inf, "∞", "inf"),
+        ("number", math.inf, "∞", "Infinity"),
         ("number", None, "–", ""),
         ("number", float("nan"), "NaN", ""),
         ("share", 0.034, "3.4 %", "0.034"),

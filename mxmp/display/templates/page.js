@@ -4,27 +4,18 @@
   // Numbers by value, with those that are not known last in either order; text as a reader would.
   const collator = new Intl.Collator("en", { numeric: true });
 
-  function keysOf(rows, column) {
-    const numbers = rows.some((row) => row.cells[column].hasAttribute("data-key"));
-    return rows.map((row) => {
-      const cell = row.cells[column];
-      if (!numbers) return cell.textContent;
-      const key = cell.getAttribute("data-key");
-      return key === "" || key === null ? null : key === "inf" ? Infinity : key === "-inf" ? -Infinity : Number(key);
-    });
+  function keyOf(cell) {
+    const key = cell.dataset.key;
+    return key === undefined ? cell.textContent : key === "" ? null : Number(key);
   }
 
-  function sort(table, column, ascending) {
-    const rows = Array.from(table.tBodies[0].rows);
-    const keys = keysOf(rows, column);
-    const sign = ascending ? 1 : -1;
-    const order = rows.map((_, i) => i).sort((a, b) => {
-      const x = keys[a], y = keys[b];
-      if (x === null || y === null) return (x === null) - (y === null) || a - b;
-      const by = typeof x === "number" ? (x < y ? -1 : x > y ? 1 : 0) : collator.compare(x, y);
-      return sign * by || a - b;
+  function sort(body, column, sign) {
+    const rows = Array.from(body.rows, (row) => [keyOf(row.cells[column]), row]);
+    rows.sort(([x], [y]) => {
+      if (x === null || y === null) return (x === null) - (y === null);
+      return sign * (typeof x === "number" ? (x > y) - (x < y) : collator.compare(x, y));
     });
-    table.tBodies[0].append(...order.map((i) => rows[i]));
+    body.append(...rows.map(([, row]) => row));
   }
 
   function makeSortable(table) {
@@ -35,14 +26,13 @@
       button.type = "button";
       button.append(...header.childNodes);
       header.append(button);
-      header.setAttribute("aria-sort", "none");
-      const downFirst = ["number", "share", "bar"].some((kind) => header.classList.contains(kind));
+      header.ariaSort = "none";
+      const isNumeric = ["number", "share", "bar"].some((kind) => header.classList.contains(kind));
       button.addEventListener("click", () => {
-        const now = header.getAttribute("aria-sort");
-        const ascending = now === "none" ? !downFirst : now === "descending";
-        headers.forEach((each) => each.hasAttribute("aria-sort") && each.setAttribute("aria-sort", "none"));
-        header.setAttribute("aria-sort", ascending ? "ascending" : "descending");
-        sort(table, column, ascending);
+        const ascending = header.ariaSort === "none" ? !isNumeric : header.ariaSort === "descending";
+        headers.forEach((each) => (each.ariaSort = each.ariaSort && "none"));
+        header.ariaSort = ascending ? "ascending" : "descending";
+        sort(table.tBodies[0], column, ascending ? 1 : -1);
       });
     });
   }
@@ -51,30 +41,22 @@
     const rows = Array.from(table.tBodies[0].rows);
     if (rows.length < 6) return;
     const controls = document.createElement("div");
-    const label = document.createElement("label");
-    const input = document.createElement("input");
-    const count = document.createElement("output");
     controls.className = "controls";
-    input.type = "search";
-    input.placeholder = "Filter";
+    controls.innerHTML = '<label><input type="search" placeholder="Filter"></label><output></output>';
+    const [input, output] = controls.querySelectorAll("input, output");
     input.setAttribute("aria-label", "Filter " + box.dataset.unit + " by text");
-    label.append(input);
-    controls.append(label, count);
     box.prepend(controls);
-    let texts = null;
     const show = () => {
-      texts = texts || rows.map((row) => row.textContent.toLowerCase());
       const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-      let shown = 0;
-      rows.forEach((row, i) => {
-        row.hidden = !words.every((word) => texts[i].includes(word));
-        shown += !row.hidden;
+      rows.forEach((row) => {
+        row.text = row.text || row.textContent.toLowerCase();
+        row.hidden = !words.every((word) => row.text.includes(word));
       });
-      const all = rows.length.toLocaleString("en");
-      count.textContent = words.length ? shown.toLocaleString("en") + " of " + all + " " + box.dataset.unit : all + " " + box.dataset.unit;
+      const counts = [rows.filter((row) => !row.hidden).length, rows.length].map((count) => count.toLocaleString("en"));
+      output.textContent = (words.length ? counts.join(" of ") : counts[1]) + " " + box.dataset.unit;
     };
     input.addEventListener("input", show);
-    count.textContent = rows.length.toLocaleString("en") + " " + box.dataset.unit;
+    show();
   }
 
   // A box with more to its right fades out there: not every browser shows a scroll bar.
@@ -86,30 +68,23 @@
 
   function makeDetails(figure) {
     const details = figure.querySelector(".details");
-    figure.querySelectorAll(".box").forEach((box) => {
-      box.addEventListener("click", () => {
-        figure.querySelectorAll(".chosen").forEach((each) => each.classList.remove("chosen"));
-        box.classList.add("chosen");
-        figure.classList.add("chosen-details");
-        details.replaceChildren(...box.querySelector("title").textContent.split("\n").map((line) => {
-          const span = document.createElement("span");
-          span.textContent = line;
-          return span;
-        }));
-      });
+    figure.addEventListener("click", (event) => {
+      const box = event.target.closest(".box");
+      if (!box) return;
+      figure.querySelectorAll(".chosen").forEach((each) => each.classList.remove("chosen"));
+      box.classList.add("chosen");
+      details.classList.add("chosen-details");
+      details.textContent = box.querySelector("title").textContent.replaceAll("\n", "\n\n");
     });
   }
 
-  document.querySelectorAll(".mxmp .table:not([data-ready])").forEach((box) => {
+  document.querySelectorAll(".mxmp .table, .mxmp .network").forEach((box) => {
+    if ("ready" in box.dataset) return; // by the script of a cell before
     box.dataset.ready = "";
     const table = box.querySelector("table");
-    makeSortable(table);
-    makeFilter(box, table);
-    makeScrollable(box.querySelector(".scroll"));
-  });
-  document.querySelectorAll(".mxmp .network:not([data-ready])").forEach((figure) => {
-    figure.dataset.ready = "";
-    makeDetails(figure);
-    figure.querySelectorAll(".scroll").forEach(makeScrollable);
+    if (table) makeSortable(table);
+    if (table) makeFilter(box, table);
+    if (!table) makeDetails(box);
+    box.querySelectorAll(".scroll").forEach(makeScrollable);
   });
 })();
