@@ -74,7 +74,8 @@
       figure.querySelectorAll(".chosen").forEach((each) => each.classList.remove("chosen"));
       box.classList.add("chosen");
       details.classList.add("chosen-details");
-      details.textContent = box.querySelector("title").textContent.replaceAll("\n", "\n\n");
+      const text = box.querySelector("title").textContent.replaceAll("\n", "\n\n");
+      details.replaceChildren(...text.split(/(?<=_)/).flatMap((part) => [part, document.createElement("wbr")]));
     });
   }
 
