@@ -62,15 +62,6 @@ def test_a_page_opens_without_a_console_error_and_loads_nothing(chromium, file):
     assert chromium.requested() == [file.as_uri()]
 
 
-def test_an_error_would_be_seen(chromium, tmp_path):
-    """What the test before this one looks at does show errors and what is loaded."""
-    (tmp_path / "bad.html").write_text("<img src='http://mxmp.invalid/a.png'><script>missing()</script>")
-    chromium.requested()
-    chromium.open(tmp_path / "bad.html")
-    assert any("missing is not defined" in line for line in chromium.console())
-    assert "http://mxmp.invalid/a.png" in chromium.requested()
-
-
 def test_hostile_names_are_text(chromium, file):
     chromium.open(file)
     assert chromium.run("return window.broken === undefined && document.images.length === 0")
