@@ -189,7 +189,7 @@ def draw_histogram(block: Histogram) -> Chart:
     # All of float16's range is shown; bfloat16's is far wider than any values.
     ends = [*counts, zero - 1, overflow] if dtype == "float16" else list(counts) or [subnormal]
     low, high = min(ends) - (2 if zeros else 1), max(ends) + 2
-    along, top = Axis(low, high), max(counts.values(), default=0.0) / total
+    along, top = Axis(low, high, 2), max(counts.values(), default=0.0) / total
     up = Axis(0.0, 1.05 * (max(top, min(zeros / total, _TALLEST * top)) or 1.0))
     named = [(low, zeros, "0")] + [(e, counts[e], f"{power(e)} to {power(e + 1)}") for e in sorted(counts)]
     bars = [
@@ -200,14 +200,15 @@ def draw_histogram(block: Histogram) -> Chart:
     shades = _shades(along, dtype, low + 1 if zeros else low)
     zeros_share = f" ({share(zeros / total)} are 0)" if zeros else ""
     most = power(max(counts, key=lambda e: counts[e])) if counts else power(subnormal)
-    exponents = [(100 * (along.place(at) or 0.0), f"2^{at:.0f}") for at in _ticks(low, high, 7, 1.0)]
-    of_zeros = [(50 / (high - low), "0"), *(each for each in exponents if each[0] > _BESIDE_ZERO)]
+    exponents = along.labels()
+    if zeros:
+        exponents = [(50 / (high - low), "0"), *(each for each in exponents if each[0] > _BESIDE_ZERO)]
     return dict(
         _NOTHING,
         caption=block.caption,
         label=f"{block.caption}: most values are from {most} on{zeros_share}",
         legend=[(kind, f"{name} in {dtype}{zeros_share if kind == 'zero' else ''}") for kind, _, _, name in shades],
-        x_labels=of_zeros if zeros else exponents,
+        x_labels=exponents,
         y_labels=up.labels(as_share=True),
         x_title="magnitude",
         shades=shades,
@@ -235,11 +236,11 @@ def _bar(along: Axis, exponent: int, height: float) -> Tuple[float, float, float
 def _shades(along: Axis, dtype: str, zeros_end: float) -> List[Tuple[str, float, float, str]]:
     """Return the regions of a dtype that reach into an axis, which stands for 0 up to ``zeros_end``."""
     zero, subnormal, overflow = RANGES[dtype]
+    smallest, width = max(zero, zeros_end), _SIZE / (along.high - along.low)
     regions = [
-        ("zero", along.low, max(zero, zeros_end), "becomes 0"),
-        ("subnormal", max(zero, zeros_end), subnormal, "subnormal"),
-        ("overflow", overflow, along.high, "overflows"),
+        ("zero", along.low, smallest, "becomes 0"),
+        ("subnormal", smallest, subnormal, "subnormal"),
+        ("overflow", max(overflow, along.low), along.high, "overflows"),
     ]
-    width = _SIZE / (along.high - along.low)
-    cut = ((kind, max(a, along.low), min(b, along.high), name) for kind, a, b, name in regions)
-    return [(kind, width * (a - along.low), width * (b - a), name) for kind, a, b, name in cut if b > a]
+    ends = ((kind, a, min(b, along.high), name) for kind, a, b, name in regions)
+    return [(kind, width * (a - along.low), width * (b - a), name) for kind, a, b, name in ends if b > a]

@@ -20,8 +20,6 @@ from .layout import Layout, Route, layered
 _EACH_ALONE = 40  # operators up to which each has a box of its own
 _LONGEST = 9  # operators in a box
 _MOST_BOXES = 1500
-_MOST_LINES = 24  # of the details of a box
-_MOST_CASTS = 4  # in one of them
 
 _BOX, _HEIGHT, _GAP, _RISE, _EDGE = 140.0, 40.0, 12.0, 66.0, 8.0
 _CELLS = _BOX - 16.0  # width of a box's cells
@@ -99,17 +97,15 @@ def _box(inside: Sequence[Any], layout: Layout, number: int, prefix: int) -> Val
         "height": _HEIGHT,
         "label": label,
         "below": below,
-        "title": Markup("\n").join(escape(visible(_details(each))) for each in inside[:_MOST_LINES]),
+        "title": Markup("\n").join(escape(visible(_details(each))) for each in inside),
         "cells": [(x + 8 + i * width, width - gap, each.precision) for i, each in enumerate(inside)],
     }
 
 
 def _details(operator: Any) -> str:
     """Return all that there is to say of an operator."""
-    casts = list(map(str, operator.casts))
-    more = f" and {len(casts) - _MOST_CASTS} more" if len(casts) > _MOST_CASTS else ""
-    listed = f"; casts {', '.join(casts[:_MOST_CASTS])}{more}" if casts else ""
-    return f"{operator.name} ({operator.op}): {operator.precision}, {operator.reason}{listed}"
+    casts = f"; casts {', '.join(map(str, operator.casts))}" if operator.casts else ""
+    return f"{operator.name} ({operator.op}): {operator.precision}, {operator.reason}{casts}"
 
 
 def _labels(inside: Sequence[Any], prefix: int) -> Tuple[str, str]:

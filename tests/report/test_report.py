@@ -151,7 +151,7 @@ def test_operators_that_are_gone_are_in_the_table_and_not_in_the_picture():
 
 
 def test_figures_have_sizes_where_they_are_known():
-    sizes = "<dt>activations</dt><dd><b>64 bytes</b> <span>96 bytes before</span>"
+    sizes = "<dt>activations</dt><dd><b>64 bytes</b> <span>96\N{NO-BREAK SPACE}bytes before</span>"
     found = replace(report_of(), activation_bytes=(96, 64))
     assert sizes in found.to_html() and "<dt>parameters" in replace(found, param_bytes=(48, 24)).to_html()
     unknown = replace(found, activation_bytes=None, cast_bytes=None).to_html()
