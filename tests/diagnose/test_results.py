@@ -51,7 +51,7 @@ def test_what_is_no_such_result_is_refused(kind, results, tmp_path):
         kind.from_json("{}")
     values = results[kind].to_dict()
     for name in [name for name in values if name not in ("record", "version")][:1]:
-        with pytest.raises(ConvertError, match=f"is damaged: {name} is None"):
+        with pytest.raises(ConvertError, match=f"is damaged: {name} is missing"):
             kind.from_dict({key: value for key, value in values.items() if key != name})
     path = tmp_path / "other.json"
     path.write_text("{")
