@@ -106,18 +106,18 @@ def convert(
                 for_inference=for_inference,
             )
         pairs = [("policy", str(policy)), *replace(model.report, param_bytes=model.param_bytes).totals]
-        pairs += [("note", note) for note in (*model.report.warnings, *_not_here(policy))]
+        pairs += [("note", note) for note in (*model.report.warnings, *_not_here(policy, model.report))]
         pairs += value_pairs(model.changes, model.out_of_range, model.widened, policy.compute_dtype)
         print_pairs(pairs + [("written", file) for file in checkpoint_files(out, epoch)])
 
 
-def _not_here(policy: Policy) -> List[str]:
+def _not_here(policy: Policy, report: Any) -> List[str]:
     """Return what surprises who runs a converted checkpoint by plain MXNet, on this machine and in numpy."""
     from ..devices.check import check_devices
 
-    # The files may be meant for another machine, so that this is no warning.
+    # The files may be meant for another machine, so that this is no warning. What is float32 throughout runs anywhere.
     notes, findings = [], check_devices(policy)
-    if policy.is_mixed and all(finding.ok is False for finding in findings):
+    if policy.compute_dtype in report.count and policy.is_mixed and all(finding.ok is False for finding in findings):
         is_float16 = policy.compute_dtype == dtypes.FLOAT16
         notes.append(f"not for this machine: {'float16 needs a GPU' if is_float16 else findings[-1].message}")
     if policy.output_dtype == dtypes.BFLOAT16:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,7 +13,7 @@ import click
 
 from .. import dtypes
 from ..checkpoint import checkpoint_files, describe_epochs, params_file_of, require_checkpoint, saved_epochs
-from ..policy import Policy
+from ..policy import Policy, pattern_of
 from .options import (
     NARROW,
     Pairs,
@@ -317,9 +318,10 @@ def ranges(
 
     The network runs in float32, on one batch. Its tensors are listed with their largest magnitudes, the worst first.
     What is beyond half of float16's range stays in float32 if a conversion is given the ranges, for a batch does not
-    have the largest value of all. With --gradients: which share of each activation's gradient becomes 0 in
-    float16 without a loss scale, and the largest scale that keeps it finite. Labels that are not given are zeros:
-    what loss heads alone read beside their data, and inputs whose names end in 'label'.
+    have the largest value of all; the options that have `mxmp convert` do that are printed. With --gradients:
+    which share of each activation's gradient becomes 0 in float16 without a loss scale, and the largest scale
+    that keeps it finite. Labels that are not given are zeros: what loss heads alone read beside their data, and
+    inputs whose names end in 'label'.
 
     \b
     Example:
@@ -341,13 +343,29 @@ def ranges(
                 held = {**plain.arg_params, **plain.aux_params}
                 filled = {name: array for name, array in fill_inputs(plain, batch).items() if name not in held}
                 counted = diagnose.measure_gradients(network, args, aux, [filled])
+            inputs = {name: array.shape for name, array in batch.items()}
+            kept = _kept_in_float32(model, inputs, types, largest)
         largest = dict(sorted(largest.items(), key=lambda pair: -pair[1]))
         counted = dict(sorted(counted.items(), key=lambda pair: -pair[1].share_lost()))
         if as_json:
-            values = {"data": data or _RANDOM, "largest_of_float16": _LIMIT, "ranges": largest}
+            values = {"data": data or _RANDOM, "largest_of_float16": _LIMIT, "ranges": largest, "keep_float32": kept}
             print_json({**values, **({"gradients": _magnitudes(counted)} if gradients else {})})
         else:
-            _print_ranges(largest, counted, data or _RANDOM, None if list_all else _MOST)
+            _print_ranges(largest, counted, None if list_all else _MOST)
+            # Quoted for a shell, to be copied to the end of a command.
+            options = " ".join(f"--keep-float32 {shlex.quote(pattern)}" for pattern in kept)
+            print_pairs([("inputs", data or _RANDOM), *([("for mxmp convert", options)] if kept else [])])
+
+
+def _kept_in_float32(model: Any, shapes: Any, types: Any, ranges: Mapping[str, float]) -> List[str]:
+    """Return patterns of the operators that a conversion keeps in float32 because of ranges, and else would not."""
+    from ..symbol import convert_model
+
+    # Its own decision says which: readers of a large value too, and what hands it on.
+    plain, ranged = (convert_model(*model, "O2", shapes, types, ranges=each).report.rows for each in ({}, ranges))
+    pairs = zip(plain, ranged)
+    names = [row.name for row, now in pairs if row.precision != now.precision == dtypes.FLOAT32]
+    return list(dict.fromkeys(map(pattern_of, names)))
 
 
 def _magnitudes(counted: Mapping[str, Any]) -> Dict[str, Any]:
@@ -359,7 +377,7 @@ def _magnitudes(counted: Mapping[str, Any]) -> Dict[str, Any]:
     return values
 
 
-def _print_ranges(largest: Mapping[str, float], counted: Mapping[str, Any], source: str, most: Optional[int]) -> None:
+def _print_ranges(largest: Mapping[str, float], counted: Mapping[str, Any], most: Optional[int]) -> None:
     """Print a table of tensors and one of their gradients, if there are any."""
     from ..display import NUMBER, SHARE, Column, Table, terminal
     from ..symbol.arguments import HEADROOM
@@ -376,7 +394,6 @@ def _print_ranges(largest: Mapping[str, float], counted: Mapping[str, Any], sour
     tables += [Table("Gradients", columns, rows, "gradients; --all lists more", most)] if rows else []
     for table in tables:
         stdout().print(terminal.table(table))
-    print_pairs([("inputs", source)])
 
 
 @click.command()
@@ -387,7 +404,8 @@ def report(run: str, out: str, title: Optional[str], force: bool) -> None:
     """Write what is known of a run as one HTML page.
 
     RUN is a folder with any of these files, or one of them: report.json (a report's to_json),
-    ledger.json (of gradients), compare.json (errors by layer), steps.csv (loss and scale). The page shows
+    ledger.json (of gradients), compare.json (errors by layer), steps.csv (loss and scale), verdict.json
+    (why a step was not finite, of `explain` or a Watch). The page shows
     the network with its precisions and casts, tables that sort and filter, and charts. It is complete in
     itself: nothing is loaded from a network. Its warnings and advice are printed too.
 

@@ -1,25 +1,56 @@
-"""A run to look at: the files that a folder has of its report, ledger, comparison and steps, and one page of them."""
+"""A run to look at: the files that a folder has of its parts, and one page of them."""
 
 from __future__ import annotations
 
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
-from ..display import Figures, Notes, Section, Shown
-from ..errors import CheckpointError
+from ..display import Figures, Notes, Record, Section, Shown
+from ..errors import CheckpointError, ConvertError, MxmpError
 from .comparison import Comparison
 from .ledger import LedgerRecord
 from .report import Report
 from .steps import Steps
 
-REPORT, STEPS, LEDGER, COMPARE = "report.json", "steps.csv", "ledger.json", "compare.json"
+REPORT, VERDICT, STEPS, LEDGER, COMPARE = "report.json", "verdict.json", "steps.csv", "ledger.json", "compare.json"
+
+
+@dataclass(frozen=True)
+class VerdictText(Record):
+    """The text of a `mxmp.diagnose.Verdict`, read from its file without MXNet.
+
+    Attributes:
+        kind: The kind of the verdict, such as 'activation out of range'.
+        text: The sentences that say so and end in what to do.
+    """
+
+    _kind: ClassVar[str] = "verdict"
+    _title: ClassVar[str] = "Why a step is not finite"
+    _error: ClassVar[Type[MxmpError]] = ConvertError
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text if self.text.startswith(f"{self.kind}: ") else f"{self.kind}: {self.text}"
+
+    def _sections(self) -> List[Section]:
+        return [Section(self._title, [Notes([str(self)], "Verdict")])]
+
 
 # How each file of a run is read; in the order of the page.
-_READERS: Dict[str, Any] = {REPORT: Report, STEPS: Steps, LEDGER: LedgerRecord, COMPARE: Comparison}
+_READERS: Dict[str, Any] = {
+    REPORT: Report,
+    VERDICT: VerdictText,
+    STEPS: Steps,
+    LEDGER: LedgerRecord,
+    COMPARE: Comparison,
+}
 
-RUN_FILES = REPORT, LEDGER, COMPARE, STEPS  # the names of the files that a run's folder may have
+RUN_FILES = REPORT, LEDGER, COMPARE, STEPS, VERDICT
+"""The names of the files that a run's folder may have."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +71,19 @@ class Run(Shown):
         return self.parts.get(REPORT)
 
     @property
-    def ledger(self) -> Optional[Dict[str, Any]]:
-        """The ledger of gradients, from ledger.json, as plain values."""
-        return self.parts[LEDGER].to_dict() if LEDGER in self.parts else None
+    def ledger(self) -> Optional[LedgerRecord]:
+        """The ledger of gradients, from ledger.json."""
+        return self.parts.get(LEDGER)
 
     @property
-    def compare(self) -> Optional[Dict[str, Any]]:
-        """The comparison with float32, from compare.json, as plain values."""
-        return self.parts[COMPARE].to_dict() if COMPARE in self.parts else None
+    def compare(self) -> Optional[Comparison]:
+        """The comparison with float32, from compare.json."""
+        return self.parts.get(COMPARE)
+
+    @property
+    def verdict(self) -> Optional[VerdictText]:
+        """What was wrong with a step, from verdict.json."""
+        return self.parts.get(VERDICT)
 
     @property
     def steps(self) -> Optional[Sequence[Mapping[str, Any]]]:
@@ -56,8 +92,8 @@ class Run(Shown):
 
     @property
     def missing(self) -> Tuple[str, ...]:
-        """The names of the files that are not there."""
-        return tuple(name for name in RUN_FILES if name not in self.parts)
+        """The names of the files that are not there, but for the verdict's: a run without a fault has none."""
+        return tuple(name for name in RUN_FILES if name not in (*self.parts, VERDICT))
 
     @property
     def warnings(self) -> List[str]:
@@ -107,7 +143,7 @@ def read_run(path: str) -> Run:
     """Return the parts of a run that are there.
 
     Args:
-        path: A folder with any of report.json, ledger.json, compare.json and steps.csv, or one such file.
+        path: A folder with any of report.json, ledger.json, compare.json, steps.csv and verdict.json, or one such file.
 
     Raises:
         CheckpointError: If there is none of them, or one is broken; the message names it.

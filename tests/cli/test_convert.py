@@ -120,6 +120,7 @@ def test_values_that_were_rounded_before_are_said_to_be(tmp_path):
         ("mixed_bfloat16", [], True, ""),
         ("bfloat16", [], True, "outputs are bfloat16: integers in numpy; --output-dtype float32"),
         ("O0", [], None, ""),
+        ("O1,name:*=float32", [], None, ""),  # float32 throughout, whatever it is called
     ],
 )
 def test_what_surprises_who_runs_it_is_said(policy, cards, ok, said, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import mxnet as mx
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from mxmp.cli import diagnose as work
 from mxmp.diagnose import measure_gradients, measure_ranges
+from mxmp.symbol import convert_checkpoint
 from tests.cli.checkpoints import SHAPE, SHAPES, mxmp, network, params, save, table
 
 DATA = np.random.RandomState(0).randn(*SHAPES["data"]).astype(np.float32)
@@ -40,6 +42,19 @@ def test_what_leaves_float16_is_marked(tmp_path):
     near, _ = mxmp("ranges", save(tmp_path, fc_bias=5e4), 3, "--shape", SHAPE)
     (note,) = (row[3] for row in table(near) if row[0] == "fc_output")
     assert note.startswith("near its end")
+
+
+@pytest.mark.parametrize("values", [{}, {"fc_bias": 5e4}, {"conv_bias": -1e6, "bn_gamma": 1e-6}], ids=str)
+def test_the_options_that_it_prints_convert_as_the_ranges_do(values, tmp_path):
+    prefix = save(tmp_path, **values)
+    out, _ = mxmp("ranges", prefix, 3, "--shape", SHAPE)
+    found = json.loads(mxmp("ranges", prefix, 3, "--shape", SHAPE, "--json")[0])
+    (options,) = [shlex.split(row[1]) for row in table(out) if row[0] == "for mxmp convert"] or [[]]
+    assert options[1::2] == found["keep_float32"] and bool(options) == bool(values)
+    mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--shape", SHAPE, *options)
+    convert_checkpoint(prefix, 3, str(tmp_path / "ranged"), "O2", SHAPES, ranges=found["ranges"])
+    held = [json.loads(mxmp("inspect", tmp_path / name, "--shape", SHAPE, "--json")[0])["rows"] for name in ("out", "ranged")]
+    assert [(row["name"], row["precision"]) for row in held[0]] == [(row["name"], row["precision"]) for row in held[1]]
 
 
 def test_json_has_the_numbers(tmp_path, batch):

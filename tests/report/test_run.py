@@ -12,6 +12,7 @@ import pytest
 
 from mxmp.errors import CheckpointError
 from mxmp.report import RUN_FILES, Run, read_run
+from mxmp.report.run import VerdictText
 from mxmp.report.steps import Steps
 from tests.display.runs import compare, ledger, report, steps, whole
 
@@ -33,13 +34,14 @@ def folder(tmp_path):
     ledger().save(run / "ledger.json")
     compare().save(run / "compare.json")
     write_steps(run / "steps.csv", steps().steps)
+    VerdictText("data", "data: input 'x' holds NaN. Look at how it is read.").save(run / "verdict.json")
     return run
 
 
 def test_a_whole_run_is_read(folder):
     run = read_run(folder)
     assert (run.name, run.missing) == ("resnet", ())
-    assert (run.report, run.ledger, run.compare) == (report(), ledger().to_dict(), compare().to_dict())
+    assert (run.report, run.ledger, run.compare, run.verdict.kind) == (report(), ledger(), compare(), "data")
     assert len(run.steps) == 300 and run.steps[40]["taken"] is False and run.steps[0]["taken"] is True
     assert run.steps[0]["largest"] is None and run.steps[3]["loss"] == 1.25
 
@@ -56,23 +58,24 @@ def test_the_page_has_a_section_for_each_part_and_the_runs_name(folder):
 def test_each_file_may_be_missing(folder, name):
     (folder / name).unlink()
     run = read_run(folder)
-    assert run.missing == (name,)
-    titles = {"report.json": "Operators", "ledger.json": "Gradients by layer", "compare.json": "Errors by layer", "steps.csv": "Steps"}
+    assert run.missing == ((name,) if name != "verdict.json" else ())
+    marks = {"report.json": ">Operators</h2>", "ledger.json": ">Gradients by layer</h2>", "compare.json": ">Errors by layer</h2>"}
+    marks.update({"steps.csv": ">Steps</h2>", "verdict.json": "holds NaN"})
     text = run.to_html()
-    assert [title for title in titles.values() if f">{title}</h2>" not in text] == [titles[name]]
+    assert [file for file, mark in marks.items() if mark not in text] == [name]
 
 
 @pytest.mark.parametrize("name", RUN_FILES)
 def test_one_file_alone_is_a_run(folder, name):
     run = read_run(folder / name)
-    assert set(run.missing) == set(RUN_FILES) - {name} and run.name == name
+    assert set(run.missing) == set(RUN_FILES) - {name, "verdict.json"} and run.name == name
     assert run.to_html().startswith("<!DOCTYPE html>")
 
 
 @pytest.mark.parametrize("name", RUN_FILES)
 def test_a_file_of_another_name_is_known_by_what_is_in_it(folder, name):
     other = (folder / name).rename(folder / f"mine.{name.rpartition('.')[2]}")
-    assert set(read_run(other).missing) == set(RUN_FILES) - {name}
+    assert set(read_run(other).parts) == {name}
 
 
 def changed(record, **changes):
@@ -124,7 +127,7 @@ def test_a_folder_in_a_files_place_is_named(folder):
 
 
 def test_a_folder_with_none_of_them_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="none of report.json, ledger.json, compare.json, steps.csv is in"):
+    with pytest.raises(CheckpointError, match="none of report.json, ledger.json, compare.json, steps.csv, verdict.json is in"):
         read_run(tmp_path)
     with pytest.raises(CheckpointError, match="there is no such folder or file"):
         read_run(tmp_path / "missing")
@@ -160,6 +163,11 @@ def test_figures_warnings_and_advice_of_all_parts_come_first():
         assert each in first and each not in text[len(first) :]
     parts = {name: part for name, part in run.parts.items() if name != "steps.csv"}
     assert "32,768" in Run("r", parts).to_html() and "32,768" not in text  # the steps say more than the ledger
+
+
+def test_a_limit_is_advised_to_a_static_scale_alone():
+    remarks = [figures_of(ledger(is_dynamic=moves).to_html())["loss scale at the end"][1] for moves in (False, True)]
+    assert remarks == ["at most 2⁷", "dynamic; fits up to 2⁷"]
 
 
 def test_the_line_under_a_runs_title_leaves_the_scale_to_the_figures():
