@@ -42,7 +42,7 @@ _LIMIT = dtypes.limits(dtypes.FLOAT16).max
 @click.option("--epoch", type=click.IntRange(min=0), help="Epoch of the parameters; the only one there unless given.")
 @click.option("--policy", "text", help="The policy; O2 unless given, or what a converted network has.")
 @model_options
-@click.option("--summary", is_flag=True, help="Count by kind of operator instead of a row for each.")
+@click.option("--summary", is_flag=True, help="Count by kind of operator instead of a row for each; --json prints all.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(
     prefix: str,
@@ -95,19 +95,12 @@ def _print_inspected(
     """Print what `inspected` returns; ``several`` says which epochs there are."""
     from ..devices import amx
     from ..display import terminal
-    from ..report import operator_counts, operator_table
+    from ..report import operator_table
 
     changes, unfit, widened = (model.changes, model.out_of_range, model.widened) if model else ((), (), {})
     if as_json:
-        values = report.to_dict()
-        if summary:
-            counts = {op: each for op, each in operator_counts(report).items()}
-            values = {name: value for name, value in values.items() if name not in ("rows", "widely_read")}
-            values["operators"] = {op: precisions for op, (precisions, _) in counts.items()}
-            values["casts_read"] = {op: casts for op, (_, casts) in counts.items() if casts}
-            values.update(precisions=report.count, warnings=report.warnings)
         more = {"changes": [asdict(change) for change in changes], "unfit": unfit}
-        print_json({**values, **more, "uneven": [layer._asdict() for layer in uneven]})
+        print_json({**report.to_dict(), **more, "uneven": [layer._asdict() for layer in uneven]})
         return
     console = stdout()
     console.print(terminal.table(operator_table(report)) if summary else report.table(console.width < NARROW))
@@ -146,45 +139,54 @@ def inspected(symbol: Any, params: Any, policy: Any, shapes: Any, types: Any) ->
         sizes are no multiples of 8.
     """
     from ..diagnose.tensor_cores import uneven_layers
+    from ..symbol import convert_model
+
+    values = {} if params is None else {**params[0], **params[1]}
+    if policy is not None and params is not None:
+        model = convert_model(symbol, params[0], params[1], policy, shapes, types)
+        decisions, report, sizes = model.decisions, model.report, model.param_bytes
+    else:
+        model = None
+        decisions, report, sizes = _inspected_graph(symbol, params, policy, shapes, types)
+    # Without --shape inference knows no shape of a parameter, but the file does.
+    nodes = enumerate(decisions.before.nodes)
+    stored = {(i, 0): tuple(values[n.name].shape) for i, n in nodes if n.is_variable and n.name in values}
+    with_stored = replace(decisions.facts, shapes={**decisions.facts.shapes, **stored})
+    low = {(row.name, row.op) for row in report.rows if row.precision == dtypes.FLOAT16}
+    return replace(report, param_bytes=sizes), model, uneven_layers(decisions.before, with_stored, low)
+
+
+def _inspected_graph(symbol: Any, params: Any, policy: Any, shapes: Any, types: Any) -> Tuple[Any, Any, Any]:
+    """Return decisions, report and bytes of parameters of a network without a policy, or without its parameters."""
     from ..report import report_converted, variable_bytes
-    from ..symbol import convert_graph, convert_model, infer_facts, to_graph
+    from ..symbol import convert_graph, infer_facts, to_graph
     from ..symbol.arguments import blaming_params, check_params, make_model, params_and_inputs
     from ..symbol.params import require_matches, total_bytes, widened
 
-    known, arrays, model, sizes = make_model(symbol, shapes, types), {}, None, None
-    facts, names = (known.shapes, known.dtypes), params_and_inputs(symbol, known.shapes)[0]
+    network, values, sizes = make_model(symbol, shapes, types), {}, None
+    facts, (names, inputs) = (network.shapes, network.dtypes), params_and_inputs(symbol, network.shapes)
     if params is not None:
-        arrays, args = {**params[0], **params[1]}, widened(symbol, params[0])
-        model = None if policy is None else convert_model(symbol, params[0], params[1], policy, shapes, types)
-        check_params(symbol, args, params[1], known.shapes)
-        facts, names = known.known(args, params[1]), frozenset(args)
-        sizes = model.param_bytes if model else (total_bytes({**args, **params[1]}), total_bytes(arrays))
-    with blaming_params(symbol, arrays, shapes):
-        before = convert_graph(symbol, Policy(), *facts, names)  # in float32, which takes out the casts
+        values, args = {**params[0], **params[1]}, widened(symbol, params[0])
+        check_params(symbol, args, params[1], network.shapes)
+        facts, names = network.known(args, params[1]), frozenset(args)
+        sizes = total_bytes({**args, **params[1]}), total_bytes(values)
+    with blaming_params(symbol, values, shapes):  # without a policy in float32, which takes out the casts
+        made = convert_graph(symbol, policy or Policy(), *facts, names, final=True, inputs=inputs)
+    decisions, report, after = made.decisions, made.report, (made.graph, made.facts)
     if policy is None:
-        graph = to_graph(symbol)
+        graph, before = to_graph(symbol), decisions.before
         declared = {node.name for node in graph.nodes if node.declares_dtype}
-        inferred = before.facts.variable_dtypes(before.graph)  # those left to be inferred are the same without casts
+        inferred = decisions.facts.variable_dtypes(before)  # those left to be inferred are the same without casts
         undeclared = {name: dtype for name, dtype in inferred.items() if name not in declared}
         after = graph, infer_facts(symbol, graph, facts[0], undeclared, names)
-        report = report_converted(before.graph, before.facts, *after)
-    elif model is None:
-        inputs = params_and_inputs(symbol, facts[0])[1]
-        converted = convert_graph(symbol, policy, *facts, names, final=True, inputs=inputs)
-        require_matches(policy, [converted])
-        report, after = converted.report, (converted.graph, converted.facts)
+        report = report_converted(before, decisions.facts, *after)
     else:
-        report = model.report
+        require_matches(policy, [made])
     if params is None:
         variables = names | frozenset(symbol.list_auxiliary_states())
-        both = [variable_bytes(*view, variables) for view in ((before.graph, before.facts), after)]
-        sizes = None if both[0] is None or both[1] is None else (both[0], both[1])
-    # Without --shape inference knows no shape of a parameter, but the file does.
-    nodes = enumerate(before.graph.nodes)
-    stored = {(i, 0): tuple(arrays[n.name].shape) for i, n in nodes if n.is_variable and n.name in arrays}
-    with_stored = replace(before.facts, shapes={**before.facts.shapes, **stored})
-    low = {(row.name, row.op) for row in report.rows if row.precision == dtypes.FLOAT16}
-    return replace(report, param_bytes=sizes), model, uneven_layers(before.graph, with_stored, low)
+        both = [variable_bytes(*view, variables) for view in ((decisions.before, decisions.facts), after)]
+        sizes = None if None in both else tuple(both)
+    return decisions, report, sizes
 
 
 def _uneven_pairs(layers: Sequence[Any], most: Optional[int]) -> Pairs:
@@ -362,7 +364,9 @@ def _kept_in_float32(model: Any, shapes: Any, types: Any, ranges: Mapping[str, f
     from ..symbol import convert_model
 
     # Its own decision says which: readers of a large value too, and what hands it on.
-    plain, ranged = (convert_model(*model, "O2", shapes, types, ranges=each).report.rows for each in ({}, ranges))
+    network, args, aux = model
+    both = [convert_model(network, args, aux, "O2", shapes, types, each) for each in ({}, ranges)]
+    plain, ranged = (each.report.rows for each in both)
     pairs = zip(plain, ranged)
     names = [row.name for row, now in pairs if row.precision != now.precision == dtypes.FLOAT32]
     return list(dict.fromkeys(map(pattern_of, names)))
