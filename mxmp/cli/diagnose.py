@@ -16,10 +16,12 @@ from ..checkpoint import checkpoint_files, describe_epochs, params_file_of, requ
 from ..policy import Policy, pattern_of
 from .options import (
     NARROW,
+    RANDOM,
     Pairs,
     batch_option,
     check_prefix,
     input_options,
+    load_network,
     make_policy,
     model_options,
     out_option,
@@ -33,7 +35,6 @@ from .options import (
 
 _FEW = 3  # names in a line of a summary
 _MOST = 20  # tensors of a table unless all are wanted
-_RANDOM = "random numbers from 0 to 1"
 _LIMIT = dtypes.limits(dtypes.FLOAT16).max
 
 
@@ -105,6 +106,7 @@ def _print_inspected(
     console = stdout()
     console.print(terminal.table(operator_table(report)) if summary else report.table(console.width < NARROW))
     pairs = report.totals + value_pairs(changes, unfit, widened, dtype)
+    # What is not known is said with what tells it; the totals leave it out.
     if report.param_bytes is None:
         text = f"bytes unknown; {several}{several and '; '}--epoch or --shape of every input tells them"
         pairs.append(("parameters", text))
@@ -163,7 +165,8 @@ def _inspected_graph(symbol: Any, params: Any, policy: Any, shapes: Any, types: 
     from ..symbol.arguments import blaming_params, check_params, make_model, params_and_inputs
     from ..symbol.params import require_matches, total_bytes, widened
 
-    network, values, sizes = make_model(symbol, shapes, types), {}, None
+    network, values = make_model(symbol, shapes, types), {}
+    sizes: Any = None
     facts, (names, inputs) = (network.shapes, network.dtypes), params_and_inputs(symbol, network.shapes)
     if params is not None:
         values, args = {**params[0], **params[1]}, widened(symbol, params[0])
@@ -255,8 +258,8 @@ def compare(
     from ..display import terminal
 
     with working():
-        model, batch, naming_files = _loaded(prefix, epoch, shapes, types, data)
-        with naming_files:
+        model, batch, naming_files = load_network(prefix, epoch, shapes, types, data)
+        with naming_files():
             found = diagnose.compare(tuple(model), batch, policy)
         if out is not None:
             found.save(out)
@@ -264,36 +267,11 @@ def compare(
             click.echo(found.to_json())
             return
         console = stdout()
+        # Sentences are left to the terminal to wrap: one that is broken here cannot be searched for.
         for part in terminal.parts("Low precision beside float32", found.sections(worst=worst), width=console.width):
             console.print(part, soft_wrap=True)
-        pairs = [("inputs", data or f"{_RANDOM}; give real ones with --data")]
+        pairs = [("inputs", data or f"{RANDOM}; give real ones with --data")]
         print_pairs(pairs + ([] if out is None else [("written", out)]))
-
-
-def _loaded(prefix: str, epoch: int, shapes: Any, types: Any, data: Optional[str], complete: bool = False) -> Any:
-    """Return a checkpoint, a batch, and a context in which errors name its files.
-
-    The batch is that of the file ``data``, else random numbers; ``complete`` fills in what the file lacks.
-    """
-    from .. import symbol
-    from ..diagnose.batches import load_batch
-    from ..tune.workload import make_batch
-
-    model = symbol.load_checkpoint(prefix, epoch)
-    batch = {} if data is None else load_batch(data, model.symbol, types)
-    # The file decides; a shape that says the same is let through.
-    for name in shapes.keys() & batch.keys():
-        if tuple(shapes[name]) != batch[name].shape:
-            sizes = ",".join(map(str, shapes[name]))
-            raise click.UsageError(
-                f"--shape {name}:{sizes} contradicts --data {data}, in which '{name}' has the shape "
-                f"{batch[name].shape}; leave --shape out, or give another batch.",
-                click.get_current_context(),
-            )
-    if data is None or complete:
-        shapes = {**shapes, **{name: array.shape for name, array in batch.items()}}
-        batch = {**make_batch(model, shapes, types), **batch}
-    return model, batch, symbol.checkpoint.naming_files(*checkpoint_files(prefix, epoch))
 
 
 @click.command()
@@ -336,8 +314,8 @@ def ranges(
     from ..diagnose.batches import fill_inputs
 
     with working():
-        model, batch, naming_files = _loaded(prefix, epoch, shapes, types, data, complete=True)
-        with naming_files:
+        model, batch, naming_files = load_network(prefix, epoch, shapes, types, data, complete=True)
+        with naming_files():
             network, args, aux = model
             largest, counted = diagnose.measure_ranges(network, args, aux, [batch]), {}
             if gradients:  # with zeros for labels that are missing
@@ -350,13 +328,13 @@ def ranges(
         largest = dict(sorted(largest.items(), key=lambda pair: -pair[1]))
         counted = dict(sorted(counted.items(), key=lambda pair: -pair[1].share_lost()))
         if as_json:
-            values = {"data": data or _RANDOM, "largest_of_float16": _LIMIT, "ranges": largest, "keep_float32": kept}
+            values = {"data": data or RANDOM, "largest_of_float16": _LIMIT, "ranges": largest, "keep_float32": kept}
             print_json({**values, **({"gradients": _magnitudes(counted)} if gradients else {})})
         else:
             _print_ranges(largest, counted, None if list_all else _MOST)
             # Quoted for a shell, to be copied to the end of a command.
             options = " ".join(f"--keep-float32 {shlex.quote(pattern)}" for pattern in kept)
-            print_pairs([("inputs", data or _RANDOM), *([("for mxmp convert", options)] if kept else [])])
+            print_pairs([("inputs", data or RANDOM), *([("for mxmp convert", options)] if kept else [])])
 
 
 def _kept_in_float32(model: Any, shapes: Any, types: Any, ranges: Mapping[str, float]) -> List[str]:
@@ -388,6 +366,7 @@ def _print_ranges(largest: Mapping[str, float], counted: Mapping[str, Any], most
 
     rows: List[Tuple[Any, ...]] = []
     for name, value in largest.items():
+        # As a conversion decides: a batch does not have the largest value of all.
         near = "near its end: float32 if ranges are given" if value * HEADROOM > _LIMIT else ""
         rows.append((name, value, value / _LIMIT, "beyond float16" if value > _LIMIT else near))
     columns = [Column("tensor"), Column("largest", NUMBER), Column("of float16's largest", NUMBER), Column("note")]

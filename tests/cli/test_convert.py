@@ -80,25 +80,6 @@ def test_out_of_range_keeps_float32(tmp_path):
     assert np.max(mx.nd.load(str(tmp_path / "out-0003.params"))["arg:fc_weight"].asnumpy()) == 7e4
 
 
-@pytest.mark.parametrize("end", ["symbol.json", "0003.params"])
-def test_existing_files_are_refused_before_any_work(end, tmp_path):
-    (tmp_path / f"out-{end}").write_text("mine")
-    args = "convert", tmp_path / "nothing", 3, "-o", tmp_path / "out"  # so loading it would be the first error
-    out, err = mxmp(*args, code=1)
-    assert out == "" and err == (
-        f"mxmp: error: {tmp_path}/out-{end}: it exists; give another name to -o, or --force to overwrite it.\n"
-    )
-    assert (tmp_path / f"out-{end}").read_text() == "mine"
-
-
-def test_force_does_not_overwrite_the_source(tmp_path):
-    prefix = save(tmp_path)
-    before = (tmp_path / "net-0003.params").read_bytes()
-    _, err = mxmp("convert", prefix, 3, "-o", tmp_path / "." / "net", "--force", code=1)
-    assert err.startswith(f"mxmp: error: -o '{tmp_path}/") and "is the prefix of the checkpoint itself" in err
-    assert (tmp_path / "net-0003.params").read_bytes() == before
-
-
 def notes(out):
     return [row[1] for row in table(out) if row[0] == "note"]
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -57,10 +58,11 @@ def python(code, *args):
     return subprocess.run([sys.executable, "-c", code, *map(str, args)], cwd=ROOT, capture_output=True, text=True)
 
 
+CLICK = tuple(map(int, version("click").split(".")[:2]))
 ARGUMENTS = [
     (["--help"], 0),
     (["--version"], 0),
-    ([], None),  # 0 or 2, as click decides
+    ([], 0 if CLICK < (8, 2) else 2),
     *(
         ([command, "--help"], 0)
         for command in ("convert", "inspect", "tune", "build", "doctor", "launch", "ranges", "run")
@@ -104,7 +106,7 @@ def answers():
 )
 def test_help_and_wrong_arguments_need_no_mxnet(args, code, answers):
     found, _, err = answers[tuple(args)]
-    assert found == code or code is None
+    assert found == code
     assert err.splitlines()[-1] == "loaded:"
 
 
