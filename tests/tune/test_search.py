@@ -11,13 +11,14 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
 from mxmp.errors import PolicyError, TuneError
 from mxmp.symbol import convert_model, on_cpu
 from mxmp.tune import SearchResult, search
-from tests.tune.networks import FAILING, trained_digits
+from tests.tune.networks import FAILING, Task, trained_digits
 
 TOLERANCE = 0.01
 
@@ -124,6 +125,52 @@ def test_what_the_policy_asks_for_by_name_stays_in_low_precision():
     assert dict(result.policy.names)["*_dense?_fwd"] == "float16"
     fixed = {row.name for row in result.rows if row.kept == "cannot"}
     assert fixed == {"normalised_dense0_fwd", "normalised_dense1_fwd"} and not fixed & set(result.kept)
+
+
+class Twice(gluon.HybridBlock):
+    """Calls one activation twice, the second time behind an exponential, where the rules want float32."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.first, self.last = nn.Dense(8, in_units=8), nn.Dense(4, in_units=8)
+            self.act = nn.LeakyReLU(0.5)
+
+    def hybrid_forward(self, F, x):
+        return self.last(self.act(F.exp(-self.act(self.first(x)))))
+
+
+def twice():
+    net = Twice(prefix="net_")
+    net.initialize()
+    return Task(net, None)
+
+
+@pytest.mark.parametrize(
+    "build, policy",
+    [(FAILING["normalised"], "O2"), (twice, "O1"), (twice, "O1,op:exp=float16,block:net_dense0=float16")],
+)
+def test_an_operator_that_alone_is_needed_is_found_whatever_follows_it(build, policy):
+    """In each trial just those that are kept are in float32, and what the rules have there."""
+    net, data = build().net, mx.nd.ones((4, 8))
+    names = low_names(net, policy, lambda net: net(data))
+    mxmp.gluon.convert(net, policy)(data)
+    wide = [row.precision == "float32" for row in mxmp.gluon.report(net).rows]
+    mxmp.gluon.restore(net)
+
+    def needs(name):
+        def evaluate(net):
+            net(data)
+            if "converted" not in repr(net):
+                return 1.0
+            rows = mxmp.gluon.report(net).rows
+            assert all(row.precision == "float32" for row, is_wide in zip(rows, wide) if is_wide)
+            return float(all(row.precision == "float32" for row in rows if row.name == name))
+
+        return evaluate
+
+    assert len(names) >= 4
+    assert [search(net, needs(name), 0.5, policy).kept for name in names] == [(name,) for name in names]
 
 
 def test_what_cannot_be_reached_is_an_error_that_says_what_is_left_in_float16():
