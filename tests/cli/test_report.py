@@ -24,7 +24,7 @@ def test_a_page_is_written_and_what_is_missing_said(run, tmp_path):
     assert err == ""
     assert [row for row in table(out) if row[0] != "warning"] == [
         ["written", str(tmp_path / "page.html")],
-        ["not there", "ledger.json, compare.json, steps.csv"],
+        ["not there", "steps.csv, ledger.json, compare.json"],
     ]
     assert "<title>My run</title>" in (tmp_path / "page.html").read_text()
 
