@@ -174,8 +174,8 @@ def _inspected_graph(symbol: Any, params: Any, policy: Any, shapes: Any, types: 
         facts, names = network.known(args, params[1]), frozenset(args)
         sizes = total_bytes({**args, **params[1]}), total_bytes(values)
     with blaming_params(symbol, values, shapes):  # without a policy in float32, which takes out the casts
-        made = convert_graph(symbol, policy or Policy(), *facts, names, final=True, inputs=inputs)
-    decisions, report, after = made.decisions, made.report, (made.graph, made.facts)
+        converted = convert_graph(symbol, policy or Policy(), *facts, names, final=True, inputs=inputs)
+    decisions, report, after = converted.decisions, converted.report, (converted.graph, converted.facts)
     if policy is None:
         graph, before = to_graph(symbol), decisions.before
         declared = {node.name for node in graph.nodes if node.declares_dtype}
@@ -184,7 +184,7 @@ def _inspected_graph(symbol: Any, params: Any, policy: Any, shapes: Any, types: 
         after = graph, infer_facts(symbol, graph, facts[0], undeclared, names)
         report = report_converted(before, decisions.facts, *after)
     else:
-        require_matches(policy, [made])
+        require_matches(policy, [converted])
     if params is None:
         variables = names | frozenset(symbol.list_auxiliary_states())
         both = [variable_bytes(*view, variables) for view in ((decisions.before, decisions.facts), after)]

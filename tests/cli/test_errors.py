@@ -94,7 +94,7 @@ REFUSED = [
     *((f"inspect {name} --epoch 3 {options}", 1, match) for name, options, match in PARAMS),
     *((f"{command} mixed 3 {SHAPE}", 1, PARAMS[0][2]) for command in ("tune", "benchmark", "compare", "ranges")),
     *((f"{command} fc_weight 3 {SHAPE}", 1, "fc_weight-0003.params: " + UNFIT.format("fc_weight")) for command in ("tune", "benchmark")),
-    *((f"{command} fc_weight 3 {SHAPE}", 1, r"'fc_weight' has shape \(7, 144\)") for command in ("compare", "ranges")),
+    *((f"{command} fc_weight 3 {SHAPE}", 1, "'fc_weight'") for command in ("compare", "ranges")),
     ("inspect net --shape data:2,4,8,8", 1, "net-0003.params: 'conv_weight' of node .* correct the shapes"),
     ("inspect low --shape data:2,3,9,9", 1, "low-0003.params: 'fc_weight' of node .* correct the shapes"),
     # Prefixes, files and folders.
