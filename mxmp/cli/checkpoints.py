@@ -16,6 +16,7 @@ from ..policy import Policy
 from .options import (
     Pairs,
     check_prefix,
+    load_network,
     make_policy,
     model_options,
     out_option,
@@ -86,7 +87,9 @@ def convert(
 
     with working():
         if tuned is not None:
+            # The symbol is enough: a plan holds for operators and names, whatever the values of parameters are.
             plan = load(tuned, load_symbol(checkpoint_files(prefix, 0)[0]), shapes=shapes or None, dtypes=types or None)
+            # The other way round the plan decides: it was timed with BatchNorm folded.
             if for_inference and not plan.for_inference:
                 text = "the plan was tuned without --for-inference; tune with it, or leave it out here"
                 raise TuneError(f"{tuned}: {text}.")
@@ -106,18 +109,19 @@ def convert(
                 for_inference=for_inference,
             )
         pairs = [("policy", str(policy)), *replace(model.report, param_bytes=model.param_bytes).totals]
-        pairs += [("note", note) for note in (*model.report.warnings, *_not_here(policy))]
+        pairs += [("note", note) for note in (*model.report.warnings, *_not_here(policy, model.report))]
         pairs += value_pairs(model.changes, model.out_of_range, model.widened, policy.compute_dtype)
         print_pairs(pairs + [("written", file) for file in checkpoint_files(out, epoch)])
 
 
-def _not_here(policy: Policy) -> List[str]:
+def _not_here(policy: Policy, report: Any) -> List[str]:
     """Return what surprises who runs a converted checkpoint by plain MXNet, on this machine and in numpy."""
     from ..devices.check import check_devices
 
-    # The files may be meant for another machine, so that this is no warning.
+    # The files may be meant for another machine, so that this is no warning. What is float32 throughout runs anywhere.
     notes, findings = [], check_devices(policy)
-    if policy.is_mixed and all(finding.ok is False for finding in findings):
+    if policy.compute_dtype in report.count and policy.is_mixed and all(finding.ok is False for finding in findings):
+        # The last finding is the processor's, which says what bfloat16 lacks; there may be several GPUs, or none.
         is_float16 = policy.compute_dtype == dtypes.FLOAT16
         notes.append(f"not for this machine: {'float16 needs a GPU' if is_float16 else findings[-1].message}")
     if policy.output_dtype == dtypes.BFLOAT16:
@@ -165,13 +169,16 @@ def tune(
     """  # noqa: D301 - click keeps the lines behind its mark as they are
     objective = require_timed(ctx, objective, for_inference, shapes)
     policy = make_policy(text, **options)
+    # The time that it takes must not be lost to a name that is taken.
     if out is not None:
         require_new(out, force=force)
     require_checkpoint(prefix, epoch)
     from .. import tune as tuning
 
     with working():
-        model, batch = _loaded(prefix, epoch, shapes, types)
+        model, batch, naming_files = load_network(prefix, epoch, shapes, types)
+        with naming_files():
+            model = _float32(model, shapes, types)
         result = tuning.tune(model, [batch], policy, objective, seconds=seconds, for_inference=for_inference)
         if out is not None:
             result.save(out)
@@ -233,7 +240,10 @@ def benchmark(
 
     with working():
         context = timing.context_of(gpu)
-        model, batch = _loaded(prefix, epochs[0], shapes, types)
+        model, batch, naming_files = load_network(prefix, epochs[0], shapes, types)
+        with naming_files():
+            model = _float32(model, shapes, types)
+        # Where its batch lies is where the network runs.
         batch = {name: array.as_in_context(context) for name, array in batch.items()}
         chosen = policies or timing.default_policies(gpu is not None)
         found = timing.benchmark(model, batch, chosen, objective, for_inference, seconds, sys.stderr.isatty())
@@ -241,21 +251,17 @@ def benchmark(
         _print(found, [] if chosen else [("note", text)], as_json)
 
 
-def _loaded(prefix: str, epoch: int, shapes: Any, types: Any) -> Any:
-    """Return the float32 network of a checkpoint, of a converted one as it was, and a batch of random numbers."""
-    from ..symbol import convert_model, load_checkpoint
-    from ..symbol.checkpoint import naming_files
-    from ..tune.workload import make_batch
+def _float32(model: Any, shapes: Any, types: Any) -> Any:
+    """Return a model in float32, a converted one as it was: times are relative to that."""
+    from ..symbol import convert_model
 
-    # Times are relative to float32, so that a converted network is taken back first.
-    model = load_checkpoint(prefix, epoch)
-    batch = make_batch(model, shapes, types)
-    with naming_files(*checkpoint_files(prefix, epoch)):
-        return tuple(convert_model(*model, Policy(), shapes, types)), batch
+    symbol, args, aux = model
+    return tuple(convert_model(symbol, args, aux, Policy(), shapes, types))
 
 
 def _print(found: Any, more: Pairs, as_json: bool) -> None:
     """Print times."""
+    # JSON is for programs: nothing else may stand beside it.
     if as_json:
         click.echo(found.to_json())
     else:

@@ -27,6 +27,7 @@ class CommandLine(click.Group):
         try:
             return super().invoke(ctx)
         except MxmpError as e:
+            # MXNet's reasons, which messages quote, have several lines.
             _fail(ctx, " ".join(line.strip() for line in str(e).split("\n")))
         except KeyboardInterrupt:
             click.echo(LINE, err=True)

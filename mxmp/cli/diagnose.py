@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,13 +13,15 @@ import click
 
 from .. import dtypes
 from ..checkpoint import checkpoint_files, describe_epochs, params_file_of, require_checkpoint, saved_epochs
-from ..policy import Policy
+from ..policy import Policy, pattern_of
 from .options import (
     NARROW,
+    RANDOM,
     Pairs,
     batch_option,
     check_prefix,
     input_options,
+    load_network,
     make_policy,
     model_options,
     out_option,
@@ -32,7 +35,6 @@ from .options import (
 
 _FEW = 3  # names in a line of a summary
 _MOST = 20  # tensors of a table unless all are wanted
-_RANDOM = "random numbers from 0 to 1"
 _LIMIT = dtypes.limits(dtypes.FLOAT16).max
 
 
@@ -41,7 +43,7 @@ _LIMIT = dtypes.limits(dtypes.FLOAT16).max
 @click.option("--epoch", type=click.IntRange(min=0), help="Epoch of the parameters; the only one there unless given.")
 @click.option("--policy", "text", help="The policy; O2 unless given, or what a converted network has.")
 @model_options
-@click.option("--summary", is_flag=True, help="Count by kind of operator instead of a row for each.")
+@click.option("--summary", is_flag=True, help="Count by kind of operator instead of a row for each; --json prints all.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(
     prefix: str,
@@ -94,23 +96,17 @@ def _print_inspected(
     """Print what `inspected` returns; ``several`` says which epochs there are."""
     from ..devices import amx
     from ..display import terminal
-    from ..report import operator_counts, operator_table
+    from ..report import operator_table
 
     changes, unfit, widened = (model.changes, model.out_of_range, model.widened) if model else ((), (), {})
     if as_json:
-        values = report.to_dict()
-        if summary:
-            counts = {op: each for op, each in operator_counts(report).items()}
-            values = {name: value for name, value in values.items() if name not in ("rows", "widely_read")}
-            values["operators"] = {op: precisions for op, (precisions, _) in counts.items()}
-            values["casts_read"] = {op: casts for op, (_, casts) in counts.items() if casts}
-            values.update(precisions=report.count, warnings=report.warnings)
         more = {"changes": [asdict(change) for change in changes], "unfit": unfit}
-        print_json({**values, **more, "uneven": [layer._asdict() for layer in uneven]})
+        print_json({**report.to_dict(), **more, "uneven": [layer._asdict() for layer in uneven]})
         return
     console = stdout()
     console.print(terminal.table(operator_table(report)) if summary else report.table(console.width < NARROW))
     pairs = report.totals + value_pairs(changes, unfit, widened, dtype)
+    # What is not known is said with what tells it; the totals leave it out.
     if report.param_bytes is None:
         text = f"bytes unknown; {several}{several and '; '}--epoch or --shape of every input tells them"
         pairs.append(("parameters", text))
@@ -145,45 +141,55 @@ def inspected(symbol: Any, params: Any, policy: Any, shapes: Any, types: Any) ->
         sizes are no multiples of 8.
     """
     from ..diagnose.tensor_cores import uneven_layers
+    from ..symbol import convert_model
+
+    values = {} if params is None else {**params[0], **params[1]}
+    if policy is not None and params is not None:
+        model = convert_model(symbol, params[0], params[1], policy, shapes, types)
+        decisions, report, sizes = model.decisions, model.report, model.param_bytes
+    else:
+        model = None
+        decisions, report, sizes = _inspected_graph(symbol, params, policy, shapes, types)
+    # Without --shape inference knows no shape of a parameter, but the file does.
+    nodes = enumerate(decisions.before.nodes)
+    stored = {(i, 0): tuple(values[n.name].shape) for i, n in nodes if n.is_variable and n.name in values}
+    with_stored = replace(decisions.facts, shapes={**decisions.facts.shapes, **stored})
+    low = {(row.name, row.op) for row in report.rows if row.precision == dtypes.FLOAT16}
+    return replace(report, param_bytes=sizes), model, uneven_layers(decisions.before, with_stored, low)
+
+
+def _inspected_graph(symbol: Any, params: Any, policy: Any, shapes: Any, types: Any) -> Tuple[Any, Any, Any]:
+    """Return decisions, report and bytes of parameters of a network without a policy, or without its parameters."""
     from ..report import report_converted, variable_bytes
-    from ..symbol import convert_graph, convert_model, infer_facts, to_graph
+    from ..symbol import convert_graph, infer_facts, to_graph
     from ..symbol.arguments import blaming_params, check_params, make_model, params_and_inputs
     from ..symbol.params import require_matches, total_bytes, widened
 
-    known, arrays, model, sizes = make_model(symbol, shapes, types), {}, None, None
-    facts, names = (known.shapes, known.dtypes), params_and_inputs(symbol, known.shapes)[0]
+    network, values = make_model(symbol, shapes, types), {}
+    sizes: Any = None
+    facts, (names, inputs) = (network.shapes, network.dtypes), params_and_inputs(symbol, network.shapes)
     if params is not None:
-        arrays, args = {**params[0], **params[1]}, widened(symbol, params[0])
-        model = None if policy is None else convert_model(symbol, params[0], params[1], policy, shapes, types)
-        check_params(symbol, args, params[1], known.shapes)
-        facts, names = known.known(args, params[1]), frozenset(args)
-        sizes = model.param_bytes if model else (total_bytes({**args, **params[1]}), total_bytes(arrays))
-    with blaming_params(symbol, arrays, shapes):
-        before = convert_graph(symbol, Policy(), *facts, names)  # in float32, which takes out the casts
+        values, args = {**params[0], **params[1]}, widened(symbol, params[0])
+        check_params(symbol, args, params[1], network.shapes)
+        facts, names = network.known(args, params[1]), frozenset(args)
+        sizes = total_bytes({**args, **params[1]}), total_bytes(values)
+    with blaming_params(symbol, values, shapes):  # without a policy in float32, which takes out the casts
+        converted = convert_graph(symbol, policy or Policy(), *facts, names, final=True, inputs=inputs)
+    decisions, report, after = converted.decisions, converted.report, (converted.graph, converted.facts)
     if policy is None:
-        graph = to_graph(symbol)
+        graph, before = to_graph(symbol), decisions.before
         declared = {node.name for node in graph.nodes if node.declares_dtype}
-        inferred = before.facts.variable_dtypes(before.graph)  # those left to be inferred are the same without casts
+        inferred = decisions.facts.variable_dtypes(before)  # those left to be inferred are the same without casts
         undeclared = {name: dtype for name, dtype in inferred.items() if name not in declared}
         after = graph, infer_facts(symbol, graph, facts[0], undeclared, names)
-        report = report_converted(before.graph, before.facts, *after)
-    elif model is None:
-        inputs = params_and_inputs(symbol, facts[0])[1]
-        converted = convert_graph(symbol, policy, *facts, names, final=True, inputs=inputs)
-        require_matches(policy, [converted])
-        report, after = converted.report, (converted.graph, converted.facts)
+        report = report_converted(before, decisions.facts, *after)
     else:
-        report = model.report
+        require_matches(policy, [converted])
     if params is None:
         variables = names | frozenset(symbol.list_auxiliary_states())
-        both = [variable_bytes(*view, variables) for view in ((before.graph, before.facts), after)]
-        sizes = None if both[0] is None or both[1] is None else (both[0], both[1])
-    # Without --shape inference knows no shape of a parameter, but the file does.
-    nodes = enumerate(before.graph.nodes)
-    stored = {(i, 0): tuple(arrays[n.name].shape) for i, n in nodes if n.is_variable and n.name in arrays}
-    with_stored = replace(before.facts, shapes={**before.facts.shapes, **stored})
-    low = {(row.name, row.op) for row in report.rows if row.precision == dtypes.FLOAT16}
-    return replace(report, param_bytes=sizes), model, uneven_layers(before.graph, with_stored, low)
+        both = [variable_bytes(*view, variables) for view in ((decisions.before, decisions.facts), after)]
+        sizes = None if None in both else tuple(both)
+    return decisions, report, sizes
 
 
 def _uneven_pairs(layers: Sequence[Any], most: Optional[int]) -> Pairs:
@@ -252,8 +258,8 @@ def compare(
     from ..display import terminal
 
     with working():
-        model, batch, naming_files = _loaded(prefix, epoch, shapes, types, data)
-        with naming_files:
+        model, batch, naming_files = load_network(prefix, epoch, shapes, types, data)
+        with naming_files():
             found = diagnose.compare(tuple(model), batch, policy)
         if out is not None:
             found.save(out)
@@ -261,36 +267,11 @@ def compare(
             click.echo(found.to_json())
             return
         console = stdout()
+        # Sentences are left to the terminal to wrap: one that is broken here cannot be searched for.
         for part in terminal.parts("Low precision beside float32", found.sections(worst=worst), width=console.width):
             console.print(part, soft_wrap=True)
-        pairs = [("inputs", data or f"{_RANDOM}; give real ones with --data")]
+        pairs = [("inputs", data or f"{RANDOM}; give real ones with --data")]
         print_pairs(pairs + ([] if out is None else [("written", out)]))
-
-
-def _loaded(prefix: str, epoch: int, shapes: Any, types: Any, data: Optional[str], complete: bool = False) -> Any:
-    """Return a checkpoint, a batch, and a context in which errors name its files.
-
-    The batch is that of the file ``data``, else random numbers; ``complete`` fills in what the file lacks.
-    """
-    from .. import symbol
-    from ..diagnose.batches import load_batch
-    from ..tune.workload import make_batch
-
-    model = symbol.load_checkpoint(prefix, epoch)
-    batch = {} if data is None else load_batch(data, model.symbol, types)
-    # The file decides; a shape that says the same is let through.
-    for name in shapes.keys() & batch.keys():
-        if tuple(shapes[name]) != batch[name].shape:
-            sizes = ",".join(map(str, shapes[name]))
-            raise click.UsageError(
-                f"--shape {name}:{sizes} contradicts --data {data}, in which '{name}' has the shape "
-                f"{batch[name].shape}; leave --shape out, or give another batch.",
-                click.get_current_context(),
-            )
-    if data is None or complete:
-        shapes = {**shapes, **{name: array.shape for name, array in batch.items()}}
-        batch = {**make_batch(model, shapes, types), **batch}
-    return model, batch, symbol.checkpoint.naming_files(*checkpoint_files(prefix, epoch))
 
 
 @click.command()
@@ -317,9 +298,10 @@ def ranges(
 
     The network runs in float32, on one batch. Its tensors are listed with their largest magnitudes, the worst first.
     What is beyond half of float16's range stays in float32 if a conversion is given the ranges, for a batch does not
-    have the largest value of all. With --gradients: which share of each activation's gradient becomes 0 in
-    float16 without a loss scale, and the largest scale that keeps it finite. Labels that are not given are zeros:
-    what loss heads alone read beside their data, and inputs whose names end in 'label'.
+    have the largest value of all; the options that have `mxmp convert` do that are printed. With --gradients:
+    which share of each activation's gradient becomes 0 in float16 without a loss scale, and the largest scale
+    that keeps it finite. Labels that are not given are zeros: what loss heads alone read beside their data, and
+    inputs whose names end in 'label'.
 
     \b
     Example:
@@ -332,8 +314,8 @@ def ranges(
     from ..diagnose.batches import fill_inputs
 
     with working():
-        model, batch, naming_files = _loaded(prefix, epoch, shapes, types, data, complete=True)
-        with naming_files:
+        model, batch, naming_files = load_network(prefix, epoch, shapes, types, data, complete=True)
+        with naming_files():
             network, args, aux = model
             largest, counted = diagnose.measure_ranges(network, args, aux, [batch]), {}
             if gradients:  # with zeros for labels that are missing
@@ -341,13 +323,31 @@ def ranges(
                 held = {**plain.arg_params, **plain.aux_params}
                 filled = {name: array for name, array in fill_inputs(plain, batch).items() if name not in held}
                 counted = diagnose.measure_gradients(network, args, aux, [filled])
+            inputs = {name: array.shape for name, array in batch.items()}
+            kept = _kept_in_float32(model, inputs, types, largest)
         largest = dict(sorted(largest.items(), key=lambda pair: -pair[1]))
         counted = dict(sorted(counted.items(), key=lambda pair: -pair[1].share_lost()))
         if as_json:
-            values = {"data": data or _RANDOM, "largest_of_float16": _LIMIT, "ranges": largest}
+            values = {"data": data or RANDOM, "largest_of_float16": _LIMIT, "ranges": largest, "keep_float32": kept}
             print_json({**values, **({"gradients": _magnitudes(counted)} if gradients else {})})
         else:
-            _print_ranges(largest, counted, data or _RANDOM, None if list_all else _MOST)
+            _print_ranges(largest, counted, None if list_all else _MOST)
+            # Quoted for a shell, to be copied to the end of a command.
+            options = " ".join(f"--keep-float32 {shlex.quote(pattern)}" for pattern in kept)
+            print_pairs([("inputs", data or RANDOM), *([("for mxmp convert", options)] if kept else [])])
+
+
+def _kept_in_float32(model: Any, shapes: Any, types: Any, ranges: Mapping[str, float]) -> List[str]:
+    """Return patterns of the operators that a conversion keeps in float32 because of ranges, and else would not."""
+    from ..symbol import convert_model
+
+    # Its own decision says which: readers of a large value too, and what hands it on.
+    network, args, aux = model
+    both = [convert_model(network, args, aux, "O2", shapes, types, each) for each in ({}, ranges)]
+    plain, ranged = (each.report.rows for each in both)
+    pairs = zip(plain, ranged)
+    names = [row.name for row, now in pairs if row.precision != now.precision == dtypes.FLOAT32]
+    return list(dict.fromkeys(map(pattern_of, names)))
 
 
 def _magnitudes(counted: Mapping[str, Any]) -> Dict[str, Any]:
@@ -359,13 +359,14 @@ def _magnitudes(counted: Mapping[str, Any]) -> Dict[str, Any]:
     return values
 
 
-def _print_ranges(largest: Mapping[str, float], counted: Mapping[str, Any], source: str, most: Optional[int]) -> None:
+def _print_ranges(largest: Mapping[str, float], counted: Mapping[str, Any], most: Optional[int]) -> None:
     """Print a table of tensors and one of their gradients, if there are any."""
     from ..display import NUMBER, SHARE, Column, Table, terminal
     from ..symbol.arguments import HEADROOM
 
     rows: List[Tuple[Any, ...]] = []
     for name, value in largest.items():
+        # As a conversion decides: a batch does not have the largest value of all.
         near = "near its end: float32 if ranges are given" if value * HEADROOM > _LIMIT else ""
         rows.append((name, value, value / _LIMIT, "beyond float16" if value > _LIMIT else near))
     columns = [Column("tensor"), Column("largest", NUMBER), Column("of float16's largest", NUMBER), Column("note")]
@@ -376,7 +377,6 @@ def _print_ranges(largest: Mapping[str, float], counted: Mapping[str, Any], sour
     tables += [Table("Gradients", columns, rows, "gradients; --all lists more", most)] if rows else []
     for table in tables:
         stdout().print(terminal.table(table))
-    print_pairs([("inputs", source)])
 
 
 @click.command()
@@ -387,7 +387,8 @@ def report(run: str, out: str, title: Optional[str], force: bool) -> None:
     """Write what is known of a run as one HTML page.
 
     RUN is a folder with any of these files, or one of them: report.json (a report's to_json),
-    ledger.json (of gradients), compare.json (errors by layer), steps.csv (loss and scale). The page shows
+    ledger.json (of gradients), compare.json (errors by layer), steps.csv (loss and scale), verdict.json
+    (why a step was not finite, of `explain` or a Watch). The page shows
     the network with its precisions and casts, tables that sort and filter, and charts. It is complete in
     itself: nothing is loaded from a network. Its warnings and advice are printed too.
 

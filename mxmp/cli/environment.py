@@ -101,7 +101,7 @@ def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool, a
         hint = "; write `-m` before the name of a module" if "/" not in script and not script.endswith(".py") else ""
         raise click.BadParameter(f"there is no file {script!r}{hint}.", ctx, param_hint="'SCRIPT'")
     if amp is not None:
-        sys.meta_path.insert(0, _AmpFinder(amp))
+        sys.meta_path.insert(0, _AmpFinder(amp))  # before Python's own, which would find MXNet's
     raise Program(script, args, is_module)
 
 
@@ -156,6 +156,7 @@ def launch(
 
 
 def _print_commands(processes: Sequence[jobs.Process], addresses: Sequence[str]) -> None:
+    # One that is named twice has more processes; the commands of a machine are one script, to be pasted there.
     for address in dict.fromkeys(addresses):
         click.echo(f"# on {address}")
         for process in processes:

@@ -24,6 +24,7 @@ LINE = "mxmp: interrupted"
 
 def end_at_once() -> None:
     """Let Ctrl-C end the process from here on; not one that was started to ignore it, as by nohup."""
+    # Python leaves its own handler out where the parent has the signal ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
         sys.unraisablehook = _unraisable
@@ -49,6 +50,8 @@ def raising() -> Iterator[None]:
 
 
 def _end(*_: Any) -> NoReturn:
+    # Neither print nor sys.exit: the signal may have come in the middle of a write, or within an import that swallows
+    # whatever is raised.
     os.write(2, f"{LINE}\n".encode())
     os._exit(INTERRUPTED)
 

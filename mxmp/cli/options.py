@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from .. import dtypes
+from ..checkpoint import checkpoint_files
 from ..errors import CheckpointError, DtypeError, PolicyError
 from ..files import require_folder
 from ..policy import Policy
@@ -207,6 +208,42 @@ def make_policy(
         return policy.replace(names=names)
     except PolicyError as e:
         raise click.UsageError(str(e), click.get_current_context()) from e
+
+
+# ---------------------------------------------------------------------- what commands read
+
+RANDOM = "random numbers from 0 to 1"
+
+
+def load_network(
+    prefix: str, epoch: int, shapes: Any, types: Any, data: Optional[str] = None, complete: bool = False
+) -> Any:
+    """Return a checkpoint, a batch for it, and a function of a context in which errors name its files.
+
+    The batch is that of the file ``data``, else random numbers; ``complete`` fills in what the file lacks.
+    """
+    from ..diagnose.batches import load_batch
+    from ..symbol.arguments import check_params
+    from ..symbol.checkpoint import load_checkpoint, naming_files
+    from ..tune.workload import make_batch
+
+    model, naming = load_checkpoint(prefix, epoch), partial(naming_files, *checkpoint_files(prefix, epoch))
+    with naming():  # before what lacks is taken for an input
+        check_params(model.symbol, model.arg_params, model.aux_params, shapes)
+    batch = {} if data is None else load_batch(data, model.symbol, types)
+    # The file decides; a shape that says the same is let through.
+    for name in shapes.keys() & batch.keys():
+        if tuple(shapes[name]) != batch[name].shape:
+            sizes = ",".join(map(str, shapes[name]))
+            raise click.UsageError(
+                f"--shape {name}:{sizes} contradicts --data {data}, in which '{name}' has the shape "
+                f"{batch[name].shape}; leave --shape out, or give another batch.",
+                click.get_current_context(),
+            )
+    if data is None or complete:
+        shapes = {**shapes, **{name: array.shape for name, array in batch.items()}}
+        batch = {**make_batch(model, shapes, types), **batch}
+    return model, batch, naming
 
 
 # ---------------------------------------------------------------------- what commands print

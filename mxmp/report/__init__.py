@@ -4,7 +4,7 @@ from ..names import refuse_call
 from ..passes.reasons import Reason
 from .counts import activation_bytes, variable_bytes
 from .make import Decisions, Removed, make_report, report_converted
-from .report import DROPPED, FOLDED, Cast, Report, Row, legend, merge, operator_counts, operator_table
+from .report import DROPPED, FOLDED, Cast, Report, Row, legend, merge, operator_table
 from .run import RUN_FILES, Run, read_run
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "legend",
     "make_report",
     "merge",
-    "operator_counts",
     "operator_table",
     "read_run",
     "report_converted",

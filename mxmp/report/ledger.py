@@ -299,7 +299,9 @@ class LedgerRecord(Record):
         part = f"{self.skipped / self.steps:.2%} of them" if self.skipped else ""
         found = [("steps", figure(self.steps), f"{self.sampled:,} sampled"), ("skipped", figure(self.skipped), part)]
         if self.last_scale is not None:
-            advised = "" if advice.highest is None else f"at most {power(log2(advice.highest))}"
+            # A dynamic scale goes beyond what fits to find it, so that no limit is advised to it.
+            remark = "dynamic; fits up to" if self.is_dynamic else "at most"
+            advised = "" if advice.highest is None else f"{remark} {power(log2(advice.highest))}"
             found.append(("loss scale at the end", figure(self.last_scale), advised))
         total, zeros = _added(*(each.histogram for each in self.layers)), _added(*(each.zeros for each in self.layers))
         title, count = f"All gradients, against {self.dtype}'s range", sum(zeros.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from ..display import (
     PRECISION,
@@ -229,29 +229,18 @@ def total(values: Iterable[Optional[int]]) -> Optional[int]:
     return None if None in numbers else sum(number or 0 for number in numbers)
 
 
-def operator_counts(report: Report) -> Dict[str, Tuple[Mapping[str, int], Mapping[str, int]]]:
-    """Return (nodes by precision, tensors that are cast for them by dtype) of each kind of operator, most nodes first.
+def operator_table(report: Report) -> Table:
+    """Return a table with a row per kind of operator, most nodes first, for networks with hundreds of them.
 
     A tensor that operators of two kinds read counts for both.
     """
-    rows: Dict[str, List[Row]] = {}
+    by_op: Dict[str, List[Row]] = {}
     for row in report.rows:
-        rows.setdefault(row.op, []).append(row)
-    return {
-        op: (
-            dict(sorted(Counter(row.precision for row in rows[op]).items())),
-            dict(sorted(Counter(cast.dtype for cast in {cast for row in rows[op] for cast in row.casts}).items())),
-        )
-        for op in sorted(rows, key=lambda op: (-len(rows[op]), op))
-    }
-
-
-def operator_table(report: Report) -> Table:
-    """Return a table with a row per kind of operator, for networks with hundreds of them."""
-    precisions = sorted(report.count)
-    rows = [
-        (op, *(count.get(each) for each in precisions), ", ".join(f"{casts[d]:,} to {d}" for d in casts))
-        for op, (count, casts) in operator_counts(report).items()
-    ]
+        by_op.setdefault(row.op, []).append(row)
+    precisions, rows = sorted(report.count), []
+    for op in sorted(by_op, key=lambda op: (-len(by_op[op]), op)):
+        count = Counter(row.precision for row in by_op[op])
+        casts = sorted(Counter(cast.dtype for cast in {cast for row in by_op[op] for cast in row.casts}).items())
+        rows.append((op, *(count.get(each) for each in precisions), ", ".join(f"{n:,} to {d}" for d, n in casts)))
     columns = [Column("operator"), *(Column(each, "number") for each in precisions), Column("tensors cast for it")]
     return Table(f"mxmp: {report.policy}".replace(",", ", "), columns, rows, "operators")

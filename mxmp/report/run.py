@@ -1,25 +1,54 @@
-"""A run to look at: the files that a folder has of its report, ledger, comparison and steps, and one page of them."""
+"""A run to look at: the files that a folder has of its parts, and one page of them."""
 
 from __future__ import annotations
 
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
-from ..display import Figures, Notes, Section, Shown
-from ..errors import CheckpointError
+from ..display import Figures, Notes, Record, Section, Shown
+from ..errors import CheckpointError, ConvertError, MxmpError
 from .comparison import Comparison
 from .ledger import LedgerRecord
 from .report import Report
 from .steps import Steps
 
-REPORT, STEPS, LEDGER, COMPARE = "report.json", "steps.csv", "ledger.json", "compare.json"
 
-# How each file of a run is read; in the order of the page.
-_READERS: Dict[str, Any] = {REPORT: Report, STEPS: Steps, LEDGER: LedgerRecord, COMPARE: Comparison}
+@dataclass(frozen=True)
+class VerdictText(Record):
+    """The text of a `mxmp.diagnose.Verdict`, read from its file without MXNet.
 
-RUN_FILES = REPORT, LEDGER, COMPARE, STEPS  # the names of the files that a run's folder may have
+    Attributes:
+        kind: The kind of the verdict, such as 'activation out of range'.
+        text: The sentences that say so and end in what to do.
+    """
+
+    _kind: ClassVar[str] = "verdict"
+    _title: ClassVar[str] = "Why a step is not finite"
+    _error: ClassVar[Type[MxmpError]] = ConvertError
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text if self.text.startswith(f"{self.kind}: ") else f"{self.kind}: {self.text}"
+
+    def _sections(self) -> List[Section]:
+        return [Section(self._title, [Notes([str(self)], "Verdict")])]
+
+
+# The part that each file of a run is, and what reads it; in the order of the page.
+_FILES: Dict[str, Tuple[str, Any]] = {
+    "report.json": ("report", Report),
+    "verdict.json": ("verdict", VerdictText),
+    "steps.csv": ("log", Steps),
+    "ledger.json": ("ledger", LedgerRecord),
+    "compare.json": ("compare", Comparison),
+}
+
+RUN_FILES = tuple(_FILES)
+"""The names of the files that a run's folder may have."""
 
 
 @dataclass(frozen=True)
@@ -28,36 +57,30 @@ class Run(Shown):
 
     Attributes:
         name: The folder's or file's, which the page takes for its title.
-        parts: The values that were read, by the name of the file.
+        report: The decisions on the network, from report.json.
+        verdict: What was wrong with a step, from verdict.json.
+        log: The log of steps, from steps.csv.
+        ledger: The ledger of gradients, from ledger.json.
+        compare: The comparison with float32, from compare.json.
     """
 
     name: str
-    parts: Mapping[str, Any]
-
-    @property
-    def report(self) -> Optional[Report]:
-        """The decisions on the network, from report.json."""
-        return self.parts.get(REPORT)
-
-    @property
-    def ledger(self) -> Optional[Dict[str, Any]]:
-        """The ledger of gradients, from ledger.json, as plain values."""
-        return self.parts[LEDGER].to_dict() if LEDGER in self.parts else None
-
-    @property
-    def compare(self) -> Optional[Dict[str, Any]]:
-        """The comparison with float32, from compare.json, as plain values."""
-        return self.parts[COMPARE].to_dict() if COMPARE in self.parts else None
+    report: Optional[Report] = None
+    verdict: Optional[VerdictText] = None
+    log: Optional[Steps] = None
+    ledger: Optional[LedgerRecord] = None
+    compare: Optional[Comparison] = None
 
     @property
     def steps(self) -> Optional[Sequence[Mapping[str, Any]]]:
-        """A mapping for each step, from steps.csv."""
-        return self.parts[STEPS].steps if STEPS in self.parts else None
+        """A mapping for each step of the log."""
+        return None if self.log is None else self.log.steps
 
     @property
     def missing(self) -> Tuple[str, ...]:
-        """The names of the files that are not there."""
-        return tuple(name for name in RUN_FILES if name not in self.parts)
+        """The names of the files that are not there, but for the verdict's: a run without a fault has none."""
+        absent = (name for name, (part, _) in _FILES.items() if getattr(self, part) is None)
+        return tuple(name for name in absent if name != "verdict.json")
 
     @property
     def warnings(self) -> List[str]:
@@ -81,7 +104,8 @@ class Run(Shown):
     def _lead(self) -> str:
         """The policy, but for its loss scale: the figures of the steps and the ledger have it."""
         fields = self.report.policy.split(",") if self.report else []
-        return ",".join(field for field in fields if len(self.parts) == 1 or not field.startswith("loss_scale="))
+        is_alone = self.log is None and self.ledger is None
+        return ",".join(field for field in fields if is_alone or not field.startswith("loss_scale="))
 
     def _sections(self) -> List[Section]:
         """Return the figures and notes of all parts first, then their other blocks; the table of operators last."""
@@ -89,12 +113,12 @@ class Run(Shown):
         figures: List[Tuple[str, str, str]] = []
         notes: List[Notes] = []
         sections = []
-        for name in (name for name in _READERS if name in self.parts):
-            part = self.parts[name]
-            for section in part.sections(order) if name == COMPARE else part._sections():
+        parts: List[Any] = [getattr(self, part) for part, _ in _FILES.values()]
+        for part in (part for part in parts if part is not None):
+            for section in part.sections(order) if isinstance(part, Comparison) else part._sections():
                 others = [block for block in section.blocks if not isinstance(block, (Figures, Notes))]
                 notes += [block for block in section.blocks if isinstance(block, Notes)]
-                if name != LEDGER or STEPS not in self.parts:  # the log of steps says the same, and more
+                if part is not self.ledger or self.log is None:  # the log of steps says the same, and more
                     tables = (block for block in section.blocks if isinstance(block, Figures))
                     figures += [each for block in tables for each in block.figures]
                 if others:
@@ -107,7 +131,7 @@ def read_run(path: str) -> Run:
     """Return the parts of a run that are there.
 
     Args:
-        path: A folder with any of report.json, ledger.json, compare.json and steps.csv, or one such file.
+        path: A folder with any of report.json, ledger.json, compare.json, steps.csv and verdict.json, or one such file.
 
     Raises:
         CheckpointError: If there is none of them, or one is broken; the message names it.
@@ -122,18 +146,18 @@ def read_run(path: str) -> Run:
         files = {_name_of(path): path}
     else:
         raise CheckpointError(f"{path}: there is no such folder or file; give the folder of a run.")
-    parts = {name: _READERS[name].load(file) for name, file in files.items()}
-    return Run(os.path.basename(os.path.abspath(path)) or path, parts)
+    parts = {_FILES[name][0]: _FILES[name][1].load(file) for name, file in files.items()}
+    return Run(os.path.basename(os.path.abspath(path)) or path, **parts)
 
 
 def _name_of(path: str) -> str:
     """Return which of a run's files one is, whatever it is called: by its ending, or by the record in it."""
     if path.lower().endswith(".csv"):
-        return STEPS
+        return "steps.csv"
     try:
         with open(path, encoding="utf-8") as file:
             values = json.load(file)
     except (OSError, ValueError, RecursionError):  # its reader says so, in words
         values = None
     kind = values.get("record") if isinstance(values, Mapping) else None
-    return next((name for name, reader in _READERS.items() if getattr(reader, "_kind", "") == kind), REPORT)
+    return next((name for name, (_, reader) in _FILES.items() if getattr(reader, "_kind", "") == kind), "report.json")

@@ -236,26 +236,16 @@ class Tolerance:
                 f"tuned."
             )
 
-    @property
-    def required(self) -> str:
-        """What a metric has to be, as text."""
-        sign, relation = (-1, "least") if self.higher_is_better else (1, "most")
-        bound = self.reference + sign * self.tolerance
-        return f"at {relation} {bound:.6g}, as it is {self.reference:.6g} in float32"
-
-    def accepts(self, metric: float) -> bool:
-        """Return whether a metric is within the tolerance; one that is not finite is not, a better one is."""
-        loss = self.reference - metric if self.higher_is_better else metric - self.reference
-        return math.isfinite(metric) and loss <= self.tolerance
-
     def allows(self, policy: Union[str, Policy]) -> bool:
-        """Return whether the network's metric under a policy is within the tolerance.
+        """Return whether the network's metric under a policy is within the tolerance: not if it is not finite.
 
         Raises:
             TuneError: If ``evaluate`` gives no number.
             PolicyError: If a pattern of the policy matches nothing.
         """
-        return self.accepts(self.metric(policy))
+        metric = self.metric(policy)
+        loss = self.reference - metric if self.higher_is_better else metric - self.reference
+        return math.isfinite(metric) and loss <= self.tolerance
 
     def knows(self, policy: Union[str, Policy]) -> bool:
         """Return whether the metric under a policy is known without a call of ``evaluate``."""
@@ -564,9 +554,11 @@ class _Search:
         causes = [f"{policy.compute_dtype} is asked for by name of {', '.join(low[:3])}"] if low else []
         causes += [f"{len(low) - 3} more"] if len(low) > 3 else []
         causes += [f"the outputs come in {policy.output_dtype}"] if policy.output_dtype != dtypes.FLOAT32 else []
+        sign, relation = (-1, "least") if judge.higher_is_better else (1, "most")
+        bound = f"{relation} {judge.reference + sign * judge.tolerance:.6g}"
         return TuneError(
             f"with all {len(operators.items)} operators in float32 that can be kept there, the metric is "
-            f"{judge.metric(policy):.6g}; it has to be {judge.required}. "
+            f"{judge.metric(policy):.6g}; it has to be at {bound}, as it is {judge.reference:.6g} in float32. "
             + (f"What is left: {' and '.join(causes)}." if causes else "Is the tolerance below the noise of evaluate?")
         )
 

@@ -66,22 +66,18 @@ class HoldsFor:
 
     def differences(self, here: HoldsFor) -> List[str]:
         """Return a phrase for each thing in which something else differs: what was found, and what is expected."""
-        pairs: List[Tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
-            ("", {**asdict(here.machine), "device": here.device}, {**asdict(self.machine), "device": self.device}),
-            ("shape of ", here.shapes, self.shapes),
-            ("dtype of ", here.dtypes, self.dtypes),
-            ("", here.options, self.options),
-        ]
-        phrases = []
+        expected, found = self._facts(), here._facts()
         # A name that only one side has differs too: an input less, an option more.
-        for what, values, expected in pairs:
-            for name in {**expected, **values}:
-                value, wanted = values.get(name), expected.get(name)
-                if value != wanted:
-                    phrases.append(f"{what}{name}: found {_text(value)}, expected {_text(wanted)}")
+        names = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+        phrases = [f"{n}: found {_text(found.get(n))}, expected {_text(expected.get(n))}" for n in names]
         if here.network != self.network:
             phrases.append(f"network: found another one ({here.network}, expected {self.network})")
         return phrases
+
+    def _facts(self) -> Dict[str, Any]:
+        shapes = {f"shape of {name}": shape for name, shape in self.shapes.items()}
+        types = {f"dtype of {name}": dtype for name, dtype in self.dtypes.items()}
+        return {**asdict(self.machine), "device": self.device, **shapes, **types, **self.options}
 
 
 def _text(value: Any) -> str:

@@ -18,15 +18,13 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import to_float32
 from ..devices.amx import variable_set
 from ..diagnose.batches import Batch, inputs_of, read_loader
-from ..diagnose.subject import NetSubject, SymbolSubject, read_subject
+from ..diagnose.subject import Call, NetSubject, SymbolSubject, read_subject
 from ..errors import MxmpError, SlowPrecisionWarning, TuneError, did_you_mean, mxnet_reason
 from ..gluon.api import convert
-from ..gluon.cache import as_input
 from ..gluon.freeze import freeze
-from ..gluon.trace import Trace, flat_arguments
+from ..gluon.trace import Trace
 from ..module import Module
 from ..mxnet_private import blocks, modules, parameters
 from ..passes.scale_loss import is_loss_head
@@ -179,14 +177,14 @@ def _read_net(
     subject = NetSubject(net, count=1, training=training)
     with subject.watched():
         call()
-    pairs = list(zip(subject.traces(), subject.noted))
+    calls = subject.calls(Policy())
     if for_inference:
-        return _frozen_net(net, pairs)
+        return _frozen_net(net, subject, calls)
     inputs: Dict[str, mx.nd.NDArray] = {}
     options: Dict[str, str] = {}
-    for traced, noted in pairs:
-        prefix = f"{noted.block.name} " if len(pairs) > 1 else ""
-        inputs.update((prefix + name, array) for name, array in _arrays(traced, noted.inputs).items())
+    for called, noted in zip(calls, subject.noted):
+        prefix = f"{noted.block.name} " if len(calls) > 1 else ""
+        inputs.update((prefix + name, called.values[name]) for name in called.inputs)
         flags = {**dict(blocks.flags(noted.block)), "backend": blocks.backend(noted.block)}
         options.update((prefix + name, str(value)) for name, value in flags.items() if value != _USUAL.get(name))
     return Workload(subject, inputs, training, False, options)
@@ -221,22 +219,12 @@ def _input_counts(net: gluon.Block) -> Tuple[int, Optional[int]]:
     return sum(argument.default is argument.empty for argument in inputs), len(inputs)
 
 
-def _arrays(traced: Trace, args: Tuple[Any, ...]) -> Dict[str, mx.nd.NDArray]:
-    """Return the arrays of a call by the names of the inputs."""
-    return dict(zip((symbol.name for symbol in traced.inputs), flat_arguments(tuple(map(as_input, args))).arrays))
-
-
-def _values(traced: Trace) -> Dict[str, mx.nd.NDArray]:
-    """Return the values of the parameters of a graph, in float32; constants of other dtypes stay as they are."""
-    return {name: to_float32(parameters.reduced(param)) for name, param in traced.params.items()}
-
-
 def _run_net(subject: NetSubject, policy: Policy, training: bool) -> Run:
     """Return a function that runs copies of a net's graphs, each by itself."""
     copies = []
-    for traced, noted in zip(subject.traces(), subject.noted):
-        arrays = list(_arrays(traced, noted.inputs).values())
-        copies.append((_copied(traced, noted.block, arrays[0].ctx, policy), arrays))
+    for traced, noted, called in zip(subject.traces(), subject.noted, subject.calls(Policy())):
+        arrays = [called.values[name] for name in called.inputs]
+        copies.append((_copied(traced, noted.block, called, policy), arrays))
 
     def run() -> List[mx.nd.NDArray]:
         outputs = []
@@ -251,9 +239,9 @@ def _run_net(subject: NetSubject, policy: Policy, training: bool) -> Run:
     return run
 
 
-def _copied(traced: Trace, net: gluon.HybridBlock, ctx: mx.Context, policy: Policy) -> gluon.SymbolBlock:
+def _copied(traced: Trace, net: gluon.HybridBlock, called: Call, policy: Policy) -> gluon.SymbolBlock:
     """Return a block of its own with a graph and copies of its parameters, hybridized as the net and converted."""
-    values, params = _values(traced), gluon.ParameterDict()
+    values, params = {name: called.values[name] for name in traced.params}, gluon.ParameterDict()
     for name, own in traced.params.items():
         is_float32 = dtypes.canonical(values[name].dtype) == dtypes.FLOAT32  # of others the block guesses dtypes
         if is_float32 and isinstance(own, gluon.Constant):  # which stays one, and is never stored in low precision
@@ -268,7 +256,7 @@ def _copied(traced: Trace, net: gluon.HybridBlock, ctx: mx.Context, policy: Poli
         copy = block.params[name]
         copy.cast(value.dtype)
         copy.shape, copy.grad_req = value.shape, traced.params[name].grad_req
-        parameters.load_value(copy, value, [ctx])
+        parameters.load_value(copy, value, [called.context])
     block.hybridize(**dict(blocks.flags(net)))
     blocks.backend.set(block, blocks.backend(net))
     return convert(block, only_matching(policy, [(node.op, node.name) for node in traced.graph.operators()]))
@@ -277,17 +265,15 @@ def _copied(traced: Trace, net: gluon.HybridBlock, ctx: mx.Context, policy: Poli
 # ------------------------------------------------------------------ frozen networks
 
 
-def _frozen_net(net: gluon.Block, pairs: List[Tuple[Trace, Any]]) -> Workload:
+def _frozen_net(net: gluon.Block, subject: NetSubject, calls: List[Call]) -> Workload:
     """Return the workload of a net's one graph as a model that is frozen."""
-    if len(pairs) > 1:
-        raise TuneError(f"for_inference: block '{net.name}' has {len(pairs)} graphs; tune the blocks in it.")
-    traced, noted = pairs[0]
-    values, states = _values(traced), traced.symbol.list_auxiliary_states()
-    args = {name: value for name, value in values.items() if name not in states}
-    inputs = _arrays(traced, noted.inputs)
-    model = traced.symbol, args, {name: values[name] for name in states}
-    subject = _on_context_of(inputs, model, for_inference=True)
-    return Workload(subject, inputs, False, True, {})
+    if len(calls) > 1:
+        raise TuneError(f"for_inference: block '{net.name}' has {len(calls)} graphs; tune the blocks in it.")
+    symbol, values = subject.symbols()[0], calls[0].values
+    args = {name: values[name] for name in symbol.list_arguments() if name not in calls[0].inputs}
+    inputs = {name: values[name] for name in calls[0].inputs}
+    model = symbol, args, {name: values[name] for name in symbol.list_auxiliary_states()}
+    return Workload(_on_context_of(inputs, model, for_inference=True), inputs, False, True, {})
 
 
 def _run_frozen(subject: SymbolSubject, policy: Policy, fused: bool) -> Run:

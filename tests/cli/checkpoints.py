@@ -38,6 +38,11 @@ def save(folder, name="net", epoch=3, symbol=None, **values):
     return prefix
 
 
+def contents(folder):
+    """Return the files of a folder, and of folders in it, with their bytes."""
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
 def mxmp(*args, code=0):
     """Run the command line and return (stdout, stderr); it must end with an exit code, not with an exception."""
     result = _runner().invoke(commands, [str(arg) for arg in args])

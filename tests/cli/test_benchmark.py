@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mxmp.tune import benchmark as module
-from tests.cli.checkpoints import SHAPE, mxmp, save, table
+from tests.cli.checkpoints import SHAPE, contents, mxmp, save, table
 
 QUICK = ("--shape", SHAPE, "--seconds", "0.001")
 
@@ -15,10 +15,6 @@ QUICK = ("--shape", SHAPE, "--seconds", "0.001")
 @pytest.fixture
 def prefix(tmp_path):
     return save(tmp_path)
-
-
-def contents(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.mark.parametrize("options", [[], ["--objective", "inference"], ["--for-inference"]], ids=" ".join)
@@ -42,26 +38,3 @@ def test_json_has_the_same(prefix):
     found = json.loads(mxmp("benchmark", prefix, *QUICK, "--policy", "O2", "--keep-float32", "fc", "--json")[0])
     assert [row["policy"] for row in found["rows"]] == ["float32", "O2"]
     assert found["objective"] == "training" and found["rows"][1]["emulated"] and found["rows"][1]["error"] > 0
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        ([], 2, "give --shape of every input"),
-        ([*QUICK, "--for-inference", "--objective", "training"], 2, "--for-inference is for --objective inference"),
-        ([*QUICK, "--keep-float32", "fc"], 2, "give --policy too"),
-        ([*QUICK, "--policy", "fp61"], 2, "fp61"),
-        ([*QUICK, "--gpu", "99"], 1, "--gpu 99: MXNet finds "),
-        (["--shape", "dta:2,3,8,8"], 1, "the network has no input 'dta'"),
-        (["--shape", "data:2,3"], 1, "MXNet cannot infer its shapes"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_cannot_be_measured_is_refused(options, code, message, prefix):
-    assert message in mxmp("benchmark", prefix, *options, code=code)[1]
-
-
-def test_an_epoch_is_asked_for_where_there_are_several(tmp_path):
-    for epoch in (1, 2):
-        prefix = save(tmp_path, epoch=epoch)
-    assert "give the EPOCH of its parameters; there are epochs 1, 2." in mxmp("benchmark", prefix, *QUICK, code=1)[1]

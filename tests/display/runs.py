@@ -81,5 +81,5 @@ def steps(count=300):
 
 def whole(name="A run", **changes):
     """Return a run of which nothing is missing."""
-    parts = {"report.json": report(notes=("Slow here.",)), "steps.csv": steps(), "ledger.json": ledger(), "compare.json": compare()}
-    return Run(name, {**parts, **changes})
+    parts = {"report": report(notes=("Slow here.",)), "log": steps(), "ledger": ledger(), "compare": compare()}
+    return Run(name, **{**parts, **changes})

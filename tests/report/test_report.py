@@ -10,7 +10,7 @@ from mxmp.graph import Entry
 from mxmp.passes import Facts, InsertCasts, make_plan
 from mxmp.passes.reasons import Reason
 from mxmp.policy import Policy
-from mxmp.report import Cast, Report, Row, legend, make_report, merge, operator_counts
+from mxmp.report import Cast, Report, Row, legend, make_report, merge, operator_table
 from mxmp.symbol import convert_graph
 from tests.graph.text import from_text
 from tests.passes.graphs import with_facts
@@ -219,8 +219,13 @@ def test_the_legend_has_each_word_once_in_its_order_and_none_for_what_explains_i
 
 
 def test_operators_of_a_kind_are_counted_with_the_tensors_that_are_cast_for_them():
-    counts = operator_counts(report_of())
-    assert counts["dot"] == ({"float16": 1}, {"float16": 2}) and counts["softmax"] == ({"float32": 1}, {"float32": 1})
+    found = operator_table(report_of())
+    assert [column.title for column in found.columns] == ["operator", "as it was", "float16", "float32", "tensors cast for it"]
+    assert found.rows == [
+        ("Custom", 1, None, None, ""),
+        ("dot", None, 1, None, "2 to float16"),
+        ("softmax", None, None, 1, "1 to float32"),
+    ]
 
 
 def test_a_narrow_table_has_the_same_in_fewer_columns():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import html
 import json
 import math
@@ -10,8 +11,9 @@ import re
 
 import pytest
 
+from mxmp.diagnose import Verdict
 from mxmp.errors import CheckpointError
-from mxmp.report import RUN_FILES, Run, read_run
+from mxmp.report import RUN_FILES, read_run
 from mxmp.report.steps import Steps
 from tests.display.runs import compare, ledger, report, steps, whole
 
@@ -33,13 +35,14 @@ def folder(tmp_path):
     ledger().save(run / "ledger.json")
     compare().save(run / "compare.json")
     write_steps(run / "steps.csv", steps().steps)
+    Verdict("data", "data: input 'x' holds NaN. Look at how it is read.").save(run / "verdict.json")
     return run
 
 
 def test_a_whole_run_is_read(folder):
     run = read_run(folder)
     assert (run.name, run.missing) == ("resnet", ())
-    assert (run.report, run.ledger, run.compare) == (report(), ledger().to_dict(), compare().to_dict())
+    assert (run.report, run.ledger, run.compare, run.verdict.kind) == (report(), ledger(), compare(), "data")
     assert len(run.steps) == 300 and run.steps[40]["taken"] is False and run.steps[0]["taken"] is True
     assert run.steps[0]["largest"] is None and run.steps[3]["loss"] == 1.25
 
@@ -56,23 +59,25 @@ def test_the_page_has_a_section_for_each_part_and_the_runs_name(folder):
 def test_each_file_may_be_missing(folder, name):
     (folder / name).unlink()
     run = read_run(folder)
-    assert run.missing == (name,)
-    titles = {"report.json": "Operators", "ledger.json": "Gradients by layer", "compare.json": "Errors by layer", "steps.csv": "Steps"}
+    assert run.missing == ((name,) if name != "verdict.json" else ())
+    marks = {"report.json": ">Operators</h2>", "ledger.json": ">Gradients by layer</h2>", "compare.json": ">Errors by layer</h2>"}
+    marks.update({"steps.csv": ">Steps</h2>", "verdict.json": "holds NaN"})
     text = run.to_html()
-    assert [title for title in titles.values() if f">{title}</h2>" not in text] == [titles[name]]
+    assert [file for file, mark in marks.items() if mark not in text] == [name]
 
 
 @pytest.mark.parametrize("name", RUN_FILES)
 def test_one_file_alone_is_a_run(folder, name):
     run = read_run(folder / name)
-    assert set(run.missing) == set(RUN_FILES) - {name} and run.name == name
+    assert set(run.missing) == set(RUN_FILES) - {name, "verdict.json"} and run.name == name
     assert run.to_html().startswith("<!DOCTYPE html>")
 
 
 @pytest.mark.parametrize("name", RUN_FILES)
 def test_a_file_of_another_name_is_known_by_what_is_in_it(folder, name):
+    expected = read_run(folder / name)
     other = (folder / name).rename(folder / f"mine.{name.rpartition('.')[2]}")
-    assert set(read_run(other).missing) == set(RUN_FILES) - {name}
+    assert dataclasses.replace(read_run(other), name=name) == expected
 
 
 def changed(record, **changes):
@@ -124,7 +129,7 @@ def test_a_folder_in_a_files_place_is_named(folder):
 
 
 def test_a_folder_with_none_of_them_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="none of report.json, ledger.json, compare.json, steps.csv is in"):
+    with pytest.raises(CheckpointError, match="none of report.json, verdict.json, steps.csv, ledger.json, compare.json is in"):
         read_run(tmp_path)
     with pytest.raises(CheckpointError, match="there is no such folder or file"):
         read_run(tmp_path / "missing")
@@ -158,8 +163,12 @@ def test_figures_warnings_and_advice_of_all_parts_come_first():
     first = text[: text.index('<section id="network"')]
     for each in ("Slow here.", *run.advice, "operators in float16", "seconds per step"):
         assert each in first and each not in text[len(first) :]
-    parts = {name: part for name, part in run.parts.items() if name != "steps.csv"}
-    assert "32,768" in Run("r", parts).to_html() and "32,768" not in text  # the steps say more than the ledger
+    assert "32,768" in whole(log=None).to_html() and "32,768" not in text  # the steps say more than the ledger
+
+
+def test_a_limit_is_advised_to_a_static_scale_alone():
+    remarks = [figures_of(ledger(is_dynamic=moves).to_html())["loss scale at the end"][1] for moves in (False, True)]
+    assert remarks == ["at most 2⁷", "dynamic; fits up to 2⁷"]
 
 
 def test_the_line_under_a_runs_title_leaves_the_scale_to_the_figures():
@@ -169,7 +178,7 @@ def test_the_line_under_a_runs_title_leaves_the_scale_to_the_figures():
 
 def test_errors_follow_the_network_where_it_is_known():
     reversed_rows = compare(rows=compare().rows[::-1])
-    assert "from the network's inputs to its outputs" in html.unescape(whole(**{"compare.json": reversed_rows}).to_html())
+    assert "from the network's inputs to its outputs" in html.unescape(whole(compare=reversed_rows).to_html())
 
 
 # ---------------------------------------------------------------------- steps

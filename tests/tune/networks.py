@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable, NamedTuple
 
 import mxnet as mx
@@ -99,11 +98,6 @@ def normalised() -> Task:
     return _like_float32(_filled(Normalised(prefix="normalised_"), 0.5), np.random.RandomState(0).randn(64, 8) * 1e-4)
 
 
-def random_digits() -> Task:
-    """Return a classifier of digits with random weights, judged by how near it is to float32: the highest is 0."""
-    return _like_float32(_filled(Digits(prefix="digits_"), 0.3), _digits()[0][:64])
-
-
 FAILING = {make.__name__: make for make in (energy, long_sum, normalised)}
 
 
@@ -125,16 +119,11 @@ def _like_float32(net: gluon.Block, data: np.ndarray) -> Task:
     return Task(net, evaluate)
 
 
-@functools.lru_cache(maxsize=None)
-def _digits():
-    """Return pixels from 0 to 255, (N, 1, 8, 8), and labels."""
-    digits = load_digits()
-    return (digits.images[:, None] * (255 / 16)).astype("float32"), digits.target.astype("float32")
-
-
 def trained_digits(steps: int = 120) -> Task:
     """Return a net trained in float32 on three quarters of the handwritten digits, judged by its accuracy on the rest."""
-    images, labels = _digits()
+    digits = load_digits()
+    images = (digits.images[:, None] * (255 / 16)).astype("float32")  # pixels from 0 to 255, (N, 1, 8, 8)
+    labels = digits.target.astype("float32")
     net = _filled(Digits(prefix="digits_"), 0.3)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
     loss, order = gluon.loss.SoftmaxCrossEntropyLoss(), np.random.RandomState(0)

@@ -94,15 +94,22 @@ def test_what_wins(costs, fastest):
     assert ("untuned" in outcome.seconds) == bool(costs.get("untuned"))
 
 
-def test_a_rival_far_behind_takes_no_time_from_the_others():
-    costs = {"untuned": 3.6, "sums": 3.6, "depthwise": 0.12}
-    outcome = Track(float32=0.2, **costs).race(seconds=40)
-    assert outcome.fastest == "depthwise" and outcome.seconds["untuned"] == 3.6 and not outcome.untried
-
-
-def test_candidates_without_time_are_named():
-    outcome = Track(float32=1.0, untuned=2.0, **{str(i): 1.0 for i in range(9)}).race(seconds=40)
-    assert outcome.untried and len(outcome.trials) + len(outcome.untried) == 10
+@pytest.mark.parametrize(
+    "seconds, costs, fastest, untried",
+    [
+        # A rival far behind takes no time from the others in the last measurement.
+        (40, {"float32": 0.2, "untuned": 3.6, "sums": 3.6, "depthwise": 0.12}, "depthwise", 0),
+        (40, {"float32": 1.0, "untuned": 2.0, **{str(number): 1.0 for number in range(9)}}, "float32", 7),
+        (1e-9, {"float32": 1.0, "untuned": 0.3, "a": 0.1}, "untuned", 2),
+        (40, {"float32": 100.0}, "float32", 0),
+    ],
+)
+def test_what_wins_in_little_time(seconds, costs, fastest, untried):
+    track = Track(**costs)
+    outcome = track.race(seconds)
+    assert outcome.proved and (outcome.fastest, len(outcome.untried)) == (fastest, untried)
+    assert outcome.seconds["float32"] == costs["float32"] and len(outcome.trials) + untried == len(costs) - 1
+    assert len(costs) > 1 or track.time == BUILDING + 100  # without rivals it is built once and runs once
 
 
 @pytest.mark.parametrize("noise", [0.03, 0.08])
@@ -178,17 +185,6 @@ def test_the_time_is_kept_to(limit, step):
     outcome = track.race(limit)
     assert limit / 4 <= track.time <= limit + 3 * BUILDING + FINAL_ROUNDS * 3.2 * step / 2
     assert outcome.proved and outcome.trials and all(each.seconds for each in outcome.trials)
-
-
-def test_even_no_time_gives_a_proved_answer():
-    outcome = Track(float32=1.0, untuned=0.3, a=0.1).race(1e-9)
-    assert outcome.proved and outcome.fastest == "untuned"
-
-
-def test_a_reference_without_rivals_is_built_once_and_runs_once_where_it_takes_long():
-    track = Track(float32=100.0)
-    assert track.race(40.0).seconds == {"float32": 100.0} and track.time == BUILDING + 100
-    assert Track(float32=0.1).race(40.0).proved
 
 
 def interrupt_at(track, laps):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -44,128 +46,129 @@ def error_of(net, *inputs):
     return lambda net: float(np.abs(net(*inputs).asnumpy() - expected).max() / np.abs(expected).max())
 
 
+def state(net):
+    """Return all that a search may not change: values and gradients, the arrays that hold them, how the net is shown."""
+    params = net.collect_params().values()
+    values = [(id(p.data()), p.data().asnumpy().tobytes(), str(p.dtype)) for p in params]
+    gradients = [p.grad().asnumpy().tobytes() for p in params if p.grad_req != "null"]
+    return values, gradients, repr(net), len(net._forward_pre_hooks)
+
+
 def find(net, evaluate, policy="O2"):
     return search(net, evaluate, 0.01, policy, higher_is_better=False)
 
 
 @pytest.mark.parametrize("policy", [None, "O1", "O2"])
-def test_the_net_is_as_it_was_found_also_if_evaluate_trains_it(policy):
-    net = make()
+def test_evaluate_gets_the_net_itself_which_is_as_it_was_found_also_if_it_trains(policy):
+    net, given = make(), []
     evaluate = error_of(net, DATA)
     if policy:
         mxmp.gluon.convert(net, policy)
     with autograd.record():
         value = net(DATA / 100).sum()
     value.backward()
-    params = net.collect_params().values()
-    before = [(id(p.data()), p.data().asnumpy().tobytes(), str(p.dtype)) for p in params]
-    gradients = [p.grad().asnumpy().tobytes() for p in params if p.grad_req != "null"]
-    text = repr(net)
+    before = state(net)
 
-    def trains(net):
-        result = evaluate(net)
+    def trains(candidate):
+        given.append(candidate)
+        result = evaluate(candidate)
         with autograd.record():
-            loss = net(DATA).sum()
+            loss = candidate(DATA).sum()
         loss.backward()  # moves BatchNorm's statistics too
-        for param in net.collect_params().values():
+        for param in candidate.collect_params().values():
             param.set_data(param.data() * 0 + 1)
         return result
 
-    result = find(net, trains)
-    assert result.kept == ("net__mul0", "net_dense1_fwd")
-    assert [(id(p.data()), p.data().asnumpy().tobytes(), str(p.dtype)) for p in params] == before
-    assert [p.grad().asnumpy().tobytes() for p in params if p.grad_req != "null"] == gradients
-    assert repr(net) == text
+    assert find(net, trains).kept == ("net__mul0", "net_dense1_fwd")
+    assert all(candidate is net for candidate in given) and state(net) == before
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 5])
 def test_the_net_is_as_it_was_found_if_evaluate_fails(call):
-    net = make()
+    net, calls = make(), []
     mxmp.gluon.convert(net, "O1")
-    evaluate, calls, output = error_of(net, DATA / 100), [], net(DATA / 100).asnumpy()
+    evaluate = error_of(net, DATA / 100)
+    before = state(net)
 
-    def fails(net):
-        calls.append(net)
+    def fails(candidate):
+        calls.append(candidate)
         if len(calls) == call:
             raise ZeroDivisionError
-        return evaluate(net) + (np.nan if "float16" in repr(net) else 0)
+        return evaluate(candidate) + (np.nan if "float16" in repr(candidate) else 0)
 
     with pytest.raises(ZeroDivisionError if call < 5 else TuneError):
         find(net, fails)
-    assert "compute=float16" in repr(net) and np.array_equal(net(DATA / 100).asnumpy(), output)
-    assert not net._forward_pre_hooks
+    assert "compute=float16" in repr(net) and state(net) == before
 
 
-def test_evaluate_gets_the_same_net():
-    net, given = make(), []
-    evaluate = error_of(net, DATA)
-    find(net, lambda candidate: given.append(candidate) or evaluate(candidate))
-    assert all(candidate is net for candidate in given)
+class Plain(gluon.Block):
+    """A plain block with two graphs."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.a = nn.HybridSequential()
+            self.a.add(nn.Dense(8, in_units=8), nn.HybridLambda(lambda F, x: F.elemwise_mul(x, x) * 1e-3))
+            self.b = nn.Dense(4, in_units=8)
+
+    def forward(self, x):
+        return self.b(self.a(x))
 
 
-def test_a_plain_block_with_several_graphs_is_searched_as_a_whole():
-    class Plain(gluon.Block):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
-            with self.name_scope():
-                self.a = nn.HybridSequential()
-                self.a.add(nn.Dense(8, in_units=8), nn.HybridLambda(lambda F, x: F.elemwise_mul(x, x) * 1e-3))
-                self.b = nn.Dense(4, in_units=8)
+class Shared(gluon.HybridBlock):
+    """A block that is called three times; its calls are kept together."""
 
-        def forward(self, x):
-            return self.b(self.a(x))
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.thrice = nn.Dense(8, in_units=8, use_bias=False)
 
-    net = make(Plain)
-    result = find(net, error_of(net, DATA))
-    assert {row.op for row in result.rows if row.kept == "yes"} == {"elemwise_mul", "_mul_scalar"}
-    assert result.operators == 4 and {row.name for row in result.rows} >= {"net_dense0_fwd"}
+    def hybrid_forward(self, F, x):
+        return self.thrice(self.thrice(self.thrice(x))) * 1e-4
 
 
-def test_the_calls_of_a_shared_block_are_kept_together():
-    class Shared(gluon.HybridBlock):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
-            with self.name_scope():
-                self.twice = nn.Dense(8, in_units=8, use_bias=False)
+class Loop(gluon.HybridBlock):
+    """A loop, whose body's operators are kept by name."""
 
-        def hybrid_forward(self, F, x):
-            return self.twice(self.twice(self.twice(x))) * 1e-4
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.features, self.scores = nn.Dense(8, in_units=8), nn.Dense(4, in_units=8)
 
-    net = make(Shared, spread=8.0)
-    result = find(net, error_of(net, DATA))
-    assert result.kept == ("net_dense0_fwd", "net__mulscalar0")
-    assert sum(row.kept == "yes" for row in result.rows) == 4
-    assert "4 operators by 2 names" in str(result)
+    def hybrid_forward(self, F, x):
+        def body(data, state):
+            features = self.features(data)
+            state = state * 0.5 + features * features * 1e-4
+            return state, state
+
+        return self.scores(F.mean(F.contrib.foreach(body, x, F.zeros((16, 8)))[0], axis=0))
 
 
-def test_operators_in_the_body_of_a_loop_are_kept_by_name():
-    class Loop(gluon.HybridBlock):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
-            with self.name_scope():
-                self.features, self.scores = nn.Dense(8, in_units=8), nn.Dense(4, in_units=8)
+def symbol_block():
+    """Return the squares' net as an imported one."""
+    source = make()
+    source(DATA)
+    return gluon.SymbolBlock(source(mx.sym.var("data")), mx.sym.var("data"), params=source.collect_params())
 
-        def hybrid_forward(self, F, x):
-            def body(data, state):
-                features = self.features(data)
-                state = state * 0.5 + features * features * 1e-4
-                return state, state
 
-            return self.scores(F.mean(F.contrib.foreach(body, x, F.zeros((16, 8)))[0], axis=0))
+STEPS = mx.nd.array(np.random.RandomState(0).randn(3, 16, 8) * 100)
+FORMS = {
+    "several graphs": (lambda: make(Plain), DATA, {"net_hybridlambda0_elemwise_mul0": 1, "net_hybridlambda0__mulscalar0": 1}),
+    "shared": (lambda: make(Shared, spread=8.0), DATA, {"net_dense0_fwd": 3, "net__mulscalar0": 1}),
+    "loop": (lambda: make(Loop), STEPS, {"net__mul0": 1, "net__mulscalar1": 1}),
+    "imported": (symbol_block, DATA, {"net__mul0": 1, "net_dense1_fwd": 1}),
+}
 
-    net = make(Loop)
-    data = mx.nd.array(np.random.RandomState(0).randn(3, 16, 8) * 100)
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nets_of_many_forms_are_searched_as_a_whole(form):
+    build, data, needed = FORMS[form]
+    net = build()
     evaluate = error_of(net, data)
     result = find(net, evaluate)
-    assert set(result.kept) == {"net__mul0", "net__mulscalar1"} and result.is_minimal
+    assert Counter(row.name for row in result.rows if row.kept == "yes") == needed and result.is_minimal
+    assert f"{sum(needed.values())} operators by {len(needed)} names" in str(result)
     assert evaluate(mxmp.gluon.convert(net, result.policy)) == result.metric
-
-
-def test_a_symbol_block_is_searched():
-    source = make()
-    expected = error_of(source, DATA)
-    net = gluon.SymbolBlock(source(mx.sym.var("data")), mx.sym.var("data"), params=source.collect_params())
-    assert find(net, expected).kept == ("net__mul0", "net_dense1_fwd")
 
 
 def test_a_net_is_searched_for_the_shapes_that_evaluate_uses():
@@ -207,67 +210,48 @@ def iterator():
     return mx.io.NDArrayIter(draw.randn(48, 8) * 300, draw.randint(0, 4, 48).astype("float32"), batch_size=16)
 
 
-def bound(kind=mx.mod.Module, **kwargs):
-    """Return a module with values, and what it says in float32 of all batches."""
-    batches = iterator()
-    module = mx.mod.Module(network())
+@pytest.fixture(scope="module")
+def model():
+    """Return a symbol with its parameters."""
+    module, batches = mx.mod.Module(network()), iterator()
     module.bind(batches.provide_data, batches.provide_label)
     mx.random.seed(0)
     module.init_params(mx.init.Normal(1))
-    expected = module.predict(batches).asnumpy()
-    if kind is not mx.mod.Module:
-        values = module.get_params()
-        module = kind(network(), **kwargs)
-        module.bind(batches.provide_data, batches.provide_label)
-        module.set_params(*values)
-    return module, expected
+    return (network(), *module.get_params())
 
 
-def errors_of(expected):
-    """Return a function that says how far what a module predicts is off, and one that says it of a model."""
-
-    def of_module(module):
-        return float(np.abs(module.predict(iterator()).asnumpy() - expected).max())
-
-    def of_model(model):
-        module = mx.mod.Module(model.symbol)
-        batches = iterator()
-        module.bind(batches.provide_data, batches.provide_label, for_training=False)
-        module.set_params(model.arg_params, model.aux_params)
-        return of_module(module)
-
-    return of_module, of_model
+def bound(model, kind=mx.mod.Module):
+    module, batches = kind(tuple(model)[0]), iterator()
+    module.bind(batches.provide_data, batches.provide_label)
+    module.set_params(*tuple(model)[1:])
+    return module
 
 
-def frozen(arrays):
-    return {name: (id(array), array.asnumpy().tobytes()) for name, array in arrays.items()}
+def predicted(module):
+    return module.predict(iterator()).asnumpy()
 
 
-def test_a_model_is_searched_and_left_as_it_is():
-    module, expected = bound()
-    args, aux = module.get_params()
-    before, given = (frozen(args), frozen(aux)), []
-    _, evaluate = errors_of(expected)
+def search_of(given, evaluate):
+    return search(given, evaluate, 1e-2, "O2", iterator(), higher_is_better=False)
 
-    def spoils(model):
-        result = evaluate(model)
-        given.append(model)
-        for array in (*model.arg_params.values(), *model.aux_params.values()):
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_a_model_is_searched_as_the_network_that_it_was_and_left_as_it_is(model, converted):
+    source = convert_model(*model, "O1", {"data": (16, 8)}) if converted else model
+    expected, given = predicted(bound(model)), []
+    frozen = [(array, array.asnumpy().tobytes()) for params in tuple(source)[1:] for array in params.values()]
+
+    def spoils(candidate):
+        given.append(candidate)
+        result = float(np.abs(predicted(bound(candidate)) - expected).max())
+        for array in (*candidate.arg_params.values(), *candidate.aux_params.values()):
             array[:] = 7
         return result
 
-    result = search((network(), args, aux), spoils, 1e-2, "O2", iterator(), higher_is_better=False)
+    result = search_of(source, spoils)
     assert set(result.kept) == NEEDED and result.is_minimal
-    assert (frozen(args), frozen(aux)) == before
-    assert all(isinstance(model, ConvertedModel) for model in given) and len(given) == result.evaluations
-
-
-def test_a_converted_model_is_searched_as_the_network_that_it_was():
-    module, expected = bound()
-    _, evaluate = errors_of(expected)
-    model = convert_model(network(), *module.get_params(), "O1", {"data": (16, 8)})
-    result = search(model, evaluate, 1e-2, "O2", iterator(), higher_is_better=False)
-    assert set(result.kept) == NEEDED
+    assert all(array.asnumpy().tobytes() == before for array, before in frozen)
+    assert all(isinstance(each, ConvertedModel) for each in given) and len(given) == result.evaluations
 
 
 def test_inputs_that_are_no_float32_keep_their_dtype():
@@ -285,28 +269,22 @@ def test_inputs_that_are_no_float32_keep_their_dtype():
 
 
 @pytest.mark.parametrize("kind", [mx.mod.Module, mxmp.module.Module])
-def test_a_module_is_searched_and_left_as_it_is(kind):
-    module, expected = bound(kind)
-    before, given = module.predict(iterator()).asnumpy(), []
-    evaluate, _ = errors_of(expected)
+def test_a_module_is_searched_and_left_as_it_is(model, kind):
+    module, expected, given = bound(model, kind), predicted(bound(model)), []
+    before = predicted(module)
 
     def trains(candidate):
-        result = evaluate(candidate)
         given.append(candidate)
-        batch = next(iter(iterator()))
+        result = float(np.abs(predicted(candidate) - expected).max())
         candidate.init_optimizer(optimizer_params=(("learning_rate", 1.0),))
-        candidate.forward_backward(batch)
+        candidate.forward_backward(next(iter(iterator())))
         return result
 
-    result = search(module, trains, 1e-2, "O2", iterator(), higher_is_better=False)
+    result = search_of(module, trains)
     assert set(result.kept) == NEEDED and result.is_minimal
-    assert np.array_equal(module.predict(iterator()).asnumpy(), before, equal_nan=True)
+    assert np.array_equal(predicted(module), before, equal_nan=True)
     assert all(type(each) is mxmp.module.Module and each is not module for each in given)
     assert given[0].data_shapes == module.data_shapes and given[0].label_shapes == module.label_shapes
-
-
-def unbound():
-    return mx.mod.Module(network())
 
 
 def deferred():
@@ -316,18 +294,18 @@ def deferred():
 
 
 REFUSED = {
-    "not called": (make, None, r"evaluate did not call block 'net' \(Square\)"),
-    "no values": (deferred, None, "block 'dense': parameter 'dense_weight' has no values; load or train the net"),
-    "not bound": (unbound, [], "the Module is not bound, or has no parameters"),
-    "no batches": (lambda: bound()[0], None, "batches is a NoneType; expected a DataLoader, a list of batches"),
-    "no input": (lambda: bound()[0], [{}], "a batch lacks the input 'data'"),
-    "a number": (lambda: 3, None, "net_or_model is a int; expected a Gluon net"),
-    "a pair": (lambda: (1, 2), None, "net_or_model is a tuple of 2; expected a Gluon net"),
+    "not called": (lambda _: make(), None, r"evaluate did not call block 'net' \(Square\)"),
+    "no values": (lambda _: deferred(), None, "block 'dense': parameter 'dense_weight' has no values; load or train the net"),
+    "not bound": (lambda _: mx.mod.Module(network()), [], "the Module is not bound, or has no parameters"),
+    "no batches": (bound, None, "batches is a NoneType; expected a DataLoader, a list of batches"),
+    "no input": (bound, [{}], "a batch lacks the input 'data'"),
+    "a number": (lambda _: 3, None, "net_or_model is a int; expected a Gluon net"),
+    "a pair": (lambda _: (1, 2), None, "net_or_model is a tuple of 2; expected a Gluon net"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_searched_is_refused(case):
-    make_network, batches, message = REFUSED[case]
+def test_what_cannot_be_searched_is_refused(case, model):
+    network_of, batches, message = REFUSED[case]
     with pytest.raises(ConvertError, match=message):
-        search(make_network(), lambda candidate: 0.0, 0.1, batches=batches)
+        search(network_of(model), lambda candidate: 0.0, 0.1, batches=batches)
