@@ -91,7 +91,7 @@ def export_model(
         import onnx
         import onnx.numpy_helper
     except ImportError as e:
-        raise DependencyError(f"onnx cannot be imported ({e}); pip install 'mxmp[onnx]'.") from e
+        raise DependencyError(f"onnx cannot be imported ({e}); pip install './mxmp[onnx]'.") from e
     source = make_model(sym, shapes, dtypes)
     check_params(sym, arg_params, aux_params, source.shapes)
     symbol, params = exportable(sym), {**arg_params, **aux_params}

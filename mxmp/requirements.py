@@ -55,7 +55,7 @@ def _install_mxnet() -> str:
     # For CPUs and for NVIDIA GPUs.
     by_itself = " && pip install --no-deps {}==1.9.1" if _PYTHON >= _NO_OLD_NUMPY else ""
     wheels = {"cpu": "mxnet", "cu112": "mxnet-cu112"}
-    cpu, gpu = (f"pip install 'mxmp[{extra}]'{by_itself.format(wheel)}" for extra, wheel in wheels.items())
+    cpu, gpu = (f"pip install './mxmp[{extra}]'{by_itself.format(wheel)}" for extra, wheel in wheels.items())
     return f"{cpu} (or, for NVIDIA GPUs, {gpu})"
 
 

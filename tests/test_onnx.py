@@ -365,7 +365,7 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
 
 def test_without_onnx_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(DependencyError, match=r"onnx cannot be imported .*; pip install 'mxmp\[onnx\]'"):
+    with pytest.raises(DependencyError, match=r"onnx cannot be imported .*; pip install '\./mxmp\[onnx\]'"):
         export_model(mx.sym.relu(mx.sym.var("x")), {}, {}, str(tmp_path / "net.onnx"), {"x": (2, 3)})
 
 

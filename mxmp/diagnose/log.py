@@ -370,7 +370,7 @@ class TensorBoardLogger(StepLogger):
         ledger: A ledger on the same trainer, whose shares are recorded.
 
     Raises:
-        DependencyError: If tensorboardX is missing: ``pip install 'mxmp[tensorboard]'``.
+        DependencyError: If tensorboardX is missing: ``pip install './mxmp[tensorboard]'``.
         CheckpointError: If the folder cannot be written.
         TrainerError: If ``every`` is no positive whole number, or ``ledger`` has no shares.
     """
@@ -387,7 +387,7 @@ class TensorBoardLogger(StepLogger):
             from tensorboardX.proto import event_pb2
         except (ImportError, TypeError) as e:  # a TypeError is protobuf's, for messages made by another version of it
             why = str(e).strip().split("\n")[0]
-            raise DependencyError(f"tensorboardX cannot be imported ({why}); pip install 'mxmp[tensorboard]'.") from e
+            raise DependencyError(f"tensorboardX cannot be imported ({why}); pip install './mxmp[tensorboard]'.") from e
         self._name, self._event = f"{os.fspath(folder)}: its event file", event_pb2.Event
         unique = f".{os.getpid()}.{secrets.token_hex(4)}"  # its own names are the same for a whole second
         with _writing(self._name):

@@ -641,7 +641,7 @@ def test_the_file_is_brought_up_to_date_while_training_goes_on(tmp_path, monkeyp
 def test_a_missing_tensorboardx_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
-    with pytest.raises(DependencyError, match=r"tensorboardX cannot be imported .*pip install 'mxmp\[tensorboard\]'"):
+    with pytest.raises(DependencyError, match=r"tensorboardX cannot be imported .*pip install '\./mxmp\[tensorboard\]'"):
         TensorBoardLogger(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
