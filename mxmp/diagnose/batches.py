@@ -35,7 +35,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import leaves
+from ..arrays import leaves, nested
 from ..errors import CheckpointError, ConvertError, InferenceError, MxmpError, did_you_mean, mxnet_reason
 from ..gluon.storage import contexts_of
 from ..symbol import ConvertedModel
@@ -222,14 +222,6 @@ def _checked(arrays: Tuple[Any, ...], name: str) -> Tuple[Any, ...]:
         elif each is not None and not _is_array(each):
             raise ConvertError(f"{name}: a batch holds a {type(each).__name__}; expected {_BATCH}.")
     return arrays
-
-
-def nested(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return nested lists, tuples and named tuples with a function applied to the items that are none of these."""
-    if not isinstance(value, (list, tuple)):
-        return function(value)
-    items = [nested(each, function) for each in value]
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def _of_mxnet(value: Any) -> Any:

@@ -41,7 +41,7 @@ from mxnet import autograd
 
 from .. import dtypes
 from ..errors import ConvertError, mxnet_reason
-from ..gluon.blocks import roots
+from ..gluon.blocks import blocks_in, roots
 from ..graph import Key
 from ..mxnet_private import blocks
 from ..passes.decide import KEEP
@@ -53,8 +53,8 @@ from ..report.counts import positions
 from ..report.report import AS_IT_WAS
 from ..rules import RULES
 from ..symbol.inference import to_graph
+from ..train.calls import RECORDER
 from .batches import call_net, some_batches
-from .calls import OBSERVER
 from .instrument import (
     Instrument,
     Port,
@@ -551,7 +551,7 @@ def _gradients_between(subject: NetSubject, examples: Sequence[Any], loss: LossF
     gradients: Dict[int, List[Sequence[Any]]] = defaultdict(list)
     with subject.watched(), subject.under(_CONVERTED_TO_FLOAT32):
         for example in examples:
-            with OBSERVER.recording(subject.net) as calls:
+            with RECORDER.recording(blocks_in(subject.net)) as calls:
                 with autograd.record(train_mode=False):
                     losses = losses_of(loss, call_net(subject.net, example.inputs), example.label)
                 run_backward(losses, train=False)

@@ -35,9 +35,10 @@ from ..display import blocks as show
 from ..display.record import Record
 from ..errors import ConvertError, MxmpError
 from ..gluon.api import convert
+from ..gluon.blocks import blocks_in
 from ..policy import Policy
+from ..train.calls import RECORDER
 from .batches import Batch, call_net, one_batch
-from .calls import OBSERVER
 from .kept import kept
 from .nonfinite import BACKWARD, DATA, FORWARD, LOSS, PARAMETER, NonFinite, first_backward, first_forward
 from .ranges import ValueRange, ranges_of
@@ -555,7 +556,7 @@ def _of_net(net: Any, batch: Batch, policy: Policy, loss: Any, inside: bool) -> 
             "batch has no label, which loss reads; give a tuple of inputs and, last, the label, or None for a loss "
             "that reads none."
         )
-    with kept(net), OBSERVER.recording(net) as calls:  # which gives it as it was written
+    with kept(net), RECORDER.recording(blocks_in(net)) as calls:  # which gives it as it was written
         # What is not converted runs as it was written, unseen: a float32 net is converted to nothing but float32.
         convert(net, policy if policy.is_mixed else Policy.parse("O1", names={"*": dtypes.FLOAT32}))
         with autograd.record(train_mode=loss is not None):

@@ -36,7 +36,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import leaves, to_float32
+from ..arrays import leaves, nested, to_float32
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..errors import ConvertError, LossScaleError, mxnet_reason
@@ -52,7 +52,7 @@ from ..policy import Policy, pattern_of
 from ..report import DROPPED, FOLDED, Decisions, Row
 from ..symbol import ConvertedModel, convert_graph, convert_model, on_cpu
 from ..symbol.arguments import require_symbol
-from .batches import Batch, fill_inputs, inputs_of, nested
+from .batches import Batch, fill_inputs, inputs_of
 from .kept import kept
 
 CALLS = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
 import sys
 import weakref
 
@@ -14,12 +15,12 @@ from mxnet.gluon.contrib.estimator import Estimator
 
 import mxmp
 from mxmp import diagnose
-from mxmp.diagnose.calls import OBSERVER
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.estimator import MixedPrecisionHandler
 from mxmp.gluon import Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.module import BucketingModule, Module
+from mxmp.train.calls import RECORDER
 from tests.diagnose.failures import Applied, chain, data, ended, layer, linear
 
 LOSS = gluon.loss.L2Loss()
@@ -190,7 +191,27 @@ def test_a_healthy_step_adds_no_operator_and_keeps_no_input():
     del graphs
     step(net, trainer, x)
     before = sys.getrefcount(x)
-    assert step(net, trainer, x) and sys.getrefcount(x) == before and OBSERVER.of(trainer).noted == []
+    assert step(net, trainer, x) and sys.getrefcount(x) == before and RECORDER.of(trainer).noted == []
+
+
+def test_training_imports_diagnosis_when_a_step_fails():
+    code = """
+import sys, mxnet as mx, mxmp
+from mxnet import autograd
+net = mx.gluon.nn.Dense(2, in_units=3)
+net.initialize()
+trainer = mxmp.gluon.Trainer(mxmp.gluon.convert(net, "O1").collect_params(), "sgd", loss_scale=4.0)
+for value in 1, float("nan"):
+    with autograd.record(), trainer.scale_loss(net(mx.nd.full((4, 3), value))) as scaled:
+        autograd.backward(scaled)
+    try:
+        trainer.step(4)
+    except mxmp.errors.NonFiniteLossError as e:
+        print("input 'data' holds NaN" in str(e))
+    print("mxmp.diagnose" in sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    assert found.stdout.split() == ["False", "True", "True"]
 
 
 def test_the_step_is_the_same_bit_for_bit_when_it_is_watched():
@@ -204,7 +225,7 @@ def test_the_step_is_the_same_bit_for_bit_when_it_is_watched():
         found.append(next(iter(net.collect_params().values())).data().asnumpy().tobytes())
         if watch is not None:
             watch.detach()
-            assert OBSERVER.of(trainer).watches == 0
+            assert RECORDER.of(trainer).watches == 0
     assert found[0] == found[1]
 
 
@@ -225,12 +246,12 @@ def test_a_watch_is_attached_once_as_other_observers_are():
     net = root()
     trainer, other = trainer_of(net), trainer_of(overflowing())
     watch = diagnose.Watch().attach(trainer)
-    assert watch.attach(trainer) is watch and OBSERVER.of(trainer).watches == 1
+    assert watch.attach(trainer) is watch and RECORDER.of(trainer).watches == 1
     with pytest.raises(TrainerError, match="this Watch is attached to another Trainer; detach it first"):
         watch.attach(other)
     watch.detach()
     watch.detach()
-    assert OBSERVER.of(trainer).watches == 0 and watch.attach(other)._replays == []
+    assert RECORDER.of(trainer).watches == 0 and watch.attach(other)._replays == []
 
 
 @pytest.mark.parametrize(
@@ -273,7 +294,7 @@ def test_no_call_is_lost_where_one_step_is_looked_at(count):
 def noted(most, count):
     """Return the calls of a net that are kept with a limit."""
     net = overflowing(factor=1.0)
-    with OBSERVER.recording(net) as calls, autograd.record():
+    with RECORDER.recording([net]) as calls, autograd.record():
         calls.most = most
         for number in range(count):
             net(mx.nd.full((1, 6), number))
@@ -305,7 +326,7 @@ def test_a_noted_input_does_not_keep_the_graph_that_gave_it():
     x.attach_grad()
     with autograd.record():
         net(x * 2)
-    (call,) = OBSERVER.of(trainer).noted
+    (call,) = RECORDER.of(trainer).noted
     with pytest.raises(mx.MXNetError):
         autograd.get_symbol(call.inputs[0])
 
