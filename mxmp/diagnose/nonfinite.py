@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from dataclasses import dataclass, replace
-from typing import Any, Callable, ClassVar, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, ClassVar, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Type
 
 from .. import dtypes
 from ..display import blocks as show
@@ -44,7 +44,8 @@ class NonFinite(Record):
         float32: The same output in float32, a gradient at the same loss scale; None where that is not known.
         rows: Of data, the rows (numbers along the first axis) that hold inf or NaN.
         keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision
-            that read its output.
+            that read its output. Those follow that fail alike: whose values (of the same operator) or gradients are
+            beyond the range too, in float32.
         inf_from: Of a node whose output is NaN because of an inf that it reads, the node that this comes from, such as
             an attention mask's -inf; '' if it reads none.
     """
@@ -151,6 +152,7 @@ def first_forward(seen: Seen, exact: Seen, allowed: bool = True, harmful: bool =
         if excused and (not allowed or same is None):  # also a cast of an inf that is intended
             continue
         finding = _finding(FORWARD, key[0], output, _inputs_of(key[0], seen), seen, same)
+        finding = _with_alike(finding, seen, exact.forward)
         if allowed or output.nans or not _has_infinite_constant(nodes[key[0]]):
             return replace(finding, inf_from=_inf_from(key[0], seen)) if output.nans else finding
         intended = intended or finding
@@ -179,11 +181,31 @@ def first_backward(seen: Seen, exact: Optional[Seen]) -> Optional[NonFinite]:
         )
         if reader is not None:
             inputs = [*_given_to(reader, seen), *_inputs_of(reader, seen)]
-            return _finding(BACKWARD, reader, gradient, inputs, seen, same)
-        ends = dict(zip((head.key for head in graph.heads), seen.head_gradients))  # an output of the network
-        given = ends.get(key)
-        return _finding(BACKWARD, key[0], gradient, [] if given is None else [given], seen, same)
+        else:  # an output of the network
+            ends = dict(zip((head.key for head in graph.heads), seen.head_gradients))
+            inputs = list(filter(None, [ends.get(key)]))
+        finding = _finding(BACKWARD, key[0] if reader is None else reader, gradient, inputs, seen, same)
+        return finding if exact is None else _with_alike(finding, seen, exact.backward)
     return None
+
+
+def _with_alike(finding: NonFinite, seen: Seen, exact: Mapping[Key, ValueRange]) -> NonFinite:
+    """Return a finding that keeps in float32 all operators which fail like it: ``exact`` has float32's ranges.
+
+    Else a policy that is mended finds the next of them, one at a time.
+    """
+    nodes, source, keep = seen.names.graph.nodes, seen.names.source, list(finding.keep)
+    is_backward = finding.where == BACKWARD
+    low = sorted(key for key, dtype in seen.types.items() if dtype in dtypes.LOW_PRECISION)
+    for position, index in reversed(low) if is_backward else low:
+        origin = position
+        while is_inserted(nodes[origin]):
+            origin = nodes[origin].inputs[0].node
+        same = exact.get((source.get(origin, -1), index))
+        end = dtypes.limits(seen.types[position, index]).max / (seen.scale if is_backward else 1.0)
+        if same is not None and same.magnitude > end and (is_backward or seen.names.of(position)[1] == finding.op):
+            keep += _to_keep(position, seen)
+    return replace(finding, keep=tuple(dict.fromkeys(keep)))
 
 
 def _given_to(position: int, seen: Seen) -> List[ValueRange]:

@@ -146,15 +146,33 @@ def test_data_and_parameters_are_named_as_such():
 
 
 @pytest.mark.parametrize("fault", ["data", "fc"])
-def test_a_policy_with_what_the_finding_says_is_to_be_kept_overflows_no_more_there(fault):
+def test_a_policy_with_what_the_finding_says_is_to_be_kept_overflows_no_more(fault):
     sym = ended(mx.sym.square(linear(mx.sym.var("data"), "fc"), name="sq"))
     _, args, _ = model()
     batch = {"data": mx.nd.ones((2, 6)) * (1e5 if fault == "data" else 2e4)}
     found = diagnose.find_nonfinite((sym, args, {}), batch, "O1")
     assert found.name == fault
-    policy = "O1," + ",".join(f"name:{name}=float32" for name in found.keep)
-    again = diagnose.find_nonfinite((sym, args, {}), batch, policy)
-    assert again is None or again.name != fault
+    assert diagnose.find_nonfinite((sym, args, {}), batch, f"O1,{found.overrides}") is None
+
+
+def parallel(names, factor):
+    """Return the sum of layers side by side, each times a factor in float32."""
+    x = mx.sym.var("data")
+    layers = [linear(x, name, hidden=2) * factor for name in names]
+    return mx.sym.LinearRegressionOutput(mx.sym.ElementWiseSum(*layers, name="sum"), name="out")
+
+
+@pytest.mark.parametrize("factor, size", [(1e6, 1e-3), (1.0, 2e4)], ids=["backward", "forward"])
+def test_layers_that_fail_alike_are_named_together(factor, size):
+    names = ["fc0", "fc1", "fc2"]
+    sym, batch = parallel(names, factor), {"data": mx.nd.full((2, 6), size)}
+    policy = "O1,op:_mul_scalar=float32,op:add_n=float32"
+    args = {name: mx.nd.ones(shape) for name, shape in zip(sym.list_arguments(), sym.infer_shape(data=(2, 6))[0])}
+    batch.update({name: args.pop(name) * 0 for name in ("data", "out_label")}, **batch)
+    verdict = diagnose.explain((sym, args, {}), batch, policy)
+    assert verdict.kind == "activation out of range" and verdict.node.name in names
+    assert sorted(set(verdict.node.keep) & set(names)) == names
+    assert diagnose.explain((sym, args, {}), batch, f"{policy},{verdict.overrides}").kind == "no fault found"
 
 
 @pytest.mark.parametrize(
