@@ -437,7 +437,8 @@ def compare(
             Module takes its labels as inputs; those may be left out of which MXNet infers the shapes, and then no
             gradients are compared: names that end in 'label', and what loss heads alone read beside their data. Every
             other input must be there, and a net's label for ``loss``.
-        policy: The policy; None for the network's own if it is converted, and 'O1' for others.
+        policy: The policy; None for the network's own if it is converted, and 'O1' for others. A symbol or checkpoint
+            that is converted does not hold its policy, so it has to be given.
         loss: Gives the loss of a Gluon net's output and a label, an NDArray of any shape or a list of them; with it,
             gradients are compared. Of a symbol or Module gradients are compared if it has loss heads, and batches hold
             their labels.

@@ -48,9 +48,10 @@ from ..gluon.trace import Trace, flat_arguments
 from ..graph import Graph
 from ..module import Module
 from ..mxnet_private import ModuleBase, made_with, modules, parameters
+from ..passes import is_converted
 from ..policy import Policy, pattern_of
 from ..report import DROPPED, FOLDED, Decisions, Row
-from ..symbol import ConvertedModel, convert_graph, convert_model, on_cpu
+from ..symbol import ConvertedModel, convert_graph, convert_model, on_cpu, to_graph
 from ..symbol.arguments import require_symbol
 from .batches import Batch, fill_inputs, inputs_of
 from .kept import kept
@@ -325,6 +326,20 @@ class SymbolSubject(Subject):
             Call(*fixed, {**values, **folded}, inputs, trained, self.context, training, heads, number)
             for number, values in enumerate(self.filled())
         ]
+
+    def policy_or(self, given: Union[None, str, Policy]) -> Policy:
+        """Return the policy to look at it under; a symbol that is converted does not say by which one.
+
+        Raises:
+            PolicyError: As for any network.
+            ConvertError: Likewise, or if the symbol is converted and no policy is given.
+        """
+        if given is None and self.policy is None and is_converted(to_graph(self.given[0])):
+            raise ConvertError(
+                "policy: the network is converted already, and its symbol does not say by which policy; give one to "
+                "look at it under, such as 'O2': casts of the symbol are left out for that."
+            )
+        return super().policy_or(given)
 
     def converted(self, policy: Policy) -> ConvertedModel:
         """Return the model under a policy, for inputs of the first batch's shapes; the last one is kept."""

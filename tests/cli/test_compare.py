@@ -52,6 +52,13 @@ def test_compare_takes_inputs_and_labels_from_a_file(prefix, batch):
     assert cells(out)["inputs"] == batch and "gradient, carried" in out
 
 
+def test_compare_asks_for_the_policy_of_a_converted_checkpoint(prefix, tmp_path):
+    mxmp("convert", prefix, 3, "--out", tmp_path / "low", "--policy", "O2", "--shape", SHAPE)
+    match = "policy: the network is converted already, and its symbol does not say by which policy"
+    refused(match, "compare", tmp_path / "low", 3, "--shape", SHAPE)
+    assert "contributes most" in mxmp("compare", tmp_path / "low", 3, "--shape", SHAPE, "--policy", "O2")[0]
+
+
 def test_compare_writes_json(prefix, tmp_path):
     file = tmp_path / "found.json"
     out, _ = mxmp("compare", prefix, 3, "--shape", SHAPE, "-o", file)

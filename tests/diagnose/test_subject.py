@@ -76,6 +76,15 @@ def test_anything_else_is_refused_with_all_that_is_taken(ask, given, found):
 
 
 @pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
+def test_a_converted_symbol_needs_its_policy(ask):
+    converted = tuple(mxmp.symbol.convert_model(*model(), "O1"))
+    batch = {"data": DATA, "softmax_label": LABEL}
+    with pytest.raises(ConvertError, match="policy: the network is converted already, .* does not say by which policy"):
+        ask(converted, batch)
+    assert ask(converted, batch, "O2") == ask(model(), batch, "O2")
+
+
+@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
 def test_a_loss_scale_that_is_none_is_refused_alike(ask):
     with pytest.raises(LossScaleError, match="loss_scale is 0; expected a positive and finite number"):
         ask(make(), (DATA, LABEL), loss=LOSS, loss_scale=0)
