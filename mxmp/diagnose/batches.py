@@ -36,7 +36,7 @@ from mxnet import autograd, gluon
 
 from .. import dtypes
 from ..arrays import leaves, nested
-from ..errors import CheckpointError, ConvertError, InferenceError, MxmpError, did_you_mean, mxnet_reason
+from ..errors import CheckpointError, ConvertError, InferenceError, MxmpError, did_you_mean, listed, mxnet_reason
 from ..gluon.storage import contexts_of
 from ..symbol import ConvertedModel
 from ..symbol.arguments import label_names
@@ -314,13 +314,30 @@ def require_fit(symbol: Any, shapes: Shapes, inputs: Sequence[str]) -> List[Any]
         return True
 
     params = {name: shape for name, shape in known.items() if name not in inputs}
-    with blaming_the_batch({name: known[name] for name in inputs}, params, fits, {}):
-        return list(symbol.infer_shape_partial(**known)[0] or ())
+    batch = {name: known[name] for name in inputs}
+    with blaming_the_batch(batch, params, fits, {}, lambda: _require_params(symbol, params, batch)):
+        return _require_params(symbol, params, known)  # MXNet overwrites some that do not fit, such as BatchNorm's
+
+
+def _require_params(symbol: Any, params: Shapes, shapes: Shapes) -> List[Any]:
+    """Return the shapes of all arguments as MXNet infers them; ConvertError if those of parameters are others."""
+    args, _, aux = symbol.infer_shape_partial(**shapes)
+    inferred = dict(zip((*symbol.list_arguments(), *symbol.list_auxiliary_states()), (*(args or ()), *(aux or ()))))
+    sizes = {name: size for name, size in inferred.items() if size and 0 not in size}  # 0 is not known
+    unfit = [name for name, shape in params.items() if sizes.get(name, shape) != shape]
+    if unfit:
+        texts = [f" of shape {params[name]} in place of {sizes[name]}" for name in unfit]
+        raise ConvertError(f"the parameters are not those of this network: it is given {listed(unfit, texts)}.")
+    return list(args or ())
 
 
 @contextlib.contextmanager
 def blaming_the_batch(
-    inputs: Shapes, params: Shapes, fits: Callable[[Shapes], bool], types: Mapping[str, str]
+    inputs: Shapes,
+    params: Shapes,
+    fits: Callable[[Shapes], bool],
+    types: Mapping[str, str],
+    require_params: Callable[[], Any] = lambda: None,
 ) -> Iterator[None]:
     """Make an error of MXNet within the block one that names the shapes of a batch, or the dtypes that it speaks of.
 
@@ -329,6 +346,7 @@ def blaming_the_batch(
         params: Those of the network's parameters.
         fits: Whether the network runs on inputs of other shapes.
         types: The dtypes of the batch's arrays by name.
+        require_params: Raises a ConvertError if parameters do not fit the batch.
     """
     try:
         yield
@@ -341,7 +359,10 @@ def blaming_the_batch(
             raise ConvertError(f"batches: {said}; give {each} as float32: {reason}") from e
         misfit = " and ".join(f"'{name}' has shape {shape}" for name, shape in inputs.items())
         expected = _expected(reason, inputs, fits)
-        if expected is not None:
+        if expected is None:
+            with contextlib.suppress(mx.MXNetError):  # of a batch that does not fit the network by itself
+                require_params()
+        else:
             misfit = f"'{expected[0]}' has shape {inputs[expected[0]]}, expected {expected[1]}"
         raise ConvertError(f"batches: {misfit}: {_of_parameter(reason, params) or reason}") from e
 
