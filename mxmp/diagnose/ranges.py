@@ -144,6 +144,10 @@ class Magnitudes:
         self.zeros = self.nonfinite = 0
         self.largest = 0.0
 
+    def __repr__(self) -> str:
+        ends = f" up to 2**{max(self.counts)}, at least 2**{min(self.counts) - 1}" if self.counts else ""
+        return f"Magnitudes({self.total:,} values{ends}; {self.zeros:,} are 0, {self.nonfinite:,} inf or NaN)"
+
     @property
     def total(self) -> int:
         """How many values there are, but for those that are 0, infinite or NaN."""
