@@ -426,9 +426,9 @@ def compare(
         net_or_model: A Gluon net with values, converted or not, hybridized or not; a Module or BucketingModule of MXNet
             or mxmp that is bound (of buckets that of the batches' ``bucket_key``, without one that which ran last); a
             `mxmp.symbol.ConvertedModel`; or a tuple ``(symbol, arg_params, aux_params)``. It is left as it is;
-            `explain` and `find_nonfinite` take the same. The forward hooks of a net are called with it: several times
-            for each batch, and, where a batch does not fit, on zeros of other shapes to find one that would. Of a
-            plain Block the HybridBlocks in it are compared one by one, each with float32's inputs and gradients.
+            `explain` and `find_nonfinite` take the same. The forward hooks of a net are called with it, several
+            times for each batch. Of a plain Block the HybridBlocks in it are compared one by one, each with float32's
+            inputs and gradients.
         batches: One batch, or several of which the worst of each error counts. A batch is an array, a tuple or list of
             arrays, in the order in which the network takes them, a DataBatch, or, of a symbol or Module, a dict of
             arrays by input; of NDArrays or numpy's arrays. Several are a DataLoader, a DataIter, or a list of tuples,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from dataclasses import dataclass, replace
-from typing import Any, Callable, ClassVar, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, ClassVar, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 from .. import dtypes
 from ..display import blocks as show
@@ -14,6 +14,8 @@ from ..graph import Graph, Key, Node
 from ..passes.attributes import MARK_ATTR
 from .ranges import ValueRange
 from .replay import Seen, is_inserted
+
+T = TypeVar("T")
 
 FORWARD, BACKWARD, DATA, PARAMETER, LOSS = "forward", "backward", "data", "parameter", "loss"
 """Where inf or NaN comes up: `NonFinite.where`."""
@@ -219,14 +221,20 @@ def _inputs_of(position: int, seen: Seen) -> List[ValueRange]:
     return [seen.forward[key] for key in keys if key in seen.forward]
 
 
-def _ancestors(graph: Graph, position: int, follows: Callable[[Key], bool] = lambda key: True) -> Set[int]:
-    """Return the nodes that a node depends on by entries that are followed, itself included."""
-    waiting, reached = [position], {position}
-    while waiting:
-        new = {entry.node for entry in graph.nodes[waiting.pop()].inputs if follows(entry.key)} - reached
-        reached |= new
+def _closure(first: Iterable[T], following: Callable[[T], Iterable[T]]) -> List[T]:
+    """Return what is reached from the first by steps, these included, each once, the nearest first."""
+    reached = dict.fromkeys(first)
+    waiting = list(reached)
+    for each in waiting:  # which grows
+        new = [other for other in dict.fromkeys(following(each)) if other not in reached]
+        reached.update(dict.fromkeys(new))
         waiting += new
-    return reached
+    return waiting
+
+
+def _ancestors(graph: Graph, position: int) -> List[int]:
+    """Return the nodes that a node depends on, itself included."""
+    return _closure([position], lambda each: (entry.node for entry in graph.nodes[each].inputs))
 
 
 def _has_infinite_constant(node: Node) -> bool:
@@ -247,23 +255,22 @@ def _inf_from(position: int, seen: Seen) -> str:
     def is_inf(key: Key) -> bool:
         return key in seen.forward and seen.forward[key].infs > 0
 
-    graph = seen.names.graph
-    reached = _ancestors(graph, position, is_inf) - {position}
-    origins = [each for each in reached if not any(is_inf(entry.key) for entry in graph.nodes[each].inputs)]
+    def sources(node: int) -> List[int]:
+        return [entry.node for entry in seen.names.graph.nodes[node].inputs if is_inf(entry.key)]
+
+    origins = [each for each in _closure([position], sources) if each != position and not sources(each)]
     return seen.names.of(min(origins))[0] if origins else ""
 
 
 def _reaching(seen: Seen) -> Set[Key]:
     """Return the outputs of nodes from which inf or NaN reaches an output of the network, all the way as inf or NaN."""
-    waiting = [head.key for head, output in zip(seen.names.graph.heads, seen.outputs) if output.bad]
-    reaching = set(waiting)
-    while waiting:
-        for entry in seen.names.graph.nodes[waiting.pop()[0]].inputs:
-            value = seen.forward.get(entry.key)
-            if entry.key not in reaching and (value is None or value.bad):
-                reaching.add(entry.key)
-                waiting.append(entry.key)
-    return reaching
+    graph = seen.names.graph
+
+    def sources(key: Key) -> List[Key]:
+        keys = [entry.key for entry in graph.nodes[key[0]].inputs]
+        return [each for each in keys if each not in seen.forward or seen.forward[each].bad]
+
+    return set(_closure([head.key for head, output in zip(graph.heads, seen.outputs) if output.bad], sources))
 
 
 def _is_excused(position: int, seen: Seen) -> bool:
@@ -306,15 +313,14 @@ def _to_keep(position: int, seen: Seen) -> Tuple[str, ...]:
         source = graph.nodes[source].inputs[0].node
     if not graph.nodes[source].is_variable and is_low(source):
         position = source
-    kept: Dict[str, None] = {}
-    waiting = [position]
-    while waiting:
-        number = waiting.pop(0)
-        inserted = graph.nodes[number].get(MARK_ATTR) is not None
-        if not inserted:
-            kept[seen.names.of(number)[0]] = None
-        if inserted or number == position:
-            outputs = range(graph.nodes[number].num_outputs)
-            following = {reader for index in outputs for reader, _ in readers.get((number, index), ())}
-            waiting += sorted(i for i in following if is_low(i) or graph.nodes[i].get(MARK_ATTR) is not None)
-    return tuple(kept)
+
+    def is_ours(number: int) -> bool:
+        return graph.nodes[number].get(MARK_ATTR) is not None
+
+    def following(number: int) -> List[int]:
+        outputs = range(graph.nodes[number].num_outputs if is_ours(number) or number == position else 0)
+        reading = {reader for index in outputs for reader, _ in readers.get((number, index), ())}
+        return sorted(each for each in reading if is_low(each) or is_ours(each))
+
+    names = (seen.names.of(each)[0] for each in _closure([position], following) if not is_ours(each))
+    return tuple(dict.fromkeys(names))

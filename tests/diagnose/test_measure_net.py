@@ -295,7 +295,7 @@ def test_bad_arguments_are_refused():
 
 def test_a_batch_that_does_not_fit_is_named():
     wrong = mx.nd.ones((6, 3))
-    said = r"'data' has shape \(6, 3\), expected \(6, 4\): parameter 'net_a_weight' has shape \(5, 4\)"
+    said = r"'data' has shape \(6, 3\): parameter 'net_a_weight' of shape \(5, 4\) would have to be \(5, 3\)"
     with pytest.raises(ConvertError, match=said):
         measure_ranges(make(), [wrong])
     with pytest.raises(ConvertError, match=said):

@@ -122,7 +122,7 @@ def test_batches_of_several_shapes():
         ({"batches": [{"y": mx.nd.ones((4, 6))}]}, "batches: the network has no input 'y'"),
         (
             {"batches": [{"x": mx.nd.ones((4, 5))}]},
-            r"batches: 'x' has shape \(4, 5\), expected \(4, 6\): parameter 'a_weight' has shape",
+            r"batches: 'x' has shape \(4, 5\), for which 'a_weight' of shape \(6, 6\) would have to be \(6, 5\)",
         ),
         ({"batches": mx.nd.ones((2, 6))}, "batches is a NDArray; expected a DataLoader, a list of batches"),
         ({"batches": {"x": mx.nd.ones((4, 6))}}, "batches is a dict; expected a DataLoader, a list of batches"),
@@ -131,10 +131,10 @@ def test_batches_of_several_shapes():
         ({"arg_params": {}}, "arg_params lacks 'a_weight', 'b_weight'"),
         (
             {"arg_params": {name: mx.nd.ones((size, 6)) for name, size in (("a_weight", 5), ("b_weight", 6))}},
-            r"the parameters are not those of this network: it is given 'a_weight' of shape \(5, 6\) in place of "
-            r"\(6, 6\)\.$",
+            r"for which 'a_weight' of shape \(5, 6\) would have to be \(6, 6\): give batches of another shape, or the "
+            r"parameters of this network\.$",
         ),
-        ({"sym": mx.sym.BatchNorm(mx.sym.var("x"), name="n"), **NORM}, r"given 'n_gamma' of shape \(5,\) in place of"),
+        ({"sym": mx.sym.BatchNorm(mx.sym.var("x"), name="n"), **NORM}, r"'n_gamma' of shape \(5,\) would have to be \(6"),
         ({"sym": "net.json"}, "sym is a str"),
     ],
     ids=[
