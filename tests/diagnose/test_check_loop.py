@@ -432,7 +432,6 @@ HEALTHY = {
     "clipped by hand": lambda: changed(Loop("O2"), clip=clipped_by_hand),
     "frozen layers": frozen,
     "frozen bias": lambda: with_frozen_weight(part="bias"),
-    "mean loss": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "backward while recording": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "last batch": lambda: Loop(data=DATA[:3], label=LABELS[:3]),
     "dynamic scale": lambda: Loop(net=(net := make()), trainer=ours(net, "dynamic")),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 
 import mxnet as mx
+import numpy as np
 import pytest
+from mxnet import autograd
 
 import mxmp
 from mxmp.diagnose import compare, explain, find_nonfinite
@@ -65,6 +67,31 @@ def test_all_functions_take_a_net_under_its_own_policy(policy, hybridized):
     assert compare(net, DATA).policy == str(mxmp.Policy.parse(policy or "O1"))
     assert explain(net, DATA).kind == "no fault found"
     assert find_nonfinite(net, DATA * 1e6).precision == "float16"
+
+
+@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
+@pytest.mark.parametrize("hybridized", [True, False])
+@pytest.mark.parametrize("policy", [None, "O1", "O2"])
+def test_a_net_is_left_as_it_was(policy, hybridized, ask):
+    net = make()
+    if hybridized:
+        net.hybridize(static_alloc=True)
+    if policy:
+        mxmp.gluon.convert(net, policy)
+    with autograd.record():
+        value = net(DATA).sum()
+    value.backward()
+    params = net.collect_params().values()
+
+    def state():
+        values = [(id(p.data()), p.data().asnumpy().tobytes(), str(p.dtype)) for p in params]
+        return values, [p.grad().asnumpy().tobytes() for p in params if p.grad_req != "null"], repr(net), net._active
+
+    np.random.seed(1)
+    before, draws = state(), np.random.get_state()[1].tolist()
+    found = ask(net, (DATA, LABEL), "O2", loss=LOSS)
+    assert state() == before and np.random.get_state()[1].tolist() == draws and not net._forward_pre_hooks
+    assert found == ask(make(), (DATA, LABEL), "O2", loss=LOSS)
 
 
 @pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])

@@ -242,32 +242,6 @@ def test_a_watch_gives_its_verdict_after_a_skip_and_tells_how_the_step_ended():
     assert watch.verdict().kind == verdict.kind  # the step stays after it is detached
 
 
-def test_a_watch_is_attached_once_as_other_observers_are():
-    net = root()
-    trainer, other = trainer_of(net), trainer_of(overflowing())
-    watch = diagnose.Watch().attach(trainer)
-    assert watch.attach(trainer) is watch and RECORDER.of(trainer).watches == 1
-    with pytest.raises(TrainerError, match="this Watch is attached to another Trainer; detach it first"):
-        watch.attach(other)
-    watch.detach()
-    watch.detach()
-    assert RECORDER.of(trainer).watches == 0 and watch.attach(other)._replays == []
-
-
-@pytest.mark.parametrize(
-    "owner, loss, message",
-    [(3, None, "expected a trainer or module"), ("trainer", 3, "loss is a int; expected a Block")],
-)
-def test_what_cannot_be_watched_is_refused(owner, loss, message):
-    with pytest.raises(TrainerError, match=message):
-        diagnose.Watch(loss).attach(trainer_of(overflowing()) if owner == "trainer" else owner)
-
-
-def test_a_watch_that_is_given_a_trainer_says_what_to_call():
-    with pytest.raises(TrainerError, match=r"loss is a Trainer; .* to attach: Watch\(loss\)\.attach\(trainer\)\."):
-        diagnose.Watch(trainer_of(overflowing()))
-
-
 def test_weights_gradients_and_statistics_are_not_touched_by_a_verdict():
     net = gluon.nn.HybridSequential(prefix="net_")
     with net.name_scope():
@@ -519,6 +493,15 @@ def test_a_verdict_is_of_the_weights_that_are_there_when_it_is_asked_for():
     assert verdict.text.startswith("the step is finite, but parameter 'net_weight' holds NaN in 15 of 15 elements.")
 
 
-def test_a_function_as_loss_is_refused_with_the_reason():
-    with pytest.raises(TrainerError, match="loss is a function; expected a Block.*as those of a function cannot be"):
-        diagnose.Watch(lambda out, label: out.sum())
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda trainer: diagnose.Watch().attach(3), "expected a trainer or module"),
+        (lambda trainer: diagnose.Watch(3), "loss is a int; expected a Block"),
+        (diagnose.Watch, r"loss is a Trainer; .* to attach: Watch\(loss\)\.attach\(trainer\)\."),
+        (lambda trainer: diagnose.Watch(lambda out: out), "loss is a function; .*as those of a function cannot be"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(make, message):
+    with pytest.raises(TrainerError, match=message):
+        make(trainer_of(overflowing()))

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from mxmp.arrays import to_float32
+from mxmp.diagnose import Ledger, StepLogger, Watch
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.train.step import Observer
+from tests.freeze import freeze
 from tests.train.adapters import ADAPTERS, START
 
 OVER_FRONTS = pytest.mark.parametrize("make", ADAPTERS, ids=lambda make: make.__name__)
@@ -130,6 +132,47 @@ def test_an_observer_stays_with_a_trainer_that_is_adopted_again_until_it_is_deta
     notes.detach()
     adapter.run()
     assert len(notes.ends) == 1
+
+
+class Listed(StepLogger):
+    """Keeps nothing."""
+
+    def _write(self, record):
+        pass
+
+    def _end(self):
+        pass
+
+
+LOOKING = [lambda: Ledger(every=1), lambda: Listed(1, None)]
+
+
+@pytest.mark.parametrize("watching", [Notes, Watch, *LOOKING], ids=["notes", "watch", "ledger", "log"])
+def test_an_observer_is_attached_to_one_owner_until_it_is_detached(watching):
+    (first, other), observer = (ADAPTERS[0](1.0).owner for _ in range(2)), watching()
+    assert observer.attach(first) is observer is observer.attach(first)
+    with pytest.raises(TrainerError, match=f"^attach: this {type(observer).__name__} is attached to another Trainer; "):
+        observer.attach(other)
+    assert list(first._scaler.observers.values()) == [observer] and not other._scaler.observers
+    observer.detach()
+    observer.detach()
+    assert not first._scaler.observers and list(observer.attach(other)._owner._scaler.observers.values()) == [observer]
+
+
+@OVER_FRONTS
+@pytest.mark.parametrize("watching", LOOKING, ids=["ledger", "log"])
+@pytest.mark.parametrize("masters", [True, False])
+def test_training_is_the_same_bit_for_bit(make, watching, masters):
+    def trained(looks):
+        options = {"learning_rate": 0.01, "momentum": 0.9, "multi_precision": masters}
+        adapter = make(DynamicLossScale(init_scale=4, growth_interval=2), options=options, dtype="float16", contexts=2)
+        observer = watching().attach(adapter.owner) if looks else None
+        for bad in (None, np.inf, None):
+            adapter.run([0.25, 0.1], bad=bad)
+        assert observer is None or observer in adapter.owner._scaler.observers.values()
+        return freeze(adapter.weights()), adapter.trace(), adapter.scale
+
+    assert trained(True) == trained(False)
 
 
 def test_what_is_no_trainer_is_refused():
