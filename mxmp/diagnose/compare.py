@@ -15,7 +15,6 @@ References:
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 from collections import Counter, defaultdict
@@ -40,7 +39,7 @@ import numpy as np
 from mxnet import autograd
 
 from .. import dtypes
-from ..errors import ConvertError, mxnet_reason
+from ..errors import ConvertError
 from ..gluon.blocks import blocks_in, roots
 from ..graph import Key
 from ..mxnet_private import blocks
@@ -70,6 +69,7 @@ from .instrument import (
 )
 from .progress import showing_progress
 from .subject import (
+    NOTED_IN_FLOAT32,
     Call,
     LossFunction,
     NetSubject,
@@ -89,7 +89,6 @@ PROJECTIONS = 8
 random; else the norm is off by a quarter (its standard deviation)."""
 
 _FLOAT32 = Policy.parse("float32")
-_CONVERTED_TO_FLOAT32 = Policy.parse("O1", names={"*": dtypes.FLOAT32})
 
 Losses = Callable[[List[Any]], Sequence[Any]]
 """Returns the losses, NDArrays of any shape, of a graph's outputs."""
@@ -279,8 +278,7 @@ class Measure:
         # Own: each node in low precision gets float32's gradient of its output, times the scale.
         seeds = [(number, totals[key] * scale) for number, key in enumerate(self._keys) if key in totals]
         if seeds:
-            with _blaming_the_network():
-                autograd.backward([both.outputs[number] for number, _ in seeds], [seed for _, seed in seeds])
+            run_backward([both.outputs[number] for number, _ in seeds], [seed for _, seed in seeds])
         own = both.at_ports()
         for port, new in self._own_ports.items():
             errors[port[0]] = errors[port[0]].worst(Errors(own=error(port, own[new])))
@@ -299,17 +297,8 @@ class Measure:
         else:
             with autograd.record(train_mode=True):
                 heads, seeds = [each * scale for each in losses(reading.outputs)], None
-        with _blaming_the_network():
-            autograd.backward(heads, seeds)
+        run_backward(heads, seeds)
         return reading
-
-
-@contextlib.contextmanager
-def _blaming_the_network() -> Iterator[None]:
-    try:
-        yield
-    except mx.MXNetError as e:
-        raise ConvertError(f"gradients: MXNet cannot run the network backward: {mxnet_reason(e)}") from e
 
 
 def ratio(difference: float, size: float) -> float:
@@ -550,7 +539,7 @@ def _gradients_between(subject: NetSubject, examples: Sequence[Any], loss: LossF
     not record has none.
     """
     gradients: Dict[int, List[Sequence[Any]]] = defaultdict(list)
-    with subject.watched(), subject.under(_CONVERTED_TO_FLOAT32):
+    with subject.watched(), subject.under(NOTED_IN_FLOAT32):
         for example in examples:
             with RECORDER.recording(blocks_in(subject.net)) as calls:
                 with autograd.record(train_mode=False):

@@ -43,7 +43,16 @@ from .kept import kept
 from .nonfinite import BACKWARD, DATA, FORWARD, LOSS, PARAMETER, NonFinite, first_backward, first_forward
 from .ranges import ValueRange, ranges_of
 from .replay import Gradients, LossGradients, Replay, Seen, is_real
-from .subject import LossFunction, NetSubject, SymbolSubject, losses_of, read_subject, require_scale, run_backward
+from .subject import (
+    NOTED_IN_FLOAT32,
+    LossFunction,
+    NetSubject,
+    SymbolSubject,
+    losses_of,
+    read_subject,
+    require_scale,
+    run_backward,
+)
 
 SCALE_TOO_HIGH = "scale too high"
 OUT_OF_RANGE = "activation out of range"
@@ -558,7 +567,7 @@ def _of_net(net: Any, batch: Batch, policy: Policy, loss: Any, inside: bool) -> 
         )
     with kept(net), RECORDER.recording(blocks_in(net)) as calls:  # which gives it as it was written
         # What is not converted runs as it was written, unseen: a float32 net is converted to nothing but float32.
-        convert(net, policy if policy.is_mixed else Policy.parse("O1", names={"*": dtypes.FLOAT32}))
+        convert(net, policy if policy.is_mixed else NOTED_IN_FLOAT32)
         with autograd.record(train_mode=loss is not None):
             outputs = call_net(net, inputs, without_loss=loss is None)
             losses = None if loss is None else losses_of(loss, outputs, label)

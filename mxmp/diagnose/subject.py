@@ -59,6 +59,9 @@ from .kept import kept
 CALLS = 2
 """How many calls of each block are noted where errors only say what to try first."""
 
+NOTED_IN_FLOAT32 = Policy.parse("O1", names={"*": dtypes.FLOAT32})
+"""A policy under which a net runs in float32, and its calls are noted: a net that is not converted has none."""
+
 LossFunction = Callable[..., Any]
 
 _NETWORKS = (
@@ -566,9 +569,9 @@ def _shape(value: Any) -> str:
     return str(getattr(value, "shape", value))
 
 
-def run_backward(losses: Sequence[Any], train: bool = True) -> None:
-    """Run backward from the losses of a batch; ConvertError where MXNet cannot."""
+def run_backward(losses: Sequence[Any], grads: Optional[Sequence[Any]] = None, train: bool = True) -> None:
+    """Run backward from the losses of a batch, or outputs and their gradients; ConvertError where MXNet cannot."""
     try:
-        autograd.backward(list(losses), train_mode=train)
+        autograd.backward(list(losses), grads, train_mode=train)
     except mx.MXNetError as e:
         raise ConvertError(f"gradients: MXNet cannot run the network backward: {mxnet_reason(e)}") from e

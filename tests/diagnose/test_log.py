@@ -416,7 +416,7 @@ def test_the_file_of_a_run_has_a_line_per_step(tmp_path):
         adapter.run(0.25, bad=np.inf)
     assert log.path == str(tmp_path / "run" / "steps.csv")
     first, second = rows(log.path)
-    assert ",".join(first) == COLUMNS
+    assert ",".join(first) == COLUMNS and repr(log) == f"CSVLogger({log.path!r}, every=2, steps=2)"
     assert (first["step"], first["taken"], first["loss"], first["error"]) == ("1", "1", "1.5", "")
     assert float(first["scale"]) == float(first["next_scale"]) == 256
     assert float(first["grad_norm"]) == pytest.approx(0.25 * np.sqrt(3))

@@ -359,17 +359,16 @@ def head(name="head"):
 RANGE = r"Run again: activation out of range.*'net_sq'"
 
 
-def test_a_frozen_net_that_overflows_is_named_and_not_taken_for_data():
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_frozen_net_that_overflows_is_named_and_not_taken_for_data(is_behind):
+    """Behind the trained one is that of a perceptual loss, for example."""
     net = head()
-    with pytest.raises(NonFiniteLossError, match=RANGE):
-        through([frozen(overflowing()), net], trainer_of(net))
-
-
-def test_a_frozen_net_behind_the_trained_one_is_named():
-    """Such as that of a perceptual loss."""
-    net, behind = head(), frozen(overflowing(factor=3000.0))
-    with pytest.raises(NonFiniteLossError, match=RANGE):
-        through([net, behind], trainer_of(net), mx.nd.ones((4, 4)))
+    nets = [net, frozen(overflowing(factor=3000.0))] if is_behind else [frozen(overflowing()), net]
+    with diagnose.Watch(LOSS).attach(trainer_of(net)) as watch:
+        with pytest.raises(NonFiniteLossError, match=RANGE):
+            through(nets, watch._owner, mx.nd.ones((4, 4 if is_behind else 6)))
+        verdict = watch.verdict()
+    assert (verdict.kind, verdict.node.name) == ("activation out of range", "net_sq")
 
 
 def test_an_input_that_is_trained_through_a_frozen_net_is_explained():
@@ -389,16 +388,6 @@ def test_a_net_of_another_trainer_is_named():
     trainers = [trainer_of(net) for net in (first, second)]
     with pytest.raises(NonFiniteLossError, match=RANGE):
         through([first, second], trainers[1])
-
-
-def test_a_watch_names_a_frozen_net():
-    net = head()
-    trainer = trainer_of(net)
-    with diagnose.Watch(LOSS).attach(trainer) as watch:
-        with pytest.raises(NonFiniteLossError):
-            through([frozen(overflowing()), net], trainer)
-        verdict = watch.verdict()
-    assert (verdict.kind, verdict.node.name) == ("activation out of range", "net_sq")
 
 
 def test_a_nan_image_of_a_frozen_net_is_data(caplog):
