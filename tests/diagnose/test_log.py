@@ -107,19 +107,16 @@ def test_the_smallest_share_that_is_not_finite_comes_first():
     assert log.records[0].why == "gradients not finite: 'a' (10 %), 'b' (20 %), 'c' (30 %) and 2 more"
 
 
-@pytest.mark.parametrize("make", [Trainer, Module], ids=lambda make: make.__name__)
-def test_gradients_of_several_contexts_are_summed_first(make):
-    adapter, log = attached(make, contexts=2)
+@pytest.mark.parametrize(
+    "make, options, gradient",
+    [(Trainer, {}, 0.75), (Module, {}, 0.75), (Trainer, {"kvstore": None}, 0.5)],
+    ids=["trainer", "module", "without a kvstore the largest norm counts"],
+)
+def test_gradients_of_several_contexts_are_summed_first(make, options, gradient):
+    adapter, log = attached(make, contexts=2, **options)
     adapter.run([0.25, 0.5])
     log.close()
-    assert log.records[0].grad_norm == norm([0.75] * 3)
-
-
-def test_without_a_kvstore_the_largest_norm_counts():
-    adapter, log = attached(contexts=2, kvstore=None)
-    adapter.run([0.25, 0.5])
-    log.close()
-    assert log.records[0].grad_norm == norm([0.5] * 3)
+    assert log.records[0].grad_norm == norm([gradient] * 3)
 
 
 @pytest.mark.parametrize("make", [Trainer, Module, Bucketing], ids=lambda make: make.__name__)
@@ -314,15 +311,19 @@ def batches(count):
     return gluon.data.DataLoader(gluon.data.ArrayDataset(data, mx.nd.ones((4 * count, 2))), 4)
 
 
+def silent(estimator):
+    estimator.logger.handlers.clear()
+    estimator.logger.propagate = False
+    return estimator
+
+
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("late", [False, True])
 def test_an_estimator_takes_a_log_as_a_handler(order, late):
     net, data = network(), batches(3)
     outputs = [LOSS(net(x), y).mean().asscalar() for x, y in data]
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
-    estimator = Estimator(net, LOSS, mx.metric.Loss(), trainer=trainer)
-    estimator.logger.handlers.clear()
-    estimator.logger.propagate = False
+    estimator = silent(Estimator(net, LOSS, mx.metric.Loss(), trainer=trainer))
     log = Listed()
     handlers = [MixedPrecisionHandler("float32", loss_scale=128), log][::order]
     if late:  # the log's handler comes after the step
@@ -341,9 +342,7 @@ def test_an_observer_of_the_handler_is_attached_for_each_fit(before):
     """And one that was attached before stays so after it."""
     net, log = network(), Listed()
     trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", loss_scale=128)
-    estimator = Estimator(net, LOSS, mx.metric.Loss(), trainer=trainer)
-    estimator.logger.handlers.clear()
-    estimator.logger.propagate = False
+    estimator = silent(Estimator(net, LOSS, mx.metric.Loss(), trainer=trainer))
     handler = MixedPrecisionHandler("float32", loss_scale=128, observers=[log])
     if before:
         log.attach(trainer)
