@@ -509,6 +509,14 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
+def nested(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return nested lists, tuples and named tuples with a function applied to the items that are none of these."""
+    if not isinstance(value, (list, tuple)):
+        return function(value)
+    items = [nested(each, function) for each in value]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return nested lists with a function applied to what they hold; None stays."""
     if isinstance(value, (list, tuple)):

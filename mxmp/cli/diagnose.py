@@ -214,7 +214,7 @@ def _uneven_pairs(layers: Sequence[Any], most: Optional[int]) -> Pairs:
 @click.command()
 @click.argument("prefix", callback=partial(check_prefix, read=True))
 @click.argument("epoch", type=click.IntRange(min=0))
-@click.option("--policy", "text", default="O1", show_default=True, help="The policy.")
+@click.option("--policy", "text", help="The policy; O1 unless given, which a checkpoint that is converted needs.")
 @batch_option("With labels, gradients are compared too.")
 @click.option("--worst", type=click.IntRange(min=1), default=20, show_default=True, help="How many operators to list.")
 @model_options
@@ -226,7 +226,7 @@ def compare(
     /,
     prefix: str,
     epoch: int,
-    text: str,
+    text: Optional[str],
     data: Optional[str],
     worst: int,
     shapes: Any,
@@ -250,7 +250,8 @@ def compare(
         raise click.UsageError("give --data, or --shape of every input, such as data:1,3,224,224.", ctx)
     if data is not None and shapes:
         raise click.UsageError("--data has shapes; leave --shape out.", ctx)
-    policy = make_policy(text, **options)
+    asked = text is not None or any(options.values())
+    policy = make_policy(text or "O1", **options) if asked else None
     if out is not None:
         require_new(out, force=force)
     require_checkpoint(prefix, epoch)

@@ -14,9 +14,9 @@ import itertools
 import re
 import zipfile
 import zlib
+from types import MappingProxyType
 from typing import (
     Any,
-    Callable,
     Collection,
     Dict,
     Iterable,
@@ -32,11 +32,11 @@ from typing import (
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd, gluon
+from mxnet import gluon
 
 from .. import dtypes
-from ..arrays import leaves
-from ..errors import CheckpointError, ConvertError, InferenceError, MxmpError, did_you_mean, mxnet_reason
+from ..arrays import leaves, nested
+from ..errors import CheckpointError, ConvertError, InferenceError, MxmpError, did_you_mean, listed, mxnet_reason
 from ..gluon.storage import contexts_of
 from ..symbol import ConvertedModel
 from ..symbol.arguments import label_names
@@ -224,14 +224,6 @@ def _checked(arrays: Tuple[Any, ...], name: str) -> Tuple[Any, ...]:
     return arrays
 
 
-def nested(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return nested lists, tuples and named tuples with a function applied to the items that are none of these."""
-    if not isinstance(value, (list, tuple)):
-        return function(value)
-    items = [nested(each, function) for each in value]
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-
-
 def _of_mxnet(value: Any) -> Any:
     """Return an array of numpy as MXNet's: floats as float32, integers as they are; anything else as it is.
 
@@ -313,29 +305,35 @@ def require_fit(symbol: Any, shapes: Shapes, inputs: Sequence[str]) -> List[Any]
     ``shapes`` has those of parameters and of ``inputs``, which a batch has.
     """
     known = {name: shapes[name] for name in symbol.list_inputs() if name in shapes}
-
-    def fits(tried: Shapes) -> bool:
-        try:
-            symbol.infer_shape_partial(**{**known, **tried})
-        except mx.MXNetError:
-            return False
-        return True
-
-    params = {name: shape for name, shape in known.items() if name not in inputs}
-    with blaming_the_batch({name: known[name] for name in inputs}, params, fits, {}):
+    batch = {name: known[name] for name in inputs}
+    with blaming_the_batch(batch):
+        # Of the batch by itself: of shapes that do not fit MXNet names one, and overwrites some, such as BatchNorm's.
+        args, _, aux = symbol.infer_shape_partial(**batch)
+        sizes = zip((*symbol.list_arguments(), *symbol.list_auxiliary_states()), (*(args or ()), *(aux or ())))
+        needed = {name: size for name, size in sizes if size and 0 not in size}  # 0 is not known
+        unfit = [name for name, shape in known.items() if needed.get(name, shape) != shape]
+        if unfit:
+            texts = [f" of shape {known[name]} would have to be {needed[name]}" for name in unfit]
+            raise ConvertError(
+                f"batches: {_misfit(batch)}, for which {listed(unfit, texts)}: give batches of another shape, or the "
+                f"parameters of this network."
+            )
         return list(symbol.infer_shape_partial(**known)[0] or ())
+
+
+def _misfit(batch: Shapes) -> str:
+    return " and ".join(f"'{name}' has shape {shape}" for name, shape in batch.items())
 
 
 @contextlib.contextmanager
 def blaming_the_batch(
-    inputs: Shapes, params: Shapes, fits: Callable[[Shapes], bool], types: Mapping[str, str]
+    batch: Shapes, params: Shapes = MappingProxyType({}), types: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[None]:
     """Make an error of MXNet within the block one that names the shapes of a batch, or the dtypes that it speaks of.
 
     Args:
-        inputs: The shapes of the batch's arrays by name.
-        params: Those of the network's parameters.
-        fits: Whether the network runs on inputs of other shapes.
+        batch: The shapes of the batch's arrays by name.
+        params: Those of the network's parameters, of which the error may speak.
         types: The dtypes of the batch's arrays by name.
     """
     try:
@@ -347,11 +345,7 @@ def blaming_the_batch(
             said = " and ".join(f"'{name}' has dtype {types[name]}" for name in unfit)
             each = "it" if len(unfit) == 1 else "them"
             raise ConvertError(f"batches: {said}; give {each} as float32: {reason}") from e
-        misfit = " and ".join(f"'{name}' has shape {shape}" for name, shape in inputs.items())
-        expected = _expected(reason, inputs, fits)
-        if expected is not None:
-            misfit = f"'{expected[0]}' has shape {inputs[expected[0]]}, expected {expected[1]}"
-        raise ConvertError(f"batches: {misfit}: {_of_parameter(reason, params) or reason}") from e
+        raise ConvertError(f"batches: {_misfit(batch)}: {_of_parameter(reason, params) or reason}") from e
 
 
 def _blamed(reason: str, types: Mapping[str, str]) -> List[str]:
@@ -360,41 +354,15 @@ def _blamed(reason: str, types: Mapping[str, str]) -> List[str]:
     return [name for name, dtype in types.items() if dtype != dtypes.FLOAT32 and dtype in words]
 
 
-def _expected(reason: str, inputs: Shapes, fits: Callable[[Shapes], bool]) -> Optional[Tuple[str, Tuple[int, ...]]]:
-    """Return the input that is wrong in one size, and a shape with which the network runs; None if none was found."""
-    differ = _differing(reason)
-    if differ is None:
-        return None
-    for right, wrong in [pair for pair in zip(*differ) if pair[0] != pair[1]] if len({*map(len, differ)}) == 1 else ():
-        for name, shape in inputs.items():
-            for axis in (axis for axis, size in enumerate(shape) if axis and size == wrong):
-                tried = (*shape[:axis], right, *shape[axis + 1 :])
-                if fits({**inputs, name: tried}):
-                    return name, tried
-    return None
-
-
 def _of_parameter(reason: str, params: Shapes) -> str:
     """Return which parameter the shapes do not fit; '' if that is not known."""
-    differ = _differing(reason)
-    named = [name for name, shape in params.items() if differ and shape == differ[0]]
-    named = [name for name in named if _node_of(name) in reason] or named
-    if differ is None or len(named) != 1:
-        return ""
-    return f"parameter '{named[0]}' has shape {differ[0]}, and the batch would need {differ[1]}."
-
-
-def _node_of(name: str) -> str:
-    return name.rpartition("_")[0] or name
-
-
-def _differing(reason: str) -> Optional[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
-    """Return the shape that is given and the one that a batch needs, as MXNet says them."""
     match = _SHAPES_DIFFER.search(reason)
-    if match is None:
-        return None
-    given, inferred = (tuple(map(int, re.findall(r"-?\d+", text))) for text in match.groups())
-    return given, inferred
+    shapes = [tuple(map(int, re.findall(r"-?\d+", text))) for text in (match.groups() if match else ())]
+    named = [name for name, shape in params.items() if shapes and shape == shapes[0]]
+    named = [name for name in named if (name.rpartition("_")[0] or name) in reason] or named  # of the node named
+    if len(named) != 1:
+        return ""
+    return f"parameter '{named[0]}' of shape {shapes[0]} would have to be {shapes[1]}."
 
 
 # ---------------------------------------------------------------------- Gluon
@@ -407,20 +375,10 @@ def call_net(net: gluon.Block, inputs: Sequence[Any], without_loss: bool = False
     """
     arrays = [each for each in leaves(inputs) if each is not None]
     names = ["data"] if len(arrays) == 1 else [f"data{number}" for number in range(len(arrays))]
-
-    def fits(shapes: Shapes) -> bool:
-        tried = (mx.nd.zeros(shapes[name], array.ctx, array.dtype) for name, array in zip(names, arrays))
-        try:
-            with autograd.pause():
-                net(*nested(inputs, lambda value: value if value is None else next(tried)))
-        except (mx.MXNetError, InferenceError):
-            return False
-        return True
-
     params = {name: param.shape for name, param in net.collect_params().items()}
     shapes = {name: array.shape for name, array in zip(names, arrays)}
     types = {name: dtypes.canonical(array.dtype) for name, array in zip(names, arrays)}
-    with blaming_the_batch(shapes, params, fits, types):
+    with blaming_the_batch(shapes, params, types):
         try:
             return net(*inputs)
         except (TypeError, ValueError, ConvertError) as e:  # of a call with too many arrays, or a reshape

@@ -15,7 +15,6 @@ References:
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 from collections import Counter, defaultdict
@@ -40,8 +39,8 @@ import numpy as np
 from mxnet import autograd
 
 from .. import dtypes
-from ..errors import ConvertError, mxnet_reason
-from ..gluon.blocks import roots
+from ..errors import ConvertError
+from ..gluon.blocks import blocks_in, roots
 from ..graph import Key
 from ..mxnet_private import blocks
 from ..passes.decide import KEEP
@@ -53,8 +52,8 @@ from ..report.counts import positions
 from ..report.report import AS_IT_WAS
 from ..rules import RULES
 from ..symbol.inference import to_graph
+from ..train.calls import RECORDER
 from .batches import call_net, some_batches
-from .calls import OBSERVER
 from .instrument import (
     Instrument,
     Port,
@@ -70,6 +69,7 @@ from .instrument import (
 )
 from .progress import showing_progress
 from .subject import (
+    NOTED_IN_FLOAT32,
     Call,
     LossFunction,
     NetSubject,
@@ -89,7 +89,6 @@ PROJECTIONS = 8
 random; else the norm is off by a quarter (its standard deviation)."""
 
 _FLOAT32 = Policy.parse("float32")
-_CONVERTED_TO_FLOAT32 = Policy.parse("O1", names={"*": dtypes.FLOAT32})
 
 Losses = Callable[[List[Any]], Sequence[Any]]
 """Returns the losses, NDArrays of any shape, of a graph's outputs."""
@@ -279,8 +278,7 @@ class Measure:
         # Own: each node in low precision gets float32's gradient of its output, times the scale.
         seeds = [(number, totals[key] * scale) for number, key in enumerate(self._keys) if key in totals]
         if seeds:
-            with _blaming_the_network():
-                autograd.backward([both.outputs[number] for number, _ in seeds], [seed for _, seed in seeds])
+            run_backward([both.outputs[number] for number, _ in seeds], [seed for _, seed in seeds])
         own = both.at_ports()
         for port, new in self._own_ports.items():
             errors[port[0]] = errors[port[0]].worst(Errors(own=error(port, own[new])))
@@ -299,17 +297,8 @@ class Measure:
         else:
             with autograd.record(train_mode=True):
                 heads, seeds = [each * scale for each in losses(reading.outputs)], None
-        with _blaming_the_network():
-            autograd.backward(heads, seeds)
+        run_backward(heads, seeds)
         return reading
-
-
-@contextlib.contextmanager
-def _blaming_the_network() -> Iterator[None]:
-    try:
-        yield
-    except mx.MXNetError as e:
-        raise ConvertError(f"gradients: MXNet cannot run the network backward: {mxnet_reason(e)}") from e
 
 
 def ratio(difference: float, size: float) -> float:
@@ -426,9 +415,9 @@ def compare(
         net_or_model: A Gluon net with values, converted or not, hybridized or not; a Module or BucketingModule of MXNet
             or mxmp that is bound (of buckets that of the batches' ``bucket_key``, without one that which ran last); a
             `mxmp.symbol.ConvertedModel`; or a tuple ``(symbol, arg_params, aux_params)``. It is left as it is;
-            `explain` and `find_nonfinite` take the same. The forward hooks of a net are called with it: several times
-            for each batch, and, where a batch does not fit, on zeros of other shapes to find one that would. Of a
-            plain Block the HybridBlocks in it are compared one by one, each with float32's inputs and gradients.
+            `explain` and `find_nonfinite` take the same. The forward hooks of a net are called with it, several
+            times for each batch. Of a plain Block the HybridBlocks in it are compared one by one, each with float32's
+            inputs and gradients.
         batches: One batch, or several of which the worst of each error counts. A batch is an array, a tuple or list of
             arrays, in the order in which the network takes them, a DataBatch, or, of a symbol or Module, a dict of
             arrays by input; of NDArrays or numpy's arrays. Several are a DataLoader, a DataIter, or a list of tuples,
@@ -437,7 +426,8 @@ def compare(
             Module takes its labels as inputs; those may be left out of which MXNet infers the shapes, and then no
             gradients are compared: names that end in 'label', and what loss heads alone read beside their data. Every
             other input must be there, and a net's label for ``loss``.
-        policy: The policy; None for the network's own if it is converted, and 'O1' for others.
+        policy: The policy; None for the network's own if it is converted, and 'O1' for others. A symbol or checkpoint
+            that is converted does not hold its policy, so it has to be given.
         loss: Gives the loss of a Gluon net's output and a label, an NDArray of any shape or a list of them; with it,
             gradients are compared. Of a symbol or Module gradients are compared if it has loss heads, and batches hold
             their labels.
@@ -549,9 +539,9 @@ def _gradients_between(subject: NetSubject, examples: Sequence[Any], loss: LossF
     not record has none.
     """
     gradients: Dict[int, List[Sequence[Any]]] = defaultdict(list)
-    with subject.watched(), subject.under(_CONVERTED_TO_FLOAT32):
+    with subject.watched(), subject.under(NOTED_IN_FLOAT32):
         for example in examples:
-            with OBSERVER.recording(subject.net) as calls:
+            with RECORDER.recording(blocks_in(subject.net)) as calls:
                 with autograd.record(train_mode=False):
                     losses = losses_of(loss, call_net(subject.net, example.inputs), example.label)
                 run_backward(losses, train=False)

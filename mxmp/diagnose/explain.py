@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import (
     Any,
     Callable,
-    ClassVar,
     Dict,
     Iterator,
     List,
@@ -22,7 +21,6 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
-    Type,
     Union,
 )
 
@@ -32,17 +30,27 @@ from mxnet import autograd
 from .. import dtypes
 from ..arrays import to_float32
 from ..display import blocks as show
-from ..display.record import Record
-from ..errors import ConvertError, MxmpError
+from ..errors import ConvertError
 from ..gluon.api import convert
+from ..gluon.blocks import blocks_in
 from ..policy import Policy
+from ..report.run import VerdictText
+from ..train.calls import RECORDER
 from .batches import Batch, call_net, one_batch
-from .calls import OBSERVER
 from .kept import kept
 from .nonfinite import BACKWARD, DATA, FORWARD, LOSS, PARAMETER, NonFinite, first_backward, first_forward
 from .ranges import ValueRange, ranges_of
 from .replay import Gradients, LossGradients, Replay, Seen, is_real
-from .subject import LossFunction, NetSubject, SymbolSubject, losses_of, read_subject, require_scale, run_backward
+from .subject import (
+    NOTED_IN_FLOAT32,
+    LossFunction,
+    NetSubject,
+    SymbolSubject,
+    losses_of,
+    read_subject,
+    require_scale,
+    run_backward,
+)
 
 SCALE_TOO_HIGH = "scale too high"
 OUT_OF_RANGE = "activation out of range"
@@ -59,7 +67,7 @@ _FAR_GRADIENT = 2.0**6 * _FLOAT16_END  # of the loss itself, not scaled
 
 
 @dataclass(frozen=True)
-class Verdict(Record):
+class Verdict(VerdictText):
     """What is wrong with a step.
 
     Attributes:
@@ -72,18 +80,9 @@ class Verdict(Record):
         finite_scale: The largest scale tried at which the step is finite; None if none was, or none was looked for.
     """
 
-    _kind: ClassVar[str] = "verdict"
-    _title: ClassVar[str] = "Why a step is not finite"
-    _error: ClassVar[Type[MxmpError]] = ConvertError
-
-    kind: str
-    text: str
     node: Optional[NonFinite] = None
     scale: float = 1.0
     finite_scale: Optional[float] = None
-
-    def __str__(self) -> str:
-        return self.text if self.text.startswith(f"{self.kind}: ") else f"{self.kind}: {self.text}"
 
     @property
     def overrides(self) -> str:
@@ -555,9 +554,9 @@ def _of_net(net: Any, batch: Batch, policy: Policy, loss: Any, inside: bool) -> 
             "batch has no label, which loss reads; give a tuple of inputs and, last, the label, or None for a loss "
             "that reads none."
         )
-    with kept(net), OBSERVER.recording(net) as calls:  # which gives it as it was written
+    with kept(net), RECORDER.recording(blocks_in(net)) as calls:  # which gives it as it was written
         # What is not converted runs as it was written, unseen: a float32 net is converted to nothing but float32.
-        convert(net, policy if policy.is_mixed else Policy.parse("O1", names={"*": dtypes.FLOAT32}))
+        convert(net, policy if policy.is_mixed else NOTED_IN_FLOAT32)
         with autograd.record(train_mode=loss is not None):
             outputs = call_net(net, inputs, without_loss=loss is None)
             losses = None if loss is None else losses_of(loss, outputs, label)

@@ -110,7 +110,7 @@ class Instrument:
             derivative.
 
     Raises:
-        ConvertError: If a value is missing, or MXNet cannot run the graph.
+        ConvertError: If MXNet cannot run the graph.
     """
 
     def __init__(
@@ -201,17 +201,9 @@ class Runner:
             raise ConvertError(f"MXNet cannot run the network in one piece: {mxnet_reason(e)}") from e
 
     def __call__(self, values: Values) -> List[Any]:
-        """Return the outputs; ConvertError if the value of an input is missing."""
-        require_values(self.names, values)
+        """Return the outputs."""
         outputs = self._run(*[values[name] for name in self.names])
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-
-
-def require_values(names: Iterable[str], values: Values) -> None:
-    """Raise a ConvertError if the value of an input is missing."""
-    for name in names:
-        if name not in values:
-            raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
 
 
 def facts_of(graph: Graph, values: Values) -> Facts:

@@ -120,6 +120,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
     """
 
     priority = _BEFORE_THE_STEP
+    path = ""  # of what is written to
 
     def __init__(self, every: int, ledger: Any) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
@@ -180,6 +181,9 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, every={self._every}, steps={self._count})"
 
     def log(self, loss: Any) -> None:
         """Record the loss of the step under way; between steps, that of the step that has just ended.
@@ -388,11 +392,12 @@ class TensorBoardLogger(StepLogger):
         except (ImportError, TypeError) as e:  # a TypeError is protobuf's, for messages made by another version of it
             why = str(e).strip().split("\n")[0]
             raise DependencyError(f"tensorboardX cannot be imported ({why}); pip install './mxmp[tensorboard]'.") from e
-        self._name, self._event = f"{os.fspath(folder)}: its event file", event_pb2.Event
+        self.path, self._event = os.fspath(folder), event_pb2.Event
+        self._name = f"{self.path}: its event file"
         unique = f".{os.getpid()}.{secrets.token_hex(4)}"  # its own names are the same for a whole second
         with _writing(self._name):
             os.makedirs(folder, exist_ok=True)
-            self._writer = EventsWriter(os.path.join(os.fspath(folder), "events"), unique)
+            self._writer = EventsWriter(os.path.join(self.path, "events"), unique)
             self._flush_events()
 
     def _write(self, record: StepRecord) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from dataclasses import dataclass, replace
-from typing import Any, Callable, ClassVar, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, ClassVar, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 from .. import dtypes
 from ..display import blocks as show
@@ -14,6 +14,8 @@ from ..graph import Graph, Key, Node
 from ..passes.attributes import MARK_ATTR
 from .ranges import ValueRange
 from .replay import Seen, is_inserted
+
+T = TypeVar("T")
 
 FORWARD, BACKWARD, DATA, PARAMETER, LOSS = "forward", "backward", "data", "parameter", "loss"
 """Where inf or NaN comes up: `NonFinite.where`."""
@@ -44,7 +46,8 @@ class NonFinite(Record):
         float32: The same output in float32, a gradient at the same loss scale; None where that is not known.
         rows: Of data, the rows (numbers along the first axis) that hold inf or NaN.
         keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision
-            that read its output.
+            that read its output. Those follow that fail alike: whose values (of the same operator) or gradients are
+            beyond the range too, in float32.
         inf_from: Of a node whose output is NaN because of an inf that it reads, the node that this comes from, such as
             an attention mask's -inf; '' if it reads none.
     """
@@ -151,6 +154,7 @@ def first_forward(seen: Seen, exact: Seen, allowed: bool = True, harmful: bool =
         if excused and (not allowed or same is None):  # also a cast of an inf that is intended
             continue
         finding = _finding(FORWARD, key[0], output, _inputs_of(key[0], seen), seen, same)
+        finding = _with_alike(finding, seen, exact.forward)
         if allowed or output.nans or not _has_infinite_constant(nodes[key[0]]):
             return replace(finding, inf_from=_inf_from(key[0], seen)) if output.nans else finding
         intended = intended or finding
@@ -179,11 +183,31 @@ def first_backward(seen: Seen, exact: Optional[Seen]) -> Optional[NonFinite]:
         )
         if reader is not None:
             inputs = [*_given_to(reader, seen), *_inputs_of(reader, seen)]
-            return _finding(BACKWARD, reader, gradient, inputs, seen, same)
-        ends = dict(zip((head.key for head in graph.heads), seen.head_gradients))  # an output of the network
-        given = ends.get(key)
-        return _finding(BACKWARD, key[0], gradient, [] if given is None else [given], seen, same)
+        else:  # an output of the network
+            ends = dict(zip((head.key for head in graph.heads), seen.head_gradients))
+            inputs = list(filter(None, [ends.get(key)]))
+        finding = _finding(BACKWARD, key[0] if reader is None else reader, gradient, inputs, seen, same)
+        return finding if exact is None else _with_alike(finding, seen, exact.backward)
     return None
+
+
+def _with_alike(finding: NonFinite, seen: Seen, exact: Mapping[Key, ValueRange]) -> NonFinite:
+    """Return a finding that keeps in float32 all operators which fail like it: ``exact`` has float32's ranges.
+
+    Else a policy that is mended finds the next of them, one at a time.
+    """
+    nodes, source, keep = seen.names.graph.nodes, seen.names.source, list(finding.keep)
+    is_backward = finding.where == BACKWARD
+    low = sorted(key for key, dtype in seen.types.items() if dtype in dtypes.LOW_PRECISION)
+    for position, index in reversed(low) if is_backward else low:
+        origin = position
+        while is_inserted(nodes[origin]):
+            origin = nodes[origin].inputs[0].node
+        same = exact.get((source.get(origin, -1), index))
+        end = dtypes.limits(seen.types[position, index]).max / (seen.scale if is_backward else 1.0)
+        if same is not None and same.magnitude > end and (is_backward or seen.names.of(position)[1] == finding.op):
+            keep += _to_keep(position, seen)
+    return replace(finding, keep=tuple(dict.fromkeys(keep)))
 
 
 def _given_to(position: int, seen: Seen) -> List[ValueRange]:
@@ -197,14 +221,20 @@ def _inputs_of(position: int, seen: Seen) -> List[ValueRange]:
     return [seen.forward[key] for key in keys if key in seen.forward]
 
 
-def _ancestors(graph: Graph, position: int, follows: Callable[[Key], bool] = lambda key: True) -> Set[int]:
-    """Return the nodes that a node depends on by entries that are followed, itself included."""
-    waiting, reached = [position], {position}
-    while waiting:
-        new = {entry.node for entry in graph.nodes[waiting.pop()].inputs if follows(entry.key)} - reached
-        reached |= new
+def _closure(first: Iterable[T], following: Callable[[T], Iterable[T]]) -> List[T]:
+    """Return what is reached from the first by steps, these included, each once, the nearest first."""
+    reached = dict.fromkeys(first)
+    waiting = list(reached)
+    for each in waiting:  # which grows
+        new = [other for other in dict.fromkeys(following(each)) if other not in reached]
+        reached.update(dict.fromkeys(new))
         waiting += new
-    return reached
+    return waiting
+
+
+def _ancestors(graph: Graph, position: int) -> List[int]:
+    """Return the nodes that a node depends on, itself included."""
+    return _closure([position], lambda each: (entry.node for entry in graph.nodes[each].inputs))
 
 
 def _has_infinite_constant(node: Node) -> bool:
@@ -225,23 +255,22 @@ def _inf_from(position: int, seen: Seen) -> str:
     def is_inf(key: Key) -> bool:
         return key in seen.forward and seen.forward[key].infs > 0
 
-    graph = seen.names.graph
-    reached = _ancestors(graph, position, is_inf) - {position}
-    origins = [each for each in reached if not any(is_inf(entry.key) for entry in graph.nodes[each].inputs)]
+    def sources(node: int) -> List[int]:
+        return [entry.node for entry in seen.names.graph.nodes[node].inputs if is_inf(entry.key)]
+
+    origins = [each for each in _closure([position], sources) if each != position and not sources(each)]
     return seen.names.of(min(origins))[0] if origins else ""
 
 
 def _reaching(seen: Seen) -> Set[Key]:
     """Return the outputs of nodes from which inf or NaN reaches an output of the network, all the way as inf or NaN."""
-    waiting = [head.key for head, output in zip(seen.names.graph.heads, seen.outputs) if output.bad]
-    reaching = set(waiting)
-    while waiting:
-        for entry in seen.names.graph.nodes[waiting.pop()[0]].inputs:
-            value = seen.forward.get(entry.key)
-            if entry.key not in reaching and (value is None or value.bad):
-                reaching.add(entry.key)
-                waiting.append(entry.key)
-    return reaching
+    graph = seen.names.graph
+
+    def sources(key: Key) -> List[Key]:
+        keys = [entry.key for entry in graph.nodes[key[0]].inputs]
+        return [each for each in keys if each not in seen.forward or seen.forward[each].bad]
+
+    return set(_closure([head.key for head, output in zip(graph.heads, seen.outputs) if output.bad], sources))
 
 
 def _is_excused(position: int, seen: Seen) -> bool:
@@ -284,15 +313,14 @@ def _to_keep(position: int, seen: Seen) -> Tuple[str, ...]:
         source = graph.nodes[source].inputs[0].node
     if not graph.nodes[source].is_variable and is_low(source):
         position = source
-    kept: Dict[str, None] = {}
-    waiting = [position]
-    while waiting:
-        number = waiting.pop(0)
-        inserted = graph.nodes[number].get(MARK_ATTR) is not None
-        if not inserted:
-            kept[seen.names.of(number)[0]] = None
-        if inserted or number == position:
-            outputs = range(graph.nodes[number].num_outputs)
-            following = {reader for index in outputs for reader, _ in readers.get((number, index), ())}
-            waiting += sorted(i for i in following if is_low(i) or graph.nodes[i].get(MARK_ATTR) is not None)
-    return tuple(kept)
+
+    def is_ours(number: int) -> bool:
+        return graph.nodes[number].get(MARK_ATTR) is not None
+
+    def following(number: int) -> List[int]:
+        outputs = range(graph.nodes[number].num_outputs if is_ours(number) or number == position else 0)
+        reading = {reader for index in outputs for reader, _ in readers.get((number, index), ())}
+        return sorted(each for each in reading if is_low(each) or is_ours(each))
+
+    names = (seen.names.of(each)[0] for each in _closure([position], following) if not is_ours(each))
+    return tuple(dict.fromkeys(names))

@@ -11,7 +11,7 @@ import logging
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, overload
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, overload
 
 import mxnet as mx
 import numpy as np
@@ -35,6 +35,8 @@ from .instrument import Runner, in_float32, is_unwritten, read_outputs, with_tap
 from .kept import kept
 from .progress import shown
 from .subject import NetSubject, SymbolSubject, losses_of
+
+Looking = TypeVar("Looking", bound=Callable[..., Any])
 
 _LOG = logging.getLogger(__name__)
 _NAMED = 3  # tensors that a warning names
@@ -143,6 +145,10 @@ class Magnitudes:
         self.counts: Dict[int, int] = {}
         self.zeros = self.nonfinite = 0
         self.largest = 0.0
+
+    def __repr__(self) -> str:
+        ends = f" up to 2**{max(self.counts)}, at least 2**{min(self.counts) - 1}" if self.counts else ""
+        return f"Magnitudes({self.total:,} values{ends}; {self.zeros:,} are 0, {self.nonfinite:,} inf or NaN)"
 
     @property
     def total(self) -> int:
@@ -305,15 +311,21 @@ def _wide(array: Any) -> Any:
 
 
 @contextlib.contextmanager
-def looked_into(net: gluon.Block, make: Callable[[Any, Mapping[str, Any]], Any]) -> Iterator[mx.Context]:
-    """Have a net run in float32 by operators that ``make`` makes of its graphs; give the context to call it on.
+def looked_into(
+    net: gluon.Block, make: Callable[[Any, Mapping[str, Any]], Looking]
+) -> Iterator[Tuple[mx.Context, Dict[int, Looking]]]:
+    """Have a net run in float32 by operators that ``make`` makes of its graphs, a dict that grows.
 
-    The net is as it was found after it; forward hooks on it are called as ever. ``make`` gets a
-    `mxmp.gluon.trace.Trace` and the values of its variables, once for each graph.
+    The net, called on the context that is given with them, is as it was found after it; forward hooks on it are called
+    as ever. ``make`` gets a `mxmp.gluon.trace.Trace` and the values of its variables, once for each graph.
+
+    Raises:
+        ConvertError: If the net cannot be traced, or has called none of its HybridBlocks at the end.
     """
     subject = NetSubject(net)
+    runs: Dict[int, Looking] = {}  # by the id of the trace
 
-    def forward(conversion: Conversion, runs: Dict[int, Any], *args: Any) -> Any:
+    def forward(conversion: Conversion, *args: Any) -> Any:
         """Run a block, which its conversion traces, on arrays."""
         args = tuple(map(as_input, args))
         traced = conversion.trace_for(args)
@@ -327,9 +339,11 @@ def looked_into(net: gluon.Block, make: Callable[[Any, Mapping[str, Any]], Any])
     with kept(subject.net):
         for root in roots(net):
             refuse_cast(root)
-            vars(root)[blocks.call_cached_op.name] = partial(forward, Conversion(root, Policy()), {})
+            vars(root)[blocks.call_cached_op.name] = partial(forward, Conversion(root, Policy()))
             blocks.is_active.set(root, True)
-        yield (contexts_of(net.collect_params().values()) or [mx.context.current_context()])[0]
+        yield (contexts_of(net.collect_params().values()) or [mx.context.current_context()])[0], runs
+    if not runs:
+        raise ConvertError(f"block '{net.name}': calling it called none of the HybridBlocks in it; measure these.")
 
 
 # ---------------------------------------------------------------------- what users call
@@ -446,17 +460,11 @@ def _is_of_net(args: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _ranges_of_net(net: gluon.Block, loader: Any, *, batches: Optional[int] = None) -> Dict[str, float]:
-    runs: List[ReducedValues] = []
-
-    def make(traced: Any, values: Mapping[str, Any]) -> ReducedValues:
-        runs.append(ReducedValues(traced.symbol, traced.params))
-        return runs[-1]
-
-    with looked_into(net, make) as ctx, autograd.pause(train_mode=False):
+    making = looked_into(net, lambda traced, values: ReducedValues(traced.symbol, traced.params))
+    with making as (ctx, runs), autograd.pause(train_mode=False):
         for example in shown("measuring ranges", read_examples(loader, batches, False, ctx), batches or loader):
             call_net(net, example.inputs)
-    _require_called(net, runs)
-    return _ranges(runs)
+    return _ranges(list(runs.values()))
 
 
 def _ranges_of_symbol(
@@ -482,26 +490,19 @@ def _ranges(runs: Sequence[ReducedValues]) -> Dict[str, float]:
 def _gradients_of_net(
     net: gluon.Block, loss: Any, loader: Any, *, batches: Optional[int] = None
 ) -> Dict[str, Magnitudes]:
-    runs: List[TappedGradients] = []
     counts: Dict[str, Magnitudes] = {}
-
-    def make(traced: Any, values: Mapping[str, Any]) -> TappedGradients:
-        runs.append(TappedGradients(traced.symbol, values, heads=True))
-        return runs[-1]
-
     if not callable(loss):
         raise ConvertError(f"loss is a {type(loss).__name__}; expected a function of the net's output and the label.")
-    with looked_into(net, make) as ctx:
+    with looked_into(net, lambda traced, values: TappedGradients(traced.symbol, values, heads=True)) as (ctx, runs):
         if all(param.grad_req == "null" for param in net.collect_params().values()):
             raise ConvertError(f"block '{net.name}' has no parameter to train, so there are no gradients.")
         for example in shown("measuring gradients", read_examples(loader, batches, True, ctx), batches or loader):
             with autograd.record():
                 losses = losses_of(loss, call_net(net, example.inputs), example.label)
             autograd.backward(losses)
-            for run in runs:
+            for run in runs.values():
                 run.count(counts)
-    _require_called(net, runs)
-    return _gradients(runs, counts)
+    return _gradients(list(runs.values()), counts)
 
 
 def _gradients_of_symbol(
@@ -550,11 +551,6 @@ for _function in (_ranges_of_net, _ranges_of_symbol, _gradients_of_net, _gradien
     # Python's own errors about arguments name the function that users call.
     _function.__qualname__ = "measure" + _function.__name__[: _function.__name__.index("_of_")]
     _function.__name__ = _function.__qualname__
-
-
-def _require_called(net: gluon.Block, runs: Sequence[Any]) -> None:
-    if not runs:
-        raise ConvertError(f"block '{net.name}': calling it called none of the HybridBlocks in it; measure these.")
 
 
 def _warn(subject: str, counts: Mapping[str, int], otherwise: str) -> None:

@@ -13,14 +13,13 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import is_low_precision, leaves
+from ..arrays import is_low_precision, leaves, nested
 from ..graph import Entry, Graph, Key, Node
 from ..passes.attributes import MARK_ATTR, original
 from ..passes.facts import Facts
 from ..report.counts import positions
+from ..train.calls import NetCall
 from ..train.masters import masters_of, rounds_to
-from .batches import nested
-from .calls import NetCall
 from .instrument import Instrument, facts_of, in_declared_dtypes, read_outputs, without_dropout
 from .ranges import Summaries, ValueRange, ranges_of, read_ranges, summarize
 from .subject import Call

@@ -36,7 +36,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import leaves, to_float32
+from ..arrays import leaves, nested, to_float32
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..errors import ConvertError, LossScaleError, mxnet_reason
@@ -48,15 +48,19 @@ from ..gluon.trace import Trace, flat_arguments
 from ..graph import Graph
 from ..module import Module
 from ..mxnet_private import ModuleBase, made_with, modules, parameters
+from ..passes import is_converted
 from ..policy import Policy, pattern_of
 from ..report import DROPPED, FOLDED, Decisions, Row
-from ..symbol import ConvertedModel, convert_graph, convert_model, on_cpu
+from ..symbol import ConvertedModel, convert_graph, convert_model, on_cpu, to_graph
 from ..symbol.arguments import require_symbol
-from .batches import Batch, fill_inputs, inputs_of, nested
+from .batches import Batch, fill_inputs, inputs_of
 from .kept import kept
 
 CALLS = 2
 """How many calls of each block are noted where errors only say what to try first."""
+
+NOTED_IN_FLOAT32 = Policy.parse("O1", names={"*": dtypes.FLOAT32})
+"""A policy under which a net runs in float32, and its calls are noted: a net that is not converted has none."""
 
 LossFunction = Callable[..., Any]
 
@@ -326,6 +330,20 @@ class SymbolSubject(Subject):
             for number, values in enumerate(self.filled())
         ]
 
+    def policy_or(self, given: Union[None, str, Policy]) -> Policy:
+        """Return the policy to look at it under; a symbol that is converted does not say by which one.
+
+        Raises:
+            PolicyError: As for any network.
+            ConvertError: Likewise, or if the symbol is converted and no policy is given.
+        """
+        if given is None and self.policy is None and is_converted(to_graph(self.given[0])):
+            raise ConvertError(
+                "policy: the network is converted already, and its symbol does not say by which policy; give one to "
+                "look at it under, such as 'O2': casts of the symbol are left out for that."
+            )
+        return super().policy_or(given)
+
     def converted(self, policy: Policy) -> ConvertedModel:
         """Return the model under a policy, for inputs of the first batch's shapes; the last one is kept."""
         if self._last is None or self._last[0] != policy:
@@ -551,9 +569,9 @@ def _shape(value: Any) -> str:
     return str(getattr(value, "shape", value))
 
 
-def run_backward(losses: Sequence[Any], train: bool = True) -> None:
-    """Run backward from the losses of a batch; ConvertError where MXNet cannot."""
+def run_backward(losses: Sequence[Any], grads: Optional[Sequence[Any]] = None, train: bool = True) -> None:
+    """Run backward from the losses of a batch, or outputs and their gradients; ConvertError where MXNet cannot."""
     try:
-        autograd.backward(list(losses), train_mode=train)
+        autograd.backward(list(losses), grads, train_mode=train)
     except mx.MXNetError as e:
         raise ConvertError(f"gradients: MXNet cannot run the network backward: {mxnet_reason(e)}") from e

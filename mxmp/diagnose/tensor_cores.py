@@ -10,7 +10,7 @@ References:
 from __future__ import annotations
 
 import math
-from typing import Callable, Collection, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..graph import Graph, Node
 from ..passes import Facts
@@ -49,7 +49,7 @@ def uneven_layers(graph: Graph, facts: Facts, layers: Collection[Tuple[str, str]
             sizes = measure(node, known)  # 0 where a size is unknown
             uneven = {what: size for what, size in sizes.items() if size and size % MULTIPLE}
             if uneven:
-                plain = _layout(node).startswith("NC") and _number(node, "num_group", 1) == 1
+                plain = _value(node, "layout", "NC").startswith("NC") and _value(node, "num_group", 1) == 1
                 padded = measure is _convolution and plain and set(uneven) != {BATCH}
                 found.append(Uneven(node.name, node.op, uneven, padded))
         for number, body in enumerate(node.subgraphs):
@@ -58,18 +58,10 @@ def uneven_layers(graph: Graph, facts: Facts, layers: Collection[Tuple[str, str]
     return tuple(found)
 
 
-def _number(node: Node, key: str, default: int = 0) -> int:
+def _value(node: Node, key: str, default: Any) -> Any:
+    """Return the value of an attribute, or the default where it is not given."""
     value = value_of(dict(node.attrs), key)
-    return int(value) if value is not None else default
-
-
-def _flag(node: Node, key: str, default: bool = False) -> bool:
-    value = value_of(dict(node.attrs), key)
-    return default if value is None else bool(value)
-
-
-def _layout(node: Node) -> str:
-    return str(value_of(dict(node.attrs), "layout") or "NC")
+    return default if value is None else value
 
 
 def _at(shape: _Shape, axis: int) -> Optional[int]:
@@ -78,24 +70,25 @@ def _at(shape: _Shape, axis: int) -> Optional[int]:
 
 def _convolution(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     """Return batch and channels per group; the weight has those that come in behind its filters, or first."""
-    groups = _number(node, "num_group", 1)
+    groups = _value(node, "num_group", 1)
     if node.op == "Deconvolution":
         channels = (_at(shapes[1], 0) or 0) // groups
     else:
-        channels = _at(shapes[1], _layout(node).index("C")) or 0
+        channels = _at(shapes[1], _value(node, "layout", "NC").index("C")) or 0
     each = " per group" if groups > 1 else ""
-    return {BATCH: _at(shapes[0], 0), f"in{each}": channels, f"out{each}": _number(node, "num_filter") // groups}
+    return {BATCH: _at(shapes[0], 0), f"in{each}": channels, f"out{each}": _value(node, "num_filter", 0) // groups}
 
 
 def _fully_connected(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     data = shapes[0] or (0,)
-    batch = data[0] if _flag(node, "flatten", True) else math.prod(data[:-1])
-    return {BATCH: batch, "in": _at(shapes[1], 1), "out": _number(node, "num_hidden")}
+    batch = data[0] if _value(node, "flatten", True) else math.prod(data[:-1])
+    return {BATCH: batch, "in": _at(shapes[1], 1), "out": _value(node, "num_hidden", 0)}
 
 
 def _matrices(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     """Return the sides of products of the last two axes."""
-    left, right = (-1, -2) if _flag(node, "transpose_a") else (-2, -1), -2 if _flag(node, "transpose_b") else -1
+    left = (-1, -2) if _value(node, "transpose_a", False) else (-2, -1)
+    right = -2 if _value(node, "transpose_b", False) else -1
     return {"rows": _at(shapes[0], left[0]), "inner": _at(shapes[0], left[1]), "columns": _at(shapes[1], right)}
 
 
@@ -107,7 +100,7 @@ def _dot(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
 def _self_attention(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     """Return length and head of (length, batch, heads * 3 * head)."""
     width = _at(shapes[0], 2)
-    return {"length": _at(shapes[0], 0), "head": width // (3 * _number(node, "heads", 1)) if width else None}
+    return {"length": _at(shapes[0], 0), "head": width // (3 * _value(node, "heads", 1)) if width else None}
 
 
 def _cross_attention(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
@@ -117,7 +110,7 @@ def _cross_attention(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     return {
         "length": _at(shapes[0], 0) if keys else _at(shapes[1], 1),
         "key length": _at(shapes[keys], 0),
-        "head": width // (2 * _number(node, "heads", 1)) if width else None,
+        "head": width // (2 * _value(node, "heads", 1)) if width else None,
     }
 
 

@@ -1,7 +1,7 @@
 """The steps of trainers and modules as calls that can be run again: by a `Watch`, and unasked where a step fails.
 
 Unasked, a step is explained that training has to speak of anyway: after ten skips in a row, where the loss is not
-finite, where the scale gives up (`mxmp.train.observer`). Dropout is off then, so that no random number is drawn.
+finite, where the scale gives up (`mxmp.train.calls`). Dropout is off then, so that no random number is drawn.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from ..errors import TrainerError
 from ..gluon import Trainer
 from ..module import BucketingModule, Module
 from ..module.binding import LOSS_SCALE
-from ..train import observer
-from ..train.step import Observation, Observer, StepEnd, Weights, attached_elsewhere, observe
-from .calls import MOST_CALLS, OBSERVER
+from ..train.calls import MOST_CALLS, RECORDER
+from ..train.step import Observer, StepEnd, Weights
 from .explain import NO_FAULT, Verdict, judge, nan_given
 from .replay import Gradients, LossGradients, Replay
 from .subject import Call
@@ -62,11 +61,9 @@ class Watch(Observer):
                 f"mxmp.diagnose.explain. Give the trainer or module to attach: Watch(loss).attach(trainer)."
             )
         self._loss: Any = loss
-        self._owner: Any = None
         self._replays: List[Replay] = []
         self._scale = 1.0
         self._labels: Deque[Tuple[Any, ...]] = deque(maxlen=MOST_CALLS)
-        self._observation: Optional[Observation] = None
         self._handle: Any = None
 
     def attach(self, owner: Any) -> Watch:
@@ -84,34 +81,27 @@ class Watch(Observer):
                 f"Watch: expected a trainer or module of mxmp, found a {type(owner).__name__} of "
                 f"{type(owner).__module__}; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."
             )
-        if self._observation is not None:
-            if self._owner is not owner:
-                raise attached_elsewhere(self, self._owner)
-            return self
-        self._owner, self._replays, self.end = owner, [], None
-        self._observation = observe(owner, self)
-        self._handle = None if self._loss is None else self._loss.register_forward_pre_hook(self._note_labels)
-        if isinstance(owner, Trainer):
-            OBSERVER.of(owner).watches += 1
+        is_new = self._owner is None
+        super().attach(owner)
+        if is_new:
+            self._replays, self.end = [], None
+            self._handle = None if self._loss is None else self._loss.register_forward_pre_hook(self._note_labels)
+            self._ask_for_gradients(1)
         return self
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.detach()
 
     def detach(self) -> None:
         """Keep no further steps; the last one stays. A second call does nothing."""
-        if self._observation is None:
+        if self._owner is None:
             return
-        self._observation.detach()
+        self._ask_for_gradients(-1)
         if self._handle is not None:
             self._handle.detach()
-        if isinstance(self._owner, Trainer):
-            OBSERVER.of(self._owner).watches -= 1
-        self._observation = self._owner = self._handle = None
         self._labels.clear()
+        super().detach()
+
+    def _ask_for_gradients(self, more: int) -> None:
+        if isinstance(self._owner, Trainer):
+            RECORDER.of(self._owner).watches += more
 
     def verdict(self) -> Verdict:
         """Return why the last step was skipped, by running it again with the weights that are there now.
@@ -143,7 +133,7 @@ class Watch(Observer):
         owner = self._owner
         if isinstance(owner, Trainer):
             self._scale = owner._scaler.state.scale
-            noted = OBSERVER.of(owner).noted
+            noted = RECORDER.of(owner).noted
             self._replays = [Replay.of_net(each, self._scale, self._of_loss(each.outputs)) for each in noted]
         else:
             module = owner if isinstance(owner, Module) else owner.mx_current
@@ -206,35 +196,33 @@ def _gradients(
 # ---------------------------------------------------------------------- unasked
 
 
-class _Explainer(observer.Observer):
-    """Explains the present step of a trainer or module by running it again, without dropout."""
+def explain_step(owner: Any) -> Optional[str]:
+    """Return why the present step of a trainer or module is not finite; None if that is not found out.
 
-    def explain(self, owner: Any) -> Optional[str]:
-        """Return why it is not finite; None if that is not found out."""
-        outside = False
-        if isinstance(owner, Module):
-            replays, scale = _of_module(owner), owner._backward_scale
-        else:
-            calls, state = OBSERVER.of(owner), owner._scaler.state
-            replays, scale = [Replay.of_net(each, state.scale) for each in calls.noted], state.scale
-            outside = state.loss_finite is False and not calls.lost
-        if not replays:
-            return None
-        verdict = judge([replay.without_dropout() for replay in replays], scale)
-        if verdict.kind != NO_FAULT:
-            return str(verdict)
-        return "all outputs of the nets are finite here: look at the loss, and at its labels." if outside else None
-
-    def bad_input(self, owner: Any) -> Optional[str]:
-        """Return which input holds NaN; None if none is known to, or another net may have given it.
-
-        Arrays on a GPU are not looked at, see `nan_given`.
-        """
-        if not isinstance(owner, Module):
-            return next((nan_given(Replay.of_net(each, 1.0)) for each in OBSERVER.of(owner).noted[:1]), None)
-        if not owner._bound("replay").on_cpu:
-            return None
-        return next(filter(None, map(nan_given, _of_module(owner))), None)
+    It runs again, without dropout.
+    """
+    outside = False
+    if isinstance(owner, Module):
+        replays, scale = _of_module(owner), owner._backward_scale
+    else:
+        calls, state = RECORDER.of(owner), owner._scaler.state
+        replays, scale = [Replay.of_net(each, state.scale) for each in calls.noted], state.scale
+        outside = state.loss_finite is False and not calls.lost
+    if not replays:
+        return None
+    verdict = judge([replay.without_dropout() for replay in replays], scale)
+    if verdict.kind != NO_FAULT:
+        return str(verdict)
+    return "all outputs of the nets are finite here: look at the loss, and at its labels." if outside else None
 
 
-OBSERVER.steps = _Explainer()
+def bad_input(owner: Any) -> Optional[str]:
+    """Return which input of the present step holds NaN; None if none is known to, or another net may have given it.
+
+    Arrays on a GPU are not looked at, see `nan_given`.
+    """
+    if not isinstance(owner, Module):
+        return next((nan_given(Replay.of_net(each, 1.0)) for each in RECORDER.of(owner).noted[:1]), None)
+    if not owner._bound("replay").on_cpu:
+        return None
+    return next(filter(None, map(nan_given, _of_module(owner))), None)

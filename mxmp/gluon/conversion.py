@@ -29,7 +29,7 @@ from ..report import Report
 from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
 from ..train import loss_heads
-from ..train.observer import observer
+from ..train.calls import RECORDER
 from . import files, regions, storage
 from .adoption import forget_policy, note_policy
 from .blocks import (
@@ -239,7 +239,7 @@ class Conversion:
         outputs = runner(self.net, arrays)
         if not signature.recording:
             return outputs
-        return observer().on_call(self.net, self.params, graph, arrays, outputs)
+        return RECORDER.note(self.net, self.params, graph, arrays, outputs)
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
         """Run a call of a net that is not hybridized; or give the converted net for symbols, to a net around it.

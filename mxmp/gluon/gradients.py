@@ -12,8 +12,8 @@ import mxnet as mx
 from ..errors import StaleGradientError, TrainerError
 from ..mxnet_private import is_fresh, parameters, trainers
 from ..train import loss_heads
+from ..train.calls import RECORDER
 from ..train.masters import Update, copy_to_other_contexts
-from ..train.observer import observer
 from ..train.running_stats import Named
 from ..train.step import Weights
 
@@ -361,7 +361,7 @@ class Gradients(Weights):
         self._scaled.clear()
         self._cleared.clear()
         self._taken = None
-        observer().on_end(self._trainer)
+        RECORDER.forget(self._trainer)
         loss_heads.forget(self._params)
 
     def running_stats(self) -> Named:

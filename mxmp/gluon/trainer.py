@@ -18,6 +18,7 @@ from ..mxnet_private import TrainerBase, parameters, trainers
 from ..optimizer import LossScaleOptimizer
 from ..train import loss_heads, states
 from ..train.amp_loss_scaler import AmpLossScaler
+from ..train.calls import explain_steps
 from ..train.kvstores import (
     adopt_kvstore_masters,
     any_sparse,
@@ -31,7 +32,6 @@ from ..train.kvstores import (
     require_updating_kvstore,
 )
 from ..train.masters import MultiPrecision, Weight
-from ..train.observer import observe_steps
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale
 from ..train.states import Target
 from ..train.step import Step
@@ -286,7 +286,7 @@ class Trainer(ScalerStatus, TrainerBase):
             scaler.nonfinite_loss, scaler.max_nonfinite_losses = known.nonfinite_loss, known.max_nonfinite_losses
         self._scaler = scaler
         scaler.validate = self._require_fitting
-        observe_steps(scaler, self)
+        explain_steps(scaler, self)
         if scaler.shared is not None:
             scaler.shared.attach(scaler)
         if "_gradients" in vars(self):

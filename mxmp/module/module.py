@@ -23,9 +23,9 @@ from ..policy import Policy, check_matches
 from ..report import Report
 from ..symbol import load_checkpoint, to_graph
 from ..symbol.arguments import require_kernels, require_symbol
+from ..train.calls import explain_steps
 from ..train.kvstores import open_for_module, refuse_compression, updates_on_kvstore
 from ..train.masters import follow
-from ..train.observer import observe_steps
 from ..train.running_stats import Named
 from ..train.scaler import Scaler
 from .binding import LOSS_SCALE, Conversions, Runnable, Watching, Writes, accumulates, as_bound, describe, make_group
@@ -403,7 +403,6 @@ class Module(PolicyStatus, ModuleBase):
         self.mx_optimizer, self.mx_kvstore, self.mx_updates_on_kvstore = made, store, False
         self.mx_updater = self._training.updaters[0]
         self.optimizer_initialized = True
-        observe_steps(self._scaler, self)  # here too, since it imports what hears of them
         if self.mx_preload_opt_states is not None:
             self.load_optimizer_states(self.mx_preload_opt_states)
             self.mx_preload_opt_states = None
@@ -594,7 +593,7 @@ class Module(PolicyStatus, ModuleBase):
         """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
         numbers = self._bound("update").loss_outputs
         losses = [executor.outputs[number] for executor in self.mx_exec_group.execs for number in numbers]
-        observe_steps(self._scaler, self)  # of the modules that share a scaler, the one that steps
+        explain_steps(self._scaler, self)  # of the modules that share a scaler, the one that steps
         return BoundWeights(training, self._trained(), losses, self._running_stats())
 
     def _running_stats(self) -> Named:

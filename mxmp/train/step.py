@@ -158,7 +158,7 @@ class Observer:
     """
 
     _owner: Any = None
-    _observation: Optional[Observation] = None
+    _observers: Dict[int, Observer]  # of the owner, while there is one
 
     def attach(self: Watching, owner: Any) -> Watching:
         """Look at each step of ``owner`` from now on, and return this; within ``with`` up to the end of the block.
@@ -170,17 +170,21 @@ class Observer:
         Raises:
             TrainerError: If ``owner`` is none of them, or this is attached to another.
         """
-        if self._observation is not None and self._owner is not owner:
-            raise attached_elsewhere(self, self._owner)
-        if self._observation is None:
-            self._observation, self._owner = observe(owner, self), owner
+        if self._owner is not None and self._owner is not owner:
+            raise TrainerError(
+                f"attach: this {type(self).__name__} is attached to another {type(self._owner).__name__}; detach it "
+                f"first, or make one for each."
+            )
+        if self._owner is None:
+            self._observers, self._owner = scaler_of(owner).observers, owner
+            self._observers[id(self)] = self
         return self
 
     def detach(self) -> None:
         """Look at no further steps; a second call does nothing."""
-        if self._observation is not None:
-            self._observation.detach()
-        self._observation = self._owner = None
+        if self._owner is not None:
+            self._observers.pop(id(self), None)
+        self._owner = None
 
     def __enter__(self: Watching) -> Watching:
         return self
@@ -217,35 +221,6 @@ class Observer:
 
     def on_end(self, end: StepEnd) -> None:
         """The step is over: taken, skipped, or ended by an error, which is raised after this."""
-
-
-class Observation:
-    """An observer at work on one trainer, module or optimizer; `detach` ends it."""
-
-    def __init__(self, observers: Dict[int, Observer], observer: Observer) -> None:
-        self._observers = observers
-        observers[id(self)] = observer
-
-    def detach(self) -> None:
-        """Tell the observer of no further steps; a second call does nothing."""
-        self._observers.pop(id(self), None)
-
-
-def observe(owner: Any, observer: Observer) -> Observation:
-    """Tell an observer of each step of a trainer, a module or a `LossScaleOptimizer` of mxmp from now on.
-
-    Raises:
-        TrainerError: If ``owner`` is none of them.
-    """
-    return Observation(scaler_of(owner).observers, observer)
-
-
-def attached_elsewhere(observer: Observer, owner: Any) -> TrainerError:
-    """Return the error of what is attached to one owner and shall be to another."""
-    name = type(observer).__name__
-    return TrainerError(
-        f"attach: this {name} is attached to another {type(owner).__name__}; detach it first, or make one for each."
-    )
 
 
 def scaler_of(owner: Any) -> Scaler:

@@ -50,6 +50,11 @@ def test_compare_takes_inputs_and_labels_from_a_file(prefix, batch):
     assert cells(out)["inputs"] == batch and "gradient, carried" in out
 
 
+def test_compare_takes_the_policy_of_a_converted_checkpoint(prefix, tmp_path):
+    mxmp("convert", prefix, 3, "--out", tmp_path / "low", "--policy", "O2", "--shape", SHAPE)
+    assert "contributes most" in mxmp("compare", tmp_path / "low", 3, "--shape", SHAPE, "--policy", "O2")[0]
+
+
 def test_compare_writes_json(prefix, tmp_path):
     file = tmp_path / "found.json"
     for more in ([], ["--force"]):

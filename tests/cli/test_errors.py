@@ -184,6 +184,7 @@ REFUSED = [
     ),
     ("compare net 3 --data wrong.npz", 1, "'wrong'"),
     (f"compare net 3 {SHAPE} --policy O0", 1, "is float32, so there is nothing to compare"),
+    (f"compare low 3 {SHAPE}", 1, "policy: the network is converted already, and its symbol does not say by which"),
     (f"compare net 3 {SHAPE} --worst 0", 2, "0 is not in the range"),
     (f"compare net 3 {SHAPE} -o page.html", 1, "page.html: it exists"),
     # Runs, programs and jobs.

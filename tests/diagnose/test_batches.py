@@ -127,9 +127,12 @@ def test_a_list_with_something_else_than_batches_is_one_batch(batch):
     assert len(one_batch(batch).arrays) == 2
 
 
+NEEDED = r"batches: 'data' has shape \(4, 4\): parameter 'net_weight' of shape \(3, 5\) would have to be \(3, 4\)\.$"
+
+
 @pytest.mark.parametrize("ask", [compare, explain])
-def test_arrays_that_do_not_fit_are_named_with_the_shape_that_would(ask):
-    with pytest.raises(ConvertError, match=r"batches: 'data' has shape \(4, 4\), expected \(4, 5\): parameter") as e:
+def test_arrays_that_do_not_fit_are_named(ask):
+    with pytest.raises(ConvertError, match=NEEDED) as e:
         ask(dense(), X[:, :4])
     assert "\n" not in str(e.value)
     with pytest.raises(

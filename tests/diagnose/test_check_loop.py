@@ -263,10 +263,13 @@ def test_what_is_wrong_is_found(case):
     loop = WRONG[case]()
     found = loop.check()
     kind = case.partition(" ")[0]
-    assert kind in found.kinds, str(found)
-    assert found.kinds[0] == kind or kind in ("norm_precision", "cast_by_hand")
-    assert kind != "no_gradient" or "'partly_dense1_bias', 'partly_dense1_weight'" in str(found)
-    assert str(found).startswith(("error: ", "warning: ")) and str(found) != "nothing found"
+    first = "failed" if kind == "cast_by_hand" else kind  # MXNet has no product in float16 on a CPU
+    assert kind in found.kinds and found.kinds[0] == first, str(found)
+    assert str(found).startswith(("error: ", "warning: "))
+
+
+def test_weights_that_backward_does_not_reach_are_named():
+    assert "'partly_dense1_bias', 'partly_dense1_weight'" in str(with_unused_layer().check())
 
 
 class _Swallowed(gluon.HybridBlock):
@@ -432,7 +435,6 @@ HEALTHY = {
     "clipped by hand": lambda: changed(Loop("O2"), clip=clipped_by_hand),
     "frozen layers": frozen,
     "frozen bias": lambda: with_frozen_weight(part="bias"),
-    "mean loss": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "backward while recording": lambda: changed(Loop(), backward=averaged, step=lambda loop: loop.trainer.step(1)),
     "last batch": lambda: Loop(data=DATA[:3], label=LABELS[:3]),
     "dynamic scale": lambda: Loop(net=(net := make()), trainer=ours(net, "dynamic")),

@@ -11,7 +11,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.diagnose import Comparison, compare
+from mxmp.diagnose import compare
 from mxmp.errors import ConvertError, PolicyError
 
 DATA = mx.nd.array(np.random.RandomState(0).randn(4, 5))
@@ -101,37 +101,6 @@ def test_an_overflow_is_found_where_it_begins():
     assert found.outputs[0].name == "softmax_output" and found.outputs[0].error == math.inf
 
 
-def test_an_iterator_of_mxnet_is_read_with_its_labels():
-    batches = mx.io.NDArrayIter(DATA, LABEL, batch_size=2)
-    found = compare(model(), batches, "O1")
-    expected = compare(model(), [{"data": DATA[i : i + 2], "softmax_label": LABEL[i : i + 2]} for i in (0, 2)], "O1")
-    assert found == expected and found.has_gradients
-
-
-@pytest.mark.parametrize("hybridized", [True, False])
-@pytest.mark.parametrize("policy", [None, "O1", "O2"])
-def test_a_net_is_left_as_it_was(policy, hybridized):
-    net = make()
-    if hybridized:
-        net.hybridize()
-    if policy:
-        mxmp.gluon.convert(net, policy)
-    with autograd.record():
-        value = net(DATA).sum()
-    value.backward()
-    params = net.collect_params().values()
-
-    def state():
-        values = [(id(p.data()), p.data().asnumpy().tobytes(), str(p.dtype)) for p in params]
-        return values, [p.grad().asnumpy().tobytes() for p in params if p.grad_req != "null"], repr(net), net._active
-
-    np.random.seed(1)
-    before, draws = state(), np.random.get_state()[1].tolist()
-    found = compare(net, (DATA, LABEL), "O2", loss=LOSS)
-    assert state() == before and np.random.get_state()[1].tolist() == draws and not net._forward_pre_hooks
-    assert found == compare(make(), (DATA, LABEL), "O2", loss=LOSS)
-
-
 def test_a_net_with_a_loss_is_compared_as_the_symbol_with_its_head():
     """Cross entropy by SoftmaxOutput has the same gradients, of the sum over the batch."""
     sym, args, aux = model()
@@ -168,14 +137,6 @@ def test_a_net_with_several_inputs_and_outputs_gives_its_loss_what_it_returns():
     found = compare(net, [(DATA, DATA * 2, LABEL)], "O1", loss=loss)
     assert given == [[(4, 3), [(4, 2), (4, 2)]]] * 2
     assert len(found.outputs) == 3 and found.has_gradients
-
-
-def test_batches_of_a_net_are_arrays_tuples_or_what_a_loader_gives():
-    net = make()
-    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(DATA, LABEL), batch_size=2)
-    pairs = [(DATA[:2], LABEL[:2]), (DATA[2:], LABEL[2:])]
-    assert compare(net, loader, loss=LOSS) == compare(net, pairs, loss=LOSS)
-    assert compare(net, DATA) == compare(net, [DATA]) == compare(net, (DATA,)) == compare(net, [(DATA,)])
 
 
 class Plain(gluon.Block):
@@ -227,25 +188,6 @@ def test_gradients_go_through_the_blocks_of_a_plain_block_as_through_one_graph()
     assert [param.grad().asnumpy().tobytes() for param in net.collect_params().values()] == before
 
 
-@pytest.mark.parametrize("kind", [mx.mod.Module, lambda sym: mxmp.module.Module(sym, policy="O2")], ids=["mx", "mxmp"])
-def test_a_module_is_compared_as_its_symbol_and_left_as_it_was(kind):
-    sym, args, aux = model()
-    module = kind(sym)
-    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
-    module.set_params(args, aux)
-    before = {name: array.asnumpy() for name, array in module.get_params()[0].items()}
-    given = {"data": DATA, "softmax_label": LABEL}
-    assert rows(compare(module, given)) == rows(compare((sym, args, aux), given))
-    assert all((before[name] == array.asnumpy()).all() for name, array in module.get_params()[0].items())
-
-
-def test_a_converted_model_is_compared_with_what_it_was_converted_from():
-    sym, args, aux = model()
-    converted = mxmp.symbol.convert_model(sym, args, aux, "O1")
-    found = compare((converted.symbol, converted.arg_params, converted.aux_params), {"data": DATA}, "O1")
-    assert found == compare((sym, args, aux), {"data": DATA}, "O1")
-
-
 def test_an_operator_without_a_gradient_is_named():
     data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=6, no_bias=True, name="first")
     sym = mx.sym.multi_sum_sq(data, num_arrays=1, name="norm")
@@ -275,10 +217,10 @@ def test_an_operator_that_fails_backward_leaves_contributions_out(monkeypatch):
             make,
             DATA[:, :4],
             {},
-            r"'data' has shape \(4, 4\), expected \(4, 5\): parameter 'net_dense0_weight' has shape",
+            r"'data' has shape \(4, 4\): parameter 'net_dense0_weight' of shape \(\d, 5\) would have",
         ),
         (make, (DATA, DATA), {"loss": LOSS}, "the loss fails on an output of shape|loss gave"),
-        (model, {"data": DATA[:, :4]}, {}, r"'data' has shape \(4, 4\), expected \(4, 5\): parameter 'first_weight'"),
+        (model, {"data": DATA[:, :4]}, {}, r"'data' has shape \(4, 4\), for which 'first_weight' of shape \(\d, 5\) would"),
         (make, DATA, {"ctx": mx.cpu()}, "ctx is for a symbol"),
         (make, DATA, {"loss": LOSS}, "a batch has no label for loss"),
         (make, [DATA, DATA], {}, r"takes.*given\. Arrays of a .*list of tuples\. A label is read only with loss=\.$"),
@@ -308,11 +250,6 @@ def test_a_policy_that_does_not_parse_is_refused():
 @pytest.mark.bfloat16
 def test_bfloat16_is_compared_too():
     assert 1e-4 < compare(make(), DATA, "mixed_bfloat16").outputs[0].error < 1e-1
-
-
-def test_results_are_read_back():
-    found = compare(model(), {"data": DATA * 20_000, "softmax_label": LABEL}, "O1")
-    assert Comparison.from_json(found.to_json()) == found
 
 
 def test_nan_in_a_batch_is_refused_and_not_taken_for_no_error():

@@ -13,9 +13,8 @@ from mxnet import autograd, gluon
 import mxmp
 from mxmp.diagnose import CSVLogger, Ledger, exponents
 from mxmp.diagnose import ledger as ledgers
-from mxmp.errors import CheckpointError, DtypeError, LossScaleError, NonFiniteLossError, StateError, TrainerError
+from mxmp.errors import DtypeError, LossScaleError, NonFiniteLossError, StateError, TrainerError
 from mxmp.loss_scale import DynamicLossScale
-from tests.freeze import freeze
 from tests.train.adapters import ADAPTERS
 
 OVER_FRONTS = pytest.mark.parametrize("make", ADAPTERS, ids=lambda make: make.__name__)
@@ -220,57 +219,6 @@ def test_every_front_is_looked_at_in_one_line(make):
     assert [layer.histogram for layer in ledger.layers] == [{0: 2}, {0: 1}]
     assert [layer.name.partition("_")[0] for layer in ledger.layers] == ["a", "b"]
     assert [bool(layer.skips) for layer in ledger.layers] == [True, False]
-
-
-@OVER_FRONTS
-@pytest.mark.parametrize("masters", [True, False])
-def test_no_bit_of_the_training_changes(make, masters):
-    def trained(looks):
-        options = {"learning_rate": 0.01, "momentum": 0.9, "multi_precision": masters}
-        adapter = make(DynamicLossScale(init_scale=4, growth_interval=2), options=options, dtype="float16", contexts=2)
-        if looks:
-            Ledger(every=1).attach(adapter.owner)
-        for bad in (None, np.inf, None):
-            adapter.run([0.25, 0.1], bad=bad)
-        return freeze(adapter.weights()), adapter.trace(), adapter.scale
-
-    assert trained(True) == trained(False)
-
-
-def test_a_module_may_be_attached_before_it_is_bound():
-    module = mxmp.module.Module(
-        mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, name="fc"), name="y"),
-        label_names=["y_label"],
-    )
-    ledger = Ledger(every=2).attach(module)
-    data = mx.io.NDArrayIter(mx.nd.ones((8, 3)), mx.nd.ones((8, 1)), batch_size=2, label_name="y_label")
-    module.fit(data, num_epoch=1, eval_metric="mse")
-    assert (ledger.steps, ledger.sampled) == (4, 2)
-    assert [layer.name for layer in ledger.layers] == ["fc_weight", "fc_bias"]
-
-
-def test_an_estimator_is_given_the_ledger_with_its_handler():
-    adapter = next(make for make in ADAPTERS if make.__name__ == "Fit")()
-    ledger = Ledger(every=1)
-    adapter.handler = mxmp.estimator.MixedPrecisionHandler("float32", adapter.given, observers=[ledger])
-    adapter.run()
-    adapter.run()
-    assert (ledger.steps, ledger.sampled) == (2, 2)
-
-
-def test_a_ledger_is_attached_to_one_trainer_and_keeps_what_it_saw():
-    run, other = Run({"w": (1,)}), Run({"w": (1,)})
-    with run.ledger as ledger:
-        assert ledger.attach(run.trainer) is ledger
-        run.step({"w": 1.0})
-        assert ledger.steps == 1
-        with pytest.raises(TrainerError, match="^attach: this Ledger is attached to another Trainer; detach it first"):
-            ledger.attach(other.trainer)
-    run.step({"w": 1.0})
-    assert ledger.steps == 1 and run.layers["w"].histogram == {0: 1}
-    ledger.attach(other.trainer)
-    other.step({"w": 1.0})
-    assert ledger.steps == 2
 
 
 def test_gradients_that_are_discarded_are_no_step():
@@ -577,11 +525,6 @@ def test_damage_is_told(where, value, text):
     part[where[-1]] = value
     with pytest.raises(StateError, match=text):
         Ledger.from_dict(data)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="ledger.json cannot be read: No such file"):
-        Ledger.load(str(tmp_path / "ledger.json"))
 
 
 def test_ledgers_are_observers_and_none_equals_another():

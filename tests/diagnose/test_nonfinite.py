@@ -5,14 +5,12 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon
+from mxnet import gluon
 
 from mxmp import diagnose, symbol
 from mxmp import gluon as mixed
 from mxmp.errors import ConvertError, LossScaleError
-from mxmp.module import Module
 from tests.diagnose.failures import Applied, data, dense, ended, linear
-from tests.freeze import freeze
 
 LOSS = gluon.loss.L2Loss()
 
@@ -82,44 +80,11 @@ def test_a_float32_net_of_several_blocks_is_looked_at_in_float32():
     assert diagnose.explain(net, batch, "O1", loss=LOSS).node.name == "net_dense1_weight"
 
 
-def test_the_net_is_as_it_was():
-    net = squares()
-    net.hybridize(static_alloc=True)
-    with autograd.record():
-        net(mx.nd.ones((2, 6))).backward()
-    params = net.collect_params()
-    before, policy = freeze({name: param.data() for name, param in params.items()}), str(mixed.report(net))
-    grads = {name: param.grad().asnumpy() for name, param in params.items()}
-    diagnose.find_nonfinite(net, (mx.nd.ones((2, 6)) * 2, mx.nd.zeros((2, 4))), loss=LOSS)
-    assert freeze({name: param.data() for name, param in params.items()}) == before and str(mixed.report(net)) == policy
-    for name, param in params.items():
-        np.testing.assert_array_equal(param.grad().asnumpy(), grads[name])
-
-
 def model(policy=None):
     sym = ended(mx.sym.square(linear(mx.sym.var("data"), "fc") * 300, name="sq"))
     shapes = dict(zip(sym.list_arguments(), sym.infer_shape(data=(2, 6))[0]))
     args = {name: mx.nd.ones(shape) for name, shape in shapes.items() if name not in ("data", "out_label")}
     return (sym, args, {}) if policy is None else symbol.convert_model(sym, args, {}, policy)
-
-
-@pytest.mark.parametrize("given, policy", [(None, "O1,op:square=float16"), ("O1,op:square=float16", None)])
-def test_a_symbol_with_parameters_and_a_converted_model(given, policy):
-    found = diagnose.find_nonfinite(model(given), {"data": mx.nd.ones((2, 6))}, policy)
-    assert (found.name, found.precision) == ("sq", "float16")
-
-
-@pytest.mark.parametrize("kind", [mx.mod.Module, Module])
-def test_a_module_of_mxnet_and_of_mxmp(kind):
-    sym, args, _ = model()
-    options = {} if kind is mx.mod.Module else {"policy": "O1,op:square=float16"}
-    module = kind(sym, label_names=["out_label"], **options)
-    module.bind([("data", (2, 6))], [("out_label", (2, 2))])
-    module.set_params(args, {})
-    batch = mx.io.DataBatch([mx.nd.ones((2, 6))], [mx.nd.zeros((2, 2))])
-    assert diagnose.find_nonfinite(module, batch).name == "sq"
-    assert diagnose.find_nonfinite(module, batch, "O0") is None
-    assert diagnose.find_nonfinite(module, batch, "O1,op:square=float16").name == "sq"
 
 
 def test_what_does_harm_is_named_before_what_does_none():
@@ -146,15 +111,33 @@ def test_data_and_parameters_are_named_as_such():
 
 
 @pytest.mark.parametrize("fault", ["data", "fc"])
-def test_a_policy_with_what_the_finding_says_is_to_be_kept_overflows_no_more_there(fault):
+def test_a_policy_with_what_the_finding_says_is_to_be_kept_overflows_no_more(fault):
     sym = ended(mx.sym.square(linear(mx.sym.var("data"), "fc"), name="sq"))
     _, args, _ = model()
     batch = {"data": mx.nd.ones((2, 6)) * (1e5 if fault == "data" else 2e4)}
     found = diagnose.find_nonfinite((sym, args, {}), batch, "O1")
     assert found.name == fault
-    policy = "O1," + ",".join(f"name:{name}=float32" for name in found.keep)
-    again = diagnose.find_nonfinite((sym, args, {}), batch, policy)
-    assert again is None or again.name != fault
+    assert diagnose.find_nonfinite((sym, args, {}), batch, f"O1,{found.overrides}") is None
+
+
+def parallel(names, factor):
+    """Return the sum of layers side by side, each times a factor in float32."""
+    x = mx.sym.var("data")
+    layers = [linear(x, name, hidden=2) * factor for name in names]
+    return mx.sym.LinearRegressionOutput(mx.sym.ElementWiseSum(*layers, name="sum"), name="out")
+
+
+@pytest.mark.parametrize("factor, size", [(1e6, 1e-3), (1.0, 2e4)], ids=["backward", "forward"])
+def test_layers_that_fail_alike_are_named_together(factor, size):
+    names = ["fc0", "fc1", "fc2"]
+    sym, batch = parallel(names, factor), {"data": mx.nd.full((2, 6), size)}
+    policy = "O1,op:_mul_scalar=float32,op:add_n=float32"
+    args = {name: mx.nd.ones(shape) for name, shape in zip(sym.list_arguments(), sym.infer_shape(data=(2, 6))[0])}
+    batch.update({name: args.pop(name) * 0 for name in ("data", "out_label")}, **batch)
+    verdict = diagnose.explain((sym, args, {}), batch, policy)
+    assert verdict.kind == "activation out of range" and verdict.node.name in names
+    assert sorted(set(verdict.node.keep) & set(names)) == names
+    assert diagnose.explain((sym, args, {}), batch, f"{policy},{verdict.overrides}").kind == "no fault found"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,12 @@ def params():
     return {"a_weight": mx.nd.array(WEIGHTS[0]), "b_weight": mx.nd.array(WEIGHTS[1])}
 
 
+NORM = {
+    "arg_params": {name: mx.nd.ones(5) for name in ("n_gamma", "n_beta")},
+    "aux_params": {name: mx.nd.ones(5) for name in ("n_moving_mean", "n_moving_var")},
+}
+
+
 def batches(count=3, rows=4):
     rng = np.random.RandomState(1)
     return [{"x": mx.nd.array(100 * rng.randn(rows, 6))} for _ in range(count)]
@@ -116,13 +122,19 @@ def test_batches_of_several_shapes():
         ({"batches": [{"y": mx.nd.ones((4, 6))}]}, "batches: the network has no input 'y'"),
         (
             {"batches": [{"x": mx.nd.ones((4, 5))}]},
-            r"batches: 'x' has shape \(4, 5\), expected \(4, 6\): parameter 'a_weight' has shape",
+            r"batches: 'x' has shape \(4, 5\), for which 'a_weight' of shape \(6, 6\) would have to be \(6, 5\)",
         ),
         ({"batches": mx.nd.ones((2, 6))}, "batches is a NDArray; expected a DataLoader, a list of batches"),
         ({"batches": {"x": mx.nd.ones((4, 6))}}, "batches is a dict; expected a DataLoader, a list of batches"),
         ({"batches": [{"x": "text"}]}, "batches: a batch holds a str; expected an array"),
         ({"batches": [{}]}, "batches: a batch lacks the input 'x'"),
         ({"arg_params": {}}, "arg_params lacks 'a_weight', 'b_weight'"),
+        (
+            {"arg_params": {name: mx.nd.ones((size, 6)) for name, size in (("a_weight", 5), ("b_weight", 6))}},
+            r"for which 'a_weight' of shape \(5, 6\) would have to be \(6, 6\): give batches of another shape, or the "
+            r"parameters of this network\.$",
+        ),
+        ({"sym": mx.sym.BatchNorm(mx.sym.var("x"), name="n"), **NORM}, r"'n_gamma' of shape \(5,\) would have to be \(6"),
         ({"sym": "net.json"}, "sym is a str"),
     ],
     ids=[
@@ -134,6 +146,8 @@ def test_batches_of_several_shapes():
         "no_array",
         "no_input",
         "no_params",
+        "other_params",
+        "other_norm",
         "no_symbol",
     ],
 )

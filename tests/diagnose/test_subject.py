@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 
 import mxnet as mx
+import numpy as np
 import pytest
+from mxnet import autograd
 
 import mxmp
 from mxmp.diagnose import compare, explain, find_nonfinite
@@ -68,11 +70,45 @@ def test_all_functions_take_a_net_under_its_own_policy(policy, hybridized):
 
 
 @pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
+@pytest.mark.parametrize("hybridized", [True, False])
+@pytest.mark.parametrize("policy", [None, "O1", "O2"])
+def test_a_net_is_left_as_it_was(policy, hybridized, ask):
+    net = make()
+    if hybridized:
+        net.hybridize(static_alloc=True)
+    if policy:
+        mxmp.gluon.convert(net, policy)
+    with autograd.record():
+        value = net(DATA).sum()
+    value.backward()
+    params = net.collect_params().values()
+
+    def state():
+        values = [(id(p.data()), p.data().asnumpy().tobytes(), str(p.dtype)) for p in params]
+        return values, [p.grad().asnumpy().tobytes() for p in params if p.grad_req != "null"], repr(net), net._active
+
+    np.random.seed(1)
+    before, draws = state(), np.random.get_state()[1].tolist()
+    found = ask(net, (DATA, LABEL), "O2", loss=LOSS)
+    assert state() == before and np.random.get_state()[1].tolist() == draws and not net._forward_pre_hooks
+    assert found == ask(make(), (DATA, LABEL), "O2", loss=LOSS)
+
+
+@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
 @pytest.mark.parametrize("given, found", [(None, "NoneType"), ([make], "list of 1"), (mx.sym.var("x"), "Symbol")])
 def test_anything_else_is_refused_with_all_that_is_taken(ask, given, found):
     message = rf"net_or_model is a {found}; expected a Gluon net, a Module or BucketingModule .*, or a tuple"
     with pytest.raises(ConvertError, match=message):
         ask(given, DATA)
+
+
+@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
+def test_a_converted_symbol_needs_its_policy(ask):
+    converted = tuple(mxmp.symbol.convert_model(*model(), "O1"))
+    batch = {"data": DATA, "softmax_label": LABEL}
+    with pytest.raises(ConvertError, match="policy: the network is converted already, .* does not say by which policy"):
+        ask(converted, batch)
+    assert ask(converted, batch, "O2") == ask(model(), batch, "O2")
 
 
 @pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])

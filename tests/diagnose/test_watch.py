@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
 import sys
 import weakref
 
@@ -14,12 +15,12 @@ from mxnet.gluon.contrib.estimator import Estimator
 
 import mxmp
 from mxmp import diagnose
-from mxmp.diagnose.calls import OBSERVER
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.estimator import MixedPrecisionHandler
 from mxmp.gluon import Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.module import BucketingModule, Module
+from mxmp.train.calls import RECORDER
 from tests.diagnose.failures import Applied, chain, data, ended, layer, linear
 
 LOSS = gluon.loss.L2Loss()
@@ -190,7 +191,27 @@ def test_a_healthy_step_adds_no_operator_and_keeps_no_input():
     del graphs
     step(net, trainer, x)
     before = sys.getrefcount(x)
-    assert step(net, trainer, x) and sys.getrefcount(x) == before and OBSERVER.of(trainer).noted == []
+    assert step(net, trainer, x) and sys.getrefcount(x) == before and RECORDER.of(trainer).noted == []
+
+
+def test_training_imports_diagnosis_when_a_step_fails():
+    code = """
+import sys, mxnet as mx, mxmp
+from mxnet import autograd
+net = mx.gluon.nn.Dense(2, in_units=3)
+net.initialize()
+trainer = mxmp.gluon.Trainer(mxmp.gluon.convert(net, "O1").collect_params(), "sgd", loss_scale=4.0)
+for value in 1, float("nan"):
+    with autograd.record(), trainer.scale_loss(net(mx.nd.full((4, 3), value))) as scaled:
+        autograd.backward(scaled)
+    try:
+        trainer.step(4)
+    except mxmp.errors.NonFiniteLossError as e:
+        print("input 'data' holds NaN" in str(e))
+    print("mxmp.diagnose" in sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    assert found.stdout.split() == ["False", "True", "True"]
 
 
 def test_the_step_is_the_same_bit_for_bit_when_it_is_watched():
@@ -204,7 +225,7 @@ def test_the_step_is_the_same_bit_for_bit_when_it_is_watched():
         found.append(next(iter(net.collect_params().values())).data().asnumpy().tobytes())
         if watch is not None:
             watch.detach()
-            assert OBSERVER.of(trainer).watches == 0
+            assert RECORDER.of(trainer).watches == 0
     assert found[0] == found[1]
 
 
@@ -219,32 +240,6 @@ def test_a_watch_gives_its_verdict_after_a_skip_and_tells_how_the_step_ended():
         assert not watch.end.taken and verdict.node.name == "net_root"
     assert verdict.to_dict()["kind"] == "float32 model broken" and str(verdict).startswith("float32 model broken: ")
     assert watch.verdict().kind == verdict.kind  # the step stays after it is detached
-
-
-def test_a_watch_is_attached_once_as_other_observers_are():
-    net = root()
-    trainer, other = trainer_of(net), trainer_of(overflowing())
-    watch = diagnose.Watch().attach(trainer)
-    assert watch.attach(trainer) is watch and OBSERVER.of(trainer).watches == 1
-    with pytest.raises(TrainerError, match="this Watch is attached to another Trainer; detach it first"):
-        watch.attach(other)
-    watch.detach()
-    watch.detach()
-    assert OBSERVER.of(trainer).watches == 0 and watch.attach(other)._replays == []
-
-
-@pytest.mark.parametrize(
-    "owner, loss, message",
-    [(3, None, "expected a trainer or module"), ("trainer", 3, "loss is a int; expected a Block")],
-)
-def test_what_cannot_be_watched_is_refused(owner, loss, message):
-    with pytest.raises(TrainerError, match=message):
-        diagnose.Watch(loss).attach(trainer_of(overflowing()) if owner == "trainer" else owner)
-
-
-def test_a_watch_that_is_given_a_trainer_says_what_to_call():
-    with pytest.raises(TrainerError, match=r"loss is a Trainer; .* to attach: Watch\(loss\)\.attach\(trainer\)\."):
-        diagnose.Watch(trainer_of(overflowing()))
 
 
 def test_weights_gradients_and_statistics_are_not_touched_by_a_verdict():
@@ -273,7 +268,7 @@ def test_no_call_is_lost_where_one_step_is_looked_at(count):
 def noted(most, count):
     """Return the calls of a net that are kept with a limit."""
     net = overflowing(factor=1.0)
-    with OBSERVER.recording(net) as calls, autograd.record():
+    with RECORDER.recording([net]) as calls, autograd.record():
         calls.most = most
         for number in range(count):
             net(mx.nd.full((1, 6), number))
@@ -305,7 +300,7 @@ def test_a_noted_input_does_not_keep_the_graph_that_gave_it():
     x.attach_grad()
     with autograd.record():
         net(x * 2)
-    (call,) = OBSERVER.of(trainer).noted
+    (call,) = RECORDER.of(trainer).noted
     with pytest.raises(mx.MXNetError):
         autograd.get_symbol(call.inputs[0])
 
@@ -364,17 +359,16 @@ def head(name="head"):
 RANGE = r"Run again: activation out of range.*'net_sq'"
 
 
-def test_a_frozen_net_that_overflows_is_named_and_not_taken_for_data():
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_frozen_net_that_overflows_is_named_and_not_taken_for_data(is_behind):
+    """Behind the trained one is that of a perceptual loss, for example."""
     net = head()
-    with pytest.raises(NonFiniteLossError, match=RANGE):
-        through([frozen(overflowing()), net], trainer_of(net))
-
-
-def test_a_frozen_net_behind_the_trained_one_is_named():
-    """Such as that of a perceptual loss."""
-    net, behind = head(), frozen(overflowing(factor=3000.0))
-    with pytest.raises(NonFiniteLossError, match=RANGE):
-        through([net, behind], trainer_of(net), mx.nd.ones((4, 4)))
+    nets = [net, frozen(overflowing(factor=3000.0))] if is_behind else [frozen(overflowing()), net]
+    with diagnose.Watch(LOSS).attach(trainer_of(net)) as watch:
+        with pytest.raises(NonFiniteLossError, match=RANGE):
+            through(nets, watch._owner, mx.nd.ones((4, 4 if is_behind else 6)))
+        verdict = watch.verdict()
+    assert (verdict.kind, verdict.node.name) == ("activation out of range", "net_sq")
 
 
 def test_an_input_that_is_trained_through_a_frozen_net_is_explained():
@@ -394,16 +388,6 @@ def test_a_net_of_another_trainer_is_named():
     trainers = [trainer_of(net) for net in (first, second)]
     with pytest.raises(NonFiniteLossError, match=RANGE):
         through([first, second], trainers[1])
-
-
-def test_a_watch_names_a_frozen_net():
-    net = head()
-    trainer = trainer_of(net)
-    with diagnose.Watch(LOSS).attach(trainer) as watch:
-        with pytest.raises(NonFiniteLossError):
-            through([frozen(overflowing()), net], trainer)
-        verdict = watch.verdict()
-    assert (verdict.kind, verdict.node.name) == ("activation out of range", "net_sq")
 
 
 def test_a_nan_image_of_a_frozen_net_is_data(caplog):
@@ -498,6 +482,15 @@ def test_a_verdict_is_of_the_weights_that_are_there_when_it_is_asked_for():
     assert verdict.text.startswith("the step is finite, but parameter 'net_weight' holds NaN in 15 of 15 elements.")
 
 
-def test_a_function_as_loss_is_refused_with_the_reason():
-    with pytest.raises(TrainerError, match="loss is a function; expected a Block.*as those of a function cannot be"):
-        diagnose.Watch(lambda out, label: out.sum())
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda trainer: diagnose.Watch().attach(3), "expected a trainer or module"),
+        (lambda trainer: diagnose.Watch(3), "loss is a int; expected a Block"),
+        (diagnose.Watch, r"loss is a Trainer; .* to attach: Watch\(loss\)\.attach\(trainer\)\."),
+        (lambda trainer: diagnose.Watch(lambda out: out), "loss is a function; .*as those of a function cannot be"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(make, message):
+    with pytest.raises(TrainerError, match=message):
+        make(trainer_of(overflowing()))

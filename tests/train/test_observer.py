@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from mxmp.arrays import to_float32
+from mxmp.diagnose import Ledger, StepLogger, Watch
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
-from mxmp.train.step import Observer, observe
+from mxmp.train.step import Observer
+from tests.freeze import freeze
 from tests.train.adapters import ADAPTERS, START
 
 OVER_FRONTS = pytest.mark.parametrize("make", ADAPTERS, ids=lambda make: make.__name__)
@@ -53,12 +55,12 @@ class Notes(Observer):
 def started(make, **options):
     """Return an adapter whose scale begins at 4, and what is noted of it."""
     adapter, notes = make(DynamicLossScale(init_scale=4, growth_interval=100), **options), Notes()
-    return adapter, notes, observe(adapter.owner, notes)
+    return adapter, notes.attach(adapter.owner)
 
 
 @OVER_FRONTS
 def test_a_step_that_is_taken_is_told_from_its_gradients_to_its_end(make):
-    adapter, notes, _ = started(make)
+    adapter, notes = started(make)
     before = adapter.read()
     assert adapter.run(0.25)
     after = adapter.read()
@@ -75,7 +77,7 @@ def test_a_step_that_is_taken_is_told_from_its_gradients_to_its_end(make):
 
 @OVER_FRONTS
 def test_a_step_that_is_skipped_is_told_with_its_number_and_the_next_scale(make):
-    adapter, notes, _ = started(make)
+    adapter, notes = started(make)
     adapter.run(0.25)
     assert not adapter.run(0.25, bad=np.inf)
     assert [event[0] for event in notes.events[5:]] == ["gradients", "reduced", "skip", "end"]
@@ -85,7 +87,7 @@ def test_a_step_that_is_skipped_is_told_with_its_number_and_the_next_scale(make)
 
 
 def test_gradients_are_told_once_as_backward_wrote_them_and_summed():
-    adapter, notes, _ = started(ADAPTERS[0], contexts=2)
+    adapter, notes = started(ADAPTERS[0], contexts=2)
     adapter.backward([0.25, 0.5])
     adapter.clip(1e-3)
     adapter.step()
@@ -96,7 +98,7 @@ def test_gradients_are_told_once_as_backward_wrote_them_and_summed():
 
 @pytest.mark.parametrize("clips", [False, True])
 def test_an_error_ends_a_step_that_was_not_taken(clips):
-    adapter, notes, _ = started(ADAPTERS[0])
+    adapter, notes = started(ADAPTERS[0])
     adapter.backward(np.nan)
     with pytest.raises(NonFiniteLossError) as caught:
         adapter.clip(1.0) if clips else adapter.step()
@@ -106,7 +108,7 @@ def test_an_error_ends_a_step_that_was_not_taken(clips):
 
 
 def test_a_step_that_is_skipped_for_its_loss_is_told_as_neither_taken_nor_skipped():
-    adapter, notes, _ = started(ADAPTERS[0])
+    adapter, notes = started(ADAPTERS[0])
     adapter.owner.nonfinite_loss = "skip"
     assert not adapter.run(np.nan)
     assert [event[0] for event in notes.events] == ["gradients", "reduced", "end"]
@@ -115,23 +117,64 @@ def test_a_step_that_is_skipped_for_its_loss_is_told_as_neither_taken_nor_skippe
 
 def test_a_scale_that_gives_up_ends_the_step_with_its_error():
     adapter, notes = ADAPTERS[0](DynamicLossScale(init_scale=1, max_floor_skips=1)), Notes()
-    observe(adapter.owner, notes)
+    notes.attach(adapter.owner)
     with pytest.raises(LossScaleError):
         adapter.run(0.25, bad=np.inf)
     assert not notes.ends[0].taken and notes.ends[0].skipped and isinstance(notes.ends[0].error, LossScaleError)
 
 
 def test_an_observer_stays_with_a_trainer_that_is_adopted_again_until_it_is_detached():
-    adapter, notes, observation = started(ADAPTERS[0])
+    adapter, notes = started(ADAPTERS[0])
     Trainer.adopt(adapter.owner, 8)
     adapter.run()
     assert notes.ends[0].scale == 8.0
-    observation.detach()
-    observation.detach()
+    notes.detach()
+    notes.detach()
     adapter.run()
     assert len(notes.ends) == 1
 
 
+class Listed(StepLogger):
+    """Keeps nothing."""
+
+    def _write(self, record):
+        pass
+
+    def _end(self):
+        pass
+
+
+LOOKING = [lambda: Ledger(every=1), lambda: Listed(1, None)]
+
+
+@pytest.mark.parametrize("watching", [Notes, Watch, *LOOKING], ids=["notes", "watch", "ledger", "log"])
+def test_an_observer_is_attached_to_one_owner_until_it_is_detached(watching):
+    (first, other), observer = (ADAPTERS[0](1.0).owner for _ in range(2)), watching()
+    assert observer.attach(first) is observer is observer.attach(first)
+    with pytest.raises(TrainerError, match=f"^attach: this {type(observer).__name__} is attached to another Trainer; "):
+        observer.attach(other)
+    assert list(first._scaler.observers.values()) == [observer] and not other._scaler.observers
+    observer.detach()
+    observer.detach()
+    assert not first._scaler.observers and list(observer.attach(other)._owner._scaler.observers.values()) == [observer]
+
+
+@OVER_FRONTS
+@pytest.mark.parametrize("watching", LOOKING, ids=["ledger", "log"])
+@pytest.mark.parametrize("masters", [True, False])
+def test_training_is_the_same_bit_for_bit(make, watching, masters):
+    def trained(looks):
+        options = {"learning_rate": 0.01, "momentum": 0.9, "multi_precision": masters}
+        adapter = make(DynamicLossScale(init_scale=4, growth_interval=2), options=options, dtype="float16", contexts=2)
+        observer = watching().attach(adapter.owner) if looks else None
+        for bad in (None, np.inf, None):
+            adapter.run([0.25, 0.1], bad=bad)
+        assert observer is None or observer in adapter.owner._scaler.observers.values()
+        return freeze(adapter.weights()), adapter.trace(), adapter.scale
+
+    assert trained(True) == trained(False)
+
+
 def test_what_is_no_trainer_is_refused():
     with pytest.raises(TrainerError, match="expected a trainer, a module or a LossScaleOptimizer of mxmp, found a SGD"):
-        observe(mx.optimizer.SGD(), Observer())
+        Observer().attach(mx.optimizer.SGD())

@@ -9,26 +9,27 @@ are finite.
 
 A loss may come through nets that the trainer does not train: a frozen one, or another trainer's. Their calls are noted
 too, where a trainer of mxmp is alive; a trainer takes those over that were recorded of its loss. No net is kept alive.
+
+Training knows nothing else of diagnosis: `mxmp.diagnose.watch` runs the calls again, and is imported when a step fails.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import itertools
 import weakref
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from ..arrays import leaves
-from ..gluon.blocks import blocks_in
+from ..arrays import leaves, nested
 from ..mxnet_private import parameters
-from ..train import observer
-from ..train.recorded import node_name, recorded_names
-from ..train.scaler import Scaler
-from .batches import nested
+from .recorded import node_name, recorded_names
+from .scaler import Scaler
 
 MOST_CALLS = 256  # that are kept of one step of a trainer
 
@@ -113,18 +114,13 @@ class Calls:
             each.follows_lost = True
 
 
-class CallObserver(observer.Observer):
-    """Notes calls, for trainers and for recordings.
-
-    Attributes:
-        steps: Explains the steps that fail; `mxmp.diagnose.watch` sets it.
-    """
+class CallRecorder:
+    """Notes calls, for trainers and for recordings."""
 
     def __init__(self) -> None:
         self._trainers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._of_others: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()  # nets
         self._recordings: List[Tuple[Sequence[int], Calls]] = []
-        self.steps = observer.Observer()
 
     def of(self, trainer: Any) -> Calls:
         """Return the calls of a trainer, which has them itself: a table would keep it alive, as they refer to it."""
@@ -135,14 +131,15 @@ class CallObserver(observer.Observer):
     def _of_trainers(self) -> List[Calls]:
         return list(map(self.of, self._trainers))
 
-    def on_owner(self, owner: Any, scaler: Scaler) -> None:
-        """Note the calls of a trainer's nets."""
-        if isinstance(owner, gluon.Trainer):
-            vars(owner).setdefault(_ATTRIBUTE, Calls()).scaler = scaler
-            self._trainers.add(owner)
+    def add(self, trainer: gluon.Trainer, scaler: Scaler) -> None:
+        """Note the calls of a trainer's nets from now on."""
+        vars(trainer).setdefault(_ATTRIBUTE, Calls()).scaler = scaler
+        self._trainers.add(trainer)
 
-    def on_call(self, net: Any, params: Sequence[Any], graph: Any, inputs: Sequence[Any], outputs: Any) -> Any:
-        """Note a call, and return its outputs, with zeros added if gradients are kept."""
+    def note(self, net: Any, params: Sequence[Any], graph: Any, inputs: Sequence[Any], outputs: Any) -> Any:
+        """Note a recorded call of a converted net, and return its outputs, with zeros added if gradients are kept."""
+        if not (self._trainers or self._recordings):
+            return outputs
         calls = next((each for ids, each in reversed(self._recordings) if id(net) in ids), None)
         trainer = next(filter(None, map(parameters.trainer_of, params)), None)
         calls = calls or vars(trainer or self).get(_ATTRIBUTE)
@@ -166,8 +163,8 @@ class CallObserver(observer.Observer):
         calls.keep(call)
         return outputs
 
-    def on_loss(self, trainer: Any, loss: Any) -> None:
-        """Have a trainer take over the calls of other nets that were recorded of its loss."""
+    def take_over(self, trainer: Any, loss: Any) -> None:
+        """Give a trainer the calls of other nets that were recorded of its loss, or of nested lists of losses."""
         if len(self._trainers) < 2 and not self._of_others:
             return
         mine = self.of(trainer)
@@ -177,24 +174,16 @@ class CallObserver(observer.Observer):
             names = recorded_names(each for each in leaves(loss) if isinstance(each, mx.nd.NDArray))
             mine.reached.update((call.number, call) for call in calls if call.node in names or not call.linked)
 
-    def on_end(self, owner: Any) -> None:
+    def forget(self, trainer: Any) -> None:
         """Forget the calls of a trainer, and those of nets that none trains, which have no step of their own."""
-        for calls in (self.of(owner), *self._of_others.values()):
+        for calls in (self.of(trainer), *self._of_others.values()):
             calls.forget()
 
-    def explain(self, owner: Any) -> Optional[str]:
-        """Return why the present step of a trainer or module is not finite."""
-        return self.steps.explain(owner)
-
-    def bad_input(self, owner: Any) -> Optional[str]:
-        """Return which input of the present step holds NaN."""
-        return self.steps.bad_input(owner)
-
     @contextlib.contextmanager
-    def recording(self, net: gluon.Block) -> Iterator[Calls]:
-        """Note all recorded calls of the converted blocks in a net within this context, and its outputs' gradients."""
+    def recording(self, blocks: Iterable[gluon.Block]) -> Iterator[Calls]:
+        """Note all recorded calls of converted blocks within this context, and the gradients of their outputs."""
         calls = Calls(watches=1, most=None)
-        entry = [id(block) for block in blocks_in(net)], calls
+        entry = [id(block) for block in blocks], calls
         self._recordings.append(entry)
         try:
             yield calls
@@ -213,5 +202,19 @@ def _with_zero(output: Any, zeros: List[Any]) -> Any:
     return output + zero
 
 
-OBSERVER = CallObserver()
-observer.register(OBSERVER)
+RECORDER = CallRecorder()
+"""The one recorder: a net does not know who trains it."""
+
+
+def explain_steps(scaler: Scaler, owner: Any) -> None:
+    """Have the steps that a trainer or module makes with a scaler explained where they fail."""
+    if isinstance(owner, gluon.Trainer):
+        RECORDER.add(owner, scaler)
+    scaler.explain = functools.partial(_ask, "explain_step", owner)
+    scaler.bad_input = functools.partial(_ask, "bad_input", owner)
+
+
+def _ask(name: str, owner: Any) -> Optional[str]:  # of a module, as scalers are copied and pickled with trainers
+    """Return what diagnosis says of the present step; it is imported by name, as it stands above this."""
+    answer: Optional[str] = getattr(importlib.import_module("mxmp.diagnose.watch"), name)(owner)
+    return answer
