@@ -335,7 +335,9 @@ def ranges(
             _print_ranges(largest, counted, None if list_all else _MOST)
             # Quoted for a shell, to be copied to the end of a command.
             options = " ".join(f"--keep-float32 {shlex.quote(pattern)}" for pattern in kept)
-            print_pairs([("inputs", data or RANDOM), *([("for mxmp convert", options)] if kept else [])])
+            if not kept and any(value > _LIMIT for value in largest.values()):
+                options = "nothing: what is beyond float16's range stays in float32 by itself"
+            print_pairs([("inputs", data or RANDOM), *([("for mxmp convert", options)] if options else [])])
 
 
 def _kept_in_float32(model: Any, shapes: Any, types: Any, ranges: Mapping[str, float]) -> List[str]:
@@ -391,7 +393,7 @@ def report(run: str, out: str, title: Optional[str], force: bool) -> None:
     ledger.json (of gradients), compare.json (errors by layer), steps.csv (loss and scale), verdict.json
     (why a step was not finite, of `explain` or a Watch). The page shows
     the network with its precisions and casts, tables that sort and filter, and charts. It is complete in
-    itself: nothing is loaded from a network. Its warnings and advice are printed too.
+    itself: nothing is loaded from a network. Its verdict, warnings and advice are printed too.
 
     \b
     Example:
@@ -403,7 +405,7 @@ def report(run: str, out: str, title: Optional[str], force: bool) -> None:
     with working():
         found = read_run(run)
         found.to_html(out, title)
-        pairs = [("written", out)]
+        pairs = [("written", out)] + ([("verdict", str(found.verdict))] if found.verdict else [])
         pairs += [("warning", each) for each in found.warnings] + [("advice", each) for each in found.advice]
         if found.missing and os.path.isdir(run):
             pairs.append(("not there", ", ".join(found.missing)))

@@ -46,6 +46,7 @@ Batches = Union[Iterable[Any], mx.io.DataIter]
 
 Shapes = Mapping[str, Tuple[int, ...]]
 
+_NUMBERS = "biuf"  # the kinds of numpy's dtypes that MXNet has
 _BATCH = "an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input"
 
 
@@ -207,7 +208,7 @@ def _read(batch: Any, name: str = "batches", described: Any = None) -> Batch:
     if isinstance(batch, Mapping):
         return Batch(_checked(tuple(batch.values()), name), tuple(batch))
     if _is_array(batch):
-        return Batch((batch,))
+        return Batch(_checked((batch,), name))
     if not isinstance(batch, (list, tuple)) or not batch:
         article = "an empty" if isinstance(batch, (list, tuple)) else "a"
         raise ConvertError(f"{name} holds {article} {type(batch).__name__}; expected {_BATCH}.")
@@ -215,12 +216,16 @@ def _read(batch: Any, name: str = "batches", described: Any = None) -> Batch:
 
 
 def _checked(arrays: Tuple[Any, ...], name: str) -> Tuple[Any, ...]:
-    """Return arrays, perhaps nested; ConvertError if something else is among them."""
+    """Return arrays, perhaps nested; ConvertError if something else is among them, or one is empty or of no numbers."""
     for each in arrays:
         if isinstance(each, (list, tuple)):
             _checked(tuple(each), name)
         elif each is not None and not _is_array(each):
             raise ConvertError(f"{name}: a batch holds a {type(each).__name__}; expected {_BATCH}.")
+        elif isinstance(each, np.ndarray) and each.dtype.kind not in _NUMBERS:
+            raise ConvertError(f"{name}: an array has dtype {each.dtype}; expected numbers.")
+        elif each is not None and 0 in each.shape:
+            raise ConvertError(f"{name}: an array has shape {each.shape}, so that there is nothing to run.")
     return arrays
 
 
@@ -284,10 +289,13 @@ def load_batch(path: str, symbol: Any, types: Mapping[str, str]) -> Dict[str, mx
         raise CheckpointError(f"{path}: it cannot be read: {e.strerror or e}.") from e
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):  # with what numpy says of pickles
         arrays = {}
-    if not arrays:
+    if not arrays or not all(array.dtype.kind in _NUMBERS for array in arrays.values()):
         raise CheckpointError(
             f"{path}: it is no .npz file with an array of numbers for each input; write one with numpy.savez."
         )
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise CheckpointError(f"{path}: '{name}' holds NaN, which hides everything else; mend the file.")
     declared = inputs_of(symbol, (), list(arrays))
     return {name: mx.nd.array(array, dtype=types.get(name) or declared[name]) for name, array in arrays.items()}
 
@@ -306,11 +314,20 @@ def require_fit(symbol: Any, shapes: Shapes, inputs: Sequence[str]) -> List[Any]
     """
     known = {name: shapes[name] for name in symbol.list_inputs() if name in shapes}
     batch = {name: known[name] for name in inputs}
-    with blaming_the_batch(batch):
-        # Of the batch by itself: of shapes that do not fit MXNet names one, and overwrites some, such as BatchNorm's.
-        args, _, aux = symbol.infer_shape_partial(**batch)
+
+    def inferred(of: Shapes) -> Tuple[List[Any], Dict[str, Any]]:
+        args, _, aux = symbol.infer_shape_partial(**of)
         sizes = zip((*symbol.list_arguments(), *symbol.list_auxiliary_states()), (*(args or ()), *(aux or ())))
-        needed = {name: size for name, size in sizes if size and 0 not in size}  # 0 is not known
+        return list(args or ()), {name: size for name, size in sizes if size and min(size) > 0}  # else not known
+
+    with contextlib.suppress(mx.MXNetError):
+        args, needed = inferred(known)
+        # MXNet overwrites some shapes that do not fit, such as BatchNorm's.
+        if all(needed.get(name, shape) == shape for name, shape in known.items()):
+            return args
+    with blaming_the_batch(batch):
+        # Of shapes that do not fit MXNet names one; of the batch by itself it infers all.
+        needed = inferred(batch)[1]
         unfit = [name for name, shape in known.items() if needed.get(name, shape) != shape]
         if unfit:
             texts = [f" of shape {known[name]} would have to be {needed[name]}" for name in unfit]
@@ -318,7 +335,7 @@ def require_fit(symbol: Any, shapes: Shapes, inputs: Sequence[str]) -> List[Any]
                 f"batches: {_misfit(batch)}, for which {listed(unfit, texts)}: give batches of another shape, or the "
                 f"parameters of this network."
             )
-        return list(symbol.infer_shape_partial(**known)[0] or ())
+        return inferred(known)[0]
 
 
 def _misfit(batch: Shapes) -> str:

@@ -103,7 +103,9 @@ class Verdict(VerdictText):
             facts.append(("finite at a loss scale of", show.figure(self.finite_scale)))
         blocks = show.Facts(facts), show.Notes([self.text], "Verdict")
         sections = [show.Section("Why the step is not finite", blocks)]
-        return sections if self.node is None else [*sections, *self.node._sections()]
+        if self.node is None:
+            return sections
+        return [*sections, *replace(self.node, keep=self.node.keep if self.overrides else ())._sections()]
 
 
 # ---------------------------------------------------------------------- what is at fault in a step
@@ -430,9 +432,9 @@ def _out_of_range(where: Optional[NonFinite], below: Optional[float] = None) -> 
 
 
 def _diverged(replays: Sequence[Replay], exact: Sequence[Seen], where: Optional[NonFinite]) -> str:
-    """Return the hint that a run may have diverged, '' where nothing says so.
+    """Return the hint that a run diverges, or may for all that one step shows; '' where nothing says so.
 
-    It is given where values or gradients in float32 are far beyond float16's range, and the data are not. Values are
+    It is sure where values or gradients in float32 are far beyond float16's range, and the data are not. Values are
     those at ``where`` and of outputs: within the network a mask may be as large by intention.
     """
     if where is None or where.where not in (FORWARD, BACKWARD, LOSS):
@@ -444,7 +446,9 @@ def _diverged(replays: Sequence[Replay], exact: Sequence[Seen], where: Optional[
     of_loss = [each for seen in exact for each in seen.head_gradients if each is not None]
     trained = [each for seen in exact for each in seen.trained]
     ends = ((outputs, _FAR), (here, _FAR), (of_loss, _FLOAT16_END), (trained, _FAR_GRADIENT))
-    return _DIVERGED if any(each.magnitude > end for ranges, end in ends for each in ranges) else ""
+    if any(each.magnitude > end for ranges, end in ends for each in ranges):
+        return _DIVERGED
+    return _GROWN if where.precision in dtypes.LOW_PRECISION else ""
 
 
 def _number(scale: float) -> str:
@@ -455,6 +459,7 @@ def _sentence(where: NonFinite) -> str:
     return f"{str(where).rstrip('.')}."
 
 
+_GROWN = " If the loss has just grown, lower the learning rate instead."
 _DIVERGED = (
     " Values this large, in float32 too, are those of a run that diverges: if they have grown, lower the learning rate "
     "or clip gradients instead. A mxmp.diagnose.Ledger says whether they grow."

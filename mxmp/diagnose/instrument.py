@@ -151,6 +151,8 @@ class Instrument:
         heads, count = [symbol[number] for number in range(len(tapped.heads))], len(graph.heads)
         outputs_of = [heads[number] for number in (range(count) if kept is None else kept)]
         reductions = [] if reduce is None else reduce(heads[:count], heads[count:])
+        # MXNet goes back through all of a graph: the gradient of a norm that is 0 would be NaN.
+        reductions = [mx.sym.BlockGrad(each) for each in reductions]
         symbol, self._count = mx.sym.Group([*outputs_of, *reductions]), len(outputs_of)
         self._run, self._states = Runner(symbol), frozenset(symbol.list_auxiliary_states())
 

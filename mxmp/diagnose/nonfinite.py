@@ -98,7 +98,8 @@ class NonFinite(Record):
         if reached and self.where == BACKWARD:
             text = f"; the gradient that it gets reaches {reached[0].magnitude:.4g}"
         elif reached:
-            ends = " and ".join(f"{each.magnitude:.4g}" for each in reached[:3])
+            *first, end_of_list = [f"{each.magnitude:.4g}" for each in reached[:3]]
+            ends = f"{', '.join(first)} and {end_of_list}" if first else end_of_list
             text = f"; its {'inputs reach' if len(reached) > 1 else 'input reaches'} {ends}"
         text += f", and it reads inf, which comes from '{self.inf_from}'" if self.inf_from else ""
         text += f", {end}" if self.precision in dtypes.LOW_PRECISION else ""
@@ -120,7 +121,7 @@ class NonFinite(Record):
         ranges += [] if self.float32 is None else [("the same in float32", self.float32)]
         rows = [(r.name, kind, r.size, r.nans, r.infs, r.smallest, r.largest) for kind, r in ranges]
         facts = [("where", self.where), ("name", self.name), ("precision", self.precision)]
-        facts += [("overrides that mend it", self.overrides.replace(",", ", "))] if self.overrides else []
+        facts += [("overrides that mend it", show.wrappable(self.overrides))] if self.overrides else []
         blocks = show.Facts(facts), show.Table("Values around it", _COLUMNS, rows, "tensors")
         return [show.Section(self._title, blocks, str(self))]
 
@@ -154,8 +155,8 @@ def first_forward(seen: Seen, exact: Seen, allowed: bool = True, harmful: bool =
         if excused and (not allowed or same is None):  # also a cast of an inf that is intended
             continue
         finding = _finding(FORWARD, key[0], output, _inputs_of(key[0], seen), seen, same)
-        finding = _with_alike(finding, seen, exact.forward)
         if allowed or output.nans or not _has_infinite_constant(nodes[key[0]]):
+            finding = _with_alike(finding, seen, exact.forward)
             return replace(finding, inf_from=_inf_from(key[0], seen)) if output.nans else finding
         intended = intended or finding
     return intended
@@ -197,16 +198,16 @@ def _with_alike(finding: NonFinite, seen: Seen, exact: Mapping[Key, ValueRange])
     Else a policy that is mended finds the next of them, one at a time.
     """
     nodes, source, keep = seen.names.graph.nodes, seen.names.source, list(finding.keep)
-    is_backward = finding.where == BACKWARD
+    is_backward, readers = finding.where == BACKWARD, seen.names.graph.consumers()
     low = sorted(key for key, dtype in seen.types.items() if dtype in dtypes.LOW_PRECISION)
-    for position, index in reversed(low) if is_backward else low:
-        origin = position
-        while is_inserted(nodes[origin]):
-            origin = nodes[origin].inputs[0].node
-        same = exact.get((source.get(origin, -1), index))
-        end = dtypes.limits(seen.types[position, index]).max / (seen.scale if is_backward else 1.0)
-        if same is not None and same.magnitude > end and (is_backward or seen.names.of(position)[1] == finding.op):
-            keep += _to_keep(position, seen)
+    for key in reversed(low) if is_backward else low:
+        origin = key  # of a cast, what it casts: any of its node's outputs
+        while is_inserted(nodes[origin[0]]):
+            origin = nodes[origin[0]].inputs[0].key
+        same = exact.get((source.get(origin[0], -1), origin[1]))
+        end = dtypes.limits(seen.types[key]).max / (seen.scale if is_backward else 1.0)
+        if same is not None and same.magnitude > end and (is_backward or seen.names.of(key[0])[1] == finding.op):
+            keep += _to_keep(key[0], seen, readers)
     return replace(finding, keep=tuple(dict.fromkeys(keep)))
 
 
@@ -292,17 +293,17 @@ def _finding(
     precision = low[0] if low else seen.types.get((position, 0))
     same = same.times(seen.scale) if same is not None and where == BACKWARD else same
     name, op = seen.names.of(position)
-    return NonFinite(
-        where, name, op, str(precision or dtypes.FLOAT32), output, tuple(inputs), same, keep=_to_keep(position, seen)
-    )
+    keep = _to_keep(position, seen, seen.names.graph.consumers())
+    return NonFinite(where, name, op, str(precision or dtypes.FLOAT32), output, tuple(inputs), same, keep=keep)
 
 
-def _to_keep(position: int, seen: Seen) -> Tuple[str, ...]:
+def _to_keep(position: int, seen: Seen, readers: Mapping[Key, Sequence[Tuple[int, int]]]) -> Tuple[str, ...]:
     """Return a node and those in low precision that read its output, casts passed over.
 
-    Of an inserted cast those that read it, and the node that it casts if that is in low precision.
+    Of an inserted cast those that read it, and the node that it casts if that is in low precision. ``readers`` are the
+    graph's `consumers`.
     """
-    graph, readers = seen.names.graph, seen.names.graph.consumers()
+    graph = seen.names.graph
 
     def is_low(number: int) -> bool:
         keys = [(number, 0), *(entry.key for entry in graph.nodes[number].inputs)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import (
     Any,
     Callable,
@@ -178,8 +179,9 @@ def read_subject(network: Any, loss: Any = None, ctx: Any = None) -> Subject:
         if loss is not None and not callable(loss):
             raise ConvertError(f"loss is a {type(loss).__name__}; expected a function of the net's output and a label.")
         return NetSubject(network)
-    _refuse("loss", loss, "is for a Gluon net; a symbol or Module has its loss heads")
+    no_loss = partial(_refuse, "loss", loss, "is for a Gluon net; a symbol or Module has its loss heads")
     if isinstance(network, (mx.mod.Module, mx.mod.BucketingModule)):
+        no_loss()
         _refuse("ctx", ctx, "is for a symbol with parameters; a Module runs where it is bound")
         return SymbolSubject.of_module(network)
     parts = tuple(network) if isinstance(network, (ConvertedModel, tuple, list)) else ()
@@ -191,6 +193,7 @@ def read_subject(network: Any, loss: Any = None, ctx: Any = None) -> Subject:
             raise ConvertError(
                 f"net_or_model: {name} is a {type(part).__name__}; expected a dict by name, {{}} for none."
             )
+    no_loss()
     subject = SymbolSubject(require_symbol(parts[0]), parts[1], parts[2], ctx)
     if isinstance(network, ConvertedModel):
         subject.policy = _as_converted(network.decisions.policy, [network.decisions])
@@ -397,11 +400,19 @@ class SymbolSubject(Subject):
 
 
 class BlockCall(NamedTuple):
-    """A call of a block that has a graph, with copies of its inputs, and whether autograd recorded it."""
+    """A call of a block that has a graph.
+
+    Attributes:
+        block: The block.
+        inputs: Copies of what it was called with.
+        recorded: Whether autograd recorded it.
+        flags: The block's own flags at that time: an RNN's `__call__` notes whether states were given.
+    """
 
     block: gluon.HybridBlock
     inputs: Tuple[Any, ...]
     recorded: bool
+    flags: Mapping[str, bool]
 
 
 class NetSubject(Subject):
@@ -444,7 +455,8 @@ class NetSubject(Subject):
                 recorded = autograd.is_recording()
                 with autograd.pause():
                     copies = nested(inputs, lambda each: each.copy() if hasattr(each, "copy") else each)
-                self.noted.append(BlockCall(block, copies, recorded))  # copies: a reader may fill arrays again
+                flags = {n: flag for n, flag in vars(block).items() if isinstance(flag, bool) and n[:1] != "_"}
+                self.noted.append(BlockCall(block, copies, recorded, flags))  # copies: a reader may fill arrays again
 
         handles = [root.register_forward_pre_hook(note) for root in self._roots]
         try:
@@ -476,11 +488,15 @@ class NetSubject(Subject):
         if len(self._traces) < len(self.noted):
             with kept(self.net), autograd.pause(train_mode=self.training):
                 tracers = {id(root): Conversion(root, Policy()) for root in self._roots}
-                calls = [(call.block, tuple(map(as_input, call.inputs))) for call in self.noted]
+
+                def trace(call: BlockCall, tracer: Conversion) -> Trace:
+                    vars(call.block).update(call.flags)
+                    return tracer.trace_for(tuple(map(as_input, call.inputs)))
+
                 # Calls of one block whose graphs are alike share a trace.
-                self._traces = [tracers[id(block)].trace_for(inputs) for block, inputs in calls]
-                for traced, (block, inputs) in {id(t): (t, call) for t, call in zip(self._traces, calls)}.values():
-                    require_same_names(self.net, traced, Conversion(block, Policy()).trace_for(inputs))
+                self._traces = [trace(call, tracers[id(call.block)]) for call in self.noted]
+                for traced, call in {id(t): (t, call) for t, call in zip(self._traces, self.noted)}.values():
+                    require_same_names(self.net, traced, trace(call, Conversion(call.block, Policy())))
         return self._traces
 
     def symbols(self) -> List[Any]:

@@ -24,6 +24,7 @@ from .blocks import (
     power,
     share,
     size,
+    wrappable,
 )
 from .record import Record, Shown, reading, save_text
 
@@ -51,4 +52,5 @@ __all__ = [
     "save_text",
     "share",
     "size",
+    "wrappable",
 ]

@@ -75,13 +75,14 @@ def _drawables(values: Sequence[Optional[float]]) -> List[float]:
     return [value for value in values if value is not None and abs(value) < _LARGEST]
 
 
-def _axis(values: Sequence[Optional[float]], scale: str = "linear", room: float = 0.0) -> Axis:
+def _axis(values: Sequence[Optional[float]], scale: str = "linear", room: float = 0.0, whole: bool = False) -> Axis:
     """Return an axis from the smallest value to the largest, with room around one value that is all.
 
     Args:
         values: The values that it is for.
         scale: See `Lines`; an axis of logarithms begins and ends at powers of its base, one of shares begins at 0.
         room: Share of its length that is left free at an end that is not 0.
+        whole: Whether the values are whole numbers, such as steps: there is none near one that is all.
     """
     drawn = _drawables(values)
     positive = [value for value in drawn if value > 0]
@@ -92,7 +93,8 @@ def _axis(values: Sequence[Optional[float]], scale: str = "linear", room: float 
         logs = [math.log(value, base) for value in positive or [1.0]]
         return Axis(math.floor(min(logs) - 0.01), math.ceil(max(logs) + 0.01), base)
     drawn = [0.0, 1e-4, *drawn] if scale == "share" else drawn or [0.0]
-    around = (0.1 * abs(drawn[0]) or 0.5) if min(drawn) == max(drawn) else 0.0
+    alone = min(drawn) == max(drawn)
+    around = 0.0 if not alone else 0.5 if whole else 0.1 * abs(drawn[0]) or 0.5
     low, high = min(drawn) - around, max(drawn) + around
     room *= high - low
     return Axis(low - room if low else 0.0, high + room)
@@ -105,7 +107,7 @@ def draw_lines(block: Lines) -> Chart:
     """Return the chart of some lines."""
     x, lines = block.x, block.lines
     values = [value for line in lines for value in line.values if value is not None]
-    along, up = _axis([*x, *block.marks]), _axis(values, block.scale, _ROOM)
+    along, up = _axis([*x, *block.marks], whole=True), _axis(values, block.scale, _ROOM)
     beyond = [(i + 1, *place) for i, line in enumerate(lines) for place in _beyond(x, line, along)]
     others = ("mark", block.mark_name, len(block.marks)), ("beyond", "not finite", sum(map(_is_beyond, values)))
     counts = [(kind, f"{name} ({count:,})") for kind, name, count in others if count]

@@ -201,7 +201,7 @@ def save_text(text: str, path: str) -> None:
 # The plain values that a field accepts, by its type hint, with the words for them in errors.
 _EXPECTED: Dict[Any, Tuple[str, Any]] = {
     float: ("a number", (int, float)),
-    int: ("a whole number", int),
+    int: ("a whole number below 2**63", int),
     bool: ("true or false", bool),
     str: ("text", str),
 }

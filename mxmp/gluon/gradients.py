@@ -182,9 +182,9 @@ class Gradients(Weights):
         if self._overwritten is not None:
             raise TrainerError(
                 f"{call}: a backward overwrote the gradient of parameter '{self._overwritten}' from an earlier "
-                "scale_loss block of the same step. If that gradient is not wanted, call discard_grads before the "
-                "later block; to add gradients up set grad_req='add', and zero_grad after each step; or scale all "
-                "losses in one block. Now call discard_grads to start again."
+                "scale_loss block of the same step. Was step forgotten between them? If that gradient is not wanted, "
+                "call discard_grads before the later block; to add gradients up set grad_req='add', and zero_grad "
+                "after each step; or scale all losses in one block. Now call discard_grads to start again."
             )
 
     # ------------------------------------------------------------------ who looks sees true gradients

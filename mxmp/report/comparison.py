@@ -9,7 +9,21 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
-from ..display import BAR, NUMBER, PRECISION, Column, Facts, Line, Lines, Notes, Record, Section, Table, figure
+from ..display import (
+    BAR,
+    NUMBER,
+    PRECISION,
+    Column,
+    Facts,
+    Line,
+    Lines,
+    Notes,
+    Record,
+    Section,
+    Table,
+    figure,
+    wrappable,
+)
 from ..errors import ConvertError, MxmpError
 
 
@@ -151,7 +165,7 @@ class Comparison(Record):
             "Errors relative to float32, the worst of all batches: 'own' is what a node adds, 'carried' what has "
             "added up in it."
         )
-        facts = Facts([("policy", self.policy.replace(",", ", "))])
+        facts = Facts([("policy", wrappable(self.policy))])
         return [Section("Errors by layer", (facts, *self._charts(order), table, Notes(self.summary)), lead)]
 
     def _charts(self, order: Sequence[str]) -> Iterator[Lines]:
@@ -195,8 +209,14 @@ class Comparison(Record):
         return sentences
 
     def text(self, worst: Optional[int] = WORST) -> str:
-        """Return it as a terminal shows it, with the ``worst`` operators; None for all."""
+        """Return it as a terminal shows it, with the ``worst`` operators; None for all.
+
+        Raises:
+            ConvertError: If ``worst`` is no whole number from 1 on.
+        """
         from ..display import terminal
 
+        if worst is not None and (not isinstance(worst, int) or isinstance(worst, bool) or worst < 1):
+            raise ConvertError(f"worst={worst!r}: expected a whole number from 1 on, or None for all.")
         parts = terminal.parts(self._title, self.sections(worst=worst), self._lead)
         return "".join(terminal.text(part) for part in parts)

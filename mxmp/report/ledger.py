@@ -300,7 +300,7 @@ class LedgerRecord(Record):
         found = [("steps", figure(self.steps), f"{self.sampled:,} sampled"), ("skipped", figure(self.skipped), part)]
         if self.last_scale is not None:
             # A dynamic scale goes beyond what fits to find it, so that no limit is advised to it.
-            remark = "dynamic; fits up to" if self.is_dynamic else "at most"
+            remark = "dynamic; a static one at most" if self.is_dynamic else "at most"
             advised = "" if advice.highest is None else f"{remark} {power(log2(advice.highest))}"
             found.append(("loss scale at the end", figure(self.last_scale), advised))
         total, zeros = _added(*(each.histogram for each in self.layers)), _added(*(each.zeros for each in self.layers))

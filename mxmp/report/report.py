@@ -17,6 +17,7 @@ from ..display import (
     Table,
     figure,
     size,
+    wrappable,
 )
 from ..passes.reasons import Reason
 
@@ -154,7 +155,7 @@ class Report(Record):
         """
         from ..display import terminal
 
-        return terminal.table(replace(self._operators, caption=f"mxmp: {self.policy}".replace(",", ", ")), narrow)
+        return terminal.table(replace(self._operators, caption=wrappable(f"mxmp: {self.policy}")), narrow)
 
     # ------------------------------------------------------------------ where it is shown
 
@@ -243,4 +244,4 @@ def operator_table(report: Report) -> Table:
         casts = sorted(Counter(cast.dtype for cast in {cast for row in by_op[op] for cast in row.casts}).items())
         rows.append((op, *(count.get(each) for each in precisions), ", ".join(f"{n:,} to {d}" for d, n in casts)))
     columns = [Column("operator"), *(Column(each, "number") for each in precisions), Column("tensors cast for it")]
-    return Table(f"mxmp: {report.policy}".replace(",", ", "), columns, rows, "operators")
+    return Table(wrappable(f"mxmp: {report.policy}"), columns, rows, "operators")

@@ -124,7 +124,7 @@ class Run(Shown):
                 if others:
                     sections.append(Section(section.title, others, section.lead))
         sections.sort(key=lambda section: section.title == "Operators")
-        return [Section("Summary", [Figures(figures), *notes]), *sections]
+        return [Section("Summary", [*([Figures(figures)] if figures else []), *notes]), *sections]
 
 
 def read_run(path: str) -> Run:

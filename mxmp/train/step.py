@@ -184,6 +184,7 @@ class Observer:
         """Look at no further steps; a second call does nothing."""
         if self._owner is not None:
             self._observers.pop(id(self), None)
+            del self._observers
         self._owner = None
 
     def __enter__(self: Watching) -> Watching:

@@ -85,7 +85,8 @@ class Benchmark(Record):
             name = row.policy + (" (emulated)" if row.emulated else "")
             says = f"does not run: {row.failure}" if row.failure else row.verdict
             rows.append((name, None if row.seconds is None else 1e3 * row.seconds, row.ratio, says, row.error))
-        facts = [("device", self.device), ("measured", f"medians of {self.rounds} rounds, in which all took turns")]
+        measured = f"medians of {self.rounds} rounds, in which all took turns: of times, and of their ratios"
+        facts = [("device", self.device), ("measured", measured)]
         notes = []
         if self.scatter > NOISY:
             notes.append(f"float32's times differ by {self.scatter:.0%} from their median: end other programs, repeat")

@@ -51,6 +51,8 @@ def folder(tmp_path_factory):
     data = np.zeros(SHAPES["data"], np.float32)
     np.savez(folder / "batch.npz", data=data)
     np.savez(folder / "wrong.npz", data=data, wrong=data)
+    np.savez(folder / "words.npz", data=np.array(["a"]))
+    np.savez(folder / "nan.npz", data=data * np.nan)
     np.savez(folder / "objects.npz", data=np.array([{}], dtype=object))
     np.save(folder / "array.npy", data)
     (folder / "cut.npz").write_bytes((folder / "batch.npz").read_bytes()[:100])
@@ -180,9 +182,10 @@ REFUSED = [
     *((f"{name} net 3 --data nowhere.npz", 2, "File 'nowhere.npz' does not exist") for name in ("compare", "ranges")),
     *(
         (f"compare net 3 --data {file}", 1, f"{file}: {NO_BATCH}")
-        for file in ("text.npz", "cut.npz", "objects.npz", "array.npy")
+        for file in ("text.npz", "cut.npz", "objects.npz", "words.npz", "array.npy")
     ),
     ("compare net 3 --data wrong.npz", 1, "'wrong'"),
+    *((f"{name} net 3 --data nan.npz", 1, "nan.npz: 'data' holds NaN") for name in ("compare", "ranges")),
     (f"compare net 3 {SHAPE} --policy O0", 1, "is float32, so there is nothing to compare"),
     (f"compare low 3 {SHAPE}", 1, "policy: the network is converted already, and its symbol does not say by which"),
     (f"compare net 3 {SHAPE} --worst 0", 2, "0 is not in the range"),

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from mxmp.report.run import VerdictText
 from tests.cli.checkpoints import SHAPE, mxmp, save, table
 from tests.display.runs import ledger, report
 
@@ -37,6 +38,12 @@ def test_the_warnings_and_the_advice_of_the_page_are_printed(run, tmp_path):
     advice = list(found.advice().sentences)
     expected = [["warning", "No rule for Custom, Look\\x1b: left as they were."], *(["advice", each] for each in advice)]
     assert table(out)[1 : 2 + len(advice)] == expected and advice
+
+
+def test_a_verdict_of_the_run_is_printed(run, tmp_path):
+    VerdictText("data", "'data' holds NaN in row 3.").save(run / "verdict.json")
+    out, _ = mxmp("report", run, "-o", tmp_path / "page.html")
+    assert ["verdict", "data: 'data' holds NaN in row 3."] in table(out)
 
 
 def test_what_inspect_prints_is_a_run(tmp_path):

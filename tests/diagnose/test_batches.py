@@ -147,6 +147,46 @@ def test_arrays_that_do_not_fit_are_named(ask):
         ask(dense(), X, loss=LOSS)
 
 
+class Product(mx.operator.CustomOp):
+    """A product whose property takes shapes from its weight."""
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], mx.nd.dot(in_data[0], in_data[1], transpose_b=True))
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        for place, request, array in zip(in_grad, req, in_data):
+            self.assign(place, request, array * 0)
+
+
+@mx.operator.register("test_batches_product")
+class ProductProp(mx.operator.CustomOpProp):
+    def list_arguments(self):
+        return ["data", "w"]
+
+    def infer_shape(self, shapes):
+        return shapes, [[shapes[0][0], shapes[1][0]]], []
+
+    def create_operator(self, ctx, shapes, types):
+        return Product()
+
+
+DATA = mx.sym.var("data")
+SHAPED = {  # networks of which the batch does not say all shapes, and their parameters
+    "joined": (mx.sym.FullyConnected(mx.sym.concat(DATA, mx.sym.var("w"), dim=1), num_hidden=3, name="fc"), dict(w=(4, 2), fc_weight=(3, 7), fc_bias=(3,))),
+    "shared slope": (mx.sym.LeakyReLU(mx.sym.FullyConnected(DATA, num_hidden=3, name="fc"), act_type="prelu", name="pr"), dict(fc_weight=(3, 5), fc_bias=(3,), pr_gamma=(1,))),
+    "custom": (mx.sym.Custom(DATA, mx.sym.var("w"), op_type="test_batches_product") + 0, dict(w=(3, 5))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPED)
+@pytest.mark.parametrize("np_shape", [False, True])
+def test_parameters_may_have_shapes_that_the_batch_does_not_say(name, np_shape):
+    sym, shapes = SHAPED[name]
+    with mx.util.np_shape(np_shape):
+        args = {name: mx.nd.ones(shape) for name, shape in shapes.items()}
+        assert find_nonfinite((sym, args, {}), {"data": mx.nd.ones((4, 5))}, "O1") is None
+
+
 def normed():
     net = gluon.nn.BatchNorm(in_channels=5)
     net.initialize()

@@ -229,6 +229,9 @@ def test_an_operator_that_fails_backward_leaves_contributions_out(monkeypatch):
         (make, (DATA, LABEL), {"loss": lambda output, label: 1.0}, "loss gave float; expected the loss"),
         (model, None, {}, "batches is a NoneType"),
         (model, [], {}, "batches is empty"),
+        (model, {"data": DATA[:0]}, {}, r"an array has shape \(0, 5\), so that there is nothing to run"),
+        (model, {"data": np.array([["a"] * 5])}, {}, "an array has dtype <U1; expected numbers"),
+        (lambda: None, (DATA, LABEL), {"loss": LOSS}, "net_or_model is a NoneType"),
         (model, {"data": DATA}, {"loss": LOSS}, "loss is for a Gluon net"),
         (model, {"softmax_label": LABEL}, {}, "a batch lacks the input 'data'"),
         (model, {"data": DATA, "other": DATA}, {}, "other"),
@@ -359,6 +362,43 @@ def test_a_block_that_a_net_calls_twice_is_compared_on_all_batches():
     small, large = mx.nd.ones((1, 2)), mx.nd.full((1, 2), 60000)
     for batches in ([(small,), (large,)], [(large,), (small,)]):
         assert max(row.own for row in compare(net, batches, "O1").rows) == math.inf
+
+
+class Reshaped(gluon.HybridBlock):
+    """A layer whose bias, of equal values, is exact in float16: its own error is 0."""
+
+    def __init__(self):
+        super().__init__(prefix="reshaped_")
+        with self.name_scope():
+            self.bias = self.params.get("bias", shape=(2, 2), init="ones")
+            self.weight = self.params.get("weight", shape=(4, 5), init="xavier")
+
+    def hybrid_forward(self, F, x, bias, weight):
+        return F.FullyConnected(x, weight, F.reshape(bias, (-1,)), num_hidden=4)
+
+
+def test_an_operator_without_an_own_error_has_finite_gradients():
+    net = Reshaped()
+    net.initialize()
+    found = compare(net, (DATA, LABEL), "O1", loss=LOSS)
+    assert {row.op: row.own for row in found.rows}["Reshape"] == 0.0
+    assert all(row.gradient_own < 1e-2 for row in found.rows) and found.loss_scale == 1024.0
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_recurrent_layer_gives_its_loss_what_it_returns_called_before_or_not(calls):
+    net = gluon.rnn.LSTM(3, input_size=5, prefix="lstm_")
+    net.initialize(mx.init.Xavier())
+    data, label = mx.nd.random.normal(shape=(2, 4, 5)), mx.nd.zeros((2, 4, 3))
+    for _ in range(calls):
+        net(data)
+    assert compare(net, (data, label), "O1,op:RNN=float16", loss=gluon.loss.L2Loss()).has_gradients
+
+
+@pytest.mark.parametrize("worst", [0, -1, 1.5, "a", True])
+def test_a_text_lists_one_operator_or_more(worst):
+    with pytest.raises(ConvertError, match=f"worst={worst!r}: expected a whole number from 1 on, or None for all"):
+        compare(model(), {"data": DATA}).text(worst)
 
 
 def test_ranges_that_a_network_was_converted_with_hold_for_what_looks_at_it():

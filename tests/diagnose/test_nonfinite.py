@@ -127,6 +127,20 @@ def parallel(names, factor):
     return mx.sym.LinearRegressionOutput(mx.sym.ElementWiseSum(*layers, name="sum"), name="out")
 
 
+@pytest.mark.parametrize("second, keep", [(1, ("fc0", "fc1")), (0, ("fc0",))])
+def test_of_operators_with_several_outputs_those_that_fail_count(second, keep):
+    """Two halves each, of which the second fails in the other branch; only one of them is read."""
+    halves = [mx.sym.SliceChannel(mx.sym.var(f"data{i}"), num_outputs=2, name=f"split{i}") for i in (0, 1)]
+    read = halves[0][0], halves[1][second]
+    sym = mx.sym.Group([mx.sym.FullyConnected(x, num_hidden=3, no_bias=True, name=f"fc{i}") for i, x in enumerate(read)])
+    args = {f"fc{i}_weight": mx.nd.full((3, 2), 1e-3) for i in (0, 1)}
+    small, large = np.ones((4, 2)), np.full((4, 2), 1e5)
+    batch = {"data0": np.hstack([large, small]), "data1": np.hstack([small, large])}
+    found = diagnose.find_nonfinite((sym, args, {}), batch, "O1")
+    assert found.keep == keep
+    assert diagnose.find_nonfinite((sym, args, {}), batch, f"O1,{found.overrides}") is None
+
+
 @pytest.mark.parametrize("factor, size", [(1e6, 1e-3), (1.0, 2e4)], ids=["backward", "forward"])
 def test_layers_that_fail_alike_are_named_together(factor, size):
     names = ["fc0", "fc1", "fc2"]

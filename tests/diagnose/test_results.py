@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mxnet as mx
 import pytest
 
@@ -28,6 +30,14 @@ def results():
         NonFinite: find_nonfinite(squares(), BATCH, "O3"),
         Verdict: explain(squares(), BATCH, "O3"),
     }
+
+
+def test_a_verdict_that_nothing_mends_shows_no_overrides(results):
+    """Of a gradient that overflows at the step's scale alone there is nothing to do."""
+    of_range = results[Verdict]
+    too_high = replace(of_range, kind="scale too high")
+    assert (of_range.overrides != "", too_high.overrides) == (True, "")
+    assert ["overrides that mend it" in each.to_html() for each in (of_range, too_high)] == [True, False]
 
 
 @pytest.mark.parametrize("kind", [Comparison, NonFinite, Verdict])

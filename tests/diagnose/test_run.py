@@ -45,7 +45,7 @@ def test_all_that_a_run_leaves_is_read_and_shown(run, tmp_path):
     assert not found.missing
     page = found.to_html(str(tmp_path / "page.html"))
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
-    text = re.sub(r"<[^>]+>", " ", page.replace("<wbr>", ""))
+    text = re.sub(r"<[^>]+>", " ", page.replace("<wbr>", "")).replace("\N{NO-BREAK SPACE}", " ")
     for expected in ("net_dense0_fwd", "net_dense1_weight", "FullyConnected", "float16"):
         assert expected in text
     assert "gradients not finite: &#39;net_dense1_weight&#39; (100 %)" in text and "last scale" in text

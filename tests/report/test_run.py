@@ -168,7 +168,7 @@ def test_figures_warnings_and_advice_of_all_parts_come_first():
 
 def test_a_limit_is_advised_to_a_static_scale_alone():
     remarks = [figures_of(ledger(is_dynamic=moves).to_html())["loss scale at the end"][1] for moves in (False, True)]
-    assert remarks == ["at most 2⁷", "dynamic; fits up to 2⁷"]
+    assert remarks == ["at most 2⁷", "dynamic; a static one at most 2⁷"]
 
 
 def test_the_line_under_a_runs_title_leaves_the_scale_to_the_figures():

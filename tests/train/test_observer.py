@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -157,6 +160,16 @@ def test_an_observer_is_attached_to_one_owner_until_it_is_detached(watching):
     observer.detach()
     observer.detach()
     assert not first._scaler.observers and list(observer.attach(other)._owner._scaler.observers.values()) == [observer]
+
+
+def test_an_observer_that_is_detached_holds_no_owner():
+    owner, observer, other = ADAPTERS[0](1.0).owner, Notes(), Notes()
+    observer.attach(owner)
+    other.attach(owner)
+    observer.detach()
+    left, owner, other = weakref.ref(owner), None, None
+    gc.collect()
+    assert left() is None
 
 
 @OVER_FRONTS

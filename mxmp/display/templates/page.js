@@ -75,7 +75,8 @@
       box.classList.add("chosen");
       details.classList.add("chosen-details");
       const text = box.querySelector("title").textContent.replaceAll("\n", "\n\n");
-      details.replaceChildren(...text.split(/(?<=_)/).flatMap((part) => [part, document.createElement("wbr")]));
+      const parts = text.split("_"); // a name may break behind each
+      details.replaceChildren(...parts.flatMap((part, i) => (i ? ["_", document.createElement("wbr"), part] : [part])));
     });
   }
 
