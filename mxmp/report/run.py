@@ -43,8 +43,8 @@ _FILES: Dict[str, Tuple[str, Any]] = {
     "report.json": ("report", Report),
     "verdict.json": ("verdict", VerdictText),
     "steps.csv": ("log", Steps),
-    "ledger.json": ("ledger", LedgerRecord),
-    "compare.json": ("compare", Comparison),
+    "ledger.json": ("gradients", LedgerRecord),
+    "compare.json": ("comparison", Comparison),
 }
 
 RUN_FILES = tuple(_FILES)
@@ -60,21 +60,31 @@ class Run(Shown):
         report: The decisions on the network, from report.json.
         verdict: What was wrong with a step, from verdict.json.
         log: The log of steps, from steps.csv.
-        ledger: The ledger of gradients, from ledger.json.
-        compare: The comparison with float32, from compare.json.
+        gradients: The ledger of gradients, from ledger.json.
+        comparison: The comparison with float32, from compare.json.
     """
 
     name: str
     report: Optional[Report] = None
     verdict: Optional[VerdictText] = None
     log: Optional[Steps] = None
-    ledger: Optional[LedgerRecord] = None
-    compare: Optional[Comparison] = None
+    gradients: Optional[LedgerRecord] = None
+    comparison: Optional[Comparison] = None
 
     @property
     def steps(self) -> Optional[Sequence[Mapping[str, Any]]]:
         """A mapping for each step of the log."""
         return None if self.log is None else self.log.steps
+
+    @property
+    def ledger(self) -> Optional[Dict[str, Any]]:
+        """The plain values of the ledger, as ledger.json has them."""
+        return None if self.gradients is None else self.gradients.to_dict()
+
+    @property
+    def compare(self) -> Optional[Dict[str, Any]]:
+        """The plain values of the comparison, as compare.json has them."""
+        return None if self.comparison is None else self.comparison.to_dict()
 
     @property
     def missing(self) -> Tuple[str, ...]:
@@ -104,7 +114,7 @@ class Run(Shown):
     def _lead(self) -> str:
         """The policy, but for its loss scale: the figures of the steps and the ledger have it."""
         fields = self.report.policy.split(",") if self.report else []
-        is_alone = self.log is None and self.ledger is None
+        is_alone = self.log is None and self.gradients is None
         return ",".join(field for field in fields if is_alone or not field.startswith("loss_scale="))
 
     def _sections(self) -> List[Section]:
@@ -118,7 +128,7 @@ class Run(Shown):
             for section in part.sections(order) if isinstance(part, Comparison) else part._sections():
                 others = [block for block in section.blocks if not isinstance(block, (Figures, Notes))]
                 notes += [block for block in section.blocks if isinstance(block, Notes)]
-                if part is not self.ledger or self.log is None:  # the log of steps says the same, and more
+                if part is not self.gradients or self.log is None:  # the log of steps says the same, and more
                     tables = (block for block in section.blocks if isinstance(block, Figures))
                     figures += [each for block in tables for each in block.figures]
                 if others:

@@ -81,5 +81,5 @@ def steps(count=300):
 
 def whole(name="A run", **changes):
     """Return a run of which nothing is missing."""
-    parts = {"report": report(notes=("Slow here.",)), "log": steps(), "ledger": ledger(), "compare": compare()}
+    parts = {"report": report(notes=("Slow here.",)), "log": steps(), "gradients": ledger(), "comparison": compare()}
     return Run(name, **{**parts, **changes})

@@ -42,7 +42,8 @@ def folder(tmp_path):
 def test_a_whole_run_is_read(folder):
     run = read_run(folder)
     assert (run.name, run.missing) == ("resnet", ())
-    assert (run.report, run.ledger, run.compare, run.verdict.kind) == (report(), ledger(), compare(), "data")
+    assert (run.report, run.gradients, run.comparison, run.verdict.kind) == (report(), ledger(), compare(), "data")
+    assert (run.ledger, run.compare) == (ledger().to_dict(), compare().to_dict())
     assert len(run.steps) == 300 and run.steps[40]["taken"] is False and run.steps[0]["taken"] is True
     assert run.steps[0]["largest"] is None and run.steps[3]["loss"] == 1.25
 
@@ -178,7 +179,7 @@ def test_the_line_under_a_runs_title_leaves_the_scale_to_the_figures():
 
 def test_errors_follow_the_network_where_it_is_known():
     reversed_rows = compare(rows=compare().rows[::-1])
-    assert "from the network's inputs to its outputs" in html.unescape(whole(compare=reversed_rows).to_html())
+    assert "from the network's inputs to its outputs" in html.unescape(whole(comparison=reversed_rows).to_html())
 
 
 # ---------------------------------------------------------------------- steps
