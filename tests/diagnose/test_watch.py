@@ -196,7 +196,7 @@ def test_a_healthy_step_adds_no_operator_and_keeps_no_input():
 
 def test_training_imports_diagnosis_when_a_step_fails():
     code = """
-import sys, mxnet as mx, mxmp
+import sys, mxmp, mxnet as mx
 from mxnet import autograd
 net = mx.gluon.nn.Dense(2, in_units=3)
 net.initialize()
