@@ -573,6 +573,7 @@ def _of_net(net: Any, batch: Batch, policy: Policy, loss: Any, inside: bool) -> 
             run_backward(losses)
         last = LossGradients(loss, [label], outputs) if loss is not None else None
         replays = [Replay.of_net(each, 1.0, last if each.outputs is outputs else None, has_gradients) for each in noted]
+        replays = [replay.with_masters() for replay in replays]
     return replays if policy.is_mixed else [_in_float32(replay) for replay in replays]
 
 

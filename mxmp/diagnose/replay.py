@@ -103,12 +103,14 @@ class Replay:
         gradients: Gives the true gradients of its outputs; None if they are not known.
         follows_lost: Whether its inputs may come from a call that is not known, so that they cannot be called data.
         linked: Whether it is known that the loss depends on it.
+        params: The parameters of a net, by name.
     """
 
     call: Call
     gradients: Optional[Gradients]
     follows_lost: bool = False
     linked: bool = True
+    params: Mapping[str, gluon.Parameter] = field(default_factory=dict, compare=False)
     _views: Dict[bool, _View] = field(default_factory=dict, compare=False)
 
     def run(self, low: bool, scale: float = 1.0) -> Seen:
@@ -130,6 +132,11 @@ class Replay:
         """Return the ranges of parameters and auxiliary states."""
         held = ((name, array) for name, array in self.call.values.items() if name not in self.call.inputs)
         return ranges_of({name: array for name, array in held if is_real(array)})
+
+    def with_masters(self) -> Replay:
+        """Return the same on the float32 masters of a net's weights; each weight is compared with its master."""
+        masters = {name: _value(param, self.call.context) for name, param in self.params.items()}
+        return replace(self, call=replace(self.call, values={**self.call.values, **masters}))
 
     def without_dropout(self) -> Replay:
         """Return the same with dropout that drops nothing, and so draws no random number."""
@@ -155,7 +162,7 @@ class Replay:
         """
         traced, decisions = noted.graph.trace, noted.graph.converted.decisions
         names = [symbol.name for symbol in traced.inputs]
-        values = {name: _value(param, noted.context) for name, param in traced.params.items()}
+        values = {name: param.data(noted.context) for name, param in traced.params.items()}
         values.update(zip(names, noted.inputs))
         trained = frozenset(name for name, param in traced.params.items() if param.grad_req != "null")
         gradients: Optional[Gradients] = of_loss
@@ -163,7 +170,7 @@ class Replay:
             with autograd.pause():
                 gradients = Gradients([zero.grad.astype("float32") / scale for zero in noted.zeros], of_loss)
         call = Call(noted.name, decisions, values, names, trained, noted.context, noted.training)
-        return cls(call, gradients, noted.follows_lost, noted.linked)
+        return cls(call, gradients, noted.follows_lost, noted.linked, traced.params)
 
 
 def _value(param: gluon.Parameter, context: mx.Context) -> mx.nd.NDArray:

@@ -122,7 +122,7 @@ class Watch(Observer):
         self._labels.clear()
         loss, self._loss = self._loss, None  # which is called, and not to be noted
         try:
-            return judge(self._replays, self._scale)
+            return judge([replay.with_masters() for replay in self._replays], self._scale)
         finally:
             self._loss = loss
 
@@ -210,7 +210,7 @@ def explain_step(owner: Any) -> Optional[str]:
         outside = state.loss_finite is False and not calls.lost
     if not replays:
         return None
-    verdict = judge([replay.without_dropout() for replay in replays], scale)
+    verdict = judge([replay.with_masters().without_dropout() for replay in replays], scale)
     if verdict.kind != NO_FAULT:
         return str(verdict)
     return "all outputs of the nets are finite here: look at the loss, and at its labels." if outside else None

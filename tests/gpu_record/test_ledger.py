@@ -33,12 +33,15 @@ def test_a_step_that_is_no_sample_asks_for_nothing_more(found):
 
 @pytest.mark.parametrize("found", CASES, indirect=True)
 def test_a_sample_is_counted_in_two_launches_for_each_dtype(found):
-    """One fills the counts with zeros; counts of the sample before are read, 257 of 4 bytes for each gradient."""
+    """One fills the counts with zeros; those of the sample before are read, 257 of 4 bytes for each gradient.
+
+    It was the first, of which the weights are counted too, so that as much is read of these.
+    """
     facts, steps = found
     dtypes = len(facts["dtypes"])
     assert steps["sample"].launches - steps["without"].launches == 2 * dtypes
-    assert steps["sample"].host_reads - steps["without"].host_reads == dtypes
-    assert steps["sample"].host_read_bytes - steps["without"].host_read_bytes == facts["arrays"] * 257 * 4
+    assert steps["sample"].host_reads - steps["without"].host_reads == 2 * dtypes
+    assert steps["sample"].host_read_bytes - steps["without"].host_read_bytes == 2 * facts["arrays"] * 257 * 4
     assert steps["sample"].allocated_bytes < 2**18  # those counts lie there while the next are made
 
 
