@@ -510,15 +510,8 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def nested(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return nested lists, tuples and named tuples with a function applied to the items that are none of these."""
+    """Return nested lists, tuples and named tuples with a function applied to what they hold; None stays."""
     if not isinstance(value, (list, tuple)):
-        return function(value)
+        return None if value is None else function(value)
     items = [nested(each, function) for each in value]
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-
-
-def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return nested lists with a function applied to what they hold; None stays."""
-    if isinstance(value, (list, tuple)):
-        return [mapped(item, function) for item in value]
-    return None if value is None else function(value)

@@ -8,7 +8,7 @@ from typing import Any, Iterable, List, Mapping, NoReturn, Optional, Sequence, T
 import mxnet as mx
 
 from .arrays import all_finite as all_finite
-from .arrays import is_low_precision, leaves, mapped, to_float32
+from .arrays import is_low_precision, leaves, nested, to_float32
 from .dtypes import FLOAT32, PRECISIONS, canonical
 from .errors import LossScaleError, TrainerError
 from .loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossScale
@@ -236,7 +236,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
             raise TrainerError(f"{e} Call discard_grads to start the step again.") from None
         self._given = [leaf for leaf in leaves(grads) if leaf is not None]
         self._scaler.unscaled(all_finite(self._given))
-        return list(mapped(grads, lambda grad: _unscaled(grad, 1.0 / state.scale)))
+        return list(nested(grads, lambda grad: _unscaled(grad, 1.0 / state.scale)))
 
     def apply_gradients(self, grads_and_vars: Iterable[Tuple[Any, Any]]) -> bool:
         """Check all gradients and update the weights, or skip all. One host read.

@@ -241,10 +241,9 @@ def _of_mxnet(value: Any) -> Any:
 
 
 def _on(value: Any, ctx: mx.Context) -> Any:
-    """Return an array on a context; None stays."""
-    if isinstance(value, mx.np.ndarray):  # whose as_in_context warns that it is deprecated
-        return value.as_in_ctx(ctx)
-    return value if value is None else value.as_in_context(ctx)
+    """Return an array on a context."""
+    # That of mx.np has an as_in_context too, which warns that it is deprecated.
+    return value.as_in_ctx(ctx) if isinstance(value, mx.np.ndarray) else value.as_in_context(ctx)
 
 
 # ---------------------------------------------------------------------- symbols
@@ -356,17 +355,17 @@ def blaming_the_batch(
     try:
         yield
     except (mx.MXNetError, InferenceError) as e:
-        reason = mxnet_reason(e) if isinstance(e, mx.MXNetError) else str(e)
-        unfit = _blamed(reason, types)
+        reason, of_mxnet = (mxnet_reason(e), e) if isinstance(e, mx.MXNetError) else (str(e), e.__cause__)
+        unfit = _blamed(str(of_mxnet), types)
         if unfit:
             said = " and ".join(f"'{name}' has dtype {types[name]}" for name in unfit)
             each = "it" if len(unfit) == 1 else "them"
             raise ConvertError(f"batches: {said}; give {each} as float32: {reason}") from e
-        raise ConvertError(f"batches: {_misfit(batch)}: {_of_parameter(reason, params) or reason}") from e
+        raise ConvertError(f"batches: {_misfit(batch)}: {_of_parameter(str(of_mxnet), params) or reason}") from e
 
 
 def _blamed(reason: str, types: Mapping[str, str]) -> List[str]:
-    """Return the inputs that are not in float32 and whose dtype a reason names; one of shapes names none."""
+    """Return the inputs that are not in float32 and whose dtype MXNet names; an error of shapes names none."""
     words = set(re.findall(r"\w+", reason))
     return [name for name, dtype in types.items() if dtype != dtypes.FLOAT32 and dtype in words]
 

@@ -222,7 +222,8 @@ def bad_input(owner: Any) -> Optional[str]:
     Arrays on a GPU are not looked at, see `nan_given`.
     """
     if not isinstance(owner, Module):
-        return next((nan_given(Replay.of_net(each, 1.0)) for each in RECORDER.of(owner).noted[:1]), None)
+        first = RECORDER.of(owner).noted[:1]
+        return next((nan_given(Replay.of_net(each, 1.0, backward=False)) for each in first), None)
     if not owner._bound("replay").on_cpu:
         return None
     return next(filter(None, map(nan_given, _of_module(owner))), None)

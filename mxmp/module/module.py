@@ -9,7 +9,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Uni
 
 import mxnet as mx
 
-from ..arrays import is_low_precision, mapped, require_positive, to_float32
+from ..arrays import is_low_precision, nested, require_positive, to_float32
 from ..devices import amx
 from ..devices.check import require_bfloat16
 from ..dtypes import BFLOAT16, canonical
@@ -516,7 +516,7 @@ class Module(PolicyStatus, ModuleBase):
         """Return the true gradients of the inputs, the loss scale taken out in float32."""
         grads: Outputs = super().get_input_grads(merge_multi_context)
         factor = 1.0 / self._backward_scale
-        return grads if factor == 1.0 else mapped(grads, lambda grad: to_float32(grad) * factor)
+        return grads if factor == 1.0 else nested(grads, lambda grad: to_float32(grad) * factor)
 
     def unscale(self) -> None:
         """Make the gradients of the parameters true ones, in float32, reduced over the contexts.
