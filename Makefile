@@ -30,17 +30,11 @@ test-gpu-record: $(VENV)-gpu-record/.built
 	@OMP_NUM_THREADS=1 $(VENV)-gpu-record/bin/python -m pytest --slow -n 2 --dist loadgroup --timeout 300 \
 		tests/gpu_record $(ARGS)
 
+# What the README's figures come from: some 20 minutes on two cores, with nothing else running.
 bench: $(VENV)/.demo
-	@$(VENV)/bin/python -m benchmarks.inference --threads 2
-	@$(VENV)/bin/python -m benchmarks.training --threads 2 --float16
-	@$(VENV)/bin/python -m benchmarks.untuned --threads 2
-	@$(VENV)/bin/python -m benchmarks.tune --threads 2
-	@$(VENV)/bin/python -m benchmarks.accuracy
-	@$(VENV)/bin/python -m benchmarks.placement
-	@$(VENV)/bin/python -m benchmarks.conversion
-	@$(VENV)/bin/python -m benchmarks.trainer_step
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.ledger
-	@$(VENV)/bin/python -m benchmarks.import_time
+	@mkdir -p benchmarks/results
+	@$(VENV)/bin/python -m benchmarks --threads 2 --float16 --json benchmarks/results/bench.json \
+		--plot benchmarks/results/bench.png $(ARGS)
 
 # Fails on a public name without a docstring, and on anything that Sphinx warns of.
 docs: $(VENV)/.docs

@@ -1,3 +1,1 @@
-"""Measurements of mxmp, each a module that runs with ``python -m`` and writes JSON, a table and a plot."""
-
-import mxmp  # noqa: F401  # before the benchmarks import MXNet, which needs it on a new numpy or Python
+"""How fast mxmp is beside MXNet, contrib.amp and others: ``python -m benchmarks --help``."""

@@ -1,160 +1,148 @@
-"""The benchmarks, run small: what they write and print."""
+"""The benchmarks at their smallest: what they write and print. Times are not looked at, but for those that are told."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 
+import mxnet as mx
+import numpy as np
 import pytest
 
-from benchmarks import accuracy, common, conversion, import_time, placement, trainer_step
-from mxmp.devices.processor import Processor
-from tests.full_disk import files_of_at_most
+from benchmarks import cases, runner, zoo
+from benchmarks.__main__ import main
+from benchmarks.cases import GROUPS, Column, Group, Options, Started
+from mxmp.devices.speed import runs_bfloat16
 
-PNG = b"\x89PNG\r\n\x1a\n"
+COLUMNS = {
+    "inference": {
+        "symbolic": ["bound", "mxmp float32, folded", "contrib.amp", "mxmp, fused", "mxmp, folded"],
+        "Gluon": ["hybridized", "fused", "mxmp float32, frozen", "contrib.amp", "mxmp, fused", "mxmp, frozen"],
+    },
+    "training": {"": ["float32", "contrib.amp", "mixed_bfloat16", "bfloat16, stored", "float16 O1", "float16 O2"]},
+    "tune": {objective: ["float32", "untuned", "tuned"] for objective in ("training", "inference")},
+    "trainer-step": {"": ["mx.gluon", "mxmp"]},
+    "conversion": {
+        what: ["contrib.amp", "mxmp"]
+        for what in ("weights in float32 (O1)", "weights in float16 (O2)", "symbol alone (O1)")
+    },
+    "placement": {"": ["mxmp", "contrib.amp"]},
+}
+"""The columns of each group that are there whatever is installed."""
 
 
-def test_accuracy_compares_means_over_the_seeds(tmp_path, capsys, monkeypatch):
-    given = {("float32", 0): 0.98, ("float32", 1): 1.0, ("O1", 0): 0.97, ("O1", 1): 0.98}
-
-    def train(mode, data, epochs, batch_size, seed):
-        return accuracy_run(given[mode, seed]), None
-
-    monkeypatch.setattr(accuracy, "train", train)
-    assert accuracy.main(["--modes", "O1", "--seeds", "0", "1", "--out", str(tmp_path)]) == 0
-    result = json.loads((tmp_path / "accuracy.json").read_text())
-    assert result["accuracies"]["O1"] == [97.0, 98.0]
-    assert result["differences"] == {"float32": 0.0, "O1": pytest.approx(-1.5)}
-    assert (tmp_path / "accuracy.png").read_bytes().startswith(PNG)
-    assert "-1.50" in capsys.readouterr().out
-
-
-def test_a_full_disk_leaves_the_earlier_result(tmp_path):
-    file = common.write(tmp_path, "any", {"value": 1})
-    before = file.read_bytes()
-    with files_of_at_most(100), pytest.raises(OSError):
-        common.write(tmp_path, "any", {"value": 2})
-    assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_gives_a_table_json_and_a_plot(group, tmp_path, capsys):
+    file, picture = tmp_path / "found.json", tmp_path / "found.png"
+    assert main([group, "--small", "--float16", "--json", str(file), "--plot", str(picture)]) == 0
+    result = json.loads(file.read_text())
+    assert result["machine"]["mxnet"] == "1.9.1" and result["options"]["rounds"] == 1
+    (case,) = result["cases"]
+    assert (case["group"], case["case"]) == (group, GROUPS[group].small)
+    fronts = {}
+    for column in case["columns"]:
+        fronts.setdefault(column["front"], []).append(column["name"])
+        is_measured = len(column["seconds"]) == 1 or column["values"]
+        needs_bfloat16 = "MXNet runs no bfloat16" in column["missing"] and not runs_bfloat16()
+        assert is_measured or needs_bfloat16 or column["name"] == "contrib.amp", column
+    assert {front: [name for name in names if "O" not in name[:1]] for front, names in fronts.items()} == COLUMNS[group]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    captured = capsys.readouterr()
+    assert GROUPS[group].small in captured.out and f"[1/1] {group}/" in captured.err
 
 
 @pytest.mark.parametrize(
-    "flags, bfloat16, amx_on, unit",
+    "name, text",
     [
-        ("avx2", False, False, ""),
-        ("avx2 avx512f", True, False, common.AVX512),
-        ("avx512f avx512_bf16", True, False, common.AVX512_BF16),
-        ("avx512f avx512_bf16 amx_tile amx_bf16", True, False, common.AVX512_BF16),
-        ("avx512f avx512_bf16 amx_tile amx_bf16", True, True, common.AMX),
+        ("trainng", "there is no group 'trainng'; the nearest are training, trainer-step."),
+        ("training/lstn", "training has no case 'lstn'; the nearest are lstm."),
+        ("trainer-step/lstm", "trainer-step has no case 'lstm'; expected one of float16, float32."),
     ],
 )
-def test_bfloat16_unit_is_the_strongest_in_use(flags, bfloat16, amx_on, unit):
-    assert common.bfloat16_unit(Processor("any", frozenset(flags.split())), bfloat16, amx_on) == unit
+def test_a_name_of_no_case_gives_one_message(name, text, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"python -m benchmarks: {text}\n"
 
 
-def test_describe_names_what_a_result_depends_on():
-    line = common.describe({**common.machine(), "processor": "Any 9000", "bfloat16": "AMX", "amx": "on", "threads": "2"})
-    assert line.startswith("Any 9000; bfloat16: AMX; AMX: on; threads: 2; MXNet 1.9.1, oneDNN; 20")
-    assert "bfloat16: not run by MXNet" in common.describe({**common.machine(), "bfloat16": ""})
+def test_cases_are_chosen_by_group_by_name_and_by_any_classifier():
+    assert runner.choose([]) == [(name, case) for name, group in GROUPS.items() for case in group.cases]
+    wanted = ["training/lstm", "placement/mobilenet0.25", "training/lstm"]
+    assert runner.choose(wanted) == [("training", "lstm"), ("placement", "mobilenet0.25")]
+    assert runner.choose(["tune"], small=True) == [("tune", "cifar_resnet20_v1")]
 
 
-def test_first_line_is_the_one_that_says_what_is_wrong():
-    traced = "Traceback (most recent call last):\n  File x\nMXNetError: could not create a reorder\n"
-    assert common.first_line(RuntimeError(traced)) == "MXNetError: could not create a reorder"
-    assert common.first_line(RuntimeError("one\ntwo")) == "two"
-    assert common.first_line(RuntimeError()) == "RuntimeError()"
+def test_the_list_names_every_case(capsys):
+    assert main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.strip() for line in lines if line[:1] == " "] == [case for group in GROUPS.values() for case in group.cases]
 
 
-@pytest.mark.parametrize("threads, given, again", [("3", "2", True), ("2", "2", False), ("2", None, True)])
-def test_use_threads_starts_again_with_the_threads_that_are_wanted(threads, given, again, monkeypatch):
-    calls = []
-    monkeypatch.setattr(os, "execve", lambda *args: calls.append(args))
-    monkeypatch.setattr(sys, "argv", ["prog", "--threads", threads, "--rounds", "1"])
-    monkeypatch.setenv("OMP_NUM_THREADS", given) if given else monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    common.use_threads("benchmarks.any")
-    assert bool(calls) == again
-    if again:
-        ((_, command, environment),) = calls
-        assert command[1:] == ["-m", "benchmarks.any", "--threads", threads, "--rounds", "1"]
-        assert environment["OMP_NUM_THREADS"] == threads
+def told(monkeypatch, columns, **how):
+    """Have a group of one case whose laps take the seconds that are told, round by round."""
+
+    class Timer:
+        def __init__(self, started, cpu_time):
+            self.facts = True, None, {}
+            self.lap = iter(started.run()).__next__
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(runner, "Timer", Timer)
+    made = [Column(name, lambda times=times: Started(lambda: times), is_base=base) for name, base, times in columns]
+    monkeypatch.setitem(GROUPS, "told", Group("", lambda case, options: made, ("case",), "case", 0.0, **how))
+    return runner.run([("told", "case")], Options(rounds=3))
 
 
-def test_use_threads_leaves_the_threads_alone_unless_told(monkeypatch):
-    monkeypatch.setattr(os, "execve", None)
-    monkeypatch.setattr(sys, "argv", ["prog", "--rounds", "1"])
-    common.use_threads("benchmarks.any")
+@pytest.mark.parametrize("is_speed, shown", [(True, "2.00"), (False, "0.50")])
+def test_columns_are_compared_with_the_fastest_base_within_rounds(is_speed, shown, monkeypatch, capsys):
+    columns = [("slow", True, [4, 8, 4]), ("fast", True, [2, 4, 2]), ("mine", False, [1, 2, 4])]
+    found = {result.name: result for result in told(monkeypatch, columns, is_speed=is_speed)["told", "case"]}
+    assert {name: (result.base, result.ratio) for name, result in found.items()} == {
+        "slow": ("fast", 2.0),
+        "fast": ("fast", 1.0),
+        "mine": ("fast", 0.5),
+    }
+    cells = [cell.strip() for line in capsys.readouterr().out.splitlines() if "│ case" in line for cell in line.split("│")]
+    assert cells[2:5] == ["0.50" if is_speed else "2.00", "2000.0 ms", shown]
 
 
-def accuracy_run(value):
-    from examples.digits import Run
-
-    return Run("any", [], [], [], accuracy=value)
-
-
-@pytest.mark.slow
-def test_placement_writes_times_table_and_plot(tmp_path, capsys):
-    assert placement.main(["--rounds", "1", "--out", str(tmp_path)]) == 0
-    result = json.loads((tmp_path / "placement.json").read_text())
-    assert set(result["seconds"]) == set(result["targets"]) == {"ResNet-152", "5,000 free nodes"}
-    assert (tmp_path / "placement.png").read_bytes().startswith(PNG)
-    assert "under 50" in capsys.readouterr().out
+def test_a_case_whose_base_scatters_is_called_noisy(monkeypatch, capsys):
+    assert told(monkeypatch, [("base", True, [1, 2, 4])])["told", "case"][0].noisy
+    assert "case (noisy)" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("option, rounds", [("--cpu-time", 2), ("--processes", 1)])
-def test_conversion_compares_with_its_peer(option, rounds, tmp_path, capsys):
-    small = ["--network", "mobilenet0.25", "--rounds", str(rounds), option]
-    assert conversion.main([*small, "--out", str(tmp_path)]) == 0
-    result = json.loads((tmp_path / "conversion.json").read_text())
-    assert len(result["ratios"]) == 3 and result["processes"] == (option == "--processes")
-    for row in result["seconds"].values():
-        assert {who: len(values) for who, values in row.items()} == {"mxmp": rounds, "contrib.amp": rounds}
-    assert (tmp_path / "conversion.png").read_bytes().startswith(PNG)
-    assert "at most 1.5" in capsys.readouterr().out
+def test_a_column_that_fails_is_a_line_and_no_end(monkeypatch, capsys):
+    def fail():
+        raise mx.MXNetError("Traceback:\n  File x\nMXNetError: no such kernel")
 
-
-@pytest.mark.slow
-def test_trainer_step_compares_with_its_peer(tmp_path, capsys):
-    arguments = ["--network", "mobilenet0.25", "--warmup", "1", "--rounds", "3", "--out", str(tmp_path)]
-    assert trainer_step.main(arguments) == 0
-    result = json.loads((tmp_path / "trainer_step.json").read_text())
-    assert set(result["ratios"]) == set(result["seconds"]) == set(trainer_step.ROWS)
-    for row, found in result["seconds"].items():
-        assert {who: len(values) for who, values in found.items()} == {"mxmp": 3, "mx.gluon": 3}
-        ratios = sorted(a / b for a, b in zip(found["mxmp"], found["mx.gluon"]))
-        assert result["ratios"][row] == ratios[1]
-    assert (tmp_path / "trainer_step.png").read_bytes().startswith(PNG)
-    out = capsys.readouterr().out
-    assert "at most 1.05" in out and "at most 1.2 " in out
-
-
-def test_trainer_step_times_a_step_that_is_taken_like_its_peers():
-    """Both sides start alike, see the same gradients, and end alike: neither does less."""
-    params = {who: trainer_step.parameters("mobilenet0.25", "float32") for who in ("own", "peer")}
-    for own, peer in zip(*params.values()):
-        peer.set_data(own.data())
-    before = params["own"][0].data().asnumpy()
-    for side in (trainer_step.Own(params["own"]), trainer_step.Peer(params["peer"])):
-        for _ in range(2):
-            assert trainer_step.seconds_of(side) > 0
-    for own, peer in zip(*params.values()):
-        assert (own.data() == peer.data()).min().asscalar()
-    assert (params["own"][0].data().asnumpy() != before).all()
+    columns = [Column("base", lambda: Started(mx.nd.waitall), is_base=True), Column("broken", fail)]
+    monkeypatch.setitem(GROUPS, "told", Group("", lambda case, options: columns, ("case",), "case", 0.0))
+    base, broken = runner.run([("told", "case")], Options(rounds=2))["told", "case"]
+    assert len(base.seconds) == 2 and broken.seconds == []
+    assert "told, broken: fails: " in capsys.readouterr().out and "no such kernel" in broken.missing
 
 
 @pytest.mark.slow
-def test_import_time_compares_with_its_peer(tmp_path, capsys, monkeypatch):
-    seconds_of, asked = import_time.seconds_of, []
+def test_a_column_in_a_process_of_its_own_gives_the_same_output():
+    case, options = ("training", "cifar_resnet20_v1"), Options(batch_size=2, image_size=32)
+    remote = runner.Remote(case, 0, options)
+    try:
+        here = runner.Timer(cases.training(case[1], options)[0].start(), False)
+        np.testing.assert_array_equal(remote.facts[1], here.facts[1])
+        assert remote.lap() > 0
+    finally:
+        remote.close()
 
-    def timed(code):
-        """Leave out the first round, which warms the file cache and counts for nothing."""
-        asked.append(code)
-        return seconds_of(code) if len(asked) > 2 else 0.0
 
-    monkeypatch.setattr(import_time, "seconds_of", timed)
-    assert import_time.main(["--rounds", "1", "--out", str(tmp_path)]) == 0
-    result = json.loads((tmp_path / "import_time.json").read_text())
-    (own,), (peer,) = result["seconds"]["mxmp and MXNet"], result["seconds"]["MXNet"]
-    assert result["added_ms"] == pytest.approx(1e3 * (own - peer)) and own > 0 and peer > 0
-    assert asked[:2] == asked[:1:-1] and len(set(asked)) == 2  # the two take turns
-    assert "at most 20" in capsys.readouterr().out
+def test_casts_are_counted_with_their_bytes():
+    data = mx.sym.Cast(mx.sym.var("data"), dtype="float16", name="down")
+    symbol = mx.sym.amp_cast(mx.sym.amp_cast(data, dtype="float16"), dtype="float32")
+    assert cases.casts_of(symbol, {"data": (1000, 1000)}) == {"casts": 2, "MB": 12.0}
+
+
+def test_a_copy_of_a_network_gives_the_same_logits():
+    model = zoo.make_model("mobilenet0.25", 2, 32)
+    np.testing.assert_array_equal(model.copy()(model.images).asnumpy(), model.net(model.images).asnumpy())
