@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mxmp.errors import DependencyError
-from tools.gpu_record.process import environment, find_nvrtc
+from tests import messages
+from tools.gpu_record.process import environment
 from tools.gpu_record.read import read, sections
 
 pytestmark = pytest.mark.compiler
@@ -73,32 +74,33 @@ def test_environment_puts_the_recorder_first_and_keeps_the_rest(recorder, tmp_pa
     monkeypatch.setenv("LD_LIBRARY_PATH", "/there")
     monkeypatch.setenv("PYTHONPATH", "/packages")
     found = environment(recorder, tmp_path / "record", gpus=2, MXNET_USE_FUSION=0)
-    assert found["LD_LIBRARY_PATH"] == f"{recorder}{os.pathsep}/there"
-    assert found["PYTHONPATH"] == f"{ROOT}{os.pathsep}/packages"
-    assert (found["GPU_RECORD"], found["GPU_RECORD_GPUS"]) == (str(tmp_path / "record"), "2")
-    assert found["MXNET_USE_FUSION"] == "0"
-    assert found["PATH"] == os.environ["PATH"]
-    assert "GPU_RECORD" not in os.environ
+    expected = {
+        **os.environ,
+        "LD_LIBRARY_PATH": f"{recorder}{os.pathsep}/there",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}/packages",
+        "GPU_RECORD": str(tmp_path / "record"),
+        "GPU_RECORD_GPUS": "2",
+        "MXNET_USE_FUSION": "0",
+    }
+    assert {name: found[name] for name in expected} == expected and "GPU_RECORD" not in os.environ
 
 
-def test_environment_refuses_a_folder_without_a_recorder(tmp_path):
-    with pytest.raises(DependencyError, match="holds no recorder; run: python -m tools.gpu_record.build"):
-        environment(tmp_path, tmp_path / "record")
+def refused(recorder, tmp_path, record="record", **settings):
+    return environment(recorder, tmp_path / record, **settings)
 
 
-def test_environment_refuses_a_record_in_a_folder_that_is_not_there(recorder, tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
-        environment(recorder, tmp_path / "missing" / "record")
+MESSAGES = {
+    "no recorder": (lambda tmp_path: refused(tmp_path, tmp_path), DependencyError, "... holds no recorder; run: python -m tools.gpu_record.build ..."),
+    "no folder": (lambda tmp_path: refused(RECORDER[0], tmp_path, "missing/record"), FileNotFoundError, "the record ...missing/record cannot be written: there is no folder ...missing"),
+    "no variable": (lambda tmp_path: refused(RECORDER[0], tmp_path, gpu=2), TypeError, "environment() has no argument 'gpu'; variables of the process are in capitals"),
+}
+RECORDER = []
 
 
-def test_environment_refuses_a_setting_that_is_no_variable(recorder, tmp_path):
-    with pytest.raises(TypeError, match="no argument 'gpu'"):
-        environment(recorder, tmp_path / "record", gpu=2)
-
-
-def test_find_nvrtc_is_none_or_a_file():
-    found = find_nvrtc()
-    assert found is None or found.is_file()
+@messages.each(MESSAGES)
+def test_messages(call, error, text, tmp_path, recorder):
+    RECORDER[:] = [recorder]
+    messages.check(call, error, text, tmp_path)
 
 
 def test_process_sees_the_gpus_and_the_compute_capability_that_were_asked_for(run):
@@ -111,56 +113,43 @@ print(count.value, major.value, cuda.cudaSetDevice(2), cuda.cudaSetDevice(3))
     assert run(program, gpus=3, compute_capability=80) == "3 8 0 101\n"
 
 
-def test_record_has_allocations_and_frees_with_their_bytes(record):
-    calls = record("memory = malloc(1000); cuda.cudaFree(memory); cuda.cudaFree(None)")
-    assert [(call.name, call["bytes"]) for call in calls] == [("cudaMalloc", 1000), ("cudaFree", 1000), ("cudaFree", 0)]
-
-
 def test_memory_of_a_gpu_ends_where_it_was_said_and_comes_back_when_freed(run, tmp_path):
     program = """
 first = malloc(600)
 print(malloc(600))
 cuda.cudaFree(first)
 print(malloc(600) != 2)
+cuda.cudaFree(None)
 cuda.cudaSetDevice(1)
 print(malloc(1000) != 2)
 """
     assert run(program, gpus=2, memory=1000) == "2\nTrue\nTrue\n"
-    refused = read(tmp_path / "record")[1]
-    assert refused.fields == {"bytes": 0, "refused": 600}
+    first, refused, *rest = read(tmp_path / "record")
+    assert (first.fields, refused.fields) == ({"bytes": 600}, {"bytes": 0, "refused": 600})
+    assert [(call.name, call["bytes"]) for call in rest if call.name == "cudaFree"] == [("cudaFree", 600), ("cudaFree", 0)]
 
 
-def test_record_names_thread_and_device(record):
+def test_record_names_thread_device_and_operator_of_each_call(record):
     program = """
+cuda.nvtxRangeStartA.restype = ctypes.c_uint64
+cuda.nvtxRangeEnd.argtypes = [ctypes.c_uint64]
 def work():
     cuda.cudaSetDevice(1)
     cuda.cudaStreamSynchronize(None)
+    cuda.nvtxRangeEnd(inner)
+outer = cuda.nvtxRangeStartA(b"Convolution")
+inner = cuda.nvtxRangeStartA(b'a "quoted" one')
 cuda.cudaStreamSynchronize(None)
 thread = threading.Thread(target=work)
 thread.start()
 thread.join()
-"""
-    first, second = record(program, gpus=2)
-    assert (first.name, first.device, second.device) == ("cudaStreamSynchronize", 0, 1)
-    assert first.thread != second.thread
-
-
-def test_record_names_the_operator_of_its_own_thread_alone(record):
-    program = """
-nvtx = cuda
-nvtx.nvtxRangeStartA.restype = ctypes.c_uint64
-nvtx.nvtxRangeEnd.argtypes = [ctypes.c_uint64]
-outer = nvtx.nvtxRangeStartA(b"Convolution")
-inner = nvtx.nvtxRangeStartA(b'a "quoted" one')
 cuda.cudaStreamSynchronize(None)
-thread = threading.Thread(target=lambda: (cuda.cudaStreamSynchronize(None), nvtx.nvtxRangeEnd(inner)))
-thread.start()
-thread.join()
-cuda.cudaStreamSynchronize(None)
-nvtx.nvtxRangeEnd(outer)
+cuda.nvtxRangeEnd(outer)
 cuda.cudaStreamSynchronize(None)
 """
-    assert [call.operator for call in record(program)] == ['a "quoted" one', None, "Convolution", None]
+    calls = record(program, gpus=2)
+    assert [call.operator for call in calls] == ['a "quoted" one', None, "Convolution", None]
+    assert [call.device for call in calls] == [0, 1, 0, 0] and calls[0].thread != calls[1].thread
 
 
 def test_copies_are_done_and_recorded_by_kind(run, tmp_path):
@@ -176,71 +165,48 @@ print(list(host))
     assert found == [("device to host", 8), ("device to device", 8), ("peer to peer", 4)]
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("1.0", [1, 1, 1, 1]),
-        ("0.0", [0, 1, 1, 1]),
-        ("[0.0, 2.5, -3.0]", [0, 2.5, -3, 1]),
-        ("float('nan')", ["nan", 1, 1, 1]),
-        ("None", [9, 9, 9, 9]),
-    ],
-)
-@pytest.mark.parametrize("rows", [1, 2, 4])
-def test_deliver_gives_the_first_floats_and_then_ones(run, value, expected, rows):
-    shown = [float(one) for one in expected]
-    assert run(f"control.deliver({value}); print(host_reads([9.0] * 4, rows={rows}))") == f"{shown}\n"
-
-
-def test_deliver_leaves_large_copies_and_those_that_stay_on_the_gpu(run):
+def test_deliver_gives_the_first_floats_of_small_copies_and_then_ones(run):
     program = """
+for value in (1.0, 0.0, [0.0, 2.5, -3.0], float("nan"), None):
+    control.deliver(value)
+    print(*(host_reads([9.0] * 4, rows=rows) for rows in (1, 2, 4)))
 control.deliver(0.0)
 print(host_reads([9.0] * 16)[:2], host_reads([9.0] * 17)[:2], host_reads([9.0], kind=3))
-control.deliver(None)
-print(host_reads([9.0]))
+try:
+    control.deliver([1.0] * 17)
+except ValueError as error:
+    print(error)
 """
-    assert run(program) == "[0.0, 1.0] [9.0, 9.0] [9.0]\n[9.0]\n"
+    rows = ([1, 1, 1, 1], [0, 1, 1, 1], [0, 2.5, -3, 1], ["nan", 1, 1, 1], [9, 9, 9, 9])
+    *found, by_size, error = run(program).splitlines()
+    assert found == [" ".join([str([float(one) for one in row])] * 3) for row in rows]
+    assert by_size == "[0.0, 1.0] [9.0, 9.0] [9.0]"
+    assert error == "deliver() takes at most 16 numbers, got 17"
 
 
-def test_deliver_refuses_more_numbers_than_a_copy_can_have(run):
-    assert "at most 16 numbers, got 17" in run("control.deliver([1.0] * 17)", expect=1)
-
-
-def test_marks_begin_sections(record):
+def test_marks_begin_sections_and_a_record_goes_on_in_another_file(run, tmp_path):
     program = """
-cuda.cudaStreamSynchronize(None)
+malloc(5)
 control.mark("one, \\u00fc")
 malloc(1); malloc(2)
 control.mark("two")
 control.mark("one, \\u00fc")
-malloc(3)
-"""
-    found = sections(record(program))
-    assert {name: [call["bytes"] for call in calls] for name, calls in found.items()} == {
-        "one, ü": [1, 2, 3],
-        "two": [],
-    }
-
-
-def test_open_record_goes_on_in_another_file(run, tmp_path):
-    run("malloc(1); control.open_record('other'); malloc(2)")
-    assert [call["bytes"] for call in read(tmp_path / "record")] == [1]
-    assert [call["bytes"] for call in read(tmp_path / "other")] == [2]
-
-
-def test_open_record_of_a_file_that_cannot_be_written_goes_on_in_the_old_one(run, tmp_path):
-    program = """
 try:
     control.open_record("missing/other")
 except FileNotFoundError as error:
     print(error.filename)
-malloc(1)
+malloc(3)
+control.open_record("other")
+malloc(4)
 """
     assert run(program) == "missing/other\n"
-    assert len(read(tmp_path / "record")) == 1
+    found = sections(read(tmp_path / "record"))
+    sizes = {name: [call["bytes"] for call in calls] for name, calls in found.items()}
+    assert sizes == {"one, ü": [1, 2, 3], "two": []}
+    assert [call["bytes"] for call in read(tmp_path / "other")] == [4]
 
 
-def test_record_is_whole_after_a_crash(run, tmp_path):
+def test_a_record_is_whole_after_a_crash(run, tmp_path):
     run("malloc(1); os.abort()", expect=-6)
     assert [call.name for call in read(tmp_path / "record")] == ["cudaMalloc"]
 

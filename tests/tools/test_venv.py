@@ -1,4 +1,4 @@
-"""tools/venv.sh and the Makefile: which Python they take, and what they say where there is none."""
+"""The scripts that make environments: which Python they take, and their one line where there is none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.display import browser
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-COMMANDS = ("sh", "tr", "cut", "touch", "cp", "mkdir", "chmod")
+COMMANDS = ("sh", "tr", "cut", "touch", "cp", "mkdir", "chmod", "uname", "grep", "tail", "rm", "make")
 
 # Answers what venv.sh asks a Python; "-m venv" makes a folder with a copy, "-m pip" leaves a line in a log.
 PYTHON = """\
@@ -19,260 +21,194 @@ case "$*" in
     *version_info*) {version} ;;
     *ensurepip*) exit {venv} ;;
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    *--no-deps*mxnet-cu112*) {wheel} echo "$*" >> {log} ;;
     "-m pip "*) echo "$*" >> {log} ;;
 esac
 """
-SHIM = "echo 'pyenv: command not found' >&2; exit 127"
-
-
-@pytest.fixture
-def machine(tmp_path):
-    """A machine with a project folder and a PATH that holds stand-ins for Pythons alone."""
-    return Machine(tmp_path)
+NO_WHEEL = "echo 'WARNING: slow'; echo 'ERROR: No matching distribution found' >&2; exit 1;"
 
 
 class Machine:
+    """A project folder, and a PATH with stand-ins for Pythons alone; each Python is by a place in the machine."""
+
     def __init__(self, folder):
-        self.log = folder / "pip.log"
-        self.project = folder / "project"
-        self.home = folder / "home"
-        self.path = [folder / "bin"]
+        self.folder, self.project, self.log = folder, folder / "project", folder / "pip.log"
         (self.project / "tools").mkdir(parents=True)
-        shutil.copy(ROOT / "tools" / "venv.sh", self.project / "tools")
-        shutil.copy(ROOT / "Makefile", self.project)
-        (self.project / "setup.py").touch()
-        self.path[0].mkdir()
+        for name in ("Makefile", "setup.py", "tools/venv.sh", "tools/gpu_record.sh", "tools/browser.sh"):
+            shutil.copy(ROOT / name, self.project / name)
         for command in COMMANDS:
-            (self.path[0] / command).symlink_to(shutil.which(command))
+            self.program(f"bin/{command}", f'#!/bin/sh\nexec {shutil.which(command)} "$@"\n')
 
-    def add_python(self, name="python3", version="3.11.7", venv=True, folder="bin"):
-        place = self.path[0].parent / folder
-        place.mkdir(exist_ok=True)
-        if place not in self.path:
-            self.path.append(place)
-        return self.write_python(place / name, version, venv)
-
-    def add_pyenv(self, version):
-        """Add a Python to pyenv's, and a shim to PATH, which does not run."""
-        name = "python" + version.rpartition(".")[0]
-        self.add_python(name, version=None)
-        place = self.home / ".pyenv" / "versions" / version / "bin"
-        place.mkdir(parents=True)
-        self.write_python(place / "python3", version)
-        return self.write_python(place / name, version)
-
-    def write_python(self, file, version, venv=True):
-        answer = f"echo {version}" if version else SHIM
-        file.write_text(PYTHON.format(version=answer, venv=0 if venv else 1, log=self.log))
+    def program(self, place, text="#!/bin/sh\n"):
+        file = self.folder / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
         file.chmod(0o755)
         return file
 
+    def python(self, place="bin/python3", version="3.11.7", venv=True, wheel=""):
+        answer = f"echo {version}" if version else "echo 'pyenv: command not found' >&2; exit 127"
+        return self.program(place, PYTHON.format(version=answer, venv=int(not venv), log=self.log, wheel=wheel))
+
     def run(self, *command):
-        # Of the make that runs these tests.
+        # Without what the make that runs these tests sets.
         outer = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "PYTHON", "VENV", "ARGS", "PYENV_ROOT")
         environ = {name: value for name, value in os.environ.items() if name not in outer}
-        environ["PATH"] = os.pathsep.join(map(str, self.path))
-        environ["HOME"] = str(self.home)
+        environ.update(PATH=f"{self.folder}/bin:{self.folder}/later", HOME=str(self.folder))
         return subprocess.run(command, cwd=self.project, env=environ, capture_output=True, text=True)
 
     def venv(self, *wanted):
         return self.run("sh", "tools/venv.sh", ".venv", "demo", *wanted)
 
     def installed(self):
-        return self.log.read_text().splitlines() if self.log.exists() else []
+        """Return what pip was told since the last call."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.write_text("")
+        return lines
 
 
-def assert_one_line(done, *parts):
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.startswith("mxmp: ") and done.stderr.count("\n") == 1
-    for part in parts:
-        assert part in done.stderr
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
 
 
-@pytest.mark.parametrize("version", ["3.8.18", "3.9.0", "3.10.13", "3.11.7", "3.12.1"])
-def test_venv_takes_a_supported_python_and_installs_the_extras(machine, version):
-    machine.add_python(version=version)
+def assert_one_line(done, *parts, code=1):
+    assert (done.returncode, done.stdout) == (code, "")
+    line = done.stderr.splitlines()[0] if code == 2 else done.stderr  # make adds a line of its own
+    assert line.startswith("mxmp: ") and line.rstrip("\n").count("\n") == 0
+    assert all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize("version", ["3.8.18", "3.9.0", "3.10.13", "3.11.7", "3.12.1", "3.13.0"])
+def test_venv_takes_python3_and_installs_the_extras(version, machine):
+    machine.python(version=version)
     done = machine.venv()
-    assert done.returncode == 0, done.stderr
-    assert version in done.stdout
-    assert (machine.project / ".venv" / "bin" / "python").exists()
-    (line,) = machine.installed()
-    assert line.endswith("--editable .[cpu,demo]")
-
-
-def test_venv_installs_mxnet_by_itself_on_python_3_13(machine):
-    machine.add_python(version="3.13.0")
-    assert machine.venv().returncode == 0
-    first, second = machine.installed()
+    assert done.returncode == 0 and f"bin/python3 ({version})" in done.stdout
+    first, *rest = machine.installed()
     assert first.endswith("--editable .[cpu,demo]")
-    assert second.endswith("--no-deps mxnet==1.9.1")
+    assert [line.endswith("--no-deps mxnet==1.9.1") for line in rest] == [True] * version.startswith("3.13")
 
 
-@pytest.mark.parametrize("version", ["3.7.16", "3.14.0", "3.1.3", "4.8.1", "2.7.18"])
-def test_venv_refuses_other_pythons_in_one_line(machine, version):
-    machine.add_python(version=version)
-    assert_one_line(machine.venv(), "3.8 to 3.13", f"PATH has python3 {version}: install one", "PYTHON=")
-
-
-def test_venv_without_any_python_says_what_to_install(machine):
-    assert_one_line(machine.venv(), "PATH has no Python: install one")
-
-
-def test_venv_skips_names_that_do_not_run_and_versions_that_do_not_fit(machine):
-    machine.add_python("python3", version="3.14.0")
-    machine.add_python("python3.11", version=None)
-    file = machine.add_python("python3.9", version="3.9.18")
-    done = machine.venv()
-    assert done.returncode == 0, done.stderr
-    assert f"with {file} (3.9.18)" in done.stdout
-
-
-def test_venv_finds_a_python_that_a_broken_one_of_the_same_name_hides(machine):
-    machine.add_python("python3.11", version=None)
-    file = machine.add_python("python3.11", folder="later")
-    assert f"with {file} " in machine.venv().stdout
-
-
-def test_venv_prefers_a_python_that_has_the_venv_module(machine):
-    machine.add_python("python3", venv=False)
-    file = machine.add_python("python3.8", version="3.8.10")
-    assert f"with {file} " in machine.venv().stdout
-
-
-def test_venv_without_the_venv_module_names_the_package(machine):
-    machine.add_python(version="3.10.13", venv=False)
-    assert_one_line(machine.venv(), "no venv module", "apt-get install python3.10-venv")
+@pytest.mark.parametrize("version", ["3.7.16", "3.14.0", "3.1.3", "4.8.1", "2.7.18", None])
+def test_venv_refuses_other_pythons_in_one_line(version, machine):
+    machine.python(version=version)
+    assert_one_line(machine.venv(), "no python3 that runs, is from 3.8 to 3.13 and has venv: install one", "PYTHON=")
     assert not (machine.project / ".venv").exists()
 
 
-def test_venv_takes_the_python_that_is_named(machine):
-    machine.add_python("python3")
-    file = machine.add_python("mine", version="3.9.1", folder="elsewhere")
-    assert f"with {file} (3.9.1)" in machine.venv(str(file)).stdout
+def test_venv_without_a_python_or_its_venv_says_what_to_install(machine):
+    assert_one_line(machine.venv(), "apt-get install python3 python3-venv")
+    machine.python(venv=False)
+    assert_one_line(machine.venv(), "apt-get install python3 python3-venv")
 
 
-@pytest.mark.parametrize(("version", "part"), [("3.14.0", "is 3.14.0"), (None, "does not run")])
-def test_venv_refuses_a_named_python_that_does_not_do(machine, version, part):
-    machine.add_python("python3")
-    assert_one_line(machine.venv(str(machine.add_python("mine", version=version))), part)
+@pytest.mark.parametrize(
+    "wanted, place, version",
+    [
+        ("", "later/python3", "3.9.1"),
+        ("3.12", "later/python3.12", "3.12.1"),
+        ("3.13", ".pyenv/versions/3.13.1/bin/python3.13", "3.13.1"),
+        ("3.13.1", ".pyenv/versions/3.13.1/bin/python3.13", "3.13.1"),
+        ("python3.10", "later/python3.10", "3.10.13"),
+        ("{folder}/mine/python", "mine/python", "3.8.2"),
+    ],
+)
+def test_venv_finds_the_python_that_a_shim_of_the_same_name_hides(wanted, place, version, machine):
+    for name in ("python3", "python3.12", "python3.13", "python3.10"):
+        machine.python(f"bin/{name}", version=None)
+    machine.python(".pyenv/versions/3.13.0/bin/python3.13", "3.13.0" if wanted == "3.13.1" else None)
+    file = machine.python(place, version)
+    assert f"with {file} ({version})" in machine.venv(wanted.format(folder=machine.folder)).stdout
 
 
-def test_venv_takes_python3_where_it_fits_and_then_one_that_mxnet_imports_on(machine):
-    newest = machine.add_python("python3.13", version="3.13.0")
-    other = machine.add_python("python3.9", version="3.9.18")
-    python3 = machine.add_python("python3", version="3.12.1")
-    for file in (python3, other, newest):
-        assert f"with {file} " in machine.venv().stdout
-        shutil.rmtree(machine.project / ".venv")
-        file.unlink()
+def test_venv_without_the_python_that_is_named_says_so(machine):
+    machine.python()
+    machine.python("bin/python3.13", "3.13.0")
+    machine.python("bin/python3.14", "3.14.0")
+    for wanted, name in (("3.13.1", "python3.13"), ("3.14", "python3.14"), ("3.9", "python3.9"), ("nope", "nope")):
+        assert_one_line(machine.venv(wanted), f"no {name} that runs")
 
 
-def test_venv_without_a_fitting_python_on_path_takes_one_of_pyenv(machine):
-    machine.add_python("python3", version="3.14.0")
-    file = machine.add_pyenv("3.12.1")
-    assert f"with {file} (3.12.1)" in machine.venv().stdout
-
-
-def test_venv_takes_the_command_that_is_named(machine):
-    machine.add_python("python3")
-    machine.add_python("python3.10", version="3.10.13")
-    assert "with python3.10 (3.10.13)" in machine.venv("python3.10").stdout
-
-
-@pytest.mark.parametrize("wanted", ["3.13", "3.13.0"])
-def test_venv_takes_the_version_that_is_named_from_path(machine, wanted):
-    machine.add_python("python3")
-    machine.add_python("python3.1", version="3.1.3")
-    file = machine.add_python("python3.13", version="3.13.0")
-    assert f"with {file} (3.13.0)" in machine.venv(wanted).stdout
-
-
-@pytest.mark.parametrize("wanted", ["3.13", "3.13.1"])
-def test_venv_takes_the_version_that_is_named_from_pyenv(machine, wanted):
-    machine.add_python("python3")
-    machine.add_pyenv("3.12.1")
-    file = machine.add_pyenv("3.13.1")
-    assert f"with {file} (3.13.1)" in machine.venv(wanted).stdout
-
-
-def test_venv_takes_a_python3_of_the_version_that_is_named(machine):
-    file = machine.add_python("python3", version="3.12.1")
-    assert f"with {file} (3.12.1)" in machine.venv("3.12").stdout
-
-
-def test_venv_without_the_version_that_is_named_says_where_it_looked(machine):
-    machine.add_python("python3")
-    machine.add_python("python3.13", version=None)
-    versions = machine.home / ".pyenv" / "versions"
-    assert_one_line(machine.venv("3.13"), "PYTHON=3.13: no such Python", f"on PATH or in {versions} (found: python3 3.11.7)")
-    machine.add_python("python3.13", version="3.13.0")
-    assert_one_line(machine.venv("3.13.1"), "PYTHON=3.13.1: no such Python", "(found: python3.13 3.13.0, python3 3.11.7)")
-    machine.add_python("python3.14", version="3.14.0")
-    assert_one_line(machine.venv("3.14"), "PYTHON=3.14: no such Python from 3.8 to 3.13", "(found: python3.14 3.14.0,")
-
-
-def test_venv_refuses_an_environment_of_another_python_than_the_one_named(machine):
-    file = machine.add_python("python3.13", version="3.13.0")
-    machine.add_python("python3")
-    machine.venv()
+def test_venv_refuses_a_folder_of_another_python(machine):
+    machine.python()
+    file = machine.python("bin/python3.13", "3.13.0")
+    assert machine.venv().returncode == machine.venv("3.11").returncode == 0
     for wanted, number in (("3.13", "3.13"), (str(file), "3.13.0")):
-        assert_one_line(
-            machine.venv(wanted),
-            f".venv holds Python 3.11.7, not {number} as PYTHON={wanted} asks",
-            f"make VENV=.venv-{number} PYTHON={wanted}",
-        )
-    assert machine.venv("3.11").returncode == 0
+        how = f"make VENV=.venv-{number} PYTHON={wanted}"
+        assert_one_line(machine.venv(wanted), f".venv holds no Python {number} (found: 3.11.7)", how)
+    shutil.rmtree(machine.project / ".venv" / "bin")
+    assert_one_line(machine.venv(), ".venv holds no Python 3.8 to 3.13 (found: none): remove it")
 
 
-def test_venv_without_extras_makes_the_environment_alone(machine):
-    machine.add_python()
-    assert machine.run("sh", "tools/venv.sh", ".venv", "").returncode == 0
-    assert (machine.project / ".venv" / "bin" / "python").exists()
-    assert machine.installed() == []
-
-
-def test_venv_refuses_a_folder_without_a_working_python(machine):
-    machine.add_python()
-    (machine.project / ".venv").mkdir()
-    assert_one_line(machine.venv(), ".venv holds no working Python", "remove the folder")
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
 def test_make_installs_once_for_each_target_and_again_when_setup_changes(machine):
-    machine.add_python()
-    (machine.path[0] / "make").symlink_to(shutil.which("make"))
-    for _ in range(2):
-        assert machine.run("make", "demo").returncode == 0
+    machine.python()
+    assert machine.run("make", "demo").returncode == machine.run("make", "demo").returncode == 0
     assert len(machine.installed()) == 1
     assert machine.run("make", "test").returncode == 0
-    assert machine.installed()[1].endswith("--editable .[cpu,test]")
+    assert machine.installed()[0].endswith("--editable .[cpu,test]")
     stamp = (machine.project / ".venv" / ".demo").stat().st_mtime
     os.utime(machine.project / "setup.py", (stamp + 10, stamp + 10))
     machine.run("make", "demo")
-    assert len(machine.installed()) == 3
+    assert len(machine.installed()) == 1
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
-def test_make_fails_where_venv_fails(machine):
-    (machine.path[0] / "make").symlink_to(shutil.which("make"))
-    done = machine.run("make", "demo")
-    assert done.returncode == 2
-    assert done.stderr.startswith("mxmp: needs Python 3.8 to 3.13")
-    assert not (machine.project / ".venv").exists()
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
 def test_make_keeps_a_second_environment(machine):
-    machine.add_python()
-    machine.add_pyenv("3.13.0")
-    (machine.path[0] / "make").symlink_to(shutil.which("make"))
-    second = ("make", "test", "VENV=.venv-3.13", "PYTHON=3.13")
-    assert machine.run("make", "test").returncode == 0
-    for _ in range(2):
-        done = machine.run(*second)
-        assert done.returncode == 0, done.stderr
-    assert len(machine.installed()) == 3  # and MXNet by itself
-    done = machine.run("make", "test", "PYTHON=3.13")
-    assert done.returncode == 2
-    assert done.stderr.startswith("mxmp: .venv holds Python 3.11.7, not 3.13")
+    machine.python()
+    machine.python("bin/python3.13", version=None)
+    machine.python(".pyenv/versions/3.13.0/bin/python3.13", "3.13.0")
+    for command, count in ((["make", "test"], 1), (["make", "test", "VENV=.venv-3.13", "PYTHON=3.13"], 2)):
+        assert machine.run(*command).returncode == 0
+        assert len(machine.installed()) == count
+    assert_one_line(machine.run("make", "test", "PYTHON=3.13"), ".venv holds no Python 3.13 (found: 3.11.7)", code=2)
+
+
+def test_the_environment_of_the_record_has_the_cuda_wheel_and_not_that_of_cpus(machine):
+    machine.python()
+    folder = machine.project / ".venv-gpu-record"
+    for left in ("pyvenv.cfg", "old"):  # what was left half made is made again
+        folder.mkdir(exist_ok=True)
+        (folder / left).touch()
+    assert machine.run("sh", "tools/gpu_record.sh", folder.name).returncode == 0
+    wheel, project, tests = machine.installed()
+    assert wheel.endswith("--no-deps mxnet-cu112==1.9.1") and project.endswith("--editable .[cu112,demo,gpu-record]")
+    assert "pytest-xdist" in tests and not (folder / "old").exists()
+
+
+def test_the_environment_of_the_record_fails_with_one_line_where_it_cannot_be_had(machine):
+    machine.python(wheel=NO_WHEEL)
+    done = machine.run("make", "test-gpu-record")
+    assert done.returncode == 2 and not (machine.project / ".venv-gpu-record" / ".built").exists()
+    assert done.stderr.startswith("mxmp: the wheel of mxnet-cu112 1.9.1 (0.5 GB) is not to be had")
+    assert "pip says ERROR: No matching distribution found\n" in done.stderr
+    machine.program("bin/uname", "#!/bin/sh\necho Linux aarch64\n")
+    done = machine.run("sh", "tools/gpu_record.sh", ".venv-other")
+    assert_one_line(done, "for Linux on x86-64 only", "this is Linux aarch64")
+
+
+def test_the_environment_of_the_record_leaves_a_folder_that_is_none_alone(machine):
+    machine.python()
+    (machine.project / "mine").mkdir()
+    (machine.project / "mine" / "file").touch()
+    assert machine.run("sh", "tools/gpu_record.sh", "mine").returncode == 1
+    assert (machine.project / "mine" / "file").exists()
+
+
+@pytest.mark.parametrize("present", [[], ["chromium"], ["chromedriver"], ["chromium", "chromedriver"]])
+def test_browser_is_installed_where_a_part_of_it_is_missing(present, machine):
+    assert "no apt-get to install them: install both\n" in machine.run("sh", "tools/browser.sh").stderr
+    for name in present:
+        machine.program(f"bin/{name}")
+    machine.program("bin/apt-get", f'#!/bin/sh\necho "$*" >> {machine.log}\n')
+    assert machine.run("sh", "tools/browser.sh").returncode == 0
+    asked = ["update -qq", "install -y -qq chromium chromium-driver"]
+    assert machine.installed() == ([] if len(present) == 2 else asked)
+    machine.program("bin/apt-get", "#!/bin/sh\nexit 100\n")
+    assert machine.run("sh", "tools/browser.sh").returncode == (0 if len(present) == 2 else 100)
+
+
+@pytest.mark.parametrize("required, outcome", [("", pytest.skip.Exception), ("1", pytest.fail.Exception)])
+def test_browser_tests_are_skipped_without_one_unless_it_is_required(required, outcome, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setenv("MXMP_REQUIRE_BROWSER", required)
+    with pytest.raises(outcome, match="tools/browser.sh installs them"):
+        browser.find()

@@ -8,18 +8,13 @@ values, time, or what a library would refuse: cuDNN offers one algorithm, in the
 keeps what was last copied there, zeros at first; operators that read a count from the GPU, such as ``boolean_mask``,
 see that.
 
-In the environment that ``make test-gpu-record`` makes, or another one with mxnet-cu112 1.9.1 and the extra gpu-record::
-
-    python -m tools.gpu_record.build recorder
-
-    from tools.gpu_record.process import environment
-    from tools.gpu_record.read import read, sections
-    from tools.gpu_record.summary import summarize
+In the environment that ``make test-gpu-record`` makes, or another one with mxnet-cu112 1.9.1 and the extra gpu-record,
+after ``python -m tools.gpu_record.build recorder``::
 
     subprocess.run([sys.executable, "train.py"], env=environment("recorder", "record.jsonl"), check=True)
     print(summarize(sections(read("record.jsonl"))["step"]).as_dict())
 
-where train.py calls ``tools.gpu_record.control.mark("step")``.
+where train.py calls ``control.mark("step")``.
 
 =============  ===============================================================================================
 ``*.c``        the recorder

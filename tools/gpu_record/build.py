@@ -39,30 +39,21 @@ _WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")  # the parameters are 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a libmxnet.so wants of CUDA's libraries.
+    """What a libmxnet.so wants of CUDA's libraries."""
 
-    Attributes:
-        libraries: Their file names, like ``libcudnn.so.8``.
-        symbols: The functions, each with the version that it must have, or None.
-    """
-
-    libraries: FrozenSet[str]
-    symbols: Dict[str, Optional[str]]
+    libraries: FrozenSet[str]  # file names, like libcudnn.so.8
+    symbols: Dict[str, Optional[str]]  # the functions, each with the version that it must have, or None
 
 
 def build(libmxnet: Union[str, Path], folder: Union[str, Path]) -> Path:
-    """Compile the recorder for an MXNet, and link it under the name of each library that it stands for.
-
-    Args:
-        libmxnet: libmxnet.so of mxnet-cu112 1.9.1.
-        folder: Where the shared object and its names go; made if need be.
+    """Compile the recorder for libmxnet.so of mxnet-cu112 1.9.1, under the names of the libraries that it replaces.
 
     Returns:
-        The shared object.
+        The shared object, in the folder, which is made if need be.
 
     Raises:
-        DependencyError: If there is no C compiler, libmxnet.so is missing or not of mxnet-cu112 1.9.1, the compiler
-            fails, or MXNet needs a function that the recorder lacks. Nothing is left in the folder then.
+        DependencyError: If there is no C compiler, libmxnet.so is missing or another, the compiler fails, or MXNet
+            needs a function that the recorder lacks. Nothing is left in the folder then.
     """
     libmxnet, folder = Path(libmxnet), Path(folder)
     check_build(libmxnet)
@@ -89,11 +80,7 @@ def build(libmxnet: Union[str, Path], folder: Union[str, Path]) -> Path:
 
 
 def find_libmxnet() -> Path:
-    """Return libmxnet.so of this Python's MXNet, without importing it.
-
-    Raises:
-        DependencyError: If there is no MXNet.
-    """
+    """Return libmxnet.so of this Python's MXNet, without importing it; a DependencyError if there is none."""
     spec = find_spec("mxnet")
     if spec is None or not spec.submodule_search_locations:
         raise DependencyError(f"{sys.executable} has no MXNet to record; run: {INSTALL}")
@@ -101,11 +88,7 @@ def find_libmxnet() -> Path:
 
 
 def check_build(libmxnet: Path) -> None:
-    """Check that a libmxnet.so is that of mxnet-cu112 1.9.1.
-
-    Raises:
-        DependencyError: If it is not; says what it is.
-    """
+    """Check that a libmxnet.so is that of mxnet-cu112 1.9.1; a DependencyError says what it is."""
     if not libmxnet.is_file():
         raise DependencyError(f"{libmxnet} is not there; run: {INSTALL}")
     version = _mxnet_version(libmxnet.parent)
@@ -122,22 +105,18 @@ def check_build(libmxnet: Path) -> None:
 
 
 def find_compiler() -> List[str]:
-    """Return the command of the C compiler: ``$CC``, cc or gcc.
-
-    Raises:
-        DependencyError: If there is none.
-    """
+    """Return the command of the C compiler: ``$CC``, cc or gcc; a DependencyError if there is none."""
     named = os.environ.get("CC", "").split()
     if named and shutil.which(named[0]):
         return named
     found = None if named else shutil.which("cc") or shutil.which("gcc")
-    if found is None:
-        tried = f"CC={' '.join(named)} is not to be found" if named else "there is neither cc nor gcc"
-        raise DependencyError(
-            f"the recorder is built with a C compiler, but {tried}: install one (Debian, Ubuntu: apt-get install gcc "
-            "libc6-dev), or name yours: CC=clang"
-        )
-    return [found]
+    if found is not None:
+        return [found]
+    tried = f"CC={' '.join(named)} is not to be found" if named else "there is neither cc nor gcc"
+    raise DependencyError(
+        f"the recorder is built with a C compiler, but {tried}: install one (Debian, Ubuntu: apt-get install gcc "
+        "libc6-dev), or name yours: CC=clang"
+    )
 
 
 def read_needs(libmxnet: Path) -> Needs:
@@ -147,7 +126,9 @@ def read_needs(libmxnet: Path) -> Needs:
         elf = ELFFile(stream)
         table = _section(elf, ".dynsym")
         indices, names = _section(elf, ".gnu.version"), _section(elf, ".gnu.version_r")
-        for number in range(_first_defined(elf)):
+        # Of MXNet's 200,000 symbols the undefined ones come first, before the hashed ones.
+        hashes = _section(elf, ".gnu.hash")
+        for number in range(hashes.params["symoffset"] if hashes else table.num_symbols()):
             symbol = table.get_symbol(number)
             if symbol["st_shndx"] == "SHN_UNDEF" and _CUDA_SYMBOL.match(symbol.name):
                 symbols[symbol.name] = _version(indices, names, number)
@@ -157,13 +138,10 @@ def read_needs(libmxnet: Path) -> Needs:
 def version_script(symbols: Dict[str, Optional[str]]) -> str:
     """Return the linker's version script that gives functions their versions; others are defined without one."""
     by_version: Dict[str, List[str]] = {}
-    for name, version in symbols.items():
+    for name, version in sorted(symbols.items()):
         if version is not None:
-            by_version.setdefault(version, []).append(name)
-    return "".join(
-        f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))} }};\n"
-        for version, names in sorted(by_version.items())
-    )
+            by_version.setdefault(version, []).append(f"{name};")
+    return "".join(f"{version} {{ global: {' '.join(names)} }};\n" for version, names in sorted(by_version.items()))
 
 
 def defined_symbols(library: Path) -> Set[str]:
@@ -185,12 +163,6 @@ def _needed_libraries(library: Path) -> List[str]:
 def _section(elf: ELFFile, name: str) -> Any:
     """Return a section, which has the methods of its kind, or None."""
     return elf.get_section_by_name(name)
-
-
-def _first_defined(elf: ELFFile) -> int:
-    """Return the number of symbols before the hashed ones: of MXNet's 200,000 the undefined ones come first."""
-    hashes = _section(elf, ".gnu.hash")
-    return int(hashes.params["symoffset"] if hashes else _section(elf, ".dynsym").num_symbols())
 
 
 def _version(indices: Any, names: Any, number: int) -> Optional[str]:

@@ -31,19 +31,12 @@ def _library() -> ctypes.CDLL:
 
 
 def mark(name: str) -> None:
-    """Start a section of the record: what follows belongs to ``name``, until the next mark.
-
-    MXNet runs asynchronously: call ``mx.nd.waitall()`` first, or the work of before is counted here.
-    """
+    """Start a section of the record, until the next mark; call ``mx.nd.waitall()`` first, since MXNet runs ahead."""
     _library().gpu_record_mark(name.encode())
 
 
 def open_record(path: Union[str, Path]) -> None:
-    """Go on in another file.
-
-    Raises:
-        OSError: If it cannot be written; the record goes on in the old file then.
-    """
+    """Go on in another file; with an OSError, in the old one."""
     error = _library().gpu_record_open(os.fsencode(path))
     if error:
         raise OSError(error, os.strerror(error), str(path))
@@ -53,12 +46,9 @@ def deliver(value: Union[float, Sequence[float], None]) -> None:
     """Set what the host reads of flags, since no kernel computes them.
 
     From now on each copy of an NDArray of at most 64 bytes to the host (``asnumpy``, ``asscalar``, ``as_in_context``)
-    gives float32 numbers: the given ones first, then ones. So ``deliver(1.0)`` has all gradients finite, and
+    gives float32 numbers: the given ones, at most 16, then ones. So ``deliver(1.0)`` has all gradients finite, and
     ``deliver(0.0)`` has the first flag of each copy say that they are not. An array of another dtype has the
-    same bytes, which then mean something else. Larger copies give what the memory holds.
-
-    Args:
-        value: The first number, or up to 16 of them; None: from now on what the memory holds.
+    same bytes. Larger copies give what the memory holds; with None all do, from now on.
     """
     if value is None:
         _library().gpu_record_deliver(None, -1)

@@ -15,13 +15,8 @@ from typing import Dict, Iterable
 from .kernel_names import SIZES
 
 _NAMES = {
-    "half": "float16",
-    "float": "float32",
-    "double": "float64",
-    "char": "int8",
-    "unsigned char": "uint8",
-    "int": "int32",
-    "long long": "int64",
+    **{"half": "float16", "float": "float32", "double": "float64"},
+    **{"char": "int8", "unsigned char": "uint8", "int": "int32", "long long": "int64"},
 }
 _ARRAY = re.compile(r"^using DType_(\w+) = ([\w ]+);", re.M)
 _ASSIGNED = re.compile(r"^(?:const )?(?:auto )?(temp\d+) \+?= (.*);", re.M)
@@ -33,14 +28,14 @@ _VALUE = re.compile(r"\btemp\d+\b")
 
 def fused_casts(source: str) -> CounterOf[str]:
     """Return how many values a fused operator casts, by ``float16->float32``."""
-    arrays = {name: _dtype(dtype) for name, dtype in _ARRAY.findall(source)}
+    arrays = {name: _NAMES.get(dtype, dtype) for name, dtype in _ARRAY.findall(source)}
     body = source[source.rfind("__global__") :]
     dtypes: Dict[str, str] = {}
     casts: CounterOf[str] = Counter()
     for name, expression in _ASSIGNED.findall(body):
         cast = _CAST.fullmatch(expression)
         if cast:
-            dtypes[name] = _dtype(cast.group(1))
+            dtypes[name] = _NAMES.get(cast.group(1), cast.group(1))
             _count(casts, dtypes.get(cast.group(2)), dtypes[name])
         else:
             loaded = _LOADED.findall(expression)
@@ -55,10 +50,6 @@ def fused_casts(source: str) -> CounterOf[str]:
 def _count(casts: CounterOf[str], source: object, target: object) -> None:
     if source and target and source != target:
         casts[f"{source}->{target}"] += 1
-
-
-def _dtype(name: str) -> str:
-    return _NAMES.get(name, name)
 
 
 def _array_dtype(vector: str, arrays: Dict[str, str]) -> str:

@@ -5,32 +5,19 @@ from __future__ import annotations
 import ctypes
 import re
 from functools import lru_cache
-from typing import Callable, FrozenSet, Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 SIZES = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "uint8": 1,
-    "int8": 1,
-    "int32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "bool": 1,
+    **dict.fromkeys(("bool", "uint8", "int8"), 1),
+    **dict.fromkeys(("float16", "bfloat16"), 2),
+    **dict.fromkeys(("float32", "int32"), 4),
+    **dict.fromkeys(("float64", "int64", "uint64"), 8),
 }
+"""Bytes of a value of each dtype."""
 
 _CPP = {
-    "float": "float32",
-    "double": "float64",
-    "half_t": "float16",
-    "half2_t": "float16",
-    "bf16_t": "bfloat16",
-    "unsigned char": "uint8",
-    "signed char": "int8",
-    "int": "int32",
-    "long": "int64",
-    "unsigned long": "uint64",
+    **{"float": "float32", "double": "float64", "half_t": "float16", "half2_t": "float16", "bf16_t": "bfloat16"},
+    **{"unsigned char": "uint8", "signed char": "int8", "int": "int32", "long": "int64", "unsigned long": "uint64"},
     "bool": "bool",
 }
 _TYPE = r"(?:\w+::)*(unsigned char|unsigned long|signed char|float|double|half_t|half2_t|bf16_t|int|long|bool)"
@@ -40,7 +27,6 @@ _TYPECAST = re.compile(
     rf"MapPlan(?:Large)?Kernel<.*Plan<mshadow::expr::TypecastExp<{_TYPE}, {_TYPE}, mshadow::Tensor<[^<>]*>, 1>"
 )
 _CAST = re.compile(rf"mxnet_generic_kernel<mxnet::op::mshadow_op::identity_with_cast, {_TYPE}\*, {_TYPE}")
-_NAMESPACES = re.compile(r"\b(?:mxnet|mshadow|op|mxnet_op|mshadow_op|expr|cuda|half|bfloat|thrust|cuda_cub)::")
 
 
 @lru_cache(maxsize=None)
@@ -55,11 +41,6 @@ def demangle(name: str) -> str:
         return ctypes.string_at(text).decode()
     finally:
         free(text)
-
-
-def short_name(kernel: str) -> str:
-    """Return a demangled kernel without namespaces and arguments, for people."""
-    return _NAMESPACES.sub("", _without_arguments(re.sub(r"^void ", "", kernel)))
 
 
 @lru_cache(maxsize=None)
@@ -80,12 +61,6 @@ def dtypes_of(kernel: str) -> Tuple[str, ...]:
     """Return the dtypes of the arrays that a demangled kernel is given, in their order."""
     name = _without_arguments(kernel)
     return tuple(_CPP["".join(found)] for found in _ARRAY.findall(kernel[len(name) :]))
-
-
-@lru_cache(maxsize=None)
-def all_dtypes(kernel: str) -> FrozenSet[str]:
-    """Return every dtype that a demangled kernel names, as a template's or a function's argument."""
-    return frozenset(_CPP[found] for found in re.findall(rf"(?<![\w:]){_TYPE}(?!\w)", kernel))
 
 
 def base_name(kernel: str) -> str:

@@ -25,8 +25,7 @@ def environment(
 ) -> Dict[str, str]:
     """Return the environment of a process that records, for ``subprocess.run(..., env=...)``.
 
-    It is this process's own environment with the recorder before all other libraries, and with this project's folder
-    on PYTHONPATH, so that ``tools.gpu_record.control`` can be imported.
+    It is this process's own with the recorder before all other libraries, and with this project on PYTHONPATH.
 
     Args:
         folder: Where `build` put the recorder.
@@ -34,14 +33,13 @@ def environment(
         gpus: How many GPUs the process sees.
         compute_capability: Of each GPU: 70 is a V100, 75 a T4, 80 an A100.
         memory: Bytes of each GPU; an allocation beyond them fails as on a GPU.
-        nvrtc: A real libnvrtc.so.11.2, which compiles fused operators for real; by default that of the package
+        nvrtc: A real libnvrtc.so.11.2, which compiles fused operators; by default that of the package
             nvidia-cuda-nvrtc-cu11 of this Python. Without one every compilation succeeds unseen.
-        **settings: Further variables in capitals, like ``MXNET_USE_FUSION=0``.
+        **settings: Further variables in capitals, like ``MXNET_USE_FUSION=0``; others are a TypeError.
 
     Raises:
         DependencyError: If the recorder is not in the folder.
         FileNotFoundError: If the record's folder is missing.
-        TypeError: If a setting is not in capitals.
     """
     folder, record = Path(folder).resolve(), Path(record).resolve()
     if not (folder / LIBRARY).is_file():
@@ -51,8 +49,7 @@ def environment(
     for name in settings:
         if name != name.upper():
             raise TypeError(f"environment() has no argument {name!r}; variables of the process are in capitals")
-    nvrtc = nvrtc or find_nvrtc() or ""
-    variables = {
+    return {
         **os.environ,
         "LD_LIBRARY_PATH": _path(str(folder), os.environ.get("LD_LIBRARY_PATH")),
         "PYTHONPATH": _path(str(ROOT), os.environ.get("PYTHONPATH")),
@@ -60,10 +57,9 @@ def environment(
         "GPU_RECORD_GPUS": str(gpus),
         "GPU_RECORD_COMPUTE_CAPABILITY": str(compute_capability),
         "GPU_RECORD_MEMORY": str(memory),
-        "GPU_RECORD_NVRTC": str(nvrtc),
+        "GPU_RECORD_NVRTC": str(nvrtc or find_nvrtc() or ""),
+        **{name: str(value) for name, value in settings.items()},
     }
-    variables.update({name: str(value) for name, value in settings.items()})
-    return variables
 
 
 def find_nvrtc() -> Optional[Path]:
@@ -72,11 +68,9 @@ def find_nvrtc() -> Optional[Path]:
         spec = find_spec("nvidia.cuda_nvrtc")
     except ModuleNotFoundError:
         return None
-    for place in spec.submodule_search_locations or () if spec else ():
-        library = Path(place) / "lib" / "libnvrtc.so.11.2"
-        if library.is_file():
-            return library
-    return None
+    places = (spec.submodule_search_locations or ()) if spec else ()
+    libraries = (Path(place) / "lib" / "libnvrtc.so.11.2" for place in places)
+    return next((library for library in libraries if library.is_file()), None)
 
 
 def _path(first: str, others: Optional[str]) -> str:

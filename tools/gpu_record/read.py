@@ -18,25 +18,15 @@ class RecordError(MxmpError, ValueError):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a CUDA library's function, or a mark.
+    """One call of a CUDA library's function, or a mark."""
 
-    Attributes:
-        name: The function, like ``cudaLaunchKernel`` or ``cudnnConvolutionForward``; ``mark`` for a mark.
-        thread: Number of the thread that called.
-        device: Number of the GPU that was current.
-        operator: MXNet's operator, while its profiler runs; else None.
-        kernel: The demangled kernel of a launch; else None.
-        source: The CUDA source of a run-time compiled kernel, if the record holds it; else None.
-        fields: What else the record says, by name.
-    """
-
-    name: str
-    thread: int = 0
-    device: int = 0
-    operator: Optional[str] = None
-    kernel: Optional[str] = None
-    source: Optional[str] = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # the function, like cudaLaunchKernel or cudnnConvolutionForward; "mark" for a mark
+    thread: int = 0  # number of the thread that called
+    device: int = 0  # number of the GPU that was current
+    operator: Optional[str] = None  # MXNet's operator, while its profiler runs
+    kernel: Optional[str] = None  # the demangled kernel of a launch
+    source: Optional[str] = None  # the CUDA source of a run-time compiled kernel, if the record holds it
+    fields: Mapping[str, Any] = field(default_factory=dict)  # what else the record says, by name
 
     def __getitem__(self, key: str) -> Any:
         """Return a field, like ``call["bytes"]``."""
@@ -44,12 +34,7 @@ class Call:
 
 
 def read(path: Union[str, Path]) -> List[Call]:
-    """Return the calls of a record in their order.
-
-    Raises:
-        OSError: If the file can't be read.
-        RecordError: If a line is not one of a record's.
-    """
+    """Return the calls of a record in their order; a RecordError says which line is not one of a record's."""
     calls: List[Call] = []
     sources: Dict[int, str] = {}
     with open(path, encoding="utf-8", errors="replace") as lines:
@@ -64,10 +49,7 @@ def read(path: Union[str, Path]) -> List[Call]:
 
 
 def sections(calls: Iterable[Call]) -> Dict[str, List[Call]]:
-    """Return the calls by mark: those after a mark and before the next. Marks of the same name share a section.
-
-    Calls before the first mark belong to none.
-    """
+    """Return the calls after each mark; marks of the same name share a section, calls before the first are in none."""
     found: Dict[str, List[Call]] = {}
     current: Optional[List[Call]] = None
     for call in calls:
@@ -80,19 +62,10 @@ def sections(calls: Iterable[Call]) -> Dict[str, List[Call]]:
 
 def _call(line: Dict[str, Any], sources: Dict[int, str]) -> Call:
     """Return the call of a line; keep the sources of compiled programs for the launches that follow."""
-    name = line.pop("call")
-    kernel = line.pop("kernel", None)
-    source = line.pop("source", None)
+    name, kernel, source = line.pop("call"), line.pop("kernel", None), line.pop("source", None)
     if source is not None:
         sources[line["program"]] = source
     elif name == "cuLaunchKernel":
         source = sources.get(line["program"])
-    return Call(
-        name,
-        line.pop("thread"),
-        line.pop("device"),
-        line.pop("operator", None),
-        None if kernel is None else demangle(kernel),
-        source,
-        line,
-    )
+    kernel = None if kernel is None else demangle(kernel)
+    return Call(name, line.pop("thread"), line.pop("device"), line.pop("operator", None), kernel, source, line)

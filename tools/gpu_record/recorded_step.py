@@ -25,7 +25,10 @@ from tools.gpu_record import control
 CTX = mx.gpu(0)
 OPTIONS: Dict[str, Dict[str, float]] = {"sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4}}
 FUNCTION = "network"  # of a user's file
+Shapes = Mapping[str, Tuple[int, ...]]
+Network = Tuple[Any, Sequence[Any], Sequence[Any], Callable[..., Any]]  # net, inputs, labels, loss
 Begin = Callable[[str], None]
+Step = Callable[[Begin], None]
 
 
 class UsageError(Exception):
@@ -39,9 +42,9 @@ def main(network: str, mode: str, shapes: str, optimizer: str) -> None:
     known = sorted(mx.optimizer.Optimizer.opt_registry)
     if optimizer.lower() not in known:
         raise UsageError(f"unknown optimizer {optimizer!r}; expected one of {', '.join(known)}")
-    if network.endswith(".py") and given:
-        raise UsageError(f"--shape {next(iter(given))}: {network} makes its inputs itself; leave --shape out")
     if network.endswith(".py"):
+        if given:
+            raise UsageError(f"--shape {next(iter(given))}: {network} makes its inputs itself; leave --shape out")
         run = gluon_step(load(network), mode, optimizer, options)
     else:
         run = module_step(network, given, mode, optimizer, options)
@@ -52,7 +55,7 @@ def main(network: str, mode: str, shapes: str, optimizer: str) -> None:
     _begin_section("end")
 
 
-def load(path: str) -> Tuple[Any, Sequence[Any], Sequence[Any], Callable[..., Any]]:
+def load(path: str) -> Network:
     """Return what the function ``network`` of a Python file gives: net, inputs, labels and loss."""
     if not Path(path).is_file():
         raise UsageError(f"{path} is not there; name a Python file, or a network of symbols")
@@ -73,12 +76,7 @@ def load(path: str) -> Tuple[Any, Sequence[Any], Sequence[Any], Callable[..., An
     return found
 
 
-def gluon_step(
-    network: Tuple[Any, Sequence[Any], Sequence[Any], Callable[..., Any]],
-    mode: str,
-    optimizer: str,
-    options: Mapping[str, float],
-) -> Callable[[Begin], None]:
+def gluon_step(network: Network, mode: str, optimizer: str, options: Mapping[str, float]) -> Step:
     """Return a function that runs a step of a Gluon net."""
     net, inputs, labels, loss = network
     inputs, labels = ([array.as_in_context(CTX) for array in arrays] for arrays in (inputs, labels))
@@ -88,12 +86,8 @@ def gluon_step(
     if mode != "float32":
         mxmp.gluon.convert(net, mode)
     net.hybridize(static_alloc=True, static_shape=True)
-    trainer: Any
-    if mode == "float32":
-        trainer, scaled = gluon.Trainer(params, optimizer, dict(options)), contextlib.nullcontext
-    else:
-        trainer = mxmp.gluon.Trainer(params, optimizer, dict(options))
-        scaled = trainer.scale_loss
+    trainer: Any = (gluon if mode == "float32" else mxmp.gluon).Trainer(params, optimizer, dict(options))
+    scaled = contextlib.nullcontext if mode == "float32" else trainer.scale_loss
 
     def run(begin: Begin) -> None:
         begin("forward")
@@ -109,9 +103,7 @@ def gluon_step(
     return run
 
 
-def module_step(
-    name: str, shapes: Mapping[str, Tuple[int, ...]], mode: str, optimizer: str, options: Mapping[str, float]
-) -> Callable[[Begin], None]:
+def module_step(name: str, shapes: Shapes, mode: str, optimizer: str, options: Mapping[str, float]) -> Step:
     """Return a function that runs a step of one of the networks of `symbols`, as a Module."""
     try:
         symbol = symbols.get_symbol(name)
@@ -136,7 +128,7 @@ def module_step(
     return run
 
 
-def input_shapes(symbol: Any, name: str, given: Mapping[str, Tuple[int, ...]]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+def input_shapes(symbol: Any, name: str, given: Shapes) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """Return the shapes of a symbol's data and of its labels, by name; what was not given is inferred."""
     arguments = symbol.list_arguments()
     unknown = sorted(set(given) - set(arguments))
@@ -152,10 +144,8 @@ def input_shapes(symbol: Any, name: str, given: Mapping[str, Tuple[int, ...]]) -
     if missing:
         which = ", ".join(f"{one}={'x'.join(map(str, shape))}" for one, shape in given.items())
         found = f"{', '.join(missing)} is not known{f' with {which}{reason}' if which else ''}"
-        raise UsageError(
-            f"{name}: the shape of {found}; give it, batch first, as --shape {missing[0]}=SIZE,SIZE,..., which may be "
-            "repeated"
-        )
+        how = f"give it, batch first, as --shape {missing[0]}=SIZE,SIZE,..., which may be repeated"
+        raise UsageError(f"{name}: the shape of {found}; {how}")
     labels = {one: shape for one, shape in inputs.items() if one.endswith("label")}
     return {one: shape for one, shape in inputs.items() if one not in labels}, labels
 

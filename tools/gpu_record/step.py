@@ -26,7 +26,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from typing import Counter as CounterOf
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mxmp.errors import MxmpError
@@ -47,15 +46,10 @@ class StepError(MxmpError, RuntimeError):
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One training step in one mode.
+    """One training step in one mode."""
 
-    Attributes:
-        sections: Summaries of forward, backward and update.
-        bytes_in_use: Memory that stays in use from step to step, without cuDNN's workspaces.
-    """
-
-    sections: Dict[str, Summary]
-    bytes_in_use: int
+    sections: Dict[str, Summary]  # forward, backward and update
+    bytes_in_use: int  # memory that stays in use from step to step, without cuDNN's workspaces
 
     @property
     def total(self) -> Summary:
@@ -76,18 +70,10 @@ def record_step(
     optimizer: str = "sgd",
     **settings: Any,
 ) -> RecordedStep:
-    """Return what the third training step of a network asks of a GPU.
+    """Return what a training step of a network, a name of `symbols` or a Python file, asks of a GPU.
 
-    Args:
-        network: A name of `symbols`, or a Python file with a function ``network``.
-        mode: float32, O1, O2 or O3.
-        recorder: Where `build` put the recorder.
-        shapes: Of the inputs of a network of `symbols`.
-        optimizer: MXNet's name of it; SGD has momentum.
-        **settings: As those of `environment`.
-
-    Raises:
-        StepError: If the network does not run.
+    ``recorder`` is the folder of `build`, ``shapes`` those of a network of `symbols`; settings are those of
+    `environment`. A StepError says why the network does not run.
     """
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record"
@@ -103,12 +89,10 @@ def record_step(
         if done.returncode:
             raise StepError(_last_words(done.stdout) or f"{network} ended with status {done.returncode} in {mode}")
         calls = read(record)
-    marked = sections(calls)
     end = next(number for number, call in enumerate(calls) if call.name == "mark" and call["name"] == END)
-    in_use = summarize(calls[:end])
-    return RecordedStep(
-        {name: summarize(marked[name]) for name in SECTIONS}, in_use.allocated_bytes - in_use.freed_bytes
-    )
+    found, in_use = sections(calls), summarize(calls[:end])
+    summaries = {name: summarize(found[name]) for name in SECTIONS}
+    return RecordedStep(summaries, in_use.allocated_bytes - in_use.freed_bytes)
 
 
 def table(steps: Dict[str, RecordedStep]) -> Table:
@@ -136,26 +120,18 @@ def _number(value: Callable[[Summary], int]) -> Callable[[RecordedStep], str]:
     return lambda step: f"{value(step.total):,}"
 
 
-def _of_section(name: str) -> Callable[[RecordedStep], str]:
-    return lambda step: f"{step.sections[name].launches:,}"
-
-
-def _megabytes(value: float) -> str:
-    return f"{value / 1e6:,.1f} MB"
-
-
 _ROWS: List[Tuple[str, Callable[[RecordedStep], str]]] = [
     ("kernels launched", _number(lambda summary: summary.launches)),
-    *((f"  in {name}", _of_section(name)) for name in SECTIONS),
+    *((f"  in {name}", lambda step, name=name: f"{step.sections[name].launches:,}") for name in SECTIONS),
     ("  of them fused at run time", _number(lambda summary: summary.fused)),
     ("  of them casts", _number(lambda summary: sum(summary.casts.values()))),
-    ("casts' reads and writes", lambda step: _megabytes(step.total.cast_bytes)),
+    ("casts' reads and writes", lambda step: f"{step.total.cast_bytes / 1e6:,.1f} MB"),
     ("casts inside fused kernels", _number(lambda summary: sum(summary.fused_casts.values()))),
     ("library calls", _number(lambda summary: summary.library_calls)),
     ("waits for a stream", _number(lambda summary: summary.synchronizations)),
     ("reads by the host", _number(lambda summary: summary.host_reads)),
     ("  their bytes", _number(lambda summary: summary.host_read_bytes)),
-    ("memory in use between steps", lambda step: _megabytes(step.bytes_in_use)),
+    ("memory in use between steps", lambda step: f"{step.bytes_in_use / 1e6:,.1f} MB"),
 ]
 
 
@@ -212,14 +188,11 @@ def _built(recorder: Path) -> Path:
 
 
 def _record_modes(options: argparse.Namespace) -> Dict[str, RecordedStep]:
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    console = Console(stderr=True, markup=False)
     steps: Dict[str, RecordedStep] = {}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("recorder", total=len(options.modes) + 1)
+    with Console(stderr=True, markup=False).status("recorder") as status:
         recorder = _built(options.recorder)
         for mode in options.modes:
-            bar.update(task, description=mode, advance=1)
+            status.update(mode)
             steps[mode] = record_step(options.network, mode, recorder, dict(options.shape), options.optimizer)
     return steps
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, DefaultDict, Dict, Iterable, NamedTuple, Optional, Tuple, Union
 from typing import Counter as CounterOf
 
 from .fused import fused_casts
@@ -14,6 +14,7 @@ from .kernel_names import SIZES, base_name, cast_of, dtypes_of
 from .read import Call
 
 _LIBRARY = re.compile(r"cudnn|cublas|cusolver|cufft|curand|nccl")
+_WAITS = {"cudaStreamSynchronize": "synchronizations", "cudaMemsetAsync": "memsets"}
 _NORM_KERNEL = re.compile(r"(Batch|Layer|Group|Instance)Norm")
 
 
@@ -69,65 +70,35 @@ class OtherCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """What a list of calls amounts to. Summaries can be added: ``sum(summaries, Summary())``.
+    """What a list of calls amounts to. Summaries can be added: ``sum(summaries, Summary())``."""
 
-    Attributes:
-        launches: Kernels, MXNet's own and run-time compiled ones; library calls launch further ones unseen.
-        fused: Those of the launches that were compiled at run time.
-        library_calls: Calls of cuDNN, cuBLAS and the like that work on data.
-        synchronizations: How often a thread waited for a stream.
-        host_reads: Copies from a GPU to the host.
-        host_read_bytes: Their bytes.
-        casts: Launches that do nothing but cast, by ``float32->float16``.
-        cast_bytes: What they read and write.
-        fused_casts: Casts inside fused kernels, of which each costs no memory traffic of its own; see `fused`.
-        unread_fused: Launches of fused kernels whose source is not in the record, so that casts can't be told.
-        copies: All copies, by kind: ``host to device``, ``device to host``, ``device to device``, ``peer to peer``.
-        copy_bytes: Their bytes, by kind.
-        memsets: Fillings of memory.
-        allocated_bytes: What cudaMalloc gave; MXNet's pool keeps it, so a later step allocates nothing.
-        freed_bytes: What cudaFree took back.
-        matrix_products: Products of cuBLAS.
-        convolutions: Convolutions of cuDNN, their bias gradients apart (`other_calls`).
-        norms: Normalizations.
-        softmaxes: Softmaxes.
-        rnns: Recurrent networks of cuDNN.
-        other_calls: All other library calls.
-        kernels: Launches by demangled name.
-        invalid_launches: Launches that a GPU would refuse: an empty or too large grid or block.
-        compiled_sources: Sources that NVRTC compiled.
-        failed_sources: Sources that NVRTC refused.
-        unchecked_sources: Sources that nothing compiled, because there was no NVRTC.
-        calls: Every line of the record, by function.
-    """
-
-    launches: int = 0
-    fused: int = 0
-    library_calls: int = 0
-    synchronizations: int = 0
-    host_reads: int = 0
+    launches: int = 0  # kernels, MXNet's own and run-time compiled ones; library calls launch further ones unseen
+    fused: int = 0  # those of the launches that were compiled at run time
+    library_calls: int = 0  # calls of cuDNN, cuBLAS and the like that work on data
+    synchronizations: int = 0  # how often a thread waited for a stream
+    host_reads: int = 0  # copies from a GPU to the host
     host_read_bytes: int = 0
-    casts: CounterOf[str] = field(default_factory=Counter)
-    cast_bytes: int = 0
-    fused_casts: CounterOf[str] = field(default_factory=Counter)
-    unread_fused: int = 0
-    copies: CounterOf[str] = field(default_factory=Counter)
+    casts: CounterOf[str] = field(default_factory=Counter)  # launches that do nothing but cast, by float32->float16
+    cast_bytes: int = 0  # what they read and write
+    fused_casts: CounterOf[str] = field(default_factory=Counter)  # inside fused kernels: no memory traffic of their own
+    unread_fused: int = 0  # launches of fused kernels whose source is not in the record, so that casts can't be told
+    copies: CounterOf[str] = field(default_factory=Counter)  # by kind: host to device, ..., peer to peer
     copy_bytes: CounterOf[str] = field(default_factory=Counter)
     memsets: int = 0
-    allocated_bytes: int = 0
+    allocated_bytes: int = 0  # what cudaMalloc gave; MXNet's pool keeps it, so a later step allocates nothing
     freed_bytes: int = 0
     matrix_products: CounterOf[MatrixProduct] = field(default_factory=Counter)
-    convolutions: CounterOf[Convolution] = field(default_factory=Counter)
+    convolutions: CounterOf[Convolution] = field(default_factory=Counter)  # bias gradients are in other_calls
     norms: CounterOf[Norm] = field(default_factory=Counter)
     softmaxes: CounterOf[Softmax] = field(default_factory=Counter)
     rnns: CounterOf[Rnn] = field(default_factory=Counter)
     other_calls: CounterOf[OtherCall] = field(default_factory=Counter)
-    kernels: CounterOf[str] = field(default_factory=Counter)
-    invalid_launches: int = 0
-    compiled_sources: int = 0
-    failed_sources: int = 0
-    unchecked_sources: int = 0
-    calls: CounterOf[str] = field(default_factory=Counter)
+    kernels: CounterOf[str] = field(default_factory=Counter)  # launches by demangled name
+    invalid_launches: int = 0  # launches that a GPU would refuse: an empty or too large grid or block
+    compiled_sources: int = 0  # sources that NVRTC compiled,
+    failed_sources: int = 0  # refused,
+    unchecked_sources: int = 0  # or never saw, because there was none
+    calls: CounterOf[str] = field(default_factory=Counter)  # every line of the record, by function
 
     def __add__(self, other: Summary) -> Summary:
         """Return the summary of both together."""
@@ -143,20 +114,33 @@ class Summary:
 
 def summarize(calls: Iterable[Call]) -> Summary:
     """Return what calls amount to."""
-    total = _Totals()
+    numbers: CounterOf[str] = Counter()
+    counters: DefaultDict[str, CounterOf[Any]] = defaultdict(Counter)
     for call in calls:
-        total.calls[call.name] += 1
+        counters["calls"][call.name] += 1
         if call.name in ("cudaLaunchKernel", "cuLaunchKernel"):
-            total.add_launch(call)
+            numbers["launches"] += 1
+            numbers["invalid_launches"] += call.fields.get("invalid", 0)
+            counters["kernels"][call.kernel or ""] += 1
+            (_count_launch if call.name == "cudaLaunchKernel" else _count_fused)(call, numbers, counters)
         elif call.name.startswith("cudaMemcpy"):
-            total.add_copy(call)
+            counters["copies"][call["kind"]] += 1
+            counters["copy_bytes"][call["kind"]] += call["bytes"]
+            if call["kind"] == "device to host":
+                numbers.update(host_reads=1, host_read_bytes=call["bytes"])
         elif call.name == "nvrtcCompileProgram":
-            total.add_source(call)
+            kind = "failed" if call["status"] else "compiled" if call["compiled"] else "unchecked"
+            numbers[f"{kind}_sources"] += 1
         elif _LIBRARY.match(call.name) and "Algorithm" not in call.name:
-            total.add_library_call(call)
+            numbers["library_calls"] += 1
+            kind, counted = _classify(call)
+            counters[kind][counted] += 1
         elif call.name in ("cudaMalloc", "cudaFree"):
-            total.numbers["allocated_bytes" if call.name == "cudaMalloc" else "freed_bytes"] += call["bytes"]
-    return total.summary()
+            numbers["allocated_bytes" if call.name == "cudaMalloc" else "freed_bytes"] += call["bytes"]
+        elif call.name in _WAITS:
+            numbers[_WAITS[call.name]] += 1
+    fields: Dict[str, Any] = {**numbers, **counters}
+    return Summary(**fields)
 
 
 def peak_bytes(calls: Iterable[Call]) -> int:
@@ -172,68 +156,31 @@ def peak_bytes(calls: Iterable[Call]) -> int:
     return peak
 
 
-class _Totals:
-    """The fields of a Summary while they are counted."""
+def _count_launch(call: Call, numbers: CounterOf[str], counters: DefaultDict[str, CounterOf[Any]]) -> None:
+    kernel = call.kernel or ""
+    cast, base, dtypes = cast_of(kernel), base_name(kernel), dtypes_of(kernel) or ("unknown",)
+    if cast:
+        counters["casts"]["->".join(cast)] += 1
+        numbers["cast_bytes"] += call.fields.get("elements", 0) * (SIZES[cast[0]] + SIZES[cast[1]])
+    elif "softmax" in base.lower():
+        counters["softmaxes"][Softmax(base, dtypes[0])] += 1
+    elif _NORM_KERNEL.match(base):
+        counters["norms"][Norm(base, dtypes[0], dtypes[-1] if base.startswith("Batch") else None)] += 1
 
-    def __init__(self) -> None:
-        self.calls: CounterOf[str] = Counter()
-        self.numbers: CounterOf[str] = Counter()
-        self.counters: Dict[str, CounterOf[Any]] = {}
 
-    def count(self, field_name: str, key: object, by: int = 1) -> None:
-        self.counters.setdefault(field_name, Counter())[key] += by
-
-    def add_launch(self, call: Call) -> None:
-        kernel = call.kernel or ""
-        self.numbers["launches"] += 1
-        self.numbers["invalid_launches"] += call.fields.get("invalid", 0)
-        self.count("kernels", kernel)
-        if call.name == "cuLaunchKernel":
-            self.add_fused(call)
-            return
-        cast, base, dtypes = cast_of(kernel), base_name(kernel), dtypes_of(kernel) or ("unknown",)
-        if cast:
-            self.count("casts", "->".join(cast))
-            self.numbers["cast_bytes"] += call.fields.get("elements", 0) * (SIZES[cast[0]] + SIZES[cast[1]])
-        elif "softmax" in base.lower():
-            self.count("softmaxes", Softmax(base, dtypes[0]))
-        elif _NORM_KERNEL.match(base):
-            self.count("norms", Norm(base, dtypes[0], dtypes[-1] if base.startswith("Batch") else None))
-
-    def add_fused(self, call: Call) -> None:
-        self.numbers["fused"] += 1
-        if call.source is None:
-            self.numbers["unread_fused"] += 1
-            return
-        for pair, number in fused_casts(call.source).items():
-            self.count("fused_casts", pair, number)
-
-    def add_copy(self, call: Call) -> None:
-        self.count("copies", call["kind"])
-        self.count("copy_bytes", call["kind"], call["bytes"])
-        if call["kind"] == "device to host":
-            self.numbers["host_reads"] += 1
-            self.numbers["host_read_bytes"] += call["bytes"]
-
-    def add_source(self, call: Call) -> None:
-        kind = "failed" if call["status"] else "compiled" if call["compiled"] else "unchecked"
-        self.numbers[f"{kind}_sources"] += 1
-
-    def add_library_call(self, call: Call) -> None:
-        self.numbers["library_calls"] += 1
-        self.count(*_classify(call))
-
-    def summary(self) -> Summary:
-        fields: Dict[str, Any] = {**self.numbers, **self.counters, "calls": self.calls}
-        fields["synchronizations"] = self.calls["cudaStreamSynchronize"]
-        fields["memsets"] = self.calls["cudaMemsetAsync"]
-        return Summary(**fields)
+def _count_fused(call: Call, numbers: CounterOf[str], counters: DefaultDict[str, CounterOf[Any]]) -> None:
+    numbers["fused"] += 1
+    if call.source is None:
+        numbers["unread_fused"] += 1
+    else:
+        counters["fused_casts"].update(fused_casts(call.source))
 
 
 def _classify(call: Call) -> Tuple[str, NamedTuple]:
     """Return the field of a Summary that a library call belongs to, and what it counts as."""
     name, fields = call.name, call.fields
-    dtype: Any = _dtype_of(fields)
+    tensor = fields.get("x") or fields.get("y") or fields
+    dtype: Any = tensor.get("dtype")
     if "a" in fields:
         operands = {fields["a"], fields["b"], fields["c"]}
         dtype = operands.pop() if len(operands) == 1 else f"{fields['a']}x{fields['b']}->{fields['c']}"
@@ -249,12 +196,6 @@ def _classify(call: Call) -> Tuple[str, NamedTuple]:
     if name.startswith("cudnnSoftmax"):
         return "softmaxes", Softmax(name, dtype)
     return "other_calls", OtherCall(name, dtype)
-
-
-def _dtype_of(fields: Mapping[str, Any]) -> Optional[str]:
-    """Return the dtype of x, of y if a call has no x, or of all that it works on."""
-    tensor = fields.get("x") or fields.get("y") or fields
-    return tensor.get("dtype")
 
 
 def _plain(value: Union[int, CounterOf[Any]]) -> Any:
