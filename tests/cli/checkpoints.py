@@ -52,6 +52,11 @@ def mxmp(*args, code=0):
     return result.stdout, result.stderr
 
 
+def said(out):
+    """Return the second of two cells or columns by the first."""
+    return {row[0]: row[1] for row in table(out) if len(row) == 2}
+
+
 def _runner():
     """Return a runner that keeps stderr apart, as click does by itself from 8.2 on."""
     try:

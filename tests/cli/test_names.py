@@ -16,10 +16,9 @@ from tests.names import EACH
 
 def saved(folder, name):
     layer = mx.sym.FullyConnected(mx.sym.var(f"data{name}"), num_hidden=4, name=name)
-    prefix = str(folder / name)
     args = {f"{name}_weight": mx.nd.ones((4, 3)) * 1e9, f"{name}_bias": mx.nd.ones(4)}
-    mx.model.save_checkpoint(prefix, 0, mx.sym.softmax(layer, name="soft"), args, {})
-    return prefix
+    mx.model.save_checkpoint(str(folder / name), 0, mx.sym.softmax(layer, name="soft"), args, {})
+    return str(folder / name)
 
 
 @EACH
@@ -28,8 +27,7 @@ def test_convert_and_inspect_take_any_name(name, tmp_path):
     out, _ = mxmp("convert", prefix, 0, "-o", f"{prefix}-low", "--shape", f"data{name}:2,3")
     assert any(row[0] == "clamped" and "_weight: 12 values" in row[1] for row in table(out))
     assert mx.model.load_checkpoint(f"{prefix}-low", 0)[1][f"{name}_weight"].dtype.__name__ == "float16"
-    out, _ = mxmp("inspect", f"{prefix}-low", "--json")
-    assert json.loads(out)["rows"][0]["name"] == name
+    assert json.loads(mxmp("inspect", f"{prefix}-low", "--json")[0])["rows"][0]["name"] == name
     out, _ = mxmp("inspect", prefix)
     assert not any(0 < ord(c) < 32 and c != "\n" or ord(c) == 127 for c in out)
     assert sum("FullyConnected" in line for line in out.splitlines()) == 1

@@ -1,26 +1,42 @@
-"""The command line as a program: pipes, terminals, signals."""
+"""The command line as a program: pipes, terminals, signals, and what it imports."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from mxmp.cli.commands import commands
-from tests.cli.checkpoints import SHAPE, save
+from tests.cli.checkpoints import SHAPE, mxmp, save
 
 ROOT = Path(__file__).resolve().parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+INTERRUPTED = (130, "", "mxmp: interrupted\n")
 
 
 def start(*args, **streams):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
+    env = {**ENV, "TERM": "xterm", "COLUMNS": "100"}
     command = [sys.executable, "-m", "mxmp", *map(str, args)]
     return subprocess.Popen(command, env=env, **{"stderr": subprocess.PIPE, "text": True, **streams})
+
+
+def python(code, *args, cwd=ROOT, **variables):
+    """Run code and return (exit code, stdout, stderr)."""
+    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, args)]
+    done = subprocess.run(command, cwd=cwd, env={**ENV, **variables}, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_a_reader_that_stops_reading_is_no_error(tmp_path):
@@ -31,33 +47,10 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path):
     assert process.returncode in (0, 1)
 
 
-AT_THE_SYMBOL = """
-import os, signal, sys
-from mxmp.cli import main
-read = lambda event, args: event == "open" and str(args[0]).endswith("net-symbol.json")
-sys.addaudithook(lambda event, args: os.kill(os.getpid(), signal.SIGINT) if read(event, args) else None)
-main(sys.argv[1:])
-"""
-
-
-def interrupted(*args):
-    """Return what Ctrl-C comes to that is pressed when the program opens the file of a symbol."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", AT_THE_SYMBOL, *map(str, args)], env=env, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_ctrl_c_ends_with_one_line(tmp_path):
-    assert interrupted("inspect", save(tmp_path)) == (130, "", "mxmp: interrupted\n")
-
-
-def test_progress_shows_on_a_terminal(tmp_path, monkeypatch, capsys):
-    """On stderr, and stdout stays what a pipe can take."""
-    args = "convert", save(tmp_path), 3, "-o", tmp_path / "out", "--shape", SHAPE
-    shown = on_a_terminal(monkeypatch, "stderr", 100, *args)
-    out = capsys.readouterr().out
-    assert all(stage in shown for stage in ("load", "convert", "write"))
-    assert "operators" in out and "\x1b" not in out
+def read(terminal):
+    """Yield what was written to a terminal until its other end was closed, which Linux calls an error."""
+    with contextlib.suppress(OSError):
+        yield from iter(lambda: terminal.read(4096), b"")
 
 
 def on_a_terminal(monkeypatch, stream, columns, *args):
@@ -73,10 +66,10 @@ def on_a_terminal(monkeypatch, stream, columns, *args):
         return shown.result().decode()
 
 
-def read(terminal):
-    """Return what was written to a terminal until its other end was closed, which Linux calls an error."""
-    with contextlib.suppress(OSError):
-        yield from iter(lambda: terminal.read(4096), b"")
+def test_progress_shows_on_a_terminal_and_stdout_stays_for_a_pipe(tmp_path, monkeypatch, capsys):
+    args = "convert", save(tmp_path), 3, "-o", tmp_path / "out", "--shape", SHAPE
+    shown, out = on_a_terminal(monkeypatch, "stderr", 100, *args), capsys.readouterr().out
+    assert all(stage in shown for stage in ("load", "convert", "write")) and "operators" in out and "\x1b" not in out
 
 
 def test_a_narrow_terminal_breaks_no_name(tmp_path, monkeypatch):
@@ -85,3 +78,231 @@ def test_a_narrow_terminal_breaks_no_name(tmp_path, monkeypatch):
     assert max(map(len, lines)) <= 60
     for word in ("FullyConnected", "softmax", "conv_weight", "loss_scale=dynamic", "cheapest", "allow: gains from low"):
         assert any(word in line for line in lines), word
+
+
+# ---------------------------------------------------------------------- without MXNet
+
+FORK = """
+import json, os, sys, tempfile, traceback
+
+def fork(act):
+    \"""Do something in a copy of this process; return its exit code, what it printed, and what it had imported.\"""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = os.fork()
+        if not child:
+            os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+            try:
+                act()
+            except SystemExit as e:
+                sys.stdout.flush()
+                loaded = [name for name in ("mxnet", "numpy", "rich", "matplotlib", "scipy") if name in sys.modules]
+                print("loaded:", *loaded, file=sys.stderr, flush=True)
+                os._exit(e.code or 0)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(99)
+        status = os.waitpid(child, 0)[1]
+        texts = (file.seek(0) or file.read().decode() for file in (out, err))
+        return [os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status), *texts]
+"""
+ANSWER = f"""{FORK}
+from mxmp.cli import main
+print(json.dumps([fork(lambda: main(args.split())) for args in json.loads(sys.argv[1])]))
+"""
+COMMANDS = "benchmark build convert doctor inspect launch ranges run tune".split()
+CLICK = tuple(map(int, version("click").split(".")[:2]))
+ANSWERED = {  # and the exit codes; the files that NET and SAVED stand for
+    "--help": 0,
+    "--version": 0,
+    "": 0 if CLICK < (8, 2) else 2,
+    **{f"{command} --help": 0 for command in COMMANDS},
+    "benchmark net": 2,
+    "nonsense": 2,
+    "convert net": 2,
+    "convert net three -o out": 2,
+    "convert net 3 -o out --policy O9": 2,
+    "convert net 3 -o out --dtype data:int7": 2,
+    "convert net 3 -o out --tuned TAKEN-0003.params --policy O1": 2,
+    "inspect net --shape data:2x3": 2,
+    "tune net 3": 2,
+    "tune net 3 --shape data:2,3 --objective speed": 2,
+    "inspect net-symbol.json": 2,
+    "doctor --policy O1,loss_scale=-1": 2,
+    "launch -n 0 true": 2,
+    "run nowhere.py": 2,
+    "launch -n 1 --hosts 127.0.0.1 true": 0,
+    "convert NET 3 -o OUT": 1,
+    "convert SAVED 4 -o OUT": 1,
+    "convert SAVED 3 -o SAVED": 1,
+    "convert SAVED 3 -o nowhere/OUT": 1,
+    "convert SAVED 3 -o TAKEN": 1,
+    "inspect NET": 1,
+    "inspect SAVED --epoch 4": 1,
+    "tune NET 3 --shape data:1": 1,
+    "tune SAVED 3 --shape data:1 -o SAVED-0003.params": 1,
+    "benchmark NET --shape data:1": 1,
+    "benchmark SAVED 4 --shape data:1": 1,
+    "compare NET 3 --shape data:1": 1,
+    "compare SAVED 3 --shape data:1 -o SAVED-0003.params": 1,
+    "ranges NET 3 --shape data:1": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """Return what the arguments come to, each in a copy of one process, in a folder with three empty files."""
+    folder = tmp_path_factory.mktemp("files")
+    for name in ("SAVED-symbol.json", "SAVED-0003.params", "TAKEN-0003.params"):
+        (folder / name).write_text("")
+    code, out, err = python(ANSWER, json.dumps([*ANSWERED]), cwd=folder)
+    assert (code, len(list(folder.iterdir()))) == (0, 3), err
+    return dict(zip(ANSWERED, json.loads(out)))
+
+
+@pytest.mark.parametrize("args", ANSWERED)
+def test_help_wrong_arguments_and_missing_files_need_no_mxnet(args, answers):
+    code, out, err = answers[args]
+    *said, loaded = err.splitlines()
+    assert (code, loaded) == (ANSWERED[args], "loaded:")
+    if code == 1:
+        assert out == "" and len(said) == 1 and said[0].startswith("mxmp: error: ")
+
+
+CONVERTING = """
+import sys, mxmp
+print("mxnet" in sys.modules)
+from mxnet.gluon import nn
+for policy in ("O1", "O2"):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=4), nn.Activation("relu"), nn.Dense(2, in_units=4))
+    net.initialize()
+    mxmp.gluon.convert(net, policy)
+print("matplotlib" in sys.modules)
+"""
+
+
+def test_importing_mxmp_imports_no_mxnet_and_converting_no_matplotlib_and_writes_nothing_to_a_read_only_home(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir(0o555)
+    pytest.importorskip("matplotlib")
+    unset = {name: "" for name in ENV if name.startswith(("XDG_", "MPL"))}
+    assert python(CONVERTING, HOME=str(home), **unset) == (0, "False\nFalse\n", "")
+    assert list(home.iterdir()) == []  # root may write to any folder
+
+
+# ---------------------------------------------------------------------- Ctrl-C
+
+MODULES = [
+    "click",
+    "mxmp.cli.environment",
+    f"numpy.{'_core' if np.__version__ >= '2' else 'core'}._multiarray_umath",  # extensions make an ImportError of an exception
+    "numpy.random.mtrand",
+    "mxnet.libinfo",
+    "mxnet._ctypes.ndarray",
+    "rich.table",
+]
+AT_IMPORTS = f"""{FORK}
+import signal
+found = {{}}
+
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name in sys.argv[1].split() and name not in found:
+            found[name] = None
+            found[name] = fork(lambda: os.kill(os.getpid(), signal.SIGINT))
+
+sys.meta_path.insert(0, Press())
+from mxmp.cli import main
+try:
+    main(["inspect", sys.argv[2]])
+except SystemExit:
+    print(json.dumps(found))
+"""
+
+
+def test_ctrl_c_at_an_import_ends_with_one_line(tmp_path):
+    """One program goes on, copies of it get the signal."""
+    code, out, err = python(AT_IMPORTS, " ".join(MODULES), save(tmp_path))
+    assert code == 0, err
+    assert json.loads(out.splitlines()[-1]) == dict.fromkeys(MODULES, [*INTERRUPTED])
+
+
+@pytest.mark.parametrize("mapped", ["_multiarray_umath", "libmxnet.so"])
+def test_ctrl_c_while_a_library_is_loaded_ends_with_one_line(mapped, tmp_path):
+    """From outside, at whatever instruction that is."""
+    with start("inspect", save(tmp_path), stdout=subprocess.PIPE) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        while mapped not in maps.read_text():
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == INTERRUPTED
+
+
+LOST = """
+import os, signal
+from mxmp.cli.interrupts import end_at_once, raising
+end_at_once()
+class Lost:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+with raising():
+    Lost()
+print("went on")
+"""
+IGNORED = "import signal; from mxmp.cli.interrupts import end_at_once; end_at_once(); signal.raise_signal(signal.SIGINT)"
+IGNORING = f"import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.executable, [sys.executable, '-c', {IGNORED!r}])"
+
+
+@pytest.mark.parametrize("code, end", [(LOST, INTERRUPTED), (IGNORING, (0, "", ""))], ids=["lost", "ignored"])
+def test_an_interrupt_that_a_destructor_loses_ends_the_program_and_one_that_is_ignored_does_not(code, end):
+    assert python(code) == end
+
+
+# ---------------------------------------------------------------------- mxmp launch
+
+
+def test_launch_passes_on_output_and_exit_code_and_leaves_signals_as_they_were():
+    before = signal.getsignal(signal.SIGTERM)
+    out, err = mxmp("launch", "-n", "1", "sh", "-c", "echo $DMLC_ROLE $DMLC_NUM_WORKER; exit 5", code=5)
+    assert out == "[worker 0] worker 1\n" and signal.getsignal(signal.SIGTERM) is before
+    assert err.splitlines()[-1] == "mxmp: worker 0 failed with exit code 5; ended the others."
+
+
+def test_options_behind_the_command_of_launch_are_the_commands():
+    out, _ = mxmp("launch", "-n", "1", "echo", "-n", "2", "--timeout", "x")
+    assert out == "[worker 0] 2 --timeout x\n"
+
+
+def test_a_job_that_takes_too_long_is_ended():
+    _, err = mxmp("launch", "-n", "1", "--timeout", "0.5", "sleep", "60", code=124)
+    assert err.splitlines()[-1] == "mxmp: the job took longer than 0.5 s; ended scheduler, server 0, worker 0."
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_launch_ends_the_workers_too(number, code):
+    with start("launch", "-n", "1", "sh", "-c", "echo $$; exec sleep 60", stdout=subprocess.PIPE) as process:
+        pid = int(process.stdout.readline().rsplit(maxsplit=1)[-1])
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == code
+    assert subprocess.run(["kill", "-0", str(pid)], stderr=subprocess.PIPE).returncode == 1
+
+
+def test_launch_prints_the_commands_for_several_machines():
+    out, _ = mxmp("launch", "-n", "2", "--hosts", "10.0.0.1, 10.0.0.2", "python", "train.py", "--name", "a b")
+    shared = "DMLC_PS_ROOT_URI=10.0.0.1 DMLC_PS_ROOT_PORT=9091 DMLC_NUM_SERVER=1 DMLC_NUM_WORKER=2 DMLC_NODE_HOST=10.0.0"
+    worker, other = "python train.py --name 'a b'", f"{sys.executable} -c 'import mxmp, mxnet'"
+    assert out.splitlines() == [
+        "# on 10.0.0.1",
+        f"DMLC_ROLE=scheduler {shared}.1 PORT=9091 {other} &  # scheduler",
+        f"DMLC_ROLE=server {shared}.1 PORT=9092 {other} &  # server 0",
+        f"DMLC_ROLE=worker {shared}.1 PORT=9093 {worker} &  # worker 0",
+        "wait",
+        "# on 10.0.0.2",
+        f"DMLC_ROLE=worker {shared}.2 PORT=9094 {worker} &  # worker 1",
+        "wait",
+    ]

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = [sys.executable]
-RUN = [sys.executable, "-m", "mxmp", "run"]
-
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+PYTHON, RUN = [sys.executable], [sys.executable, "-m", "mxmp", "run"]
 REPORT = """
 from __future__ import annotations
 import logging, os, signal, sys
@@ -27,65 +26,51 @@ print(logging.getLogger().handlers, sys._getframe().f_code.co_filename)
 """
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
     """Return a folder with one program in all forms that Python takes."""
-    (tmp_path / "scripts").mkdir()
+    folder = tmp_path_factory.mktemp("programs")
     for name in ("scripts/report.py", "app/__main__.py", "pack/__init__.py", "pack/inner.py"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(REPORT if name != "pack/__init__.py" else "")
-    (tmp_path / "link.py").symlink_to("scripts/report.py")
-    py_compile.compile(str(tmp_path / "link.py"), str(tmp_path / "scripts" / "compiled.pyc"))
-    with zipfile.ZipFile(tmp_path / "app.zip", "w") as file:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(REPORT if name != "pack/__init__.py" else "")
+    (folder / "link.py").symlink_to("scripts/report.py")
+    py_compile.compile(str(folder / "link.py"), str(folder / "scripts" / "compiled.pyc"))
+    with zipfile.ZipFile(folder / "app.zip", "w") as file:
         file.writestr("__main__.py", REPORT)
-    return tmp_path
+    return folder
 
 
 def run(command, *args, folder=None, **variables):
     """Run a command in a folder and return (stdout, stderr, exit code)."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    done = subprocess.run([*command, *args], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, *args], cwd=folder, env={**ENV, **variables}, capture_output=True, text=True, timeout=60)
     return done.stdout, done.stderr, done.returncode
 
 
-def script(folder, text):
-    path = folder / "script.py"
-    path.write_text(text)
-    return str(path)
-
-
 def both(*args, **options):
-    """Run a program under Python and under ``mxmp run``, and return what both come to."""
+    """Run a program under Python and under ``mxmp run``, which come to the same, and return that."""
     expected, found = run(PYTHON, *args, **options), run(RUN, *args, **options)
     assert found == expected
     return found
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        ["scripts/report.py"],
-        ["link.py"],
-        ["./scripts/../link.py"],
-        ["scripts/compiled.pyc"],
-        ["app"],
-        ["app.zip"],
-        ["-m", "pack.inner"],
-        ["-m", "app"],
-    ],
-    ids=" ".join,
-)
+def script(folder, text):
+    (folder / "script.py").write_text(text)
+    return str(folder / "script.py")
+
+
+PROGRAMS = ["scripts/report.py", "link.py", "./scripts/../link.py", "scripts/compiled.pyc", "app", "app.zip", "-m pack.inner", "-m app"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_finds_what_it_finds_under_python(program, folder):
-    out, err, code = both(*program, "--help", "-m", "--", "-x=1", "", folder=folder)
+    out, err, code = both(*program.split(), "--help", "-m", "--", "-x=1", "", folder=folder)
     assert (err, code) == ("", 0) and "'--help', '-m', '--', '-x=1', ''" in out
 
 
-def test_python_may_keep_the_path_clean(folder):
-    if sys.version_info < (3, 11):
-        return  # PYTHONSAFEPATH means nothing there, and all is as above
-    for program in ("scripts/report.py", "app"):
-        both(program, folder=folder, PYTHONSAFEPATH="1")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH means nothing before")
+@pytest.mark.parametrize("program", ["scripts/report.py", "app"])
+def test_python_may_keep_the_path_clean(program, folder):
+    both(program, folder=folder, PYTHONSAFEPATH="1")
 
 
 ENDS = {
@@ -102,10 +87,9 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("text", list(ENDS.values()), ids=list(ENDS))
+@pytest.mark.parametrize("text", ENDS.values(), ids=ENDS.keys())
 def test_a_program_ends_as_under_python(text, tmp_path):
-    expected, found = (run(command, script(tmp_path, text)) for command in (PYTHON, RUN))
-    assert found == expected
+    both(script(tmp_path, text))
 
 
 def test_an_error_of_a_module_shows_no_frame_of_mxmp(tmp_path):
@@ -117,34 +101,34 @@ def test_an_error_of_a_module_shows_no_frame_of_mxmp(tmp_path):
 @pytest.mark.parametrize(
     "program, said",
     [
-        (["-m", "no_such_module"], "ImportError: No module named no_such_module"),
-        (["-m", "json.nothing"], "ImportError: No module named json.nothing"),
-        (["empty"], "ImportError: can't find '__main__' module in '{}/empty'"),
+        ("-m no_such_module", "ImportError: No module named no_such_module"),
+        ("-m json.nothing", "ImportError: No module named json.nothing"),
+        ("scripts", "ImportError: can't find '__main__' module in '{}/scripts'"),
     ],
 )
-def test_a_program_that_is_not_there_is_named(program, said, tmp_path):
-    (tmp_path / "empty").mkdir()
-    out, err, code = run(RUN, *program, folder=tmp_path)
-    assert (out, err.splitlines()[-1], code) == ("", said.format(tmp_path), 1)
+def test_a_program_that_is_not_there_is_named(program, said, folder):
+    out, err, code = run(RUN, *program.split(), folder=folder)
+    assert (out, err.splitlines()[-1], code) == ("", said.format(folder), 1)
 
 
-@pytest.mark.parametrize("code, said", [(-signal.SIGINT, "KeyboardInterrupt"), (0, "caught")], ids=["ends", "caught"])
-def test_ctrl_c_is_the_programs(code, said, tmp_path):
-    body = "print('ready', flush=True)\n    time.sleep(60)\n"
-    catch = (
-        "except KeyboardInterrupt:\n    sys.exit(print('caught', file=sys.stderr))"
-        if code == 0
-        else "finally:\n    pass"
-    )
-    text = f"import sys, time\ntry:\n    {body}{catch}\n"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+SLEEPS = "import sys, time\ntry:\n    print('ready', flush=True)\n    time.sleep(60)\n"
+
+
+@pytest.mark.parametrize(
+    "text, code, said",
+    [
+        ("finally:\n    pass", -signal.SIGINT, "KeyboardInterrupt"),
+        ("except KeyboardInterrupt:\n    sys.exit(print('caught', file=sys.stderr))", 0, "caught"),
+    ],
+    ids=["ends", "caught"],
+)
+def test_ctrl_c_is_the_programs(text, code, said, tmp_path):
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*RUN, script(tmp_path, text)], env=env, **streams) as process:
+    with subprocess.Popen([*RUN, script(tmp_path, SLEEPS + text)], env=ENV, **streams) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err.splitlines()[-1]) == (code, said)
-    assert "mxmp" not in err
+    assert (process.returncode, err.splitlines()[-1]) == (code, said) and "mxmp" not in err
 
 
 PROCESSES = """
@@ -166,8 +150,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_processes_and_pickles_know_the_program(method, tmp_path):
-    out, err, code = both(script(tmp_path, PROCESSES), method)
-    assert (out, err, code) == ("[2, 4]\n", "5\n", 0)
+    assert both(script(tmp_path, PROCESSES), method) == ("[2, 4]\n", "5\n", 0)
 
 
 def test_a_script_may_import_mxnet_first(tmp_path):

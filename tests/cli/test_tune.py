@@ -1,4 +1,4 @@
-"""``mxmp tune``, and ``mxmp convert --tuned``: from a checkpoint to a plan, and from a plan to a checkpoint."""
+"""``mxmp tune``, ``benchmark`` and ``convert --tuned``: from a checkpoint to times and a plan, and from a plan back."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ import pytest
 from mxmp import tune as package
 from mxmp.devices.speed import read_machine
 from mxmp.tune import TuneResult, load
+from mxmp.tune import benchmark as times
 from mxmp.tune import plan as plans
 from mxmp.tune.plan import digest
-from tests.cli.checkpoints import SHAPE, contents, mxmp, network, save, table
+from tests.cli.checkpoints import SHAPE, SHAPES, contents, mxmp, network, save, table
 from tests.cli.test_errors import refused
-from tests.cli.test_process import interrupted, start
+from tests.cli.test_process import ENV, INTERRUPTED, python
 from tests.tune.results import result
 
-QUICK = ("--seconds", "2")
+QUICK = ("--shape", SHAPE, "--seconds", "2")
 POLICY = "mixed_bfloat16,op:BatchNorm=float32"
+MEASURED = pytest.mark.parametrize("options", [[], ["--objective", "inference"], ["--for-inference"]], ids=" ".join)
 
 
 @pytest.fixture
@@ -31,10 +33,13 @@ def prefix(tmp_path):
 
 @pytest.fixture
 def plan(tmp_path):
-    """Return the file of a plan for the small network."""
-    path = str(tmp_path / "plan.json")
-    result(POLICY, network=digest([network()])).save(path)
-    return path
+    """Return a function that writes a plan for the small network, and returns its file."""
+
+    def write(policy=POLICY, **options):
+        result(policy, network=digest([network()]), **options).save(str(tmp_path / "plan.json"))
+        return tmp_path / "plan.json"
+
+    return write
 
 
 def cells(out):
@@ -43,10 +48,10 @@ def cells(out):
     return {**{row[0]: row[1] for row in table(out) if len(row) == 2}, **dict(line.groups() for line in lines if line)}
 
 
-@pytest.mark.parametrize("options", [[], ["--objective", "inference"], ["--for-inference"]], ids=" ".join)
+@MEASURED
 def test_tune_prints_what_it_measured_and_changes_no_file(options, prefix, tmp_path):
     before = contents(tmp_path)
-    out, _ = mxmp("tune", prefix, 3, "--shape", SHAPE, *QUICK, *options)
+    out, _ = mxmp("tune", prefix, 3, *QUICK, *options)
     assert contents(tmp_path) == before
     assert table(out)[0][0] == "plan" and table(out)[1][0].startswith("float32")
     assert cells(out)["holds for"].endswith(f"data (2, 3, 8, 8); network {digest([network()])}")
@@ -54,17 +59,10 @@ def test_tune_prints_what_it_measured_and_changes_no_file(options, prefix, tmp_p
 
 def test_tune_writes_a_plan_that_convert_takes(prefix, tmp_path):
     file = tmp_path / "plan.json"
-    out, _ = mxmp("tune", prefix, 3, "--shape", SHAPE, *QUICK, "--objective", "inference", "-o", file)
+    out, _ = mxmp("tune", prefix, 3, *QUICK, "--objective", "inference", "-o", file)
     assert cells(out)["written"] == str(file)
-    found = load(str(file), network(), shapes={"data": (2, 3, 8, 8)})
-    out, _ = mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--tuned", file)
-    assert cells(out)["policy"] == str(found.policy)
-
-
-def test_tune_prints_json(prefix):
-    out, _ = mxmp("tune", prefix, 3, "--shape", SHAPE, *QUICK, "--for-inference", "--json")
-    found = TuneResult.from_json(out)
-    assert found.for_inference and found.objective == "inference" and found.seconds["float32"] > 0
+    found = load(str(file), network(), shapes=SHAPES)
+    assert cells(mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--tuned", file)[0])["policy"] == str(found.policy)
 
 
 def test_tune_takes_the_seconds_and_the_policy(prefix, monkeypatch):
@@ -78,31 +76,31 @@ def test_tune_takes_the_seconds_and_the_policy(prefix, monkeypatch):
     options = ["--policy", "bfloat16", "--keep-float32", "fc", "--seconds", "7.5", "--objective", "inference"]
     mxmp("tune", prefix, 3, "--shape", SHAPE, *options)
     assert str(given["policy"]).startswith("param=bfloat16") and given["policy"].names == (("fc", "float32"),)
-    assert given["seconds"] == 7.5 and given["objective"] == "inference" and not given["for_inference"]
+    assert (given["seconds"], given["objective"], given["for_inference"]) == (7.5, "inference", False)
 
 
 def test_convert_does_what_a_plan_says(prefix, plan, tmp_path):
     """As the same policy and shapes by hand do."""
-    out, _ = mxmp("convert", prefix, 3, "-o", tmp_path / "a", "--tuned", plan)
-    assert "BatchNorm=float32" in cells(out)["policy"]
-    mxmp("convert", prefix, 3, "-o", tmp_path / "b", "--policy", POLICY, "--shape", SHAPE)
-    assert (tmp_path / "a-symbol.json").read_bytes() == (tmp_path / "b-symbol.json").read_bytes()
-    assert "amp_cast" in (tmp_path / "a-symbol.json").read_text()
-    mxmp("convert", prefix, 3, "-o", tmp_path / "c", "--tuned", plan, "--shape", SHAPE)
-    assert (tmp_path / "a-symbol.json").read_bytes() == (tmp_path / "c-symbol.json").read_bytes()
+    calls = {
+        "a": ("--tuned", plan()),
+        "b": ("--policy", POLICY, "--shape", SHAPE),
+        "c": ("--tuned", plan(), "--shape", SHAPE),
+    }
+    outs = {name: mxmp("convert", prefix, 3, "-o", tmp_path / name, *options)[0] for name, options in calls.items()}
+    symbols = {(tmp_path / f"{name}-symbol.json").read_text() for name in calls}
+    assert "BatchNorm=float32" in cells(outs["a"])["policy"] and len(symbols) == 1 and "amp_cast" in symbols.pop()
 
 
 def test_convert_folds_what_a_plan_for_inference_folded(prefix, plan, tmp_path):
-    folded = {"for_inference": True, "objective": "inference"}
-    result("mixed_bfloat16", network=digest([network()]), **folded).save(plan)
-    mxmp("convert", prefix, 3, "-o", tmp_path / "a", "--tuned", plan)
+    file = plan("mixed_bfloat16", for_inference=True, objective="inference")
+    mxmp("convert", prefix, 3, "-o", tmp_path / "a", "--tuned", file)
     assert "BatchNorm" not in (tmp_path / "a-symbol.json").read_text()
 
 
 def test_convert_refuses_a_plan_of_another_machine(prefix, plan, tmp_path, monkeypatch):
     here = read_machine()
     monkeypatch.setattr(plans, "read_machine", lambda: dataclasses.replace(here, cores=97))
-    refused("cores: found 97", "convert", prefix, 3, "-o", tmp_path / "a", "--tuned", plan)
+    refused("cores: found 97", "convert", prefix, 3, "-o", tmp_path / "a", "--tuned", plan())
 
 
 TUNING = """
@@ -125,23 +123,60 @@ main(sys.argv[1:])
 """
 
 
-def test_ctrl_c_ends_the_search_and_still_gives_the_result(prefix, tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", TUNING, "tune", prefix, "3", "--shape", SHAPE]
-    command += ["--for-inference", "--json"]  # which has more than one candidate where MXNet runs no bfloat16
-    done = subprocess.run(command, capture_output=True, text=True)
-    found = TuneResult.from_json(done.stdout)
-    assert done.returncode == 0 and found.proved and found.seconds["float32"] > 0
+def test_ctrl_c_ends_the_search_and_still_gives_the_result(prefix):
+    args = "tune", prefix, 3, "--shape", SHAPE, "--for-inference", "--json"  # with more candidates than float32
+    code, out, _ = python(TUNING, *args)
+    found = TuneResult.from_json(out)
+    assert code == 0 and found.proved and found.seconds["float32"] > 0
     assert any("Interrupted" in note for note in found.notes)
 
 
+AT_THE_SYMBOL = """
+import os, signal, sys
+from mxmp.cli import main
+read = lambda event, args: event == "open" and str(args[0]).endswith("net-symbol.json")
+sys.addaudithook(lambda event, args: os.kill(os.getpid(), signal.SIGINT) if read(event, args) else None)
+main(sys.argv[1:])
+"""
+
+
 def test_ctrl_c_before_the_search_ends_with_one_line(prefix):
-    assert interrupted("tune", prefix, 3, "--shape", SHAPE) == (130, "", "mxmp: interrupted\n")
+    """It is pressed when the program opens the file of the symbol."""
+    assert python(AT_THE_SYMBOL, "tune", prefix, 3, "--shape", SHAPE) == INTERRUPTED
 
 
 def test_nothing_but_the_result_is_printed(prefix):
     """MXNet's own lines about its backend neither, which would go through the bar."""
-    with start(
-        "tune", prefix, 3, "--shape", SHAPE, *QUICK, "--for-inference", "--json", stdout=subprocess.PIPE
-    ) as process:
-        out, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (0, "") and json.loads(out)["record"] == "tuned plan"
+    command = [sys.executable, "-m", "mxmp", "tune", prefix, "3", *QUICK, "--for-inference", "--json"]
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120)
+    found = TuneResult.from_json(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "") and json.loads(done.stdout)["record"] == "tuned plan"
+    assert found.for_inference and found.objective == "inference" and found.seconds["float32"] > 0
+
+
+# ---------------------------------------------------------------------- benchmark
+
+SHORT = ("--shape", SHAPE, "--seconds", "0.001")
+
+
+@MEASURED
+def test_policies_that_benchmark_is_asked_for_have_a_row_each(options, prefix, tmp_path):
+    before = contents(tmp_path)
+    out, err = mxmp("benchmark", prefix, *SHORT, "--policy", "O1", "--policy", "O2", *options)
+    assert err == "" and contents(tmp_path) == before
+    assert [row[0] for row in table(out) if len(row) == 5] == ["policy", "float32", "O1 (emulated)", "O2 (emulated)"]
+    assert ("BatchNorm folded" in out) == ("--for-inference" in options)
+
+
+def test_without_bfloat16_benchmark_has_float32_and_a_note_of_what_to_do(prefix, monkeypatch):
+    monkeypatch.setattr(times, "runs_bfloat16", lambda: False)
+    out, _ = mxmp("benchmark", prefix, 3, *SHORT)
+    assert [row[0] for row in table(out) if len(row) == 3] == ["policy", "float32"]
+    assert "--policy O2 emulates float16" in out
+
+
+def test_the_json_of_benchmark_has_the_same(prefix):
+    found = json.loads(mxmp("benchmark", prefix, *SHORT, "--policy", "O2", "--keep-float32", "fc", "--json")[0])
+    low = found["rows"][1]
+    assert [row["policy"] for row in found["rows"]] == ["float32", "O2"] and found["objective"] == "training"
+    assert low["emulated"] and low["error"] > 0

@@ -1,4 +1,4 @@
-"""What `compare`, `explain` and `find_nonfinite` are given: the same networks, policies and errors."""
+"""The networks, policies and errors of `compare`, `explain` and `find_nonfinite`: the same; and a net is put back."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ import functools
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import compare, explain, find_nonfinite
-from mxmp.errors import ConvertError, LossScaleError
-from tests.diagnose.test_compare import DATA, LABEL, LOSS, make, model
+from mxmp.diagnose.kept import kept
+from mxmp.gluon.storage import LowPrecisionParameter
+from tests.diagnose.nets import DATA, LABEL, SOFTMAX, classifier, made, model, step, trainer_of
+
+BUCKETING = [mx.mod.BucketingModule, mxmp.module.BucketingModule]
+ASK = pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
 
 
-def converted_model():
-    return mxmp.symbol.convert_model(*model(), "O2")
-
-
-def module_of(sym, args, aux, kind=mxmp.module.Module, **options):
-    module = kind(sym, **options)
-    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
-    module.set_params(args, aux)
-    return module
-
-
-def buckets(kind=mxmp.module.BucketingModule, **options):
+def module(kind=mxmp.module.Module, **options):
+    """Return a module of the model, or one whose buckets are all of it."""
     sym, args, aux = model()
-    return module_of(lambda key: (sym, ("data",), ("softmax_label",)), args, aux, kind, default_bucket_key=4, **options)
+    if kind in BUCKETING:
+        options["default_bucket_key"] = 4
+    found = kind((lambda key: (sym, ("data",), ("softmax_label",))) if kind in BUCKETING else sym, **options)
+    found.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    found.set_params(args, aux)
+    return found
 
 
 SUBJECTS = {
     "model": (model, "O1"),
-    "converted model": (converted_model, "O2"),
-    "module of mxnet": (lambda: module_of(*model(), mx.mod.Module), "O1"),
-    "module of mxmp": (lambda: module_of(*model(), policy="O2"), "O2"),
-    "buckets of mxnet": (lambda: buckets(mx.mod.BucketingModule), "O1"),
-    "buckets of mxmp": (lambda: buckets(policy="O2"), "O2"),
+    "converted model": (lambda: mxmp.symbol.convert_model(*model(), "O2"), "O2"),
+    "module of mxnet": (lambda: module(mx.mod.Module), "O1"),
+    "module of mxmp": (lambda: module(policy="O2"), "O2"),
+    "buckets of mxnet": (lambda: module(BUCKETING[0]), "O1"),
+    "buckets of mxmp": (lambda: module(BUCKETING[1], policy="O2"), "O2"),
 }
 
 
@@ -46,86 +46,64 @@ def compared(policy):
     return compare(model(), {"data": DATA * 20_000}, policy).rows
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
-def test_all_functions_take_the_same_networks_under_their_own_policy(name):
-    make_subject, policy = SUBJECTS[name]
-    given, subject = {"data": DATA * 20_000}, make_subject()
+@pytest.mark.parametrize("make, policy", SUBJECTS.values(), ids=SUBJECTS.keys())
+def test_all_functions_take_the_same_networks_under_their_own_policy(make, policy):
+    given, subject = {"data": DATA * 20_000}, make()
     found = compare(subject, given)
     assert found.rows == compared(policy) and found.policy == str(mxmp.Policy.parse(policy))
     assert explain(subject, {**given, "softmax_label": LABEL}).kind == "activation out of range"
     assert find_nonfinite(subject, given).name == "first"
 
 
+def net_of(policy, hybridized, **flags):
+    net = classifier()
+    net.hybridize(hybridized, **flags)
+    return mxmp.gluon.convert(net, policy) if policy else net
+
+
 @pytest.mark.parametrize("hybridized", [False, True])
 @pytest.mark.parametrize("policy", [None, "O2"])
 def test_all_functions_take_a_net_under_its_own_policy(policy, hybridized):
-    net = make()
-    if hybridized:
-        net.hybridize()
-    if policy:
-        mxmp.gluon.convert(net, policy)
+    net = net_of(policy, hybridized)
     assert compare(net, DATA).policy == str(mxmp.Policy.parse(policy or "O1"))
     assert explain(net, DATA).kind == "no fault found"
     assert find_nonfinite(net, DATA * 1e6).precision == "float16"
 
 
-@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
-@pytest.mark.parametrize("hybridized", [True, False])
-@pytest.mark.parametrize("policy", [None, "O1", "O2"])
+def state(net):
+    """Return all that is seen of a net: the identity of arrays, values, gradients, its text, and its hooks."""
+    found = []
+    for param in net.collect_params().values():
+        arrays = [*param.list_data(), *(param.list_grad() if param.grad_req != "null" else ())]
+        found.append((type(param), str(param.dtype), [(id(array), array.asnumpy().tobytes()) for array in arrays]))
+    return found, repr(net), net._active, dict(net._forward_pre_hooks)
+
+
+@ASK
+@pytest.mark.parametrize("policy, hybridized", [(None, False), (None, True), ("O1", True), ("O2", False)])
 def test_a_net_is_left_as_it_was(policy, hybridized, ask):
-    net = make()
-    if hybridized:
-        net.hybridize(static_alloc=True)
-    if policy:
-        mxmp.gluon.convert(net, policy)
+    net = net_of(policy, hybridized, static_alloc=True)
     with autograd.record():
         value = net(DATA).sum()
     value.backward()
-    params = net.collect_params().values()
-
-    def state():
-        values = [(id(p.data()), p.data().asnumpy().tobytes(), str(p.dtype)) for p in params]
-        return values, [p.grad().asnumpy().tobytes() for p in params if p.grad_req != "null"], repr(net), net._active
-
     np.random.seed(1)
-    before, draws = state(), np.random.get_state()[1].tolist()
-    found = ask(net, (DATA, LABEL), "O2", loss=LOSS)
-    assert state() == before and np.random.get_state()[1].tolist() == draws and not net._forward_pre_hooks
-    assert found == ask(make(), (DATA, LABEL), "O2", loss=LOSS)
+    before, draws = state(net), np.random.get_state()[1].tolist()
+    found = ask(net, (DATA, LABEL), "O2", loss=SOFTMAX)
+    assert state(net) == before and np.random.get_state()[1].tolist() == draws
+    assert found == ask(classifier(), (DATA, LABEL), "O2", loss=SOFTMAX)
 
 
-@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
-@pytest.mark.parametrize("given, found", [(None, "NoneType"), ([make], "list of 1"), (mx.sym.var("x"), "Symbol")])
-def test_anything_else_is_refused_with_all_that_is_taken(ask, given, found):
-    message = rf"net_or_model is a {found}; expected a Gluon net, a Module or BucketingModule .*, or a tuple"
-    with pytest.raises(ConvertError, match=message):
-        ask(given, DATA)
-
-
-@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
-def test_a_converted_symbol_needs_its_policy(ask):
-    converted = tuple(mxmp.symbol.convert_model(*model(), "O1"))
-    batch = {"data": DATA, "softmax_label": LABEL}
-    with pytest.raises(ConvertError, match="policy: the network is converted already, .* does not say by which policy"):
-        ask(converted, batch)
+@ASK
+def test_a_converted_symbol_is_asked_with_its_policy(ask):
+    converted, batch = tuple(mxmp.symbol.convert_model(*model(), "O1")), {"data": DATA, "softmax_label": LABEL}
     assert ask(converted, batch, "O2") == ask(model(), batch, "O2")
 
 
-@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
-def test_a_loss_scale_that_is_none_is_refused_alike(ask):
-    with pytest.raises(LossScaleError, match="loss_scale is 0; expected a positive and finite number"):
-        ask(make(), (DATA, LABEL), loss=LOSS, loss_scale=0)
-
-
-@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
-def test_bfloat16_where_it_does_not_run_is_refused_in_words(ask, monkeypatch):
-    monkeypatch.setattr("mxmp.diagnose.subject.runs_bfloat16", lambda: False)
-    with pytest.raises(ConvertError, match="it computes in bfloat16, and MXNet runs none on this processor"):
-        ask(make(), DATA, "mixed_bfloat16")
+# ---------------------------------------------------------------------- buckets
 
 
 def of_length(length):
-    """A network that is of one length, whose parameters are of none, and its batch."""
+    """Return a network that is of one length, whose parameters are of none, and the names of its inputs."""
     data = mx.sym.reshape(mx.sym.var("data"), shape=(-1, length, 1), name="steps")
     out = mx.sym.FullyConnected(data, num_hidden=3, flatten=False, name="fc")
     return mx.sym.SoftmaxOutput(mx.sym.mean(out, axis=1, name="mean"), name="softmax"), ("data",), ("softmax_label",)
@@ -137,9 +115,9 @@ def batch_of(length):
     return mx.io.DataBatch([data], [label], 0, None, length, *described)
 
 
-@pytest.fixture(params=[mx.mod.BucketingModule, mxmp.module.BucketingModule])
-def of_two_lengths(request):
-    module, batch = request.param(of_length, 6), batch_of(6)
+def of_two_lengths(kind):
+    """Return a module that was trained on the buckets of 6 and 3."""
+    module, batch = kind(of_length, 6), batch_of(6)
     module.bind(batch.provide_data, batch.provide_label)
     module.init_params(mx.init.One())
     module.init_optimizer(optimizer="sgd")
@@ -150,18 +128,99 @@ def of_two_lengths(request):
     return module
 
 
-def test_the_bucket_of_a_batch_is_looked_at(of_two_lengths):
-    current, batch = of_two_lengths._curr_module, batch_of(6)
-    args, aux = of_two_lengths.get_params()
-    found = compare(of_two_lengths, batch, "O1")
-    assert found.rows == compare((of_length(6)[0], args, aux), batch, "O1").rows
-    assert explain(of_two_lengths, batch, "O1").kind == "no fault found"
-    assert find_nonfinite(of_two_lengths, batch_of(3), "O1") is None
-    assert of_two_lengths._curr_module is current
+@pytest.mark.parametrize("kind", BUCKETING)
+def test_the_bucket_of_a_batch_is_looked_at(kind):
+    module, batch = of_two_lengths(kind), batch_of(6)
+    current = module._curr_module
+    assert compare(module, batch, "O1").rows == compare((of_length(6)[0], *module.get_params()), batch, "O1").rows
+    assert explain(module, batch, "O1").kind == "no fault found"
+    assert find_nonfinite(module, batch_of(3), "O1") is None
+    assert module._curr_module is current
 
 
-def test_batches_of_several_buckets_or_an_unknown_one_are_refused(of_two_lengths):
-    with pytest.raises(ConvertError, match="of the buckets 6, 3; give those of one bucket at a time"):
-        compare(of_two_lengths, [batch_of(6), batch_of(3)], "O1")
-    with pytest.raises(ConvertError, match="of bucket 5, which is not bound; run one .* or give batches of 6, 3"):
-        explain(of_two_lengths, batch_of(5), "O1")
+# ---------------------------------------------------------------------- a net is put back
+
+
+def trained(policy=None, hybridized=False):
+    """Return a net that was trained for two steps, and a function that makes one more."""
+    net = net_of(policy, hybridized)
+    trainer = trainer_of(net, 128, learning_rate=0.1, momentum=0.9)
+
+    def train(trainer=trainer):
+        return step(trainer, lambda: (net(DATA) ** 2).sum())
+
+    train(), train()
+    return net, train
+
+
+@pytest.mark.parametrize("policy", [None, "O1", "O2", "O3", "float32"])
+def test_everything_is_as_it_was_after_the_net_was_converted_and_trained(policy):
+    net, train = trained(policy, hybridized=policy in (None, "O2"))
+    output, before = net(DATA).asnumpy(), state(net)
+    with kept(net):
+        assert "converted" not in repr(net)
+        other = trainer_of(mxmp.gluon.convert(net, "O2"), None, learning_rate=1.0)
+        for param in net.collect_params().values():
+            param._trainer = None
+        train(other), train(other)
+        assert not np.array_equal(net(DATA).asnumpy(), output)
+    assert state(net) == before and np.array_equal(net(DATA).asnumpy(), output)
+
+
+@pytest.mark.parametrize("policy", [None, "O1", "O2"])
+def test_training_goes_on_as_if_nothing_had_been(policy):
+    outputs = []
+    for interrupted in (False, True):
+        net, train = trained(policy)
+        if interrupted:
+            with kept(net):
+                mxmp.gluon.convert(net, "O3")(DATA)
+        for _ in range(3):
+            train()
+        outputs.append(net(DATA).asnumpy())
+    assert np.array_equal(*outputs)
+
+
+def test_it_is_as_it_was_after_an_exception_and_has_the_masters_values_within():
+    net, _ = trained("O2")
+    before, params = state(net), net.collect_params()
+    masters = {name: param._reduce().asnumpy() for name, param in params.items()}
+    with pytest.raises(ZeroDivisionError), kept(net):
+        for name, param in net.collect_params().items():
+            assert not isinstance(param, LowPrecisionParameter) and np.array_equal(param.data().asnumpy(), masters[name])
+        mxmp.gluon.convert(net, "O1")(DATA)
+        net.collect_params().zero_grad()
+        raise ZeroDivisionError
+    assert state(net) == before and "param=float16" in repr(net)
+
+
+class Pair(gluon.Block):
+    """Two layers of one weight."""
+
+    def __init__(self):
+        super().__init__(prefix="pair_")
+        with self.name_scope():
+            self.a = nn.Dense(5, in_units=5)
+            self.b = nn.Dense(5, in_units=5, params=self.a.params)
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+def test_blocks_that_share_parameters_and_were_converted_one_by_one_are_so_again():
+    net = made(Pair())
+    mxmp.gluon.convert(net.a, "O1")
+    output = net(DATA).asnumpy()
+    with kept(net):
+        mxmp.gluon.convert(net, "O2")(DATA)
+    assert "converted" in repr(net.a) and "converted" not in repr(net.b)
+    assert np.array_equal(net(DATA).asnumpy(), output)
+
+
+def test_parameters_without_values_have_none_afterwards():
+    net = nn.Dense(2)
+    net.initialize()
+    with kept(net):
+        net(DATA)
+    with pytest.raises(gluon.parameter.DeferredInitializationError):
+        net.weight.data()

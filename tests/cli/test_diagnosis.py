@@ -1,0 +1,216 @@
+"""``mxmp compare``, ``ranges``, ``doctor`` and ``report``: the tables, the JSON and the page."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.cli import diagnose as work
+from mxmp.devices import check
+from mxmp.diagnose import Comparison, compare, doctor, measure_gradients, measure_ranges
+from mxmp.report.run import VerdictText
+from mxmp.symbol import convert_checkpoint, load_checkpoint
+from tests.cli.checkpoints import SHAPE, SHAPES, contents, mxmp, network, params, said, save, table
+from tests.devices.machines import install_cards
+from tests.display.runs import ledger, report
+
+DATA = np.random.RandomState(0).randn(*SHAPES["data"]).astype(np.float32)
+BATCH = {"data": mx.nd.array(DATA), "softmax_label": mx.nd.array([1, 4])}
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    return save(tmp_path)
+
+
+@pytest.fixture
+def batch(tmp_path):
+    path = str(tmp_path / "batch.npz")
+    np.savez(path, data=DATA, softmax_label=np.array([1, 4]))
+    return path
+
+
+# ---------------------------------------------------------------------- compare
+
+
+def test_compare_lists_the_worst_operators_and_says_that_inputs_are_random(prefix, tmp_path):
+    before = contents(tmp_path)
+    out, _ = mxmp("compare", prefix, 3, "--shape", SHAPE, "--policy", "O2", "--worst", 2)
+    rows = [row for row in table(out) if len(row) == 6]
+    assert contents(tmp_path) == before and rows[0][:3] == ["node", "operator", "precision"] and len(rows) == 3
+    assert said(out)["inputs"].startswith("random numbers from 0 to 1")
+    assert "2 of 6 operators" in out and "contributes most" in out
+
+
+def test_compare_takes_inputs_and_labels_from_a_file(prefix, batch):
+    found = Comparison.from_json(mxmp("compare", prefix, 3, "--data", batch, "--json")[0])
+    assert found == compare(tuple(load_checkpoint(prefix, 3)), BATCH) and found.has_gradients
+    out, _ = mxmp("compare", prefix, 3, "--data", batch)
+    assert said(out)["inputs"] == batch and "gradient, carried" in out
+
+
+def test_compare_takes_the_policy_of_a_converted_checkpoint(prefix, tmp_path):
+    mxmp("convert", prefix, 3, "--out", tmp_path / "low", "--policy", "O2", "--shape", SHAPE)
+    assert "contributes most" in mxmp("compare", tmp_path / "low", 3, "--shape", SHAPE, "--policy", "O2")[0]
+
+
+def test_compare_writes_json(prefix, tmp_path):
+    file = tmp_path / "found.json"
+    for more in ([], ["--force"]):
+        out, _ = mxmp("compare", prefix, 3, "--shape", SHAPE, "-o", file, *more)
+        assert said(out)["written"] == str(file) and json.loads(file.read_text())["record"] == "comparison"
+
+
+# ---------------------------------------------------------------------- ranges
+
+
+def test_the_ranges_of_a_batch_are_those_measured_the_largest_first(prefix, batch):
+    out, err = mxmp("ranges", prefix, 3, "--data", batch)
+    expected = measure_ranges(network(), *params(network()), [{"data": mx.nd.array(DATA)}])
+    rows = {row[0]: float(row[1].replace(",", "")) for row in table(out) if len(row) == 3 and row[0] != "tensor"}
+    assert err == "" and batch in out and rows.keys() == expected.keys()
+    assert list(rows.values()) == sorted(rows.values(), reverse=True)
+    assert rows["fc_output"] == pytest.approx(expected["fc_output"], rel=5e-3)
+
+
+def test_ranges_mark_what_leaves_float16(tmp_path):
+    out, _ = mxmp("ranges", save(tmp_path, fc_bias=1e6), 3, "--shape", SHAPE)
+    notes = {row[0]: row[3] for row in table(out) if len(row) == 4}
+    assert "random numbers from 0 to 1" in out
+    assert notes["fc_output"] == "beyond float16" and notes["data"] == ""
+    near, _ = mxmp("ranges", save(tmp_path, fc_bias=5e4), 3, "--shape", SHAPE)
+    assert [row[3][:12] for row in table(near) if row[0] == "fc_output"] == ["near its end"]
+
+
+@pytest.mark.parametrize("values", [{}, {"fc_bias": 5e4}, {"conv_bias": -1e6, "bn_gamma": 1e-6}], ids=str)
+def test_the_options_that_ranges_print_convert_as_the_ranges_do(values, tmp_path):
+    prefix = save(tmp_path, **values)
+    args = "ranges", prefix, 3, "--shape", SHAPE
+    found, options = json.loads(mxmp(*args, "--json")[0]), shlex.split(said(mxmp(*args)[0]).get("for mxmp convert", ""))
+    assert options[1::2] == found["keep_float32"] and bool(options) == bool(values)
+    mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--shape", SHAPE, *options)
+    convert_checkpoint(prefix, 3, str(tmp_path / "ranged"), "O2", SHAPES, ranges=found["ranges"])
+    held = [json.loads(mxmp("inspect", tmp_path / name, "--shape", SHAPE, "--json")[0])["rows"] for name in ("out", "ranged")]
+    precisions = [[(row["name"], row["precision"]) for row in rows] for rows in held]
+    assert precisions[0] == precisions[1]
+
+
+def test_the_json_of_ranges_has_the_numbers(prefix, batch):
+    found = json.loads(mxmp("ranges", prefix, 3, "--data", batch, "--shape", SHAPE, "--gradients", "--json")[0])
+    expected = measure_gradients(network(), *params(network()), [BATCH])
+    assert (found["data"], found["largest_of_float16"]) == (batch, 65504)
+    assert found["gradients"].keys() == expected.keys()
+    assert found["gradients"]["fc_output"]["largest"] == pytest.approx(expected["fc_output"].largest, rel=1e-5)
+
+
+def test_the_worst_ranges_are_listed_and_how_many_more_there_are(prefix, monkeypatch):
+    monkeypatch.setattr(work, "_MOST", 3)
+    short, whole = (mxmp("ranges", prefix, 3, "--shape", SHAPE, "--gradients", *more)[0] for more in ((), ("--all",)))
+    shown, all_rows = ([row[:2] for row in table(out) if len(row) > 2 and row[0] != "tensor"] for out in (short, whole))
+    count = len(measure_ranges(network(), *params(network()), [{"data": mx.nd.array(DATA)}]))
+    assert shown[:3] == all_rows[:3] and len(shown) < len(all_rows) > count
+    assert f"3 of {count} tensors; --all lists more" in short and "--all" not in whole
+
+
+@pytest.mark.parametrize("command", [("ranges", "--gradients"), ("compare",)])
+def test_a_label_of_any_name_is_zeros_unless_it_is_given(tmp_path, command):
+    out = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc")
+    args = {"fc_weight": mx.nd.ones((5, 3)), "fc_bias": mx.nd.zeros(5)}
+    symbol = mx.sym.SoftmaxOutput(out, mx.sym.var("target"), name="softmax")
+    mx.model.save_checkpoint(str(tmp_path / "net"), 1, symbol, args, {})
+    assert "fc" in mxmp(command[0], tmp_path / "net", 1, "--shape", "data:2,3", *command[1:])[0]
+
+
+# ---------------------------------------------------------------------- doctor
+
+A100, H100 = ("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Return a function that prints the diagnosis of a machine with cards, whose MXNet has CUDA or not."""
+
+    def run(*args, cards=(), cuda=True, code=0, columns=1000):
+        install_cards(tmp_path, monkeypatch, cards)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        for module in (check, doctor):
+            monkeypatch.setattr(module, "is_for_gpus", lambda: cuda)
+        out, err = mxmp("doctor", *args, code=code)
+        assert err == ""
+        return out
+
+    return run
+
+
+def test_each_row_of_doctor_is_what_was_found_and_what_to_do_and_the_end_what_to_use(machine):
+    out = machine(cards=[A100, H100])
+    rows, gpus = {row[0]: row[1:] for row in table(out)}, [row[1:] for row in table(out) if row[0] == "GPU"]
+    assert rows["what"] == ["found", "what to do"] and rows["MXNet"][0].endswith(mx.libinfo.find_lib_path()[0])
+    assert rows["MXNET_SAFE_ACCUMULATION"][1].startswith("Set it to 1: softmax, LayerNorm and norm in float16")
+    assert gpus[0] == ["GPU 0 (NVIDIA A100), compute capability 8.0: float16 runs on its tensor cores.", ""]
+    assert gpus[1][1].startswith("Build MXNet for this card")
+    used = "float16 runs in hardware here: GPU 0 (NVIDIA A100). Use mxmp.gluon.convert(net, 'O1')"
+    assert used in out.splitlines()[-1]
+
+
+def test_the_exit_code_of_doctor_is_1_where_no_device_runs_the_policy(machine):
+    out = machine(cards=[H100], code=1)
+    assert "float16 does not run in hardware on this machine. Use float32 here" in out.splitlines()[-1]
+    assert "float32 runs in hardware here" in machine("--policy", "O0", cards=[H100])
+    assert [row[0] for row in table(machine(cuda=False, code=1)) if row[2:] and row[2]] == ["what", "CPU"]
+    found = json.loads(machine("--json", cards=[H100], code=1))
+    assert (found["dtype"], found["ok"], found["devices"]) == ("float16", False, [])
+    gpus = [(each["ok"], each["advice"][:11]) for each in found["checks"] if each["what"] == "GPU"]
+    assert gpus == [(False, "Build MXNet")]
+
+
+def test_doctor_wraps_where_there_is_no_terminal_and_shows_names_as_they_are(machine):
+    """Rich would take some for markup."""
+    assert "GPU 0 ([red]:smile:), compute" in machine(cards=[("[red]:smile:", "8.0")])
+    for columns, widest in (("", 100), (72, 72)):
+        lines = machine(cards=[A100, H100], columns=columns).splitlines()
+        assert max(map(len, lines)) <= widest and any("A100" in line for line in lines)
+
+
+# ---------------------------------------------------------------------- report
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    report(without_rule=("Custom", "Look\x1b")).save(tmp_path / "run" / "report.json")
+    return tmp_path / "run"
+
+
+def test_a_page_is_written_over_another_if_forced_and_missing_files_are_said(run, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    out, err = mxmp("report", run, "-o", page, "--title", "My run", "--force")
+    lines = [row for row in table(out) if row[0] != "warning"]
+    assert err == "" and lines == [["written", str(page)], ["not there", "steps.csv, ledger.json, compare.json"]]
+    assert page.read_text().startswith("<!DOCTYPE html>") and "<title>My run</title>" in page.read_text()
+
+
+def test_the_warnings_the_advice_and_the_verdict_of_the_page_are_printed(run, tmp_path):
+    found = ledger(scales={10: (10, 90)}, not_taken=90)
+    found.save(run / "ledger.json")
+    VerdictText("data", "'data' holds NaN in row 3.").save(run / "verdict.json")
+    lines = table(mxmp("report", run, "-o", tmp_path / "page.html")[0])
+    assert ["warning", "No rule for Custom, Look\\x1b: left as they were."] in lines and found.advice().sentences
+    assert [row[1] for row in lines if row[0] == "advice"] == list(found.advice().sentences)
+    assert ["verdict", "data: 'data' holds NaN in row 3."] in lines
+
+
+def test_what_inspect_prints_is_a_run_whose_page_needs_no_mxnet(prefix, tmp_path):
+    page = tmp_path / "page.html"
+    (tmp_path / "report.json").write_text(mxmp("inspect", prefix, "--shape", SHAPE, "--json")[0])
+    code = "import sys; from mxmp.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: print('mxnet' in sys.modules)"
+    command = [sys.executable, "-c", code, "report", str(tmp_path / "report.json"), "-o", str(page)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith("False\n")
+    assert "softmax (SoftmaxOutput): float32" in page.read_text() and "fc_output to float32" in page.read_text()

@@ -1,0 +1,230 @@
+"""Networks, steps that fail for a known reason, and numpy's half precision: what the tests of this folder share."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+from mxmp import diagnose
+from mxmp import gluon as mixed
+from mxmp.errors import MxmpError
+from mxmp.module import BucketingModule, Module
+
+PURE = "O3"  # all in float16
+SMALL, INF, NAN = 2.0**4, np.inf, np.nan
+L2, SOFTMAX = gluon.loss.L2Loss(), gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def half(array):
+    """Return float32 values as float16 holds them."""
+    with np.errstate(over="ignore"):
+        return array.astype(np.float16).astype(np.float32)
+
+
+def ratio(low, exact):
+    return np.linalg.norm(low - exact) / np.linalg.norm(exact)
+
+
+def data(shape=(4, 6), seed=0, scale=1.0):
+    return mx.nd.array(np.random.default_rng(seed).normal(size=shape) * scale)
+
+
+def linear(x, name, hidden=4):
+    return mx.sym.FullyConnected(x, num_hidden=hidden, name=name)
+
+
+def ended(x):
+    """Return a network that ends in a regression; the label is zeros."""
+    return mx.sym.LinearRegressionOutput(linear(x, "last", 2), name="out")
+
+
+def dense(*sizes, prefix="net_", **options):
+    net = gluon.nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(*(gluon.nn.Dense(size, **options) for size in sizes))
+    return net
+
+
+def layer(name, weight, units=4):
+    """Return a dense layer whose weights are all alike."""
+    return gluon.nn.Dense(units, prefix=f"{name}_", weight_initializer=mx.init.Constant(weight), in_units=4)
+
+
+def chain(*blocks):
+    """Return a plain Block that calls HybridBlocks one after the other, each with a graph of its own."""
+    net = gluon.nn.Sequential(prefix="net_")
+    net.add(*blocks)
+    return net
+
+
+class Applied(gluon.HybridBlock):
+    """A dense layer, and a function of its output, as a net with an output or several."""
+
+    def __init__(self, function, units=4):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.dense, self.function = gluon.nn.Dense(units), function
+
+    def hybrid_forward(self, F, x):
+        return self.function(F, self.dense(x))
+
+
+def trainer_of(net, loss_scale=4.0, optimizer="sgd", **options):
+    return mixed.Trainer(net.collect_params(), optimizer, {"learning_rate": 1e-3, **options}, loss_scale=loss_scale)
+
+
+def backward(trainer, loss):
+    """Call ``loss`` while MXNet records, and run the scaled value of it backward."""
+    with autograd.record():
+        value = loss()
+    with trainer.scale_loss(value) as scaled:
+        autograd.backward(scaled)
+    return value
+
+
+def step(trainer, loss, rows=4):
+    """Take a step on a loss; return whether it was taken."""
+    backward(trainer, loss)
+    return trainer.step(rows)
+
+
+def module_of(sym, shape=(4, 6), kind=Module, params=None, factor=0.1, label=None, **options):
+    """Return a module of a symbol whose loss head is called 'out', ready to train; all buckets have the shapes."""
+    module = kind(sym, **({} if kind is BucketingModule else {"label_names": ["out_label"]}), **options)
+    label = label or sym.infer_shape(data=shape)[1][0]
+    module.bind([("data", shape)], [("out_label", label)])
+    module.init_params(mx.init.Uniform(factor))
+    args, aux = module.get_params()
+    args.update({name: mx.nd.array(np.broadcast_to(v, args[name].shape)) for name, v in (params or {}).items()})
+    module.set_params(args, aux)
+    module.init_optimizer(optimizer_params={"learning_rate": 1e-3})
+    return module
+
+
+def verdict_of(owner, take, loss=None):
+    """Return the verdict on a step that may raise."""
+    with diagnose.Watch(loss).attach(owner) as watch:
+        with suppress(MxmpError):
+            take()
+        return watch.verdict()
+
+
+def of_symbol(sym, policy="O1", scale=SMALL, batch=None, params=None):
+    """Return the verdict on a step of a symbol, its parameters small unless they are given."""
+    batch, rng = {"data": data(), **(batch or {})}, np.random.default_rng(1)
+    shapes, _, states = sym.infer_shape(**{name: array.shape for name, array in batch.items()})
+    args = {n: mx.nd.array(rng.normal(size=s) * 0.3) for n, s in zip(sym.list_arguments(), shapes) if n not in batch}
+    labels = {name: args.pop(name) * 0 for name in [*args] if name.endswith("label")}
+    aux = {name: mx.nd.zeros(shape) + ("var" in name) for name, shape in zip(sym.list_auxiliary_states(), states)}
+    for arrays in (args, aux):
+        arrays.update({n: mx.nd.zeros(arrays[n].shape) + v for n, v in (params or {}).items() if n in arrays})
+    return diagnose.explain((sym, args, aux), {**labels, **batch}, policy, loss_scale=scale)
+
+
+def of_trainer(net, x, y=None, loss=L2, policy="O1", scale=SMALL, watch_loss=True, init=0.3, before=None, **hybridize):
+    """Return the verdict on a step of a trainer; the label is zeros unless it is given."""
+    net.initialize(mx.init.Constant(init) if isinstance(init, float) else init)
+    if hybridize:
+        net.hybridize(**hybridize)
+    outputs = mixed.convert(net, policy)(x)
+    if before is not None:
+        before(net)
+    y = mx.nd.zeros_like(outputs) if y is None else y
+    trainer = trainer_of(net, scale)
+    return verdict_of(trainer, lambda: step(trainer, lambda: loss(net(x), y)), loss if watch_loss else None)
+
+
+def forward_and_update(module, batch):
+    module.forward_backward(batch)
+    module.update()
+
+
+def of_module(sym, policy="O1", scale=SMALL, x=None, label=None, contexts=None, params=None):
+    """Return the verdict on a step of a Module."""
+    x = data() if x is None else x
+    module = module_of(
+        sym, x.shape, factor=0.3, params=params, policy=policy, loss_scale=scale, context=contexts or mx.cpu()
+    )
+    label = mx.nd.zeros(module.label_shapes[0].shape) if label is None else label
+    return verdict_of(module, lambda: forward_and_update(module, mx.io.DataBatch([x], [label])))
+
+
+def bucket(x, label=(4, 2)):
+    """Return a batch of the bucket of its length."""
+    described = [mx.io.DataDesc("data", x.shape)], [mx.io.DataDesc("out_label", label)]
+    return mx.io.DataBatch([x], [mx.nd.zeros(label)], 0, None, x.shape[1], *described)
+
+
+def buckets(function, **options):
+    """Return a BucketingModule of networks of a mean over the buckets' axis, by their keys."""
+
+    def make(key):
+        return ended(function(mx.sym.mean(mx.sym.var("data"), axis=1), key)), ("data",), ("out_label",)
+
+    return module_of(make, (4, 8, 6), BucketingModule, label=(4, 2), default_bucket_key=8, **options)
+
+
+def of_buckets(scale):
+    """Return the verdict on a step of the second bucket."""
+    module = buckets(lambda x, _: linear(x, "first"), factor=0.5, policy="O1", loss_scale=scale)
+    return verdict_of(module, lambda: forward_and_update(module, bucket(data((4, 5, 6)))))
+
+
+def attention(mask=None, factor=1.0):
+    x = mx.sym.var("data")  # (2, 5, 6)
+    q, k, v = (mx.sym.FullyConnected(x, num_hidden=6, flatten=False, name=name) for name in "qkv")
+    scores = mx.sym.batch_dot(q * factor, k, transpose_b=True, name="attention_scores")
+    scores = scores if mask is None else mx.sym.broadcast_add(scores, mask, name="masked")
+    return ended(mx.sym.batch_dot(mx.sym.softmax(scores, name="weights"), v, name="mixed"))
+
+
+def looped(factor):
+    """Return a network whose loop multiplies by ``factor`` at each of three steps."""
+
+    def body(x, states):
+        new = mx.sym.FullyConnected(states[0] * factor, num_hidden=4, name="inner", no_bias=True)
+        new = mx.sym.broadcast_add(new, mx.sym.reshape(x, shape=(1, -1)))
+        return new, [new]
+
+    outputs, _ = mx.sym.contrib.foreach(body, mx.sym.transpose(mx.sym.var("data")), [mx.sym.var("state")], name="loop")
+    return ended(mx.sym.transpose(outputs, axes=(1, 0, 2)))
+
+
+def growing(depth, factor):
+    x = linear(mx.sym.var("data"), "stem")
+    for number in range(depth):
+        x = mx.sym.elemwise_add(x, linear(x, f"block{number}") * factor, name=f"sum{number}")
+    return ended(x)
+
+
+# ---------------------------------------------------------------------- a classifier of four rows of five numbers
+
+DATA = mx.nd.array(np.random.RandomState(0).randn(4, 5))
+LABEL = mx.nd.array([0, 1, 2, 0])
+
+
+def made(net, init="normal"):
+    """Return a net with values, the same in each run."""
+    mx.random.seed(0)
+    net.initialize(mx.init.Normal(1.0) if init == "normal" else init)
+    return net
+
+
+def classifier():
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Dense(6, in_units=5, activation="relu", use_bias=False), gluon.nn.BatchNorm(in_channels=6))
+        net.add(gluon.nn.Dropout(0.5), gluon.nn.Dense(3, in_units=6, use_bias=False))
+    return made(net)
+
+
+def model():
+    """Return a symbol with a loss head, and its parameters."""
+    first = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=6, no_bias=True, name="first")
+    draw = np.random.RandomState(1)
+    args = {"first_weight": mx.nd.array(draw.randn(6, 5)), "second_weight": mx.nd.array(draw.randn(3, 6))}
+    second = mx.sym.FullyConnected(first, num_hidden=3, no_bias=True, name="second")
+    return mx.sym.SoftmaxOutput(second, name="softmax"), args, {}

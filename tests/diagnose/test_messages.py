@@ -1,0 +1,361 @@
+"""What the functions of `mxmp.diagnose` refuse, and what they say of it."""
+
+from __future__ import annotations
+
+import sys
+from unittest import mock
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp import diagnose
+from mxmp.diagnose import (
+    Comparison,
+    CSVLogger,
+    Ledger,
+    Magnitudes,
+    NonFinite,
+    StepLogger,
+    TensorBoardLogger,
+    Verdict,
+    Watch,
+    check_loop,
+    compare,
+    explain,
+    find_nonfinite,
+    measure_gradients,
+    measure_ranges,
+)
+from mxmp.errors import (
+    CheckpointError,
+    ConvertError,
+    DependencyError,
+    DtypeError,
+    InferenceError,
+    LossScaleError,
+    ParamsError,
+    PolicyError,
+    StateError,
+    TrainerError,
+)
+from mxmp.symbol import convert_model, convert_symbol
+from tests import messages
+from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, classifier, linear, made, model, trainer_of
+from tests.diagnose.test_subject import batch_of, of_two_lengths
+
+X, Y = DATA.asnumpy(), LABEL.asnumpy()
+BATCH = {"data": DATA, "softmax_label": LABEL}
+HEADLESS = (model()[0].get_internals()["second_output"], *model()[1:])
+TRAINER = trainer_of(made(nn.Dense(2, in_units=2)))
+
+
+def given(call, *args):
+    return lambda: call(*args)
+
+
+def net():
+    """Return a net of 5 inputs and 3 outputs."""
+    return made(nn.Dense(3, in_units=5, prefix="net_"))
+
+
+def of(kind, *layers):
+    """Return a net that has values."""
+    block = kind(prefix="net_")
+    block.add(*layers)
+    block.initialize()
+    return block
+
+
+class OfArrays(gluon.HybridBlock):
+    """A net that runs on arrays, whose ``*`` broadcasts, and not on symbols."""
+
+    def hybrid_forward(self, F, x, length):
+        return x * F.expand_dims(length, 1)
+
+
+def without_gradient():
+    norm = mx.sym.multi_sum_sq(linear(mx.sym.var("data"), "first", 6), num_arrays=1, name="norm")
+    return norm, {"first_weight": mx.nd.ones((6, 5)), "first_bias": mx.nd.ones(6)}, {}
+
+
+def without_activation():
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, no_bias=True, name="a")
+    return measure_gradients(symbol, {"a_weight": mx.nd.ones((4, 5))}, {}, [{"data": DATA}])
+
+
+def with_label():
+    """Return a network whose label has a shape that nothing tells."""
+    label = mx.sym.Reshape(mx.sym.var("label"), shape=(-1,))
+    return mx.sym.SoftmaxOutput(mx.sym.Reshape(mx.sym.var("data"), shape=(-1, 5)), label, name="soft"), {}, {}
+
+
+def normed(size):
+    arrays = [{name: mx.nd.ones(size) for name in names} for names in (("n_gamma", "n_beta"), ("n_moving_mean", "n_moving_var"))]
+    return mx.sym.BatchNorm(mx.sym.var("data"), name="n"), *arrays
+
+
+def frozen():
+    block = net()
+    block.collect_params().setattr("grad_req", "null")
+    return block
+
+
+def convert(**ranges):
+    """Return the network of the model, converted with the ranges of its outputs."""
+    return convert_symbol(HEADLESS[0], "O1", {"data": (4, 5)}, ranges=ranges)
+
+
+def converted_net(ranges):
+    return mxmp.gluon.convert(net(), "O1", ranges=ranges)(DATA)
+
+
+def ledger(**changes):
+    return Ledger.from_dict({**Ledger().to_dict(), **changes})
+
+
+class Listed(StepLogger):
+    """Keeps nothing."""
+
+    def __init__(self, every=1, ledger=None):
+        super().__init__(every, ledger)
+
+    def _write(self, record):
+        """Write nothing."""
+
+    def _end(self):
+        """Close nothing."""
+
+
+def attached():
+    return Listed().attach(trainer_of(made(nn.Dense(2, in_units=2))))
+
+
+def log_loss(loss):
+    attached().log(loss=loss)
+
+
+def closed():
+    log = attached()
+    log.close()
+    return log
+
+
+def on_a_path(kind, make):
+    """Return a call with a path in a new folder that is prepared first."""
+
+    def call(folder):
+        path = make(folder)
+        kind(path)
+
+    return call
+
+
+def a_file(folder, name="run", text=""):
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def a_folder(folder):
+    (folder / "folder.csv").mkdir()
+    return folder / "folder.csv"
+
+
+def without_tensorboard(folder):
+    missing = dict.fromkeys(["tensorboardX", "tensorboardX.event_file_writer"])
+    with mock.patch.dict(sys.modules, missing):
+        try:
+            TensorBoardLogger(folder / "run")
+        finally:
+            assert not (folder / "run").exists()
+
+
+def without_bfloat16(ask):
+    with mock.patch("mxmp.diagnose.subject.runs_bfloat16", lambda: False):
+        ask(classifier(), DATA, "mixed_bfloat16")
+
+
+def converted_already(ask):
+    return ask(tuple(convert_model(*model(), "O1")), BATCH)
+
+
+OF_BUCKETS = of_two_lengths(mxmp.module.BucketingModule)
+def ask_of_arrays(ask):
+    ask(made(OfArrays(prefix="net_")), (DATA, LABEL))
+
+
+def ask_of_dtype(ask, dtype, layer, hybridize):
+    block = made(nn.BatchNorm(in_channels=5) if layer == "BatchNorm" else nn.Dense(3, in_units=5))
+    block.hybridize(hybridize)
+    return ask(block, np.ones((4, 5), dtype))
+
+
+FOR_EACH = {
+    name: [
+        (f"{name} of {what}", (given(call, ask), error, text))
+        for what, call, error, text in [
+            ("nothing", lambda ask: ask(None, DATA), ConvertError, "net_or_model is a NoneType; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
+            ("a list", lambda ask: ask([net], DATA), ConvertError, "net_or_model is a list of 1; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
+            ("a symbol", lambda ask: ask(mx.sym.var("x"), DATA), ConvertError, "net_or_model is a Symbol; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
+            ("a number", lambda ask: ask(3, {"data": DATA}), ConvertError, "net_or_model is a int; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
+            ("a converted symbol", converted_already, ConvertError, "policy: the network is converted already, and its symbol does not say by which policy; give one to look at it under, such as 'O2': casts of the symbol are left out for that."),
+            ("a loss scale of 0", lambda ask: ask(net(), (DATA, LABEL), loss=SOFTMAX, loss_scale=0), LossScaleError, "loss_scale is 0; expected a positive and finite number."),
+            ("bfloat16 where it does not run", without_bfloat16, ConvertError, "policy: it computes in bfloat16, and MXNet runs none on this processor (...). Take one with AVX-512, or a policy of float16, which is emulated."),
+            ("another shape", lambda ask: ask(net(), X[:, :4]), ConvertError, "batches: 'data' has shape (4, 4): parameter 'net_weight' of shape (3, 5) would have to be (3, 4)."),
+            ("too many arrays", lambda ask: ask(net(), (X, Y)), ConvertError, "batches: block 'net' cannot be called with 'data0' of shape (4, 5), 'data1' of shape (4,...): Dense.hybrid_forward() got multiple values for argument 'weight'. Arrays of a tuple or list are one batch; several are a list of tuples. A label is read only with loss=."),
+            ("a label of another shape", lambda ask: ask(net(), (X, np.zeros(9)), loss=L2), ConvertError, "batches: the loss fails on an output of shape (4, 3) and a label of shape (9,): NDArray.Reshape: Check failed: shape_.Size() >= shape.Size() (9 vs. 12) : target shape size is larger than the current shape"),
+            ("no label", lambda ask: ask(net(), X, loss=SOFTMAX), ConvertError, "batch...has no label...."),
+        ]
+    ]
+    for name, ask in {"compare": compare, "explain": explain, "find_nonfinite": find_nonfinite}.items()
+}
+DTYPES = {
+    f"{name}: {dtype}{' hybridized' if hybridize else ''} for {layer}": (
+        given(ask_of_dtype, ask, dtype, layer, hybridize),
+        ConvertError,
+        f"batches: 'data' has dtype {dtype}; give it as float32: ...",
+    )
+    for name, ask in {"compare": compare, "explain": explain, "ranges": lambda net, x: measure_ranges(net, [x])}.items()
+    for dtype, layer in (("int64", "Dense"), ("uint8", "Dense"), ("int32", "BatchNorm"))
+    for hybridize in (False, True)
+}
+
+
+RESULTS = {
+    f"{kind.__name__}: {what}": (call, error, text)
+    for kind in (Comparison, NonFinite, Verdict)
+    for what, call, error, text in [
+        ("an empty object", given(kind.from_json, "{}"), ConvertError, "this is no ... of mxmp: expected 'record': ..., found None..."),
+        ("no JSON", on_a_path(kind.load, lambda folder: a_file(folder, "other.json", "{")), CheckpointError, "...other.json: this is no ...: it is no JSON..."),
+        ("no file", on_a_path(kind.load, lambda folder: folder / "nowhere.json"), CheckpointError, "...nowhere.json cannot be read: No such file..."),
+    ]
+}
+TABLE = {
+    **dict(each for several in FOR_EACH.values() for each in several),
+    **{
+        f"{ask.__name__} of a net that runs on arrays": (given(ask_of_arrays, ask), error, f"{start}node 'net__mul0': MXNet cannot infer its shapes: ...")
+        for ask, error, start in ((compare, InferenceError, "block 'net': "), (explain, ConvertError, "batches: ..."), (find_nonfinite, ConvertError, "batches: ..."))
+    },
+    # Batches.
+    "a policy without low precision": (lambda: compare(net(), DATA, "O0"), ConvertError, "policy 'param=float32,compute=float32,output=float32' is float32, so there is nothing to compare; give one such as 'O2'."),
+    "an unknown policy": (lambda: compare(net(), DATA, "O9"), PolicyError, "unknown policy 'O9'; the nearest are O3, O2, O1."),
+    "an unknown policy of a machine": (lambda: diagnose.examine("O7"), PolicyError, "unknown policy 'O7'; the nearest are O3, O2, O1."),
+    "no batches": (lambda: compare(net(), None), ConvertError, "batches is a NoneType; expected a DataLoader, a list of batches or a DataIter."),
+    "empty batches": (lambda: compare(net(), []), ConvertError, "batches is empty; give one batch at least."),
+    "a dict for a net": (lambda: compare(net(), {"data": DATA}), ConvertError, "batches: a batch is a dict, which is for a symbol or Module; a Gluon net takes an array, a tuple or list of arrays in the order of its inputs, or a DataBatch."),
+    "a text in a batch": (lambda: compare(net(), [("text",)]), ConvertError, "batches: a batch holds a str; expected an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input."),
+    "two arrays in a list": (lambda: compare(net(), [DATA, DATA]), ConvertError, "batches: block 'net' cannot be called with 'data0' of shape (4, 5), 'data1' of shape (4,...): Dense.hybrid_forward() got multiple values for argument 'weight'. Arrays of a tuple or list are one batch; several are a list of tuples. A label is read only with loss=."),
+    "three arrays in a list": (lambda: compare(net(), [DATA, DATA, LABEL], loss=SOFTMAX), ConvertError, "batches: block 'net' cannot be called with 'data0' of shape (4, 5), 'data1' of shape (4, 5): Dense.hybrid_forward() got multiple values for argument 'weight'. Arrays of a tuple or list are one batch; several are a list of tuples."),
+    "NaN in a batch": (lambda: compare(net(), DATA * np.nan), ConvertError, "batches: 'data' holds NaN, beside which no error can be seen; see find_nonfinite."),
+    "a context for a net": (lambda: compare(net(), DATA, ctx=mx.cpu()), ConvertError, "ctx is for a symbol with parameters; a Gluon net runs where its inputs are. Leave ctx out."),
+    "a loss that is a number": (lambda: compare(net(), (DATA, LABEL), loss=3), ConvertError, "loss is a int; expected a function of the net's output and a label."),
+    "a loss that gives a number": (lambda: compare(net(), (DATA, LABEL), loss=lambda output, label: 1.0), ConvertError, "loss gave float; expected the loss of the batch, an NDArray of any shape."),
+    "a loss that does not depend on the net": (lambda: compare(net(), (DATA, LABEL), loss=lambda output, label: mx.nd.ones(1)), ConvertError, "gradients: MXNet cannot run the network backward: Check failed: !AGInfo: :IsNone(*i): Cannot differentiate node because it is not in a computational graph. You need to set is_recording to true or use autograd.record() to save computational graphs for backward. If you want to differentiate the same graph twice, you need to pass retain_graph=True to backward."),
+    "a loss that misses its label": (lambda: explain(net(), DATA, loss=lambda output, label: output), ConvertError, "batch has no label, which loss reads; give a tuple of inputs and, last, the label, or None for a loss that reads none."),
+    "a net without values": (lambda: compare(nn.Dense(3, prefix="net_"), DATA), ConvertError, "block 'net': parameter 'net_weight' has no values; load or train the net first, or run one batch if its shapes are not known yet."),
+    "another shape for a symbol": (lambda: compare(model(), {"data": DATA[:, :4]}), ConvertError, "batches: 'data' has shape (4, 4), for which 'first_weight' of shape (6, 5) would have to be (6, 4): give batches of another shape, or the parameters of this network."),
+    "no batches of a symbol": (lambda: compare(model(), None), ConvertError, "batches is a NoneType; expected a DataLoader, a list of batches or a DataIter."),
+    "empty batches of a symbol": (lambda: compare(model(), []), ConvertError, "batches is empty; give one batch at least."),
+    "a batch of no rows": (lambda: compare(model(), {"data": DATA[:0]}), ConvertError, "batches: an array has shape (0, 5), so that there is nothing to run."),
+    "an array of texts": (lambda: compare(model(), {"data": np.array([["a"] * 5])}), ConvertError, "batches: an array has dtype <U1; expected numbers."),
+    "a loss for a symbol": (lambda: compare(model(), {"data": DATA}, loss=SOFTMAX), ConvertError, "loss is for a Gluon net; a symbol or Module has its loss heads. Leave loss out."),
+    "a label without data": (lambda: compare(model(), {"softmax_label": LABEL}), ConvertError, "batches: a batch lacks the input 'data'; give it, also if it is a label."),
+    "an unknown input": (lambda: compare(model(), {"data": DATA, "other": DATA}), ConvertError, "batches: the network has no input 'other'; expected one of data, softmax_label."),
+    "two arrays for one input": (lambda: compare(HEADLESS, (X, Y)), ConvertError, "batches: a batch has 2 arrays; the network has the inputs data."),
+    "a module that is not bound": (lambda: compare(mx.mod.Module(model()[0]), {"data": DATA}), ConvertError, "the Module is not bound, or has no parameters; call bind, set_params."),
+    "an operator without a gradient": (lambda: compare(without_gradient(), {"data": DATA}, "O1"), ConvertError, "MXNet cannot run the network in one piece: Operator multi_sum_sq is non-differentiable because it didn't register FGradient attribute."),
+    "a text of no operators": (lambda: compare(model(), {"data": DATA}).text(0), ConvertError, "worst=0: expected a whole number from 1 on, or None for all."),
+    "a text of half an operator": (lambda: compare(model(), {"data": DATA}).text(1.5), ConvertError, "worst=1.5: expected a whole number from 1 on, or None for all."),
+    "a text of True": (lambda: compare(model(), {"data": DATA}).text(True), ConvertError, "worst=True: expected a whole number from 1 on, or None for all."),
+    "a batch that is a number": (lambda: find_nonfinite(net(), 3), ConvertError, "batch is a int; expected an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input."),
+    "a batch of a symbol that is a number": (lambda: find_nonfinite(model(), 3), ConvertError, "batch is a int; expected an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input."),
+    "batches of several buckets": (lambda: compare(OF_BUCKETS, [batch_of(6), batch_of(3)], "O1"), ConvertError, "batches are of the buckets 6, 3; give those of one bucket at a time."),
+    "a batch of an unknown bucket": (lambda: explain(OF_BUCKETS, batch_of(5), "O1"), ConvertError, "batches are of bucket 5, which is not bound; run one of them by the module first, or give batches of 6, 3."),
+    "integers beside a shape that does not fit": (lambda: compare(of(nn.Sequential, nn.Embedding(3, 4), nn.Dense(2, in_units=5), nn.Sequential()), Y), ConvertError, "batches: 'data' has shape (4,): parameter '...' of shape (2, 5) would have to be (2, 4)."),
+    **DTYPES,
+    # Ranges and gradients.
+    "an empty loader": (lambda: measure_ranges(net(), []), ConvertError, "loader is empty; give one batch at least."),
+    "an array as a loader": (lambda: measure_ranges(net(), DATA), ConvertError, "loader is a NDArray; expected a DataLoader, a list of batches or a DataIter."),
+    "a dict as a loader": (lambda: measure_ranges(net(), {"data": DATA}), ConvertError, "loader is a dict; expected a DataLoader, a list of batches or a DataIter."),
+    "a dict in a loader": (lambda: measure_ranges(net(), [{"data": DATA}]), ConvertError, "batches: a batch is a dict, which is for a symbol or Module; a Gluon net takes an array, a tuple or list of arrays in the order of its inputs, or a DataBatch."),
+    "a text in a loader": (lambda: measure_ranges(net(), [("text", LABEL)]), ConvertError, "loader: a batch holds a str; expected an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input."),
+    "a batch as a loader": (lambda: measure_ranges(net(), (DATA, LABEL)), ConvertError, "loader is a tuple of 2 arrays, of shapes (4, 5), (4), which is one batch; give a list of batches: [(a, b, label)]."),
+    "a number as a loader": (lambda: measure_ranges(net(), 3), ConvertError, "loader is a int; expected a DataLoader, a list of batches or a DataIter."),
+    "no batches asked for": (lambda: measure_ranges(net(), [DATA], batches=0), ConvertError, "batches is 0; expected how many batches to read, 1 or more."),
+    "a loader without labels": (lambda: measure_gradients(net(), SOFTMAX, [DATA]), ConvertError, "loader: a batch has no label; give a list of batches, [(data, label)], with None for a loss without labels."),
+    "no loss": (lambda: measure_gradients(net(), [DATA]), ConvertError, "measure_gradients: the loss or the loader of a Gluon net is missing; call measure_gradients(net, loss, loader), with a loss such as mx.gluon.loss.L2Loss()."),
+    "a loader as the loss": (lambda: measure_gradients(net(), [DATA], SOFTMAX), ConvertError, "loss is a list; expected a function of the net's output and the label."),
+    "ranges of a net without values": (lambda: measure_ranges(nn.Dense(2, prefix="net_"), [DATA]), ConvertError, "block 'net': parameter 'net_weight' has no values; load or train the net first, or run one batch if its shapes are not known yet."),
+    "nothing to train": (lambda: measure_gradients(frozen(), SOFTMAX, [(DATA, LABEL)]), ConvertError, "block 'net' has no parameter to train, so there are no gradients."),
+    "a loader of another shape": (lambda: measure_ranges(net(), [DATA[:, :3]]), ConvertError, "batches: 'data' has shape (4, 3): parameter 'net_weight' of shape (3, 5) would have to be (3, 3)."),
+    "gradients of another shape": (lambda: measure_gradients(net(), SOFTMAX, [(DATA[:, :3], LABEL)]), ConvertError, "batches: 'data' has shape (4, 3): parameter 'net_weight' of shape (3, 5) would have to be (3, 3)."),
+    "a loader of three arrays": (lambda: measure_ranges(net(), [(DATA, DATA, LABEL)]), ConvertError, "batches: block 'net' cannot be called with 'data0' of shape (4, 5), 'data1' of shape (4, 5): Dense.hybrid_forward() got multiple values for argument 'weight'. Arrays of a tuple or list are one batch; several are a list of tuples."),
+    "a label of another size": (lambda: measure_gradients(net(), SOFTMAX, [(DATA, LABEL[:3])]), ConvertError, "batches: the loss fails on an output of shape (4, 3) and a label of shape (3,): Shape inconsistent, Provided = [3], inferred shape=[4]"),
+    "None for a label": (lambda: measure_gradients(net(), SOFTMAX, [(DATA, None)]), ConvertError, "batches: the loss fails on an output of shape (4, 3) and no label: Check failed: num_inputs == infered_num_inputs (1 vs. 2) : Operator pick expects 2 inputs, but got 1 instead."),
+    "a loss that gives a float": (lambda: measure_gradients(net(), lambda output, label: 3.0, [(DATA, None)]), ConvertError, "loss gave float; expected the loss of the batch, an NDArray of any shape."),
+    "a module in place of its symbol": (lambda: measure_ranges(mx.mod.Module(mx.sym.relu(mx.sym.var("data")), label_names=None), [DATA]), ConvertError, "expected a Gluon net, or a symbol with its parameters, found a Module; give module.symbol and *module.get_params()."),
+    "no batches to measure": (lambda: measure_ranges(*HEADLESS, []), ConvertError, "batches is empty; give one batch at least."),
+    "an input that is not there": (lambda: measure_ranges(*HEADLESS, [{"y": DATA}]), ConvertError, "batches: the network has no input 'y'; expected one of data."),
+    "batches of another shape": (lambda: measure_ranges(*HEADLESS, [{"data": DATA[:, :4]}]), ConvertError, "batches: 'data' has shape (4, 4), for which 'first_weight' of shape (6, 5) would have to be (6, 4): give batches of another shape, or the parameters of this network."),
+    "an array of a symbol": (lambda: measure_ranges(*HEADLESS, DATA), ConvertError, "batches is a NDArray; expected a DataLoader, a list of batches or a DataIter."),
+    "one batch of a symbol": (lambda: measure_ranges(*HEADLESS, {"data": DATA}), ConvertError, "batches is a dict; expected a DataLoader, a list of batches or a DataIter."),
+    "a text as an input": (lambda: measure_ranges(*HEADLESS, [{"data": "text"}]), ConvertError, "batches: a batch holds a str; expected an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input."),
+    "a batch without inputs": (lambda: measure_ranges(*HEADLESS, [{}]), ConvertError, "batches: a batch lacks the input 'data'; give it, also if it is a label."),
+    "no parameters": (lambda: measure_ranges(HEADLESS[0], {}, {}, [{"data": DATA}]), ParamsError, "arg_params lacks 'first_weight', 'second_weight', which the symbol has; it is empty."),
+    "parameters of another network": (lambda: measure_ranges(HEADLESS[0], {**HEADLESS[1], "second_weight": mx.nd.ones((2, 6))}, {}, [{"data": DATA}]), ConvertError, "batches: 'data' has shape (4, 5), for which 'second_weight' of shape (2, 6) would have to be (3, 6): give batches of another shape, or the parameters of this network."),
+    "a norm of another network": (lambda: measure_ranges(*normed(6), [{"data": DATA}]), ConvertError, "batches: 'data' has shape (4, 5), for which 'n_gamma' of shape (6,) would have to be (5,), 'n_beta' of shape (6,) would have to be (5,), 'n_moving_mean' of shape (6,) would have to be (5,) and 1 more: give batches of another shape, or the parameters of this network."),
+    "a file in place of a symbol": (lambda: measure_ranges("net.json", {}, {}, [{"data": DATA}]), ConvertError, "sym is a str; expected a Symbol."),
+    "a label of unknown shape": (lambda: measure_ranges(*with_label(), [{"data": DATA}]), ConvertError, "batches: a batch lacks the input 'label'; give it, also if it is a label."),
+    "gradients without a label": (lambda: measure_gradients(*model(), [{"data": DATA}]), ConvertError, "batches: a batch lacks the input 'softmax_label', of shape (4,); give it, also if it is a label."),
+    "gradients of a text": (lambda: measure_gradients(*model(), ["text"]), ConvertError, "batches holds a str; expected an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input."),
+    "a network without an activation": (without_activation, ConvertError, "sym has no output in floating point that an operator reads: there is nothing to measure."),
+    "a range of no output": (lambda: convert(first=1.0), ConvertError, "ranges: the symbol has no output 'first'; the nearest are first_weight, first_output."),
+    "a range that is a text": (lambda: convert(first_output="large"), ConvertError, "ranges: 'first_output' is 'large'; expected its largest magnitude, a number from 0 on."),
+    "a range that is NaN": (lambda: convert(first_output=float("nan")), ConvertError, "ranges: 'first_output' is nan; expected its largest magnitude, a number from 0 on."),
+    "a range of no output of a net": (lambda: converted_net({"other_output": 1e6}), ConvertError, "ranges: the net has no output 'other_output'; measure the net that is converted. If its operators get other names each time it is traced, make it with a prefix."),
+    "a file in place of ranges": (lambda: converted_net("ranges.json"), ConvertError, "ranges is a str; expected what mxmp.diagnose.measure_ranges returns, a dict of largest magnitudes by output; of a file give what it holds."),
+    "a whole file of ranges": (lambda: converted_net({"data": "random numbers", "ranges": {"net_fwd_output": 1.0}}), ConvertError, "ranges is all that `mxmp ranges --json` prints; give the part of it that it calls 'ranges'."),
+    "a range of a net that is a text": (lambda: converted_net({"net_fwd_output": "large"}), ConvertError, "ranges: 'net_fwd_output' is 'large'; expected its largest magnitude, a number from 0 on."),
+    **{f"a scale of {scale}": (given(Magnitudes().share_lost, scale), LossScaleError, "scale is ...; expected a power of two.") for scale in (0, -2.0, 3, float("inf"), float("nan"))},
+    # Loops, watches, ledgers and logs.
+    "no loop": (lambda: check_loop(net(), TRAINER, None), TrainerError, "check_loop: loop is a NoneType; give a function that makes one step."),
+    "a trainer in place of a net": (lambda: check_loop(TRAINER, net(), print), TrainerError, "check_loop: net is a Trainer; expected a gluon.Block."),
+    "no trainer": (lambda: check_loop(net(), None, print), TrainerError, "check_loop: trainer is a NoneType; expected a gluon.Trainer."),
+    "no nets": (lambda: check_loop([], TRAINER, print), TrainerError, "check_loop: net is empty; give one at least."),
+    "a watch of a number": (lambda: Watch().attach(3), TrainerError, "Watch: expected a trainer or module of mxmp, found a int of builtins; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."),
+    "a number as the loss of a watch": (lambda: Watch(3), TrainerError, "Watch: loss is a int; expected a Block, such as gluon.loss.L2Loss(), whose calls are noted, as those of a function cannot be: put it into a Block, leave loss out, or call mxmp.diagnose.explain. Give the trainer or module to attach: Watch(loss).attach(trainer)."),
+    "a trainer as the loss of a watch": (lambda: Watch(TRAINER), TrainerError, "Watch: loss is a Trainer; expected a Block, such as gluon.loss.L2Loss(), whose calls are noted, as those of a function cannot be: put it into a Block, leave loss out, or call mxmp.diagnose.explain. Give the trainer or module to attach: Watch(loss).attach(trainer)."),
+    "a function as the loss of a watch": (lambda: Watch(lambda out: out), TrainerError, "Watch: loss is a function; expected a Block, such as gluon.loss.L2Loss(), whose calls are noted, as those of a function cannot be: put it into a Block, leave loss out, or call mxmp.diagnose.explain. Give the trainer or module to attach: Watch(loss).attach(trainer)."),
+    "a ledger of another dtype": (lambda: Ledger(dtype="float32"), DtypeError, "dtype='float32'; expected 'float16' or 'bfloat16'."),
+    "a ledger of an object": (lambda: Ledger().attach(object()), TrainerError, "expected a trainer, a module or a LossScaleOptimizer of mxmp, found a object of builtins; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."),
+    "an observer that is a text": (lambda: mxmp.estimator.MixedPrecisionHandler("O1", observers=["ledger"]), TrainerError, "observers holds a str, which has no attach; expected a Ledger."),
+    **{f"a ledger every {every!r} steps": (given(Ledger, every), TrainerError, "every=...; expected a positive number of steps.") for every in (0, -1, 1.5, True, "2", None)},
+    "no record of a ledger": (lambda: ledger(record="tune"), StateError, "this is no ledger of mxmp: expected 'record': 'ledger', found 'tune'."),
+    "another version of a ledger": (lambda: ledger(version=0), StateError, "the ledger has version 0; this mxmp reads version 1."),
+    "a damaged ledger, every": (lambda: ledger(every=0), StateError, "the ledger is damaged: every=0; expected a positive number of steps."),
+    "a damaged ledger, dtype": (lambda: ledger(dtype="float32"), StateError, "the ledger is damaged: dtype='float32'; expected 'float16' or 'bfloat16'."),
+    "a damaged ledger, scales": (lambda: ledger(scales={"x": [1, 2]}), StateError, "the ledger is damaged: scales has the key 'x'; expected a whole number below 2**63."),
+    "a damaged ledger, layers": (lambda: ledger(layers=[{"name": "w", "elements": 3, "largest": None}]), StateError, "the ledger is damaged: layers[0].largest is None; expected a number."),
+    **{f"a log every {every!r} steps": (given(Listed, every), TrainerError, "Listed: every=...; expected a whole number of steps, 1 or more.") for every in (0, -1, 1.5, True, None, "1")},
+    "a log of no ledger": (lambda: Listed(1, {}), TrainerError, "Listed: ledger is a dict, which has no shares()."),
+    "a log of an optimizer": (lambda: Listed().attach(mx.optimizer.SGD()), TrainerError, "expected a trainer, a module or a LossScaleOptimizer of mxmp, found a SGD of mxnet.optimizer.optimizer; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."),
+    "a loss for a log that is not attached": (lambda: Listed().log(loss=1.0), TrainerError, "log: this Listed is not attached; call attach(trainer) first."),
+    "a log that is closed": (lambda: closed().attach(TRAINER), TrainerError, "attach: this Listed is closed; make another."),
+    **{f"a loss of a log that is {loss!r}": (given(log_loss, loss), TrainerError, "log: loss is a...; expected a number, an NDArray, or a list of them.") for loss in ("0.5", None, [], [None], {"loss": 1.0})},
+    **{f"a table at {path!r}": (given(CSVLogger, path), CheckpointError, "CSVLogger: path is ...; expected the folder of a run or a file that ends in .csv.") for path in ("", None, 3, b"run")},
+    "a table in no folder": (on_a_path(CSVLogger, lambda folder: folder / "absent" / "mine.csv"), CheckpointError, ".../absent/mine.csv: there is no folder .../absent; make it first."),
+    "a table in a file": (on_a_path(CSVLogger, lambda folder: a_file(folder) / "run"), CheckpointError, ".../run/run: the folder cannot be made: Not a directory."),
+    "a table in place of a folder": (on_a_path(CSVLogger, a_folder), CheckpointError, ".../folder.csv cannot be written: Is a directory."),
+    **{f"event files at {path!r}": (given(TensorBoardLogger, path), CheckpointError, "TensorBoardLogger: folder is ...; expected the folder of the event files.") for path in ("", None, 3)},
+    "event files in a file": (on_a_path(TensorBoardLogger, a_file), CheckpointError, ".../run: its event file cannot be written: File exists."),
+    "no tensorboardX": (without_tensorboard, DependencyError, "tensorboardX cannot be imported (import of tensorboardX.event_file_writer halted; None in sys.modules); pip install './mxmp[tensorboard]'."),
+    **RESULTS,
+    "a damaged comparison": (lambda: Comparison.from_dict({"record": "comparison", "version": 1}), ConvertError, "the comparison is damaged: policy is missing; expected a value."),
+}  # fmt: skip
+
+
+@messages.each(TABLE)
+def test_messages(call, error, text, tmp_path):
+    messages.check(call, error, text, tmp_path)
