@@ -228,6 +228,17 @@ def test_a_node_behind_an_exponential_stays_float32():
         assert (rows["sum"], rows["ratio"]) == ("float32", "float32") and rows["b"] == "float16"
 
 
+def test_a_node_behind_an_exponential_of_the_step_before_stays_float32():
+    """The state of a loop carries it there."""
+
+    def step(row, state):
+        total = mx.sym.elemwise_add(dense(row, "a"), state, name="total")
+        return dense(total, "b"), mx.sym.exp(total, name="exp")
+
+    outputs, _ = mx.sym.contrib.foreach(step, mx.sym.var("rows"), dense(DATA, "first"))
+    assert precisions(model(outputs, "O1", {**SHAPES, "rows": (3, 4, 6)}))["total"] == "float32"
+
+
 def test_two_readers_share_one_cast():
     symbol = mx.sym.Group([dense(DATA, "a"), dense(DATA, "b")])
     assert casts_of(convert_symbol(symbol, "O1", SHAPES)).count("x") == 1
