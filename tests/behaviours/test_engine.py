@@ -31,6 +31,7 @@ from mxmp.symbol import (
     to_graph,
 )
 from tests.full_disk import files_of_at_most
+from tests.killed import killed_at_each_rename
 from tests.symbol.measure import nodes_of
 from tests.symbol.small import casts_of, convolutional, dense, dtypes_of, params_of, precisions, snapshot
 from tests.values import BFLOAT16
@@ -80,7 +81,12 @@ def ordered():
     return mx.sym.load_json(json.dumps(graph)), {}
 
 
-@pytest.mark.parametrize("make", [convolutional, recurrent, ordered])
+def counting():
+    """A loop of two bodies: of its condition and of its step."""
+    return mx.sym.contrib.while_loop(lambda i: i < 3, lambda i: (i * 2, i + 1), [mx.sym.var("i")], max_iterations=3)
+
+
+@pytest.mark.parametrize("make", [convolutional, recurrent, ordered, counting])
 def test_a_network_comes_back_from_its_graph_unchanged(make):
     symbol = mx.sym.Group([make()[0], mx.sym.var("é \x01", attr={"__layer__": 'a "b"'}, dtype="int32")])
     assert text(from_graph(to_graph(symbol))) == text(symbol)
@@ -222,6 +228,17 @@ def test_a_node_behind_an_exponential_stays_float32():
         assert (rows["sum"], rows["ratio"]) == ("float32", "float32") and rows["b"] == "float16"
 
 
+def test_a_node_behind_an_exponential_of_the_step_before_stays_float32():
+    """The state of a loop carries it there."""
+
+    def step(row, state):
+        total = mx.sym.elemwise_add(dense(row, "a"), state, name="total")
+        return dense(total, "b"), mx.sym.exp(total, name="exp")
+
+    outputs, _ = mx.sym.contrib.foreach(step, mx.sym.var("rows"), dense(DATA, "first"))
+    assert precisions(model(outputs, "O1", {**SHAPES, "rows": (3, 4, 6)}))["total"] == "float32"
+
+
 def test_two_readers_share_one_cast():
     symbol = mx.sym.Group([dense(DATA, "a"), dense(DATA, "b")])
     assert casts_of(convert_symbol(symbol, "O1", SHAPES)).count("x") == 1
@@ -337,6 +354,7 @@ def test_converting_to_float32_gives_the_network_back(policy):
 def test_the_callers_symbol_and_arrays_stay_as_they_were():
     symbol, shapes = convolutional()
     args, aux = params_of(symbol, shapes)
+    args["conv_weight"][0] = 1e5  # which is clamped
     before = text(symbol), snapshot(args, aux)
     found = convert_model(symbol, args, aux, "O2", shapes)
     assert (text(symbol), snapshot(args, aux)) == before and found.arg_params["conv_weight"].dtype == np.float16
@@ -371,19 +389,20 @@ def test_a_weight_is_rounded_to_the_nearest_bfloat16_and_ties_to_even():
 
 
 def test_a_converted_checkpoint_is_one_of_plain_mxnet(tmp_path):
-    """With all of its casts, which MXNet's own way to save leaves out."""
-    prefix, out = str(tmp_path / "net"), str(tmp_path / "low")
-    args, aux = params_of(perceptron(), SHAPES)
-    mx.model.save_checkpoint(prefix, 3, perceptron(), args, aux)
-    convert_checkpoint(prefix, 3, out, "O2", SHAPES)
+    """With its auxiliary states, and all of its casts, which MXNet's own way to save leaves out."""
+    (network, shapes), prefix, out = convolutional(), str(tmp_path / "net"), str(tmp_path / "low")
+    params, x = params_of(network, shapes), mx.nd.ones(shapes["x"])
+    mx.model.save_checkpoint(prefix, 3, network, *params)
+    convert_checkpoint(prefix, 3, out, "O2", shapes)
     symbol, args, aux = mx.model.load_checkpoint(out, 3)
     module = mx.mod.Module(on_cpu(symbol), ["x"], None)
-    module.bind([("x", (4, 6))], for_training=False)
+    module.bind([*shapes.items()], for_training=False)
     module.set_params(args, aux)
-    assert dtypes_of(args) == {"a_weight": "float16", "b_weight": "float16"}
-    assert symbol.infer_type(x="float32", **dict.fromkeys(args, "float16"))[1] == [np.float32]
-    module.forward(mx.io.DataBatch([mx.nd.ones((4, 6))]))
-    np.testing.assert_allclose(module.get_outputs()[0].asnumpy().sum(axis=1), np.ones(4), rtol=1e-3)
+    assert dtypes_of(args)["fc_weight"] == "float16"
+    assert symbol.infer_type(x="float32", **dtypes_of(args))[1] == [np.float32]
+    module.forward(mx.io.DataBatch([x]))
+    expected = run(network, {**params[0], **params[1], "x": x})[0]
+    np.testing.assert_allclose(module.get_outputs()[0].asnumpy(), expected, atol=2.0**-9)
 
 
 def test_casts_of_bfloat16_are_saved_too(tmp_path):
@@ -421,9 +440,28 @@ def test_a_file_of_parameters_of_another_length_than_it_says_is_refused_by_its_n
 
 
 def test_a_save_that_is_killed_leaves_the_older_file_or_the_newer(tmp_path):
-    """As by ``kill -9``, at ten moments of saves without end."""
-    prefix, symbol = str(tmp_path / "net"), dense(DATA, hidden=40_000)
-    save_checkpoint(prefix, 0, symbol, {"fc_weight": mx.nd.zeros((40_000, 6))}, {})
+    """As by ``kill -9``, at ten moments of saves without end; and before each file takes its place."""
+    folder, symbol = tmp_path / "set", dense(DATA, hidden=40_000)
+    folder.mkdir()
+    prefix = str(folder / "net")
+
+    def save(value=0):
+        save_checkpoint(prefix, 0, symbol, {"fc_weight": mx.nd.full((40_000, 6), value)}, {})
+
+    def assert_whole():
+        arrays, _ = load_params(f"{prefix}-0000.params")
+        assert len(np.unique(arrays["fc_weight"].asnumpy())) == 1
+        try:
+            assert text(load_checkpoint(prefix, 0).symbol) == text(symbol)
+        except CheckpointError as e:  # it was killed among the renames
+            assert "not saved together" in str(e)
+
+    save()
+    with open(f"{prefix}-0000.params", "rb") as older:  # is another file than the newer: no kill leaves a part of that
+        before = older.read()
+        save(1)
+        older.seek(0)
+        assert older.read() == before
     for number in range(10):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12, of threads; MXNet stops its own
@@ -431,18 +469,15 @@ def test_a_save_that_is_killed_leaves_the_older_file_or_the_newer(tmp_path):
         if not child:
             try:
                 for value in itertools.count(1):
-                    save_checkpoint(prefix, 0, symbol, {"fc_weight": mx.nd.full((40_000, 6), value)}, {})
+                    save(value)
             finally:
                 os._exit(1)
         time.sleep(0.02 + 0.0017 * number)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        arrays, _ = load_params(f"{prefix}-0000.params")
-        assert len(np.unique(arrays["fc_weight"].asnumpy())) == 1
-        try:
-            assert text(load_checkpoint(prefix, 0).symbol) == text(symbol)
-        except CheckpointError as e:  # it was killed among the renames
-            assert "not saved together" in str(e)
+        assert_whole()
+    for _ in killed_at_each_rename(save, str(folder)):
+        assert_whole()
 
 
 # ONNX, devices.

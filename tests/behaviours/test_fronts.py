@@ -315,3 +315,13 @@ def test_an_error_on_the_command_line_is_one_line_and_exit_code_1(prefix, tmp_pa
     ended = mxmp_command("convert", prefix, "1", "-o", "low", cwd=tmp_path)
     assert ended.returncode == 1 and ended.stderr.startswith("mxmp: error: ") and "missing" in ended.stderr
     assert ended.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_several_lines_is_one_line_on_the_command_line(tmp_path, monkeypatch):
+    """Of a compiler, for example, whose words are quoted."""
+    (tmp_path / "cxx").write_text("#!/bin/sh\necho two >&2\necho lines >&2\nexit 3\n")
+    (tmp_path / "cxx").chmod(0o700)
+    monkeypatch.setenv("CXX", str(tmp_path / "cxx"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ended = mxmp_command("build", cwd=tmp_path)
+    assert ended.returncode == 1 and ended.stderr.endswith("ended with 3: two lines\n") and ended.stderr.count("\n") == 1
