@@ -1,4 +1,4 @@
-"""Small networks that fail in float16, each for one reason, and functions that judge them."""
+"""Small networks: some fail in float16, each for one reason, with functions that judge them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Any, Callable, NamedTuple
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.gluon import nn
-from sklearn.datasets import load_digits
 
 
 class Task(NamedTuple):
@@ -62,25 +61,6 @@ class Normalised(gluon.HybridBlock):
         return self.scores(F.broadcast_div(deviations, F.sqrt(variance + 1e-7) + 1e-4))
 
 
-class Digits(gluon.HybridBlock):
-    """A classifier of images by the energy of filters over the whole image, for pixels from 0 to 255 as they come."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.filters = nn.Conv2D(12, 3, in_channels=1)
-            self.body = nn.HybridSequential()
-            self.body.add(nn.Conv2D(12, 3, in_channels=12), nn.BatchNorm(in_channels=12), nn.Activation("relu"))
-            self.body.add(nn.Conv2D(12, 3, in_channels=12), nn.BatchNorm(in_channels=12), nn.Activation("relu"))
-            self.hidden = nn.Dense(32, in_units=12 * 4, activation="relu")
-            self.scores = nn.Dense(10, in_units=32)
-
-    def hybrid_forward(self, F, x):
-        filtered = self.filters(x)
-        energy = F.sqrt(filtered * filtered + 1.0)
-        return self.scores(self.hidden(self.body(energy)))
-
-
 def energy() -> Task:
     """Return a net with random weights."""
     return _like_float32(_filled(Energy(prefix="energy_"), 1.0), np.random.RandomState(0).randn(64, 8) * 100)
@@ -119,23 +99,73 @@ def _like_float32(net: gluon.Block, data: np.ndarray) -> Task:
     return Task(net, evaluate)
 
 
-def trained_digits(steps: int = 120) -> Task:
-    """Return a net trained in float32 on three quarters of the handwritten digits, judged by its accuracy on the rest."""
-    digits = load_digits()
-    images = (digits.images[:, None] * (255 / 16)).astype("float32")  # pixels from 0 to 255, (N, 1, 8, 8)
-    labels = digits.target.astype("float32")
-    net = _filled(Digits(prefix="digits_"), 0.3)
-    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
-    loss, order = gluon.loss.SoftmaxCrossEntropyLoss(), np.random.RandomState(0)
-    for _ in range(steps):
-        chosen = order.choice(1350, 64)
-        with autograd.record():
-            value = loss(net(mx.nd.array(images[chosen])), mx.nd.array(labels[chosen]))
-        value.backward()
-        trainer.step(64)
+def dense(prefix="net_", units=3, **flags):
+    """Return two dense layers for rows of 4 numbers; ``flags`` hybridize them."""
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(nn.Dense(units, in_units=4, activation="relu"), nn.Dense(2, in_units=units))
+    net.initialize()
+    net.hybridize(bool(flags), **flags)
+    return net
 
-    def evaluate(candidate):
-        scores = candidate(mx.nd.array(images[1350:])).asnumpy()
-        return float((scores.argmax(axis=1) == labels[1350:]).mean()) if np.isfinite(scores).all() else float("nan")
 
-    return Task(net, evaluate)
+def convnet(prefix="net_", channels=4):
+    """Return a classifier of images of 3 colours."""
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(nn.Conv2D(channels, 3, in_channels=3), nn.BatchNorm(in_channels=channels), nn.Activation("relu"))
+        net.add(nn.Dense(5))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+class TwoGraphs(gluon.Block):
+    """A plain block around two HybridBlocks."""
+
+    def __init__(self):
+        super().__init__(prefix="two_")
+        with self.name_scope():
+            self.first, self.second = convnet(), nn.Dense(2, in_units=5, prefix="second_")
+        self.second.initialize()
+
+    def forward(self, data):
+        return self.second(self.first(data) * 2)
+
+
+class WithMask(gluon.HybridBlock):
+    """A net with an input that may be left out."""
+
+    def hybrid_forward(self, F, data, mask=None):
+        return data * 1 if mask is None else data * mask
+
+
+class Unnamed(gluon.HybridBlock):
+    """A net that calls an operator without a scope of its own."""
+
+    def hybrid_forward(self, F, data):
+        return F.relu(data)
+
+
+def imported():
+    """Return a net that was a symbol."""
+    block = gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc"), mx.sym.var("data"))
+    block.initialize()
+    return block
+
+
+def classifier(loss=True):
+    """Return the symbol of a classifier of images, or of its scores."""
+    data = mx.sym.Convolution(mx.sym.var("data"), num_filter=4, kernel=(3, 3), name="conv")
+    data = mx.sym.Activation(mx.sym.BatchNorm(data, name="norm"), act_type="relu", name="act")
+    data = mx.sym.FullyConnected(data, num_hidden=5, name="fc")
+    return mx.sym.SoftmaxOutput(data, name="softmax") if loss else data
+
+
+def make_module(symbol=None, trains=True, **options):
+    """Return a module that is bound for images (2, 3, 8, 8), and has parameters."""
+    symbol = classifier() if symbol is None else symbol
+    labels = [name for name in symbol.list_arguments() if name.endswith("label")]
+    module = mx.mod.Module(symbol, label_names=labels, **options)
+    module.bind([("data", (2, 3, 8, 8))], [(name, (2,)) for name in labels] or None, for_training=trains)
+    module.init_params(mx.init.Xavier())
+    return module

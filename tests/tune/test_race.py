@@ -18,34 +18,25 @@ def rounds_of(**times):
     return rounds
 
 
-def test_ratio_is_of_rounds_not_of_medians():
-    assert rounds_of(a=[1.0, 10.0, 100.0], b=[2.0, 20.0, 50.0]).ratio("a", "b") == 0.5
-
-
-def test_rounds_that_one_sat_out_do_not_count():
-    rounds = rounds_of(a=[1.0], b=[2.0])
-    rounds.run({"a": lambda: 9.0})
-    assert (rounds.ratio("a", "b"), rounds.seconds("a")) == (0.5, 5.0)
-    assert rounds.seconds("c") is rounds.ratio("a", "c") is None
-
-
-def test_contenders_take_turns_in_both_orders():
+def test_rounds_compare_contenders_that_take_turns_in_both_orders():
+    """By the ratio within each round, not by medians; a round that one sat out does not count."""
     order, rounds = [], Rounds()
     for _ in range(2):
         rounds.run({name: lambda name=name: order.append(name) or 1.0 for name in "abc"})
     assert order == list("abccba")
-
-
-def test_a_difference_within_the_margin_is_noise_and_few_rounds_say_nothing():
-    assert not is_faster([1 - MARGIN + 0.001] * 20) and is_faster([1 - MARGIN - 0.001] * 20)
-    assert not is_faster([0.1] * (FEWEST - 1)) and is_faster([0.1] * FEWEST)
+    rounds = rounds_of(a=[1.0, 10.0, 100.0], b=[2.0, 20.0, 50.0])
+    rounds.run({"a": lambda: 9.0})
+    assert (rounds.ratio("a", "b"), rounds.seconds("a")) == (0.5, 9.5)
+    assert [rounds_of(a=times).scatter("a") for times in ([2.0, 2.0, 2.0], [1.0, 2.0, 3.0], [])] == [0, 0.5, 0]
+    assert rounds.seconds("d") is rounds.ratio("a", "d") is None
 
 
 @pytest.mark.parametrize("rounds, needed", [(5, 5), (7, 6), (9, 8), (18, 13)])
 def test_as_many_rounds_must_agree_as_chance_gives_once_in_16_times(rounds, needed):
     """Of a fair coin's throws at least 6 of 7 are heads in 8 of 128 cases, 13 of 18 in 4.8 %, 12 of 18 in 11.9 %."""
     said = [is_faster([0.8] * agreeing + [1.2] * (rounds - agreeing)) for agreeing in (needed, needed - 1)]
-    assert said == [True, False]
+    assert said == [True, False] and not is_faster([0.1] * (FEWEST - 1)) and is_faster([0.1] * FEWEST)
+    assert not is_faster([1 - MARGIN + 0.001] * 20) and is_faster([1 - MARGIN - 0.001] * 20)
 
 
 def test_rounds_of_equal_networks_are_hardly_ever_faster():
@@ -54,17 +45,11 @@ def test_rounds_of_equal_networks_are_hardly_ever_faster():
     assert np.mean([is_faster(list(each)) for each in ratios]) < 0.01
 
 
-def test_scatter_is_relative_to_the_median():
-    assert rounds_of(a=[2.0, 2.0, 2.0]).scatter("a") == 0
-    assert rounds_of(a=[1.0, 2.0, 3.0]).scatter("a") == 0.5
-    assert Rounds().scatter("a") == 0
-
-
 COSTS = st.floats(0.05, 2)
 
 
 @given(st.dictionaries(st.sampled_from("abcdefghij"), COSTS), COSTS, COSTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_fastest_wins_and_never_one_slower_than_float32_or_the_untuned(others, float32, untuned):
     track = Track(float32=float32, untuned=untuned, **others)
     outcome = track.race()
@@ -115,29 +100,26 @@ def test_what_wins_in_little_time(seconds, costs, fastest, untried):
 @pytest.mark.parametrize("noise", [0.03, 0.08])
 def test_noise_alone_wins_nothing_and_does_not_hide_a_gain(noise):
     others = {name: 1.0 for name in "abcdefgh"}
-    wrong = [Track(noise, seed, float32=1.0, untuned=1.0, **others).race().fastest != "float32" for seed in range(40)]
-    assert sum(wrong) <= 2
+    wrong = [Track(noise, seed, float32=1.0, untuned=1.0, **others).race().fastest != "float32" for seed in range(20)]
+    assert sum(wrong) <= 1
     right = [Track(noise, seed, float32=1.0, untuned=1.2, **others, best=0.7).race().fastest for seed in range(20)]
     assert right.count("best") >= 19
 
 
-def test_the_last_measurement_is_of_networks_built_anew_and_none_is_raced_twice():
-    track = Track(float32=1.0, untuned=1.2, a=0.9, b=1.1, c=0.5, d=0.6)
+def test_each_candidate_is_raced_once_against_the_best_before_and_the_best_is_measured_anew():
+    track = Track(float32=1.0, untuned=1.2, a=0.5, b=None, c=1.0, d=0.4)
     outcome = track.race()
-    assert track.built[-3:] == ["float32", "untuned", "c"] == list(outcome.seconds)
-    assert len(track.built[:-3]) == len(set(track.built[:-3])) == 6
-    assert [each.name for each in outcome.trials] == ["untuned", "a", "b", "c", "d"]
+    trials = {each.name: (each.seconds, each.ratio, each.won) for each in outcome.trials}
+    assert list(trials) == ["untuned", "a", "b", "c", "d"] and trials["untuned"] == (1.2, 1.2, False)
+    assert trials["a"] == (0.5, 0.5, True) and trials["b"][:2] == (None, None)
+    assert trials["c"][1] == 2.0  # to a, which had won
+    assert track.built[-3:] == ["float32", "untuned", "d"] == list(outcome.seconds)
+    assert len(track.built[:-3]) == len(set(track.built[:-3])) == 5
+    with pytest.raises(NotRunnable, match="no kernel"):
+        Track(float32=None, untuned=1.0).race()
 
 
-def test_trials_say_what_each_candidate_was_beside_the_best_before_it():
-    trials = {each.name: each for each in Track(float32=1.0, untuned=1.5, a=0.5, b=None, c=1.0).race().trials}
-    assert (trials["a"].seconds, trials["a"].ratio, trials["a"].won) == (0.5, 0.5, True)
-    assert (trials["untuned"].ratio, trials["untuned"].won) == (1.5, False)
-    assert trials["b"].seconds is trials["b"].ratio is None
-    assert trials["c"].ratio == 2.0  # to a, which had won
-
-
-def test_what_is_faster_but_not_good_enough_is_not_taken():
+def test_a_candidate_that_is_faster_but_not_allowed_is_not_taken():
     track = Track(float32=1.0, untuned=0.2, a=0.1, b=0.6, c=0.9)
     track.allowed = {"b"}
     assert track.race().fastest == "b" and "c" not in track.asked
@@ -171,11 +153,6 @@ def test_a_gain_on_which_rounds_disagree_is_measured_twice_as_often_if_there_is_
     slowed(track, {3, 6})  # of nine rounds one may disagree, of eighteen five
     outcome = track.race(seconds)
     assert (outcome.fastest == "untuned") == faster and outcome.seconds["untuned"] == 0.5
-
-
-def test_a_reference_that_does_not_run_is_an_error():
-    with pytest.raises(NotRunnable, match="no kernel"):
-        Track(float32=None, untuned=1.0).race()
 
 
 @pytest.mark.parametrize("limit", [30.0, 60.0])

@@ -15,10 +15,9 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.errors import PolicyError, TuneError
 from mxmp.symbol import convert_model, on_cpu
 from mxmp.tune import SearchResult, search
-from tests.tune.networks import FAILING, Task, trained_digits
+from tests.tune.networks import FAILING, Task
 
 TOLERANCE = 0.01
 
@@ -51,7 +50,7 @@ def fewest(task, policy, tolerance):
     raise AssertionError("not even all of them")
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("O3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("policy", ["O1", "O2"])
 @pytest.mark.parametrize("name", FAILING)
 def test_the_fewest_operators_are_found_where_float16_fails(name, policy):
     task = FAILING[name]()
@@ -68,37 +67,16 @@ def test_the_fewest_operators_are_found_where_float16_fails(name, policy):
     assert all(precisions[name] == "float32" for name in result.kept)
 
 
-def test_what_a_trained_classifier_needs_is_found():
-    task = trained_digits()
-    result = search(task.net, task.evaluate, 0.005, "O2")
-    assert result.reference > 0.9 and math.isnan(result.given)
-    assert result.metric >= result.reference - 0.005
-    # The squares of filtered pixels, up to the root that brings them back into float16's range.
-    assert set(result.kept) == {"digits__mul0", "digits__plusscalar0", "digits_sqrt0"}
-    assert result.evaluations <= 12 and result.operators == 13
-
-
-def deep(layers=4):
+def deep(layers):
     """Return a net whose operators all round alike, and how far it is off, lower is better."""
-    np.random.seed(0)
-    mx.random.seed(0)
     net = nn.HybridSequential(prefix="deep_")
     with net.name_scope():
-        for _ in range(layers):
-            net.add(nn.Dense(32, in_units=32, activation="relu"))
+        net.add(*(nn.Dense(32, in_units=32, activation="relu") for _ in range(layers)))
+    mx.random.seed(0)
     net.initialize(mx.init.Xavier(magnitude=4))
     data = mx.nd.random.normal(shape=(64, 32))
     expected = net(data).asnumpy()
     return net, lambda net: float(np.abs(net(data).asnumpy() - expected).mean() / np.abs(expected).mean())
-
-
-def test_where_all_operators_round_alike_the_set_is_1_minimal_though_a_smaller_one_may_be_there():
-    """On 12 layers one with 5 operators has been seen, where the search finds 7."""
-    net, evaluate = deep(12)
-    result = search(net, evaluate, 1e-3, "O2", higher_is_better=False)
-    assert result.given > 1e-3 >= result.metric and result.is_minimal
-    needed = [row for row in result.rows if row.kept == "yes"]
-    assert 1 <= len(needed) <= 12 and all(row.metric_without > 1e-3 for row in needed)
 
 
 def test_the_operators_that_follow_are_counted_and_not_called_kept():
@@ -112,11 +90,17 @@ def test_the_operators_that_follow_are_counted_and_not_called_kept():
     assert result.float32_operators == (0, mxmp.gluon.report(task.net).count["float32"]) == (0, 3)
 
 
-def test_nothing_is_kept_where_nothing_is_needed():
+def test_nothing_is_kept_where_nothing_is_needed(monkeypatch, capsys):
+    """And a terminal shows what is tried."""
     net, evaluate = deep(1)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    search(net, evaluate, 0.1, "O2", higher_is_better=False, progress=False)
+    assert capsys.readouterr().err == ""
     result = search(net, evaluate, 0.1, "O2", higher_is_better=False)
     assert result.policy == mxmp.Policy.parse("O2") and result.kept == () and result.evaluations == 3
     assert result.is_minimal and result.metric == result.given
+    assert "evaluation 3: 0 of 2 in float32" in capsys.readouterr().err
 
 
 def test_what_the_policy_asks_for_by_name_stays_in_low_precision():
@@ -173,81 +157,25 @@ def test_an_operator_that_alone_is_needed_is_found_whatever_follows_it(build, po
     assert [search(net, needs(name), 0.5, policy).kept for name in names] == [(name,) for name in names]
 
 
-def test_what_cannot_be_reached_is_an_error_that_says_what_is_left_in_float16():
-    task = FAILING["energy"]()
-    with pytest.raises(
-        TuneError,
-        match=r"the metric is nan; it has to be at least -0\.01, as it is 0 in float32\. What is left: float16 is asked for by "
-        r"name of 'energy__mul0' \(elemwise_mul\)\.",
-    ):
-        search(task.net, task.evaluate, TOLERANCE, "O2,name:*_mul0=float16")
-
-
-@pytest.mark.parametrize("higher, bound", [(True, "least 399999"), (False, r"most 400001")])
-def test_outputs_in_float16_are_named_where_they_cannot_hold_the_result(higher, bound):
-    net = nn.Dense(1, in_units=4, prefix="big_")
-    net.initialize(mx.init.Constant(1e5))
-    data = mx.nd.ones((1, 4))
-    match = rf"it has to be at {bound}, as it is 400000 in float32\. What is left: the outputs come in float16\."
-    with pytest.raises(TuneError, match=match):
-        search(net, lambda net: float(net(data).asnumpy()[0, 0]), 1.0, "float16", higher_is_better=higher)
-
-
-def test_the_search_ends_with_the_best_found_if_it_may_not_evaluate_more_often():
-    task = FAILING["normalised"]()
-    calls = []
-    result = search(task.net, lambda net: calls.append(0) or task.evaluate(net), TOLERANCE, "O3", max_evaluations=6)
-    assert len(calls) == result.evaluations <= 6
-    assert not result.is_minimal and result.metric >= result.reference - TOLERANCE
-    assert len(result.kept) >= 4  # the fewest
-    assert "the best found before the search was ended" in str(result)
-
-
-def interrupted(task, call):
-    """Return the result of a search whose evaluation of this number is interrupted."""
-    calls = itertools.count(1)
+@pytest.mark.parametrize("call", [4, 5, 7, 10, None])
+def test_a_search_that_is_ended_gives_the_best_so_far(call):
+    """By an interrupt, which is passed on where nothing was found yet, or by the number of evaluations."""
+    task, calls = FAILING["normalised"](), itertools.count(1)
 
     def evaluate(net):
         if next(calls) == call:
             raise KeyboardInterrupt
         return task.evaluate(net)
 
-    return search(task.net, evaluate, TOLERANCE, "O3")
-
-
-@pytest.mark.parametrize("call", [5, 7, 10])
-def test_an_interrupt_gives_the_best_so_far_and_is_passed_on_before_there_is_one(call):
-    task = FAILING["normalised"]()
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(task, 4)
-    result = interrupted(task, call)
-    assert not result.is_minimal and result.metric >= result.reference - TOLERANCE
+    if call == 4:
+        with pytest.raises(KeyboardInterrupt):
+            search(task.net, evaluate, TOLERANCE, "O3")
+    else:
+        result = search(task.net, evaluate, TOLERANCE, "O3", **({} if call else {"max_evaluations": 6}))
+        assert not result.is_minimal and result.metric >= result.reference - TOLERANCE and len(result.kept) >= 4
+        assert "the best found before the search was ended" in str(result)
+        assert call or result.evaluations == next(calls) - 1 <= 6
     assert "converted" not in repr(task.net)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"policy": "float32"}, "is float32, so there is nothing to search"),
-        ({"policy": "O2,name:nothing=float32"}, "'nothing' matches no node"),
-        ({"max_evaluations": 3}, "max_evaluations=3: expected a whole number from 4 on"),
-        ({"max_evaluations": 10.0}, "max_evaluations=10.0: expected a whole number"),
-        ({"tolerance": -1}, "tolerance=-1: expected a finite number from 0 on"),
-        ({"tolerance": math.nan}, "tolerance=nan: expected a finite number from 0 on"),
-        ({"tolerance": "1%"}, "tolerance='1%': expected a finite number from 0 on"),
-        ({"evaluate": 0.5}, "evaluate is a float; expected a function of the network"),
-        ({"higher_is_better": "lower"}, "higher_is_better='lower': expected True or False"),
-        ({"for_inference": "yes"}, "for_inference='yes': expected True or False"),
-        ({"for_inference": True}, "for_inference: BatchNorm is folded in models, not in a Dense; give its symbol"),
-        ({"batches": []}, "batches is for a symbol with parameters or a Module; a net's are what evaluate"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, message):
-    net = nn.Dense(1, in_units=4)
-    net.initialize()
-    given = {"evaluate": lambda net: net(mx.nd.ones((2, 4))).shape[0], "tolerance": 0.1, **arguments}
-    with pytest.raises((TuneError, PolicyError), match=message):
-        search(net, **given)
 
 
 def test_the_result_is_json_and_a_table():
@@ -268,16 +196,6 @@ def test_the_result_is_json_and_a_table():
     assert result.summary[3] == f"evaluations: {result.evaluations}" and "each of them is needed" in text
     again = SearchResult.from_json(result.to_json())
     assert (again.kept, again.policy) == (result.kept, result.policy)
-
-
-def test_a_terminal_shows_what_is_tried(monkeypatch, capsys):
-    net, evaluate = deep(1)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    search(net, evaluate, 0.1, "O2", higher_is_better=False, progress=False)
-    assert capsys.readouterr().err == ""
-    search(net, evaluate, 0.1, "O2", higher_is_better=False)
-    assert "evaluation 3: 0 of 2 in float32" in capsys.readouterr().err
 
 
 def test_a_folded_model_needs_what_it_needs_itself():

@@ -12,36 +12,18 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.devices.speed import read_machine, runs_bfloat16
-from mxmp.errors import CheckpointError, PolicyError, TuneError
+from mxmp.errors import CheckpointError, TuneError
 from mxmp.gluon import convert
 from mxmp.policy import Policy
 from mxmp.symbol import convert_model
 from mxmp.tune import Measured, Tolerance, load, plan, tune
-from mxmp.tune.plan import digest
 from mxmp.tune.race import NotRunnable, Outcome
 from mxmp.tune.workload import Workload
 from tests.cli.checkpoints import network, params
-from tests.tune.networks import energy
+from tests.tune.networks import convnet, dense, energy
 
 MODULE = sys.modules["mxmp.tune.by_time"]
-DATA = mx.nd.ones((4, 5))
-
-
-def make_net(prefix="net_"):
-    net = nn.HybridSequential(prefix=prefix)
-    with net.name_scope():
-        net.add(nn.Conv2D(16, 3, in_channels=3), nn.BatchNorm(in_channels=16), nn.Activation("relu"), nn.Dense(5))
-    net.initialize()
-    return net
-
-
-def dense(prefix="net_", units=3, **flags):
-    net = nn.HybridSequential(prefix=prefix)
-    with net.name_scope():
-        net.add(nn.Dense(units, activation="relu"), nn.Dense(2))
-    net.initialize()
-    net.hybridize(bool(flags), **flags)
-    return net
+DATA = mx.nd.ones((3, 4))
 
 
 @pytest.fixture
@@ -90,7 +72,7 @@ def races(monkeypatch):
 
 @pytest.mark.parametrize("objective, options", [("training", {}), ("inference", {}), ("inference", {"for_inference": True})])
 def test_a_processor_without_bfloat16_gets_float32_and_is_told(batches, objective, options, without_bfloat16):
-    result = tune(make_net(), batches, objective=objective, seconds=1, progress=False, **options)
+    result = tune(convnet(channels=16), batches, objective=objective, seconds=1, progress=False, **options)
     assert result.policy == Policy() and result.fastest.startswith("float32") and result.speedup >= 0.97
     assert result.holds_for.shapes == {"data": (2, 3, 16, 16)} and mx.__version__ in str(result.holds_for)
     (note,) = result.notes  # none of noise, which has hidden nothing
@@ -101,7 +83,7 @@ def test_a_processor_without_bfloat16_gets_float32_and_is_told(batches, objectiv
 @pytest.mark.parametrize("objective", ["training", "inference"])
 def test_what_is_returned_converts_the_net(batches, objective):
     assert runs_bfloat16()
-    net = make_net()
+    net = convnet(channels=16)
     result = tune(net, batches, objective=objective, seconds=5, progress=False)
     assert {"float32", "untuned"} <= set(result.seconds)
     assert result.seconds[result.fastest] == min(result.seconds[name] for name in (result.fastest, "float32"))
@@ -114,7 +96,7 @@ def test_a_race_runs_for_real(batches, for_inference, monkeypatch):
     """With emulated float16, whose clock counts as any other: what is returned is one of what was measured."""
     monkeypatch.setattr(Workload, "on_cpu", property(lambda workload: False))
     objective = "inference" if for_inference else "training"
-    result = tune(make_net(), batches, "O1", objective, seconds=3, for_inference=for_inference, progress=False)
+    result = tune(convnet(channels=16), batches, "O1", objective, seconds=3, for_inference=for_inference, progress=False)
     assert result.proved and result.fastest in result.seconds and min(result.seconds.values()) > 0
     expected = "only convolutions in low precision" if for_inference else "normalisations in float32"
     assert {"untuned", expected} <= {each.name for each in result.candidates}
@@ -141,36 +123,13 @@ def test_a_model_whose_parameters_are_cast_at_each_call_is_told_of(options, cast
 
 def test_a_net_of_several_graphs_says_that_they_run_apart(without_bfloat16):
     net = nn.Sequential(prefix="outer_")
-    net.add(dense("first_"), dense("second_"))
+    net.add(dense("first_"), nn.Dense(3, in_units=2, prefix="second_"))
+    net.initialize()
     notes = tune(net, [DATA], seconds=1, progress=False).notes
     assert notes[1].startswith("The net has 2 graphs. Each runs by itself, once, on what it was called with first;")
 
 
 # ------------------------------------------------------------------ what is refused
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"policy": "float32"}, PolicyError, "is float32 already; give one with a low precision to tune"),
-        ({"policy": "01"}, PolicyError, "unknown policy '01'"),
-        ({"policy": "O1"}, TuneError, "policy: it computes in float16, which is emulated on a CPU"),
-        ({"names": {"typo*": "float32"}}, PolicyError, "typo"),
-        ({"ops": {"Typo": "float32"}}, PolicyError, "Typo"),
-        ({"objective": "speed"}, TuneError, "objective is 'speed'; expected 'training' or 'inference'"),
-        ({"seconds": 0}, TuneError, "seconds is 0; expected a positive number"),
-        ({"seconds": "60"}, TuneError, "seconds is '60'; expected a positive number"),
-        ({"seconds": float("nan")}, TuneError, "seconds is nan; expected a positive number"),
-        ({"for_inference": True}, TuneError, "for_inference=True needs objective='inference'"),
-        ({"within": 0.02}, TuneError, "within is a float; expected a mxmp.tune.Tolerance"),
-        ({"store": 3}, TuneError, "store is a int; expected the name of a file"),
-        ({"store": "nowhere/plan.json"}, CheckpointError, "there is no folder"),
-    ],
-)
-def test_bad_arguments_are_refused_before_anything_is_timed(options, error, message, batches, races):
-    with pytest.raises(error, match=message):
-        tune(make_net(), batches, **options)
-    assert not races.count
 
 
 def test_a_network_that_does_not_train_says_so(batches, without_bfloat16, monkeypatch):
@@ -179,7 +138,7 @@ def test_a_network_that_does_not_train_says_so(batches, without_bfloat16, monkey
 
     monkeypatch.setattr(Workload, "start", start)
     with pytest.raises(TuneError, match="net_or_model: it does not run in float32: no gradient"):
-        tune(make_net(), batches, progress=False)
+        tune(convnet(channels=16), batches, progress=False)
 
 
 # ------------------------------------------------------------------ within a tolerance
@@ -196,41 +155,26 @@ def test_only_what_is_within_the_tolerance_is_returned(monkeypatch):
     assert result.untuned.names  # what the search keeps in float32
 
 
-def test_a_tolerance_of_another_network_is_refused(without_bfloat16):
-    net = dense()
-    net(DATA)
-    within = Tolerance(net, lambda net: net(DATA).sum().asscalar().item(), 0.1)
-    for other in (dense("other_"), dense(units=5)):
-        with pytest.raises(TuneError) as caught:
-            tune(other, [DATA], within=within, progress=False)
-        ours, theirs = (digest([each(mx.sym.var("data"))]) for each in (other, net))
-        assert str(caught.value) == (
-            f"within: it measures another network ({theirs}, expected {ours}): other operators or names. Make the "
-            f"Tolerance of the network that is tuned."
-        )
-    for same in (net, dense()):
-        assert tune(same, [DATA], within=within, progress=False).policy == Policy()
-
-
-@pytest.mark.parametrize("folded", [False, True])
-def test_a_tolerance_measures_a_model_as_it_is_tuned(folded, without_bfloat16):
+def test_a_tolerance_is_of_the_same_network_also_if_it_is_made_anew_or_folded(without_bfloat16):
+    within = Tolerance(dense(), lambda net: net(DATA).sum().asscalar().item(), 0.1)
+    assert tune(dense(), [DATA], within=within, progress=False).policy == Policy()
     model, batches = (network(), *params(network())), [{"data": mx.nd.ones((2, 3, 8, 8))}]
-    options = {"objective": "inference", "progress": False, "seconds": 1}
-    within = Tolerance(model, lambda candidate: 1.0, 0.1, batches=batches, for_inference=folded)
-    assert tune(model, batches, within=within, for_inference=folded, **options).policy == Policy()
-    with pytest.raises(TuneError, match=f"within: it measures the network with for_inference={folded}, but it is tuned"):
-        tune(model, batches, within=within, for_inference=not folded, **options)
+    options = {"batches": batches, "for_inference": True}
+    within = Tolerance(model, lambda candidate: 1.0, 0.1, **options)
+    assert tune(model, objective="inference", progress=False, seconds=1, within=within, **options).policy == Policy()
 
 
 # ------------------------------------------------------------------ a plan for next time
 
 
-def test_tune_measures_once_and_then_uses_what_is_stored(tmp_path, races):
+def test_tune_measures_once_and_then_uses_what_is_stored(tmp_path, races, monkeypatch):
     file = str(tmp_path / "plan.json")
     first = tune(dense(), [DATA], store=file)
     assert first.policy.is_mixed and tune(dense(), [DATA], store=file) == first == load(file, dense(), [DATA])
     assert races.count == 1
     mxmp.gluon.convert(dense(), first.policy)  # its names are the net's
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # nothing can be written, and nothing has to be
+    assert tune(dense(), [DATA], store=file) == first
 
 
 @pytest.mark.parametrize(
@@ -238,7 +182,7 @@ def test_tune_measures_once_and_then_uses_what_is_stored(tmp_path, races):
     [
         ({"net_or_model": dense("other_")}, "network: found another one"),
         ({"net_or_model": dense(units=4)}, "network: found another one"),
-        ({"batches": [mx.nd.ones((8, 5))]}, r"shape of data: found (8, 5), expected (4, 5)"),
+        ({"batches": [mx.nd.ones((8, 4))]}, r"shape of data: found (8, 4), expected (3, 4)"),
         ({"net_or_model": dense(static_alloc=True)}, "static_alloc: found True, expected none"),
         ({"policy": "mixed_bfloat16,last_layer_fp32=True"}, "untuned: found"),
         ({"objective": "inference"}, "objective: found inference, expected training"),
@@ -279,19 +223,8 @@ def test_nothing_is_stored_that_is_not_proved_or_where_it_cannot_be(tmp_path, ra
     monkeypatch.setattr("os.access", lambda path, mode: path != str(tmp_path))  # the superuser may write anywhere
     with pytest.raises(CheckpointError, match="plan.json: .* is write-protected; give another file to store"):
         tune(dense(), [DATA], store=str(file))
-    assert races.count == 1
-
-
-def test_a_plan_that_holds_is_used_where_nothing_can_be_written(tmp_path, races, monkeypatch):
-    file = str(tmp_path / "plan.json")
-    stored = tune(dense(), [DATA], store=file)
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert tune(dense(), [DATA], store=file) == stored
-
-
-def test_tune_does_not_write_over_what_is_no_plan(tmp_path, races):
-    file = tmp_path / "notes.json"
+    monkeypatch.setattr("os.access", lambda path, mode: True)
     file.write_text(json.dumps({"mine": 1}))
-    with pytest.raises(CheckpointError, match="notes.json: this is no tuned plan .* give another file to store, or remo"):
+    with pytest.raises(CheckpointError, match="plan.json: this is no tuned plan .* give another file to store, or remo"):
         tune(dense(), [DATA], store=str(file))
-    assert json.loads(file.read_text()) == {"mine": 1} and races.count == 0
+    assert json.loads(file.read_text()) == {"mine": 1} and races.count == 1
