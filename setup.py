@@ -20,7 +20,15 @@ ELF = "pyelftools>=0.29"
 GPU_RECORD = [ELF, "nvidia-cuda-nvrtc-cu11>=11.2; sys_platform == 'linux'"]
 # Event files for TensorBoard. From 2.6.2 on it takes protobuf 3.20, which onnx 1.13 wants, and later ones.
 TENSORBOARD = ["tensorboardX>=2.6.2"]
-DOCS = ["myst-parser>=1.0", "ruff>=0.6", "sphinx>=5.0,<8"]
+DOCS = [
+    "furo>=2023.9.10",
+    "myst-parser>=1.0",
+    "ruff>=0.6",
+    "sphinx>=6.0,<8",
+    "sphinx-copybutton>=0.5",
+    "sphinx-design>=0.5",
+    "sphinx-gallery>=0.14",
+]
 TEST = [
     *DEMO,
     *ONNX,

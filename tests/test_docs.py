@@ -12,13 +12,14 @@ from mxmp.cli.commands import commands as mxmp_commands
 from mxmp.diagnose import runs_bfloat16
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if "build" not in page.parts)]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 # The page on tuning is about what bfloat16 gains; of others the code that names it is left out where it does not run.
 RUN = [
-    pytest.param(page, id=page.stem, marks=[pytest.mark.bfloat16] if page.stem == "tuning" else []) for page in PAGES
+    pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.bfloat16] if page.stem == "tuning" else []) for page in PAGES
 ]
 
 
@@ -77,7 +78,7 @@ def test_code_runs_in_order_and_prints_what_the_page_says(page, capsys, monkeypa
             assert stripped(printed) in (None, stripped(capsys.readouterr().out))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_imports_mxmp_before_mxnet(page):
     """Else it fails on Python 3.12 or with numpy 1.24; a page's Python is one program, each script in a shell another."""
     if page.stem == "python":  # tells of scripts that do not
@@ -88,7 +89,7 @@ def test_code_imports_mxmp_before_mxnet(page):
         assert re.findall(r"^(?:import|from) (mxmp|mxnet)\b", program, re.MULTILINE)[:1] in ([], ["mxmp"])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page):
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
