@@ -10,7 +10,7 @@ from mxmp.dtypes import BFLOAT16, FLOAT16
 from mxmp.rules import RULES, conditions
 from mxmp.rules.core import EVERY, GIVEN
 
-HEADINGS = ("operator", "calls with", "why, or when float32", "float32 whatever else", "no kernel in")
+HEADINGS = ("operator", "float32 when, or why", "never cast; no kernel")
 
 
 def float32_if(rule):
@@ -52,8 +52,10 @@ def rows(category):
     for rule in RULES:
         if rule.category == category:
             merged.setdefault((calls(rule), float32_if(rule), kept(rule), lacks(rule)), []).append(rule.op)
-    for facts, ops in sorted(merged.items(), key=lambda item: item[1][0].lower()):
-        yield (", ".join(f"``{op}``" for op in sorted(ops, key=str.lower)), *facts)
+    for (when, why, never_cast, dtypes), ops in sorted(merged.items(), key=lambda item: item[1][0].lower()):
+        names = ", ".join(f"``{op}``" for op in sorted(ops, key=str.lower))
+        notes = (never_cast, dtypes and f"no {dtypes}")
+        yield (f"{names} with {when}" if when else names, why, "; ".join(filter(None, notes)))
 
 
 class Operators(Directive):
@@ -63,7 +65,7 @@ class Operators(Directive):
 
     def run(self):
         """Return the table."""
-        lines = [".. list-table::", "   :header-rows: 1", "   :class: operators", ""]
+        lines = [".. list-table::", "   :header-rows: 1", "   :class: operators", "   :widths: 40 35 25", ""]
         for row in (HEADINGS, *rows(self.arguments[0])):
             for number, cell in enumerate(row):
                 lines.append(f"   {'*' if number == 0 else ' '} - {cell}")
