@@ -35,7 +35,9 @@ TEST = [
     *TENSORBOARD,
     ELF,
     "hypothesis>=6.80",
+    "ipykernel>=6.20",  # runs examples/tour.ipynb, by nbclient
     "mypy>=1.5",
+    "nbclient>=0.8",
     "onnxruntime>=1.15",
     "pytest>=7.4",
     "pytest-timeout>=2.1",

@@ -22,7 +22,8 @@ def float32_if(rule):
     if isinstance(rule.condition, functools.partial) or not rule.condition.__doc__:
         scalars = " or ".join(f"``{name}``" for name in rule.scalars)
         return f"where the low precision dtype turns {scalars} into inf, 0, 1, -1 or its largest value"
-    text = re.sub(r"`*(MAX_\w+)`*", lambda match: str(getattr(conditions, match.group(1))), rule.condition.__doc__.split("\n")[0])
+    first = rule.condition.__doc__.split("\n")[0]
+    text = re.sub(r"`*(MAX_\w+)`*", lambda match: str(getattr(conditions, match.group(1))), first)
     return f"for {text.replace('Forbid ', '', 1).rstrip('.')}"
 
 
