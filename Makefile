@@ -7,7 +7,7 @@ VENV := .venv
 PYTHON ?=
 ARGS ?=
 
-.PHONY: demo test test-horovod test-gpu-record bench docs lint named
+.PHONY: demo test test-horovod test-gpu-record bench docs docs-links lint named
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/python examples/digits.py $(ARGS)
@@ -41,6 +41,10 @@ docs: $(VENV)/.docs
 	@$(VENV)/bin/python -m ruff check --select D100,D101,D102,D103,D104,D106 mxmp symbols
 	@$(VENV)/bin/python -m sphinx -q -W --keep-going -E -b html docs docs/build/html
 	@echo "Written: docs/build/html/index.html"
+
+# Asks every server that the pages link to.
+docs-links: $(VENV)/.docs
+	@$(VENV)/bin/python -m sphinx -q -b linkcheck docs docs/build/links
 
 lint: $(VENV)/.test
 	@$(VENV)/bin/python -m ruff check .

@@ -20,14 +20,24 @@ ELF = "pyelftools>=0.29"
 GPU_RECORD = [ELF, "nvidia-cuda-nvrtc-cu11>=11.2; sys_platform == 'linux'"]
 # Event files for TensorBoard. From 2.6.2 on it takes protobuf 3.20, which onnx 1.13 wants, and later ones.
 TENSORBOARD = ["tensorboardX>=2.6.2"]
-DOCS = ["myst-parser>=1.0", "ruff>=0.6", "sphinx>=5.0,<8"]
+DOCS = [
+    "furo>=2023.9.10",
+    "myst-parser>=1.0",
+    "ruff>=0.6",
+    "sphinx>=6.0,<8",
+    "sphinx-copybutton>=0.5",
+    "sphinx-design>=0.5",
+    "sphinx-gallery>=0.14",
+]
 TEST = [
     *DEMO,
     *ONNX,
     *TENSORBOARD,
     ELF,
     "hypothesis>=6.80",
+    "ipykernel>=6.20",  # runs examples/tour.ipynb, by nbclient
     "mypy>=1.5",
+    "nbclient>=0.8",
     "onnxruntime>=1.15",
     "pytest>=7.4",
     "pytest-timeout>=2.1",

@@ -1,4 +1,4 @@
-"""Several machines: a kvstore that sums gradients over workers without losing them, and what moves them.
+"""Several machines: a kvstore that sums gradients over workers without overflow, and its engines.
 
 `KVStore` is the kvstore of a trainer or a module. An `Engine` moves its arrays between workers: MXNet's parameter
 server or Horovod.
@@ -63,7 +63,7 @@ class Engine(abc.ABC):
         """Give an array its sum over the workers, in its own dtype; does not wait.
 
         Args:
-            key: What it was broadcast as.
+            key: The key that it was broadcast under.
             array: The same NDArray at every call for a key.
             priority: The higher the sooner.
         """
@@ -223,11 +223,11 @@ class KVStore(mx.kvstore.KVStoreBase):
         return KVStore(self._engine, self._transport)
 
     def init(self, key: Any, value: mx.nd.NDArray) -> None:
-        """Give ``value`` what worker 0 has, and make the key known."""
+        """Give ``value`` the array of worker 0, and make the key known."""
         self.broadcast(key, value, value)
 
     def broadcast(self, key: Any, value: mx.nd.NDArray, out: Any, priority: int = 0) -> None:
-        """Give ``out`` what worker 0 has as ``value``, and make the key known.
+        """Give ``out`` the ``value`` of worker 0, and make the key known.
 
         Waits until it is there: the first gradients must not overtake it.
 

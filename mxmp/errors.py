@@ -42,7 +42,7 @@ def __dir__() -> list[str]:
 
 
 def mxnet_reason(error: Exception) -> str:
-    """Return in one line what an error of MXNet says, without its stack, its clock and its source files."""
+    """Return the text of an MXNet error in one line, without stack, clock and source files."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     start = max((i for i, line in enumerate(lines) if "MXNetError: " in line), default=max(len(lines) - 1, 0))
     text = " ".join(lines[start:]).rpartition("MXNetError: ")[2]
@@ -152,7 +152,7 @@ class UnscaledLossError(TrainerError):
 
 
 class StateError(MxmpError, ValueError):
-    """A saved state does not fit what it is loaded into, or the file is damaged."""
+    """A saved state does not fit its trainer, or the file is damaged."""
 
 
 class LaunchError(MxmpError, RuntimeError):

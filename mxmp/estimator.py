@@ -102,7 +102,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
         policy: A policy or its name.
         loss_scale: 'policy' for the policy's; or 'dynamic', a number, a `LossScale`, or None for no
             scaling and no checks.
-        observers: What is to look at the steps, such as a `mxmp.diagnose.Ledger`: each one's ``attach`` is called
+        observers: Observers of the steps, such as a `mxmp.diagnose.Ledger`: each one's ``attach`` is called
             with the trainer when a fit begins, and its ``detach``, if it has one, when it ends, so that a log writes
             its last step; one that was attached to the trainer before stays attached.
 

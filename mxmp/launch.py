@@ -57,7 +57,7 @@ class Process(NamedTuple):
         name: 'scheduler', 'server 0', 'worker 0'. MXNet ranks workers by address and port, so that
             the number is the rank, unless a port is taken meanwhile.
         host: The address it listens on.
-        command: What it runs.
+        command: Its command.
         environment: The variables it needs beyond those that are there.
     """
 
@@ -78,7 +78,7 @@ class End(NamedTuple):
     Attributes:
         code: 0, or the exit code of the process that failed first; 128 and the signal's number if
             a signal ended it; `TIMED_OUT`.
-        reason: What to tell, empty if all went well.
+        reason: The reason, empty if all went well.
     """
 
     code: int
@@ -95,7 +95,7 @@ def plan(
     """Return the processes of a job with MXNet's parameter server.
 
     Args:
-        command: What each worker runs.
+        command: The command of each worker.
         workers: How many, over all hosts; at least 1.
         servers: How many, over all hosts; at least 1.
         hosts: IPv4 addresses to listen on. The first is the scheduler's; workers and servers are

@@ -1,4 +1,4 @@
-"""Export to ONNX: MXNet's exporter does the work, on symbols that it translates to what MXNet computes.
+"""Export to ONNX: MXNet's exporter does the work, on symbols that it translates rightly.
 
 ``mx.onnx.export_model`` of MXNet 1.9.1 translates a symbol operator by operator, and some of them to something
 else (python/mxnet/onnx/mx2onnx/_op_translations at tag 1.9.1); here these are replaced by operators that it

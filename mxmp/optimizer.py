@@ -203,7 +203,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
     def get_unscaled_gradients(self, grads: Sequence[Any]) -> List[Any]:
         """Return gradients divided by the loss scale, in float32; the given ones stay as they are.
 
-        Call it once in a step, with all gradients, and go on with what it returns. Those that are not
+        Call it once in a step, with all gradients, and go on with the returned ones. Those that are not
         finite make the step skip, whatever becomes of them. No host read, but on a CPU a wait for large
         gradients of low precision.
 
@@ -308,7 +308,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         states.save(fname, target, self._scaler.to_dict())
 
     def load_states(self, fname: str) -> None:
-        """Load what `save_states` saved, for weights that `build` has made known.
+        """Load states that `save_states` saved, for weights that `build` has made known.
 
         Args:
             fname: The file; it decides over every field that it has, the kind of the loss scale too.
@@ -348,7 +348,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         """Return the optimizer with masters and the loss scale, which `hand_over` would give away.
 
         Args:
-            owner: What would get them, for errors.
+            owner: Their new owner, for errors.
 
         Raises:
             TrainerError: If it has weights of its own, or an owner, or is in the middle of a step.
@@ -359,7 +359,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         return self._inner_updater.optimizer, self._scaler.loss_scale
 
     def hand_over(self, owner: str) -> Tuple[MultiPrecision, LossScale]:
-        """Return what `peek_optimizer_and_scale` does; from now on this object only shows attributes."""
+        """Return optimizer and scale, as `peek_optimizer_and_scale`; from now on this object only shows attributes."""
         optimizer_and_scale = self.peek_optimizer_and_scale(owner)
         self._owner = owner
         return optimizer_and_scale

@@ -77,17 +77,17 @@ class Policy:
         keep_batchnorm_fp32: Give BatchNorm float32 data too. Its gamma, beta and statistics are float32 always; that
             alone is the default, and needs no cast between a convolution, its BatchNorm and the activation.
         last_layer_fp32: Run the last layer in float32: for each output of the network the matrix
-            product or convolution that it comes from, and what lies between. Overrides and regions
+            product or convolution that it comes from, and the operators behind. Overrides and regions
             overrule it. Of a Gluon Block with several graphs in it (HybridBlocks in a plain Block) it is
             the last layer of each graph; give the one meant to ``mxmp.gluon.set_policy`` instead.
         pure: Run operators that need float32 (softmax, exp, norms, losses) in low precision too,
-            as Apex's O3 does. Only what MXNet's kernels demand stays float32. For baselines.
-        out_of_range: What becomes of a model's stored values beyond the compute dtype's range: 'clamp' makes
-            them its largest value with their sign, 'float32' keeps what reads them in float32.
+            as Apex's O3 does. Operators without a kernel stay float32. For baselines.
+        out_of_range: For a model's stored values beyond the compute dtype's range: 'clamp' makes
+            them its largest value with their sign, 'float32' keeps their readers in float32.
         ops: Pairs (operator name, dtype) that overrule the operator's category.
         names: Pairs (pattern of node names, dtype); ``*``, ``?`` and ``[...]`` as in a shell.
         blocks: Pairs (pattern of Gluon block prefixes, dtype); applies to all within the block.
-        loss_scale: None, 'dynamic' or a number: what a trainer should be given.
+        loss_scale: None, 'dynamic' or a number: the loss scale for a trainer.
 
     Overrides are given as dicts or pairs. A name overrules a block, a block overrules an
     operator; between patterns of one kind, low precision overrules float32 (a forced include

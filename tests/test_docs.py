@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
 
+import mxnet as mx
+import nbclient
+import nbformat
 import pytest
 
 from mxmp.cli.commands import commands as mxmp_commands
 from mxmp.diagnose import runs_bfloat16
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if "build" not in page.parts)]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 # The page on tuning is about what bfloat16 gains; of others the code that names it is left out where it does not run.
 RUN = [
-    pytest.param(page, id=page.stem, marks=[pytest.mark.bfloat16] if page.stem == "tuning" else []) for page in PAGES
+    pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.bfloat16] if page.stem == "tuning" else []) for page in PAGES
 ]
 
 
@@ -53,10 +58,26 @@ def stripped(text):
     return None if text is None else [line.strip() for line in text.splitlines()]
 
 
-def test_the_readme_has_code_and_output():
-    kinds = [language for language, _, printed in blocks(PAGES[0]) if printed]
-    assert kinds.count("python") > 3 and kinds.count("sh") > 1
-    assert sum(commands(code) is not None for language, code, _ in blocks(PAGES[0]) if language == "sh") > 2
+@pytest.mark.parametrize("marks", ["-", "+"], ids=["before", "after"])
+def test_the_difference_of_the_readme_runs_before_and_after(marks, monkeypatch, tmp_path):
+    """On two contexts of the CPU in place of two GPUs."""
+    monkeypatch.chdir(tmp_path)
+    (difference,) = [code for language, code in FENCE.findall(PAGES[0].read_text(encoding="utf-8")) if language == "diff"]
+    lines = [line[1:] for line in difference.splitlines() if line[:1] in ("", " ", marks)]
+    batch = mx.nd.random.uniform(shape=(4, 3, 32, 32)), mx.nd.arange(4)
+    exec("\n".join(lines).replace("mx.gpu", "mx.cpu"), {"loader": [batch, batch]})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.params", "net.states"]
+
+
+@pytest.mark.slow
+def test_the_tour_runs_as_a_notebook(monkeypatch, tmp_path):
+    notebook = nbformat.read(ROOT / "examples" / "tour.ipynb", as_version=4)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    nbclient.NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    kinds = [output["output_type"] for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert kinds.count("execute_result") == 2 and kinds.count("display_data") == 1
+    accuracy = [re.match(r"[\d.]+%", output.get("text", "")) for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert float(next(filter(None, accuracy)).group()[:-1]) > 80
 
 
 @pytest.mark.parametrize("page", RUN)
@@ -77,7 +98,7 @@ def test_code_runs_in_order_and_prints_what_the_page_says(page, capsys, monkeypa
             assert stripped(printed) in (None, stripped(capsys.readouterr().out))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_imports_mxmp_before_mxnet(page):
     """Else it fails on Python 3.12 or with numpy 1.24; a page's Python is one program, each script in a shell another."""
     if page.stem == "python":  # tells of scripts that do not
@@ -88,7 +109,7 @@ def test_code_imports_mxmp_before_mxnet(page):
         assert re.findall(r"^(?:import|from) (mxmp|mxnet)\b", program, re.MULTILINE)[:1] in ([], ["mxmp"])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page):
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link

@@ -144,7 +144,7 @@ def state_dict(optimizers: Any = None) -> Dict[str, Any]:
 
 
 def load_state_dict(state: Dict[str, Any], optimizers: Any = None) -> None:
-    """Take what `state_dict` returned, or change nothing.
+    """Load the state that `state_dict` returned, or change nothing.
 
     Args:
         state: For as many trainers.

@@ -49,7 +49,7 @@ class AmxStatus(NamedTuple):
     Attributes:
         on: Whether they do.
         reason: One sentence on why, or why not.
-        advice: What to do about it; empty if nothing.
+        advice: The remedy; empty if there is none.
     """
 
     on: bool

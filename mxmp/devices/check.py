@@ -59,7 +59,7 @@ class Finding:
         ok: Whether MXNet runs the policy there in hardware, and bfloat16 no slower than float32; None if that is
             not known.
         message: One sentence, which names the device.
-        advice: What to do about it; empty if nothing.
+        advice: The remedy; empty if there is none.
     """
 
     device: str

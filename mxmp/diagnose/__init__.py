@@ -1,4 +1,4 @@
-"""What a machine can do, and where the precision of a network is lost."""
+"""Finds where a network loses precision, and whether a machine runs it in hardware."""
 
 from ..display import terminal  # noqa: F401, I001  # before rich, see there
 from ..devices.amx import AmxStatus as AmxStatus

@@ -65,7 +65,7 @@ class LoopFinding:
 
     Attributes:
         kind: One name for it, such as 'loss_not_scaled'; `check_loop` lists them.
-        text: What was found, where, and what to do.
+        text: The mistake, its place and its remedy.
         severity: 'error' if training is wrong, 'warning' if it likely is, 'note' if it is slow, or may not be meant.
     """
 
@@ -76,7 +76,7 @@ class LoopFinding:
 
 @dataclass
 class LoopFindings(Record):
-    """What was found wrong with a loop, errors first; empty, and false, if nothing was.
+    """The mistakes of a loop, errors first; empty, and false, if there are none.
 
     ``print`` shows a line for each, and a notebook the same as HTML. With `checking` it is complete when the block has
     ended.
@@ -124,7 +124,7 @@ class LoopFindings(Record):
 
 
 def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: bool = True) -> LoopFindings:
-    """Run two steps of a training loop and return what is wrong with it.
+    """Run two steps of a training loop and return its mistakes.
 
     A dry run: parameters, gradients, running statistics, optimizer states, update counts, loss scale and learning rate
     schedule are as before after it; logs and ledgers of mxmp on the trainer do not see its steps. Not put back is what
@@ -173,7 +173,7 @@ def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: boo
 
 @contextlib.contextmanager
 def checking(net: Nets, trainer: Trainers, speed: bool = True) -> Iterator[LoopFindings]:
-    """Look for what is wrong with the iterations of a training loop within this context: `check_loop` around them.
+    """Look for mistakes in the iterations of a training loop within this context: `check_loop` around them.
 
     Two iterations are enough. All that `check_loop` puts back is as before after the block, which an error of mxmp or
     MXNet ends, as a finding.

@@ -431,7 +431,7 @@ def compare(
         loss: Gives the loss of a Gluon net's output and a label, an NDArray of any shape or a list of them; with it,
             gradients are compared. Of a symbol or Module gradients are compared if it has loss heads, and batches hold
             their labels.
-        loss_scale: What gradients are multiplied by while they are in low precision, a power of two. Unless given it is
+        loss_scale: A factor on gradients while they are in low precision, a power of two. Unless given it is
             1024, or where gradients are not finite at that, the largest power of two below at which they are; 1 if
             they are at none.
         ctx: Where a symbol runs, the CPU unless given.

@@ -29,11 +29,11 @@ class Check:
     """One check of this machine.
 
     Attributes:
-        what: What was checked.
-        found: What was found.
+        what: The thing that was checked.
+        found: The finding.
         ok: False if it keeps the policy out of this machine's hardware, None if that is not known or a
             change is worth while.
-        advice: What to do about it; empty if nothing.
+        advice: The remedy; empty if there is none.
     """
 
     what: str
@@ -94,7 +94,7 @@ def examine(
     policy: Union[str, Policy] = "O1",
     environ: Optional[Mapping[str, str]] = None,
 ) -> Diagnosis:
-    """Return what keeps a policy from running in hardware on this machine, what could run faster, and what to use.
+    """Return why a policy does not run in hardware on this machine, or not as fast as it could, and which one to use.
 
     Starts ``nvidia-smi`` if there is one. Where the processor runs bfloat16, convolutions and matrix products are
     measured in it and in float32, which takes a second or two.

@@ -68,13 +68,13 @@ _FAR_GRADIENT = 2.0**6 * _FLOAT16_END  # of the loss itself, not scaled
 
 @dataclass(frozen=True)
 class Verdict(VerdictText):
-    """What is wrong with a step.
+    """Why a step is not finite.
 
     Attributes:
         kind: 'scale too high' (the skip was right), 'activation out of range' (of low precision, at any scale: forward,
             or in a gradient at scale 1; of that 1/8 and 1/64 are tried too), 'float32 model broken', 'data',
             'parameters', or 'no fault found'.
-        text: Sentences that say so and end in what to do.
+        text: Sentences that say so and end in the remedy.
         node: Where inf or NaN comes up first; None if it does nowhere.
         scale: The loss scale of the step.
         finite_scale: The largest scale tried at which the step is finite; None if none was, or none was looked for.

@@ -35,7 +35,7 @@ class _Sample:
 
 
 class Ledger(LedgerRecord, Observer):
-    """Keeps over a run, for each parameter, what becomes of its gradient in low precision; ``print`` shows it.
+    """Keeps over a run, for each parameter, how its gradient fares in low precision; ``print`` shows it.
 
     One step in ``every`` is a sample. Its gradients are counted by exponent e (from 2**e to below 2**(e + 1), unlike
     those of measured magnitudes: above 2**(e - 1) to 2**e) as backward wrote them: scaled, each context's own, before
@@ -64,7 +64,7 @@ class Ledger(LedgerRecord, Observer):
 
     Args:
         every: A step in how many is a sample.
-        dtype: 'float16' or 'bfloat16': what the network computes in.
+        dtype: 'float16' or 'bfloat16', in which the network computes.
 
     Raises:
         TrainerError: If ``every`` is no positive integer.
@@ -102,7 +102,7 @@ class Ledger(LedgerRecord, Observer):
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     def detach(self) -> None:
-        """Look at no further steps; what was seen stays. A second call does nothing."""
+        """Look at no further steps; the counts stay. A second call does nothing."""
         super().detach()
         self._look()
         self._weights = {}
@@ -220,7 +220,7 @@ class Ledger(LedgerRecord, Observer):
         return dict(self._shares)
 
     def advice(self) -> Advice:
-        """Return what to do about the scale, and about masters."""
+        """Return advice on the scale, and on masters."""
         self._look()
         return super().advice()
 

@@ -51,14 +51,14 @@ Path = Union[str, "os.PathLike[str]"]
 
 
 class StepRecord(NamedTuple):
-    """One step of a log; None is what was not measured.
+    """One step of a log; None was not measured.
 
     Attributes:
         step: Its number among all steps, taken and skipped, from 1 on.
         seconds: Since the log was attached; where a log is attached again, or its file goes on, after the last ones.
         taken: Whether the weights were updated.
-        scale: What the losses were multiplied by.
-        next_scale: What those of the next step will be.
+        scale: The loss scale of this step.
+        next_scale: That of the next step.
         grad_norm: Norm of all true gradients, summed over contexts and workers, not divided by the batch size; before
             the trainer clips them, but after the user's own code has (by ``param.grad()``). Not finite where a gradient
             was not.
@@ -67,7 +67,7 @@ class StepRecord(NamedTuple):
         zero_share: Share of the gradients' elements that became zero, of the ledger's last sample.
         subnormal_share: Share of those that are subnormal, likewise.
         largest: The largest magnitude of a gradient, likewise.
-        error: What the step raised, in one line.
+        error: The error that the step raised, in one line.
         why: Of a skipped step: the weights whose gradients were not finite, each with the share of its elements, the
             smallest share first. Backward spreads what is not finite to ever more elements, so that one is likely the
             cause.
@@ -171,7 +171,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
             self._flush()
 
     def close(self) -> None:
-        """Detach, and close what is written to; a second call does nothing."""
+        """Detach, and close the file; a second call does nothing."""
         try:
             self.detach()
         finally:
@@ -286,7 +286,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
 class CSVLogger(StepLogger):
     """Writes a line per training step: number, seconds, scale, gradient norm, loss, shares of the ledger, errors.
 
-    The columns are the fields of `StepRecord`; an empty cell is what was not measured, ``taken`` is 0 or 1. Each line
+    The columns are the fields of `StepRecord`; an empty cell was not measured, ``taken`` is 0 or 1. Each line
     is written whole, so that a process that is killed leaves whole lines. A file that is there already goes on: steps
     that a resumed run makes again stand in it twice, the later ones below.
 

@@ -39,7 +39,7 @@ class NonFinite(Record):
         where: 'forward' or 'backward', a node of the network; 'data' or 'parameter', a value that it is given, or, of a
             parameter in low precision, one out of its range; 'loss', the loss outside of the network.
         name: The node, input or parameter.
-        op: The node's operator; empty for what is no node. A cast that a conversion put in is a 'cast'.
+        op: The node's operator; empty if it is no node. A cast that a conversion put in is a 'cast'.
         precision: The dtype in which it is: 'float16', 'bfloat16' or 'float32'.
         output: What holds inf or NaN: the node's output; backward, the gradient that it hands on.
         inputs: What the node reads; backward, the gradients that its outputs get stand before that.

@@ -184,7 +184,7 @@ class Magnitudes:
         """Return the share of `total` that becomes 0 in low precision, from 0 to 1.
 
         Args:
-            scale: What the values are multiplied by before; a power of two, for the counts tell no more.
+            scale: A factor on the values; a power of two, for the counts tell no more.
             dtype: 'float16' or 'bfloat16'.
 
         Raises:
@@ -416,7 +416,7 @@ def measure_gradients(*args: Any, **kwargs: Any) -> Dict[str, Magnitudes]:  # no
 
     Args:
         net: A Gluon net as for `measure_ranges`; gradients that it holds stay as they are.
-        loss: Called with what the net returns and the label; a Gluon loss, for example. What it returns, an NDArray
+        loss: Called with the net's outputs and the label; a Gluon loss, for example. What it returns, an NDArray
             or a list of them, is summed, as ``backward`` does.
         loader: As for `measure_ranges`, with labels.
         sym: The network with its loss heads, or with losses as outputs; bodies of its loops are not looked into.

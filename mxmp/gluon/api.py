@@ -172,7 +172,7 @@ def restore(net: gluon.Block) -> gluon.Block:
 
 
 def report(net: gluon.Block) -> Report:
-    """Return what the conversion of a net decided, and why: of one to 'O0', a report of a float32 net.
+    """Return the precision of each operator of a converted net, and why: of one to 'O0', a report of a float32 net.
 
     Raises:
         ConvertError: If it is no block, not converted, within a converted net, or has to see one batch first.

@@ -125,7 +125,7 @@ def freeze(
     ctx: Optional[mx.Context] = None,
     **changes: Any,
 ) -> gluon.SymbolBlock:
-    """Return a block that infers what a net does, as fast as it goes here without a flag; the net is not changed.
+    """Return a block for inference, as fast as this machine runs the net; the net is not changed.
 
     BatchNorm behind a convolution, a transposed convolution or a dense layer is folded into its weight and bias, in
     float32 and before these are rounded. Dropout is left out. Weights are stored in the dtype in which they are read,

@@ -82,7 +82,7 @@ class Trainer(ScalerStatus, TrainerBase):
         loss_scale: 'dynamic', a number, a `LossScale`, a `SharedLossScale`, or None for no scaling
             and no checks. 'policy' is what the policy of the parameters' converted net says, and 'dynamic'
             for those of none.
-        nonfinite_loss: What a step does whose loss is NaN or inf by itself: 'raise' a NonFiniteLossError, or 'skip',
+        nonfinite_loss: For a step whose loss is NaN or inf by itself: 'raise' a NonFiniteLossError, or 'skip',
             which leaves the loss scale as it is, for a NaN batch is no overflow. Needs a loss scale, such as 1.
         max_nonfinite_losses: How many steps in a row 'skip' skips; the next one raises. Both may be set later, also
             on a trainer of `adopt` or `mxmp.amp`, on a Module or a `LossScaleOptimizer`.
@@ -247,7 +247,7 @@ class Trainer(ScalerStatus, TrainerBase):
         states.save(fname, self._target(), self._scaler.to_dict())
 
     def load_states(self, fname: str) -> None:
-        """Load what `save_states` saved; the file decides over every field it has.
+        """Load states that `save_states` saved; the file decides over every field it has.
 
         Its loss scale too: a dynamic one makes that of a trainer without one dynamic, and a file without one turns the
         trainer's off; the log says so. Files of MXNet's own trainers are read too, and of ``get_states`` of an updater;
@@ -399,7 +399,7 @@ class Trainer(ScalerStatus, TrainerBase):
     ) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields the loss times the loss scale.
 
-        Call backward on what it yields, inside the block. Works inside and outside of
+        Call backward on the scaled losses that it yields, inside the block. Works inside and outside of
         ``autograd.record()``. A low precision loss is cast to float32 first; the gradient of
         that cast is the scale itself, so a float16 loss cannot bear a scale above 65504: a step at
         65536 is skipped. Several blocks may come before a step: their gradients are of one

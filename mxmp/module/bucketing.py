@@ -74,7 +74,7 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
 
     @property
     def report(self) -> Report:
-        """What the conversion decided for the current bucket."""
+        """The report on the conversion of the current bucket."""
         return self._current("report").report
 
     def _require_fitting(self, loss_scale: LossScale) -> None:
@@ -214,7 +214,7 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
         self._current("save_optimizer_states").save_optimizer_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Load what `save_optimizer_states` saved."""
+        """Load states that `save_optimizer_states` saved."""
         self._current("load_optimizer_states").load_optimizer_states(fname)
         self.mx_params_dirty = True
 

@@ -133,7 +133,7 @@ class Module(PolicyStatus, ModuleBase):
 
     @property
     def report(self) -> Report:
-        """What the conversion decided for the shapes that are bound now."""
+        """The report on the conversion for the shapes that are bound now."""
         report = self._bound("report").converted.report
         return replace(report, notes=amx.notes(report.count))
 
@@ -677,7 +677,7 @@ class Module(PolicyStatus, ModuleBase):
             super().save_optimizer_states(name)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Load what `save_optimizer_states` saved; the file decides over every field it has.
+        """Load states that `save_optimizer_states` saved; the file decides over every field it has.
 
         Where a parameter is not its loaded master, rounded, the parameter decides, as one that was set
         between the two.

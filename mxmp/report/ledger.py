@@ -83,7 +83,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Advice:
-    """What a ledger advises; ``print`` shows the sentences.
+    """The advice of a ledger; ``print`` shows the sentences.
 
     Attributes:
         highest: The largest power of two that fits as a loss scale: it leaves the largest gradient a factor of 4 below
@@ -92,7 +92,7 @@ class Advice:
         scale: A static scale to take: a factor of 16 below that, since gradients grow in a run; None likewise.
         last: The scale of the last step; None before the first.
         diverges: Whether weights grew in most layers until steps were not finite: no scale and no precision mends that.
-        sentences: What is wrong and what to do; none if nothing is.
+        sentences: The faults and their remedies; none if there are none.
     """
 
     highest: Optional[float]

@@ -58,7 +58,7 @@ class Run(Shown):
     Attributes:
         name: The folder's or file's, which the page takes for its title.
         report: The decisions on the network, from report.json.
-        verdict: What was wrong with a step, from verdict.json.
+        verdict: Why a step was not finite, from verdict.json.
         log: The log of steps, from steps.csv.
         gradients: The ledger of gradients, from ledger.json.
         comparison: The comparison with float32, from compare.json.

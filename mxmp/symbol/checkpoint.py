@@ -24,7 +24,7 @@ Arrays = Union[Dict[str, Any], List[Any]]
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint holds.
+    """A checkpoint's content.
 
     Attributes:
         symbol: The symbol.

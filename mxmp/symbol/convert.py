@@ -38,7 +38,7 @@ class ConvertedModel:
         symbol: The converted symbol, which plain MXNet runs.
         arg_params: Its arguments, in the dtypes that it wants.
         aux_params: Its auxiliary states.
-        decisions: What the report is made from.
+        decisions: The source of the report.
         changes: The parameters whose values the low precision dtype could not hold: how many were
             clamped or became zero.
         out_of_range: Names of the parameters with values beyond its range whose readers stay in float32,
@@ -63,7 +63,7 @@ class ConvertedModel:
 
     @property
     def report(self) -> Report:
-        """What was decided about each operator."""
+        """The precision of each operator, and why."""
         return self.decisions.report
 
     def __repr__(self) -> str:
@@ -235,7 +235,7 @@ def convert_checkpoint(
         **changes: Fields of the policy that overrule it.
 
     Returns:
-        What was written, with its report.
+        The converted model, with its report.
 
     Raises:
         CheckpointError: If a file is missing, damaged or cannot be written. Then nothing is written.
@@ -261,7 +261,7 @@ class ConvertedBuckets:
         models: (symbol, data_names, label_names) by bucket.
         arg_params: Arguments of all of them, in the dtypes that they want.
         aux_params: Auxiliary states.
-        decisions: What the reports are made from, by bucket.
+        decisions: The source of the reports, by bucket.
         changes: As ``ConvertedModel.changes``.
         out_of_range: As ``ConvertedModel.out_of_range``.
     """
@@ -275,7 +275,7 @@ class ConvertedBuckets:
 
     @property
     def reports(self) -> Dict[Any, Report]:
-        """What was decided, by bucket."""
+        """The reports, by bucket."""
         return {key: each.report for key, each in self.decisions.items()}
 
     def sym_gen(self, bucket_key: Any) -> Tuple[Any, Any, Any]:

@@ -38,7 +38,7 @@ def from_graph(graph: Graph, like: Any = None) -> Any:
 def infer_facts(
     symbol: Any, graph: Graph, shapes: Shapes, types: Optional[Dtypes], params: FrozenSet[str]
 ) -> Facts:
-    """Return what MXNet infers about the entries of a symbol's graph and of its bodies.
+    """Return dtypes and shapes, as MXNet infers them, of the entries of a symbol's graph and of its bodies.
 
     Args:
         symbol: The symbol.

@@ -55,9 +55,9 @@ class Converted:
     Attributes:
         symbol: The converted symbol, for plain MXNet.
         graph: Its graph.
-        facts: What MXNet infers about it.
+        facts: MXNet's inference of its dtypes and shapes.
         low_params: Names of the parameters that it wants in low precision.
-        decisions: What was decided, on the graph as it was before.
+        decisions: The verdicts and casts, on the graph as it was before.
     """
 
     symbol: Any
@@ -198,7 +198,7 @@ def own_low_dtypes(symbol: Any) -> Dict[str, str]:
 
 
 def on_cpu(sym: Any, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
-    """Return a symbol that computes on a CPU, which has no float16 products, what another computes on a GPU.
+    """Return a symbol that emulates a float16 symbol on a CPU, which has no float16 products.
 
     It has the same inputs, parameters in float16 included, outputs and names: float32 arithmetic
     with every result rounded to float16. It is for running, not for saving. For training take

@@ -401,7 +401,7 @@ class MultiPrecision(OptimizerBase):
             index: The parameter's index, or a list of them.
             weight: The weight or weights.
             grad: The gradient or gradients; of a low precision weight, float32 or its dtype.
-            state: What `create_state_multi_precision` returned, for each.
+            state: The state of `create_state_multi_precision`, for each.
 
         Raises:
             TrainerError: If a state is of another precision than its weight, or the weight of a Parameter was written

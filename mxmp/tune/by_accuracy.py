@@ -83,7 +83,7 @@ class SearchRow:
 
 @dataclass(frozen=True)
 class SearchResult(Record):
-    """The policy found, and what was measured on the way.
+    """The policy found, with the measurements.
 
     Attributes:
         policy: The policy given, with overrides ``name:NODE=float32`` for the operators to keep; it prints and parses.
@@ -124,7 +124,7 @@ class SearchResult(Record):
 
     @property
     def summary(self) -> List[str]:
-        """What was found, a line each."""
+        """The result in a few lines."""
         return [f"{name}: {text}" for name, text in self._facts()]
 
     def _facts(self) -> List[Tuple[str, str]]:
@@ -180,7 +180,7 @@ class Tolerance:
 
     Attributes:
         subject: The network.
-        for_inference: Whether BatchNorm is folded in what is measured.
+        for_inference: Whether the network is measured with BatchNorm folded.
         reference: The metric in float32.
         evaluations: How often ``evaluate`` was called.
 
@@ -428,7 +428,7 @@ def search(
     Args:
         net_or_model: A Gluon net with values; a symbol with its parameters, ``(symbol, arg_params, aux_params)``; or a
             Module of MXNet or mxmp that is bound. It is as it was found afterwards, also if ``evaluate`` fails.
-        evaluate: Returns a metric of what it is given, a number. It gets the same net, converted; a `ConvertedModel`
+        evaluate: Returns a metric of the network that it gets, a number: of the same net, converted; a `ConvertedModel`
             that runs on ``ctx``; or an `mxmp.module.Module` with the same shapes, contexts and parameters. It may train
             that: each call begins with the same values.
         tolerance: How much worse than in float32 the metric may be, in its unit. A metric that is not finite is out of
@@ -442,7 +442,7 @@ def search(
         for_inference: Whether ``evaluate`` gets, under policies of low precision, a network that only infers, with
             BatchNorm folded as the conversion's ``for_inference`` does it: the policy found is for such a network. Not
             for a Module.
-        progress: Whether to show on a terminal what is being tried.
+        progress: Whether to show each trial on a terminal.
 
     Returns:
         The policy with name overrides, and a row for each operator. Interrupted (Ctrl-C), or if it may not evaluate

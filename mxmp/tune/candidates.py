@@ -69,7 +69,7 @@ class Change:
 
     Attributes:
         op: The operator.
-        dtype: What they compute in.
+        dtype: The dtype in which they compute.
         names: Their names.
     """
 

@@ -38,7 +38,7 @@ _OVERRIDES = 4  # of a policy that are listed
 
 @dataclass(frozen=True)
 class HoldsFor:
-    """What the times of a plan hold for.
+    """The machine, network and inputs that the times of a plan hold for.
 
     Attributes:
         machine: Processor, cores, AMX, threads and MXNet's build.
@@ -65,7 +65,7 @@ class HoldsFor:
         return "; ".join([str(self.machine), f"on {self.device}", shapes, *options, f"network {self.network}"])
 
     def differences(self, here: HoldsFor) -> List[str]:
-        """Return a phrase for each thing in which something else differs: what was found, and what is expected."""
+        """Return a phrase for each difference: the value found, and that expected."""
         expected, found = self._facts(), here._facts()
         # A name that only one side has differs too: an input less, an option more.
         names = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
@@ -100,9 +100,9 @@ class TuneResult(Record):
         is_fused: Of a network that was frozen, whether it was fastest with what oneDNN fuses, as `freeze` has it. If
             not, ``hybridize(static_alloc=True, static_shape=True)`` of the frozen block undoes that.
         seconds: Medians of the last measurement: 'float32', 'untuned' and, if another candidate was the best, that.
-        candidates: What was measured on the way.
+        candidates: All measurements.
         changes: The operators whose precision differs from the untuned policy's, unless the policy is float32.
-        notes: What the user should know: that the machine is noisy, that the race was interrupted.
+        notes: Notes for the user: that the machine is noisy, that the race was interrupted.
         proved: Whether the last measurement was made; if not, the policy is the best of the race.
         holds_for: The machine, shapes and network that the times hold for.
     """
