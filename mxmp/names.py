@@ -47,7 +47,7 @@ PUBLIC: Dict[str, List[str]] = {
         "mxmp.tune": "Change HoldsFor Measured SearchResult SearchRow Tolerance TuneResult load search tune",
     }.items()
 }
-"""What docs/api.rst lists, by module: what `dir` shows. A module cannot be asked: importing one imports MXNet."""
+"""The names in docs/reference, by module: what `dir` shows. A module cannot be asked: importing one imports MXNet."""
 
 GUESSES: Dict[str, List[str]] = {
     answer: names.split()
@@ -99,7 +99,7 @@ GUESSES: Dict[str, List[str]] = {
         "mxmp.tune.tune": "autotune benchmark",
     }.items()
 }
-"""The names that users of other libraries try, by the one that does their work here: docs/coming_from.md shows them."""
+"""The names that users of other libraries try, by the one that does their work here: docs/guides/coming_from/names.md shows them."""
 
 
 def hooks(module: str) -> Dict[str, Callable[..., Any]]:

@@ -112,4 +112,4 @@ def test_code_imports_mxmp_before_mxnet(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page):
     for link in LINK.findall(page.read_text(encoding="utf-8")):
-        assert (page.parent / link).exists(), link
+        assert link == "gallery/index.rst" or (page.parent / link).exists(), link  # the gallery is built

@@ -16,7 +16,7 @@ from mxmp import names
 from tests.test_public_api import LISTED, LISTED_MODULES, is_public, names_in
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "coming_from" / "names.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| `([^`]+)` \|$", re.MULTILINE)
 GUESSED = sorted({guess for guesses in names.GUESSES.values() for guess in guesses})
 
