@@ -263,7 +263,9 @@ def _cell(result: Optional[Result], is_speed: bool) -> str:
 
 def _mean(values: Sequence[Optional[float]]) -> str:
     known = [value for value in values if value is not None]
-    return f"{math.exp(sum(map(math.log, known)) / len(known)):.2f}" if known and len(known) == len(values) else "-"
+    if len(known) < len(values) or set(known) <= {1.0}:  # of a base
+        return "-"
+    return f"{math.exp(sum(map(math.log, known)) / len(known)):.2f}"
 
 
 def machine() -> Dict[str, Any]:
