@@ -39,7 +39,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     if args.threads:  # MXNet reads it from the environment once, when it is imported
         os.environ["OMP_NUM_THREADS"] = str(args.threads)
     from .cases import GROUPS, Options
-    from .runner import CaseError, choose, run
+    from .runner import choose, run
 
     if args.list:
         for name, group in GROUPS.items():
@@ -47,7 +47,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         return 0
     try:
         cases = choose(args.cases, args.small)
-    except CaseError as e:
+    except ValueError as e:
         parser.exit(2, f"python -m benchmarks: {e}\n")
     options = vars(args)
     if args.small:

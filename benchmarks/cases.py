@@ -297,8 +297,10 @@ def conversion(name: str, options: Options) -> List[Column]:
 
 def placement(name: str, options: Options) -> List[Column]:
     """Return the casts of O1 in a network with the megabytes that they read and write, and the time of the cut."""
-    symbol, size = make_net(name)(mx.sym.var("data")), options.image_size or IMAGE_SIZES.get(name, 224)
-    shapes = {"data": (options.batch_size or 32, 3, size, size)}
+    task = make_task(name, options.batch_size or 8, options.image_size, options.seed)
+    shapes = {f"data{number}": value.shape for number, value in enumerate(task.inputs)}
+    outputs = task.net(*map(mx.sym.var, shapes))
+    symbol = mx.sym.Group(outputs) if isinstance(outputs, (list, tuple)) else outputs
     graph, facts = to_graph(symbol), _facts(symbol, shapes)
     verdicts = classify(graph, Policy.parse("O1"), facts, RULES)
     own, peer = convert_symbol(symbol, "O1", shapes=shapes), amp.convert_symbol(symbol)
@@ -341,7 +343,7 @@ class Group:
 _RESNET20, _SMALL = "cifar_resnet20_v1", "mobilenet0.25"
 _TRAINED = (_RESNET20, "resnet18_v1", "resnet50_v1", "mobilenet1.0", "lstm", "bert_small")
 _TUNED = (_RESNET20, "resnet18_v1", "resnet50_v1", "mobilenet1.0", "mobilenetv2_1.0", "lstm", "bert_mini")
-_PLACED = ("resnet152_v1", "mobilenetv2_1.0", "densenet121", "inceptionv3")
+_PLACED = ("resnet152_v1", "inceptionv3", "lstm", "bert_small")
 
 GROUPS = {
     "inference": Group("inference, and errors of the logits", inference, tuple(IMAGE_SIZES), _SMALL, 30, True),

@@ -41,8 +41,7 @@ WARMUP = 2
 SHORTEST, MOST_RUNS = 0.02, 100  # seconds of a lap, other programs disturb shorter ones by more; and runs in it
 WIDTH = 150  # of tables that go to no terminal
 
-Case = Tuple[str, str]
-"""A group and a case of it."""
+Case = Tuple[str, str]  # a group and a case of it
 
 
 @dataclass
@@ -63,20 +62,16 @@ class Result:
 Found = Dict[Case, List[Result]]
 
 
-class CaseError(MxmpError, ValueError):
-    """There is no such case."""
-
-
 def choose(wanted: Sequence[str], small: bool = False) -> List[Case]:
-    """Return the cases of names like ``training`` and ``training/lstm``, all if there are none; or a CaseError."""
+    """Return the cases of names like ``training`` and ``training/lstm``, all if there are none; or a ValueError."""
     chosen: List[Case] = []
     for text in wanted or GROUPS:
         name, _, case = text.partition("/")
         if name not in GROUPS:
-            raise CaseError(f"there is no group {name!r}{did_you_mean(name, GROUPS)}.")
+            raise ValueError(f"there is no group {name!r}{did_you_mean(name, GROUPS)}.")
         group = GROUPS[name]
         if case and case not in group.cases and (name == "trainer-step" or not is_network(case)):
-            raise CaseError(f"{name} has no case {case!r}{did_you_mean(case, group.cases)}.")
+            raise ValueError(f"{name} has no case {case!r}{did_you_mean(case, group.cases)}.")
         chosen += [(name, each) for each in ([case] if case else [group.small] if small else group.cases)]
     return list(dict.fromkeys(chosen))
 
@@ -108,9 +103,6 @@ class Timer:
             mx.nd.waitall()
             total += self._clock() - start
         return total / self._runs
-
-    def close(self) -> None:
-        """Do nothing: there is no process to end."""
 
 
 class Remote:
@@ -169,7 +161,7 @@ def measure(case: Case, options: Options) -> List[Result]:
             if number < FEWEST or time.perf_counter() < until:
                 rounds.run(laps)
     finally:
-        for timer in timers.values():
+        for timer in timers.values() if apart else ():
             timer.close()
     _compare(columns, results, {key: timer.facts for key, timer in timers.items()}, rounds)
     return results
@@ -271,7 +263,9 @@ def _cell(result: Optional[Result], is_speed: bool) -> str:
 
 def _mean(values: Sequence[Optional[float]]) -> str:
     known = [value for value in values if value is not None]
-    return f"{math.exp(sum(map(math.log, known)) / len(known)):.2f}" if known and len(known) == len(values) else "-"
+    if len(known) < len(values) or set(known) <= {1.0}:  # of a base
+        return "-"
+    return f"{math.exp(sum(map(math.log, known)) / len(known)):.2f}"
 
 
 def machine() -> Dict[str, Any]:

@@ -20,14 +20,8 @@ IMAGE_SIZES = {**dict.fromkeys((*_RESNETS, *_OTHERS), 224), "inceptionv3": 299}
 """The networks whose inference is timed, and the height and width of the images that each was made for."""
 
 TASKS = {
-    "cifar_resnet20_v1": (128, 32),
-    "resnet18_v1": (32, 32),
-    "resnet50_v1": (8, 224),
-    "mobilenet1.0": (16, 128),
-    "mobilenetv2_1.0": (16, 128),
-    "lstm": (32, 35),
-    "bert_small": (8, 128),
-    "bert_mini": (8, 128),
+    **{"cifar_resnet20_v1": (128, 32), "resnet18_v1": (32, 32), "resnet50_v1": (8, 224), "mobilenet1.0": (16, 128)},
+    **{"mobilenetv2_1.0": (16, 128), "lstm": (32, 35), "bert_small": (8, 128), "bert_mini": (8, 128)},
 }
 """The networks that are trained, with the usual batch and the size of images, or the words of a sentence."""
 
@@ -40,11 +34,9 @@ ADAM = ("adam", {"learning_rate": 1e-5})
 
 def is_network(name: str) -> bool:
     """Return whether there is a network of a name: a task, or a classifier of Gluon's or GluonCV's model zoo."""
-    if name in TASKS or name in IMAGE_SIZES:
-        return True
     from gluoncv.model_zoo import get_model_list  # GluonCV takes seconds to import
 
-    return name in get_model_list()
+    return name in TASKS or name in get_model_list()
 
 
 def make_net(name: str, **options: Any) -> gluon.HybridBlock:
@@ -75,12 +67,10 @@ class Model(NamedTuple):
     def copy(self) -> gluon.HybridBlock:
         """Return a net of its own with the same values."""
         net = make_net(self.name)
-        pairs = list(zip(net.collect_params().values(), self.net.collect_params().values()))
+        pairs = zip(net.collect_params().values(), self.net.collect_params().values())
         for param, given in pairs:
             param.shape = given.shape
-        net.initialize(mx.init.Zero())
-        for param, given in pairs:
-            param.set_data(given.data())
+            param.initialize(mx.init.Constant(given.data()))
         return net
 
 

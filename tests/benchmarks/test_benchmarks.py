@@ -87,9 +87,6 @@ def told(monkeypatch, columns, **how):
             self.facts = True, None, {}
             self.lap = iter(started.run()).__next__
 
-        def close(self):
-            pass
-
     monkeypatch.setattr(runner, "Timer", Timer)
     made = [Column(name, lambda times=times: Started(lambda: times), is_base=base) for name, base, times in columns]
     monkeypatch.setitem(GROUPS, "told", Group("", lambda case, options: made, ("case",), "case", 0.0, **how))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
 from mxmp.errors import DependencyError
 from tests import messages
+from tools.gpu_record.build import LIBRARY
 from tools.gpu_record.process import environment
 from tools.gpu_record.read import read, sections
 
@@ -59,17 +61,6 @@ def run(recorder, tmp_path):
     return run
 
 
-@pytest.fixture
-def record(run, tmp_path):
-    """Run a program under the recorder and return its record."""
-
-    def record(program, **settings):
-        run(program, **settings)
-        return read(tmp_path / "record")
-
-    return record
-
-
 def test_environment_puts_the_recorder_first_and_keeps_the_rest(recorder, tmp_path, monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", "/there")
     monkeypatch.setenv("PYTHONPATH", "/packages")
@@ -85,36 +76,38 @@ def test_environment_puts_the_recorder_first_and_keeps_the_rest(recorder, tmp_pa
     assert {name: found[name] for name in expected} == expected and "GPU_RECORD" not in os.environ
 
 
-def refused(recorder, tmp_path, record="record", **settings):
-    return environment(recorder, tmp_path / record, **settings)
+def environment_in(folder, record="record", **settings):
+    (folder / LIBRARY).touch()
+    return environment(folder, folder / record, **settings)
 
 
 MESSAGES = {
-    "no recorder": (lambda tmp_path: refused(tmp_path, tmp_path), DependencyError, "... holds no recorder; run: python -m tools.gpu_record.build ..."),
-    "no folder": (lambda tmp_path: refused(RECORDER[0], tmp_path, "missing/record"), FileNotFoundError, "the record ...missing/record cannot be written: there is no folder ...missing"),
-    "no variable": (lambda tmp_path: refused(RECORDER[0], tmp_path, gpu=2), TypeError, "environment() has no argument 'gpu'; variables of the process are in capitals"),
+    "no recorder": (lambda tmp_path: environment(tmp_path, "record"), DependencyError, "... holds no recorder; run: python -m tools.gpu_record.build ..."),
+    "no folder": (lambda tmp_path: environment_in(tmp_path, "no/record"), FileNotFoundError, "the record ...no/record cannot be written: there is no folder ...no"),
+    "no variable": (lambda tmp_path: environment_in(tmp_path, gpu=2), TypeError, "environment() has no argument 'gpu'; variables of the process are in capitals"),
 }
-RECORDER = []
 
 
 @messages.each(MESSAGES)
-def test_messages(call, error, text, tmp_path, recorder):
-    RECORDER[:] = [recorder]
+def test_messages(call, error, text, tmp_path):
     messages.check(call, error, text, tmp_path)
 
 
-def test_process_sees_the_gpus_and_the_compute_capability_that_were_asked_for(run):
-    program = """
+ROWS = ([1, 1, 1, 1], [0, 1, 1, 1], [0, 2.5, -3, 1], ["nan", 1, 1, 1], [9, 9, 9, 9])  # of one, two and four copies each
+DELIVERED = "".join(" ".join([str([float(one) for one in row])] * 3) + "\n" for row in ROWS) + (
+    "[0.0, 1.0] [9.0, 9.0] [9.0]\ndeliver() takes at most 16 numbers, got 17\n"
+)
+FIRST = 4 * 7 * (5 + 7 + 2)  # LSTM: four gates, weights of input and state, two biases
+SOURCE = 'extern "C" __global__ void f() {}\n\tx'
+SECOND = 4 * 7 * (2 * 7 + 7 + 2)  # its input is both directions; of float16, in two directions
+PROGRAMS = {
+    "GPUs": ("""
 count, major = ctypes.c_int(), ctypes.c_int()
 cuda.cudaGetDeviceCount(ctypes.byref(count))
 cuda.cudaDeviceGetAttribute(ctypes.byref(major), 75, 0)
 print(count.value, major.value, cuda.cudaSetDevice(2), cuda.cudaSetDevice(3))
-"""
-    assert run(program, gpus=3, compute_capability=80) == "3 8 0 101\n"
-
-
-def test_memory_of_a_gpu_ends_where_it_was_said_and_comes_back_when_freed(run, tmp_path):
-    program = """
+""", {"gpus": 3, "compute_capability": 80}, "3 8 0 101\n", None),
+    "memory": ("""
 first = malloc(600)
 print(malloc(600))
 cuda.cudaFree(first)
@@ -122,14 +115,65 @@ print(malloc(600) != 2)
 cuda.cudaFree(None)
 cuda.cudaSetDevice(1)
 print(malloc(1000) != 2)
-"""
-    assert run(program, gpus=2, memory=1000) == "2\nTrue\nTrue\n"
-    first, refused, *rest = read(tmp_path / "record")
-    assert (first.fields, refused.fields) == ({"bytes": 600}, {"bytes": 0, "refused": 600})
-    assert [(call.name, call["bytes"]) for call in rest if call.name == "cudaFree"] == [("cudaFree", 600), ("cudaFree", 0)]
+""", {"gpus": 2, "memory": 1000}, "2\nTrue\nTrue\n", [("cudaMalloc", {"bytes": 600}), ("cudaMalloc", {"bytes": 0, "refused": 600}), ("cudaFree", {"bytes": 600}), ("cudaMalloc", {"bytes": 600}), ("cudaFree", {"bytes": 0}), ("cudaMalloc", {"bytes": 1000})]),
+    "copies": ("""
+print(host_reads([1.5, 2.5]))
+print(host_reads([1.5, 2.5], kind=3))
+host = (ctypes.c_float * 1)()
+cuda.cudaMemcpyPeerAsync(host, 1, (ctypes.c_float * 1)(7.0), 0, 4, None)
+print(list(host))
+""", {}, "[1.5, 2.5]\n[1.5, 2.5]\n[7.0]\n", [("cudaMemcpy2DAsync", {"kind": "device to host", "bytes": 8}), ("cudaMemcpy2DAsync", {"kind": "device to device", "bytes": 8}), ("cudaMemcpyPeerAsync", {"kind": "peer to peer", "bytes": 4})]),
+    "deliver": ("""
+for value in (1.0, 0.0, [0.0, 2.5, -3.0], float("nan"), None):
+    control.deliver(value)
+    print(*(host_reads([9.0] * 4, rows=rows) for rows in (1, 2, 4)))
+control.deliver(0.0)
+print(host_reads([9.0] * 16)[:2], host_reads([9.0] * 17)[:2], host_reads([9.0], kind=3))
+try:
+    control.deliver([1.0] * 17)
+except ValueError as error:
+    print(error)
+""", {}, DELIVERED, None),
+    "graphs": ("""
+cuda.cudaGetErrorString.restype = ctypes.c_char_p
+print(cuda.cudaStreamBeginCapture(None, 0), cuda.cudaGetErrorString(801).decode())
+""", {}, "801 the recorder does not support this (CUDA graphs...", [("cudaStreamBeginCapture", {})]),
+    "product": ("""
+handle, none = pointer(), None
+cuda.cublasCreate_v2(ctypes.byref(handle))
+cuda.cublasSetMathMode(handle, 1)
+i = ctypes.c_int
+sizes = [i(0), i(1), i(2), i(3), i(4)]
+cuda.cublasGemmEx(handle, *sizes, none, none, i(2), i(8), none, i(2), i(8), none, none, i(0), i(8), i(68), i(99))
+""", {}, "", [("cublasGemmEx", {"m": 2, "n": 3, "k": 4, "batch": 1, "a": "float16", "b": "float16", "c": "float32", "compute": "float32", "math": "tensor_op"})]),
+    "recurrent": ("""
+rnn, x, bytes = pointer(), pointer(), ctypes.c_size_t()
+i = ctypes.c_int
+cuda.cudnnCreateRNNDescriptor(ctypes.byref(rnn))
+cuda.cudnnCreateTensorDescriptor(ctypes.byref(x))
+cuda.cudnnSetTensorNdDescriptor(x, i(2), i(3), (i * 3)(8, 5, 1), (i * 3)(5, 1, 1))
+cuda.cudnnSetRNNDescriptor_v6(None, rnn, i(7), i(2), None, i(0), i(1), i(2), i(0), i(0))
+cuda.cudnnGetRNNParamsSize(None, rnn, x, ctypes.byref(bytes), i(2))
+print(bytes.value)
+""", {}, f"{2 * 2 * (FIRST + SECOND)}\n", None),
+    "nvrtc": ("""
+p, text = pointer(), b'extern "C" __global__ void f() {}\\n\\tx'
+cuda.nvrtcCreateProgram(ctypes.byref(p), text, b"f.cu", 0, None, None)
+print(cuda.nvrtcCompileProgram(p, 0, None))
+cuda.nvrtcDestroyProgram(ctypes.byref(p))
+""", {"GPU_RECORD_NVRTC": ""}, "0\n", [("nvrtcCompileProgram", {"compiled": 0, "status": 0, "source": SOURCE})]),
+}  # fmt: skip
 
 
-def test_record_names_thread_device_and_operator_of_each_call(record):
+@pytest.mark.parametrize("program, settings, output, calls", PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_a_program_sees_and_leaves(program, settings, output, calls, run, tmp_path):
+    messages.fit(run(program, **settings), output)
+    for call, (name, fields) in zip_longest(read(tmp_path / "record") if calls else (), calls or ()):
+        known = {**call.fields, "source": call.source}
+        assert (call.name, {each: known[each] for each in fields}) == (name, fields)
+
+
+def test_record_names_thread_device_and_operator_of_each_call(run, tmp_path):
     program = """
 cuda.nvtxRangeStartA.restype = ctypes.c_uint64
 cuda.nvtxRangeEnd.argtypes = [ctypes.c_uint64]
@@ -147,41 +191,10 @@ cuda.cudaStreamSynchronize(None)
 cuda.nvtxRangeEnd(outer)
 cuda.cudaStreamSynchronize(None)
 """
-    calls = record(program, gpus=2)
+    run(program, gpus=2)
+    calls = read(tmp_path / "record")
     assert [call.operator for call in calls] == ['a "quoted" one', None, "Convolution", None]
     assert [call.device for call in calls] == [0, 1, 0, 0] and calls[0].thread != calls[1].thread
-
-
-def test_copies_are_done_and_recorded_by_kind(run, tmp_path):
-    program = """
-print(host_reads([1.5, 2.5]))
-print(host_reads([1.5, 2.5], kind=3))
-host = (ctypes.c_float * 1)()
-cuda.cudaMemcpyPeerAsync(host, 1, (ctypes.c_float * 1)(7.0), 0, 4, None)
-print(list(host))
-"""
-    assert run(program) == "[1.5, 2.5]\n[1.5, 2.5]\n[7.0]\n"
-    found = [(call["kind"], call["bytes"]) for call in read(tmp_path / "record")]
-    assert found == [("device to host", 8), ("device to device", 8), ("peer to peer", 4)]
-
-
-def test_deliver_gives_the_first_floats_of_small_copies_and_then_ones(run):
-    program = """
-for value in (1.0, 0.0, [0.0, 2.5, -3.0], float("nan"), None):
-    control.deliver(value)
-    print(*(host_reads([9.0] * 4, rows=rows) for rows in (1, 2, 4)))
-control.deliver(0.0)
-print(host_reads([9.0] * 16)[:2], host_reads([9.0] * 17)[:2], host_reads([9.0], kind=3))
-try:
-    control.deliver([1.0] * 17)
-except ValueError as error:
-    print(error)
-"""
-    rows = ([1, 1, 1, 1], [0, 1, 1, 1], [0, 2.5, -3, 1], ["nan", 1, 1, 1], [9, 9, 9, 9])
-    *found, by_size, error = run(program).splitlines()
-    assert found == [" ".join([str([float(one) for one in row])] * 3) for row in rows]
-    assert by_size == "[0.0, 1.0] [9.0, 9.0] [9.0]"
-    assert error == "deliver() takes at most 16 numbers, got 17"
 
 
 def test_marks_begin_sections_and_a_record_goes_on_in_another_file(run, tmp_path):
@@ -206,76 +219,16 @@ malloc(4)
     assert [call["bytes"] for call in read(tmp_path / "other")] == [4]
 
 
-def test_a_record_is_whole_after_a_crash(run, tmp_path):
-    run("malloc(1); os.abort()", expect=-6)
-    assert [call.name for call in read(tmp_path / "record")] == ["cudaMalloc"]
-
-
-def test_lines_of_many_threads_stay_whole(record):
+def test_a_record_is_whole_after_threads_and_a_crash(run, tmp_path):
     program = """
 threads = [threading.Thread(target=lambda: [malloc(1) for _ in range(200)]) for _ in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
+os.abort()
 """
-    calls = record(program)
-    assert len(calls) == 1600
-    assert len({call.thread for call in calls}) == 8
-
-
-def test_cuda_graphs_are_refused_and_recorded(run, tmp_path):
-    program = """
-cuda.cudaGetErrorString.restype = ctypes.c_char_p
-print(cuda.cudaStreamBeginCapture(None, 0), cuda.cudaGetErrorString(801).decode())
-"""
-    assert "801 the recorder does not support this (CUDA graphs" in run(program)
-    assert [call.name for call in read(tmp_path / "record")] == ["cudaStreamBeginCapture"]
-
-
-def test_matrix_product_is_recorded_with_its_dtypes_compute_type_and_math(record):
-    program = """
-handle, none = pointer(), None
-cuda.cublasCreate_v2(ctypes.byref(handle))
-cuda.cublasSetMathMode(handle, 1)
-i = ctypes.c_int
-sizes = [i(0), i(1), i(2), i(3), i(4)]
-cuda.cublasGemmEx(handle, *sizes, none, none, i(2), i(8), none, i(2), i(8), none, none, i(0), i(8), i(68), i(99))
-"""
-    (call,) = record(program)
-    sizes = {"m": 2, "n": 3, "k": 4, "batch": 1}
-    types = {"a": "float16", "b": "float16", "c": "float32", "compute": "float32", "math": "tensor_op"}
-    assert call.name == "cublasGemmEx"
-    assert call.fields == {**sizes, **types}
-
-
-def test_recurrent_parameters_are_those_of_the_cell(run):
-    program = """
-rnn, x, bytes = pointer(), pointer(), ctypes.c_size_t()
-i = ctypes.c_int
-cuda.cudnnCreateRNNDescriptor(ctypes.byref(rnn))
-cuda.cudnnCreateTensorDescriptor(ctypes.byref(x))
-cuda.cudnnSetTensorNdDescriptor(x, i(2), i(3), (i * 3)(8, 5, 1), (i * 3)(5, 1, 1))
-cuda.cudnnSetRNNDescriptor_v6(None, rnn, i(7), i(2), None, i(0), i(1), i(2), i(0), i(0))
-cuda.cudnnGetRNNParamsSize(None, rnn, x, ctypes.byref(bytes), i(2))
-print(bytes.value)
-"""
-    first = 4 * 7 * (5 + 7 + 2)  # LSTM: four gates, weights of input and state, two biases
-    second = 4 * 7 * (2 * 7 + 7 + 2)  # its input is both directions
-    assert run(program) == f"{2 * 2 * (first + second)}\n"  # float16, two directions
-
-
-def test_sources_compile_unseen_without_nvrtc(recorder, tmp_path):
-    program = """
-p, text = pointer(), b'extern "C" __global__ void f() {}\\n\\tx'
-cuda.nvrtcCreateProgram(ctypes.byref(p), text, b"f.cu", 0, None, None)
-print(cuda.nvrtcCompileProgram(p, 0, None))
-cuda.nvrtcDestroyProgram(ctypes.byref(p))
-"""
-    env = {**environment(recorder, tmp_path / "record"), "GPU_RECORD_NVRTC": ""}
-    done = subprocess.run([sys.executable, "-c", START + program], env=env, capture_output=True, text=True)
-    assert done.stdout == "0\n", done.stderr
-    (call,) = read(tmp_path / "record")
-    assert (call["compiled"], call["status"]) == (0, 0)
-    assert call.source == 'extern "C" __global__ void f() {}\n\tx'
+    run(program, expect=-6)
+    calls = read(tmp_path / "record")
+    assert len(calls) == 1600 and len({call.thread for call in calls}) == 8
 
 
 def test_control_outside_the_recorder_says_how_to_start_it():
