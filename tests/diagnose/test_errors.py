@@ -284,8 +284,7 @@ def test_many_outputs_are_projected_at_random_without_touching_random_states(mon
     np.random.seed(3)
     before = np.random.get_state()[1].tolist()
     found, expected = measure(sym, "O2", values)["only"].contribution, one_alone(sym, values, "O2", "only")
-    assert np.random.get_state()[1].tolist() == before
-    assert 0.4 < found / expected < 1.6 and found != expected
+    assert np.random.get_state()[1].tolist() == before and 0.4 < found / expected < 1.6 and found != expected
     monkeypatch.setattr(sys.modules["mxmp.diagnose.compare"], "PROJECTIONS", 200)
     assert measure(sym, "O2", values)["only"].contribution == near(expected, 0.15)
 
@@ -308,8 +307,7 @@ def test_gradients_of_two_layers_are_those_of_numpy():
     x, w, v = arrays(values, "data", "first_weight", "second_weight")
     hidden = np.maximum(x @ w.T, 0)
     seed = 2 * hidden @ v.T
-    given = (seed @ v) * (hidden > 0)
-    below = half(np.maximum(half(half(x) @ half(w).T), 0))
+    given, below = (seed @ v) * (hidden > 0), half(np.maximum(half(half(x) @ half(w).T), 0))
     given_low = low(low(2 * half(below @ half(v).T)) @ half(v)) * (below > 0)
     first, second = map(gradients_of(sym, values).get, ("first", "second"))
     assert second.gradient_own == worst((low(low(seed) @ half(v)), seed @ v), (low(low(seed).T @ half(hidden)), seed.T @ hidden))

@@ -21,8 +21,7 @@ BAD = [np.inf, -np.inf, np.nan]
 
 def oracle(values):
     """Return the row of numbers, by frexp: value = mantissa * 2**exponent with a mantissa from 0.5, excluding 1."""
-    row = np.zeros(COLUMNS, np.int64)
-    values = np.abs(np.asarray(values, np.float64)).ravel()
+    row, values = np.zeros(COLUMNS, np.int64), np.abs(np.asarray(values, np.float64)).ravel()
     finite = values[np.isfinite(values)]
     normal = finite[finite >= 2.0**-126]
     row[NONFINITE], row[ZERO] = values.size - finite.size, finite.size - normal.size
@@ -51,8 +50,7 @@ def test_special_values_have_their_places(dtype):
     values = np.array(SPECIAL + BAD, dtype)
     row = count_exponents([mx.nd.array(values, dtype=dtype)])()[0]
     np.testing.assert_array_equal(row, oracle(values))
-    assert (row[ZERO], row[NONFINITE], row[BIAS - 24]) == (2, 3, 2)
-    assert largest(row) == 65504.0
+    assert (row[ZERO], row[NONFINITE], row[BIAS - 24]) == (2, 3, 2) and largest(row) == 65504.0
 
 
 @pytest.mark.bfloat16
@@ -160,14 +158,12 @@ def launches(monkeypatch):
 def test_a_gpu_counts_many_arrays_in_one_launch_for_each_dtype(launches):
     arrays = [mx.nd.ones((n + 1,), dtype="float32" if n % 3 else "float16") for n in range(161)]
     read = count_exponents(arrays)
-    assert [len(args) for args, _, _ in launches] == [2 * 54 + 1, 2 * 107 + 1]
-    assert (read() == 1).all()
+    assert [len(args) for args, _, _ in launches] == [2 * 54 + 1, 2 * 107 + 1] and (read() == 1).all()
 
 
 def test_no_launch_has_more_arrays_than_its_arguments_hold(launches):
     count_exponents([mx.nd.ones((1,))] * 201)
-    assert [len(args) for args, _, _ in launches] == [401, 3]
-    assert 16 * exponents.MOST_ARRAYS + 8 <= 4096
+    assert [len(args) for args, _, _ in launches] == [401, 3] and 16 * exponents.MOST_ARRAYS + 8 <= 4096
 
 
 @pytest.mark.parametrize(("size", "blocks"), [(1, 1), (4097, 2), (2**22, 128)])

@@ -134,8 +134,7 @@ def test_the_bucket_of_a_batch_is_looked_at(kind):
     current = module._curr_module
     assert compare(module, batch, "O1").rows == compare((of_length(6)[0], *module.get_params()), batch, "O1").rows
     assert explain(module, batch, "O1").kind == "no fault found"
-    assert find_nonfinite(module, batch_of(3), "O1") is None
-    assert module._curr_module is current
+    assert find_nonfinite(module, batch_of(3), "O1") is None and module._curr_module is current
 
 
 # ---------------------------------------------------------------------- a net is put back

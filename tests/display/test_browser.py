@@ -64,14 +64,12 @@ def notebook(tmp_path_factory):
 def test_a_page_opens_without_a_console_error_and_loads_nothing(chromium, file):
     chromium.requested()
     chromium.open(file)
-    assert chromium.console() == []
-    assert chromium.requested() == [file.as_uri()]
+    assert chromium.console() == [] and chromium.requested() == [file.as_uri()]
 
 
 def test_hostile_names_are_text(opened):
     assert opened.run("return window.broken === undefined && document.images.length === 0")
-    assert opened.run("return document.scripts.length") == 1
-    assert opened.one("h1").text == f"A run {HOSTILE}"
+    assert opened.run("return document.scripts.length") == 1 and opened.one("h1").text == f"A run {HOSTILE}"
     assert HOSTILE in opened.column(OPERATORS, 0)
 
 
@@ -174,8 +172,7 @@ def test_a_filter_shows_the_rows_that_have_all_words(opened):
 
 def test_thousands_of_rows_stay_quick(chromium, tmp_path):
     """Sorting twice and filtering 2000 rows, layout included: processor time of the browser's main thread."""
-    path = tmp_path / "long.html"
-    rows = tuple(row(f"node{i * 7919 % 2000}") for i in range(2000))
+    path, rows = tmp_path / "long.html", tuple(row(f"node{i * 7919 % 2000}") for i in range(2000))
     path.write_text(page("Long", report(rows=rows)._sections()[-1:]), encoding="utf-8")
     chromium.open(path)
     chromium.browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
@@ -187,8 +184,7 @@ def test_thousands_of_rows_stay_quick(chromium, tmp_path):
         input.value = "node19"; input.dispatchEvent(new Event("input"));
         document.body.getBoundingClientRect();
     """)
-    assert 0 < chromium.seconds() - before < 2
-    assert chromium.column(OPERATORS, 0)[:2] == ["node1999", "node1998"]
+    assert 0 < chromium.seconds() - before < 2 and chromium.column(OPERATORS, 0)[:2] == ["node1999", "node1998"]
 
 
 def test_a_box_of_the_picture_says_what_is_in_it(opened):

@@ -64,8 +64,7 @@ def test_runs_hold_each_operator_once_and_no_branch(seed):
         for i in range(80)
     ]
     sources = read_positions(operators)
-    readers = Counter(name for each in operators for name in set(each.inputs))
-    runs = group(sources)
+    readers, runs = Counter(name for each in operators for name in set(each.inputs)), group(sources)
     assert sorted(i for run in runs for i in run) == list(range(80))
     for run in runs:
         for before, after in zip(run, run[1:]):
@@ -89,8 +88,7 @@ def test_casts_within_a_box_are_marked():
     operators = chain(60)
     operators[4] = Row("n4", "softmax", "float32", "deny", [Cast("n3_output", "float32", "n3")], ["n3"])
     boxes, marks, _ = drawn(operators)
-    assert marks == ["n3_output to float32"]
-    assert boxes[0][1] == ["float16"] * 4 + ["float32"] + ["float16"] * 4
+    assert marks == ["n3_output to float32"] and boxes[0][1] == ["float16"] * 4 + ["float32"] + ["float16"] * 4
 
 
 def test_of_twins_the_last_one_before_the_reader_is_meant():
