@@ -18,7 +18,6 @@ from tests.symbol.test_control_flow import foreach
 
 
 def rows(out):
-    """Return (precision, reason, casts) by node."""
     return {row[0]: tuple(row[2:]) for row in table(out) if len(row) == 5}
 
 
@@ -144,7 +143,6 @@ def test_decisions_are_what_the_converted_network_holds(name, policy):
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory):
-    """Return the arguments for a network of many layers, without parameters."""
     data, prefix = mx.sym.var("data"), tmp_path_factory.mktemp("long") / "net"
     for number in range(20):
         data = mx.sym.relu(mx.sym.Convolution(data, kernel=(1, 1), num_filter=3, name=f"c{number}"), name=f"r{number}")

@@ -34,7 +34,6 @@ trees = st.recursive(
 
 
 def with_numpy(value):
-    """Return a value with numpy's scalars in place of numbers."""
     if isinstance(value, (tuple, list)):
         return type(value)(map(with_numpy, value))
     kinds = {bool: np.bool_, int: np.int64, float: np.float64}

@@ -22,7 +22,6 @@ RATES = {"learning_rate": 0.1, "momentum": 0.9}
 
 
 def made(*layers, prefix="net_", init=None):
-    """Return a net of layers that are made in its name scope."""
     mx.random.seed(0)
     net = nn.HybridSequential(prefix=prefix)
     with net.name_scope():

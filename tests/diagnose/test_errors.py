@@ -42,13 +42,11 @@ def arrays(values, *names):
 
 
 def split(sym, values, data):
-    """Return the arguments, the auxiliary states and the inputs among some values."""
     names = sym.list_arguments(), sym.list_auxiliary_states(), data
     return [{name: values[name] for name in each if each is data or name not in data} for each in names]
 
 
 def measure(sym, policy, values, data=("data",)):
-    """Return the rows of a comparison by name."""
     args, aux, batch = split(sym, values, data)
     return {row.name: row for row in compare((sym, args, aux), batch, policy).rows}
 
@@ -207,7 +205,6 @@ def test_no_square_of_an_error_overflows_or_vanishes(exact, low):
 
 
 def outputs(sym, values, policy, data):
-    """Return the outputs of a conversion, run by MXNet as plain symbol."""
     args, aux, batch = split(sym, values, data)
     model = convert_model(sym, args, aux, policy, {name: array.shape for name, array in batch.items()})
     given, run = {**values, **model.arg_params, **model.aux_params}, on_cpu(model.symbol)
@@ -293,7 +290,6 @@ def test_many_outputs_are_projected_at_random_without_touching_random_states(mon
 
 
 def low(array):
-    """Return a gradient as float16 holds it times the scale."""
     return half(array * SCALE) / SCALE
 
 

@@ -31,7 +31,6 @@ def oracle(values):
 
 
 def numbers(size, seed=0):
-    """Return numbers of many magnitudes, zeros among them."""
     random = np.random.RandomState(seed)
     values = random.choice([-1, 1], size) * 2.0 ** random.uniform(-26, 15, size) * (random.rand(size) < 0.8)
     return values.astype(np.float32)
@@ -62,22 +61,13 @@ def test_bfloat16_is_counted():
     )
 
 
-def test_rows_are_in_the_order_of_the_arrays():
-    shapes, dtypes, contexts = (
-        [(3, 2), (0,), (4,), (1, 1, 5)],
-        ["float16", "float32", "float32", "float16"],
-        [0, 0, 1, 1],
-    )
+def test_rows_are_in_the_order_of_the_arrays_those_stored_of_a_row_sparse_one():
+    shapes, dtypes, contexts = [(3, 2), (0,), (4,), (1, 1, 5)], ["float16", "float32", "float32", "float16"], [0, 0, 1, 1]
     given = [numbers(int(np.prod(shape)), n).reshape(shape).astype(dtypes[n]) for n, shape in enumerate(shapes)]
     arrays = [mx.nd.array(v, ctx=mx.cpu(c), dtype=d) for v, d, c in zip(given, dtypes, contexts)]
-    np.testing.assert_array_equal(count_exponents(arrays)(), np.stack([oracle(values) for values in given]))
-
-
-def test_of_a_row_sparse_array_the_stored_rows_count():
     sparse = mx.nd.sparse.row_sparse_array(([[1.0, 0.0], [2.0, 4.0]], [1, 7]), shape=(9, 2))
-    empty = mx.nd.sparse.zeros("row_sparse", (9, 2))
-    table = count_exponents([sparse, empty])()
-    np.testing.assert_array_equal(table, [oracle([1, 0, 2, 4]), oracle([])])
+    table = count_exponents([*arrays, sparse, mx.nd.sparse.zeros("row_sparse", (9, 2))])()
+    np.testing.assert_array_equal(table, [oracle(values) for values in [*given, [1, 0, 2, 4], []]])
 
 
 # ---------------------------------------------------------------------- the kernel of a GPU
@@ -136,8 +126,6 @@ def test_the_kernel_reads_every_float16(tmp_path):
 
 
 class Kernel:
-    """Notes what is launched, as `mx.rtc` would take it."""
-
     def __init__(self):
         self.launches = []
 

@@ -29,7 +29,6 @@ COMPARISON = Comparison("O1", ROWS, (OutputComparison("fc_output", 0.1),))
 
 
 def squares(name="square"):
-    """Return a network whose square of 300 leaves float16's range."""
     data = mx.sym.var("data")
     sym = mx.sym.FullyConnected(mx.sym.elemwise_mul(data, data, name=name), num_hidden=2, no_bias=True, name="fc")
     return sym, {"fc_weight": mx.nd.ones((2, 3))}, {}

@@ -48,13 +48,11 @@ def file(tmp_path_factory):
 
 @pytest.fixture
 def opened(chromium, file):
-    """Return the browser with the page of a run, as wide as usual."""
     return chromium.open(file)
 
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
-    """Return a file like what a notebook makes of a cell."""
     path = tmp_path_factory.mktemp("pages") / "notebook.html"
     cells = fragment("A report", whole()._sections()[-1:]) * 2
     path.write_text(f"<!DOCTYPE html><meta charset='utf-8'><h1>Mine</h1><table><tr><td>mine</table>{cells}")

@@ -37,7 +37,6 @@ def path_of(chart, number=1):
 
 
 def labels(chart, side):
-    """Return percents of an axis, each with its label."""
     part = re.search(rf'<div class="{side}" aria-hidden="true">(.*?)</div>', str(chart), re.DOTALL).group(1)
     found = re.findall(r"(?:bottom|left):([\d.-]+)%\">(.*?)</span>", part)
     return {re.sub("<.*?>", "^", text).rstrip("^"): float(at) / 100 for at, text in found}

@@ -73,7 +73,6 @@ def test_numbers_are_never_broken_and_names_wrap_at_their_ends():
 
 
 def cells(text):
-    """Return the cells of a table's rows, each with its text and attributes."""
     body = re.search("<tbody>(.*?)</tbody>", text, re.DOTALL).group(1)
     return [re.findall(r"<t[hd] ?(.*?)>(.*?)</t[hd]>", line) for line in body.split("<tr>")[1:]]
 

@@ -96,8 +96,6 @@ def changed(**changes):
 
 
 def loaded(content):
-    """Return a call that loads a file with this content."""
-
     def call(folder):
         (folder / "result.json").write_bytes(content)
         Result.load(folder / "result.json")
@@ -107,8 +105,6 @@ def loaded(content):
 
 @dataclass(frozen=True)
 class Plan(Record):
-    """A record with an error of its own."""
-
     _kind, _title, _error = "plan", "Plan", PolicyError
     name: str
 

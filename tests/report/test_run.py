@@ -22,7 +22,6 @@ NAMES = ("step", "seconds", "taken", "scale", "next_scale", "grad_norm", "loss",
 
 
 def run_in(folder):
-    """Write a run, and return its folder."""
     run = folder / "resnet"
     run.mkdir()
     for name, part in {"report": report(), "ledger": ledger(), "compare": compare()}.items():
@@ -102,8 +101,6 @@ BROKEN = {  # a file, its content, and what is wrong with it
 
 
 def read_broken(name, content):
-    """Return a call that reads a run one of whose files is broken."""
-
     def call(folder):
         (run_in(folder) / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         read_run(folder / "resnet")
