@@ -39,7 +39,6 @@ def save(folder, name="net", epoch=3, symbol=None, **values):
 
 
 def contents(folder):
-    """Return the files of a folder, and of folders in it, with their bytes."""
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 

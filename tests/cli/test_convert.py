@@ -15,7 +15,6 @@ from tests.killed import killed_at_each_rename
 
 
 def converted(folder, *options, **values):
-    """Convert a checkpoint to ``out`` in a folder, and return what is printed."""
     out, err = mxmp("convert", save(folder, **values), 3, "-o", folder / "out", *options)
     assert err == ""  # no progress where there is no terminal
     return out

@@ -18,7 +18,6 @@ from tests.tune.results import result
 
 
 def refused(match, *args, code=1):
-    """Expect that the command line refuses its arguments, and return what it says."""
     out, err = mxmp(*args, code=code)
     assert out == "" and "Traceback" not in err and "pickle" not in err
     if code == 1:
@@ -29,7 +28,6 @@ def refused(match, *args, code=1):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a folder with all files that the cases name."""
     folder = tmp_path_factory.mktemp("errors")
     for name in ("empty", "run", "prefixes", "blocked-symbol.json"):
         (folder / name).mkdir()
@@ -246,7 +244,6 @@ def test_version_and_help_name_the_commands_and_their_arguments():
 
 
 def loops():
-    """Return a network for each operator with bodies."""
     data, state, weight = map(mx.sym.var, ("data", "state", "weight"))
 
     def dense(x):

@@ -18,7 +18,6 @@ from tests.symbol.test_control_flow import foreach
 
 
 def rows(out):
-    """Return (precision, reason, casts) by node."""
     return {row[0]: tuple(row[2:]) for row in table(out) if len(row) == 5}
 
 
@@ -49,8 +48,7 @@ def test_a_float32_network_shows_what_a_policy_decides(tmp_path):
 def test_a_converted_network_shows_what_it_holds(tmp_path):
     mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--keep-float32", "fc")
     out = shown(tmp_path / "out")
-    assert "mxmp: as converted" in out
-    assert rows(out)["conv"] == ("float16", "allow", "data to float16")
+    assert "mxmp: as converted" in out and rows(out)["conv"] == ("float16", "allow", "data to float16")
     assert rows(out)["bn"] == ("float32", "infer: either is safe", "conv_output to float32")
     assert rows(out)["fc"][:2] == ("float32", "as converted; its rule says low precision (allow)")
     assert said(out)["parameters"] == f"{2 * CONV + 4 * (FC + BN):,} bytes, {4 * (CONV + FC + BN):,} before"
@@ -145,7 +143,6 @@ def test_decisions_are_what_the_converted_network_holds(name, policy):
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory):
-    """Return the arguments for a network of many layers, without parameters."""
     data, prefix = mx.sym.var("data"), tmp_path_factory.mktemp("long") / "net"
     for number in range(20):
         data = mx.sym.relu(mx.sym.Convolution(data, kernel=(1, 1), num_filter=3, name=f"c{number}"), name=f"r{number}")

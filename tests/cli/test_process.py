@@ -33,7 +33,6 @@ def start(*args, **streams):
 
 
 def python(code, *args, cwd=ROOT, **variables):
-    """Run code and return (exit code, stdout, stderr)."""
     command = [sys.executable, "-W", "ignore", "-c", code, *map(str, args)]
     done = subprocess.run(command, cwd=cwd, env={**ENV, **variables}, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
@@ -48,7 +47,6 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path):
 
 
 def read(terminal):
-    """Yield what was written to a terminal until its other end was closed, which Linux calls an error."""
     with contextlib.suppress(OSError):
         yield from iter(lambda: terminal.read(4096), b"")
 

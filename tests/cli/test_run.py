@@ -28,7 +28,6 @@ print(logging.getLogger().handlers, sys._getframe().f_code.co_filename)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a folder with one program in all forms that Python takes."""
     folder = tmp_path_factory.mktemp("programs")
     for name in ("scripts/report.py", "app/__main__.py", "pack/__init__.py", "pack/inner.py"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -41,13 +40,11 @@ def folder(tmp_path_factory):
 
 
 def run(command, *args, folder=None, **variables):
-    """Run a command in a folder and return (stdout, stderr, exit code)."""
     done = subprocess.run([*command, *args], cwd=folder, env={**ENV, **variables}, capture_output=True, text=True, timeout=60)
     return done.stdout, done.stderr, done.returncode
 
 
 def both(*args, **options):
-    """Run a program under Python and under ``mxmp run``, which come to the same, and return that."""
     expected, found = run(PYTHON, *args, **options), run(RUN, *args, **options)
     assert found == expected
     return found

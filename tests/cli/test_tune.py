@@ -33,8 +33,6 @@ def prefix(tmp_path):
 
 @pytest.fixture
 def plan(tmp_path):
-    """Return a function that writes a plan for the small network, and returns its file."""
-
     def write(policy=POLICY, **options):
         result(policy, network=digest([network()]), **options).save(str(tmp_path / "plan.json"))
         return tmp_path / "plan.json"
@@ -80,7 +78,6 @@ def test_tune_takes_the_seconds_and_the_policy(prefix, monkeypatch):
 
 
 def test_convert_does_what_a_plan_says(prefix, plan, tmp_path):
-    """As the same policy and shapes by hand do."""
     calls = {
         "a": ("--tuned", plan()),
         "b": ("--policy", POLICY, "--shape", SHAPE),

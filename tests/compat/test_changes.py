@@ -10,7 +10,7 @@ import random
 import mxnet as mx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mxmp import compat
@@ -34,13 +34,13 @@ trees = st.recursive(
 
 
 def with_numpy(value):
-    """Return a value with numpy's scalars in place of numbers."""
     if isinstance(value, (tuple, list)):
         return type(value)(map(with_numpy, value))
     kinds = {bool: np.bool_, int: np.int64, float: np.float64}
     return kinds[type(value)](value) if type(value) in kinds else value
 
 
+@settings(max_examples=25, deadline=None)
 @given(trees)
 def test_numpys_scalars_are_written_as_pythons_numbers(value):
     assert attribute_text(with_numpy(value)) == attribute_text(value) == str(value)
@@ -75,12 +75,8 @@ def test_a_module_hands_on_none_of_its_own_builtins():
     assert "EvalMetric" in names and "MXDataIter" in names and not {"object", "str"} & {*names}
 
 
-def nd(call):
-    return lambda integer, another: call(mx.nd.array(DATA), integer, another).asnumpy()
-
-
-def of_np(call):
-    return lambda integer, another: call(mx.np.array(DATA), integer, another).asnumpy()
+def of(array, call):
+    return lambda integer, another: call(array(DATA), integer, another).asnumpy()
 
 
 def sym(call):
@@ -143,11 +139,11 @@ NUMPY = {
 
 
 RUNS = {
-    **{f"nd.{name}": nd(functools.partial(call, mx.nd)) for name, call in OPERATORS.items()},
+    **{f"nd.{name}": of(mx.nd.array, functools.partial(call, mx.nd)) for name, call in OPERATORS.items()},
     **{f"sym.{name}": sym(functools.partial(call, mx.sym)) for name, call in OPERATORS.items()},
-    **{f"a method of nd, {name}": nd(call) for name, call in METHODS.items()},
-    **{f"a method of np, {name}": of_np(call) for name, call in METHODS.items()},
-    **{f"np.{name}": of_np(call) for name, call in NUMPY.items()},
+    **{f"a method of nd, {name}": of(mx.nd.array, call) for name, call in METHODS.items()},
+    **{f"a method of np, {name}": of(mx.np.array, call) for name, call in METHODS.items()},
+    **{f"np.{name}": of(mx.np.array, call) for name, call in NUMPY.items()},
 }
 
 

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.filterwarnings(r"ignore:`np\.float` is a deprecated ali
 
 @pytest.fixture
 def load(tmp_path):
-    """Return a function that runs source as a module of MXNet is run."""
-
     def load(source):
         path = tmp_path / "probe.py"
         path.write_text(source, encoding="utf-8")

@@ -19,7 +19,6 @@ L2, SOFTMAX = gluon.loss.L2Loss(), gluon.loss.SoftmaxCrossEntropyLoss()
 
 
 def half(array):
-    """Return float32 values as float16 holds them."""
     with np.errstate(over="ignore"):
         return array.astype(np.float16).astype(np.float32)
 
@@ -49,7 +48,6 @@ def dense(*sizes, prefix="net_", **options):
 
 
 def layer(name, weight, units=4):
-    """Return a dense layer whose weights are all alike."""
     return gluon.nn.Dense(units, prefix=f"{name}_", weight_initializer=mx.init.Constant(weight), in_units=4)
 
 
@@ -77,7 +75,6 @@ def trainer_of(net, loss_scale=4.0, optimizer="sgd", **options):
 
 
 def backward(trainer, loss):
-    """Call ``loss`` while MXNet records, and run the scaled value of it backward."""
     with autograd.record():
         value = loss()
     with trainer.scale_loss(value) as scaled:
@@ -86,7 +83,6 @@ def backward(trainer, loss):
 
 
 def step(trainer, loss, rows=4):
-    """Take a step on a loss; return whether it was taken."""
     backward(trainer, loss)
     return trainer.step(rows)
 
@@ -105,7 +101,6 @@ def module_of(sym, shape=(4, 6), kind=Module, params=None, factor=0.1, label=Non
 
 
 def verdict_of(owner, take, loss=None):
-    """Return the verdict on a step that may raise."""
     with diagnose.Watch(loss).attach(owner) as watch:
         with suppress(MxmpError):
             take()
@@ -143,7 +138,6 @@ def forward_and_update(module, batch):
 
 
 def of_module(sym, policy="O1", scale=SMALL, x=None, label=None, contexts=None, params=None):
-    """Return the verdict on a step of a Module."""
     x = data() if x is None else x
     module = module_of(
         sym, x.shape, factor=0.3, params=params, policy=policy, loss_scale=scale, context=contexts or mx.cpu()
@@ -153,7 +147,6 @@ def of_module(sym, policy="O1", scale=SMALL, x=None, label=None, contexts=None, 
 
 
 def bucket(x, label=(4, 2)):
-    """Return a batch of the bucket of its length."""
     described = [mx.io.DataDesc("data", x.shape)], [mx.io.DataDesc("out_label", label)]
     return mx.io.DataBatch([x], [mx.nd.zeros(label)], 0, None, x.shape[1], *described)
 
@@ -168,7 +161,6 @@ def buckets(function, **options):
 
 
 def of_buckets(scale):
-    """Return the verdict on a step of the second bucket."""
     module = buckets(lambda x, _: linear(x, "first"), factor=0.5, policy="O1", loss_scale=scale)
     return verdict_of(module, lambda: forward_and_update(module, bucket(data((4, 5, 6)))))
 
@@ -182,8 +174,6 @@ def attention(mask=None, factor=1.0):
 
 
 def looped(factor):
-    """Return a network whose loop multiplies by ``factor`` at each of three steps."""
-
     def body(x, states):
         new = mx.sym.FullyConnected(states[0] * factor, num_hidden=4, name="inner", no_bias=True)
         new = mx.sym.broadcast_add(new, mx.sym.reshape(x, shape=(1, -1)))
@@ -207,7 +197,6 @@ LABEL = mx.nd.array([0, 1, 2, 0])
 
 
 def made(net, init="normal"):
-    """Return a net with values, the same in each run."""
     mx.random.seed(0)
     net.initialize(mx.init.Normal(1.0) if init == "normal" else init)
     return net
@@ -222,7 +211,6 @@ def classifier():
 
 
 def model():
-    """Return a symbol with a loss head, and its parameters."""
     first = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=6, no_bias=True, name="first")
     draw = np.random.RandomState(1)
     args = {"first_weight": mx.nd.array(draw.randn(6, 5)), "second_weight": mx.nd.array(draw.randn(3, 6))}

@@ -88,8 +88,6 @@ def test_a_symbol_takes_arrays_in_the_order_of_its_inputs_and_labels_it_lacks_ar
 
 
 class Lengths(gluon.HybridBlock):
-    """A net of a list of two inputs."""
-
     def hybrid_forward(self, F, x):
         return F.broadcast_mul(F.sum(x[0], axis=1, keepdims=True), F.expand_dims(x[1], 1))
 

@@ -22,7 +22,6 @@ RATES = {"learning_rate": 0.1, "momentum": 0.9}
 
 
 def made(*layers, prefix="net_", init=None):
-    """Return a net of layers that are made in its name scope."""
     mx.random.seed(0)
     net = nn.HybridSequential(prefix=prefix)
     with net.name_scope():
@@ -212,8 +211,7 @@ WRONG = {
 @pytest.mark.filterwarnings("ignore:Accumulating with float16")  # what a plain trainer does with O2
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_found(case):
-    found = WRONG[case]().check()
-    kind = case.partition(" ")[0]
+    found, kind = WRONG[case]().check(), case.partition(" ")[0]
     first = "failed" if kind == "cast_by_hand" else kind  # MXNet has no product in float16 on a CPU
     assert kind in found.kinds and found.kinds[0] == first, str(found)
     assert str(found).startswith(("error: ", "warning: "))
@@ -513,8 +511,7 @@ def test_a_kvstore_that_updates_weights_is_refused_once_it_is_set_up():
         trainer.step(16)
 
     weight = net.weight.data(contexts[0]).asnumpy()
-    assert not check_loop(net, trainer, loop)
-    assert np.array_equal(net.weight.data(contexts[0]).asnumpy(), weight)
+    assert not check_loop(net, trainer, loop) and np.array_equal(net.weight.data(contexts[0]).asnumpy(), weight)
     loop()
     with pytest.raises(TrainerError, match="is set up and updates weights by itself"):
         check_loop(net, trainer, loop)

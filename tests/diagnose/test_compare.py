@@ -207,8 +207,7 @@ def test_a_loss_scale_that_is_given_is_kept_and_named():
 
 
 def test_a_block_that_a_net_calls_twice_is_compared_on_all_batches():
-    part = nn.Dense(2, in_units=2, weight_initializer="ones")
-    net = nn.Sequential()
+    part, net = nn.Dense(2, in_units=2, weight_initializer="ones"), nn.Sequential()
     net.add(part, part, nn.Sequential())
     net.initialize()
     batches = [(mx.nd.ones((1, 2)),), (mx.nd.full((1, 2), 60000),)]

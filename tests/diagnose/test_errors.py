@@ -42,13 +42,11 @@ def arrays(values, *names):
 
 
 def split(sym, values, data):
-    """Return the arguments, the auxiliary states and the inputs among some values."""
     names = sym.list_arguments(), sym.list_auxiliary_states(), data
     return [{name: values[name] for name in each if each is data or name not in data} for each in names]
 
 
 def measure(sym, policy, values, data=("data",)):
-    """Return the rows of a comparison by name."""
     args, aux, batch = split(sym, values, data)
     return {row.name: row for row in compare((sym, args, aux), batch, policy).rows}
 
@@ -207,7 +205,6 @@ def test_no_square_of_an_error_overflows_or_vanishes(exact, low):
 
 
 def outputs(sym, values, policy, data):
-    """Return the outputs of a conversion, run by MXNet as plain symbol."""
     args, aux, batch = split(sym, values, data)
     model = convert_model(sym, args, aux, policy, {name: array.shape for name, array in batch.items()})
     given, run = {**values, **model.arg_params, **model.aux_params}, on_cpu(model.symbol)
@@ -284,8 +281,7 @@ def test_many_outputs_are_projected_at_random_without_touching_random_states(mon
     np.random.seed(3)
     before = np.random.get_state()[1].tolist()
     found, expected = measure(sym, "O2", values)["only"].contribution, one_alone(sym, values, "O2", "only")
-    assert np.random.get_state()[1].tolist() == before
-    assert 0.4 < found / expected < 1.6 and found != expected
+    assert np.random.get_state()[1].tolist() == before and 0.4 < found / expected < 1.6 and found != expected
     monkeypatch.setattr(sys.modules["mxmp.diagnose.compare"], "PROJECTIONS", 200)
     assert measure(sym, "O2", values)["only"].contribution == near(expected, 0.15)
 
@@ -294,7 +290,6 @@ def test_many_outputs_are_projected_at_random_without_touching_random_states(mon
 
 
 def low(array):
-    """Return a gradient as float16 holds it times the scale."""
     return half(array * SCALE) / SCALE
 
 
@@ -308,8 +303,7 @@ def test_gradients_of_two_layers_are_those_of_numpy():
     x, w, v = arrays(values, "data", "first_weight", "second_weight")
     hidden = np.maximum(x @ w.T, 0)
     seed = 2 * hidden @ v.T
-    given = (seed @ v) * (hidden > 0)
-    below = half(np.maximum(half(half(x) @ half(w).T), 0))
+    given, below = (seed @ v) * (hidden > 0), half(np.maximum(half(half(x) @ half(w).T), 0))
     given_low = low(low(2 * half(below @ half(v).T)) @ half(v)) * (below > 0)
     first, second = map(gradients_of(sym, values).get, ("first", "second"))
     assert second.gradient_own == worst((low(low(seed) @ half(v)), seed @ v), (low(low(seed).T @ half(hidden)), seed.T @ hidden))

@@ -21,8 +21,7 @@ BAD = [np.inf, -np.inf, np.nan]
 
 def oracle(values):
     """Return the row of numbers, by frexp: value = mantissa * 2**exponent with a mantissa from 0.5, excluding 1."""
-    row = np.zeros(COLUMNS, np.int64)
-    values = np.abs(np.asarray(values, np.float64)).ravel()
+    row, values = np.zeros(COLUMNS, np.int64), np.abs(np.asarray(values, np.float64)).ravel()
     finite = values[np.isfinite(values)]
     normal = finite[finite >= 2.0**-126]
     row[NONFINITE], row[ZERO] = values.size - finite.size, finite.size - normal.size
@@ -32,7 +31,6 @@ def oracle(values):
 
 
 def numbers(size, seed=0):
-    """Return numbers of many magnitudes, zeros among them."""
     random = np.random.RandomState(seed)
     values = random.choice([-1, 1], size) * 2.0 ** random.uniform(-26, 15, size) * (random.rand(size) < 0.8)
     return values.astype(np.float32)
@@ -51,8 +49,7 @@ def test_special_values_have_their_places(dtype):
     values = np.array(SPECIAL + BAD, dtype)
     row = count_exponents([mx.nd.array(values, dtype=dtype)])()[0]
     np.testing.assert_array_equal(row, oracle(values))
-    assert (row[ZERO], row[NONFINITE], row[BIAS - 24]) == (2, 3, 2)
-    assert largest(row) == 65504.0
+    assert (row[ZERO], row[NONFINITE], row[BIAS - 24]) == (2, 3, 2) and largest(row) == 65504.0
 
 
 @pytest.mark.bfloat16
@@ -64,22 +61,13 @@ def test_bfloat16_is_counted():
     )
 
 
-def test_rows_are_in_the_order_of_the_arrays():
-    shapes, dtypes, contexts = (
-        [(3, 2), (0,), (4,), (1, 1, 5)],
-        ["float16", "float32", "float32", "float16"],
-        [0, 0, 1, 1],
-    )
+def test_rows_are_in_the_order_of_the_arrays_those_stored_of_a_row_sparse_one():
+    shapes, dtypes, contexts = [(3, 2), (0,), (4,), (1, 1, 5)], ["float16", "float32", "float32", "float16"], [0, 0, 1, 1]
     given = [numbers(int(np.prod(shape)), n).reshape(shape).astype(dtypes[n]) for n, shape in enumerate(shapes)]
     arrays = [mx.nd.array(v, ctx=mx.cpu(c), dtype=d) for v, d, c in zip(given, dtypes, contexts)]
-    np.testing.assert_array_equal(count_exponents(arrays)(), np.stack([oracle(values) for values in given]))
-
-
-def test_of_a_row_sparse_array_the_stored_rows_count():
     sparse = mx.nd.sparse.row_sparse_array(([[1.0, 0.0], [2.0, 4.0]], [1, 7]), shape=(9, 2))
-    empty = mx.nd.sparse.zeros("row_sparse", (9, 2))
-    table = count_exponents([sparse, empty])()
-    np.testing.assert_array_equal(table, [oracle([1, 0, 2, 4]), oracle([])])
+    table = count_exponents([*arrays, sparse, mx.nd.sparse.zeros("row_sparse", (9, 2))])()
+    np.testing.assert_array_equal(table, [oracle(values) for values in [*given, [1, 0, 2, 4], []]])
 
 
 # ---------------------------------------------------------------------- the kernel of a GPU
@@ -138,8 +126,6 @@ def test_the_kernel_reads_every_float16(tmp_path):
 
 
 class Kernel:
-    """Notes what is launched, as `mx.rtc` would take it."""
-
     def __init__(self):
         self.launches = []
 
@@ -160,14 +146,12 @@ def launches(monkeypatch):
 def test_a_gpu_counts_many_arrays_in_one_launch_for_each_dtype(launches):
     arrays = [mx.nd.ones((n + 1,), dtype="float32" if n % 3 else "float16") for n in range(161)]
     read = count_exponents(arrays)
-    assert [len(args) for args, _, _ in launches] == [2 * 54 + 1, 2 * 107 + 1]
-    assert (read() == 1).all()
+    assert [len(args) for args, _, _ in launches] == [2 * 54 + 1, 2 * 107 + 1] and (read() == 1).all()
 
 
 def test_no_launch_has_more_arrays_than_its_arguments_hold(launches):
     count_exponents([mx.nd.ones((1,))] * 201)
-    assert [len(args) for args, _, _ in launches] == [401, 3]
-    assert 16 * exponents.MOST_ARRAYS + 8 <= 4096
+    assert [len(args) for args, _, _ in launches] == [401, 3] and 16 * exponents.MOST_ARRAYS + 8 <= 4096
 
 
 @pytest.mark.parametrize(("size", "blocks"), [(1, 1), (4097, 2), (2**22, 128)])

@@ -306,7 +306,6 @@ CAUSE = "The scale is hardly the cause"
 
 
 def stepped(scales, taken=0, loss_scale=1024.0, value=1.0):
-    """Return the advice of a ledger of steps taken at one scale, and then of skipped ones at others."""
     run = Run({"w": (4,), "v": (4,)}, loss_scale=loss_scale)
     run.step(dict.fromkeys("wv", value), taken)
     for scale in scales:

@@ -35,8 +35,6 @@ def over(*adapters):
 
 
 class Listed(StepLogger):
-    """Keeps the records."""
-
     def __init__(self, every=1, ledger=None):
         super().__init__(every, ledger)
         self.records, self.ended = [], 0
@@ -217,7 +215,6 @@ def test_a_loss_in_a_recorded_graph_is_not_recorded_further():
 
 
 def weight_and_log(loss_scale=4.0):
-    """Return a weight of 1, its trainer and a log of it."""
     weight = gluon.Parameter("w", shape=(1,))
     weight.initialize(mx.init.One())
     trainer = mxmp.gluon.Trainer({"w": weight}, "sgd", {"learning_rate": 0.0}, loss_scale=loss_scale)
@@ -279,7 +276,6 @@ def batches(count):
 
 
 def estimator_of(net, trainer):
-    """Return an estimator that prints nothing."""
     estimator = Estimator(net, L2, mx.metric.Loss(), trainer=trainer)
     estimator.logger.handlers.clear()
     estimator.logger.propagate = False
@@ -334,7 +330,6 @@ def rows(path):
 
 
 def trained(path, steps=1):
-    """Log some steps to a table, and return its bytes."""
     adapter = Trainer(4.0)
     with CSVLogger(path).attach(adapter.owner) as log:
         for _ in range(steps):
@@ -434,7 +429,6 @@ def events(path):
 
 
 def scalars(folder):
-    """Return {step: {tag: value}} of all event files of a folder."""
     found = {}
     for event in (event for path in sorted(folder.iterdir()) for event in events(path)):
         found.setdefault(event.step, {}).update({each.tag: each.simple_value for each in event.summary.value})

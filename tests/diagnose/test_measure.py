@@ -45,14 +45,12 @@ def inputs(*factors):
 
 
 def outputs(factor=1.0, x=X):
-    """Return numpy's outputs by name."""
     a, b = (value.astype(np.float32) for value in WEIGHTS.values())
     up = x @ a.T * factor
     return {"a_output": x @ a.T, "up_output": up, "act_output": np.maximum(up, 0), "b_output": np.maximum(up, 0) @ b.T}
 
 
 def gradients(factor=1.0):
-    """Return numpy's gradients of a batch's sum of losses by name."""
     found = outputs(factor)
     shares = np.exp(found["b_output"] - found["b_output"].max(axis=1, keepdims=True))
     error = shares / shares.sum(axis=1, keepdims=True) - np.eye(3)[LABELS.astype(int)]
@@ -70,8 +68,6 @@ def largest(array):
 
 
 class Scaled(gluon.HybridBlock):
-    """The same network with Gluon."""
-
     def __init__(self, factor=1.0):
         super().__init__(prefix="net_")
         self.factor = factor
@@ -297,7 +293,6 @@ def test_networks_in_low_precision_are_measured_in_float32():
 
 
 def of_network(name, data, **options):
-    """Return a network's symbol, the gradients on a batch, and its states, which were 1."""
     symbol = get_symbol(name, **options)
     sizes, _, aux = symbol.infer_shape(**{name: array.shape for name, array in data.items()})
     args = {n: mx.nd.array(0.1 * RNG.randn(*s)) for n, s in zip(symbol.list_arguments(), sizes) if n not in data}

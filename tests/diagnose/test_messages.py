@@ -57,12 +57,10 @@ def given(call, *args):
 
 
 def net():
-    """Return a net of 5 inputs and 3 outputs."""
     return made(nn.Dense(3, in_units=5, prefix="net_"))
 
 
 def of(kind, *layers):
-    """Return a net that has values."""
     block = kind(prefix="net_")
     block.add(*layers)
     block.initialize()
@@ -104,7 +102,6 @@ def frozen():
 
 
 def convert(**ranges):
-    """Return the network of the model, converted with the ranges of its outputs."""
     return convert_symbol(HEADLESS[0], "O1", {"data": (4, 5)}, ranges=ranges)
 
 
@@ -117,8 +114,6 @@ def ledger(**changes):
 
 
 class Listed(StepLogger):
-    """Keeps nothing."""
-
     def __init__(self, every=1, ledger=None):
         super().__init__(every, ledger)
 

@@ -18,14 +18,12 @@ BATCH = ONES, mx.nd.zeros((2, 2))
 
 
 def with_values(net, init=None, policy=None, x=ONES):
-    """Return a net with values of 1, or others, that was called, converted with a policy if there is one."""
     net.initialize(init or mx.init.One())
     net(x)
     return mixed.convert(net, policy) if policy else net
 
 
 def squares(factor=300.0, policy="O1,op:square=float16"):
-    """Return a net whose square of 6 * factor overflows in float16."""
     return with_values(Applied(lambda F, x: F.square(x * factor, name="sq")), policy=policy)
 
 
@@ -44,8 +42,7 @@ def test_a_converted_net_is_looked_at_as_it_is_converted_and_the_finding_is_plai
 
 def test_a_net_that_is_not_converted_is_looked_at_in_o1_unless_a_policy_is_given():
     net = squares(policy=None)
-    assert find_nonfinite(net, ONES * 1e5).precision == "float16"
-    assert find_nonfinite(net, ONES, "O0") is None
+    assert find_nonfinite(net, ONES * 1e5).precision == "float16" and find_nonfinite(net, ONES, "O0") is None
     assert find_nonfinite(net, ONES, "O1,op:square=float16").name == "net_sq"
     assert find_nonfinite(squares(1e20, None), ONES).precision == "float32"
 
@@ -83,7 +80,6 @@ def test_a_float32_net_of_several_blocks_is_looked_at_in_float32():
 
 
 def model_of(sym, **params):
-    """Return a symbol and its parameters, of 1 unless they are given, of inputs of 6 numbers."""
     shapes = dict(zip(sym.list_arguments(), sym.infer_shape(data=(2, 6))[0]))
     args = {name: mx.nd.ones(shape) for name, shape in shapes.items() if name not in ("data", "out_label")}
     return sym, {**args, **params}, {}
@@ -227,8 +223,6 @@ def test_an_infinite_constant_that_reaches_the_output_as_inf_is_named():
 
 
 class Masked(gluon.HybridBlock):
-    """A dense layer of a softmax of values and a constant."""
-
     def __init__(self, first):
         super().__init__(prefix="net_")
         with self.name_scope():

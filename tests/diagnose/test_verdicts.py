@@ -291,6 +291,11 @@ def test_a_cast_is_mended_by_keeping_what_it_casts_and_scales_below_1_are_tried(
     assert steep.node.keep == ("net_dense0_fwd",) and steep.finite_scale == 1 / 64 and "at 0.015625" in steep.text
 
 
+def test_the_scale_falls_by_a_factor_of_8_until_the_step_is_finite():
+    high = of_module(linear_head(), scale=2.0**16, x=mx.nd.ones((4, 6)), params={"last_weight": 1 / 6.0})
+    assert (high.kind, high.scale, high.finite_scale) == (HIGH, 2.0**16, 2.0**13)
+
+
 def digits_like():
     rng = np.random.default_rng(0)
     return mx.nd.array(rng.uniform(0, 16, (8, 64)))

@@ -93,7 +93,6 @@ class Page:
         return [url for url in urls if not url.startswith("data:")]
 
     def seconds(self):
-        """Return the time that the page's tasks have taken so far; processor time once that was asked for."""
         metrics = self.browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
         return next(each["value"] for each in metrics if each["name"] == "TaskDuration")
 
@@ -112,7 +111,6 @@ class Page:
         return self.run(code, caption, number)
 
     def header(self, caption, title):
-        """Return the button in a table's header."""
         code = """
             const table = [...document.querySelectorAll("table")].find(t => t.caption.textContent === arguments[0]);
             return [...table.querySelectorAll("thead button")].find(b => b.textContent === arguments[1]);

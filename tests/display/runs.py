@@ -16,7 +16,6 @@ HOSTILE = "<script>window.broken = true</script>\"'&<img src=x onerror=alert(1)>
 
 
 def drawn(*blocks):
-    """Return the HTML of some blocks."""
     return fragment("t", [Section("s", blocks)])
 
 
@@ -80,6 +79,5 @@ def steps(count=300):
 
 
 def whole(name="A run", **changes):
-    """Return a run of which nothing is missing."""
     parts = {"report": report(notes=("Slow here.",)), "log": steps(), "gradients": ledger(), "comparison": compare()}
     return Run(name, **{**parts, **changes})

@@ -46,9 +46,13 @@ def file(tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def opened(chromium, file):
+    return chromium.open(file)
+
+
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
-    """Return a file like what a notebook makes of a cell."""
     path = tmp_path_factory.mktemp("pages") / "notebook.html"
     cells = fragment("A report", whole()._sections()[-1:]) * 2
     path.write_text(f"<!DOCTYPE html><meta charset='utf-8'><h1>Mine</h1><table><tr><td>mine</table>{cells}")
@@ -58,24 +62,20 @@ def notebook(tmp_path_factory):
 def test_a_page_opens_without_a_console_error_and_loads_nothing(chromium, file):
     chromium.requested()
     chromium.open(file)
-    assert chromium.console() == []
-    assert chromium.requested() == [file.as_uri()]
+    assert chromium.console() == [] and chromium.requested() == [file.as_uri()]
 
 
-def test_hostile_names_are_text(chromium, file):
-    chromium.open(file)
-    assert chromium.run("return window.broken === undefined && document.images.length === 0")
-    assert chromium.run("return document.scripts.length") == 1
-    assert chromium.one("h1").text == f"A run {HOSTILE}"
-    assert HOSTILE in chromium.column(OPERATORS, 0)
+def test_hostile_names_are_text(opened):
+    assert opened.run("return window.broken === undefined && document.images.length === 0")
+    assert opened.run("return document.scripts.length") == 1 and opened.one("h1").text == f"A run {HOSTILE}"
+    assert HOSTILE in opened.column(OPERATORS, 0)
 
 
-def test_nothing_overflows_at_any_width(chromium, file):
-    chromium.open(file)
+def test_nothing_overflows_at_any_width(opened):
     for width in WIDTHS:
-        chromium.resize(width)
-        assert chromium.run("return innerWidth") == width
-        assert chromium.run(OVERFLOWS) <= 0, width
+        opened.resize(width)
+        assert opened.run("return innerWidth") == width
+        assert opened.run(OVERFLOWS) <= 0, width
 
 
 def test_no_word_or_number_is_broken_on_a_phone(chromium, file):
@@ -99,9 +99,8 @@ def test_no_word_or_number_is_broken_on_a_phone(chromium, file):
     assert "operators" in chromium.run(code)  # it would be seen
 
 
-def test_texts_of_a_chart_touch_nothing_at_any_width(chromium, file):
+def test_texts_of_a_chart_touch_nothing_at_any_width(opened):
     """Labels of an axis keep off each other, and off caption, legend and the page's edge."""
-    chromium.open(file)
     code = """
         const box = e => e.getBoundingClientRect();
         const touch = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
@@ -116,8 +115,8 @@ def test_texts_of_a_chart_touch_nothing_at_any_width(chromium, file):
         return found;
     """
     for width in WIDTHS:
-        chromium.resize(width)
-        assert chromium.run(code) == [], width
+        opened.resize(width)
+        assert opened.run(code) == [], width
 
 
 def test_a_table_that_is_cut_at_the_right_says_so_until_it_is_scrolled(chromium, file):
@@ -132,51 +131,46 @@ def test_a_table_that_is_cut_at_the_right_says_so_until_it_is_scrolled(chromium,
     assert chromium.run("return document.querySelectorAll('#steps .table .more').length") == 0
 
 
-def test_a_header_sorts_and_sorts_the_other_way(chromium, file):
-    chromium.open(file)
-    original = chromium.column(GRADIENTS, 0)
-    chromium.header(GRADIENTS, "elements").click()
-    sizes = [int(text.replace(",", "")) for text in chromium.column(GRADIENTS, 1)]
+def test_a_header_sorts_and_sorts_the_other_way(opened):
+    original = opened.column(GRADIENTS, 0)
+    opened.header(GRADIENTS, "elements").click()
+    sizes = [int(text.replace(",", "")) for text in opened.column(GRADIENTS, 1)]
     assert sizes == sorted(sizes, reverse=True) != sorted(sizes)
-    assert chromium.all("th[aria-sort=descending]")[0].text.startswith("elements")
-    chromium.header(GRADIENTS, "elements").click()
-    assert [int(text.replace(",", "")) for text in chromium.column(GRADIENTS, 1)] == sorted(sizes)
-    assert [each.text[:8] for each in chromium.all("th[aria-sort=ascending]")] == ["elements"]
-    assert sorted(chromium.column(GRADIENTS, 0)) == sorted(original)
+    assert opened.all("th[aria-sort=descending]")[0].text.startswith("elements")
+    opened.header(GRADIENTS, "elements").click()
+    assert [int(text.replace(",", "")) for text in opened.column(GRADIENTS, 1)] == sorted(sizes)
+    assert [each.text[:8] for each in opened.all("th[aria-sort=ascending]")] == ["elements"]
+    assert sorted(opened.column(GRADIENTS, 0)) == sorted(original)
 
 
-def test_values_that_are_not_known_come_last_either_way_and_inf_is_largest(chromium, file):
-    chromium.open(file)
+def test_values_that_are_not_known_come_last_either_way_and_inf_is_largest(opened):
     for _ in range(2):
-        chromium.header(ERRORS, "gradient, own").click()
-        assert chromium.column(ERRORS, 6)[-1] == "–"
-    chromium.header(GRADIENTS, "largest").click()
-    assert chromium.column(GRADIENTS, 4)[0] == "∞"
+        opened.header(ERRORS, "gradient, own").click()
+        assert opened.column(ERRORS, 6)[-1] == "–"
+    opened.header(GRADIENTS, "largest").click()
+    assert opened.column(GRADIENTS, 4)[0] == "∞"
 
 
-def test_names_sort_as_a_reader_counts(chromium, file):
-    chromium.open(file)
-    chromium.header(OPERATORS, "node").click()
-    names = [name for name in chromium.column(OPERATORS, 0) if name.endswith("_conv")]
+def test_names_sort_as_a_reader_counts(opened):
+    opened.header(OPERATORS, "node").click()
+    names = [name for name in opened.column(OPERATORS, 0) if name.endswith("_conv")]
     assert names == [f"block{i}_conv" for i in range(12)]
 
 
-def test_a_filter_shows_the_rows_that_have_all_words(chromium, file):
-    chromium.open(file)
-    box = chromium.one("#operators input")
+def test_a_filter_shows_the_rows_that_have_all_words(opened):
+    box = opened.one("#operators input")
     assert box.get_attribute("aria-label") == "Filter operators by text"
     box.send_keys("BLOCK1 elemwise")
-    assert chromium.column(OPERATORS, 0) == ["block1_add", "block10_add", "block11_add"]
-    assert chromium.one("#operators output").text == "3 of 39 operators"
+    assert opened.column(OPERATORS, 0) == ["block1_add", "block10_add", "block11_add"]
+    assert opened.one("#operators output").text == "3 of 39 operators"
     box.clear()
     box.send_keys(" ")
-    assert len(chromium.column(OPERATORS, 0)) == 39
+    assert len(opened.column(OPERATORS, 0)) == 39
 
 
 def test_thousands_of_rows_stay_quick(chromium, tmp_path):
     """Sorting twice and filtering 2000 rows, layout included: processor time of the browser's main thread."""
-    path = tmp_path / "long.html"
-    rows = tuple(row(f"node{i * 7919 % 2000}") for i in range(2000))
+    path, rows = tmp_path / "long.html", tuple(row(f"node{i * 7919 % 2000}") for i in range(2000))
     path.write_text(page("Long", report(rows=rows)._sections()[-1:]), encoding="utf-8")
     chromium.open(path)
     chromium.browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
@@ -188,25 +182,22 @@ def test_thousands_of_rows_stay_quick(chromium, tmp_path):
         input.value = "node19"; input.dispatchEvent(new Event("input"));
         document.body.getBoundingClientRect();
     """)
-    assert 0 < chromium.seconds() - before < 2
-    assert chromium.column(OPERATORS, 0)[:2] == ["node1999", "node1998"]
+    assert 0 < chromium.seconds() - before < 2 and chromium.column(OPERATORS, 0)[:2] == ["node1999", "node1998"]
 
 
-def test_a_box_of_the_picture_says_what_is_in_it(chromium, file):
-    chromium.open(file)
-    chromium.all(".network .box")[0].click()
-    assert chromium.one(".network .details").text.startswith("stem (Convolution): float16, allow; casts data to")
+def test_a_box_of_the_picture_says_what_is_in_it(opened):
+    opened.all(".network .box")[0].click()
+    assert opened.one(".network .details").text.startswith("stem (Convolution): float16, allow; casts data to")
 
 
-def test_texts_stay_within_their_boxes_of_the_picture(chromium, file):
-    chromium.open(file)
+def test_texts_stay_within_their_boxes_of_the_picture(opened):
     code = """
         return [...document.querySelectorAll(".network .box")].filter(box => {
           const frame = box.querySelector("rect").getBoundingClientRect();
           return [...box.querySelectorAll("text")].some(t => t.getBoundingClientRect().right > frame.right);
         }).length;
     """
-    assert chromium.run(code) == 0 < len(chromium.all(".network .box"))
+    assert opened.run(code) == 0 < len(opened.all(".network .box"))
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -237,25 +228,23 @@ def test_text_has_enough_contrast(chromium, file, dark):
     assert (paper == "rgb(255, 255, 255)") != dark
 
 
-def test_bars_are_as_long_as_their_values(chromium, file):
-    chromium.open(file)
+def test_bars_are_as_long_as_their_values(opened):
     code = """
         const bars = [...document.querySelectorAll("#errors-by-layer td.bar")].slice(0, 4);
         return bars.map(b => b.querySelector("i").getBoundingClientRect().width);
     """
-    found = chromium.run(code)
+    found = opened.run(code)
     assert found[0] > 40 and [width / found[0] for width in found] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4], rel=0.02)
 
 
-def test_print_has_no_controls_and_whole_tables(chromium, file):
-    chromium.open(file)
+def test_print_has_no_controls_and_whole_tables(opened):
     hidden = "return [...document.querySelectorAll('.controls, nav')].every(e => e.offsetParent === null)"
     cut = "return [...document.querySelectorAll('.scroll')].some(e => e.scrollHeight > e.clientHeight + 1)"
-    assert not chromium.run(hidden) and chromium.run(cut)
-    chromium.open(file, width=700, media="print", dark=True)
-    assert chromium.run(hidden) and not chromium.run(cut)
-    assert chromium.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert chromium.run(OVERFLOWS) <= 0
+    assert not opened.run(hidden) and opened.run(cut)
+    opened.open(file, width=700, media="print", dark=True)
+    assert opened.run(hidden) and not opened.run(cut)
+    assert opened.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert opened.run(OVERFLOWS) <= 0
 
 
 def test_a_fragment_works_in_a_notebook_and_styles_nothing_else(chromium, notebook):

@@ -23,10 +23,9 @@ BOX, GAP = 100.0, 10.0
 def drawn(operators):
     """Return the boxes of a picture, each with its lines of detail and its cells' precisions, and the marks' titles."""
     tree = ElementTree.fromstring(SVG.search(html(Network(operators))).group())
-    boxes = []
-    for box in tree.iter("g"):
-        cells = [rect.get("class").split("p-")[1] for rect in box.iter("rect") if "cell" in rect.get("class", "")]
-        boxes.append((box.find("title").text.split("\n"), cells))
+    cells = [[rect.get("class", "") for rect in box.iter("rect")] for box in tree.iter("g")]
+    precisions = [[each.split("p-")[1] for each in box if "cell" in each] for box in cells]
+    boxes = list(zip((box.find("title").text.split("\n") for box in tree.iter("g")), precisions))
     marks = [path.find("title").text for path in tree.iter("path") if path.get("class") == "cast"]
     return boxes, marks, sum(path.get("class") == "edge" for path in tree.iter("path"))
 
@@ -65,8 +64,7 @@ def test_runs_hold_each_operator_once_and_no_branch(seed):
         for i in range(80)
     ]
     sources = read_positions(operators)
-    readers = Counter(name for each in operators for name in set(each.inputs))
-    runs = group(sources)
+    readers, runs = Counter(name for each in operators for name in set(each.inputs)), group(sources)
     assert sorted(i for run in runs for i in run) == list(range(80))
     for run in runs:
         for before, after in zip(run, run[1:]):
@@ -90,18 +88,14 @@ def test_casts_within_a_box_are_marked():
     operators = chain(60)
     operators[4] = Row("n4", "softmax", "float32", "deny", [Cast("n3_output", "float32", "n3")], ["n3"])
     boxes, marks, _ = drawn(operators)
-    assert marks == ["n3_output to float32"]
-    assert boxes[0][1] == ["float16"] * 4 + ["float32"] + ["float16"] * 4
+    assert marks == ["n3_output to float32"] and boxes[0][1] == ["float16"] * 4 + ["float32"] + ["float16"] * 4
 
 
 def test_of_twins_the_last_one_before_the_reader_is_meant():
-    twins = [
-        Row("d", "dot", "float16", ""),
-        Row("d", "dot", "float16", ""),
-        Row("s", "softmax", "float32", "", inputs=["d"]),
-    ]
-    assert read_positions(twins) == [[], [], [1]]
-    assert read_positions([Row("a", "x", "float16", "", inputs=["b", "a"]), Row("b", "x", "float16", "")]) == [[], []]
+    def positions(*rows):
+        return read_positions([Row(name, "x", "float16", "", inputs=inputs) for name, *inputs in rows])
+
+    assert positions("d", "d", "sd") == [[], [], [1]] and positions("aba", "b") == [[], []]
 
 
 def test_a_network_that_is_too_large_says_so():

@@ -43,27 +43,24 @@ def test_control_characters_do_not_reach_the_page():
     assert "\x1b" not in page("a\x1b[31m", [Section("s", (Notes(["b\x1b[0m"]),))], "c\x1b")
 
 
-def test_jinja_is_imported_when_the_first_page_is_made():
-    code = """
-import sys, mxmp, mxmp.display, mxmp.report
+INSTALLED = """
+import sys, mxmp, mxmp.display as display, mxmp.report
 assert not {"jinja2", "markupsafe"} & set(sys.modules)
 mxmp.Policy.parse("O1")._repr_html_()
 assert "jinja2" in sys.modules and "mxnet" not in sys.modules
+from mxmp.display.page import page
+print(display.__file__, page("t", [display.Section("s", [display.Facts([("a", "b")])])]))
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_is_installed_has_the_templates(tmp_path):
+def test_an_installed_package_has_the_templates_and_imports_jinja_when_the_first_page_is_made(tmp_path):
     """Built as a wheel's content is, then used from there with the sources out of reach."""
-    command = [sys.executable, "setup.py", "-q", "build_py", "-d", str(tmp_path / "lib")]
+    lib, templates = tmp_path / "lib", Path("mxmp", "display", "templates")
+    command = [sys.executable, "setup.py", "-q", "build_py", "-d", str(lib)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    code = "import mxmp.display as d; from mxmp.display.page import page; print(d.__file__); print(page('t', [d.Section('s', [d.Facts([('a', 'b')])])]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path / "lib", capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith(str(tmp_path / "lib")) and "<dt>a</dt>" in done.stdout
-    names = {path.name for path in (ROOT / "mxmp" / "display" / "templates").iterdir()}
-    assert {path.name for path in (tmp_path / "lib" / "mxmp" / "display" / "templates").iterdir()} == names
+    done = subprocess.run([sys.executable, "-c", INSTALLED], cwd=lib, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(str(lib)) and "<dt>a</dt>" in done.stdout
+    assert {path.name for path in (lib / templates).iterdir()} == {path.name for path in (ROOT / templates).iterdir()}
 
 
 def test_numbers_are_never_broken_and_names_wrap_at_their_ends():
@@ -76,7 +73,6 @@ def test_numbers_are_never_broken_and_names_wrap_at_their_ends():
 
 
 def cells(text):
-    """Return the cells of a table's rows, each with its text and attributes."""
     body = re.search("<tbody>(.*?)</tbody>", text, re.DOTALL).group(1)
     return [re.findall(r"<t[hd] ?(.*?)>(.*?)</t[hd]>", line) for line in body.split("<tr>")[1:]]
 

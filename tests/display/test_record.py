@@ -13,8 +13,10 @@ import pytest
 from mxmp.display import NUMBER, Column, Figures, Notes, Record, Section, Table
 from mxmp.errors import CheckpointError, PolicyError, StateError
 from mxmp.policy import Policy
+from tests import messages
+from tests.display.runs import HOSTILE as HOSTILE_TEXT
 
-HOSTILE = "<script>window.broken = true</script>\"'&<img src=x onerror=alert(1)>\x1b[31m"
+HOSTILE = f"{HOSTILE_TEXT}\x1b[31m"
 
 
 class Colour(enum.Enum):
@@ -89,71 +91,64 @@ def test_fields_that_are_not_compared_are_not_written_and_unknown_ones_passed_ov
     assert Result.from_dict({**MOST.to_dict(), "note": "x", "mine": 1}).note == ""
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"record": "other"}, "this is no result of mxmp: expected 'record': 'result', found 'other'"),
-        ({"version": 2}, "the result has version 2; this mxmp reads version 3"),
-        ({"policy": "compute=fp61"}, "policy is 'compute=fp61'; expected the text of a Policy .*unknown dtype"),
-        ({"colour": "green"}, "colour is 'green'; expected the text of a Colour"),
-        ({"count": 1.5}, "count is 1.5; expected a whole number"),
-        ({"count": True}, "count is True; expected a whole number"),
-        ({"count": -1}, "count=-1; expected 0 or more"),
-        ({"share": "half"}, "share is 'half'; expected a number"),
-        ({"share": 10**400}, "expected a number .*too large"),
-        ({"is_done": 1}, "is_done is 1; expected true or false"),
-        ({"layers": {}}, r"layers is {}; expected a list"),
-        ({"layers": [1]}, r"layers\[0\] is 1; expected an object"),
-        ({"layers": [{"name": "a"}, {"name": None}]}, r"layers\[1\].name is None; expected text"),
-        ({"layers": [{"error": 1}]}, r"layers\[0\].name is missing; expected a value"),
-        ({"pair": [1]}, r"pair is \[1\]; expected 2 values"),
-        ({"by_exponent": {"x": 1}}, "by_exponent has the key 'x'; expected a whole number"),
-        ({"by_name": {"x": [[]]}}, r"by_name\['x'\]\[0\] is \[\]; expected a number"),
-        ({"by_name": []}, r"by_name is \[\]; expected an object"),
-        ({"inner": {"text": 1}}, "inner.text is 1; expected text"),
-    ],
-)
-def test_a_wrong_value_is_named(changes, message):
-    with pytest.raises(StateError, match=message) as caught:
-        Result.from_dict({**MOST.to_dict(), **changes})
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+def changed(**changes):
+    return lambda: Result.from_dict({**MOST.to_dict(), **changes})
 
 
-@pytest.mark.parametrize("text, message", [("{", "it is no JSON"), ("[" * 100_000, "it is no JSON"), ("[1]", "found None")])
-def test_a_text_that_is_no_record_is_refused(text, message):
-    with pytest.raises(StateError, match=message):
-        Result.from_json(text)
+def loaded(content):
+    def call(folder):
+        (folder / "result.json").write_bytes(content)
+        Result.load(folder / "result.json")
+
+    return call
 
 
-def test_a_class_has_its_own_error():
-    @dataclass(frozen=True)
-    class Plan(Record):
-        _kind, _title, _error = "plan", "Plan", PolicyError
-        name: str
-
-    with pytest.raises(PolicyError, match="plan"):
-        Plan.from_dict({})
+@dataclass(frozen=True)
+class Plan(Record):
+    _kind, _title, _error = "plan", "Plan", PolicyError
+    name: str
 
 
-def test_a_file_is_saved_whole_and_loaded(tmp_path):
-    path = tmp_path / "result.json"
-    MOST.save(path)
-    assert Result.load(path) == MOST
-    with pytest.raises(CheckpointError, match="there is no folder"):
-        MOST.save(str(tmp_path / "missing" / "result.json"))
+TABLE = {
+    '{"record": "other"}': (changed(**{"record": "other"}), StateError, "this is no result of mxmp: expected 'record': 'result', found 'other'."),
+    '{"version": 2}': (changed(**{"version": 2}), StateError, "the result has version 2; this mxmp reads version 3."),
+    '{"policy": "compute=fp61"}': (changed(**{"policy": "compute=fp61"}), StateError, "the result is damaged: policy is 'compute=fp61'; expected the text of a Policy (policy 'compute=fp61': compute_dtype: unknown dtype 'fp61'; expected float16, bfloat16 or float32.)."),
+    '{"colour": "green"}': (changed(**{"colour": "green"}), StateError, "the result is damaged: colour is 'green'; expected the text of a Colour ('green' is not a valid Colour)."),
+    '{"count": 1.5}': (changed(**{"count": 1.5}), StateError, "the result is damaged: count is 1.5; expected a whole number below 2**63."),
+    '{"count": True}': (changed(**{"count": True}), StateError, "the result is damaged: count is True; expected a whole number below 2**63."),
+    '{"count": -1}': (changed(**{"count": -1}), StateError, "the result is damaged: count=-1; expected 0 or more"),
+    '{"share": "half"}': (changed(**{"share": "half"}), StateError, "the result is damaged: share is 'half'; expected a number."),
+    '{"share": 10**400}': (changed(**{"share": 10**400}), StateError, "the result is damaged: share is 1000...; expected a number (int too large to convert to float)."),
+    '{"is_done": 1}': (changed(**{"is_done": 1}), StateError, "the result is damaged: is_done is 1; expected true or false."),
+    '{"layers": {}}': (changed(**{"layers": {}}), StateError, "the result is damaged: layers is {}; expected a list."),
+    '{"layers": [1]}': (changed(**{"layers": [1]}), StateError, "the result is damaged: layers[0] is 1; expected an object."),
+    '{"layers": [{"name": "a"}, {"name": None}]}': (changed(**{"layers": [{"name": "a"}, {"name": None}]}), StateError, "the result is damaged: layers[1].name is None; expected text."),
+    '{"layers": [{"error": 1}]}': (changed(**{"layers": [{"error": 1}]}), StateError, "the result is damaged: layers[0].name is missing; expected a value."),
+    '{"pair": [1]}': (changed(**{"pair": [1]}), StateError, "the result is damaged: pair is [1]; expected 2 values."),
+    '{"by_exponent": {"x": 1}}': (changed(**{"by_exponent": {"x": 1}}), StateError, "the result is damaged: by_exponent has the key 'x'; expected a whole number below 2**63."),
+    '{"by_name": {"x": [[]]}}': (changed(**{"by_name": {"x": [[]]}}), StateError, "the result is damaged: by_name['x'][0] is []; expected a number."),
+    '{"by_name": []}': (changed(**{"by_name": []}), StateError, "the result is damaged: by_name is []; expected an object."),
+    '{"inner": {"text": 1}}': (changed(**{"inner": {"text": 1}}), StateError, "the result is damaged: inner.text is 1; expected text."),
+    "no JSON": (lambda: Result.from_json("{"), StateError, "this is no result of mxmp: it is no JSON (...)."),
+    "too deep": (lambda: Result.from_json("[" * 100_000), StateError, "this is no result of mxmp: it is no JSON (...)."),
+    "a list": (lambda: Result.from_json("[1]"), StateError, "this is no result of mxmp: expected 'record': 'result', found None."),
+    "an error of its own": (lambda: Plan.from_dict({}), PolicyError, "this is no plan of mxmp: expected 'record': 'plan', found None."),
+    "saved to no folder": (lambda folder: MOST.save(str(folder / "missing" / "result.json")), CheckpointError, ".../missing/...: there is no folder .../missing; make it first."),
+    "a page in no folder": (lambda folder: MOST.to_html(str(folder / "missing" / "page.html")), CheckpointError, ".../missing/...: there is no folder .../missing; make it first."),
+    "no file": (lambda folder: Result.load(str(folder / "result.json")), CheckpointError, ".../result.json cannot be read: No such file or directory"),
+    "an empty object": (loaded(b"{}"), CheckpointError, ".../result.json: this is no result of mxmp: expected 'record': 'result', found None."),
+    "bytes": (loaded(b"\xff\xfe"), CheckpointError, ".../result.json: it is no text in UTF-8."),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [(None, "cannot be read: No such file"), (b"{}", "this is no result"), (b"\xff\xfe", "no text in UTF-8")],
-)
-def test_a_file_that_is_none_is_named(tmp_path, content, message):
-    path = tmp_path / "result.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"result.json.*{message}") as caught:
-        Result.load(str(path))
-    assert "\n" not in str(caught.value)
+@messages.each(TABLE)
+def test_messages(call, error, text, tmp_path):
+    messages.check(call, error, text, tmp_path)
+
+
+def test_a_record_is_saved_whole_and_loaded(tmp_path):
+    MOST.save(tmp_path / "result.json")
+    assert Result.load(tmp_path / "result.json") == MOST
 
 
 def test_a_page_is_written_and_returned(tmp_path):
@@ -161,8 +156,6 @@ def test_a_page_is_written_and_returned(tmp_path):
     text = MOST.to_html(str(path), title="Mine")
     assert path.read_text(encoding="utf-8") == text and "<title>Mine</title>" in text and "<h1>Mine" in text
     assert "<title>A result</title>" in MOST.to_html()
-    with pytest.raises(CheckpointError, match="there is no folder"):
-        MOST.to_html(str(tmp_path / "missing" / "page.html"))
 
 
 def test_a_notebook_shows_the_same_without_a_frame():
