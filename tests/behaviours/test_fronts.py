@@ -253,6 +253,37 @@ def test_explain_names_the_operator_that_leaves_float16s_range():
     assert (healthy.kind, healthy.node) == ("no fault found", None)
 
 
+class SquareRootOfZero(gluon.Block):
+    """Two layers, and between them an operator that has no finite gradient there."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        self.first, self.second = nn.Dense(3, in_units=5, prefix="first_"), nn.Dense(3, in_units=3)
+
+    def forward(self, x):
+        return self.second(mx.nd.sqrt(self.first(x) * 0))
+
+
+def test_explain_finds_a_gradient_that_is_lost_between_two_blocks():
+    """Where the values of both are finite, and the gradients of the second."""
+    net = SquareRootOfZero()
+    net.initialize()
+    found = explain(net, (X, mx.nd.ones((4, 3))), "O1", loss=gluon.loss.L2Loss())
+    assert (found.kind, found.node.name) == ("float32 model broken", "first_fwd_output")
+
+
+def test_what_compare_writes_to_gradients_is_none_for_a_step():
+    net = nn.Sequential()
+    net.add(make())
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=None)
+    with autograd.record():
+        net(X).sum().backward()
+    trainer.step(4)
+    compare(net, (X, mx.nd.ones((4, 3))), "O1", loss=gluon.loss.L2Loss())
+    with pytest.raises(UserWarning, match="has not been updated by backward"):
+        trainer.step(4)
+
+
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("kind", [nn.HybridSequential, nn.Sequential])
