@@ -112,6 +112,18 @@ def test_saved_parameters_are_the_float32_masters(tmp_path):
     np.testing.assert_array_equal(moved, [20 * 2.0**-14] * 3)
 
 
+def test_without_a_kvstore_each_context_is_updated_by_its_own_gradients():
+    net, contexts = make(), [mx.cpu(0), mx.cpu(1)]
+    net.collect_params().reset_ctx(contexts)
+    trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}, kvstore=None, loss_scale=8)
+    with autograd.record():
+        losses = [net(X.as_in_context(ctx)).sum() * factor for ctx, factor in zip(contexts, [1, 2])]
+        with trainer.scale_loss(losses) as scaled:
+            autograd.backward(scaled)
+    assert trainer.step(4)
+    assert [bias.asnumpy().tolist() for bias in net[1].bias.list_data()] == [[-1] * 3, [-2] * 3]
+
+
 # Modules.
 
 
