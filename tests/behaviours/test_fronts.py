@@ -47,7 +47,7 @@ def module(seed=0, **options):
     found = mxmp.module.Module(head(), **options)
     found.bind([("data", (4, 5))], [("softmax_label", (4,))])
     found.init_params(arg_params={"fc_weight": mx.nd.array(np.random.RandomState(seed).randn(3, 5))}, aux_params={})
-    found.init_optimizer(optimizer_params={"learning_rate": 0.5, "momentum": 0.9})
+    found.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.125})
     return found
 
 
@@ -156,7 +156,7 @@ def test_a_module_goes_on_from_its_checkpoint_bit_for_bit(policy, tmp_path):
     resumed = mxmp.module.Module.load(prefix, 3, load_optimizer_states=True, policy=policy, loss_scale="dynamic")
     resumed.bind([("data", (4, 5))], [("softmax_label", (4,))])
     assert freeze(resumed.get_params()) == freeze(whole.get_params())
-    resumed.init_optimizer(optimizer_params={"learning_rate": 0.5, "momentum": 0.9})
+    resumed.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.125})
     for trained in (whole, resumed):
         train(trained, 4)
     assert freeze(resumed.get_params()) == freeze(whole.get_params())
