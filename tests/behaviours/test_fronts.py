@@ -47,7 +47,7 @@ def module(seed=0, **options):
     found = mxmp.module.Module(head(), **options)
     found.bind([("data", (4, 5))], [("softmax_label", (4,))])
     found.init_params(arg_params={"fc_weight": mx.nd.array(np.random.RandomState(seed).randn(3, 5))}, aux_params={})
-    found.init_optimizer(optimizer_params={"learning_rate": 0.5, "momentum": 0.9})
+    found.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.125})
     return found
 
 
@@ -112,6 +112,18 @@ def test_saved_parameters_are_the_float32_masters(tmp_path):
     np.testing.assert_array_equal(moved, [20 * 2.0**-14] * 3)
 
 
+def test_without_a_kvstore_each_context_is_updated_by_its_own_gradients():
+    net, contexts = make(), [mx.cpu(0), mx.cpu(1)]
+    net.collect_params().reset_ctx(contexts)
+    trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}, kvstore=None, loss_scale=8)
+    with autograd.record():
+        losses = [net(X.as_in_context(ctx)).sum() * factor for ctx, factor in zip(contexts, [1, 2])]
+        with trainer.scale_loss(losses) as scaled:
+            autograd.backward(scaled)
+    assert trainer.step(4)
+    assert [bias.asnumpy().tolist() for bias in net[1].bias.list_data()] == [[-1] * 3, [-2] * 3]
+
+
 # Modules.
 
 
@@ -144,7 +156,7 @@ def test_a_module_goes_on_from_its_checkpoint_bit_for_bit(policy, tmp_path):
     resumed = mxmp.module.Module.load(prefix, 3, load_optimizer_states=True, policy=policy, loss_scale="dynamic")
     resumed.bind([("data", (4, 5))], [("softmax_label", (4,))])
     assert freeze(resumed.get_params()) == freeze(whole.get_params())
-    resumed.init_optimizer(optimizer_params={"learning_rate": 0.5, "momentum": 0.9})
+    resumed.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.125})
     for trained in (whole, resumed):
         train(trained, 4)
     assert freeze(resumed.get_params()) == freeze(whole.get_params())
@@ -251,6 +263,37 @@ def test_explain_names_the_operator_that_leaves_float16s_range():
     assert (found.kind, found.node.name) == ("activation out of range", "squares") and "squares" in str(found)
     healthy = explain((symbol, {**args, "fc_weight": args["fc_weight"] / 100}, {}), batch, "O1", loss_scale=1)
     assert (healthy.kind, healthy.node) == ("no fault found", None)
+
+
+class SquareRootOfZero(gluon.Block):
+    """Two layers, and between them an operator that has no finite gradient there."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        self.first, self.second = nn.Dense(3, in_units=5, prefix="first_"), nn.Dense(3, in_units=3)
+
+    def forward(self, x):
+        return self.second(mx.nd.sqrt(self.first(x) * 0))
+
+
+def test_explain_finds_a_gradient_that_is_lost_between_two_blocks():
+    """Where the values of both are finite, and the gradients of the second."""
+    net = SquareRootOfZero()
+    net.initialize()
+    found = explain(net, (X, mx.nd.ones((4, 3))), "O1", loss=gluon.loss.L2Loss())
+    assert (found.kind, found.node.name) == ("float32 model broken", "first_fwd_output")
+
+
+def test_what_compare_writes_to_gradients_is_none_for_a_step():
+    net = nn.Sequential()
+    net.add(make())
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=None)
+    with autograd.record():
+        net(X).sum().backward()
+    trainer.step(4)
+    compare(net, (X, mx.nd.ones((4, 3))), "O1", loss=gluon.loss.L2Loss())
+    with pytest.raises(UserWarning, match="has not been updated by backward"):
+        trainer.step(4)
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])
