@@ -8,7 +8,6 @@ import pytest
 from mxnet.gluon import nn
 
 from mxmp.gluon import Trainer, convert
-from mxmp.module import Module
 
 # With (16, 8, 1) plain MXNet cannot train the float32 net on AVX2: a reorder primitive is missing.
 NOISE, BATCH = 6, 8
@@ -69,30 +68,3 @@ def test_gluon_trains_as_in_float32(channels):
     expected = train(channels, None)
     for policy, hybridize in [("O1", None), ("O2", {"static_alloc": True, "static_shape": True})]:
         assert_alike(train(channels, policy, hybridize), expected)
-
-
-@pytest.mark.parametrize("channels", CHANNELS, ids=str)
-def test_a_module_trains_as_in_float32(channels):
-    found = {policy: train_module(channels, policy) for policy in ("float32", "O1", "O2")}
-    for policy in ("O1", "O2"):
-        assert_alike(found[policy], found["float32"])
-
-
-def train_module(channels, policy, steps=15):
-    net = make_generator(*channels)
-    head = mx.sym.LinearRegressionOutput(net(mx.sym.var("data")), mx.sym.var("label"), name="head")
-    noise, images = batch(channels[-1])
-    module = Module(head, label_names=("label",), policy=policy, loss_scale=SCALE)
-    module.bind([("data", noise.shape)], [("label", images.shape)])
-    params = {name: param.data() for name, param in net.collect_params().items()}
-    aux = {name: params.pop(name) for name in head.list_auxiliary_states()}
-    module.init_params(arg_params=params, aux_params=aux)
-    module.init_optimizer(optimizer="sgd", optimizer_params=OPTIONS)
-    step, losses = mx.io.DataBatch([noise], [images]), []
-    for _ in range(steps):
-        module.forward_backward(step)
-        drawn = module.get_outputs()[0].asnumpy()
-        module.update()
-        losses.append(float(np.mean((drawn - images.asnumpy()) ** 2)))
-    module.forward(step, is_train=False)
-    return losses, module.get_outputs()[0].asnumpy()

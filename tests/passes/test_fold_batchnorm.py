@@ -80,18 +80,6 @@ def test_a_bias_is_named_after_the_weight():
     )
 
 
-def test_gamma_that_is_fixed_counts_as_one():
-    for attrs in ("", " {fix_gamma: True}", " {fix_gamma: 1}"):
-        (only,) = found(f"{CONV}\nn = BatchNorm(c, g, s, m, v){attrs} x3\na = relu(n)\nreturn a")
-        assert only.sources.gamma is None
-    assert found(f"{CONV}\nn = BatchNorm(c, g, s, m, v) {{fix_gamma: 0}} x3\nreturn n")[0].sources.gamma == "g"
-
-
-def test_epsilon_is_the_operators():
-    (only,) = found(f"{CONV}\nn = BatchNorm(c, g, s, m, v) {{eps: 1e-05}} x3\na = relu(n)\nreturn a")
-    assert only.sources.eps == 1e-5
-
-
 def test_an_output_keeps_its_name():
     assert fold(f"{CONV}\n{NORM}\na = relu(n)\nreturn n, a") == [
         "c = Convolution(x, w, b) {kernel: (3, 3); no_bias: False; num_filter: 8}",
@@ -191,12 +179,6 @@ def test_a_parameter_of_unknown_value_is_left():
         assert found(f"{CONV}\n{NORM}\na = relu(n)\nreturn a", params=set(PARAMS) - {name}) == ()
 
 
-def test_what_is_asked_to_be_left_is_left():
-    graph = graph_of(f"{CONV}\n{NORM}\na = relu(n)\nreturn a")
-    (only,) = find_folds(graph, frozenset(PARAMS))
-    assert find_folds(graph, frozenset(PARAMS), left=frozenset([only.norm])) == ()
-
-
 def shared(second="g2, s2, m2, v2", bias=("b", "b")):
     """Return two convolutions with one weight, each with a BatchNorm."""
     return f"""c = Convolution(x, w, {bias[0]}) {{kernel: (3, 3); num_filter: 8}}
@@ -221,17 +203,6 @@ def test_layers_that_share_a_weight_get_copies():
         "a = elemwise_add(c, d)",
         "return a",
     ]
-
-
-def test_layers_that_share_everything_still_do():
-    folds = found(shared(second="g, s, m, v"))
-    assert [(each.weight, each.bias) for each in folds] == [("w", "b"), ("w", "b")]
-    assert [line for line in fold(shared(second="g, s, m, v")) if "null" in line] == []
-
-
-def test_layers_that_share_a_weight_alone():
-    folds = found(shared(bias=("b", "u")))
-    assert [(each.weight, each.bias) for each in folds] == [("c_weight", "b"), ("d_weight", "u")]
 
 
 @pytest.mark.parametrize(
@@ -262,17 +233,3 @@ def test_a_node_that_must_run_after_another_leaves_it():
     for before in (only.layer, only.norm):
         nodes = (*graph.nodes[:-1], graph.nodes[-1]._replace(control_deps=(before,)))
         assert find_folds(replace(graph, nodes=nodes), frozenset(PARAMS)) == ()
-
-
-def test_deconvolutions_have_their_channels_behind():
-    norm = "n = BatchNorm(c, g, s, m, v) {axis: %d} x3\na = relu(n)\nreturn a"
-    layer = "c = Deconvolution(x, w) {kernel: (3, 3); layout: %s; num_filter: 8; num_group: 2}\n"
-    for layout, axis, expected in (("NCHW", 1, 1), ("NHWC", 3, -1)):
-        (only,) = found(layer % layout + norm % axis)
-        assert (only.sources.channels, only.sources.axis, only.sources.groups) == (8, expected, 2)
-
-
-def test_folding_twice_changes_nothing_more():
-    graph = graph_of(f"{CONV}\n{NORM}\na = relu(n)\nreturn n, a")
-    after = FoldBatchNorm(find_folds(graph, frozenset(PARAMS)))(graph).graph
-    assert find_folds(after, frozenset(PARAMS)) == ()

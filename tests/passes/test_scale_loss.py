@@ -62,13 +62,6 @@ def test_heads_of_one_tensor_share_its_scaling():
     assert nodes[-1].inputs == nodes[-2].inputs
 
 
-def test_it_runs_where_its_head_runs():
-    text = "x = null()\ny = make_loss(x) {__ctx_group__: b}\nreturn y"
-    added = [node for node in ScaleLoss()(from_text(text)).graph.nodes if node.name != "x"]
-    assert len(added) == 8
-    assert {node.get("__ctx_group__") for node in added} == {"b"}
-
-
 def starts_a_gradient(example):
     """Return whether a call gives a gradient although none comes from its outputs."""
     symbol = build(example, "float32")

@@ -40,15 +40,6 @@ def test_a_product_with_a_float16_kernel_stands_in(ndim, op):
     assert [row.reason for row in found.report.rows if row.name == "scores"] == [f"allow, as {op}"]
 
 
-def test_the_report_has_its_casts():
-    found = convert(attention())
-    rows = {row.name: tuple(map(str, row.casts)) for row in found.report.rows}
-    assert rows["scores"] == ("q to float16", "k to float16")
-    assert rows["context"] == ("soft_output to float16", "k to float16", "context_output to float32")
-    assert found.report.casts == 5
-    assert found.report.cast_bytes == 6 * (24 + 40 + 30 + 30 + 24)
-
-
 @pytest.mark.parametrize("ndim", [2, 3])
 @pytest.mark.parametrize("alpha", [1.0, 0.3])
 def test_it_computes_the_same_but_for_rounding_and_so_do_its_gradients(ndim, alpha):

@@ -121,11 +121,6 @@ def test_a_bad_argument_is_named(message, error, call):
         call()
 
 
-def test_mxnet_does_not_bind_two_variables_of_one_name():
-    with pytest.raises(mx.MXNetError, match="arg_names.size"):
-        TWINS.bind(mx.cpu(), {"x": mx.nd.ones((4, 6)), "fc_weight": mx.nd.ones((6, 6))})
-
-
 FAILED = {
     "missing parameter": ({"conv_weight": ARGS["conv_weight"]}, "O2", SHAPES),
     "wrong shape": ({**ARGS, "fc_weight": mx.nd.ones((5, 7))}, "O2", SHAPES),

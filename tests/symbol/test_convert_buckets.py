@@ -6,9 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.errors import ConvertError, PolicyError
 from mxmp.symbol import convert_buckets, convert_model, to_graph
-from tests.symbol.refusals import refused
 from tests.symbol.small import X, casts_of, dense, dtypes_of, type_checks
 
 
@@ -50,11 +48,6 @@ def test_each_bucket_is_converted_as_a_model_of_its_own():
         assert to_graph(symbol) == to_graph(alone.symbol) and found.reports[key] == alone.report
 
 
-def test_sym_gen_names_a_bucket_that_was_not_converted():
-    with refused(ConvertError, "bucket 3 was not converted; known: [1, 2, 4]"):
-        buckets_of().sym_gen(3)
-
-
 def reading_exactly(length):
     """Return a bucket, of which the longest reads the shared weight in float32 too."""
     symbol, names, labels = recurrent(length)
@@ -68,11 +61,6 @@ def test_a_weight_that_one_bucket_reads_in_float32_stays_float32_for_all(keys):
     assert dtypes_of(found.arg_params) == {"h_weight": "float32", "long_weight": "float16", "out_weight": "float16"}
     for symbol, _, _ in found.models.values():
         assert casts_of(symbol).count("h_weight") == 1 and type_checks(symbol, found.arg_params, X)
-
-
-def test_a_weight_that_no_bucket_has_is_passed_on():
-    found = buckets_of(keys=(1, 2))
-    assert dtypes_of(found.arg_params) == {"h_weight": "float16", "long_weight": "float32", "out_weight": "float16"}
 
 
 def test_a_value_out_of_range_keeps_its_layers_in_float32_in_all_buckets():
@@ -96,11 +84,6 @@ def test_a_value_out_of_range_that_one_bucket_reads_in_float32_is_not_clamped_in
 def test_an_override_need_not_match_in_every_bucket():
     found = buckets_of("O2,name:long=float32")
     assert {row.name: row.precision for row in found.reports[4].rows}["long"] == "float32"
-
-
-def test_an_override_that_matches_in_no_bucket_is_named():
-    with refused(PolicyError, "names: 'lang' matches no node", "long"):
-        buckets_of("O2,name:lang=float32")
 
 
 def test_converted_buckets_run_in_plain_mxnet():

@@ -98,20 +98,6 @@ def test_declared_dtypes_come_back_when_converting_back():
     assert to_graph(convert(low.symbol, "O0").symbol) == to_graph(net)
 
 
-def test_the_networks_own_casts_stay():
-    """A rounding that the user asked for, and one to an integer."""
-    x = mx.sym.var("x")
-    rounded = mx.sym.Cast(mx.sym.Cast(x, dtype="float16", name="down"), dtype="float32", name="up")
-    whole = mx.sym.Cast(mx.sym.Cast(x, dtype="int32", name="whole"), dtype="float32", name="again")
-    net = mx.sym.Group([mx.sym.exp(rounded, name="exp"), mx.sym.exp(whole, name="exp2")])
-    found = convert(mx.sym.Group([net, dense(x)]))
-    assert {"down", "up", "whole", "again"} <= set(nodes_of(found.symbol))
-    values = mx.nd.array([[1 + 2**-12, 2.7] + [0.0] * 4])
-    result = found.on_cpu().bind(mx.cpu(), {"x": values, "fc_weight": mx.nd.ones((6, 6))}).forward()
-    np.testing.assert_allclose(result[0][0, :2].asnumpy(), np.exp([1.0, np.float16(2.7)]), rtol=1e-6)
-    np.testing.assert_allclose(result[1][0, :2].asnumpy(), np.exp([1.0, 2.0]), rtol=1e-6)
-
-
 @mx.operator.register("mxmp_tests_double")
 class _DoubleProp(mx.operator.CustomOpProp):
     """A user's operator, which takes float32 and nothing else."""
@@ -150,19 +136,6 @@ def test_a_custom_operator_reads_and_gives_float32(policy):
         assert (found.on_cpu().bind(mx.cpu(), values, grad_req="null").forward()[0].asnumpy() == 72).all()
 
 
-def _in_two_groups():
-    """Return two layers in two groups; the second, float16 on CPU too, is a table."""
-    with mx.AttrScope(ctx_group="first"):
-        table = mx.sym.Embedding(mx.sym.var("ids"), input_dim=50, output_dim=8, name="embed")
-    with mx.AttrScope(ctx_group="second"):
-        return mx.sym.exp(
-            mx.sym.Embedding(
-                mx.sym.slice_axis(table, axis=1, begin=0, end=1), input_dim=50, output_dim=8, name="again"
-            ),
-            name="exp",
-        )
-
-
 def test_casts_stand_in_the_group_of_what_they_read_or_else_of_their_reader():
     """Where both have one: so half the bytes cross over, if it narrows."""
     with mx.AttrScope(ctx_group="first"):
@@ -181,21 +154,6 @@ def test_casts_stand_in_the_group_of_what_they_read_or_else_of_their_reader():
     assert {group for (_, _), group in groups.items()} == {"first", "second", None}
     assert groups[("fc_float16", "float32")] == "second" and groups[("exp", "float16")] is None
     assert groups[("third_float16", "float32")] is None
-
-
-def test_mxnet_binds_groups_to_their_contexts():
-    net, shapes = _in_two_groups(), {"ids": (3,)}
-    found = convert_symbol(net, "O2,op:Embedding=float16", shapes)
-    contexts = {"first": mx.cpu(1), "second": mx.cpu(2)}
-    executor = found.simple_bind(mx.cpu(0), group2ctx=contexts, ids=(3,))
-    assert executor.arg_dict["embed_weight"].context == mx.cpu(1)
-    assert executor.arg_dict["again_weight"].context == mx.cpu(2)
-    rng = np.random.RandomState(0)
-    first, second = rng.randint(0, 50, (50, 8)), rng.randn(50, 8).astype(np.float16)
-    executor.copy_params_from({"embed_weight": mx.nd.array(first), "again_weight": mx.nd.array(second)}, {})
-    (result,) = executor.forward(ids=mx.nd.array([4, 0, 49]))
-    assert result.context == mx.cpu(2) and result.dtype == np.float32
-    np.testing.assert_allclose(result.asnumpy(), np.exp(second[first[[4, 0, 49], :1]].astype(np.float32)), rtol=1e-6)
 
 
 def test_nodes_of_one_name_stay_two_nodes():
@@ -230,12 +188,6 @@ def test_shapes_decide_where_the_casts_stand():
     for shapes, source in ((X, "cut"), (None, "fc")):
         graph = to_graph(convert_symbol(net, "O1", shapes))
         assert [graph.nodes[n.inputs[0].node].name for n in graph.nodes if n.get("dtype") == "float32"] == [source]
-
-
-def test_dtypes_of_inputs_are_taken_from_the_argument():
-    net = mx.sym.Embedding(mx.sym.var("ids"), input_dim=5, output_dim=4, name="embed")
-    found = convert_symbol(net, "O1,op:Embedding=float16", {"ids": (3,)}, {"ids": np.int32})
-    assert found.infer_type(ids="int32")[1] == [np.float32]
 
 
 def stored(symbol):

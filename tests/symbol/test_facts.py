@@ -11,7 +11,6 @@ from mxmp import Policy
 from mxmp.symbol import convert_graph, infer_facts, to_graph
 from tests.symbol import test_control_flow as loops
 from tests.symbol.measure import BFLOAT16
-from tests.symbol.networks import NAMES, load
 from tests.symbol.random_graphs import networks
 
 POLICIES = ("O1", "O2", "O3", "O1,output=float16", "mixed_bfloat16", "param=bfloat16,compute=bfloat16")
@@ -32,15 +31,6 @@ def compare(found, expected):
     assert found.bodies.keys() == expected.bodies.keys()
     for key, body in found.bodies.items():
         compare(body, expected.bodies[key])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", NAMES)
-def test_of_a_network(name, policy):
-    symbol, shapes = load(name)
-    params = frozenset(symbol.list_arguments()) - set(shapes)
-    check(symbol, policy, shapes, params=params)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

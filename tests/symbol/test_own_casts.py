@@ -11,10 +11,7 @@ from mxnet.contrib import amp
 from mxmp.diagnose import measure_gradients, measure_ranges
 from mxmp.gluon import convert
 from mxmp.module import Module
-from mxmp.policy import Policy
 from mxmp.symbol import convert_buckets, convert_checkpoint, convert_model, on_cpu
-from mxmp.tune.benchmark import benchmark
-from tests.cli.checkpoints import mxmp
 
 POLICIES = ["float32", "O1", "O2", "O3"]
 SHAPES = {"data": (2, 6)}
@@ -119,41 +116,6 @@ def test_gradients_are_measured_in_float32(dtype):
     found = measure_gradients(network(label=True), parameters(dtype), {}, [batch])
     expected = np.abs(layers(X, parameters(), np.float32)[-1]) / 4  # the gradient of MXNet's loss head
     np.testing.assert_allclose(found["fc2_output"].largest, expected.max(), rtol=1e-5)
-
-
-def test_a_net_with_float16_casts_of_its_own_is_measured(tmp_path):
-    mx.model.save_checkpoint(str(tmp_path / "net"), 0, network(), parameters(), {})
-    files = f"{tmp_path}/net-symbol.json", f"{tmp_path}/net-0000.params"
-    net = gluon.SymbolBlock.imports(files[0], ["data"], files[1], ctx=mx.cpu())
-    found = measure_ranges(net, [(mx.nd.array(X), None)])
-    expected = np.abs(layers(X, parameters(), np.float32)[-1])
-    np.testing.assert_allclose(found["fc2_output"], expected.max(), rtol=1e-5)
-    counts = measure_gradients(net, lambda out, label: (out * label).sum(), [(mx.nd.array(X), mx.nd.ones((2, 4)) * 3)])
-    assert counts["fc2_output"].largest == 3
-
-
-@pytest.mark.parametrize("objective", ["training", "inference"])
-def test_a_benchmark_says_that_float32_is_emulated_too(objective):
-    batch = {"data": mx.nd.array(X)}
-    found = benchmark((network(), parameters(), {}), batch, {"O1": Policy.parse("O1")}, objective, False, 1e-3, False)
-    assert [(row.policy, row.emulated, row.failure) for row in found.rows] == [
-        ("float32", True, ""),
-        ("O1", True, ""),
-    ]
-    assert found.rows[1].error < ULPS
-
-
-COMMANDS = {
-    "convert": ("--policy", "O2", "--out", "{out}"),
-    "benchmark": ("--policy", "O1", "--objective", "inference", "--seconds", "0.01", "--shape", "data:2,6"),
-    "ranges": ("--gradients", "--shape", "data:2,6"),
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_command_line_takes_a_checkpoint_of_a_module(command, tmp_path):
-    prefix = checkpoint(tmp_path, "O2")
-    mxmp(command, prefix, 0, *(each.format(out=tmp_path / "out") for each in COMMANDS[command]))
 
 
 def of_contrib_amp():

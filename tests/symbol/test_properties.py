@@ -35,14 +35,6 @@ EVERY = [
 ]
 
 
-def casts(found):
-    """Return (name of what is cast, dtype) of all casts."""
-    nodes = nodes_of(found.symbol)
-    return [
-        (nodes[node["inputs"][0][0]]["name"], node["attrs"]["dtype"]) for node in nodes if node["op"].endswith("ast")
-    ]
-
-
 def text(symbol):
     return symbol.tojson(remove_amp_cast=False)
 
@@ -95,11 +87,6 @@ def assert_sound(found, policy, shapes):
     assert all(entries[node, index][0] != low_dtype for node, index, *_ in heads)
 
 
-def test_one_operator_has_exactly_two_casts():
-    found = convert(dense(mx.sym.var("x")), "O2")
-    assert casts(found) == [("x", "float16"), ("fc_float16", "float32")]
-
-
 def moved(data):
     return mx.sym.Reshape(data, shape=(2, 12), name="move")
 
@@ -124,13 +111,6 @@ PRECISIONS = {
 def test_operators_that_need_float32_have_those_behind_them_in_it(data, expected):
     rows = precisions(convert(dense(data, "b")))
     assert {name: rows[name] for name in expected} == expected
-
-
-@pytest.mark.behaviour("one cast of a weight")
-def test_a_tensor_used_several_times_has_one_cast():
-    x = mx.sym.var("x")
-    net = mx.sym.Group([dense(x, f"fc{i}") for i in range(3)])
-    assert casts(convert(net, "O2")).count(("x", "float16")) == 1
 
 
 def test_dynamic_shapes_run_at_any_size():
