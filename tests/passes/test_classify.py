@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.errors import PolicyError
 from mxmp.passes import Facts, classify
 from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW, depends_on_shapes, shape_outcome
 from mxmp.policy import Policy
@@ -153,32 +152,6 @@ def test_overrides_and_regions_overrule_the_last_layer(changes):
     policy = Policy.parse("O1", last_layer_fp32=True, **changes)
     found = verdicts_of(f"x = null()\n{name} = dot(x, x){region}\nr = relu({name})\nreturn r", policy=policy)
     assert (found[name].label, found["r"].label) == (LOW, FLOAT32)
-
-
-IMPOSSIBLE = {
-    "no rule": (
-        "x = null()\nc = Custom(x)\nreturn c",
-        Policy.parse("O1", names={"c": "float16"}),
-        r"name override 'c' asks for float16 at node 'c' \(Custom\), but mxmp has no rule for operator 'Custom'",
-    ),
-    "no kernel": (
-        "x = null()\nc = InstanceNorm(x, x, x)\nreturn c",
-        Policy.parse("O1", names={"c": "float16"}),
-        r"at node 'c' \(InstanceNorm\), but MXNet 1.9.1 has no sound float16 kernel",
-    ),
-    "region in another dtype": (
-        "x = null()\nc = dot(x, x) {__mxmp_precision__: bfloat16}\nreturn c",
-        O1,
-        r"precision 'bfloat16' \(region or set_policy\) asks for bfloat16 at node 'c' \(dot\), but the policy's compute_dtype is float16",
-    ),
-}
-
-
-@pytest.mark.behaviour("refused by name")
-@pytest.mark.parametrize("text, policy, message", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
-def test_impossible_override_is_an_error_that_names_the_node(text, policy, message):
-    with pytest.raises(PolicyError, match=message):
-        verdicts_of(text, policy=policy)
 
 
 CHAIN = """x = null()
