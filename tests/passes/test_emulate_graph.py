@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mxmp import Policy
-from mxmp.passes import Emulate, Facts
+from mxmp.passes import Emulate
 from mxmp.symbol import convert_graph, from_graph
-from tests.graph.text import from_text, to_text
+from tests.graph.text import to_text
 from tests.passes.oracle import LOW, Run, assert_rounded, few_bits, float16, float16_of_float32, grid
 
 data, weight, other = (mx.sym.var(name) for name in ("data", "weight", "other"))
@@ -158,28 +158,6 @@ def test_a_graph_without_float16_is_left_alone(policy):
     result = Emulate(converted.facts)(converted.graph)
     assert not result.modified
     assert result.graph is converted.graph
-
-
-def test_emulate_knows_float16_from_the_facts_alone():
-    graph = from_text(
-        """
-        x = null()
-        y = relu(x)
-        z = tanh(y)
-        return z
-        """
-    )
-    facts = Facts({(position, 0): "float16" for position in range(3)})
-    lines = to_text(Emulate(facts)(graph).graph).splitlines()
-    assert lines[1:] == [
-        "x_as_float32 = Cast(x) {dtype: float32}",
-        "y = relu(x_as_float32)",
-        "z_float32 = tanh(y)",
-        "z_as_float16 = Cast(z_float32) {dtype: float16}",
-        "z_as_float32 = Cast(z_as_float16) {dtype: float32}",
-        "z = Cast(z_as_float32) {dtype: float16}",
-        "return z",
-    ]
 
 
 def test_gradients_behind_a_sum_are_rounded_once(monkeypatch):

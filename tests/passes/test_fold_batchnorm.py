@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mxmp.graph import in_written_order
-from mxmp.passes import Facts, FoldBatchNorm
+from mxmp.passes import FoldBatchNorm
 from mxmp.passes.fold import Sources, find_folds
 from tests.graph.text import from_text, to_text
 from tests.passes.graphs import lines
@@ -46,16 +46,6 @@ def test_a_convolution_with_a_bias():
     assert only.sources == Sources("w", "b", "g", "s", "m", "v", 1e-3, 8)
 
 
-def test_a_convolution_without_a_bias_gets_one():
-    conv = "c = Convolution(x, w) {kernel: (3, 3); no_bias: True; num_filter: 8}"
-    assert fold(f"{conv}\n{NORM}\na = relu(n)\nreturn a") == [
-        "c_bias = null()",
-        "c = Convolution(x, w, c_bias) {kernel: (3, 3); no_bias: False; num_filter: 8}",
-        "a = relu(c)",
-        "return a",
-    ]
-
-
 def test_a_bias_is_named_after_the_weight():
     text = """x = null()
         stage1_conv_weight = null() {__dtype__: 2; __lr_mult__: 3.0; __ctx_group__: dev1}
@@ -78,24 +68,6 @@ def test_a_bias_is_named_after_the_weight():
         r = relu(f)
         return r"""
     )
-
-
-def test_an_output_keeps_its_name():
-    assert fold(f"{CONV}\n{NORM}\na = relu(n)\nreturn n, a") == [
-        "c = Convolution(x, w, b) {kernel: (3, 3); no_bias: False; num_filter: 8}",
-        "n = BlockGrad(c)",
-        "a = relu(c)",
-        "return n, a",
-    ]
-
-
-def test_the_relu_within_a_batch_norm_stays():
-    assert fold(f"{CONV}\nn = _contrib_BatchNormWithReLU(c, g, s, m, v) x4\na = exp(n)\nreturn n, a") == [
-        "c = Convolution(x, w, b) {kernel: (3, 3); no_bias: False; num_filter: 8}",
-        "n = Activation(c) {act_type: relu}",
-        "a = exp(n)",
-        "return n, a",
-    ]
 
 
 @pytest.mark.parametrize("norm", ["BatchNorm", "BatchNorm_v1", "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU"])
@@ -138,16 +110,6 @@ def test_the_axis_has_to_be_that_of_the_channels(layer, axes):
     for axis in range(-3, 5):
         text = f"c = {layer}\nn = BatchNorm(c, g, s, m, v) {{axis: {axis}}} x3\na = relu(n)\nreturn a"
         assert len(found(text)) == (axis in axes), axis
-
-
-def test_a_dense_layer_of_a_known_shape():
-    layer = "c = FullyConnected(x, w, b) {flatten: False; num_hidden: 8}"
-    graph = graph_of(layer + "\nreturn c")
-    for shape, axis in (((2, 8), 1), ((2, 3, 8), 2), ((2, 3, 4, 8), 3)):
-        facts = Facts({}, {(len(graph.nodes) - 1, 0): shape})
-        for tried in range(1, 4):
-            text = f"{layer}\nn = BatchNorm(c, g, s, m, v) {{axis: {tried}}} x3\na = relu(n)\nreturn a"
-            assert len(found(text, facts)) == (tried == axis)
 
 
 LEFT = {

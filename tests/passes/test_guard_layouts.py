@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
-from mxnet.gluon.contrib.nn import PixelShuffle2D
 
 from mxmp.gluon import convert
 from mxmp.passes import GuardLayouts
@@ -123,16 +122,3 @@ def test_mxnet_gives_wrong_gradients_in_float32():
 def test_gradients_are_those_of_the_net_run_by_operators(case, policy, bound):
     expected = gradients(make(FUNCTIONS[case]), images())
     assert_close(gradients(convert(make(FUNCTIONS[case]), policy), images()), expected, bound)
-
-
-@pytest.mark.bfloat16
-@pytest.mark.parametrize("channels, size", [(256, 8), (64, 5), (64, 16), (12, 7)])
-def test_pixel_shuffle_trains_in_bfloat16(channels, size):
-    net = nn.HybridSequential()
-    for _ in range(2):
-        net.add(nn.Conv2D(channels, 3, padding=1, use_bias=False), nn.BatchNorm(), nn.Activation("relu"))
-        net.add(PixelShuffle2D(2))
-    net.add(nn.Conv2D(4, 1))
-    expected = gradients(make(net), images(size))
-    found = gradients(convert(make(net), "mixed_bfloat16"), images(size))
-    assert_close(found, expected, 0.1)

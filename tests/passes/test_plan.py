@@ -116,11 +116,6 @@ def test_what_is_stored_low_already_stays_so():
     assert found.plan.casts() == 1 and not found.plan.reads_low(found.at["e"], 0)  # to float32, in front of exp
 
 
-def test_float32_storage_takes_nothing_as_stored_low():
-    found = Planned(LAYER + "return d", O1, params=["w"], stored=frozenset(["w"]))
-    assert found.stored_low() == set()  # the caller widens them first
-
-
 def plan_of(symbol, policy=O1, shapes=None, params=()):
     """Return (plan, graph, position of the control flow node)."""
     graph = to_graph(symbol)
@@ -166,14 +161,3 @@ def test_casts_of_bodies_are_counted():
     """Outside: seq, w, v, the last layer's output; inside: the state, down and up."""
     plan, _, position = plan_of(recurrent())
     assert (plan.placement.casts, plan.bodies[position, 0].casts(), plan.casts()) == (4, 2, 6)
-
-
-def test_branches_agree_on_what_they_want_low():
-    """One branch multiplies with x, the other takes its exponential: x enters in float32."""
-    x, weight = mx.sym.var("x"), mx.sym.var("w")
-    net = mx.sym.contrib.cond(
-        mx.sym.sum(mx.sym.var("p")) > 0, lambda: dense(x, weight, "yes"), lambda: mx.sym.exp(dense(x, weight, "no") + x)
-    )
-    plan, graph, position = plan_of(net)
-    wanted = names_of(graph, position, plan.verdicts[position].low_ports)
-    assert "w" in wanted and "x" not in wanted

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mxmp.checkpoint import saved_epochs
-from mxmp.errors import CheckpointError, ConvertError
+from mxmp.errors import CheckpointError
 from mxmp.symbol import convert_checkpoint, convert_model, load_checkpoint, save_checkpoint, to_graph
 from tests.full_disk import files_of_at_most
 from tests.symbol.refusals import contents, nothing_written, refused
@@ -41,12 +41,6 @@ def test_an_epoch_is_a_whole_number_from_0_on(epoch, saved, tmp_path):
     for call in calls:
         with nothing_written(tmp_path), refused(CheckpointError, f"epoch={epoch!r}: expected a whole number from 0 on"):
             call()
-
-
-def test_plain_mxnet_loads_what_is_saved(saved):
-    symbol, args, aux = mx.model.load_checkpoint(saved, 3)
-    assert symbol.tojson() == NETWORK.tojson()
-    assert (values(args), values(aux)) == (values(ARGS), values(AUX))
 
 
 @pytest.mark.parametrize(
@@ -170,17 +164,6 @@ def test_a_disk_that_is_full_leaves_the_earlier_files(missing, tmp_path):
         size - missing
     ):
         save_checkpoint(out, 0, net, args, {})
-
-
-@pytest.mark.parametrize("shapes, error, message", [(None, CheckpointError, "cannot be written"), ({"y": (2, 3)}, ConvertError, "'y'")])
-def test_what_fails_leaves_the_earlier_files(shapes, error, message, both, tmp_path):
-    """A symbol that does not fit on the disk, then a folder in the place of one file; or a conversion that fails."""
-    with nothing_written(tmp_path), refused(error, both[shapes is None], message), files_of_at_most(100):
-        convert_checkpoint(both[0], 3, both[1], "O2", shapes)
-    os.remove(f"{both[1]}-0003.params")
-    os.mkdir(f"{both[1]}-0003.params")
-    with nothing_written(tmp_path), refused(error, both[shapes is None], message):
-        convert_checkpoint(both[0], 3, both[1], "O2", shapes)
 
 
 def test_the_epochs_that_are_there(tmp_path):

@@ -180,26 +180,6 @@ def test_loops_within_loops():
         assert 0 < np.abs(result - exact).max() < 16 * 2.0**-11 * np.abs(exact).max()
 
 
-def test_a_condition_is_left_as_it_was():
-    for op in ("_while_loop", "_cond"):
-        before, after = body_of(NETWORKS[op](), op), body_of(convert(op, "O1").symbol, op)
-        assert [node["op"] for node in before["nodes"]] == [node["op"] for node in after["nodes"]]
-
-
-def test_a_deny_operator_outside_taints_the_loop():
-    data = mx.sym.exp(mx.sym.var("data"), name="exp")
-    weight = mx.sym.var("weight")
-
-    def body(step, state):
-        total = mx.sym.elemwise_add(step, state, name="total")
-        return dense(total, weight, "h"), total
-
-    out, state = mx.sym.contrib.foreach(body, data, mx.sym.var("state"))
-    found = small.convert(mx.sym.Group([out, state]), "O1", {name: SHAPES[name] for name in ("data", "state")})
-    rows = small.precisions(found)
-    assert (rows["total"], rows["h"]) == ("float32", "float16")
-
-
 @pytest.mark.bfloat16
 @pytest.mark.parametrize("followed", [False, True])
 def test_outputs_of_a_loop_run_in_bfloat16(followed):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mxnet as mx
-import numpy as np
 import pytest
 
 from mxmp.symbol import convert_buckets, convert_model, to_graph
@@ -72,38 +71,6 @@ def test_a_value_out_of_range_keeps_its_layers_in_float32_in_all_buckets():
         assert {precision[f"step{step}"] for step in range(key)} == {"float32"} and precision["out"] == "float16"
 
 
-def test_a_value_out_of_range_that_one_bucket_reads_in_float32_is_not_clamped_in_any():
-    args = weights(h_weight=1e5)
-    found = buckets_of(sym_gen=reading_exactly, args=args)
-    assert found.out_of_range == ("h_weight",) and found.arg_params["h_weight"] is args["h_weight"]
-    assert {row.precision for report in found.reports.values() for row in report.rows if "step" in row.name} == {
-        "float32"
-    }
-
-
 def test_an_override_need_not_match_in_every_bucket():
     found = buckets_of("O2,name:long=float32")
     assert {row.name: row.precision for row in found.reports[4].rows}["long"] == "float32"
-
-
-def test_converted_buckets_run_in_plain_mxnet():
-    """Embeddings, which MXNet looks up in float16 on CPU too."""
-
-    def sym_gen(length):
-        return mx.sym.Embedding(mx.sym.var("ids"), input_dim=50, output_dim=8, name="embed"), ["ids"], None
-
-    table = np.random.RandomState(0).randn(50, 8).astype(np.float32)
-    shapes = {length: {"ids": (2, length)} for length in (3, 5)}
-    found = convert_buckets(
-        sym_gen, shapes, {"embed_weight": mx.nd.array(table)}, {}, "O2,op:Embedding=float16", shapes
-    )
-    module = mx.mod.BucketingModule(found.sym_gen, default_bucket_key=5)
-    module.bind([("ids", (2, 5))], for_training=False)
-    module.set_params(found.arg_params, found.aux_params)
-    for length in (5, 3):
-        ids = np.arange(2 * length).reshape(2, length)
-        batch = mx.io.DataBatch([mx.nd.array(ids)], bucket_key=length, provide_data=[("ids", (2, length))])
-        module.forward(batch)
-        np.testing.assert_array_equal(
-            module.get_outputs()[0].asnumpy(), table[ids].astype(np.float16).astype(np.float32)
-        )

@@ -1,6 +1,5 @@
 """Networks whose own casts have them computed in float16, with parameters in float16 or, as a Module saves, float32."""
 
-import logging
 
 import mxnet as mx
 import numpy as np
@@ -10,8 +9,7 @@ from mxnet.contrib import amp
 
 from mxmp.diagnose import measure_gradients, measure_ranges
 from mxmp.gluon import convert
-from mxmp.module import Module
-from mxmp.symbol import convert_buckets, convert_checkpoint, convert_model, on_cpu
+from mxmp.symbol import convert_model, on_cpu
 
 POLICIES = ["float32", "O1", "O2", "O3"]
 SHAPES = {"data": (2, 6)}
@@ -73,31 +71,6 @@ def test_a_model_is_converted_whose_layers_are_float16_already(policy, shapes, d
     types = {name: array.dtype for name, array in model.arg_params.items()}
     model.symbol.infer_type(data=np.float32, **types)  # which MXNet refuses where they do not fit
     np.testing.assert_allclose(run(*model), layers(X, parameters())[-1], rtol=ULPS, atol=ULPS)
-
-
-def checkpoint(folder, policy):
-    """Write a checkpoint with a Module of mxmp, which saves float32."""
-    module = Module(network(label=True), label_names=["label"], policy=policy, logger=logging)
-    module.bind([("data", SHAPES["data"])], [("label", (2, 4))])
-    module.init_params(arg_params=parameters("float32"))
-    prefix = str(folder / "net")
-    module.save_checkpoint(prefix, 0)
-    return prefix
-
-
-@pytest.mark.parametrize("written", ["float32", "O2"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_checkpoint_of_a_module_is_converted(policy, written, tmp_path):
-    prefix = checkpoint(tmp_path, written)
-    convert_checkpoint(prefix, 0, str(tmp_path / "out"), policy)
-    symbol, args, _ = mx.model.load_checkpoint(str(tmp_path / "out"), 0)
-    expected = layers(X, parameters())[-1]
-    np.testing.assert_allclose(run(symbol, {**args, "label": mx.nd.zeros((2, 4))}), expected, rtol=ULPS, atol=ULPS)
-
-
-def test_buckets_are_converted():
-    buckets = convert_buckets(lambda key: (network(), ["data"], []), [1, 2], parameters("float32"), {}, "O2")
-    assert {array.dtype for array in buckets.arg_params.values()} == {np.float16}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -111,16 +111,3 @@ PRECISIONS = {
 def test_operators_that_need_float32_have_those_behind_them_in_it(data, expected):
     rows = precisions(convert(dense(data, "b")))
     assert {name: rows[name] for name in expected} == expected
-
-
-def test_dynamic_shapes_run_at_any_size():
-    """Without shapes one graph fits all of them."""
-    net = mx.sym.softmax(dense(mx.sym.relu(dense(mx.sym.var("x"), "a"), name="act"), "b"), name="soft")
-    found = convert(net, shapes={}, params=["a_weight", "b_weight"], dtypes={"x": "float32"})
-    rng = np.random.RandomState(0)
-    weights = {name: mx.nd.array(rng.randn(6, 6)) for name in ("a_weight", "b_weight")}
-    for rows in (1, 3, 17):
-        values = {**weights, "x": mx.nd.array(rng.randn(rows, 6))}
-        expected, result = (s.bind(mx.cpu(), values).forward()[0].asnumpy() for s in (net, found.on_cpu()))
-        assert result.shape == (rows, 6)
-        np.testing.assert_allclose(result, expected, atol=0.05)
