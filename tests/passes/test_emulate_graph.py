@@ -55,18 +55,6 @@ def test_operators_on_the_grid_get_no_rounding():
     ]
 
 
-def test_outputs_that_nothing_reads_are_not_rounded():
-    names = ["data", "parameters", "state", "state_cell"]
-    rnn = mx.sym.RNN(*map(mx.sym.var, names), state_size=2, num_layers=1, mode="lstm", state_outputs=True, name="rnn")
-    lines = emulated_text(
-        mx.sym.relu(rnn[0]), LOW.replace(ops={"RNN": "float16"}), {"data": (3, 1, 2)}, dict.fromkeys(names, "float32")
-    )
-    assert [line for line in lines if line.startswith("rnn_as")] == [
-        "rnn_as_float16 = Cast(rnn) {dtype: float16}",
-        "rnn_as_float32 = Cast(rnn_as_float16) {dtype: float32}",
-    ]
-
-
 def test_float16_parameters_are_read_and_get_float16_gradients(rng):
     x, w = few_bits(rng, 4, 8), few_bits(rng, 3, 8)
     symbol = mx.sym.FullyConnected(data, weight, num_hidden=3, no_bias=True)

@@ -19,10 +19,6 @@ STORED = {"O1": False, "O2": True}
 # contrib.amp's graph does not type-check: a Concat of float16 with the float32 of a max pooling.
 NOT_CONVERTED = ("symbols/googlenet",)
 
-QUICK = {*PLACEMENT, "symbols/mlp", "symbols/resnet18_v2", "zoo/resnet18_v1", "zoo/squeezenet1.0"}
-EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
-
-
 @functools.lru_cache(maxsize=4)
 def network(name):
     """Return (symbol, shapes of its inputs, names of its inputs, of its parameters)."""
@@ -51,7 +47,7 @@ def theirs(name, policy):
 
 
 @pytest.mark.parametrize("policy", STORED)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", NAMES)
 def test_never_more_casts_nor_bytes_than_contrib_amp(name, policy):
     """With shapes the fewest bytes are wanted, and a cast more is made where it saves some."""
     found = ours(name, policy)

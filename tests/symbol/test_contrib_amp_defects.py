@@ -16,8 +16,7 @@ from mxnet.contrib import amp
 from mxmp import Policy
 from mxmp.symbol import convert_graph, convert_model
 from tests.symbol import small
-from tests.symbol.measure import entries_of, nodes_of
-from tests.symbol.networks import load
+from tests.symbol.measure import nodes_of
 
 X = {"x": (3, 4)}
 
@@ -57,23 +56,6 @@ def test_float32_operators_never_read_a_stored_float16_weight():
     ours = convert_model(net, params_of(net), {}, "O2", X)
     types = {"weight": ours.arg_params["weight"].dtype}
     assert ours.symbol.get_internals()["exp_output"].infer_type(**types)[1] == [np.float32]
-
-
-# 22
-def test_matrix_products_of_attention_run_in_low_precision():
-    net, shapes = load("attention_post")
-    theirs = amp.convert_symbol(net, data_names=[*shapes, "softmax_label"])
-    entries = entries_of(theirs, shapes, dict.fromkeys(theirs.list_inputs(), "float32"))
-    products = [i for i, node in enumerate(nodes_of(theirs)) if node["op"] == "batch_dot"]
-    in_float32 = [entries[i, 0][0] == np.float32 for i in products]
-    assert in_float32.count(True) == len(products) // 2  # those behind a softmax
-    ours = convert_graph(net, Policy.parse("O1"), shapes, dict.fromkeys(shapes, "float32"))
-    found = {row.precision for row in ours.report.rows if row.op == "batch_dot"}
-    assert found == {"float16"}
-    known = dict.fromkeys(net.list_inputs(), "float32")
-    entries = entries_of(ours.symbol, shapes, known)
-    soft = [node["inputs"][0] for node in nodes_of(ours.symbol) if node["op"] == "softmax"]
-    assert soft and all(entries[node, index][0] == np.float32 for node, index, _ in soft)
 
 
 # 23

@@ -41,7 +41,7 @@ def test_of_control_flow(make, policy):
     check(symbol, policy, shapes)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(networks(), st.sampled_from(POLICIES), st.booleans())
 def test_of_a_random_network(network, policy, with_shapes):
     shapes = {name: value.shape for name, value in network.values().items()} if with_shapes else {}
