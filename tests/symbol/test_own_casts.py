@@ -11,7 +11,7 @@ from mxmp.diagnose import measure_gradients, measure_ranges
 from mxmp.gluon import convert
 from mxmp.symbol import convert_model, on_cpu
 
-POLICIES = ["float32", "O1", "O2", "O3"]
+POLICIES = ["float32", "O1", "O2"]
 SHAPES = {"data": (2, 6)}
 ULPS = 2 * np.finfo(np.float16).eps  # the last bit of two layers, whose sums have another order
 RANDOM = np.random.RandomState(0)
