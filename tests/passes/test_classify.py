@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.errors import PolicyError
 from mxmp.passes import Facts, classify
 from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW, depends_on_shapes, shape_outcome
 from mxmp.policy import Policy
@@ -25,21 +24,6 @@ def labels_of(text, **kwargs):
     return {name: verdict.label for name, verdict in verdicts_of(text, **kwargs).items()}
 
 
-def test_each_category_has_its_label():
-    found = labels_of(
-        """x = null()
-        w = null()
-        dot = dot(x, w)
-        act = Activation(dot) {act_type: relu}
-        add = elemwise_add(act, dot)
-        soft = softmax(add)
-        custom = Custom(soft)
-        return custom"""
-    )
-    labels = {"x": KEEP, "w": KEEP, "dot": LOW, "act": FREE, "add": FREE, "soft": FLOAT32, "custom": KEEP}
-    assert found == labels
-
-
 TAINTS = {
     "deny taints infer": ("e = exp(x)\na = elemwise_add(e, x)\nreturn a", {"a": FLOAT32}),
     "through clear and on": (
@@ -55,12 +39,6 @@ TAINTS = {
 def test_deny_taints(text, expected):
     found = labels_of("x = null()\n" + text)
     assert {name: found[name] for name in expected} == expected
-
-
-def test_pinned_infer_taints_what_follows():
-    found = verdicts_of("x = null()\nm = _mul_scalar(x) {scalar: 1e5}\na = elemwise_add(m, x)\nreturn a")
-    assert found["a"].label == FLOAT32
-    assert found["a"].reason == "infer behind 'm' (_mul_scalar)"
 
 
 def test_taint_goes_through_what_only_lacks_a_kernel():
@@ -85,23 +63,10 @@ def test_pure_runs_everything_low_that_has_a_kernel():
     assert (found["s"], found["i"], found["a"]) == (LOW, FLOAT32, LOW)
 
 
-def test_an_operator_without_bfloat16_kernel_stays_float32():
-    text = "x = null()\nd = Deconvolution(x, x)\nreturn d"
-    assert labels_of(text)["d"] == LOW
-    found = verdicts_of(text, policy=BF16)["d"]
-    assert (found.label, found.reason) == (FLOAT32, "MXNet has no sound bfloat16 kernel for it")
-
-
 def test_a_float32_policy_is_the_reason_for_all():
     text = "x = null()\nd = dot(x, x)\nr = Reshape(d)\ns = SoftmaxOutput(r, x)\nreturn s"
     found = verdicts_of(text, policy=Policy.parse("O0"))
     assert {(found[name].label, found[name].reason) for name in "drs"} == {(FLOAT32, "the policy computes in float32")}
-
-
-def test_keep_batchnorm_fp32():
-    text = "x = null()\ng = null()\nbn = BatchNorm(x, g, g, g, g) x3\nreturn bn"
-    assert labels_of(text)["bn"] == FREE
-    assert labels_of(text, policy=Policy.parse("O1", keep_batchnorm_fp32=True))["bn"] == FLOAT32
 
 
 @pytest.mark.parametrize("dtype, label", [("float32", FREE), ("int32", KEEP), ("float64", KEEP), ("float16", KEEP)])
@@ -129,31 +94,6 @@ CARRIERS = {
 def test_exact_values_are_carried_in_float32(name, text):
     found = verdicts_of(text)[name]
     assert (found.label, found.reason) == (FLOAT32, "carries exact values")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x = null()\ns = slice_axis(x)\nf = dot(s, s)\nreturn f",  # on its way to low precision
-        "x = null()\nf = dot(x, x)\ns = slice_axis(f)\nreturn s",  # rounded before
-        "x = null()\na = _mul_scalar(x) {scalar: 2}\ns = slice_axis(a)\nreturn s",  # computed
-    ],
-)
-def test_other_clear_operators_stay_free(text):
-    assert verdicts_of(text)["s"].label == FREE
-
-
-def test_index_ports_do_not_matter_to_the_verdict():
-    text = "i = null()\nw = null()\ne = Embedding(i, w)\nd = dot(e, w)\nreturn d"
-    found = verdicts_of(text, dtypes={"i": "int32"})["e"]
-    assert found.label == FREE
-    assert not found.input_in_precision(0) and found.input_in_precision(1)
-
-
-@pytest.mark.parametrize("shape, label", [((4, 1024), FREE), ((4, 1025), FLOAT32), (None, FLOAT32)])
-def test_long_reductions_stay_float32(shape, label):
-    text = "x = null()\ns = sum(x) {axis: 1}\nreturn s"
-    assert labels_of(text, shapes={"x": shape} if shape else None)["s"] == label
 
 
 def test_overrides_by_operator_name_block_and_region():
@@ -212,32 +152,6 @@ def test_overrides_and_regions_overrule_the_last_layer(changes):
     policy = Policy.parse("O1", last_layer_fp32=True, **changes)
     found = verdicts_of(f"x = null()\n{name} = dot(x, x){region}\nr = relu({name})\nreturn r", policy=policy)
     assert (found[name].label, found["r"].label) == (LOW, FLOAT32)
-
-
-IMPOSSIBLE = {
-    "no rule": (
-        "x = null()\nc = Custom(x)\nreturn c",
-        Policy.parse("O1", names={"c": "float16"}),
-        r"name override 'c' asks for float16 at node 'c' \(Custom\), but mxmp has no rule for operator 'Custom'",
-    ),
-    "no kernel": (
-        "x = null()\nc = InstanceNorm(x, x, x)\nreturn c",
-        Policy.parse("O1", names={"c": "float16"}),
-        r"at node 'c' \(InstanceNorm\), but MXNet 1.9.1 has no sound float16 kernel",
-    ),
-    "region in another dtype": (
-        "x = null()\nc = dot(x, x) {__mxmp_precision__: bfloat16}\nreturn c",
-        O1,
-        r"precision 'bfloat16' \(region or set_policy\) asks for bfloat16 at node 'c' \(dot\), but the policy's compute_dtype is float16",
-    ),
-}
-
-
-@pytest.mark.behaviour("refused by name")
-@pytest.mark.parametrize("text, policy, message", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
-def test_impossible_override_is_an_error_that_names_the_node(text, policy, message):
-    with pytest.raises(PolicyError, match=message):
-        verdicts_of(text, policy=policy)
 
 
 CHAIN = """x = null()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import mxnet as mx
 import pytest
 
 from mxmp.passes import DropDropout
 from mxmp.passes.fold import find_dropouts
-from mxmp.symbol import to_graph
 from tests.graph.text import from_text, to_text
 from tests.passes.graphs import lines
 
@@ -45,28 +43,3 @@ def test_a_dropout_that_does_something_stays(kept):
 def test_an_output_keeps_its_name():
     text = "x = null()\na = relu(x)\nd = Dropout(a) {__ctx_group__: dev1} x2\nb = exp(d)\nreturn d, b, d"
     assert drop(text) == lines("x = null()\na = relu(x)\nb = exp(a)\nd = BlockGrad(a) {__ctx_group__: dev1}\nreturn d, b, d")
-
-
-def test_a_dropout_of_an_input_that_is_the_output():
-    symbol = mx.sym.Dropout(mx.sym.var("x"), name="d")
-    result = DropDropout()(to_graph(symbol)).graph
-    assert to_text(result) == lines("x = null()\nd = BlockGrad(x)\nreturn d")
-
-
-def test_dropout_in_the_body_of_a_loop_is_left_out():
-    def step(data, state):
-        new = mx.sym.Dropout(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="inner") + state
-        return new, new
-
-    outputs, _ = mx.sym.contrib.foreach(step, mx.sym.var("x"), mx.sym.var("s"))
-    graph = to_graph(outputs)
-    assert [node.name for node in find_dropouts(graph)] == ["inner"]
-    after = DropDropout()(graph).graph
-    assert "Dropout" in {node.op for node in graph.operators()}
-    assert "Dropout" not in {node.op for node in after.operators()}
-    assert [node.op for node in after.operators()].count("FullyConnected") == 1
-
-
-def test_dropping_twice_changes_nothing_more():
-    once = DropDropout()(from_text("x = null()\nd = Dropout(x) x2\nreturn d")).graph
-    assert not DropDropout()(once).modified

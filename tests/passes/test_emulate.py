@@ -67,14 +67,6 @@ def test_products_and_their_gradients(op, batch, draw, slack, rng):
     assert_rounded(found.grads["other"], np.swapaxes(a, -1, -2) @ head, slack)
 
 
-def test_operands_are_rounded_before_the_product(rng):
-    x, w = rng.standard_normal((16, 64)), rng.standard_normal((32, 64))
-    symbol = mx.sym.FullyConnected(data, weight, num_hidden=32, no_bias=True)
-    found = Run(symbol, {"data": x, "weight": w})
-    assert_rounded(found.outputs[0], float16(x) @ float16(w).T, 64 * 16 * EPS32)
-    assert np.mean(float16(x @ w.T) != found.outputs[0]) > 0.1  # otherwise the line above proves little
-
-
 ELEMENTWISE = {
     "elemwise_add": np.add,
     "elemwise_sub": np.subtract,
@@ -97,16 +89,6 @@ def test_elementwise_operators_are_bit_exact(op, rng):
     found = Run(getattr(mx.sym, op)(data, other), {"data": x, "other": y}, forced(op))
     operands = float16(x).astype(np.float32), float16(y).astype(np.float32)
     np.testing.assert_array_equal(found.outputs[0], float16(ELEMENTWISE[op](*operands)))
-
-
-def test_elementwise_results_overflow_and_underflow_as_float16_does():
-    x, y = np.array([60000.0, 60000, 65504, 2.0**-14, 2.0**-14]), np.array([60000.0, -60000, 15.9, 2.0**-11, 2.0**-12])
-    total = Run(data + other, {"data": x, "other": y}, forced("elemwise_add"))
-    np.testing.assert_array_equal(total.outputs[0][:3], [np.inf, 0, 65504])
-    found = Run(data * other, {"data": x, "other": y}, forced("elemwise_mul"))
-    np.testing.assert_array_equal(found.outputs[0], [np.inf, -np.inf, np.inf, 0, 0])
-    smallest = Run(data * other, {"data": np.array([2.0**-14]), "other": np.array([2.0**-10])}, forced("elemwise_mul"))
-    np.testing.assert_array_equal(smallest.outputs[0], [2.0**-24])
 
 
 UNARY = {
@@ -184,11 +166,6 @@ def test_emulation_equals_the_float16_kernels_that_mxnet_has_on_cpu(op, rng):
     np.testing.assert_array_equal(found.outputs[0], expected.astype(np.float32))
 
 
-def test_mask_of_a_large_scalar_is_the_lowest_float16():
-    found = Run(data + -1e9, {"data": np.zeros(2)}, forced("_plus_scalar"))
-    np.testing.assert_array_equal(found.outputs[0], [-65504, -65504])
-
-
 def batch_norm_inputs(rng, shape=(4, 3, 8, 8)):
     channels = shape[1]
     return {
@@ -213,45 +190,3 @@ def test_batch_norm_in_training(rng):
     mean = 0.9 * inputs["bn_moving_mean"] + 0.1 * inputs["data"].mean((0, 2, 3))
     np.testing.assert_allclose(found.inputs["bn_moving_mean"].asnumpy(), mean, rtol=1e-5)
     assert np.any(float16(mean) != mean)
-
-
-def test_batch_norm_in_inference(rng):
-    inputs = batch_norm_inputs(rng)
-    found = Run(mx.sym.BatchNorm(data, fix_gamma=True, name="bn"), inputs, forced("BatchNorm"), train=False)
-    mean, var, beta = (inputs[f"bn_{key}"][:, None, None] for key in ("moving_mean", "moving_var", "beta"))
-    assert_rounded(found.outputs[0], (inputs["data"] - mean) / np.sqrt(var + 1e-3) + beta, 16 * EPS32)
-
-
-@pytest.mark.parametrize("pool_type", ["max", "avg"])
-def test_pooling(pool_type, rng):
-    x = few_bits(rng, 2, 3, 6, 9)  # sums of 6 are exact
-    symbol = mx.sym.Pooling(data, kernel=(2, 3), stride=(2, 3), pool_type=pool_type)
-    found = Run(symbol, {"data": x}, forced("Pooling"))
-    windows = x.reshape(2, 3, 3, 2, 3, 3).astype(np.float32)
-    expected = windows.max((3, 5)) if pool_type == "max" else windows.sum((3, 5)) / np.float32(6)
-    np.testing.assert_array_equal(found.outputs[0], float16(expected))
-
-
-def test_concat_and_split_move_float16_values(rng):
-    x, y = rng.standard_normal((2, 3, 4)), rng.standard_normal((2, 1, 4))
-    parts = mx.sym.SliceChannel(mx.sym.Concat(data, other, dim=1), num_outputs=2, axis=1)
-    policy = Policy(compute_dtype="float16", names={"*": "float16"})
-    found = Run(mx.sym.Group([parts[0], parts[1]]), {"data": x, "other": y}, policy)
-    np.testing.assert_array_equal(np.concatenate(found.outputs, axis=1), float16(np.concatenate([x, y], axis=1)))
-
-
-def test_embedding_keeps_indices_that_float16_has_not(rng):
-    table = rng.standard_normal((3000, 4))
-    rows = np.array([2047, 2049, 2999])
-    symbol = mx.sym.Embedding(data, weight, input_dim=3000, output_dim=4)
-    found = Run(symbol, {"data": rows, "weight": table}, forced("Embedding"))
-    np.testing.assert_array_equal(found.outputs[0], float16(table[rows]))
-
-
-def test_softmax_stays_float32_behind_a_float16_product(rng):
-    x, w = grid(rng, 4, 8), grid(rng, 5, 8)
-    logits = mx.sym.FullyConnected(data, weight, num_hidden=5, no_bias=True)
-    found = Run(mx.sym.softmax(logits), {"data": x, "weight": w}).outputs[0]
-    assert np.any(float16(found) != found)
-    exact = np.exp(float16(x @ w.T))
-    np.testing.assert_allclose(found, exact / exact.sum(1, keepdims=True), rtol=1e-5)

@@ -12,29 +12,6 @@ from tests.passes.oracle import EPS32, Run, assert_rounded, few_bits, float16
 data, weight, other = (mx.sym.var(name) for name in ("data", "weight", "other"))
 
 
-GRADIENTS = {
-    65504.0: 65504.0,
-    65519.996: 65504.0,
-    65520.0: np.inf,  # halfway to 65536, which float16 has not
-    -1e5: -np.inf,
-    1 + 2.0**-11: 1.0,  # halfway: to even
-    1 + 3 * 2.0**-11: 1 + 2.0**-9,
-    2.0**-24: 2.0**-24,
-    2.0**-25: 0.0,
-    2.0**-25 * (1 + 2.0**-20): 2.0**-24,
-    3 * 2.0**-25: 2.0**-23,
-    -(2.0**-26): 0.0,
-}
-
-
-def test_output_gradients_are_rounded_and_overflow():
-    head = np.array(list(GRADIENTS))[:, None]
-    symbol = mx.sym.FullyConnected(data, weight, num_hidden=1, no_bias=True)
-    inputs = {"data": np.ones((len(head), 1)), "weight": np.ones((1, 1))}
-    found = Run(symbol, inputs, head_grads=[head], wrt=("data",))
-    np.testing.assert_array_equal(found.grads["data"][:, 0], list(GRADIENTS.values()))
-
-
 def test_gradients_overflow_within_the_network():
     symbol = mx.sym.FullyConnected(data, weight, num_hidden=1, no_bias=True)
     inputs = {"data": np.array([[40000.0], [30000]]), "weight": np.array([[2.0**-15]])}

@@ -84,25 +84,6 @@ def test_variables_whose_gradients_are_written_are_not_guarded():
     assert "b_guard = _copy(y)" in found and "b = amp_cast(b_guard) {dtype: bfloat16}" in found
 
 
-def test_bodies_are_guarded_whatever_is_written():
-    data, state, weight = (mx.sym.var(name) for name in ("data", "state", "x"))
-    outputs, _ = mx.sym.contrib.foreach(lambda item, states: (low(item * weight), states), data, [state])
-    graph = to_graph(outputs)
-    (loop,) = [node for node in graph.nodes if node.subgraphs]
-    names = frozenset(node.name for node in (*graph.nodes, *loop.subgraphs[0].nodes))
-    guarded = GuardAmpCasts(names)(graph).graph
-    (loop,) = [node for node in guarded.nodes if node.subgraphs]
-    plain = GuardAmpCasts()(graph).graph
-    assert loop.subgraphs == next(node for node in plain.nodes if node.subgraphs).subgraphs
-
-
-@pytest.mark.parametrize("static", [False, True])
-def test_written_gradients_are_right_without_a_guard(static):
-    symbol = low(mx.sym.var("x"))
-    bare = from_graph(GuardAmpCasts(frozenset({"x"}))(to_graph(symbol)).graph)
-    assert (gradients(bare, "write", static=static) == 1).all()
-
-
 def test_weights_of_grouped_convolutions_are_guarded_whatever_is_written():
     data = mx.sym.amp_cast(mx.sym.var("data"), dtype=BFLOAT16)
     weights = [mx.sym.var(name) for name in ("plain", "grouped")]

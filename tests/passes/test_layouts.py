@@ -9,12 +9,11 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp.devices.amx import AmxStatus
-from mxmp.gluon import cast, convert
+from mxmp.gluon import convert
 from mxmp.passes import Layouts, SeparateLayouts, WidenSlowKernels
 from mxmp.passes.cpu.layouts import BLOCKED, DEFAULT, LAST, OWN, Convolution
 from mxmp.passes.facts import bfloat16_entries
 from mxmp.symbol import rewrite
-from tests.graph.text import from_text, to_text
 from tests.passes.graphs import converted
 
 # What oneDNN 2.4.4 gave as (output, gradient) with AMX, and without: DNNL_VERBOSE=1 of a forward and a backward pass.
@@ -95,14 +94,6 @@ def test_copies_come_where_layouts_differ(layers, amx, found):
     assert separated(chain(*layers), amx) == found
 
 
-def test_a_residual_sum_passes_the_layout_of_its_gradient():
-    with mx.name.NameManager():
-        data = block(mx.sym.Variable("data"), 16)
-        net = conv(mx.sym.elemwise_add(mx.sym.BatchNorm(conv(data, 16)), data), 32)
-    # the gradient of the sum is channels last; that of `data` is the sum of it and one in blocks
-    assert separated(net, amx=True) == ["batchnorm0_output"]
-
-
 def test_operators_that_run_in_float32_between_casts_hide_no_layout():
     with mx.name.NameManager():
         data = mx.sym.relu(conv(mx.sym.Variable("data"), 64))
@@ -123,18 +114,6 @@ def test_a_batch_norm_in_float32_and_an_unknown_shape_get_no_copies():
     result = converted(net, {"data": (2, 32, 8, 8)}, "mixed_bfloat16,op:BatchNorm=float32")
     assert not SeparateLayouts(Layouts(bfloat16_entries(result.graph, result.facts), True))(result.graph).modified
     assert not SeparateLayouts(Layouts({}, True))(converted(net, {}, "mixed_bfloat16").graph).modified
-
-
-def test_heads_keep_their_names():
-    text = """x = null()
-    w = null()
-    g = null()
-    b = BatchNorm(x, g, g, g, g)
-    c = Convolution(b, w) {kernel: (3,3); no_bias: True; num_filter: 32}
-    return b, c"""
-    shapes = dict.fromkeys([("x", 0), ("b", 0), ("c", 0)], (2, 32, 8, 8))
-    graph = SeparateLayouts(Layouts(shapes, True))(from_text(text)).graph
-    assert to_text(graph).splitlines()[-1] == "return b, c"
 
 
 def test_only_what_trains_gets_copies(monkeypatch):
@@ -165,19 +144,3 @@ def test_copies_change_no_gradient(monkeypatch, amx):
         loss.backward()
         found.append(x.grad.asnumpy())
     assert np.abs(found[0] - found[1]).max() <= 0.05 * np.abs(found[1]).max()
-
-
-@pytest.mark.bfloat16
-def test_a_net_that_casts_no_weights_has_its_own_graph_for_training():
-    """Without casts of weights inference and training could share one; training would lose its copies."""
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(16, 3, in_channels=16), nn.BatchNorm(in_channels=16), nn.Conv2D(32, 3, in_channels=16))
-    net.initialize()
-    cast(net, "bfloat16")
-    x = mx.nd.ones((2, 16, 8, 8))
-    net(x).wait_to_read()
-    inferring = net._cached_op
-    with autograd.record():
-        y = net(x)
-    y.backward()
-    assert net._cached_op is not inferring

@@ -6,10 +6,8 @@ import mxnet as mx
 import pytest
 
 from mxmp.passes import make_plan
-from mxmp.passes.control_flow import bodies_of
-from mxmp.passes.decide import FLOAT32, KEEP, LOW
+from mxmp.passes.decide import FLOAT32, LOW
 from mxmp.policy import Policy
-from mxmp.rules import RULES, RuleSet
 from mxmp.symbol import infer_facts, to_graph
 from tests.passes.graphs import with_facts
 
@@ -39,44 +37,16 @@ class Planned:
 LAYER = "x = null()\nw = null()\nd = dot(x, w)\n"
 
 
-def test_low_operators_read_and_give_low():
-    found = Planned(LAYER + "return d")
-    assert found.low() == {"d"}
-    assert found.plan.reads_low(found.at["d"], 0) and found.plan.reads_low(found.at["d"], 1)
-    assert found.plan.gives_low(found.at["d"], 0)
-
-
-def test_float32_operators_read_and_give_float32():
-    found = Planned(LAYER + "e = exp(d)\nreturn e")
-    assert not found.plan.reads_low(found.at["e"], 0) and not found.plan.gives_low(found.at["e"], 0)
-
-
 def test_ports_that_are_never_cast_are_read_as_they_are():
     found = Planned("i = null()\nw = null()\ne = Embedding(i, w)\nd = dot(e, w)\nreturn d", params=["w"])
     assert "e" in found.low()
     assert not found.plan.reads_low(found.at["e"], 0) and found.plan.reads_low(found.at["e"], 1)
 
 
-def test_what_has_no_rule_reads_and_gives_what_it_did():
-    rules = RuleSet(tuple(rule for rule in RULES if rule.op != "dot"))
-    found = Planned(LAYER + "return d", params=["w"], rules=rules)
-    assert found.label("d") == KEEP and found.stored_low() == set()
-    assert not found.plan.reads_low(found.at["d"], 1) and not found.plan.gives_low(found.at["d"], 0)
-
-
-def test_outputs_wanted_low_need_no_cast():
-    assert Planned(LAYER + "return d", O1).plan.casts() == 3  # x, w, and d back
-    assert Planned(LAYER + "return d", O1.replace(output_dtype="float16")).plan.casts() == 2
-
-
 @pytest.mark.parametrize("policy, stored, casts", [(O1, set(), 3), (O2, {"w"}, 2)], ids=["O1", "O2"])
 def test_storage_is_the_policys_choice(policy, stored, casts):
     found = Planned(LAYER + "return d", policy, params=["w"])
     assert (found.stored_low(), found.plan.casts()) == (stored, casts)
-
-
-def test_inputs_are_not_stored():
-    assert Planned(LAYER + "return d", params=[]).stored_low() == set()
 
 
 NOT_STORED = {
@@ -94,12 +64,6 @@ NOT_STORED = {
 @pytest.mark.parametrize("text", NOT_STORED.values(), ids=NOT_STORED.keys())
 def test_a_parameter_stays_float32_if(text, final):
     assert "w" not in Planned(text, params=["w"], final=final).stored_low()
-
-
-@pytest.mark.parametrize("dtype", ["int32", "float64", "float16"])
-def test_parameters_of_other_dtypes_are_left_alone(dtype):
-    found = Planned(LAYER + "return d", params=["w"], dtypes={"w": dtype, "d": dtype})
-    assert found.stored_low() == set() and found.label("d") == KEEP and found.plan.casts() == 0
 
 
 def test_parameters_beyond_the_range_stay_float32_with_their_readers():
@@ -146,22 +110,10 @@ def test_a_parameter_is_not_stored_through_a_carrier_if(text, params, shapes):
     assert Planned(text, params=params, shapes=shapes).stored_low() == set()
 
 
-def test_a_free_parameter_is_stored_float32_where_that_saves_casts():
-    """Twice read in float32, once by a free operator that could be low."""
-    text = "x = null()\ns = null()\ne = exp(s)\nm = elemwise_mul(x, s)\nl = log(m)\nreturn e, l"
-    found = Planned(text, params=["s"], final=True)
-    assert found.stored_low() == set() and found.plan.casts() == 0
-
-
 def test_what_is_stored_low_already_stays_so():
     found = Planned("w = null()\ne = exp(w)\nreturn e", params=["w"], stored=frozenset(["w"]))
     assert found.stored_low() == {"w"}
     assert found.plan.casts() == 1 and not found.plan.reads_low(found.at["e"], 0)  # to float32, in front of exp
-
-
-def test_float32_storage_takes_nothing_as_stored_low():
-    found = Planned(LAYER + "return d", O1, params=["w"], stored=frozenset(["w"]))
-    assert found.stored_low() == set()  # the caller widens them first
 
 
 def plan_of(symbol, policy=O1, shapes=None, params=()):
@@ -194,30 +146,6 @@ def names_of(graph, position, ports):
     return {graph.entry_name(graph.nodes[position].inputs[port]) for port in ports}
 
 
-def test_a_body_has_a_plan_of_its_own():
-    plan, graph, position = plan_of(recurrent())
-    body = bodies_of(graph.nodes[position])[0].graph
-    inner = plan.bodies[position, 0]
-    low = {body.nodes[i].name for i in inner.placement.low if not body.nodes[i].is_variable}
-    assert "inside" in low and len(inner.verdicts) == len(body.nodes)
-    assert plan.verdicts[position].label == KEEP
-
-
-def test_what_a_loop_wants_low_is_cast_in_front_of_it():
-    plan, graph, position = plan_of(recurrent())
-    assert names_of(graph, position, plan.verdicts[position].low_ports) == {"seq", "w"}
-    assert {port for port in range(3) if plan.reads_low(position, port)} == plan.verdicts[position].low_ports
-
-
-def test_a_loops_state_enters_and_leaves_in_float32():
-    plan, graph, position = plan_of(recurrent())
-    (body,) = bodies_of(graph.nodes[position])
-    ((variable, head),) = body.states
-    assert body.ports[variable] not in plan.verdicts[position].low_ports
-    assert head not in plan.bodies[position, 0].any_heads
-    assert not plan.gives_low(position, head)
-
-
 def test_an_output_that_only_layers_read_comes_low():
     plan, _, position = plan_of(recurrent())
     assert plan.verdicts[position].low_outputs == {0} and plan.gives_low(position, 0)
@@ -229,51 +157,7 @@ def test_an_output_of_the_network_comes_in_float32():
     assert plan.verdicts[position].low_outputs == frozenset()
 
 
-def test_a_weight_that_only_a_loop_reads_is_stored_low():
-    plan, graph, _ = plan_of(recurrent(), O2, params=["w", "v"])
-    assert {graph.nodes[i].name for i in plan.low_params} == {"w", "v"}
-
-
 def test_casts_of_bodies_are_counted():
     """Outside: seq, w, v, the last layer's output; inside: the state, down and up."""
     plan, _, position = plan_of(recurrent())
     assert (plan.placement.casts, plan.bodies[position, 0].casts(), plan.casts()) == (4, 2, 6)
-
-
-def test_conditions_have_no_plan():
-    def branch(name):
-        return lambda: dense(mx.sym.var("x"), mx.sym.var("w"), name)
-
-    net = mx.sym.contrib.cond(mx.sym.sum(mx.sym.var("p")) > 0, branch("yes"), branch("no"))
-    plan, _, position = plan_of(net)
-    assert set(plan.bodies) == {(position, 1), (position, 2)}
-
-
-def test_branches_agree_on_what_they_want_low():
-    """One branch multiplies with x, the other takes its exponential: x enters in float32."""
-    x, weight = mx.sym.var("x"), mx.sym.var("w")
-    net = mx.sym.contrib.cond(
-        mx.sym.sum(mx.sym.var("p")) > 0, lambda: dense(x, weight, "yes"), lambda: mx.sym.exp(dense(x, weight, "no") + x)
-    )
-    plan, graph, position = plan_of(net)
-    wanted = names_of(graph, position, plan.verdicts[position].low_ports)
-    assert "w" in wanted and "x" not in wanted
-
-
-def test_loops_in_loops_have_plans_in_plans():
-    weight = mx.sym.var("w")
-
-    def inner(row, state):
-        return dense(row, weight, "deep"), state
-
-    def outer(rows, state):
-        out, _ = mx.sym.contrib.foreach(inner, rows, state)
-        return out, state
-
-    out, _ = mx.sym.contrib.foreach(outer, mx.sym.var("seq"), mx.sym.var("s"))
-    plan, graph, position = plan_of(mx.sym.exp(out))
-    ((key, deep),) = plan.bodies[position, 0].bodies.items()
-    body = bodies_of(bodies_of(graph.nodes[position])[0].graph.nodes[key[0]])[0].graph
-    assert "deep" in {body.nodes[i].name for i in deep.placement.low}
-    assert names_of(graph, position, plan.verdicts[position].low_ports) == {"seq", "w"}
-    assert plan.casts() == plan.placement.casts + plan.bodies[position, 0].casts()

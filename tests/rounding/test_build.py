@@ -40,20 +40,6 @@ def test_without_a_compiler_the_command_says_what_to_install(monkeypatch, tmp_pa
     assert not cache.exists()
 
 
-def test_without_a_folder_nothing_is_built(monkeypatch):
-    monkeypatch.setattr(rounding, "cache_folder", lambda: None)
-    assert rounding.kept() is None
-    with pytest.raises(DependencyError, match="there is no folder to keep the library in: neither HOME"):
-        build.build()
-
-
-def test_a_folder_that_cannot_be_made_is_named(compiler, cache):
-    cache.parent.write_text("a file")
-    compiler("exit 3")
-    with pytest.raises(DependencyError, match="there is no folder to keep the library in: .*cache"):
-        build.build()
-
-
 SCRIPTS = {
     "fails": ("echo no such language >&2; exit 3", r"cannot be built: .*cxx ended with 3:\nno such language"),
     "writes no library": ('for last; do :; done; echo no library > "$last"', "cannot be loaded"),

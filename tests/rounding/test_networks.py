@@ -35,24 +35,6 @@ class Residual(gluon.HybridBlock):
         return self.last(F.mean(x, axis=(2, 3)))
 
 
-class Loop(gluon.HybridBlock):
-    """A layer in a loop, behind and in front of layers that are not."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2D(16, 3, padding=1, in_channels=3)
-        self.cell = nn.Dense(16, in_units=16, flatten=False)
-
-    def hybrid_forward(self, F, x):
-        rows = F.reshape(self.stem(x), (0, 0, -1)).transpose((2, 0, 1))
-
-        def step(row, state):
-            new = F.tanh(self.cell(row) + state)
-            return new, new
-
-        return F.contrib.foreach(step, rows, F.zeros((4, 16)))[0]
-
-
 def make(net, policy="O1", **flags):
     mx.random.seed(1)
     net.initialize(mx.init.Normal(0.2))
@@ -65,14 +47,11 @@ def batch():
     return mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (4, 3, 8, 8)))
 
 
-# Not a loop with static memory: MXNet's foreach then has a race in training, with plain operators as with these: with
-# `negative` in their places a process in a hundred or so ends in a crash or with other values.
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-@pytest.mark.parametrize(("kind", "static"), [(Residual, False), (Residual, True), (Loop, False)])
-def test_steps_have_the_bits_of_those_that_round_by_casts(kind, policy, static, same_bits):
+@pytest.mark.parametrize("policy, static", [("O1", False), ("O2", True)])
+def test_steps_have_the_bits_of_those_that_round_by_casts(policy, static, same_bits):
     def run():
         """Return what a net gives in training, then at inference, and all gradients, of a second step."""
-        net, data = make(kind(), policy, static_alloc=static, static_shape=static), batch()
+        net, data = make(Residual(), policy, static_alloc=static, static_shape=static), batch()
         data.attach_grad()
         for _ in range(2):
             with autograd.record():
@@ -81,23 +60,6 @@ def test_steps_have_the_bits_of_those_that_round_by_casts(kind, policy, static, 
             loss.backward()
         gradients = [p.grad() for p in net.collect_params().values() if p.grad_req != "null"]
         return [array.asnumpy() for array in (out, net(data), data.grad, *gradients)]
-
-    same_bits(run)
-
-
-@pytest.mark.parametrize("norm", [False, True])
-def test_a_label_without_a_gradient_may_be_added_to_a_layer(norm, same_bits):
-    """With the storage inference of MXNet's _copy the backward pass failed: "storage_type_num_unknown_nodes"."""
-    data, label = mx.sym.var("data"), mx.sym.var("label")
-    layer = mx.sym.FullyConnected(data, num_hidden=3, name="layer")
-    symbol = (mx.sym.BatchNorm(layer, name="norm") if norm else layer) + label
-
-    def run():
-        net, x = make(gluon.SymbolBlock(symbol, [data, label])), batch()[0, 0, :4, :4]
-        with autograd.record():
-            out = net(x, mx.nd.ones((4, 3)))
-        out.backward(x[:, :3])
-        return [out.asnumpy(), net.collect_params()["layer_weight"].grad().asnumpy()]
 
     same_bits(run)
 

@@ -69,25 +69,6 @@ def test_other_dtypes_are_refused(operators):
         mx.nd.CachedOp(build.operator(ROUND))(mx.nd.ones(3, dtype="float64")).wait_to_read()
 
 
-@pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_gradients_of_nine_readers_add_up_in_an_executor(grad_req, same_bits):
-    data, weight = mx.sym.var("data"), mx.sym.var("weight")
-    layers = [mx.sym.FullyConnected(data, weight, num_hidden=4, no_bias=True, name=f"fc{i}") for i in range(9)]
-    rng = np.random.RandomState(0)
-    values = {"data": mx.nd.array(rng.standard_normal((2, 3))), "weight": mx.nd.array(rng.standard_normal((4, 3)))}
-    head = mx.nd.array(rng.standard_normal((2, 4)))
-
-    def run():
-        symbol = convert_graph(mx.sym.add_n(*layers), Policy.parse("O1"), {"data": (2, 3)}).on_cpu()
-        grads = {name: mx.nd.ones_like(value) for name, value in values.items()}
-        executor = symbol.bind(mx.cpu(), values, grads, grad_req)
-        (output,) = executor.forward(is_train=True)
-        executor.backward([head])
-        return [array.asnumpy() for array in (output, *grads.values())]
-
-    same_bits(run)
-
-
 @pytest.mark.parametrize("policy, count", [("O1", 1), ("mixed_bfloat16", 0), ("O0", 0)])
 def test_a_graph_with_float16_has_the_operators_in_the_place_of_casts(policy, count, native):
     data = mx.sym.var("data")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mxmp.errors import RuleError
-from mxmp.rules import ALLOW, CLEAR, DENY, EVERY, GIVEN, INFER, Call, Rule, RuleSet
+from mxmp.rules import ALLOW, CLEAR, DENY, EVERY, GIVEN, INFER, Rule, RuleSet
 
 RELU, SOFTRELU = (("act_type", "relu"),), (("act_type", "softrelu"),)
 LSTM, LENGTHS = ("mode", "lstm"), ("use_sequence_length", "True")
@@ -46,51 +45,9 @@ def test_find_returns_the_first_variant_whose_attributes_match(op, attrs, number
     assert VARIANTS.find(op, attrs) is (None if number is None else VARIANTS.rules[number])
 
 
-def test_ruleset_lists_rules_and_operators():
-    assert list(VARIANTS.ops()) == ["act", "RNN", "sum"]
-    assert list(VARIANTS) == list(VARIANTS.rules)
-
-
-COLLISIONS = {
-    "two categories": (
-        (Rule("softmax", ALLOW), Rule("softmax", DENY)),
-        "'softmax' is in both allow and deny; keep it in one.",
-    ),
-    "one category twice": (
-        (Rule("act", INFER, when=RELU), Rule("act", INFER, when=RELU, preserves_grid=True)),
-        r"'act': the rule for \{'act_type': 'relu'\} is never reached behind the one for \{'act_type': 'relu'\}.",
-    ),
-    "behind one for all attributes": (
-        (Rule("act", CLEAR), Rule("act", DENY, when=SOFTRELU)),
-        "'act' is in both clear and deny; keep it in one.",
-    ),
-    "behind one that asks for less": (
-        (Rule("RNN", ALLOW, when=(LENGTHS,)), Rule("RNN", ALLOW, when=(LSTM, LENGTHS))),
-        "'RNN': the rule for .*'lstm'.* is never reached",
-    ),
-}
-
-
-@pytest.mark.parametrize("rules, message", COLLISIONS.values(), ids=COLLISIONS.keys())
-def test_rules_that_collide_are_refused(rules, message):
-    with pytest.raises(RuleError, match=message):
-        RuleSet(rules)
-
-
-def test_unknown_category_is_refused():
-    with pytest.raises(RuleError, match="'dot': unknown category 'allowed'; expected one of"):
-        Rule("dot", "allowed")
-
-
 def test_data_ports_are_those_neither_kept_nor_indifferent():
     rule = Rule("op", CLEAR, keep=(1,), any=(2,), shape_only=(3,))
     assert [rule.is_data(port) for port in range(5)] == [True, False, False, True, True]
     assert [rule.reads(port) for port in range(5)] == [True, False, False, False, True]  # of port 3 the shape
     every = Rule("op", CLEAR, keep=EVERY, keep_outputs=EVERY)
     assert not any(every.is_data(port) for port in (0, 1, 999)) and 999 in every.keep_outputs
-
-
-def test_forbids_asks_the_condition():
-    call = Call({"axis": "1"}, (), "float16")
-    assert Rule("op", INFER).forbids(call) is None
-    assert Rule("op", INFER, condition=lambda c: f"axis {c.attrs['axis']}").forbids(call) == "axis 1"

@@ -15,13 +15,11 @@ import pytest
 
 from mxmp import dtypes
 from mxmp.rules import RULES
-from tests.rules.bias import BOUND, bias
 from tests.rules.examples import EXAMPLES
 from tests.rules.run_examples import chosen, relative_errors, run
 
 ROOT = Path(__file__).parents[2]
 SOUND = {dtype: chosen(dtype, "sound") for dtype in dtypes.LOW_PRECISION}
-EXCLUDED = chosen(dtypes.BFLOAT16, "excluded")
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +49,6 @@ def run_examples(dtype, which, first=0):
     numbers, rows = ([json.loads(line) for line in output.splitlines()[start::2]] for start in (0, 1))
     assert numbers, "died before the first example"
     return dict(zip(numbers, rows)), (numbers[-1] if died else None)
-
-
-def examples_in_processes(dtype, which):
-    """As above, with a new process behind each example that kills one."""
-    rows, died = run_examples(dtype, which)
-    while died is not None:
-        rows[died] = {"error": "the process died"}
-        if died == EXCLUDED[-1]:
-            break
-        more, died = run_examples(dtype, which, died + 1)
-        rows.update(more)
-    return rows
 
 
 def is_right(row, dtype):
@@ -105,31 +91,6 @@ def test_float16_agrees_with_float32_or_is_for_gpus(sound_runs, number):
         assert example.op in GPU_ALONE_OPS
     elif str(example) not in NOT_COMPARABLE.values():
         assert is_right(row, dtypes.FLOAT16), f"{example}: {row}"
-
-
-# Without bfloat16 in the table though these examples are right in it, and not because they truncate.
-EXCLUDED_FOR_A_REASON = {
-    "positions": {"argmax", "argmin", "argmax_channel", "topk", "_contrib_arange_like", "_npi_argmax", "_npi_argmin"},
-    "running sums, which longer inputs stop": {"_np_cumsum", "nansum", "prod", "nanprod", "Embedding", "take",
-                                               "_contrib_AdaptiveAvgPooling2D", "_contrib_BilinearResize2D"},
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.bfloat16
-def test_bfloat16_is_excluded_only_where_it_fails():
-    results = examples_in_processes(dtypes.BFLOAT16, "excluded")
-    assert sorted(results) == EXCLUDED
-    accepted = set().union(*EXCLUDED_FOR_A_REASON.values())
-    close = [EXAMPLES[n] for n, row in results.items() if is_right(row, dtypes.BFLOAT16)]
-    assert len(close) > 80
-    truncating = {example.op for example in close if example.op not in accepted and truncates(example)}
-    assert {example.op for example in close} - truncating <= accepted
-
-
-def truncates(example):
-    """Return whether outputs or gradients are too small on average; a few of them tell."""
-    return min(bias(example, values=2000, runs=20)) < -BOUND
 
 
 def in_dtype(dtype, function, *arrays):
@@ -202,17 +163,6 @@ def test_operators_that_widen_compute_in_float32(rule, size):
     # The gradient leaves in float16: rounded once, after one product or quotient in float32 or float16.
     assert relative_errors([gradient], [expected_gradient])[0] <= dtypes.limits("float16").eps
     assert np.isfinite(gradient).all()
-
-
-@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
-def test_softmax_to_float32_sums_in_float16_all_the_same(op):
-    (output, _), (expected, _) = widened(op, "dtype", 3000)
-    assert relative_errors([output], [expected])[0] > 2**-11  # a float16 rounding, where float32's is 2**-24
-
-
-def test_norm_to_float32_has_no_gradient():
-    with pytest.raises(mx.MXNetError, match="data type do not match"):
-        widened("norm", "out_dtype", 300)
 
 
 ROUND = {

@@ -240,24 +240,6 @@ def _convolution(attrs, x, weight, bias=None):
     return out if bias is None else _add(attrs, out, _map(lambda b: b[:, None, None], bias))
 
 
-def _deconvolution(attrs, x, weight):
-    """Each input element adds its multiple of the kernel where stride says; without padding."""
-    stride, kernel = attrs["stride"], attrs["kernel"]
-
-    def apply(a, w):
-        height, width = ((n - 1) * s + k for n, s, k in zip(a.shape[2:], stride, kernel))
-        out = np.zeros((len(a), w.shape[1], height, width))
-        for i, j in np.ndindex(*kernel):
-            rows, columns = (
-                slice(i, height - kernel[0] + i + 1, stride[0]),
-                slice(j, width - kernel[1] + j + 1, stride[1]),
-            )
-            out[:, :, rows, columns] += np.einsum("nchw,co->nohw", a, w[:, :, i, j])
-        return out
-
-    return _linear(apply, x, weight, count=int(np.prod(weight.value.shape)))
-
-
 def _batch_norm(attrs, x, gamma, beta, mean, var):
     column = (slice(None), *(None,) * (x.value.ndim - 2))
     slope = (gamma.value / np.sqrt(var.value + attrs["eps"]))[column]
@@ -310,13 +292,6 @@ def _as(x, dtype):
 def _layer_norm(attrs, x, gamma, beta):
     assert gamma.dtype == beta.dtype == x.dtype
     return _affine(_normalize(attrs, x, (attrs["axis"],)), gamma, beta, x.dtype)
-
-
-def _instance_norm(attrs, x, gamma, beta):
-    assert gamma.dtype == beta.dtype == x.dtype == "float32"
-    column = (slice(None), None, None)
-    gamma, beta = (_map(lambda a: a[column], each) for each in (gamma, beta))
-    return _affine(_normalize(attrs, x, (2, 3)), gamma, beta, x.dtype)
 
 
 def _softmax(attrs, x, log=False):
@@ -409,12 +384,10 @@ _OPERATORS = {
     "Cast": _cast,
     "FullyConnected": _fully_connected,
     "Convolution": _convolution,
-    "Deconvolution": _deconvolution,
     "dot": _dot,
     "batch_dot": _dot,
     "BatchNorm": _batch_norm,
     "LayerNorm": _layer_norm,
-    "InstanceNorm": _instance_norm,
     "softmax": _softmax,
     "log_softmax": lambda attrs, x: _softmax(attrs, x, log=True),
     "elemwise_add": _add,
@@ -442,7 +415,6 @@ _OPERATORS = {
     "mean": _mean,
     "max": lambda attrs, x: _map(lambda a: a.max(axis=attrs["axis"], keepdims=attrs.get("keepdims", False)), x),
     "Pooling": _pooling,
-    "UpSampling": lambda attrs, x: _map(lambda a: a.repeat(attrs["scale"], 2).repeat(attrs["scale"], 3), x),
     "Embedding": _embedding,
     "Concat": lambda attrs, *xs: _gather(lambda arrays: np.concatenate(arrays, attrs.get("dim", 1)), xs),
     "stack": lambda attrs, *xs: _gather(lambda arrays: np.stack(arrays, attrs.get("axis", 0)), xs),

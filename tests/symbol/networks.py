@@ -9,15 +9,6 @@ from mxnet.gluon.model_zoo import vision
 
 import symbols
 
-ZOO = (
-    "resnet18_v1", "resnet34_v1", "resnet50_v1", "resnet101_v1", "resnet152_v1",
-    "resnet18_v2", "resnet34_v2", "resnet50_v2", "resnet101_v2", "resnet152_v2",
-    "vgg11", "vgg13", "vgg16", "vgg19", "vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn",
-    "alexnet", "densenet121", "densenet161", "densenet169", "densenet201",
-    "squeezenet1.0", "squeezenet1.1", "inceptionv3",
-    "mobilenet1.0", "mobilenet0.75", "mobilenet0.5", "mobilenet0.25",
-    "mobilenetv2_1.0", "mobilenetv2_0.75", "mobilenetv2_0.5", "mobilenetv2_0.25",
-)  # fmt: skip
 BATCH = 2
 
 
@@ -70,7 +61,11 @@ PLACEMENT = {
 }
 """The attention and InstanceNorm networks, where the place of a cast matters."""
 
-NAMES = (*PLACEMENT, *(f"symbols/{name}" for name in symbols.NETWORKS), *(f"zoo/{name}" for name in ZOO))
+ZOO = "resnet18_v1 resnet18_v2 vgg11_bn alexnet densenet121 squeezenet1.0 inceptionv3 mobilenet0.25 mobilenetv2_0.25"
+SYMBOLS = "mlp lenet googlenet lstm_lm_small ssd300_vgg16 cifar_resnet20_v1 resnext50_32x4d mobilenet_v2_0.35"
+NAMES = (*PLACEMENT, *(f"symbols/{name}" for name in SYMBOLS.split()), *(f"zoo/{name}" for name in ZOO.split()))
+"""One of each family."""
+
 
 
 @functools.lru_cache(maxsize=2)

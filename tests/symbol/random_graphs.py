@@ -253,15 +253,6 @@ def _convolution(b, x, shape, number):
     return [(out, (shape[0], WIDTH, *shape[2:]))]
 
 
-@_kind(4)
-def _deconvolution(b, x, shape, number):
-    if max(shape[2:]) > 4:
-        return []
-    weight = b.param((shape[1], WIDTH, 2, 2))
-    out = mx.sym.Deconvolution(x, weight, kernel=(2, 2), stride=(2, 2), num_filter=WIDTH, no_bias=True, name=b.name())
-    return [(out, (shape[0], WIDTH, 2 * shape[2], 2 * shape[3]))]
-
-
 # Layers.
 
 
@@ -279,12 +270,6 @@ def _layer_norm(b, x, shape, number):
 
 
 @_kind(4)
-def _instance_norm(b, x, shape, number):
-    gamma, beta = (b.param((shape[1],), kind=kind, low=0.5) for kind in ("gamma", "beta"))
-    return [(mx.sym.InstanceNorm(x, gamma, beta, eps=1e-2, name=b.name()), shape)]
-
-
-@_kind(4)
 def _pooling(b, x, shape, number):
     kind = ("max", "avg")[number % 2]
     if number % 3 == 0:
@@ -293,14 +278,6 @@ def _pooling(b, x, shape, number):
         return []
     out = mx.sym.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type=kind, name=b.name())
     return [(out, (*shape[:2], shape[2] // 2, shape[3] // 2))]
-
-
-@_kind(4)
-def _up_sampling(b, x, shape, number):
-    if max(shape[2:]) > 4:
-        return []
-    out = mx.sym.UpSampling(x, scale=2, sample_type="nearest", name=b.name())
-    return [(out, (*shape[:2], 2 * shape[2], 2 * shape[3]))]
 
 
 @_kind(3)

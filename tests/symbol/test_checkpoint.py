@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import pathlib
 
 import mxnet as mx
 import numpy as np
 import pytest
 
 from mxmp.checkpoint import saved_epochs
-from mxmp.errors import CheckpointError, ConvertError
+from mxmp.errors import CheckpointError
 from mxmp.symbol import convert_checkpoint, convert_model, load_checkpoint, save_checkpoint, to_graph
 from tests.full_disk import files_of_at_most
 from tests.symbol.refusals import contents, nothing_written, refused
@@ -42,12 +41,6 @@ def test_an_epoch_is_a_whole_number_from_0_on(epoch, saved, tmp_path):
     for call in calls:
         with nothing_written(tmp_path), refused(CheckpointError, f"epoch={epoch!r}: expected a whole number from 0 on"):
             call()
-
-
-def test_plain_mxnet_loads_what_is_saved(saved):
-    symbol, args, aux = mx.model.load_checkpoint(saved, 3)
-    assert symbol.tojson() == NETWORK.tojson()
-    assert (values(args), values(aux)) == (values(ARGS), values(AUX))
 
 
 @pytest.mark.parametrize(
@@ -102,13 +95,6 @@ def test_fields_of_the_policy_and_dtypes_reach_the_conversion(tmp_path):
     assert found.symbol.infer_type(ids="int32")[1] == [np.float16]
 
 
-def test_paths_may_be_path_objects(tmp_path):
-    prefix = pathlib.Path(tmp_path) / "net"
-    save_checkpoint(prefix, 0, NETWORK, ARGS, AUX)
-    convert_checkpoint(prefix, 0, tmp_path / "low", "O2", SHAPES)
-    assert values(load_checkpoint(tmp_path / "low", 0).aux_params) == values(AUX)
-
-
 def test_a_converted_checkpoint_converts_back(saved, tmp_path):
     """Weights are rounded by then; all else is as before."""
     convert_checkpoint(saved, 3, str(tmp_path / "low"), "O2", SHAPES)
@@ -135,12 +121,6 @@ def test_the_checkpoint_itself_is_never_written_over(spelling, saved, tmp_path, 
         CheckpointError, f"out_prefix={out!r} is the prefix of the checkpoint itself"
     ):
         convert_checkpoint(saved, 3, out, "O2", SHAPES)
-
-
-@pytest.mark.parametrize("name", ["missing", "net-symbol.json"], ids=["missing", "file"])
-def test_a_missing_folder_is_named(name, saved, tmp_path):
-    with nothing_written(tmp_path), refused(CheckpointError, f"there is no folder {tmp_path / name}"):
-        convert_checkpoint(saved, 3, str(tmp_path / name / "low"), "O2", SHAPES)
 
 
 @pytest.fixture
@@ -184,24 +164,6 @@ def test_a_disk_that_is_full_leaves_the_earlier_files(missing, tmp_path):
         size - missing
     ):
         save_checkpoint(out, 0, net, args, {})
-
-
-def test_a_disk_that_is_full_is_said_in_plain_words(tmp_path):
-    out, args = str(tmp_path / "net"), {**ARGS, "conv0_weight": mx.nd.ones((100, 100))}
-    with refused(CheckpointError, "is the disk full?") as caught, files_of_at_most(10_000):
-        save_checkpoint(out, 0, NETWORK, args, AUX)
-    assert "fwrite" not in str(caught.value)
-
-
-@pytest.mark.parametrize("shapes, error, message", [(None, CheckpointError, "cannot be written"), ({"y": (2, 3)}, ConvertError, "'y'")])
-def test_what_fails_leaves_the_earlier_files(shapes, error, message, both, tmp_path):
-    """A symbol that does not fit on the disk, then a folder in the place of one file; or a conversion that fails."""
-    with nothing_written(tmp_path), refused(error, both[shapes is None], message), files_of_at_most(100):
-        convert_checkpoint(both[0], 3, both[1], "O2", shapes)
-    os.remove(f"{both[1]}-0003.params")
-    os.mkdir(f"{both[1]}-0003.params")
-    with nothing_written(tmp_path), refused(error, both[shapes is None], message):
-        convert_checkpoint(both[0], 3, both[1], "O2", shapes)
 
 
 def test_the_epochs_that_are_there(tmp_path):

@@ -92,22 +92,16 @@ def body_of(symbol, op, number=0):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("op", NETWORKS)
-def test_bodies_are_entered(op, policy):
-    rows = small.precisions(convert(op, policy))
-    low = Policy.parse(policy).compute_dtype
+def test_bodies_are_entered_and_converted_back(op, policy):
+    symbol, low = NETWORKS[op](), Policy.parse(policy).compute_dtype
+    found = convert(op, policy, symbol)
+    rows = small.precisions(found)
     expected = {
         "_foreach": {"i2h": low, "h2h": low, "soft": "float32"},
         "_while_loop": {"hidden": low},
         "_cond": {"then": low, "else": "float32"},
     }[op]
     assert {name: rows[name] for name in expected} == expected
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("op", NETWORKS)
-def test_erasing_and_converting_again(op, policy):
-    symbol = NETWORKS[op]()
-    found = convert(op, policy, symbol)
     assert found.symbol.list_inputs() == symbol.list_inputs()
     assert found.symbol.list_outputs() == symbol.list_outputs()
     assert to_graph(convert_symbol(found.symbol, "O0")) == to_graph(symbol) != to_graph(found.symbol)
@@ -120,11 +114,11 @@ def test_runs_in_emulated_float16(op, policy):
     """Within 8 roundings of float16: no output is behind more, and no weight matrix has a norm above 2."""
     values, found = values_of(op), convert(op, policy)
     expected, results = run(NETWORKS[op](), values), run(found.on_cpu(), values, found.low_params)
+    if op == "_while_loop":  # steps that were not taken are left undefined
+        expected, results = ([each[:3] for each in arrays] for arrays in (expected, results))
     for exact, result in zip(expected, results):
         assert result.dtype == np.float32
-        if op == "_while_loop":  # steps that were not taken are left undefined
-            exact, result = exact[:3], result[:3]
-        assert 0 <= np.abs(result - exact).max() < 8 * 2.0**-11 * max(1, np.abs(exact).max())
+        assert np.abs(result - exact).max() < 8 * 2.0**-11 * max(1, np.abs(exact).max())
     assert any(np.any(result != exact) for exact, result in zip(expected, results))
 
 
@@ -178,26 +172,6 @@ def test_loops_within_loops():
     values = {name: rng.randn(*shape).astype(np.float32) * 0.5 for name, shape in shapes.items()}
     for exact, result in zip(run(symbol, values), run(found.on_cpu(), values)):
         assert 0 < np.abs(result - exact).max() < 16 * 2.0**-11 * np.abs(exact).max()
-
-
-def test_a_condition_is_left_as_it_was():
-    for op in ("_while_loop", "_cond"):
-        before, after = body_of(NETWORKS[op](), op), body_of(convert(op, "O1").symbol, op)
-        assert [node["op"] for node in before["nodes"]] == [node["op"] for node in after["nodes"]]
-
-
-def test_a_deny_operator_outside_taints_the_loop():
-    data = mx.sym.exp(mx.sym.var("data"), name="exp")
-    weight = mx.sym.var("weight")
-
-    def body(step, state):
-        total = mx.sym.elemwise_add(step, state, name="total")
-        return dense(total, weight, "h"), total
-
-    out, state = mx.sym.contrib.foreach(body, data, mx.sym.var("state"))
-    found = small.convert(mx.sym.Group([out, state]), "O1", {name: SHAPES[name] for name in ("data", "state")})
-    rows = small.precisions(found)
-    assert (rows["total"], rows["h"]) == ("float32", "float16")
 
 
 @pytest.mark.bfloat16

@@ -70,12 +70,6 @@ def test_tied_weights_of_low_layers_are_stored_low(order):
     assert dtypes_of(found.arg_params) == dict.fromkeys(args, "float16") and "weight" not in casts_of(found.symbol)
 
 
-def test_a_weight_that_is_an_output_stays_float32():
-    net = mx.sym.Group([LAYER, LAYER.get_internals()["fc_weight"]])
-    found = convert_model(net, {"fc_weight": mx.nd.ones((6, 6))}, {}, "O2", X)
-    assert found.symbol.infer_type(x="float32", fc_weight=found.arg_params["fc_weight"].dtype)[1] == [np.float32] * 2
-
-
 @pytest.mark.parametrize("dtype", ["int32", "float64", "int8"])
 def test_parameters_of_other_dtypes_are_left_alone(dtype):
     table = mx.nd.array(np.array([[2049] * 6]).astype(dtype), dtype=dtype)  # which float16 has not; int8 wraps it
@@ -165,11 +159,6 @@ def test_values_that_are_not_finite_stay_so_where_they_are_cast_at_run_time():
     assert found.changes == () and found.out_of_range == ()
 
 
-def test_an_infinite_weight_does_not_keep_its_layer_in_float32():
-    found = model_of([np.inf], out_of_range="float32")
-    assert found.out_of_range == () and found.arg_params["fc_weight"].dtype == np.float16
-
-
 @pytest.mark.parametrize("policy", ["O0", "O1", "O2", "O3", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
 def test_bytes_are_those_of_the_arrays(policy):
     net, shapes = convolutional()
@@ -181,19 +170,6 @@ def test_bytes_are_those_of_the_arrays(policy):
 
     assert found.param_bytes == (count(args, aux), count(found.arg_params, found.aux_params))
     assert (found.param_bytes[1] < found.param_bytes[0]) == (policy not in ("O0", "O1"))
-
-
-def test_a_converted_model_runs_in_plain_mxnet(tmp_path):
-    """An embedding, which MXNet looks up in float16 on CPU too."""
-    net = mx.sym.Embedding(mx.sym.var("ids"), input_dim=50, output_dim=8, name="embed")
-    table = np.random.RandomState(0).randn(50, 8).astype(np.float32)
-    low = convert_model(net, {"embed_weight": mx.nd.array(table)}, {}, "O2,op:Embedding=float16", {"ids": (3,)})
-    low.symbol.save(str(tmp_path / "net.json"))
-    executor = mx.sym.load(str(tmp_path / "net.json")).simple_bind(mx.cpu(), ids=(3,))
-    executor.copy_params_from(low.arg_params, low.aux_params)
-    (result,) = executor.forward(ids=mx.nd.array([4, 0, 49]))
-    assert executor.arg_dict["embed_weight"].dtype == np.float16 and result.dtype == np.float32
-    np.testing.assert_array_equal(result.asnumpy(), table[[4, 0, 49]].astype(np.float16).astype(np.float32))
 
 
 @pytest.mark.bfloat16

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import mxnet as mx
-import numpy as np
 import pytest
 
-from mxmp.errors import ConvertError, PolicyError
 from mxmp.symbol import convert_buckets, convert_model, to_graph
-from tests.symbol.refusals import refused
 from tests.symbol.small import X, casts_of, dense, dtypes_of, type_checks
 
 
@@ -50,11 +47,6 @@ def test_each_bucket_is_converted_as_a_model_of_its_own():
         assert to_graph(symbol) == to_graph(alone.symbol) and found.reports[key] == alone.report
 
 
-def test_sym_gen_names_a_bucket_that_was_not_converted():
-    with refused(ConvertError, "bucket 3 was not converted; known: [1, 2, 4]"):
-        buckets_of().sym_gen(3)
-
-
 def reading_exactly(length):
     """Return a bucket, of which the longest reads the shared weight in float32 too."""
     symbol, names, labels = recurrent(length)
@@ -70,11 +62,6 @@ def test_a_weight_that_one_bucket_reads_in_float32_stays_float32_for_all(keys):
         assert casts_of(symbol).count("h_weight") == 1 and type_checks(symbol, found.arg_params, X)
 
 
-def test_a_weight_that_no_bucket_has_is_passed_on():
-    found = buckets_of(keys=(1, 2))
-    assert dtypes_of(found.arg_params) == {"h_weight": "float16", "long_weight": "float32", "out_weight": "float16"}
-
-
 def test_a_value_out_of_range_keeps_its_layers_in_float32_in_all_buckets():
     found = buckets_of(args=weights(h_weight=-1e5), out_of_range="float32")
     assert found.out_of_range == ("h_weight",) and found.changes == ()
@@ -84,43 +71,6 @@ def test_a_value_out_of_range_keeps_its_layers_in_float32_in_all_buckets():
         assert {precision[f"step{step}"] for step in range(key)} == {"float32"} and precision["out"] == "float16"
 
 
-def test_a_value_out_of_range_that_one_bucket_reads_in_float32_is_not_clamped_in_any():
-    args = weights(h_weight=1e5)
-    found = buckets_of(sym_gen=reading_exactly, args=args)
-    assert found.out_of_range == ("h_weight",) and found.arg_params["h_weight"] is args["h_weight"]
-    assert {row.precision for report in found.reports.values() for row in report.rows if "step" in row.name} == {
-        "float32"
-    }
-
-
 def test_an_override_need_not_match_in_every_bucket():
     found = buckets_of("O2,name:long=float32")
     assert {row.name: row.precision for row in found.reports[4].rows}["long"] == "float32"
-
-
-def test_an_override_that_matches_in_no_bucket_is_named():
-    with refused(PolicyError, "names: 'lang' matches no node", "long"):
-        buckets_of("O2,name:lang=float32")
-
-
-def test_converted_buckets_run_in_plain_mxnet():
-    """Embeddings, which MXNet looks up in float16 on CPU too."""
-
-    def sym_gen(length):
-        return mx.sym.Embedding(mx.sym.var("ids"), input_dim=50, output_dim=8, name="embed"), ["ids"], None
-
-    table = np.random.RandomState(0).randn(50, 8).astype(np.float32)
-    shapes = {length: {"ids": (2, length)} for length in (3, 5)}
-    found = convert_buckets(
-        sym_gen, shapes, {"embed_weight": mx.nd.array(table)}, {}, "O2,op:Embedding=float16", shapes
-    )
-    module = mx.mod.BucketingModule(found.sym_gen, default_bucket_key=5)
-    module.bind([("ids", (2, 5))], for_training=False)
-    module.set_params(found.arg_params, found.aux_params)
-    for length in (5, 3):
-        ids = np.arange(2 * length).reshape(2, length)
-        batch = mx.io.DataBatch([mx.nd.array(ids)], bucket_key=length, provide_data=[("ids", (2, length))])
-        module.forward(batch)
-        np.testing.assert_array_equal(
-            module.get_outputs()[0].asnumpy(), table[ids].astype(np.float16).astype(np.float32)
-        )

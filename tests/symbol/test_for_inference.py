@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-import mxmp
-from mxmp.errors import ConvertError, ParamsError
+from mxmp.errors import ParamsError
 from mxmp.symbol import convert_checkpoint, convert_model, to_graph
 from tests.symbol.inference_networks import fill, networks, run
 
@@ -176,12 +175,6 @@ def test_weights_are_rounded_once_from_float32(policy):
         assert {str(np.dtype(array.dtype)) for array in found.arg_params.values()} == {low}
 
 
-def test_without_shapes_convolutions_are_folded_too():
-    network = small()
-    found = convert_model(network.symbol, *network.params(), "O2", for_inference=True)
-    assert "BatchNorm" not in operators(found.symbol) and found.report.activation_bytes is None
-
-
 def test_weights_of_two_layers_are_stored_twice():
     weight = mx.sym.var("shared_weight")
     first = norm(conv(weight=weight, pad=(1, 1)), "bn1")
@@ -240,30 +233,6 @@ def test_the_report_says_what_is_gone():
     image = 2 * 4 * 3 * 3
     assert report.activation_bytes == (4 * 3 * image, 2 * 2 * image)  # of layer, norm, identity; of layer and identity
     assert "folded" in str(report) and '"folded"' in report.to_json()
-
-
-@pytest.mark.parametrize("pattern", ["op:BatchNorm=float32", "name:bn=float32", "op:Dropout=float32", "name:b*=float16"])
-def test_patterns_that_name_what_is_gone_match(pattern):
-    network = fill(mx.sym.Dropout(norm(conv()), name="drop"), IMAGE)
-    assert convert(network, f"O2,{pattern}").report.count["folded"] == 1
-
-
-def test_symbols_and_buckets_have_no_such_option():
-    network = small()
-    with pytest.raises(ConvertError, match="convert_symbol has no option for_inference.*convert_model"):
-        mxmp.symbol.convert_symbol(network.symbol, "O1", for_inference=True)
-    with pytest.raises(ConvertError, match="convert_buckets has no option for_inference.*convert_model"):
-        mxmp.symbol.convert_buckets(lambda key: (network.symbol, ("data",), ()), [1], *network.params(), for_inference=True)
-
-
-@pytest.mark.parametrize("name, shape", [("bn_moving_mean", (5,)), ("bn_gamma", (4, 1)), ("conv_weight", (5, 4, 3, 3))])
-@pytest.mark.parametrize("with_shapes", [False, True])
-def test_parameters_of_another_network_are_refused(name, shape, with_shapes):
-    network = small()
-    args, aux = network.params()
-    (aux if name in aux else args)[name] = mx.nd.ones(shape)
-    with pytest.raises(ParamsError, match=f"'{name}'.* has shape .*another network's"):
-        convert_model(network.symbol, args, aux, "O0", network.shapes if with_shapes else None, for_inference=True)
 
 
 def test_a_model_that_was_converted_before():
@@ -332,22 +301,6 @@ def test_ranges_follow_the_tensors():
     for ranges, kept in (({"conv_output": 1e6}, False), ({"bn_output": 1e6}, True), ({"act_output": 1.0}, False)):
         found = convert(network, "O2", ranges=ranges)
         assert ("float32" in found.report.count) == kept
-
-
-def test_bodies_of_loops_keep_their_norms_and_lose_their_dropout():
-    def step(data, state):
-        out = mx.sym.Dropout(norm(mx.sym.FullyConnected(data, num_hidden=4, name="fc")), name="drop") + state
-        return out, out
-
-    outputs, _ = mx.sym.contrib.foreach(step, mx.sym.var("data"), mx.sym.var("state"))
-    network = fill(outputs, {"data": (3, 2, 5), "state": (2, 4)})
-    found = convert(network)
-    assert "BatchNorm" in operators(found.symbol) and "Dropout" not in operators(found.symbol)
-    assert found.report.count["dropped"] == 1
-    expected = run(network.symbol, network.inputs, network.args, network.aux)
-    np.testing.assert_array_equal(
-        run(found.symbol, network.inputs, found.arg_params, found.aux_params)[0], expected[0]
-    )
 
 
 def test_numpy_symbols_and_arrays():

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 
 import mxnet as mx
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from mxnet import autograd, gluon
 
 import mxmp
-from mxmp.errors import ConvertError
-from mxmp.module import Module
-from mxmp.onnx import export_model
 from mxmp.symbol import convert_checkpoint, convert_model, convert_symbol, load_checkpoint, save_checkpoint, to_graph
-from tests.names import ANY, EACH, ODD
+from tests.names import ANY, EACH
 
 ROWS = mx.nd.array(np.random.RandomState(0).rand(2, 3))
 
@@ -68,12 +63,6 @@ def test_a_pattern_of_any_name_keeps_its_node(name):
     assert convert_symbol(network(name), policy).tojson() == network(name).tojson()
 
 
-@pytest.mark.parametrize("pattern", [" a", "a\n", "\f", "a\u2028", ""])
-def test_a_pattern_that_the_policys_text_cannot_hold_is_refused(pattern):
-    with pytest.raises(mxmp.errors.PolicyError, match="begin or end with a blank. For such a character write '\\?'"):
-        mxmp.Policy.parse("O1", names={pattern: "float32"})
-
-
 @EACH
 def test_a_report_shows_any_name_in_one_line(name):
     report = convert_model(network(name), params_of(name), {}, "O2", {f"data{name}": (2, 3)}).report
@@ -103,41 +92,3 @@ def test_a_gluon_net_of_any_prefix_trains_saves_and_exports(name, tmp_path):
     again = mxmp.gluon.convert(gluon.SymbolBlock.imports(files[0], ["data"], files[1]), "O2")
     np.testing.assert_array_equal(again(ROWS).asnumpy(), expected)
     assert f"{name}_{name}weight" in net.collect_params()
-
-
-@EACH
-def test_a_module_of_any_name_goes_on_from_its_checkpoint(name, tmp_path):
-    symbol = mx.sym.SoftmaxOutput(network(name).get_children()[0], name="softmax")
-    shapes = {"data_shapes": [(f"data{name}", (2, 3))], "label_shapes": [("softmax_label", (2,))]}
-    module = Module(symbol, data_names=[f"data{name}"], policy="O2", loss_scale=8)
-    module.bind(**shapes)
-    module.init_params()
-    module.init_optimizer()
-    prefix = str(tmp_path / name)
-    module.save_checkpoint(prefix, 1, save_optimizer_states=True)
-    loaded = Module.load(prefix, 1, True, data_names=[f"data{name}"], policy="O2", loss_scale=8)
-    loaded.bind(**shapes)
-    loaded.init_optimizer()
-    for key, value in module.get_params()[0].items():
-        np.testing.assert_array_equal(loaded.get_params()[0][key].asnumpy(), value.asnumpy())
-
-
-READ_BY_THE_EXPORTER = [key for key in ODD if key not in ("control", "backspace and form feed")]
-
-
-@pytest.mark.parametrize("name", [ODD[key] for key in READ_BY_THE_EXPORTER], ids=READ_BY_THE_EXPORTER)
-def test_an_onnx_model_has_the_names(name, tmp_path):
-    onnx = pytest.importorskip("onnx")
-    model = convert_model(network(name), params_of(name), {}, "O2", {f"data{name}": (2, 3)})
-    file = export_model(*model, str(tmp_path / f"{name}.onnx"), {f"data{name}": (2, 3)})
-    graph = onnx.load(file).graph
-    assert [value.name for value in graph.input] == [f"data{name}"]
-    assert f"{name}_weight" in {tensor.name for tensor in graph.initializer}
-
-
-@pytest.mark.parametrize("key", ["control", "backspace and form feed"])
-def test_a_name_that_the_exporter_cannot_read_is_refused(key, tmp_path):
-    name = ODD[key]
-    with pytest.raises(ConvertError, match="reads no control characters; rename it"):
-        export_model(network(name), params_of(name), {}, str(tmp_path / "net.onnx"), {f"data{name}": (2, 3)})
-    assert os.listdir(tmp_path) == []

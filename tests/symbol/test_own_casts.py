@@ -1,6 +1,5 @@
 """Networks whose own casts have them computed in float16, with parameters in float16 or, as a Module saves, float32."""
 
-import logging
 
 import mxnet as mx
 import numpy as np
@@ -10,13 +9,9 @@ from mxnet.contrib import amp
 
 from mxmp.diagnose import measure_gradients, measure_ranges
 from mxmp.gluon import convert
-from mxmp.module import Module
-from mxmp.policy import Policy
-from mxmp.symbol import convert_buckets, convert_checkpoint, convert_model, on_cpu
-from mxmp.tune.benchmark import benchmark
-from tests.cli.checkpoints import mxmp
+from mxmp.symbol import convert_model, on_cpu
 
-POLICIES = ["float32", "O1", "O2", "O3"]
+POLICIES = ["float32", "O1", "O2"]
 SHAPES = {"data": (2, 6)}
 ULPS = 2 * np.finfo(np.float16).eps  # the last bit of two layers, whose sums have another order
 RANDOM = np.random.RandomState(0)
@@ -78,31 +73,6 @@ def test_a_model_is_converted_whose_layers_are_float16_already(policy, shapes, d
     np.testing.assert_allclose(run(*model), layers(X, parameters())[-1], rtol=ULPS, atol=ULPS)
 
 
-def checkpoint(folder, policy):
-    """Write a checkpoint with a Module of mxmp, which saves float32."""
-    module = Module(network(label=True), label_names=["label"], policy=policy, logger=logging)
-    module.bind([("data", SHAPES["data"])], [("label", (2, 4))])
-    module.init_params(arg_params=parameters("float32"))
-    prefix = str(folder / "net")
-    module.save_checkpoint(prefix, 0)
-    return prefix
-
-
-@pytest.mark.parametrize("written", ["float32", "O2"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_checkpoint_of_a_module_is_converted(policy, written, tmp_path):
-    prefix = checkpoint(tmp_path, written)
-    convert_checkpoint(prefix, 0, str(tmp_path / "out"), policy)
-    symbol, args, _ = mx.model.load_checkpoint(str(tmp_path / "out"), 0)
-    expected = layers(X, parameters())[-1]
-    np.testing.assert_allclose(run(symbol, {**args, "label": mx.nd.zeros((2, 4))}), expected, rtol=ULPS, atol=ULPS)
-
-
-def test_buckets_are_converted():
-    buckets = convert_buckets(lambda key: (network(), ["data"], []), [1, 2], parameters("float32"), {}, "O2")
-    assert {array.dtype for array in buckets.arg_params.values()} == {np.float16}
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_ranges_are_measured_in_float32(dtype):
     """The values of the second layer leave float16's range, where they would be inf."""
@@ -119,41 +89,6 @@ def test_gradients_are_measured_in_float32(dtype):
     found = measure_gradients(network(label=True), parameters(dtype), {}, [batch])
     expected = np.abs(layers(X, parameters(), np.float32)[-1]) / 4  # the gradient of MXNet's loss head
     np.testing.assert_allclose(found["fc2_output"].largest, expected.max(), rtol=1e-5)
-
-
-def test_a_net_with_float16_casts_of_its_own_is_measured(tmp_path):
-    mx.model.save_checkpoint(str(tmp_path / "net"), 0, network(), parameters(), {})
-    files = f"{tmp_path}/net-symbol.json", f"{tmp_path}/net-0000.params"
-    net = gluon.SymbolBlock.imports(files[0], ["data"], files[1], ctx=mx.cpu())
-    found = measure_ranges(net, [(mx.nd.array(X), None)])
-    expected = np.abs(layers(X, parameters(), np.float32)[-1])
-    np.testing.assert_allclose(found["fc2_output"], expected.max(), rtol=1e-5)
-    counts = measure_gradients(net, lambda out, label: (out * label).sum(), [(mx.nd.array(X), mx.nd.ones((2, 4)) * 3)])
-    assert counts["fc2_output"].largest == 3
-
-
-@pytest.mark.parametrize("objective", ["training", "inference"])
-def test_a_benchmark_says_that_float32_is_emulated_too(objective):
-    batch = {"data": mx.nd.array(X)}
-    found = benchmark((network(), parameters(), {}), batch, {"O1": Policy.parse("O1")}, objective, False, 1e-3, False)
-    assert [(row.policy, row.emulated, row.failure) for row in found.rows] == [
-        ("float32", True, ""),
-        ("O1", True, ""),
-    ]
-    assert found.rows[1].error < ULPS
-
-
-COMMANDS = {
-    "convert": ("--policy", "O2", "--out", "{out}"),
-    "benchmark": ("--policy", "O1", "--objective", "inference", "--seconds", "0.01", "--shape", "data:2,6"),
-    "ranges": ("--gradients", "--shape", "data:2,6"),
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_command_line_takes_a_checkpoint_of_a_module(command, tmp_path):
-    prefix = checkpoint(tmp_path, "O2")
-    mxmp(command, prefix, 0, *(each.format(out=tmp_path / "out") for each in COMMANDS[command]))
 
 
 def of_contrib_amp():

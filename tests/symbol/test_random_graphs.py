@@ -85,7 +85,7 @@ def check(network, policy, with_shapes):
         assert_within(run(found.on_cpu(), network, found.low_params), exact)
 
 
-@settings(max_examples=600, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(networks(), st.sampled_from(POLICIES), st.booleans())
 def test_random(network, policy, with_shapes):
     check(network, policy, with_shapes)

@@ -63,7 +63,7 @@ def price(net, policy):
     return cost.bytes, cost.casts
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(networks())
 def test_no_way_to_run_the_free_operators_moves_fewer_bytes_or_as_many_with_fewer_casts(network):
     net, free = network

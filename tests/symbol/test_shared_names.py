@@ -53,13 +53,6 @@ def test_two_operators_of_one_name_keep_their_own_dtypes():
     assert [np.dtype(dtype) for dtype in found.infer_type(data="float32")[1]] == [np.dtype("float32")]
 
 
-def test_outputs_and_arguments_keep_their_names():
-    symbol = mx.sym.Group([traced(relu()), *(mx.sym.relu(mx.sym.var(name), name="twin") for name in ("a", "b"))])
-    found = running(symbol, {**SHAPES, "a": (2, 2), "b": (2, 2)})
-    assert found.list_outputs() == symbol.list_outputs()
-    assert sorted(found.list_arguments()) == sorted(symbol.list_arguments())
-
-
 @pytest.mark.parametrize("order", [1, -1], ids=["image first", "image last"])
 def test_two_batch_norms_of_one_name_are_looked_at_one_by_one(order):
     """oneDNN has a fast bfloat16 kernel for the one of images, MXNet's own for the other is slow."""
@@ -84,22 +77,3 @@ def test_two_batch_norms_of_one_name_are_looked_at_one_by_one(order):
     assert len(wide) == 1
     (reader,) = [n for n in nodes if n.op == "amp_cast" and nodes[n.inputs[0].node] is wide[0]]
     assert [n.op for n in nodes if n.inputs and nodes[n.inputs[0].node] is reader] == ["FullyConnected"]
-
-
-def test_an_operator_in_a_loop_may_have_the_name_of_one_outside():
-    def body(data, states):
-        weight = mx.sym.var("weight")
-        out = mx.sym.FullyConnected(data, weight, num_hidden=8, no_bias=True)
-        out = mx.sym.FullyConnected(mx.sym.relu(out, name="act"), weight, num_hidden=8, no_bias=True)
-        return out, [states[0] + 1]
-
-    outs, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), [mx.sym.var("state")])
-    soft = mx.sym.softmax(outs)
-    outside = mx.sym.relu(mx.sym.exp(soft), name="act") * soft
-    last = mx.sym.FullyConnected(outside, num_hidden=8, no_bias=True, name="last")
-    shapes = {"data": (5, 2, 8), "state": (1,), "weight": (8, 8)}
-    found = running(last, shapes)
-    nodes = to_graph(found).nodes
-    (outer,) = [i for i, node in enumerate(nodes) if node.op == "relu"]
-    assert not [node for node in nodes if node.op == "amp_cast" and node.inputs[0].node == outer]
-    assert [np.dtype(dtype) for dtype in found.infer_type(data="float32", state="float32")[1]] == [np.dtype("float32")]

@@ -1,4 +1,4 @@
-"""Bad arguments: one clear line that names the argument or the node, and nothing of the caller's is changed."""
+"""What conversions refuse, and how they say it; nothing of the caller's is changed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from mxmp import Policy
 from mxmp.errors import ConvertError, InferenceError, MxmpError, ParamsError, PolicyError
 from mxmp.symbol import convert_buckets, convert_model, convert_symbol, on_cpu
-from tests.symbol.refusals import refused
+from tests import messages
 from tests.symbol.small import X, convolutional, dense, params_of, snapshot
 
 NETWORK, SHAPES = convolutional()
@@ -30,8 +31,22 @@ def symbol(*args, **options):
     return lambda: convert_symbol(LAYER, *args, **options)
 
 
+def of(value):
+    return lambda: convert_symbol(value)
+
+
 def buckets(sym, keys=(1,), **options):
     return lambda: convert_buckets(lambda key: (dense(sym, "more") if key == 2 else sym, ["x"], None), keys, WEIGHTS, {}, **options)
+
+
+def another(name, shape, shapes):
+    """Return a conversion for inference with an array of another network's shape."""
+    args, aux = ({**each, name: mx.nd.ones(shape)} if name in each else each for each in (ARGS, AUX))
+    return model(args, aux, "O0", shapes, sym=NETWORK, for_inference=True)
+
+
+def named(pattern):
+    return lambda: Policy.parse("O1", names={pattern: "float32"})
 
 
 NO_SYMBOLS = {
@@ -91,7 +106,7 @@ REFUSED = [
     *(("arg_params is", ConvertError, model(value)) for value in (None, 5, [1])),
     *(("aux_params is", ConvertError, model(aux=value)) for value in (5, [1])),
     *((text, ConvertError, model(sym=value)) for text, value in NO_SYMBOLS.items()),
-    *((text, ConvertError, lambda value=value: convert_symbol(value)) for text, value in NO_SYMBOLS.items()),
+    *((text, ConvertError, of(value)) for text, value in NO_SYMBOLS.items()),
     ("two variables of the name 'fc_weight'", ConvertError, model(sym=TWINS)),
     *((text, ConvertError, symbol("O1", value)) for text, value in BAD_SHAPES.items()),
     ("[5,5]", InferenceError, symbol("O1", {"x": (4, 6), "fc_weight": (5, 5)})),
@@ -110,20 +125,30 @@ REFUSED = [
     *((text, PolicyError, model(policy=spec, **changes)) for text, (spec, changes) in BAD_POLICIES.items()),
     ("buckets is empty", ConvertError, buckets(LAYER, ())),
     ("sym is a str", ConvertError, buckets("net")),
-    ("arg_params lacks 'more_weight'", ConvertError, buckets(LAYER, (1, 2))),
+    ("arg_params lacks 'more_weight'", ParamsError, buckets(LAYER, (1, 2))),
     ("shapes: the symbol has no variable 'y'", ConvertError, buckets(LAYER, shapes={1: {"y": (4, 6)}})),
+    ("names: 'fd' matches no node; the nearest are fc", PolicyError, buckets(LAYER, policy="O2,name:fd=float32")),
+    ("bucket 3 was not converted; known: [1]", ConvertError, lambda: buckets(LAYER)().sym_gen(3)),
+    ("convert_symbol has no option for_inference", ConvertError, symbol(for_inference=True)),
+    ("convert_buckets has no option for_inference", ConvertError, buckets(LAYER, for_inference=True)),
+    *(
+        (f"'{name}'... has shape {shape}", ParamsError, another(name, shape, shapes))
+        for name, shape in (("bn_moving_mean", (5,)), ("bn_gamma", (4, 1)), ("conv_weight", (5, 3, 3, 3)))
+        for shapes in (None, SHAPES)
+    ),
+    *(
+        ("begin or end with a blank. For such a character write '?'", PolicyError, named(name))
+        for name in (" a", "a\n", "\f", "a\u2028", "")
+    ),
 ]
 
 
-@pytest.mark.parametrize("message, error, call", REFUSED, ids=[f"{i} {row[0]}" for i, row in enumerate(REFUSED)])
-def test_a_bad_argument_is_named(message, error, call):
-    with refused(error, message):
-        call()
+MESSAGES = {f"{i} {text}": (call, error, f"...{text}...") for i, (text, error, call) in enumerate(REFUSED)}
 
 
-def test_mxnet_does_not_bind_two_variables_of_one_name():
-    with pytest.raises(mx.MXNetError, match="arg_names.size"):
-        TWINS.bind(mx.cpu(), {"x": mx.nd.ones((4, 6)), "fc_weight": mx.nd.ones((6, 6))})
+@messages.each(MESSAGES)
+def test_messages(call, error, text, tmp_path):
+    messages.check(call, error, text, tmp_path)
 
 
 FAILED = {
