@@ -10,7 +10,7 @@ ARGS ?=
 .PHONY: demo test test-horovod test-gpu-record bench docs docs-links lint named
 
 demo: $(VENV)/.demo
-	@$(VENV)/bin/python examples/digits.py $(ARGS)
+	@$(VENV)/bin/python examples/digits.py --out examples/output $(ARGS)
 
 # Two processes with one thread each are faster than one with two. Each runs its half in order, so that what a module's
 # tests share is made once, and takes from the other's in the end. A test that hangs fails in the end. Python keeps
@@ -21,7 +21,7 @@ test: $(VENV)/.test
 # Horovod is built from source, in an environment of its own.
 test-horovod: $(VENV)-horovod/.built
 	@OMP_NUM_THREADS=1 $(VENV)-horovod/bin/python -m pytest --slow --timeout 120 \
-		tests/distributed/test_horovod.py tests/examples/distributed/test_horovod.py $(ARGS)
+		tests/distributed/test_horovod.py $(ARGS)
 
 # What a GPU is asked to do, recorded without one: on mxnet-cu112, whose files would overwrite those of the CPU's MXNet
 # and which therefore has an environment of its own.

@@ -1,1 +1,0 @@
-"""What the training scripts share: options, the loop, checkpoints, history, plot and table."""

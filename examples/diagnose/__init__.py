@@ -1,1 +1,0 @@
-"""Broken runs, each with the tool that explains it."""

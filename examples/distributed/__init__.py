@@ -1,1 +1,0 @@
-"""The image classification scripts in several processes that train together."""

@@ -1,1 +1,0 @@
-"""Image classification with Gluon and with the Symbolic API."""

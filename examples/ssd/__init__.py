@@ -1,1 +1,0 @@
-"""SSD detectors with Gluon and with the Symbolic API."""

@@ -1,0 +1,107 @@
+"""Detection with the Symbolic API: SSD
+=====================================
+
+Trains an SSD detector made of MXNet's MultiBox operators in mixed precision, with ``Module``. Targets, losses and boxes
+are in float32 under every policy; the gradients of all loss heads share one loss scale. The network that detects is
+saved in float32, and plain MXNet loads it.
+
+Run ``python symbol_ssd.py --policy O1`` for handwritten digits that it places on noise, or give ``--data`` a folder
+with ``train.rec`` and ``val.rec``, each with its ``.idx``, as MXNet's ``im2rec.py`` writes them::
+
+    epoch 1: mean average precision 0.1
+"""
+
+import argparse
+
+import mxmp  # before mxnet
+import mxnet as mx
+import numpy as np
+from gluoncv.utils.metrics import VOC07MApMetric
+from sklearn.datasets import load_digits
+
+parser = argparse.ArgumentParser(description="Train an SSD detector with Module.")
+parser.add_argument("--data", metavar="FOLDER", help="with train.rec and val.rec")
+parser.add_argument("--classes", nargs="+", default=list("0123456789"), metavar="NAME")
+parser.add_argument("--size", type=int, default=64, help="pixels of an image, each way")
+parser.add_argument("--policy", default="O1", help="O0 is float32; O1, O2, mixed_bfloat16, ...")
+parser.add_argument("--epochs", type=int, default=12)
+parser.add_argument("--images", type=int, default=1024, help="to draw for an epoch")
+parser.add_argument("--batch-size", type=int, default=16)
+parser.add_argument("--seed", type=int, default=0)
+args = parser.parse_args()
+ctx = mx.gpu() if mx.context.num_gpus() else mx.cpu()
+np.random.seed(args.seed)
+mx.random.seed(args.seed)
+
+
+def draw_scenes(digits, labels, count):
+    """Return images with two digits each on noise, and rows of a class and its box, in parts of the image."""
+    half, edge = args.size // 2, 24
+    images = np.random.uniform(-0.5, 0.5, (count, 3, args.size, args.size))
+    boxes = np.zeros((count, 2, 5))
+    for image, rows in zip(images, boxes):
+        for place, row in enumerate(rows):  # one digit in the left half, one in the right half
+            chosen = np.random.randint(len(digits))
+            left, top = place * half + np.random.randint(half - edge + 1), np.random.randint(args.size - edge + 1)
+            image[:, top : top + edge, left : left + edge] += np.kron(digits[chosen], np.ones((3, 3))) / 8
+            row[0], row[1:] = labels[chosen], np.array([left, top, left + edge, top + edge]) / args.size
+    return mx.io.NDArrayIter(images, {"label": boxes}, args.batch_size, shuffle=True, last_batch_handle="discard")
+
+
+def make_networks():
+    """Return the network for training and the one for detection."""
+    layer, scores, boxes, anchors = mx.sym.var("data"), [], [], []
+    for channels, sizes in (16, None), (32, None), (64, (0.3, 0.35)), (64, (0.4, 0.5)):
+        layer = mx.sym.Convolution(layer, kernel=(3, 3), pad=(1, 1), num_filter=channels)
+        layer = mx.sym.Activation(mx.sym.BatchNorm(layer, fix_gamma=False), act_type="relu")
+        layer = mx.sym.Pooling(layer, kernel=(2, 2), stride=(2, 2), pool_type="max")
+        if sizes:  # this map predicts
+            anchors.append(mx.sym.contrib.MultiBoxPrior(layer, sizes=sizes, ratios=(1, 2, 0.5)))
+            for head, width in (scores, len(args.classes) + 1), (boxes, 4):
+                filters = mx.sym.Convolution(layer, kernel=(3, 3), pad=(1, 1), num_filter=4 * width)
+                head.append(mx.sym.reshape(mx.sym.transpose(filters, axes=(0, 2, 3, 1)), shape=(0, -1, width)))
+    anchors, boxes = mx.sym.concat(*anchors, dim=1), mx.sym.flatten(mx.sym.concat(*boxes, dim=1))
+    scores = mx.sym.transpose(mx.sym.concat(*scores, dim=1), axes=(0, 2, 1))
+    wanted, mask, target = mx.sym.contrib.MultiBoxTarget(anchors, mx.sym.var("label"), scores, negative_mining_ratio=3)
+    ignore = {"multi_output": True, "use_ignore": True, "ignore_label": -1, "normalization": "valid"}
+    probs = mx.sym.SoftmaxOutput(scores, target, name="probs", **ignore)
+    box_loss = mx.sym.MakeLoss(mx.sym.smooth_l1(mask * (boxes - wanted)), normalization="valid", name="box_loss")
+    detection = mx.sym.contrib.MultiBoxDetection(mx.sym.softmax(scores, axis=1), boxes, anchors, name="detection")
+    return mx.sym.Group([probs, box_loss, mx.sym.BlockGrad(detection)]), detection
+
+
+if args.data is None:
+    digits = load_digits()
+    training = draw_scenes(digits.images[:1200], digits.target[:1200], args.images)
+    held_out = draw_scenes(digits.images[1200:], digits.target[1200:], args.images // 4)
+else:
+    options = {"batch_size": args.batch_size, "data_shape": (3, args.size, args.size), "mean": True, "std": True}
+    paths = (f"{args.data}/{part}" for part in ("train", "val"))
+    training, held_out = (
+        mx.image.ImageDetIter(path_imgrec=f"{path}.rec", path_imgidx=f"{path}.idx", shuffle=True, **options)
+        for path in paths
+    )
+    training.sync_label_shape(held_out)
+
+network, detection = make_networks()
+module = mxmp.module.Module(network, label_names=["label"], context=ctx, policy=args.policy)
+module.bind(training.provide_data, training.provide_label)
+module.init_params(mx.init.Xavier())
+schedule = mx.lr_scheduler.CosineScheduler(args.epochs * args.images // args.batch_size, base_lr=0.003)
+adam = {"learning_rate": 0.003, "lr_scheduler": schedule, "rescale_grad": 1.0}  # the losses are means already
+module.init_optimizer(optimizer="adam", optimizer_params=adam)
+
+for epoch in range(1, args.epochs + 1):
+    training.reset()
+    for batch in training:
+        module.forward_backward(batch)
+        module.update()  # skipped, and the loss scale lowered, if a gradient is not finite
+    held_out.reset()
+    precision = VOC07MApMetric(0.5, args.classes)
+    for batch in held_out:
+        module.forward(batch, is_train=False)
+        found, labels = module.get_outputs()[2], batch.label[0]  # class, score, box; class, box
+        precision.update(found[:, :, 2:], found[:, :, :1], found[:, :, 1:2], labels[:, :, 1:5], labels[:, :, :1])
+    text = f"epoch {epoch}: mean average precision {precision.get()[1][-1]:.3f}"
+    print(f"{text}, {module.skipped_steps} steps skipped", flush=True)
+mx.model.save_checkpoint("ssd", 0, detection, *module.get_params())

@@ -1,1 +1,0 @@
-"""An LSTM language model, with Gluon and with the Symbolic API."""

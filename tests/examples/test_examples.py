@@ -1,0 +1,232 @@
+"""Each script of `examples` does what it claims: a copy outside the clone, run as a process, small."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import gluoncv
+import mxnet as mx
+import numpy as np
+import pytest
+from PIL import Image
+
+import mxmp
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that runs a copy of a script in a folder that has mxmp alone, and returns its output."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "mxmp").symlink_to(ROOT / "mxmp")
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+
+    def call(script, *args, code=0):
+        copy = shutil.copy(ROOT / "examples" / f"{script}.py", tmp_path)
+        command = [sys.executable, "-W", "ignore", copy, *map(str, args)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    return call
+
+
+def numbers(text, name):
+    """Return the numbers that follow a name in a text."""
+    return [float(value) for value in re.findall(rf"{re.escape(name)}[ =]([\d.]+(?:e[+-]\d+)?)", text)]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_is_short_and_imports_nothing_of_the_repository_but_mxmp(path):
+    source = path.read_text("utf-8")
+    modules = [
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    ]
+    assert len(source.splitlines()) <= 120
+    assert [name for name in modules if name in ("mxmp", "mxnet", "gluoncv")][0] == "mxmp"
+    assert not {"symbols", "examples", "benchmarks", "tests", "tools"} & set(modules)
+    assert f"python {path.name}" in ast.get_docstring(ast.parse(source))
+
+
+def test_gluon_classification_resumes_to_the_bit_and_saves_float32(run, tmp_path):
+    small = ("--batch-size", 200, "--size", 8, "--epochs", 2, "--policy", "O2", "--ctx", "cpu:0")
+    whole = run("gluon_classification", *small).splitlines()[-1]
+    resumed = run("gluon_classification", *small, "--resume", 1)
+    assert len(resumed.splitlines()) == 1
+    assert re.sub(r"\d+ images/s", "", resumed.strip()) == re.sub(r"\d+ images/s", "", whole)
+    net = gluoncv.model_zoo.get_model("cifar_resnet20_v1", classes=10, pretrained=False)
+    net.load_parameters(str(tmp_path / "classifier-0002.params"))
+    assert all(param.dtype == np.float32 for param in net.collect_params().values())
+
+
+def write_records(path, labels):
+    """Write a record file of plain images, with its index, as im2rec.py does."""
+    record = mx.recordio.MXIndexedRecordIO(str(path.with_suffix(".idx")), str(path), "w")
+    for number, label in enumerate(labels):
+        png = io.BytesIO()
+        Image.fromarray(np.full((48, 48, 3), 6 * number, np.uint8)).save(png, "png")
+        header = struct.pack("<IfQQ", np.size(label) if np.ndim(label) else 0, np.ravel(label)[0], number, 0)
+        record.write_idx(number, header + np.float32(label if np.ndim(label) else []).tobytes() + png.getvalue())
+    record.close()
+
+
+def test_gluon_classification_reads_folders_on_two_contexts_with_another_network(run, tmp_path):
+    for part in ("train", "val"):
+        for kind in ("cat", "dog"):
+            (tmp_path / part / kind).mkdir(parents=True)
+            for number in range(4):
+                Image.fromarray(np.full((40, 40, 3), 9 * number, np.uint8)).save(tmp_path / part / kind / f"{number}.png")
+    options = ("--data", ".", "--classes", 2, "--size", 32, "--epochs", 1, "--batch-size", 4, "--network", "mobilenet0.25")
+    assert 0 <= numbers(run("gluon_classification", *options, "--ctx", "cpu:0", "cpu:1"), "accuracy")[0] <= 1
+
+
+def test_module_classification_learns_and_resumes(run, tmp_path):
+    assert numbers(run("module_classification", "--epochs", 3), "Validation-accuracy")[-1] > 0.8
+    assert "Epoch[3]" in run("module_classification", "--epochs", 4, "--resume", 3)
+    loaded = mx.model.load_checkpoint(str(tmp_path / "classifier"), 3)
+    assert {array.dtype for array in loaded[1].values()} == {np.float32}
+
+
+def test_classifiers_and_detectors_read_record_files(run, tmp_path):
+    box = [0.2, 0.2, 0.6, 0.7]
+    for part in ("train", "val"):
+        write_records(tmp_path / f"{part}.rec", [[2, 5, 0, *box], [2, 5, 1, *box, 0, *box]] * 8)
+    small = ("--data", ".", "--epochs", 1, "--batch-size", 8, "--classes")
+    assert numbers(run("gluon_ssd", *small, "cat", "dog"), "mean average precision")
+    assert numbers(run("symbol_ssd", *small, "cat", "dog"), "mean average precision")
+    for part in ("train", "val"):
+        write_records(tmp_path / f"{part}.rec", [0.0, 1.0] * 8)
+    assert numbers(run("module_classification", *small, 2), "Validation-accuracy")
+
+
+@pytest.mark.parametrize("script", ["gluon_ssd", "symbol_ssd"])
+def test_a_detector_finds_digits(run, script, tmp_path):
+    text = run(script, "--epochs", 2, "--images", 256)
+    assert numbers(text, "mean average precision")[-1] > 0.1
+    assert list(tmp_path.glob("ssd*.params"))
+
+
+@pytest.mark.parametrize("script, count", [("word_lm_gluon", "--words"), ("word_lm_module", "--lines")])
+def test_a_language_model_learns_words(run, script, count):
+    sizes = {"--words": 12000, "--lines": 1500}
+    text = run(script, count, sizes[count], "--vocabulary", 300, "--hidden", 32, "--epochs", 2)
+    assert numbers(text, "perplexity")[-1] < 150 and "steps skipped" in text
+
+
+def test_a_gan_moves_one_scale_for_both_trainers_and_draws(run, tmp_path):
+    text = run("gan", "--epochs", 2, "--channels", 4)
+    first, last = numbers(text, "of the discriminator")
+    assert 0 < last < first and len(numbers(text, "loss scale")) == 2
+    assert Image.open(tmp_path / "gan.png").size == (128, 128)
+
+
+def test_workers_end_with_the_same_weights_and_train_as_one(run, tmp_path):
+    text = run("several_machines", "--epochs", 2, "--policy", "O0")
+    files = [(tmp_path / f"worker-{rank}.params").read_bytes() for rank in range(2)]
+    assert files[0] == files[1]
+    means = np.reshape(sorted(zip(numbers(text, "epoch"), numbers(text, "loss"))), (2, 2, 2))[:, :, 1].mean(axis=1)
+    alone = numbers(run("several_machines", "--epochs", 2, "--policy", "O0", "--workers", 1), "loss")
+    np.testing.assert_allclose(means, alone, rtol=1e-3)
+
+
+def test_an_encoder_is_fine_tuned_with_masks(run):
+    text = run("fine_tune_bert", "--pretraining", 20, "--steps", 60)
+    first, last = map(float, re.search(r"O1: loss ([\d.]+) to ([\d.]+)", text).groups())
+    assert last < first / 2 and float(re.search(r"([\d.]+)% of", text)[1]) > 45
+
+
+@pytest.mark.parametrize("policy", ["O0", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+def test_a_deployed_network_scores_as_the_trained_one(run, policy):
+    scores = [float(value) for value in re.findall(r"([\d.]+)% right", run("deploy", "--steps", 15, "--policy", policy))]
+    assert len(scores) == (3 if policy == "O2" else 4)
+    np.testing.assert_allclose(scores, scores[0], atol=1.0)
+
+
+def test_the_search_names_the_operators_and_writes_a_float16_model(run, tmp_path):
+    text = run("find_float32_operators", "--steps", 60, "--tolerance", 0.01)
+    assert "3 operators by 3 names, each of them is needed" in text
+    assert "digits__mul0" in text
+    arrays = mx.nd.load(str(tmp_path / "digits-0000.params")).values()
+    assert {array.dtype.__name__ for array in arrays} == {"float16", "float32"}
+
+
+def test_the_verdict_on_attention_names_the_override_that_mends_it(run, tmp_path):
+    printed = run("broken_attention_overflow", "--steps", 6, "--run", "broken").splitlines()
+    assert printed[0].startswith("O1: 5 of 5 steps skipped")
+    name, _, rest = printed[1].partition(": ")
+    assert name == "O1,name:net_attention_scores=float32"
+    assert int(rest.split()[0]) <= 2 and 0 < float(rest.split()[-1]) < 3
+    assert printed[2].startswith("activation out of range: no loss scale mends this activation. ")
+    assert "forward: 'net_attention_scores' (batch_dot, float16) gives inf" in printed[2]
+    kept = mxmp.diagnose.read_run(str(tmp_path / "broken"))
+    assert [step["taken"] for step in kept.steps] == [False] * 5
+    assert kept.compare["rows"][0]["name"] == "net_attention_scores"
+    assert "net_attention_scores" in kept.to_html()
+
+
+def test_the_ledger_names_layers_that_vanish_and_a_scale_that_keeps_them(run):
+    printed = run("broken_vanishing_gradients", "--steps", 8).splitlines()
+    scale = numbers(printed[1], "loss scale")[0]
+    assert scale > 1 and f"2**{round(np.log2(scale))}" in printed[3]
+    assert printed[2] == "Nothing is wrong with the gradients that were seen."
+    assert re.match("At the scale of 1 an estimated .* most of '[a-z0-9_]*_weight'", printed[3])
+
+
+def test_updates_are_lost_in_float16_alone_and_not_with_masters(run):
+    *scores, sentence = run("broken_lost_update", "--steps", 20).splitlines()
+    masters, alone = (float(line.partition("%")[0].rpartition(" ")[2]) for line in scores)
+    assert masters > 2 * alone
+    assert "of the updates are lost" in sentence and "'net_dense1_weight'" in sentence
+    assert float(sentence.partition("%")[0]) > 80
+    assert sentence.endswith("Keep float32 masters: multi_precision=True.")
+
+
+def test_the_verdict_on_a_nan_image_names_input_and_row(run):
+    text = run("broken_nan_image")
+    number = int(re.search(r"step (\d+) was skipped: data", text)[1])
+    order = np.random.RandomState(0).permutation(1797)
+    row = list(order[(number - 1) * 32 : number * 32]).index(737)
+    assert "left out: image 737" in text
+    assert f"input 'data' holds NaN in 3 of 2,048 elements, in row {row}." in text
+    assert numbers(text, "last loss")[0] < 1
+
+
+def test_the_demo_compares_modes_in_a_table_and_a_plot(run, tmp_path):
+    text = run("digits", "--epochs", 1, "--modes", "float32", "O2", "mixed_bfloat16", "--batch-size", 200)
+    rows = {line.split("│")[1].strip(): line.split("│") for line in text.splitlines() if "%" in line and "│" in line}
+    single, half = (int(rows[mode][4].replace(",", "")) for mode in ("float32", "float16 O2"))
+    assert half < 0.6 * single
+    assert "NOT the same" not in text and ("the same as here" in text) == ("bfloat16" in rows)
+    assert Image.open(tmp_path / "digits.png").size == (1080, 840)
+
+
+def test_the_demo_refuses_an_unknown_policy_in_its_last_line(run):
+    assert "unknown policy 'O9'" in run("digits", "--modes", "O9", code=1).splitlines()[-1]
+
+
+def test_the_papers_networks_train_and_are_converted_from_the_clone(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def call(name, *args):
+        command = [sys.executable, "-W", "ignore", "-m", f"symbols.examples.{name}", *args]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+
+    trained = call("train", "lenet", "--size", "20", "--epochs", "1", "--batch-size", "64")
+    assert "Validation-accuracy" in trained.stdout, trained.stderr
+    converted = call("convert", "lenet", "1", "half", "--size", "20")
+    sizes = [int(value.replace(",", "")) for value in re.findall(r"right, ([\d,]+) bytes", converted.stdout)]
+    assert sizes[1] < 0.6 * sizes[0], converted.stderr
