@@ -30,7 +30,6 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 TITLES = {"float32": "float32", "O1": "float16 O1", "O2": "float16 O2", "mixed_bfloat16": "bfloat16"}
-LEGEND = "O1: weights in float32, cast for each step. O2: weights in float16, with float32 masters."
 parser = argparse.ArgumentParser(description="Train a ResNet-20 on handwritten digits in several precisions.")
 for name, default in (("--epochs", 12), ("--batch-size", 64), ("--seed", 0)):
     parser.add_argument(name, type=int, default=default)
@@ -64,8 +63,8 @@ def batches():
             yield mx.nd.array(np.stack(shifted)), mx.nd.array(train_labels[chosen])
 
 
-def train(mode):
-    """Train in one mode; return the network, its trainer, and of each step loss, scale, seconds, whether taken."""
+def make(mode):
+    """Return a network in one mode, its trainer, and an empty list for each step's loss, scale, seconds, whether taken."""
     mx.random.seed(args.seed)
     net = cifar_resnet20_v1(classes=10)
     net.initialize(mx.init.Xavier())
@@ -76,8 +75,12 @@ def train(mode):
     sgd = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4, "lr_scheduler": schedule}
     # So short that a run of a few hundred steps shows the scale grow, overflow and back off; 2000 is usual.
     scale = mxmp.loss_scale.DynamicLossScale(growth_interval=20) if policies[mode].loss_scale == "dynamic" else None
-    trainer, history = mxmp.gluon.Trainer(net, "sgd", sgd, loss_scale=scale), []
-    for images, labels in track(batches(), f"{TITLES.get(mode, mode):10}", total=steps, console=console):
+    return net, mxmp.gluon.Trainer(net, "sgd", sgd, loss_scale=scale), []
+
+
+runs = {mode: make(mode) for mode in modes}
+for images, labels in track(batches(), "training", total=steps, console=console):
+    for net, trainer, history in runs.values():  # in turns, so that a busy machine slows all alike
         start, scale = time.perf_counter(), trainer.loss_scale.value
         with autograd.record():
             loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(images), labels)
@@ -85,14 +88,12 @@ def train(mode):
                 scaled.backward()
         trainer.step(args.batch_size)
         history.append((loss.mean().asscalar(), scale, time.perf_counter() - start, not trainer.last_step_skipped))
-    return net, trainer, np.array(history, dtype=float)
 
-
-table = Table("mode", "accuracy", "s/step", "params B", "casts", "skipped", "scale", caption=LEGEND)
+table = Table("mode", "accuracy", "s/step", "params B", "casts", "skipped", "scale", caption="O1: weights in float32. O2: in float16, with float32 masters.")
 figure = Figure(figsize=(9, 7), tight_layout=True)
 top, bottom = figure.subplots(2, 1, sharex=True)
-for number, mode in enumerate(modes):
-    net, trainer, history = train(mode)
+for number, (mode, (net, trainer, history)) in enumerate(runs.items()):
+    history = np.array(history, dtype=float)
     accuracy = (net(mx.nd.array(test_images)).asnumpy().argmax(axis=1) == test_labels).mean()
     size = sum(param.data().size * np.dtype(param.dtype).itemsize for param in net.collect_params().values())
     casts = mxmp.gluon.report(net).casts if policies[mode].is_mixed else 0
@@ -117,3 +118,4 @@ for axes in (top, bottom):
     axes.legend()
 figure.savefig(os.path.join(args.out, "digits.png"), dpi=120)
 console.print(f"Loss curves and loss scales: {os.path.join(args.out, 'digits.png')}")
+console.print("Next: `mxmp doctor` for this machine; docs/guides/gluon.md for a loop of yours; other scripts of examples/")
