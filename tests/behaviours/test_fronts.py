@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp import amp
 from mxmp.diagnose import compare, explain
-from mxmp.errors import CheckpointError, TuneError
+from mxmp.errors import CheckpointError, LossScaleError, TuneError
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.optimizer import LossScaleOptimizer
 from tests.freeze import freeze
@@ -112,7 +112,8 @@ def test_saved_parameters_are_the_float32_masters(tmp_path):
     np.testing.assert_array_equal(moved, [20 * 2.0**-14] * 3)
 
 
-def test_without_a_kvstore_each_context_is_updated_by_its_own_gradients():
+@pytest.mark.parametrize("clips", [False, True])
+def test_without_a_kvstore_each_context_is_updated_by_its_own_gradients(clips):
     net, contexts = make(), [mx.cpu(0), mx.cpu(1)]
     net.collect_params().reset_ctx(contexts)
     trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}, kvstore=None, loss_scale=8)
@@ -120,8 +121,23 @@ def test_without_a_kvstore_each_context_is_updated_by_its_own_gradients():
         losses = [net(X.as_in_context(ctx)).sum() * factor for ctx, factor in zip(contexts, [1, 2])]
         with trainer.scale_loss(losses) as scaled:
             autograd.backward(scaled)
+    if clips:
+        trainer.clip_global_norm(1.0)
     assert trainer.step(4)
-    assert [bias.asnumpy().tolist() for bias in net[1].bias.list_data()] == [[-1] * 3, [-2] * 3]
+    one, other = (bias.asnumpy() for bias in net[1].bias.list_data())
+    assert other.tolist() == (2 * one).tolist() != [0] * 3 and (one.tolist() == [-1] * 3) is not clips
+
+
+def test_of_several_bad_gradients_at_the_floor_the_first_is_named():
+    """A trainer has its parameters in the order of their names."""
+    net, scale = make(), DynamicLossScale(init_scale=1, min_scale=1, max_floor_skips=1)
+    trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", loss_scale=scale)
+    with autograd.record(), trainer.scale_loss(net(X).sum()) as scaled:
+        scaled.backward()
+    for param in net.collect_params().values():
+        param.grad()[:] = np.inf
+    with pytest.raises(LossScaleError, match="'net_dense0_bias'"):
+        trainer.step(4)
 
 
 # Modules.
