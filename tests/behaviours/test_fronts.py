@@ -246,7 +246,7 @@ def test_of_losses_that_add_up_the_scale_backs_off_of_that_which_overflows(bad):
 
 def test_the_optimizer_of_keras_skips_and_counts_its_iterations():
     net = make()
-    optimizer = LossScaleOptimizer(mx.optimizer.create("sgd", learning_rate=0.1), initial_scale=8)
+    optimizer = LossScaleOptimizer(mx.optimizer.create("sgd", learning_rate=0.1), initial_scale=16)
     params = list(net.collect_params().values())
     before = values(net)
     for spoilt, taken in ((True, 0), (False, 1), (True, 1), (True, 1)):
@@ -260,7 +260,7 @@ def test_the_optimizer_of_keras_skips_and_counts_its_iterations():
         assert optimizer.apply_gradients(zip(grads, params)) is not spoilt
         assert (freeze(values(net)) == freeze(present)) is spoilt
         assert optimizer.iterations == optimizer.inner_optimizer.num_update == taken
-    assert optimizer.loss_scale == 1
+    assert optimizer.loss_scale == 2
     bias = "net_dense1_bias"  # whose gradient is 1 for each of the four rows
     np.testing.assert_array_equal(values(net)[bias], before[bias] - np.float32(0.1) * 4)
 
