@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp import amp
 from mxmp.diagnose import compare, explain
-from mxmp.errors import CheckpointError, TuneError
+from mxmp.errors import CheckpointError, LossScaleError, TuneError
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.optimizer import LossScaleOptimizer
 from tests.freeze import freeze
@@ -112,7 +112,8 @@ def test_saved_parameters_are_the_float32_masters(tmp_path):
     np.testing.assert_array_equal(moved, [20 * 2.0**-14] * 3)
 
 
-def test_without_a_kvstore_each_context_is_updated_by_its_own_gradients():
+@pytest.mark.parametrize("clips", [False, True])
+def test_without_a_kvstore_each_context_is_updated_by_its_own_gradients(clips):
     net, contexts = make(), [mx.cpu(0), mx.cpu(1)]
     net.collect_params().reset_ctx(contexts)
     trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}, kvstore=None, loss_scale=8)
@@ -120,8 +121,23 @@ def test_without_a_kvstore_each_context_is_updated_by_its_own_gradients():
         losses = [net(X.as_in_context(ctx)).sum() * factor for ctx, factor in zip(contexts, [1, 2])]
         with trainer.scale_loss(losses) as scaled:
             autograd.backward(scaled)
+    if clips:
+        trainer.clip_global_norm(1.0)
     assert trainer.step(4)
-    assert [bias.asnumpy().tolist() for bias in net[1].bias.list_data()] == [[-1] * 3, [-2] * 3]
+    one, other = (bias.asnumpy() for bias in net[1].bias.list_data())
+    assert other.tolist() == (2 * one).tolist() != [0] * 3 and (one.tolist() == [-1] * 3) is not clips
+
+
+def test_of_several_bad_gradients_at_the_floor_the_first_is_named():
+    """A trainer has its parameters in the order of their names."""
+    net, scale = make(), DynamicLossScale(init_scale=1, min_scale=1, max_floor_skips=1)
+    trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", loss_scale=scale)
+    with autograd.record(), trainer.scale_loss(net(X).sum()) as scaled:
+        scaled.backward()
+    for param in net.collect_params().values():
+        param.grad()[:] = np.inf
+    with pytest.raises(LossScaleError, match="'net_dense0_bias'"):
+        trainer.step(4)
 
 
 # Modules.
@@ -230,7 +246,7 @@ def test_of_losses_that_add_up_the_scale_backs_off_of_that_which_overflows(bad):
 
 def test_the_optimizer_of_keras_skips_and_counts_its_iterations():
     net = make()
-    optimizer = LossScaleOptimizer(mx.optimizer.create("sgd", learning_rate=0.1), initial_scale=8)
+    optimizer = LossScaleOptimizer(mx.optimizer.create("sgd", learning_rate=0.1), initial_scale=16)
     params = list(net.collect_params().values())
     before = values(net)
     for spoilt, taken in ((True, 0), (False, 1), (True, 1), (True, 1)):
@@ -244,7 +260,7 @@ def test_the_optimizer_of_keras_skips_and_counts_its_iterations():
         assert optimizer.apply_gradients(zip(grads, params)) is not spoilt
         assert (freeze(values(net)) == freeze(present)) is spoilt
         assert optimizer.iterations == optimizer.inner_optimizer.num_update == taken
-    assert optimizer.loss_scale == 1
+    assert optimizer.loss_scale == 2
     bias = "net_dense1_bias"  # whose gradient is 1 for each of the four rows
     np.testing.assert_array_equal(values(net)[bias], before[bias] - np.float32(0.1) * 4)
 
