@@ -64,7 +64,7 @@ def batches():
 
 
 def make(mode):
-    """Return a network in one mode, its trainer, and an empty list for each step's loss, scale, seconds, whether taken."""
+    """Return a network in one mode, its trainer, and a list for loss, scale, seconds and outcome of each step."""
     mx.random.seed(args.seed)
     net = cifar_resnet20_v1(classes=10)
     net.initialize(mx.init.Xavier())
@@ -89,7 +89,8 @@ for images, labels in track(batches(), "training", total=steps, console=console)
         trainer.step(args.batch_size)
         history.append((loss.mean().asscalar(), scale, time.perf_counter() - start, not trainer.last_step_skipped))
 
-table = Table("mode", "accuracy", "s/step", "params B", "casts", "skipped", "scale", caption="O1: weights in float32. O2: in float16, with float32 masters.")
+LEGEND = "O1: weights in float32. O2: in float16, with float32 masters."
+table = Table("mode", "accuracy", "s/step", "params B", "casts", "skipped", "scale", caption=LEGEND)
 figure = Figure(figsize=(9, 7), tight_layout=True)
 top, bottom = figure.subplots(2, 1, sharex=True)
 for number, (mode, (net, trainer, history)) in enumerate(runs.items()):
@@ -113,9 +114,7 @@ console.print(table)
 top.set(ylabel="training loss, mean of 10 steps", title="ResNet-20 on handwritten digits", yscale="log")
 bottom.set(ylabel="loss scale", xlabel="step")
 bottom.set_yscale("log", base=2)
-for axes in (top, bottom):
-    axes.grid(alpha=0.3)
-    axes.legend()
+top.legend(), bottom.legend()
 figure.savefig(os.path.join(args.out, "digits.png"), dpi=120)
 console.print(f"Loss curves and loss scales: {os.path.join(args.out, 'digits.png')}")
-console.print("Next: `mxmp doctor` for this machine; docs/guides/gluon.md for a loop of yours; other scripts of examples/")
+console.print("Next: `mxmp doctor` for this machine, docs/guides/gluon.md for a loop of yours, examples/ to copy from")
