@@ -124,7 +124,7 @@ def test_a_model_whose_parameters_are_cast_at_each_call_is_told_of(options, cast
 def test_a_net_of_several_graphs_says_that_they_run_apart(without_bfloat16):
     net = nn.Sequential(prefix="outer_")
     net.add(dense("first_"), nn.Dense(3, in_units=2, prefix="second_"))
-    net.initialize()
+    net[1].initialize()
     notes = tune(net, [DATA], seconds=1, progress=False).notes
     assert notes[1].startswith("The net has 2 graphs. Each runs by itself, once, on what it was called with first;")
 
