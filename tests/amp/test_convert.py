@@ -139,6 +139,18 @@ def test_a_block_is_converted_and_left_alone(stored):
     assert mxmp.gluon.report(again).casts == 0
 
 
+@pytest.mark.behaviour("recurrent layers")
+def test_rnn_layers():
+    """As test_amp_conversion_rnn of MXNet's own tests."""
+    model = nn.HybridSequential()
+    model.add(gluon.rnn.LSTM(hidden_size=10, num_layers=2, bidirectional=True), nn.Dense(2))
+    model.initialize()
+    model.hybridize()
+    out = model(mx.nd.ones((2, 3, 4)))
+    new_model = amp.convert_hybrid_block(model)
+    np.testing.assert_allclose(new_model(mx.nd.ones((2, 3, 4))).asnumpy(), out.asnumpy(), rtol=1e-2, atol=1e-2)
+
+
 def test_a_converted_block_trains():
     (net, _), x = images(), IMAGES
     net.collect_params("net_conv0_weight").setattr("grad_req", "null")

@@ -99,6 +99,18 @@ def test_a_nan_from_the_beginning_is_an_error_until_it_is_made_finite():
     assert values(arrays)[0] == [5, 5, 5]
 
 
+def test_each_pass_of_a_step_keeps_what_it_has_not_destroyed():
+    statistics, arrays = RunningStats(), named()
+    for number in range(3, 6):
+        arrays[0][1][:] = number
+        statistics.keep(arrays)
+    arrays[0][1][:] = [np.inf, 6, np.nan]
+    statistics.keep(arrays)
+    assert statistics.check(arrays, ONE).asscalar() == 0
+    statistics.restore(arrays)
+    assert values(arrays)[0] == [5, 6, 5]
+
+
 def test_on_a_gpu_statistics_are_read_on_the_host_once_and_kept_in_few_operators(monkeypatch):
     monkeypatch.setattr(running_stats, "on_gpu", lambda _: True)
     arrays = [(f"mean{i}", mx.nd.full((3,), i)) for i in range(130)]

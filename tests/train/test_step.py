@@ -328,6 +328,18 @@ LOGS = {
 }
 
 
+@over("log")
+def test_skips_are_logged_with_the_scale_before_and_after(make, caplog):
+    training = make(backing_off(2.0, growth_interval=1))
+    with caplog.at_level(logging.INFO, logger="mxmp"):
+        for bad in (np.nan, np.nan, None):
+            training.run(0.5, bad)
+    assert [(r.levelname, r.getMessage()) for r in caplog.records if r.name.startswith("mxmp")] == [
+        ("INFO", "step 1 skipped, its gradients are not finite: DynamicLossScale 2 -> 1; 1 skipped in a row, 1 in all"),
+        ("INFO", "step 3 taken, after 2 skipped in a row: DynamicLossScale 1 -> 2"),
+    ]
+
+
 @pytest.mark.parametrize(("loss_scale", "outcomes", "expected"), LOGS.values(), ids=LOGS)
 def test_skips_in_a_row_are_logged_ever_more_rarely(loss_scale, outcomes, expected, caplog):
     """Of '+' steps that are taken and '-' skipped: (level, number of the step) of each line."""
