@@ -15,9 +15,9 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp import amp
 from mxmp.errors import ConvertError
+from tests.amp.nets import IMAGES, images
 from tests.amp.scenarios import X, dense
 
-IMAGES = mx.nd.array(np.random.RandomState(0).rand(2, 2, 6, 6))
 LOW = {"Convolution": "float16", "BatchNorm": "float16", "Activation": "float16", "FullyConnected": "float16"}
 
 
@@ -25,18 +25,6 @@ LOW = {"Convolution": "float16", "BatchNorm": "float16", "Activation": "float16"
 def undo():
     yield
     amp.disable()
-
-
-def chain(hybridize=True):
-    """Return a net, and its outputs in float32."""
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Conv2D(3, 3, in_channels=2), nn.BatchNorm(in_channels=3), nn.Activation("relu"), nn.Dense(4))
-    mx.random.seed(0)
-    net.initialize(mx.init.Xavier(rnd_type="gaussian"))
-    float32 = run(net)
-    net.hybridize(hybridize)
-    return net, float32
 
 
 def run(net, x=IMAGES):
@@ -55,12 +43,17 @@ def is_converted(net):
 
 
 def test_init_gives_what_convert_gives():
-    net, float32 = chain()
+    net, float32 = images()
+    before = dict(vars(gluon.HybridBlock))
+    amp.init()
     amp.init()
     mixed = run(net)
+    by_hand = run(mxmp.gluon.convert(net, "O1"))
     amp.disable()
-    np.testing.assert_array_equal(mixed, run(mxmp.gluon.convert(net, "O1")))
-    assert (mixed != float32).any()
+    amp.disable()
+    np.testing.assert_array_equal(mixed, by_hand)
+    np.testing.assert_array_equal(mixed, run(net))  # converted by hand, it stays so
+    assert (mixed != float32).any() and dict(vars(gluon.HybridBlock)) == before
 
 
 @pytest.mark.parametrize(
@@ -76,7 +69,7 @@ def test_init_gives_what_convert_gives():
     ids=["bfloat16", "lists", "operators that the net lacks"],
 )
 def test_the_arguments_decide(arguments, expected):
-    net, _ = chain()
+    net, _ = images()
     amp.init(*arguments)
     run(net)
     assert expected.items() <= precisions(net).items()
@@ -84,7 +77,7 @@ def test_the_arguments_decide(arguments, expected):
 
 def test_nets_run_as_written_until_they_are_hybridized():
     amp.init()
-    net, float32 = chain(hybridize=False)
+    net, float32 = images(hybridize=False)
     np.testing.assert_array_equal(run(net), float32)
     net.hybridize()
     mixed = run(net)
@@ -97,7 +90,7 @@ def test_nets_run_as_written_until_they_are_hybridized():
 
 
 def test_a_part_that_ran_alone_becomes_a_part_of_the_whole():
-    net, _ = chain()
+    net, _ = images()
     amp.init()
     for called in (net[0], net, net[0]):
         run(called)
@@ -108,7 +101,7 @@ def test_a_part_that_ran_alone_becomes_a_part_of_the_whole():
 
 @pytest.mark.parametrize("part", [False, True], ids=["net", "part of it"])
 def test_nets_converted_by_hand_stay_as_they_are(part):
-    net, _ = chain()
+    net, _ = images()
     chosen = net[3] if part else net
     mxmp.gluon.convert(chosen, "O1,op:FullyConnected=float32")
     expected = run(net)
@@ -117,15 +110,6 @@ def test_nets_converted_by_hand_stay_as_they_are(part):
     amp.disable()
     np.testing.assert_array_equal(run(net), expected)
     assert is_converted(chosen)
-
-
-def test_a_net_that_init_converted_can_be_converted_by_hand():
-    net, _ = chain()
-    amp.init()
-    run(net)
-    expected = run(mxmp.gluon.convert(net, "O2"))
-    amp.disable()
-    np.testing.assert_array_equal(run(net), expected)
 
 
 def test_blocks_in_a_plain_block_are_converted_each():
@@ -145,25 +129,9 @@ def test_blocks_in_a_plain_block_are_converted_each():
     assert is_converted(net.first) and is_converted(net.second)
 
 
-def test_image_transforms_give_what_they_gave():
-    transforms = gluon.data.vision.transforms
-    chained = transforms.Compose([transforms.Resize(8), transforms.ToTensor(), transforms.Normalize(0.5, 0.25)])
-    image = mx.nd.array(np.random.RandomState(0).randint(0, 256, (10, 12, 3)), dtype="uint8")
-    before = run(chained, image)
-    amp.init()
-    np.testing.assert_array_equal(run(chained, image), before)
-
-
-def test_init_twice_and_disable_twice_are_no_error():
-    before = dict(vars(gluon.HybridBlock))
-    for call in (amp.init, amp.init, amp.disable, amp.disable):
-        call()
-    assert dict(vars(gluon.HybridBlock)) == before
-
-
 def test_nets_are_not_kept_alive():
     amp.init()
-    net, _ = chain()
+    net, _ = images()
     run(net)
     alive = weakref.ref(net)
     del net
@@ -172,7 +140,7 @@ def test_nets_are_not_kept_alive():
 
 
 def test_threads_that_call_one_net_at_once():
-    net, float32 = chain()
+    net, float32 = images()
     amp.init()
     outputs = []
     threads = [threading.Thread(target=lambda: outputs.append(run(net))) for _ in range(3)]
@@ -188,7 +156,7 @@ def test_threads_that_call_one_net_at_once():
 @pytest.mark.parametrize("way, rtol", [("O1", 1e-5), ("O2", 2.0**-8), ("init", 1e-5)])
 def test_disable_casts_runs_converted_nets_in_float32(way, rtol):
     """O2's weights stay as they are stored, rounded to float16; else a graph, which fuses, rounds otherwise."""
-    net, float32 = chain()
+    net, float32 = images()
     amp.init() if way == "init" else mxmp.gluon.convert(net, way)
     mixed = run(net)
     for _ in range(2):
@@ -198,28 +166,6 @@ def test_disable_casts_runs_converted_nets_in_float32(way, rtol):
         np.testing.assert_allclose(wide, float32, rtol=rtol, atol=rtol)
         np.testing.assert_array_equal(run(net), mixed)
     assert (wide != mixed).any()
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("float32",), "target_dtype='float32': expected float16 or bfloat16"),
-        (("fp61",), "target_dtype: unknown dtype 'fp61'"),
-        (("float16", "FullyConnected"), "target_precision_ops is a str; expected a list"),
-        (("float16", ["FullyConected"]), "no operator 'FullyConected'; the nearest are FullyConnected"),
-        (("float16", [1]), "target_precision_ops: MXNet has no operator 1"),
-        (("float16", None, ["Activation"]), "'Activation' is no .operator, attribute, list of values."),
-        (("float16", None, [("Activation", "act_type", "relu")]), "is no .operator, attribute, list of values."),
-        (("float16", ["exp"], None, ["exp"]), "'exp' is in both target_precision_ops and fp32_ops; keep it in one"),
-        (("float16", ["concat"], None, ["Concat"]), "'Concat' is in both"),
-        (("float16", None, [("exp", "x", ["1"])], ["exp"]), "'exp' is in both fp32_ops and conditional_fp32_ops"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    before = dict(vars(gluon.HybridBlock))
-    with pytest.raises(amp.AmpError, match=message):
-        amp.init(*arguments)
-    assert dict(vars(gluon.HybridBlock)) == before
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -237,19 +183,9 @@ def test_a_net_that_is_not_hybridized_is_warned_of_once(by_hand, caplog):
     assert caplog.text.count("amp.init has converted no net so far") == (not by_hand)
 
 
-def test_eager_operators_meet_a_net_that_mxmp_cast():
-    """And not one that net.cast has cast, which gives them float16: the guides say to use mxmp.gluon.cast."""
-    amp.init()
-    net, x = nn.Dense(3, in_units=3), mx.nd.array(X)
-    net.initialize()
-    expected = (net(x) + x).asnumpy()
-    mxmp.gluon.cast(net, "float16")
-    np.testing.assert_allclose((net(x) + x).asnumpy(), expected, rtol=2**-9)
-
-
 @pytest.mark.parametrize("fix", [mxmp.gluon.freeze, lambda net: mxmp.gluon.convert(net, "float32")])
 def test_a_net_that_is_frozen_or_float32_by_name_stays_so(fix):
-    net, float32 = chain()
+    net, float32 = images()
     net = fix(net)
     run(net)
     amp.init()

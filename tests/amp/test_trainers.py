@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import mxnet as mx
 import pytest
-from mxnet import autograd, gluon
+from mxnet import gluon
 
 import mxmp
 from mxmp import amp
-from mxmp.errors import LossScaleError, TrainerError
 from tests.amp.scenarios import TWO, backward, param, values
 
 
@@ -25,21 +24,16 @@ def initialized():
 
 
 def test_only_this_one_trainer_changes():
+    """Also if it was made before init; and its loss scale where it is initialized again."""
     methods = dict(vars(gluon.Trainer))
+    amp.disable()
     first, second = plain(param()), plain(param())
-    amp.init_trainer(first)
+    amp.init()
+    for scale in (128, 64):
+        amp.init_trainer(first, loss_scale=scale)
+        assert first.loss_scale.value == scale
     assert dict(vars(gluon.Trainer)) == methods
     assert type(first) is mxmp.gluon.Trainer and type(second) is gluon.Trainer
-
-
-def test_a_trainer_made_before_init():
-    amp.disable()
-    w = param()
-    trainer = plain(w)
-    amp.init()
-    amp.init_trainer(trainer)
-    assert backward(amp, trainer, lambda: w.data() * 0.5) == 256
-    assert trainer.step(1) and values(w) == [0.5]
 
 
 def test_learning_rate_schedule_and_rescale_are_kept():
@@ -62,13 +56,6 @@ def test_a_trainer_whose_kvstore_was_set_up_but_made_no_step():
     assert trainer.step(1) and values(w) == [0.75, 0.75]
 
 
-def test_initializing_again_sets_the_loss_scale():
-    trainer = plain(param())
-    amp.init_trainer(trainer)
-    amp.init_trainer(trainer, loss_scale=128)
-    assert trainer.loss_scale.value == 128
-
-
 class _Reducing(gluon.Trainer):
     """A trainer that reduces gradients in its own way."""
 
@@ -79,13 +66,6 @@ class _Reducing(gluon.Trainer):
         super()._allreduce_grads()
 
 
-class _Stepping(gluon.Trainer):
-    """A trainer with a step of its own."""
-
-    def step(self, batch_size, ignore_stale_grad=False):
-        raise NotImplementedError
-
-
 def test_a_derived_trainer_keeps_its_methods():
     w = param()
     trainer = _Reducing([w], "sgd", {"learning_rate": 1.0})
@@ -93,67 +73,3 @@ def test_a_derived_trainer_keeps_its_methods():
     assert isinstance(trainer, _Reducing) and isinstance(trainer, mxmp.gluon.Trainer)
     backward(amp, trainer, lambda: w.data() * 0.5)
     assert trainer.step(1) and values(w) == [0.5] and trainer.calls == 1
-
-
-def _after_a_step_in_float16():
-    w = param(dtype="float16")
-    trainer = plain(w, options={"multi_precision": True}, update_on_kvstore=False)
-    with autograd.record():
-        loss = w.data() * 1.0
-    loss.backward()
-    trainer.step(1)
-    return trainer
-
-
-def _with_kvstore_update():
-    trainer = plain(param(ctx=TWO), update_on_kvstore=None)
-    trainer._init_kvstore()
-    assert trainer._update_on_kvstore
-    return trainer
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: plain(param(), update_on_kvstore=True), "update_on_kvstore=True updates weights inside"),
-        (_with_kvstore_update, "set up already and updates weights by itself"),
-        (_after_a_step_in_float16, "has made a step or loaded states, and parameter .* is stored in float16"),
-        (lambda: _Stepping([param()], "sgd"), "_Stepping has a method step of its own"),
-        (lambda: mx.optimizer.SGD(), "expected a gluon Trainer, found a SGD"),
-        (lambda: None, "expected a gluon Trainer, found a NoneType"),
-    ],
-)
-def test_trainers_that_cannot_be_initialized_are_left_alone(make, message):
-    trainer = make()
-    before = type(trainer), dict(vars(trainer)) if hasattr(trainer, "__dict__") else None
-    with pytest.raises(TrainerError, match=message):
-        amp.init_trainer(trainer)
-    assert (type(trainer), dict(vars(trainer)) if hasattr(trainer, "__dict__") else None) == before
-
-
-def test_a_bad_loss_scale_leaves_the_trainer_alone():
-    trainer = plain(param())
-    with pytest.raises(LossScaleError, match="unknown loss scale 'dinamic'"):
-        amp.init_trainer(trainer, "dinamic")
-    assert type(trainer) is gluon.Trainer
-
-
-def test_init_has_to_come_first():
-    amp.disable()
-    with pytest.raises(amp.AmpError, match="amp.init was not called"):
-        amp.init_trainer(plain(param()))
-
-
-@pytest.mark.parametrize("call", ["scale_loss", "unscale"])
-def test_trainers_that_were_not_initialized(call):
-    trainer, loss = plain(param()), mx.nd.ones(1)
-    run = {"unscale": lambda t: amp.unscale(t), "scale_loss": lambda t: amp.scale_loss(loss, t).__enter__()}[call]
-    with pytest.raises(TrainerError, match=f"{call}: the trainer was not initialized; call amp.init_trainer"):
-        run(trainer)
-    with pytest.raises(TrainerError, match=f"{call}: expected a gluon Trainer, found a float"):
-        run(1.0)
-
-
-def test_no_trainer_at_all():
-    with pytest.raises(TrainerError, match="the list of trainers is empty"), amp.scale_loss(mx.nd.ones(1), []):
-        pass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import io
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from mxmp import launch
-from mxmp.errors import LaunchError
 from mxmp.launch import TIMED_OUT, Process, plan, run
 
 SLEEP = "sleep 60"
@@ -71,22 +69,6 @@ def test_a_process_prints_as_a_line_for_a_shell():
     assert subprocess.run(["sh", "-c", str(process)], capture_output=True, text=True).stdout == "one  two 3\n"
 
 
-@pytest.mark.parametrize(
-    "match, kwargs",
-    [
-        ("a job of 0 workers and 1 servers cannot run", {"workers": 0}),
-        ("a job of 1 workers and 0 servers cannot run", {"workers": 1, "servers": 0}),
-        ("host 'node1': MXNet's processes listen on and are found by an IPv4 address", {"hosts": ["node1"]}),
-        ("host '0.0.0.0'", {"hosts": ["0.0.0.0"]}),
-        ("cannot listen on 192.0.2.1: .*; give an address of this machine", {"hosts": ["192.0.2.1"]}),
-        ("port 65534: the job needs 3 ports from there; give one from 1 to 65533", {"port": 65534}),
-    ],
-)
-def test_plan_refuses(match, kwargs):
-    with pytest.raises(LaunchError, match=match):
-        plan(["true"], **{"workers": 1, **kwargs})
-
-
 # Shell lines of worker 0, and what comes out of them.
 PRINTED = {
     "two lines": ("echo one; echo 'two  three'", "[worker 0] one\n[worker 0] two  three\n"),
@@ -99,11 +81,10 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("line, printed", PRINTED.values(), ids=PRINTED)
-@pytest.mark.parametrize("stream", ["out", "err"])
-def test_run_prints_every_line_with_its_process_in_front(stream, line, printed, capfd, monkeypatch):
+def test_run_prints_every_line_with_its_process_in_front(line, printed, capfd, monkeypatch):
     monkeypatch.setenv("OURS", "kept")
-    assert run(job(f"({line}){' >&2' * (stream == 'err')}")) == (0, "")
-    assert getattr(capfd.readouterr(), stream) == printed
+    assert run(job(f"({line}); ({line}) >&2")) == (0, "")
+    assert capfd.readouterr() == (printed, printed)
     assert "MXMP_LAUNCH" not in os.environ
 
 
@@ -247,22 +228,3 @@ def test_workers_that_do_not_see_ctrl_c_are_ended(workers, reason, tmp_path, mon
 def test_run_ends_a_job_that_takes_too_long():
     end = run(job("true", SLEEP), timeout=0.5)
     assert end == (TIMED_OUT, "the job took longer than 0.5 s; ended server 0, worker 1")
-
-
-def test_run_says_what_it_cannot_start(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("")
-    programs = {
-        "no-such-program": "worker 1: cannot run 'no-such-program': there is no such command",
-        str(script): r"train.py': there is no such command; .*write `python .*train.py`",
-    }
-    for program, message in programs.items():
-        with pytest.raises(LaunchError, match=message):
-            run([*job(SLEEP), Process("worker 1", "127.0.0.1", [program], {})])
-
-
-def test_run_refuses_a_port_in_use():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
-        with pytest.raises(LaunchError, match=f"scheduler: port {port} of 127.0.0.1: Address already in use"):
-            run([Process("scheduler", "127.0.0.1", ["sleep", "60"], {"PORT": port})])

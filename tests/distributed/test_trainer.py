@@ -8,7 +8,7 @@ import pytest
 from mxnet import gluon
 
 from mxmp.distributed import KVStore
-from mxmp.errors import NonFiniteLossError, TrainerError
+from mxmp.errors import NonFiniteLossError
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale
 from mxmp.train.kvstores import choose_update
 from mxmp.train.masters import keep_masters
@@ -79,16 +79,6 @@ def test_parameters_of_unknown_shape_wait_for_the_first_step():
     assert (net.weight.data().asnumpy() == 4).all()
 
 
-def test_two_trainers_may_share_a_store():
-    kvstore = KVStore(Twins(2))
-    weights = param([0.0]), param([0.0] * 3)
-    trainers = [sgd(w, loss_scale=1.0, kvstore=kvstore) for w in weights]
-    for w, trainer in zip(weights, trainers):
-        backward(trainer, w, 1)
-        trainer.step(2)
-    assert [value(w.data()).tolist() for w in weights] == [[-1], [-1] * 3]
-
-
 @pytest.mark.behaviour("an overflow on one context")
 def test_a_loss_that_is_lost_on_one_worker_stops_all_alike():
     """With scales that differ, gradients of different scales would be summed."""
@@ -113,20 +103,8 @@ def test_without_a_loss_scale_the_workers_update_as_well():
         trainer.step(batch_size)
     assert value(w.data()) == [-3]
     assert trainer._update_on_kvstore is False
-
-
-@pytest.mark.parametrize(
-    "kvstore, choice, expected",
-    [("dist_sync", None, False), ("dist_sync", True, True), ("dist_async", None, None), ("device", None, False)],
-)
-def test_who_updates_without_a_loss_scale(kvstore, choice, expected):
-    assert choose_update(NoOpLossScale(), kvstore, choice, sparse=False) is expected
-
-
-def test_what_a_distributed_trainer_refuses():
-    sparse = gluon.Parameter("w", shape=(4, 2), grad_stype="row_sparse")
-    sparse.initialize()
-    with pytest.raises(TrainerError, match="parameter 'w' has a row_sparse gradient.*sparse_grad=False"):
-        sgd(sparse, kvstore=KVStore(Twins()))
-    with pytest.raises(TrainerError, match="compression_params=.*transport='float16'"):
-        sgd(param([1.0]), kvstore=KVStore(Twins()), compression_params={"type": "2bit"})
+    chosen = [
+        choose_update(NoOpLossScale(), *each, sparse=False)
+        for each in (("dist_sync", None), ("dist_sync", True), ("dist_async", None), ("device", None))
+    ]
+    assert chosen == [False, True, None, False]

@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.errors import ConvertError, PassError, PolicyError, TrainerError
+from mxmp.errors import TrainerError
 from mxmp.loss_scale import NoOpLossScale
 from mxmp.module import BucketingModule, Module, binding
 from mxmp.policy import Policy
@@ -46,17 +46,10 @@ def test_fit_learns(policy, context):
     module = Module(convnet(), policy=policy, context=context)
     module.fit(iterator(shape=IMAGES), num_epoch=8, optimizer_params=SGD, kvstore="device")
     assert dict(module.score(iterator(shape=IMAGES), "acc"))["accuracy"] > 0.95
-
-
-def test_predict_and_score_agree_with_plain_mxnet():
-    module, data = train(ready(policy="O1"), batches()), iterator()
-    reference = plain(bind={"for_training": False})
+    reference = plain(convnet(), shape=(8, *IMAGES), bind={"for_training": False})
     reference.set_params(*module.get_params())
-    tolerance = 16 * EPS  # probabilities behind two layers in float16
-    assert np.abs(module.predict(data).asnumpy() - reference.predict(data).asnumpy()).max() < tolerance
-    ours, theirs = (dict(m.score(data, "ce"))["cross-entropy"] for m in (module, reference))
-    assert abs(ours - theirs) < tolerance
-    assert [name for name, _ in module.output_shapes] == ["softmax_output"]
+    found, expected = (each.predict(iterator(shape=IMAGES)).asnumpy() for each in (module, reference))
+    assert np.abs(found - expected).max() < 16 * EPS  # probabilities behind two layers in float16
 
 
 def test_callbacks_see_the_float32_network(tmp_path, caplog):
@@ -101,14 +94,6 @@ def test_executors_run_emulated_float16_and_the_report_says_so(monkeypatch):
     precisions = {row.name: row.precision for row in module.report.rows}
     assert precisions["fc1"] == "float16" and precisions["softmax"] == "float32"
     assert module.policy == Policy.parse("O1")
-
-
-def test_a_network_that_does_not_convert_names_the_node_and_binds_nothing():
-    data = mx.sym.var("data")
-    module = Module(mx.sym.elemwise_add(mx.sym.Cast(data, dtype="int32"), data, name="culprit"), label_names=None)
-    with pytest.raises(ConvertError, match="node 'culprit'"):
-        module.bind([("data", (2, 3))])
-    assert not module.binded
 
 
 @pytest.mark.parametrize("policy", ["float32", "O1"])
@@ -164,15 +149,6 @@ def test_shapes_convert_anew_only_where_verdicts_change_and_training_goes_on(mon
     assert len(made) == 2
 
 
-def test_batches_of_other_sizes_reshape_and_train():
-    module, reference = ready(policy="float32", loss_scale=8), plain()
-    for size in (8, 4, 16, 8):
-        for each in (module, reference):
-            train(each, batches(size, count=16)[:1])
-        assert module.get_outputs()[0].shape == (size, 4)
-        assert bits(values(module)) == bits(values(reference))
-
-
 def test_outputs_of_several_contexts_are_joined_along_their_batch():
     """A layout tells which axis that is, whatever the policy puts behind the output."""
     data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, flatten=False, name="fc")
@@ -189,7 +165,7 @@ def test_outputs_of_several_contexts_are_joined_along_their_batch():
 # ---------------------------------------------------------------------- dtypes of data
 
 
-@pytest.mark.parametrize("policy", ["O0", "O1", "O2", "O3"])
+@pytest.mark.parametrize("policy", ["O1", "O2"])
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_data_of_another_float_dtype_follows_the_policy(dtype, policy):
     """Fitted on the same float16 values, in batches of two sizes, and scored."""
@@ -231,22 +207,15 @@ def test_data_keeps_a_dtype_that_is_declared_or_no_float():
     assert arrays(module, "wide")[0].asnumpy()[0, 0] == 1 / 3  # with all bits of float64
 
 
+# ---------------------------------------------------------------------- options of bind, sharing
+
+
 @pytest.mark.filterwarnings("ignore:.*You created Module with")  # MXNet's, where a label's name is not found
 def test_a_label_that_the_symbol_does_not_use_reaches_metrics_alone():
     symbol, data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc"), iterator()
     module = bound(symbol, bind={"for_training": False})
     expected = (module.predict(data).asnumpy().argmax(1) == samples()[1]).mean()
     assert dict(module.score(data, "acc"))["accuracy"] == expected
-
-
-@pytest.mark.bfloat16
-def test_a_metric_reads_bfloat16_outputs():
-    module = Module(mlp(), policy="bfloat16")
-    module.fit(iterator(), eval_metric="acc", num_epoch=1)
-    assert 0 <= dict(module.score(iterator(), "acc"))["accuracy"] <= 1
-
-
-# ---------------------------------------------------------------------- options of bind, sharing
 
 
 def test_states_are_carried_over():
@@ -298,12 +267,9 @@ def test_a_shared_module_shares_weights_optimizer_and_scale():
     assert bits(values(other)) == bits(values(module)) != bits(values(bound(policy="O2")))
     other.loss_scale = 4
     assert module.loss_scale.value == 4
-
-
-def test_a_shared_module_has_the_scale_before_there_is_an_optimizer():
     module = bound(loss_scale=16)
     other = sharing(module)
-    module.loss_scale = 2
+    module.loss_scale = 2  # there is no optimizer yet
     other.forward_backward(batches(4)[0])
     assert arrays(other, "loss_scale")[0].asscalar() == 2
 
@@ -319,11 +285,6 @@ def test_a_scale_must_fit_every_module_that_shares_it_and_that_borrows_an_optimi
         other.borrow_optimizer(lender)
     assert isinstance(module.loss_scale, NoOpLossScale)
     train(other, batches(4)[:1])
-
-
-def test_a_module_cannot_store_shared_parameters_lower_than_the_other():
-    with pytest.raises(ConvertError, match=r"parameters \['fc1_bias', .* are stored in float32 by the module"):
-        Module(mlp(), policy="O2").bind(*SHAPES, shared_module=bound(policy="float32"))
 
 
 # ---------------------------------------------------------------------- inference
@@ -347,8 +308,7 @@ def test_a_module_for_inference_computes_what_the_converted_model_does():
     assert train(module, batches()).skipped_steps == 0
 
 
-@pytest.mark.parametrize("policy", ["float32", "O1", "O2", ON_BFLOAT16])
-@pytest.mark.parametrize("missing", [True, False])
+@pytest.mark.parametrize("policy, missing", [("float32", True), ("O1", False), ("O2", True)])
 def test_parameters_and_statistics_that_are_set_are_seen_by_fused_layers(missing, policy):
     """MXNet's fused layers keep the weights, or BatchNorm's statistics, of their first call."""
     for symbol, shape in ((mlp(), (8, 6)), (convnet(), (2, 3, 8, 8))):
@@ -412,7 +372,7 @@ def branches():
 
 # With monitor_all MXNet's own backward pass of the second network hangs, with and without mxmp.
 @pytest.mark.parametrize("make, monitor_all", [(convnet, True), (branches, False)])
-@pytest.mark.parametrize("policy", ["O1", "O2", "O3", ON_BFLOAT16])
+@pytest.mark.parametrize("policy", ["O1", "O2", ON_BFLOAT16])
 def test_a_monitor_sees_the_network_as_it_was_written(policy, monitor_all, make):
     shape, symbol = (3, 6, 6), make()
     modules = bound(symbol, shape=(8, *shape), cls=mx.mod.Module), bound(symbol, policy, (8, *shape), loss_scale=8)
@@ -431,40 +391,4 @@ def test_a_monitor_sees_the_network_as_it_was_written(policy, monitor_all, make)
             assert np.array_equal(value, value.astype(np.float16)), name  # what float16 holds
 
 
-def test_statistics_of_stored_weights_are_float32_and_come_once_after_a_reshape():
-    """MXNet's own statistic, a norm, overflows in float16."""
-    module = bound(policy="O2", loss_scale=8)
-    module.set_params({**module.get_params()[0], "fc1_weight": mx.nd.ones((8, 6)) * 60000}, {})
-    monitor = mx.mon.Monitor(1, pattern="fc1_weight|loss_scale")
-    module.install_monitor(monitor)
-    for size in (8, 4, 2):
-        monitor.tic()
-        module.forward(batches(size)[0], is_train=True)
-        ((_, name, value),) = monitor.toc()
-        assert name == "fc1_weight" and float(value) == pytest.approx(60000, rel=1e-3)
-
-
 # ---------------------------------------------------------------------- refused
-
-
-@pytest.mark.parametrize("call", ["update", "install_monitor", "reshape", "init_params", "backward"])
-def test_calls_before_bind_are_errors(call):
-    argument = {"install_monitor": [None], "reshape": [[]]}.get(call, [])
-    with pytest.raises(TrainerError, match=f"{call}: .*call bind first"):
-        getattr(Module(mlp()), call)(*argument)
-
-
-@pytest.mark.parametrize(
-    "make, error, message",
-    [
-        (lambda: bound().init_optimizer(optimizer=3), TrainerError, "optimizer is 3; expected a name"),
-        (lambda: bound().update(), TrainerError, "update: the module is not ready; call init_optimizer first"),
-        (lambda: bound(policy="O1,name:nothing*=float32"), PolicyError, "matches no node|has no operator"),
-        (lambda: bound(loss_heads=["nothing"]), PassError, "no Custom operator 'nothing'"),
-        (lambda: bound(bind={"for_training": False, "inputs_need_grad": True}), TrainerError, "needs for_training=True"),
-        (lambda: bound(bind={"shared_module": plain()}), TrainerError, "shared_module is .*; expected a bound and"),
-    ],
-)
-def test_bad_arguments_are_named(make, error, message):
-    with pytest.raises(error, match=message):
-        make()

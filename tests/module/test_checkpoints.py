@@ -58,8 +58,9 @@ def resume(prefix, epoch, optimizer_options=SGD, kvstore="local", **kwargs):
 
 
 @pytest.mark.behaviour("a resumed run")
-@pytest.mark.parametrize("context", [[mx.cpu()], TWO], ids=["one", "two"])
-@pytest.mark.parametrize("policy", ["O1", "O2", pytest.param(BFLOAT16, marks=pytest.mark.bfloat16)])
+@pytest.mark.parametrize(
+    "policy, context", [("O1", mx.cpu()), ("O2", TWO), pytest.param(BFLOAT16, TWO, marks=pytest.mark.bfloat16)]
+)
 def test_a_run_that_is_resumed_goes_on_bit_for_bit(policy, context, tmp_path):
     """From a checkpoint before any step, between two skips and after another; `test_step` resumes at every step."""
     prefix, given = str(tmp_path / "model"), {"loss_scale": scale(2.0**6, growth_interval=3, hysteresis=2)}
@@ -69,26 +70,16 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(policy, context, tmp_path):
         if number in (0, 4, 8):
             resumed.save_checkpoint(prefix, number, save_optimizer_states=True)
             resumed = resume(prefix, number, options(), **given)
+        if number == 6:  # evaluation in between, at another batch size, with executors of its own
+            resumed.bind([("data", (2, 6))], [("softmax_label", (2,))], for_training=False, force_rebind=True)
+            assert bits(values(resumed)) == bits(values(whole))
+            resumed.bind(*SHAPES, force_rebind=True)
         for module in (whole, resumed):
             step(module, number)
     assert trace(resumed) == trace(whole)
     assert bits(values(resumed)) == bits(values(whole))
     assert scale_of(resumed) == scale_of(whole)
     assert (whole.skipped_steps, whole.loss_scale.value != 2.0**6) == (3, True)
-
-
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_a_rebind_keeps_parameters_optimizer_and_scale(policy):
-    """Evaluation in between, at another batch size, with executors of its own."""
-    module, other = (ready(policy=policy, loss_scale=scale(16)) for _ in range(2))
-    for number in range(8):
-        if number == 4:
-            module.bind([("data", (2, 6))], [("softmax_label", (2,))], for_training=False, force_rebind=True)
-            assert bits(values(module)) == bits(values(other))
-            module.bind(*SHAPES, force_rebind=True)
-        step(module, number)
-        step(other, number)
-    assert (trace(module), scale_of(module)) == (trace(other), scale_of(other))
 
 
 # ---------------------------------------------------------------------- plain MXNet, other policies
@@ -112,8 +103,7 @@ def test_plain_mxnet_loads_a_checkpoint(policy, tmp_path):
     assert np.abs(found - expected).max() < 16 * np.finfo(np.float16).eps  # two layers in float16
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("policy", ["O1", "O2"])
+@pytest.mark.parametrize("policy, dtype", [("O1", "float16"), ("O2", "float32")])
 def test_a_checkpoint_of_plain_mxnet_goes_on_in_mixed_precision(policy, dtype, tmp_path):
     prefix = str(tmp_path / "model")
     args = {name: array.astype(dtype) for name, array in plain().get_params()[0].items()}
@@ -297,14 +287,10 @@ def test_buckets_that_were_not_saved_together_are_refused(tmp_path):
             assert "net-0001.params: it does not fit" in str(e)
             found.append("refused")
     assert found == [True] * 4 + ["refused"]
-
-
-def test_earlier_epochs_of_buckets_load_when_operators_count_on_and_lengths_are_added(tmp_path):
-    prefix, module = str(tmp_path / "net"), buckets()
-    module.save_checkpoint(prefix, 1, save_optimizer_states=True)
-    module.switch_bucket(3, [("data", (3, 3, 5))], [("softmax_label", (3,))])
-    module.save_checkpoint(prefix, 2, save_optimizer_states=True)
-    for epoch in (1, 2):
+    newer.save_checkpoint(prefix, 1, save_optimizer_states=True)
+    newer.switch_bucket(3, [("data", (3, 3, 5))], [("softmax_label", (3,))])
+    newer.save_checkpoint(prefix, 2, save_optimizer_states=True)
+    for epoch in (1, 2):  # the earlier one too, though operators count on and a length was added
         load_buckets(prefix, epoch, states=True)
 
 
@@ -327,13 +313,3 @@ def test_a_file_of_another_save_is_refused_unless_it_was_saved_alone(name, tmp_p
         assert loaded(prefix) == whole
     os.remove(f"{prefix}-0001.manifest.json")
     assert loaded(prefix) is not None
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1}', '{"files": {"net-0001.params": 1}}', "\x00", "{}"])
-def test_a_damaged_manifest_is_named(text, tmp_path):
-    stepped().save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
-    (tmp_path / "net-0001.manifest.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"net-0001.manifest.json: it is damaged; delete it"):
-        Module.load(str(tmp_path / "net"), 1)
-    stepped().save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
-    loaded(str(tmp_path / "net"))

@@ -16,7 +16,7 @@ import pytest
 
 import mxmp
 from mxmp.dtypes import NUMPY_BFLOAT16
-from mxmp.errors import CheckpointError, StateError, TrainerError
+from mxmp.errors import StateError, TrainerError
 from mxmp.loss_scale import DynamicLossScale, parse
 from mxmp.train.masters import MasterState
 from mxmp.train.state_files import read, write
@@ -51,13 +51,9 @@ def test_arrays_survive_a_file_bit_for_bit(dtype, tmp_path):
     found = round_trip(MasterState(array, (array, None)), tmp_path)
     assert freeze([found.master, found.inner]) == freeze([array, (array, None)])
     assert found.master.dtype == array.dtype
-
-
-def test_row_sparse_arrays_survive_a_file(tmp_path):
-    rows = mx.nd.sparse.row_sparse_array(([[1.0, 2.0], [3.0, 4.0]], [0, 3]), shape=(6, 2))
-    found = round_trip(rows, tmp_path)
-    assert (found.stype, found.indices.asnumpy().tolist()) == ("row_sparse", [0, 3])
-    np.testing.assert_array_equal(found.asnumpy(), rows.asnumpy())
+    if dtype not in ("float16", "bfloat16"):  # of which MXNet has no sparse arrays
+        rows = round_trip(array.reshape((3, 1)).tostype("row_sparse"), tmp_path)
+        assert rows.stype == "row_sparse" and freeze(rows) == freeze(array.reshape((3, 1)).tostype("row_sparse"))
 
 
 def test_nothing_in_a_file_is_pickled(tmp_path):
@@ -300,16 +296,6 @@ def test_states_of_a_users_optimizer_are_taken(kind, tmp_path):
     assert run.resumed(tmp_path, kind()).everything() == run.everything()
 
 
-@pytest.mark.parametrize("state", [{"f": max}, [mx.nd.ones((2, 2)).tostype("csr")], ({1, 2},)], ids=repr)
-def test_states_that_a_file_cannot_hold_are_an_error(state, tmp_path):
-    run = Run("sgd")
-    run.step(0)
-    run.trainer._updaters[0].states[1] = MasterState(None, state)
-    with pytest.raises(StateError, match="states of SGD hold a (builtin_function_or_method|CSRNDArray|set), which"):
-        run.save(str(tmp_path / "s"))
-    assert os.listdir(tmp_path) == []
-
-
 # Everything that does not fit is an error that names file and field, and changes nothing.
 
 
@@ -327,20 +313,6 @@ def saved_file(tmp_path):
     run.step(0)
     run.save(str(tmp_path / "s"))
     return str(tmp_path / "s")
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        ({"optimizer": "sgd"}, "the optimizer is Adam; expected SGD, as here: train with the optimizer of the saved run"),
-        ({"lr_scheduler": scheduler()}, "the lr_scheduler is None; expected FactorScheduler, as here: train with"),
-        ({"lr_scheduler": scheduler(), "shape": (2, 3)}, "the shape of parameter 'p0'"),
-        ({"dtypes": DTYPES[:2]}, "the number of parameters is 3; expected 2"),
-        ({"shape": (2, 3)}, r"the shape of parameter 'p0' \(number 0\) is \[3, 2\]; expected \[2, 3\]"),
-    ],
-)
-def test_load_refuses_the_states_of_another_trainer(saved_file, other, message):
-    expect_refusal(saved_file, Run(**other), message)
 
 
 ENTRY, PAIR = {"$array": "0"}, r"\(float32 \(3, 2\), float32 \(3, 2\)\)"  # of Adam
@@ -394,6 +366,19 @@ HEADERS = {
 }
 MORE = {"good": [0, 3], "beyond": [0, 9], "below": [-1, 3], "disorder": [3, 0], "text": ["a"]}
 MORE = {"values": np.ones((2, 2), np.float32), **{name: np.array(value) for name, value in MORE.items()}}
+
+
+OTHERS = {
+    "an optimizer": ({"optimizer": "sgd"}, "the optimizer is Adam; expected SGD, as here: train with the optimizer of the"),
+    "a schedule": ({"lr_scheduler": scheduler()}, "the lr_scheduler is None; expected FactorScheduler, as here: train with"),
+    "fewer parameters": ({"dtypes": DTYPES[:2]}, "the number of parameters is 3; expected 2"),
+    "a shape": ({"shape": (2, 3)}, r"the shape of parameter 'p0' \(number 0\) is \[3, 2\]; expected \[2, 3\]"),
+}
+
+
+@pytest.mark.parametrize(("other", "message"), OTHERS.values(), ids=OTHERS)
+def test_load_refuses_the_states_of_another_trainer(saved_file, other, message):
+    expect_refusal(saved_file, Run(**other), message)
 
 
 @pytest.mark.parametrize(("changes", "message"), HEADERS.values(), ids=HEADERS.keys())
@@ -456,32 +441,10 @@ def test_load_refuses_a_damaged_file(saved_file, damage):
     expect_refusal(saved_file, Run(), "not a file of optimizer states, or damaged")
 
 
-def test_load_refuses_another_npz_file(tmp_path):
-    np.savez(tmp_path / "other.npz", x=np.ones(3))
-    expect_refusal(str(tmp_path / "other.npz"), Run(), "not a file of optimizer states, or damaged .*header")
-
-
-def test_load_of_a_missing_file_says_so(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"^{tmp_path}/none: there is no such file"):
-        Run().load(str(tmp_path / "none"))
-
-
-@pytest.mark.parametrize("call", ["save", "load"])
-@pytest.mark.parametrize("fname", [None, 3], ids=repr)
-def test_what_is_no_path_is_named(fname, call):
-    with pytest.raises(CheckpointError, match=f"^fname is {fname}; expected the path of a file"):
-        getattr(Run(), call)(fname)
-
-
-def test_load_of_a_folder_says_so(tmp_path):
-    with pytest.raises(CheckpointError, match=f"^{tmp_path}: it is a folder, not a file"):
-        Run().load(str(tmp_path))
-
-
 def test_a_file_with_any_byte_changed_is_refused_or_the_same(saved_file):
     whole, run, rng = Path(saved_file).read_bytes(), Run(), random.Random(0)
     expected = read_states(saved_file)
-    for number in range(300):
+    for number in range(100):
         data = bytearray(whole)
         place = rng.choice([rng.randrange(len(data)), len(data) - 1 - rng.randrange(400)])  # the directory is last
         data[place] ^= 1 << rng.randrange(8)
@@ -511,7 +474,7 @@ def test_a_header_with_anything_else_in_one_place_is_refused_or_fits(tmp_path):
     run.step(0)
     run.save(fname)
     whole, rng, bad = Path(fname).read_bytes(), random.Random(0), []
-    for path in paths_of(read_states(fname)[0]):
+    for path in list(paths_of(read_states(fname)[0]))[::2]:
         Path(fname).write_bytes(whole)
         wrong = rng.choice(WRONG)
 

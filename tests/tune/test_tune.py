@@ -96,7 +96,7 @@ def test_a_race_runs_for_real(batches, for_inference, monkeypatch):
     """With emulated float16, whose clock counts as any other: what is returned is one of what was measured."""
     monkeypatch.setattr(Workload, "on_cpu", property(lambda workload: False))
     objective = "inference" if for_inference else "training"
-    result = tune(convnet(channels=16), batches, "O1", objective, seconds=3, for_inference=for_inference, progress=False)
+    result = tune(convnet(channels=16), batches, "O1", objective, seconds=5, for_inference=for_inference, progress=False)
     assert result.proved and result.fastest in result.seconds and min(result.seconds.values()) > 0
     expected = "only convolutions in low precision" if for_inference else "normalisations in float32"
     assert {"untuned", expected} <= {each.name for each in result.candidates}
@@ -124,7 +124,7 @@ def test_a_model_whose_parameters_are_cast_at_each_call_is_told_of(options, cast
 def test_a_net_of_several_graphs_says_that_they_run_apart(without_bfloat16):
     net = nn.Sequential(prefix="outer_")
     net.add(dense("first_"), nn.Dense(3, in_units=2, prefix="second_"))
-    net.initialize()
+    net[1].initialize()
     notes = tune(net, [DATA], seconds=1, progress=False).notes
     assert notes[1].startswith("The net has 2 graphs. Each runs by itself, once, on what it was called with first;")
 
