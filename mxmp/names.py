@@ -99,7 +99,7 @@ GUESSES: Dict[str, List[str]] = {
         "mxmp.tune.tune": "autotune benchmark",
     }.items()
 }
-"""The names that users of other libraries try, by the one that does their work here (docs/guides/coming_from/names.md)."""
+"""The names that users of other libraries try, by ours (docs/guides/coming_from/names.md)."""
 
 
 def hooks(module: str) -> Dict[str, Callable[..., Any]]:

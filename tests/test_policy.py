@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mxmp.errors import PolicyError
 from mxmp.policy import PRESETS, Policy, check_matches
 
 
@@ -95,64 +94,6 @@ def test_policy_is_a_value():
         Policy().compute_dtype = "float16"
 
 
-BAD = {
-    "unknown dtype in a string": (
-        "compute=fp61", {}, "^policy 'compute=fp61': compute_dtype: unknown dtype 'fp61'; expected float16, bfloat16 or float32.$"),
-    "unknown dtype": ("O0", {"compute_dtype": "fp61"}, "compute_dtype: unknown dtype 'fp61'"),
-    "not a precision": ("O0", {"compute_dtype": "int8"}, "compute_dtype='int8': expected float16"),
-    "unknown preset": ("mixed_flaot16", {}, "unknown policy 'mixed_flaot16'; the nearest are mixed_float16"),
-    "unknown field": (
-        "O1,keep_batchnorm=True", {}, "unknown field 'keep_batchnorm'; the nearest are keep_batchnorm_fp32"),
-    "unknown keyword": ("O1", {"los_scale": 1}, "unknown policy field 'los_scale'; the nearest are loss_scale"),
-    "not a pair": ("O1,O2", {}, "policy 'O1,O2': 'O2' is no 'field=value' pair"),
-    "nothing behind a comma": ("O1,", {}, "policy 'O1,': '' is no 'field=value' pair"),
-    "unknown override": ("O1,ops:relu=float16", {}, "unknown override 'ops:relu'"),
-    "not a flag": ("O1,pure=1", {}, "pure='1': expected True or False"),
-    "not a string": (16, {}, "expected a policy or its name, such as 'O1'; found a int"),
-    "params lower than compute": (
-        "O2", {"compute_dtype": "float32"}, "param_dtype='float16' with compute_dtype='float32' makes no sense"),
-    "two low dtypes": ("O0", {"param_dtype": "float16", "compute_dtype": "bfloat16"}, "makes no sense"),
-    "output in another": (
-        "O0", {"compute_dtype": "bfloat16", "output_dtype": "float16"},
-        "output_dtype='float16' with compute_dtype='bfloat16' makes no sense"),
-    "batch norm in float32": (
-        "O0", {"keep_batchnorm_fp32": True}, "keep_batchnorm_fp32=True with compute_dtype='float32' makes no sense"),
-    "last layer in float32": (
-        "O0,last_layer_fp32=True", {}, "last_layer_fp32=True with compute_dtype='float32' makes no sense"),
-    "last layer neither": ("O1,last_layer_fp32=yes", {}, "last_layer_fp32='yes': expected True or False"),
-    "pure float32": ("O0", {"pure": True}, "pure=True with compute_dtype='float32'"),
-    "loss scale in float32": (
-        "O0", {"loss_scale": "dynamic"}, "loss_scale='dynamic' with compute_dtype='float32' makes no sense"),
-    "negative loss scale": (
-        "O1", {"loss_scale": -1}, "loss_scale=-1: expected None, 'dynamic' or a positive, finite number"),
-    "NaN loss scale": ("O1,loss_scale=nan", {}, "positive, finite"),
-    "word as loss scale": ("O1", {"loss_scale": "dynamc"}, "loss_scale='dynamc'"),
-    "loss scale True": ("O1", {"loss_scale": True}, "loss_scale=True: expected None"),
-    "override in another dtype": (
-        "O1", {"ops": {"softmax": "bfloat16"}},
-        "ops: 'softmax' is set to bfloat16, but compute_dtype='float16'; use float16 or float32"),
-    "an override twice": ("O1,op:a=float16,op:a=float32", {}, "ops: 'a' is given twice"),
-    "an override twice in pairs": (
-        "O1", {"names": [("a", "float16"), ("b", "float32"), ("a", "float32")]}, "names: 'a' is given twice"),
-    "pattern with a comma": ("O1", {"names": {"[a,b]*": "float32"}}, "is no pattern of names"),
-    "empty pattern": ("O1,block:=float32", {}, "unknown override 'block:'"),
-    "overrides that are none": ("O1", {"ops": 5}, "ops=5: expected a dict or pairs"),
-    "override without a dtype": ("O1", {"names": {"a": "f99"}}, r"names\['a'\]: unknown dtype 'f99'"),
-    "out of range": ("O2,out_of_range=drop", {}, "out_of_range='drop': expected 'clamp' or 'float32'"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("spec, changes, message", BAD.values(), ids=BAD.keys())
-def test_nonsense_is_refused(spec, changes, message):
-    with pytest.raises(PolicyError, match=message):
-        Policy.parse(spec, **changes)
-
-
-def test_the_constructor_checks_too():
-    with pytest.raises(PolicyError, match="pure=True with compute_dtype='float32'"):
-        Policy(pure=True)
-
-
 def test_override_precedence():
     policy = Policy.parse(
         "O1",
@@ -175,28 +116,10 @@ def test_block_patterns_take_a_name_or_a_prefix(key):
     assert policy.override("relu", "net0_stage10_relu0_fwd") is None
 
 
-NODES = [("Convolution", "net0_conv0_fwd"), ("softmax", "net0_softmax0")]
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        (
-            {"names": {"net0_conv1*": "float32"}},
-            r"names: 'net0_conv1\*' matches no node; the nearest are net0_conv0_fwd",
-        ),
-        ({"blocks": {"net0_conv1_": "float32"}}, "blocks: 'net0_conv1_' matches no block; the nearest are net0_conv0_"),
-        ({"ops": {"sofmax": "float32"}}, "ops: the network has no operator 'sofmax'; the nearest are softmax"),
-    ],
-)
-def test_pattern_that_matches_nothing_is_an_error_with_the_nearest(changes, message):
-    with pytest.raises(PolicyError, match=message):
-        check_matches(Policy.parse("O1", **changes), NODES, ["net0_", "net0_conv0_"])
-
-
 def test_patterns_that_match_pass():
+    nodes = [("Convolution", "net0_conv0_fwd"), ("softmax", "net0_softmax0")]
     policy = Policy.parse("O1", names={"*conv?_fwd": "float32"}, blocks={"net0": "float16"}, ops={"softmax": "float32"})
-    assert check_matches(policy, NODES) is None
+    assert check_matches(policy, nodes) is None
 
 
 def test_out_of_range_is_clamp_unless_told():

@@ -1,4 +1,4 @@
-"""What the tests of the classification networks share: their input shapes, and running them."""
+"""What the tests of the networks share: their input shapes, random parameters, and running them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ FILES = (
 CLASSIFIERS = [name for name, network in symbols.NETWORKS.items() if network.module.__name__.split(".")[1] in FILES]
 
 
+def nodes_of(symbol):
+    return json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]
+
+
 def input_shape(name, batch=2):
     """Return the shape of the images that a network is published with."""
     if name in ("mlp", "lenet"):
@@ -24,24 +28,28 @@ def input_shape(name, batch=2):
     return (batch, 3, size, size)
 
 
+def shapes_of(symbol, **inputs):
+    """Return the shapes of the arguments, the inputs left out, and of the auxiliary states, by name."""
+    args, _, aux = symbol.infer_shape(**{name: shape for name, shape in inputs.items() if name in symbol.list_inputs()})
+    inputs = {**inputs, "softmax_label": ()}
+    arguments = {n: s for n, s in zip(symbol.list_arguments(), args) if n not in inputs}
+    return arguments, dict(zip(symbol.list_auxiliary_states(), aux))
+
+
 def infer_shapes(symbol, shape):
-    """Return the shapes of arguments and auxiliary states by name, the inputs left out."""
-    args, _, aux = symbol.infer_shape(data=shape)
-    names = [*symbol.list_arguments(), *symbol.list_auxiliary_states()]
-    return {n: s for n, s in zip(names, [*args, *aux]) if n not in ("data", "softmax_label")}
+    arguments, aux = shapes_of(symbol, data=shape)
+    return {**arguments, **aux}
 
 
-def count(symbol, shape, skip=()):
-    """Return how many parameters a network learns, those whose names end in ``skip`` left out."""
-    learned = set(symbol.list_arguments())
-    shapes = infer_shapes(symbol, shape).items()
-    return sum(int(np.prod(s)) for name, s in shapes if name in learned and not name.endswith(tuple(skip)))
+def count(arguments, skip=()):
+    """Return how many numbers arguments hold, those whose names end in ``skip`` left out."""
+    return sum(int(np.prod(shape)) for name, shape in arguments.items() if not name.endswith(tuple(skip)))
 
 
 def logits(symbol):
     """Return what goes into the loss head."""
-    nodes = json.loads(symbol.tojson())["nodes"]
-    assert nodes[-1]["op"] == "SoftmaxOutput" and nodes[-1]["name"] == "softmax"
+    last = nodes_of(symbol)[-1]
+    assert (last["op"], last["name"]) == ("SoftmaxOutput", "softmax")
     return symbol.get_children()[0]
 
 
@@ -58,6 +66,12 @@ def _draw(name, shape, rng):
     return (0.1 * rng.standard_normal(shape, np.float32)).astype(np.float32)
 
 
+def draw_small(shapes, seed=1):
+    """Return weights around 0, and gammas around 1, of at most a half, by name."""
+    rng = np.random.RandomState(seed)
+    return {n: mx.nd.array(n.endswith("gamma") + rng.uniform(-0.5, 0.5, s)) for n, s in shapes.items()}
+
+
 def run(symbol, params, images):
     """Return the output of a symbol in inference, operator by operator as it is written."""
     values = {**params, "data": images}
@@ -69,3 +83,38 @@ def run_bound(symbol, params, images):
     args = {name: mx.nd.array(value) for name, value in {**params, "data": images}.items()}
     aux = {name: args.pop(name) for name in symbol.list_auxiliary_states()}
     return symbol.bind(mx.cpu(), args, aux_states=aux, grad_req="null").forward(is_train=False)[0]
+
+
+def execute(symbol, weights, inputs, is_train=False):
+    """Return the first output of a symbol and, in training, the gradients of its weights, by name."""
+    inputs = {n: v for n, v in inputs.items() if n in symbol.list_arguments()}
+    request = {n: "null" if n in inputs else "write" for n in symbol.list_arguments()}
+    executor = symbol.simple_bind(mx.cpu(), grad_req=request, **{n: v.shape for n, v in inputs.items()})
+    executor.copy_params_from(weights)
+    output = executor.forward(is_train=is_train, **inputs)[0].asnumpy()
+    if is_train:
+        executor.backward()
+    return output, {n: g.asnumpy() for n, g in executor.grad_dict.items() if g is not None and is_train}
+
+
+def check_dropout(plain, dropping, weights, inputs):
+    """Check that dropout acts in training alone."""
+    expected, _ = execute(plain, weights, inputs)
+    np.testing.assert_array_equal(execute(dropping, weights, inputs)[0], expected)
+    assert np.abs(execute(dropping, weights, inputs, is_train=True)[0] - expected).max() > 0.01
+
+
+def dropouts(symbol):
+    """Return the rates of all dropouts by the node that they stand in, those of 0 left out."""
+    rates = {node["name"]: float(node["attrs"]["p"]) for node in nodes_of(symbol) if "p" in node.get("attrs", {})}
+    return {name: rate for name, rate in rates.items() if rate}
+
+
+def check_float16(converted, symbol, weights, inputs, products, count):
+    """Check that all products read float16, and that the output on a CPU is float32's, but for rounding."""
+    nodes, facts = converted.graph.nodes, converted.facts
+    found = [node for node in nodes if any(op in node.op for op in products)]
+    assert len(found) == count and {facts.dtype(entry) for node in found for entry in node.inputs} == {"float16"}
+    low, exact = (execute(each, weights, inputs)[0] for each in (converted.on_cpu(), symbol))
+    # Logits of order one, some tens of roundings of random sign.
+    assert 0 < np.abs(low - exact).max() < 8 * 2.0**-10

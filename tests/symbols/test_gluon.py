@@ -6,8 +6,6 @@ inception_bn, CIFAR's v2), it is put together here from Gluon's layers.
 
 from __future__ import annotations
 
-import json
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo.vision import resnet
 
 import symbols
-from tests.symbols.networks import draw, infer_shapes, logits, run, run_bound
+from tests.symbols.networks import draw, infer_shapes, logits, nodes_of, run, run_bound
 
 
 def parameters_in_order(symbol):
@@ -25,8 +23,7 @@ def parameters_in_order(symbol):
 
     Two graphs of one network have them in the same order, whatever the order of a sum's operands.
     """
-    nodes = json.loads(symbol.tojson())["nodes"]
-    depth = []
+    nodes, depth = nodes_of(symbol), []
     for node in nodes:
         depth.append(1 + max((depth[i] for i, *_ in node["inputs"]), default=0))
     order, seen = [], set()

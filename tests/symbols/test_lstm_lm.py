@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from mxmp import Policy
 from mxmp.symbol import convert_graph
 from symbols import get_symbol, lstm_lm
+from tests.symbols.networks import check_dropout, check_float16, count, draw_small, dropouts, execute, shapes_of
 
 WORDS, STEPS, BATCH = 11, 5, 3
 SMALL = {"num_classes": WORDS, "seq_len": STEPS, "num_hidden": 6, "num_embed": 4}
@@ -21,40 +20,21 @@ TOLERANCE = 32 * np.finfo(np.float32).eps
 both = pytest.mark.parametrize("fused", [True, False], ids=["fused", "unrolled"])
 
 
-def weight_shapes(symbol, **inputs):
-    inputs = inputs or INPUTS
-    return {n: s for n, s in zip(symbol.list_arguments(), symbol.infer_shape(**inputs)[0]) if n not in inputs}
+def weight_shapes(symbol):
+    return shapes_of(symbol, **INPUTS)[0]
 
 
-def count(symbol):
-    return sum(int(np.prod(shape)) for shape in weight_shapes(symbol).values())
+def small(**options):
+    """Return a small model, weights and sentences."""
+    symbol, words = lstm_lm.get_symbol(**{**SMALL, **options}), np.random.RandomState(1).randint(0, WORDS, (BATCH, STEPS + 1))
+    inputs = {"data": mx.nd.array(words[:, :-1]), "softmax_label": mx.nd.array(words[:, 1:])}
+    return symbol, draw_small(weight_shapes(symbol)), inputs
 
 
-def draw(shapes, seed=0):
-    rng = np.random.RandomState(seed)
-    return {n: mx.nd.array(rng.uniform(-0.5, 0.5, s)) for n, s in shapes.items()}
-
-
-def sentences(seed=1):
-    words = np.random.RandomState(seed).randint(0, WORDS, (BATCH, STEPS + 1))
-    return {"data": mx.nd.array(words[:, :-1]), "softmax_label": mx.nd.array(words[:, 1:])}
-
-
-def run(symbol, weights, inputs, is_train=False):
-    """Return the output and, in training, the gradients of the weights."""
-    request = {n: "null" if n in inputs else "write" for n in symbol.list_arguments()}
-    executor = symbol.simple_bind(mx.cpu(), grad_req=request, **{n: v.shape for n, v in inputs.items()})
-    executor.copy_params_from(weights)
-    output = executor.forward(is_train=is_train, **inputs)[0].asnumpy()
-    if is_train:
-        executor.backward()
-    return output, {n: g.copy() for n, g in executor.grad_dict.items() if g is not None and is_train}
-
-
-def as_unrolled(weights, num_layers=2):
+def as_unrolled(weights):
     """Return a fused model's weights under the names of the unrolled one, by MXNet's own tools."""
-    cell = mx.rnn.FusedRNNCell(SMALL["num_hidden"], num_layers, mode="lstm", prefix="lstm_")
-    return cell.unfuse().pack_weights(cell.unpack_weights(weights))
+    cell = mx.rnn.FusedRNNCell(SMALL["num_hidden"], 2, mode="lstm", prefix="lstm_")
+    return cell.unfuse().pack_weights(cell.unpack_weights({name: mx.nd.array(value) for name, value in weights.items()}))
 
 
 @pytest.mark.parametrize(
@@ -69,40 +49,25 @@ def as_unrolled(weights, num_layers=2):
 )
 @both
 def test_sizes_are_the_papers(name, millions, tied, fused):
-    assert round(count(get_symbol(name, fused=fused, seq_len=STEPS, tie_weights=tied)) / 1e6) == millions
-
-
-@both
-def test_network_is_float32_by_construction(fused):
-    arguments, outputs, _ = lstm_lm.get_symbol(fused=fused).infer_type(data="float32")
-    assert {np.dtype(t).name for t in (*arguments, *outputs)} == {"float32"}
-
-
-@both
-def test_names_are_unique_and_do_not_depend_on_what_was_built_before(fused):
-    first = lstm_lm.get_symbol(fused=fused, dropout=0.1, seq_len=3).tojson()
-    assert lstm_lm.get_symbol(fused=fused, dropout=0.1, seq_len=3).tojson() == first
-    names = [node["name"] for node in json.loads(first)["nodes"]]
-    assert len(set(names)) == len(names)
+    assert round(count(weight_shapes(get_symbol(name, fused=fused, seq_len=STEPS, tie_weights=tied))) / 1e6) == millions
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_unrolled_equals_fused(tied):
-    options = {**SMALL, "num_embed": 6, "tie_weights": tied}
-    fused, unrolled = (lstm_lm.get_symbol(fused=fused, **options) for fused in (True, False))
-    weights, inputs = draw(weight_shapes(fused)), sentences()
-    renamed = as_unrolled(weights)
+    options = {"num_embed": None if tied else 6, "tie_weights": tied}
+    fused, weights, inputs = small(**options)
+    unrolled, renamed = lstm_lm.get_symbol(fused=False, **{**SMALL, **options}), as_unrolled(weights)
     assert {n: w.shape for n, w in renamed.items()} == weight_shapes(unrolled)
-    (expected, slopes), (found, found_slopes) = run(fused, weights, inputs, True), run(unrolled, renamed, inputs, True)
+    assert ("pred_weight" not in weights) == tied and renamed["embed_weight"].shape == (WORDS, 6)
+    (expected, slopes), (found, found_slopes) = execute(fused, weights, inputs, True), execute(unrolled, renamed, inputs, True)
     np.testing.assert_allclose(found, expected, atol=TOLERANCE)
     for name, slope in as_unrolled(slopes).items():
         assert slope.asnumpy().any(), name
-        np.testing.assert_allclose(found_slopes[name].asnumpy(), slope.asnumpy(), atol=16 * TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(found_slopes[name], slope.asnumpy(), atol=16 * TOLERANCE, err_msg=name)
 
 
 def test_fused_equals_gluons_lstm():
-    symbol = lstm_lm.get_symbol(**SMALL)
-    weights, inputs = draw(weight_shapes(symbol)), sentences()
+    symbol, weights, inputs = small()
     embed, lstm = mx.gluon.nn.Embedding(WORDS, 4), mx.gluon.rnn.LSTM(6, 2, layout="NTC", input_size=4)
     dense = mx.gluon.nn.Dense(WORDS, flatten=False, in_units=6)
     for block in (embed, lstm, dense):
@@ -114,72 +79,41 @@ def test_fused_equals_gluons_lstm():
         if name.startswith("lstm_"):
             getattr(lstm, name[len("lstm_") :]).set_data(value)
     expected = mx.nd.softmax(dense(lstm(embed(inputs["data"])))).asnumpy()
-    found, _ = run(symbol, weights, inputs)
-    np.testing.assert_allclose(found, expected.reshape(-1, WORDS), atol=TOLERANCE)
-
-
-def test_tied_weights_are_one_parameter():
-    shapes = weight_shapes(lstm_lm.get_symbol(**{**SMALL, "num_embed": None}, tie_weights=True))
-    assert shapes["embed_weight"] == (WORDS, 6)
-    assert "pred_weight" not in shapes and shapes["pred_bias"] == (WORDS,)
-
-
-def test_tied_weights_need_one_size():
-    with pytest.raises(ValueError, match="tie_weights: num_embed=4 differs from num_hidden=6; make them equal."):
-        lstm_lm.get_symbol(tie_weights=True, **SMALL)
+    np.testing.assert_allclose(execute(symbol, weights, inputs)[0], expected.reshape(-1, WORDS), atol=TOLERANCE)
 
 
 @both
 def test_padding_adds_nothing_to_the_gradient(fused):
-    symbol = lstm_lm.get_symbol(fused=fused, **SMALL)
-    weights, inputs = draw(weight_shapes(symbol)), sentences()
+    symbol, weights, inputs = small(fused=fused)
     inputs["softmax_label"][:] = -1
-    assert not any(g.asnumpy().any() for g in run(symbol, weights, inputs, True)[1].values())
+    assert not any(g.any() for g in execute(symbol, weights, inputs, True)[1].values())
     inputs["softmax_label"][0, 0] = 1
-    assert run(symbol, weights, inputs, True)[1]["pred_bias"].asnumpy().any()
+    assert execute(symbol, weights, inputs, True)[1]["pred_bias"].any()
 
 
 @both
 def test_dropout_acts_in_training_alone(fused):
-    plain, dropping = (lstm_lm.get_symbol(fused=fused, dropout=p, **SMALL) for p in (0.0, 0.5))
-    weights, inputs = draw(weight_shapes(plain)), sentences()
-    expected, _ = run(plain, weights, inputs)
-    np.testing.assert_array_equal(run(dropping, weights, inputs)[0], expected)
-    assert np.abs(run(dropping, weights, inputs, is_train=True)[0] - expected).max() > 0.01
+    check_dropout(small(fused=fused)[0], *small(fused=fused, dropout=0.5))
 
 
-@pytest.mark.parametrize(
-    "fused, where",
-    [
-        (True, {"embed_dropout": "0.3", "lstm_rnn": "0.3", "lstm_dropout": "0.3"}),
-        (False, {"embed_dropout": "0.3", "lstm_l0_dropout": "0.3", "lstm_dropout": "0.3"}),
-    ],
-    ids=["fused", "unrolled"],
-)
-def test_dropout_is_where_the_paper_has_it(fused, where):
-    """Zaremba et al., section 3.1: on what goes up, not on what goes on in time."""
-    nodes = json.loads(lstm_lm.get_symbol(fused=fused, dropout=0.3, **SMALL).tojson())["nodes"]
-    assert {node["name"]: node["attrs"]["p"] for node in nodes if "p" in node.get("attrs", {})} == where
+@both
+def test_dropout_is_where_the_paper_has_it(fused):
+    """Zaremba et al., section 3.1: on what goes up, not on what goes on in time; between layers it may be another."""
+    ends = {"embed_dropout": 0.3, "lstm_dropout": 0.3}
+    assert dropouts(small(fused=fused, dropout=0.3)[0]) == {**ends, "lstm_rnn" if fused else "lstm_l0_dropout": 0.3}
+    assert dropouts(small(fused=fused, dropout=0.3, layer_dropout=0.0)[0]) == ends
 
 
 @both
 def test_forget_gates_start_open(fused):
     """Their two biases add up to 1, those of the other gates to 0."""
-    symbol = lstm_lm.get_symbol(fused=fused, **SMALL)
-    module = mx.mod.Module(symbol, label_names=("softmax_label",))
+    module = mx.mod.Module(small(fused=fused)[0], label_names=("softmax_label",))
     module.bind([("data", INPUTS["data"])], [("softmax_label", INPUTS["softmax_label"])])
     module.init_params(mx.init.Uniform(0.1))
-    weights = module.get_params()[0]
-    weights = as_unrolled(weights) if fused else weights
+    weights = as_unrolled(module.get_params()[0]) if fused else module.get_params()[0]
     for layer in range(2):
         bias = sum(weights[f"lstm_l{layer}_{arm}_bias"].asnumpy() for arm in ("i2h", "h2h"))
-        np.testing.assert_array_equal(bias.reshape(4, 6)[1], 1)  # gates: i, f, c, o
-        np.testing.assert_array_equal(bias.reshape(4, 6)[[0, 2, 3]], 0)
-
-
-def test_one_step_can_be_unrolled():
-    symbol = lstm_lm.get_symbol(fused=False, **{**SMALL, "seq_len": 1})
-    assert symbol.infer_shape(data=(BATCH, 1), softmax_label=(BATCH, 1))[1] == [(BATCH, WORDS)]
+        assert bias.reshape(4, 6).tolist() == [[0] * 6, [1] * 6, [0] * 6, [0] * 6]  # gates: i, f, c, o
 
 
 @both
@@ -190,17 +124,11 @@ def test_bucketing_module_trains_it(fused):
     module = mx.mod.BucketingModule(
         lstm_lm.sym_gen(WORDS, fused=fused, num_hidden=16, num_layers=1), default_bucket_key=batches.default_bucket_key
     )
-    metric = mx.metric.Perplexity(ignore_label=-1)
+    metric, options = mx.metric.Perplexity(ignore_label=-1), {"learning_rate": 0.03, "rescale_grad": 1 / 4}
     mx.random.seed(3)
     np.random.seed(3)
-    module.fit(
-        batches,
-        num_epoch=12,
-        eval_metric=metric,
-        initializer=mx.init.Xavier(),
-        optimizer="adam",
-        optimizer_params={"learning_rate": 0.03, "rescale_grad": 1 / 4},
-    )
+    training = {"initializer": mx.init.Xavier(), "optimizer": "adam", "optimizer_params": options}
+    module.fit(batches, num_epoch=12, eval_metric=metric, **training)
     batches.reset()
     assert {len(batch.data[0][0]) for batch in batches} == {4, 7}
     batches.reset()
@@ -210,12 +138,10 @@ def test_bucketing_module_trains_it(fused):
 
 @both
 def test_carried_states_give_what_one_long_text_gives(fused):
-    whole, inputs = lstm_lm.get_symbol(fused=fused, **SMALL), sentences()
-    weights = draw(weight_shapes(whole))
-    expected = run(whole, weights, inputs)[0].reshape(BATCH, STEPS, WORDS)
-    states = dict.fromkeys(lstm_lm.STATES, mx.nd.zeros((2, BATCH, 6)))
-    found = []
-    for start, stop in ((0, 2), (2, STEPS)):
+    whole, weights, inputs = small(fused=fused)
+    expected = execute(whole, weights, inputs)[0].reshape(BATCH, STEPS, WORDS)
+    states, found = dict.fromkeys(lstm_lm.STATES, mx.nd.zeros((2, BATCH, 6))), []
+    for start, stop in ((0, 2), (2, 4), (4, STEPS)):  # the last of one step
         symbol = lstm_lm.get_symbol(fused=fused, carry_states=True, **{**SMALL, "seq_len": stop - start})
         assert symbol.list_outputs()[1:] == ["lstm_end_state_output", "lstm_end_cell_output"]
         part = {**{name: array[:, start:stop] for name, array in inputs.items()}, **states}
@@ -234,38 +160,22 @@ def test_states_are_inputs_of_a_bucket_only_where_they_are_carried():
     assert set(data_names + label_names) < set(symbol.list_arguments())
 
 
-@both
-def test_dropout_between_layers_may_be_another(fused):
-    nodes = json.loads(lstm_lm.get_symbol(fused=fused, dropout=0.3, layer_dropout=0.0, **SMALL).tojson())["nodes"]
-    found = {node["name"]: float(node["attrs"]["p"]) for node in nodes if "p" in node.get("attrs", {})}
-    assert found.pop("lstm_rnn", 0.0) == 0.0
-    assert found == {"embed_dropout": 0.3, "lstm_dropout": 0.3}
-
-
 def test_gradients_are_multiplied_by_their_scale():
-    plain, scaled = (lstm_lm.get_symbol(grad_scale=scale, **SMALL) for scale in (1.0, 0.25))
-    weights, inputs = draw(weight_shapes(plain)), sentences()
-    (expected, slopes), (found, found_slopes) = (run(symbol, weights, inputs, True) for symbol in (plain, scaled))
+    plain, weights, inputs = small()
+    (expected, slopes), (found, found_slopes) = (
+        execute(symbol, weights, inputs, True) for symbol in (plain, small(grad_scale=0.25)[0])
+    )
     np.testing.assert_array_equal(found, expected)
     for name, slope in slopes.items():
-        assert slope.asnumpy().any(), name
-        np.testing.assert_allclose(found_slopes[name].asnumpy(), 0.25 * slope.asnumpy(), rtol=1e-5, atol=1e-7)
+        assert slope.any(), name
+        np.testing.assert_allclose(found_slopes[name], 0.25 * slope, rtol=1e-5, atol=1e-7)
 
 
 @both
 def test_float16_reaches_every_product_and_no_index(fused):
-    symbol = lstm_lm.get_symbol(fused=fused, **SMALL)
+    symbol, weights, inputs = small(fused=fused)
     policy = Policy.parse("mixed_float16,op:RNN=float16" if fused else "mixed_float16")
-    converted = convert_graph(symbol, policy, INPUTS, params=frozenset(weight_shapes(symbol)))
-    ops = {"RNN": 1, "FullyConnected": 1} if fused else {"FullyConnected": 1 + 2 * (1 + STEPS)}
-    graph, facts = converted.graph, converted.facts
-    products = [node for node in graph.nodes if node.op in ops]
-    assert {op: sum(node.op == op for node in products) for op in ops} == ops
-    assert {facts.dtype(entry) for node in products for entry in node.inputs} == {"float16"}
-    readers = [node.op for node in graph.nodes if any(graph.nodes[e.node].name == "data" for e in node.inputs)]
-    assert readers == ["Embedding"]
-    weights, inputs = draw(weight_shapes(symbol)), sentences()
-    found, _ = run(converted.on_cpu(), weights, inputs)
-    expected, _ = run(symbol, weights, inputs)
-    # Logits of order one, some tens of roundings of random sign.
-    assert 0 < np.abs(found - expected).max() < 8 * 2.0**-10
+    converted = convert_graph(symbol, policy, INPUTS, params=frozenset(weights))
+    check_float16(converted, symbol, weights, inputs, ("RNN", "FullyConnected"), 2 if fused else 1 + 2 * (1 + STEPS))
+    nodes = converted.graph.nodes
+    assert [node.op for node in nodes if any(nodes[e.node].name == "data" for e in node.inputs)] == ["Embedding"]

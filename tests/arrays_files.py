@@ -1,0 +1,81 @@
+"""Files of arrays as MXNet writes and wrote them, and such as it never wrote."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+
+from mxmp.symbol.params import round_to
+
+DTYPES = ["float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool"]
+
+
+def named(file):
+    arrays = {f"arg:{dtype}": mx.nd.ones((2, 3)).astype(dtype) for dtype in DTYPES if dtype != "bool"}
+    arrays["aux:层"] = round_to(mx.nd.ones((3,)), "bfloat16")
+    mx.nd.save(file, arrays)
+
+
+def unnamed(file):
+    mx.nd.save(file, [mx.nd.ones((2, 3, 1, 1)), mx.nd.arange(7, dtype="int32")])
+
+
+def sparse(file):
+    dense = mx.nd.array([[0, 0, 1], [0, 0, 0], [2, 3, 0], [0, 0, 0]])
+    arrays = {kind: dense.tostype(kind) for kind in ("row_sparse", "csr")}
+    arrays.update({f"no {kind}": mx.nd.sparse.zeros(kind, (4, 3)) for kind in arrays})
+    mx.nd.waitall()  # MXNet saves the shape of what is not computed yet, and reads other values from that
+    mx.nd.save(file, arrays)
+
+
+def nothing(file):
+    mx.nd.save(file, {})
+
+
+def arrays_file(entries, names):
+    """Return a file of entries that are encoded already."""
+    texts = b"".join(struct.pack("<Q", len(name)) + name for name in names)
+    head = struct.pack("<QQQ", 0x112, 0, len(entries))
+    return head + b"".join(entries) + struct.pack("<Q", len(names)) + texts
+
+
+def old_entry(value, version):
+    """Return an array as MXNet up to 0.11 (version 0: sizes of 32 bits) and 0.12 (1) wrote it."""
+    if version:
+        shape = struct.pack("<Ii", 0xF993FAC8, value.ndim) + struct.pack(f"<{value.ndim}q", *value.shape)
+    else:
+        shape = struct.pack(f"<I{value.ndim}I", value.ndim, *value.shape)
+    return shape + struct.pack("<iii", 1, 0, 0) + value.astype("float32").tobytes()
+
+
+def old(version):
+    def write(file):
+        value = np.arange(6, dtype=np.float32).reshape(2, 3)
+        Path(file).write_bytes(arrays_file([old_entry(value, version), old_entry(value, version)], [b"a", b"b"]))
+
+    return write
+
+
+def numpys(file):
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        mx.npx.save(file, {"a": mx.np.ones((2, 0)), "b": mx.np.array(3.0), "c": mx.np.ones((4, 5), dtype="int8")})
+
+
+def entry(magic=0xF993FAC9, storage=0, shape=(2, 3), device=1, number=0, flag=0, values=24, axes=None, form="q"):
+    axes = len(shape) if axes is None else axes
+    head = struct.pack("<Iii", magic, storage, axes) + struct.pack(f"<{len(shape)}{form}", *shape)
+    return head + struct.pack("<iii", device, number, flag) + bytes(values)
+
+
+KINDS = {
+    "named": named,
+    "unnamed": unnamed,
+    "sparse": sparse,
+    "empty": nothing,
+    "before 0.12": old(0),
+    "0.12": old(1),
+    "numpy": numpys,
+}
