@@ -5,9 +5,13 @@ Takes a trained network to where it runs: ``freeze`` folds BatchNorm, drops drop
 policy's dtype. ``export`` writes it for plain MXNet, which needs no mxmp, and ``mxmp.onnx`` writes ONNX for other
 runtimes.
 
-Run ``python deploy.py``; give ``--policy O2`` for float16, ``mixed_bfloat16`` for bfloat16 on a processor that has it::
+Run ``python deploy.py --steps 40``; ``--policy O2`` is float16, ``mixed_bfloat16`` bfloat16 where it runs::
 
-    float32: 98.3 % right
+    trained, float32: 95.48% right
+    frozen: 95.48% right
+    deployed-symbol.json, deployed-0000.params: 1,089,514 bytes, float32
+    plain MXNet: 95.48% right
+    ONNX Runtime: 95.48% right
 """
 
 import argparse

@@ -5,9 +5,10 @@ Trains a CIFAR ResNet-20 on handwritten digits in each precision, from the same 
 compares them in a table and a plot. Then the bfloat16 network is exported and scored by MXNet's own ``SymbolBlock``.
 On a CPU mxmp emulates float16: its accuracy is that of float16, its speed is not.
 
-Run ``python digits.py``, or ``make demo``, which runs this::
+Run ``python digits.py``; ``make demo`` does. With ``--epochs 1 --modes float32 O2``, on two busy cores::
 
-    float32     10.05%   0.5808  1,095,016  0  0  1
+    float32     10.05%  0.5808  1,095,016  0  0  1
+    float16 O2  10.05%  1.7812    553,780  2  1  512
 
 Reference: He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2 (ResNet-20).
 """
@@ -88,7 +89,6 @@ for images, labels in track(batches(), "training", total=steps, console=console)
                 scaled.backward()
         trainer.step(args.batch_size)
         history.append((loss.mean().asscalar(), scale, time.perf_counter() - start, not trainer.last_step_skipped))
-
 LEGEND = "O1: weights in float32. O2: in float16, with float32 masters."
 table = Table("mode", "accuracy", "s/step", "params B", "casts", "skipped", "scale", caption=LEGEND)
 figure = Figure(figsize=(9, 7), tight_layout=True)

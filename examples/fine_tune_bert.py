@@ -5,9 +5,11 @@ Trains a small BERT-like encoder in float32 to guess hidden words, and fine-tune
 package a function is from. Inputs have different lengths: attention is masked with ``-1e18`` as in float32, since mxmp
 keeps the mask and the softmax in float32. Gradients are clipped, and the rate warms up.
 
-Run ``python fine_tune_bert.py --policy O1``; the functions are those of Python's standard library::
+Run ``python fine_tune_bert.py --pretraining 20 --steps 20``, on functions of Python's standard library::
 
-    O0: loss 6.2 to 4.7 in 200 steps
+    O0: loss 6.107 to 5.287 in 20 steps
+    O1: loss 2.594 to 1.596 in 20 steps
+    45.23% of the functions held out are right
 """
 
 import argparse
@@ -22,17 +24,16 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-parser = argparse.ArgumentParser(description="Fine-tune an encoder.")
+parser = argparse.ArgumentParser()
 parser.add_argument("--policy", default="O1", help="O0 is float32; O1, O2, mixed_bfloat16, ...")
 parser.add_argument("--pretraining", type=int, default=200, metavar="STEPS")
 parser.add_argument("--steps", type=int, default=200, help="of fine-tuning")
-parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 ctx = mx.gpu() if mx.context.num_gpus() else mx.cpu()
-np.random.seed(args.seed)
-mx.random.seed(args.seed)
+np.random.seed(0)
+mx.random.seed(0)
 PACKAGES, WORDS, LENGTH, UNITS, HEADS, BATCH_SIZE = ("asyncio", "email", "logging", "unittest"), 1000, 48, 64, 4, 32
-CLASSIFY, HIDDEN = 1, 2  # first word of every input, and the word that hides another; 0 pads
+CLASSIFY, HIDDEN = 1, 2  # the first word of every input, and the word that hides another; 0 pads
 
 
 def read_functions():
@@ -110,11 +111,10 @@ places, cross_entropy = mx.nd.arange(LENGTH, ctx=ctx).reshape((1, -1)), gluon.lo
 encoder = nn.HybridSequential()
 encoder.add(nn.Embedding(WORDS, UNITS), nn.Embedding(LENGTH, UNITS), Layer(), Layer())
 encoder.initialize(mx.init.Xavier(), ctx=ctx)
-guesser, classifier = Model(WORDS, encoder), Model(len(PACKAGES), encoder)
+guesser, classifier = (Model(outputs, encoder) for outputs in (WORDS, len(PACKAGES)))
 hidden = (np.random.rand(*words.shape) < 1 / 7) * mask
 train(guesser, "O0", args.pretraining, 0.002, np.where(hidden, HIDDEN, words), words, hidden)
-first, labels = np.eye(1, LENGTH).repeat(len(words), axis=0), packages[:, None].repeat(LENGTH, axis=1)
-train(classifier, args.policy, args.steps, 0.001, words, labels, first)
-logits = classifier(mx.nd.array(words[held_out], ctx), places, mx.nd.array(mask[held_out], ctx))
-right = logits.asnumpy()[:, 0].argmax(axis=1) == packages[held_out]
-print(f"{right.mean():.2%} of the functions held out are right")
+first = np.eye(1, LENGTH).repeat(len(words), axis=0)
+train(classifier, args.policy, args.steps, 0.001, words, packages[:, None].repeat(LENGTH, axis=1), first)
+logits = classifier(mx.nd.array(words[held_out], ctx), places, mx.nd.array(mask[held_out], ctx)).asnumpy()
+print(f"{(logits[:, 0].argmax(axis=1) == packages[held_out]).mean():.2%} of the functions held out are right")

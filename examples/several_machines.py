@@ -4,10 +4,13 @@
 Trains one network in several processes, whose gradients MXNet's parameter server sums: ``KVStore("dist_sync")`` sends
 them in float32. All workers start with worker 0's weights, and skip the same steps: one loss scale for all.
 
-Run ``python several_machines.py --workers 2``, which starts workers, a server and a scheduler on this machine. For
+Run ``python several_machines.py --epochs 2``, which starts two workers, a server and a scheduler on this machine. For
 several machines start the script with ``mxmp launch -n 8 -s 2 --hosts 10.0.0.1,10.0.0.2 python several_machines.py``::
 
-    [worker 0] epoch 1: loss 1.1
+    [worker 0] epoch 1: loss 1.9022, loss scale 4096, 1 steps skipped
+    [worker 1] epoch 1: loss 1.8886, loss scale 4096, 1 steps skipped
+    [worker 1] epoch 2: loss 0.5367, loss scale 2048, 2 steps skipped
+    [worker 0] epoch 2: loss 0.5461, loss scale 2048, 2 steps skipped
 """
 
 import argparse

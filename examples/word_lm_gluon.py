@@ -5,9 +5,11 @@ Trains an LSTM on text in mixed precision: backpropagation through time is trunc
 carried over. Gradients are clipped by their global norm, which needs true gradients: ``trainer.clip_global_norm`` takes
 them without the loss scale.
 
-Run ``python word_lm_gluon.py``, for the source of Python's standard library, or give ``--text`` a file::
+Run ``python word_lm_gluon.py --epochs 2 --words 20000 --vocabulary 500``, for the source of
+Python's standard library, or give ``--text`` a file::
 
-    epoch 1: perplexity 100
+    epoch 1: perplexity 111.45, loss scale 2048, 1 steps skipped
+    epoch 2: perplexity 110.17, loss scale 2048, 1 steps skipped
 """
 
 import argparse

@@ -5,9 +5,11 @@ Trains an LSTM on lines of text in mixed precision, with a bucket for each lengt
 All buckets share one policy, one loss scale and one set of float32 masters. The loop is MXNet's, and clips gradients by
 their global norm.
 
-Run ``python word_lm_module.py``, for the source of Python's standard library, or give ``--text`` a file::
+Run ``python word_lm_module.py --epochs 2 --lines 2000 --vocabulary 500``, for the source of
+Python's standard library, or give ``--text`` a file::
 
-    epoch 1: perplexity 100
+    epoch 1: perplexity 54.00, loss scale 32768, 0 steps skipped
+    epoch 2: perplexity 30.87, loss scale 32768, 0 steps skipped
 """
 
 import argparse

@@ -70,7 +70,7 @@ def test_gluon_classification_resumes_to_the_bit_and_saves_float32(run, tmp_path
     assert re.sub(r"\d+ images/s", "", resumed.strip()) == re.sub(r"\d+ images/s", "", whole)
     net = gluoncv.model_zoo.get_model("cifar_resnet20_v1", classes=10, pretrained=False)
     net.load_parameters(str(tmp_path / "classifier-0002.params"))
-    assert all(param.dtype == np.float32 for param in net.collect_params().values())
+    assert all(param.data().dtype == np.float32 for param in net.collect_params().values())
 
 
 def write_records(path, labels):
