@@ -74,6 +74,7 @@ def test_an_inf_that_was_always_there_is_left_alone():
     assert statistics.check(arrays, ONE).asscalar() == 1
     arrays[1][1][:] = np.nan
     assert statistics.check(arrays, ONE).asscalar() == 0
+    assert RunningStats().check(arrays, ONE).asscalar() == 0
     statistics.restore(arrays)
     assert values(arrays)[0] == [0, -np.inf] and values(arrays)[1] == [1, 1, 1]
 

@@ -213,6 +213,10 @@ def test_a_plan_within_a_tolerance_is_used_without_another_search(tmp_path, race
     assert first.untuned == kept
     monkeypatch.setattr(MODULE, "search_within", None)
     assert tune(net, [DATA], store=file, within=within) == first and races.count == 1
+    monkeypatch.setattr(MODULE, "search_within", lambda *_: kept)
+    monkeypatch.setattr(Tolerance, "allows", lambda self, policy: False)
+    tune(net, [DATA], store=file, within=within)
+    assert races.count == 2  # a stored plan that is out of tolerance now is measured again
 
 
 def test_nothing_is_stored_that_is_not_proved_or_where_it_cannot_be(tmp_path, races, monkeypatch):
