@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mxmp.errors import LossScaleError
+from mxmp.errors import LossScaleError, MxmpError
 from mxmp.loss_scale import DynamicLossScale, LossScale, StaticLossScale, parse
 from tests import messages
 
@@ -100,4 +100,5 @@ MESSAGES = {
 )
 @messages.each(MESSAGES)
 def test_messages(call, error, text, tmp_path):
+    assert issubclass(error, MxmpError)
     messages.check(call, error, text, tmp_path)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import mxnet as mx
 import pytest
 
-from mxmp.errors import GraphError, PassError, PolicyError
+from mxmp.errors import GraphError, MxmpError, PassError, PolicyError
 from mxmp.graph import Entry, Graph, Node
 from mxmp.passes import Facts, InsertCasts, Pass, ScaleLoss
 from mxmp.policy import Policy
@@ -99,4 +99,5 @@ MESSAGES = {
 @pytest.mark.behaviour("refused by name")
 @messages.each(MESSAGES)
 def test_messages(call, error, text, tmp_path):
+    assert issubclass(error, MxmpError)
     messages.check(call, error, text, tmp_path)
