@@ -96,7 +96,7 @@ ACTIONS = {
     "convert to another policy": (low, lambda net, _: convert(net, "O1"), KeyboardInterrupt, 5, 200),
     "convert with a policy within": (with_a_policy_within, lambda net, _: convert(net, "O2"), KeyboardInterrupt, 11, 200),
     "the first call": (low, lambda net, _: net(X), KeyboardInterrupt, 3, 20),
-    "restore": (low_and_called, lambda net, _: restore(net), KeyboardInterrupt, 1, 50),
+    "restore": (low_and_called, lambda net, _: restore(net), KeyboardInterrupt, 3, 50),
     "restore before a call": (low, lambda net, _: restore(net), KeyboardInterrupt, 2, 50),
     "export": (low_and_called, lambda net, path: export(net, path), KeyboardInterrupt, 3, 20),
 }
@@ -120,7 +120,7 @@ def test_a_net_restores_to_its_float32_weights_after_an_interrupt(prepare, actio
 def test_a_conversion_that_is_interrupted_is_not_made_and_a_first_call_can_be_made_again():
     net = make()
     expected, conversions = net(X).asnumpy(), 0
-    for line in itertools.count(1, 7):
+    for line in itertools.count(1, 19):
         went_on = not interrupted(lambda: convert(net, "O2"), line)
         conversions += hasattr(net, "_mxmp_conversion")
         convert(restore(net), "O1")
