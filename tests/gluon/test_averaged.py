@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.errors import TrainerError
 from mxmp.gluon import adopt_weights, averaged, convert, exact_value
-from tests.gluon.trainer_tools import DTYPES, TWO, backward, backward_everywhere, param, sgd, trained
+from tests.gluon.trainer_tools import DTYPES, TWO, backward, param, sgd
 
 X = mx.nd.array(np.random.RandomState(0).randn(8, 6))
 
@@ -240,25 +237,6 @@ def test_an_error_while_averages_are_in_gives_the_values_back():
     assert all(np.array_equal(value, before[name]) for name, value in exact(net).items())
 
 
-@pytest.mark.parametrize("decay", [1, 1.5, -0.1, True, "0.9", np.nan])
-def test_a_decay_is_a_number_from_0_to_below_1(decay):
-    with pytest.raises(TrainerError, match="averaged: decay=.*; expected a number from 0 to below 1"):
-        averaged(make()[0], decay)
-
-
-def test_what_has_no_value_is_named():
-    for call in (lambda: averaged(nn.Dense(2)), lambda: exact_value(nn.Dense(2).weight)):
-        with pytest.raises(TrainerError, match="exact_value: parameter '.*weight' is not initialized"):
-            call()
-    with pytest.raises(TrainerError, match="averaged: expected a Gluon net, found a str"):
-        averaged("net")
-    with pytest.raises(TrainerError, match="exact_value: expected a gluon Parameter, found a NDArray"):
-        exact_value(mx.nd.ones((2,)))
-    with pytest.raises(TrainerError, match="adopt_weights: expected a Gluon net, found a Trainer"):
-        adopt_weights(make()[1])
-    adopt_weights(nn.Dense(2))  # there are none to adopt
-
-
 def test_the_exact_value_of_a_parameter_is_a_copy_of_its_master():
     net, trainer = make()
     step(net, trainer)
@@ -268,15 +246,6 @@ def test_the_exact_value_of_a_parameter_is_a_copy_of_its_master():
     assert np.any(value.asnumpy() != weight.data().asnumpy())
     value[:] = 7
     assert np.all(exact_value(weight).asnumpy() != 7)
-
-
-def test_the_exact_value_is_the_same_on_every_context():
-    w, trainer = trained(param([1.0, 0.3], "float16", TWO), 8, lr=2.0**-15)
-    for _ in range(2):
-        backward_everywhere(trainer, w, (1, 1))
-        trainer.step(1)
-    first, second = (exact_value(w, ctx).asnumpy().tolist() for ctx in TWO)
-    assert first == second != w.data(TWO[0]).asnumpy().tolist()
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
@@ -336,19 +305,6 @@ def test_a_write_after_the_trainer_is_gone_is_taken_over(tmp_path):
     net.save_parameters(str(tmp_path / "net"))
     mxmp.gluon.restore(net)
     assert np.all(net[0].weight.data().asnumpy() == 0.25) and trainer.skipped_steps == 0
-
-
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))], ids=["copy", "pickle"])
-def test_a_copied_net_has_the_exact_values_and_no_owner(clone):
-    net, trainer = make()
-    step(net, trainer)
-    for p in net.collect_params().values():
-        p._trainer = None  # which holds a kvstore, that MXNet cannot copy
-    other = clone(net)
-    assert all(np.array_equal(a, b) for a, b in zip(exact(net).values(), exact(other).values()))
-    other[0].weight.data()[:] = 0.25
-    assert np.all(exact_value(other[0].weight).asnumpy() == 0.25)
-    assert np.all(exact_value(net[0].weight).asnumpy() != 0.25)
 
 
 def test_states_that_are_loaded_in_mid_training_leave_masters_that_fit(tmp_path):
@@ -411,16 +367,6 @@ def test_a_net_that_was_restored_has_no_policy(policy):
     convert(other, "O1,loss_scale=128")
     for params, expected in ((one, "dynamic"), ([*one.collect_params().values(), other.weight], 128)):
         assert mxmp.gluon.Trainer(params, "sgd").loss_scale == mxmp.loss_scale.parse(expected)
-
-
-def test_restoring_a_net_leaves_the_policy_of_another_with_the_same_parameters():
-    one, other = nn.Dense(2, in_units=3), None
-    one.initialize()
-    other = nn.Dense(2, in_units=3, params=one.params)
-    convert(one, "O1,loss_scale=128")
-    convert(other, "O1,loss_scale=64")
-    mxmp.gluon.restore(one)
-    assert mxmp.gluon.Trainer(other, "sgd").loss_scale.value == 64
 
 
 def test_a_trainer_of_nets_with_different_loss_scales_asks_for_one():

@@ -77,84 +77,59 @@ def require_restores(net, found, expected, line):
     assert all(p.grad_req == "null" or p.list_data()[0].grad is not None for p in net.collect_params().values())
 
 
-@pytest.mark.parametrize("error, step", [(KeyboardInterrupt, 1), (MemoryError, 5)])
-def test_convert_is_interrupted(error, step):
-    net, whole = make(), 0
-    expected, found = net(X).asnumpy(), state(net)
-    for line in itertools.count(1, step):
-        went_on = not interrupted(lambda: convert(net, "O2"), line, error)
-        whole += hasattr(net, "_mxmp_conversion")
-        require_restores(net, found, expected, line)
-        if went_on:
-            break
-    assert line > 200 and (whole <= 2 or error is MemoryError)  # all but the last line take it back
+def low(net):
+    convert(net, "O2")
 
 
-@pytest.mark.parametrize("policy, called", [("O1", False), ("O2", True)])
-def test_restore_is_interrupted(policy, called):
-    net = make(called)
-    expected, found = net(X).asnumpy(), state(net)
-    for line in itertools.count(1):
-        convert(net, policy)
-        if called:
-            net(X)
-        went_on = not interrupted(lambda: restore(net), line)
-        require_restores(net, found, expected, line)
-        if went_on:
-            break
-    assert line > 50
+def low_and_called(net):
+    convert(net, "O2")(X)
 
 
-def test_converting_to_another_policy_is_interrupted():
-    net, whole = make(), 0
-    expected, found = net(X).asnumpy(), state(net)
-    for line in itertools.count(1, 3):
-        convert(net, "O2")
-        went_on = not interrupted(lambda: convert(net, "O1"), line)
-        whole += net._mxmp_conversion.policy == mxmp.Policy.parse("O1")
-        require_restores(net, found, expected, line)
-        if went_on:
-            break
-    assert line > 200 and whole <= 2
+def with_a_policy_within(net):
+    mxmp.gluon.set_policy(net.out, "float32")
 
 
-def test_the_first_call_is_interrupted():
+# What is done before, what is interrupted, at every how many lines, and how many lines there are at least.
+ACTIONS = {
+    "convert": (lambda net: None, lambda net, _: convert(net, "O2"), KeyboardInterrupt, 2, 200),
+    "convert, an error": (lambda net: None, lambda net, _: convert(net, "O2"), MemoryError, 11, 200),
+    "convert to another policy": (low, lambda net, _: convert(net, "O1"), KeyboardInterrupt, 5, 200),
+    "convert with a policy within": (with_a_policy_within, lambda net, _: convert(net, "O2"), KeyboardInterrupt, 11, 200),
+    "the first call": (low, lambda net, _: net(X), KeyboardInterrupt, 3, 20),
+    "restore": (low_and_called, lambda net, _: restore(net), KeyboardInterrupt, 3, 50),
+    "restore before a call": (low, lambda net, _: restore(net), KeyboardInterrupt, 2, 50),
+    "export": (low_and_called, lambda net, path: export(net, path), KeyboardInterrupt, 3, 20),
+}
+
+
+@pytest.mark.parametrize("prepare, action, error, every, least", ACTIONS.values(), ids=ACTIONS)
+def test_a_net_restores_to_its_float32_weights_after_an_interrupt(prepare, action, error, every, least, tmp_path):
     net = make()
     expected, found = net(X).asnumpy(), state(net)
-    for line in itertools.count(1):
-        convert(net, "O2")
-        went_on = not interrupted(lambda: net(X), line)
-        converted = net(X).asnumpy()  # called again it runs
-        require_restores(net, found, expected, line)
-        assert 0 < np.abs(converted - expected).max() < 0.02
-        if went_on:
-            break
-
-
-def test_export_is_interrupted(tmp_path):
-    net = make()
-    expected, found = net(X).asnumpy(), state(net)
-    for line in itertools.count(1, 2):
-        convert(net, "O2")
-        net(X)
-        went_on = not interrupted(lambda: export(net, str(tmp_path / "net")), line)
-        require_restores(net, found, expected, line)
-        if went_on:
-            break
-    assert line > 20
-
-
-def test_converting_a_net_with_the_policy_of_a_block_is_interrupted():
-    net = make()
-    expected, found = net(X).asnumpy(), state(net)
-    for line in itertools.count(1, 5):
-        mxmp.gluon.set_policy(net.out, "float32")
-        went_on = not interrupted(lambda: convert(net, "O2"), line)
+    for line in itertools.count(1, every):
+        prepare(net)
+        went_on = not interrupted(lambda: action(net, str(tmp_path / "net")), line, error)
         mxmp.gluon.set_policy(net.out, None)
         require_restores(net, found, expected, line)
         assert not {"forward", "unroll"} & vars(net.out).keys()
         if went_on:
             break
+    assert line > least
+
+
+def test_a_conversion_that_is_interrupted_is_not_made_and_a_first_call_can_be_made_again():
+    net = make()
+    expected, conversions = net(X).asnumpy(), 0
+    for line in itertools.count(1, 19):
+        went_on = not interrupted(lambda: convert(net, "O2"), line)
+        conversions += hasattr(net, "_mxmp_conversion")
+        convert(restore(net), "O1")
+        interrupted(lambda: net(X), line)
+        assert 0 < np.abs(net(X).asnumpy() - expected).max() < 0.02
+        restore(net)
+        if went_on:
+            break
+    assert conversions <= 2
 
 
 def test_a_net_converted_to_float32_is_that_after_an_interrupt():

@@ -8,8 +8,7 @@ import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from mxmp import Policy
-from mxmp.errors import ConvertError, PolicyError
+from mxmp.errors import PolicyError
 from mxmp.gluon import convert, precision, report, restore, set_policy
 from mxmp.gluon.blocks import conversion_of
 
@@ -56,13 +55,6 @@ def test_the_innermost_policy_wins():
     set_policy(net[1][1], "float32")
     convert(net, "O1")
     assert precisions(net) == {"a": "float32", "b": "float16", "c": "float32", "d": "float32"}
-
-
-def test_the_converted_net_itself_may_have_one():
-    net = set_policy(dense("a_"), "float32")
-    net.initialize()
-    convert(net, "O1")
-    assert precisions(net) == {"a": "float32"}
 
 
 class PastTheParent(gluon.HybridBlock):
@@ -144,14 +136,6 @@ def test_a_symbol_block_within():
     assert block._cached_graph[1].tojson() == symbol.tojson() and "forward" not in vars(block)
 
 
-def test_a_symbol_block_by_itself():
-    block = gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="b"), mx.sym.var("data"))
-    block.initialize()
-    set_policy(block, "float32")
-    convert(block, "O1")
-    assert precisions(block) == {"b": "float32"}
-
-
 class Unrolled(gluon.HybridBlock):
     """It unrolls a cell that cannot be called."""
 
@@ -196,14 +180,6 @@ def test_converting_again_takes_notice():
     assert set(precisions(net).values()) == {"float16"}
 
 
-def test_converting_again_without_a_change_keeps_the_conversion():
-    net = set_policy(three(), "mixed_float16")
-    convert(net, "O1")
-    first = conversion_of(net)
-    convert(net, "O1")
-    assert conversion_of(net) is first
-
-
 def test_parameters_are_stored_where_blocks_run():
     net = three()
     set_policy(net[2], "float32")
@@ -230,27 +206,3 @@ def test_another_dtype_than_the_nets_names_the_block(net_policy):
     with pytest.raises(PolicyError, match=r"block 'inner': set_policy gave it compute_dtype='float16', but the net's"):
         convert(net, net_policy)
     assert conversion_of(net) is None
-
-
-@pytest.mark.parametrize(
-    "policy, field",
-    [
-        ("O2", "param_dtype='float16'"),
-        ("O3", "param_dtype='float16'"),
-        ("O1,loss_scale=128", "loss_scale=128.0"),
-        ("O1,op:softmax=float16", r"ops=\(\('softmax', 'float16'\),\)"),
-        ("O1,keep_batchnorm_fp32=True", "keep_batchnorm_fp32=True"),
-        ("O1,last_layer_fp32=True", "last_layer_fp32=True"),
-        (Policy(compute_dtype="float16", output_dtype="float16"), "output_dtype='float16'"),
-    ],
-)
-def test_fields_that_are_the_nets_are_refused(policy, field):
-    net = dense("net_")
-    with pytest.raises(PolicyError, match=rf"set_policy: block 'net': {field} cannot hold for one block alone"):
-        set_policy(net, policy)
-    assert "_mxmp_policy" not in vars(net)
-
-
-def test_what_is_no_block_is_refused():
-    with pytest.raises(ConvertError, match="set_policy: expected a Gluon block, found str"):
-        set_policy("net", "float32")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
 
 from mxmp import amp
-from mxmp.errors import StateError, TrainerError
-from mxmp.gluon import SharedLossScale, Trainer
+from mxmp.errors import StateError
+from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from tests.amp.scenarios import param, values
 
@@ -75,32 +73,12 @@ def test_the_loss_that_overflows_backs_off():
     assert trackers == [1, 0, 0]  # one that cannot be judged stays
 
 
-def test_the_log_tells_the_scale_of_the_loss_that_overflows(caplog):
-    w, trainer = two_losses(grad_req="add")
-    for _ in range(2):
-        learn(trainer, w, 1, 0.25)
-        trainer.step(1)
-        w.zero_grad()
-    learn(trainer, w, 0, HUGE)
-    learn(trainer, w, 1, 0.25)
-    with caplog.at_level(logging.INFO, logger="mxmp"):
-        assert not trainer.step(1)
-    assert "DynamicLossScale 65536 -> 32768;" in caplog.text
-
-
 def test_a_loss_that_fails_midway_leaves_the_window():
     w, trainer = two_losses(grad_req="add")
     learn(trainer, w, 0, 0.25)
     with pytest.raises(KeyError), trainer.scale_loss(mx.nd.ones(1), loss_id=1):
         raise KeyError
     assert trainer.step(1) and values(w) == [0.75]
-
-
-@pytest.mark.parametrize("loss_id, count", [(2, 2), (-1, 2), ("0", 2), (None, 2), (True, 2), (1, 1)])
-def test_unknown_losses(loss_id, count):
-    _, trainer = two_losses(count=count)
-    with pytest.raises(TrainerError, match=f"the trainer has losses 0 to {count - 1}; num_losses says how many"):
-        trainer.scale_loss(mx.nd.ones(1), loss_id=loss_id).__enter__()
 
 
 def test_states_of_several_losses(tmp_path):
@@ -120,10 +98,3 @@ def test_setting_the_loss_scale_sets_that_of_all_losses():
     _, trainer = two_losses(count=3)
     trainer.loss_scale = 64
     assert scales(trainer) == [64, 64, 64]
-
-
-def test_a_shared_scale_is_for_one_loss():
-    trainer = gluon.Trainer([param()], "sgd")
-    with pytest.raises(TrainerError, match="a SharedLossScale is for trainers with one loss"):
-        Trainer.adopt(trainer, SharedLossScale(8), num_losses=2)
-    assert type(trainer) is gluon.Trainer

@@ -10,7 +10,6 @@ from mxnet import autograd
 from mxmp.distributed import KVStore
 from mxmp.errors import StaleGradientError, TrainerError
 from mxmp.gluon import Trainer, convert, restore
-from mxmp.train import kvstores
 from tests.distributed.engines import Second
 from tests.gluon.trainer_tools import DTYPES, TWO, backward, loss_of, param, sgd, value
 
@@ -254,13 +253,3 @@ def test_a_worker_without_masters_keeps_worker_0s():
     backward(trainer, w, [0])
     trainer.step(1)
     assert value(w.data()) == 5 and trainer._updaters[0].states[0].master.asscalar() == 5 + 2.0**-12
-
-
-def test_compression_is_refused_where_gradients_are_scaled_or_of_low_precision():
-    compression = {"type": "2bit", "threshold": 0.5}
-    kvstores.refuse_compression(compression, False, False)
-    kvstores.refuse_compression(None, True, True)
-    with pytest.raises(TrainerError, match="compression_params compares gradients with a threshold while they are scal"):
-        kvstores.refuse_compression(compression, True, False)
-    with pytest.raises(TrainerError, match="compression_params: MXNet compresses float32 gradients alone"):
-        kvstores.refuse_compression(compression, False, True)

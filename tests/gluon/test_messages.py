@@ -1,0 +1,468 @@
+"""The messages of mxmp.gluon: a call, its error, and the full text."""
+
+from __future__ import annotations
+
+import functools
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp import Policy
+from mxmp.errors import (
+    ConvertError,
+    DtypeError,
+    InferenceError,
+    LossScaleError,
+    PolicyError,
+    TrainerError,
+)
+from mxmp.gluon import (
+    Accumulator,
+    SharedLossScale,
+    Trainer,
+    adopt_weights,
+    averaged,
+    cast,
+    convert,
+    exact_value,
+    export,
+    precision,
+    report,
+    restore,
+    set_policy,
+)
+from mxmp.optimizer import LossScaleOptimizer
+from mxmp.train import kvstores
+from tests import messages
+from tests.gluon.trainer_tools import TWO, param, sgd
+
+X = mx.nd.ones((2, 3))
+ONE = mx.nd.ones((1,))
+
+
+def dense(**options):
+    net = nn.Dense(2, in_units=3, prefix="net_", **options)
+    net.initialize()
+    return net
+
+
+def stack(*blocks, kind=nn.HybridSequential):
+    net = kind(prefix="net_")
+    net.add(*blocks)
+    return net
+
+
+def called(net, *args):
+    return convert(net, "O1")(*args)
+
+
+def half(net):
+    net.cast("float16")
+    return net
+
+
+def hooked():
+    net = dense()
+    net.register_forward_hook(failing)
+    return stack(net)
+
+
+def failing(block, *args):
+    raise ValueError("too bad")
+
+
+def trainer_of(*args, **options):
+    return Trainer([param([1.0])], *args, **options)
+
+
+def sparse():
+    net = nn.Embedding(5, 3, sparse_grad=True, prefix="net_")
+    net.initialize()
+    return Trainer(net, "sgd", loss_scale=8)
+
+
+def num_losses(count, loss_id):
+    trainer = Trainer.adopt(gluon.Trainer([param([1.0])], "sgd"), 8, num_losses=count)
+    trainer.scale_loss(ONE, loss_id=loss_id).__enter__()
+
+
+def generator(x):
+    yield x
+
+
+async def coroutine(x):
+    return x
+
+
+class Untraceable(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return x.reshape((x.shape[0], -1))
+
+
+class Wrong(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.elemwise_add(F.cast(x, "int32", name="ints"), x, name="culprit")
+
+
+class Region(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        with precision("flaot32"):
+            return F.relu(x)
+
+
+class Pair(gluon.HybridBlock):
+    def hybrid_forward(self, F, pair):
+        return F.dot(pair[0], pair[1])
+
+
+def under_numpy():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        convert(nn.Dense(2), "O2")
+
+
+def low_region():
+    net = convert(dense(), "O1")
+    with precision("bfloat16"):
+        net(X)
+
+
+CONVERSIONS = {
+    "convert: no block": (lambda: convert("net", "O1"), ConvertError, "expected a Gluon block, found str."),
+    "convert: no graph": (lambda: convert(gluon.Block(prefix="net_"), "O1"), ConvertError,
+        "block 'net' (Block) holds no HybridBlock, so there is no graph to convert."
+    ),
+    "convert: policy": (lambda: convert(dense(), "O7"), PolicyError,
+        "unknown policy 'O7'; the nearest are O3, O2, O1."
+    ),
+    "convert: a field": (lambda: convert(dense(), "O1", last_layer_fp23=True), PolicyError,
+        "unknown policy field 'last_layer_fp23'; the nearest are last_layer_fp32, loss_scale."
+    ),
+    "convert: out_of_range": (lambda: convert(dense(), "O2,out_of_range=float32"), ConvertError,
+        "block 'net': out_of_range='float32' is for models, whose values are known; the weights of a net "
+        "go on training. Keep a layer in float32 by name, or freeze the net under it."
+    ),
+    "convert: a pattern for blocks": (lambda: convert(dense(), "O1", blocks={"ne_": "float32"}), PolicyError,
+        "blocks: 'ne_' matches no block; the nearest are net_."
+    ),
+    "convert: a pattern for nodes": (lambda: convert(dense(), "O1", names={"*typo*": "float32"}), PolicyError,
+        "names: '*typo*' matches no node; expected one of net_fwd."
+    ),
+    "convert: a net that was cast": (lambda: convert(half(dense()), "O1"), ConvertError,
+        "block 'net': parameter 'net_weight' is float16 already, as net.cast('float16') leaves it; call "
+        "net.cast('float32') first, and mxmp.gluon.cast(net, 'float16') in its place to store weights in "
+        "float16."
+    ),
+    "cast: a net that was cast": (lambda: cast(half(dense()), "float16"), ConvertError,
+        "block 'net': parameter 'net_weight' is float16 already, as net.cast('float16') leaves it; call "
+        "net.cast('float32') first, and mxmp.gluon.cast(net, 'float16') in its place to store weights in "
+        "float16."
+    ),
+    "convert: a layer that was cast": (lambda: convert(stack(half(dense())), "O1"), ConvertError,
+        "block 'net': parameter 'net_weight' is float16 already, as net.cast('float16') leaves it; call "
+        "net.cast('float32') first, and mxmp.gluon.cast(net, 'float16') in its place to store weights in "
+        "float16."
+    ),
+    "convert: two dtypes": (
+        lambda: convert(stack(half(nn.Dense(3, in_units=3, prefix="a_")), dense()), "O1"),
+        InferenceError,
+        "block 'net': node 'a_fwd': MXNet cannot infer its dtypes: Check failed: assign(&dattr, "
+        "vec.at(i)): Incompatible attr in node a_fwd at 1-th input: expected float32, got float16 But "
+        "parameter 'a_weight' is float16 already, as net.cast('float16') leaves it; call "
+        "net.cast('float32') first, and mxmp.gluon.cast(net, 'float16') in its place to store weights in "
+        "float16.",
+    ),
+    "convert: numpy": (under_numpy, ConvertError,
+        "block '...': under npx.set_np parameters can be stored in float32 alone, but the policy has "
+        "param_dtype='float16'; use one with param_dtype='float32', such as 'O1'."
+    ),
+    "cast: MXNet's": (lambda: convert(dense(), "O1").cast("float16"), ConvertError,
+        "block 'net' is converted (param=float32,compute=float16,output=float32,loss_scale=dynamic); use "
+        "mxmp.gluon.cast(net, 'float16'), or mxmp.gluon.restore(net) first."
+    ),
+    "call: no tracing": (lambda: called(stack(dense(), Untraceable(prefix="culprit_")), X), ConvertError,
+        "block 'culprit' (Untraceable) cannot be traced: AttributeError: 'Symbol' object has no attribute "
+        "'shape'. Its hybrid_forward must work on symbols: no shapes, no values, no indexing. Rewrite it, "
+        "or convert the blocks around it; mxmp.gluon.restore(net) has the net run as before."
+    ),
+    "call: dtypes of a node": (lambda: called(Wrong(prefix="net_"), X), InferenceError,
+        "block 'net': node 'net_culprit': MXNet cannot infer its dtypes: Check failed: "
+        "assign(&dattr, vec.at(i)): Incompatible attr in node net_culprit at 1-th input: expected int32, "
+        "got float32"
+    ),
+    "call: a hook": (lambda: called(hooked(), X), ConvertError,
+        "block 'net' (Dense): its forward hook 'failing' fails: ValueError: too bad. Hooks on the blocks "
+        "within a converted net run once, when it is traced, and on symbols. Detach it, or register it on "
+        "'net' itself, where it gets arrays."
+    ),
+    "call: a region": (lambda: called(Region(prefix="net_"), X), ConvertError,
+        "block 'net' (Region): precision('flaot32'): unknown dtype 'flaot32'; expected one of float32, "
+        "low, policy, float16, bfloat16."
+    ),
+    "call: too many arguments": (lambda: called(dense(), X, X), ConvertError,
+        "block 'net' (Dense) cannot be traced: TypeError: ...hybrid_forward() got multiple values for "
+        "argument 'weight'. Its hybrid_forward must work on symbols: no shapes, no values, no indexing. "
+        "Rewrite it, or convert the blocks around it; mxmp.gluon.restore(net) has the net run as before."
+    ),
+    "call: float64": (lambda: called(dense(), X.astype("float64")), InferenceError,
+        "block 'net': node 'net_fwd': MXNet cannot infer its dtypes: Check failed: "
+        "assign(&dattr, vec.at(i)): Incompatible attr in node net_fwd at 1-th input: expected float64, got "
+        "float32. Input 'data' is float64: give x.astype('float32')"
+    ),
+    "call: another low dtype": (low_region, PolicyError,
+        "precision 'bfloat16' (region or set_policy) asks for bfloat16 at node 'net_fwd' (FullyConnected), "
+        "but the policy's compute_dtype is float16; use float16 or float32."
+    ),
+    "report: no block": (lambda: report(None), ConvertError, "report: expected a Gluon block, found NoneType."),
+    "report: not converted": (lambda: report(dense()), ConvertError,
+        "block 'net' (Dense) is not converted; call convert first."
+    ),
+    "report: restored": (lambda: report(restore(convert(dense(), "O0"))), ConvertError,
+        "block 'net' (Dense) is not converted; call convert first."
+    ),
+    "report: a part": (lambda: report(convert(stack(dense()), "O1")[0]), ConvertError,
+        "report: block 'net' is part of a converted net; give the net. For a precision of its own: "
+        "mxmp.gluon.set_policy(block, 'float32'), and convert the net again."
+    ),
+    "report: unknown inputs": (lambda: report(convert(Pair(prefix="net_"), "O0")), ConvertError,
+        "block 'net' is float32, and its inputs are not known; hybridize it and run one batch before its "
+        "report."
+    ),
+    "restore: no block": (lambda: restore("net"), ConvertError, "restore: expected a Gluon block, found str."),
+    "restore: a part": (lambda: restore(convert(stack(dense()), "O1")[0]), ConvertError,
+        "restore: block 'net' is part of a converted net; give the net. For a precision of its own: "
+        "mxmp.gluon.set_policy(block, 'float32'), and convert the net again."
+    ),
+    "export: no block": (lambda: export(None, "net"), ConvertError,
+        "export: net is a NoneType, path a str; expected a Gluon block and the prefix of the files."
+    ),
+    "export: no path": (lambda: export(dense(), 5), ConvertError,
+        "export: net is a Dense, path a int; expected a Gluon block and the prefix of the files."
+    ),
+    "export: not converted": (lambda: export(dense(), "net"), ConvertError,
+        "block 'net' is not converted; use net.export."
+    ),
+    "export: not called": (lambda: export(convert(dense(), "O1"), "net"), ConvertError,
+        "block 'net' has not been called yet outside of precision regions, so its parameters and shapes "
+        "are not known; run one batch before exporting."
+    ),
+    "export: a plain block": (lambda: export(convert(stack(dense(), kind=nn.Sequential), "O1"), "net"), ConvertError,
+        "block 'net' (Sequential) has no graph of its own; export the converted blocks in it: net."
+    ),
+    "precision: unknown": (lambda: precision("float23"), DtypeError,
+        "precision('float23'): unknown dtype 'float23'; expected one of float32, low, policy, float16, "
+        "bfloat16."
+    ),
+    "precision: int8": (lambda: precision("int8"), PolicyError,
+        "precision('int8'): expected one of float32, low, policy, float16, bfloat16."
+    ),
+    "precision: a generator": (lambda: precision("float32")(generator), PolicyError,
+        "precision('float32'): 'generator' is a generator or coroutine function, which runs late; open the "
+        "region within it, with no yield or await inside."
+    ),
+    "precision: a coroutine": (lambda: precision("float32")(coroutine), PolicyError,
+        "precision('float32'): 'coroutine' is a generator or coroutine function, which runs late; open the "
+        "region within it, with no yield or await inside."
+    ),
+    "precision: a partial": (lambda: precision("low")(functools.partial(generator, X)), PolicyError,
+        "precision('low'): functools.partial(<function generator at ...>, ...) is a generator or coroutine "
+        "function, which runs late; open the region within it, with no yield or await inside."
+    ),
+    "set_policy: no block": (lambda: set_policy("net", "float32"), ConvertError,
+        "set_policy: expected a Gluon block, found str."
+    ),
+    "set_policy: storage": (lambda: set_policy(dense(), "O2"), PolicyError,
+        "set_policy: block 'net': param_dtype='float16' cannot hold for one block alone; give 'float32', "
+        "'mixed_float16', 'mixed_bfloat16' or 'low', and param_dtype to the net's policy."
+    ),
+    "set_policy: a scale": (lambda: set_policy(dense(), "O1,loss_scale=128"), PolicyError,
+        "set_policy: block 'net': loss_scale=128.0 cannot hold for one block alone; give 'float32', "
+        "'mixed_float16', 'mixed_bfloat16' or 'low', and loss_scale to the net's policy."
+    ),
+    "set_policy: operators": (lambda: set_policy(dense(), "O1,op:softmax=float16"), PolicyError,
+        "set_policy: block 'net': ops=(('softmax', 'float16'),) cannot hold for one block alone; give "
+        "'float32', 'mixed_float16', 'mixed_bfloat16' or 'low', and ops to the net's policy."
+    ),
+    "set_policy: BatchNorm": (lambda: set_policy(dense(), "O1,keep_batchnorm_fp32=True"), PolicyError,
+        "set_policy: block 'net': keep_batchnorm_fp32=True cannot hold for one block alone; give "
+        "'float32', 'mixed_float16', 'mixed_bfloat16' or 'low', and keep_batchnorm_fp32 to the net's "
+        "policy."
+    ),
+    "set_policy: last layer": (lambda: set_policy(dense(), "O1,last_layer_fp32=True"), PolicyError,
+        "set_policy: block 'net': last_layer_fp32=True cannot hold for one block alone; give 'float32', "
+        "'mixed_float16', 'mixed_bfloat16' or 'low', and last_layer_fp32 to the net's policy."
+    ),
+    "set_policy: outputs": (
+        lambda: set_policy(dense(), Policy(compute_dtype="float16", output_dtype="float16")),
+        PolicyError,
+        "set_policy: block 'net': output_dtype='float16' cannot hold for one block alone; give 'float32', "
+        "'mixed_float16', 'mixed_bfloat16' or 'low', and output_dtype to the net's policy.",
+    ),
+    "mxmp.report": (lambda: mxmp.report(dense()), TypeError, "mxmp.report is a module; use mxmp.gluon.report."),
+    "Policy by its name": (lambda: Policy("O1"), PolicyError,
+        "param_dtype: unknown dtype 'O1'; expected float16, bfloat16 or float32. A policy by its name is "
+        "Policy.parse('O1')."
+    ),
+}  # fmt: skip
+TRAINERS = {
+    "no parameters": (lambda: Trainer([], "sgd"), TrainerError,
+        "there are no parameters to train; is the net empty?"
+    ),
+    "an empty net": (lambda: Trainer(nn.HybridSequential(), "sgd"), TrainerError,
+        "there are no parameters to train; is the net empty?"
+    ),
+    "no optimizer": (lambda: trainer_of(None), TrainerError,
+        "optimizer is None; expected a name or an mx.optimizer.Optimizer."
+    ),
+    "options twice": (lambda: trainer_of(mx.optimizer.SGD(), {"wd": 0.1}), TrainerError,
+        "optimizer_params has ['wd'], but the optimizer is an instance; set them on it."
+    ),
+    "no kvstore": (lambda: trainer_of("sgd", None, 5), TrainerError,
+        "kvstore is 5; expected a name, a KVStore or None."
+    ),
+    "an unknown kvstore": (lambda: trainer_of("sgd", None, "devcie"), TrainerError,
+        "unknown kvstore 'devcie'; the nearest are device, dist_device_sync."
+    ),
+    "two scales": (lambda: trainer_of(LossScaleOptimizer(mx.optimizer.SGD()), loss_scale=128), TrainerError,
+        "loss_scale=128, but the LossScaleOptimizer has one; leave it out."
+    ),
+    "a wrong scale": (lambda: trainer_of("sgd", loss_scale="statisch"), LossScaleError,
+        "unknown loss scale 'statisch'; expected 'dynamic', a number, a LossScale or None."
+    ),
+    "a scale of 0": (lambda: trainer_of("sgd", loss_scale=0), LossScaleError,
+        "scale=0.0 is no loss scale; expected a positive, finite number between 2**-126 and 2**126, so "
+        "that it and its inverse are float32 numbers."
+    ),
+    "a scale that is no number": (lambda: trainer_of("sgd", loss_scale=np.nan), LossScaleError,
+        "scale=nan is no loss scale; expected a positive, finite number between 2**-126 and 2**126, so "
+        "that it and its inverse are float32 numbers."
+    ),
+    "adopt: a module": (
+        lambda: Trainer.adopt(mx.mod.Module(mx.sym.var("data"), label_names=None)),
+        TrainerError,
+        "expected a gluon Trainer, found a Module; for a Module use mxmp.module.Module.",
+    ),
+    "a hook": (lambda: trainer_of("sgd").register_step_hook(3), TrainerError,
+        "register_step_hook: 3 is no function; expected one of (trainer, updated)."
+    ),
+    "nonfinite_loss": (lambda: trainer_of("sgd", nonfinite_loss="ignore"), TrainerError,
+        "nonfinite_loss is 'ignore'; expected 'raise' or 'skip'."
+    ),
+    "nonfinite_loss, no scale": (
+        lambda: trainer_of("sgd", loss_scale=None, nonfinite_loss="skip"),
+        TrainerError,
+        "nonfinite_loss='skip', but without a loss scale nothing is checked; give loss_scale=1, which "
+        "checks and does not scale.",
+    ),
+    "max_nonfinite_losses": (
+        lambda: trainer_of("sgd", nonfinite_loss="skip", max_nonfinite_losses=0),
+        TrainerError,
+        "max_nonfinite_losses is 0; expected a whole number from 1 on.",
+    ),
+    "loss_id": (lambda: num_losses(2, 2), TrainerError,
+        "loss_id=2: the trainer has losses 0 to 1; num_losses says how many."
+    ),
+    "loss_id, a text": (lambda: num_losses(2, "0"), TrainerError,
+        "loss_id='0': the trainer has losses 0 to 1; num_losses says how many."
+    ),
+    "loss_id, one loss": (lambda: num_losses(1, 1), TrainerError,
+        "loss_id=1: the trainer has losses 0 to 0; num_losses says how many."
+    ),
+    "num_losses of a shared scale": (
+        lambda: Trainer.adopt(gluon.Trainer([param([1.0])], "sgd"), SharedLossScale(8), num_losses=2),
+        TrainerError,
+        "loss_scale: a SharedLossScale is for trainers with one loss; leave num_losses out.",
+    ),
+    "a shared scale": (lambda: SharedLossScale("dinamic"), LossScaleError,
+        "unknown loss scale 'dinamic'; expected 'dynamic', a number, a LossScale or None."
+    ),
+    "a shared scale, later": (
+        lambda: setattr(trainer_of("sgd", loss_scale=8), "loss_scale", SharedLossScale(8)),
+        TrainerError,
+        "setting loss_scale: give a SharedLossScale to the constructor, or to Trainer.adopt(trainer, shared).",
+    ),
+    "update of a shared scale": (lambda: SharedLossScale(8).update(), TrainerError,
+        "update: no trainer has made a step since the last update of the shared loss scale."
+    ),
+    "scale_loss: a number": (lambda: trainer_of("sgd").scale_loss(3.0).__enter__(), TrainerError,
+        "scale_loss: loss is a float; expected an NDArray, or lists and tuples of them."
+    ),
+    "scale_loss: nested": (lambda: trainer_of("sgd").scale_loss([ONE, [None]]).__enter__(), TrainerError,
+        "scale_loss: loss[1][0] is a NoneType; expected an NDArray, or lists and tuples of them."
+    ),
+    "scale_loss: integers": (
+        lambda: trainer_of("sgd").scale_loss(ONE.astype("int32")).__enter__(),
+        TrainerError,
+        "scale_loss: loss has dtype int32; expected a float.",
+    ),
+    "scale_loss: another trainer": (
+        lambda: trainer_of("sgd").scale_loss(ONE, gluon.Trainer([param([1.0])], "sgd")),
+        TrainerError,
+        "scale_loss: expected further trainers of mxmp, found a Trainer of mxnet.gluon.trainer; see Trainer.adopt.",
+    ),
+    "compression of scaled gradients": (
+        lambda: kvstores.refuse_compression({"type": "2bit"}, True, False),
+        TrainerError,
+        "compression_params compares gradients with a threshold while they are scaled, so that the loss "
+        "scale would change the training; use loss_scale=None, or no compression.",
+    ),
+    "compression of float16": (
+        lambda: kvstores.refuse_compression({"type": "2bit"}, False, True),
+        TrainerError,
+        "compression_params: MXNet compresses float32 gradients alone; use a policy with "
+        "param_dtype='float32', or no compression.",
+    ),
+    "update_on_kvstore: a later scale": (
+        lambda: setattr(sgd(param([1.0], ctx=TWO), None, update_on_kvstore=True), "loss_scale", "dynamic"),
+        TrainerError,
+        "the kvstore of this trainer updates weights inside the all-reduce, before their gradients are "
+        "checked, so one overflow would destroy them: give a static loss scale with "
+        "update_on_kvstore=True, which checks nothing, or loss_scale=None.",
+    ),
+    "Accumulator: no number": (lambda: Accumulator(trainer_of("sgd"), 0), TrainerError,
+        "Accumulator: steps=0; expected how many batches make a group, 1 or more."
+    ),
+    "Accumulator: MXNet's trainer": (lambda: Accumulator(gluon.Trainer([param([1.0])], "sgd"), 2), TrainerError,
+        "Accumulator: expected a trainer of mxmp, found a Trainer of mxnet.gluon.trainer; Trainer.adopt "
+        "makes it one of mxmp."
+    ),
+    "Accumulator: no trainer": (lambda: Accumulator([], 2), TrainerError,
+        "Accumulator: trainer is an empty list; give a trainer of mxmp, or a list of them."
+    ),
+    "Accumulator: no loop": (lambda: Accumulator(trainer_of("sgd"), 2)(3), TrainerError,
+        "Accumulator: a int is nothing to loop over; give a loader."
+    ),
+    "Accumulator: row_sparse": (lambda: next(Accumulator(sparse(), 2)([1])), TrainerError,
+        "Accumulator: the gradient of parameter 'net_weight' is row_sparse, which MXNet does not add up; "
+        "make its layer with sparse_grad=False."
+    ),
+    "Accumulator: no batch": (lambda: Accumulator(trainer_of("sgd"), 2).step(2), TrainerError,
+        "step was called outside of the loop; call it once in `for batch in accumulator(loader):`."
+    ),
+    "averaged: decay": (lambda: averaged(dense(), 1), TrainerError,
+        "averaged: decay=1; expected a number from 0 to below 1."
+    ),
+    "averaged: decay, a text": (lambda: averaged(dense(), "0.9"), TrainerError,
+        "averaged: decay='0.9'; expected a number from 0 to below 1."
+    ),
+    "averaged: no net": (lambda: averaged("net"), TrainerError, "averaged: expected a Gluon net, found a str."),
+    "averaged: no value": (lambda: averaged(nn.Dense(2, prefix="net_")), TrainerError,
+        "exact_value: parameter 'net_weight' is not initialized."
+    ),
+    "exact_value: no value": (lambda: exact_value(nn.Dense(2, prefix="net_").weight), TrainerError,
+        "exact_value: parameter 'net_weight' is not initialized."
+    ),
+    "exact_value: an array": (lambda: exact_value(ONE), TrainerError,
+        "exact_value: expected a gluon Parameter, found a NDArray."
+    ),
+    "adopt_weights: a trainer": (lambda: adopt_weights(trainer_of("sgd")), TrainerError,
+        "adopt_weights: expected a Gluon net, found a Trainer."
+    ),
+}  # fmt: skip
+
+
+@messages.each({**CONVERSIONS, **TRAINERS})
+def test_messages(call, error, text, tmp_path):
+    messages.check(call, error, text, tmp_path)
