@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.errors import TrainerError
 from mxmp.gluon import adopt_weights, averaged, convert, exact_value
-from tests.gluon.trainer_tools import DTYPES, TWO, backward, param, sgd
+from tests.gluon.trainer_tools import DTYPES, TWO, backward, backward_everywhere, param, sgd, trained
 
 X = mx.nd.array(np.random.RandomState(0).randn(8, 6))
 
@@ -248,6 +251,15 @@ def test_the_exact_value_of_a_parameter_is_a_copy_of_its_master():
     assert np.all(exact_value(weight).asnumpy() != 7)
 
 
+def test_the_exact_value_is_the_same_on_every_context():
+    w, trainer = trained(param([1.0, 0.3], "float16", TWO), 8, lr=2.0**-15)
+    for _ in range(2):
+        backward_everywhere(trainer, w, (1, 1))
+        trainer.step(1)
+    first, second = (exact_value(w, ctx).asnumpy().tolist() for ctx in TWO)
+    assert first == second != w.data(TWO[0]).asnumpy().tolist()
+
+
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
 @pytest.mark.parametrize("steps", [0, 1, 9, 12])
 def test_a_write_past_a_master_raises_in_the_first_ten_steps_and_is_undone_later(steps, clip):
@@ -305,6 +317,19 @@ def test_a_write_after_the_trainer_is_gone_is_taken_over(tmp_path):
     net.save_parameters(str(tmp_path / "net"))
     mxmp.gluon.restore(net)
     assert np.all(net[0].weight.data().asnumpy() == 0.25) and trainer.skipped_steps == 0
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))], ids=["copy", "pickle"])
+def test_a_copied_net_has_the_exact_values_and_no_owner(clone):
+    net, trainer = make()
+    step(net, trainer)
+    for p in net.collect_params().values():
+        p._trainer = None  # which holds a kvstore, that MXNet cannot copy
+    other = clone(net)
+    assert all(np.array_equal(a, b) for a, b in zip(exact(net).values(), exact(other).values()))
+    other[0].weight.data()[:] = 0.25
+    assert np.all(exact_value(other[0].weight).asnumpy() == 0.25)
+    assert np.all(exact_value(net[0].weight).asnumpy() != 0.25)
 
 
 def test_states_that_are_loaded_in_mid_training_leave_masters_that_fit(tmp_path):
@@ -367,6 +392,16 @@ def test_a_net_that_was_restored_has_no_policy(policy):
     convert(other, "O1,loss_scale=128")
     for params, expected in ((one, "dynamic"), ([*one.collect_params().values(), other.weight], 128)):
         assert mxmp.gluon.Trainer(params, "sgd").loss_scale == mxmp.loss_scale.parse(expected)
+
+
+def test_restoring_a_net_leaves_the_policy_of_another_with_the_same_parameters():
+    one, other = nn.Dense(2, in_units=3), None
+    one.initialize()
+    other = nn.Dense(2, in_units=3, params=one.params)
+    convert(one, "O1,loss_scale=128")
+    convert(other, "O1,loss_scale=64")
+    mxmp.gluon.restore(one)
+    assert mxmp.gluon.Trainer(other, "sgd").loss_scale.value == 64
 
 
 def test_a_trainer_of_nets_with_different_loss_scales_asks_for_one():

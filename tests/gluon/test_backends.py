@@ -73,10 +73,10 @@ ORDERS = {
 }
 
 
+@pytest.mark.parametrize("flags", [{}, STATIC], ids=["plain", "static"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_a_backend_partitions_the_converted_graph(order, policy, symbols):
-    flags = STATIC if policy == "O1" else {}
+def test_a_backend_partitions_the_converted_graph(order, policy, flags, symbols):
     net, expected = make(), make()(batch()).asnumpy()
     steps = {
         "c": lambda: convert(net, policy),
@@ -94,6 +94,14 @@ def test_a_backend_partitions_the_converted_graph(order, policy, symbols):
     built = len(symbols)
     np.testing.assert_array_equal(net(batch()).asnumpy(), found)
     assert len(symbols) == built
+
+
+def test_optimize_for_builds_what_a_call_runs(symbols):
+    net = convert(make(), "O1")
+    net.optimize_for(batch(), **BACKEND)
+    assert len(symbols) == 1
+    net(batch())
+    assert len(symbols) == 1
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -137,7 +145,8 @@ def backward(net):
     y.backward()
 
 
-@pytest.mark.parametrize("policy, flags", [("O1", STATIC), ("O2", {}), pytest.param("bf16", STATIC, marks=pytest.mark.bfloat16)])
+@pytest.mark.parametrize("flags", [{}, STATIC], ids=["plain", "static"])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("change", [weight, bias, statistics, gamma, backward])
 def test_nothing_that_fused_operators_keep_is_stale(change, policy, flags):
     """Those of MXNet keep weights for good where there is no BatchNorm, and statistics for as long as weights stay."""
@@ -170,6 +179,19 @@ def test_restore_leaves_the_backend_to_the_float32_net(symbols):
     restore(net)
     np.testing.assert_allclose(net(batch()).asnumpy(), expected, rtol=1e-5, atol=1e-5)
     assert "_sg_mkldnn_conv" in symbols[-1] and "Cast" not in symbols[-1]
+
+
+def test_parameters_keep_their_names_and_values(tmp_path):
+    net = convert(make(), "O2")
+    before = {name: param._reduce().asnumpy() for name, param in net.collect_params().items()}
+    net.hybridize(**BACKEND, **STATIC)
+    net(batch())
+    net.save_parameters(str(tmp_path / "net.params"))
+    other = make()
+    other.initialize(mx.init.Zero(), force_reinit=True)
+    other.load_parameters(str(tmp_path / "net.params"))
+    for name, param in other.collect_params().items():
+        np.testing.assert_array_equal(param.data().asnumpy(), before[name])
 
 
 def test_several_contexts_and_shapes_share_a_partitioned_net(symbols):

@@ -10,6 +10,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
+from mxmp.diagnose import measure_ranges
 from mxmp.errors import ConvertError
 from mxmp.gluon import Trainer, convert, report, restore
 
@@ -71,6 +72,19 @@ def test_a_label_that_is_used_in_training_alone(policy):
     assert difference(y, expected - 1) < 8 * EPS
     assert difference(net(X, MASK, label), expected) < 8 * EPS
     np.testing.assert_allclose(net.dense.weight.grad().asnumpy(), np.tile(X.asnumpy().sum(0), (2, 1)), atol=8 * EPS)
+
+
+@UNUSED
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_input_that_is_not_used_while_shapes_are_unknown(policy):
+    """Where MXNet can initialize a net that is not hybridized."""
+    net = started(Masked(units=0))
+    twin = copy.deepcopy(net)
+    convert(net, policy)
+    found = net(X, MASK)
+    twin(X, MASK)
+    twin.dense.weight.set_data(net.dense.weight.data().astype("float32"))
+    assert difference(found, twin(X, MASK)) < 8 * EPS
 
 
 @UNUSED
@@ -229,6 +243,28 @@ def test_another_number_is_another_graph(policy):
         net(X, 3)
 
 
+def test_numbers_reach_a_converted_net_within_another():
+    class Outer(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.inner = Repeating()
+
+        def hybrid_forward(self, F, x):
+            return self.inner(x, 2)
+
+    net = started(Outer())
+    expected = net(X)
+    convert(net.inner, "O1")
+    net.hybridize()
+    assert 0 < difference(net(X), expected) < 16 * EPS
+
+
+def test_ranges_of_a_net_that_hands_over_numbers_are_measured():
+    net = started(Repeating())
+    assert measure_ranges(net, [X])[f"{net.name}_dense0_fwd_output"] > 0
+
+
 # ---------------------------------------------------------------------- parts
 
 
@@ -332,3 +368,9 @@ def test_a_hybridized_net_around_a_converted_one_reads_parameters_as_they_are_st
     y.backward()
     assert 0 < difference(y, expected) < 64 * EPS
     assert net[1][0].weight.grad().dtype == np.float16
+
+
+def test_what_a_user_reads_is_as_it_is_stored():
+    net = convert(started(dense(3, 2)), "O2")
+    net[0](X)
+    assert net[0].weight.data().dtype == np.float16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import mxnet as mx
@@ -12,7 +13,7 @@ from mxnet.gluon import nn
 
 from mxmp import Policy
 from mxmp.errors import ConvertError, PolicyError
-from mxmp.gluon import Trainer, cast, convert, export, report, restore
+from mxmp.gluon import Trainer, cast, convert, export, precision, report, restore
 
 BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.bfloat16)
 MIXED_BFLOAT16 = pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)
@@ -250,6 +251,16 @@ def test_restore_gives_the_float32_net_back(policy):
     assert set(dtypes_of(net).values()) == {"float32"}
 
 
+def test_restore_keeps_what_training_changed():
+    net, x = make(), batch()
+    convert(net, "O2")
+    net(x)
+    weight = net.conv0.weight
+    weight.set_data(mx.nd.ones(weight.shape, dtype="float16") * 0.1)
+    restore(net)
+    assert np.array_equal(weight.data().asnumpy(), np.full(weight.shape, np.float16(0.1), "float32"))
+
+
 def test_nothing_else_is_touched():
     convolution, get_graph = mx.nd.Convolution, gluon.HybridBlock._get_graph
     net, other, x = make(), make(), batch()
@@ -304,6 +315,20 @@ def test_indices_are_never_cast(dtype, policy):
     np.testing.assert_allclose(net(ids).asnumpy(), expected, atol=1e-4)
 
 
+def test_symbol_block():
+    net, x = make(), batch()
+    net.hybridize()
+    expected = net(x).asnumpy()
+    sym = net(mx.sym.var("data"))
+    block = gluon.SymbolBlock(sym, mx.sym.var("data"), params=net.collect_params())
+    convert(block, "O1")
+    assert report(block).count["float16"] == 8
+    np.testing.assert_allclose(block(x).asnumpy(), expected, atol=ATOL["float16"])
+    assert "Cast" in block(mx.sym.var("data")).tojson()
+    restore(block)
+    assert np.array_equal(block(x).asnumpy(), expected)
+
+
 class Outer(gluon.Block):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -353,6 +378,33 @@ def test_converting_the_outer_block_takes_over_the_inner_one():
     assert report(net).rows[0].name.startswith(net.prefix)
     restore(net)
     assert "_mxmp_conversion" not in vars(net.conv1)
+
+
+def test_two_contexts():
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net = Residual()
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    convert(net, "O2")
+    x = batch()
+    outputs = [net(x.as_in_context(ctx)) for ctx in contexts]
+    assert [out.ctx for out in outputs] == contexts
+    assert np.array_equal(outputs[0].asnumpy(), outputs[1].asnumpy())
+    assert {array.dtype for array in net.conv0.weight.list_data()} == {np.float16}
+
+
+def test_shared_parameters_stay_shared():
+    net = nn.HybridSequential()
+    with net.name_scope():
+        first = nn.Dense(4, in_units=4)
+        net.add(first, nn.Dense(4, in_units=4, params=first.params))
+    net.initialize()
+    convert(net, "O2")
+    x = mx.nd.random.normal(shape=(2, 4))
+    with autograd.record():
+        net(x).sum().backward()
+    assert net[0].weight is net[1].weight
+    assert net[0].weight.grad().dtype == np.float16
+    assert len(net.collect_params().keys()) == 2
 
 
 class TiedBlock(gluon.Block):
@@ -468,6 +520,39 @@ def test_net_on_a_symbol_gives_the_converted_symbol():
     assert symbol.list_outputs() == [make(prefix=net.prefix)(mx.sym.var("data")).list_outputs()[0]]
 
 
+class Region(gluon.HybridBlock):
+    def __init__(self, dtype, **kwargs):
+        super().__init__(**kwargs)
+        self.dtype = dtype
+        with self.name_scope():
+            self.a = nn.Dense(4)
+            self.b = nn.Dense(4)
+
+    def hybrid_forward(self, F, x):
+        x = self.a(x)
+        with precision(self.dtype):
+            return self.b(x)
+
+
+@pytest.mark.parametrize(
+    "policy, dtype, expected",
+    [
+        ("O1", "float32", ["float16", "float32"]),
+        ("O1", "low", ["float16", "float16"]),
+        pytest.param("mixed_bfloat16", "fp32", ["bfloat16", "float32"], marks=pytest.mark.bfloat16),
+        pytest.param("mixed_bfloat16", "bfloat16", ["bfloat16", "bfloat16"], marks=pytest.mark.bfloat16),
+    ],
+)
+def test_precision_region(policy, dtype, expected):
+    net = Region(dtype)
+    net.initialize()
+    x = mx.nd.ones((2, 3))
+    net(x)  # without conversion a region changes nothing
+    convert(net, policy)
+    net(x)
+    assert [row.precision for row in report(net).rows] == expected
+
+
 def test_block_and_name_overrides():
     net = make()
     policy = Policy.parse("O1", blocks={net.out.prefix: "float32"}, names={"*softmax*": "float16"})
@@ -497,6 +582,23 @@ def test_pattern_that_matches_nothing_in_several_graphs():
     for _ in range(2):
         with pytest.raises(PolicyError, match=r"names: '\*typo\*' matches no node"):
             net[1]([mx.nd.ones((2, 3)), mx.nd.ones((2, 3))])
+
+
+class Untraceable(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return x.reshape((x.shape[0], -1))
+
+
+def test_a_net_that_cannot_be_traced_names_the_block():
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(3), Untraceable(prefix="culprit_"))
+    net.initialize()
+    convert(net, "O1")
+    with pytest.raises(ConvertError, match=r"block 'net_culprit' \(Untraceable\) cannot be traced: AttributeError"):
+        net(mx.nd.ones((2, 3)))
+    restore(net)
+    assert net(mx.nd.ones((2, 3))).shape == (2, 3)
 
 
 def test_bad_policy_changes_nothing():
@@ -556,6 +658,30 @@ class Reduction(gluon.HybridBlock):
     def hybrid_forward(self, F, x):
         x = F.Convolution(x, F.ones((4, 1, 1, 1)), kernel=(1, 1), num_filter=4, no_bias=True)
         return F.sum(x, axis=(2, 3)) * 0.001
+
+
+@pytest.mark.parametrize("sizes", [(8, 300), (300, 8)])
+def test_verdicts_follow_the_shapes(sizes):
+    net = Reduction()
+    convert(net, "O1")
+    for size in sizes:
+        found = net(mx.nd.ones((1, 1, size, size))).asnumpy()
+        np.testing.assert_allclose(found, size * size / 1000, rtol=2e-3)
+        rows = {row.op: row.precision for row in report(net).rows}
+        assert rows["sum"] == ("float16" if size == 8 else "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float16", BFLOAT16])
+def test_cast_of_an_imported_block(tmp_path, dtype):
+    net, x = make(), batch()
+    net.hybridize()
+    expected = net(x).asnumpy()
+    net.export(str(tmp_path / "net"))
+    block = gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
+    cast(block, dtype)  # its parameters have data, but no shape
+    np.testing.assert_allclose(block(x).asnumpy(), expected, atol=ATOL[dtype])
+    restore(block)
+    assert np.array_equal(block(x).asnumpy(), expected)
 
 
 def test_a_failure_while_storing_leaves_the_net_as_it_was(monkeypatch):
@@ -678,6 +804,19 @@ def test_inner_low_storage_within_an_unconverted_net():
     assert outer(mx.nd.array([[1, 0]])).asscalar() == 1  # rounded, though the parameter came late
 
 
+def test_symbol_block_within_an_unconverted_net():
+    inner = gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc"), mx.sym.var("data"))
+    outer = nn.HybridSequential()
+    outer.add(inner, nn.Dense(3))
+    outer.initialize()
+    x = mx.nd.ones((2, 4))
+    expected = outer(x).asnumpy()
+    convert(inner, "O1")
+    np.testing.assert_allclose(outer(x).asnumpy(), expected, atol=1e-3)
+    outer.hybridize()
+    np.testing.assert_allclose(outer(x).asnumpy(), expected, atol=1e-3)
+
+
 def test_a_float32_policy_takes_casts_out_of_an_imported_block(tmp_path):
     net, x = make(), batch()
     expected = net(x).asnumpy()
@@ -734,6 +873,15 @@ def test_the_last_layer_may_be_within_a_loop():
     assert (rows["FullyConnected"], rows["dot"], rows["tanh"]) == ("float16", "float32", "float32")
 
 
+def test_restoring_twice_leaves_parameters_alone():
+    net, x = make(), batch()
+    convert(net, "O2")
+    net(x)
+    conversion = net._mxmp_conversion
+    restore(net)
+    assert conversion.stored == []
+
+
 @pytest.mark.parametrize("first", ["with states", "without"])
 def test_a_recurrent_layer_may_be_called_with_and_without_states(first):
     layer = gluon.rnn.LSTM(4, input_size=3)
@@ -778,6 +926,14 @@ def test_summary_works_as_before(policy, stored, capsys):
     assert "Total params" in capsys.readouterr().out
     assert net[0].weight.data().dtype == np.dtype(stored)
     np.testing.assert_array_equal(net(x).asnumpy(), expected)
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_net_that_was_not_called_yet_can_be_copied(policy):
+    net = convert(two_layers(), policy)
+    twin = copy.deepcopy(net)
+    x = mx.nd.random.uniform(shape=(2, 3))
+    np.testing.assert_array_equal(twin(x).asnumpy(), net(x).asnumpy())
 
 
 def test_export_writes_the_graph_that_ran_last(tmp_path):

@@ -82,6 +82,22 @@ def test_restoring_either_leaves_the_other_converted(policy, how):
     assert plain[0].weight.grad().asnumpy().any()
 
 
+def test_a_teacher_follows_by_an_average_of_weights():
+    student = convert(make(), "O2")
+    student(X)
+    teacher = copy.deepcopy(student)
+    start = values(student)
+    for _ in range(3):
+        train(student, 1)
+        for name, param in teacher.collect_params().items():
+            value = 0.5 * param._reduce() + 0.5 * student.collect_params()[name]._reduce()
+            param.set_data(value)
+    end, between = values(student), values(teacher)
+    name = student[0].weight.name
+    assert not np.array_equal(between[name], start[name]) and not np.array_equal(between[name], end[name])
+    assert teacher(X).shape == (4, 2)
+
+
 @COPIES
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
 def test_a_symbol_block_is_copied(tmp_path, dtype, how):
@@ -142,6 +158,15 @@ def test_parts_of_a_block_are_copied_together(how):
     assert found.lock is not net.first._mxmp_conversion.siblings.lock
 
 
+def test_a_part_is_copied_without_the_others():
+    net = Parts()
+    net.initialize()
+    convert(net, "O1")
+    net(mx.nd.ones((2, 3)))
+    held = copy.deepcopy(net.first)._mxmp_conversion
+    assert held.siblings.conversions == [held]
+
+
 @COPIES
 def test_policies_of_blocks_are_kept(how):
     net = make()
@@ -164,6 +189,14 @@ def test_a_block_in_the_net_may_have_been_called_by_itself():
     net[0](X)
     convert(net, "O1")
     assert np.array_equal(copy.deepcopy(net)(X).asnumpy(), net(X).asnumpy())
+
+
+def test_a_copy_may_be_copied():
+    net = convert(make(), "O2")
+    train(net)
+    twin = copy.deepcopy(copy.deepcopy(net))
+    train(twin)
+    assert same(values(copy.deepcopy(twin)), values(twin))
 
 
 def test_disable_gives_copies_back():

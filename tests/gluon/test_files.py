@@ -60,6 +60,16 @@ def test_a_full_disk_leaves_the_earlier_files(save, missing, tmp_path):
         save(other, path)
 
 
+def test_an_export_whose_symbol_does_not_fit_leaves_both_files(tmp_path):
+    net, path = make(units=1), str(tmp_path / "net")
+    export(net, path)
+    assert os.path.getsize(f"{path}-symbol.json") > os.path.getsize(f"{path}-0000.params")
+    with nothing_written(tmp_path), refused(CheckpointError, path), files_of_at_most(
+        os.path.getsize(f"{path}-symbol.json") - 1
+    ):
+        export(make(units=1), path)
+
+
 @pytest.mark.parametrize("save", [save_parameters, export])
 def test_an_interrupted_save_leaves_the_earlier_files(save, tmp_path, monkeypatch):
     def interrupt(file, arrays):
@@ -113,6 +123,15 @@ def test_an_export_that_the_class_defines_is_called(tmp_path):
     net(mx.nd.ones((1, 4)))
     net.export(str(tmp_path / "net"))
     assert sorted(os.listdir(tmp_path)) == ["net-0000.params", "net-symbol.json", "note"]
+
+
+def test_the_deprecated_save_params_is_whole_too(tmp_path):
+    net, path = make(), str(tmp_path / "net")
+    with pytest.warns(UserWarning, match="deprecated"):
+        net.save_params(path)
+    with nothing_written(tmp_path), refused(CheckpointError, path), files_of_at_most(os.path.getsize(path) - 1):
+        with pytest.warns(UserWarning, match="deprecated"):
+            net.save_params(path)
 
 
 @pytest.mark.parametrize("missing", [1, 700, 9000])

@@ -7,11 +7,11 @@ import copy
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.errors import InferenceError
-from mxmp.gluon import convert, report
+from mxmp.gluon import convert, precision, report, restore
 
 X = mx.nd.array(np.random.RandomState(1).uniform(-1, 1, (2, 3, 8, 8)))
 
@@ -41,6 +41,15 @@ def make(last=None):
     return net
 
 
+def test_a_condition_that_shapes_decide_is_that_of_the_batch():
+    rows = []
+    for size in (2, 2000):
+        net = convert(make(lambda F, y: F.mean(y, axis=0)), "O1")
+        net(mx.nd.ones((size, 3, 8, 8)))
+        rows.append(report(net).rows[-1].precision)
+    assert rows == ["float16", "float32"]
+
+
 def test_casts_stand_where_the_sizes_of_the_batch_make_them_cheapest():
     net = convert(make(lambda F, y: F.exp(F.slice_axis(y, axis=1, begin=0, end=1))), "O1")
     net(X)
@@ -65,6 +74,14 @@ def test_a_layer_that_has_come_since_counts():
 def test_inputs_of_another_dtype_are_converted_for():
     net = convert(nn.HybridLambda(lambda F, x: F.relu(F.dot(F.cast(x, "float32"), F.ones((3, 3)))), prefix="n_"), "O1")
     assert net(mx.nd.ones((2, 3), dtype="int32")).asnumpy().tolist() == [[3.0] * 3] * 2
+
+
+def test_a_region_is_converted_for():
+    net = convert(make(), "O1")
+    with precision("float32"):
+        found = net(X)
+    np.testing.assert_array_equal(found.asnumpy(), make()(X).asnumpy())
+    assert (net(X) != found).asnumpy().any()
 
 
 def test_the_report_has_the_sizes_of_the_call():
@@ -97,8 +114,22 @@ def test_a_parameter_that_has_changed_since_counts(name, flags):
     np.testing.assert_array_equal(net(X).asnumpy(), convert(other, "O1")(X).asnumpy())
 
 
+def test_parameters_without_values_are_initialized_after_convert():
+    net = convert(Net(prefix="net_"), "O1")
+    net.initialize()
+    assert net(X).shape == (2, 4)
+
+
 def test_parameters_that_move_after_convert():
     net = convert(make(), "O1")
     net.collect_params().reset_ctx(mx.cpu(1))
     found = net(X.as_in_context(mx.cpu(1))).asnumpy()
     np.testing.assert_array_equal(found, convert(make(), "O1")(X).asnumpy())
+
+
+def test_a_restored_net_runs_as_before():
+    net = convert(make(), "O2")
+    with autograd.record():
+        net(X)
+    np.testing.assert_array_equal(restore(convert(make(), "O1"))(X).asnumpy(), make()(X).asnumpy())
+    assert {param.data().dtype for param in restore(net).collect_params().values()} == {np.float32}

@@ -456,6 +456,14 @@ def test_the_network_of_inference_is_frozen_whatever_ran_last(prepare):
     np.testing.assert_allclose(frozen(x).asnumpy(), expected, atol=1e-6)
 
 
+def test_a_region_around_a_hybridized_call_is_of_that_call():
+    net, x, _ = small()
+    net.hybridize()
+    with mxmp.gluon.precision("float32"):
+        net(x)
+    assert report(freeze(net, "O1")).count["float16"] > 0
+
+
 def test_an_outer_net_that_is_hybridized_is_read_in_float32():
     net, x, expected = small()
     outer = nn.HybridSequential()
@@ -574,7 +582,7 @@ np.save(outputs, result.asnumpy())
 FIRST = "" if sys.version_info < (3, 12) and np.lib.NumpyVersion(np.__version__) < "1.24.0" else "import mxmp"
 
 
-@pytest.mark.parametrize("name", ["resnet18_v2"])
+@pytest.mark.parametrize("name", ["resnet18_v1", "resnet18_v2"])
 def test_plain_mxnet_runs_what_is_written(name, tmp_path):
     make, (images,) = NETS[name]
     net = trained(make, [images])
@@ -614,6 +622,17 @@ def test_a_frozen_block_is_written_as_it_is(tmp_path):
     assert ours.symbol.tojson(remove_amp_cast=False) == theirs.symbol.tojson(remove_amp_cast=False)
     for name, array in ours.arg_params.items():
         np.testing.assert_array_equal(array.asnumpy(), theirs.arg_params[name].asnumpy())
+
+
+def test_patterns_of_other_parts_of_a_net_are_no_error(tmp_path):
+    """Each part of a plain Block is exported by itself."""
+    first, x, _ = small()
+    outer = plain(first)
+    outer.add(initialized(nn.Dense(2, prefix="last_")))
+    convert(outer, "O1,name:last_fwd=float32")
+    outer(x)
+    export(first, str(tmp_path / "net"), for_inference=True)
+    assert "BatchNorm" not in ops(load_checkpoint(str(tmp_path / "net"), 0).symbol)
 
 
 def test_exports_that_are_refused(tmp_path):

@@ -8,11 +8,11 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.gluon import conversion, convert, report
+from mxmp.gluon import conversion, convert, export, report
 from mxmp.symbol import rewrite
 
 
@@ -83,6 +83,15 @@ def test_600_batch_sizes_have_one_graph(conversions, cached_ops, inferences):
     assert inferences.number == 600
 
 
+def test_a_shape_that_was_seen_is_looked_up(conversions, inferences):
+    net = make()
+    for _ in range(3):
+        for size in (5, 2000, 7):
+            net(mx.nd.ones((size, 3)))
+    assert inferences.number == 3
+    assert conversions.number == 3  # before the first call, for long sums and for short ones
+
+
 def test_shapes_with_other_verdicts_have_another_graph(cached_ops):
     net = make()
     found = []
@@ -91,6 +100,17 @@ def test_shapes_with_other_verdicts_have_another_graph(cached_ops):
         found.append(mean_precision(net))
     assert found == ["float16", "float16", "float32", "float32", "float16"]
     assert cached_ops.number == 2
+
+
+def test_training_and_inference_share_graphs_by_their_verdicts(cached_ops):
+    net = make()
+    for size in (8, 2000):
+        x = mx.nd.ones((size, 3))
+        net(x)
+        with autograd.record():
+            net(x)
+    runners = net._mxmp_conversion._calls.values()
+    assert len({runner.graph for runner in runners}) == 2 and cached_ops.number == len(operators(net)) == 2
 
 
 class Thresholds(gluon.HybridBlock):
@@ -130,6 +150,14 @@ def test_remembered_shapes_are_bounded(monkeypatch, conversions, inferences):
     assert (inferences.number, conversions.number) == (seen[0] + 1, seen[1])
 
 
+def test_results_do_not_depend_on_the_shapes_before():
+    net, x = make(), mx.nd.array(np.random.RandomState(0).randn(6, 3))
+    expected = net(x).asnumpy()
+    for size in (2, 2000, 30):
+        net(mx.nd.ones((size, 3)))
+    assert np.array_equal(net(x).asnumpy(), expected)
+
+
 class Product(gluon.HybridBlock):
     def hybrid_forward(self, F, x, w):
         return F.dot(x, w)
@@ -165,6 +193,17 @@ def test_verdicts_in_a_loop_follow_the_shapes(conversions):
         found.append({row.op: row.precision for row in report(net).rows}["sum"])
     assert found == ["float16", "float32", "float16", "float32"]
     assert len(operators(net)) == 2
+
+
+def test_stored_parameters_survive_new_shapes(tmp_path):
+    net = make("O2")
+    for size in (8, 2000, 8):
+        found = net(mx.nd.ones((size, 3)))
+        export(net, str(tmp_path / "net"))
+        block = gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"])
+        assert "float16" in block._cached_graph[1].tojson(remove_amp_cast=False)
+        assert found.shape == (1, 4)
+    assert net.dense.weight.dtype == np.float16
 
 
 def test_a_later_call_is_a_lookup_and_an_operator():

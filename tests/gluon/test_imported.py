@@ -6,11 +6,12 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from mxmp.diagnose import compare
 from mxmp.gluon import Trainer, convert, export, restore
 
 X = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (4, 3, 6, 6)))
-EXPORTED = ["O1", "O3", "O2,output_dtype=float16", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
-MIXED = ["O1", "O2"]
+EXPORTED = ["O1", "O2", "O3", "O2,output_dtype=float16", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
+MIXED = ["O1", "O2", "O3"]
 
 
 def make(prefix="net_"):
@@ -105,6 +106,22 @@ def test_an_imported_net_is_folded(written, tmp_path):
     np.testing.assert_allclose(of(convert(folded, "O1")), of(make()), atol=5e-3)
 
 
+@pytest.mark.parametrize("policy", MIXED)
+@pytest.mark.parametrize("written", ["O1", "O2"])
+def test_restore_gives_the_float32_net_that_was_exported(written, policy, tmp_path):
+    block = trained(convert(imported(exported(tmp_path, written)), policy))
+    net = trained(convert(rounded(written), policy))
+    np.testing.assert_array_equal(of(restore(block)), of(restore(net)))
+
+
+def test_another_policy_keeps_what_was_trained(tmp_path):
+    block = trained(convert(imported(exported(tmp_path, "O2")), "O2"), rate=1e-5)
+    before = saved(block, tmp_path)
+    after = saved(convert(block, "O1"), tmp_path)
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name].asnumpy(), value.asnumpy())
+
+
 @pytest.mark.parametrize("policy", ["float32", *MIXED])
 def test_an_imported_net_within_another(policy, tmp_path):
     outer = nn.HybridSequential()
@@ -129,6 +146,22 @@ def test_parameters_of_an_exported_net_are_loaded_into_a_converted_one(policy, s
     net.load_parameters(files[1], cast_dtype=True, dtype_source=source)
     np.testing.assert_array_equal(of(trained(net)), of(trained(convert(rounded("O2"), policy))))
     assert {array.dtype for array in saved(net, tmp_path).values()} == {np.float32}
+
+
+@pytest.mark.parametrize("policy", MIXED)
+def test_parameters_are_loaded_into_an_imported_graph_that_is_converted(policy, tmp_path):
+    symbol, params = exported(tmp_path, "O2")
+    block = convert(gluon.SymbolBlock(mx.sym.load(symbol), mx.sym.var("data")), policy)
+    block.load_parameters(params, ctx=mx.cpu(), cast_dtype=True, dtype_source="saved")
+    np.testing.assert_array_equal(of(block), of(convert(rounded("O2"), policy)))
+
+
+def test_an_imported_net_is_compared_and_left_as_it_was(tmp_path):
+    block = imported(exported(tmp_path, "O2"))
+    params = {name: param.data() for name, param in block.collect_params().items()}
+    found, expected = (compare(net, [X], "O1") for net in (block, rounded("O2")))
+    assert [vars(row) for row in found.rows] == [vars(row) for row in expected.rows]
+    assert all(block.collect_params()[name].data() is array for name, array in params.items())
 
 
 class Sized(gluon.HybridBlock):

@@ -121,6 +121,13 @@ def test_ediff1d_gives_what_numpy_gives(ends, recorded):
 
 
 @mx.util.use_np
+@pytest.mark.parametrize("recorded", [False, True], ids=["infers", "trains"])
+def test_ediff1d_takes_arrays_at_its_ends(recorded):
+    found, expected = numpy_values(lambda np_, x: np_.ediff1d(x, to_begin=x[:1] * 3), recorded)
+    np.testing.assert_allclose(found, expected, rtol=0.01, atol=0.02)
+
+
+@mx.util.use_np
 def test_diff_of_order_zero_is_the_identity():
     found, expected = numpy_values(lambda np_, x: np_.diff(x, n=0), True)
     np.testing.assert_allclose(found, expected, rtol=0.01, atol=0.02)

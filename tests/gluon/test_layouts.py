@@ -57,6 +57,18 @@ def error(found, expected):
 
 
 @pytest.mark.parametrize("conversion", CONVERSIONS.values(), ids=CONVERSIONS)
+def test_a_net_that_has_run_in_float32_runs_and_trains(conversion):
+    net = make()
+    expected, (_, gradients) = run(net), loss_and_gradients(net)
+    run(net)
+    conversion(net)
+    for _ in range(2):
+        assert 0 < error(run(net), expected) < BOUND
+        for found, wanted in zip(loss_and_gradients(net)[1], gradients):
+            assert error(found, wanted) < 2 * BOUND
+
+
+@pytest.mark.parametrize("conversion", CONVERSIONS.values(), ids=CONVERSIONS)
 def test_calls_in_float32_and_in_low_precision_alternate(conversion):
     net = make()
     expected, gradients = run(net), loss_and_gradients(net)[1]
@@ -114,6 +126,16 @@ def test_parameters_are_saved_and_loaded_behind_inference(conversion, tmp_path):
     restore(net)
     for name, param in net.collect_params().items():
         np.testing.assert_array_equal(param.data().asnumpy(), before[name])
+
+
+def test_a_float32_net_shares_the_weights():
+    net = make()
+    expected = run(net)
+    float32 = make(net.collect_params())
+    convert(net, "mixed_bfloat16")
+    for _ in range(2):
+        np.testing.assert_array_equal(run(float32), expected)
+        assert 0 < error(run(net), expected) < BOUND
 
 
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])

@@ -14,6 +14,7 @@ import mxmp
 from mxmp import amp
 from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer, convert
+from mxmp.train.loss_heads import refuse
 
 X = mx.nd.ones((2, 4))
 HEADS = {
@@ -172,6 +173,29 @@ def test_an_overflow_in_a_head_is_skipped():
     assert not trainer.step(1)
 
 
+def test_the_gradient_of_a_loss_head_cannot_be_scaled():
+    """What the refusal is for: the gradient ignores the factor."""
+    grads = []
+    for factor in (1, 1024):
+        mx.random.seed(0)
+        net = make("make_loss")
+        with autograd.record():
+            loss = net(X) * factor
+        loss.backward()
+        grads.append(net.body.weight.grad().asnumpy())
+    assert (grads[0] == grads[1]).all() and grads[0].any()
+
+
+@pytest.mark.parametrize("op", ["SoftmaxOutput", "none"])
+def test_inference_and_nets_without_one_are_let_through(op):
+    net = make(op)
+    net(X)
+    if op == "none":
+        with autograd.record():
+            net(X)
+    assert refuse(params_of(net)) is None
+
+
 @pytest.mark.parametrize("converted", [True, False])
 def test_a_head_that_runs_eagerly_is_refused(converted):
     """On the output of a net, or within one that is not converted: autograd has it in its history."""
@@ -189,6 +213,14 @@ def test_a_head_that_runs_eagerly_is_refused(converted):
     with trainer.scale_loss(out) as scaled:
         scaled.backward()
     assert trainer.step(1)
+
+
+def test_parameters_that_are_not_trained_are_let_through():
+    net = loop()
+    net.collect_params().setattr("grad_req", "null")
+    with autograd.record():
+        net(X)
+    assert refuse(params_of(net)) is None
 
 
 class Loop(gluon.HybridBlock):

@@ -75,6 +75,13 @@ def test_a_run_goes_on_as_if_a_nan_batch_had_not_been(norm, clip):
     assert (trainer.skipped_steps, trainer.consecutive_skips) == (3, 0)
 
 
+def test_clipping_tells_that_the_norm_is_nan():
+    net, trainer = make()
+    norms = []
+    assert not step(net, trainer, BAD, lambda t: norms.append(t.clip_global_norm(1.0)))
+    assert np.isnan(norms)
+
+
 def test_too_many_in_a_row_are_an_error_and_a_finite_loss_begins_anew():
     net, trainer = make(max_nonfinite_losses=2)
     for _ in range(2):

@@ -146,3 +146,24 @@ def test_one_trainer_of_several_nets_is_warned_of_once(warnings):
         loss.backward()
         trainer.step(2)
     assert len(warnings()) == 1
+
+
+def test_no_more_than_the_trainer_is_changed(warnings):
+    """The net's parameters are looked at while no trainer is known, at ever fewer calls."""
+    net = make("O1")
+    seen = []
+    check = vars(net)["_mxmp_conversion"].plain_trainer
+    params = list(net.collect_params().values())
+
+    class Watched(list):
+        def __iter__(self):
+            seen.append(check._calls)
+            return super().__iter__()
+
+    for _ in range(100):
+        check.check(Watched(params))
+    assert seen == [1, 2, 4, 8, 16, 32, 64]
+    plain(net)
+    for _ in range(100):
+        check.check(Watched(params))
+    assert seen[7:] == [128] and len(warnings()) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 from pathlib import Path
 
 import mxnet as mx
@@ -13,7 +14,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.errors import ConvertError, PolicyError
-from mxmp.gluon import Trainer, convert, export, precision, report
+from mxmp.gluon import Trainer, convert, export, precision, report, restore
 from mxmp.gluon.regions import current_region
 
 X = mx.nd.array(np.random.RandomState(0).randn(4, 6))
@@ -185,6 +186,19 @@ def test_one_record_may_hold_both_kinds_of_calls(soft):
         np.testing.assert_allclose(total, first + second, rtol=2e-3, atol=2e-3)
 
 
+def test_export_after_a_low_region_writes_the_policys_graph(soft, tmp_path):
+    def written(name):
+        symbol, params = export(soft, str(tmp_path / name))
+        return Path(symbol).read_text(), {
+            name: (a.dtype, a.asnumpy().tobytes()) for name, a in mx.nd.load(params).items()
+        }
+
+    values(soft)
+    before = written("before")
+    low_call(soft)
+    assert written("after") == before
+
+
 def test_export_needs_a_call_outside_of_regions(soft, tmp_path):
     low_call(soft)
     with pytest.raises(ConvertError, match="block 'net' has not been called yet outside of precision regions"):
@@ -200,6 +214,29 @@ def test_a_symbol_block_follows_the_region():
     with precision("float32"), autograd.record():
         assert np.array_equal(values(block), exact)
     assert not np.array_equal(values(block), exact)
+
+
+class Fan(gluon.Block):
+    """A plain block with a region around one of the blocks in it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.low, self.high = nn.Dense(4, in_units=6), nn.Dense(4, in_units=6)
+
+    def forward(self, x):
+        with precision("float32"):
+            high = self.high(x)
+        return self.low(x), high
+
+
+def test_a_region_in_a_plain_block():
+    net = Fan()
+    net.initialize()
+    exact = [out.asnumpy() for out in net(X)]
+    convert(net, "O1")
+    found = [out.asnumpy() for out in net(X)]
+    assert [np.array_equal(a, b) for a, b in zip(found, exact)] == [False, True]
 
 
 @pytest.mark.behaviour("nested policies")
@@ -260,6 +297,67 @@ def test_a_region_ends_with_an_exception():
     assert current_region() is None
 
 
+def test_regions_are_of_one_thread():
+    found = []
+    region = precision("float32")
+
+    def look():
+        with precision("low"):
+            found.append(current_region())
+        found.append(current_region())
+
+    with region:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        assert current_region() == "float32"
+    assert found == ["low", None]
+
+
+@pytest.mark.parametrize("region, other", [("float32", "policy"), ("policy", "float32")])
+def test_a_thread_is_given_the_graph_of_its_own_region(region, other, monkeypatch):
+    """The first thread is held up where its call has chosen a graph and not run it yet."""
+    net = mlp()
+    exact = values(net)
+    convert(net, "O1")
+    chosen, finished, found = threading.Event(), threading.Event(), {}
+    first = threading.current_thread()
+
+    def holding_up(data):
+        def hold_up(*args):
+            if threading.current_thread() is first:
+                chosen.set()
+                finished.wait(0.2)  # in vain, if the other call has to wait for this one
+            return data(*args)
+
+        return hold_up
+
+    def call(region):
+        with precision(region):
+            found[region] = values(net)
+
+    def call_meanwhile():
+        chosen.wait(10)
+        call(other)
+        finished.set()
+
+    for each in (region, other):
+        call(each)
+    for owner in (gluon.Parameter,):
+        monkeypatch.setattr(owner, "data", holding_up(owner.data))
+    thread = threading.Thread(target=call_meanwhile)
+    thread.start()
+    call(region)
+    thread.join()
+    assert chosen.is_set() and finished.is_set()
+    assert np.array_equal(found["float32"], exact) and not np.array_equal(found["policy"], exact)
+
+
+def test_other_attributes_are_kept():
+    with mx.AttrScope(ctx_group="dev1"), precision("float32"):
+        assert mx.sym.relu(mx.sym.var("x")).attr("ctx_group") == "dev1"
+
+
 def test_a_generator_may_end_within_a_region_of_its_caller():
     def within_float32():
         with precision("float32"):
@@ -281,6 +379,7 @@ def test_a_region_that_is_left_elsewhere_is_an_error():
     region.__exit__(None, None, None)
 
 
+
 def test_a_decorated_function_runs_in_its_region():
     net = mlp()
     exact = values(net)
@@ -296,6 +395,21 @@ def test_a_decorated_function_runs_in_its_region():
         assert np.array_equal(evaluate(X), exact) and not np.array_equal(values(net), exact)
 
 
+def generator(x):
+    yield values(mlp(), x)
+
+
+async def coroutine(x):
+    return values(mlp(), x)
+
+
+async def asynchronous_generator(x):
+    yield values(mlp(), x)
+
+
+LAZY = [generator, coroutine, asynchronous_generator]
+
+
 class Decorated(nn.Dense):
     @precision("float32")
     def hybrid_forward(self, F, x, weight, bias=None):
@@ -308,6 +422,12 @@ def test_a_decorated_hybrid_forward_is_a_region():
     net.initialize()
     convert(net, "O1")
     assert precisions(net) == ["float16", "float32"]
+
+
+def test_another_error_of_mxnet_passes_as_it_is():
+    with pytest.raises(mx.MXNetError, match="dot"):
+        with precision("float32"):
+            mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((2, 3))).asnumpy()
 
 
 def test_an_error_in_the_net_as_written_leaves_it_converted():
@@ -333,6 +453,41 @@ def test_an_error_in_the_net_as_written_leaves_it_converted():
     with pytest.raises(ValueError, match="stop"), precision("float32"), autograd.record():
         net(X)
     assert net.inner._active and np.array_equal(values(net), converted)
+
+
+def test_restore_after_a_region():
+    net = mlp()
+    exact, before = values(net), set(vars(net))
+    convert(net, "O1")
+    with precision("float32"), autograd.record():
+        net(X)
+    restore(net)
+    assert set(vars(net)) == before and np.array_equal(values(net), exact)
+
+
+class OfList(gluon.HybridBlock):
+    """A block whose inputs cannot be guessed from its signature."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(2, in_units=3)
+
+    def hybrid_forward(self, F, inputs):
+        return self.dense(inputs[0] + inputs[1])
+
+
+def test_storage_is_the_policys_though_a_region_came_first():
+    net = OfList()
+    net.initialize()
+    convert(net, "O2")
+    x = [mx.nd.ones((2, 3)), mx.nd.ones((2, 3))]
+    with autograd.record(), precision("float32"):
+        net(x)
+    assert net.dense.weight.data().dtype == np.float16
+    with autograd.record():
+        net(x)
+    assert net.dense.weight.data().dtype == np.float16
 
 
 def test_a_region_without_a_converted_net_warns():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import mxnet as mx
@@ -110,6 +111,24 @@ def test_masters_follow_what_is_loaded(policy, before, tmp_path):
         np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "numpy"])
+@pytest.mark.parametrize("policy", STORED_LOW)
+def test_values_of_any_dtype_can_be_set(policy, dtype):
+    net = make(policy)
+    weight = net[2].weight
+    value = np.random.RandomState(2).randint(-300, 300, weight.shape).astype("float32")
+    weight.set_data(value if dtype == "numpy" else mx.nd.array(value, dtype=dtype))
+    np.testing.assert_array_equal(weight._reduce().asnumpy(), value)
+
+
+def test_a_bfloat16_value_is_rounded_to_nearest_even():
+    net = make("param=bfloat16,compute=bfloat16")
+    value = np.full((5, 48), 1 + 3 * 2.0**-8, np.float32)  # half way, to the even neighbour above
+    net[2].weight.set_data(mx.nd.array(value))
+    stored = mx.nd.amp_cast(net[2].weight.data(), dtype="float32").asnumpy()
+    assert (stored == 1 + 2.0**-6).all()
+
+
 @pytest.mark.parametrize("policy", STORED_LOW)
 def test_restore_gives_the_masters(policy):
     net = make(policy)
@@ -134,6 +153,15 @@ def test_training_goes_on_from_what_was_saved_bit_for_bit(tmp_path):
     assert_equal(values(resumed), values(straight))
 
 
+def test_several_contexts_with_one_value_are_saved_exactly(tmp_path):
+    contexts = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+    net = make("O2", contexts)
+    trainer = train(net, contexts=contexts)
+    (master,) = [s.master for i, s in trainer._updaters[0].states.items() if trainer._params[i] is net[2].weight]
+    net.save_parameters(str(tmp_path / "net"))
+    np.testing.assert_array_equal(mx.nd.load(str(tmp_path / "net"))["2.weight"].asnumpy(), master.asnumpy())
+
+
 def test_reset_ctx_keeps_the_masters():
     net = make("O2")
     train(net)
@@ -141,6 +169,14 @@ def test_reset_ctx_keeps_the_masters():
     net.collect_params().reset_ctx([mx.cpu(0), mx.cpu(1)])
     assert net[2].weight.list_data()[1].dtype == np.float16
     assert_equal(values(net), expected)
+
+
+def test_a_parameter_can_be_copied():
+    net = make("O2")
+    twin = copy.deepcopy(net[2].weight)
+    twin.set_data(mx.nd.zeros((5, 48)))
+    assert (values(net)["2.weight"] != 0).any()
+    assert (twin._reduce().asnumpy() == 0).all() and twin.data().dtype == np.float16
 
 
 def test_a_parameter_class_of_the_user_stays_one():
@@ -217,6 +253,33 @@ def test_two_trainers_of_the_same_parameters_share_masters_after_a_resume(tmp_pa
         return values(net)
 
     assert_equal(run(True), run(False))
+
+
+@pytest.mark.parametrize("policy", STORED_LOW)
+def test_initializing_again_gives_float32_values(policy):
+    plain, net = make(), make(policy)
+    for each in (plain, net):
+        mx.random.seed(7)
+        each[2].weight.initialize(mx.init.Xavier(), force_reinit=True)
+    np.testing.assert_array_equal(values(net)["2.weight"], values(plain)["2.weight"])
+
+
+def test_a_parameter_that_was_frozen_later_keeps_what_is_set():
+    net = make("O2")
+    net[2].weight.grad_req = "null"
+    value = np.random.RandomState(3).randn(5, 48).astype("float32")
+    net[2].weight.set_data(mx.nd.array(value))
+    np.testing.assert_array_equal(values(net)["2.weight"], value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_a_cast_starts_from_the_exact_value(dtype):
+    net = make("O2")
+    train(net)
+    expected = values(net)["2.weight"]
+    net[2].weight.cast(dtype)
+    assert net[2].weight.data().dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(net[2].weight._reduce().asnumpy(), expected)
 
 
 class Answering(gluon.Parameter):

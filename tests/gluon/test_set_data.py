@@ -3,10 +3,10 @@
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.gluon import Trainer, convert
+from mxmp.gluon import Trainer, convert, restore
 
 RANDOM = np.random.RandomState(0)
 START = RANDOM.uniform(-1, 1, (4, 8)).astype("float32") * 0.1
@@ -98,6 +98,18 @@ def test_a_value_in_another_dtype_becomes_the_master(dtype, tmp_path):
     np.testing.assert_array_equal(exact(net, tmp_path), START)
 
 
+def test_each_context_keeps_its_master(tmp_path):
+    net = make("O2", [mx.cpu(0), mx.cpu(1)])
+    value = net.weight.data(mx.cpu(0)).asnumpy()
+    value[1] = 3
+    net.weight.set_data(mx.nd.array(value, dtype="float16"))
+    expected = START.copy()
+    expected[1] = 3
+    np.testing.assert_array_equal(exact(net, tmp_path), expected)
+    for ctx in net.weight.list_ctx():
+        np.testing.assert_array_equal(net.weight.data(ctx).asnumpy(), expected.astype("float16"))
+
+
 def test_a_frozen_parameter_keeps_no_master(tmp_path):
     net = nn.Dense(4, in_units=8, use_bias=False)
     net.initialize()
@@ -106,3 +118,12 @@ def test_a_frozen_parameter_keeps_no_master(tmp_path):
     convert(net, "O2")
     net.weight.set_data(net.weight.data() * 2)
     np.testing.assert_array_equal(exact(net, tmp_path), START.astype("float16") * np.float16(2))
+
+
+def test_what_is_set_is_what_restore_gives():
+    net = make("O2")
+    clip(net.weight)
+    expected = np.where(np.abs(START) < CLIP, START, np.clip(START, -CLIP, CLIP))
+    restore(net)
+    assert type(net.weight) is gluon.Parameter
+    np.testing.assert_array_equal(net.weight.data().asnumpy(), expected)

@@ -57,6 +57,13 @@ def test_the_innermost_policy_wins():
     assert precisions(net) == {"a": "float32", "b": "float16", "c": "float32", "d": "float32"}
 
 
+def test_the_converted_net_itself_may_have_one():
+    net = set_policy(dense("a_"), "float32")
+    net.initialize()
+    convert(net, "O1")
+    assert precisions(net) == {"a": "float32"}
+
+
 class PastTheParent(gluon.HybridBlock):
     """It calls the blocks within a block of its, never that itself, as detectors do with their features."""
 
@@ -136,6 +143,14 @@ def test_a_symbol_block_within():
     assert block._cached_graph[1].tojson() == symbol.tojson() and "forward" not in vars(block)
 
 
+def test_a_symbol_block_by_itself():
+    block = gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="b"), mx.sym.var("data"))
+    block.initialize()
+    set_policy(block, "float32")
+    convert(block, "O1")
+    assert precisions(block) == {"b": "float32"}
+
+
 class Unrolled(gluon.HybridBlock):
     """It unrolls a cell that cannot be called."""
 
@@ -178,6 +193,14 @@ def test_converting_again_takes_notice():
     set_policy(net[0], None)
     convert(net, "O1")
     assert set(precisions(net).values()) == {"float16"}
+
+
+def test_converting_again_without_a_change_keeps_the_conversion():
+    net = set_policy(three(), "mixed_float16")
+    convert(net, "O1")
+    first = conversion_of(net)
+    convert(net, "O1")
+    assert conversion_of(net) is first
 
 
 def test_parameters_are_stored_where_blocks_run():

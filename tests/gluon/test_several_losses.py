@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
@@ -71,6 +73,19 @@ def test_the_loss_that_overflows_backs_off():
     assert scales(trainer) == [2.0**16, 2.0**16, 2.0**15]
     trackers = [scale["growth_tracker"] for scale in states_of_scales(trainer)]
     assert trackers == [1, 0, 0]  # one that cannot be judged stays
+
+
+def test_the_log_tells_the_scale_of_the_loss_that_overflows(caplog):
+    w, trainer = two_losses(grad_req="add")
+    for _ in range(2):
+        learn(trainer, w, 1, 0.25)
+        trainer.step(1)
+        w.zero_grad()
+    learn(trainer, w, 0, HUGE)
+    learn(trainer, w, 1, 0.25)
+    with caplog.at_level(logging.INFO, logger="mxmp"):
+        assert not trainer.step(1)
+    assert "DynamicLossScale 65536 -> 32768;" in caplog.text
 
 
 def test_a_loss_that_fails_midway_leaves_the_window():

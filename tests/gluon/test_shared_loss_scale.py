@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from mxmp.errors import LossScaleError, TrainerError
 from mxmp.gluon import SharedLossScale, Trainer
@@ -44,6 +44,23 @@ def test_each_trainer_steps_or_skips_and_the_scale_moves_once_per_iteration():
     assert scales == [8, 9, 8, 7, 6, 6, 7]
     assert [trainer.skipped_steps for trainer in trainers] == [2, 2]
     assert [value(w.data()) for w in params] == [-1.5, -1.5]
+
+
+def test_a_trainer_may_sit_out_an_iteration():
+    shared, (a, _), (first, second) = make()
+    for _ in range(3):
+        step(first, a, bad=True)
+        shared.update()
+    assert second.loss_scale.value == 2.0**5
+
+
+def test_one_loss_for_both():
+    shared, (a, b), (first, second) = make()
+    with autograd.record(), first.scale_loss(a.data() * b.data(), second) as scaled:
+        scaled.backward()
+    assert first.step(1) and second.step(1)
+    shared.update()
+    assert (value(a.data()), value(b.data())) == (0.0, 0.0)
 
 
 @pytest.mark.behaviour("an update between two steps")

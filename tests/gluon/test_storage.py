@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 from mxmp import dtypes
 from mxmp.gluon import api as gluon_api
@@ -34,6 +34,40 @@ def test_values_are_rounded_to_nearest_even(dtype):
     storage.store_low(param, dtype)
     assert storage.dtype_of(param) == dtype == dtypes.canonical(param.data().dtype)
     assert np.array_equal(mx.nd.amp_cast(param.data(), dtype="float32").asnumpy(), rounded(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_flow_into_the_low_precision_parameter(dtype):
+    param = parameter()
+    storage.store_low(param, dtype)
+    with autograd.record():
+        (mx.nd.amp_cast(param.data(), dtype="float32") * 3).sum().backward()
+    assert dtypes.canonical(param.grad().dtype) == dtype
+    assert (mx.nd.amp_cast(param.grad(), dtype="float32").asnumpy() == 3).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_float32_comes_back_exactly(dtype):
+    param = parameter(ctx=[mx.cpu(0), mx.cpu(1)])
+    storage.store_low(param, dtype)
+    storage.store_float32(param)
+    assert all(np.array_equal(array.asnumpy(), VALUES) for array in param.list_data())
+    assert storage.dtype_of(param) == "float32"
+
+
+def test_the_float32_value_keeps_no_float32_gradient():
+    param = parameter()
+    assert param.data().grad is not None  # otherwise the last line proves nothing
+    storage.store_low(param, "float16")
+    assert all(master.grad is None for master in vars(param)["_mxmp_masters"].values())
+
+
+def test_frozen_parameters_keep_no_float32_copy():
+    param = parameter("null")
+    storage.store_low(param, "float16")
+    assert not hasattr(param, "_mxmp_masters")
+    storage.store_float32(param)
+    assert np.array_equal(param.data().asnumpy(), rounded("float16"))
 
 
 def test_the_dtype_equals_its_name_and_its_type():

@@ -40,6 +40,16 @@ def test_the_report_of_a_float32_policy(policy):
     assert set(found.count) == {"float32"} and {row.reason for row in found.rows} == {"the policy computes in float32"}
 
 
+def test_a_float32_policy_in_place_of_another():
+    net = convert(make(), "O1")
+    net(X)
+    expected = restore(make())(X).shape
+    convert(net, "O0")
+    assert net(X).shape == expected and set(report(net).count) == {"float32"}
+    convert(net, "O1")(X)
+    assert "float16" in report(net).count
+
+
 class TwoInputs(gluon.HybridBlock):
     """A net whose inputs cannot be guessed."""
 
@@ -65,10 +75,25 @@ def test_fields_of_the_policy_as_keywords():
     assert convert(net, "O1,last_layer_fp32=True")._mxmp_conversion is net._mxmp_conversion
 
 
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("convert_it", [lambda net: convert(net, "O1"), lambda net: cast(net, "float16")])
+def test_a_net_that_was_cast_names_our_cast(norm, convert_it):
+    net = make(norm)
+    net.cast("float16")
+    with pytest.raises(ConvertError, match=r"'net_first_weight' is float16 already.*mxmp\.gluon\.cast\(net"):
+        convert_it(net)
+    net.cast("float32")
+    assert convert_it(net)(X).shape == (2, 2)
+
+
 def test_a_net_that_was_cast_after_a_conversion_is_known_by_its_own_parameters():
     net = cast(make(), "float16")
     net(X)
     assert convert(net, "O1")(X).dtype == np.float32
+
+
+def failing(block, *args):
+    raise ValueError("too bad")
 
 
 def test_a_block_that_fails_is_blamed_although_it_has_a_hook():
@@ -117,7 +142,7 @@ CELLS = {
     "HybridSequential": lambda: sequential(rnn.HybridSequentialRNNCell),
     "VariationalDropout": lambda: contrib_rnn.VariationalDropoutCell(rnn.LSTMCell(4, input_size=3)),
     "LSTMP": lambda: contrib_rnn.LSTMPCell(4, 3, input_size=3),
-    **{f"Conv{n}D{kind}": convolution(f"Conv{n}D{kind}Cell", n) for n, kind in enumerate(("RNN", "LSTM", "GRU"), 1)},
+    **{f"Conv{n}D{kind}": convolution(f"Conv{n}D{kind}Cell", n) for n in (1, 2, 3) for kind in ("RNN", "LSTM", "GRU")},
 }
 
 
@@ -161,6 +186,23 @@ def test_copies_of_a_converted_net_say_what_they_are():
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert repr(twin) == repr(net)
         assert type(restore(twin)) is nn.HybridSequential
+
+
+def test_what_a_converted_nets_class_makes_is_not_converted():
+    net = make()
+    kind = type(net)
+    convert(net, "O1")
+    assert type(type(net)()) is kind and type(net).__qualname__ == kind.__qualname__
+    part = net[:1]  # HybridSequential makes it by type(net)
+    assert "converted" not in repr(part) and "converted by mxmp" in repr(net)
+    assert repr(pickle.loads(pickle.dumps(part))) == repr(part)
+
+
+def test_a_converted_net_without_its_attributes_has_a_repr():
+    net = convert(make(), "O1")
+    empty = type(net).__new__(type(net))
+    empty._children = {}
+    assert repr(empty) == "HybridSequential(\n\n)"
 
 
 def test_a_trainer_says_what_it_is():
@@ -213,6 +255,16 @@ def test_an_input_of_another_dtype_is_named_with_the_cast(dtype, hybridized):
     convert(net, "O1").hybridize(hybridized)
     with pytest.raises(ConvertError, match=rf"Input 'data' is {dtype}: give x\.astype\('float32'\)"):
         net(mx.nd.ones((2, 3), dtype=dtype))
+
+
+def test_a_part_belongs_to_each_conversion_that_holds_it():
+    shared, nets = nn.Dense(4, in_units=3), [nn.HybridSequential(), nn.HybridSequential()]
+    shared.initialize()
+    for net in nets:
+        net.add(shared)
+        convert(net, "O2")(X)
+    restore(nets[1])
+    assert shared(X).dtype == np.float32  # called by itself, on weights that the other net stores low
 
 
 def test_convert_again_takes_in_what_was_put_into_a_net():

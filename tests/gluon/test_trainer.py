@@ -14,7 +14,7 @@ from mxmp.distributed import KVStore
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.gluon import Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
-from mxmp.optimizer import LossScaleOptimizer
+from mxmp.optimizer import LossScaleOptimizer, MultiPrecision
 from tests.distributed.engines import Twins
 from tests.gluon.trainer_tools import (
     DTYPES,
@@ -126,6 +126,13 @@ def test_masters_can_be_turned_off(dtype, masters):
         trainer.step(1)
     assert value(w.data()).tolist() == [1 - 2.0**-7 if masters else 1.0, -(2.0**-7)]
     assert trainer.optimizer.multi_precision is masters
+
+
+def test_an_optimizer_instance_is_wrapped_unless_it_is_already():
+    inner, wrapped = mx.optimizer.SGD(), MultiPrecision(mx.optimizer.SGD(), masters=False)
+    trainer = Trainer([param([1.0])], inner, {"multi_precision": False})
+    assert (type(trainer.optimizer), trainer.optimizer.inner, trainer.optimizer.masters) == (MultiPrecision, inner, False)
+    assert Trainer([param([1.0])], wrapped).optimizer is wrapped
 
 
 def test_a_trainer_takes_the_scale_of_keras_optimizer_and_does_not_spend_one_if_it_is_refused():
@@ -355,6 +362,32 @@ def test_bad_input_adds_nothing(make, message):
 
 
 # What is refused.
+
+
+def trainer_of(*args, **options):
+    return Trainer([param([1.0])], *args, **options)
+
+
+REFUSED = {
+    "no parameters": (lambda: Trainer([], "sgd"), "there are no parameters to train"),
+    "an empty net": (lambda: Trainer(gluon.nn.HybridSequential(), "sgd"), "there are no parameters to train"),
+    "no optimizer": (lambda: trainer_of(None), "optimizer is None; expected a name or an mx.optimizer.Optimizer"),
+    "options twice": (
+        lambda: trainer_of(mx.optimizer.SGD(), {"wd": 0.1}),
+        r"optimizer_params has \['wd'\], but the optimizer is an instance",
+    ),
+    "no kvstore": (lambda: trainer_of("sgd", None, 5), "kvstore is 5; expected a name, a KVStore or None"),
+    "an unknown kvstore": (lambda: trainer_of("sgd", None, "devcie"), "unknown kvstore 'devcie'; .*device"),
+    "two scales": (
+        lambda: trainer_of(LossScaleOptimizer(mx.optimizer.SGD()), loss_scale=128),
+        "loss_scale=128, but the LossScaleOptimizer has one",
+    ),
+    "a module": (
+        lambda: Trainer.adopt(mx.mod.Module(mx.sym.var("data"), label_names=None)),
+        "expected a gluon Trainer, found a Module; for a Module use",
+    ),
+    "a hook": (lambda: trainer_of("sgd").register_step_hook(3), "register_step_hook: 3 is no function"),
+}
 
 
 @pytest.mark.behaviour("a scale that is none")

@@ -77,6 +77,16 @@ def test_a_step_ends_though_a_gradient_is_gone(end):
     assert trainer.step(1)
 
 
+def test_parameters_without_gradient_are_left_alone():
+    w, frozen = param([1.0]), param([2.0], name="frozen", grad_req="null")
+    trainer = sgd([w, frozen])
+    backward(trainer, w, 1)
+    trainer.unscale()
+    trainer.clip_global_norm(10)
+    assert trainer.step(1)
+    assert frozen.data().asscalar() == 2.0
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_numpy_arrays_of_mxnet_are_trained_with_a_context_that_has_no_batch(dtype):
     with mx.util.np_shape(True), mx.util.np_array(True):

@@ -54,7 +54,8 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-@pytest.mark.parametrize("dtype, contexts", [("float32", 1), ("float16", 2), ("bfloat16", 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("contexts", [1, 2])
 def test_who_reads_a_gradient_sees_the_true_one(dtype, contexts, look):
     params, trainer = make(dtype, contexts)
     backward(trainer, params)
@@ -66,6 +67,13 @@ def test_who_reads_a_gradient_sees_the_true_one(dtype, contexts, look):
     assert trainer.step(1)
     for each in params:
         assert value(each.list_data()[0]).tolist() == [1 - 0.125 * contexts, -2 - 0.125 * contexts]
+
+
+def test_a_gradient_that_is_popped_is_true():
+    (w,), trainer = make(names="a")
+    backward(trainer, [w])
+    assert w.list_grad().pop().asnumpy().tolist() == [0.25, 0.25]
+    assert trainer.step(1) and w.data().asnumpy().tolist() == [0.875, -2.125]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -153,6 +161,16 @@ def test_unscale_after_a_look_only_sums():
     assert params[0].grad(TWO[1]).asnumpy().tolist() == [0.5, 0.5]
     with pytest.raises(TrainerError, match="unscaled already"):
         trainer.unscale()
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_clipping_after_a_look_is_of_the_sum(contexts):
+    params, trainer = make(contexts=contexts)
+    backward(trainer, params)
+    assert params[0].grad(TWO[0]).asnumpy().tolist() == [0.25, 0.25]
+    assert trainer.clip_global_norm(100.0) == 0.5 * contexts  # the norm of four elements
+    assert trainer.step(1)
+    assert params[0].list_data()[0].asnumpy().tolist() == [1 - 0.125 * contexts, -2 - 0.125 * contexts]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -392,6 +410,25 @@ def test_a_trainer_that_is_dropped_before_its_step_leaves_nothing_behind():
     backward(other, params)
     assert params[0].grad().asnumpy().tolist() == [0.25, 0.25]
     assert other.step(1) and value(params[0].data()).tolist() == [0.875, -2.125]
+
+
+def test_after_the_step_gradients_are_plain_lists_again():
+    params, trainer = make("float16")
+    lists = [p._grad for p in params]
+    backward(trainer, params)
+    params[0].grad()
+    trainer.step(1)
+    assert all(p._grad is before and type(before) is list for p, before in zip(params, lists))
+    backward(trainer, params)
+    trainer.discard_grads()
+    assert all(p._grad is before for p, before in zip(params, lists))
+
+
+def test_a_net_that_is_copied_before_the_step_has_gradients_of_its_own():
+    params, trainer = make()
+    backward(trainer, params)
+    other = copy.deepcopy(params[0]._grad)
+    assert type(other) is list and other[0] is not params[0]._grad.arrays[0]
 
 
 def test_row_sparse_gradients_are_true_ones_too():

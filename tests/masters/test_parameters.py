@@ -10,8 +10,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from mxmp.arrays import to_float32
 from mxmp.errors import TrainerError
-from mxmp.train.masters import MultiPrecision, exact_value, follow, forget_masters, keep_masters
+from mxmp.train.masters import MultiPrecision, exact_value, follow, forget_masters, keep_masters, rounds_to, set_master
 from tests.gluon.trainer_tools import TWO
 from tests.masters.test_optimizer import LOW, low
 from tests.values import DTYPES, as_float32, in_dtype
@@ -52,6 +53,14 @@ def owned(values=(0.1, 0.2), **options):
 # A float32 array that follows a weight.
 
 
+def test_to_float32_keeps_a_float32_array_and_what_is_row_sparse():
+    array = mx.nd.ones((2,))
+    assert to_float32(array) is array
+    rows = mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [2]), shape=(4, 2)).astype("float16")
+    assert (to_float32(rows).stype, to_float32(rows).dtype) == ("row_sparse", np.float32)
+    np.testing.assert_array_equal(to_float32(rows).asnumpy(), [[0, 0], [0, 0], [1, 2], [0, 0]])
+
+
 @pytest.mark.parametrize("dtype", LOW)
 def test_follow_takes_the_elements_that_changed_and_no_others(dtype, monkeypatch):
     """A value beyond float16 rounds to the weight's inf, and stays; nothing is read on the host."""
@@ -65,6 +74,17 @@ def test_follow_takes_the_elements_that_changed_and_no_others(dtype, monkeypatch
             patch.setattr(mx.nd.NDArray, name, None)
         follow(master, weight)
     np.testing.assert_array_equal(master.asnumpy(), expected)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("change, expected", [(None, 1), (0, 0), (999, 0)])
+def test_rounds_to_sees_one_element_that_changed(change, expected, dtype):
+    values = random_values()
+    values[5] = np.nan
+    weight = low(values, dtype)
+    if change is not None:
+        weight[change] = low([0.3], dtype)
+    assert rounds_to(mx.nd.array(values), weight).asnumpy().tolist() == [expected]
 
 
 # The first master.
@@ -145,6 +165,13 @@ def test_a_float32_value_that_is_set_is_the_master_and_rounded_once(dtype):
     np.testing.assert_array_equal(master.asnumpy(), values)
     np.testing.assert_array_equal(as_float32(param.data()), as_float32(low(values, dtype)))
     assert exact_value(param.data(), param) is master
+
+
+def test_a_float32_value_becomes_the_master_where_none_is_kept():
+    param, _ = parameter([0.1, 0.2])
+    set_master(param, mx.nd.array([0.3, 0.7]))
+    param.data()[:] = low([0.3, 0.7], "float16")
+    assert exact_value(param.data(), param).asnumpy().tolist() == np.float32([0.3, 0.7]).tolist()
 
 
 @pytest.mark.parametrize("alive", [True, False], ids=["its trainer is there", "its trainer is gone"])

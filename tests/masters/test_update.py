@@ -12,7 +12,7 @@ from mxmp import arrays
 from mxmp.errors import TrainerError
 from mxmp.mxnet_private import optimizers
 from mxmp.train import masters as module
-from mxmp.train.masters import MasterState, MultiPrecision, Update, update
+from mxmp.train.masters import MasterState, MultiPrecision, Update, masters_flag, update
 from tests.freeze import freeze
 from tests.masters.test_optimizer import OPTIMIZERS, low, make
 
@@ -161,6 +161,20 @@ def test_weights_of_a_gpu_go_in_parts_of_bounded_size(monkeypatch):
     monkeypatch.setattr("mxmp.train.masters.widen", lambda a: sizes.append(sum(x.size for x in a)) or widen(a))
     train(together, MultiPrecision(make("adam")), ["float16"] * 5, steps=1)
     assert [size for size in sizes if size] == [12, 4200, 20, 4097]
+
+
+@pytest.mark.parametrize("masters", [True, False])
+def test_the_flag_tells_whether_weights_are_their_masters_rounded(masters):
+    updater, weights = mx.optimizer.get_updater(MultiPrecision(make("sgd"), masters)), values(0, MIXED)
+    pairs = [(updater, [Update(k, weight, weight) for k, weight in enumerate(weights)])]
+    assert masters_flag(pairs) is None  # before the first update
+    together(updater, values(1, MIXED), weights)
+    if masters:
+        assert masters_flag(pairs).asscalar() == 1
+        weights[3][1, 1] = 7
+        assert masters_flag(pairs).asscalar() == 0
+    else:
+        assert masters_flag(pairs) is None
 
 
 @pytest.mark.parametrize("steps", [1, 9, 10])

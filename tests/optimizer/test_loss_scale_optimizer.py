@@ -64,6 +64,16 @@ def test_the_scale_grows_beyond_2_to_24_as_in_keras():
         assert optimizer.loss_scale == 2.0**exponent
 
 
+def test_gradients_that_never_recover_raise():
+    w = weight([1.0])
+    optimizer = LossScaleOptimizer(sgd(), initial_scale=1)
+    for _ in range(49):
+        step(optimizer, [w], bad=np.inf)
+    with pytest.raises(LossScaleError, match="non-finite for 50 steps .* first bad gradient: 'weight 0' at step 50"):
+        step(optimizer, [w], bad=np.inf)
+    assert value(w).tolist() == [1.0]
+
+
 def test_unscaling_keeps_the_given_gradients_and_nones():
     first, second = weight([1.0]), weight([1.0])
     optimizer = LossScaleOptimizer(sgd(), initial_scale=4)
