@@ -180,7 +180,8 @@ def test_reports_of_bfloat16_say_that_it_is_off(monkeypatch):
         report = mxmp.gluon.report(mxmp.gluon.convert(net, policy))
         assert report.summary.count(text) == lines == len(report.notes)
         assert "AMX" not in report.to_json() and report == replace(report, notes=())
-        module = mxmp.module.Module(mx.sym.relu(mx.sym.var("data")), label_names=None, policy=policy)
+        symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3)
+        module = mxmp.module.Module(symbol, label_names=None, policy=policy)
         module.bind([("data", (2, 4))], for_training=False)
         assert module.report.notes == (text,) * lines
     for status in (amx._ABSENT, amx.AmxStatus(True, "mxmp switched it on.")):
