@@ -32,6 +32,9 @@ STEPS: Tuple[Step, ...] = (
 )
 """All steps; each has a row in the ratchet."""
 
+HELD_STEPS = tuple(step for step in STEPS if step.mode not in ("contrib_amp", "net_cast"))
+"""Those that tests record anew: the others are MXNet's own, and `measure` wrote their rows."""
+
 MXMP_STEPS = tuple(step for step in STEPS if step.mode in MIXED)
 SOUND_STEPS = tuple(step for step in MXMP_STEPS if step.mode != "O3")
 """Those in which softmax, norms and losses are float32."""

@@ -10,11 +10,11 @@ STEPPED = ("resnet50_v1b", "ssd300_vgg16", "bert_mini", "lstm_lm_small")
 """Those whose steps are recorded in every mode."""
 
 FILES = {
-    "resnet50_v1b": "resnet", "resnet18_v1": "resnet", "resnet50_v2": "resnet", "resnext50_32x4d": "resnext",
-    "cifar_resnet20_v1": "cifar_resnet", "cifar_resnet20_v2": "cifar_resnet", "bert_mini": "transformer",
-    "lstm_lm_small": "lstm_lm", "ssd300_vgg16": "ssd", "ssd96_resnet8": "ssd", "ssd512_mobilenet1.0": "ssd",
-    "mlp": "mlp", "lenet": "lenet", "alexnet": "alexnet", "alexnet_2012": "alexnet", "vgg11": "vgg", "vgg11_bn": "vgg",
-    "googlenet": "googlenet", "googlenet_bn": "googlenet", "inception_bn": "inception_bn",
+    "resnet50_v1b": "resnet", "resnet50_v2": "resnet", "resnext50_32x4d": "resnext",
+    "cifar_resnet20_v2": "cifar_resnet", "bert_mini": "transformer",
+    "lstm_lm_small": "lstm_lm", "ssd300_vgg16": "ssd", "ssd96_resnet8": "ssd",
+    "mlp": "mlp", "lenet": "lenet", "alexnet_2012": "alexnet", "vgg11_bn": "vgg",
+    "googlenet": "googlenet", "inception_bn": "inception_bn",
     "inception_v3": "inception_v3", "mobilenet0.25": "mobilenet", "mobilenet_v2_0.35": "mobilenet_v2",
     "densenet121": "densenet",
 }  # fmt: skip
@@ -27,7 +27,6 @@ ARGUMENTS: Dict[str, Dict[str, Any]] = {
     "lstm_lm_small": {"num_classes": 1000},
     "ssd300_vgg16": {"num_classes": 3},
     "ssd96_resnet8": {"num_classes": 3},
-    "ssd512_mobilenet1.0": {"num_classes": 3},
 }
 """Arguments of `symbols.get_symbol`; other networks have 10 classes."""
 
@@ -37,7 +36,6 @@ DATA: Dict[str, Shapes] = {
     "lstm_lm_small": {"data": (8, 35)},
     "ssd300_vgg16": {"data": (2, 3, 300, 300)},
     "ssd96_resnet8": {"data": (2, 3, 96, 96)},
-    "ssd512_mobilenet1.0": {"data": (2, 3, 256, 256)},
     "mlp": {"data": (4, 1, 28, 28)},
     "lenet": {"data": (4, 1, 28, 28)},
     "inception_v3": {"data": (2, 3, 299, 299)},
@@ -48,7 +46,6 @@ LABELS: Dict[str, Shapes] = {
     "lstm_lm_small": {"softmax_label": (8, 35)},
     "ssd300_vgg16": {"label": (2, 4, 5)},
     "ssd96_resnet8": {"label": (2, 4, 5)},
-    "ssd512_mobilenet1.0": {"label": (2, 4, 5)},
 }
 """Shapes of the labels; other networks have a class per image."""
 

@@ -6,6 +6,9 @@ import pytest
 
 from tests.gpu_record.memory import DONE, OPTIMIZERS, memory_run, on_paper
 
+MEMORY_SLACK = 1 << 20
+"""Bytes that may be in use beyond the sum on paper: MXNet's own come to 0.04 MB in float32."""
+
 pytestmark = [
     pytest.mark.xdist_group("memory"),
     pytest.mark.parametrize("mode", ["float32", "O1", "O2"]),
@@ -19,16 +22,9 @@ def memory(mode, optimizer, recorder):
     return recorder.record(memory_run(mode, optimizer))
 
 
-def test_no_copy_of_the_weights_lives_beyond_paper(memory, mode, optimizer):
-    """Weights, gradients, masters and states are there; less than another float16 copy of the weights is."""
-    paper = on_paper(memory.facts, optimizer)
-    weights = sum(size for _, size, trained in memory.facts["parameters"] if trained)
-    assert paper <= memory.facts["used"][DONE] < paper + 2 * weights
-
-
-def test_steps_leave_nothing_behind(memory):
-    used = memory.facts["used"]
-    assert used["1 done"] == used["2 done"]
+def test_weights_gradients_masters_and_states_are_there_and_nothing_is_left_by_a_step(memory, mode, optimizer):
+    used, paper = memory.facts["used"], on_paper(memory.facts, optimizer)
+    assert paper <= used[DONE] <= paper + MEMORY_SLACK and used["1 done"] == used["2 done"]
 
 
 def test_the_update_needs_no_float32_copy_of_all_gradients_at_once(memory):

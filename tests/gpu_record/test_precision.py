@@ -32,45 +32,22 @@ def test_products_run_on_tensor_cores_with_float32_sums(step, record):
     assert found == {TENSOR_CORES}
 
 
-@pytest.mark.parametrize("step", SOUND_STEPS, ids=str)
-def test_products_that_accumulate_in_float16_are_short(step, record):
-    assert record(step).longest_float16_sum <= MAX_PRODUCT
-
-
 @pytest.mark.parametrize("step", MXMP_STEPS, ids=str)
-def test_recurrent_networks_sum_in_float32(step, record):
-    rnns = found_in(record(step), "rnns")
-    assert bool(rnns) == ("lstm" in step.network)
-    assert {rnn.compute for rnn in rnns} <= {"float32"}
-
-
-@pytest.mark.parametrize("step", [step for step in SOUND_STEPS if "lstm" in step.network], ids=str)
-def test_recurrent_networks_stay_in_float32(step, record):
-    """MXNet gives them no tensor cores in float16."""
-    assert {rnn.dtype for rnn in found_in(record(step), "rnns")} == {"float32"}
-
-
-@pytest.mark.parametrize("step", MXMP_STEPS, ids=str)
-def test_parameters_of_batch_norm_are_float32(step, record):
+def test_parameters_of_batch_norm_and_sums_of_recurrent_networks_are_float32(step, record):
     norms = [norm for norm in found_in(record(step), "norms") if norm.call.startswith("cudnnBatchNorm")]
-    assert {norm.parameters for norm in norms} <= {"float32"}
-    assert norms or "resnet" not in step.network
+    assert {norm.parameters for norm in norms} <= {"float32"} and (norms or "resnet" not in step.network)
+    rnns = found_in(record(step), "rnns")
+    assert bool(rnns) == ("lstm" in step.network) and {rnn.compute for rnn in rnns} <= {"float32"}
 
 
 @pytest.mark.parametrize("step", SOUND_STEPS, ids=str)
-def test_other_norms_are_float32(step, record):
-    norms = [norm for norm in found_in(record(step), "norms") if not norm.call.startswith("cudnnBatchNorm")]
-    assert {norm.dtype for norm in norms} <= {"float32"}
+def test_short_products_alone_sum_in_float16_and_softmax_norms_losses_and_recurrent_networks_are_float32(step, record):
+    """MXNet gives recurrent networks no tensor cores in float16."""
+    found = record(step)
+    assert found.longest_float16_sum <= MAX_PRODUCT
+    norms = [norm for norm in found_in(found, "norms") if not norm.call.startswith("cudnnBatchNorm")]
     assert norms or "bert" not in step.network
-
-
-@pytest.mark.parametrize("step", SOUND_STEPS, ids=str)
-def test_softmaxes_are_float32(step, record):
-    assert {softmax.dtype for softmax in found_in(record(step), "softmaxes")} == {"float32"}
-
-
-@pytest.mark.parametrize("step", SOUND_STEPS, ids=str)
-def test_no_kernel_of_a_loss_or_norm_has_low_precision(step, record):
-    kernels = found_in(record(step), "kernels")
-    named = [kernel for kernel in kernels if any(word in base_name(kernel).lower() for word in WIDE)]
+    assert {one.dtype for one in (*norms, *found_in(found, "softmaxes"), *found_in(found, "rnns"))} == {"float32"}
+    assert found_in(found, "softmaxes")
+    named = [kernel for kernel in found_in(found, "kernels") if any(word in base_name(kernel).lower() for word in WIDE)]
     assert [kernel for kernel in named if FLOAT16 in kernel] == []

@@ -259,7 +259,8 @@ def test_module_trains_ssd():
         module.forward_backward(mx.io.DataBatch([images], [labels]))
         module.update()
         history.append(losses(module, labels))
-    assert (np.mean(history[-3:], axis=0) < 0.5 * history[0]).all()
+    history = np.array(history)
+    assert (history[-3:].mean(0) < 0.5 * history[0]).all()
 
 
 def test_float16_reaches_every_convolution_and_no_box():
