@@ -212,7 +212,7 @@ def test_the_demo_compares_modes_in_a_table_and_a_plot(run, tmp_path):
     single, half = (int(rows[mode][4].replace(",", "")) for mode in ("float32", "float16 O2"))
     assert half < 0.6 * single
     assert "NOT the same" not in text and ("the same as here" in text) == ("bfloat16" in rows)
-    assert Image.open(tmp_path / "digits.png").size == (1080, 840)
+    assert Image.open(tmp_path / "output" / "digits.png").size == (1080, 840)
 
 
 def test_the_demo_refuses_an_unknown_policy_in_its_last_line(run):
