@@ -16,6 +16,7 @@ import gluoncv
 import mxnet as mx
 import numpy as np
 import pytest
+from matplotlib.image import imread
 from PIL import Image
 
 import mxmp
@@ -140,7 +141,7 @@ def test_a_gan_moves_one_scale_for_both_trainers_and_draws(run, tmp_path):
     text = run("gan", "--epochs", 2, "--channels", 8)
     first, last = numbers(text, "of the discriminator")
     assert 0 < last < first and len(numbers(text, "loss scale")) == 2
-    assert Image.open(tmp_path / "gan.png").size == (128, 128)
+    assert imread(tmp_path / "gan.png").shape[:2] == (128, 128)
 
 
 def test_workers_end_with_the_same_weights_and_train_as_one(run, tmp_path):
@@ -220,7 +221,7 @@ def test_the_demo_compares_modes_in_a_table_and_a_plot(run, tmp_path):
     single, half = (int(rows[mode][4].replace(",", "")) for mode in ("float32", "float16 O2"))
     assert half < 0.6 * single
     assert "NOT the same" not in text and ("the same as here" in text) == ("bfloat16" in rows)
-    assert Image.open(tmp_path / "output" / "digits.png").size == (1080, 840)
+    assert imread(tmp_path / "output" / "digits.png").shape[:2] == (840, 1080)
 
 
 def test_the_demo_refuses_an_unknown_policy_in_its_last_line(run):
