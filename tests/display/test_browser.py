@@ -237,7 +237,7 @@ def test_bars_are_as_long_as_their_values(opened):
     assert found[0] > 40 and [width / found[0] for width in found] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4], rel=0.02)
 
 
-def test_print_has_no_controls_and_whole_tables(opened):
+def test_print_has_no_controls_and_whole_tables(opened, file):
     hidden = "return [...document.querySelectorAll('.controls, nav')].every(e => e.offsetParent === null)"
     cut = "return [...document.querySelectorAll('.scroll')].some(e => e.scrollHeight > e.clientHeight + 1)"
     assert not opened.run(hidden) and opened.run(cut)
