@@ -41,7 +41,7 @@ def blocks(page):
 def commands(code):
     """Return the arguments of each line if all are commands of mxmp that run on one machine alone, else None.
 
-    The script that the README launches has a test of its own, with those of dist_sync.
+    The script that a guide launches has a test of its own, with those of dist_sync.
     """
     lines = [shlex.split(line, comments=True) for line in code.splitlines()]
     return [line[1:] for line in lines] if all(line[:1] == ["mxmp"] for line in lines) else None

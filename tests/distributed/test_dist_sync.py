@@ -101,8 +101,9 @@ def test_a_module_trains_as_mxnets_with_all_batches_in_one_place(run):
         np.testing.assert_allclose(both[0][name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_the_commands_of_the_readme(tmp_path):
-    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Several machines\n")[1].split("\n## ")[0]
+def test_the_commands_of_the_guide(tmp_path):
+    page = (ROOT / "docs" / "guides" / "devices.md").read_text(encoding="utf-8")
+    text = page.split("## Several processes")[1].split("\n## ")[0].split("```python\nfrom")[0]
     (commands,) = re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)
     (printed,) = re.findall(r"^```text\n(.*?)^```$", text, re.M | re.S)
     commands = commands.replace("mxmp launch", f"{sys.executable} -m mxmp launch").replace(
