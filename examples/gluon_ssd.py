@@ -7,9 +7,9 @@ decoded and suppressed in float32 under every policy, and the heads' losses shar
 Run ``python gluon_ssd.py --policy O1`` for handwritten digits that it places on noise, or give ``--data`` a folder with
 ``train.rec`` and ``val.rec``, or the folder ``VOCdevkit`` of PASCAL VOC, and ``--classes`` the names::
 
-    epoch 1: loss 0.287, mean average precision 0.673
-    epoch 2: loss 0.141, mean average precision 0.907
-    epoch 12: loss 0.023, mean average precision 0.985
+    epoch 1: loss 0.287, mean average precision 0.673, 0 steps skipped
+    epoch 2: loss 0.141, mean average precision 0.907, 0 steps skipped
+    epoch 12: loss 0.023, mean average precision 0.985, 0 steps skipped
 """
 
 import argparse

@@ -14,6 +14,7 @@ import mxmp.onnx as exporting
 import symbols
 from mxmp import Policy, compat
 from mxmp.compat.old_onnx import IR_VERSION, OPSET
+from mxmp.errors import ConvertError
 from mxmp.onnx import export_model, exportable
 from mxmp.symbol import convert_graph, convert_model, convert_symbol, to_graph
 from tests.graph.text import to_text
@@ -354,3 +355,11 @@ def test_a_model_for_inference(policy, tmp_path):
     expected = run_mxnet(symbol, {**values, **{name: array.asnumpy() for name, array in {**args, **aux}.items()}}).asnumpy()
     tolerance = 8 * (EPS if policy == "O2" else np.finfo(np.float32).eps)
     np.testing.assert_allclose(run(exported, values), expected, atol=tolerance * np.abs(expected).max())
+
+
+def test_a_name_that_the_exporter_cannot_read_is_refused(tmp_path):
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="a\x01b")
+    params = {"a\x01b_weight": mx.nd.ones((2, 3)), "a\x01b_bias": mx.nd.zeros(2)}
+    with pytest.raises(ConvertError, match="reads no control characters; rename it"):
+        export_model(symbol, params, {}, str(tmp_path / "net.onnx"), {"data": (2, 3)})
+    assert list(tmp_path.iterdir()) == []

@@ -20,7 +20,7 @@ from ..errors import ConvertError, TrainerError
 from ..gluon import Trainer, precision
 from ..gluon.adoption import policies_of
 from ..gluon.api import as_symbol_block, convert, is_fixed, restore
-from ..gluon.blocks import blocks_in, conversion_of, conversions_of
+from ..gluon.blocks import blocks_in, conversion_of, conversions_of, plain_class
 from ..module import BucketingModule
 from ..mxnet_private import blocks, made_with, modules
 from .operators import AmpError, ListPolicy, list_policy
@@ -43,14 +43,16 @@ class _Hook:
         self._process, self._lock = os.getpid(), threading.RLock()
 
     def __get__(self, net: Optional[mx.gluon.Block], owner: Any) -> Any:
-        """Return the method of a net."""
-        return self if net is None else MethodType(self, net)
+        """Return the method of a net; one that has been converted comes here for MXNet's own."""
+        if net is None:
+            return self
+        return MethodType(self if plain_class(net) is type(net) else self.original, net)
 
     def __call__(self, net: mx.gluon.HybridBlock, *args: Any) -> Any:
         """Run a net, converted from its first call on."""
         # A worker of a DataLoader is a fork, in which contrib.amp's casts made any Dense fail (gluon-cv#1277).
-        if conversion_of(net) is None and os.getpid() == self._process and not is_fixed(net):
-            with self._lock:  # threads of data parallel training call one net
+        if os.getpid() == self._process and not is_fixed(net):
+            with self._lock:  # threads of data parallel training call one net: one converts it, the others wait
                 # A net with parts that were converted by hand stays as it is. Parts that ran alone join the whole.
                 if conversion_of(net) is None and all(map(self.made, conversions_of(blocks_in(net)))):
                     convert(net, self.policy)

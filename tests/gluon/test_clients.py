@@ -374,3 +374,20 @@ def test_what_a_user_reads_is_as_it_is_stored():
     net = convert(started(dense(3, 2)), "O2")
     net[0](X)
     assert net[0].weight.data().dtype == np.float16
+
+
+def test_a_parameter_that_no_operator_reads_is_told_of_and_kept():
+    class Partly(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.used, self.spare = nn.Dense(3, in_units=4), nn.Dense(2, in_units=4)
+
+        def hybrid_forward(self, F, x):
+            return self.used(x)
+
+    net = Partly()
+    net.initialize()
+    convert(net, "O1")
+    with pytest.warns(UserWarning, match="not used by any computation"):
+        assert net(mx.nd.ones((2, 4))).shape == (2, 3)
+    assert len(net.collect_params().keys()) == 4

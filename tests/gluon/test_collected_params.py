@@ -44,3 +44,10 @@ def test_parameters_are_those_of_collect_params_in_its_order(make):
 
 def test_a_block_without_parameters_has_none():
     assert blocks.collected_params(gluon.nn.Activation("relu")) == {}
+
+
+def test_two_parameters_of_one_name_are_refused():
+    net = nn.Sequential()
+    net.add(nn.Dense(2, prefix="same_"), nn.Dense(2, prefix="same_"))
+    with pytest.raises(AssertionError, match="different Parameters with the same name 'same_weight'"):
+        blocks.collected_params(net)

@@ -946,3 +946,10 @@ def test_export_writes_the_graph_that_ran_last(tmp_path):
         export(net, str(tmp_path / "net"))
         written.append((tmp_path / "net-symbol.json").read_text())
     assert written[0] == written[2] != written[1]
+
+
+def test_too_many_arguments():
+    net = make(prefix="net_")
+    convert(net, "O1")
+    with pytest.raises(ConvertError, match=r"block 'net' \(Residual\) cannot be traced: TypeError: .*positional arg"):
+        net(batch(), batch())

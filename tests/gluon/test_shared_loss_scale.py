@@ -182,3 +182,10 @@ def test_a_trainer_can_be_adopted_into_it():
     step(trainer, w, bad=True)
     shared.update()
     assert trainer.skipped_steps == 1 and trainer.loss_scale is shared.loss_scale
+
+
+def test_trainers_that_were_refused_are_not_asked_for_a_new_scale():
+    shared = SharedLossScale(None)
+    with pytest.raises(TrainerError, match="1 context"):
+        sgd(param([1.0]), shared, update_on_kvstore=True)  # which takes static scales alone
+    shared.loss_scale = "dynamic"

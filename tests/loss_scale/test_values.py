@@ -105,3 +105,8 @@ def test_every_field_survives_a_dict(scale):
 )
 def test_a_dynamic_scale_shows_what_is_not_by_default(scale, text):
     assert repr(scale) == text
+
+
+def test_a_notebook_shows_the_fields():
+    shown = DynamicLossScale(growth_interval=123)._repr_html_()
+    assert "Loss scale" in shown and "123" in shown

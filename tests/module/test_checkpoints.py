@@ -313,3 +313,13 @@ def test_a_file_of_another_save_is_refused_unless_it_was_saved_alone(name, tmp_p
         assert loaded(prefix) == whole
     os.remove(f"{prefix}-0001.manifest.json")
     assert loaded(prefix) is not None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1}', '{"files": {"net-0001.params": 1}}', "\x00", "{}"])
+def test_a_damaged_manifest_is_named(text, tmp_path):
+    stepped().save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
+    (tmp_path / "net-0001.manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"net-0001.manifest.json: it is damaged; delete it"):
+        Module.load(str(tmp_path / "net"), 1)
+    stepped().save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
+    loaded(str(tmp_path / "net"))

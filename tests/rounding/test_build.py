@@ -86,3 +86,17 @@ def test_a_library_that_another_user_may_have_put_there_is_not_loaded(who, cache
     else:
         (cache if who == "folder" else library).chmod(0o777)
     assert rounding.kept() is None
+
+
+def test_without_a_folder_nothing_is_built(monkeypatch):
+    monkeypatch.setattr(rounding, "cache_folder", lambda: None)
+    assert rounding.kept() is None
+    with pytest.raises(DependencyError, match="there is no folder to keep the library in: neither HOME"):
+        build.build()
+
+
+def test_a_folder_that_cannot_be_made_is_named(compiler, cache):
+    cache.parent.write_text("a file")
+    compiler("exit 3")
+    with pytest.raises(DependencyError, match="there is no folder to keep the library in: .*cache"):
+        build.build()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 
+from mxmp.errors import ConvertError
 from mxmp.symbol import convert_buckets, convert_model, to_graph
 from tests.symbol.small import X, casts_of, dense, dtypes_of, type_checks
 
@@ -74,3 +75,8 @@ def test_a_value_out_of_range_keeps_its_layers_in_float32_in_all_buckets():
 def test_an_override_need_not_match_in_every_bucket():
     found = buckets_of("O2,name:long=float32")
     assert {row.name: row.precision for row in found.reports[4].rows}["long"] == "float32"
+
+
+def test_sym_gen_names_a_bucket_that_was_not_converted():
+    with pytest.raises(ConvertError, match=r"bucket 3 was not converted; known: \[1, 2, 4\]"):
+        buckets_of().sym_gen(3)
