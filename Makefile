@@ -36,7 +36,7 @@ test-gpu-record: $(VENV)-gpu-record/.built
 	@OMP_NUM_THREADS=1 $(VENV)-gpu-record/bin/python -m pytest --slow -n 2 --dist loadgroup --timeout 300 \
 		tests/gpu_record $(ARGS)
 
-# What the README's figures come from: some 20 minutes on two cores, with nothing else running.
+# What the README's figures come from: 20 minutes by the budgets of its cases, with nothing else running.
 bench: $(VENV)/.demo
 	@mkdir -p benchmarks/results
 	@$(VENV)/bin/python -m benchmarks --threads 2 --float16 --json benchmarks/results/bench.json \

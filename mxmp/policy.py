@@ -77,7 +77,7 @@ class Policy:
         keep_batchnorm_fp32: Give BatchNorm float32 data too. Its gamma, beta and statistics are float32 always; that
             alone is the default, and needs no cast between a convolution, its BatchNorm and the activation.
         last_layer_fp32: Run the last layer in float32: for each output of the network the matrix
-            product or convolution that it comes from, and the operators behind. Overrides and regions
+            product or convolution that it comes from, and the operators between. Overrides and regions
             overrule it. Of a Gluon Block with several graphs in it (HybridBlocks in a plain Block) it is
             the last layer of each graph; give the one meant to ``mxmp.gluon.set_policy`` instead.
         pure: Run operators that need float32 (softmax, exp, norms, losses) in low precision too,

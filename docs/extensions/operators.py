@@ -21,7 +21,8 @@ def float32_if(rule):
         return ""
     if isinstance(rule.condition, functools.partial) or not rule.condition.__doc__:
         scalars = " or ".join(f"``{name}``" for name in rule.scalars)
-        return f"where the low precision dtype turns {scalars} into inf, 0, 1, -1 or its largest value"
+        text = f"where the low precision dtype turns {scalars} into inf, 0, 1, -1 or its largest value"
+        return f"{text}; where bfloat16 rounds it" if rule.preserves_grid else text
     first = rule.condition.__doc__.split("\n")[0]
     text = re.sub(r"`*(MAX_\w+)`*", lambda match: str(getattr(conditions, match.group(1))), first)
     return f"for {text.replace('Forbid ', '', 1).rstrip('.')}"

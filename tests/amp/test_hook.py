@@ -15,6 +15,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp import amp
 from mxmp.errors import ConvertError
+from mxmp.gluon import conversion
 from tests.amp.nets import IMAGES, images
 from tests.amp.scenarios import X, dense
 
@@ -192,3 +193,21 @@ def test_a_net_that_is_frozen_or_float32_by_name_stays_so(fix):
     np.testing.assert_allclose(run(net), float32, atol=1e-6)
     amp.disable()
     assert "float16" not in precisions(net).values()
+
+
+def test_a_thread_that_calls_a_net_while_another_converts_it_waits(monkeypatch):
+    net, float32 = images()
+    outputs, thread = [], threading.Thread(target=lambda: outputs.append(run(net)))
+    note_policy = conversion.note_policy
+
+    def midway(*args):
+        thread.start()
+        thread.join(0.5)
+        note_policy(*args)
+
+    monkeypatch.setattr(conversion, "note_policy", midway)
+    amp.init()
+    converted = run(net)
+    thread.join()
+    np.testing.assert_array_equal(outputs, [converted])
+    assert (converted != float32).any()
