@@ -11,7 +11,10 @@ import mxnet as mx
 import nbclient
 import nbformat
 import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon.contrib.estimator import Estimator
 
+import mxmp
 from mxmp.cli.commands import commands as mxmp_commands
 from mxmp.diagnose import runs_bfloat16
 
@@ -67,6 +70,37 @@ def test_the_difference_of_the_readme_runs_before_and_after(marks, monkeypatch, 
     batch = mx.nd.random.uniform(shape=(4, 3, 32, 32)), mx.nd.arange(4)
     exec("\n".join(lines).replace("mx.gpu", "mx.cpu"), {"loader": [batch, batch]})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.params", "net.states"]
+
+
+class Net(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.output = gluon.nn.Dense(10, in_units=20)
+
+    def hybrid_forward(self, F, x):
+        return self.output(x)
+
+
+def given():
+    """Return what the right columns of the pages on other toolkits take for granted."""
+    net = Net()
+    net.initialize()
+    loss_fn, data, label = gluon.loss.SoftmaxCrossEntropyLoss(), mx.nd.random.uniform(shape=(4, 20)), mx.nd.arange(4)
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    estimator = Estimator(net, loss_fn, trainer=trainer, context=mx.cpu())
+    estimator.logger.setLevel("WARNING")
+    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(data, label), 2)
+    return {**locals(), "make_net": lambda: net, "batch_size": 4, "mxmp": mxmp, "amp": mxmp.amp, "autograd": autograd}
+
+
+@pytest.mark.parametrize("page", ["apex", "contrib_amp", "fastai", "keras", "torch"])
+def test_the_column_of_mxmp_runs(page):
+    column = (DOCS / "guides" / "coming_from" / f"{page}.md").read_text(encoding="utf-8").partition("**mxmp**")[2]
+    names = given()
+    weight = names["net"].output.weight
+    before = weight.data().asnumpy()
+    exec(re.search(r"```py\n(.*?)```", column, re.DOTALL).group(1), names)
+    assert (weight.data().asnumpy() != before).any() == (page != "keras")  # all others train
 
 
 @pytest.mark.slow
