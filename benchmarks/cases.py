@@ -171,7 +171,7 @@ def _step(name: str, mode: str, options: Options) -> Run:
     """Return a training step in a mode: float32, contrib.amp, which changes this process, or a policy of mxmp."""
     if mode == PEER:
         amp.init(target_dtype=dtypes.BFLOAT16)
-    task = _task(name, options)
+    task = make_task(name, options.batch_size, options.image_size, options.seed)
     optimizer, settings = task.optimizer
     params, plain = task.net.collect_params(), mode in (FLOAT32, PEER)
     if plain:
@@ -196,10 +196,6 @@ def _step(name: str, mode: str, options: Options) -> Run:
     return step
 
 
-def _task(name: str, options: Options) -> Task:
-    return make_task(name, options.batch_size, options.image_size, options.seed)
-
-
 def _loss(task: Task) -> Any:
     outputs = task.net(*task.inputs)
     logits = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
@@ -222,7 +218,7 @@ def tune(name: str, options: Options) -> List[Column]:
             run = (lambda: _pass(name, objective, policy, options)) if is_measured else lambda: None
             return Column(title, lambda: Started(run(), values=values), dtype, title == FLOAT32, objective)
 
-        task, begin = _task(name, options), time.perf_counter()
+        task, begin = make_task(name, options.batch_size, options.image_size, options.seed), time.perf_counter()
         how = {"seconds": options.tuning_seconds, "forward": lambda net, batch: net(*batch), "progress": False}
         result = tune_policy(task.net, [task.inputs], untuned, objective, **how)
         took = f"{time.perf_counter() - begin:.1f} s"
@@ -232,7 +228,7 @@ def tune(name: str, options: Options) -> List[Column]:
 
 
 def _pass(name: str, objective: str, policy: Optional[Policy], options: Options) -> Run:
-    task = _task(name, options)
+    task = make_task(name, options.batch_size, options.image_size, options.seed)
     if policy is not None:
         mxmp.gluon.convert(task.net, policy)
 

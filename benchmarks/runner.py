@@ -35,11 +35,9 @@ from .zoo import is_network
 
 mxmp.enable_amx()  # for contrib.amp and plain MXNet too, before any operator runs
 
-NO_BFLOAT16 = "MXNet runs no bfloat16 on this processor, which lacks AVX-512"
 ROUNDING = 1e-4  # an error in float32 that is no more than another order of its sums
 WARMUP = 2
 SHORTEST, MOST_RUNS = 0.02, 100  # seconds of a lap, other programs disturb shorter ones by more; and runs in it
-WIDTH = 150  # of tables that go to no terminal
 
 Case = Tuple[str, str]  # a group and a case of it
 
@@ -133,10 +131,6 @@ def _lap() -> float:
     return _TIMER[0].lap()
 
 
-def _reason(error: Exception) -> str:
-    return mxnet_reason(error) if isinstance(error, mx.MXNetError) else str(error) or repr(error)
-
-
 def measure(case: Case, options: Options) -> List[Result]:
     """Return the result of each column of a case; a column that does not run is a line and no end."""
     group, begin = GROUPS[case[0]], time.perf_counter()
@@ -145,7 +139,7 @@ def measure(case: Case, options: Options) -> List[Result]:
     timers: Dict[Tuple[str, str], Any] = {}
     for number, (column, result) in enumerate(zip(columns, results)):
         if column.dtype == BFLOAT16 and not runs_bfloat16():
-            result.missing = NO_BFLOAT16
+            result.missing = "MXNet runs no bfloat16 on this processor, which lacks AVX-512"
         elif group.apart and column.name == PEER and not apart:
             result.missing = "it changes MXNet for the whole process"
         else:
@@ -153,7 +147,7 @@ def measure(case: Case, options: Options) -> List[Result]:
                 timer: Any = Remote(case, number, options) if apart else Timer(column.start(), options.cpu_time)
                 timers[column.front, column.name] = timer
             except (mx.MXNetError, MxmpError, RuntimeError) as e:
-                result.missing = f"fails: {_reason(e)}"
+                result.missing = f"fails: {mxnet_reason(e) if isinstance(e, mx.MXNetError) else e}"
     rounds, until = Rounds(), begin + (options.seconds or group.seconds)
     laps: Any = {key: timer.lap for key, timer in timers.items() if timer.facts[0]}
     try:
@@ -297,7 +291,7 @@ def run(cases: Sequence[Case], options: Options, json_file: str = "", plot_file:
                     Path(name).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     except KeyboardInterrupt:
         print("Interrupted: what follows had been measured.", file=sys.stderr)
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    console = Console() if sys.stdout.isatty() else Console(width=150)
     for table in tables(found):
         console.print(table)
     for line in (", ".join(f"{name} {value}" for name, value in machine().items()), *missing_lines(found)):

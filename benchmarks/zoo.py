@@ -67,8 +67,7 @@ class Model(NamedTuple):
     def copy(self) -> gluon.HybridBlock:
         """Return a net of its own with the same values."""
         net = make_net(self.name)
-        pairs = zip(net.collect_params().values(), self.net.collect_params().values())
-        for param, given in pairs:
+        for param, given in zip(net.collect_params().values(), self.net.collect_params().values()):
             param.shape = given.shape
             param.initialize(mx.init.Constant(given.data()))
         return net

@@ -22,6 +22,7 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "operators",
+    "thumbnails",
 ]
 exclude_patterns = ["build", "extensions"]
 myst_enable_extensions = ["colon_fence"]
@@ -46,6 +47,7 @@ sphinx_gallery_conf = {
     "plot_gallery": False,
     "filename_pattern": r"\.py$",
     "ignore_pattern": r"__init__\.py$",
+    "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
     "show_memory": False,
     "min_reported_time": 1e9,

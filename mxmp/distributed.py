@@ -176,7 +176,7 @@ class KVStore(mx.kvstore.KVStoreBase):
 
     MXNet's own kvstore sums float16 gradients in float16, where 40000 + 40000 is inf, and does
     not know how to sum bfloat16. This one sends float32, or float16 divided by the number of
-    workers beforehand, so that no sum of finite values overflows; what falls below 6e-8 times that
+    workers beforehand, so that no sum of finite values overflows; a gradient below 6e-8 times that
     number is lost then. Every key costs one array more.
 
     Args:

@@ -95,8 +95,8 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
     ``with estimator.trainer.scale_loss(loss) as scaled: ...``; otherwise the step raises.
 
     The estimator stays in mixed precision after the fit, until `restore`. A later fit goes on with
-    the loss scale as it is, unless its handler has another one. What a fit that an exception ended
-    left of a batch is dropped.
+    the loss scale as it is, unless its handler has another one. The gradients of a batch that
+    an exception ended are dropped.
 
     Args:
         policy: A policy or its name.
@@ -194,7 +194,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
         """Restore an estimator to float32, as fastai's ``to_fp32``; nothing to do for one that is.
 
         Its nets run their own graphs, with parameters in float32 at the exact values of their
-        masters; the batch processor and the loss scale are what they were. The trainer goes on from
+        masters; the batch processor and the loss scale are those of before. The trainer goes on from
         its present states, in float32.
 
         Raises:

@@ -65,7 +65,7 @@ def export_model(
 
     For example ``export_model(*mxmp.symbol.convert_model(...), "net.onnx", shapes)``.
 
-    MXNet's exporter does the work, on what ``exportable`` returns. The exporter says of a model that its
+    MXNet's exporter does the work, on the symbol of ``exportable``. The exporter says of a model that its
     operators are of the newest version that onnx knows, which is not so: onnx 1.13 and later refuse its
     means and splits for it, and onnxruntime loads nothing newer than itself. Here they are called those of
     opset 15, in a file of IR version 8, whatever onnx is installed; and parameters are no inputs.
@@ -115,17 +115,17 @@ def export_model(
 
 
 def exportable(sym: Any) -> Any:
-    """Return a symbol for inference that MXNet's exporter to ONNX translates to what MXNet computes.
+    """Return a symbol for inference that MXNet's exporter to ONNX translates rightly.
 
     - Operators in float16 that the exporter gives constants (``x + 1``, ``clip``, ``LayerNorm``, GELU)
       run in float32 between two casts: it writes wrong constants, or constants of the wrong dtype. So do
       ``one_hot`` and ``arange`` to float16.
     - ``FullyConnected`` says ``flatten=True`` and ``LRN`` says ``knorm=2``, which are MXNet's defaults, but
       not the exporter's.
-    - Windows of average pooling that reach beyond the data (``pooling_convention='full'``) count what is
-      there alone, as in MXNet; with padding they differ still.
+    - Windows of average pooling that reach beyond the data (``pooling_convention='full'``) count the
+      data only, as in MXNet; with padding they differ still.
     - ``BatchNorm`` with ``fix_gamma``, which the exporter does not look at, gets a gamma of ones.
-    - ``SoftmaxOutput`` and the other loss heads become what they are in inference, a softmax for example,
+    - ``SoftmaxOutput`` and the other loss heads become their inference form, a softmax for example,
       and their labels go: the exporter leaves labels out, and then looks for them.
 
     Args:

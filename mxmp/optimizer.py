@@ -254,7 +254,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
             True if the weights were updated, False if the step was skipped.
 
         Raises:
-            TrainerError: If `get_scaled_loss` or `get_unscaled_gradients` was forgotten, what it was given
+            TrainerError: If `get_scaled_loss` or `get_unscaled_gradients` was forgotten, its argument
                 is given here again, or the pairs are none. Then the step can still be made.
             NonFiniteLossError: If the loss itself was not finite; nothing is updated.
             LossScaleError: If the loss scale gave up; nothing is updated.

@@ -14,8 +14,8 @@ Where it differs from contrib.amp, on purpose:
 - Any operator with a low precision kernel can be put in ``target_dtype_ops``; with the list given,
   no other matrix product or convolution runs in low precision. ``fp32_ops`` adds to the operators
   that need float32, and takes none away. Unknown operators and excluded names are errors.
-- Conversions keep the names of outputs and the caller's dicts, and survive saving. What
-  `convert_hybrid_block` and `convert_bucketing_module` return trains too, and runs on CPU.
+- Conversions keep the names of outputs and the caller's dicts, and survive saving. The
+  results of `convert_hybrid_block` and `convert_bucketing_module` train too, and run on a CPU.
 """
 
 from ..names import hooks as _hooks

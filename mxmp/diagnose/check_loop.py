@@ -127,11 +127,11 @@ def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: boo
     """Run two steps of a training loop and return its mistakes.
 
     A dry run: parameters, gradients, running statistics, optimizer states, update counts, loss scale and learning rate
-    schedule are as before after it; logs and ledgers of mxmp on the trainer do not see its steps. Not put back is what
-    else the loop changes: what hooks and other logs write, the state of random numbers, an iterator that it reads. A
+    schedule are as before after it; logs and ledgers of mxmp on the trainer do not see its steps. Other changes
+    of the loop stay: the files of hooks and other logs, the state of random numbers, an iterator that it reads. A
     Module needs none: its ``fit`` makes the steps by itself.
 
-    What is found, by kind. Of the trainer: ``plain_trainer`` (one of MXNet where float16 needs one of mxmp),
+    The mistakes by kind. Of the trainer: ``plain_trainer`` (one of MXNet where float16 needs one of mxmp),
     ``wrong_trainer`` (of another net), ``no_loss_scale`` (a note), ``schedule_on_skip`` (the learning rate is set
     though the step was skipped). Of the calls: ``never_called`` (the net was not), ``not_recorded``, ``not_training``,
     ``no_backward``, ``no_step``, ``step_recorded``. Of the loss: ``loss_not_scaled``, ``loss_precision`` (computed in
@@ -151,7 +151,7 @@ def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: boo
         The findings; ``print`` them. It is false if nothing was found.
 
     Raises:
-        TrainerError: If something else is given, or the trainer's kvstore holds what cannot be put back.
+        TrainerError: If something else is given, or the trainer's kvstore holds weights that cannot be put back.
 
     Example:
         >>> def step():

@@ -396,9 +396,9 @@ def compare(
 ) -> Comparison:
     """Run a network in float32 and in low precision side by side, and return how far each node is off.
 
-    Of each node in low precision: its *own* error, if it gets what it gets in float32; the error *carried* there in the
+    Of each node in low precision: its *own* error, if its inputs are float32's; the error *carried* there in the
     converted network, where all nodes before it have made theirs; and its *contribution* to the error of the network's
-    outputs. Nothing is rounded but as the policy does it: on a CPU float16 is emulated, on a GPU it is the GPU's.
+    outputs. Values are rounded as the policy does it: on a CPU float16 is emulated, on a GPU it is the GPU's.
 
     The contribution is the error of the outputs if this node alone is rounded, to first order: the derivative of the
     outputs times the node's own error. All nodes' come from a few backward passes from random projections of the
@@ -408,8 +408,9 @@ def compare(
     With gradients, the errors are those of the gradients that each node gives of its data and parameters: own, from
     float32's values and float32's gradient times the loss scale; carried, as the conversion gives them for the loss
     times the loss scale. The scale is divided out in float32. The network runs as in training then, BatchNorm with the
-    batch's statistics, and without gradients as in inference. Dropout drops nothing in either. What draws random
-    numbers differs as these do. The bodies of control flow are not looked into: the node around them has their error.
+    batch's statistics, and without gradients as in inference. Dropout drops nothing in either. Operators that draw
+    random numbers differ as these do. The bodies of control flow are not looked into: the node around them has their
+    error.
 
     Args:
         net_or_model: A Gluon net with values, converted or not, hybridized or not; a Module or BucketingModule of MXNet
@@ -424,8 +425,8 @@ def compare(
             lists, dicts or DataBatches.
             With ``loss`` the last of a tuple or list is the label: ``loss(net(*batch[:-1]), batch[-1])``. A symbol or
             Module takes its labels as inputs; those may be left out of which MXNet infers the shapes, and then no
-            gradients are compared: names that end in 'label', and what loss heads alone read beside their data. Every
-            other input must be there, and a net's label for ``loss``.
+            gradients are compared: names that end in 'label', and the inputs that only loss heads read beside
+            their data. Every other input must be there, and a net's label for ``loss``.
         policy: The policy; None for the network's own if it is converted, and 'O1' for others. A symbol or checkpoint
             that is converted does not hold its policy, so it has to be given.
         loss: Gives the loss of a Gluon net's output and a label, an NDArray of any shape or a list of them; with it,

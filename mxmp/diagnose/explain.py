@@ -86,7 +86,7 @@ class Verdict(VerdictText):
 
     @property
     def overrides(self) -> str:
-        """What mends an activation, gradient or parameter out of low precision's range, as overrides of a policy.
+        """The overrides of a policy that mend an activation, gradient or parameter out of low precision's range.
 
         'name:conv3=float32', for ``f"O1,{verdict.overrides}"``; '' for every other fault.
         """
@@ -484,11 +484,11 @@ def find_nonfinite(
 ) -> Optional[NonFinite]:
     """Return the first node of a network whose output or gradient is inf or NaN, in the order in which it runs.
 
-    The network runs twice, in float32 and as it is converted. What float32 has too is no fault as long as float32's
-    result is finite: the -inf of an attention mask. If float32's is not, the first operator is named that gives inf or
-    NaN in float32 though it reads none; or the data or the parameter that holds it. Where an operator's own constant is
-    inf (a mask's ``m * -inf``), the one that makes NaN of it is named instead: the softmax of a row that is masked
-    wholly. Bodies of control flow are not looked into: the node around them is named. Nothing of what is given is
+    The network runs twice, in float32 and as it is converted. An inf that float32 has too is no fault as long as
+    float32's result is finite: the -inf of an attention mask. If float32's is not, the first operator is named that
+    gives inf or NaN in float32 though it reads none; or the data or the parameter that holds it. Where an operator's
+    own constant is inf (a mask's ``m * -inf``), the one that makes NaN of it is named instead: the softmax of a row
+    that is masked wholly. Bodies of control flow are not looked into: the node around them is named. No argument is
     changed, but dropout draws random numbers.
 
     Args:
@@ -504,8 +504,8 @@ def find_nonfinite(
         ctx: Where a symbol runs, the CPU unless given; a net and a Module run where their parameters are.
 
     Returns:
-        Where it comes up first; None if all is finite. What reaches an output of the network comes first, then
-        gradients, in the order of backward, then what does no harm. ``str()`` of it is a sentence.
+        Where it comes up first; None if all is finite. Faults that reach an output of the network come first, then
+        gradients, in the order of backward, then those that do no harm. ``str()`` of it is a sentence.
 
     Raises:
         ConvertError: If the network or the batch is none, or they do not fit each other; or if the policy computes in
@@ -533,7 +533,7 @@ def explain(
     The arguments are those of `find_nonfinite`, and so are the errors raised.
 
     Returns:
-        The verdict; ``print`` it. What mends an activation that leaves float16's range is its ``overrides``.
+        The verdict; ``print`` it. Its ``overrides`` mend an activation that leaves float16's range.
     """
     return judge(_replays(net_or_model, batch, policy, loss, ctx), require_scale(loss_scale))
 

@@ -44,9 +44,9 @@ class Ledger(LedgerRecord, Observer):
     once, which waits for backward, as the check for overflows does. A sample whose step is skipped does not count, and
     the next step is one instead. Of a row_sparse gradient the stored rows count.
 
-    Gradients in float32, as in 'O1', came through low precision, and are counted on its grid: 0 is what is 0, and
-    subnormal what is below its smallest normal number. Those of operators in float32 have numbers that it lacks; they
-    lose nothing, and `advice` leaves them out.
+    Gradients in float32, as in 'O1', came through low precision, and are counted on its grid: an element
+    below its smallest normal number is subnormal unless it is 0. Those of operators in float32 have numbers that it
+    lacks; they lose nothing, and `advice` leaves them out.
 
     Of a skipped step each gradient that is not finite is noted, which waits for all of them. Backward spreads inf and
     NaN from layer to layer, to ever more elements. So the gradient of which the smallest share is not finite counts as
@@ -57,7 +57,7 @@ class Ledger(LedgerRecord, Observer):
     taken: a run that diverges is told from a scale that is too high by weights that have grown in most layers.
 
     Where float16 weights have no float32 masters, the update of a sample is compared with the weights before it: it is
-    lost where the gradient is not 0 and the weight stayed what it was. That copies these weights for a moment.
+    lost where the gradient is not 0 and the weight stayed the same. That copies these weights for a moment.
 
     Nothing of the training changes, bit for bit. Steps that a kvstore takes by itself are not seen; of several workers
     each has a ledger of its own gradients.
@@ -211,7 +211,7 @@ class Ledger(LedgerRecord, Observer):
     # ------------------------------------------------------------------ results, once all counts are read
 
     def shares(self) -> Dict[str, float]:
-        """Return what a log wants, over all parameters at a sample: the last, on a GPU the one before.
+        """Return a log's figures, over all parameters at a sample: the last, on a GPU the one before.
 
         Returns:
             'zero_share' and 'subnormal_share', from 0 to 1, and 'largest', the largest magnitude of a scaled gradient;

@@ -69,7 +69,7 @@ class StepRecord(NamedTuple):
         largest: The largest magnitude of a gradient, likewise.
         error: The error that the step raised, in one line.
         why: Of a skipped step: the weights whose gradients were not finite, each with the share of its elements, the
-            smallest share first. Backward spreads what is not finite to ever more elements, so that one is likely the
+            smallest share first. Backward spreads inf and NaN to ever more elements, so that one is likely the
             cause.
     """
 
@@ -363,8 +363,8 @@ class TensorBoardLogger(StepLogger):
     """Writes the scalars of each training step to an event file: ``tensorboard --logdir FOLDER`` shows them.
 
     They are ``loss_scale``, ``skipped_steps`` (of the trainer, so far), ``gradients/norm``, ``loss`` if it is given,
-    and of a ledger ``gradients/zero_share``, ``gradients/subnormal_share`` and ``gradients/largest``; `StepRecord` says
-    what each is. Numbers that are not finite, such as the norm of a skipped step, are left out. The file is brought up
+    and of a ledger ``gradients/zero_share``, ``gradients/subnormal_share`` and ``gradients/largest``; `StepRecord`
+    explains each. Numbers that are not finite, such as the norm of a skipped step, are left out. The file is brought up
     to date every five seconds and at the end. A resumed run that is given the same folder goes on in a second file
     there.
 

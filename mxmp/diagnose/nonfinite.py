@@ -41,8 +41,8 @@ class NonFinite(Record):
         name: The node, input or parameter.
         op: The node's operator; empty if it is no node. A cast that a conversion put in is a 'cast'.
         precision: The dtype in which it is: 'float16', 'bfloat16' or 'float32'.
-        output: What holds inf or NaN: the node's output; backward, the gradient that it hands on.
-        inputs: What the node reads; backward, the gradients that its outputs get stand before that.
+        output: The array that holds inf or NaN: the node's output; backward, the gradient that it hands on.
+        inputs: The node's inputs; backward, the gradients of its outputs come before them.
         float32: The same output in float32, a gradient at the same loss scale; None where that is not known.
         rows: Of data, the rows (numbers along the first axis) that hold inf or NaN.
         keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision

@@ -49,7 +49,7 @@ class ValueRange:
     """The values of one tensor.
 
     Attributes:
-        name: What it is called: the name of an output, an input or a parameter.
+        name: Its name: that of an output, an input or a parameter.
         size: How many elements it has.
         nans: How many are NaN.
         infs: How many are inf or -inf.
@@ -363,7 +363,7 @@ def measure_ranges(*args: Any, **kwargs: Any) -> Dict[str, float]:  # noqa: D417
     """Run a float32 network on batches of data and return the largest magnitude of each tensor.
 
     Called as ``measure_ranges(net, loader)`` for a Gluon net, or as ``measure_ranges(sym, arg_params, aux_params,
-    batches)``. What it returns is for the ``ranges`` of ``mxmp.gluon.convert`` and ``mxmp.symbol.convert_model``: an
+    batches)``. The result is for the ``ranges`` of ``mxmp.gluon.convert`` and ``mxmp.symbol.convert_model``: an
     activation that is scaled by 1000 and leaves float16's range is thereby found, and kept in float32. Every tensor
     is reduced to a number where it is computed; a terminal shows a bar on stderr.
 
@@ -385,7 +385,7 @@ def measure_ranges(*args: Any, **kwargs: Any) -> Dict[str, float]:  # noqa: D417
     Returns:
         By the name of an output ('conv0_output') or input, parameters left out: the largest magnitude
         among its finite values, 0 if there is none. An attention mask's -inf is none: float16 has it. A warning
-        of the log counts what is NaN.
+        of the log counts NaN.
 
     Raises:
         ConvertError: If the parameters do not fit or have no values; if there is no batch, one lacks an input or
@@ -410,13 +410,13 @@ def measure_gradients(*args: Any, **kwargs: Any) -> Dict[str, Magnitudes]:  # no
     """Run a float32 network forward and backward and count the gradients of its activations by magnitude.
 
     Called as ``measure_gradients(net, loss, loader)`` for a Gluon net, or as ``measure_gradients(sym, arg_params,
-    aux_params, batches)``. They are what a loss scale is chosen for: without one, many become 0 in float16. Nothing
+    aux_params, batches)``. A loss scale is chosen for them: without one, many become 0 in float16. Nothing
     is trained; dropout drops and BatchNorm takes the batch's statistics as in training, and its running ones stay as
     they are. One gradient after the other is counted on the host while backward runs, and none is kept.
 
     Args:
         net: A Gluon net as for `measure_ranges`; gradients that it holds stay as they are.
-        loss: Called with the net's outputs and the label; a Gluon loss, for example. What it returns, an NDArray
+        loss: Called with the net's outputs and the label; a Gluon loss, for example. Its result, an NDArray
             or a list of them, is summed, as ``backward`` does.
         loader: As for `measure_ranges`, with labels.
         sym: The network with its loss heads, or with losses as outputs; bodies of its loops are not looked into.
@@ -427,9 +427,9 @@ def measure_gradients(*args: Any, **kwargs: Any) -> Dict[str, Magnitudes]:  # no
         ctx: Where a symbol runs; the CPU unless given.
 
     Returns:
-        By the name of an output ('conv0_output'): the magnitudes of its gradient over all batches. Left out is what
-        has no gradient in training, or 0 everywhere: outputs that nothing reads, those of loss heads, and those that
-        depend on no parameter that is trained.
+        By the name of an output ('conv0_output'): the magnitudes of its gradient over all batches. Left out are
+        outputs without a gradient in training, or with 0 everywhere: outputs that nothing reads, those of loss heads,
+        and those that depend on no parameter that is trained.
 
     Raises:
         ConvertError: If the parameters do not fit or have no values; if there is no batch, one lacks an input or

@@ -48,11 +48,11 @@ def convert(
 
     Args:
         net: A HybridBlock, a SymbolBlock, or a Block with HybridBlocks inside (each of them gets
-            a graph of its own, with float32 in between). A SymbolBlock that was imported from what ``export``
-            wrote is the net that was exported: the casts of its earlier policy are taken out.
+            a graph of its own, with float32 in between). A SymbolBlock that was imported from ``export``'s
+            files is the net that was exported: the casts of its earlier policy are taken out.
         policy: A policy or its name, such as 'O1', 'O2' or 'mixed_bfloat16'; 'float32' too, for inference.
-        ranges: Largest magnitudes of outputs by name, as ``mxmp.diagnose.measure_ranges(net, loader)`` has them. What
-            gives and what reads a tensor beyond half of the range of the policy's dtype stays in float32.
+        ranges: Largest magnitudes of outputs by name, as ``mxmp.diagnose.measure_ranges(net, loader)`` has them. The
+            operators that give or read a tensor beyond half of the range of the policy's dtype stay in float32.
         **changes: Fields of the policy that overrule it, such as ``last_layer_fp32=True``.
 
     Returns:
@@ -127,7 +127,7 @@ def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None
 def cast(net: gluon.Block, dtype: str) -> gluon.Block:
     """Store and run a net in low precision, with BatchNorm, softmax and their like in float32.
 
-    What ``net.cast(dtype)`` should be: parameters that low precision operators read are stored in
+    As ``net.cast(dtype)`` should do it: parameters that low precision operators read are stored in
     ``dtype``, all others stay float32; inputs are cast where they are needed, integer inputs and
     labels never; outputs come back in float32.
 
@@ -196,7 +196,7 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
         net: The net; it is not changed.
         path: Prefix of the files.
         epoch: Number in the name of the second.
-        for_inference: Whether what is written will only infer. Then it is the model of `freeze` under the net's own
+        for_inference: Whether the written model will only infer. Then it is the model of `freeze` under the net's own
             policy: BatchNorm folded in float32, dropout gone, weights stored in the dtype in which they are read. No
             backend has partitioned it, so that it loads everywhere. A net that is not converted is written too, in
             float32. An ``export`` that the net's class defines is not called. A frozen block is written as it is.
@@ -346,7 +346,7 @@ class _MatchCheck:
 def adopt_weights(net: gluon.Block) -> None:
     """Take over the weights of a net as they are, after they were written to past their float32 masters.
 
-    A master takes over each element of its weight that it does not round to; the others keep what they have beyond the
+    A master takes over each element of its weight that it does not round to; the others keep their digits beyond the
     low precision. Needed after a write in place (``param.data()[:] = x``, a broadcast of Horovod's) alone: ``set_data``
     and loads do it by themselves.
 

@@ -56,7 +56,7 @@ class averaged:
     values of their own (statistics, and weights without a kvstore) it is the mean that is averaged, as MXNet saves it.
 
     The states of a trainer do not hold the averages. To write them as a net's parameters, save the net while they are
-    in; to go on with them, save `values`, and copy what was saved into the arrays of `values` of a new ``averaged``.
+    in; to go on with them, save `values`, and copy them into the arrays of `values` of a new ``averaged``.
 
     Args:
         net: A net whose parameters are initialized, converted or not.
@@ -100,7 +100,7 @@ class averaged:
     def swapped_in(self) -> Iterator[None]:
         """Let the net have the averages within this context; it has its own values again after it, bit for bit.
 
-        A step within it of a trainer of mxmp is a TrainerError, for what it changes would be gone.
+        A step within it of a trainer of mxmp is a TrainerError, for its changes would be gone.
         """
         own = {name: _exact_values(param) for name, param in self._params.items()}
         owners = map(parameters.trainer_of, self._params.values())

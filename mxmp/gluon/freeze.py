@@ -130,7 +130,7 @@ def freeze(
     BatchNorm behind a convolution, a transposed convolution or a dense layer is folded into its weight and bias, in
     float32 and before these are rounded. Dropout is left out. Weights are stored in the dtype in which they are read,
     whatever the policy's ``param_dtype`` is (float32 under ``npx.set_np``). On a CPU MXNet's oneDNN fuses the rest, as
-    it does for what is bound, and memory and kernels are kept from call to call (``static_alloc``, ``static_shape``; of
+    in a symbol that is bound, and memory and kernels are kept from call to call (``static_alloc``, ``static_shape``; of
     control flow memory alone).
 
     The block is a snapshot: its parameters refuse other values, since oneDNN has copies of them; freeze the net again.
@@ -147,7 +147,7 @@ def freeze(
         net: A HybridBlock, converted or not, whose parameters have values; a SymbolBlock; a model, (symbol,
             arg_params, aux_params) or as ``convert_model`` returns it; the prefix of a checkpoint's files, of epoch 0,
             or the pair of their paths, as ``export`` returns it. Of a block whose class has a ``forward`` of its own,
-            its ``hybrid_forward`` is what is frozen, with a warning.
+            its ``hybrid_forward`` is frozen, with a warning.
         policy: A policy or its name. None chooses: on a GPU float16; on a CPU bfloat16 if the processor's flags say
             that it is faster than float32, else float32. A net that is converted to that dtype keeps its policy.
             float16 on a CPU is emulated: right, but slow.
@@ -158,8 +158,8 @@ def freeze(
         **changes: Fields of the policy that overrule it.
 
     Returns:
-        A SymbolBlock, hybridized. ``export`` writes it, ``report`` tells what was folded and in which precision the
-        rest runs.
+        A SymbolBlock, hybridized. ``export`` writes it, ``report`` names the folded nodes and the precision of the
+        others.
 
     Raises:
         ConvertError: If there is no graph, a parameter has no value, the parameters do not fit the symbol, or MXNet

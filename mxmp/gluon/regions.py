@@ -38,8 +38,8 @@ class precision(contextlib.ContextDecorator):
     Within ``hybrid_forward`` it marks the operators that are created inside, which conversion reads;
     it overrules every other setting of the policy. Around the call of a converted net it holds for
     that call: the net has a graph for each kind of region. Regions nest, and the innermost decides.
-    One object may be entered again and again, also within itself. On what is not converted it
-    changes nothing. A net that is not converted, but hybridized, keeps for its converted blocks the
+    One object may be entered again and again, also within itself. It changes nothing where
+    nothing is converted. A net that is not converted, but hybridized, keeps for its converted blocks the
     region that it was first called in.
 
     In a float32 region a converted net whose operators are then all float32, parameters included
@@ -70,7 +70,7 @@ class precision(contextlib.ContextDecorator):
 
     Raises:
         DtypeError: If it is no dtype.
-        PolicyError: If it is another dtype than these, or what is decorated is a generator or coroutine.
+        PolicyError: If it is another dtype than these, or the decorated function is a generator or coroutine.
 
     Example::
 
@@ -216,15 +216,15 @@ BlockRegions = Dict[int, BlockRegion]
 def set_policy(block: gluon.Block, policy: Union[None, str, Policy]) -> gluon.Block:
     """Give a block a precision of its own within the net that it is part of, as Keras gives one to a layer.
 
-    It holds for all within the block but what has one of its own, from the next ``convert`` of the
+    It holds for all within the block, except blocks with one of their own, from the next ``convert`` of the
     block or of a net around it on; call ``convert`` again if the net is converted already. A
     ``precision`` region within ``hybrid_forward`` overrules it. The last layer in float32:
-    ``set_policy(net.output, "float32")``. It holds for what the block does when it is called or, a
-    recurrent cell, unrolled; operators that its other methods make go by what calls these.
+    ``set_policy(net.output, "float32")``. It holds for the block's call and, of a recurrent cell,
+    for ``unroll``; operators of its other methods have the precision of their caller.
 
     Args:
         block: Any Gluon block.
-        policy: 'float32'; 'mixed_float16' or 'mixed_bfloat16', for what the net's own policy decides,
+        policy: 'float32'; 'mixed_float16' or 'mixed_bfloat16', for the precision that the net's own policy decides,
             which must be of that dtype (within a block that is float32); 'low' for low precision
             whatever the operators need; or None to take it away.
 

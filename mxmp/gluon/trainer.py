@@ -80,8 +80,8 @@ class Trainer(ScalerStatus, TrainerBase):
             inside the all-reduce, before any check: with a static scale nothing is checked then.
             None means False where MXNet allows the choice.
         loss_scale: 'dynamic', a number, a `LossScale`, a `SharedLossScale`, or None for no scaling
-            and no checks. 'policy' is what the policy of the parameters' converted net says, and 'dynamic'
-            for those of none.
+            and no checks. 'policy' takes that of the parameters' converted net, and 'dynamic' for those
+            of none.
         nonfinite_loss: For a step whose loss is NaN or inf by itself: 'raise' a NonFiniteLossError, or 'skip',
             which leaves the loss scale as it is, for a NaN batch is no overflow. Needs a loss scale, such as 1.
         max_nonfinite_losses: How many steps in a row 'skip' skips; the next one raises. Both may be set later, also
@@ -217,7 +217,7 @@ class Trainer(ScalerStatus, TrainerBase):
                 the parameters were updated.
 
         Returns:
-            A handle, whose ``detach()`` ends it. What a hook raises comes out of the step, which is
+            A handle, whose ``detach()`` ends it. An error of a hook comes out of the step, which is
             complete by then; hooks behind it are not called.
 
         Raises:
@@ -407,7 +407,7 @@ class Trainer(ScalerStatus, TrainerBase):
 
         After the block, up to the step, ``param.grad()`` and ``param.list_grad()`` give true gradients, in float32:
         reading one unscales all of them, on the device. Still scaled are ``param.data().grad``, arrays that were
-        taken before, and what is there after a block that raised.
+        taken before, and gradients after a block that raised.
 
         Threads that scale losses of one trainer take turns, block by block.
 
@@ -422,7 +422,7 @@ class Trainer(ScalerStatus, TrainerBase):
         Raises:
             TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss; if a loss head
                 within the net keeps the scale from the gradients (one that runs eagerly is looked for in the
-                trainer's first step alone). At the end of the block if no backward was called on what it
+                trainer's first step alone). At the end of the block if no backward was called on the losses that it
                 yields, on each of several losses, if its backward overwrote gradients of an earlier block, or
                 if gradients wait for the step of another trainer; or at its beginning if it would add to gradients
                 that a backward outside of scale_loss wrote. Without a loss scale nothing of this is
@@ -476,7 +476,7 @@ class Trainer(ScalerStatus, TrainerBase):
 
         Float32 gradients are unscaled in place. For float16 and bfloat16 parameters, whose
         dtype would flush them to zero, ``param.grad()`` shows float32 copies until the step is
-        over. They may be changed in place; the step uses what it finds. Gradients that were not
+        over. They may be changed in place; the step uses them. Gradients that were not
         finite before still make the step skip, whatever becomes of them. No host read, but on a CPU a
         wait for large gradients of low precision.
 

@@ -41,9 +41,9 @@ class Module(PolicyStatus, ModuleBase):
     """Trains and runs a symbol as ``mx.mod.Module``, in mixed precision.
 
     The symbol stays as it was given, and so do ``symbol``, parameters and checkpoints, which are
-    float32 and load in plain MXNet; what executors run is its conversion under the policy. On CPU
+    float32 and load in plain MXNet; executors run its conversion under the policy. On CPU
     contexts float16 is emulated. Where a policy stores parameters in low precision (O2), they have
-    float32 masters, which are what `get_params` and `save_checkpoint` give. Data and labels in
+    float32 masters, which `get_params` and `save_checkpoint` return. Data and labels in
     float16 or float64 are cast to float32, unless their variable declares a dtype.
 
     With a loss scale every loss head (SoftmaxOutput, MakeLoss, the regression outputs, ...) scales
@@ -80,7 +80,7 @@ class Module(PolicyStatus, ModuleBase):
         compression_params: As above.
         policy: A policy or its name.
         loss_scale: 'dynamic', a number, a `LossScale`, None for no scaling and no checks, or
-            'policy' for what the policy says.
+            'policy' for the policy's own.
         loss_heads: Names of Custom operators that are loss heads.
 
     Raises:
@@ -248,7 +248,7 @@ class Module(PolicyStatus, ModuleBase):
     def install_monitor(self, mon: Any) -> None:
         """Install a monitor on all executors; it sees the network's own names and float32 values.
 
-        What mxmp puts in, casts for example, it does not see. Gradients are scaled by the loss scale.
+        It does not see nodes that mxmp puts in, such as casts. Gradients are scaled by the loss scale.
         """
         runnable = self._bound("install_monitor")
         self._watching.monitor = mon
@@ -360,8 +360,8 @@ class Module(PolicyStatus, ModuleBase):
         """Set up the optimizer, as ``mx.mod.Module.init_optimizer``, with float32 masters.
 
         ``optimizer_params`` may hold ``multi_precision``, which is True by default here. The
-        loss scale is taken out of gradients through ``rescale_grad``, which stays what it is set
-        to (1/batch_size by default, of the batches of all workers).
+        loss scale is taken out of gradients through ``rescale_grad``, which stays as it is set
+        (1/batch_size by default, of the batches of all workers).
 
         Args:
             kvstore: As for ``mx.mod.Module``; 'horovod', or a `mxmp.distributed.KVStore`, which says in
@@ -522,7 +522,7 @@ class Module(PolicyStatus, ModuleBase):
         """Make the gradients of the parameters true ones, in float32, reduced over the contexts.
 
         They are seen in the executor group's ``grad_arrays``; of float16 and bfloat16 parameters
-        as float32 copies, up to `update`, which uses what it finds. Gradients that were not finite
+        as float32 copies, up to `update`, which uses them. Gradients that were not finite
         before still make the step skip. No host read, but on a CPU a wait for large gradients of low
         precision.
 

@@ -38,14 +38,14 @@ class NodeComparison:
         name: The node's name in the network.
         op: Its operator.
         precision: The dtype that it computes in; 'as it was' for a node that is not touched.
-        own: The error of what it gives if it gets float32's values, rounded to its precision; 0 in float32.
-        carried: The error of what it gives in the converted network, whose nodes before this one have made theirs.
+        own: The error of its output if its inputs are float32's values, rounded to its precision; 0 in float32.
+        carried: The error of its output in the converted network, where the nodes before it have made theirs.
         contribution: The error of the network's outputs if this node alone is rounded, to first order; 0 in float32.
             None if the outputs have no finite derivative by it.
-        gradient_own: The error of the gradients that it gives, in low precision, of what it reads, if it gets
-            float32's values and float32's gradient times the loss scale. The gradient of what is added (a bias) may be
-            0 but for rounding, as before BatchNorm: one that is less than 2**-11 (bfloat16: 2**-8) of the 2-norm of
-            the terms that it is the sum of, the gradient of the output, is measured against that norm instead.
+        gradient_own: The error of the gradients of its inputs in low precision, if its inputs are float32's values
+            and its gradient is float32's times the loss scale. The gradient of a bias may be 0 apart from
+            rounding, as before BatchNorm: one that is less than 2**-11 (bfloat16: 2**-8) of the 2-norm of its terms,
+            the gradient of the output, is measured against that norm instead.
         gradient_carried: The error of the same gradients in the converted network.
     """
 
@@ -85,7 +85,7 @@ class OutputComparison:
 
     Attributes:
         name: The output's name.
-        error: Its error, as that of a `NodeComparison`, of what is finite in float32.
+        error: Its error, as that of a `NodeComparison`, over the elements that are finite in float32.
         is_finite: Whether all of it is finite in float32, on all batches. Where it is not, nothing is compared.
     """
 

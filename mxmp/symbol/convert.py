@@ -88,16 +88,16 @@ def convert_symbol(
             applies in place of the old one.
         policy: A policy or its text, such as 'O1', 'mixed_bfloat16' or 'O2,name:fc*=float32'.
         shapes: Shapes of inputs, a dict or pairs as in ``Module.data_shapes``. With them casts are
-            placed where they move the fewest bytes; without, where there are the fewest, and what sums
-            in low precision is float32, because it may sum too many terms.
+            placed where they move the fewest bytes; without, where there are the fewest, and operators
+            that sum in low precision are float32, because there may be too many terms.
         dtypes: Dtypes of inputs that are not float32 and do not declare theirs.
         data_names: Names of the inputs. All other variables are parameters, which a policy such as
             'O2' declares in low precision. Unless given, inputs are those that ``shapes`` names and
             labels; without shapes parameters are known by their names ('weight', 'bias', ...). The values of
-            inputs are not narrowed but for what gains from it: without shapes and ``data_names`` this
+            inputs are narrowed only for operators that gain from it: without shapes and ``data_names`` this
             holds for labels alone.
-        ranges: Largest magnitudes of outputs by name, as ``mxmp.diagnose.measure_ranges`` has them. What
-            gives and what reads values near the end of the dtype's range, or beyond it, stays in
+        ranges: Largest magnitudes of outputs by name, as ``mxmp.diagnose.measure_ranges`` has them. The
+            operators that give or read values near the end of the dtype's range, or beyond it, stay in
             float32.
         **changes: Fields of the policy that overrule it, such as ``output_dtype='float16'``.
 

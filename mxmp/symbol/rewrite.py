@@ -97,8 +97,8 @@ class Converted:
         """Return the symbol that runs on CPU: float16 emulated, bfloat16 guarded. Never saved.
 
         If it ``trains``, its gradients are guarded too, and oneDNN's layouts kept apart where its backward pass would
-        be slow. ``fused`` says that MXNet partitions it, so that convolutions take in what is behind them. ``written``
-        are the variables whose gradients, if they have any, are not added to earlier ones.
+        be slow. ``fused`` says that MXNet partitions it, so that convolutions take in the operators behind them.
+        ``written`` are the variables whose gradients, if they have any, are not added to earlier ones.
         """
         return self._symbol_of(self.running_graph(True, trains, fused, written))
 
@@ -146,13 +146,13 @@ def convert_graph(
         types: Dtypes of the inputs; float32 unless given here or declared by the variable.
         params: Names of the variables that are parameters.
         stored: Names of those that are stored in low precision already.
-        out_of_range: Names of variables and outputs with values beyond the low precision dtype's range: what
-            gives and what reads them is to stay in float32.
+        out_of_range: Names of variables and outputs with values beyond the low precision dtype's range:
+            the operators that give or read them stay in float32.
         final: Whether this is the one conversion of a network, whose parameters are stored as it
             decides; Gluon and Module may convert it again for other shapes.
         graph: The symbol's graph, if it has been read: ``to_graph(symbol)``.
         inputs: Names of its inputs, labels included; unless given all variables but ``params``.
-        removed: What inference does not need and was removed from the network before, for the report.
+        removed: Nodes that inference does not need and that were removed before, for the report.
         storable: Names of the parameters that may be stored in low precision; all unless given.
 
     Raises:

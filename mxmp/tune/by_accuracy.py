@@ -64,7 +64,7 @@ class SearchRow:
     Attributes:
         name: The node's name in the network.
         op: Its operator.
-        own: The error of the operator alone, which gets what it gets in float32, rounded.
+        own: The error of the operator by itself, whose inputs are float32's, rounded.
         carried: The error that the network in low precision has there.
         kept: 'yes' if the policy found keeps it in float32, 'follows' if it is in float32 because of those that are
             kept (the rules want it behind them, or casts are saved), 'no' if it is in low precision, and 'cannot' if
@@ -421,9 +421,9 @@ def search(
 
     Each operator's error in low precision is measured once, which gives the order in which they are tried: as many of
     the first are kept in float32 as the metric needs, found by bisection; then those that turn out not to be needed go
-    back to low precision, until each that is left is needed. What the policy's rules keep in float32 stays there, and
-    what the policy asks for by name stays too. On a CPU float16 is emulated: a float16 deployment on a GPU can be found
-    without one.
+    back to low precision, until each that is left is needed. Operators that the policy's rules keep in
+    float32 stay there, and those that its overrides name stay as these say. On a CPU float16 is emulated: a float16
+    deployment on a GPU can be found without one.
 
     Args:
         net_or_model: A Gluon net with values; a symbol with its parameters, ``(symbol, arg_params, aux_params)``; or a

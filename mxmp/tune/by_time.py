@@ -69,7 +69,7 @@ def tune(
     Layouts, missing kernels and slow instructions are not in the bytes by which a conversion places casts. So a dozen
     candidates race, in turns: float32, the policy as it was given, and that with operators of one kind in float32. The
     fastest is measured once more, on networks that are built anew, beside the first two. Only operators that are safe
-    in both precisions are chosen for: what the rules or the policy's own overrides say of others stays.
+    in both precisions are chosen for: the rules and the policy's own overrides decide over the others.
 
     The network is not changed: copies of it run, with copies of its parameters. Ctrl-C ends the race and has the last
     measurement made; pressed again, it ends that too. On a GPU the times are those of finished kernels; no
@@ -78,8 +78,9 @@ def tune(
     Args:
         net_or_model: An initialized Gluon net, converted or not; (symbol, arg_params, aux_params); or a Module that is
             bound, whose symbol, contexts, options and parameters are taken.
-        batches: Batches, of which the first is used, with the shapes of the real work. Of a net what ``forward`` gets;
-            its arrays' context is where the net runs. For symbols dicts of NDArrays by name, or an iterator of MXNet.
+        batches: Batches, of which the first is used, with the shapes of the real work. Of a net the argument of
+            ``forward``; its arrays' context is where the net runs. For symbols dicts of NDArrays by name, or an
+            iterator of MXNet.
         policy: The policy to begin with.
         objective: 'training' times forward and backward, without the update, which is the same for all candidates;
             'inference' times forward alone.
@@ -90,15 +91,15 @@ def tune(
             batch if that is an array, else with as many of its arrays as the net has inputs.
         progress: Whether to show a bar on stderr; by default if that is a terminal.
         store: A file. If it has a plan for this policy and objective that holds for this network, these shapes and this
-            machine, that is returned without timing anything; with ``within``, once that has been asked. Else what is
-            found is written there, unless the last measurement was interrupted.
+            machine, that is returned without timing anything; with ``within``, once that has been asked. Else the
+            result is written there, unless the last measurement was interrupted.
         within: Tells whether the results of a policy are good enough; only such a policy is returned. Where those of
-            ``policy`` are not, tuning begins with what `search` makes of it. It has to measure the same network, with
-            the same ``for_inference``.
+            ``policy`` are not, tuning begins with the policy that `search` finds. It has to measure the same network,
+            with the same ``for_inference``.
         **changes: Fields of the policy that overrule it.
 
     Returns:
-        The policy, with the times and what they hold for.
+        The policy, with the times and the conditions that they hold for.
 
     Raises:
         PolicyError: If the policy is invalid, or float32, or one of its patterns matches nothing.

@@ -46,8 +46,8 @@ class HoldsFor:
         shapes: Shapes of the inputs by name.
         network: A digest of the float32 network's operators, their names and attributes.
         dtypes: Dtypes of the inputs by name.
-        options: How the network is run, by name, as far as that is not MXNet's default: what ``hybridize`` was given,
-            or what a Module was made and bound with.
+        options: How the network is run, by name, as far as that is not MXNet's default: the arguments of ``hybridize``,
+            or of a Module and its ``bind``.
     """
 
     machine: Machine
@@ -97,7 +97,7 @@ class TuneResult(Record):
         objective: 'training' or 'inference'.
         for_inference: Whether the network was frozen (`mxmp.gluon.freeze`): BatchNorm folded, weights stored low.
         fastest: The name of the candidate that the policy is.
-        is_fused: Of a network that was frozen, whether it was fastest with what oneDNN fuses, as `freeze` has it. If
+        is_fused: Of a network that was frozen, whether it was fastest with oneDNN's fusion, as `freeze` has it. If
             not, ``hybridize(static_alloc=True, static_shape=True)`` of the frozen block undoes that.
         seconds: Medians of the last measurement: 'float32', 'untuned' and, if another candidate was the best, that.
         candidates: All measurements.
@@ -229,7 +229,7 @@ def load(
     """Return the tuned plan in a file, if it holds here.
 
     Processor, AMX, the environment variables of threads, and MXNet's build are compared always; network, shapes and
-    dtypes if they are given, and with batches how the network is run. ``load(path).policy`` is what `convert` takes.
+    dtypes if they are given, and with batches how the network is run. ``load(path).policy`` is for `convert`.
 
     Args:
         path: A file that `TuneResult.save`, ``tune(..., store=path)`` or ``mxmp tune -o`` wrote.

@@ -143,12 +143,6 @@ def test_a_driver_that_does_not_know_the_field_leaves_cards_to_mxnet(fake, monke
     assert card.ok is None and "its driver does not tell its compute capability" in card.message
 
 
-@pytest.mark.parametrize("text", ["[N/A]", "[Not Supported]", "", "8", "8.x"])
-def test_a_capability_that_is_no_number_is_unknown(text, machine):
-    machine([("Card, with a comma", text)])
-    assert read_gpus() == [Gpu(0, "Card, with a comma", None)]
-
-
 @pytest.mark.parametrize(
     "script",
     [
@@ -229,15 +223,6 @@ def test_the_advice_is_what_is_fast(processor, monkeypatch):
     assert check_cpu(xeon, "bfloat16").ok
     for flags, advice in (("avx2", "train on a GPU"), ("avx512bw avx512_bf16", "take mixed_")):
         assert check_cpu(processor(flags), "float16").advice.startswith(f"For speed {advice}")
-
-
-def test_check_devices_asks_this_processor(processor, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    processor("avx512bw avx512_bf16", "Made Up")
-    (finding,) = check_devices("mixed_bfloat16")
-    assert finding.ok and "Made Up" in finding.message
-    (finding,) = check_devices("mixed_bfloat16", Speed(0.5, 0.5))
-    assert not finding.ok and "0.50 times" in finding.message
 
 
 def dense():

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mxmp.display import SPARK, Column, Histogram, Line, Lines, Table
+from mxmp.display import Histogram, Line, Lines
 from mxmp.display.charts import RANGES
 from mxmp.dtypes import limits
 from tests.display.runs import drawn
@@ -52,19 +52,6 @@ def test_a_line_goes_through_its_values_by_the_labels_of_the_axes():
         assert b == pytest.approx(up["2"] + (up["8"] - up["2"]) * (value - 2) / 6, abs=1e-3)
 
 
-@pytest.mark.parametrize("scale, base", [("log2", 2), ("log10", 10)])
-def test_powers_are_equally_far_apart(scale, base):
-    chart = lines("c", [0, 1, 2], [Line("v", [base**2, base**4, base**6])], scale=scale)
-    (stroke,) = path_of(chart)
-    assert stroke[1][1] - stroke[0][1] == pytest.approx(stroke[2][1] - stroke[1][1], abs=1e-3)
-    assert labels(chart, "up")[f"{base}^4"] == pytest.approx(stroke[1][1], abs=1e-3)
-
-
-@pytest.mark.parametrize("values, log", [([1, 5000], True), ([1, 900], False), ([0, 5000], False), ([-1, 5000], False)])
-def test_auto_takes_logarithms_of_positive_values_that_span_much(values, log):
-    assert any("^" in text for text in labels(lines("c", [0, 1], [Line("v", values)], scale="auto"), "up")) == log
-
-
 def test_values_not_known_are_passed_over_and_those_not_finite_are_gaps():
     values = [1.0, None, 2.0, NAN, 3.0, INF, 4.0, 5.0, -INF]
     strokes = path_of(lines("c", list(range(9)), [Line("v", values)]))
@@ -100,12 +87,6 @@ def test_zeros_stand_in_the_band_of_what_becomes_0(dtype, most):
     assert list(labels(chart, "along"))[0] == "0"
 
 
-def test_zeros_that_dwarf_all_others_are_cut_off_at_the_top_and_zeros_alone_are_drawn():
-    bars = [each for each in svg(histogram("h", {0: 1}, zeros=99)).iter("rect") if each.get("class") == "column"]
-    assert bars[0].find("title").text == "0: 99, 99 %" and float(bars[0].get("y")) == pytest.approx(0, abs=0.1)
-    assert float(bars[1].get("height")) > 250 and "100 % are 0" in str(histogram("h", {}, zeros=5))
-
-
 @pytest.mark.parametrize("values", [[4523.5], [NAN, 1.0, NAN], [None, 2.0]], ids=str)
 def test_a_single_point_is_a_dot_within_the_chart(values):
     chart = lines("c", list(range(len(values))), [Line("v", values)])
@@ -118,18 +99,6 @@ def test_a_single_point_is_a_dot_within_the_chart(values):
 def test_steps_are_labelled_by_whole_numbers(x):
     along = [text.replace(",", "") for text in labels(lines("c", x, [Line("v", [1.0] * len(x))]), "along")]
     assert along and all(text.isdigit() for text in along) and set(map(int, along)) <= set(range(min(x), max(x) + 1))
-
-
-@pytest.mark.parametrize("values", [[4523.1, 4523.2], [1.00012, 1.00013], [-3e5, -3e5 + 1]], ids=str)
-def test_labels_beside_each_other_differ(values):
-    up = re.findall(r'<span style="bottom.*?>(.*?)</span>', lines("c", [0, 1], [Line("v", values)]))
-    assert len(up) == len(set(up)) > 1
-
-
-@pytest.mark.parametrize("values", [[None, None], [NAN, INF], [0.0, 0.0], [-2.0, -2.0], []], ids=str)
-@pytest.mark.parametrize("scale", ["linear", "share", "log2", "log10", "auto"])
-def test_a_line_of_nothing_much_is_drawn(values, scale):
-    assert "NaN" not in SVG.search(str(lines("c", list(range(len(values))), [Line("v", values)], scale=scale))).group().replace("c: no values", "")
 
 
 def test_a_long_line_keeps_its_extremes():
@@ -162,9 +131,3 @@ def test_ranges_are_those_of_the_dtype(dtype):
     """To even, half of the smallest number becomes 0."""
     of = limits(dtype)
     assert RANGES[dtype] == (math.log2(of.smallest_subnormal) - 1, math.log2(of.tiny), math.ceil(math.log2(of.max)))
-
-
-@pytest.mark.parametrize("counts", [{}, {"3": 0}, None])
-def test_a_spark_of_nothing_is_drawn(counts):
-    text = drawn(Table("t", [Column("a"), Column("m", SPARK)], [("a", counts), ("b", {"-3": 1, "5": 7})]))
-    assert "no values" in text and "2⁻³ to 2⁶, most from 2⁵" in text

@@ -104,11 +104,6 @@ def test_columns_without_a_value_are_left_out_and_the_first_stays():
     assert re.findall(r'<th scope="col" class="(\w+)"', drawn(Table("t", table.columns, []))) == ["text", "text", "number"]
 
 
-def test_a_legend_stands_below_its_table():
-    text = drawn(Table("t", [Column("a")], [("x",)], legend=[("x", "a letter")]))
-    assert text.index("</table>") < text.index("<dt>x</dt><dd>a letter</dd>")
-
-
 @pytest.mark.parametrize(
     "write, value, text",
     [

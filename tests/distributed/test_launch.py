@@ -69,33 +69,6 @@ def test_a_process_prints_as_a_line_for_a_shell():
     assert subprocess.run(["sh", "-c", str(process)], capture_output=True, text=True).stdout == "one  two 3\n"
 
 
-# Shell lines of worker 0, and what comes out of them.
-PRINTED = {
-    "two lines": ("echo one; echo 'two  three'", "[worker 0] one\n[worker 0] two  three\n"),
-    "no end": ("printf 'no end'", "[worker 0] no end\n"),
-    "no text": ("printf '\\377\\n'", "[worker 0] \N{REPLACEMENT CHARACTER}\n"),
-    "a bar that ends in \\r": ("printf '10%%\\r'; sleep 0.1; printf '20%%\\r\\n'", "[worker 0] 10%\r[worker 0] 20%\n"),
-    "a bar that begins so": ("printf '\\r10%%'; sleep 0.1; printf '\\r20%%\\n'", "[worker 0] 10%\r[worker 0] 20%\n"),
-    "the environment": ("echo $NAME $OURS $MXMP_LAUNCH", "[worker 0] worker 0 kept 1\n"),
-}
-
-
-@pytest.mark.parametrize("line, printed", PRINTED.values(), ids=PRINTED)
-def test_run_prints_every_line_with_its_process_in_front(line, printed, capfd, monkeypatch):
-    monkeypatch.setenv("OURS", "kept")
-    assert run(job(f"({line}); ({line}) >&2")) == (0, "")
-    assert capfd.readouterr() == (printed, printed)
-    assert "MXMP_LAUNCH" not in os.environ
-
-
-def test_run_prints_a_line_without_an_end_in_parts(capfd):
-    """As they come, so that a process that never ends its line fills no memory."""
-    assert run(job("head -c 200000 /dev/zero | tr '\\0' x; echo")) == (0, "")
-    lines = capfd.readouterr().out.splitlines()
-    assert {line[:11] for line in lines} == {"[worker 0] "} and max(map(len, lines)) <= 65536 + 11
-    assert "".join(line[11:] for line in lines) == "x" * 200000
-
-
 def test_progress_bars_come_out_before_the_line_ends(tmp_path, monkeypatch):
     seen = tmp_path / "seen"
 

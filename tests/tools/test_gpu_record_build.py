@@ -78,17 +78,18 @@ def build_for_text(folder):
 OTHER_CUDA = {"libcudart.so.10.1": ("cudaMalloc",), "libcudnn.so.7": ("cudnnCreate",)}
 LACKING = {**fake_mxnet.LIBRARIES, "libcublas.so.11": ("cublasNew", "cublasOther", "cublasSgemm_v2")}
 RUN = "run: pip install mxnet-cu112==1.9.1 (0.5 GB, Linux on x86-64)"
-CPU_BUILD = f"...libmxnet.so is a CPU build, which asks nothing of a GPU; in an environment of its own {RUN}"
+OTHER = f"...libmxnet.so is not that of mxnet-cu112 1.9.1: it is MXNet {{}}; in an environment of its own {RUN}"
+CPU_BUILD = OTHER.format("1.9.1 that asks nothing of a GPU")
 MESSAGES = {
-    "no compiler": (lambda tmp_path: build_with(tmp_path, PATH=str(tmp_path)), DependencyError, "the recorder is built with a C compiler, but there is neither cc nor gcc: install one (Debian, Ubuntu: apt-get install gcc libc6-dev), or name yours: CC=clang"),
-    "no such compiler": (lambda tmp_path: build_with(tmp_path, CC="no-such-cc -m64"), DependencyError, "...but CC=no-such-cc -m64 is not to be found: install..."),
+    "no compiler": (lambda tmp_path: build_with(tmp_path, PATH=str(tmp_path)), DependencyError, "the recorder is built with a C compiler, but there is no cc or gcc: install one (Debian, Ubuntu: apt-get install gcc libc6-dev), or name yours: CC=clang"),
+    "no such compiler": (lambda tmp_path: build_with(tmp_path, CC="no-such-cc -m64"), DependencyError, "...but there is no no-such-cc -m64: install..."),
     "broken compiler": (lambda tmp_path: build_with(tmp_path, CC=broken_compiler(tmp_path)), DependencyError, "...broken-cc cannot compile the recorder to a shared object: fatal error: no stdio.h here"),
     "no libmxnet": (lambda tmp_path: build_with(tmp_path, None), DependencyError, f"...no.so is not there; {RUN}"),
     "text": (build_for_text, DependencyError, f"...libmxnet.so is not a shared object for Linux (...); {RUN}"),
     "no CUDA": (lambda tmp_path: build_with(tmp_path, {}), DependencyError, CPU_BUILD),
     "the CPU wheel": (lambda tmp_path: build(find_libmxnet(), tmp_path / "out"), DependencyError, CPU_BUILD),
-    "other MXNet": (lambda tmp_path: build_with(tmp_path, version="1.8.0"), DependencyError, f"...libmxnet.so is of MXNet 1.8.0, the recorder is for 1.9.1; {RUN}"),
-    "other CUDA": (lambda tmp_path: build_with(tmp_path, OTHER_CUDA), DependencyError, f"...libmxnet.so is not built for CUDA 11.2 (it loads libcudart.so.10.1, libcudnn.so.7); {RUN}"),
+    "other MXNet": (lambda tmp_path: build_with(tmp_path, version="1.8.0"), DependencyError, OTHER.format("1.8.0 that loads libcu...")),
+    "other CUDA": (lambda tmp_path: build_with(tmp_path, OTHER_CUDA), DependencyError, OTHER.format("1.9.1 that loads libcudart.so.10.1, libcudnn.so.7")),
     "functions that are lacking": (lambda tmp_path: build_with(tmp_path, LACKING), DependencyError, "MXNet needs 2 functions that the recorder lacks: cublasNew, cublasOther; is it mxnet-cu112 1.9.1 as published? Add them to tools/gpu_record/*.c"),
 }
 

@@ -1,4 +1,4 @@
-"""tools.gpu_record.step and recorded_step, as far as they need no CUDA: arguments, shapes, users' files, the table."""
+"""tools.gpu_record.step and recorded_step, as far as they need no CUDA: users' files, the table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import symbols
 from tests import messages
-from tools.gpu_record.recorded_step import UsageError, input_shapes, load
-from tools.gpu_record.step import RecordedStep, Summary, main, table
-from tools.gpu_record.summary import Convolution, MatrixProduct, Rnn
+from tools.gpu_record.recorded_step import UsageError, load
+from tools.gpu_record.step import RecordedStep, table
+from tools.gpu_record.summary import Convolution, MatrixProduct, Rnn, Summary
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -43,73 +42,37 @@ def test_the_table_adds_up_the_parts_of_a_step():
         "of them casts": ["0", "2"],
         "reads by the host": ["0", "1"],
         "their bytes": ["0", "4"],
-        "memory in use between steps": ["2.5 MB", "2.5 MB"],
+        "bytes in use between steps": ["2,500,000", "2,500,000"],
         "float16 products, float32 sums, tensor_op": ["0", "5"],
         "float16 recurrent, float32 sums, default": ["0", "1"],
     }.items()
 
 
-@pytest.mark.parametrize(
-    "option, value, text",
-    [
-        *(("--shape", value, f"{value!r}: expected NAME=SIZE,SIZE,...") for value in ("data", "=1,2", "data=1,x", "data=0")),
-        ("--modes", "float32,O4", "unknown mode 'O4'; expected some of float32,O1,O2,O3"),
-    ],
-)
-def test_an_option_that_is_none_is_refused(option, value, text, capsys):
-    with pytest.raises(SystemExit):
-        main(["lenet", option, value])
-    assert text in capsys.readouterr().err
-
-
-def test_the_command_with_a_cpu_build_says_what_it_needs(tmp_path):
-    line = [sys.executable, "-m", "tools.gpu_record.step", "lenet", "--recorder", str(tmp_path / "new")]
+def test_the_command_without_a_recorder_says_what_it_needs(tmp_path):
+    line = [sys.executable, "-m", "tools.gpu_record.step", "mine.py", "--recorder", str(tmp_path / "new")]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, (tmp_path / "new").exists()) == (1, False)
-    messages.fit(done.stderr, "mxmp: ... is a CPU build...pip install mxnet-cu112==1.9.1 (0.5 GB, Linux on x86-64)\n")
-
-
-def test_shapes_of_labels_are_inferred_from_data():
-    given = {"data": (2, 1, 28, 28)}
-    assert input_shapes(symbols.get_symbol("lenet"), "lenet", given) == (given, {"softmax_label": (2,)})
-
-
-def test_a_file_gives_what_its_function_returns(tmp_path, monkeypatch):
-    (tmp_path / "helper_of_mine.py").write_text("NET = 'net'\n")
-    text = "from helper_of_mine import NET\nimport mxnet as mx\ndef network(): return NET, [mx.nd.ones(1)], [], 'loss'\n"
-    (tmp_path / "mine.py").write_text(text)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    net, inputs, labels, loss = load(str(tmp_path / "mine.py"))
-    assert (net, len(inputs), labels, loss) == ("net", 1, [], "loss")
+    messages.fit(done.stderr, "mxmp: ...new holds no recorder; run: python -m tools.gpu_record.build ...\n")
 
 
 def load_text(text, folder):
+    (folder / "helper_of_mine.py").write_text("NET = 'net'\n")
     (folder / "mine.py").write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", list(sys.path))
-        load(str(folder / "mine.py"))
+        return load(str(folder / "mine.py"))
 
 
-def shapes_of_bert(**shapes):
-    input_shapes(symbols.get_symbol("bert_mini"), "bert_mini", shapes)
+def test_a_file_gives_what_its_function_returns(tmp_path):
+    text = "from helper_of_mine import NET\ndef network(): return NET, [1], [], 'loss'\n"
+    assert load_text(text, tmp_path) == ("net", [1], [], "loss")
 
 
-FILES = {
-    "x = 1": "... has no function network(); it returns a net, its inputs, its labels and its loss",
-    "network = 3": "... has no function network(); ...",
-    "def network(): return 1": "network() of ... returns a int; expected (net, inputs, labels, loss)",
-    "def network(): return 1, 2": "network() of ... returns 2 values; expected (net, inputs, labels, loss)",
-    "def network(): return 1, [2], [], 3": "the inputs that network() of ... returns are no list of NDArrays",
-    "def network(): raise KeyError('my data')": "... fails with KeyError: 'my data'",
-    "import nosuchmodule": "... fails with ModuleNotFoundError: No module named 'nosuchmodule'",
-    "def network(:": "... fails with SyntaxError: ...",
-}
+NONE = "...mine.py has no function network(); it returns a net, its inputs, its labels and its loss"
 MESSAGES = {
-    **{text: (lambda tmp_path, text=text: load_text(text, tmp_path), UsageError, says) for text, says in FILES.items()},
-    "no file": (lambda: load("no.py"), UsageError, "no.py is not there; name a Python file, or a network of symbols"),
-    "no shapes": (lambda: shapes_of_bert(), UsageError, "bert_mini: the shape of data, token_types, valid_length, softmax_label is not known; give it, batch first, as --shape data=SIZE,SIZE,..., which may be repeated"),
-    "one shape": (lambda: shapes_of_bert(data=(8, 64)), UsageError, "... is not known with data=8x64...; give it, ..."),
-    "no input": (lambda: shapes_of_bert(images=(1,)), UsageError, "bert_mini has no input images; its inputs are data, token_types, valid_length, softmax_label"),
+    "no function": (lambda tmp_path: load_text("x = 1", tmp_path), UsageError, NONE),
+    "a number": (lambda tmp_path: load_text("network = 3", tmp_path), UsageError, NONE),
+    "no file": (lambda: load("no.py"), UsageError, "no.py is not there; name a Python file with a function network()"),
 }
 
 

@@ -115,14 +115,6 @@ def test_venv_finds_the_python_that_a_shim_of_the_same_name_hides(wanted, place,
     assert f"with {file} ({version})" in machine.venv(wanted.format(folder=machine.folder)).stdout
 
 
-def test_venv_without_the_python_that_is_named_says_so(machine):
-    machine.python()
-    machine.python("bin/python3.13", "3.13.0")
-    machine.python("bin/python3.14", "3.14.0")
-    for wanted, name in (("3.13.1", "python3.13"), ("3.14", "python3.14"), ("3.9", "python3.9"), ("nope", "nope")):
-        assert_one_line(machine.venv(wanted), f"no {name} that runs")
-
-
 def test_venv_refuses_a_folder_of_another_python(machine):
     machine.python()
     file = machine.python("bin/python3.13", "3.13.0")
@@ -146,16 +138,6 @@ def test_make_installs_once_for_each_target_and_again_when_setup_changes(machine
     assert len(machine.installed()) == 1
 
 
-def test_make_keeps_a_second_environment(machine):
-    machine.python()
-    machine.python("bin/python3.13", version=None)
-    machine.python(".pyenv/versions/3.13.0/bin/python3.13", "3.13.0")
-    for command, count in ((["make", "test"], 1), (["make", "test", "VENV=.venv-3.13", "PYTHON=3.13"], 2)):
-        assert machine.run(*command).returncode == 0
-        assert len(machine.installed()) == count
-    assert_one_line(machine.run("make", "test", "PYTHON=3.13"), ".venv holds no Python 3.13 (found: 3.11.7)", code=2)
-
-
 def test_the_environment_of_the_record_has_the_cuda_wheel_and_not_that_of_cpus(machine):
     machine.python()
     folder = machine.project / ".venv-gpu-record"
@@ -177,14 +159,6 @@ def test_the_environment_of_the_record_fails_with_one_line_where_it_cannot_be_ha
     machine.program("bin/uname", "#!/bin/sh\necho Linux aarch64\n")
     done = machine.run("sh", "tools/gpu_record.sh", ".venv-other")
     assert_one_line(done, "for Linux on x86-64 only", "this is Linux aarch64")
-
-
-def test_the_environment_of_the_record_leaves_a_folder_that_is_none_alone(machine):
-    machine.python()
-    (machine.project / "mine").mkdir()
-    (machine.project / "mine" / "file").touch()
-    assert machine.run("sh", "tools/gpu_record.sh", "mine").returncode == 1
-    assert (machine.project / "mine" / "file").exists()
 
 
 @pytest.mark.parametrize("present", [[], ["chromium"], ["chromedriver"], ["chromium", "chromedriver"]])

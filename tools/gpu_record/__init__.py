@@ -12,7 +12,7 @@ In the environment that ``make test-gpu-record`` makes, or another one with mxne
 after ``python -m tools.gpu_record.build recorder``::
 
     subprocess.run([sys.executable, "train.py"], env=environment("recorder", "record.jsonl"), check=True)
-    print(summarize(sections(read("record.jsonl"))["step"]).as_dict())
+    print(summarize(sections(read("record.jsonl"))["step"]))
 
 where train.py calls ``control.mark("step")``.
 

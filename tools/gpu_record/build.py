@@ -16,16 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Union
 
-from mxmp.errors import DependencyError, MxmpError
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
 
-try:
-    from elftools.common.exceptions import ELFError
-    from elftools.elf.elffile import ELFFile
-except ImportError as error:
-    raise SystemExit(
-        f"mxmp: {sys.executable} has no pyelftools, which the recorder is built with; run this with the Python of "
-        "`make test-gpu-record`: .venv-gpu-record/bin/python"
-    ) from error
+from mxmp.errors import DependencyError, MxmpError
 
 SOURCES = Path(__file__).resolve().parent
 LIBRARY = "libgpu_record.so"
@@ -65,14 +59,17 @@ def build(libmxnet: Union[str, Path], folder: Union[str, Path]) -> Path:
     try:
         versions.write_text(version_script(needs.symbols), encoding="utf-8")
         _compile(compiler, versions, unfinished)
-        _check_complete(needs, defined_symbols(unfinished))
+        missing = sorted(set(needs.symbols) - defined_symbols(unfinished))
+        if missing:
+            raise DependencyError(
+                f"MXNet needs {len(missing)} functions that the recorder lacks: {', '.join(missing)}; is it mxnet-cu112"
+                " 1.9.1 as published? Add them to tools/gpu_record/*.c"
+            )
         unfinished.replace(folder / LIBRARY)
     finally:
-        for left in (versions, unfinished):
-            if left.exists():
-                left.unlink()
-    for name in sorted(needs.libraries):
-        link = folder / name
+        for left in filter(Path.exists, (versions, unfinished)):
+            left.unlink()
+    for link in (folder / name for name in sorted(needs.libraries)):
         if link.is_symlink() or link.exists():
             link.unlink()
         link.symlink_to(LIBRARY)
@@ -91,31 +88,25 @@ def check_build(libmxnet: Path) -> None:
     """Check that a libmxnet.so is that of mxnet-cu112 1.9.1; a DependencyError says what it is."""
     if not libmxnet.is_file():
         raise DependencyError(f"{libmxnet} is not there; run: {INSTALL}")
+    needed = frozenset(filter(_CUDA_LIBRARY.match, _needed_libraries(libmxnet)))
     version = _mxnet_version(libmxnet.parent)
-    if version is not None and version != "1.9.1":
-        raise DependencyError(f"{libmxnet} is of MXNet {version}, the recorder is for 1.9.1; run: {INSTALL}")
-    needed = frozenset(_needed_libraries(libmxnet))
-    if not any(map(_CUDA_LIBRARY.match, needed)):
+    if not needed >= _NEEDED or version not in (None, "1.9.1"):
+        loads = f"loads {', '.join(sorted(needed))}" if needed else "asks nothing of a GPU"
         raise DependencyError(
-            f"{libmxnet} is a CPU build, which asks nothing of a GPU; in an environment of its own run: {INSTALL}"
+            f"{libmxnet} is not that of mxnet-cu112 1.9.1: it is MXNet {version or ''} that {loads}; in an environment"
+            f" of its own run: {INSTALL}"
         )
-    if not needed >= _NEEDED:
-        found = ", ".join(sorted(name for name in needed if name.startswith(("libcudart", "libcudnn", "libnvrtc"))))
-        raise DependencyError(f"{libmxnet} is not built for CUDA 11.2 (it loads {found}); run: {INSTALL}")
 
 
 def find_compiler() -> List[str]:
     """Return the command of the C compiler: ``$CC``, cc or gcc; a DependencyError if there is none."""
-    named = os.environ.get("CC", "").split()
-    if named and shutil.which(named[0]):
-        return named
-    found = None if named else shutil.which("cc") or shutil.which("gcc")
-    if found is not None:
-        return [found]
-    tried = f"CC={' '.join(named)} is not to be found" if named else "there is neither cc nor gcc"
+    names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc"]
+    commands = [name.split() for name in names if shutil.which(name.split()[0])]
+    if commands:
+        return commands[0]
     raise DependencyError(
-        f"the recorder is built with a C compiler, but {tried}: install one (Debian, Ubuntu: apt-get install gcc "
-        "libc6-dev), or name yours: CC=clang"
+        f"the recorder is built with a C compiler, but there is no {' or '.join(names)}: install one (Debian, Ubuntu: "
+        "apt-get install gcc libc6-dev), or name yours: CC=clang"
     )
 
 
@@ -167,9 +158,7 @@ def _section(elf: ELFFile, name: str) -> Any:
 
 def _version(indices: Any, names: Any, number: int) -> Optional[str]:
     """Return the version that a symbol must have, from the tables of versions; None if any will do."""
-    if indices is None or names is None:
-        return None
-    index = indices.get_symbol(number)["ndx"]
+    index = indices.get_symbol(number)["ndx"] if indices and names else None
     found = names.get_version(index) if isinstance(index, int) else None
     return found[1].name if found else None
 
@@ -177,11 +166,11 @@ def _version(indices: Any, names: Any, number: int) -> Optional[str]:
 def _mxnet_version(package: Path) -> Optional[str]:
     """Return the version in MXNet's libinfo.py beside a libmxnet.so; None if there is none, as in a build folder."""
     info = package / "libinfo.py"
-    found = re.search(r'^__version__ = "([^"]+)"', info.read_text(encoding="utf-8"), re.M) if info.is_file() else None
-    return found.group(1) if found else None
+    text = info.read_text(encoding="utf-8") if info.is_file() else ""
+    return text.partition('__version__ = "')[2].partition('"')[0] or None
 
 
-def _compile(compiler: Sequence[str], versions: Path, library: Path) -> None:
+def _compile(compiler: List[str], versions: Path, library: Path) -> None:
     sources = sorted(str(path) for path in SOURCES.glob("*.c"))
     command = [*compiler, "-std=gnu11", "-O1", "-fPIC", "-shared", *_WARNINGS, "-o", str(library), *sources]
     command += [f"-Wl,--version-script={versions}", "-ldl", "-lpthread"]
@@ -189,15 +178,6 @@ def _compile(compiler: Sequence[str], versions: Path, library: Path) -> None:
     if done.returncode:
         first = next((line for line in done.stdout.splitlines() if "error" in line), done.stdout.strip()[:200])
         raise DependencyError(f"{' '.join(compiler)} cannot compile the recorder to a shared object: {first}")
-
-
-def _check_complete(needs: Needs, defined: Set[str]) -> None:
-    missing = sorted(set(needs.symbols) - defined)
-    if missing:
-        raise DependencyError(
-            f"MXNet needs {len(missing)} functions that the recorder lacks: {', '.join(missing)}; is it mxnet-cu112 "
-            "1.9.1 as published? Add them to tools/gpu_record/*.c"
-        )
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:

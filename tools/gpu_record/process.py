@@ -51,8 +51,8 @@ def environment(
             raise TypeError(f"environment() has no argument {name!r}; variables of the process are in capitals")
     return {
         **os.environ,
-        "LD_LIBRARY_PATH": _path(str(folder), os.environ.get("LD_LIBRARY_PATH")),
-        "PYTHONPATH": _path(str(ROOT), os.environ.get("PYTHONPATH")),
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         "GPU_RECORD": str(record),
         "GPU_RECORD_GPUS": str(gpus),
         "GPU_RECORD_COMPUTE_CAPABILITY": str(compute_capability),
@@ -71,7 +71,3 @@ def find_nvrtc() -> Optional[Path]:
     places = (spec.submodule_search_locations or ()) if spec else ()
     libraries = (Path(place) / "lib" / "libnvrtc.so.11.2" for place in places)
     return next((library for library in libraries if library.is_file()), None)
-
-
-def _path(first: str, others: Optional[str]) -> str:
-    return f"{first}{os.pathsep}{others}" if others else first

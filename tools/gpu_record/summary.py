@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any, DefaultDict, Dict, Iterable, NamedTuple, Optional, Tuple, Union
+from typing import Any, DefaultDict, Dict, Iterable, NamedTuple, Optional, Tuple
 from typing import Counter as CounterOf
 
 from .fused import fused_casts
@@ -14,7 +14,6 @@ from .kernel_names import SIZES, base_name, cast_of, dtypes_of
 from .read import Call
 
 _LIBRARY = re.compile(r"cudnn|cublas|cusolver|cufft|curand|nccl")
-_WAITS = {"cudaStreamSynchronize": "synchronizations", "cudaMemsetAsync": "memsets"}
 _NORM_KERNEL = re.compile(r"(Batch|Layer|Group|Instance)Norm")
 
 
@@ -61,13 +60,6 @@ class Rnn(NamedTuple):
     math: str
 
 
-class OtherCall(NamedTuple):
-    """Another call of a library: pooling, dropout, bias gradients, dot products; dtype of x, if it is told."""
-
-    call: str
-    dtype: Optional[str]
-
-
 @dataclass(frozen=True)
 class Summary:
     """What a list of calls amounts to. Summaries can be added: ``sum(summaries, Summary())``."""
@@ -82,23 +74,18 @@ class Summary:
     cast_bytes: int = 0  # what they read and write
     fused_casts: CounterOf[str] = field(default_factory=Counter)  # inside fused kernels: no memory traffic of their own
     unread_fused: int = 0  # launches of fused kernels whose source is not in the record, so that casts can't be told
-    copies: CounterOf[str] = field(default_factory=Counter)  # by kind: host to device, ..., peer to peer
-    copy_bytes: CounterOf[str] = field(default_factory=Counter)
-    memsets: int = 0
     allocated_bytes: int = 0  # what cudaMalloc gave; MXNet's pool keeps it, so a later step allocates nothing
     freed_bytes: int = 0
     matrix_products: CounterOf[MatrixProduct] = field(default_factory=Counter)
-    convolutions: CounterOf[Convolution] = field(default_factory=Counter)  # bias gradients are in other_calls
+    convolutions: CounterOf[Convolution] = field(default_factory=Counter)
     norms: CounterOf[Norm] = field(default_factory=Counter)
     softmaxes: CounterOf[Softmax] = field(default_factory=Counter)
     rnns: CounterOf[Rnn] = field(default_factory=Counter)
-    other_calls: CounterOf[OtherCall] = field(default_factory=Counter)
     kernels: CounterOf[str] = field(default_factory=Counter)  # launches by demangled name
     invalid_launches: int = 0  # launches that a GPU would refuse: an empty or too large grid or block
     compiled_sources: int = 0  # sources that NVRTC compiled,
     failed_sources: int = 0  # refused,
     unchecked_sources: int = 0  # or never saw, because there was none
-    calls: CounterOf[str] = field(default_factory=Counter)  # every line of the record, by function
 
     def __add__(self, other: Summary) -> Summary:
         """Return the summary of both together."""
@@ -107,38 +94,31 @@ class Summary:
         names = [one.name for one in dataclasses.fields(self)]
         return Summary(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
-    def as_dict(self) -> Dict[str, Any]:
-        """Return the summary as JSON has it: each kind of call becomes an object with its ``count``."""
-        return {one.name: _plain(getattr(self, one.name)) for one in dataclasses.fields(self)}
-
 
 def summarize(calls: Iterable[Call]) -> Summary:
     """Return what calls amount to."""
     numbers: CounterOf[str] = Counter()
     counters: DefaultDict[str, CounterOf[Any]] = defaultdict(Counter)
     for call in calls:
-        counters["calls"][call.name] += 1
         if call.name in ("cudaLaunchKernel", "cuLaunchKernel"):
             numbers["launches"] += 1
             numbers["invalid_launches"] += call.fields.get("invalid", 0)
             counters["kernels"][call.kernel or ""] += 1
             (_count_launch if call.name == "cudaLaunchKernel" else _count_fused)(call, numbers, counters)
-        elif call.name.startswith("cudaMemcpy"):
-            counters["copies"][call["kind"]] += 1
-            counters["copy_bytes"][call["kind"]] += call["bytes"]
-            if call["kind"] == "device to host":
-                numbers.update(host_reads=1, host_read_bytes=call["bytes"])
+        elif call.name.startswith("cudaMemcpy") and call["kind"] == "device to host":
+            numbers.update(host_reads=1, host_read_bytes=call["bytes"])
         elif call.name == "nvrtcCompileProgram":
             kind = "failed" if call["status"] else "compiled" if call["compiled"] else "unchecked"
             numbers[f"{kind}_sources"] += 1
         elif _LIBRARY.match(call.name) and "Algorithm" not in call.name:
             numbers["library_calls"] += 1
             kind, counted = _classify(call)
-            counters[kind][counted] += 1
+            if kind:
+                counters[kind][counted] += 1
         elif call.name in ("cudaMalloc", "cudaFree"):
             numbers["allocated_bytes" if call.name == "cudaMalloc" else "freed_bytes"] += call["bytes"]
-        elif call.name in _WAITS:
-            numbers[_WAITS[call.name]] += 1
+        elif call.name == "cudaStreamSynchronize":
+            numbers["synchronizations"] += 1
     fields: Dict[str, Any] = {**numbers, **counters}
     return Summary(**fields)
 
@@ -176,8 +156,8 @@ def _count_fused(call: Call, numbers: CounterOf[str], counters: DefaultDict[str,
         counters["fused_casts"].update(fused_casts(call.source))
 
 
-def _classify(call: Call) -> Tuple[str, NamedTuple]:
-    """Return the field of a Summary that a library call belongs to, and what it counts as."""
+def _classify(call: Call) -> Tuple[str, Optional[NamedTuple]]:
+    """Return the field of a Summary that a library call belongs to, if any, and what it counts as."""
     name, fields = call.name, call.fields
     tensor = fields.get("x") or fields.get("y") or fields
     dtype: Any = tensor.get("dtype")
@@ -195,13 +175,4 @@ def _classify(call: Call) -> Tuple[str, NamedTuple]:
         return "rnns", Rnn(name, fields["mode"], dtype, fields["compute"], fields["math"])
     if name.startswith("cudnnSoftmax"):
         return "softmaxes", Softmax(name, dtype)
-    return "other_calls", OtherCall(name, dtype)
-
-
-def _plain(value: Union[int, CounterOf[Any]]) -> Any:
-    """Return a field of a Summary as JSON has it."""
-    if isinstance(value, int):
-        return value
-    if any(isinstance(key, tuple) for key in value):
-        return [{**key._asdict(), "count": number} for key, number in value.most_common()]
-    return dict(value.most_common())
+    return "", None  # pooling, dropout, bias gradients, dot products, ...
