@@ -13,6 +13,7 @@ from mxnet.gluon import nn
 from mxmp import Policy
 from mxmp.errors import PolicyError
 from mxmp.gluon import Trainer, cast, convert, export, report, restore
+from tests.gluon.nets import Function, initialized, precisions, sequential
 from tests.values import DTYPES
 
 BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.bfloat16)
@@ -40,35 +41,8 @@ class Residual(gluon.HybridBlock):
         return F.softmax(self.out(self.pool(x)))
 
 
-class Function(gluon.HybridBlock):
-    """A function of the block, F and the inputs; the block has layers and parameters by their names."""
-
-    def __init__(self, function, shapes=(), **layers):
-        super().__init__(prefix="net_")
-        self.function = function
-        for name, shape in dict(shapes).items():
-            setattr(self, name, self.params.get(name, shape=shape))
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def hybrid_forward(self, F, x, **params):
-        return self.function(self, F, x, **params)
-
-
-def initialized(net, *args, **options):
-    net.initialize(*args, **options)
-    return net
-
-
 def make(**kwargs):
-    mx.random.seed(0)
     return initialized(Residual(**kwargs), mx.init.Xavier())
-
-
-def sequential(*layers, kind=nn.HybridSequential):
-    net = kind(prefix="net_")
-    net.add(*layers)
-    return initialized(net)
 
 
 def batch(size=4, channels=3, seed=1):
@@ -80,10 +54,6 @@ def dtypes_of(net):
         name[len(net.prefix) :]: "bfloat16" if str(p.dtype).startswith("[") else np.dtype(p.dtype).name
         for name, p in net.collect_params().items()
     }
-
-
-def precisions(net):
-    return {row.op: row.precision for row in report(net).rows}
 
 
 def gradients(net, x, calls=1):
@@ -261,14 +231,14 @@ def test_gradients_of_a_float16_input_accumulate():
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 @pytest.mark.parametrize("policy", ["O1", "O3"])
 def test_indices_are_never_cast(dtype, policy):
-    net = sequential(nn.Embedding(3000, 4), nn.Dense(2, flatten=False))
+    net = initialized(sequential(nn.Embedding(3000, 4), nn.Dense(2, flatten=False)))
     ids = mx.nd.array([[2049, 2051]], dtype=dtype)  # float16 would make both 2048 and 2052
     expected = net(ids).asnumpy()
     np.testing.assert_allclose(convert(net, policy)(ids).asnumpy(), expected, atol=1e-4)
 
 
 def test_batches_of_a_data_loader_with_workers():
-    net, x = convert(sequential(nn.Dense(2, in_units=3)), "O1"), mx.nd.random.uniform(shape=(4, 3))
+    net, x = convert(initialized(sequential(nn.Dense(2, in_units=3))), "O1"), mx.nd.random.uniform(shape=(4, 3))
     assert (net(x.as_in_context(mx.Context("cpu_shared", 0))) == net(x)).min() == 1
 
 
@@ -312,7 +282,7 @@ class OwnForward(gluon.HybridBlock):
 OUTER = {
     "a plain block": (lambda: initialized(Plain()), 3),
     "a hybrid block with a forward of its own": (lambda: initialized(OwnForward()), 1),
-    "a block that stands twice": (lambda: sequential(*[nn.Dense(4, in_units=4)] * 2, kind=nn.Sequential), 1),
+    "a block that stands twice": (lambda: initialized(sequential(*[nn.Dense(4, in_units=4)] * 2, kind=nn.Sequential)), 1),
 }
 
 
@@ -337,7 +307,7 @@ def symbol_block():
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 @pytest.mark.parametrize("inner", [lambda: nn.Dense(4), symbol_block], ids=["layer", "symbol"])
 def test_a_converted_block_inside_an_unconverted_one(inner, policy):
-    net, x = sequential(inner(), nn.Dense(3)), mx.nd.random.normal(shape=(2, 4))
+    net, x = initialized(sequential(inner(), nn.Dense(3))), mx.nd.random.normal(shape=(2, 4))
     convert(net[0], policy)
     found = net(x).asnumpy()  # the parameters come late
     for active in (True, False):
@@ -485,7 +455,7 @@ class TwoInputs(gluon.HybridBlock):
 
 
 def test_pattern_that_matches_nothing_in_several_graphs():
-    net = sequential(nn.Dense(3, prefix="known_"), TwoInputs(prefix="late_"), kind=nn.Sequential)
+    net = initialized(sequential(nn.Dense(3, prefix="known_"), TwoInputs(prefix="late_"), kind=nn.Sequential))
     convert(net, Policy.parse("O1", names={"*typo*": "float32"}))
     net[0](mx.nd.ones((2, 3)))
     for _ in range(2):
@@ -541,7 +511,7 @@ def test_a_recurrent_layer_may_be_called_with_and_without_states(first):
 
 @pytest.mark.parametrize("policy, stored", [("O1", np.float32), ("O2", np.float16)])
 def test_summary_works_as_before(policy, stored, capsys):
-    net, x = convert(sequential(nn.Dense(4, in_units=3), nn.Dense(2)), policy), mx.nd.ones((2, 3))
+    net, x = convert(initialized(sequential(nn.Dense(4, in_units=3), nn.Dense(2))), policy), mx.nd.ones((2, 3))
     expected = net(x).asnumpy()
     net.summary(x)
     assert "Total params" in capsys.readouterr().out
