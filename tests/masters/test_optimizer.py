@@ -47,26 +47,6 @@ def updater_of(*args, **options):
     return mx.optimizer.get_updater(MultiPrecision(*args, **options))
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "lars"])
-def test_an_updater_takes_lists_of_mixed_dtypes(name):
-    dtypes = ["float16", "float32", "bfloat16", "float32", "float16"]
-
-    def arrays(seed, scale=1.0):
-        draw = np.random.RandomState(seed)
-        return [low(draw.randn(3, 4) * scale, dtype) for dtype in dtypes]
-
-    weights, updater, plain = arrays(0), updater_of(make(name)), mx.optimizer.get_updater(make(name))
-    expected = [to_float32(weight).copy() for weight in weights]
-    for seed in (1, 2):
-        grads = arrays(seed, 0.1)
-        plain(list(range(5)), [to_float32(grad) for grad in grads], expected)
-        updater(list(range(5)), grads, weights)
-    for i, dtype in enumerate(dtypes):
-        exact = weights[i] if dtype == "float32" else updater.states[i].master
-        # LAMB and LARS compute norms of whole groups, whose make-up differs.
-        np.testing.assert_allclose(exact.asnumpy(), expected[i].asnumpy(), rtol=4 * np.finfo(np.float32).eps)
-
-
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_without_masters_each_update_starts_from_the_weight(name, dtype):
@@ -147,17 +127,12 @@ def test_a_copy_and_the_states_of_an_updater_go_on():
     assert freeze([copied, restored.states[0].master]) == freeze([weight, updater.states[0].master])
 
 
-def test_states_of_a_plain_updater_are_named_with_the_call_that_loads_them(tmp_path):
-    plain, weight = mx.optimizer.get_updater(make("sgd", multi_precision=True)), low([1.0], "float16")
-    plain(0, low([0.5], "float16"), weight)
-    updater, optimizer = updater_of(make("sgd")), LossScaleOptimizer(make("sgd"))
+def test_states_of_a_plain_updater_are_named_with_the_call_that_loads_them():
+    plain, updater = mx.optimizer.get_updater(make("sgd", multi_precision=True)), updater_of(make("sgd"))
+    plain(0, low([0.5], "float16"), low([1.0], "float16"))
     updater.set_states(plain.get_states())
     with pytest.raises(TrainerError, match="changed its dtype.* States of MXNet are loaded by load_states alone"):
-        updater(0, low([0.5], "float16"), weight)
-    (tmp_path / "states").write_bytes(plain.get_states())
-    optimizer.build([weight])
-    optimizer.load_states(str(tmp_path / "states"))
-    assert optimizer._inner_updater.states[0].master.asscalar() == plain.states[0][1].asscalar()
+        updater(0, low([0.5], "float16"), low([1.0], "float16"))
 
 
 @pytest.mark.behaviour("wrapping twice", "wrong optimizer arguments")

@@ -83,7 +83,7 @@ def test_follow_takes_the_elements_that_changed_and_no_others(dtype, monkeypatch
 
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("kept", [True, False])
-def test_the_first_master_is_the_kept_value_bit_for_bit_else_or_where_it_was_written_to_the_weight(kept, dtype):
+def test_the_first_master_is_the_kept_value_bit_for_bit_where_the_weight_was_not_written_to(kept, dtype):
     values = random_values()
     param, before = parameter(values, dtype)
     if kept:

@@ -1,4 +1,4 @@
-"""Constants of a net that low precision would round onto 1, -1, 0 or inf."""
+"""Numbers that low precision would spoil: constants near 1 and beyond its range, and sums over many rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp.gluon import convert, report
-from tests.gluon.nets import Function, initialized
+from tests.gluon.nets import Function, initialized, precisions
 
 X = np.float32([-20, -3, -1, -0.5, 0, 0.5, 0.75, 1, 3, 20]).reshape(-1, 1)
 
@@ -78,3 +78,19 @@ def test_the_report_lists_what_was_clamped():
     reasons = {row.op: row.reason for row in report(net).rows}
     assert reasons["_minus_scalar"] == "pure policy, scalar=1e+18 clamped to 65504"
     assert f"computes with another constant ({reasons['_minus_scalar']})" in str(report(net))
+
+
+def biased(net, F, x, bias):
+    """A layer whose bias is added by broadcasting."""
+    return net.last(F.broadcast_add(net.dense(x), bias))
+
+
+@pytest.mark.parametrize("rows, precision", [(256, "float16"), (32768, "float32")])
+def test_a_bias_over_many_rows_has_its_gradient(rows, precision):
+    dense, last = (nn.Dense(4, in_units=4, use_bias=False) for _ in range(2))
+    net = convert(initialized(Function(biased, {"bias": (1, 4)}, dense=dense, last=last), mx.init.One()), "O1")
+    with autograd.record():
+        loss = net(mx.nd.ones((rows, 4))) * 8
+    loss.backward()
+    assert precisions(net) == {"broadcast_add": precision, "FullyConnected": "float16"}
+    assert net.bias.grad().asnumpy().tolist() == [[rows * 32] * 4]  # 2**20 of the most rows, beyond float16
