@@ -69,6 +69,9 @@ CALLS = {
     "gradients, a number": (lambda: unscaled(5), TrainerError, "...: expected a list of NDArrays, found a int..."),
     "no gradients": (lambda: unscaled([]), TrainerError, "...: there is no gradient..."),
     "None for all": (lambda: unscaled([None]), TrainerError, "...: there is no..."),
+    "unscale first": (lambda: optimizer().get_unscaled_gradients([ARRAY]), TrainerError,
+        "get_unscaled_gradients: no loss was scaled ... call get_scaled_loss..."
+    ),
     "apply first": (lambda: optimizer().apply_gradients([(ARRAY, ARRAY)]), TrainerError,
         "apply_gradients: get_scaled_loss was not called in this step..."
     ),
