@@ -1,4 +1,4 @@
-"""Wrong arguments of LossScaleOptimizer, and calls that it has no weights or no loss for."""
+"""Wrong arguments of LossScaleOptimizer and MultiPrecision, and calls that it has no weights or no loss for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from mxnet import gluon
 
 from mxmp.errors import LossScaleError, MxmpError, TrainerError
-from mxmp.optimizer import LossScaleOptimizer
+from mxmp.gluon import Trainer
+from mxmp.optimizer import LossScaleOptimizer, MultiPrecision
 from tests import messages
 from tests.gluon.trainer_tools import param
 
@@ -27,7 +28,12 @@ def unscaled(grads):
     return made.get_unscaled_gradients(grads)
 
 
+def setting(owner, name, value):
+    return lambda: setattr(owner, name, value)
+
+
 ARRAY, INTS = mx.nd.ones(1), mx.nd.ones(1, dtype="int32")
+RATES = {"a text": "a", "None": None, "NaN": np.nan, "inf": np.inf}
 ARGUMENTS = {
     "dynamic, a number": (wrong(dynamic=1), LossScaleError, "dynamic is 1; expected True or False..."),
     "dynamic, a text": (wrong(dynamic="dynamic"), LossScaleError, "dynamic is 'dynamic'..."),
@@ -49,6 +55,12 @@ ARGUMENTS = {
     ),
     "a trainer's": (lambda: LossScaleOptimizer(gluon.Trainer([param([1.0])], "sgd")._optimizer), TrainerError,
         "inner is the optimizer of a trainer..."
+    ),
+    "MultiPrecision, a name": (lambda: MultiPrecision("sgd"), TrainerError,
+        "...got 'sgd'; expected an mx.optimizer.Optimizer..."
+    ),
+    "MultiPrecision, wrapped": (lambda: MultiPrecision(MultiPrecision(mx.optimizer.SGD())), TrainerError,
+        "...the optimizer SGD is wrapped in MultiPrecision already; wrap it..."
     ),
 }  # fmt: skip
 CALLS = {
@@ -75,6 +87,14 @@ CALLS = {
     "apply first": (lambda: optimizer().apply_gradients([(ARRAY, ARRAY)]), TrainerError,
         "apply_gradients: get_scaled_loss was not called in this step..."
     ),
+    **{f"learning_rate, {name}": (setting(optimizer(), "learning_rate", rate), TrainerError,
+        f"the learning rate is {rate!r}; expected a finite number..."
+    ) for name, rate in RATES.items()},
+    "a trainer's rate": (lambda: Trainer([param([1.0])], "sgd").set_learning_rate("a"), TrainerError,
+        "the learning rate is 'a'; expected a finite number..."
+    ),
+    "lr": (setting(optimizer(), "lr", None), TrainerError, "lr is None..."),
+    "wd": (setting(MultiPrecision(mx.optimizer.SGD()), "wd", np.nan), TrainerError, "wd is nan..."),
     "save_states": (lambda: optimizer().save_states("x"), TrainerError,
         "save_states: the weights are not known yet; call build..."
     ),
