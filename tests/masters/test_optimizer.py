@@ -87,6 +87,15 @@ def test_attributes_are_the_inner_optimizers():
     assert "multiprecision" not in mx.optimizer.Optimizer.opt_registry
 
 
+def test_overridden_methods_of_the_inner_optimizer_count():
+    lars = MultiPrecision(mx.optimizer.LARS(learning_rate=0.5))
+    assert lars._get_lrs([0, 1]) == [0.5, 0.5] and lars._get_wds([0]) == [0.0]
+    assert lars.inner.cur_lr == 0.5  # only LARS._get_lrs sets it
+    scheduled = MultiPrecision(mx.optimizer.SGD(lr_scheduler=mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=1.0)))
+    scheduled.num_update = 3
+    assert scheduled.learning_rate == 0.25
+
+
 def test_a_copy_and_the_states_of_an_updater_go_on():
     outer = MultiPrecision(mx.optimizer.Adam(beta1=0.5), masters=False)
     for other in (copy.deepcopy(outer), pickle.loads(pickle.dumps(outer))):
