@@ -12,10 +12,10 @@ import pytest
 
 from mxmp.arrays import to_float32
 from mxmp.errors import TrainerError
-from mxmp.train.masters import MultiPrecision, exact_value, follow, forget_masters, keep_masters
+from mxmp.train.masters import MultiPrecision, exact_value, follow, forget_masters, keep_masters, set_master
 from tests.gluon.trainer_tools import TWO, param
 from tests.masters.test_optimizer import LOW, low
-from tests.values import as_float32
+from tests.values import DTYPES, as_float32
 
 
 def random_values(n=1000, spread=8.0):
@@ -38,9 +38,9 @@ def new_master(w, weight=None):
     return owner_of(w).create_state_multi_precision(0, w.data() if weight is None else weight).master
 
 
-def owned(**options):
+def owned(values=(0.1, 0.2), **options):
     """Return a parameter whose master an optimizer has, the master and the optimizer."""
-    w, before = parameter([0.1, 0.2], **options)
+    w, before = parameter(values, **options)
     keep_masters(w, before)
     optimizer = owner_of(w)
     return w, optimizer.create_state_multi_precision(0, w.data()).master, optimizer
@@ -114,6 +114,39 @@ def test_masters_can_be_forgotten():
 # The master of an optimizer.
 
 
+def load(w, folder):
+    params = mx.gluon.ParameterDict()
+    params.update({"w": w})
+    mx.nd.save(str(folder / "file"), {"w": mx.nd.array([0.1, 4]).astype(w.dtype)})
+    params.load(str(folder / "file"))
+
+
+WRITES = {
+    "set_data": (lambda w, _: w.set_data(low([0.1, 4], "float16")), [0.1, 4]),
+    "load": (load, [0.1, 4]),
+    "initialize": (lambda w, _: w.initialize(mx.init.Constant(4), force_reinit=True), [4, 4]),
+}
+
+
+@pytest.mark.parametrize("write, expected", WRITES.values(), ids=WRITES)
+def test_the_master_of_an_optimizer_follows_what_is_set_and_loaded(write, expected, tmp_path):
+    w, master, _optimizer = owned()
+    write(w, tmp_path)
+    assert exact_value(w.data(), w) is master
+    np.testing.assert_array_equal(master.asnumpy(), np.float32(expected))
+
+
+@pytest.mark.parametrize("target", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("ctx", [None, TWO], ids=["one context", "two"])
+def test_a_cast_is_of_the_exact_value(ctx, target):
+    exact = np.float32([0.1, 1 - 3e-5])  # the second is 1 in float16
+    w, _, _optimizer = owned(exact, ctx=ctx)
+    w.cast(DTYPES.get(target, target))
+    for weight in w.list_data():
+        np.testing.assert_array_equal(as_float32(weight), as_float32(low(exact, target)) if target in LOW else exact)
+    np.testing.assert_array_equal(exact_value(w.list_data()[0], w).asnumpy(), exact)
+
+
 @pytest.mark.parametrize("dtype", LOW)
 def test_a_float32_value_that_is_set_is_the_master_and_rounded_once(dtype):
     w, master, _optimizer = owned(dtype=dtype)
@@ -122,6 +155,13 @@ def test_a_float32_value_that_is_set_is_the_master_and_rounded_once(dtype):
     np.testing.assert_array_equal(master.asnumpy(), values)
     np.testing.assert_array_equal(as_float32(w.data()), as_float32(low(values, dtype)))
     assert exact_value(w.data(), w) is master
+
+
+def test_a_float32_value_becomes_the_master_where_none_is_kept():
+    w, _ = parameter([0.1, 0.2])
+    set_master(w, mx.nd.array([0.3, 0.7]))
+    w.data()[:] = low([0.3, 0.7], "float16")
+    assert exact_value(w.data(), w).asnumpy().tolist() == np.float32([0.3, 0.7]).tolist()
 
 
 @pytest.mark.parametrize("alive", [True, False], ids=["its trainer is there", "its trainer is gone"])
