@@ -36,7 +36,7 @@ def backward(optimizer, weights, x=1.0):
         losses = [(mx.nd.Cast(array, dtype="float32") * x).sum() for each in arrays for array in each]
         scaled = optimizer.get_scaled_loss(losses)
     autograd.backward(scaled)
-    return [[array.grad for array in each] for each in arrays]
+    return [w.list_grad() if isinstance(w, gluon.Parameter) else [w.grad] for w in weights]
 
 
 def step(optimizer, weights, x=1.0, bad=None):
@@ -127,20 +127,21 @@ def test_masters_of_all_contexts_are_those_of_the_first():
 
 @pytest.mark.behaviour("forgotten calls")
 @pytest.mark.parametrize("initial_scale", [1, 2.0**15])
-@pytest.mark.parametrize("ctx", [TWO[:1], TWO], ids=["one context", "two"])
+@pytest.mark.parametrize("ctx", [None, TWO[:1], TWO], ids=["arrays", "one context", "two"])
 def test_gradients_that_are_scaled_still_are_named(ctx, initial_scale):
     """At a scale of 1 too: what is wrong must not show at a later step alone."""
-    first, second = param([1.0], ctx=ctx, name="a"), param([1.0], ctx=ctx, name="b")
+    weights = [param([1.0], ctx=ctx, name=name) if ctx else weight([1.0]) for name in "ab"]
     optimizer = LossScaleOptimizer(sgd(), initial_scale=initial_scale)
-    scaled = backward(optimizer, [first, second])
+    scaled = backward(optimizer, weights)
     with pytest.raises(TrainerError, match="apply_gradients: get_unscaled_gradients was not called in this step"):
-        optimizer.apply_gradients(zip(scaled, [first, second]))
-    grads = optimizer.get_unscaled_gradients(scaled)
-    with pytest.raises(TrainerError, match="the gradient of parameter 'b' is an array that backward wrote"):
-        optimizer.apply_gradients([(grads[0], first), (second.list_grad(), second)])
-    assert [p.data(c).asscalar() for p in (first, second) for c in ctx] == [1.0] * 2 * len(ctx)
-    assert optimizer.apply_gradients(zip(grads, [first, second]))  # and it goes on
-    assert [p.data(c).asscalar() for p in (first, second) for c in ctx] == [1.0 - len(ctx)] * 2 * len(ctx)
+        optimizer.apply_gradients(zip(scaled, weights))
+    grad, *_ = optimizer.get_unscaled_gradients(scaled[:1] if ctx else scaled)
+    with pytest.raises(TrainerError, match="the gradient of (parameter 'b'|weight 1) is an array that backward wrote"):
+        optimizer.apply_gradients([(grad, weights[0]), (scaled[1], weights[1])])
+    values = [array for w in weights for array in (w.list_data() if ctx else [w])]
+    assert [array.asscalar() for array in values] == [1.0] * len(values)
+    assert optimizer.apply_gradients([(grad, weights[0])])  # and it goes on
+    assert value(values[0]) == 1 - len(values) / 2 and value(values[-1]) == 1
 
 
 def test_weights_may_have_no_gradient_of_their_own():
