@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from mxnet import gluon
 from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
 from mxmp.mxnet_private import blocks
+from tests.gluon.nets import sequential
 
 
 class Own(nn.HybridSequential):
@@ -18,36 +18,32 @@ class Own(nn.HybridSequential):
 
 
 def shared():
-    net = nn.HybridSequential()
-    with net.name_scope():
-        net.add(nn.Dense(2))
-        net.add(nn.Dense(2, params=net[0].params))
-        net.add(net[0])
-    return net
+    first = nn.Dense(2)
+    return sequential(first, nn.Dense(2, params=first.params), first)
 
 
 def own():
-    net, inner = nn.Sequential(), Own()
+    inner = Own()
     inner.add(nn.Dense(2))
-    net.add(inner, nn.Dense(3))
-    return net
+    return sequential(inner, nn.Dense(3), kind=nn.Sequential)
 
 
-MAKERS = [lambda: vision.resnet18_v2(), lambda: vision.squeezenet1_0(), shared, own, nn.Sequential]
+MAKERS = {
+    "resnet18_v2": vision.resnet18_v2,
+    "squeezenet1_0": vision.squeezenet1_0,
+    "shared": shared,
+    "own": own,
+    "empty": nn.Sequential,
+    "no parameters": lambda: nn.Activation("relu"),
+}
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=["resnet18_v2", "squeezenet1_0", "shared", "own", "empty"])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_parameters_are_those_of_collect_params_in_its_order(make):
     net = make()
     assert list(blocks.collected_params(net).items()) == list(net.collect_params().items())
 
 
-def test_a_block_without_parameters_has_none():
-    assert blocks.collected_params(gluon.nn.Activation("relu")) == {}
-
-
 def test_two_parameters_of_one_name_are_refused():
-    net = nn.Sequential()
-    net.add(nn.Dense(2, prefix="same_"), nn.Dense(2, prefix="same_"))
     with pytest.raises(AssertionError, match="different Parameters with the same name 'same_weight'"):
-        blocks.collected_params(net)
+        blocks.collected_params(sequential(*[nn.Dense(2, prefix="same_") for _ in range(2)], kind=nn.Sequential))

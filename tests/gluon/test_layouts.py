@@ -10,6 +10,7 @@ from mxnet.gluon import nn
 
 from mxmp.gluon import Trainer, cast, convert, precision, restore
 from mxmp.symbol import convert_model
+from tests.gluon.nets import initialized
 
 pytestmark = pytest.mark.bfloat16
 
@@ -19,7 +20,6 @@ BOUND = 0.03  # of the root mean square: two roundings of 2**-9 in each of a few
 
 def make(params=None):
     """Return a net with depthwise and grouped convolutions, two of them transposed, that has run in float32."""
-    mx.random.seed(0)
     net = nn.HybridSequential(prefix="net_", params=params)
     with net.name_scope():
         net.add(nn.Conv2D(32, 3, padding=1, groups=32, in_channels=32, use_bias=False))
@@ -28,7 +28,7 @@ def make(params=None):
         net.add(nn.BatchNorm(), nn.Activation("relu"))
         net.add(nn.Conv2DTranspose(64, 4, strides=2, groups=64, in_channels=64), nn.Conv2D(16, 1), nn.Dense(5))
     if params is None:
-        net.initialize(mx.init.Xavier())
+        initialized(net, mx.init.Xavier())
     net.hybridize()
     run(net)
     return net
@@ -44,12 +44,16 @@ def images():
     return mx.nd.array(np.random.RandomState(0).randn(2, 32, 9, 9))
 
 
-def loss_and_gradients(net):
+def gradients(net):
     with autograd.record(train_mode=False):  # BatchNorm's statistics stay
         loss = (net(images()) ** 2).mean()
     loss.backward()
     grads = (param.grad() for param in net.collect_params().values() if param.grad_req != "null")
-    return loss.asscalar(), [mx.nd.amp_cast(grad, dtype="float32").asnumpy() for grad in grads]
+    return [mx.nd.amp_cast(grad, dtype="float32").asnumpy() for grad in grads]
+
+
+def values(net):
+    return {name: param.data().asnumpy() for name, param in net.collect_params().items()}
 
 
 def error(found, expected):
@@ -57,43 +61,35 @@ def error(found, expected):
 
 
 @pytest.mark.parametrize("conversion", CONVERSIONS.values(), ids=CONVERSIONS)
-def test_a_net_that_has_run_in_float32_runs_and_trains(conversion):
+def test_a_net_that_has_run_in_float32_runs_and_trains_in_low_precision_and_in_float32_in_turns(conversion):
     net = make()
-    expected, (_, gradients) = run(net), loss_and_gradients(net)
+    expected, wanted = run(net), gradients(net)
     run(net)
     conversion(net)
     for _ in range(2):
         assert 0 < error(run(net), expected) < BOUND
-        for found, wanted in zip(loss_and_gradients(net)[1], gradients):
-            assert error(found, wanted) < 2 * BOUND
-
-
-@pytest.mark.parametrize("conversion", CONVERSIONS.values(), ids=CONVERSIONS)
-def test_calls_in_float32_and_in_low_precision_alternate(conversion):
-    net = make()
-    expected, gradients = run(net), loss_and_gradients(net)[1]
-    conversion(net)
-    for _ in range(2):
+        assert max(map(error, gradients(net), wanted)) < 2 * BOUND
         with precision("float32"):
-            exact = run(net)
-        assert error(exact, expected) < BOUND
-        assert 0 < error(run(net), expected) < BOUND
-        for found, wanted in zip(loss_and_gradients(net)[1], gradients):
-            assert error(found, wanted) < 2 * BOUND
+            assert error(run(net), expected) < BOUND
 
 
 @pytest.mark.parametrize("conversion", CONVERSIONS.values(), ids=CONVERSIONS)
-def test_restore_gives_the_weights_back_bit_for_bit(conversion):
+def test_behind_inference_a_net_is_saved_exported_and_restored_bit_for_bit(conversion, tmp_path):
     net = make()
-    expected = run(net)
-    before = {name: param.data().asnumpy() for name, param in net.collect_params().items()}
+    exact, before = run(net), values(net)
     for _ in range(2):
         conversion(net)
-        run(net)
-        restore(net)
-        for name, param in net.collect_params().items():
-            np.testing.assert_array_equal(param.data().asnumpy(), before[name])
+        expected = run(net)
+        net.save_parameters(str(tmp_path / "net.params"))
+        net.load_parameters(str(tmp_path / "net.params"))
         np.testing.assert_array_equal(run(net), expected)
+        net.export(str(tmp_path / "net"))
+        files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+        np.testing.assert_array_equal(run(gluon.SymbolBlock.imports(*files)), expected)  # in plain MXNet
+        restore(net)
+        for name, value in values(net).items():
+            np.testing.assert_array_equal(value, before[name])
+        np.testing.assert_array_equal(run(net), exact)
 
 
 @pytest.mark.parametrize("conversion", CONVERSIONS.values(), ids=CONVERSIONS)
@@ -104,28 +100,13 @@ def test_a_step_behind_inference_is_that_of_the_masters(conversion):
     for each in (net, reference):
         trainer = Trainer(each.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=None)
         for _ in range(2):
-            loss_and_gradients(each)
+            gradients(each)
             trainer.step(1)
             run(each)
     assert 0 < error(run(net), run(reference)) < BOUND
     restore(net)
-    for param, wanted in zip(net.collect_params().values(), reference.collect_params().values()):
-        expected = wanted.data().asnumpy()
-        np.testing.assert_allclose(param.data().asnumpy(), expected, atol=BOUND * max(np.abs(expected).max(), 0.1))
-
-
-@pytest.mark.parametrize("conversion", CONVERSIONS.values(), ids=CONVERSIONS)
-def test_parameters_are_saved_and_loaded_behind_inference(conversion, tmp_path):
-    net = make()
-    before = {name: param.data().asnumpy() for name, param in net.collect_params().items()}
-    conversion(net)
-    expected = run(net)
-    net.save_parameters(str(tmp_path / "net.params"))
-    net.load_parameters(str(tmp_path / "net.params"))
-    np.testing.assert_array_equal(run(net), expected)
-    restore(net)
-    for name, param in net.collect_params().items():
-        np.testing.assert_array_equal(param.data().asnumpy(), before[name])
+    for value, expected in zip(values(net).values(), values(reference).values()):
+        np.testing.assert_allclose(value, expected, atol=BOUND * max(np.abs(expected).max(), 0.1))
 
 
 def test_a_float32_net_shares_the_weights():
@@ -153,14 +134,3 @@ def test_a_model_of_weights_that_have_run_in_float32_runs_in_plain_mxnet(param_d
         assert 0 < error(executor.forward()[0].asnumpy(), expected) < BOUND
         np.testing.assert_array_equal(run(net), expected)
         assert 0 < error(executor.forward()[0].asnumpy(), expected) < BOUND
-
-
-@pytest.mark.parametrize("conversion", CONVERSIONS.values(), ids=CONVERSIONS)
-def test_an_exported_net_runs_in_plain_mxnet(conversion, tmp_path):
-    net = make()
-    conversion(net)
-    expected = run(net)
-    net.export(str(tmp_path / "net"))
-    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
-    plain = gluon.SymbolBlock.imports(*files)
-    np.testing.assert_array_equal(run(plain), expected)

@@ -251,6 +251,11 @@ CONVERSIONS = {
     "export: a plain block": (lambda: export(convert(stack(dense(), kind=nn.Sequential), "O1"), "net"), ConvertError,
         "block 'net' (Sequential) has no graph of its own; export the converted blocks in it: net."
     ),
+    "export: a missing folder": (
+        lambda tmp_path: export(convert(dense(), "O1"), str(tmp_path / "missing" / "net")),
+        ConvertError,
+        "export: path='.../missing/net': there is no folder .../missing; make it first.",
+    ),
     "precision: unknown": (lambda: precision("float23"), DtypeError,
         "precision('float23'): unknown dtype 'float23'; expected one of float32, low, policy, float16, "
         "bfloat16."

@@ -10,6 +10,7 @@ from mxnet import autograd
 
 from mxmp import Policy
 from mxmp.gluon import cast, convert, report, restore
+from tests.gluon.nets import initialized
 
 pytestmark = pytest.mark.slow
 
@@ -23,51 +24,38 @@ CLASSIFIERS = {
     "vgg11_bn": 32,
     "shufflenet_v2": 224,
 }
-# Relative to the largest logit: some tens of layers, two roundings each, errors of random sign.
 MIXED_BFLOAT16 = pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)
-TOLERANCE = {"float16": 32 * 2.0**-11, "bfloat16": 32 * 2.0**-8}
 
 
 def images(size, batch=2):
     return mx.nd.array(np.random.RandomState(0).randn(batch, 3, size, size))
 
 
-def make(name, **kwargs):
-    mx.random.seed(0)
-    net = get_model(name, pretrained=False, **kwargs)
-    net.initialize(mx.init.MSRAPrelu() if "ssd" not in name else mx.init.Uniform(0.05))
-    return net
+def make(name, init="msraprelu", **kwargs):
+    return initialized(get_model(name, pretrained=False, **kwargs), init)
 
 
 @pytest.fixture(scope="module")
 def classifier(request):
-    """A classifier that each test gets as it was written, images, and its logits before any conversion."""
+    """A classifier, images, and its logits before any conversion."""
     net, x = make(request.param), images(CLASSIFIERS[request.param], batch=1)
     return net, x, net(x).asnumpy()
 
 
-@pytest.fixture
-def restored(classifier):
-    yield classifier
-    restore(classifier[0])
-
-
 @pytest.mark.parametrize("policy", ["O1", "O2", MIXED_BFLOAT16])
 @pytest.mark.parametrize("classifier", CLASSIFIERS, indirect=True)
-def test_classifier_gives_nearly_the_same_logits(restored, policy):
-    net, x, expected = restored
-    convert(net, policy)
-    low = Policy.parse(policy).compute_dtype
-    found = net(x).asnumpy()
+def test_classifier_gives_nearly_the_same_logits(classifier, policy):
+    net, x, expected = classifier
+    # Relative to the largest logit: some tens of layers, two roundings each, errors of random sign.
+    error = np.abs(convert(net, policy)(x).asnumpy() - expected).max()
     assert report(net).without_rule == ()
-    assert 0 < np.abs(found - expected).max() < TOLERANCE[low] * np.abs(expected).max()
+    assert 0 < error < 32 * 2.0 ** (-8 if "bfloat16" in policy else -11) * np.abs(expected).max()
+    np.testing.assert_array_equal(restore(net)(x).asnumpy(), expected)
 
 
 @pytest.mark.bfloat16
 def test_mobilenet_v3_has_no_bias_in_bfloat16():
-    mx.random.seed(0)
-    net, x = get_model("mobilenetv3_small", pretrained=False), images(64)
-    net.initialize(mx.init.Xavier())
+    net, x = make("mobilenetv3_small", mx.init.Xavier()), images(64)
     expected = net(x).asnumpy()
     error = convert(net, "mixed_bfloat16")(x).asnumpy() - expected
     # 0.41 while its hardswishes were truncated, 0.025 with contrib.amp.
@@ -76,14 +64,12 @@ def test_mobilenet_v3_has_no_bias_in_bfloat16():
 
 @pytest.mark.parametrize("policy", ["O1", "O2", MIXED_BFLOAT16])
 def test_ssd_trains_and_detects(policy):
-    net, x = make("ssd_300_mobilenet0.25_voc", pretrained_base=False), images(300)
-    detections = [out.asnumpy() for out in net(x)]
+    net, x = make("ssd_300_mobilenet0.25_voc", mx.init.Uniform(0.05), pretrained_base=False), images(300)
+    shapes = [(out.shape, np.float32) for out in net(x)]
     with autograd.train_mode():
         anchors = net(x)[2].asnumpy()
     convert(net, policy)
-    found = net(x)
-    assert [out.shape for out in found] == [out.shape for out in detections]
-    assert all(out.dtype == np.float32 for out in found)
+    assert [(out.shape, out.dtype) for out in net(x)] == shapes
     with autograd.record():
         classes, boxes, exact = net(x)
         loss = (classes * classes).mean() + boxes.abs().mean()
@@ -98,9 +84,7 @@ def test_ssd_trains_and_detects(policy):
     others = [row for row in convolutions if row not in (*narrow, *depthwise)]
     assert {row.precision for row in others} == {Policy.parse(policy).compute_dtype}
     assert (len(narrow), len(depthwise)) == ((3, 1) if policy == "mixed_bfloat16" else (0, 0))
-    restore(net)
-    for again, before in zip(net(x), detections):
-        assert again.shape == before.shape
+    assert [(out.shape, out.dtype) for out in restore(net)(x)] == shapes
 
 
 # Networks with depthwise convolutions, two of them with PixelShuffle behind convolutions.
@@ -111,6 +95,9 @@ WITH_LAYOUTS = {
     "mobile_pose_mobilenet1.0": {"num_joints": 4, "pretrained_base": False},
     "mobile_pose_mobilenetv3_small": {"num_joints": 4, "pretrained_base": False},
 }
+
+
+CONVERSIONS = {"cast": lambda net: cast(net, "bfloat16"), "convert": lambda net: convert(net, "mixed_bfloat16")}
 
 
 def output_and_gradient(net, x):
@@ -125,7 +112,7 @@ def output_and_gradient(net, x):
 
 
 @pytest.mark.bfloat16
-@pytest.mark.parametrize("conversion", ["cast", "convert"])
+@pytest.mark.parametrize("conversion", CONVERSIONS.values(), ids=CONVERSIONS)
 @pytest.mark.parametrize("name", WITH_LAYOUTS)
 def test_network_that_has_run_in_float32_runs_and_trains_in_bfloat16(name, conversion):
     net, x = make(name, **WITH_LAYOUTS[name]), images(64)
@@ -133,10 +120,7 @@ def test_network_that_has_run_in_float32_runs_and_trains_in_bfloat16(name, conve
     net.hybridize()
     for _ in range(2):  # the first call leaves the weights in oneDNN's layouts
         net(x).wait_to_read()
-    if conversion == "cast":
-        cast(net, "bfloat16")
-    else:
-        convert(net, "mixed_bfloat16")
+    conversion(net)
     for _ in range(2):
         found, found_gradient = output_and_gradient(net, x)
         assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)

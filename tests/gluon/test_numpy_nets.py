@@ -9,6 +9,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.gluon import Trainer, convert, export
+from tests.gluon.nets import Function, initialized, sequential
 
 
 @pytest.fixture(autouse=True)
@@ -18,44 +19,31 @@ def as_numpy():
         yield
 
 
-class Numpy(gluon.HybridBlock):
-    """Layers between operators of ``mx.np``."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.first, self.norm, self.last = nn.Dense(8, in_units=6), nn.BatchNorm(in_channels=8), nn.Dense(3)
-
-    def hybrid_forward(self, F, x):
-        y = F.np.tanh(self.norm(self.first(x)))
-        return F.np.concatenate([self.last(y), F.np.exp(-y)], axis=1)
+def numpy(net, F, x):
+    """Operators of ``mx.np`` between layers."""
+    y = F.np.tanh(net.norm(net.first(x)))
+    return F.np.concatenate([net.last(y), F.np.exp(-y)], axis=1)
 
 
-def dense(**kwargs):
-    return nn.Dense(3, in_units=6, **kwargs)
+X = np.random.RandomState(0).uniform(-1, 1, (4, 6)).astype("float32")
+NETS = {
+    "numpy": lambda: Function(
+        numpy, first=nn.Dense(8, in_units=6), norm=nn.BatchNorm(in_channels=8), last=nn.Dense(3, in_units=8)
+    ),
+    "dense": lambda: nn.Dense(3, in_units=6),
+    "stack": lambda: sequential(nn.Dense(8, activation="relu"), nn.BatchNorm(), nn.Dropout(0.0), nn.Dense(3)),
+}
 
 
-def stack(**kwargs):
-    net = nn.HybridSequential(**kwargs)
-    with net.name_scope():
-        net.add(nn.Dense(8, activation="relu"), nn.BatchNorm(), nn.Dropout(0.0), nn.Dense(3))
-    return net
-
-
-def made(make):
-    mx.random.seed(1)
-    net = make(prefix="net_")
-    net.initialize(mx.init.Xavier())
+def made(name):
+    net = initialized(NETS[name](), mx.init.Xavier(), seed=1)
     net.hybridize()
     return net
 
 
-X = np.random.RandomState(0).uniform(-1, 1, (4, 6)).astype("float32")
-
-
-def trained(net, steps=2):
+def trained(net):
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=8)
-    for _ in range(steps):
+    for _ in range(2):
         with autograd.record(), trainer.scale_loss((net(mx.np.array(X)) ** 2).sum()) as scaled:
             scaled.backward()
         trainer.step(4)
@@ -66,34 +54,21 @@ def evaluated(net, rows=4):
     return net(mx.np.array(X[:rows])).asnumpy()
 
 
-NETS = pytest.mark.parametrize("make", [Numpy, dense, stack])
-
-
-@NETS
-def test_trained_and_then_evaluated(make):
-    expected = trained(made(make))
-    np.testing.assert_allclose(trained(convert(made(make), "O1")), expected, rtol=1e-2, atol=1e-2)
-
-
-@NETS
-def test_evaluated_between_steps(make):
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("first", [trained, evaluated])
+def test_evaluated_between_steps(first, name):
     def values(net):
-        return [call(net) for call in (evaluated, trained, evaluated, trained, lambda net: evaluated(net, 2))]
+        return [call(net) for call in (first, trained, evaluated, trained, lambda net: evaluated(net, 2))]
 
-    expected = values(made(make))
-    for found, exact in zip(values(convert(made(make), "O1")), expected):
+    for found, exact in zip(values(convert(made(name), "O1")), values(made(name))):
         np.testing.assert_allclose(found, exact, rtol=1e-2, atol=1e-2)
 
 
-def test_a_copy_made_after_training_is_evaluated():
-    net = convert(made(Numpy), "O1")
+@pytest.mark.parametrize("name", NETS)
+def test_copied_and_exported_after_training(name, tmp_path):
+    net = convert(made(name), "O1")
     expected = trained(net)
     np.testing.assert_array_equal(evaluated(copy.deepcopy(net)), expected)
-
-
-def test_exported_after_training(tmp_path):
-    net = convert(made(stack), "O1")
-    expected = trained(net)
     files = export(net, str(tmp_path / "net"))
     imported = convert(gluon.SymbolBlock.imports(files[0], "data", files[1]), "O1")
     np.testing.assert_array_equal(evaluated(imported), expected)

@@ -9,25 +9,17 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp.gluon import Trainer, convert, report
-
-TOKENS = [[1, 2, 3], [3, 4, 5]]
+from tests.gluon.nets import initialized, sequential
 
 
 def make():
-    mx.random.seed(0)
-    net = nn.HybridSequential()
-    with net.name_scope():
-        net.add(nn.Embedding(9, 4, sparse_grad=True), nn.Dense(2, in_units=12))
-    net.initialize(mx.init.Normal(0.5))
-    return net
+    return initialized(sequential(nn.Embedding(9, 4, sparse_grad=True), nn.Dense(2, in_units=12)), mx.init.Normal(0.5))
 
 
 def step(net):
     """Train one step and return the embedding's gradient and weight."""
     trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
-    with autograd.record():
-        loss = (net(mx.nd.array(TOKENS)) ** 2).sum()
-    with trainer.scale_loss(loss) as scaled:
+    with autograd.record(), trainer.scale_loss((net(mx.nd.array([[1, 2, 3], [3, 4, 5]])) ** 2).sum()) as scaled:
         scaled.backward()
     gradient = net[0].weight.grad() / trainer.loss_scale.value
     assert trainer.step(2)
@@ -36,8 +28,7 @@ def step(net):
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 def test_an_embedding_keeps_its_row_sparse_gradient_and_trains(policy):
-    expected, trained = step(make())
-    net = convert(make(), policy)
+    (expected, trained), net = step(make()), convert(make(), policy)
     gradient, weight = step(net)
     assert report(net).rows[0].precision == "float32"  # a cast of the weight would make its gradient dense
     assert gradient.stype == "row_sparse"

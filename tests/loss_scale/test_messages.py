@@ -59,20 +59,8 @@ STATES = [
 UNKNOWN = "unknown loss scale ...; expected 'dynamic', a number..."
 
 
-def dynamic(fields):
-    return lambda: DynamicLossScale(**fields)
-
-
-def static(value):
-    return lambda: StaticLossScale(value)
-
-
-def read(state):
-    return lambda: LossScale.from_dict(state)
-
-
-def parsed(spec):
-    return lambda: parse(spec)
+def call(function, *args, **fields):
+    return lambda: function(*args, **fields)
 
 
 def fifty_overflows():
@@ -82,12 +70,12 @@ def fifty_overflows():
 
 
 MESSAGES = {
-    **{str(fields): (dynamic(fields), LossScaleError, text) for fields, text in FIELDS},
-    **{text: (read(state), LossScaleError, text) for state, text in STATES},
-    **{f"static, {value}": (static(value), LossScaleError, "...") for value in (
+    **{str(fields): (call(DynamicLossScale, **fields), LossScaleError, text) for fields, text in FIELDS},
+    **{text: (call(LossScale.from_dict, state), LossScaleError, text) for state, text in STATES},
+    **{f"static, {value}": (call(StaticLossScale, value), LossScaleError, "...") for value in (
         0.0, -1.0, math.nan, math.inf, 2.0**127, "x", None, False)},
-    **{f"parse, {spec}": (parsed(spec), LossScaleError, UNKNOWN) for spec in ("static", "", True, [1], {"kind": "noop"})},
-    "parse, 0": (parsed("0"), LossScaleError, "scale=0.0 is no loss scale..."),
+    **{f"parse, {spec}": (call(parse, spec), LossScaleError, UNKNOWN) for spec in ("static", "", True, [1], {"kind": "noop"})},
+    "parse, 0": (call(parse, "0"), LossScaleError, "scale=0.0 is no loss scale..."),
     "fifty overflows": (
         fifty_overflows, LossScaleError,
         "gradients non-finite for 50 steps in a row and the scale is at min_scale=1.0... Lower the learning rate, or keep "

@@ -5,6 +5,8 @@ The oracle is ``mx.gluon.Trainer`` on float32 parameters, whose step neither sca
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from mxnet import autograd
 
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import TWO, loss_of, param, snapshot, value
+from tests.gluon.trainer_tools import TWO, fill, loss_of, param, snapshot, value
 from tests.masters.test_optimizer import OPTIMIZERS, make
 from tests.values import DTYPES, in_dtype
 
@@ -22,9 +24,9 @@ STEPS = 20
 OVERFLOWS = (0, 7)  # before these steps
 
 
-def schedule():
-    """Return a scheduler that changes its own fields as it is asked."""
-    return mx.lr_scheduler.MultiFactorScheduler(step=[3, 11], factor=0.5, base_lr=0.01)
+def scheduled(name):
+    """Return an optimizer with a scheduler that changes its own fields as it is asked."""
+    return make(name, lr_scheduler=mx.lr_scheduler.MultiFactorScheduler(step=[3, 11], factor=0.5, base_lr=0.01))
 
 
 def gradients(seed):
@@ -38,17 +40,8 @@ def backward(trainer, params, grads):
     contexts = params[0].list_ctx()
     with autograd.record():
         losses = [sum(loss_of(p, x / len(contexts), ctx) for p, x in zip(params, grads)) for ctx in contexts]
-    if isinstance(trainer, Trainer):
-        with trainer.scale_loss(losses) as scaled:
-            autograd.backward(scaled)
-    else:
-        autograd.backward(losses)
-
-
-def spoil(p):
-    """Put an inf into a parameter's gradient on its last context, whatever its dtype."""
-    grad = p.list_data()[-1].grad
-    grad[-1:] = in_dtype(mx.nd.full(grad[-1:].shape, np.inf, ctx=grad.ctx), grad.dtype)
+    with trainer.scale_loss(losses) if isinstance(trainer, Trainer) else nullcontext(losses) as scaled:
+        autograd.backward(scaled)
 
 
 def everything(trainer):
@@ -57,7 +50,7 @@ def everything(trainer):
 
 
 @pytest.mark.behaviour("an infinite step")
-@pytest.mark.parametrize(("dtype", "contexts"), [("float32", 1), ("float32", 2), ("float16", 2), ("bfloat16", 1)])
+@pytest.mark.parametrize(("dtype", "contexts"), [("float32", 1), ("float16", 2), ("bfloat16", 1)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_twenty_steps_are_those_of_float32_and_skips_leave_no_trace(name, dtype, contexts):
     """The bound: half a unit in the last place of the stored weight, and nothing else.
@@ -71,14 +64,14 @@ def test_twenty_steps_are_those_of_float32_and_skips_leave_no_trace(name, dtype,
     plain = [param(value(p.list_data()[0]), name=f"p{i}") for i, p in enumerate(params)]
     # The scale moves within the run: up every fifth step, down twice.
     scale = DynamicLossScale(init_scale=2.0**10, growth_interval=5)
-    trainer = Trainer(params, make(name, lr_scheduler=schedule()), loss_scale=scale)
-    reference = mx.gluon.Trainer(plain, make(name, lr_scheduler=schedule()))
+    trainer = Trainer(params, scheduled(name), loss_scale=scale)
+    reference = mx.gluon.Trainer(plain, scheduled(name))
     mx.random.seed(3)  # SGLD draws noise, and must not in a step that is skipped
     for step in range(STEPS):
         if step in OVERFLOWS:
             before = everything(trainer)
             backward(trainer, params, gradients(99))
-            spoil(params[1])
+            fill(params[1].list_data()[-1].grad, np.inf)
             assert not trainer.step(3)  # another batch size, which an update would note in rescale_grad
             assert everything(trainer) == before
         backward(trainer, params, gradients(step))

@@ -14,16 +14,19 @@ from mxmp.mxnet_private import optimizers
 from mxmp.train import masters as module
 from mxmp.train.masters import MasterState, MultiPrecision, Update, masters_flag, update
 from tests.freeze import freeze
-from tests.masters.test_optimizer import OPTIMIZERS, low, make
+from tests.masters.test_optimizer import OPTIMIZERS, low, make, updater_of
 
 SHAPES = [(3, 4), (70, 60), (2, 2), (4, 4), (4097, 1)]  # small ones, and large ones, which a CPU updates by themselves
 MIXED = ["float16", "float32", "bfloat16", "float16", "float16"]
-DENSE = ["default"] * len(SHAPES)
+SPARSE = {"sparse": (0, 1)}
+# More weights than a launch takes.
+MANY = {"dtypes": ["float32", "float16"] * 65, "shapes": [(k % 7 + 1,) for k in range(130)], "steps": 1}
 
 
-def values(seed, dtypes):
+def values(seed, dtypes=MIXED, shapes=SHAPES, moved=()):
     draw = np.random.RandomState(seed)
-    return [low(draw.randn(*shape), dtype) for shape, dtype in zip(SHAPES, dtypes)]
+    made = [low(draw.randn(*shape), dtype) for shape, dtype in zip(shapes, dtypes)]
+    return [array.as_in_context(mx.cpu(int(k in moved))) for k, array in enumerate(made)]
 
 
 def together(updater, grads, weights):
@@ -40,47 +43,48 @@ def at_once(updater, grads, weights):
     updater(list(range(len(weights))), grads, weights)
 
 
-def train(way, optimizer, dtypes=MIXED, grads=None, stypes=DENSE, steps=3, rescale=1.0):
+def train(way, optimizer, dtypes=MIXED, grads=None, sparse=(), steps=3, rescale=1.0, **layout):
     """Return the weights, their masters and states after some updates, and the optimizer's counts."""
     mx.random.seed(11)  # SGLD draws noise
-    weights, updater = values(0, dtypes), mx.optimizer.get_updater(optimizer)
+    weights, updater = values(0, dtypes, **layout), mx.optimizer.get_updater(optimizer)
     for step in range(steps):
         optimizer.rescale_grad = rescale / (3 + step)
-        drawn = values(step + 1, grads or dtypes)
-        way(updater, [grad.tostype(stype) for grad, stype in zip(drawn, stypes)], weights)
+        drawn = values(step + 1, grads or dtypes, **layout)
+        way(updater, [grad.tostype("row_sparse") if k in sparse else grad for k, grad in enumerate(drawn)], weights)
     states = [updater.states[k] for k in range(len(weights))]
     states = [(each.inner, each.master) if isinstance(each, MasterState) else each for each in states]
     inner = getattr(optimizer, "inner", optimizer)
     return freeze([weights, states, inner.num_update, sorted(optimizers.update_counts(inner).items())])
 
 
+@pytest.fixture
+def gpu(monkeypatch):
+    """Update by the kernels for a GPU."""
+    monkeypatch.setattr("mxmp.train.masters.on_gpu", lambda array: True)
+
+
 @pytest.fixture(params=["cpu", "gpu"])
-def device(request, monkeypatch):
+def device(request):
     """Update on a CPU as on a CPU, and by the kernels for a GPU."""
     if request.param == "gpu":
-        monkeypatch.setattr("mxmp.train.masters.on_gpu", lambda array: True)
+        request.getfixturevalue("gpu")
 
 
-@pytest.mark.parametrize("masters", [True, False])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_together_is_one_after_the_other_bit_for_bit(name, masters, device):
-    assert train(together, MultiPrecision(make(name), masters)) == train(one_by_one, MultiPrecision(make(name), masters))
-
-
-VARIANTS = {
-    "sgd": ("sgd", {"momentum": 0.0}, {}),
-    "sgd, float32 gradients": ("sgd", {}, {"grads": ["float32"] * 5}),
-    "sgd, clipped": ("sgd", {"clip_gradient": 1e-3}, {}),
-    "sgd, sparse": ("sgd", {}, {"stypes": ["row_sparse", "row_sparse", *DENSE[2:]]}),
-    "adam, sparse": ("adam", {}, {"stypes": ["row_sparse", "row_sparse", *DENSE[2:]]}),
-    "ftrl, sparse": ("ftrl", {}, {"stypes": ["row_sparse", "row_sparse", *DENSE[2:]]}),
+CASES = {
+    **{name: (name, {}, True, {}) for name in OPTIMIZERS},
+    **{f"{name}, no masters": (name, {}, False, {}) for name in ("sgd", "adam", "lamb", "sgld")},
+    "sgd, no momentum": ("sgd", {"momentum": 0.0}, True, {}),
+    "sgd, float32 gradients": ("sgd", {}, True, {"grads": ["float32"] * 5}),
+    "sgd, clipped": ("sgd", {"clip_gradient": 1e-3}, True, {}),
+    "sgd, many": ("sgd", {"learning_rate": 0.1}, True, MANY),
+    **{f"{name}, sparse": (name, {}, True, SPARSE) for name in ("sgd", "adam", "ftrl")},
 }
 
 
-@pytest.mark.parametrize(("name", "options", "run"), VARIANTS.values(), ids=VARIANTS)
-def test_together_is_one_after_the_other_for_all_sorts_of_gradients(name, options, run, device):
-    made = [train(way, MultiPrecision(make(name, **options)), **run) for way in (together, one_by_one)]
-    assert made[0] == made[1]
+@pytest.mark.parametrize(("name", "options", "masters", "run"), CASES.values(), ids=CASES)
+def test_together_is_one_after_the_other_bit_for_bit(name, options, masters, run, device):
+    made = [train(way, MultiPrecision(make(name, **options), masters), **run) for way in (one_by_one, together, at_once)]
+    assert made[0] == made[1] == made[2]
 
 
 OPTIONS = {
@@ -109,79 +113,55 @@ def test_sgd_is_mxnets_own_with_its_multi_precision_bit_for_bit(dtypes, options)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_mxnets_operator_for_many_is_not_called_for_large_weights(dtype, monkeypatch):
     """It is slow for them on a CPU."""
-    sizes = []
-    for name in ("multi_sgd_mom_update", "multi_mp_sgd_mom_update"):
-        call = getattr(mx.optimizer.optimizer, name)
+    sizes, call = [], mx.optimizer.optimizer.multi_sgd_mom_update
 
-        def spy(*inputs, call=call, **options):
-            sizes.extend(array.size for array in inputs)
-            return call(*inputs, **options)
+    def spy(*inputs, **options):
+        sizes.extend(array.size for array in inputs)
+        return call(*inputs, **options)
 
-        monkeypatch.setattr(mx.optimizer.optimizer, name, spy)
+    monkeypatch.setattr(mx.optimizer.optimizer, "multi_sgd_mom_update", spy)
     train(together, MultiPrecision(make("sgd")), [dtype] * 5)
     assert sizes and max(sizes) <= module._SMALL < max(np.prod(shape) for shape in SHAPES)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_more_weights_than_a_launch_takes(dtype, device):
-    made = []
-    for way in (one_by_one, together):
-        weights = [low(np.full((k % 7 + 1,), k / 7), dtype) for k in range(130)]
-        updater = mx.optimizer.get_updater(MultiPrecision(make("sgd", learning_rate=0.1)))
-        for _ in range(2):
-            way(updater, [weight * 0 + 1 for weight in weights], weights)
-        made.append(freeze([weights, [updater.states[k] for k in range(130)]]))
-    assert made[0] == made[1]
-
-
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_each_context_has_its_own_weights_updated(name, monkeypatch):
+def test_each_context_has_its_own_weights_updated(name, gpu):
     """As with the group2ctxs of a Module: an updater's weights need not lie on one context."""
-    monkeypatch.setattr("mxmp.train.masters.on_gpu", lambda array: True)
-    made = []
-    for moved in ((), (1, 3)):
-        updater, weights = mx.optimizer.get_updater(MultiPrecision(make(name))), values(0, MIXED)
-        for k in moved:
-            weights[k] = weights[k].as_in_context(mx.cpu(1))
-        for step in range(2):
-            grads = [g.as_in_context(w.ctx) for g, w in zip(values(step + 1, MIXED), weights)]
-            together(updater, grads, weights)
-        states = [updater.states[k] for k in range(len(weights))]
-        assert states[3].master.ctx == weights[3].ctx
-        made.append(freeze([weights, states]))
-    assert made[0] == made[1]
+    whole, parted = (train(together, MultiPrecision(make(name)), moved=moved) for moved in ((), (1, 3)))
+    assert whole[:2] == parted[:2]  # the counts are of one context
 
 
-def test_weights_of_a_gpu_go_in_parts_of_bounded_size(monkeypatch):
+def test_weights_of_a_gpu_go_in_parts_of_bounded_size(gpu, monkeypatch):
     """The float32 copies of gradients are transient; a step has few at a time."""
-    sizes = []
-    monkeypatch.setattr("mxmp.train.masters.on_gpu", lambda array: True)
+    sizes, widen = [], arrays.widen
     monkeypatch.setattr("mxmp.train.masters.MOST_ELEMENTS", 20)
-    widen = arrays.widen
     monkeypatch.setattr("mxmp.train.masters.widen", lambda a: sizes.append(sum(x.size for x in a)) or widen(a))
     train(together, MultiPrecision(make("adam")), ["float16"] * 5, steps=1)
     assert [size for size in sizes if size] == [12, 4200, 20, 4097]
 
 
-@pytest.mark.parametrize("masters", [True, False])
-def test_the_flag_tells_whether_weights_are_their_masters_rounded(masters):
-    updater, weights = mx.optimizer.get_updater(MultiPrecision(make("sgd"), masters)), values(0, MIXED)
-    pairs = [(updater, [Update(k, weight, weight) for k, weight in enumerate(weights)])]
-    assert masters_flag(pairs) is None  # before the first update
-    together(updater, values(1, MIXED), weights)
-    if masters:
-        assert masters_flag(pairs).asscalar() == 1
-        weights[3][1, 1] = 7
+def test_the_flag_tells_whether_weights_are_their_masters_rounded():
+    for masters in (False, True):
+        updater, weights = updater_of(make("sgd"), masters), values(0)
+        weights[0][0, 1] = np.nan
+        pairs = [(updater, [Update(k, weight, weight) for k, weight in enumerate(weights)])]
+        assert masters_flag(pairs) is None  # before the first update
+        together(updater, values(1), weights)
+        assert (masters_flag(pairs) is not None) is masters
+    assert masters_flag(pairs).asscalar() == 1
+    for index in ((0, 0), (-1, -1)):
+        before = weights[3].copy()
+        weights[3][index] = 7
         assert masters_flag(pairs).asscalar() == 0
-    else:
-        assert masters_flag(pairs) is None
+        weights[3][:] = before
+    assert masters_flag(pairs).asscalar() == 1
 
 
 @pytest.mark.parametrize("steps", [1, 9, 10])
 def test_an_updater_of_mxnet_sees_a_write_to_a_parameter_within_ten_updates_and_undoes_it_later(steps):
     param = mx.gluon.Parameter("w", shape=(3,), dtype="float16")
     param.initialize(mx.init.One())
-    updater = mx.optimizer.get_updater(MultiPrecision(mx.optimizer.SGD(learning_rate=0, param_dict={0: param})))
+    updater = updater_of(mx.optimizer.SGD(learning_rate=0, param_dict={0: param}))
     for _ in range(steps):
         updater(0, mx.nd.ones(3), param.data())
     param.data()[:] = 3
@@ -196,12 +176,11 @@ def test_an_updater_of_mxnet_sees_a_write_to_a_parameter_within_ten_updates_and_
 @pytest.mark.parametrize("steps", [1, 11])
 def test_an_updater_of_mxnet_takes_over_what_is_written_to_an_array(steps):
     """Which has no set_data to say so; elements that were not written to keep their exact values."""
-    weights, updater = values(0, MIXED), mx.optimizer.get_updater(MultiPrecision(mx.optimizer.SGD(learning_rate=1e-4)))
+    weights, updater = values(0), updater_of(mx.optimizer.SGD(learning_rate=1e-4))
     for step in range(steps):
-        one_by_one(updater, values(step, MIXED), weights)
+        one_by_one(updater, values(step), weights)
     exact = updater.states[0].master.asnumpy()
     weights[0][0] = exact[0] = 3
-    grads = [mx.nd.zeros(each.shape) for each in weights]
     with mx.autograd.record():
-        one_by_one(updater, grads, weights)
+        one_by_one(updater, [weight * 0 for weight in weights], weights)
     np.testing.assert_array_equal(updater.states[0].master.asnumpy(), exact)
