@@ -7,15 +7,17 @@ import functools
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
-from mxnet.gluon import nn
+from mxnet.gluon import nn, rnn
 
 import mxmp
 from mxmp import Policy
 from mxmp.errors import (
+    CheckpointError,
     ConvertError,
     DtypeError,
     InferenceError,
     LossScaleError,
+    ParamsError,
     PolicyError,
     TrainerError,
 )
@@ -29,6 +31,7 @@ from mxmp.gluon import (
     convert,
     exact_value,
     export,
+    freeze,
     precision,
     report,
     restore,
@@ -43,10 +46,13 @@ X = mx.nd.ones((2, 3))
 ONE = mx.nd.ones((1,))
 
 
-def dense(**options):
-    net = nn.Dense(2, in_units=3, prefix="net_", **options)
+def initialized(net):
     net.initialize()
     return net
+
+
+def dense(**options):
+    return initialized(nn.Dense(2, in_units=3, prefix="net_", **options))
 
 
 def stack(*blocks, kind=nn.HybridSequential):
@@ -79,9 +85,7 @@ def trainer_of(*args, **options):
 
 
 def sparse():
-    net = nn.Embedding(5, 3, sparse_grad=True, prefix="net_")
-    net.initialize()
-    return Trainer(net, "sgd", loss_scale=8)
+    return Trainer(initialized(nn.Embedding(5, 3, sparse_grad=True, prefix="net_")), "sgd", loss_scale=8)
 
 
 def num_losses(count, loss_id):
@@ -129,6 +133,7 @@ def low_region():
         net(X)
 
 
+SYMBOL = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="net_fwd")
 CONVERSIONS = {
     "convert: no block": (lambda: convert("net", "O1"), ConvertError, "expected a Gluon block, found str."),
     "convert: no graph": (lambda: convert(gluon.Block(prefix="net_"), "O1"), ConvertError,
@@ -306,6 +311,82 @@ CONVERSIONS = {
         "Policy.parse('O1')."
     ),
 }  # fmt: skip
+NOTHING_TO_FREEZE = (
+    "expected a HybridBlock, a model (symbol, arg_params, aux_params), the prefix of a checkpoint, or the paths of its "
+    "two files."
+)
+NO_VALUE = (
+    "block 'net': parameter 'net_weight' has no value yet; initialize or load it, and run one batch if its shape "
+    "follows from the input's."
+)
+INFERENCE = {
+    "freeze: a number": (lambda: freeze(3), ConvertError, f"freeze: found a int; {NOTHING_TO_FREEZE}"),
+    "freeze: a symbol": (lambda: freeze(SYMBOL), ConvertError, f"freeze: found a Symbol; {NOTHING_TO_FREEZE}"),
+    "freeze: half a model": (lambda: freeze((SYMBOL, {})), ConvertError,
+        f"freeze: found a tuple of 2; {NOTHING_TO_FREEZE}"
+    ),
+    "freeze: no symbol": (lambda: freeze(("a", {}, {})), ConvertError, "sym is a str; expected a Symbol."),
+    "freeze: a model without values": (lambda: freeze((SYMBOL, {}, {})), ParamsError,
+        "arg_params lacks 'net_fwd_weight', 'net_fwd_bias', which the symbol has; it is empty."
+    ),
+    "freeze: no file": (lambda: freeze("nowhere"), CheckpointError, "nowhere-symbol.json: there is no such file."),
+    "freeze: no graph": (lambda: freeze(stack(dense(), kind=nn.Sequential)), ConvertError,
+        "block 'net' (Sequential) has no graph of its own; freeze the blocks in it: net."
+    ),
+    "freeze: no block with a graph": (lambda: freeze(nn.Sequential(prefix="net_")), ConvertError,
+        "block 'net' (Sequential) holds no HybridBlock, so there is no graph to convert."
+    ),
+    "freeze: no value": (lambda: freeze(nn.Dense(2, prefix="net_")), ConvertError, NO_VALUE),
+    "freeze: no shape": (lambda: freeze(initialized(nn.Dense(2, prefix="net_"))), ConvertError, NO_VALUE),
+    "freeze: not called": (lambda: freeze(Untraceable(prefix="net_")), ConvertError,
+        "block 'net' (Untraceable) cannot be traced before its first call; convert or hybridize it, and run one batch."
+    ),
+    "freeze: no states": (lambda: freeze(initialized(rnn.LSTM(3, input_size=2, prefix="net_"))), ConvertError,
+        "block 'net' (LSTM) cannot be traced before its first call; convert or hybridize it, and run one batch."
+    ),
+    "freeze: no GPU": (lambda: freeze(dense(), ctx=mx.gpu(7)), ConvertError,
+        "freeze: ctx is gpu(7), but MXNet finds ... GPUs here."
+    ),
+    "freeze: context": (lambda: freeze(dense(), ctx="gpu"), ConvertError,
+        "freeze: ctx is 'gpu'; expected a context, such as mx.cpu() or mx.gpu(0)."
+    ),
+    "freeze: policy": (lambda: freeze(dense(), "O7"), PolicyError,
+        "unknown policy 'O7'; the nearest are O3, O2, O1."
+    ),
+    "freeze: a field": (lambda: freeze(dense(), speed=1), PolicyError,
+        "unknown policy field 'speed'; the nearest are pure."
+    ),
+    "freeze: bfloat16 on a GPU": (lambda: freeze(dense(), "bf16", ctx=mx.gpu(0)), ConvertError,
+        "block 'net': policy 'param=float32,compute=bfloat16,output=float32' uses bfloat16 on gpu(0), but MXNet 1.9.1 "
+        "has no bfloat16 kernels for GPUs. Take a float16 policy there, such as 'O1', or run on a CPU."
+    ),
+    "freeze: an input": (lambda: freeze(dense(), shapes={"date": (1,)}), ConvertError,
+        "shapes: the symbol has no variable 'date'; the nearest are data."
+    ),
+    "freeze: a shape": (lambda: freeze(dense(), shapes={"data": (1, 4)}), InferenceError,
+        "block 'net': node 'net_fwd': MXNet cannot infer its shapes: Shape inconsistent, Provided = [2,3], inferred "
+        "shape=(2,4)"
+    ),
+    "freeze: a pattern": (lambda: freeze(dense(), "O2,name:nothing=float32"), PolicyError,
+        "names: 'nothing' matches no node; expected one of net_fwd."
+    ),
+    "freeze: a pattern of an option": (lambda: freeze(dense(), names={"nothing": "float32"}), PolicyError,
+        "names: 'nothing' matches no node; expected one of net_fwd."
+    ),
+    "export for inference: no folder": (
+        lambda: export(dense(), "missing/net", for_inference=True),
+        ConvertError,
+        "export: path='missing/net': there is no folder ...missing; make it first.",
+    ),
+    "export for inference: no graph": (
+        lambda: export(stack(dense(), kind=nn.Sequential), "net", for_inference=True),
+        ConvertError,
+        "block 'net' (Sequential) has no graph of its own; freeze the blocks in it: net.",
+    ),
+    "export for inference: no value": (
+        lambda: export(nn.Dense(2, prefix="net_"), "net", for_inference=True), ConvertError, NO_VALUE
+    ),
+}  # fmt: skip
 TRAINERS = {
     "no parameters": (lambda: Trainer([], "sgd"), TrainerError,
         "there are no parameters to train; is the net empty?"
@@ -463,6 +544,6 @@ TRAINERS = {
 }  # fmt: skip
 
 
-@messages.each({**CONVERSIONS, **TRAINERS})
+@messages.each({**CONVERSIONS, **INFERENCE, **TRAINERS})
 def test_messages(call, error, text, tmp_path):
     messages.check(call, error, text, tmp_path)
