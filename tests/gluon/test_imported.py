@@ -62,31 +62,24 @@ def of(net):
 
 @pytest.mark.parametrize("policy", ["float32", *MIXED])
 @pytest.mark.parametrize("written", EXPORTED)
-def test_an_imported_net_gives_what_the_exported_one_gives_under_any_policy(written, policy, tmp_path):
-    block = convert(imported(exported(tmp_path, written)), policy)
-    np.testing.assert_array_equal(of(block), of(convert(rounded(written), policy)))
-
-
-@pytest.mark.parametrize("policy", ["float32", *MIXED])
-@pytest.mark.parametrize("written", EXPORTED)
-def test_an_imported_net_trains_and_saves_as_the_exported_one(written, policy, tmp_path):
-    block = trained(convert(imported(exported(tmp_path, written)), policy))
-    net = trained(convert(rounded(written), policy))
+def test_an_imported_net_computes_trains_and_saves_as_the_exported_one(written, policy, tmp_path):
+    block, net = convert(imported(exported(tmp_path, written)), policy), convert(rounded(written), policy)
     np.testing.assert_array_equal(of(block), of(net))
-    found, expected = saved(block, tmp_path), dict(restore(net).collect_params().items())
-    assert {array.dtype for array in found.values()} == {np.float32}
-    assert len(found) == len(expected)
-    for param, value in zip(sorted(expected), (found[name] for name in sorted(found))):
-        np.testing.assert_array_equal(value.asnumpy(), expected[param].data().asnumpy())
+    np.testing.assert_array_equal(of(trained(block)), of(trained(net)))
+    arrays, expected = saved(block, tmp_path), dict(restore(net).collect_params().items())
+    assert {array.dtype for array in arrays.values()} == {np.float32} and len(arrays) == len(expected)
+    for (_, array), (_, param) in zip(sorted(arrays.items()), sorted(expected.items())):
+        np.testing.assert_array_equal(array.asnumpy(), param.data().asnumpy())
+    np.testing.assert_array_equal(of(restore(block)), of(net))
 
 
 @pytest.mark.parametrize("written", ["O2", "O3"])
-def test_steps_below_a_float16_ulp_add_up_in_an_imported_net(written, tmp_path):
+def test_steps_below_a_float16_ulp_add_up_and_stay_under_another_policy(written, tmp_path):
     block = convert(imported(exported(tmp_path, written)), "O2")
-    before = saved(block, tmp_path)
-    after = saved(trained(block, steps=1, rate=1e-6), tmp_path)
-    moved = [name for name in after if (after[name] != before[name]).sum().asscalar()]
-    assert any(name.endswith("weight") for name in moved)
+    before, after = saved(block, tmp_path), saved(trained(block, steps=1, rate=1e-6), tmp_path)
+    assert any((after[name] != before[name]).sum().asscalar() for name in after if name.endswith("weight"))
+    for name, value in saved(convert(block, "O1"), tmp_path).items():
+        np.testing.assert_array_equal(value.asnumpy(), after[name].asnumpy())
 
 
 @pytest.mark.parametrize("policy", ["float32", *MIXED])
@@ -106,71 +99,47 @@ def test_an_imported_net_is_folded(written, tmp_path):
     np.testing.assert_allclose(of(convert(folded, "O1")), of(make()), atol=5e-3)
 
 
-@pytest.mark.parametrize("policy", MIXED)
-@pytest.mark.parametrize("written", ["O1", "O2"])
-def test_restore_gives_the_float32_net_that_was_exported(written, policy, tmp_path):
-    block = trained(convert(imported(exported(tmp_path, written)), policy))
-    net = trained(convert(rounded(written), policy))
-    np.testing.assert_array_equal(of(restore(block)), of(restore(net)))
-
-
-def test_another_policy_keeps_what_was_trained(tmp_path):
-    block = trained(convert(imported(exported(tmp_path, "O2")), "O2"), rate=1e-5)
-    before = saved(block, tmp_path)
-    after = saved(convert(block, "O1"), tmp_path)
-    for name, value in before.items():
-        np.testing.assert_array_equal(after[name].asnumpy(), value.asnumpy())
-
-
 @pytest.mark.parametrize("policy", ["float32", *MIXED])
 def test_an_imported_net_within_another(policy, tmp_path):
-    outer = nn.HybridSequential()
-    outer.add(imported(exported(tmp_path, "O2")), nn.Dense(2, in_units=5))
-    outer[1].initialize(mx.init.One())
-    expected = rounded("O2")
-    plain = nn.HybridSequential()
-    plain.add(expected, nn.Dense(2, in_units=5))
-    plain[1].initialize(mx.init.One())
-    found, wanted = trained(convert(outer, policy)), trained(convert(plain, policy))
-    np.testing.assert_array_equal(of(found), of(wanted))
-    np.testing.assert_array_equal(of(restore(found)), of(restore(wanted)))
+    nets = []
+    for part in (imported(exported(tmp_path, "O2")), rounded("O2")):
+        net = nn.HybridSequential()
+        net.add(part, nn.Dense(2, in_units=5))
+        net[1].initialize(mx.init.One())
+        nets.append(trained(convert(net, policy)))
+    np.testing.assert_array_equal(*map(of, nets))
+    np.testing.assert_array_equal(*(of(restore(net)) for net in nets))
 
 
 @pytest.mark.parametrize("source", ["current", "saved"])
 @pytest.mark.parametrize("policy", MIXED)
 def test_parameters_of_an_exported_net_are_loaded_into_a_converted_one(policy, source, tmp_path):
-    files = exported(tmp_path, "O2")
-    net = convert(make("other_"), policy)
-    of(net)
-    mx.nd.save(files[1], {name.split("net_")[1]: value for name, value in mx.nd.load(files[1]).items()})
-    net.load_parameters(files[1], cast_dtype=True, dtype_source=source)
-    np.testing.assert_array_equal(of(trained(net)), of(trained(convert(rounded("O2"), policy))))
-    assert {array.dtype for array in saved(net, tmp_path).values()} == {np.float32}
-
-
-@pytest.mark.parametrize("policy", MIXED)
-def test_parameters_are_loaded_into_an_imported_graph_that_is_converted(policy, tmp_path):
     symbol, params = exported(tmp_path, "O2")
-    block = convert(gluon.SymbolBlock(mx.sym.load(symbol), mx.sym.var("data")), policy)
-    block.load_parameters(params, ctx=mx.cpu(), cast_dtype=True, dtype_source="saved")
-    np.testing.assert_array_equal(of(block), of(convert(rounded("O2"), policy)))
+    net, block = convert(make("other_"), policy), gluon.SymbolBlock(mx.sym.load(symbol), mx.sym.var("data"))
+    of(net)
+    convert(block, policy).load_parameters(params, ctx=mx.cpu(), cast_dtype=True, dtype_source="saved")
+    mx.nd.save(params, {name.split("net_")[1]: value for name, value in mx.nd.load(params).items()})
+    net.load_parameters(params, cast_dtype=True, dtype_source=source)
+    expected = convert(rounded("O2"), policy)
+    np.testing.assert_array_equal(of(block), of(expected))
+    np.testing.assert_array_equal(of(trained(net)), of(trained(expected)))
+    assert {array.dtype for array in saved(net, tmp_path).values()} == {np.float32}
 
 
 def test_an_imported_net_is_compared_and_left_as_it_was(tmp_path):
     block = imported(exported(tmp_path, "O2"))
     params = {name: param.data() for name, param in block.collect_params().items()}
-    found, expected = (compare(net, [X], "O1") for net in (block, rounded("O2")))
-    assert [vars(row) for row in found.rows] == [vars(row) for row in expected.rows]
+    ours, theirs = (compare(net, [X], "O1") for net in (block, rounded("O2")))
+    assert [vars(row) for row in ours.rows] == [vars(row) for row in theirs.rows]
     assert all(block.collect_params()[name].data() is array for name, array in params.items())
 
 
 class Sized(gluon.HybridBlock):
     """Its inputs cannot be guessed, so that it is converted at its first call."""
 
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.dense = nn.Dense(3, in_units=4)
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, in_units=4)
 
     def hybrid_forward(self, F, pair):
         return self.dense(pair[0]) + pair[1]
@@ -178,13 +147,10 @@ class Sized(gluon.HybridBlock):
 
 @pytest.mark.parametrize("policy", MIXED)
 def test_parameters_are_loaded_into_a_net_whose_inputs_are_not_known(policy, tmp_path):
-    net = Sized(prefix="net_")
+    net, inputs, file = Sized(), [mx.nd.ones((2, 4)), mx.nd.ones((2, 3))], str(tmp_path / "low.params")
     net.initialize()
-    net = convert(net, policy)
-    inputs = [mx.nd.ones((2, 4)), mx.nd.ones((2, 3))]
-    file = str(tmp_path / "low.params")
-    low = {"dense.weight": mx.nd.ones((3, 4)).astype("float16"), "dense.bias": mx.nd.ones(3).astype("float16")}
-    mx.nd.save(file, low)
+    convert(net, policy)
+    mx.nd.save(file, {f"dense.{name}": mx.nd.ones(shape, dtype="float16") for name, shape in [("weight", (3, 4)), ("bias", 3)]})
     for _ in range(2):  # before its first call, and after it
         net.load_parameters(file, cast_dtype=True, dtype_source="saved")
         assert (net(inputs).asnumpy() == 6).all()

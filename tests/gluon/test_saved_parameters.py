@@ -9,8 +9,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
+from mxnet.gluon import nn, rnn
 
+from mxmp.dtypes import canonical
 from mxmp.gluon import Trainer, convert, restore
 
 STORED_LOW = ["O2", pytest.param("param=bfloat16,compute=bfloat16", marks=pytest.mark.bfloat16)]
@@ -129,11 +130,18 @@ def test_masters_follow_what_is_loaded(policy, steps, tmp_path):
         np.testing.assert_array_equal(values(net)[name], values(other)[name])
 
 
-def test_a_bfloat16_value_is_rounded_to_nearest_even():
-    net = make("param=bfloat16,compute=bfloat16")
-    net[2].weight.set_data(mx.nd.full((5, 48), 1 + 3 * 2.0**-8))  # half way, to the even neighbour above
-    stored = mx.nd.amp_cast(net[2].weight.data(), dtype="float32").asnumpy()
-    assert (stored == 1 + 2.0**-6).all()
+@pytest.mark.parametrize("dtype, half_ulp", [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
+def test_values_are_rounded_to_nearest_even_and_gradients_have_their_dtype(dtype, half_ulp):
+    net = make(f"param={dtype},compute={dtype}")
+    weight = net[2].weight
+    weight.set_data(mx.nd.full((5, 48), 1 + 3 * half_ulp))  # half way, to the even neighbour above
+    with autograd.record():
+        stored = mx.nd.amp_cast(weight.data(), dtype="float32")
+        (3 * stored).backward()
+    assert (stored.asnumpy() == 1 + 4 * half_ulp).all()
+    assert (mx.nd.amp_cast(weight.grad(), dtype="float32").asnumpy() == 3).all()
+    assert {canonical(each.dtype) for each in (weight, weight.data(), weight.grad())} == {dtype}
+    assert all(master.grad is None for master in weight._mxmp_masters.values())  # no memory for it
 
 
 @pytest.mark.parametrize("policy", STORED_LOW)
@@ -144,7 +152,16 @@ def test_restore_gives_the_masters(policy):
     restore(net)
     assert_equal(values(net), expected)
     assert type(net[2].weight) is gluon.Parameter and not net[2].weight._mxmp_masters
-    assert net[2].weight.data().dtype == np.float32
+    assert net[2].weight.data().dtype == net[2].weight.dtype == np.float32 and net[2].weight.dtype == "float32"
+
+
+@pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU, rnn.RNN])
+def test_weights_of_recurrent_layers_are_stored_low(layer):
+    """The RNN operator reads them reshaped and concatenated, in low precision alone."""
+    net = layer(4, num_layers=2, bidirectional=True, input_size=3)
+    net.initialize()
+    convert(net, "O2,op:RNN=float16")(mx.nd.ones((5, 2, 3)))
+    assert {canonical(param.data().dtype) for param in net.collect_params().values()} == {"float16"}
 
 
 @pytest.mark.behaviour("saved parameters")
