@@ -71,10 +71,10 @@ ACTIONS = {
     "convert, an error": (lambda net: None, lambda net, _: convert(net, "O2"), MemoryError, 11, 200),
     "convert to another policy": (low, lambda net, _: convert(net, "O1"), KeyboardInterrupt, 13, 200),
     "convert with a policy within": (lambda net: set_policy(net[2], "float32"), lambda net, _: convert(net, "O2"), KeyboardInterrupt, 11, 200),
-    "the first call": (low, lambda net, _: net(X), KeyboardInterrupt, 5, 20),
+    "the first call": (low, lambda net, _: net(X), KeyboardInterrupt, 11, 20),
     "restore": (low_and_called, lambda net, _: restore(net), KeyboardInterrupt, 7, 50),
     "restore before a call": (low, lambda net, _: restore(net), KeyboardInterrupt, 5, 50),
-    "export": (low_and_called, lambda net, path: export(net, path), KeyboardInterrupt, 3, 20),
+    "export": (low_and_called, lambda net, path: export(net, path), KeyboardInterrupt, 7, 20),
 }
 
 
