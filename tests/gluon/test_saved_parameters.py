@@ -13,42 +13,10 @@ from mxnet.gluon import nn, rnn
 
 from mxmp.dtypes import canonical
 from mxmp.gluon import Trainer, convert, restore
+from tests.gluon.nets import X, cnn, exact, started, step, train
 
 STORED_LOW = ["O2", pytest.param("param=bfloat16,compute=bfloat16", marks=pytest.mark.bfloat16)]
 LEVELS = ["O0", "O1", *STORED_LOW, "O3"]
-IMAGES = mx.nd.array(np.random.RandomState(0).rand(4, 2, 6, 6))
-
-
-def make(policy=None, contexts=None):
-    """Return a net with the same names and the same values every time."""
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Conv2D(3, 3, in_channels=2), nn.BatchNorm(in_channels=3), nn.Dense(5, in_units=48))
-    mx.random.seed(1)
-    net.initialize(mx.init.Xavier(), ctx=contexts)
-    if policy is not None:
-        convert(net, policy)
-    return net
-
-
-def values(net):
-    return {name: param._reduce().asnumpy() for name, param in net._collect_params_with_prefix().items()}
-
-
-def train(net, steps=3, lr=1e-3):
-    trainer = Trainer(net.collect_params(), "adam", {"learning_rate": lr}, loss_scale=1024)
-    for _ in range(steps):
-        step(net, trainer)
-    return trainer
-
-
-def step(net, trainer):
-    contexts = net[2].weight.list_ctx()
-    with autograd.record():
-        losses = [mx.nd.square(net(IMAGES.as_in_context(ctx)) - 1).mean() for ctx in contexts]
-        with trainer.scale_loss(losses) as scaled:
-            autograd.backward(scaled)
-    assert trainer.step(1)
 
 
 def assert_equal(arrays, expected):
@@ -60,21 +28,21 @@ def assert_equal(arrays, expected):
 @pytest.mark.behaviour("saved parameters")
 @pytest.mark.parametrize("policy", LEVELS)
 def test_a_net_that_was_never_trained_is_saved_as_it_was(policy, tmp_path):
-    make(policy).save_parameters(str(tmp_path / "net"))
+    cnn(policy).save_parameters(str(tmp_path / "net"))
     saved = mx.nd.load(str(tmp_path / "net"))
-    assert_equal({name: array.asnumpy() for name, array in saved.items()}, values(make()))
+    assert_equal({name: array.asnumpy() for name, array in saved.items()}, exact(cnn()))
 
 
 def reset(net):
-    expected = values(net)
+    expected = exact(net)
     net.collect_params().reset_ctx(mx.cpu(1))
-    assert net[2].weight.data().dtype == np.float16
-    assert_equal(values(net), expected)
+    assert net[3].weight.data().dtype == np.float16
+    assert_equal(exact(net), expected)
 
 
 def convert_anew(net):
     restore(net)
-    net[2].weight.initialize(mx.init.Xavier(), force_reinit=True)
+    net[3].weight.initialize(mx.init.Xavier(), force_reinit=True)
     convert(net, "O2")
 
 
@@ -90,7 +58,7 @@ def convert_anew(net):
     ],
 )
 def test_what_is_saved_are_the_masters_whatever_came_between(policy, contexts, change, tmp_path):
-    net = make(policy, [mx.cpu(index) for index in range(contexts)])
+    net = cnn(policy, ctx=[mx.cpu(index) for index in range(contexts)])
     trainer = train(net)
     if change:
         change(net)
@@ -107,34 +75,34 @@ def test_what_is_saved_are_the_masters_whatever_came_between(policy, contexts, c
 @pytest.mark.parametrize("before", [True, False], ids=["before conversion", "after conversion"])
 @pytest.mark.parametrize("policy", LEVELS)
 def test_a_float32_checkpoint_loads_at_any_level(policy, before, tmp_path):
-    plain = make()
+    plain = cnn()
     train(plain)
     plain.save_parameters(str(tmp_path / "net"))
-    net = make(None if before else policy)
+    net = cnn(None if before else policy)
     net.load_parameters(str(tmp_path / "net"))
     convert(net, policy)
-    assert_equal(values(net), values(plain))
-    np.testing.assert_array_equal(net(IMAGES).asnumpy(), convert(plain, policy)(IMAGES).asnumpy())
+    assert_equal(exact(net), exact(plain))
+    np.testing.assert_array_equal(net(X).asnumpy(), convert(plain, policy)(X).asnumpy())
 
 
 @pytest.mark.parametrize("steps", [0, 2], ids=["before training", "in mid-training"])
 @pytest.mark.parametrize("policy", STORED_LOW)
 def test_masters_follow_what_is_loaded(policy, steps, tmp_path):
-    other, net = make(), make(policy)
+    other, net = cnn(), cnn(policy)
     train(other)
     other.save_parameters(str(tmp_path / "net"))
-    trainer = train(net, steps, lr=0.0)
+    trainer = train(net, steps, rate=0.0)
     net.load_parameters(str(tmp_path / "net"))
     step(net, trainer)
-    for name in ("0.weight", "2.weight"):
-        np.testing.assert_array_equal(values(net)[name], values(other)[name])
+    for name in ("0.weight", "3.weight"):
+        np.testing.assert_array_equal(exact(net)[name], exact(other)[name])
 
 
 @pytest.mark.parametrize("dtype, half_ulp", [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
 def test_values_are_rounded_to_nearest_even_and_gradients_have_their_dtype(dtype, half_ulp):
-    net = make(f"param={dtype},compute={dtype}")
-    weight = net[2].weight
-    weight.set_data(mx.nd.full((5, 48), 1 + 3 * half_ulp))  # half way, to the even neighbour above
+    net = cnn(f"param={dtype},compute={dtype}")
+    weight = net[3].weight
+    weight.set_data(mx.nd.full((5, 64), 1 + 3 * half_ulp))  # half way, to the even neighbour above
     with autograd.record():
         stored = mx.nd.amp_cast(weight.data(), dtype="float32")
         (3 * stored).backward()
@@ -146,38 +114,37 @@ def test_values_are_rounded_to_nearest_even_and_gradients_have_their_dtype(dtype
 
 @pytest.mark.parametrize("policy", STORED_LOW)
 def test_restore_gives_the_masters(policy):
-    net = make(policy)
+    net = cnn(policy)
     train(net)
-    expected = values(net)
+    expected = exact(net)
     restore(net)
-    assert_equal(values(net), expected)
-    assert type(net[2].weight) is gluon.Parameter and not net[2].weight._mxmp_masters
-    assert net[2].weight.data().dtype == net[2].weight.dtype == np.float32 and net[2].weight.dtype == "float32"
+    assert_equal(exact(net), expected)
+    assert type(net[3].weight) is gluon.Parameter and not net[3].weight._mxmp_masters
+    assert net[3].weight.data().dtype == net[3].weight.dtype == np.float32 and net[3].weight.dtype == "float32"
 
 
 @pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU, rnn.RNN])
 def test_weights_of_recurrent_layers_are_stored_low(layer):
     """The RNN operator reads them reshaped and concatenated, in low precision alone."""
-    net = layer(4, num_layers=2, bidirectional=True, input_size=3)
-    net.initialize()
+    net = started(layer(4, num_layers=2, bidirectional=True, input_size=3))
     convert(net, "O2,op:RNN=float16")(mx.nd.ones((5, 2, 3)))
     assert {canonical(param.data().dtype) for param in net.collect_params().values()} == {"float16"}
 
 
 @pytest.mark.behaviour("saved parameters")
 def test_training_goes_on_from_what_was_saved_bit_for_bit(tmp_path):
-    net, resumed = make("O2"), make("O2")
+    net, resumed = cnn("O2"), cnn("O2")
     train(net)
     net.save_parameters(str(tmp_path / "net"))
     resumed.load_parameters(str(tmp_path / "net"))
     for each in (net, resumed):
         train(each)  # a new trainer: Adam starts anew, the masters go on
-    assert_equal(values(resumed), values(net))
+    assert_equal(exact(resumed), exact(net))
 
 
 def test_two_trainers_of_the_same_parameters_share_masters_after_a_resume(tmp_path):
     def begin():
-        net = make("O2")
+        net = cnn("O2")
         return net, [train(net, steps=0), train(net, steps=0)]
 
     (net, trainers), (resumed, theirs) = begin(), begin()
@@ -191,7 +158,7 @@ def test_two_trainers_of_the_same_parameters_share_masters_after_a_resume(tmp_pa
     for trainer, other in zip(trainers, theirs):
         step(net, trainer)
         step(resumed, other)
-    assert_equal(values(resumed), values(net))
+    assert_equal(exact(resumed), exact(net))
 
 
 class Answering(gluon.Parameter):
@@ -201,41 +168,143 @@ class Answering(gluon.Parameter):
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda weight: pickle.loads(pickle.dumps(weight))])
 def test_a_parameter_of_any_class_stays_one_and_can_be_copied_and_pickled(duplicate):
-    net = make()
-    net[2].weight.__class__ = Answering
+    net = cnn()
+    net[3].weight.__class__ = Answering
     convert(net, "O2")
-    before, twin = values(net)["2.weight"], duplicate(net[2].weight)
-    assert isinstance(net[2].weight, Answering) and twin.answer() == 42 and twin.data().dtype == np.float16
+    before, twin = exact(net)["3.weight"], duplicate(net[3].weight)
+    assert isinstance(net[3].weight, Answering) and twin.answer() == 42 and twin.data().dtype == np.float16
     np.testing.assert_array_equal(twin._reduce().asnumpy(), before)
-    twin.set_data(mx.nd.zeros((5, 48)))
+    twin.set_data(mx.nd.zeros((5, 64)))
     assert not twin._reduce().asnumpy().any()
-    np.testing.assert_array_equal(values(restore(net))["2.weight"], before)
-    assert type(net[2].weight) is Answering
+    np.testing.assert_array_equal(exact(restore(net))["3.weight"], before)
+    assert type(net[3].weight) is Answering
 
 
 def test_loading_a_wrong_shape_changes_nothing(tmp_path):
-    net = make("O2")
-    expected = values(net)
+    net = cnn("O2")
+    expected = exact(net)
     mx.nd.save(str(tmp_path / "net"), {name: mx.nd.zeros((7, 7)) for name in expected})
     with pytest.raises(AssertionError, match="shape"):
         net.load_parameters(str(tmp_path / "net"))
-    assert_equal(values(net), expected)
+    assert_equal(exact(net), expected)
 
 
 @pytest.mark.parametrize("policy", STORED_LOW)
-def test_initializing_again_gives_float32_values(policy):
-    plain, net = make(), make(policy)
+def test_initializing_again_gives_float32_exact(policy):
+    plain, net = cnn(), cnn(policy)
     for each in (plain, net):
         mx.random.seed(7)
-        each[2].weight.initialize(mx.init.Xavier(), force_reinit=True)
-    assert_equal(values(net), values(plain))
+        each[3].weight.initialize(mx.init.Xavier(), force_reinit=True)
+    assert_equal(exact(net), exact(plain))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_a_cast_starts_from_the_exact_value(dtype):
-    net = make("O2")
+    net = cnn("O2")
     train(net)
-    expected = values(net)["2.weight"]
-    net[2].weight.cast(dtype)
-    assert net[2].weight.data().dtype == np.dtype(dtype)
-    np.testing.assert_array_equal(net[2].weight._reduce().asnumpy(), expected)
+    expected = exact(net)["3.weight"]
+    net[3].weight.cast(dtype)
+    assert net[3].weight.data().dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(net[3].weight._reduce().asnumpy(), expected)
+
+
+# ---------------------------------------------------------------------- set_data, and the masters of what it sets
+
+RANDOM = np.random.RandomState(0)
+START = RANDOM.uniform(-1, 1, (4, 8)).astype("float32") * 0.1
+DATA = mx.nd.array(RANDOM.uniform(-1, 1, (16, 8)))
+CLIP = 0.0625  # which float16 has
+
+
+def dense(policy=None, ctx=None):
+    net = started(nn.Dense(4, in_units=8, use_bias=False, prefix="net_"), ctx)
+    net.weight.set_data(mx.nd.array(START))
+    return convert(net, policy) if policy else net
+
+
+def saved_weight(net, folder):
+    net.save_parameters(str(folder / "net.params"))
+    return mx.nd.load(str(folder / "net.params"))["weight"].asnumpy()
+
+
+def clip(weight):
+    weight.set_data(weight.data().clip(-CLIP, CLIP))
+
+
+def clip_by_numpy(weight):
+    weight.set_data(np.clip(weight.data().asnumpy(), -CLIP, CLIP))
+
+
+def max_norm(weight):
+    value = weight.data()
+    norms = (value.astype("float32") ** 2).sum(axis=1, keepdims=True).sqrt()
+    weight.set_data(value * mx.nd.minimum(1, 0.25 / norms).astype(value.dtype))
+
+
+def nothing(weight):
+    weight.set_data(weight.data())
+
+
+def constrained(net, constrain, steps, rate):
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": rate}, loss_scale=8)
+    for _ in range(steps):
+        step(net, trainer, DATA)
+        constrain(net.weight)
+
+
+@pytest.mark.parametrize("constrain", [nothing, clip, clip_by_numpy, max_norm])
+def test_small_steps_add_up_between_constraints(constrain, tmp_path):
+    """As in a critic of a WGAN: each step is far below half a unit in the last place of float16."""
+    plain, net = dense(), dense("O2")
+    for each in (plain, net):
+        constrained(each, constrain, steps=40, rate=1e-5)
+    moved, expected = saved_weight(net, tmp_path) - START, saved_weight(plain, tmp_path) - START
+    free = np.abs(START) < CLIP
+    np.testing.assert_allclose(moved[free], expected[free], rtol=0.02, atol=1e-7)
+    assert np.abs(expected[free]).max() > 1e-5
+    for each in (plain, net):  # with large steps the constraints hold
+        constrained(each, constrain, steps=10, rate=1.0)
+    np.testing.assert_allclose(saved_weight(net, tmp_path), saved_weight(plain, tmp_path), atol=2e-3)
+    if constrain in (clip, clip_by_numpy):
+        assert np.abs(saved_weight(net, tmp_path)).max() == np.abs(saved_weight(plain, tmp_path)).max() == CLIP
+
+
+@pytest.mark.parametrize("contexts", [None, [mx.cpu(0), mx.cpu(1)]], ids=["one context", "two"])
+def test_elements_that_differ_become_the_master(contexts, tmp_path):
+    net, expected = dense("O2", contexts), START.copy()
+    value = net.weight.list_data()[0].asnumpy()
+    value[1] = expected[1] = 3
+    net.weight.set_data(mx.nd.array(value, dtype="float16"))
+    np.testing.assert_array_equal(saved_weight(net, tmp_path), expected)
+    for array in net.weight.list_data():
+        np.testing.assert_array_equal(array.asnumpy(), expected.astype("float16"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "list"])
+def test_a_value_in_another_dtype_becomes_the_master(dtype, tmp_path):
+    net = dense("O2")
+    rounded = START.astype("float16").astype("float32")
+    net.weight.set_data(rounded.tolist() if dtype == "list" else mx.nd.array(rounded, dtype=dtype))
+    np.testing.assert_array_equal(saved_weight(net, tmp_path), rounded)
+    net.weight.set_data(mx.nd.array(START))
+    np.testing.assert_array_equal(saved_weight(net, tmp_path), START)
+
+
+@pytest.mark.parametrize("frozen_before", [True, False])
+def test_a_parameter_that_is_frozen_before_its_conversion_has_no_master(frozen_before, tmp_path):
+    net = dense()
+    if frozen_before:
+        net.weight.grad_req = "null"
+    convert(net, "O2")
+    net.weight.grad_req = "null"
+    net.weight.set_data(mx.nd.array(2 * START))
+    expected = START.astype("float16") * np.float16(2) if frozen_before else 2 * START
+    np.testing.assert_array_equal(saved_weight(net, tmp_path), expected)
+
+
+def test_what_is_set_is_what_restore_gives():
+    net = dense("O2")
+    clip(net.weight)
+    restore(net)
+    assert type(net.weight) is gluon.Parameter
+    np.testing.assert_array_equal(net.weight.data().asnumpy(), np.clip(START, -CLIP, CLIP))
