@@ -1,4 +1,4 @@
-"""``precision``: regions around calls and in hybrid_forward, nested, reused, as decorators."""
+"""``precision``: regions around calls and in hybrid_forward; ``set_policy``: blocks with a precision of their own."""
 
 from __future__ import annotations
 
@@ -15,19 +15,16 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.errors import ConvertError, PolicyError
-from mxmp.gluon import Trainer, convert, export, precision, report, restore
+from mxmp.gluon import convert, export, precision, report, restore, set_policy
+from mxmp.gluon.blocks import conversion_of
 from mxmp.gluon.regions import current_region
+from tests.gluon.nets import sequence, started
 
 X = mx.nd.array(np.random.RandomState(0).randn(4, 6))
 
 
-def mlp(**kwargs):
-    mx.random.seed(0)
-    net = nn.HybridSequential(**kwargs)
-    with net.name_scope():
-        net.add(nn.Dense(8, in_units=6, activation="tanh"), nn.Dense(3, in_units=8))
-    net.initialize(mx.init.Xavier())
-    return net
+def mlp():
+    return started(sequence(nn.Dense(8, in_units=6, activation="tanh"), nn.Dense(3, in_units=8)))
 
 
 def values(net, region=None):
@@ -37,7 +34,7 @@ def values(net, region=None):
         return net(X).asnumpy()
 
 
-def precisions(net):
+def dtypes(net):
     return [row.precision for row in report(net).rows]
 
 
@@ -61,9 +58,9 @@ def test_a_region_of_a_net_with_low_parameters(first):
     """The net's float16 parameters are read in float32 within the region."""
     net = convert(mlp(), "O2")
     values(net, first)
-    exact = mlp(prefix=net.prefix)
-    for name, param in exact.collect_params().items():
-        param.set_data(net.collect_params()[name].data().astype("float32"))
+    exact = mlp()
+    for param, low in zip(exact.collect_params().values(), net.collect_params().values()):
+        param.set_data(low.data().astype("float32"))
     assert not np.array_equal(values(net), values(exact))
     np.testing.assert_array_equal(values(net, "float32"), values(exact))
 
@@ -81,9 +78,7 @@ class Late(gluon.HybridBlock):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_the_first_call_of_all_may_be_in_a_region(recorded):
-    net = Late()
-    net.initialize()
-    convert(net, "O2")
+    net = convert(started(Late()), "O2")
     for _ in range(2):
         with precision("float32"), autograd.record() if recorded else autograd.pause():
             within = net([X]).asnumpy()
@@ -96,12 +91,8 @@ def test_the_first_call_of_all_may_be_in_a_region(recorded):
 @pytest.fixture
 def soft():
     """A net of which 'low' would store more parameters in float16 than the policy does."""
-    mx.random.seed(0)
-    net = nn.HybridSequential(prefix="net_")
     norm = nn.LayerNorm(in_channels=32, gamma_initializer=mx.init.Uniform(1))
-    net.add(nn.Dense(32, in_units=6), norm, nn.Dense(16, in_units=32))
-    net.initialize(mx.init.Xavier())
-    return convert(net, "O2")
+    return convert(started(sequence(nn.Dense(32, in_units=6), norm, nn.Dense(16, in_units=32))), "O2")
 
 
 def stored_as_the_policy_wants(net):
@@ -121,21 +112,6 @@ def test_a_low_region_changes_neither_storage_nor_export(soft, tmp_path):
     assert exported[0] == exported[1] and '"Cast"' in exported[0][0]
     assert stored_as_the_policy_wants(soft) and not np.array_equal(low, outside)
     np.testing.assert_array_equal(values(soft), outside)
-
-
-def test_an_existing_trainer_goes_on_after_a_low_region(soft):
-    """Losses in regions train too, and the trainer's optimizer keeps its states."""
-    trainer = Trainer(soft.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, loss_scale=8)
-    weights = soft.collect_params(".*weight").values()
-    for region in ("policy", "low", "policy"):
-        before = [param.data().asnumpy() for param in weights]
-        with autograd.record():
-            with precision(region):
-                loss = soft(X).square().mean()
-        with trainer.scale_loss(loss) as scaled:
-            scaled.backward()
-        assert trainer.step(1)
-        assert not any(np.array_equal(param.data().asnumpy(), value) for param, value in zip(weights, before))
 
 
 def test_one_record_may_hold_both_kinds_of_calls(soft):
@@ -176,8 +152,7 @@ class Fan(gluon.Block):
 
 
 def test_a_region_in_a_plain_block():
-    net = Fan()
-    net.initialize()
+    net = started(Fan())
     exact = [out.asnumpy() for out in net(X)]
     convert(net, "O1")
     assert [np.array_equal(out.asnumpy(), value) for out, value in zip(net(X), exact)] == [False, True]
@@ -203,7 +178,7 @@ def test_regions_nest_and_the_innermost_decides(outer, inner, expected):
 
     net = convert(Nested(), "O1")
     net(mx.nd.ones((2, 2)))
-    assert precisions(net) == expected
+    assert dtypes(net) == expected
 
 
 @pytest.mark.filterwarnings("ignore:precision:UserWarning")
@@ -302,10 +277,8 @@ class Decorated(nn.Dense):
 
 
 def test_a_decorated_hybrid_forward_is_a_region():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, in_units=6), Decorated(2, in_units=4))
-    net.initialize()
-    assert precisions(convert(net, "O1")) == ["float16", "float32"]
+    net = started(sequence(nn.Dense(4, in_units=6), Decorated(2, in_units=4)))
+    assert dtypes(convert(net, "O1")) == ["float16", "float32"]
 
 
 def test_another_error_of_mxnet_passes_as_it_is():
@@ -323,9 +296,7 @@ class Failing(nn.HybridSequential):
 
 
 def test_an_error_in_the_net_as_written_leaves_it_converted():
-    net = Failing()
-    net.add(nn.Dense(3, in_units=6))
-    net.initialize()
+    net = started(sequence(nn.Dense(3, in_units=6), kind=Failing))
     net.hybridize()
     converted = values(convert(net, "O1"))
     net.fail = True
@@ -363,3 +334,167 @@ def test_coroutines_have_regions_of_their_own():
     assert order == ["float32", "low", "float32"] and np.array_equal(exact, again) and not np.array_equal(exact, low)
     assert current_region() is None and np.array_equal(values(net), outside)
     assert net(mx.sym.var("data")).attr("__mxmp_precision__") is None
+
+
+# ---------------------------------------------------------------------- set_policy
+
+SQUARE = mx.nd.ones((4, 4))
+
+
+def dense(prefix):
+    return nn.Dense(4, in_units=4, prefix=prefix)
+
+
+def three():
+    return started(sequence(dense("a_"), sequence(dense("b_"), dense("c_"), prefix="inner_"), dense("d_")))
+
+
+class PastTheParent(gluon.HybridBlock):
+    """It calls the blocks within a block of its, never that itself, as detectors do with their features."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = sequence(dense("b_"), dense("c_"), prefix="inner_")
+
+    def hybrid_forward(self, F, x):
+        for block in self.features:
+            x = block(x)
+        return x
+
+
+class WithRegion(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="inner_")
+        self.inner, self.outer = dense("b_"), dense("c_")
+
+    def hybrid_forward(self, F, x):
+        with precision("low"):
+            x = self.inner(x)
+        return self.outer(x)
+
+
+class Soft(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.softmax(F.dot(x, x, name="dot"), name="soft")
+
+
+def symbol_block():
+    return gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="b"), mx.sym.var("data"))
+
+
+def low_layers(net, policy="O1", x=SQUARE):
+    """Convert a net, and return the names of the nodes that run in float16, and of the others."""
+    convert(net, policy)(x)
+    rows = report(net).rows
+    return [{row.name.replace("_fwd", "") for row in rows if row.precision == each} for each in ("float16", "float32")]
+
+
+@pytest.mark.behaviour("nested policies")
+@pytest.mark.parametrize(
+    "make, policies, low, high",
+    [
+        pytest.param(three, {"inner_": "float32"}, {"a", "d"}, {"b", "c"}, id="the blocks in a block"),
+        pytest.param(
+            three, {"net_": "float32", "inner_": "mixed_float16", "c_": "float32"}, {"b"}, {"a", "c", "d"}, id="innermost"
+        ),
+        pytest.param(lambda: sequence(dense("a_")), {"net_": "float32"}, set(), {"a"}, id="the net itself"),
+        pytest.param(PastTheParent, {"inner_": "float32"}, set(), {"b", "c"}, id="blocks called past their parent"),
+        pytest.param(lambda: sequence(WithRegion()), {"inner_": "float32"}, {"b"}, {"c"}, id="a region is further in"),
+        pytest.param(lambda: Soft(prefix="net_"), {"net_": "low"}, {"net_dot", "net_soft"}, set(), id="low forces"),
+        pytest.param(lambda: Soft(prefix="net_"), {"net_": "mixed_float16"}, {"net_dot"}, {"net_soft"}, id="mixed"),
+        pytest.param(
+            lambda: sequence(dense("a_"), dense("b_"), kind=nn.Sequential),
+            {"net_": "float32", "b_": "mixed_float16"}, {"b"}, {"a"}, id="a plain block",
+        ),
+        pytest.param(symbol_block, {"": "float32"}, set(), {"b"}, id="a SymbolBlock"),
+    ],
+)  # fmt: skip
+def test_blocks_compute_under_their_own_policies(make, policies, low, high):
+    net = make()
+    net.initialize(force_reinit=True)
+    net.apply(lambda block: set_policy(block, policies.get(block.prefix)))
+    assert low_layers(net) == [low, high]
+
+
+def test_it_is_further_in_than_a_region_around_the_call():
+    net = three()
+    set_policy(net[1], "float32")
+    convert(net, "O1")
+    with precision("low"):
+        within = net(SQUARE).asnumpy()
+    assert np.array_equal(within, net(SQUARE).asnumpy())
+
+
+def test_a_symbol_block_within():
+    block = set_policy(symbol_block(), "float32")
+    graph, net = block._cached_graph[1].tojson(), sequence(dense("a_"), block)
+    net.initialize()
+    assert low_layers(net) == [{"a"}, {"b"}]
+    assert block._cached_graph[1].tojson() == graph and "forward" not in vars(block)
+
+
+class Unrolled(gluon.HybridBlock):
+    """It unrolls a cell that cannot be called."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        cells = [gluon.rnn.RNNCell(4, input_size=4, prefix=prefix) for prefix in ("l_", "r_")]
+        self.cell, self.out = gluon.rnn.BidirectionalCell(*cells), nn.Dense(4, in_units=16, prefix="out_")
+
+    def hybrid_forward(self, F, x):
+        return self.out(self.cell.unroll(2, x, merge_outputs=True)[0])
+
+
+def test_a_cell_that_is_unrolled():
+    net = started(Unrolled())
+    assert low_layers(net, x=mx.nd.ones((2, 2, 4)))[0] > {"l_t0_i2h", "net_stack0", "net_bi_out", "out"}
+    set_policy(net.cell, "float32")
+    assert low_layers(net, x=mx.nd.ones((2, 2, 4)))[0] == {"out"}
+    assert "unroll" not in vars(net.cell)
+
+
+def test_a_block_that_stands_in_two_places_goes_by_what_calls_it():
+    shared = dense("s_")
+    net = started(sequence(sequence(shared, prefix="x_"), sequence(shared, prefix="y_")))
+    set_policy(net[0], "float32")
+    low_layers(net)
+    assert [row.precision for row in report(net).rows] == ["float32", "float16"]
+
+
+def test_converting_again_takes_notice_of_a_change():
+    net = three()
+    low_layers(net)
+    first = conversion_of(net)
+    low_layers(net)
+    assert conversion_of(net) is first
+    set_policy(net[0], "float32")
+    assert report(net).count == {"float16": 4}  # until it is converted again
+    assert low_layers(net) == [{"b", "c", "d"}, {"a"}]
+    set_policy(net[0], None)
+    assert low_layers(net) == [{"a", "b", "c", "d"}, set()]
+
+
+def test_parameters_are_stored_where_blocks_run():
+    net = three()
+    set_policy(net[2], "float32")
+    low_layers(net, "O2")
+    stored = {name[0]: np.dtype(p.dtype).name for name, p in net.collect_params(".*weight").items()}
+    assert stored == {"a": "float16", "b": "float16", "c": "float16", "d": "float32"}
+
+
+def test_restore_leaves_only_the_policies_of_blocks():
+    net = set_policy(three(), "float32")
+    exact, before = net(SQUARE).asnumpy(), [set(vars(block)) for block in (net, net[0], net[1])]
+    convert(net, "O1")(SQUARE)
+    restore(net)
+    assert [set(vars(block)) for block in (net, net[0], net[1])] == before
+    assert np.array_equal(net(SQUARE).asnumpy(), exact)
+
+
+@pytest.mark.parametrize("net_policy", ["mixed_bfloat16", "float32"])
+def test_another_dtype_than_the_nets_names_the_block(net_policy):
+    net = three()
+    set_policy(net[1], "mixed_float16")
+    with pytest.raises(PolicyError, match=r"block 'inner': set_policy gave it compute_dtype='float16', but the net's"):
+        convert(net, net_policy)
+    assert conversion_of(net) is None
