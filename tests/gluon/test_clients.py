@@ -13,6 +13,7 @@ from mxnet.gluon import nn, rnn
 from mxmp.diagnose import measure_ranges
 from mxmp.errors import ConvertError
 from mxmp.gluon import Trainer, convert, report, restore
+from tests.gluon.nets import sequence
 
 EPS = np.finfo(np.float16).eps
 POLICIES = ["O1", "O2", "O3"]
@@ -21,6 +22,7 @@ MASK = mx.nd.ones((4, 7))
 
 
 def started(net):
+    """Return a net with the same, large values every time."""
     mx.random.seed(0)
     net.initialize(mx.init.Normal(1))
     return net
@@ -103,12 +105,6 @@ def dropping(layer, name="weight", mode="training"):
     layer.params._params[dropped.name] = layer._reg_params[name] = dropped
     object.__setattr__(layer, name, dropped)
     return started(layer)
-
-
-def dense(*units):
-    net = nn.HybridSequential()
-    net.add(*(nn.Dense(out, in_units=ins, use_bias=False) for ins, out in zip(units, units[1:])))
-    return net
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -208,41 +204,37 @@ def test_ranges_of_a_net_that_hands_over_numbers_are_measured():
 # ---------------------------------------------------------------------- parts
 
 
-class Whole(gluon.HybridBlock):
-    def __init__(self, units=3, hidden=4):
-        super().__init__()
-        self.features, self.output = nn.HybridSequential(), nn.Dense(2, in_units=hidden)
-        self.features.add(nn.Dense(4, in_units=units), nn.BatchNorm(in_channels=hidden), nn.Activation("tanh"))
-
-    def hybrid_forward(self, F, x):
-        return self.output(self.features(x))
+def whole(units=3, hidden=4):
+    """Return a net of a part and a layer behind it."""
+    part = sequence(nn.Dense(4, in_units=units), nn.BatchNorm(in_channels=hidden), nn.Activation("tanh"))
+    return started(sequence(part, nn.Dense(2, in_units=hidden)))
 
 
 @pytest.mark.parametrize("hybridized", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_part_of_a_converted_net_is_called_and_trained_by_itself(policy, hybridized):
-    net, plain = convert(started(Whole()), policy), started(Whole())
+    net, plain = convert(whole(), policy), whole()
     if hybridized:
         net.hybridize()
     for _ in range(2):
-        features = net.features(X)
-        assert difference(features, plain.features(X)) < 8 * EPS and features.dtype == np.float32
-        assert difference(net.output(features), plain(X)) < 16 * EPS
+        features = net[0](X)
+        assert difference(features, plain[0](X)) < 8 * EPS and features.dtype == np.float32
+        assert difference(net[1](features), plain(X)) < 16 * EPS
         assert difference(net(X), plain(X)) < 16 * EPS
-    assert difference(copy.deepcopy(net.features)(X), features) == 0
+    assert difference(copy.deepcopy(net[0])(X), features) == 0
     for each in (net, plain):
-        recorded(lambda x, each=each: each.output(each.features(x)), X)
+        recorded(lambda x, each=each: each[1](each[0](x)), X)
     for param, expected in zip(net.collect_params().values(), plain.collect_params().values()):
         if param.grad_req != "null":
             assert difference(param.grad().astype("float32"), expected.grad()) < 32 * EPS
-    assert difference(restore(net).features(X), plain.features(X)) < 8 * EPS
+    assert difference(restore(net)[0](X), plain[0](X)) < 8 * EPS
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_part_is_called_before_the_net_has_shapes(policy):
-    net = convert(started(Whole(units=0, hidden=0)), policy)
-    features = net.features(X)
-    assert difference(net.output(features), net(X)) < 16 * EPS
+    net = convert(whole(units=0, hidden=0), policy)
+    features = net[0](X)
+    assert difference(net[1](features), net(X)) < 16 * EPS
 
 
 # ---------------------------------------------------------------------- parameters of another conversion
@@ -271,26 +263,21 @@ def test_parameters_that_another_conversion_stored_low_name_the_block_to_convert
 
 @pytest.mark.parametrize("policy", ["O2", "O3"])
 def test_a_hybridized_net_around_a_converted_one_reads_parameters_as_they_are_stored(policy):
-    net = dense(3, 3)
-    net.add(dense(3, 3, 2))
-    expected = started(net)(X)
+    net = started(sequence(nn.Dense(3, in_units=3), sequence(nn.Dense(3, in_units=3), nn.Dense(2, in_units=3))))
+    expected = net(X)
     convert(net[1], policy)
     net.hybridize()
     assert 0 < difference(recorded(net, X), expected) < 64 * EPS
     assert net[1][0].weight.grad().dtype == net[1][0].weight.data().dtype == np.float16
 
 
-class Partly(nn.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        self.used, self.spare = nn.Dense(3, in_units=3), nn.Dense(2, in_units=3)
-
+class Partly(nn.HybridSequential):
     def hybrid_forward(self, F, x):
-        return self.used(x)
+        return self[0](x)
 
 
 def test_a_parameter_that_no_operator_reads_is_told_of_and_kept():
-    net = convert(started(Partly()), "O1")
+    net = convert(started(sequence(nn.Dense(3, in_units=3), nn.Dense(2, in_units=3), kind=Partly)), "O1")
     with pytest.warns(UserWarning, match="not used by any computation"):
         assert net(X).shape == (4, 3)
     assert len(net.collect_params().keys()) == 4

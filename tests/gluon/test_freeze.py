@@ -20,69 +20,53 @@ from mxmp.dtypes import canonical
 from mxmp.errors import CheckpointError, ConvertError, TrainerError
 from mxmp.gluon import convert, export, freeze, report, restore, set_policy
 from mxmp.symbol import convert_model, load_checkpoint, to_graph
+from tests.gluon.nets import sequence
 
 HALF = float(np.finfo(np.float16).eps)
 CLOSE = {"float32": 2e-5, "O2": 20 * HALF}
 """Largest difference as a share of the largest output: of folding, and of some fifty roundings to float16."""
 
 
-class Small(nn.HybridSequential):
-    """Two convolutions with BatchNorm, one with dropout behind it, and a dense layer."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.add(nn.Conv2D(4, 3, use_bias=False, in_channels=3), nn.BatchNorm(in_channels=4))
-            self.add(nn.Activation("relu"), nn.Dropout(0.5), nn.Conv2D(4, 3, groups=2, in_channels=4))
-            self.add(nn.BatchNorm(scale=False, in_channels=4), nn.LeakyReLU(0.1), nn.Dense(3, in_units=64))
-
-
-class Words(nn.HybridSequential):
-    """An embedding, an LSTM, a dense layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.add(nn.Embedding(20, 8), rnn.LSTM(8, input_size=8), nn.Dense(5, flatten=False, in_units=8))
-
-
-class Loop(nn.HybridBlock):
+class Loop(nn.HybridSequential):
     """A convolution in front of a loop; two inputs, outputs nested."""
 
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4)
-        self.dense = nn.Dense(4, in_units=4)
-
     def hybrid_forward(self, F, x, state):
-        x = F.mean(self.norm(self.conv(x)), axis=(2, 3))
-        step = lambda data, states: (self.dense(states[0]) + data, [self.dense(states[0])])  # noqa: E731
+        conv, norm, dense = self
+        x = F.mean(norm(conv(x)), axis=(2, 3))
+        step = lambda data, states: (dense(states[0]) + data, [dense(states[0])])  # noqa: E731
         outputs, states = F.contrib.foreach(step, F.stack(x, x, x, axis=0), [state])
         return outputs, [states[0], x]
 
 
-class Shared(nn.HybridBlock):
-    """One convolution in two places, with a BatchNorm of its own in each; three outputs, which other layers read."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2D(3, 3, padding=1, in_channels=3)
-        self.first, self.second = nn.BatchNorm(in_channels=3), nn.BatchNorm(in_channels=3)
-
-    def hybrid_forward(self, F, x):
-        first = self.first(self.conv(x))
-        second = self.second(self.conv(F.relu(first)))
-        return second, (first, F.relu(second) + first)
-
-
 IMAGES, STATE = (mx.nd.array(np.random.RandomState(0).normal(size=size)) for size in ((2, 3, 32, 32), (2, 4)))
 X = IMAGES[:, :, :8, :8]
+
+
+def small_layers():
+    """Return two convolutions with BatchNorm, one with dropout behind it, and a dense layer."""
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(4, 3, use_bias=False, in_channels=3), nn.BatchNorm(in_channels=4))
+        net.add(nn.Activation("relu"), nn.Dropout(0.5), nn.Conv2D(4, 3, groups=2, in_channels=4))
+        net.add(nn.BatchNorm(scale=False, in_channels=4), nn.LeakyReLU(0.1), nn.Dense(3, in_units=64))
+    return net
+
+
+def loop():
+    layers = nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Dense(4, in_units=4)
+    return sequence(*layers, kind=Loop)
+
+
+def words():
+    return sequence(nn.Embedding(20, 8), rnn.LSTM(8, input_size=8), nn.Dense(5, flatten=False, in_units=8))
+
+
 NETS = {
     "resnet18_v1": (lambda: vision.resnet18_v1(classes=10), [IMAGES]),
     "resnet18_v2": (lambda: vision.resnet18_v2(classes=10), [IMAGES]),
     "mobilenet": (lambda: vision.mobilenet0_25(classes=10), [IMAGES]),
-    "lstm": (Words, [mx.nd.array([[1, 2], [3, 19], [0, 7]])]),
-    "loop": (Loop, [IMAGES, STATE]),
-    "shared": (Shared, [IMAGES]),
+    "lstm": (words, [mx.nd.array([[1, 2], [3, 19], [0, 7]])]),
+    "loop": (loop, [IMAGES, STATE]),
 }
 
 
@@ -108,7 +92,7 @@ def prepare_norm(block):
 
 
 def small():
-    return trained(lambda: Small(prefix="net_"), [X])
+    return trained(small_layers, [X])
 
 
 def initialized(net):
@@ -214,7 +198,7 @@ def test_float64_runs_without_onednn():
 
 def test_under_np_arrays():
     with mx.util.np_shape(True), mx.util.np_array(True):
-        net, x = initialized(Small()), X.as_np_ndarray()
+        net, x = initialized(small_layers()), X.as_np_ndarray()
         for policy in CLOSE:
             outputs = freeze(net, "O1" if policy == "O2" else policy)(x)
             assert isinstance(outputs, mx.np.ndarray)
@@ -345,8 +329,8 @@ def test_several_contexts_give_one():
 
 
 def test_within_another_net():
-    net, outer = small(), nn.HybridSequential()
-    outer.add(freeze(net), nn.Activation("tanh"))
+    net = small()
+    outer = sequence(freeze(net), nn.Activation("tanh"))
     for hybridize in (False, True):
         outer.hybridize(hybridize)
         assert difference(outer(X), net(X).tanh()) < CLOSE["float32"]
@@ -384,21 +368,17 @@ def test_parameters_take_no_other_value(call, tmp_path):
     assert difference(frozen(X), freeze(net)(X)) == 0
 
 
-class Scored(nn.HybridBlock):
+class Scored(nn.HybridSequential):
     """In training it gives something else."""
 
-    def __init__(self):
-        super().__init__()
-        self.scores = nn.Dense(3, in_units=4)
-
     def hybrid_forward(self, F, x):
-        scores = self.scores(x)
+        scores = super().hybrid_forward(F, x)
         return (scores, scores) if autograd.is_training() else scores
 
 
 @pytest.mark.parametrize("prepare", [lambda net: convert(net, "O2"), lambda net: net.hybridize(), lambda net: None])
 def test_the_network_of_inference_is_frozen_whatever_ran_last(prepare):
-    net, x = initialized(Scored()), mx.nd.random.normal(shape=(2, 4))
+    net, x = initialized(sequence(nn.Dense(3, in_units=4), kind=Scored)), mx.nd.random.normal(shape=(2, 4))
     expected = net(x)
     prepare(net)
     with autograd.record():
@@ -409,13 +389,12 @@ def test_the_network_of_inference_is_frozen_whatever_ran_last(prepare):
 
 def test_calls_under_another_precision_leave_no_trace():
     """Neither a region around a hybridized call, nor a hybridized net around the converted one."""
-    net, outer = small(), nn.HybridSequential()
+    net = small()
     net.hybridize()
     with mxmp.gluon.precision("float32"):
         expected = net(X)
     assert report(freeze(net, "O1")).count["float16"] > 0
-    outer.add(convert(net, "O1"))
-    frozen = freeze(hybridized(outer), "float32")
+    frozen = freeze(hybridized(sequence(convert(net, "O1"))), "float32")
     assert report(frozen).count.get("folded")
     assert difference(frozen(X), expected) < CLOSE["float32"]
 
@@ -443,7 +422,7 @@ def test_a_weight_that_was_written_past_its_master_is_refused():
 
 def test_files_of_two_models_are_refused(tmp_path):
     first, second = (
-        export(initialized(Small(prefix="net_")), str(tmp_path / name), for_inference=True) for name in ("a", "b")
+        export(initialized(small_layers()), str(tmp_path / name), for_inference=True) for name in ("a", "b")
     )
     os.replace(first[1], second[1])
     with pytest.raises(CheckpointError, match=r"b-0000\.params"):
@@ -507,8 +486,7 @@ def test_a_frozen_block_is_written_as_it_is(tmp_path):
 
 def test_patterns_of_other_parts_of_a_net_are_no_error(tmp_path):
     """Each part of a plain Block is exported by itself."""
-    outer = nn.Sequential()
-    outer.add(small(), initialized(nn.Dense(2, prefix="last_")))
+    outer = sequence(small(), initialized(nn.Dense(2, prefix="last_")), kind=nn.Sequential)
     called(convert(outer, "O1,name:last_fwd=float32"))
     inference_files(outer[0], tmp_path)
     assert "BatchNorm" not in ops(load_checkpoint(str(tmp_path / "net"), 0).symbol)

@@ -8,7 +8,7 @@ from mxnet.gluon import nn
 
 from mxmp.diagnose import compare
 from mxmp.gluon import convert, restore
-from tests.gluon.nets import X, cnn, exported, imported, sequence, train
+from tests.gluon.nets import X, cnn, exported, imported, sequence, started, train
 
 EXPORTED = ["O1", "O2", "O3", "O2,output_dtype=float16", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
 MIXED = ["O1", "O2", "O3"]
@@ -92,23 +92,18 @@ def test_an_imported_net_is_compared_and_left_as_it_was(tmp_path):
     assert all(block.collect_params()[name].data() is array for name, array in params.items())
 
 
-class Sized(gluon.HybridBlock):
+class Pair(nn.HybridSequential):
     """Its inputs cannot be guessed, so that it is converted at its first call."""
 
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Dense(3, in_units=4)
-
     def hybrid_forward(self, F, pair):
-        return self.dense(pair[0]) + pair[1]
+        return self[0](pair[0]) + pair[1]
 
 
 @pytest.mark.parametrize("policy", MIXED)
 def test_parameters_are_loaded_into_a_net_whose_inputs_are_not_known(policy, tmp_path):
-    net, inputs, file = Sized(), [mx.nd.ones((2, 4)), mx.nd.ones((2, 3))], str(tmp_path / "low.params")
-    net.initialize()
-    convert(net, policy)
-    mx.nd.save(file, {f"dense.{name}": mx.nd.ones(shape, dtype="float16") for name, shape in [("weight", (3, 4)), ("bias", 3)]})
+    net = convert(started(sequence(nn.Dense(3, in_units=4), kind=Pair)), policy)
+    inputs, file = [mx.nd.ones((2, 4)), mx.nd.ones((2, 3))], str(tmp_path / "low.params")
+    mx.nd.save(file, {f"0.{name}": mx.nd.ones(shape, dtype="float16") for name, shape in [("weight", (3, 4)), ("bias", 3)]})
     for _ in range(2):  # before its first call, and after it
         net.load_parameters(file, cast_dtype=True, dtype_source="saved")
         assert (net(inputs).asnumpy() == 6).all()

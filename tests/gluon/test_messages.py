@@ -40,6 +40,7 @@ from mxmp.gluon import (
 from mxmp.optimizer import LossScaleOptimizer
 from mxmp.train import kvstores
 from tests import messages
+from tests.gluon.nets import sequence
 from tests.gluon.trainer_tools import TWO, param, sgd
 
 X = mx.nd.ones((2, 3))
@@ -55,12 +56,6 @@ def dense(**options):
     return initialized(nn.Dense(2, in_units=3, prefix="net_", **options))
 
 
-def stack(*blocks, kind=nn.HybridSequential):
-    net = kind(prefix="net_")
-    net.add(*blocks)
-    return net
-
-
 def called(net, *args):
     return convert(net, "O1")(*args)
 
@@ -70,10 +65,9 @@ def half(net):
     return net
 
 
-def hooked():
-    net = dense()
-    net.register_forward_hook(failing)
-    return stack(net)
+def hooked(block, hook):
+    block.register_forward_hook(hook)
+    return sequence(block)
 
 
 def failing(block, *args):
@@ -165,13 +159,13 @@ CONVERSIONS = {
         "net.cast('float32') first, and mxmp.gluon.cast(net, 'float16') in its place to store weights in "
         "float16."
     ),
-    "convert: a layer that was cast": (lambda: convert(stack(half(dense())), "O1"), ConvertError,
+    "convert: a layer that was cast": (lambda: convert(sequence(half(dense())), "O1"), ConvertError,
         "block 'net': parameter 'net_weight' is float16 already, as net.cast('float16') leaves it; call "
         "net.cast('float32') first, and mxmp.gluon.cast(net, 'float16') in its place to store weights in "
         "float16."
     ),
     "convert: two dtypes": (
-        lambda: convert(stack(half(nn.Dense(3, in_units=3, prefix="a_")), dense()), "O1"),
+        lambda: convert(sequence(half(nn.Dense(3, in_units=3, prefix="a_")), dense()), "O1"),
         InferenceError,
         "block 'net': node 'a_fwd': MXNet cannot infer its dtypes: Check failed: assign(&dattr, "
         "vec.at(i)): Incompatible attr in node a_fwd at 1-th input: expected float32, got float16 But "
@@ -187,17 +181,24 @@ CONVERSIONS = {
         "block 'net' is converted (param=float32,compute=float16,output=float32,loss_scale=dynamic); use "
         "mxmp.gluon.cast(net, 'float16'), or mxmp.gluon.restore(net) first."
     ),
-    "call: no tracing": (lambda: called(stack(dense(), Untraceable(prefix="culprit_")), X), ConvertError,
+    "call: no tracing": (lambda: called(sequence(dense(), Untraceable(prefix="culprit_")), X), ConvertError,
         "block 'culprit' (Untraceable) cannot be traced: AttributeError: 'Symbol' object has no attribute "
         "'shape'. Its hybrid_forward must work on symbols: no shapes, no values, no indexing. Rewrite it, "
         "or convert the blocks around it; mxmp.gluon.restore(net) has the net run as before."
+    ),
+    "call: no tracing, with a hook": (
+        lambda: called(hooked(Untraceable(prefix="culprit_"), lambda *args: None), X),
+        ConvertError,
+        "block 'culprit' (Untraceable) cannot be traced: AttributeError: 'Symbol' object has no attribute "
+        "'shape'. Its hybrid_forward must work on symbols: no shapes, no values, no indexing. Rewrite it, "
+        "or convert the blocks around it; mxmp.gluon.restore(net) has the net run as before.",
     ),
     "call: dtypes of a node": (lambda: called(Wrong(prefix="net_"), X), InferenceError,
         "block 'net': node 'net_culprit': MXNet cannot infer its dtypes: Check failed: "
         "assign(&dattr, vec.at(i)): Incompatible attr in node net_culprit at 1-th input: expected int32, "
         "got float32"
     ),
-    "call: a hook": (lambda: called(hooked(), X), ConvertError,
+    "call: a hook": (lambda: called(hooked(dense(), failing), X), ConvertError,
         "block 'net' (Dense): its forward hook 'failing' fails: ValueError: too bad. Hooks on the blocks "
         "within a converted net run once, when it is traced, and on symbols. Detach it, or register it on "
         "'net' itself, where it gets arrays."
@@ -216,6 +217,11 @@ CONVERSIONS = {
         "assign(&dattr, vec.at(i)): Incompatible attr in node net_fwd at 1-th input: expected float64, got "
         "float32. Input 'data' is float64: give x.astype('float32')"
     ),
+    "call: uint8": (lambda: called(dense(), X.astype("uint8")), InferenceError,
+        "block 'net': node 'net_fwd': MXNet cannot infer its dtypes: Check failed: "
+        "assign(&dattr, vec.at(i)): Incompatible attr in node net_fwd at 1-th input: expected uint8, got "
+        "float32. Input 'data' is uint8: give x.astype('float32')"
+    ),
     "call: another low dtype": (low_region, PolicyError,
         "precision 'bfloat16' (region or set_policy) asks for bfloat16 at node 'net_fwd' (FullyConnected), "
         "but the policy's compute_dtype is float16; use float16 or float32."
@@ -227,7 +233,7 @@ CONVERSIONS = {
     "report: restored": (lambda: report(restore(convert(dense(), "O0"))), ConvertError,
         "block 'net' (Dense) is not converted; call convert first."
     ),
-    "report: a part": (lambda: report(convert(stack(dense()), "O1")[0]), ConvertError,
+    "report: a part": (lambda: report(convert(sequence(dense()), "O1")[0]), ConvertError,
         "report: block 'net' is part of a converted net; give the net. For a precision of its own: "
         "mxmp.gluon.set_policy(block, 'float32'), and convert the net again."
     ),
@@ -236,7 +242,7 @@ CONVERSIONS = {
         "report."
     ),
     "restore: no block": (lambda: restore("net"), ConvertError, "restore: expected a Gluon block, found str."),
-    "restore: a part": (lambda: restore(convert(stack(dense()), "O1")[0]), ConvertError,
+    "restore: a part": (lambda: restore(convert(sequence(dense()), "O1")[0]), ConvertError,
         "restore: block 'net' is part of a converted net; give the net. For a precision of its own: "
         "mxmp.gluon.set_policy(block, 'float32'), and convert the net again."
     ),
@@ -253,7 +259,7 @@ CONVERSIONS = {
         "block 'net' has not been called yet outside of precision regions, so its parameters and shapes "
         "are not known; run one batch before exporting."
     ),
-    "export: a plain block": (lambda: export(convert(stack(dense(), kind=nn.Sequential), "O1"), "net"), ConvertError,
+    "export: a plain block": (lambda: export(convert(sequence(dense(), kind=nn.Sequential), "O1"), "net"), ConvertError,
         "block 'net' (Sequential) has no graph of its own; export the converted blocks in it: net."
     ),
     "precision: unknown": (lambda: precision("float23"), DtypeError,
@@ -330,7 +336,7 @@ INFERENCE = {
         "arg_params lacks 'net_fwd_weight', 'net_fwd_bias', which the symbol has; it is empty."
     ),
     "freeze: no file": (lambda: freeze("nowhere"), CheckpointError, "nowhere-symbol.json: there is no such file."),
-    "freeze: no graph": (lambda: freeze(stack(dense(), kind=nn.Sequential)), ConvertError,
+    "freeze: no graph": (lambda: freeze(sequence(dense(), kind=nn.Sequential)), ConvertError,
         "block 'net' (Sequential) has no graph of its own; freeze the blocks in it: net."
     ),
     "freeze: no block with a graph": (lambda: freeze(nn.Sequential(prefix="net_")), ConvertError,
@@ -379,7 +385,7 @@ INFERENCE = {
         "export: path='missing/net': there is no folder ...missing; make it first.",
     ),
     "export for inference: no graph": (
-        lambda: export(stack(dense(), kind=nn.Sequential), "net", for_inference=True),
+        lambda: export(sequence(dense(), kind=nn.Sequential), "net", for_inference=True),
         ConvertError,
         "block 'net' (Sequential) has no graph of its own; freeze the blocks in it: net.",
     ),

@@ -65,24 +65,20 @@ def test_a_region_of_a_net_with_low_parameters(first):
     np.testing.assert_array_equal(values(net, "float32"), values(exact))
 
 
-class Late(gluon.HybridBlock):
+class Late(nn.HybridSequential):
     """Its input cannot be guessed, so that conversion waits for the first call."""
 
-    def __init__(self):
-        super().__init__()
-        self.out = nn.Dense(3)
-
     def hybrid_forward(self, F, pair):
-        return self.out(pair[0])
+        return self[0](pair[0])
 
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_the_first_call_of_all_may_be_in_a_region(recorded):
-    net = convert(started(Late()), "O2")
+    net = convert(started(sequence(nn.Dense(3), kind=Late)), "O2")
     for _ in range(2):
         with precision("float32"), autograd.record() if recorded else autograd.pause():
             within = net([X]).asnumpy()
-        assert net.out.weight.data().dtype == np.float16  # storage is the policy's
+        assert net[0].weight.data().dtype == np.float16  # storage is the policy's
         outside = net([X]).asnumpy()
         np.testing.assert_allclose(within, outside, atol=1e-3)
         assert not np.array_equal(within, outside)
@@ -138,21 +134,17 @@ def test_a_symbol_block_follows_the_region():
         assert np.array_equal(values(block, region), values(net)) == (region == "float32")
 
 
-class Fan(gluon.Block):
+class Fan(nn.Sequential):
     """A plain block with a region around one of the blocks in it."""
-
-    def __init__(self):
-        super().__init__()
-        self.low, self.high = nn.Dense(4, in_units=6), nn.Dense(4, in_units=6)
 
     def forward(self, x):
         with precision("float32"):
-            high = self.high(x)
-        return self.low(x), high
+            high = self[1](x)
+        return self[0](x), high
 
 
 def test_a_region_in_a_plain_block():
-    net = started(Fan())
+    net = started(sequence(nn.Dense(4, in_units=6), nn.Dense(4, in_units=6), kind=Fan))
     exact = [out.asnumpy() for out in net(X)]
     convert(net, "O1")
     assert [np.array_equal(out.asnumpy(), value) for out, value in zip(net(X), exact)] == [False, True]
@@ -346,31 +338,27 @@ def dense(prefix):
 
 
 def three():
-    return started(sequence(dense("a_"), sequence(dense("b_"), dense("c_"), prefix="inner_"), dense("d_")))
+    return started(sequence(dense("a_"), inner(), dense("d_")))
 
 
-class PastTheParent(gluon.HybridBlock):
+class PastTheParent(nn.HybridSequential):
     """It calls the blocks within a block of its, never that itself, as detectors do with their features."""
 
-    def __init__(self):
-        super().__init__()
-        self.features = sequence(dense("b_"), dense("c_"), prefix="inner_")
-
     def hybrid_forward(self, F, x):
-        for block in self.features:
+        for block in self[0]:
             x = block(x)
         return x
 
 
-class WithRegion(gluon.HybridBlock):
-    def __init__(self):
-        super().__init__(prefix="inner_")
-        self.inner, self.outer = dense("b_"), dense("c_")
-
+class WithRegion(nn.HybridSequential):
     def hybrid_forward(self, F, x):
         with precision("low"):
-            x = self.inner(x)
-        return self.outer(x)
+            x = self[0](x)
+        return self[1](x)
+
+
+def inner(kind=nn.HybridSequential):
+    return sequence(dense("b_"), dense("c_"), prefix="inner_", kind=kind)
 
 
 class Soft(gluon.HybridBlock):
@@ -398,8 +386,12 @@ def low_layers(net, policy="O1", x=SQUARE):
             three, {"net_": "float32", "inner_": "mixed_float16", "c_": "float32"}, {"b"}, {"a", "c", "d"}, id="innermost"
         ),
         pytest.param(lambda: sequence(dense("a_")), {"net_": "float32"}, set(), {"a"}, id="the net itself"),
-        pytest.param(PastTheParent, {"inner_": "float32"}, set(), {"b", "c"}, id="blocks called past their parent"),
-        pytest.param(lambda: sequence(WithRegion()), {"inner_": "float32"}, {"b"}, {"c"}, id="a region is further in"),
+        pytest.param(
+            lambda: sequence(inner(), kind=PastTheParent), {"inner_": "float32"}, set(), {"b", "c"}, id="past the parent"
+        ),
+        pytest.param(
+            lambda: sequence(inner(WithRegion)), {"inner_": "float32"}, {"b"}, {"c"}, id="a region is further in"
+        ),
         pytest.param(lambda: Soft(prefix="net_"), {"net_": "low"}, {"net_dot", "net_soft"}, set(), id="low forces"),
         pytest.param(lambda: Soft(prefix="net_"), {"net_": "mixed_float16"}, {"net_dot"}, {"net_soft"}, id="mixed"),
         pytest.param(
@@ -433,24 +425,20 @@ def test_a_symbol_block_within():
     assert block._cached_graph[1].tojson() == graph and "forward" not in vars(block)
 
 
-class Unrolled(gluon.HybridBlock):
+class Unrolled(nn.HybridSequential):
     """It unrolls a cell that cannot be called."""
 
-    def __init__(self):
-        super().__init__(prefix="net_")
-        cells = [gluon.rnn.RNNCell(4, input_size=4, prefix=prefix) for prefix in ("l_", "r_")]
-        self.cell, self.out = gluon.rnn.BidirectionalCell(*cells), nn.Dense(4, in_units=16, prefix="out_")
-
     def hybrid_forward(self, F, x):
-        return self.out(self.cell.unroll(2, x, merge_outputs=True)[0])
+        return self[1](self[0].unroll(2, x, merge_outputs=True)[0])
 
 
 def test_a_cell_that_is_unrolled():
-    net = started(Unrolled())
+    cells = [gluon.rnn.RNNCell(4, input_size=4, prefix=prefix) for prefix in ("l_", "r_")]
+    net = started(sequence(gluon.rnn.BidirectionalCell(*cells), nn.Dense(4, in_units=16, prefix="out_"), kind=Unrolled))
     assert low_layers(net, x=mx.nd.ones((2, 2, 4)))[0] > {"l_t0_i2h", "net_stack0", "net_bi_out", "out"}
-    set_policy(net.cell, "float32")
+    set_policy(net[0], "float32")
     assert low_layers(net, x=mx.nd.ones((2, 2, 4)))[0] == {"out"}
-    assert "unroll" not in vars(net.cell)
+    assert "unroll" not in vars(net[0])
 
 
 def test_a_block_that_stands_in_two_places_goes_by_what_calls_it():
