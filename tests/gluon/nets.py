@@ -41,6 +41,14 @@ def exact(net):
     return {name: param._reduce().asnumpy() for name, param in net._collect_params_with_prefix().items()}
 
 
+def recorded(call, *args):
+    """Call a net while it is recorded, and run the backward pass."""
+    with autograd.record():
+        outputs = call(*args)
+    autograd.backward(outputs)
+    return outputs
+
+
 def step(net, trainer, x=X):
     """Train a net by one step on each of its contexts."""
     contexts = next(iter(net.collect_params().values())).list_ctx()

@@ -13,6 +13,7 @@ from mxnet.gluon import nn
 from mxmp.gluon import convert, export, restore
 from mxmp.passes.emulate import ROUND
 from mxmp.symbol import on_cpu
+from tests.gluon.nets import recorded, started
 
 POLICIES = ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)]
 BACKEND = {"backend": "MKLDNN"}
@@ -23,13 +24,12 @@ pytestmark = pytest.mark.skipif(not mx.runtime.Features().is_enabled("MKLDNN"), 
 
 def make(ctx=None):
     """A net whose convolutions have a BatchNorm, an activation, and neither behind them."""
-    mx.random.seed(3)
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
         net.add(nn.Conv2D(8, 3, padding=1, in_channels=3, use_bias=False), nn.BatchNorm(in_channels=8))
         net.add(nn.Activation("relu"), nn.Conv2D(4, 3, in_channels=8, activation="relu"), nn.Dropout(0.4))
         net.add(nn.Conv2D(4, 1, in_channels=4), nn.Dense(5, in_units=64))
-    net.initialize(mx.init.Xavier(), ctx=ctx)
+    started(net, ctx)
     statistics = np.random.RandomState(0)
     net[1].running_mean.set_data(mx.nd.array(statistics.uniform(-1, 1, 8)))
     net[1].running_var.set_data(mx.nd.array(statistics.uniform(0.5, 2, 8)))
@@ -110,8 +110,7 @@ def test_training_runs_the_graph_as_it_is(policy, symbols):
         convert(net, policy).hybridize(**flags, **STATIC)
         for train_mode in (True, False):
             with autograd.record(train_mode):
-                y = net(batch())
-            y.backward()
+                autograd.backward(net(batch()))
         net(batch())
     for fused, plain in zip(*(net.collect_params().values() for net in nets)):
         if plain.grad_req != "null":
@@ -124,19 +123,12 @@ def gamma(net):
     net[1].gamma.data()[:] *= 2  # past set_data
 
 
-def backward(net):
-    """BatchNorm's running statistics change in the backward pass."""
-    with autograd.record():
-        y = net(batch(2))
-    y.backward()
-
-
 CHANGES = {
     "weight": lambda net: net[3].weight.set_data(net[3].weight._reduce() * 2),
     "bias": lambda net: net[5].bias.set_data(net[5].bias._reduce() + 1),
     "statistics": lambda net: net[1].running_mean.set_data(net[1].running_mean.data() + 1),
     "gamma": gamma,
-    "backward": backward,
+    "backward, which moves running statistics": lambda net: recorded(net, batch(2)),
 }
 
 

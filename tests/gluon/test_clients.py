@@ -13,7 +13,7 @@ from mxnet.gluon import nn, rnn
 from mxmp.diagnose import measure_ranges
 from mxmp.errors import ConvertError
 from mxmp.gluon import Trainer, convert, report, restore
-from tests.gluon.nets import sequence
+from tests.gluon.nets import recorded, sequence
 
 EPS = np.finfo(np.float16).eps
 POLICIES = ["O1", "O2", "O3"]
@@ -30,13 +30,6 @@ def started(net):
 
 def difference(a, b):
     return abs(a - b).max().asscalar()
-
-
-def recorded(call, *args):
-    with autograd.record():
-        outputs = call(*args)
-    outputs.backward()
-    return outputs
 
 
 class Around(gluon.HybridBlock):

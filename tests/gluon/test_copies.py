@@ -9,13 +9,12 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp import amp
 from mxmp.errors import ConvertError
 from mxmp.gluon import cast, convert, report, restore, set_policy
-from tests.gluon.nets import X, cnn, exact, exported, imported, precisions, train
+from tests.gluon.nets import X, cnn, exact, exported, imported, precisions, recorded, train
 
 POLICIES = ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)]
 HOW = {"deepcopy": copy.deepcopy, "pickle": lambda net: pickle.loads(pickle.dumps(net))}
@@ -60,8 +59,7 @@ def test_restoring_either_leaves_the_other_converted(policy, how):
     restore(net)
     assert np.array_equal(net(X).asnumpy(), plain(X).asnumpy())
     assert np.array_equal(other(X).asnumpy(), low)
-    with autograd.record():
-        plain(X).sum().backward()
+    recorded(plain, X)
     assert plain[0].weight.grad().asnumpy().any()
 
 
@@ -127,17 +125,16 @@ def test_a_block_in_the_net_may_have_been_called_by_itself():
     assert np.array_equal(copy.deepcopy(net)(X).asnumpy(), net(X).asnumpy())
 
 
-def test_disable_gives_copies_back():
+def test_disable_gives_copies_back(request):
     net = cnn()
     net.hybridize()
     plain = net(X).asnumpy()
+    request.addfinalizer(amp.disable)
     amp.init()
-    try:
-        net(X)
-        twin = copy.deepcopy(net)
-        assert not np.array_equal(twin(X).asnumpy(), plain)
-    finally:
-        amp.disable()
+    net(X)
+    twin = copy.deepcopy(net)
+    assert not np.array_equal(twin(X).asnumpy(), plain)
+    amp.disable()
     assert np.array_equal(twin(X).asnumpy(), plain)
 
 

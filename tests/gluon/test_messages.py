@@ -40,20 +40,15 @@ from mxmp.gluon import (
 from mxmp.optimizer import LossScaleOptimizer
 from mxmp.train import kvstores
 from tests import messages
-from tests.gluon.nets import sequence
+from tests.gluon.nets import sequence, started
 from tests.gluon.trainer_tools import TWO, param, sgd
 
 X = mx.nd.ones((2, 3))
 ONE = mx.nd.ones((1,))
 
 
-def initialized(net):
-    net.initialize()
-    return net
-
-
 def dense(**options):
-    return initialized(nn.Dense(2, in_units=3, prefix="net_", **options))
+    return started(nn.Dense(2, in_units=3, prefix="net_", **options))
 
 
 def called(net, *args):
@@ -79,7 +74,7 @@ def trainer_of(*args, **options):
 
 
 def sparse():
-    return Trainer(initialized(nn.Embedding(5, 3, sparse_grad=True, prefix="net_")), "sgd", loss_scale=8)
+    return Trainer(started(nn.Embedding(5, 3, sparse_grad=True, prefix="net_")), "sgd", loss_scale=8)
 
 
 def num_losses(count, loss_id):
@@ -343,11 +338,11 @@ INFERENCE = {
         "block 'net' (Sequential) holds no HybridBlock, so there is no graph to convert."
     ),
     "freeze: no value": (lambda: freeze(nn.Dense(2, prefix="net_")), ConvertError, NO_VALUE),
-    "freeze: no shape": (lambda: freeze(initialized(nn.Dense(2, prefix="net_"))), ConvertError, NO_VALUE),
+    "freeze: no shape": (lambda: freeze(started(nn.Dense(2, prefix="net_"))), ConvertError, NO_VALUE),
     "freeze: not called": (lambda: freeze(Untraceable(prefix="net_")), ConvertError,
         "block 'net' (Untraceable) cannot be traced before its first call; convert or hybridize it, and run one batch."
     ),
-    "freeze: no states": (lambda: freeze(initialized(rnn.LSTM(3, input_size=2, prefix="net_"))), ConvertError,
+    "freeze: no states": (lambda: freeze(started(rnn.LSTM(3, input_size=2, prefix="net_"))), ConvertError,
         "block 'net' (LSTM) cannot be traced before its first call; convert or hybridize it, and run one batch."
     ),
     "freeze: no GPU": (lambda: freeze(dense(), ctx=mx.gpu(7)), ConvertError,

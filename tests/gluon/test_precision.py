@@ -134,22 +134,6 @@ def test_a_symbol_block_follows_the_region():
         assert np.array_equal(values(block, region), values(net)) == (region == "float32")
 
 
-class Fan(nn.Sequential):
-    """A plain block with a region around one of the blocks in it."""
-
-    def forward(self, x):
-        with precision("float32"):
-            high = self[1](x)
-        return self[0](x), high
-
-
-def test_a_region_in_a_plain_block():
-    net = started(sequence(nn.Dense(4, in_units=6), nn.Dense(4, in_units=6), kind=Fan))
-    exact = [out.asnumpy() for out in net(X)]
-    convert(net, "O1")
-    assert [np.array_equal(out.asnumpy(), value) for out, value in zip(net(X), exact)] == [False, True]
-
-
 @pytest.mark.behaviour("nested policies")
 @pytest.mark.parametrize(
     "outer, inner, expected",
@@ -260,17 +244,6 @@ def test_a_decorated_function_runs_in_its_region():
     assert evaluate.__name__ == "evaluate" and evaluate.__doc__ == "Say so."
     for _ in range(2):
         assert np.array_equal(evaluate(net), exact) and not np.array_equal(values(net), exact)
-
-
-class Decorated(nn.Dense):
-    @precision("float32")
-    def hybrid_forward(self, F, x, weight, bias=None):
-        return super().hybrid_forward(F, x, weight, bias)
-
-
-def test_a_decorated_hybrid_forward_is_a_region():
-    net = started(sequence(nn.Dense(4, in_units=6), Decorated(2, in_units=4)))
-    assert dtypes(convert(net, "O1")) == ["float16", "float32"]
 
 
 def test_another_error_of_mxnet_passes_as_it_is():
