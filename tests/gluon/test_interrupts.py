@@ -7,23 +7,20 @@ import itertools
 import os
 import sys
 
-import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon import nn
 
 import mxmp
 from mxmp.gluon import blocks, convert, export, regions, report, restore, set_policy, storage
+from tests.gluon.nets import X, cnn
 
 # Where nets and parameters are changed: the passes build new graphs.
 CHANGING = tuple(os.path.join(os.path.dirname(mxmp.__file__), name) for name in ("gluon", "train"))
-X = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (2, 3, 8, 8)))
 
 
 def make():
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(4, 3, padding=1, in_channels=3), nn.BatchNorm(in_channels=4), nn.Dense(3, in_units=256))
-    net.initialize(mx.init.Xavier())
+    net = cnn()
     net.hybridize()
     return net
 
@@ -70,7 +67,7 @@ ACTIONS = {
     "convert": (lambda net: None, lambda net, _: convert(net, "O2"), KeyboardInterrupt, 3, 200),
     "convert, an error": (lambda net: None, lambda net, _: convert(net, "O2"), MemoryError, 11, 200),
     "convert to another policy": (low, lambda net, _: convert(net, "O1"), KeyboardInterrupt, 13, 200),
-    "convert with a policy within": (lambda net: set_policy(net[2], "float32"), lambda net, _: convert(net, "O2"), KeyboardInterrupt, 11, 200),
+    "convert with a policy within": (lambda net: set_policy(net[3], "float32"), lambda net, _: convert(net, "O2"), KeyboardInterrupt, 11, 200),
     "the first call": (low, lambda net, _: net(X), KeyboardInterrupt, 11, 20),
     "restore": (low_and_called, lambda net, _: restore(net), KeyboardInterrupt, 7, 50),
     "restore before a call": (low, lambda net, _: restore(net), KeyboardInterrupt, 5, 50),
@@ -85,13 +82,13 @@ def test_a_net_restores_to_its_float32_weights_after_an_interrupt(prepare, actio
     for line in itertools.count(1, every):
         prepare(net)
         went_on = not interrupted(lambda: action(net, str(tmp_path / "net")), line, error)
-        set_policy(net[2], None)
+        set_policy(net[3], None)
         restore(net)
         assert state(net) == before
         assert not [name for block in (net, *net) for name in vars(block) if name.startswith("_mxmp")]
         assert line % 5 or np.array_equal(net(X).asnumpy(), expected)
         assert all(p.grad_req == "null" or p.list_data()[0].grad is not None for p in net.collect_params().values())
-        assert not {"forward", "unroll"} & vars(net[2]).keys()
+        assert not {"forward", "unroll"} & vars(net[3]).keys()
         if went_on:
             break
     assert line > least

@@ -14,6 +14,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.gluon import convert, precision
+from tests.gluon.nets import sequence, started
 
 THREADS = 6
 
@@ -25,12 +26,9 @@ class Net(nn.HybridSequential):
         return F.dot(super().hybrid_forward(F, x), F.ones((8, 4)))
 
 
-def make(policy=None, kind=Net):
-    mx.random.seed(0)
-    net = kind(prefix="net_")
-    net.add(*(nn.Dense(8, in_units=8, activation="tanh") for _ in range(8)))
-    net.initialize(mx.init.Xavier())
-    return convert(net, policy) if policy else net
+def make(policy="float32", kind=Net):
+    layers = [nn.Dense(8, in_units=8, activation="tanh") for _ in range(8)]
+    return convert(started(sequence(*layers, kind=kind)), policy)
 
 
 def batch(rows):
@@ -96,11 +94,9 @@ def test_calls_beside_a_recorded_float32_region_run_converted():
 
 
 def test_parts_that_share_a_weight_may_start_at_once():
-    first, second, net = nn.Dense(8, in_units=8), nn.HybridSequential(), nn.Sequential()
-    second.add(nn.Dense(8, in_units=8, params=first.params), nn.Activation("tanh"))
-    net.add(first, second)
-    net.initialize()
-    convert(net, "O2")
+    first = nn.Dense(8, in_units=8)
+    second = sequence(nn.Dense(8, in_units=8, params=first.params), nn.Activation("tanh"))
+    convert(started(sequence(first, second, kind=nn.Sequential)), "O2")
     run(*(functools.partial(infer, part, batch(3)) for part in (first, second) * 3))
     assert first.weight.dtype == np.float16
 
