@@ -392,16 +392,6 @@ def test_calls_under_another_precision_leave_no_trace():
     assert difference(frozen(X), expected) < CLOSE["float32"]
 
 
-class Scaled(nn.Dense):
-    def forward(self, x):
-        return super().forward(x / 255)
-
-
-def test_a_forward_of_the_class_itself_is_warned_of():
-    with pytest.warns(UserWarning, match=r"hybrid_forward is frozen, without Scaled\.forward around it"):
-        freeze(started(Scaled(2, in_units=3)))
-
-
 def test_files_of_two_models_are_refused(tmp_path):
     first = export(small(), str(tmp_path / "a"), for_inference=True)
     second = export(started(small_layers()), str(tmp_path / "b"), for_inference=True)

@@ -116,6 +116,16 @@ def under_numpy():
         convert(nn.Dense(2), "O2")
 
 
+class Scaled(nn.Dense):
+    def forward(self, x):
+        return super().forward(x / 255)
+
+
+def plain_region():
+    with precision("float32"):
+        dense()(X)
+
+
 def low_region():
     net = convert(dense(), "O1")
     with precision("bfloat16"):
@@ -276,6 +286,20 @@ CONVERSIONS = {
         "precision('low'): functools.partial(<function generator at ...>, ...) is a generator or coroutine "
         "function, which runs late; open the region within it, with no yield or await inside."
     ),
+    "precision: no converted net": (plain_region, UserWarning,
+        "precision('float32'): no converted net was called within this region, and no symbol made, so that it changed "
+        "nothing; convert the net first: mxmp.gluon.convert(net, policy)."
+    ),
+    "convert: another dtype than a block's": (
+        lambda: convert(sequence(set_policy(nn.Dense(2, prefix="inner_"), "mixed_float16")), "mixed_bfloat16"), PolicyError,
+        "block 'inner': set_policy gave it compute_dtype='float16', but the net's policy has 'bfloat16'; convert the "
+        "net with 'mixed_float16', or call set_policy again."
+    ),
+    "convert: float32, unlike a block": (
+        lambda: convert(sequence(set_policy(nn.Dense(2, prefix="inner_"), "mixed_float16")), "float32"), PolicyError,
+        "block 'inner': set_policy gave it compute_dtype='float16', but the net's policy has 'float32'; convert the "
+        "net with 'mixed_float16', or call set_policy again."
+    ),
     "set_policy: no block": (lambda: set_policy("net", "float32"), ConvertError,
         "set_policy: expected a Gluon block, found str."
     ),
@@ -373,6 +397,9 @@ INFERENCE = {
     ),
     "freeze: a pattern of an option": (lambda: freeze(dense(), names={"nothing": "float32"}), PolicyError,
         "names: 'nothing' matches no node; expected one of net_fwd."
+    ),
+    "freeze: a forward": (lambda: freeze(started(Scaled(2, in_units=3, prefix="net_"))), UserWarning,
+        "freeze: block 'net': hybrid_forward is frozen, without Scaled.forward around it."
     ),
     "export for inference: no folder": (
         lambda: export(dense(), "missing/net", for_inference=True),

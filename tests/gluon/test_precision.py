@@ -270,15 +270,6 @@ def test_an_error_in_the_net_as_written_leaves_it_converted():
     assert net[0]._active and np.array_equal(values(net), converted)
 
 
-def test_a_region_without_a_converted_net_warns():
-    net = mlp()
-    with pytest.warns(UserWarning, match=r"precision\('float32'\): no converted net was called within this region"):
-        values(net, "float32")
-    values(convert(net, "O1"), "float32")
-    with precision("low"), precision("float32"):
-        mx.sym.relu(mx.sym.var("data"))
-
-
 def test_coroutines_have_regions_of_their_own():
     net, order = convert(mlp(), "O1"), []
     outside = values(net)
@@ -450,12 +441,3 @@ def test_restore_leaves_only_the_policies_of_blocks():
     restore(net)
     assert [set(vars(block)) for block in (net, net[0], net[1])] == before
     assert np.array_equal(net(SQUARE).asnumpy(), exact)
-
-
-@pytest.mark.parametrize("net_policy", ["mixed_bfloat16", "float32"])
-def test_another_dtype_than_the_nets_names_the_block(net_policy):
-    net = three()
-    set_policy(net[1], "mixed_float16")
-    with pytest.raises(PolicyError, match=r"block 'inner': set_policy gave it compute_dtype='float16', but the net's"):
-        convert(net, net_policy)
-    assert conversion_of(net) is None

@@ -141,22 +141,19 @@ def test_training_goes_on_from_what_was_saved_bit_for_bit(tmp_path):
 
 
 def test_two_trainers_of_the_same_parameters_share_masters_after_a_resume(tmp_path):
-    def begin():
-        net = cnn("O2")
-        return net, [train(net, steps=0), train(net, steps=0)]
-
-    (net, trainers), (resumed, theirs) = begin(), begin()
-    for trainer in trainers:
-        step(net, trainer)
-    net.save_parameters(str(tmp_path / "net"))
-    resumed.load_parameters(str(tmp_path / "net"))
-    for trainer, other in zip(trainers, theirs):
+    nets = [cnn("O2"), cnn("O2")]
+    trainers = [[train(net, steps=0) for _ in range(2)] for net in nets]
+    for trainer in trainers[0]:
+        step(nets[0], trainer)
+    nets[0].save_parameters(str(tmp_path / "net"))
+    nets[1].load_parameters(str(tmp_path / "net"))
+    for trainer, other in zip(*trainers):
         trainer.save_states(str(tmp_path / "states"))
         other.load_states(str(tmp_path / "states"))
-    for trainer, other in zip(trainers, theirs):
-        step(net, trainer)
-        step(resumed, other)
-    assert_equal(exact(resumed), exact(net))
+    for net, pair in zip(nets, trainers):
+        for trainer in pair:
+            step(net, trainer)
+    assert_equal(*map(exact, nets))
 
 
 class Answering(gluon.Parameter):
