@@ -8,7 +8,7 @@ import pytest
 from mxnet.gluon import nn
 
 from mxmp.gluon import convert, report
-from tests.gluon.nets import Function, initialized, sequential
+from tests.gluon.nets import Function, initialized, sequence
 
 
 def hardswish():
@@ -21,7 +21,7 @@ def hardswish():
 def test_twelve_hardswish_blocks_are_off_by_a_percent(seed):
     """Errors of bfloat16 do not add up over layers: what would truncate stays in float32."""
     layers = [(nn.Conv2D(16, 3, padding=1, use_bias=False), nn.BatchNorm(), hardswish()) for _ in range(12)]
-    net = initialized(sequential(*sum(layers, ())), mx.init.Xavier(), seed=seed)
+    net = initialized(sequence(*sum(layers, ())), mx.init.Xavier(), seed=seed)
     x = mx.nd.random.normal(shape=(4, 8, 16, 16))
     expected = net(x).asnumpy()
     error = convert(net, "mixed_bfloat16")(x).asnumpy() - expected
@@ -36,7 +36,7 @@ def residual():
 
 def test_residual_sums_stay_in_bfloat16():
     first, last = nn.Conv2D(16, 3, padding=1, in_channels=3), nn.Conv2D(3, 3, in_channels=16)
-    net = initialized(sequential(first, *(residual() for _ in range(4)), last))
+    net = initialized(sequence(first, *(residual() for _ in range(4)), last))
     found = report(convert(net, "mixed_bfloat16"))
     assert found.count == {"bfloat16": 14}
     assert found.activation_casts == 2  # the input and the output

@@ -1,18 +1,23 @@
-"""Nets as other libraries write them: inputs without a use, weights that are computed, numbers as inputs, parts."""
+"""Nets as users and other libraries write them: what they are given, made of and part of; casts, hooks and cells."""
 
 from __future__ import annotations
 
 import copy
+import pickle
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
+from mxnet.gluon.contrib import rnn as contrib_rnn
 
+from mxmp import Policy
 from mxmp.diagnose import measure_ranges
+from mxmp.dtypes import to_numpy
 from mxmp.errors import ConvertError
-from mxmp.gluon import Trainer, convert, report, restore
+from mxmp.gluon import Trainer, cast, convert, report, restore
+from tests.gluon.nets import recorded, sequence
 
 EPS = np.finfo(np.float16).eps
 POLICIES = ["O1", "O2", "O3"]
@@ -21,6 +26,7 @@ MASK = mx.nd.ones((4, 7))
 
 
 def started(net):
+    """Return a net with the same, large values every time."""
     mx.random.seed(0)
     net.initialize(mx.init.Normal(1))
     return net
@@ -28,6 +34,17 @@ def started(net):
 
 def difference(a, b):
     return abs(a - b).max().asscalar()
+
+
+class Around(gluon.HybridBlock):
+    """A net that hands its inputs, and further ones, to another."""
+
+    def __init__(self, inner, *args):
+        super().__init__()
+        self.inner, self.args = inner, args
+
+    def hybrid_forward(self, F, *inputs):
+        return self.inner(*inputs, *self.args)
 
 
 # ---------------------------------------------------------------------- inputs without a use
@@ -39,10 +56,9 @@ UNUSED = pytest.mark.filterwarnings("ignore:The .* input to HybridBlock is not u
 class Masked(gluon.HybridBlock):
     """A layer that is given a mask, and a label in training."""
 
-    def __init__(self, units=3, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.dense = nn.Dense(2, in_units=units)
+    def __init__(self, units=3):
+        super().__init__()
+        self.dense = nn.Dense(2, in_units=units)
 
     def hybrid_forward(self, F, x, mask, label=None):
         y = self.dense(x)
@@ -50,59 +66,20 @@ class Masked(gluon.HybridBlock):
 
 
 @UNUSED
+@pytest.mark.parametrize("units", [3, 0])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_input_that_is_not_used(policy):
-    net, label = started(Masked()), mx.nd.zeros((4, 2))
-    expected = net(X, MASK)
-    convert(net, policy)
-    for given in ((MASK,), (MASK.astype("int32"), None), (MASK, label)):
-        assert 0 < difference(net(X, *given), expected) < 8 * EPS
-    assert report(net).casts > 0
-
-
-@UNUSED
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_label_that_is_used_in_training_alone(policy):
-    net, label = started(Masked()), mx.nd.ones((4, 2))
-    expected = net(X, MASK)
-    convert(net, policy)
-    with autograd.record():
-        y = net(X, MASK, label)
-    y.backward()
-    assert difference(y, expected - 1) < 8 * EPS
-    assert difference(net(X, MASK, label), expected) < 8 * EPS
-    np.testing.assert_allclose(net.dense.weight.grad().asnumpy(), np.tile(X.asnumpy().sum(0), (2, 1)), atol=8 * EPS)
-
-
-@UNUSED
-@pytest.mark.parametrize("policy", POLICIES)
-def test_an_input_that_is_not_used_while_shapes_are_unknown(policy):
-    """Where MXNet can initialize a net that is not hybridized."""
-    net = started(Masked(units=0))
+def test_inputs_that_are_not_used_or_in_training_alone(policy, units):
+    net, label = started(Masked(units)), mx.nd.ones((4, 2))
     twin = copy.deepcopy(net)
-    convert(net, policy)
-    found = net(X, MASK)
-    twin(X, MASK)
+    convert(net, policy)(X, MASK)
+    twin(X, MASK)  # MXNet can initialize it, as it is not hybridized
     twin.dense.weight.set_data(net.dense.weight.data().astype("float32"))
-    assert difference(found, twin(X, MASK)) < 8 * EPS
-
-
-@UNUSED
-def test_an_input_that_is_not_used_by_a_converted_net_within_another():
-    class Outer(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.inner = Masked()
-
-        def hybrid_forward(self, F, x, mask):
-            return self.inner(x, mask)
-
-    net = started(Outer())
-    expected = net(X, MASK)
-    convert(net.inner, "O1")
-    net.hybridize()
-    assert 0 < difference(net(X, MASK), expected) < 8 * EPS
+    expected = twin(X, MASK)
+    for inputs in ((MASK,), (MASK.astype("int32"), None), (MASK, label)):
+        assert 0 < difference(net(X, *inputs), expected) < 8 * EPS
+    assert report(net).casts > 0
+    assert difference(recorded(net, X, MASK, label), expected - 1) < 8 * EPS
+    np.testing.assert_allclose(net.dense.weight.grad().asnumpy(), np.tile(X.asnumpy().sum(0), (2, 1)), atol=8 * EPS)
 
 
 # ---------------------------------------------------------------------- weights that are computed
@@ -119,78 +96,55 @@ class DroppedParameter(gluon.Parameter):
         return mx.nd.Dropout(self._check_and_get(self._data, ctx), p=0.5, mode=self.mode)
 
 
-def dropping(net, mode):
-    """Give the Dense layers of a net weights that are dropped."""
-    for layer in net:
-        dropped = DroppedParameter(layer.weight, mode)
-        layer.params._params[dropped.name] = layer._reg_params["weight"] = dropped
-        object.__setattr__(layer, "weight", dropped)
-    return net
-
-
-def dense(*units):
-    net = nn.HybridSequential()
-    net.add(*(nn.Dense(out, in_units=ins, use_bias=False) for ins, out in zip(units, units[1:])))
-    return net
-
-
-@pytest.mark.parametrize("policy", ["O0", *POLICIES])
-def test_a_weight_that_is_dropped_in_training_infers_whole(policy):
-    net = started(dropping(dense(3, 8, 2), "training"))
-    expected = net(X)
-    convert(net, policy)
-    assert difference(net(X), expected) < 64 * EPS
-    assert difference(net(X), expected) < 64 * EPS
+def dropping(layer, name="weight", mode="training"):
+    """Give a layer a weight that is dropped."""
+    dropped = DroppedParameter(layer._reg_params[name], mode)
+    layer.params._params[dropped.name] = layer._reg_params[name] = dropped
+    object.__setattr__(layer, name, dropped)
+    return started(layer)
 
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_weight_that_is_always_dropped_is_dropped_anew_in_each_call(policy, static):
-    net = started(dropping(dense(3, 64), "always"))
+    net = dropping(nn.Dense(64, in_units=3, use_bias=False), mode="always")
     net.hybridize(static_alloc=static, static_shape=static)
     convert(net, policy)
-    one = mx.nd.ones((1, 3))
-    results = [net(one).asnumpy() for _ in range(8)]
-    weight = net[0].weight._data[0].asnumpy().astype(np.float64)
-    sums = {bits: 2 * (weight * bits).sum(1) for bits in map(tuple, np.ndindex(2, 2, 2))}
+    results = [net(mx.nd.ones((1, 3))).asnumpy() for _ in range(8)]
+    weight = net.weight._data[0].asnumpy().astype(np.float64)
+    sums = [2 * (weight * bits).sum(1) for bits in np.ndindex(2, 2, 2)]
     for result in results:  # each output is twice the sum of some of its three weights
-        assert (np.min([abs(result[0] - each) for each in sums.values()], axis=0) < 16 * EPS).all()
+        assert (np.min(abs(result[0] - sums), axis=0) < 16 * EPS).all()
     assert len({result.tobytes() for result in results}) == 8
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_dropped_weight_is_trained_where_it_is_not_dropped(policy):
-    net = convert(started(dropping(dense(3, 64), "training")), policy)
-    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=8)
-    weight = net[0].weight
-    before = weight._data[0].asnumpy()
-    with autograd.record():
-        y = net(mx.nd.ones((1, 3)))
-    with trainer.scale_loss(y) as scaled:
+def test_a_weight_that_is_dropped_in_training_infers_whole_and_is_trained_where_it_is_kept(policy):
+    net, x = dropping(nn.Dense(64, in_units=3, use_bias=False)), mx.nd.ones((1, 3))
+    expected = net(x)
+    trainer = Trainer(convert(net, policy).collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=8)
+    for _ in range(2):
+        assert difference(net(x), expected) < 64 * EPS
+    before = net.weight._data[0].asnumpy()
+    with autograd.record(), trainer.scale_loss(net(x)) as scaled:
         autograd.backward(scaled)
     trainer.step(1)
-    change = weight._data[0].asnumpy().astype(np.float64) - before
+    change = net.weight._data[0].asnumpy().astype(np.float64) - before
     kept = abs(change) > 1
     assert 0.3 < kept.mean() < 0.7
     np.testing.assert_allclose(change, np.where(kept, -2, 0), atol=8 * EPS)  # kept values are doubled
-    np.testing.assert_allclose(y.asnumpy()[0], 2 * (before * kept).sum(1), atol=32 * EPS)
+    np.testing.assert_allclose(scaled.asnumpy()[0] / 8, 2 * (before * kept).sum(1), atol=32 * EPS)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["O0", *POLICIES])
 def test_recurrent_weights_that_are_dropped(policy):
     """As in GluonNLP's AWD language model."""
-    net = rnn.LSTM(4, input_size=3)
-    dropped = DroppedParameter(net.l0_h2h_weight, "training")
-    net.params._params[dropped.name] = net._reg_params["l0_h2h_weight"] = dropped
-    started(net)
-    data = mx.nd.ones((5, 2, 3))
+    net, data = dropping(rnn.LSTM(4, input_size=3), "l0_h2h_weight"), mx.nd.ones((5, 2, 3))
     expected = net(data)
     convert(net, policy)
     assert difference(net(data), expected) < 64 * EPS
-    mx.random.seed(3)
     with autograd.record():
-        first, second = net(data), net(data)
-    assert difference(first, second) > 64 * EPS
+        assert difference(net(data), net(data)) > 16 * EPS
 
 
 # ---------------------------------------------------------------------- numbers as inputs
@@ -201,8 +155,8 @@ class Repeating(gluon.HybridBlock):
 
     act_type = "tanh"
 
-    def __init__(self, units=6, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, units=6):
+        super().__init__()
         with self.name_scope():
             self.dense = nn.Dense(3, in_units=units)
 
@@ -218,46 +172,25 @@ class Repeating(gluon.HybridBlock):
 
 @pytest.mark.parametrize("units", [6, 0])
 @pytest.mark.parametrize("policy", ["O0", *POLICIES])
-def test_numbers_are_constants_of_the_graph(policy, units):
-    net = started(Repeating())
-    expected = net(X)
-    restarted = started(Repeating(units))
-    convert(restarted, policy)
-    assert difference(restarted(X), expected) < 16 * EPS
+def test_numbers_are_constants_of_the_graph_and_another_is_another_graph(policy, units):
+    plain, net = started(Repeating()), convert(started(Repeating(units)), policy)
+    for call in (net, lambda x: recorded(net, x)):
+        assert difference(call(X), plain(X)) < 16 * EPS
+        plain.act_type = net.act_type = "relu"
+    if policy != "O0":
+        assert report(net).casts > 0
+        with pytest.raises(ConvertError, match="MXNet cannot infer its shapes"):
+            net(X, 3)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_another_number_is_another_graph(policy):
-    net = started(Repeating())
-    net.act_type = "relu"
-    expected = net(X)
-    net.act_type = "tanh"
-    convert(net, policy)
-    net(X)
-    net.act_type = "relu"
-    with autograd.record():
-        y = net(X)
-    y.backward()
-    assert difference(y, expected) < 16 * EPS and report(net).casts > 0
-    with pytest.raises(ConvertError, match="MXNet cannot infer its shapes"):
-        net(X, 3)
-
-
-def test_numbers_reach_a_converted_net_within_another():
-    class Outer(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.inner = Repeating()
-
-        def hybrid_forward(self, F, x):
-            return self.inner(x, 2)
-
-    net = started(Outer())
-    expected = net(X)
+@UNUSED
+@pytest.mark.parametrize("inner, inputs, args", [(Masked, [X, MASK], []), (Repeating, [X], [2])])
+def test_a_converted_net_within_another_is_given_unused_inputs_and_numbers(inner, inputs, args):
+    net = started(Around(inner(), *args))
+    expected = net(*inputs)
     convert(net.inner, "O1")
     net.hybridize()
-    assert 0 < difference(net(X), expected) < 16 * EPS
+    assert 0 < difference(net(*inputs), expected) < 16 * EPS
 
 
 def test_ranges_of_a_net_that_hands_over_numbers_are_measured():
@@ -268,126 +201,253 @@ def test_ranges_of_a_net_that_hands_over_numbers_are_measured():
 # ---------------------------------------------------------------------- parts
 
 
-class Whole(gluon.HybridBlock):
-    def __init__(self, units=3, hidden=4, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.features = nn.HybridSequential()
-            self.features.add(nn.Dense(4, in_units=units), nn.BatchNorm(in_channels=hidden), nn.Activation("tanh"))
-            self.output = nn.Dense(2, in_units=hidden)
-
-    def hybrid_forward(self, F, x):
-        return self.output(self.features(x))
+def whole(units=3, hidden=4):
+    """Return a net of a part and a layer behind it."""
+    part = sequence(nn.Dense(4, in_units=units), nn.BatchNorm(in_channels=hidden), nn.Activation("tanh"))
+    return started(sequence(part, nn.Dense(2, in_units=hidden)))
 
 
 @pytest.mark.parametrize("hybridized", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_part_of_a_converted_net_is_called_by_itself(policy, hybridized):
-    net = started(Whole())
-    expected, features = net(X), net.features(X)
-    convert(net, policy)
+def test_a_part_of_a_converted_net_is_called_and_trained_by_itself(policy, hybridized):
+    net, plain = convert(whole(), policy), whole()
     if hybridized:
         net.hybridize()
     for _ in range(2):
-        found = net.features(X)
-        assert difference(found, features) < 8 * EPS and found.dtype == np.float32
-        assert difference(net.output(found), expected) < 16 * EPS
-        assert difference(net(X), expected) < 16 * EPS
-    assert difference(copy.deepcopy(net.features)(X), features) < 8 * EPS
-    restore(net)
-    assert difference(net.features(X), features) < 8 * EPS
+        features = net[0](X)
+        assert difference(features, plain[0](X)) < 8 * EPS and features.dtype == np.float32
+        assert difference(net[1](features), plain(X)) < 16 * EPS
+        assert difference(net(X), plain(X)) < 16 * EPS
+    assert difference(copy.deepcopy(net[0])(X), features) == 0
+    for each in (net, plain):
+        recorded(lambda x, each=each: each[1](each[0](x)), X)
+    for param, expected in zip(net.collect_params().values(), plain.collect_params().values()):
+        if param.grad_req != "null":
+            assert difference(param.grad().astype("float32"), expected.grad()) < 32 * EPS
+    assert difference(restore(net)[0](X), plain[0](X)) < 8 * EPS
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_part_is_called_before_the_net_has_shapes(policy):
-    net = convert(started(Whole(units=0, hidden=0)), policy)
-    features = net.features(X)
-    assert difference(net.output(features), net(X)) < 16 * EPS
-
-
-@pytest.mark.parametrize("hybridized", [False, True])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_part_that_is_called_by_itself_is_trained(policy, hybridized):
-    net, plain = started(Whole()), started(Whole())
-    convert(net, policy)
-    if hybridized:
-        net.hybridize()
-    for each in (net, plain):
-        with autograd.record():
-            y = each.output(each.features(X))
-        y.backward()
-    for param, expected in zip(net.collect_params().values(), plain.collect_params().values()):
-        if param.grad_req != "null":
-            assert difference(param.grad().astype("float32"), expected.grad()) < 32 * EPS
+    net = convert(whole(units=0, hidden=0), policy)
+    features = net[0](X)
+    assert difference(net[1](features), net(X)) < 16 * EPS
 
 
 # ---------------------------------------------------------------------- parameters of another conversion
 
 
-def tied():
-    """Return two nets that share a layer's parameters."""
-    first = nn.HybridSequential(prefix="first_")
-    with first.name_scope():
-        first.add(nn.Dense(3, in_units=3))
-    second = nn.HybridSequential(prefix="second_")
-    with second.name_scope():
-        second.add(nn.Dense(3, in_units=3, params=first[0].params))
-    return started(first), second
-
-
 @pytest.mark.parametrize("hybridized", [False, True])
 @pytest.mark.parametrize("policy", ["O2", "O3"])
 def test_parameters_that_another_conversion_stored_low_name_the_block_to_convert(policy, hybridized):
-    first, second = tied()
+    first = started(nn.Dense(3, in_units=3, prefix="first_"))
+    second = nn.Dense(3, in_units=3, prefix="second_", params=first.params)
     expected = second(X)
     convert(first, policy)
     if hybridized:
         second.hybridize()
     message = (
-        r"block 'second\w*' \(\w+\) reads parameter 'first_dense0_(weight|bias)', which the conversion of another "
+        r"block 'second' \(\w+\) reads parameter 'first_(weight|bias)', which the conversion of another "
         r"block stores in float16\. Convert block 'second' too: mxmp\.gluon\.convert\(net, policy\)"
     )
     for _ in range(2):
         with pytest.raises(ConvertError, match=message):
             second(X)
     convert(second, policy)
-    assert difference(second(X), expected) < 8 * EPS
-    assert difference(first(X), expected) < 8 * EPS
+    for net in (first, second):
+        assert difference(net(X), expected) < 8 * EPS
 
 
 @pytest.mark.parametrize("policy", ["O2", "O3"])
 def test_a_hybridized_net_around_a_converted_one_reads_parameters_as_they_are_stored(policy):
-    net = nn.HybridSequential()
-    net.add(nn.Dense(3, in_units=3), dense(3, 3, 2))
-    started(net)
+    net = started(sequence(nn.Dense(3, in_units=3), sequence(nn.Dense(3, in_units=3), nn.Dense(2, in_units=3))))
     expected = net(X)
     convert(net[1], policy)
     net.hybridize()
-    with autograd.record():
-        y = net(X)
-    y.backward()
-    assert 0 < difference(y, expected) < 64 * EPS
-    assert net[1][0].weight.grad().dtype == np.float16
+    assert 0 < difference(recorded(net, X), expected) < 64 * EPS
+    assert net[1][0].weight.grad().dtype == net[1][0].weight.data().dtype == np.float16
 
 
-def test_what_a_user_reads_is_as_it_is_stored():
-    net = convert(started(dense(3, 2)), "O2")
-    net[0](X)
-    assert net[0].weight.data().dtype == np.float16
+class Partly(nn.HybridSequential):
+    def hybrid_forward(self, F, x):
+        return self[0](x)
 
 
 def test_a_parameter_that_no_operator_reads_is_told_of_and_kept():
-    class Partly(nn.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.used, self.spare = nn.Dense(3, in_units=4), nn.Dense(2, in_units=4)
-
-        def hybrid_forward(self, F, x):
-            return self.used(x)
-
-    net = Partly()
-    net.initialize()
-    convert(net, "O1")
+    net = convert(started(sequence(nn.Dense(3, in_units=3), nn.Dense(2, in_units=3), kind=Partly)), "O1")
     with pytest.warns(UserWarning, match="not used by any computation"):
-        assert net(mx.nd.ones((2, 4))).shape == (2, 3)
+        assert net(X).shape == (4, 3)
     assert len(net.collect_params().keys()) == 4
+
+
+# ---------------------------------------------------------------------- what users run into
+
+
+def make():
+    layers = nn.Dense(4, in_units=3, prefix="first_"), nn.BatchNorm(in_channels=4), nn.Dense(2, in_units=4, prefix="last_")
+    return started(sequence(*layers, nn.Activation("sigmoid")))
+
+
+@pytest.mark.parametrize("policy", ["O0", "float32"])
+def test_the_report_of_a_float32_policy(policy):
+    net = convert(make(), policy)
+    for _ in range(2):
+        rows = report(net)
+        assert rows.policy == str(Policy.parse(policy)) and rows.casts == 0 and rows.count == {"float32": 4}
+        assert [row.op for row in rows.rows] == ["FullyConnected", "BatchNorm", "FullyConnected", "Activation"]
+        assert {row.reason for row in rows.rows} == {"the policy computes in float32"}
+        convert(net, "O1", last_layer_fp32=True)(X)
+        precisions = {row.name: row.precision for row in report(net).rows}
+        assert precisions["first_fwd"] == "float16" and precisions["last_fwd"] == "float32"
+        assert convert(net, "O1,last_layer_fp32=True")._mxmp_conversion is net._mxmp_conversion
+        assert convert(net, policy)(X).shape == (4, 2)
+
+
+class TwoInputs(gluon.HybridBlock):
+    """A net whose inputs cannot be guessed."""
+
+    def hybrid_forward(self, F, pair):
+        return F.dot(pair[0], pair[1])
+
+
+def test_the_float32_report_of_a_net_whose_inputs_are_unknown():
+    net = convert(TwoInputs(), "O0")
+    net.hybridize()
+    net([X, X.T])
+    assert [row.precision for row in report(net).rows] == ["float32"]
+
+
+@pytest.mark.parametrize("convert_it", [lambda net: convert(net, "O1"), lambda net: cast(net, "float16")])
+def test_a_net_that_was_cast_is_converted_once_it_is_cast_back(convert_it):
+    net = make()
+    net.cast("float16")
+    with pytest.raises(ConvertError, match=r"'first_weight' is float16 already.*mxmp\.gluon\.cast\(net"):
+        convert_it(net)
+    net.cast("float32")
+    assert convert_it(net)(X).dtype == np.float32
+    assert convert(net, "O1")(X).dtype == np.float32
+
+
+def test_a_hook_of_the_outermost_net_gets_arrays():
+    net, seen = make(), []
+    net.register_forward_hook(lambda block, args, out: seen.append(out.asnumpy()))
+    outputs = convert(net, "O1")(X).asnumpy()
+    assert len(seen) == 1 and np.array_equal(seen[0], outputs)
+
+
+def sequential(cell):
+    for each in (rnn.LSTMCell(4, input_size=3), rnn.DropoutCell(0.0), rnn.LSTMCell(4, input_size=4)):
+        cell.add(each)
+    return cell
+
+
+def convolution(name, dimensions):
+    options = dict(hidden_channels=4, i2h_kernel=3, h2h_kernel=3, i2h_pad=1)
+    return lambda: getattr(contrib_rnn, name)((3, *[8] * dimensions), **options)
+
+
+CELLS = {
+    "RNN": lambda: rnn.RNNCell(4, input_size=3),
+    "LSTM": lambda: rnn.LSTMCell(4, input_size=3),
+    "GRU": lambda: rnn.GRUCell(4, input_size=3),
+    "Dropout": lambda: rnn.DropoutCell(0.0),
+    "Zoneout": lambda: rnn.ZoneoutCell(rnn.RNNCell(4, input_size=3)),
+    "Residual": lambda: rnn.ResidualCell(rnn.RNNCell(3, input_size=3)),
+    "Bidirectional": lambda: rnn.BidirectionalCell(rnn.RNNCell(4, input_size=3), rnn.RNNCell(4, input_size=3)),
+    "Sequential": lambda: sequential(rnn.SequentialRNNCell()),
+    "HybridSequential": lambda: sequential(rnn.HybridSequentialRNNCell()),
+    "VariationalDropout": lambda: contrib_rnn.VariationalDropoutCell(rnn.LSTMCell(4, input_size=3)),
+    "LSTMP": lambda: contrib_rnn.LSTMPCell(4, 3, input_size=3),
+    **{f"Conv{n}D{kind}": convolution(f"Conv{n}D{kind}Cell", n) for n, kind in [(1, "RNN"), (2, "LSTM"), (3, "GRU")]},
+}
+
+
+@pytest.mark.parametrize("merge", [None, True, False])
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_unroll(name, merge):
+    def unroll():
+        outputs, _ = cell.unroll(5, x, layout="NTC", merge_outputs=merge)
+        return (mx.nd.stack(*outputs, axis=1) if isinstance(outputs, list) else outputs).asnumpy()
+
+    cell = CELLS[name]()
+    cell.initialize()
+    size = (8,) * int(name[4]) if name.startswith("Conv") else ()
+    x = mx.nd.array(np.random.RandomState(0).randn(2, 5, 3, *size))
+    expected = unroll()
+    convert(cell, "O1")
+    np.testing.assert_allclose(unroll(), expected, atol=5e-3)
+
+
+def test_a_dropout_cell_drops_when_it_trains():
+    cell, x = convert(rnn.DropoutCell(0.5), "O1"), mx.nd.ones((2, 5, 30))
+    assert np.array_equal(cell.unroll(5, x, merge_outputs=True)[0].asnumpy(), x.asnumpy())
+    with autograd.record():
+        outputs, states = cell.unroll(5, x, merge_outputs=True)
+    assert set(np.unique(outputs.asnumpy())) == {0, 2} and states == []
+
+
+def test_a_converted_net_and_its_copies_say_what_they_are():
+    net = make()
+    plain = repr(net)
+    convert(net, "O1")
+    for each in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert repr(each) == f"{plain}\nconverted by mxmp: {Policy.parse('O1')}"
+        kind = type(each)
+        assert isinstance(each, nn.HybridSequential)
+        assert (kind.__name__, kind.__qualname__) == ("HybridSequential", "HybridSequential")
+        part = each[:1]  # HybridSequential makes it by type(net)
+        assert "converted" not in repr(part) and repr(pickle.loads(pickle.dumps(part))) == repr(part)
+        empty = kind.__new__(kind)
+        empty._children = {}
+        assert repr(empty) == "HybridSequential(\n\n)"
+        assert repr(restore(each)) == plain and type(each) is type(kind()) is nn.HybridSequential
+
+
+def test_a_trainer_says_what_it_is():
+    trainer = Trainer(make()[0].collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=128)
+    assert repr(trainer) == (
+        "Trainer(2 parameters, SGD, learning_rate=0.1, loss_scale=StaticLossScale(value=128.0), skipped_steps=0)"
+    )
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+@pytest.mark.parametrize("in_channels", [0, 3])
+def test_a_net_that_was_called_too_early_runs_once_it_is_initialized(policy, in_channels):
+    net, x = convert(nn.Conv2D(2, 3, in_channels=in_channels), policy), mx.nd.ones((1, 3, 8, 8))
+    with pytest.raises(RuntimeError, match="has not been initialized"):
+        net(x)
+    net.initialize()
+    assert net(x).shape == (1, 2, 6, 6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_zero_grad_of_all_parameters_knows_their_dtype(dtype):
+    """MXNet's operator for many arrays has no bfloat16, and fails at a later wait."""
+    net = sequence(make(), nn.BatchNorm(in_channels=2))
+    net[1].initialize()
+    cast(net, dtype)
+    params = net.collect_params()
+    gradients = [param.grad() for param in params.values() if param.grad_req != "null"]
+    for grad in gradients:
+        grad[:] = 1
+    params.zero_grad()
+    assert not any(mx.nd.amp_cast(grad, dtype="float32").asnumpy().any() for grad in gradients)
+    assert sum(grad.dtype == to_numpy(dtype) for grad in gradients) == 4
+    assert list(net.collect_params(".*weight").keys()) == [name for name in params if "weight" in name]
+
+
+def test_a_part_belongs_to_each_conversion_that_holds_it():
+    shared = started(nn.Dense(4, in_units=3))
+    nets = [convert(sequence(shared), "O2") for _ in range(2)]
+    for net in nets:
+        net(X)
+    restore(nets[1])
+    assert shared(X).dtype == np.float32  # called by itself, on weights that the other net stores low
+
+
+def test_convert_again_takes_in_what_was_put_into_a_net():
+    outer = convert(sequence(make()), "O1")
+    outer(X)
+    outer[0].add(nn.Dense(2, in_units=2, weight_initializer="zeros"))
+    outer[0][-1].initialize()
+    assert not np.any(convert(outer, "O1")(X).asnumpy())

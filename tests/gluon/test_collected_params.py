@@ -7,7 +7,7 @@ from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
 from mxmp.mxnet_private import blocks
-from tests.gluon.nets import sequential
+from tests.gluon.nets import sequence
 
 
 class Own(nn.HybridSequential):
@@ -19,13 +19,13 @@ class Own(nn.HybridSequential):
 
 def shared():
     first = nn.Dense(2)
-    return sequential(first, nn.Dense(2, params=first.params), first)
+    return sequence(first, nn.Dense(2, params=first.params), first)
 
 
 def own():
     inner = Own()
     inner.add(nn.Dense(2))
-    return sequential(inner, nn.Dense(3), kind=nn.Sequential)
+    return sequence(inner, nn.Dense(3), kind=nn.Sequential)
 
 
 MAKERS = {
@@ -46,4 +46,4 @@ def test_parameters_are_those_of_collect_params_in_its_order(make):
 
 def test_two_parameters_of_one_name_are_refused():
     with pytest.raises(AssertionError, match="different Parameters with the same name 'same_weight'"):
-        blocks.collected_params(sequential(*[nn.Dense(2, prefix="same_") for _ in range(2)], kind=nn.Sequential))
+        blocks.collected_params(sequence(*[nn.Dense(2, prefix="same_") for _ in range(2)], kind=nn.Sequential))

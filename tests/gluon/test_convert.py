@@ -13,7 +13,7 @@ from mxnet.gluon import nn
 from mxmp import Policy
 from mxmp.errors import PolicyError
 from mxmp.gluon import Trainer, cast, convert, export, report, restore
-from tests.gluon.nets import Function, initialized, precisions, sequential
+from tests.gluon.nets import Function, initialized, operator_precisions, sequence
 from tests.values import DTYPES
 
 BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.bfloat16)
@@ -206,7 +206,7 @@ def test_cast_is_low_storage_with_float32_where_it_matters(dtype):
     np.testing.assert_allclose(found.asnumpy(), expected, atol=ATOL[dtype])
     stored = dtypes_of(net)
     assert stored["conv0_weight"] == dtype and stored["batchnorm0_gamma"] == "float32"
-    assert precisions(net)["softmax"] == "float32" and precisions(net)["Convolution"] == dtype
+    assert operator_precisions(net)["softmax"] == "float32" and operator_precisions(net)["Convolution"] == dtype
     cast(net, "float32")
     assert np.array_equal(net(x).asnumpy(), expected)
 
@@ -231,14 +231,14 @@ def test_gradients_of_a_float16_input_accumulate():
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 @pytest.mark.parametrize("policy", ["O1", "O3"])
 def test_indices_are_never_cast(dtype, policy):
-    net = initialized(sequential(nn.Embedding(3000, 4), nn.Dense(2, flatten=False)))
+    net = initialized(sequence(nn.Embedding(3000, 4), nn.Dense(2, flatten=False)))
     ids = mx.nd.array([[2049, 2051]], dtype=dtype)  # float16 would make both 2048 and 2052
     expected = net(ids).asnumpy()
     np.testing.assert_allclose(convert(net, policy)(ids).asnumpy(), expected, atol=1e-4)
 
 
 def test_batches_of_a_data_loader_with_workers():
-    net, x = convert(initialized(sequential(nn.Dense(2, in_units=3))), "O1"), mx.nd.random.uniform(shape=(4, 3))
+    net, x = convert(initialized(sequence(nn.Dense(2, in_units=3))), "O1"), mx.nd.random.uniform(shape=(4, 3))
     assert (net(x.as_in_context(mx.Context("cpu_shared", 0))) == net(x)).min() == 1
 
 
@@ -282,7 +282,7 @@ class OwnForward(gluon.HybridBlock):
 OUTER = {
     "a plain block": (lambda: initialized(Plain()), 3),
     "a hybrid block with a forward of its own": (lambda: initialized(OwnForward()), 1),
-    "a block that stands twice": (lambda: initialized(sequential(*[nn.Dense(4, in_units=4)] * 2, kind=nn.Sequential)), 1),
+    "a block that stands twice": (lambda: initialized(sequence(*[nn.Dense(4, in_units=4)] * 2, kind=nn.Sequential)), 1),
 }
 
 
@@ -307,7 +307,7 @@ def symbol_block():
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 @pytest.mark.parametrize("inner", [lambda: nn.Dense(4), symbol_block], ids=["layer", "symbol"])
 def test_a_converted_block_inside_an_unconverted_one(inner, policy):
-    net, x = initialized(sequential(inner(), nn.Dense(3))), mx.nd.random.normal(shape=(2, 4))
+    net, x = initialized(sequence(inner(), nn.Dense(3))), mx.nd.random.normal(shape=(2, 4))
     convert(net[0], policy)
     found = net(x).asnumpy()  # the parameters come late
     for active in (True, False):
@@ -427,7 +427,7 @@ def looped(net, F, x, weight):
 def test_the_last_layer_may_be_float32(policy, stored):
     net = convert(make(), f"{policy},last_layer_fp32=True")
     net(batch())
-    assert precisions(net).items() >= {"FullyConnected": "float32", "Convolution": "float16"}.items()
+    assert operator_precisions(net).items() >= {"FullyConnected": "float32", "Convolution": "float16"}.items()
     assert dtypes_of(net).items() >= {"dense0_weight": "float32", "conv0_weight": stored}.items()
 
 
@@ -435,7 +435,7 @@ def test_the_last_layer_may_be_within_a_loop():
     net = initialized(Function(looped, {"weight": (4, 4)}, before=nn.Dense(4, flatten=False)))
     convert(net, "O1,last_layer_fp32=True")
     net(mx.nd.ones((3, 2, 5)))
-    assert precisions(net).items() >= {"FullyConnected": "float16", "dot": "float32", "tanh": "float32"}.items()
+    assert operator_precisions(net).items() >= {"FullyConnected": "float16", "dot": "float32", "tanh": "float32"}.items()
 
 
 def test_block_and_name_overrides():
@@ -443,7 +443,7 @@ def test_block_and_name_overrides():
     convert(net, Policy.parse("O1", blocks={net.out.prefix: "float32"}, names={"*softmax*": "float16"}))
     net(batch())
     expected = {"FullyConnected": "float32", "softmax": "float16", "Convolution": "float16"}
-    assert precisions(net).items() >= expected.items()
+    assert operator_precisions(net).items() >= expected.items()
 
 
 class TwoInputs(gluon.HybridBlock):
@@ -455,7 +455,7 @@ class TwoInputs(gluon.HybridBlock):
 
 
 def test_pattern_that_matches_nothing_in_several_graphs():
-    net = initialized(sequential(nn.Dense(3, prefix="known_"), TwoInputs(prefix="late_"), kind=nn.Sequential))
+    net = initialized(sequence(nn.Dense(3, prefix="known_"), TwoInputs(prefix="late_"), kind=nn.Sequential))
     convert(net, Policy.parse("O1", names={"*typo*": "float32"}))
     net[0](mx.nd.ones((2, 3)))
     for _ in range(2):
@@ -508,7 +508,7 @@ def test_a_recurrent_layer_may_be_called_with_and_without_states(first):
 
 @pytest.mark.parametrize("policy, stored", [("O1", np.float32), ("O2", np.float16)])
 def test_summary_works_as_before(policy, stored, capsys):
-    net, x = convert(initialized(sequential(nn.Dense(4, in_units=3), nn.Dense(2))), policy), mx.nd.ones((2, 3))
+    net, x = convert(initialized(sequence(nn.Dense(4, in_units=3), nn.Dense(2))), policy), mx.nd.ones((2, 3))
     expected = net(x).asnumpy()
     net.summary(x)
     assert "Total params" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp.gluon import convert
-from tests.gluon.nets import Function, initialized, sequential
+from tests.gluon.nets import Function, initialized, sequence
 
 STATIC = {"static_alloc": True, "static_shape": True}
 
@@ -37,7 +37,7 @@ def check(found, expected):
 
 def prelus(channels=1):
     layers = [nn.Dense(8, in_units=5), nn.PReLU(in_channels=channels), nn.Dense(6, in_units=8), nn.PReLU()]
-    return sequential(*layers, nn.Dense(2, in_units=6))
+    return sequence(*layers, nn.Dense(2, in_units=6))
 
 
 def prelu_in_a_loop():
@@ -50,7 +50,7 @@ def prelu_in_a_loop():
 MAKERS = {
     "one slope": prelus,
     "a slope for each channel": lambda: prelus(8),
-    "in a part of a net": lambda: sequential(prelus(), nn.Dense(2, in_units=2)),
+    "in a part of a net": lambda: sequence(prelus(), nn.Dense(2, in_units=2)),
     "in a loop": prelu_in_a_loop,
 }
 
@@ -71,7 +71,7 @@ def test_prelu_of_a_converted_net_gets_the_gradient_that_it_gets_operator_by_ope
 
 
 def test_prelu_keeps_infinite_values_in_training():
-    net = convert(initialized(sequential(nn.Dense(3, in_units=3), nn.PReLU()), mx.init.One()), "O1")
+    net = convert(initialized(sequence(nn.Dense(3, in_units=3), nn.PReLU()), mx.init.One()), "O1")
     with autograd.record():
         found = net(mx.nd.array([[np.inf, 0, 0], [-np.inf, 0, 0]]))
     assert found.asnumpy()[:, 0].tolist() == [np.inf, -np.inf]

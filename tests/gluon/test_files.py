@@ -1,8 +1,9 @@
-"""Files of a converted net on a full disk, interrupted, or damaged: all of the old, or all of the new."""
+"""Files of a converted net: on a full disk, interrupted or damaged, and imported as a SymbolBlock."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -10,153 +11,218 @@ import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
 
+from mxmp.diagnose import compare
 from mxmp.errors import CheckpointError
-from mxmp.gluon import Trainer, convert, export
+from mxmp.gluon import convert, export, restore
+from mxmp.gluon.storage import reading_stored
 from tests.full_disk import files_of_at_most
-from tests.symbol.refusals import contents, nothing_written, refused
+from tests.gluon.nets import X, cnn, exact, exported, imported, sequence, started, train
+from tests.symbol.refusals import nothing_written, refused
 
 DATA = mx.nd.ones((2, 30))
 
 
-def make(policy="O2", units=50):
-    net = nn.HybridSequential(prefix="net_")
+class Noting(nn.HybridSequential):
+    """A net whose class defines the export."""
+
+    def export(self, path, epoch=0, **kwargs):
+        super().export(path, epoch, **kwargs)
+        Path(f"{path}-note").write_text("mine")
+
+
+def dense(policy="O2", units=50, kind=nn.HybridSequential):
+    net = kind(prefix="net_")
     with net.name_scope():
         net.add(nn.Dense(units, in_units=30), nn.BatchNorm(in_channels=units), nn.Dense(5, in_units=units))
     net.initialize(mx.init.Xavier())
-    convert(net, policy)
-    net(DATA)
+    convert(net, policy)(DATA)
     return net
 
 
-def values(net):
-    return {name: param._reduce().asnumpy() for name, param in net.collect_params().items()}
+SAVES = {
+    "save_parameters": lambda net, path: net.save_parameters(f"{path}.params"),
+    "save_params": lambda net, path: net.save_params(f"{path}.params"),
+    "export": export,
+    "save_states": lambda net, path: train(net, 1, x=DATA).save_states(f"{path}.states"),
+}
 
 
-def save_parameters(net, path):
-    net.save_parameters(f"{path}.params")
-
-
-def save_states(net, path):
-    trainer = Trainer(net.collect_params(), "adam", loss_scale=8)
-    with mx.autograd.record(), trainer.scale_loss(net(DATA).sum()) as scaled:
-        scaled.backward()
-    trainer.step(1)
-    trainer.save_states(f"{path}.states")
-
-
-SAVES = {"save_parameters": save_parameters, "export": export, "save_states": save_states}
-
-
+@pytest.mark.filterwarnings("ignore:save_params is deprecated")
+@pytest.mark.parametrize("units", [50, 1])  # the largest file of an export is that of the parameters, or of the symbol
 @pytest.mark.parametrize("missing", [1, 3000, 0.5, 0.99])
 @pytest.mark.parametrize("save", SAVES.values(), ids=SAVES.keys())
-def test_a_full_disk_leaves_the_earlier_files(save, missing, tmp_path):
+def test_a_full_disk_leaves_the_earlier_files(save, missing, units, tmp_path):
     """One byte is missing, MXNet's last buffer, or much."""
-    net, path = make(), str(tmp_path / "net")
-    save(net, path)
+    path, other = str(tmp_path / "net"), dense(units=units)
+    save(dense(units=units), path)
     largest = max(os.path.getsize(tmp_path / name) for name in os.listdir(tmp_path))
-    size = largest - missing if missing >= 1 else int(largest * (1 - missing))
-    other = make()
+    size = max(largest - missing, 0) if missing >= 1 else int(largest * (1 - missing))
     with nothing_written(tmp_path), refused(CheckpointError, path, "cannot be written"), files_of_at_most(size):
         save(other, path)
 
 
-def test_an_export_whose_symbol_does_not_fit_leaves_both_files(tmp_path):
-    net, path = make(units=1), str(tmp_path / "net")
-    export(net, path)
-    assert os.path.getsize(f"{path}-symbol.json") > os.path.getsize(f"{path}-0000.params")
-    with nothing_written(tmp_path), refused(CheckpointError, path), files_of_at_most(
-        os.path.getsize(f"{path}-symbol.json") - 1
-    ):
-        export(make(units=1), path)
-
-
-@pytest.mark.parametrize("save", [save_parameters, export])
+@pytest.mark.parametrize("save", ["save_parameters", "export"])
 def test_an_interrupted_save_leaves_the_earlier_files(save, tmp_path, monkeypatch):
     def interrupt(file, arrays):
-        with open(file, "wb") as stream:
-            stream.write(b"half of it")
+        Path(file).write_bytes(b"half of it")
         raise KeyboardInterrupt
 
-    net, path = make(), str(tmp_path / "net")
-    save(net, path)
+    net, path = dense(), str(tmp_path / "net")
+    SAVES[save](net, path)
     monkeypatch.setattr(mx.nd, "save", interrupt)
     with nothing_written(tmp_path), pytest.raises(KeyboardInterrupt):
-        save(net, path)
+        SAVES[save](net, path)
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_what_is_written_is_what_mxnet_writes(policy, tmp_path):
-    net = make(policy)
+def test_files_are_what_mxnet_writes(policy, tmp_path):
+    net = dense(policy)
     net.save_parameters(str(tmp_path / "ours"))
     gluon.Block.save_parameters(net, str(tmp_path / "theirs"))
-    files = contents(tmp_path)
-    assert files["ours"] == files["theirs"]
-
-
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_an_export_is_what_mxnet_exports(policy, tmp_path):
-    from mxmp.gluon.storage import reading_stored
-
-    net = make(policy)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
     net.export(str(tmp_path / "ours"), 3)
     net._cached_op_args = [(False, param) for param in net.collect_params().values()]  # those of the whole graph
     with reading_stored():
         gluon.HybridBlock.export(net, str(tmp_path / "theirs"), 3, remove_amp_cast=False)
-    files = contents(tmp_path)
-    assert files["ours-symbol.json"] == files["theirs-symbol.json"]
+    assert (tmp_path / "ours-symbol.json").read_text() == (tmp_path / "theirs-symbol.json").read_text()
     ours, theirs = (mx.nd.load(str(tmp_path / f"{name}-0003.params")) for name in ("ours", "theirs"))
-    assert ours.keys() == theirs.keys()
+    assert {name: array.dtype for name, array in ours.items()} == {name: array.dtype for name, array in theirs.items()}
     for name, array in ours.items():
-        assert array.dtype == theirs[name].dtype
         np.testing.assert_array_equal(array.asnumpy(), theirs[name].asnumpy())
 
 
 def test_an_export_that_the_class_defines_is_called(tmp_path):
-    class Noting(nn.Dense):
-        def export(self, path, epoch=0, **kwargs):
-            super().export(path, epoch, **kwargs)
-            (tmp_path / "note").write_text("mine")
-
-    net = Noting(3, in_units=4)
-    net.initialize()
-    convert(net, "O2")
-    net(mx.nd.ones((1, 4)))
-    net.export(str(tmp_path / "net"))
-    assert sorted(os.listdir(tmp_path)) == ["net-0000.params", "net-symbol.json", "note"]
+    dense(kind=Noting).export(str(tmp_path / "net"))
+    assert sorted(os.listdir(tmp_path)) == ["net-0000.params", "net-note", "net-symbol.json"]
 
 
-def test_the_deprecated_save_params_is_whole_too(tmp_path):
-    net, path = make(), str(tmp_path / "net")
-    with pytest.warns(UserWarning, match="deprecated"):
-        net.save_params(path)
-    with nothing_written(tmp_path), refused(CheckpointError, path), files_of_at_most(os.path.getsize(path) - 1):
-        with pytest.warns(UserWarning, match="deprecated"):
-            net.save_params(path)
-
-
-@pytest.mark.parametrize("missing", [1, 700, 9000])
-def test_parameters_that_are_cut_off_change_nothing(missing, tmp_path):
-    path = tmp_path / "net"
-    make().save_parameters(str(path))
-    path.write_bytes(path.read_bytes()[:-missing])
-    net = make()
-    before = values(net)
-    with refused(CheckpointError, str(path), "truncated"):
-        net.load_parameters(str(path))
-    assert all((value == values(net)[name]).all() for name, value in before.items())
-
-
-def test_parameters_that_declare_too_much_are_named(tmp_path):
+def declares_too_much(data):
     """Without the check MXNet asks for 8 exbibytes, or zeroes them for minutes."""
-    path = tmp_path / "net"
-    make().save_parameters(str(path))
-    data = bytearray(path.read_bytes())
-    data[24 + 4 + 4 + 4 + 8 + 4] = 0x7F  # the second size of the first entry: 30 becomes 127 * 2**32 + 30
-    path.write_bytes(bytes(data))
-    with refused(CheckpointError, str(path), "entry 0", "(50, 545460846622)"):
-        make().load_parameters(str(path))
+    second_size = 24 + 4 + 4 + 4 + 8 + 4  # of the first entry: 30 becomes 127 * 2**32 + 30
+    return data[:second_size] + b"\x7f" + data[second_size + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda data: data[:-1], "truncated"),
+        (lambda data: data[:-700], "truncated"),
+        (lambda data: data[:-9000], "truncated"),
+        (declares_too_much, "(50, 545460846622)"),
+    ],
+)
+def test_damaged_parameters_are_named_and_change_nothing(damage, message, tmp_path):
+    path, net = tmp_path / "net", dense()
+    dense().save_parameters(str(path))
+    path.write_bytes(damage(path.read_bytes()))
+    before = exact(net)
+    with refused(CheckpointError, str(path), message):
+        net.load_parameters(str(path))
+    np.testing.assert_equal(exact(net), before)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with refused(CheckpointError, f"{tmp_path}/none: there is no such file"):
-        make().load_parameters(str(tmp_path / "none"))
+        dense().load_parameters(str(tmp_path / "none"))
+
+
+# ---------------------------------------------------------------------- an imported net is like the one that was exported
+
+EXPORTED = ["O1", "O2", "O3", "O2,output_dtype=float16", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
+MIXED = ["O1", "O2", "O3"]
+
+
+def rounded(policy):
+    """The net that is exported, with the values that its files hold."""
+    net = cnn(policy)
+    for param in net.collect_params().values():
+        param.set_data(param.data().astype("float32"))
+    return restore(net)
+
+
+def trained(net, **options):
+    train(net, **options)
+    return net
+
+
+def saved(net, folder):
+    net.save_parameters(str(folder / "saved.params"))
+    return mx.nd.load(str(folder / "saved.params"))
+
+
+def of(net):
+    return net(X).asnumpy()
+
+
+@pytest.mark.parametrize("policy", ["float32", *MIXED])
+@pytest.mark.parametrize("written", EXPORTED)
+def test_an_imported_net_computes_trains_and_saves_as_the_exported_one(written, policy, tmp_path):
+    block, net = convert(imported(exported(cnn(written), tmp_path)), policy), convert(rounded(written), policy)
+    np.testing.assert_array_equal(of(block), of(net))
+    np.testing.assert_array_equal(of(trained(block)), of(trained(net)))
+    arrays, expected = saved(block, tmp_path), dict(restore(net).collect_params().items())
+    assert {array.dtype for array in arrays.values()} == {np.float32} and len(arrays) == len(expected)
+    for (_, array), (_, param) in zip(sorted(arrays.items()), sorted(expected.items())):
+        np.testing.assert_array_equal(array.asnumpy(), param.data().asnumpy())
+    np.testing.assert_array_equal(of(restore(block)), of(net))
+
+
+@pytest.mark.parametrize("written", ["O2", "O3"])
+def test_steps_below_a_float16_ulp_add_up_and_stay_under_another_policy(written, tmp_path):
+    block = convert(imported(exported(cnn(written), tmp_path)), "O2")
+    before, after = saved(block, tmp_path), saved(trained(block, steps=1, rate=1e-6), tmp_path)
+    assert any((after[name] != before[name]).sum().asscalar() for name in after if name.endswith("weight"))
+    for name, value in saved(convert(block, "O1"), tmp_path).items():
+        np.testing.assert_array_equal(value.asnumpy(), after[name].asnumpy())
+
+
+@pytest.mark.parametrize("policy", ["float32", *MIXED])
+def test_an_imported_net_within_another(policy, tmp_path):
+    nets = []
+    for part in (imported(exported(cnn("O2"), tmp_path)), rounded("O2")):
+        net = sequence(part, nn.Dense(2, in_units=5))
+        net[1].initialize(mx.init.One())
+        nets.append(trained(convert(net, policy)))
+    np.testing.assert_array_equal(*map(of, nets))
+    np.testing.assert_array_equal(*(of(restore(net)) for net in nets))
+
+
+@pytest.mark.parametrize("source", ["current", "saved"])
+@pytest.mark.parametrize("policy", MIXED)
+def test_parameters_of_an_exported_net_are_loaded_into_a_converted_one(policy, source, tmp_path):
+    symbol, params = exported(cnn("O2"), tmp_path)
+    net, block = cnn(policy, "other_"), gluon.SymbolBlock(mx.sym.load(symbol), mx.sym.var("data"))
+    of(net)
+    convert(block, policy).load_parameters(params, ctx=mx.cpu(), cast_dtype=True, dtype_source="saved")
+    mx.nd.save(params, {name.split("net_")[1]: value for name, value in mx.nd.load(params).items()})
+    net.load_parameters(params, cast_dtype=True, dtype_source=source)
+    expected = convert(rounded("O2"), policy)
+    np.testing.assert_array_equal(of(block), of(expected))
+    np.testing.assert_array_equal(of(trained(net)), of(trained(expected)))
+    assert {array.dtype for array in saved(net, tmp_path).values()} == {np.float32}
+
+
+def test_an_imported_net_is_compared_and_left_as_it_was(tmp_path):
+    block = imported(exported(cnn("O2"), tmp_path))
+    params = {name: param.data() for name, param in block.collect_params().items()}
+    ours, theirs = (compare(net, [X], "O1") for net in (block, rounded("O2")))
+    assert [vars(row) for row in ours.rows] == [vars(row) for row in theirs.rows]
+    assert all(block.collect_params()[name].data() is array for name, array in params.items())
+
+
+class Pair(nn.HybridSequential):
+    """Its inputs cannot be guessed, so that it is converted at its first call."""
+
+    def hybrid_forward(self, F, pair):
+        return self[0](pair[0]) + pair[1]
+
+
+@pytest.mark.parametrize("policy", MIXED)
+def test_parameters_are_loaded_into_a_net_whose_inputs_are_not_known(policy, tmp_path):
+    net = convert(started(sequence(nn.Dense(3, in_units=4), kind=Pair)), policy)
+    inputs, file = [mx.nd.ones((2, 4)), mx.nd.ones((2, 3))], str(tmp_path / "low.params")
+    mx.nd.save(file, {f"0.{name}": mx.nd.ones(shape, dtype="float16") for name, shape in [("weight", (3, 4)), ("bias", 3)]})
+    for _ in range(2):  # before its first call, and after it
+        net.load_parameters(file, cast_dtype=True, dtype_source="saved")
+        assert (net(inputs).asnumpy() == 6).all()
+        assert {array.dtype for array in saved(net, tmp_path).values()} == {np.float32}

@@ -11,7 +11,7 @@ from mxnet.gluon import nn
 
 from mxmp.errors import InferenceError
 from mxmp.gluon import convert, report, restore
-from tests.gluon.nets import Function, initialized, precisions
+from tests.gluon.nets import Function, initialized, operator_precisions
 
 X = mx.nd.array(np.random.RandomState(1).uniform(-1, 1, (2, 3, 8, 8)))
 
@@ -37,7 +37,7 @@ def test_casts_stand_where_the_sizes_of_the_batch_make_them_cheapest():
     net = convert(make(lambda F, y: F.exp(F.slice_axis(y, axis=1, begin=0, end=1))), "O1")
     assert report(net).activation_bytes is None
     net(X)
-    assert precisions(net)["slice_axis"] == "float16" and report(net).activation_bytes is not None
+    assert operator_precisions(net)["slice_axis"] == "float16" and report(net).activation_bytes is not None
 
 
 def added(name):

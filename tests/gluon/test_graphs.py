@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.gluon import conversion, convert, export
 from mxmp.symbol import rewrite
-from tests.gluon.nets import Function, initialized, precisions, sequential
+from tests.gluon.nets import Function, initialized, operator_precisions, sequence
 
 
 def make(policy="O1"):
@@ -71,7 +71,7 @@ def test_shapes_with_other_verdicts_have_another_graph_and_the_last_is_exported(
             outputs.append(net(mx.nd.ones((size, 3))).asnumpy())
         assert outputs[0].shape == (1, 4) and np.array_equal(*outputs)  # training shares the graph of inference
         export(net, str(tmp_path / "net"))
-        found.append(precisions(net)["mean"])
+        found.append(operator_precisions(net)["mean"])
         written.add((found[-1], (tmp_path / "net-symbol.json").read_text()))
     assert found == ["float32", "float16", "float16", "float32", "float16"]
     assert len(written) == len(dict(written)) == len({text for _, text in written}) == 2  # a text for each precision
@@ -133,14 +133,14 @@ def test_verdicts_in_a_loop_follow_the_shapes():
     net = convert(Function(loop), "O1")
     for size, precision in ((4, "float16"), (2000, "float32"), (8, "float16"), (3000, "float32")):
         net(mx.nd.ones((3, size, 2)))
-        assert precisions(net)["sum"] == precision
+        assert operator_precisions(net)["sum"] == precision
     assert len(operators(net)) == 2
 
 
 def test_a_later_call_is_a_lookup_and_an_operator():
     """At most 40 of our functions are called, of a net of a convolution, BatchNorm, relu, pooling and a dense layer."""
     layers = nn.Conv2D(8, 3), nn.BatchNorm(), nn.Activation("relu", prefix="relu_"), nn.MaxPool2D(), nn.Dense(4)
-    net = convert(initialized(sequential(*layers)), "O2")
+    net = convert(initialized(sequence(*layers)), "O2")
     net.hybridize()
     x, called = mx.nd.ones((2, 3, 16, 16)), []
     net(x)

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
 
-import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.gluon import blocks, convert, export, regions, report, restore, storage
+from mxmp.gluon import blocks, convert, export, regions, report, restore, set_policy, storage
+from tests.gluon.nets import X, cnn
 
 # Where nets and parameters are changed: the passes build new graphs.
 CHANGING = tuple(os.path.join(os.path.dirname(mxmp.__file__), name) for name in ("gluon", "train"))
-X = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (2, 3, 8, 8)))
 
 
-class Residual(gluon.HybridBlock):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.conv = nn.Conv2D(4, 3, padding=1, in_channels=3)
-            self.norm = nn.BatchNorm(in_channels=4)
-            self.out = nn.Dense(3, in_units=256)
-
-    def hybrid_forward(self, F, x):
-        return self.out(F.relu(self.norm(self.conv(x))))
-
-
-def make(hybridized=True):
-    net = Residual()
-    net.initialize(mx.init.Xavier())
-    net.hybridize(hybridized)
+def make():
+    net = cnn()
+    net.hybridize()
     return net
 
 
@@ -56,9 +42,8 @@ def interrupted(action, line, error=KeyboardInterrupt):
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        action()
-    except error:
-        pass
+        with contextlib.suppress(error):
+            action()
     finally:
         sys.settrace(before)
     return count >= line
@@ -69,14 +54,6 @@ def state(net):
     return type(net), net._active, [(p.dtype, p.list_data()[0].asnumpy().tobytes(), p.grad_req) for p in params]
 
 
-def require_restores(net, found, expected, line):
-    restore(net)
-    assert state(net) == found
-    assert not [name for block in (net, *net._children.values()) for name in vars(block) if name.startswith("_mxmp")]
-    assert line % 5 or np.array_equal(net(X).asnumpy(), expected)
-    assert all(p.grad_req == "null" or p.list_data()[0].grad is not None for p in net.collect_params().values())
-
-
 def low(net):
     convert(net, "O2")
 
@@ -85,33 +62,33 @@ def low_and_called(net):
     convert(net, "O2")(X)
 
 
-def with_a_policy_within(net):
-    mxmp.gluon.set_policy(net.out, "float32")
-
-
 # What is done before, what is interrupted, at every how many lines, and how many lines there are at least.
 ACTIONS = {
-    "convert": (lambda net: None, lambda net, _: convert(net, "O2"), KeyboardInterrupt, 2, 200),
+    "convert": (lambda net: None, lambda net, _: convert(net, "O2"), KeyboardInterrupt, 3, 200),
     "convert, an error": (lambda net: None, lambda net, _: convert(net, "O2"), MemoryError, 11, 200),
-    "convert to another policy": (low, lambda net, _: convert(net, "O1"), KeyboardInterrupt, 5, 200),
-    "convert with a policy within": (with_a_policy_within, lambda net, _: convert(net, "O2"), KeyboardInterrupt, 11, 200),
-    "the first call": (low, lambda net, _: net(X), KeyboardInterrupt, 3, 20),
-    "restore": (low_and_called, lambda net, _: restore(net), KeyboardInterrupt, 3, 50),
-    "restore before a call": (low, lambda net, _: restore(net), KeyboardInterrupt, 2, 50),
-    "export": (low_and_called, lambda net, path: export(net, path), KeyboardInterrupt, 3, 20),
+    "convert to another policy": (low, lambda net, _: convert(net, "O1"), KeyboardInterrupt, 13, 200),
+    "convert with a policy within": (lambda net: set_policy(net[3], "float32"), lambda net, _: convert(net, "O2"), KeyboardInterrupt, 11, 200),
+    "the first call": (low, lambda net, _: net(X), KeyboardInterrupt, 11, 20),
+    "restore": (low_and_called, lambda net, _: restore(net), KeyboardInterrupt, 7, 50),
+    "restore before a call": (low, lambda net, _: restore(net), KeyboardInterrupt, 5, 50),
+    "export": (low_and_called, lambda net, path: export(net, path), KeyboardInterrupt, 7, 20),
 }
 
 
 @pytest.mark.parametrize("prepare, action, error, every, least", ACTIONS.values(), ids=ACTIONS)
 def test_a_net_restores_to_its_float32_weights_after_an_interrupt(prepare, action, error, every, least, tmp_path):
     net = make()
-    expected, found = net(X).asnumpy(), state(net)
+    expected, before = net(X).asnumpy(), state(net)
     for line in itertools.count(1, every):
         prepare(net)
         went_on = not interrupted(lambda: action(net, str(tmp_path / "net")), line, error)
-        mxmp.gluon.set_policy(net.out, None)
-        require_restores(net, found, expected, line)
-        assert not {"forward", "unroll"} & vars(net.out).keys()
+        set_policy(net[3], None)
+        restore(net)
+        assert state(net) == before
+        assert not [name for block in (net, *net) for name in vars(block) if name.startswith("_mxmp")]
+        assert line % 5 or np.array_equal(net(X).asnumpy(), expected)
+        assert all(p.grad_req == "null" or p.list_data()[0].grad is not None for p in net.collect_params().values())
+        assert not {"forward", "unroll"} & vars(net[3]).keys()
         if went_on:
             break
     assert line > least

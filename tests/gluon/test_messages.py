@@ -7,15 +7,17 @@ import functools
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
-from mxnet.gluon import nn
+from mxnet.gluon import nn, rnn
 
 import mxmp
 from mxmp import Policy
 from mxmp.errors import (
+    CheckpointError,
     ConvertError,
     DtypeError,
     InferenceError,
     LossScaleError,
+    ParamsError,
     PolicyError,
     TrainerError,
 )
@@ -29,6 +31,7 @@ from mxmp.gluon import (
     convert,
     exact_value,
     export,
+    freeze,
     precision,
     report,
     restore,
@@ -37,6 +40,7 @@ from mxmp.gluon import (
 from mxmp.optimizer import LossScaleOptimizer
 from mxmp.train import kvstores
 from tests import messages
+from tests.gluon.nets import sequence, started
 from tests.gluon.trainer_tools import TWO, param, sgd
 
 X = mx.nd.ones((2, 3))
@@ -44,15 +48,7 @@ ONE = mx.nd.ones((1,))
 
 
 def dense(**options):
-    net = nn.Dense(2, in_units=3, prefix="net_", **options)
-    net.initialize()
-    return net
-
-
-def stack(*blocks, kind=nn.HybridSequential):
-    net = kind(prefix="net_")
-    net.add(*blocks)
-    return net
+    return started(nn.Dense(2, in_units=3, prefix="net_", **options))
 
 
 def called(net, *args):
@@ -64,10 +60,9 @@ def half(net):
     return net
 
 
-def hooked():
-    net = dense()
-    net.register_forward_hook(failing)
-    return stack(net)
+def hooked(block, hook):
+    block.register_forward_hook(hook)
+    return sequence(block)
 
 
 def failing(block, *args):
@@ -79,9 +74,7 @@ def trainer_of(*args, **options):
 
 
 def sparse():
-    net = nn.Embedding(5, 3, sparse_grad=True, prefix="net_")
-    net.initialize()
-    return Trainer(net, "sgd", loss_scale=8)
+    return Trainer(started(nn.Embedding(5, 3, sparse_grad=True, prefix="net_")), "sgd", loss_scale=8)
 
 
 def num_losses(count, loss_id):
@@ -123,12 +116,23 @@ def under_numpy():
         convert(nn.Dense(2), "O2")
 
 
+class Scaled(nn.Dense):
+    def forward(self, x):
+        return super().forward(x / 255)
+
+
+def plain_region():
+    with precision("float32"):
+        dense()(X)
+
+
 def low_region():
     net = convert(dense(), "O1")
     with precision("bfloat16"):
         net(X)
 
 
+SYMBOL = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="net_fwd")
 CONVERSIONS = {
     "convert: no block": (lambda: convert("net", "O1"), ConvertError, "expected a Gluon block, found str."),
     "convert: no graph": (lambda: convert(gluon.Block(prefix="net_"), "O1"), ConvertError,
@@ -160,13 +164,13 @@ CONVERSIONS = {
         "net.cast('float32') first, and mxmp.gluon.cast(net, 'float16') in its place to store weights in "
         "float16."
     ),
-    "convert: a layer that was cast": (lambda: convert(stack(half(dense())), "O1"), ConvertError,
+    "convert: a layer that was cast": (lambda: convert(sequence(half(dense())), "O1"), ConvertError,
         "block 'net': parameter 'net_weight' is float16 already, as net.cast('float16') leaves it; call "
         "net.cast('float32') first, and mxmp.gluon.cast(net, 'float16') in its place to store weights in "
         "float16."
     ),
     "convert: two dtypes": (
-        lambda: convert(stack(half(nn.Dense(3, in_units=3, prefix="a_")), dense()), "O1"),
+        lambda: convert(sequence(half(nn.Dense(3, in_units=3, prefix="a_")), dense()), "O1"),
         InferenceError,
         "block 'net': node 'a_fwd': MXNet cannot infer its dtypes: Check failed: assign(&dattr, "
         "vec.at(i)): Incompatible attr in node a_fwd at 1-th input: expected float32, got float16 But "
@@ -182,17 +186,24 @@ CONVERSIONS = {
         "block 'net' is converted (param=float32,compute=float16,output=float32,loss_scale=dynamic); use "
         "mxmp.gluon.cast(net, 'float16'), or mxmp.gluon.restore(net) first."
     ),
-    "call: no tracing": (lambda: called(stack(dense(), Untraceable(prefix="culprit_")), X), ConvertError,
+    "call: no tracing": (lambda: called(sequence(dense(), Untraceable(prefix="culprit_")), X), ConvertError,
         "block 'culprit' (Untraceable) cannot be traced: AttributeError: 'Symbol' object has no attribute "
         "'shape'. Its hybrid_forward must work on symbols: no shapes, no values, no indexing. Rewrite it, "
         "or convert the blocks around it; mxmp.gluon.restore(net) has the net run as before."
+    ),
+    "call: no tracing, with a hook": (
+        lambda: called(hooked(Untraceable(prefix="culprit_"), lambda *args: None), X),
+        ConvertError,
+        "block 'culprit' (Untraceable) cannot be traced: AttributeError: 'Symbol' object has no attribute "
+        "'shape'. Its hybrid_forward must work on symbols: no shapes, no values, no indexing. Rewrite it, "
+        "or convert the blocks around it; mxmp.gluon.restore(net) has the net run as before.",
     ),
     "call: dtypes of a node": (lambda: called(Wrong(prefix="net_"), X), InferenceError,
         "block 'net': node 'net_culprit': MXNet cannot infer its dtypes: Check failed: "
         "assign(&dattr, vec.at(i)): Incompatible attr in node net_culprit at 1-th input: expected int32, "
         "got float32"
     ),
-    "call: a hook": (lambda: called(hooked(), X), ConvertError,
+    "call: a hook": (lambda: called(hooked(dense(), failing), X), ConvertError,
         "block 'net' (Dense): its forward hook 'failing' fails: ValueError: too bad. Hooks on the blocks "
         "within a converted net run once, when it is traced, and on symbols. Detach it, or register it on "
         "'net' itself, where it gets arrays."
@@ -211,6 +222,11 @@ CONVERSIONS = {
         "assign(&dattr, vec.at(i)): Incompatible attr in node net_fwd at 1-th input: expected float64, got "
         "float32. Input 'data' is float64: give x.astype('float32')"
     ),
+    "call: uint8": (lambda: called(dense(), X.astype("uint8")), InferenceError,
+        "block 'net': node 'net_fwd': MXNet cannot infer its dtypes: Check failed: "
+        "assign(&dattr, vec.at(i)): Incompatible attr in node net_fwd at 1-th input: expected uint8, got "
+        "float32. Input 'data' is uint8: give x.astype('float32')"
+    ),
     "call: another low dtype": (low_region, PolicyError,
         "precision 'bfloat16' (region or set_policy) asks for bfloat16 at node 'net_fwd' (FullyConnected), "
         "but the policy's compute_dtype is float16; use float16 or float32."
@@ -222,7 +238,7 @@ CONVERSIONS = {
     "report: restored": (lambda: report(restore(convert(dense(), "O0"))), ConvertError,
         "block 'net' (Dense) is not converted; call convert first."
     ),
-    "report: a part": (lambda: report(convert(stack(dense()), "O1")[0]), ConvertError,
+    "report: a part": (lambda: report(convert(sequence(dense()), "O1")[0]), ConvertError,
         "report: block 'net' is part of a converted net; give the net. For a precision of its own: "
         "mxmp.gluon.set_policy(block, 'float32'), and convert the net again."
     ),
@@ -231,7 +247,7 @@ CONVERSIONS = {
         "report."
     ),
     "restore: no block": (lambda: restore("net"), ConvertError, "restore: expected a Gluon block, found str."),
-    "restore: a part": (lambda: restore(convert(stack(dense()), "O1")[0]), ConvertError,
+    "restore: a part": (lambda: restore(convert(sequence(dense()), "O1")[0]), ConvertError,
         "restore: block 'net' is part of a converted net; give the net. For a precision of its own: "
         "mxmp.gluon.set_policy(block, 'float32'), and convert the net again."
     ),
@@ -248,7 +264,7 @@ CONVERSIONS = {
         "block 'net' has not been called yet outside of precision regions, so its parameters and shapes "
         "are not known; run one batch before exporting."
     ),
-    "export: a plain block": (lambda: export(convert(stack(dense(), kind=nn.Sequential), "O1"), "net"), ConvertError,
+    "export: a plain block": (lambda: export(convert(sequence(dense(), kind=nn.Sequential), "O1"), "net"), ConvertError,
         "block 'net' (Sequential) has no graph of its own; export the converted blocks in it: net."
     ),
     "export: a missing folder": (
@@ -274,6 +290,20 @@ CONVERSIONS = {
     "precision: a partial": (lambda: precision("low")(functools.partial(generator, X)), PolicyError,
         "precision('low'): functools.partial(<function generator at ...>, ...) is a generator or coroutine "
         "function, which runs late; open the region within it, with no yield or await inside."
+    ),
+    "precision: no converted net": (plain_region, UserWarning,
+        "precision('float32'): no converted net was called within this region, and no symbol made, so that it changed "
+        "nothing; convert the net first: mxmp.gluon.convert(net, policy)."
+    ),
+    "convert: another dtype than a block's": (
+        lambda: convert(sequence(set_policy(nn.Dense(2, prefix="inner_"), "mixed_float16")), "mixed_bfloat16"), PolicyError,
+        "block 'inner': set_policy gave it compute_dtype='float16', but the net's policy has 'bfloat16'; convert the "
+        "net with 'mixed_float16', or call set_policy again."
+    ),
+    "convert: float32, unlike a block": (
+        lambda: convert(sequence(set_policy(nn.Dense(2, prefix="inner_"), "mixed_float16")), "float32"), PolicyError,
+        "block 'inner': set_policy gave it compute_dtype='float16', but the net's policy has 'float32'; convert the "
+        "net with 'mixed_float16', or call set_policy again."
     ),
     "set_policy: no block": (lambda: set_policy("net", "float32"), ConvertError,
         "set_policy: expected a Gluon block, found str."
@@ -309,6 +339,85 @@ CONVERSIONS = {
     "Policy by its name": (lambda: Policy("O1"), PolicyError,
         "param_dtype: unknown dtype 'O1'; expected float16, bfloat16 or float32. A policy by its name is "
         "Policy.parse('O1')."
+    ),
+}  # fmt: skip
+NOTHING_TO_FREEZE = (
+    "expected a HybridBlock, a model (symbol, arg_params, aux_params), the prefix of a checkpoint, or the paths of its "
+    "two files."
+)
+NO_VALUE = (
+    "block 'net': parameter 'net_weight' has no value yet; initialize or load it, and run one batch if its shape "
+    "follows from the input's."
+)
+INFERENCE = {
+    "freeze: a number": (lambda: freeze(3), ConvertError, f"freeze: found a int; {NOTHING_TO_FREEZE}"),
+    "freeze: a symbol": (lambda: freeze(SYMBOL), ConvertError, f"freeze: found a Symbol; {NOTHING_TO_FREEZE}"),
+    "freeze: half a model": (lambda: freeze((SYMBOL, {})), ConvertError,
+        f"freeze: found a tuple of 2; {NOTHING_TO_FREEZE}"
+    ),
+    "freeze: no symbol": (lambda: freeze(("a", {}, {})), ConvertError, "sym is a str; expected a Symbol."),
+    "freeze: a model without values": (lambda: freeze((SYMBOL, {}, {})), ParamsError,
+        "arg_params lacks 'net_fwd_weight', 'net_fwd_bias', which the symbol has; it is empty."
+    ),
+    "freeze: no file": (lambda: freeze("nowhere"), CheckpointError, "nowhere-symbol.json: there is no such file."),
+    "freeze: no graph": (lambda: freeze(sequence(dense(), kind=nn.Sequential)), ConvertError,
+        "block 'net' (Sequential) has no graph of its own; freeze the blocks in it: net."
+    ),
+    "freeze: no block with a graph": (lambda: freeze(nn.Sequential(prefix="net_")), ConvertError,
+        "block 'net' (Sequential) holds no HybridBlock, so there is no graph to convert."
+    ),
+    "freeze: no value": (lambda: freeze(nn.Dense(2, prefix="net_")), ConvertError, NO_VALUE),
+    "freeze: no shape": (lambda: freeze(started(nn.Dense(2, prefix="net_"))), ConvertError, NO_VALUE),
+    "freeze: not called": (lambda: freeze(Untraceable(prefix="net_")), ConvertError,
+        "block 'net' (Untraceable) cannot be traced before its first call; convert or hybridize it, and run one batch."
+    ),
+    "freeze: no states": (lambda: freeze(started(rnn.LSTM(3, input_size=2, prefix="net_"))), ConvertError,
+        "block 'net' (LSTM) cannot be traced before its first call; convert or hybridize it, and run one batch."
+    ),
+    "freeze: no GPU": (lambda: freeze(dense(), ctx=mx.gpu(7)), ConvertError,
+        "freeze: ctx is gpu(7), but MXNet finds ... GPUs here."
+    ),
+    "freeze: context": (lambda: freeze(dense(), ctx="gpu"), ConvertError,
+        "freeze: ctx is 'gpu'; expected a context, such as mx.cpu() or mx.gpu(0)."
+    ),
+    "freeze: policy": (lambda: freeze(dense(), "O7"), PolicyError,
+        "unknown policy 'O7'; the nearest are O3, O2, O1."
+    ),
+    "freeze: a field": (lambda: freeze(dense(), speed=1), PolicyError,
+        "unknown policy field 'speed'; the nearest are pure."
+    ),
+    "freeze: bfloat16 on a GPU": (lambda: freeze(dense(), "bf16", ctx=mx.gpu(0)), ConvertError,
+        "block 'net': policy 'param=float32,compute=bfloat16,output=float32' uses bfloat16 on gpu(0), but MXNet 1.9.1 "
+        "has no bfloat16 kernels for GPUs. Take a float16 policy there, such as 'O1', or run on a CPU."
+    ),
+    "freeze: an input": (lambda: freeze(dense(), shapes={"date": (1,)}), ConvertError,
+        "shapes: the symbol has no variable 'date'; the nearest are data."
+    ),
+    "freeze: a shape": (lambda: freeze(dense(), shapes={"data": (1, 4)}), InferenceError,
+        "block 'net': node 'net_fwd': MXNet cannot infer its shapes: Shape inconsistent, Provided = [2,3], inferred "
+        "shape=(2,4)"
+    ),
+    "freeze: a pattern": (lambda: freeze(dense(), "O2,name:nothing=float32"), PolicyError,
+        "names: 'nothing' matches no node; expected one of net_fwd."
+    ),
+    "freeze: a pattern of an option": (lambda: freeze(dense(), names={"nothing": "float32"}), PolicyError,
+        "names: 'nothing' matches no node; expected one of net_fwd."
+    ),
+    "freeze: a forward": (lambda: freeze(started(Scaled(2, in_units=3, prefix="net_"))), UserWarning,
+        "freeze: block 'net': hybrid_forward is frozen, without Scaled.forward around it."
+    ),
+    "export for inference: no folder": (
+        lambda: export(dense(), "missing/net", for_inference=True),
+        ConvertError,
+        "export: path='missing/net': there is no folder ...missing; make it first.",
+    ),
+    "export for inference: no graph": (
+        lambda: export(sequence(dense(), kind=nn.Sequential), "net", for_inference=True),
+        ConvertError,
+        "block 'net' (Sequential) has no graph of its own; freeze the blocks in it: net.",
+    ),
+    "export for inference: no value": (
+        lambda: export(nn.Dense(2, prefix="net_"), "net", for_inference=True), ConvertError, NO_VALUE
     ),
 }  # fmt: skip
 TRAINERS = {
@@ -468,6 +577,6 @@ TRAINERS = {
 }  # fmt: skip
 
 
-@messages.each({**CONVERSIONS, **TRAINERS})
+@messages.each({**CONVERSIONS, **INFERENCE, **TRAINERS})
 def test_messages(call, error, text, tmp_path):
     messages.check(call, error, text, tmp_path)

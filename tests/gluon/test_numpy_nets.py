@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.gluon import Trainer, convert, export
-from tests.gluon.nets import Function, initialized, sequential
+from tests.gluon.nets import Function, initialized, sequence
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ NETS = {
         numpy, first=nn.Dense(8, in_units=6), norm=nn.BatchNorm(in_channels=8), last=nn.Dense(3, in_units=8)
     ),
     "dense": lambda: nn.Dense(3, in_units=6),
-    "stack": lambda: sequential(nn.Dense(8, activation="relu"), nn.BatchNorm(), nn.Dropout(0.0), nn.Dense(3)),
+    "stack": lambda: sequence(nn.Dense(8, activation="relu"), nn.BatchNorm(), nn.Dropout(0.0), nn.Dense(3)),
 }
 
 

@@ -11,7 +11,7 @@ from mxnet.base import NDArrayHandle
 from mxnet.gluon import nn
 
 from mxmp.gluon import convert
-from tests.gluon.nets import initialized, sequential
+from tests.gluon.nets import initialized, sequence
 
 # MXNet warns whatever net.hybridize was given: it takes its pairs (name, value) for values.
 pytestmark = pytest.mark.filterwarnings("ignore:register_op_hook is experimental:UserWarning")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:register_op_hook is experimental
 
 def make():
     first = nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Activation("relu", prefix="net_relu_")
-    return initialized(sequential(*first, nn.MaxPool2D(), nn.Dense(2, in_units=16)), mx.init.Xavier())
+    return initialized(sequence(*first, nn.MaxPool2D(), nn.Dense(2, in_units=16)), mx.init.Xavier())
 
 
 def observe(net, monitor_all):

@@ -9,7 +9,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp.gluon import convert, report
-from tests.gluon.nets import Function, initialized, precisions
+from tests.gluon.nets import Function, initialized, operator_precisions
 
 X = np.float32([-20, -3, -1, -0.5, 0, 0.5, 0.75, 1, 3, 20]).reshape(-1, 1)
 
@@ -92,5 +92,5 @@ def test_a_bias_over_many_rows_has_its_gradient(rows, precision):
     with autograd.record():
         loss = net(mx.nd.ones((rows, 4))) * 8
     loss.backward()
-    assert precisions(net) == {"broadcast_add": precision, "FullyConnected": "float16"}
+    assert operator_precisions(net) == {"broadcast_add": precision, "FullyConnected": "float16"}
     assert net.bias.grad().asnumpy().tolist() == [[rows * 32] * 4]  # 2**20 of the most rows, beyond float16

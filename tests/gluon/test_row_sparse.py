@@ -9,11 +9,11 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp.gluon import Trainer, convert, report
-from tests.gluon.nets import initialized, sequential
+from tests.gluon.nets import initialized, sequence
 
 
 def make():
-    return initialized(sequential(nn.Embedding(9, 4, sparse_grad=True), nn.Dense(2, in_units=12)), mx.init.Normal(0.5))
+    return initialized(sequence(nn.Embedding(9, 4, sparse_grad=True), nn.Dense(2, in_units=12)), mx.init.Normal(0.5))
 
 
 def step(net):

@@ -7,16 +7,18 @@ import subprocess
 import sys
 
 import mxnet as mx
+import numpy as np
 import pytest
-from mxnet.gluon import HybridBlock, nn
+from mxnet.gluon import nn
 
 from mxmp.gluon import convert
+from tests.gluon.nets import X, exact, sequence, started
 
 PROGRAM = """
 import random
 random.seed(7)
 import mxmp, mxnet as mx
-import mxmp.{part}
+import mxmp.tune
 net = mx.gluon.nn.Dense(3, in_units=4)
 net.initialize()
 mxmp.gluon.convert(net, "O1")
@@ -31,52 +33,38 @@ print(random.random())
 """
 
 
-@pytest.mark.parametrize("part", ["gluon", "tune"])
-def test_python_random_numbers_are_left_alone(part):
+def test_python_random_numbers_are_left_alone():
     """In a process of its own: an import may draw one."""
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM.format(part=part)]
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == str(random.Random(7).random())
 
 
-class Crossed(HybridBlock):
+class Crossed(nn.HybridSequential):
     """Layers that are used in another order than they were made in, two of them side by side."""
 
-    def __init__(self):
-        super().__init__(prefix="net_")
-        with self.name_scope():
-            self.last, self.second = nn.Dense(2), nn.Dense(4)
-            self.norm, self.first, self.side = nn.BatchNorm(), nn.Dense(4), nn.Dense(4)
-
     def hybrid_forward(self, F, x):
-        x = F.relu(self.first(x))
-        return self.last(self.norm(self.second(x)) + self.side(x))
+        last, second, norm, first, side = self
+        x = F.relu(first(x))
+        return last(norm(second(x)) + side(x))
 
 
-def nested():
-    net = nn.HybridSequential(prefix="outer_")
-    with net.name_scope():
-        net.add(nn.Conv2D(3, 3), nn.Activation("relu"), Crossed(), nn.Dense(2))
-    return net
+def make():
+    crossed = sequence(nn.Dense(2), nn.Dense(4), nn.BatchNorm(), nn.Dense(4), nn.Dense(4), kind=Crossed)
+    return sequence(nn.Conv2D(3, 3), nn.Activation("relu"), crossed, nn.Dense(2))
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])
-@pytest.mark.parametrize("late", [False, True], ids=["converted first", "initialized first"])
-@pytest.mark.parametrize("make", [Crossed, nested])
-def test_parameters_of_unknown_shape_get_the_values_that_mxnet_gives_them(make, late, policy, tmp_path):
-    def values(convert_net):
-        mx.random.seed(3)
+def test_parameters_of_unknown_shape_get_the_values_that_mxnet_gives_them(policy):
+    def values(when):
         net = make()
-        if not late:
-            convert_net(net)
-        net.initialize(mx.init.Xavier())
-        net.hybridize()
-        if late:
-            convert_net(net)
-        net(mx.nd.ones((2, 3, 8, 8)))
-        drawn = mx.nd.random.uniform().asscalar()
-        net.save_parameters(str(tmp_path / "values"))  # the exact ones, in float32
-        saved = mx.nd.load(str(tmp_path / "values"))
-        return drawn, {name: array.asnumpy().tolist() for name, array in saved.items()}
+        if when == "before":
+            convert(net, policy)
+        started(net).hybridize()
+        if when == "after":
+            convert(net, policy)
+        net(X)
+        return mx.nd.random.uniform().asscalar(), exact(net)
 
-    assert values(lambda net: convert(net, policy)) == values(lambda net: None)
+    for when in ("before", "after"):
+        np.testing.assert_equal(values(when), values("never"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import mxnet as mx
 import numpy as np
@@ -13,29 +14,21 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.gluon import convert, precision
+from tests.gluon.nets import sequence, started
 
 THREADS = 6
 
 
-class Net(gluon.HybridBlock):
+class Net(nn.HybridSequential):
     """Slow enough to trace for others to come in between; no BatchNorm, which would move."""
 
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.body = nn.HybridSequential()
-            for _ in range(8):
-                self.body.add(nn.Dense(8, in_units=8, activation="tanh"))
-
     def hybrid_forward(self, F, x):
-        return F.dot(self.body(x), F.ones((8, 4)))
+        return F.dot(super().hybrid_forward(F, x), F.ones((8, 4)))
 
 
-def make(policy="O1"):
-    mx.random.seed(0)
-    net = Net(prefix="net_")
-    net.initialize(mx.init.Xavier())
-    return convert(net, policy)
+def make(policy="float32", kind=Net):
+    layers = [nn.Dense(8, in_units=8, activation="tanh") for _ in range(8)]
+    return convert(started(sequence(*layers, kind=kind)), policy)
 
 
 def batch(rows):
@@ -44,23 +37,14 @@ def batch(rows):
 
 def run(*functions):
     """Run functions at once, each in a thread; return what they give, or raise what they raise."""
-    barrier, found, errors = threading.Barrier(len(functions)), [None] * len(functions), []
+    barrier = threading.Barrier(len(functions))
 
-    def work(number):
+    def work(function):
         barrier.wait()
-        try:
-            found[number] = functions[number]()
-        except Exception as e:
-            errors.append(e)
+        return function()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(functions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return found
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return list(pool.map(work, functions))
 
 
 def infer(net, x):
@@ -72,20 +56,13 @@ def record(net, x):
         return net(x).asnumpy()
 
 
-def record_float32(net, x):
-    with precision("float32"):
-        return record(net, x)
-
-
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 def test_the_first_calls_may_come_from_several_threads(policy):
     expected = [infer(make(policy), batch(2 + number)) for number in range(THREADS)]
     for _ in range(3):
-        net = make(policy)
-        ways = [infer, record] * (THREADS // 2)
-        calls = [functools.partial(way, net, batch(2 + number)) for number, way in enumerate(ways)]
-        found = run(*calls)
-        assert all(np.array_equal(*pair) for pair in zip(found, expected))
+        net, ways = make(policy), [infer, record] * (THREADS // 2)
+        outputs = run(*(functools.partial(way, net, batch(2 + number)) for number, way in enumerate(ways)))
+        assert all(np.array_equal(*pair) for pair in zip(outputs, expected))
         assert len({id(each.op) for each in net._mxmp_conversion._calls.values()}) == 1
 
 
@@ -100,31 +77,28 @@ def test_calls_beside_a_recorded_float32_region_run_converted():
                 time.sleep(0.3)
             return super().hybrid_forward(F, x)
 
+    def within():
+        with precision("float32"):
+            return record(net, x)
+
     def beside():
         assert inside.wait(10)
         return infer(net, x)
 
-    mx.random.seed(0)
-    net = Slow(prefix="net_")
-    net.initialize(mx.init.Xavier())
+    net = make(kind=Slow)
     plain = infer(net, x)
     expected = infer(convert(net, "O1"), x)
     inside.clear()
-    exact, found = run(lambda: record_float32(net, x), beside)
-    assert np.array_equal(exact, plain) and np.array_equal(found, expected) and not np.array_equal(plain, expected)
+    exact, outputs = run(within, beside)
+    assert np.array_equal(exact, plain) and np.array_equal(outputs, expected) and not np.array_equal(plain, expected)
 
 
 def test_parts_that_share_a_weight_may_start_at_once():
-    first = nn.HybridSequential()
-    first.add(nn.Dense(8, in_units=8))
-    second = nn.HybridSequential()
-    second.add(nn.Dense(8, in_units=8, params=first[0].params), nn.Activation("tanh"))
-    net = nn.Sequential()
-    net.add(first, second)
-    net.initialize()
-    convert(net, "O2")
-    run(*[lambda part=part: infer(part, batch(3)) for part in (first, second) * 3])
-    assert first[0].weight.dtype == np.float16
+    first = nn.Dense(8, in_units=8)
+    second = sequence(nn.Dense(8, in_units=8, params=first.params), nn.Activation("tanh"))
+    convert(started(sequence(first, second, kind=nn.Sequential)), "O2")
+    run(*(functools.partial(infer, part, batch(3)) for part in (first, second) * 3))
+    assert first.weight.dtype == np.float16
 
 
 class Multiplied(nn.Dense):
@@ -142,11 +116,10 @@ class Multiplied(nn.Dense):
 def test_a_thread_traces_with_constants_of_its_own():
     net, x = Multiplied(1, in_units=1, use_bias=False), mx.nd.ones((1, 1))
     net.initialize(mx.init.One())
-    convert(net, "O1")
-    net(x, 2)
-    other = threading.Thread(target=net, args=(x, 5))
-    other.start()
-    outputs = [net(x, 2).asnumpy().item()]
-    while other.is_alive():
-        outputs.append(net(x, 2).asnumpy().item())
-    assert set(outputs) == {2} and net(x, 5).asnumpy().item() == 5
+    convert(net, "O1")(x, 2)
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(net, x, 5)
+        outputs = [net(x, 2).asnumpy().item()]
+        while not other.done():
+            outputs.append(net(x, 2).asnumpy().item())
+    assert set(outputs) == {2} and other.result().asnumpy().item() == net(x, 5).asnumpy().item() == 5
