@@ -313,6 +313,9 @@ TRAINERS = {
     "an empty net": (lambda: Trainer(nn.HybridSequential(), "sgd"), TrainerError,
         "there are no parameters to train; is the net empty?"
     ),
+    "a number": (lambda: Trainer(3, "sgd"), ValueError,
+        "First argument must be a list or dict of Parameters, got <class 'int'>."
+    ),
     "no optimizer": (lambda: trainer_of(None), TrainerError,
         "optimizer is None; expected a name or an mx.optimizer.Optimizer."
     ),

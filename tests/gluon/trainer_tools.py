@@ -61,6 +61,15 @@ def backward_everywhere(trainer, params, xs):
         backward(trainer, params, x, ctx)
 
 
+def run(trainer, params, x=1, bad=None):
+    """Take a step with the gradient x on each context, or with one that is no number; return whether it was taken."""
+    first = params[0] if isinstance(params, list) else params
+    backward_everywhere(trainer, params, [x] * len(first.list_ctx()))
+    if bad is not None:
+        fill(first.list_grad()[0], bad)
+    return trainer.step(1)
+
+
 def fill(grad, number):
     """Make all of a gradient, of any dtype, a number, as an overflow would."""
     grad[:] = precisions.in_dtype(mx.nd.full(grad.shape, number, ctx=grad.ctx), grad.dtype)
