@@ -464,12 +464,3 @@ def test_a_block_that_is_used_as_a_loss_says_with(use):
     w = param([1.0])
     with pytest.raises(TrainerError, match=r"write `with trainer.scale_loss\(loss\) as scaled: scaled.backward\(\)`"):
         use(sgd(w).scale_loss(recorded(w, 1)))
-
-
-def test_a_kvstore_that_updates_names_a_gradient_that_was_not_scaled():
-    a, b = param([0.0], ctx=TWO, name="a"), param([0.0], ctx=TWO, name="b")
-    trainer, loss = sgd([a, b], 8, update_on_kvstore=True), recorded(b, 1)
-    backward(trainer, a, 1)
-    loss.backward()
-    with pytest.raises(TrainerError, match="'b' on .* was written by a backward outside of scale_loss"):
-        trainer.step(1)
