@@ -258,15 +258,18 @@ def test_a_call_that_is_refused_leaves_gradients_true():
     assert weights(w, other) == [[0.75, -2.25], [1, -2]]
 
 
-def test_a_block_that_cannot_begin_leaves_gradients_true():
-    (params, trainer), (others, other) = (make(grad_req="add", names=name) for name in "ab")
-    backward(trainer, params)
+def test_a_block_that_would_add_to_what_was_not_scaled_cannot_begin_and_leaves_gradients_true():
+    ((a,), trainer), ((b,), other) = (make(grad_req="add", names=name) for name in "ab")
+    backward(trainer, [a])
     with mx.autograd.record():
-        loss = loss_of(others, 1)
+        loss = loss_of(b, 1)
     loss.backward()
-    with pytest.raises(TrainerError, match="gradient of parameter 'b', to which this block would add"):
-        backward(trainer, params, others=[other])
-    assert seen(params[0]) == [0.25, 0.25] and trainer.step(1)
+    with pytest.raises(TrainerError, match=r"gradient of parameter 'b', to which this block would add.*zero_grad and disc"):
+        backward(trainer, [a], others=[other])
+    assert seen(a) == [0.25, 0.25]
+    b.zero_grad()  # of a gradient of zeros nothing is left
+    backward(trainer, [b], others=[other])
+    assert trainer.step(1) and other.step(1) and weights(a, b) == [[0.875, -2.125]] * 2
 
 
 # Several trainers.
