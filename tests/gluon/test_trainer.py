@@ -199,6 +199,10 @@ class _Derived(Trainer):
         self.calls += ("kvstore",)
         super()._init_kvstore()
 
+    def _init_params(self):
+        self.calls += ("params",)
+        super()._init_params()
+
     def _allreduce_grads(self):
         self.calls += ("reduce",)
         super()._allreduce_grads()
@@ -207,7 +211,7 @@ class _Derived(Trainer):
 def test_hooks_of_a_derived_trainer_are_called_and_its_names_are_its_own():
     w = param([1.0], ctx=TWO)
     trainer = _Derived([w], "sgd", {"learning_rate": 1.0}, loss_scale=8)
-    assert run(trainer, w) and trainer._step == 0 and trainer.calls == ("kvstore", "reduce")
+    assert run(trainer, w) and trainer._step == 0 and trainer.calls == ("kvstore", "params", "reduce")
 
 
 # Hooks after steps.

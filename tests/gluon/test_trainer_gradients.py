@@ -59,6 +59,17 @@ def test_unscale_without_a_scale_shows_float32():
     assert trainer.step(1) and value(w.data()) == [0]
 
 
+@pytest.mark.parametrize("end", [lambda t: t.step(1), lambda t: t.discard_grads()], ids=["step", "discard"])
+def test_a_step_ends_though_a_gradient_is_gone(end):
+    w, trainer = trained(param([1.0], "float16"), 8)
+    backward(trainer, w, 1)
+    trainer.unscale()
+    w.grad_req = "null"
+    end(trainer)
+    w.grad_req = "write"
+    assert run(trainer, w)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_numpy_arrays_of_mxnet_are_trained_with_a_context_that_has_no_batch(dtype):
     with mx.util.np_shape(True), mx.util.np_array(True):
