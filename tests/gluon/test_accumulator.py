@@ -18,7 +18,7 @@ from mxmp.gluon import Accumulator, SharedLossScale, Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
 from tests.distributed.engines import Twins
 from tests.gluon import trainer_tools
-from tests.gluon.trainer_tools import TWO, param, sgd, value
+from tests.gluon.trainer_tools import TWO, param, run_backward, sgd, value
 
 LOSS = gluon.loss.L2Loss()
 BFLOAT16 = pytest.param("bfloat16,output=float32", marks=pytest.mark.bfloat16)
@@ -47,8 +47,7 @@ def samples(*sizes):
 def backward(net, trainer, x, y, *others):
     with autograd.record():
         loss = LOSS(net(x), y)
-    with trainer.scale_loss(loss, *others) as scaled:
-        scaled.backward()
+    run_backward(trainer, loss, *others)
 
 
 def accumulated(net, trainer, batches, steps=2, passes=1):
@@ -102,8 +101,7 @@ def test_gradients_of_several_contexts_are_summed_once_a_group(kvstore, monkeypa
         halves = zip(gluon.utils.split_and_load(x, TWO), gluon.utils.split_and_load(y, TWO))
         with autograd.record():
             losses = [LOSS(net(a), b) for a, b in halves]
-        with trainer.scale_loss(losses) as scaled:
-            autograd.backward(scaled)
+        run_backward(trainer, losses)
         accumulator.step(4)
     assert reduced == [1]
     assert_same(net, samples(8))

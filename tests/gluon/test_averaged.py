@@ -14,7 +14,7 @@ from mxmp import Policy, loss_scale
 from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer, adopt_weights, averaged, convert, exact_value, export, restore
 from tests.freeze import freeze
-from tests.gluon.trainer_tools import LOW, TWO, backward, param, sgd
+from tests.gluon.trainer_tools import LOW, TWO, backward, param, run_backward, sgd
 
 X = mx.nd.array(np.random.RandomState(0).randn(8, 6))
 
@@ -32,8 +32,7 @@ def make(policy="O2", lr=0.01, ctx=None, kvstore="device"):
 def accumulate(net, trainer, ctx=TWO[:1]):
     with mx.autograd.record():
         losses = [net(X.as_in_context(c) * (3 * i + 1) + i).square().mean() for i, c in enumerate(ctx)]
-    with trainer.scale_loss(losses) as scaled:
-        mx.autograd.backward(scaled)
+    run_backward(trainer, losses)
 
 
 def step(net, trainer, clip=False, **kwargs):

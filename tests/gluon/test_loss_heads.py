@@ -14,6 +14,7 @@ from mxmp import amp
 from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer, convert, restore
 from mxmp.train.loss_heads import refuse
+from tests.gluon.trainer_tools import run_backward
 
 X = mx.nd.ones((2, 4))
 HEADS = {
@@ -51,19 +52,11 @@ def sgd(net, loss_scale):
     return Trainer(net.collect_params(), "sgd", loss_scale=loss_scale)
 
 
-def backward(loss, trainer=None):
-    if trainer is None:
-        loss.backward()
-    else:
-        with trainer.scale_loss(loss) as scaled:
-            scaled.backward()
-
-
 def gradient(weight, forward, trainer=None):
     """Return the gradient of a weight, times the loss scale of a trainer if there is one."""
     with autograd.record():
         loss = forward()
-    backward(loss, trainer)
+    run_backward(trainer, loss)
     return weight.data().grad.asnumpy()
 
 
@@ -121,7 +114,7 @@ def test_a_head_has_the_scale_of_its_block_after_one_within_it():
     with autograd.record():
         loss, within = net(X), other(own_x)
     with sgd(net, 8).scale_loss(loss) as scaled:
-        backward(within, sgd(other, 1024))
+        run_backward(sgd(other, 1024), within)
         scaled.backward()
     np.testing.assert_allclose(weight.data().grad.asnumpy(), 8 * expected, rtol=2**-9)
 
@@ -155,9 +148,9 @@ def test_a_head_that_runs_eagerly_is_refused(converted):
     with autograd.record():
         out = mx.nd.SoftmaxOutput(net(X), mx.nd.zeros((2,)), name="eager")
     with pytest.raises(TrainerError, match=r"node '.*' \(SoftmaxOutput\) is a loss head"):
-        backward(out, trainer)
+        run_backward(trainer, out)
     trainer.loss_scale = None
-    backward(out, trainer)
+    run_backward(trainer, out)
     assert trainer.step(1)
 
 

@@ -14,6 +14,7 @@ from mxmp.errors import NonFiniteLossError
 from mxmp.gluon import SharedLossScale, Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
 from tests.freeze import freeze
+from tests.gluon.trainer_tools import run_backward
 from tests.module.tools import ready
 from tests.train.adapters import ADAPTERS
 
@@ -40,8 +41,7 @@ def make(norm=False, activation=None, **options):
 def step(net, trainer, x, clip=None):
     with autograd.record():
         loss = LOSS(net(mx.nd.array(x)), mx.nd.zeros((4, 3)))
-    with trainer.scale_loss(loss) as scaled:
-        scaled.backward()
+    run_backward(trainer, loss)
     if clip is not None:
         clip(trainer)
     return trainer.step(4)

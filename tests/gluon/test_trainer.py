@@ -22,7 +22,6 @@ from tests.gluon.trainer_tools import (
     backward,
     backward_everywhere,
     fill,
-    loss_of,
     param,
     run,
     sgd,
@@ -165,26 +164,15 @@ def test_a_trainer_is_adopted_in_mid_training_with_its_states(optimizer, context
         if number == 3:
             assert Trainer.adopt(adopted, 64) is adopted
         for w, trainer in zip(weights, (plain, adopted)):
-            if isinstance(trainer, Trainer):
-                assert run(trainer, w, x)
-            else:
-                plain_backward(w, x)
-                trainer.step(1)
+            run(trainer, w, x)
     assert freeze(weights[0].list_data()) == freeze(weights[1].list_data())
     assert adopted.optimizer.num_update == plain.optimizer.num_update == 6
-
-
-def plain_backward(w, x):
-    for ctx in w.list_ctx():
-        with autograd.record():
-            loss_of(w, x, ctx).backward()
 
 
 def test_a_trainer_whose_workers_are_set_up_is_not_adopted():
     w = param([1.0])
     plain = gluon.Trainer([w], "sgd", kvstore=KVStore(Twins()), update_on_kvstore=False)
-    plain_backward(w, 1)
-    plain.step(1)
+    run(plain, w)
     with pytest.raises(TrainerError, match="kvstore 'dist_sync' of this trainer is set up already; adopt the trainer"):
         Trainer.adopt(plain, 8)
     assert type(plain) is gluon.Trainer

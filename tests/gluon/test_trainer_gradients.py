@@ -21,6 +21,7 @@ from tests.gluon.trainer_tools import (
     loss_of,
     param,
     run,
+    run_backward,
     sgd,
     snapshot,
     trained,
@@ -80,8 +81,7 @@ def test_numpy_arrays_of_mxnet_are_trained_with_a_context_that_has_no_batch(dtyp
         for step in range(2):
             with autograd.record():
                 loss = (mx.npx.cast(w.data(TWO[1]), dtype="float32") * mx.np.array([0.25, 0.5], ctx=TWO[1])).sum()
-            with trainer.scale_loss(loss) as scaled:
-                scaled.backward()
+            run_backward(trainer, loss)
             if step:
                 trainer.unscale()
                 assert type(w.grad(TWO[1])) is mx.np.ndarray
@@ -99,8 +99,7 @@ def test_row_sparse_gradients_are_checked_unscaled_and_clipped():
         with autograd.record():
             out = mx.nd.Embedding(mx.nd.array(rows), w.data(), input_dim=6, output_dim=2, sparse_grad=True)
             loss = (out * head).sum()
-        with trainer.scale_loss(loss) as scaled:
-            scaled.backward()
+        run_backward(trainer, loss)
 
     backward_of_rows([1, 4], 0.5)
     assert trainer.step(1) and w.data().asnumpy()[:, 0].tolist() == [1, 0.5, 1, 1, 0.5, 1]

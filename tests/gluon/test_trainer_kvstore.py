@@ -12,7 +12,18 @@ from mxmp.errors import StaleGradientError, TrainerError
 from mxmp.gluon import Trainer, convert, restore
 from tests.distributed.engines import Second
 from tests.freeze import freeze
-from tests.gluon.trainer_tools import DTYPES, TWO, backward_everywhere, loss_of, param, run, sgd, trained, value
+from tests.gluon.trainer_tools import (
+    DTYPES,
+    TWO,
+    backward_everywhere,
+    loss_of,
+    param,
+    run,
+    run_backward,
+    sgd,
+    trained,
+    value,
+)
 
 ON_KVSTORE = {"update_on_kvstore": True}
 OTHERS = [mx.cpu(1), mx.cpu(2)]  # the kvstore works on another one
@@ -106,8 +117,7 @@ def test_each_way_out_that_a_row_sparse_parameter_is_offered_trains(stype, optio
     for _ in range(2):
         with autograd.record():
             loss = mx.nd.Embedding(mx.nd.array([1, 1]), data(), input_dim=3, output_dim=2, sparse_grad=True).sum()
-        with trainer.scale_loss(loss) as scaled:
-            scaled.backward()
+        run_backward(trainer, loss)
         assert trainer.step(2)
     np.testing.assert_array_equal(data().asnumpy(), [[1, 1], [0, 0], [1, 1]])
 
@@ -193,8 +203,7 @@ def dense(kvstore="device", lr=1e-3):
 def step(net, trainer, factor=1):
     with autograd.record():
         losses = [net(mx.nd.ones((2, 4), ctx=ctx) * factor).square().mean() for ctx in OTHERS]
-    with trainer.scale_loss(losses) as scaled:
-        autograd.backward(scaled)
+    run_backward(trainer, losses)
     assert trainer.step(2)
 
 

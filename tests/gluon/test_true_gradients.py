@@ -14,7 +14,7 @@ import pytest
 import mxmp
 from mxmp.errors import TrainerError
 from mxmp.train.loss_heads import HEAD_SCALE
-from tests.gluon.trainer_tools import DTYPES, TWO, loss_of, param, value
+from tests.gluon.trainer_tools import DTYPES, TWO, loss_of, param, run_backward, value
 
 SCALE = 2.0**10
 SCALED = [0.25 * SCALE, 0.25 * SCALE]
@@ -344,7 +344,6 @@ def test_row_sparse_gradients_are_true_ones_too():
     trainer = mxmp.gluon.Trainer([w], "sgd", {"learning_rate": 1.0}, loss_scale=SCALE)
     with mx.autograd.record():
         loss = mx.nd.Embedding(mx.nd.array([1, 3]), w.data(), input_dim=5, output_dim=2, sparse_grad=True).sum()
-    with trainer.scale_loss(loss) as scaled:
-        scaled.backward()
+    run_backward(trainer, loss)
     assert w.grad().stype == "row_sparse" and w.grad().asnumpy()[[1, 3]].tolist() == [[1, 1], [1, 1]]
     assert trainer.step(1) and w.data().asnumpy()[:, 0].tolist() == [1, 0, 1, 0, 1]
