@@ -13,7 +13,7 @@ from mxnet.gluon import nn
 from mxmp.errors import StaleGradientError, TrainerError
 from mxmp.gluon import convert
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.trainer_tools import TWO, backward, loss_of, param, run, sgd, trained, value
+from tests.gluon.trainer_tools import TWO, backward, backward_everywhere, loss_of, param, run, sgd, trained, value
 
 ONE = mx.nd.ones((1,))
 
@@ -176,21 +176,19 @@ def test_a_loss_that_was_not_recorded_has_no_backward():
     with pytest.raises(TrainerError, match=ANOTHER.format("w")), trainer.scale_loss(loss.detach()):
         loss.backward()
     trainer.discard_grads()
-    recorded_one = recorded(w, 1)
-    for losses, path in ((ONE, "loss"), (recorded_one.detach(), "loss"), ([recorded_one, ONE], r"loss\[1\]")):
+    other = recorded(w, 1)
+    for losses, path in ((ONE, "loss"), (other.detach(), "loss"), ([other, ONE], r"loss\[1\]")):
         message = rf"scale_loss: {path} was not recorded.*; compute it within autograd.record\(\)"
         with pytest.raises(TrainerError, match=message), trainer.scale_loss(losses) as scaled:
             autograd.backward(scaled)
-    with pytest.raises(mx.MXNetError, match="shape"), trainer.scale_loss(ONE):
-        mx.nd.ones((2,)) + mx.nd.ones((3,))
 
 
 # Backward passes outside of scale_loss, beside one that is scaled.
 
 
-def two(loss_scale=8, grad_req="write"):
+def two(loss_scale=8, **options):
     """Return two parameters with their trainer."""
-    params = [param([0.0], name=name, grad_req=grad_req) for name in "ab"]
+    params = [param([0.0], name=name, **options) for name in "ab"]
     return params, sgd(params, loss_scale)
 
 
@@ -205,26 +203,19 @@ USES = {
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 def test_a_gradient_of_a_later_backward_that_was_not_scaled_is_named(grad_req, use):
-    (a, b), trainer = two(grad_req=grad_req)
-    loss = recorded(b, 1)
-    backward(trainer, a, 1)
+    """Of one context, as well as of all."""
+    (a, b), trainer = two(grad_req=grad_req, ctx=TWO)
+    loss = recorded(b, 1, TWO[1])
+    backward_everywhere(trainer, a, [1, 1])
+    backward(trainer, b, 1, TWO[0])
     loss.backward()
-    with pytest.raises(TrainerError, match=r"parameter 'b' on cpu\(0\) was written by a backward outside of scale_loss"):
+    with pytest.raises(TrainerError, match=r"parameter 'b' on cpu\(1\) was written by a backward outside of scale_loss"):
         use(trainer)
-    assert value(a.data()) == value(b.data()) == [0]
+    assert value(a.data(TWO[0])) == value(b.data(TWO[0])) == [0]
     trainer.discard_grads()
     for each in (a, b):
         each.zero_grad()
-    assert run(trainer, [a, b]) and value(a.data()) == value(b.data()) == [-1]
-
-
-def test_a_context_whose_loss_was_not_scaled_is_named():
-    w, trainer = trained(param([0.0], ctx=TWO), 8)
-    loss = recorded(w, 1, TWO[1])
-    backward(trainer, w, 1, TWO[0])
-    loss.backward()
-    with pytest.raises(TrainerError, match=r"on cpu\(1\) was written by a backward outside of scale_loss"):
-        trainer.step(1)
+    assert run(trainer, [a, b]) and value(a.data(TWO[0])) == value(b.data(TWO[0])) == [-2]
 
 
 def test_a_gradient_of_an_earlier_backward_that_was_not_scaled_is_stale():
@@ -234,25 +225,6 @@ def test_a_gradient_of_an_earlier_backward_that_was_not_scaled_is_stale():
     with pytest.raises(StaleGradientError, match="gradient of parameter 'b'"):
         trainer.step(1)
     assert trainer.step(1, ignore_stale_grad=True) and value(a.data()) == [-1] and value(b.data()) == [0]
-
-
-@pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("misuse", ["of the loss", "of another loss"])
-def test_a_block_that_raises_for_a_loss_that_was_not_scaled_keeps_the_step_back(misuse, begun):
-    """Where the error was not heard, as that of a thread."""
-    (a, b), trainer = two()
-    if begun:
-        backward(trainer, a, 1)
-    loss, other = recorded(b, 1), recorded(b, 2)
-    with pytest.raises(TrainerError), trainer.scale_loss(loss):
-        MISUSES[misuse][0](loss, other)
-    if not begun:
-        backward(trainer, a, 1)
-    with pytest.raises(TrainerError, match="step: a scale_loss block of this step has raised.*; call discard_grads"):
-        trainer.step(1, ignore_stale_grad=True)
-    assert value(a.data()) == [0]
-    trainer.discard_grads()
-    assert run(trainer, [a, b])
 
 
 def test_without_a_loss_scale_no_backward_is_asked_for():
@@ -276,20 +248,33 @@ def test_a_trainer_whose_parameters_the_loss_does_not_reach_is_told_so():
 # Blocks that fail.
 
 
-@pytest.mark.parametrize("error", [KeyError, TrainerError], ids=["the user's", "no backward"])
+def fail(loss, other):
+    raise KeyError
+
+
+FAILURES = {"the user's": (fail, False), **{name: (MISUSES[name][0], name != "none") for name in MISUSES}}
+
+
+@pytest.mark.parametrize("misuse, keeps_back", FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("begun", [True, False], ids=["a later block", "the first block"])
-def test_a_block_that_fails_leaves_the_state_as_it_was(begun, error):
-    w, trainer = trained(param([0.0], grad_req="add"), 8)
+def test_a_block_that_fails_leaves_the_step_as_it_was_or_keeps_it_back(begun, misuse, keeps_back):
+    """Where the error was not heard, as that of a thread, the step must not be taken with what it wrote."""
+    (a, b), trainer = two()
     if begun:
-        backward(trainer, w, 1)
-    with pytest.raises(error), trainer.scale_loss(mx.nd.array([np.nan]) if error is KeyError else recorded(w, 1)):
-        if error is KeyError:
-            raise KeyError
+        backward(trainer, a, 1)
+    loss, other = recorded(b, np.nan), recorded(b, 2)
+    with pytest.raises((KeyError, TrainerError)), trainer.scale_loss(loss):
+        misuse(loss, other)
     if not begun:
         with pytest.raises(TrainerError, match="was not scaled|no parameter has a gradient"):
             trainer.step(1)
-        backward(trainer, w, 1)  # and the NaN loss is forgotten
-    assert trainer.step(1) and value(w.data()) == [-1]
+        backward(trainer, a, 1)  # and the NaN loss is forgotten
+    if keeps_back:
+        with pytest.raises(TrainerError, match="step: a scale_loss block of this step has raised.*; call discard_grads"):
+            trainer.step(1, ignore_stale_grad=True)
+        trainer.discard_grads()
+        backward(trainer, a, 1)
+    assert trainer.step(1, ignore_stale_grad=True) and (value(a.data()), value(b.data())) == ([-1], [0])
 
 
 @pytest.mark.parametrize("error", [TrainerError, KeyError], ids=["its own", "the user's"])
@@ -318,25 +303,24 @@ def joint(a, b, first, second):
         scaled.backward()
 
 
-def test_one_joint_loss_for_two_trainers():
-    a, b, first, second = pair(2.0**16, 2.0**8, "float16")
-    joint(a, b, first, second)
-    assert a.data().grad.asscalar() == 2.0**8  # the smaller scale serves both
-    assert first.step(1) and second.step(1) and value(a.data()) == value(b.data()) == [-1]
-
-
 @pytest.mark.behaviour("two models")
-@pytest.mark.parametrize("scales", [(DynamicLossScale(init_scale=2.0**16),) * 2, (2.0**16, None)], ids=["both", "one"])
-def test_one_of_two_trainers_can_skip_alone_though_it_has_no_scale(scales):
-    a, b, first, second = pair(*scales)
-    before = second.loss_scale.value
+@pytest.mark.parametrize(
+    "scales, joint_scale, after",
+    [
+        ((DynamicLossScale(init_scale=2.0**16), DynamicLossScale(init_scale=2.0**8)), 2.0**8, (2.0**16, 2.0**7)),
+        ((2.0**14, None), 2.0**14, (2.0**14, 1)),
+    ],
+    ids=["the smaller scale", "the only one"],
+)
+def test_of_two_trainers_of_one_loss_one_can_skip_alone(scales, joint_scale, after):
+    a, b, first, second = pair(*scales, "float16")
     joint(a, b, first, second)
+    assert a.data().grad.asscalar() == joint_scale
     b.grad()[:] = np.inf
-    assert first.step(1) is True and second.step(1) is False
-    assert (a.data().asscalar(), b.data().asscalar()) == (-1, 0)
-    assert (first.loss_scale.value, second.loss_scale.value) == (2.0**16, 2.0**15 if before > 1 else 1)
+    assert first.step(1) and not second.step(1) and (value(a.data()), value(b.data())) == ([-1], [0])
+    assert (first.loss_scale.value, second.loss_scale.value) == after
     joint(a, b, first, second)
-    assert first.step(1) and second.step(1) and b.data().asscalar() == -1
+    assert first.step(1) and second.step(1) and value(b.data()) == [-1]
 
 
 def test_a_trainer_without_a_scale_goes_on_in_a_step_that_has_one():
