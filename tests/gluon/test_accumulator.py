@@ -224,51 +224,34 @@ def test_a_loop_that_ends_within_a_group_drops_it_and_says_so(error, caplog):
 # What is refused.
 
 
-def plain_backward(net, trainer, x, y):
-    with autograd.record():
-        loss = LOSS(net(x), y)
-    loss.backward()
-
-
-def own_step(net, trainer, x, y):
-    backward(net, trainer, x, y)
-    trainer.step(2)
-
-
+CALLS = {
+    "backward": lambda accumulator, net, trainer, x, y: backward(net, trainer, x, y),
+    "not scaled": lambda accumulator, net, trainer, x, y: backward(net, None, x, y),
+    "step": lambda accumulator, net, trainer, x, y: accumulator.step(len(x)),
+    "step of 0": lambda accumulator, net, trainer, x, y: accumulator.step(0),
+    "own step": lambda accumulator, net, trainer, x, y: trainer.step(2),
+    "loop": lambda accumulator, net, trainer, x, y: next(accumulator([1])),
+}
 LOOPS = {
-    "no step": (backward, False, TrainerError, "no step was made for a batch; call accumulator.step"),
-    "no backward": (lambda *_: None, True, StaleGradientError, "^step: no parameter has a gradient"),
-    "no scale_loss": (plain_backward, True, TrainerError, "^step: the loss of this step was not scaled"),
-    "the trainer's step": (own_step, False, TrainerError, "the trainer's own step was called in an accumulator's loop"),
+    "backward": (TrainerError, "no step was made for a batch; call accumulator.step"),
+    "step": (StaleGradientError, "^step: no parameter has a gradient"),
+    "not scaled, step": (TrainerError, "^step: the loss of this step was not scaled"),
+    "backward, own step": (TrainerError, "the trainer's own step was called in an accumulator's loop"),
+    "backward, step of 0": (TrainerError, "^step: batch_size=0; expected a positive number"),
+    "backward, step, step": (TrainerError, "^step was called twice for a batch"),
+    "loop": (TrainerError, "a loop of this accumulator is running"),
 }
 
 
-@pytest.mark.parametrize(("run", "steps", "error", "message"), LOOPS.values(), ids=LOOPS)
-def test_a_batch_without_its_backward_or_step_is_an_error(run, steps, error, message):
+@pytest.mark.parametrize(("calls", "error", "message"), [(calls, *each) for calls, each in LOOPS.items()], ids=LOOPS)
+def test_calls_out_of_turn_in_a_loop_are_errors(calls, error, message):
     net, trainer = trained()
     accumulator = Accumulator(trainer, 2)
     with pytest.raises(error, match=message):
         for x, y in accumulator(samples(2, 2)):
-            run(net, trainer, x, y)
-            if steps:
-                accumulator.step(len(x))
+            for name in calls.split(", "):
+                CALLS[name](accumulator, net, trainer, x, y)
     trainer.discard_grads()
-    backward(net, trainer, x, y)
-    assert trainer.step(2)
-
-
-def test_steps_out_of_turn_and_wrong_batch_sizes_are_errors():
-    net, trainer = trained()
-    accumulator = Accumulator(trainer, 2)
-    for x, y in accumulator(samples(2, 2)):
-        backward(net, trainer, x, y)
-        with pytest.raises(TrainerError, match="^step: batch_size=0; expected a positive number"):
-            accumulator.step(0)
-        accumulator.step(2)
-        with pytest.raises(TrainerError, match="^step was called twice for a batch"):
-            accumulator.step(2)
-        with pytest.raises(TrainerError, match="a loop of this accumulator is running"):
-            next(accumulator([1]))
     backward(net, trainer, x, y)
     with pytest.raises(TrainerError, match="^Accumulator came between backward and step"):
         next(Accumulator(trainer, 2)([1]))
