@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 
@@ -16,31 +17,24 @@ from mxmp.errors import NonFiniteLossError, StaleGradientError, TrainerError
 from mxmp.gluon import Accumulator, SharedLossScale, Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
 from tests.distributed.engines import Twins
-from tests.gluon.trainer_tools import TWO, param, sgd, value
-from tests.gluon.trainer_tools import backward as backward_of
+from tests.gluon import trainer_tools
+from tests.gluon.trainer_tools import TWO, param, run_backward, sgd, value
 
 LOSS = gluon.loss.L2Loss()
 BFLOAT16 = pytest.param("bfloat16,output=float32", marks=pytest.mark.bfloat16)
 
 
-def network(policy="float32", contexts=None, hybridize=False):
+def trained(policy="float32", loss_scale=2.0**6, optimizer="sgd", contexts=None, hybridize=False, **kwargs):
+    """Return a net and its trainer; its weights are the same each time."""
     mx.random.seed(1)
     net = nn.HybridSequential()
     net.add(nn.Dense(5, in_units=3, activation="tanh"), nn.Dense(2, in_units=5))
     net.initialize(mx.init.Xavier(), ctx=contexts)
     if hybridize:
         net.hybridize(static_alloc=True)
-    return convert(net, policy)
-
-
-def trainer_of(net, loss_scale=2.0**6, optimizer="sgd", **kwargs):
+    convert(net, policy)
     options = {"learning_rate": 0.125, **({"momentum": 0.5} if optimizer == "sgd" else {})}
-    return Trainer(net.collect_params(), optimizer, options, loss_scale=loss_scale, **kwargs)
-
-
-def trained(loss_scale=2.0**6):
-    net = network()
-    return net, trainer_of(net, loss_scale)
+    return net, Trainer(net, optimizer, options, loss_scale=loss_scale, **kwargs)
 
 
 def samples(*sizes):
@@ -53,8 +47,7 @@ def samples(*sizes):
 def backward(net, trainer, x, y, *others):
     with autograd.record():
         loss = LOSS(net(x), y)
-    with trainer.scale_loss(loss, *others) as scaled:
-        scaled.backward()
+    run_backward(trainer, loss, *others)
 
 
 def accumulated(net, trainer, batches, steps=2, passes=1):
@@ -67,17 +60,15 @@ def accumulated(net, trainer, batches, steps=2, passes=1):
     return said
 
 
-def large(net, trainer, batches):
-    """Train over batches, a step each."""
+def assert_same(net, batches, atol=1e-6, **options):
+    """Check that a net has the weights of one that was trained over batches with a step each."""
+    other, trainer = trained(**options)
     for x, y in batches:
-        backward(net, trainer, x, y)
-        trainer.step(len(x))
-
-
-def assert_same(net, other, rtol=1e-5, atol=1e-6):
+        backward(other, trainer, x, y)
+        assert trainer.step(len(x))
     for mine, theirs in zip(net.collect_params().values(), other.collect_params().values()):
         mine, theirs = value(mine.list_data()[0]), value(theirs.list_data()[0])
-        np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=atol)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize("hybridize", [False, True], ids=["", "static"])
@@ -85,68 +76,35 @@ def assert_same(net, other, rtol=1e-5, atol=1e-6):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_group_updates_as_one_large_batch(policy, optimizer, hybridize):
     """To the roundings of the additions; those of float16 gradients are of 2**-11 each."""
-    nets = [network(policy, hybridize=hybridize) for _ in range(2)]
-    said = accumulated(nets[0], trainer_of(nets[0], optimizer=optimizer), samples(2, 2, 2, 2, 2, 2), steps=3)
-    large(nets[1], trainer_of(nets[1], optimizer=optimizer), samples(6, 6))
-    assert said == [None, None, True] * 2
-    assert_same(*nets, atol={"float32": 1e-6}.get(policy, 2.0**-8 if optimizer == "adam" else 2.0**-10))
+    options = {"policy": policy, "optimizer": optimizer, "hybridize": hybridize}
+    net, trainer = trained(**options)
+    assert accumulated(net, trainer, samples(2, 2, 2, 2, 2, 2), steps=3) == [None, None, True] * 2
+    atol = {"float32": 1e-6}.get(policy, 2.0**-8 if optimizer == "adam" else 2.0**-10)
+    assert_same(net, samples(6, 6), atol, **options)
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (4, 1, 3, 2, 2), (2, 1), ()])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_batches_count_by_their_samples_and_the_last_group_may_be_smaller(sizes, passes):
-    (net, trainer), (other, plain) = trained(), trained()
+    net, trainer = trained()
     said = accumulated(net, trainer, samples(*sizes), passes=passes)
-    large(other, plain, samples(*[sum(sizes[k : k + 2]) for k in range(0, len(sizes), 2)]) * passes)
     assert said == [None if k % 2 == 0 and k + 1 < len(sizes) else True for k in range(len(sizes))] * passes
-    assert_same(net, other)
-
-
-@pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
-def test_sums_of_a_converted_net_are_those_of_single_backwards(policy):
-    """Bit for bit where gradients are stored in float32, else within the roundings of the additions."""
-    draw, count = np.random.RandomState(0), 4
-    images = [mx.nd.array(draw.randn(2, 2, 6, 6)) for _ in range(count)]
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(3, 3, in_channels=2), nn.BatchNorm(in_channels=3), nn.Activation("relu"))
-    net.add(nn.Conv2D(4, 3, in_channels=3), nn.Dense(5, in_units=16))
-    mx.random.seed(0)
-    net.initialize(mx.init.Xavier())
-    convert(net, policy)
-    params = [p for p in net.collect_params().values() if p.grad_req != "null"]
-
-    def gradients(chosen):
-        for image in chosen:
-            with autograd.record():
-                mx.nd.square(net(image) - 1).mean().backward()
-        return [value(p.grad()) for p in params]
-
-    single = [gradients([image]) for image in images]
-    for p in params:
-        p.grad_req = "add"
-    for p, added, *parts in zip(params, gradients(images), *single):
-        total = sum(parts, np.zeros_like(added))  # float32, in the order of the backwards
-        # Each of the three additions in float16 rounds a partial sum by up to 2**-11 of it.
-        bound = count * 2.0**-11 * sum(map(np.abs, parts)) if p.grad().dtype == np.float16 else 0.0
-        assert (np.abs(added - total) <= bound).all() and np.abs(total).max() > 0, p.name
+    assert_same(net, samples(*[sum(sizes[k : k + 2]) for k in range(0, len(sizes), 2)]) * passes)
 
 
 @pytest.mark.parametrize("kvstore", ["device", "local"])
 def test_gradients_of_several_contexts_are_summed_once_a_group(kvstore, monkeypatch):
-    net, (other, plain) = network(contexts=TWO), trained()
-    trainer = trainer_of(net, kvstore=kvstore)
+    net, trainer = trained(contexts=TWO, kvstore=kvstore)
     accumulator, reduced = Accumulator(trainer, 2), []
     monkeypatch.setattr(trainer._gradients, "reduce", lambda r=trainer._gradients.reduce: reduced.append(1) or r())
     for x, y in accumulator(samples(4, 4)):
         halves = zip(gluon.utils.split_and_load(x, TWO), gluon.utils.split_and_load(y, TWO))
         with autograd.record():
             losses = [LOSS(net(a), b) for a, b in halves]
-        with trainer.scale_loss(losses) as scaled:
-            autograd.backward(scaled)
+        run_backward(trainer, losses)
         accumulator.step(4)
-    large(other, plain, samples(8))
     assert reduced == [1]
-    assert_same(net, other)
+    assert_same(net, samples(8))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -162,7 +120,7 @@ def test_workers_are_asked_once_a_group_and_its_gradients_are_summed_once(dtype)
     trainer = sgd(w, loss_scale=64, kvstore=KVStore(engine))
     accumulator = Accumulator(trainer, 3)
     for row in accumulator([[0.5, 0.25], [1.0, 0.5], [0.5, 0.25], [1.0, 1.0]]):
-        backward_of(trainer, w, row)
+        trainer_tools.backward(trainer, w, row)
         accumulator.step(8)  # of all workers together
     total, last = np.array([2.0, 1.0]), np.array([1.0, 1.0])
     assert engine.asked == 2
@@ -171,72 +129,57 @@ def test_workers_are_asked_once_a_group_and_its_gradients_are_summed_once(dtype)
 
 
 def test_several_trainers_of_a_net_step_together():
-    net, other, shared = network(), network(), SharedLossScale(64)
-    trainers = [Trainer(layer, "sgd", {"learning_rate": 0.125}, loss_scale=shared) for layer in net]
+    net, _ = trained()
+    shared = SharedLossScale(64)
+    trainers = [Trainer(layer, "adam", {"learning_rate": 0.125}, loss_scale=shared) for layer in net]
     accumulator = Accumulator([*trainers, trainers[0]], np.int64(2))  # one that is given twice counts once
     for x, y in accumulator(samples(2, 2, 2, 2)):
         backward(net, trainers[0], x, y, trainers[1])
         if accumulator.step(len(x)) is not None:
             shared.update()
-    large(other, Trainer(other, "sgd", {"learning_rate": 0.125}, loss_scale=64), samples(4, 4))
-    assert_same(net, other)
+    assert_same(net, samples(4, 4), optimizer="adam")
 
 
-@pytest.mark.parametrize("how", ["clip_global_norm", "param.grad()"])
-def test_clipping_comes_where_a_group_ends_and_looks_at_gradients_are_true(how):
-    (net, trainer), (other, plain) = trained(), trained()
-    weights, accumulator = list(net.collect_params().values()), Accumulator(trainer, 2)
-    for x, y in accumulator(samples(2, 2, 2, 2)):
-        backward(net, trainer, x, y)
-        scaled = weights[0].data().grad.asnumpy()
-        if accumulator.ends_group and how == "param.grad()":
-            gluon.utils.clip_global_norm([p.grad() for p in weights], 0.1)
-        elif accumulator.ends_group:
-            assert trainer.clip_global_norm(0.1) > 0.1
-        if accumulator.step(len(x)) is None and how == "param.grad()":  # between two batches of a group too
-            np.testing.assert_array_equal(weights[0].grad().asnumpy(), scaled / 64)
-    for x, y in samples(4, 4):
-        backward(other, plain, x, y)
-        plain.clip_global_norm(0.1)
-        plain.step(len(x))
-    assert_same(net, other)
+@pytest.mark.parametrize("look", [False, True], ids=["clip_global_norm", "param.grad()"])
+def test_clipping_comes_where_a_group_ends_and_looks_at_gradients_are_true(look):
+    found = []
+    for steps, sizes in ((2, (2, 2, 2, 2)), (1, (4, 4))):
+        net, trainer = trained()
+        weights, accumulator = list(net.collect_params().values()), Accumulator(trainer, steps)
+        for x, y in accumulator(samples(*sizes)):
+            backward(net, trainer, x, y)
+            scaled = weights[0].data().grad.asnumpy()
+            if accumulator.ends_group and look:
+                gluon.utils.clip_global_norm([p.grad() for p in weights], 0.1)
+            elif accumulator.ends_group:
+                assert trainer.clip_global_norm(0.1) > 0.1
+            if accumulator.step(len(x)) is None and look:  # between two batches of a group too
+                np.testing.assert_array_equal(weights[0].grad().asnumpy(), scaled / 64)
+        found.append(np.concatenate([value(p.data()).ravel() for p in weights]))
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
 
 
-def test_a_group_is_skipped_whole_and_the_next_begins_with_zeros():
-    (net, trainer), (other, plain) = trained(DynamicLossScale(init_scale=64)), trained()
+@pytest.mark.parametrize("bad", ["gradient", "loss"])
+def test_a_group_is_dropped_whole_and_the_next_begins_with_zeros(bad):
+    net, trainer = trained(loss_scale=DynamicLossScale(init_scale=64))
     accumulator, said = Accumulator(trainer, 2), []
     for k, (x, y) in enumerate(accumulator(samples(2, 2, 2, 2))):
-        backward(net, trainer, x, y)
-        if k == 0:
+        backward(net, trainer, x * np.nan if k == 0 and bad == "loss" else x, y)
+        if k == 0 and bad == "gradient":
             net[0].weight.grad()[0, 0] = np.inf
-        said.append(accumulator.step(len(x)))
-    large(other, plain, samples(4, 4)[1:])
-    assert said == [None, False, None, True] and trainer.loss_scale.value == 32
-    assert_same(net, other)
-
-
-def test_a_loss_that_is_not_finite_drops_the_group():
-    (net, trainer), (other, plain) = trained("dynamic"), trained()
-    accumulator, raised = Accumulator(trainer, 2), 0
-    for x, y in accumulator(samples(2, 2, 2, 2)):
-        backward(net, trainer, x * (1 if raised else np.nan), y)
-        try:
-            accumulator.step(len(x))
-        except NonFiniteLossError:
-            raised += 1
-            assert_same(net, other, 0, 0)
-    large(other, plain, samples(4, 4)[1:])
-    assert raised == 1
-    assert_same(net, other)
+        with pytest.raises(NonFiniteLossError) if k == 1 and bad == "loss" else contextlib.nullcontext():
+            said.append(accumulator.step(len(x)))
+    assert said == ([None, None, True] if bad == "loss" else [None, False, None, True])
+    assert trainer.loss_scale.value == (64 if bad == "loss" else 32)
+    assert_same(net, samples(4, 4)[1:])
 
 
 @pytest.mark.parametrize("before", ["write", "add"])
 def test_the_parameters_are_afterwards_as_they_were(before):
-    net = network()
-    net[0].bias.grad_req = "null"
-    for p in (net[0].weight, net[1].weight, net[1].bias):
+    net, trainer = trained()
+    for p in net.collect_params().values():
         p.grad_req = before
-    trainer = trainer_of(net)
+    net[0].bias.grad_req = "null"
     accumulator = Accumulator(trainer, 2)
     for x, y in accumulator(samples(2, 2)):
         assert [p.grad_req for p in net.collect_params().values()] == ["add", "null", "add", "add"]
@@ -259,78 +202,56 @@ def test_parameters_whose_shapes_the_first_batch_tells_are_accumulated():
 
 @pytest.mark.parametrize("error", [False, True])
 def test_a_loop_that_ends_within_a_group_drops_it_and_says_so(error, caplog):
-    (net, trainer), (other, plain) = trained(), trained()
+    net, trainer = trained()
     accumulator = Accumulator(trainer, 2)
-    with caplog.at_level(logging.WARNING):
-        try:
-            for k, (x, y) in enumerate(accumulator(samples(2, 2, 2, 2))):
-                backward(net, trainer, x, y)
-                accumulator.step(len(x))
-                if k == 2:
-                    if error:
-                        raise ZeroDivisionError
-                    break
-        except ZeroDivisionError:
-            pass
-        gc.collect()
+    with caplog.at_level(logging.WARNING), contextlib.suppress(ZeroDivisionError):
+        for k, (x, y) in enumerate(accumulator(samples(2, 2, 2, 2))):
+            backward(net, trainer, x, y)
+            accumulator.step(len(x))
+            if k == 2 and error:
+                raise ZeroDivisionError
+            if k == 2:
+                break
+    gc.collect()
     assert "the loop ended within a group; its 1 batches are dropped" in caplog.text
     assert net[0].weight.grad_req == "write"
-    large(net, trainer, samples(4, 4)[1:])
-    large(other, plain, samples(4, 4))
-    assert_same(net, other)
+    for x, y in samples(4, 4)[1:]:
+        backward(net, trainer, x, y)
+        assert trainer.step(4)
+    assert_same(net, samples(4, 4))
 
 
 # What is refused.
 
 
-def plain_backward(net, trainer, x, y):
-    with autograd.record():
-        loss = LOSS(net(x), y)
-    loss.backward()
-
-
-def own_step(net, trainer, x, y):
-    backward(net, trainer, x, y)
-    trainer.step(2)
-
-
+CALLS = {
+    "backward": lambda accumulator, net, trainer, x, y: backward(net, trainer, x, y),
+    "not scaled": lambda accumulator, net, trainer, x, y: backward(net, None, x, y),
+    "step": lambda accumulator, net, trainer, x, y: accumulator.step(len(x)),
+    "step of 0": lambda accumulator, net, trainer, x, y: accumulator.step(0),
+    "own step": lambda accumulator, net, trainer, x, y: trainer.step(2),
+    "loop": lambda accumulator, net, trainer, x, y: next(accumulator([1])),
+}
 LOOPS = {
-    "no step": (backward, False, TrainerError, "no step was made for a batch; call accumulator.step"),
-    "no backward": (lambda *_: None, True, StaleGradientError, "^step: no parameter has a gradient"),
-    "no scale_loss": (plain_backward, True, TrainerError, "^step: the loss of this step was not scaled"),
-    "the trainer's step": (own_step, False, TrainerError, "the trainer's own step was called in an accumulator's loop"),
+    "backward": (TrainerError, "no step was made for a batch; call accumulator.step"),
+    "step": (StaleGradientError, "^step: no parameter has a gradient"),
+    "not scaled, step": (TrainerError, "^step: the loss of this step was not scaled"),
+    "backward, own step": (TrainerError, "the trainer's own step was called in an accumulator's loop"),
+    "backward, step of 0": (TrainerError, "^step: batch_size=0; expected a positive number"),
+    "backward, step, step": (TrainerError, "^step was called twice for a batch"),
+    "loop": (TrainerError, "a loop of this accumulator is running"),
 }
 
 
-@pytest.mark.parametrize(("run", "steps", "error", "message"), LOOPS.values(), ids=LOOPS)
-def test_a_batch_without_its_backward_or_step_is_an_error(run, steps, error, message):
+@pytest.mark.parametrize(("calls", "error", "message"), [(calls, *each) for calls, each in LOOPS.items()], ids=LOOPS)
+def test_calls_out_of_turn_in_a_loop_are_errors(calls, error, message):
     net, trainer = trained()
     accumulator = Accumulator(trainer, 2)
     with pytest.raises(error, match=message):
         for x, y in accumulator(samples(2, 2)):
-            run(net, trainer, x, y)
-            if steps:
-                accumulator.step(len(x))
+            for name in calls.split(", "):
+                CALLS[name](accumulator, net, trainer, x, y)
     trainer.discard_grads()
-    backward(net, trainer, x, y)
-    assert trainer.step(2)
-
-
-def test_steps_out_of_turn_and_wrong_batch_sizes_are_errors():
-    net, trainer = trained()
-    accumulator = Accumulator(trainer, 2)
-    with pytest.raises(TrainerError, match="^step was called outside of the loop"):
-        accumulator.step(2)
-    for x, y in accumulator(samples(2, 2)):
-        backward(net, trainer, x, y)
-        for size in (0, -1, None, "2"):
-            with pytest.raises(TrainerError, match="^step: batch_size=.*expected a positive number"):
-                accumulator.step(size)
-        accumulator.step(2)
-        with pytest.raises(TrainerError, match="^step was called twice for a batch"):
-            accumulator.step(2)
-        with pytest.raises(TrainerError, match="a loop of this accumulator is running"):
-            next(accumulator([1]))
     backward(net, trainer, x, y)
     with pytest.raises(TrainerError, match="^Accumulator came between backward and step"):
         next(Accumulator(trainer, 2)([1]))

@@ -10,133 +10,126 @@ import numpy as np
 import pytest
 from mxnet.gluon import nn
 
-import mxmp
+from mxmp import Policy, loss_scale
 from mxmp.errors import TrainerError
-from mxmp.gluon import adopt_weights, averaged, convert, exact_value
-from tests.gluon.trainer_tools import DTYPES, TWO, backward, backward_everywhere, param, sgd, trained
+from mxmp.gluon import Trainer, adopt_weights, averaged, convert, exact_value, export, restore
+from tests.freeze import freeze
+from tests.gluon.trainer_tools import LOW, TWO, backward, param, run_backward, sgd
 
 X = mx.nd.array(np.random.RandomState(0).randn(8, 6))
 
 
-def make(policy="O2", lr=0.01):
+def make(policy="O2", steps=0, lr=0.01, ctx=TWO[:1], kvstore="device"):
+    """Return a net, whose weights are the same each time, and its trainer, after some steps."""
     mx.random.seed(3)
     net = nn.HybridSequential()
     net.add(nn.Dense(5, in_units=6), nn.BatchNorm(in_channels=5), nn.Dense(2, in_units=5))
-    net.initialize(mx.init.Xavier())
-    convert(net, policy)
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    trainer = Trainer(convert(net, policy), "sgd", {"learning_rate": lr, "momentum": 0.9}, kvstore)
     net(X)
-    return net, mxmp.gluon.Trainer(net, "sgd", {"learning_rate": lr, "momentum": 0.9})
+    assert all(step(net, trainer, ctx=ctx) for _ in range(steps))
+    return net, trainer
 
 
-def step(net, trainer, clip=False):
+def accumulate(net, trainer, ctx=TWO[:1]):
     with mx.autograd.record():
-        loss = net(X).square().mean()
-    with trainer.scale_loss(loss) as scaled:
-        scaled.backward()
+        losses = [net(X.as_in_context(c) * (3 * i + 1) + i).square().mean() for i, c in enumerate(ctx)]
+    run_backward(trainer, losses)
+
+
+def step(net, trainer, clip=False, **kwargs):
+    accumulate(net, trainer, **kwargs)
     if clip:
         trainer.clip_global_norm(1e9)
     return trainer.step(1)
 
 
 def exact(net):
-    return {name: exact_value(param).asnumpy() for name, param in net.collect_params().items()}
+    return {name: exact_value(p).asnumpy() for name, p in net.collect_params().items()}
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "float32"])
-def test_averages_are_those_of_the_float32_values(policy):
-    net, trainer = make(policy)
-    expected = {name: value.astype(np.float64) for name, value in exact(net).items()}
-    average = averaged(net, decay=0.75)
-    for _ in range(5):
-        step(net, trainer)
-        average.update()
-        for name, value in exact(net).items():
-            expected[name] = 0.75 * expected[name] + 0.25 * value
+def assert_close(average, expected):
     for name, value in average.values.items():
         assert value.dtype == np.float32
         np.testing.assert_allclose(value.asnumpy(), expected[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2", "float32"])
-def test_averages_are_swapped_in_and_out_without_loss(policy):
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_averages_are_of_float32_values_and_swapped_in_without_loss(policy, monkeypatch):
     net, trainer = make(policy)
-    average = averaged(net, decay=0.5)
-    for _ in range(3):
-        step(net, trainer)
-        average.update()
-    before, output = exact(net), net(X).asnumpy()
+    average, expected = averaged(net, decay=0.75), exact(net)
+    for _ in range(4):
+        assert step(net, trainer)
+        with monkeypatch.context() as patch:  # nothing is read on the host
+            for name in ("asnumpy", "wait_to_read"):
+                patch.setattr(mx.nd.NDArray, name, None)
+            average.update()
+        expected = {name: 0.75 * expected[name] + 0.25 * value for name, value in exact(net).items()}
+    assert_close(average, expected)
+    own, output = freeze(exact(net)), net(X).asnumpy()
     with average.swapped_in():
-        for name, value in exact(net).items():
-            assert value.tobytes() == average.values[name].asnumpy().tobytes()
+        assert freeze(exact(net)) == freeze(average.values) != own
         assert np.any(net(X).asnumpy() != output)
-    assert {n: v.tobytes() for n, v in exact(net).items()} == {n: v.tobytes() for n, v in before.items()}
-    assert net(X).asnumpy().tolist() == output.tolist()
-    other, untouched = make(policy)
-    for _ in range(3):
-        step(other, untouched)
-    for each in ((net, trainer), (other, untouched)):
-        assert step(*each)
-    pairs = zip(exact(net).values(), exact(other).values())
-    assert all(a.tobytes() == b.tobytes() for a, b in pairs)
+    assert freeze(exact(net)) == own and np.array_equal(net(X).asnumpy(), output)
+    assert step(net, trainer)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_averages_of_weights_that_were_cast_by_hand_leave_integers_out(dtype):
+    w, net = param([1.0, 0.3], dtype), mx.gluon.Block()
+    count = net.params.get_constant("count", mx.nd.array([1, 1], dtype="int32"))
+    count.initialize()
+    net.params.update({"w": w})
+    average, trainer, first = averaged(net, decay=0.5), sgd(w, 8, lr=2.0**-13), exact_value(w)
+    backward(trainer, w, 2.0)
+    assert trainer.step(1)
+    average.update()
+    own = exact_value(w)
+    assert freeze(average.values) == freeze({"w": (first + own) / 2})
+    with average.swapped_in():
+        assert freeze(exact_value(w)) == freeze(average.values["w"]) != freeze(own)
+        count.set_data(mx.nd.array([7, 7], dtype="int32"))
+    assert freeze(exact_value(w)) == freeze(own)
+    assert freeze(count.data()) == freeze(np.array([7, 7], np.int32))
 
 
 @pytest.mark.parametrize("kvstore", ["device", None])
-@pytest.mark.parametrize("policy", ["O1", "O2", "float32"])
+@pytest.mark.parametrize("policy", ["O1", "O2"])
 def test_each_context_has_its_own_values_again(policy, kvstore):
     """Statistics, and without a kvstore weights, are those of each context; it is their mean that is averaged."""
-    mx.random.seed(3)
-    net = nn.HybridSequential()
-    net.add(nn.Dense(5, in_units=6), nn.BatchNorm(in_channels=5), nn.Dense(2, in_units=5))
-    net.initialize(mx.init.Xavier(), ctx=TWO)
-    trainer = mxmp.gluon.Trainer(convert(net, policy), "sgd", {"learning_rate": 0.1}, kvstore=kvstore)
+    net, trainer = make(policy, 2, ctx=TWO, kvstore=kvstore)  # with one the first step equalizes the statistics
+    params = net.collect_params()
 
-    def step():
-        with mx.autograd.record():
-            losses = [net(X.as_in_context(ctx) * (3 * i + 1) + i).square().mean() for i, ctx in enumerate(TWO)]
-        with trainer.scale_loss(losses) as scaled:
-            mx.autograd.backward(scaled)
-        assert trainer.step(1)
+    def means():
+        return {name: sum(exact_value(p, ctx).asnumpy() for ctx in TWO) / 2 for name, p in params.items()}
 
     def everything():
-        params = net.collect_params().values()
-        return [array.asnumpy() for p in params for ctx in TWO for array in (exact_value(p, ctx), p.data(ctx))]
+        return freeze([array for p in params.values() for ctx in TWO for array in (exact_value(p, ctx), p.data(ctx))])
 
-    for _ in range(2):  # with a kvstore the first gives all contexts the statistics of one
-        step()
-    average, before, first = averaged(net, decay=0.5), everything(), {}
-    for name, p in net.collect_params().items():
-        values = [exact_value(p, ctx).asnumpy() for ctx in TWO]
-        first[name] = sum(values) / 2
-        np.testing.assert_allclose(average.values[name].asnumpy(), first[name], rtol=1e-6, atol=1e-9)
-        assert np.any(values[0] != values[1]) == (kvstore is None or "running" in name)
+    average, before, first = averaged(net, decay=0.5), everything(), means()
+    assert_close(average, first)
+    for name, p in params.items():
+        differ = freeze(exact_value(p, TWO[0])) != freeze(exact_value(p, TWO[1]))
+        assert differ == (kvstore is None or "running" in name)
     with average.swapped_in():
-        assert all(np.array_equal(p.data(TWO[0]).asnumpy(), p.data(TWO[1]).asnumpy()) for p in average._params.values())
-    assert [a.tobytes() for a in everything()] == [a.tobytes() for a in before]
-    step()
+        assert all(freeze(p.data(TWO[0])) == freeze(p.data(TWO[1])) for p in params.values())
+    assert everything() == before
+    step(net, trainer, ctx=TWO)
     average.update()
-    for name, p in net.collect_params().items():
-        now = sum(exact_value(p, ctx).asnumpy() for ctx in TWO) / 2
-        np.testing.assert_allclose(average.values[name].asnumpy(), (first[name] + now) / 2, rtol=1e-5, atol=1e-6)
+    assert_close(average, {name: (first[name] + value) / 2 for name, value in means().items()})
 
 
 @pytest.mark.parametrize("call", ["step", "unscale", "clip"])
-def test_a_step_while_averages_are_in_is_an_error(call):
-    net, trainer = make()
-    average = averaged(net)
-    step(net, trainer)
+def test_a_step_while_averages_are_in_is_an_error_that_gives_the_values_back(call):
+    net, trainer = make(steps=1)
+    average, before = averaged(net), freeze(exact(net))
     calls = {"step": lambda: trainer.step(1), "unscale": trainer.unscale, "clip": lambda: trainer.clip_global_norm(1.0)}
-    before, count = exact(net), trainer.optimizer.num_update
-    with average.swapped_in():
+    with pytest.raises(TrainerError, match=r"was called within `averaged.swapped_in\(\)`"), average.swapped_in():
         with average.swapped_in():
             pass
-        with mx.autograd.record():
-            loss = net(X).square().mean()
-        with trainer.scale_loss(loss) as scaled:
-            scaled.backward()
-        with pytest.raises(TrainerError, match=r"was called within `averaged.swapped_in\(\)`"):
-            calls[call]()
-    assert trainer.optimizer.num_update == count
-    assert all(np.array_equal(value, before[name]) for name, value in exact(net).items())
+        accumulate(net, trainer)
+        calls[call]()
+    assert trainer.optimizer.num_update == 1 and freeze(exact(net)) == before
     trainer.discard_grads()
     assert step(net, trainer)
 
@@ -151,66 +144,13 @@ def test_averages_are_saved_within_and_go_on_from_their_values(tmp_path):
         net.save_parameters(str(tmp_path / "net"))
     other, _ = make()
     other.load_parameters(str(tmp_path / "net"))
-    assert all(np.array_equal(a, b.asnumpy()) for a, b in zip(exact(other).values(), average.values.values()))
+    assert freeze(list(exact(other).values())) == freeze(list(average.values.values()))
     again = averaged(net, decay=0.5)
     for name, value in mx.nd.load(str(tmp_path / "averages")).items():
         value.copyto(again.values[name])
-    for each in (average, again):
-        each.update()
-    assert all(np.array_equal(average.values[n].asnumpy(), again.values[n].asnumpy()) for n in average.values)
-
-
-def net_of(*params):
-    """Return a net of parameters that no conversion stores."""
-    net = mx.gluon.Block()
-    net.params.update({p.name: p for p in params})
-    return net
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_averages_of_weights_that_were_cast_by_hand(dtype):
-    w = param([1.0, 0.3], dtype)
-    trainer, net = sgd(w, 8, lr=2.0**-13), net_of(w)
-    average, expected = averaged(net, decay=0.75), exact_value(w).asnumpy()
-    for x in (1.0, 3.0, 2.0):
-        backward(trainer, w, x)
-        trainer.step(1)
-        average.update()
-        expected = 0.75 * expected + 0.25 * exact_value(w).asnumpy()
-    own = exact_value(w).asnumpy()
-    np.testing.assert_allclose(average.values["w"].asnumpy(), expected, rtol=1e-6)
-    with average.swapped_in():
-        assert exact_value(w).asnumpy().tolist() == average.values["w"].asnumpy().tolist() != own.tolist()
-    assert exact_value(w).asnumpy().tolist() == own.tolist()
-    backward(trainer, w, 1.0)
-    assert trainer.step(1)
-
-
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
-def test_integers_are_left_out_of_an_average(dtype):
-    count = mx.gluon.Parameter("count", shape=(2,), dtype=dtype, grad_req="null", init=mx.init.One())
-    count.initialize()
-    w = param([1.0])
-    average = averaged(net_of(w, count), decay=0.5)
-    w.set_data(mx.nd.array([3.0]))
-    count.set_data(mx.nd.array([9, 8], dtype=dtype))
     average.update()
-    assert list(average.values) == ["w"] and average.values["w"].asscalar() == 2
-    with average.swapped_in():
-        assert w.data().asscalar() == 2 and count.data().asnumpy().tolist() == [9, 8]
-        count.set_data(mx.nd.array([7, 7], dtype=dtype))
-    assert w.data().asscalar() == 3 and count.data().asnumpy().tolist() == [7, 7]
-    assert count.data().dtype == np.dtype(dtype)
-
-
-def test_an_update_of_averages_reads_nothing_on_the_host(monkeypatch):
-    net, trainer = make()
-    average = averaged(net)
-    step(net, trainer)
-    with monkeypatch.context() as patch:
-        for name in ("asnumpy", "wait_to_read"):
-            patch.setattr(mx.nd.NDArray, name, None)
-        average.update()
+    again.update()
+    assert freeze(average.values) == freeze(again.values)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -230,74 +170,54 @@ def test_weights_that_a_trainer_of_mxnet_updates_are_averaged_as_they_are():
     assert np.abs(average.values[net[2].bias.name].asnumpy()).max() == 8
 
 
-def test_an_error_while_averages_are_in_gives_the_values_back():
-    net, trainer = make()
-    average = averaged(net)
-    step(net, trainer)
-    before = exact(net)
-    with pytest.raises(ZeroDivisionError), average.swapped_in():
-        1 / 0  # noqa: B018
-    assert all(np.array_equal(value, before[name]) for name, value in exact(net).items())
-
-
-def test_the_exact_value_of_a_parameter_is_a_copy_of_its_master():
-    net, trainer = make()
-    step(net, trainer)
-    weight = net[0].weight
-    value = exact_value(weight)
+def test_the_exact_value_of_a_parameter_is_a_copy_of_its_master_on_every_context():
+    weight = make(steps=1, ctx=TWO)[0][0].weight
+    value, other = (exact_value(weight, ctx) for ctx in TWO)
     assert weight.dtype == np.float16 and value.dtype == np.float32
-    assert np.any(value.asnumpy() != weight.data().asnumpy())
+    assert np.any(value.asnumpy() != weight.data(TWO[0]).asnumpy()) and freeze(value) == freeze(other)
     value[:] = 7
     assert np.all(exact_value(weight).asnumpy() != 7)
-
-
-def test_the_exact_value_is_the_same_on_every_context():
-    w, trainer = trained(param([1.0, 0.3], "float16", TWO), 8, lr=2.0**-15)
-    for _ in range(2):
-        backward_everywhere(trainer, w, (1, 1))
-        trainer.step(1)
-    first, second = (exact_value(w, ctx).asnumpy().tolist() for ctx in TWO)
-    assert first == second != w.data(TWO[0]).asnumpy().tolist()
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
 @pytest.mark.parametrize("steps", [0, 1, 9, 12])
 def test_a_write_past_a_master_raises_in_the_first_ten_steps_and_is_undone_later(steps, clip):
     net, trainer = make(lr=0.0)
+    weight = net[0].weight
     for _ in range(steps):
         step(net, trainer, clip)
-    before = net[0].weight.data().asnumpy()
-    net[0].weight.data()[:] = 0.25
+    before = exact_value(weight).asnumpy()
+    weight.data()[0] = 0.25
     if steps == 0:  # there is no master of the trainer's yet
-        assert step(net, trainer, clip) and np.all(net[0].weight.data().asnumpy() == 0.25)
+        assert step(net, trainer, clip) and np.all(weight.data().asnumpy()[0] == 0.25)
     elif steps < 10:
         with pytest.raises(TrainerError, match=r"parameter '.*dense.*weight' .*mxmp.gluon.adopt_weights\(net\)"):
             step(net, trainer, clip)
-        assert net[0].weight.data().asnumpy()[0, 0] == 0.25  # nothing was updated
+        assert weight.data().asnumpy()[0, 0] == 0.25  # nothing was updated
         adopt_weights(net)
         assert step(net, trainer, clip)
-        net[0].weight.data()[:] = 0.5  # compared ten times more
+        before[0] = 0.25
+        assert np.array_equal(exact_value(weight).asnumpy(), before)
+        weight.data()[:] = 0.5  # compared ten times more
         with pytest.raises(TrainerError, match="written to past"):
             step(net, trainer, clip)
     else:
-        assert step(net, trainer, clip) and net[0].weight.data().asnumpy().tolist() == before.tolist()
+        assert step(net, trainer, clip) and np.array_equal(exact_value(weight).asnumpy(), before)
 
 
 CALLS = {
     "save_parameters": lambda net, trainer, folder: net.save_parameters(str(folder / "net")),
     "save_states": lambda net, trainer, folder: trainer.save_states(str(folder / "states")),
-    "export": lambda net, trainer, folder: mxmp.gluon.export(net, str(folder / "net")),
+    "export": lambda net, trainer, folder: export(net, str(folder / "net")),
     "convert": lambda net, trainer, folder: convert(net, "O1"),
-    "restore": lambda net, trainer, folder: mxmp.gluon.restore(net),
+    "restore": lambda net, trainer, folder: restore(net),
     "averaged": lambda net, trainer, folder: averaged(net),
 }
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_what_reads_exact_values_raises_after_a_write_past_a_master_and_changes_nothing(call, tmp_path):
-    net, trainer = make()
-    for _ in range(12):
-        step(net, trainer)
+    net, trainer = make(steps=12)
     net[2].weight.data()[:] = 0.25  # not the first
     params = net.collect_params().values()
     dtypes, output = [p.dtype for p in params], net(X).asnumpy()
@@ -309,32 +229,19 @@ def test_what_reads_exact_values_raises_after_a_write_past_a_master_and_changes_
     call(net, trainer, tmp_path)
 
 
-def test_a_write_after_the_trainer_is_gone_is_taken_over(tmp_path):
-    net, trainer = make()
-    step(net, trainer)
-    trainer = mxmp.gluon.Trainer(net, "sgd")  # a parameter knows its last one, and keeps it
-    net[0].weight.data()[:] = 0.25
-    net.save_parameters(str(tmp_path / "net"))
-    mxmp.gluon.restore(net)
-    assert np.all(net[0].weight.data().asnumpy() == 0.25) and trainer.skipped_steps == 0
-
-
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))], ids=["copy", "pickle"])
 def test_a_copied_net_has_the_exact_values_and_no_owner(clone):
-    net, trainer = make()
-    step(net, trainer)
+    net, _ = make(steps=1)
     for p in net.collect_params().values():
         p._trainer = None  # which holds a kvstore, that MXNet cannot copy
     other = clone(net)
-    assert all(np.array_equal(a, b) for a, b in zip(exact(net).values(), exact(other).values()))
+    assert freeze(exact(net)) == freeze(exact(other))
     other[0].weight.data()[:] = 0.25
-    assert np.all(exact_value(other[0].weight).asnumpy() == 0.25)
-    assert np.all(exact_value(net[0].weight).asnumpy() != 0.25)
+    assert [np.all(exact_value(each[0].weight).asnumpy() == 0.25) for each in (net, other)] == [False, True]
 
 
 def test_states_that_are_loaded_in_mid_training_leave_masters_that_fit(tmp_path):
-    net, trainer = make()
-    step(net, trainer)
+    net, trainer = make(steps=1)
     trainer.save_states(str(tmp_path / "states"))
     for _ in range(11):
         step(net, trainer)
@@ -347,70 +254,42 @@ def test_states_that_are_loaded_in_mid_training_leave_masters_that_fit(tmp_path)
         step(net, trainer)
 
 
-def test_adopted_weights_are_what_the_next_step_starts_from():
-    net, trainer = make(lr=0.0)
-    step(net, trainer)
-    before = exact(net)
-    net[0].weight.data()[0] = 0.25
-    adopt_weights(net)
-    assert step(net, trainer)
-    after = exact(net)
-    name = net[0].weight.name
-    assert np.all(after[name][0] == 0.25) and np.array_equal(after[name][1:], before[name][1:])
+# The loss scale of a trainer, by the policy of its net.
 
 
-@pytest.mark.parametrize("policy", ["O0", "float32", "O1", "O2", "O3", "mixed_bfloat16", "O1,loss_scale=128"])
+def dense(policy=None):
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    return convert(net, policy) if policy else net
+
+
+def scale_of(params, **kwargs):
+    return Trainer(params, "sgd", **kwargs).loss_scale
+
+
+@pytest.mark.parametrize("policy", ["float32", "O1", "O3", "mixed_bfloat16", "O1,loss_scale=128"])
 def test_a_trainer_of_a_net_has_its_policys_loss_scale(policy):
-    net = nn.Dense(2, in_units=3)
-    net.initialize()
-    convert(net, policy)
-    expected = mxmp.loss_scale.parse(mxmp.Policy.parse(policy).loss_scale)
-    assert mxmp.gluon.Trainer(net, "sgd").loss_scale == expected
-    assert mxmp.gluon.Trainer(net.collect_params(), "sgd").loss_scale == expected
-    assert mxmp.gluon.Trainer.adopt(mx.gluon.Trainer(net.collect_params(), "sgd")).loss_scale == expected
-    assert mxmp.gluon.Trainer(net, "sgd", loss_scale=64).loss_scale.value == 64
+    net, expected = dense(policy), loss_scale.parse(Policy.parse(policy).loss_scale)
+    params = net.collect_params()
+    adopted = Trainer.adopt(mx.gluon.Trainer(params, "sgd")).loss_scale
+    assert scale_of(net) == scale_of(params) == adopted == expected
+    assert scale_of(net, loss_scale=64).value == 64
 
 
-def test_a_trainer_of_a_net_that_is_not_converted_has_a_dynamic_loss_scale():
-    net = nn.Dense(2, in_units=3)
-    net.initialize()
-    assert mxmp.gluon.Trainer(net, "sgd").loss_scale == mxmp.loss_scale.DynamicLossScale()
-    convert(net, "O1,loss_scale=128")
-    part = nn.HybridSequential()
-    part.add(net)
-    convert(part, "O1,loss_scale=64")
-    mxmp.gluon.restore(part)
-    assert mxmp.gluon.Trainer(net, "sgd").loss_scale == mxmp.loss_scale.DynamicLossScale()
-
-
-@pytest.mark.parametrize("policy", ["O0", "float32", "O1"])
-def test_a_net_that_was_restored_has_no_policy(policy):
-    one, other = nn.Dense(2, in_units=3), nn.Dense(2, in_units=3)
-    for net in (one, other):
-        net.initialize()
-    mxmp.gluon.restore(convert(one, policy))
-    convert(other, "O1,loss_scale=128")
-    for params, expected in ((one, "dynamic"), ([*one.collect_params().values(), other.weight], 128)):
-        assert mxmp.gluon.Trainer(params, "sgd").loss_scale == mxmp.loss_scale.parse(expected)
-
-
-def test_restoring_a_net_leaves_the_policy_of_another_with_the_same_parameters():
-    one, other = nn.Dense(2, in_units=3), None
-    one.initialize()
-    other = nn.Dense(2, in_units=3, params=one.params)
-    convert(one, "O1,loss_scale=128")
-    convert(other, "O1,loss_scale=64")
-    mxmp.gluon.restore(one)
-    assert mxmp.gluon.Trainer(other, "sgd").loss_scale.value == 64
+def test_a_net_that_was_restored_has_no_policy():
+    part, net = dense("O1,loss_scale=128"), nn.HybridSequential()
+    net.add(part)
+    restore(convert(net, "O1,loss_scale=64"))
+    assert scale_of(part) == scale_of(dense()) == loss_scale.DynamicLossScale()
+    assert scale_of([part.weight, dense("O1,loss_scale=32").weight]).value == 32
+    one = dense("O1,loss_scale=128")
+    other = convert(nn.Dense(2, in_units=3, params=one.params), "O1,loss_scale=64")
+    restore(one)
+    assert scale_of(other).value == 64  # which has the same parameters
 
 
 def test_a_trainer_of_nets_with_different_loss_scales_asks_for_one():
-    params = []
-    for policy in ("O1", "O1,loss_scale=128"):
-        net = nn.Dense(2, in_units=3)
-        net.initialize()
-        convert(net, policy)
-        params += net.collect_params().values()
+    params = [dense(policy).weight for policy in ("O1", "O1,loss_scale=128")]
     with pytest.raises(TrainerError, match="policies that say different loss scales.*give loss_scale"):
-        mxmp.gluon.Trainer(params, "sgd")
-    assert mxmp.gluon.Trainer(params, "sgd", loss_scale=8).loss_scale.value == 8
+        scale_of(params)
+    assert scale_of(params, loss_scale=8).value == 8

@@ -9,9 +9,10 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.gluon import Trainer, convert, precision
+from tests.freeze import freeze
+from tests.gluon.trainer_tools import run_backward
 
-RNG = np.random.RandomState(0)
-X = RNG.randn(1, 4, 6).astype("float32")
+X = np.random.RandomState(0).randn(1, 4, 6).astype("float32")
 
 
 class Product(gluon.HybridBlock):
@@ -45,10 +46,6 @@ def make(policy=None, hybridized=False):
     return convert(net, policy) if policy else net
 
 
-def weights(net):
-    return {name: p.data().asnumpy() for name, p in net.collect_params().items()}
-
-
 def penalty_of(net, x):
     with precision("float32"):
         score = net(x)
@@ -56,17 +53,13 @@ def penalty_of(net, x):
     return score, (slope.square().sum(axis=2).sqrt() - 1).square().mean()
 
 
-def step(net, trainer, scaled):
+def step(net, trainer):
     x = mx.nd.array(X)
     x.attach_grad()
     with autograd.record():
         score, penalty = penalty_of(net, x)
         loss = score.mean() + 10 * penalty
-    if scaled:
-        with trainer.scale_loss(loss) as total:
-            total.backward()
-    else:
-        loss.backward()
+    run_backward(trainer, loss)
     trainer.step(1)
     return penalty.asscalar()
 
@@ -81,11 +74,10 @@ def test_training_equals_the_float32_net_bit_for_bit(policy, hybridized):
     trainer = Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=1024)
     plain = gluon.Trainer(reference.collect_params(), "adam", {"learning_rate": 0.01})
     net(mx.nd.array(X))  # the low precision graph is there too
-    found = [step(net, trainer, True) for _ in range(5)]
-    assert found == [step(reference, plain, False) for _ in range(5)]
-    assert found[-1] < found[0]
-    expected = weights(reference)
-    assert all(np.array_equal(value, expected[name]) for name, value in weights(net).items())
+    found = [step(net, trainer) for _ in range(5)]
+    assert found == [step(reference, plain) for _ in range(5)] and found[-1] < found[0]
+    values, expected = (freeze([p.data() for p in each.collect_params().values()]) for each in (net, reference))
+    assert values == expected
 
 
 @pytest.mark.behaviour("gradient penalty")

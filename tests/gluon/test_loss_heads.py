@@ -10,11 +10,11 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-import mxmp
 from mxmp import amp
 from mxmp.errors import TrainerError
-from mxmp.gluon import Trainer, convert
+from mxmp.gluon import Trainer, convert, restore
 from mxmp.train.loss_heads import refuse
+from tests.gluon.trainer_tools import run_backward
 
 X = mx.nd.ones((2, 4))
 HEADS = {
@@ -22,12 +22,16 @@ HEADS = {
     "LinearRegressionOutput": lambda F, x: F.LinearRegressionOutput(x, F.zeros((2, 3)), name="head"),
     "make_loss": lambda F, x: F.make_loss(F.sum(x), name="head"),
     "MakeLoss": lambda F, x: F.MakeLoss(F.sum(x), name="head"),
+    # In a body of control flow, where it cannot be scaled.
+    "loop": lambda F, x: F.contrib.foreach(lambda row, state: (F.make_loss(row), state), x, [F.zeros((1,))])[0],
+    "none": lambda F, x: x,
 }
+SCALED = [op for op in HEADS if op not in ("loop", "none")]
 
 
 class Net(gluon.HybridBlock):
-    def __init__(self, head, **kwargs):
-        super().__init__(prefix="net_", **kwargs)
+    def __init__(self, head):
+        super().__init__(prefix="net_")
         self.head = head
         with self.name_scope():
             self.body = nn.Dense(3, in_units=4)
@@ -37,47 +41,38 @@ class Net(gluon.HybridBlock):
 
 
 def make(op="SoftmaxOutput", policy="O1"):
-    net = Net(HEADS.get(op, lambda F, x: x))
-    net.initialize()
-    return convert(net, policy)
-
-
-def params_of(net):
-    return list(net.collect_params().values())
-
-
-def gradient(net, loss_of, trainer=None):
-    """Return the gradient of the first layer's weight, without the loss scale that a trainer gave it."""
-    with autograd.record():
-        loss = loss_of(net(X))
-    if trainer is None:
-        loss.backward()
-        return net.body.weight.grad().asnumpy()
-    with trainer.scale_loss(loss) as scaled:
-        scaled.backward()
-    trainer.unscale()
-    return net.body.weight.grad().asnumpy()
-
-
-def same(out):
-    return out
-
-
-@pytest.mark.parametrize("flags", [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}], ids=str)
-@pytest.mark.parametrize("op", HEADS)
-def test_a_head_in_a_converted_net_is_scaled(op, flags):
+    """Return a net and the parameter that is looked at; its weights are the same each time."""
     mx.random.seed(0)
     net = Net(HEADS[op])
     net.initialize()
-    expected = gradient(net, same)
+    return (convert(net, policy) if policy else net), net.body.weight
+
+
+def sgd(net, loss_scale):
+    return Trainer(net.collect_params(), "sgd", loss_scale=loss_scale)
+
+
+def gradient(weight, forward, trainer=None):
+    """Return the gradient of a weight, times the loss scale of a trainer if there is one."""
+    with autograd.record():
+        loss = forward()
+    run_backward(trainer, loss)
+    return weight.data().grad.asnumpy()
+
+
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True, "static_shape": True}], ids=["", "static"])
+@pytest.mark.parametrize("op", SCALED)
+def test_a_head_in_a_converted_net_is_scaled(op, flags):
+    net, weight = make(op, None)
+    expected = gradient(weight, lambda: net(X))
     convert(net, "O1")
     net.hybridize(**flags)
-    trainer = Trainer(net.collect_params(), "sgd", loss_scale=1024)
+    trainer = sgd(net, 1024)
     for _ in range(3):
-        np.testing.assert_allclose(gradient(net, same, trainer), expected, rtol=2**-8)
+        np.testing.assert_allclose(gradient(weight, lambda: net(X), trainer), 1024 * expected, rtol=2**-8)
         trainer.discard_grads()
     assert expected.any()
-    np.testing.assert_allclose(gradient(net, same), expected, rtol=2**-8)  # outside of a block there is no scale
+    np.testing.assert_allclose(gradient(weight, lambda: net(X)), expected, rtol=2**-8)  # outside of a block as it is
 
 
 class MultiOutputLoss(gluon.loss.Loss):
@@ -89,177 +84,84 @@ class MultiOutputLoss(gluon.loss.Loss):
         return F.mean(F.where(label.expand_dims(axis=1) == -1, F.zeros_like(loss), loss), axis=0, exclude=True)
 
 
-def segmentation():
-    """Return a net, images and labels."""
-    mx.random.seed(0)
-    net = nn.Conv2D(4, 3, padding=1, in_channels=3)
-    net.initialize(mx.init.Xavier())
-    labels = np.random.RandomState(0).randint(-1, 4, (2, 5, 5))
-    return net, mx.nd.random.uniform(shape=(2, 3, 5, 5)), mx.nd.array(labels)
-
-
 @pytest.mark.parametrize("way", ["convert", "amp.init"])
-def test_a_loss_block_with_a_head_is_scaled(way):
-    net, x, y = segmentation()
-    loss_fn = MultiOutputLoss(None, 0)
-    with autograd.record():
-        loss = loss_fn(net(x), y)
-    loss.backward()
-    expected = net.weight.grad().asnumpy()
-    if way == "convert":
-        convert(net, "O1")
-        convert(loss_fn, "O1")
-    else:
+def test_a_loss_block_with_a_head_has_the_scale_of_each_trainer(way):
+    net, loss_fn = nn.Conv2D(4, 3, padding=1, in_channels=3), MultiOutputLoss(None, 0)
+    net.initialize(mx.init.Xavier())
+    x = mx.nd.random.uniform(shape=(2, 3, 5, 5))
+    y = mx.nd.array(np.random.RandomState(0).randint(-1, 4, (2, 5, 5)))
+    expected, values = gradient(net.weight, lambda: loss_fn(net(x), y)), loss_fn(net(x), y).asnumpy()
+    if way == "amp.init":
         amp.init()
-        net.hybridize()
-        loss_fn.hybridize()
     try:
-        trainer = Trainer(net.collect_params(), "sgd", loss_scale=1024)
-        with autograd.record():
-            losses = loss_fn(net(x), y)
-        with trainer.scale_loss(losses) as scaled:
-            scaled.backward()
-        np.testing.assert_allclose(losses.asnumpy(), loss.asnumpy(), rtol=2**-8)
-        np.testing.assert_allclose(net.weight.data().grad.asnumpy(), 1024 * expected, rtol=2**-5, atol=1e-2)
+        for block in (net, loss_fn):
+            block.hybridize() if way == "amp.init" else convert(block, "O1")
+        for scale in (8, 1024):
+            trainer = sgd(net, scale)
+            found = gradient(net.weight, lambda: loss_fn(net(x), y), trainer) / scale
+            np.testing.assert_allclose(found, expected, rtol=2**-5, atol=1e-4)
+            trainer.discard_grads()
+        np.testing.assert_allclose(loss_fn(net(x), y).asnumpy(), values, rtol=2**-8)
     finally:
         amp.disable()
 
 
-def test_heads_of_two_trainers_have_the_scale_of_each():
-    grads = []
-    for scale in (8, 1024):
-        net, x, y = segmentation()
-        loss_fn = convert(MultiOutputLoss(None, 0), "O1")
-        convert(net, "O1")
-        trainer = Trainer(net.collect_params(), "sgd", loss_scale=scale)
-        with autograd.record(), trainer.scale_loss(loss_fn(net(x), y)) as scaled:
-            scaled.backward()
-        grads.append(net.weight.data().grad.asnumpy() / scale)
-    np.testing.assert_allclose(grads[0], grads[1], rtol=2**-5, atol=1e-4)
-    assert grads[0].any()
-
-
 def test_a_head_has_the_scale_of_its_block_after_one_within_it():
-    net, other = make(), nn.Dense(1, in_units=4)
+    (net, weight), other = make(), nn.Dense(1, in_units=4)
     other.initialize()
-    outer, inner = (Trainer(params_of(each), "sgd", loss_scale=scale) for each, scale in ((net, 8), (other, 1024)))
-    expected = gradient(net, lambda out: out)
+    expected = gradient(weight, lambda: net(X))
     own_x = mx.nd.ones((2, 4))  # of an input that both read, the first backward would free what MXNet knows of it
     with autograd.record():
         loss, within = net(X), other(own_x)
-    with outer.scale_loss(loss) as scaled:
-        with inner.scale_loss(within) as scaled_within:
-            scaled_within.backward()
+    with sgd(net, 8).scale_loss(loss) as scaled:
+        run_backward(sgd(other, 1024), within)
         scaled.backward()
-    np.testing.assert_allclose(net.body.weight.grad().asnumpy(), expected, rtol=2**-9)
+    np.testing.assert_allclose(weight.data().grad.asnumpy(), 8 * expected, rtol=2**-9)
 
 
-def test_a_copied_net_with_a_head_is_scaled():
-    mx.random.seed(0)
-    net = make()
-    expected = gradient(net, same)
-    twin = copy.deepcopy(net)
-    trainer = Trainer(twin.collect_params(), "sgd", loss_scale=512)
-    np.testing.assert_allclose(gradient(twin, same, trainer), expected, rtol=2**-8)
-
-
-def test_an_overflow_in_a_head_is_skipped():
-    net = make()
-    trainer = Trainer(net.collect_params(), "sgd", loss_scale=2.0**120)
-    with autograd.record():
-        loss = net(X)
-    with trainer.scale_loss(loss) as scaled:
-        scaled.backward()
+def test_a_copied_net_with_a_head_is_scaled_and_its_overflow_skipped():
+    net, weight = make()
+    expected, twin = gradient(weight, lambda: net(X)), copy.deepcopy(net)
+    trainer = sgd(twin, 512)
+    np.testing.assert_allclose(gradient(twin.body.weight, lambda: twin(X), trainer), 512 * expected, rtol=2**-8)
+    trainer.discard_grads()
+    trainer.loss_scale = 2.0**120
+    gradient(twin.body.weight, lambda: twin(X), trainer)
     assert not trainer.step(1)
 
 
-def test_the_gradient_of_a_loss_head_cannot_be_scaled():
-    """What the refusal is for: the gradient ignores the factor."""
-    grads = []
-    for factor in (1, 1024):
-        mx.random.seed(0)
-        net = make("make_loss")
-        with autograd.record():
-            loss = net(X) * factor
-        loss.backward()
-        grads.append(net.body.weight.grad().asnumpy())
-    assert (grads[0] == grads[1]).all() and grads[0].any()
-
-
-@pytest.mark.parametrize("op", ["SoftmaxOutput", "none"])
-def test_inference_and_nets_without_one_are_let_through(op):
-    net = make(op)
-    net(X)
-    if op == "none":
-        with autograd.record():
-            net(X)
-    assert refuse(params_of(net)) is None
+@pytest.mark.parametrize("op, recorded, trained", [("SoftmaxOutput", 0, 1), ("none", 1, 1), ("loop", 1, 0)])
+def test_inference_and_nets_without_a_head_or_that_are_not_trained_are_let_through(op, recorded, trained):
+    net, _ = make(op)
+    if not trained:
+        net.collect_params().setattr("grad_req", "null")
+    with autograd.record() if recorded else autograd.pause():
+        net(X)
+    assert refuse(net.collect_params().values()) is None
 
 
 @pytest.mark.parametrize("converted", [True, False])
 def test_a_head_that_runs_eagerly_is_refused(converted):
     """On the output of a net, or within one that is not converted: autograd has it in its history."""
-    net = nn.Dense(3, in_units=4)
-    net.initialize()
-    if converted:
-        convert(net, "O1")
-    trainer = Trainer(net.collect_params(), "sgd", loss_scale=8)
+    net, _ = make("none", "O1" if converted else None)
+    trainer = sgd(net, 8)
     with autograd.record():
         out = mx.nd.SoftmaxOutput(net(X), mx.nd.zeros((2,)), name="eager")
     with pytest.raises(TrainerError, match=r"node '.*' \(SoftmaxOutput\) is a loss head"):
-        with trainer.scale_loss(out):
-            pass
+        run_backward(trainer, out)
     trainer.loss_scale = None
-    with trainer.scale_loss(out) as scaled:
-        scaled.backward()
+    run_backward(trainer, out)
     assert trainer.step(1)
 
 
-def test_parameters_that_are_not_trained_are_let_through():
-    net = loop()
-    net.collect_params().setattr("grad_req", "null")
-    with autograd.record():
-        net(X)
-    assert refuse(params_of(net)) is None
-
-
-class Loop(gluon.HybridBlock):
-    """A net with a head in a body of control flow, where it cannot be scaled."""
-
-    def __init__(self, **kwargs):
-        super().__init__(prefix="net_", **kwargs)
-        with self.name_scope():
-            self.body = nn.Dense(3, in_units=4)
-
-    def hybrid_forward(self, F, x):
-        return F.contrib.foreach(lambda row, state: (F.make_loss(row), state), self.body(x), [F.zeros((1,))])[0]
-
-
-def loop():
-    net = Loop()
-    net.initialize()
-    return convert(net, "O1")
-
-
-def test_a_loss_head_within_a_loop_is_refused_by_name():
-    net = loop()
-    trainer = Trainer(net.collect_params(), "sgd", loss_scale=8)
+def test_a_loss_head_within_a_loop_is_refused_by_name_until_the_window_ends():
+    """As of a net with a head that ran once, for the log, and whose body is then trained by itself."""
+    net, weight = make("loop")
+    trainer = sgd(net, 8)
     for _ in range(2):
-        with autograd.record():
-            loss = net(X)
         with pytest.raises(TrainerError, match=r"^block 'net': node '.*' \(make_loss\) is a loss head: .*Take it off"):
-            with trainer.scale_loss(loss):
-                pass
-
-
-def test_a_mark_ends_with_the_window():
-    """A net with a head that ran once, for the log, and whose body is then trained by itself."""
-    net = loop()
-    with autograd.record():
-        net(X)
-    trainer = Trainer(net.collect_params(), "sgd", loss_scale=8)
+            gradient(weight, lambda: net(X), trainer)
     trainer.discard_grads()
-    mxmp.gluon.restore(net)
-    with autograd.record(), trainer.scale_loss(net.body(X).sum()) as scaled:
-        scaled.backward()
+    restore(net)
+    gradient(weight, lambda: net.body(X).sum(), trainer)
     assert trainer.step(1)

@@ -427,6 +427,9 @@ TRAINERS = {
     "an empty net": (lambda: Trainer(nn.HybridSequential(), "sgd"), TrainerError,
         "there are no parameters to train; is the net empty?"
     ),
+    "a number": (lambda: Trainer(3, "sgd"), ValueError,
+        "First argument must be a list or dict of Parameters, got <class 'int'>."
+    ),
     "no optimizer": (lambda: trainer_of(None), TrainerError,
         "optimizer is None; expected a name or an mx.optimizer.Optimizer."
     ),
@@ -457,6 +460,18 @@ TRAINERS = {
         lambda: Trainer.adopt(mx.mod.Module(mx.sym.var("data"), label_names=None)),
         TrainerError,
         "expected a gluon Trainer, found a Module; for a Module use mxmp.module.Module.",
+    ),
+    "step: batch_size": (lambda: trainer_of("sgd").step(0), TrainerError,
+        "step: batch_size=0; expected a positive number."
+    ),
+    "clip_global_norm: max_norm": (lambda: trainer_of("sgd").clip_global_norm(np.nan), TrainerError,
+        "clip_global_norm: max_norm=nan; expected a positive number."
+    ),
+    "clip_global_norm: True": (lambda: trainer_of("sgd").clip_global_norm(True), TrainerError,
+        "clip_global_norm: max_norm=True; expected a positive number."
+    ),
+    "clip_value: max_value": (lambda: trainer_of("sgd").clip_value(None), TrainerError,
+        "clip_value: max_value=None; expected a positive number."
     ),
     "a hook": (lambda: trainer_of("sgd").register_step_hook(3), TrainerError,
         "register_step_hook: 3 is no function; expected one of (trainer, updated)."

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 
-from mxmp import amp, diagnose
+from mxmp import diagnose
 from mxmp.errors import NonFiniteLossError
 from mxmp.gluon import SharedLossScale, Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
-from mxmp.module import Module
-from mxmp.optimizer import LossScaleOptimizer
-from tests.module.tools import batches, bits, mlp, values
+from tests.freeze import freeze
+from tests.gluon.trainer_tools import run_backward
+from tests.module.tools import ready
+from tests.train.adapters import ADAPTERS
 
 GOOD, BAD = np.ones((4, 6), np.float32), np.full((4, 6), np.nan, np.float32)
 LOSS = gluon.loss.L2Loss()
@@ -25,39 +26,48 @@ def scale():
     return DynamicLossScale(init_scale=2.0**8, growth_interval=3)
 
 
-def make(norm=False, **options):
+def make(norm=False, activation=None, **options):
     """Return a net and its trainer; its weights are the same each time."""
     net = gluon.nn.HybridSequential(prefix="net_")
     with net.name_scope():
-        net.add(gluon.nn.Dense(3, in_units=6))
+        net.add(gluon.nn.Dense(3, in_units=6, activation=activation))
         if norm:
             net.add(gluon.nn.BatchNorm(in_channels=3))
     net.initialize(mx.init.One())
-    convert(net, "O2")
     options = {"loss_scale": scale(), "nonfinite_loss": "skip", **options}
-    return net, Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, **options)
+    return net, Trainer(convert(net, "O2"), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, **options)
 
 
 def step(net, trainer, x, clip=None):
     with autograd.record():
         loss = LOSS(net(mx.nd.array(x)), mx.nd.zeros((4, 3)))
-    with trainer.scale_loss(loss) as scaled:
-        scaled.backward()
+    run_backward(trainer, loss)
     if clip is not None:
         clip(trainer)
     return trainer.step(4)
 
 
 def state(net, trainer):
-    weights = {name: param.data().asnumpy() for name, param in net.collect_params().items()}
-    return bits(weights), trainer.loss_scale, trainer._optimizer.num_update
+    weights = [p.data() for p in net.collect_params().values()]
+    return freeze(weights), trainer.loss_scale, trainer.optimizer.num_update
 
 
 def test_a_loss_that_is_nan_is_an_error_unless_asked_otherwise():
-    net, trainer = make(nonfinite_loss="raise")
-    assert (trainer.nonfinite_loss, Trainer(net.collect_params(), "sgd").nonfinite_loss) == ("raise", "raise")
+    net, _ = make()
+    trainer = Trainer(net, "sgd")
+    assert trainer.nonfinite_loss == "raise"
     with pytest.raises(NonFiniteLossError, match="the loss itself is NaN or inf"):
         step(net, trainer, BAD)
+
+
+@pytest.mark.parametrize("make", ADAPTERS, ids=lambda make: make.__name__)
+def test_whatever_makes_steps_skips_it_if_it_is_told_to(make):
+    training = make(scale(), "sgd", {"momentum": 0.9, "learning_rate": 0.25})
+    training.owner.nonfinite_loss, training.owner.max_nonfinite_losses = "skip", 1
+    assert training.run()
+    before = training.trace(), training.scale
+    assert training.run(np.nan) is False and (training.trace(), training.scale) == before
+    assert training.counts == (True, 1, 1) and training.run()
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["dense", "batch norm"])
@@ -76,8 +86,7 @@ def test_a_run_goes_on_as_if_a_nan_batch_had_not_been(norm, clip):
 
 
 def test_clipping_tells_that_the_norm_is_nan():
-    net, trainer = make()
-    norms = []
+    (net, trainer), norms = make(), []
     assert not step(net, trainer, BAD, lambda t: norms.append(t.clip_global_norm(1.0)))
     assert np.isnan(norms)
 
@@ -95,12 +104,11 @@ def test_too_many_in_a_row_are_an_error_and_a_finite_loss_begins_anew():
 
 
 def test_an_overflow_lowers_the_scale_and_is_no_such_step():
-    net, trainer = make(max_nonfinite_losses=1, loss_scale=scale())
+    net, trainer = make(max_nonfinite_losses=1)
     assert not step(net, trainer, BAD)
-    net.collect_params()["net_dense0_weight"].set_data(mx.nd.ones((3, 6)) * 6e4)
+    net[0].weight.set_data(mx.nd.ones((3, 6)) * 6e4)
     trainer.loss_scale = DynamicLossScale(init_scale=2.0**20)
-    assert not step(net, trainer, GOOD * 0.1)
-    assert trainer.loss_scale.value < 2.0**20
+    assert not step(net, trainer, GOOD * 0.1) and trainer.loss_scale.value < 2.0**20
     assert not step(net, trainer, BAD)
 
 
@@ -118,99 +126,31 @@ def test_the_log_says_that_it_is_the_loss(caplog):
 def test_a_ledger_counts_it_as_a_loss_and_not_as_an_overflow():
     net, trainer = make()
     ledger = diagnose.Ledger().attach(trainer)
-    log = [step(net, trainer, x) for x in (GOOD * 0.1, BAD, GOOD * 0.1)]
-    assert log == [True, False, True]
+    assert [step(net, trainer, x) for x in (GOOD * 0.1, BAD, GOOD * 0.1)] == [True, False, True]
     assert "The loss itself was NaN or inf in 1 step," in str(ledger.advice())
 
 
 def test_a_shared_scale_stays_where_one_loss_was_nan():
     shared = SharedLossScale(scale())
     (first, one), (second, two) = make(loss_scale=shared), make(loss_scale=shared)
-    for x in (BAD, GOOD * 0.1, GOOD * 0.1, GOOD * 0.1):
-        assert not step(first, one, BAD)
-        assert step(second, two, x) == (x is not BAD)
-        before = shared.loss_scale
+    for number in range(4):
+        assert not step(first, one, BAD) and step(second, two, GOOD * 0.1 if number else BAD) is (number > 0)
         shared.update()
-        if x is BAD:
-            assert shared.loss_scale == before
-    assert shared.loss_scale.value == 2.0**9
-
-
-def test_trainers_of_amp_and_adopted_ones_are_told_afterwards():
-    net = gluon.nn.Dense(3, in_units=6)
-    net.initialize()
-    net.hybridize()
-    trainer = Trainer.adopt(gluon.Trainer(net.collect_params(), "sgd"), 1)
-    trainer.nonfinite_loss, trainer.max_nonfinite_losses = "skip", 3
-    assert not step(net, trainer, BAD)
-    amp.init()
-    try:
-        trainer = gluon.Trainer(net.collect_params(), "sgd")
-        amp.init_trainer(trainer)
-        trainer.nonfinite_loss = "skip"
-        before = trainer.loss_scale
-        with autograd.record():
-            loss = LOSS(net(mx.nd.array(BAD)), mx.nd.zeros((4, 3)))
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
-        assert not trainer.step(4) and trainer.loss_scale == before
-    finally:
-        amp.disable()
-
-
-def test_a_module_skips_it_too():
-    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
-    loss, modules = mx.sym.MakeLoss(mx.sym.square(x)), []
-    for skip in (True, False):
-        module = Module(loss, label_names=())
-        module.bind([("data", (4, 6))])
-        module.init_params(mx.init.One())
-        module.init_optimizer(optimizer_params={"learning_rate": 0.1})
-        for x in (GOOD, BAD, GOOD) if skip else (GOOD, GOOD):
-            module.nonfinite_loss = "skip"
-            module.forward_backward(mx.io.DataBatch([mx.nd.array(x * 0.1)]))
-            assert module.update() == (x is GOOD)
-        modules.append(module)
-    module, expected = modules
-    assert bits(values(module)) == bits(values(expected)) and module.loss_scale == expected.loss_scale
-    assert module.skipped_steps == 1
-
-
-def test_an_optimizer_in_a_loop_skips_it_too():
-    optimizer = LossScaleOptimizer(mx.optimizer.SGD(learning_rate=0.5))
-    optimizer.nonfinite_loss = "skip"
-    weight, taken = mx.nd.ones((2,)), []
-    weight.attach_grad()
-    for x in (1.0, np.nan, 1.0):
-        with autograd.record():
-            loss = (weight * x).sum()
-            scaled = optimizer.get_scaled_loss(loss)
-        scaled.backward()
-        taken.append(optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients([weight.grad]), [weight])))
-    assert taken == [True, False, True] and weight.asnumpy().tolist() == [0.0, 0.0]
-    assert optimizer.loss_scale == 2.0**15
+        assert shared.loss_scale.value == (2.0**9 if number == 3 else 2.0**8)
 
 
 @pytest.mark.parametrize("module", [False, True], ids=["trainer", "module"])
 def test_a_nan_batch_whose_loss_is_finite_is_not_called_an_overflow(module, caplog):
     """MXNet's relu makes 0 of NaN, so that the gradients alone are NaN."""
     caplog.set_level(logging.INFO)
-    x = batches()[0].data[0].copy()
+    x = np.ones((8, 6), np.float32)
     x[2] = np.nan
     if module:
-        found = Module(mlp(), policy="O1")
-        found.bind([("data", (8, 6))], [("softmax_label", (8,))])
-        found.init_params(mx.init.Xavier())
-        found.init_optimizer()
-        found.forward_backward(mx.io.DataBatch([x], [mx.nd.zeros(8)]))
-        assert not found.update()
+        owner = ready()
+        owner.forward_backward(mx.io.DataBatch([mx.nd.array(x)], [mx.nd.zeros(8)]))
+        assert not owner.update()
     else:
-        net = gluon.nn.HybridSequential(prefix="net_")
-        with net.name_scope():
-            net.add(gluon.nn.Dense(8, activation="relu"), gluon.nn.BatchNorm(), gluon.nn.Dense(3))
-        net.initialize(mx.init.Xavier())
-        convert(net, "O1")
-        assert not step(net, Trainer(net.collect_params(), "sgd", loss_scale=8), x[:4])
+        assert not step(*make(activation="relu", loss_scale=8), x[:4])
     line = next(each for each in caplog.messages if "skipped" in each)
     assert "its gradients are not finite, which is no overflow, for input 'data' holds NaN in 6 of " in line
     assert "overflowed" not in caplog.text
@@ -218,6 +158,5 @@ def test_a_nan_batch_whose_loss_is_finite_is_not_called_an_overflow(module, capl
 
 def test_an_overflow_is_not_called_a_bad_batch(caplog):
     caplog.set_level(logging.INFO)
-    net, trainer = make(loss_scale=2.0**40)
-    assert not step(net, trainer, GOOD)
+    assert not step(*make(loss_scale=2.0**40), GOOD)
     assert "step 1 skipped, its gradients are not finite: StaticLossScale" in caplog.text

@@ -9,9 +9,10 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-import mxmp
 from mxmp import amp
+from mxmp.gluon import Trainer, convert
 from mxmp.optimizer import MultiPrecision
+from tests.gluon.trainer_tools import run_backward
 
 X = mx.nd.ones((2, 3))
 # MXNet's own warning, at one weight.
@@ -33,13 +34,14 @@ def make(policy, prefix="net_"):
     with net.name_scope():
         net.add(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))
     net.initialize()
-    return mxmp.gluon.convert(net, policy)
+    return convert(net, policy)
 
 
 def train(net, trainer, steps=5):
     for _ in range(steps):
         with autograd.record():
-            net(X).sum().backward()
+            loss = net(X).sum()
+        run_backward(trainer, loss)
         trainer.step(2)
 
 
@@ -92,17 +94,10 @@ def test_mxnet_cannot_update_weights_in_bfloat16(warnings, policy):
 
 def test_masters_and_trainers_of_mxmp_count(warnings):
     net = make("O2,loss_scale=None")
-    net(X)
     train(net, gluon.Trainer(net.collect_params(), MultiPrecision(mx.optimizer.SGD())))
     for adopted in (False, True):
         net = make("O2")
-        trainer = plain(net) if adopted else mxmp.gluon.Trainer(net.collect_params(), "sgd", loss_scale=8)
-        if adopted:
-            mxmp.gluon.Trainer.adopt(trainer, 8)
-        for _ in range(3):
-            with autograd.record(), trainer.scale_loss(net(X).sum()) as scaled:
-                scaled.backward()
-            trainer.step(2)
+        train(net, Trainer.adopt(plain(net), 8) if adopted else Trainer(net, "sgd", loss_scale=8))
     assert not warnings()
 
 
@@ -111,16 +106,17 @@ def test_nets_that_amp_converts(warnings):
     net.initialize()
     net.hybridize()
     amp.init()
-    trainer = plain(net)
-    train(net, trainer)
+    try:
+        train(net, plain(net))
+    finally:
+        amp.disable()
     assert len(warnings()) == 1
-    amp.disable()
 
 
 def test_a_trainer_that_comes_later_is_found(warnings):
     net = make("O1")
-    for _ in range(3):
-        with autograd.record():
+    with autograd.record():
+        for _ in range(3):
             net(X)
     train(net, plain(net), 6)
     assert len(warnings()) == 1
@@ -130,40 +126,16 @@ def test_inference_and_parts_that_are_not_trained_say_nothing(warnings):
     net = make("O1")
     net[0].collect_params().setattr("grad_req", "null")
     plain(net[0])
-    trainer = mxmp.gluon.Trainer(net[1].collect_params(), "sgd", loss_scale=8)
     net(X)
-    with autograd.record(), trainer.scale_loss(net(X).sum()) as scaled:
-        scaled.backward()
-    assert trainer.step(2) and not warnings()
+    train(net, Trainer(net[1].collect_params(), "sgd", loss_scale=8))
+    assert not warnings()
 
 
 def test_one_trainer_of_several_nets_is_warned_of_once(warnings):
     nets = [make("O1", "a_"), make("O1", "b_")]
-    trainer = gluon.Trainer([p for net in nets for p in net.collect_params().values()], "sgd")
-    for _ in range(2):
-        with autograd.record():
-            loss = nets[0](X).sum() + nets[1](X).sum()
-        loss.backward()
-        trainer.step(2)
+
+    def both(x):
+        return nets[0](x) + nets[1](x)
+
+    train(both, gluon.Trainer([p for net in nets for p in net.collect_params().values()], "sgd"))
     assert len(warnings()) == 1
-
-
-def test_no_more_than_the_trainer_is_changed(warnings):
-    """The net's parameters are looked at while no trainer is known, at ever fewer calls."""
-    net = make("O1")
-    seen = []
-    check = vars(net)["_mxmp_conversion"].plain_trainer
-    params = list(net.collect_params().values())
-
-    class Watched(list):
-        def __iter__(self):
-            seen.append(check._calls)
-            return super().__iter__()
-
-    for _ in range(100):
-        check.check(Watched(params))
-    assert seen == [1, 2, 4, 8, 16, 32, 64]
-    plain(net)
-    for _ in range(100):
-        check.check(Watched(params))
-    assert seen[7:] == [128] and len(warnings()) == 1

@@ -31,12 +31,12 @@ def learn(trainer, w, loss_id, slope):
     return float(scaled.asscalar() / loss.asscalar())
 
 
-def scales(trainer):
-    return [scale["value"] for scale in states_of_scales(trainer)]
-
-
 def states_of_scales(trainer):
     return amp.state_dict(trainer)["loss_scaler0"]["loss_scales"]
+
+
+def scales(trainer):
+    return [scale["value"] for scale in states_of_scales(trainer)]
 
 
 @pytest.mark.behaviour("a scale per loss")
@@ -45,11 +45,9 @@ def test_losses_in_turn_have_scales_of_their_own():
     for loss_id, slope, stepped in ((0, HUGE, False), (1, 0.25, True), (0, 0.25, True), (0, 0.25, True)):
         learn(trainer, w, loss_id, slope)
         assert trainer.step(1) is stepped
-    assert values(w) == [0.25]
-    assert scales(trainer) == [2.0**16, 2.0**16]  # the first went down, and up again after two steps
+    assert values(w) == [0.25] and scales(trainer) == [2.0**16, 2.0**16]  # the first down, and up after two steps
     learn(trainer, w, 1, 0.25)
-    trainer.step(1)
-    assert scales(trainer) == [2.0**16, 2.0**17]
+    assert trainer.step(1) and scales(trainer) == [2.0**16, 2.0**17]
 
 
 def test_losses_of_one_step_add_up_at_different_scales():
@@ -65,27 +63,20 @@ def test_losses_of_one_step_add_up_at_different_scales():
 
 
 @pytest.mark.behaviour("a scale per loss")
-def test_the_loss_that_overflows_backs_off():
+def test_the_loss_that_overflows_backs_off_and_is_logged(caplog):
     w, trainer = two_losses(count=3, grad_req="add")
-    for loss_id, slope in ((0, 0.25), (2, HUGE), (1, 0.25)):
-        learn(trainer, w, loss_id, slope)
-    assert not trainer.step(1) and values(w) == [1.0]
-    assert scales(trainer) == [2.0**16, 2.0**16, 2.0**15]
-    trackers = [scale["growth_tracker"] for scale in states_of_scales(trainer)]
-    assert trackers == [1, 0, 0]  # one that cannot be judged stays
-
-
-def test_the_log_tells_the_scale_of_the_loss_that_overflows(caplog):
-    w, trainer = two_losses(grad_req="add")
     for _ in range(2):
         learn(trainer, w, 1, 0.25)
-        trainer.step(1)
+        assert trainer.step(1)
         w.zero_grad()
-    learn(trainer, w, 0, HUGE)
-    learn(trainer, w, 1, 0.25)
+    for loss_id, slope in ((0, 0.25), (2, HUGE), (1, 0.25)):
+        learn(trainer, w, loss_id, slope)
     with caplog.at_level(logging.INFO, logger="mxmp"):
-        assert not trainer.step(1)
+        assert not trainer.step(1) and values(w) == [0.5]
     assert "DynamicLossScale 65536 -> 32768;" in caplog.text
+    assert scales(trainer) == [2.0**16, 2.0**17, 2.0**15]
+    trackers = [scale["growth_tracker"] for scale in states_of_scales(trainer)]
+    assert trackers == [1, 0, 0]  # one that cannot be judged stays
 
 
 def test_a_loss_that_fails_midway_leaves_the_window():
@@ -99,12 +90,11 @@ def test_a_loss_that_fails_midway_leaves_the_window():
 def test_states_of_several_losses(tmp_path):
     w, trainer = two_losses()
     learn(trainer, w, 1, HUGE)
-    trainer.step(1)
+    assert not trainer.step(1)
     trainer.save_states(str(tmp_path / "states"))
-    resumed = two_losses()[1]
+    (_, resumed), (_, three) = two_losses(), two_losses(count=3)
     resumed.load_states(str(tmp_path / "states"))
     assert scales(resumed) == [2.0**16, 2.0**15]
-    three = two_losses(count=3)[1]
     with pytest.raises(StateError, match=r"the state is of 2 losses; expected 3 \(num_losses\)"):
         three.load_states(str(tmp_path / "states"))
 

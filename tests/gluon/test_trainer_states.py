@@ -1,3 +1,5 @@
+"""States that a trainer of MXNet or one of another policy wrote, and pickles that are refused."""
+
 from __future__ import annotations
 
 import os
@@ -6,14 +8,16 @@ import pickle
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import gluon
 
-import mxmp
 from mxmp.arrays import leaves
 from mxmp.errors import StateError
+from mxmp.gluon import Trainer, convert, exact_value
 from mxmp.optimizer import MultiPrecision
 from mxmp.train import state_files
 from mxmp.train.masters import MasterState
-from tests.gluon.trainer_tools import param, sgd
+from tests.freeze import freeze
+from tests.gluon.trainer_tools import param, run, run_backward, sgd
 
 OPTIMIZERS = {
     "sgd": {"momentum": 0.9},
@@ -34,135 +38,86 @@ def options_of(name):
     return (name if name in mx.optimizer.Optimizer.opt_registry else "sgd"), options
 
 
-def run(trainer, w, steps):
-    """Take steps as any trainer does, with float32 gradients of different sizes."""
-    for number in steps:
-        with mx.autograd.record():
-            loss = (w.data() * (number + 1)).sum()
-        if isinstance(trainer, mxmp.gluon.Trainer):
-            with trainer.scale_loss(loss) as scaled:
-                scaled.backward()
-        else:
-            loss.backward()
-        trainer.step(2)
+def steps(trainer, w, numbers):
+    """Take steps as any trainer does, with gradients of different sizes; return the weight."""
+    for number in numbers:
+        run(trainer, w, number + 1)
+    return freeze(w.data())
 
 
-@pytest.mark.parametrize("how", ["save_states", "get_states"])
+def resumed(plain, w, tmp_path, *args, dtype="float32"):
+    """Return a parameter with the value of one that a trainer of MXNet trains, and a trainer that loads its states."""
+    steps(plain, w, range(3))
+    plain.save_states(str(tmp_path / "states"))
+    other = param(w.data().asnumpy(), dtype)
+    trainer = Trainer([other], *args, kvstore=None, loss_scale=None)
+    trainer.load_states(str(tmp_path / "states"))
+    return trainer, other
+
+
+def states_of(trainer):
+    state = trainer._updaters[0].states[0]
+    return list(leaves(state.inner if isinstance(state, MasterState) else state))
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_states_that_a_trainer_of_mxnet_wrote_go_on_bit_for_bit(name, how, tmp_path):
-    fname, made = str(tmp_path / "states"), []
+def test_states_that_a_trainer_of_mxnet_wrote_go_on_bit_for_bit(name, tmp_path):
     w = param(VALUES)
-    plain = mx.gluon.Trainer([w], *options_of(name), kvstore=None)
-    run(plain, w, range(3))
-    if how == "save_states":
-        plain.save_states(fname)
-    else:
-        (tmp_path / "states").write_bytes(plain._updaters[0].get_states(dump_optimizer=False))
-    other = param(w.data().asnumpy())
-    trainer = mxmp.gluon.Trainer([other], *options_of(name), kvstore=None, loss_scale=None)
-    trainer.load_states(fname)
-    if how == "save_states":
-        assert trainer.optimizer.num_update == 3
-    else:
-        plain._optimizer.num_update, plain._optimizer._index_update_count[0] = 0, 0  # which a file of states lacks
-        plain._optimizer.lr = trainer.optimizer.lr
-    if how == "save_states" or name != "schedule":
-        for each, weight in ((plain, w), (trainer, other)):
-            run(each, weight, range(3, 6))
-            made.append(weight.data().asnumpy().tolist())
-        assert made[0] == made[1]
+    plain = gluon.Trainer([w], *options_of(name), kvstore=None)
+    trainer, other = resumed(plain, w, tmp_path, *options_of(name))
+    assert trainer.optimizer.num_update == 3 and steps(trainer, other, range(3, 6)) == steps(plain, w, range(3, 6))
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("name", ["sgd", "adam", "plain sgd", *KEEP_THE_MASTER_FIRST, *KEEP_IT_LAST])
+@pytest.mark.parametrize("name", ["sgd", "adam", *KEEP_THE_MASTER_FIRST, *KEEP_IT_LAST])
 def test_masters_that_a_trainer_of_mxnet_kept_are_taken_over(name, wrapped, tmp_path):
     """Those of its own ``multi_precision``, and of a `MultiPrecision` that it was given."""
-    fname, made = str(tmp_path / "states"), []
-    w = param(VALUES, "float16")
     kind, options = options_of(name)
-    plain = mx.gluon.Trainer([w], kind, {**options, "multi_precision": True}, kvstore=None)
+    w = param(VALUES, "float16")
     if wrapped:
-        plain = mx.gluon.Trainer([w], MultiPrecision(mx.optimizer.create(kind, **options)), kvstore=None)
-    run(plain, w, range(3))
-    plain.save_states(fname)
-    other = param(w.data().asnumpy(), "float16")
-    trainer = mxmp.gluon.Trainer([other], kind, options, kvstore=None, loss_scale=None)
-    trainer.load_states(fname)
-    for each, weight in ((plain, w), (trainer, other)):
-        run(each, weight, range(3, 6))
-        made.append(weight.data().asnumpy().tolist())
-    assert made[0] == made[1]
+        plain = gluon.Trainer([w], MultiPrecision(mx.optimizer.create(kind, **options)), kvstore=None)
+    else:
+        plain = gluon.Trainer([w], kind, {**options, "multi_precision": True}, kvstore=None)
+    trainer, other = resumed(plain, w, tmp_path, kind, options, dtype="float16")
+    assert steps(trainer, other, range(3, 6)) == steps(plain, w, range(3, 6))
 
 
 @pytest.mark.filterwarnings("ignore:Accumulating with float16:UserWarning")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_states_that_a_trainer_of_mxnet_kept_in_float16_are_widened(name, dtype, tmp_path):
-    w, kept = param(VALUES, "float16"), []
-    plain = mx.gluon.Trainer([w], *options_of(name), kvstore=None)
-    run(plain, w, range(3))
-    plain.save_states(str(tmp_path / "states"))
-    other = param(VALUES, dtype)
-    trainer = mxmp.gluon.Trainer([other], *options_of(name), kvstore=None, loss_scale=None)
-    trainer.load_states(str(tmp_path / "states"))
-    for trainer_ in (plain, trainer):
-        state = trainer_._updaters[0].states[0]
-        kept.append(list(leaves(state.inner if isinstance(state, MasterState) else state)))
-    assert {array.dtype for array in kept[1]} == {np.float32}
-    assert [array.asnumpy().tolist() for array in kept[0]] == [array.asnumpy().tolist() for array in kept[1]]
-    run(trainer, other, [3])
+    w = param(VALUES, "float16")
+    plain = gluon.Trainer([w], *options_of(name), kvstore=None)
+    trainer, other = resumed(plain, w, tmp_path, *options_of(name), dtype=dtype)
+    assert freeze(states_of(trainer)) == freeze([array.astype("float32") for array in states_of(plain)])
+    run(trainer, other)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 @pytest.mark.parametrize("policies", [("O1", "O2"), ("O2", "O1"), ("float32", "O2"), ("O2", "float32")], ids="->".join)
 def test_a_run_goes_on_under_another_policy(policies, kind, tmp_path):
     """Its float32 values, in the parameters' file, and its states are those that it had."""
-    files = str(tmp_path / "net"), str(tmp_path / "states")
-    x, found = mx.nd.array(np.random.RandomState(0).randn(8, 6)), []
+    net_file, states_file, found = str(tmp_path / "net"), str(tmp_path / "states"), []
+    x = mx.nd.array(np.random.RandomState(0).randn(8, 6))
     for number, policy in enumerate(policies):
-        net = mx.gluon.nn.Dense(4, in_units=6)
+        net = gluon.nn.Dense(4, in_units=6)
         net.initialize(mx.init.Xavier())
         if number:
-            net.load_parameters(files[0])
-        mxmp.gluon.convert(net, policy)
-        net(x)
-        trainer = mxmp.gluon.Trainer(net.collect_params(), kind, {"learning_rate": 0.01}, loss_scale=None)
-        if number:
-            trainer.load_states(files[1])
-        for _ in range(3):
+            net.load_parameters(net_file)
+        trainer = Trainer(convert(net, policy), kind, {"learning_rate": 0.01}, loss_scale=None)
+        for step in range(3):
+            if number and step == 0:
+                trainer.load_states(states_file)
+                found.append(freeze([exact_value(net.weight), *states_of(trainer)]))
             with mx.autograd.record():
                 loss = net(x).square().mean()
-            loss.backward()
-            trainer.step(1)
-            if not number:
-                net.save_parameters(files[0])
-                trainer.save_states(files[1])
-        updater = trainer._updaters[0]
-        found.append((updater.optimizer.num_update, net.weight.dtype, updater.states[0]))
-    assert found[1][0] == 6  # three and three
-    low = ["O2" == policy for policy in policies]
-    assert [isinstance(state, MasterState) for _, _, state in found] == low
-
-
-class Hostile:
-    """Runs a command where it is unpickled without a list of classes."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.file}",)
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_hostile_pickle_is_refused_and_nothing_of_it_is_run(nested, tmp_path):
-    fname, touched = tmp_path / "states", tmp_path / "touched"
-    content = Hostile(touched)
-    fname.write_bytes(pickle.dumps({0: (mx.nd.ones((1,)), content)} if nested else content))
-    with pytest.raises(StateError, match=f"{fname}: not a file of optimizer states.*system"):
-        sgd(param([1.0])).load_states(str(fname))
-    assert not touched.exists()
-    assert pickle.loads(fname.read_bytes()) is not None and touched.exists()  # it would have run
+            run_backward(trainer, loss)
+            assert trainer.step(1)
+        found.append(freeze([exact_value(net.weight), *states_of(trainer)]))
+        assert isinstance(trainer._updaters[0].states[0], MasterState) == (policy == "O2")
+        net.save_parameters(net_file)
+        trainer.save_states(states_file)
+    assert found[0] == found[1] != found[2] and trainer.optimizer.num_update == 6
 
 
 def global_of(module, name, rest=b"."):
@@ -194,7 +149,10 @@ def scalar_of(name, *state):
 
 
 SGD, SCHEDULER = ("mxnet.optimizer.optimizer", "SGD"), ("mxnet.lr_scheduler", "LRScheduler")
+CALL = Made(os.system, ("touch made",))
 UNREAD = {
+    "a call": (pickle.dumps(CALL), "it holds a posix.system"),
+    "a call within": (pickle.dumps({0: (mx.nd.ones((1,)), CALL)}), "it holds a posix.system"),
     "a function": (global_of("builtins", "eval"), "it holds a builtins.eval"),
     "a prefix": (global_of(SGD[0], "SGDEvil"), f"it holds a {SGD[0]}.SGDEvil"),
     "a method": (global_of(SGD[0], "SGD.update"), f"it holds a {SGD[0]}.SGD.update"),
@@ -224,9 +182,10 @@ def test_numbers_and_rows_of_a_pickle_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("content, message", UNREAD.values(), ids=UNREAD)
-def test_a_pickle_of_anything_else_is_refused(content, message, tmp_path):
+def test_a_pickle_of_anything_else_is_refused_and_nothing_of_it_is_run(content, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "states").write_bytes(content)
     before = dict(vars(mx.lr_scheduler.LRScheduler))
     with pytest.raises(StateError, match=f"{tmp_path}/states: not a file of optimizer states.*({message})"):
         sgd(param([1.0])).load_states(str(tmp_path / "states"))
-    assert dict(vars(mx.lr_scheduler.LRScheduler)) == before
+    assert dict(vars(mx.lr_scheduler.LRScheduler)) == before and os.listdir(tmp_path) == ["states"]

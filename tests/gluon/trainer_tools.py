@@ -47,18 +47,36 @@ def loss_of(params, x, ctx=None):
 
 
 def backward(trainer, params, x, ctx=None):
-    """Run one scaled backward pass that gives the gradient x."""
+    """Run one backward pass that gives the gradient x."""
     with autograd.record():
         loss = loss_of(params, x, ctx)
-    with trainer.scale_loss(loss) as scaled:
-        scaled.backward()
+    run_backward(trainer, loss)
+
+
+def run_backward(trainer, losses, *others):
+    """Run backward on a loss or a list of them, scaled for a trainer and others unless it is one of MXNet."""
+    losses = losses if isinstance(losses, list) else [losses]
+    if isinstance(trainer, Trainer):
+        with trainer.scale_loss(losses, *others) as scaled:
+            autograd.backward(scaled)
+    else:
+        autograd.backward(losses)
 
 
 def backward_everywhere(trainer, params, xs):
-    """Run a scaled backward pass on each context of the parameters, with a gradient for each."""
+    """Run a backward pass on each context of the parameters, with a gradient for each."""
     first = params[0] if isinstance(params, list) else params
     for x, ctx in zip(xs, first.list_ctx()):
         backward(trainer, params, x, ctx)
+
+
+def run(trainer, params, x=1, bad=None):
+    """Take a step with the gradient x on each context, or with one that is no number; return whether it was taken."""
+    first = params[0] if isinstance(params, list) else params
+    backward_everywhere(trainer, params, [x] * len(first.list_ctx()))
+    if bad is not None:
+        fill(first.list_grad()[0], bad)
+    return trainer.step(1)
 
 
 def fill(grad, number):
