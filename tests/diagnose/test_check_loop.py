@@ -226,8 +226,8 @@ WRONG = {  # a loop, the kinds of its findings, and what is in their text
     "a scale that is too high": (lambda: Loop(trainer=scale_of(2.0**100)), "steps_skipped", ""),
     "no step": (lambda: Loop(step=lambda loop: loop.trainer.discard_grads()), "no_step", ""),
     "a trained bias beside a frozen weight": (
-        lambda: with_grad_req("null", "dense1_weight", clip=lambda loop: loop.net[2].bias.zero_grad()),  # which MXNet left unwritten
-        "frozen_weight", "the weight of 'net_dense1' is frozen while its bias is trained",
+        lambda: with_grad_req("null", "dense1_weight", step=lambda loop: loop.trainer.discard_grads()),  # unwritten ones
+        "no_step frozen_weight", "the weight of 'net_dense1' is frozen while its bias is trained",
     ),
     "float16 on a CPU": (Loop, "slow_policy", "float16 is emulated"),
 }  # fmt: skip
