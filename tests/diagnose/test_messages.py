@@ -312,6 +312,7 @@ TABLE = {
     "a range of no output of a net": (lambda: converted_net({"other_output": 1e6}), ConvertError, "ranges: the net has no output 'other_output'; measure the net that is converted. If its operators get other names each time it is traced, make it with a prefix."),
     "a file in place of ranges": (lambda: converted_net("ranges.json"), ConvertError, "ranges is a str; expected what mxmp.diagnose.measure_ranges returns, a dict of largest magnitudes by output; of a file give what it holds."),
     "a whole file of ranges": (lambda: converted_net({"data": "random numbers", "ranges": {"net_fwd_output": 1.0}}), ConvertError, "ranges is all that `mxmp ranges --json` prints; give the part of it that it calls 'ranges'."),
+    "a call that lacks its loader": (lambda: measure_ranges(net()), TypeError, "measure_ranges() missing 1 required positional argument: 'loader'"),
     "a range of a net that is a text": (lambda: converted_net({"net_fwd_output": "large"}), ConvertError, "ranges: 'net_fwd_output' is 'large'; expected its largest magnitude, a number from 0 on."),
     **{f"a scale of {scale}": (given(Magnitudes().share_lost, scale), LossScaleError, "scale is ...; expected a power of two.") for scale in (0, -2.0, 3, float("inf"), float("nan"))},
     # Loops, watches, ledgers and logs.

@@ -11,13 +11,17 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.diagnose import compare, explain, find_nonfinite
+from mxmp.diagnose import compare, explain, find_nonfinite, measure_gradients, measure_ranges
 from mxmp.diagnose.kept import kept
 from mxmp.gluon.storage import LowPrecisionParameter
 from tests.diagnose.nets import DATA, LABEL, SOFTMAX, classifier, made, model, step, trainer_of
 
 BUCKETING = [mx.mod.BucketingModule, mxmp.module.BucketingModule]
 ASK = pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
+
+
+def measure(net, batch, _, loss):
+    return set(measure_ranges(net, [batch])), set(measure_gradients(net, loss, [batch]))
 
 
 def module(kind=mxmp.module.Module, **options):
@@ -78,7 +82,7 @@ def state(net):
     return found, repr(net), net._active, dict(net._forward_pre_hooks)
 
 
-@ASK
+@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite, measure])
 @pytest.mark.parametrize("policy, hybridized", [(None, False), ("O1", True), ("O2", False)])
 def test_a_net_is_left_as_it_was(policy, hybridized, ask):
     net = net_of(policy, hybridized, static_alloc=True)
