@@ -210,6 +210,15 @@ def classifier():
     return made(net)
 
 
+def state(net):
+    """Return all that is seen of a net: the identity of arrays, values, gradients, its text, and its hooks."""
+    found = []
+    for param in net.collect_params().values():
+        arrays = [*param.list_data(), *(param.list_grad() if param.grad_req != "null" else ())]
+        found.append((type(param), str(param.dtype), [(id(array), array.asnumpy().tobytes()) for array in arrays]))
+    return found, repr(net), net._active, dict(net._forward_pre_hooks)
+
+
 def model():
     first = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=6, no_bias=True, name="first")
     draw = np.random.RandomState(1)

@@ -14,7 +14,7 @@ import mxmp
 from mxmp.diagnose import compare, explain, find_nonfinite, measure_gradients, measure_ranges
 from mxmp.diagnose.kept import kept
 from mxmp.gluon.storage import LowPrecisionParameter
-from tests.diagnose.nets import DATA, LABEL, SOFTMAX, classifier, made, model, step, trainer_of
+from tests.diagnose.nets import DATA, LABEL, SOFTMAX, classifier, made, model, state, step, trainer_of
 
 BUCKETING = [mx.mod.BucketingModule, mxmp.module.BucketingModule]
 ASK = pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
@@ -71,15 +71,6 @@ def test_all_functions_take_a_net_under_its_own_policy(policy, hybridized):
     assert compare(net, DATA).policy == str(mxmp.Policy.parse(policy or "O1"))
     assert explain(net, DATA).kind == "no fault found"
     assert find_nonfinite(net, DATA * 1e6).precision == "float16"
-
-
-def state(net):
-    """Return all that is seen of a net: the identity of arrays, values, gradients, its text, and its hooks."""
-    found = []
-    for param in net.collect_params().values():
-        arrays = [*param.list_data(), *(param.list_grad() if param.grad_req != "null" else ())]
-        found.append((type(param), str(param.dtype), [(id(array), array.asnumpy().tobytes()) for array in arrays]))
-    return found, repr(net), net._active, dict(net._forward_pre_hooks)
 
 
 @pytest.mark.parametrize("ask", [compare, explain, find_nonfinite, measure])
