@@ -100,6 +100,22 @@ def module_of(sym, shape=(4, 6), kind=Module, params=None, factor=0.1, label=Non
     return module
 
 
+class Listed(diagnose.StepLogger):
+    def __init__(self, every=1, ledger=None):
+        super().__init__(every, ledger)
+        self.records, self.ended = [], 0
+
+    def _write(self, record):
+        self.records.append(record)
+
+    def _end(self):
+        self.ended += 1
+
+    def closed(self):
+        self.close()
+        return self.records
+
+
 def verdict_of(owner, take, loss=None):
     with diagnose.Watch(loss).attach(owner) as watch:
         with suppress(MxmpError):

@@ -37,19 +37,12 @@ def numbers(size, seed=0):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("size", [1, 7, 65536, 65537])
+@pytest.mark.parametrize("size", [1, 65537])
 def test_counts_are_those_of_numpy(dtype, size):
-    values = numbers(size).astype(dtype)
+    values = np.concatenate([SPECIAL + BAD, numbers(size)]).astype(dtype)
     row = count_exponents([mx.nd.array(values, dtype=dtype)])()[0]
     np.testing.assert_array_equal(row, oracle(values))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_special_values_have_their_places(dtype):
-    values = np.array(SPECIAL + BAD, dtype)
-    row = count_exponents([mx.nd.array(values, dtype=dtype)])()[0]
-    np.testing.assert_array_equal(row, oracle(values))
-    assert (row[ZERO], row[NONFINITE], row[BIAS - 24]) == (2, 3, 2) and largest(row) == 65504.0
+    assert row[NONFINITE] == 3 and largest(row) == 65504.0
 
 
 @pytest.mark.bfloat16
@@ -144,14 +137,10 @@ def launches(monkeypatch):
 
 
 def test_a_gpu_counts_many_arrays_in_one_launch_for_each_dtype(launches):
-    arrays = [mx.nd.ones((n + 1,), dtype="float32" if n % 3 else "float16") for n in range(161)]
+    arrays = [mx.nd.ones((n + 1,), dtype="float32" if n % 3 else "float16") for n in range(361)]
     read = count_exponents(arrays)
-    assert [len(args) for args, _, _ in launches] == [2 * 54 + 1, 2 * 107 + 1] and (read() == 1).all()
-
-
-def test_no_launch_has_more_arrays_than_its_arguments_hold(launches):
-    count_exponents([mx.nd.ones((1,))] * 201)
-    assert [len(args) for args, _, _ in launches] == [401, 3] and 16 * exponents.MOST_ARRAYS + 8 <= 4096
+    assert [len(args) for args, _, _ in launches] == [2 * 121 + 1, 2 * 200 + 1, 2 * 40 + 1] and (read() == 1).all()
+    assert 16 * exponents.MOST_ARRAYS + 8 <= 4096  # bytes of arguments
 
 
 @pytest.mark.parametrize(("size", "blocks"), [(1, 1), (4097, 2), (2**22, 128)])

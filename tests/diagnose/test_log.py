@@ -21,11 +21,11 @@ from mxnet.gluon.contrib.estimator import Estimator, GradientUpdateHandler
 from tensorboardX.proto import event_pb2
 
 import mxmp
-from mxmp.diagnose import CSVLogger, StepLogger, TensorBoardLogger
+from mxmp.diagnose import CSVLogger, TensorBoardLogger
 from mxmp.errors import CheckpointError, LossScaleError, NonFiniteLossError
 from mxmp.estimator import MixedPrecisionHandler
 from mxmp.loss_scale import DynamicLossScale
-from tests.diagnose.nets import L2, backward, trainer_of
+from tests.diagnose.nets import L2, Listed, backward, trainer_of
 from tests.full_disk import files_of_at_most
 from tests.gluon.trainer_tools import param
 from tests.train.adapters import ADAPTERS, Module, Trainer
@@ -33,22 +33,6 @@ from tests.train.adapters import ADAPTERS, Module, Trainer
 
 def over(*adapters):
     return pytest.mark.parametrize("make", adapters, ids=lambda make: make.__name__)
-
-
-class Listed(StepLogger):
-    def __init__(self, every=1, ledger=None):
-        super().__init__(every, ledger)
-        self.records, self.ended = [], 0
-
-    def _write(self, record):
-        self.records.append(record)
-
-    def _end(self):
-        self.ended += 1
-
-    def closed(self):
-        self.close()
-        return self.records
 
 
 def attached(make=Trainer, loss_scale=4.0, log=None, **options):

@@ -18,7 +18,6 @@ from mxmp.diagnose import (
     Ledger,
     Magnitudes,
     NonFinite,
-    StepLogger,
     TensorBoardLogger,
     Verdict,
     Watch,
@@ -43,7 +42,7 @@ from mxmp.errors import (
 )
 from mxmp.symbol import convert_model, convert_symbol
 from tests import messages
-from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, classifier, linear, made, model, trainer_of
+from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, Listed, classifier, linear, made, model, trainer_of
 from tests.diagnose.test_subject import batch_of, of_two_lengths
 
 X, Y = DATA.asnumpy(), LABEL.asnumpy()
@@ -111,17 +110,6 @@ def converted_net(ranges):
 
 def ledger(**changes):
     return Ledger.from_dict({**Ledger().to_dict(), **changes})
-
-
-class Listed(StepLogger):
-    def __init__(self, every=1, ledger=None):
-        super().__init__(every, ledger)
-
-    def _write(self, record):
-        """Write nothing."""
-
-    def _end(self):
-        """Close nothing."""
 
 
 def attached():
