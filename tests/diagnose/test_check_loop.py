@@ -423,16 +423,14 @@ def test_findings_are_values_errors_first(tmp_path):
 def test_a_kvstore_that_updates_weights_is_refused_once_it_is_set_up():
     net = nn.Dense(8, in_units=16)
     net.initialize(ctx=CONTEXTS)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore="device")
 
-    def loop():
+    def backward(loop):
         with autograd.record():
             losses = [(net(DATA.as_in_context(ctx)) ** 2).sum() for ctx in CONTEXTS]
         autograd.backward(losses)
-        trainer.step(16)
 
-    weight = net.weight.data(CONTEXTS[0]).asnumpy()
-    assert not check_loop(net, trainer, loop) and np.array_equal(net.weight.data(CONTEXTS[0]).asnumpy(), weight)
+    loop, weight = Loop(net=net, trainer=plain, backward=backward), net.weight.data(CONTEXTS[0]).asnumpy()
+    assert not loop.check() and np.array_equal(net.weight.data(CONTEXTS[0]).asnumpy(), weight)
     loop()
     with pytest.raises(TrainerError, match="is set up and updates weights by itself"):
-        check_loop(net, trainer, loop)
+        loop.check()

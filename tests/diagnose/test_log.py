@@ -21,13 +21,12 @@ from mxnet.gluon.contrib.estimator import Estimator, GradientUpdateHandler
 from tensorboardX.proto import event_pb2
 
 import mxmp
-from mxmp.diagnose import CSVLogger, TensorBoardLogger
+from mxmp.diagnose import CSVLogger, Ledger, TensorBoardLogger
 from mxmp.errors import CheckpointError, LossScaleError, NonFiniteLossError
 from mxmp.estimator import MixedPrecisionHandler
 from mxmp.loss_scale import DynamicLossScale
-from tests.diagnose.nets import L2, Listed, backward, trainer_of
+from tests.diagnose.nets import L2, Listed, trainer_of
 from tests.full_disk import files_of_at_most
-from tests.gluon.trainer_tools import param
 from tests.train.adapters import ADAPTERS, Module, Trainer
 
 
@@ -45,8 +44,9 @@ def norm(*values):
 
 
 @over(*ADAPTERS)
-def test_each_step_is_recorded_with_its_scale_and_the_norm_of_true_gradients(make):
+def test_each_step_is_recorded_with_its_scale_and_the_norm_of_true_gradients_and_counted_by_a_ledger(make):
     adapter, log = attached(make, DynamicLossScale(init_scale=4, growth_interval=2))
+    ledger = Ledger(every=1).attach(adapter.owner)
     taken = [adapter.run({"a": [0.25, -0.5], "b": [1.0]}), adapter.run(0.125), adapter.run(0.25, bad=np.inf)]
     first, second, skipped = log.closed()
     assert [each.taken for each in log.records] == [True, True, False] == [bool(each) for each in taken]
@@ -56,17 +56,9 @@ def test_each_step_is_recorded_with_its_scale_and_the_norm_of_true_gradients(mak
     assert not math.isfinite(skipped.grad_norm) and skipped.error == ""
     assert skipped.why.startswith("gradients not finite: '") and 0 <= first.seconds <= second.seconds
     assert first.zero_share is first.subnormal_share is first.largest is None
-
-
-def test_the_smallest_share_that_is_not_finite_comes_first():
-    params = {name: param(np.ones(10), name=name) for name in "fdbace"}
-    trainer = mxmp.gluon.Trainer(params, "sgd", loss_scale=4)
-    log = Listed().attach(trainer)
-    backward(trainer, lambda: sum(each.data().sum() for each in params.values()))
-    for count, name in enumerate("abcde", 1):
-        params[name].grad()[:count] = np.nan if count % 2 else np.inf
-    trainer.step(1)
-    assert log.closed()[0].why == "gradients not finite: 'a' (10 %), 'b' (20 %), 'c' (30 %) and 2 more"
+    assert (ledger.steps, ledger.sampled, ledger.skipped) == (3, 2, 1)
+    found = [(layer.name.partition("_")[0], layer.histogram, bool(layer.skips)) for layer in ledger.layers]
+    assert found == [("a", {-1: 2, 0: 1, 1: 1}, True), ("b", {-1: 1, 2: 1}, False)]
 
 
 LOW = {"loss_scale": 2.0**10, "dtype": "float16"}  # 0.25 is 256 there, whose square float16 does not hold
@@ -195,14 +187,6 @@ def test_the_loss_of_a_group_is_the_mean_over_its_batches_wherever_it_is_given(w
         log.log(loss) if where == "after step" else None
     expected = [np.concatenate(group).mean() for group in (losses[:3], losses[3:6], losses[6:])]
     np.testing.assert_allclose([record.loss for record in log.closed()], expected, rtol=1e-5)
-
-
-def test_the_shares_of_a_ledger_are_recorded_as_they_are_when_a_step_ends():
-    shares = iter([{}, SHARES, {}])
-    adapter, log = attached(log=Listed(1, SimpleNamespace(shares=lambda: next(shares))))
-    for _ in range(3):
-        adapter.run()
-    assert [each[7:10] for each in log.closed()] == [(None, None, None), (0.5, 0.25, 8.0), (None, None, None)]
 
 
 # ---------------------------------------------------------------------- fits
@@ -381,13 +365,16 @@ def test_the_scalars_of_each_step_are_in_the_event_file_but_those_that_are_not_f
 
 def test_a_skip_at_which_the_scale_gives_up_counts_and_a_loss_that_is_not_finite_does_not(tmp_path):
     adapter, log = attached(log=TensorBoardLogger(tmp_path), loss_scale=DynamicLossScale(init_scale=1, max_floor_skips=1))
+    ledger = Ledger(every=1).attach(adapter.owner)
     with pytest.raises(NonFiniteLossError):
         adapter.run(np.nan)
+    assert ledger.skipped == adapter.owner.skipped_steps == 0 and ledger.scales == {}
     with pytest.raises(LossScaleError):
         adapter.run(0.25, bad=np.inf)
     adapter.run(0.25)
     log.close()
     assert [each.summary.value[0].simple_value for each in events(tmp_path)[0]] == [0, 1, 1]
+    assert ledger.skipped == adapter.owner.skipped_steps == 1
 
 
 def test_a_resumed_run_begins_a_file_beside_the_first(tmp_path):
