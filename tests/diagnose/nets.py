@@ -89,7 +89,7 @@ def step(trainer, loss, rows=4):
 
 def module_of(sym, shape=(4, 6), kind=Module, params=None, factor=0.1, label=None, **options):
     """Return a module of a symbol whose loss head is called 'out', ready to train; all buckets have the shapes."""
-    module = kind(sym, **({} if kind is BucketingModule else {"label_names": ["out_label"]}), **options)
+    module = kind(sym, **({"label_names": ["out_label"]} if isinstance(sym, mx.sym.Symbol) else {}), **options)
     label = label or sym.infer_shape(data=shape)[1][0]
     module.bind([("data", shape)], [("out_label", label)])
     module.init_params(mx.init.Uniform(factor))
@@ -167,13 +167,13 @@ def bucket(x, label=(4, 2)):
     return mx.io.DataBatch([x], [mx.nd.zeros(label)], 0, None, x.shape[1], *described)
 
 
-def buckets(function, **options):
+def buckets(function, kind=BucketingModule, **options):
     """Return a BucketingModule of networks of a mean over the buckets' axis, by their keys."""
 
     def make(key):
         return ended(function(mx.sym.mean(mx.sym.var("data"), axis=1), key)), ("data",), ("out_label",)
 
-    return module_of(make, (4, 8, 6), BucketingModule, label=(4, 2), default_bucket_key=8, **options)
+    return module_of(make, (4, 8, 6), kind, label=(4, 2), default_bucket_key=8, **options)
 
 
 def of_buckets(scale):

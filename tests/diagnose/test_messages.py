@@ -42,8 +42,21 @@ from mxmp.errors import (
 )
 from mxmp.symbol import convert_model, convert_symbol
 from tests import messages
-from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, Listed, classifier, linear, made, model, trainer_of
-from tests.diagnose.test_subject import batch_of, of_two_lengths
+from tests.diagnose.nets import (
+    DATA,
+    L2,
+    LABEL,
+    SOFTMAX,
+    Listed,
+    bucket,
+    classifier,
+    data,
+    linear,
+    made,
+    model,
+    trainer_of,
+)
+from tests.diagnose.test_subject import of_two_lengths
 
 X, Y = DATA.asnumpy(), LABEL.asnumpy()
 BATCH = {"data": DATA, "softmax_label": LABEL}
@@ -254,8 +267,8 @@ TABLE = {
     "a text of True": (lambda: compare(model(), {"data": DATA}).text(True), ConvertError, "worst=True: expected a whole number from 1 on, or None for all."),
     "a batch that is a number": (lambda: find_nonfinite(net(), 3), ConvertError, "batch is a int; expected an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input."),
     "a batch of a symbol that is a number": (lambda: find_nonfinite(model(), 3), ConvertError, "batch is a int; expected an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input."),
-    "batches of several buckets": (lambda: compare(OF_BUCKETS, [batch_of(6), batch_of(3)], "O1"), ConvertError, "batches are of the buckets 6, 3; give those of one bucket at a time."),
-    "a batch of an unknown bucket": (lambda: explain(OF_BUCKETS, batch_of(5), "O1"), ConvertError, "batches are of bucket 5, which is not bound; run one of them by the module first, or give batches of 6, 3."),
+    "batches of several buckets": (lambda: compare(OF_BUCKETS, [bucket(data((4, 8, 6))), bucket(data((4, 5, 6)))], "O1"), ConvertError, "batches are of the buckets 8, 5; give those of one bucket at a time."),
+    "a batch of an unknown bucket": (lambda: explain(OF_BUCKETS, bucket(data((4, 6, 6))), "O1"), ConvertError, "batches are of bucket 6, which is not bound; run one of them by the module first, or give batches of 8, 5."),
     "integers beside a shape that does not fit": (lambda: compare(of(nn.Sequential, nn.Embedding(3, 4), nn.Dense(2, in_units=5), nn.Sequential()), Y), ConvertError, "batches: 'data' has shape (4,): parameter '...' of shape (2, 5) would have to be (2, 4)."),
     **DTYPES,
     # Ranges and gradients.

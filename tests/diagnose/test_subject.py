@@ -15,7 +15,23 @@ import mxmp
 from mxmp.diagnose import compare, explain, find_nonfinite, measure_gradients, measure_ranges
 from mxmp.diagnose.kept import kept
 from mxmp.gluon.storage import LowPrecisionParameter
-from tests.diagnose.nets import DATA, LABEL, SOFTMAX, chain, classifier, made, model, state, step, trainer_of
+from tests.diagnose.nets import (
+    DATA,
+    LABEL,
+    SOFTMAX,
+    bucket,
+    buckets,
+    chain,
+    classifier,
+    data,
+    forward_and_update,
+    linear,
+    made,
+    model,
+    state,
+    step,
+    trainer_of,
+)
 
 BUCKETING = [mx.mod.BucketingModule, mxmp.module.BucketingModule]
 ASK = pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
@@ -97,37 +113,21 @@ def test_a_converted_symbol_is_asked_with_its_policy(ask):
 # ---------------------------------------------------------------------- buckets
 
 
-def of_length(length):
-    data = mx.sym.reshape(mx.sym.var("data"), shape=(-1, length, 1), name="steps")
-    out = mx.sym.FullyConnected(data, num_hidden=3, flatten=False, name="fc")
-    return mx.sym.SoftmaxOutput(mx.sym.mean(out, axis=1, name="mean"), name="softmax"), ("data",), ("softmax_label",)
-
-
-def batch_of(length):
-    data, label = mx.nd.random.uniform(shape=(4, length)), mx.nd.zeros(4)
-    described = [mx.io.DataDesc("data", data.shape)], [mx.io.DataDesc("softmax_label", (4,))]
-    return mx.io.DataBatch([data], [label], 0, None, length, *described)
-
-
 def of_two_lengths(kind):
-    module, batch = kind(of_length, 6), batch_of(6)
-    module.bind(batch.provide_data, batch.provide_label)
-    module.init_params(mx.init.One())
-    module.init_optimizer(optimizer="sgd")
-    for length in (6, 3):
-        module.forward(batch_of(length), is_train=True)
-        module.backward()
-        module.update()
+    module = buckets(lambda x, key: mx.sym.identity(linear(x, "fc"), name=f"of_{key}"), kind)
+    for length in (5, 8):
+        forward_and_update(module, bucket(data((4, length, 6))))
     return module
 
 
 @pytest.mark.parametrize("kind", BUCKETING)
 def test_the_bucket_of_a_batch_is_looked_at(kind):
-    module, batch = of_two_lengths(kind), batch_of(6)
+    module, batch = of_two_lengths(kind), bucket(data((4, 8, 6)))
     current = module._curr_module
-    assert compare(module, batch, "O1").rows == compare((of_length(6)[0], *module.get_params()), batch, "O1").rows
-    assert explain(module, batch, "O1").kind == "no fault found"
-    assert find_nonfinite(module, batch_of(3), "O1") is None and module._curr_module is current
+    assert find_nonfinite(module, bucket(data((4, 5, 6))), "O1") is None
+    assert {row.name for row in compare(module, bucket(data((4, 5, 6))), "O1").rows} >= {"fc", "of_5"}
+    assert compare(module, batch, "O1").rows == compare((module.symbol, *module.get_params()), batch, "O1").rows
+    assert explain(module, batch, "O1").kind == "no fault found" and module._curr_module is current
 
 
 # ---------------------------------------------------------------------- a net is put back
