@@ -150,7 +150,7 @@ def of_trainer(net, x, y=None, loss=L2, policy="O1", scale=SMALL, watch_loss=Tru
 
 def forward_and_update(module, batch):
     module.forward_backward(batch)
-    module.update()
+    return module.update()
 
 
 def of_module(sym, policy="O1", scale=SMALL, x=None, label=None, contexts=None, params=None):
@@ -176,11 +176,6 @@ def buckets(function, kind=BucketingModule, **options):
     return module_of(make, (4, 8, 6), kind, label=(4, 2), default_bucket_key=8, **options)
 
 
-def of_buckets(scale):
-    module = buckets(lambda x, _: linear(x, "first"), factor=0.5, policy="O1", loss_scale=scale)
-    return verdict_of(module, lambda: forward_and_update(module, bucket(data((4, 5, 6)))))
-
-
 def attention(mask=None, factor=1.0):
     x = mx.sym.var("data")  # (2, 5, 6)
     q, k, v = (mx.sym.FullyConnected(x, num_hidden=6, flatten=False, name=name) for name in "qkv")
@@ -197,13 +192,6 @@ def looped(factor):
 
     outputs, _ = mx.sym.contrib.foreach(body, mx.sym.transpose(mx.sym.var("data")), [mx.sym.var("state")], name="loop")
     return ended(mx.sym.transpose(outputs, axes=(1, 0, 2)))
-
-
-def growing(depth, factor):
-    x = linear(mx.sym.var("data"), "stem")
-    for number in range(depth):
-        x = mx.sym.elemwise_add(x, linear(x, f"block{number}") * factor, name=f"sum{number}")
-    return ended(x)
 
 
 # ---------------------------------------------------------------------- a classifier of four rows of five numbers
