@@ -14,7 +14,7 @@ import mxmp
 from mxmp.diagnose import CSVLogger, Ledger, LoopFindings, Watch, check_loop, checking
 from mxmp.errors import TrainerError
 from mxmp.loss_scale import DynamicLossScale
-from tests.diagnose.nets import SOFTMAX, backward, step, trainer_of
+from tests.diagnose.nets import SOFTMAX, Applied, backward, step, trainer_of
 
 RNG = np.random.RandomState(0)
 DATA, LABELS = mx.nd.array(RNG.randn(8, 16)), mx.nd.array(RNG.randint(0, 8, 8))
@@ -134,23 +134,18 @@ def with_grad_req(grad_req, *parts, **options):
     return loop
 
 
-class Partly(gluon.HybridBlock):
-    """Two layers, of which a function makes an output."""
-
-    def __init__(self, function, inputs=16):
-        super().__init__(prefix="partly_")
-        with self.name_scope():
-            self.first, self.second = nn.Dense(8, in_units=16), nn.Dense(8, in_units=inputs)
-        self.function = function
-        self.initialize()
-
-    def hybrid_forward(self, F, x):
-        return self.function(self, F, x)
+def with_second(function):
+    """Return a net of two layers: a function of the first one's output, and of the second layer."""
+    net = Applied(lambda F, x: function(F, x, net.second), 8)
+    net.second = nn.Dense(8, in_units=8, prefix="second_")
+    net.initialize()
+    net(DATA)
+    return net
 
 
 def swallowing(loss_scale):
     """Return a loop in which the loss is finite, and so a lower scale may help; but backward goes through NaN."""
-    net = Partly(lambda net, F, x: F.where(F.ones_like(net.first(x)), net.first(x), net.second(net.first(x))), 8)
+    net = with_second(lambda F, x, second: F.where(F.ones_like(x), x, second(x)))
     net.second.weight.set_data(net.second.weight.data() * np.nan)
     return Loop(net=mxmp.gluon.convert(net, "O1"), trainer=scale_of(loss_scale))
 
@@ -196,7 +191,7 @@ WRONG = {  # a loop, the kinds of its findings, and what is in their text
     "a float16 weight is NaN": (lambda: multiplied(Loop("O2"), 0, np.nan), "weights_not_finite loss_not_finite", ""),
     "a weight becomes inf": (lambda: plain_under(None, after=lambda loop: multiplied(loop, 0, np.inf)), "weights_not_finite", ""),
     "NaN that the loss does not show": (lambda: swallowing(64.0), "weights_not_finite steps_skipped", "all 2 steps were skipped"),
-    "that no dynamic scale mends": (lambda: swallowing("dynamic"), "weights_not_finite steps_skipped", "'partly_dense1_weight'."),
+    "that no dynamic scale mends": (lambda: swallowing("dynamic"), "weights_not_finite steps_skipped", "'second_weight'."),
     "plain trainer": (lambda: plain_under("O1"), "plain_trainer", ""),
     "plain trainer of O2": (lambda: plain_under("O2"), "plain_trainer", "have no float32 masters"),
     "no loss scale": (lambda: Loop(trainer=scale_of(None)), "no_loss_scale", "loss_scale='dynamic'"),
@@ -206,7 +201,7 @@ WRONG = {  # a loop, the kinds of its findings, and what is in their text
     ),
     "gradients add up": (lambda: with_grad_req("add"), "zero_grad_missing", ""),
     "a layer is not used": (
-        lambda: Loop(net=Partly(lambda net, F, x: net.first(x))), "no_gradient", "'partly_dense1_bias', 'partly_dense1_weight'"
+        lambda: Loop(net=with_second(lambda F, x, second: x)), "no_gradient", "'second_bias', 'second_weight'"
     ),
     "not recorded": (lambda: Loop(None, backward=lambda loop: scaled_backward(loop, loop.loss())), "not_recorded failed", ""),
     "not training": (lambda: Loop(backward=of(scaled_backward, train_mode=False)), "not_training", ""),

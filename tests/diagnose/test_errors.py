@@ -313,10 +313,8 @@ def test_indices_and_labels_have_no_gradient():
 @pytest.mark.parametrize("op", ["Convolution", "broadcast_add"])
 def test_a_gradient_that_is_0_but_for_rounding_is_measured_against_its_terms(op):
     """BatchNorm takes away the mean of each channel, and so what a bias before it adds."""
-    bias = mx.sym.var("bias", shape=(1, 4, 1, 1) if op == "broadcast_add" else (4,))
-    given = {"no_bias": True} if op == "broadcast_add" else {"bias": bias}
-    x = mx.sym.Convolution(X, kernel=(3, 3), num_filter=4, name="Convolution", **given)
-    x = mx.sym.broadcast_add(x, bias, name=op) if op == "broadcast_add" else x
+    x = mx.sym.Convolution(X, kernel=(3, 3), num_filter=4, name="Convolution", no_bias=op == "broadcast_add")
+    x = mx.sym.broadcast_add(x, mx.sym.var("bias", shape=(1, 4, 1, 1)), name=op) if op == "broadcast_add" else x
     sym = mx.sym.relu(mx.sym.BatchNorm(x, fix_gamma=False, name="norm"))
     row = gradients_of(sym, values_of(sym, data=(8, 3, 10, 10)))[op]
     assert 1e-5 < row.gradient_own < 2e-3 and row.gradient_carried < 0.1

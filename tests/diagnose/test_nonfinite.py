@@ -79,10 +79,9 @@ def model_of(sym, **params):
 
 
 def test_what_does_harm_is_named_before_what_does_none():
-    x = mx.sym.var("data")
+    x, batch = mx.sym.var("data"), {"data": ONES * 30}
     harmless = mx.sym.broadcast_div(mx.sym.ones((1, 1)), 1 + mx.sym.exp(x, name="harmless"), name="sigmoid")
     both = mx.sym.elemwise_add(harmless, mx.sym.square(x * 10, name="harmful"))
-    batch = {"data": ONES * 30}
     assert find_nonfinite(model_of(ended(harmless)), batch, "O3").name == "harmless"
     assert explain(model_of(ended(harmless)), batch, "O3").kind == "no fault found"
     assert find_nonfinite(model_of(ended(both)), batch, "O3").name == "harmful"
@@ -92,10 +91,9 @@ def test_data_and_parameters_are_named_as_such_with_the_rows_that_are_bad():
     net, bad = squares(1.0), data((3, 6))
     bad[1] = np.nan
     found = find_nonfinite(net, bad)
-    assert (found.where, found.name, found.rows) == ("data", "data", (1,))
-    assert str(found) == "input 'data' holds NaN in 6 of 18 elements, in row 1"
-    text = str(explain(net, mx.nd.full((9, 6), np.nan)))
-    assert "input 'data' holds NaN in 54 of 54 elements, in rows 0, 1, 2, 3, 4 and 4 more. No precision" in text
+    assert (found.where, found.name, found.rows, str(found)) == ("data", "data", (1,), "input 'data' holds NaN in 6 of 18 elements, in row 1")
+    text = "input 'data' holds NaN in 54 of 54 elements, in rows 0, 1, 2, 3, 4 and 4 more. No precision"
+    assert text in str(explain(net, mx.nd.full((9, 6), np.nan)))
     net.dense.weight.set_data(mx.nd.full((4, 6), np.inf))
     assert str(find_nonfinite(net, ONES)) == "parameter 'net_dense0_weight' holds inf in 24 of 24 elements"
 

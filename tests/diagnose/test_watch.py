@@ -154,13 +154,16 @@ def test_an_explanation_that_fails_leaves_the_message_as_it_is():
 # ---------------------------------------------------------------------- what a step keeps
 
 
-def test_a_healthy_step_keeps_no_input():
+@pytest.mark.parametrize("is_behind", [False, True], ids=["", "a frozen net"])
+def test_a_healthy_step_keeps_no_input(is_behind):
     gc.collect()  # trainers of other tests, one of which may ask for the gradients of nets that none trains
     net, x = overflowing(factor=1.0), mx.nd.ones((4, 6))
-    trainer = trainer_of(net)
-    step(net, trainer, x)
+    several = [frozen(net), head()] if is_behind else [net]
+    trainer = trainer_of(several[-1])
+    nets.step(trainer, lambda: loss_of(several, x))
     before = sys.getrefcount(x)
-    assert step(net, trainer, x) and sys.getrefcount(x) == before and RECORDER.of(trainer).noted == []
+    assert nets.step(trainer, lambda: loss_of(several, x)) and sys.getrefcount(x) == before
+    assert RECORDER.of(trainer).noted == []
 
 
 def test_the_step_is_the_same_bit_for_bit_when_it_is_watched():
@@ -280,16 +283,12 @@ def test_a_net_that_the_loss_does_not_come_through_is_not_blamed():
     fails("^((?!net_sq).)*$", trainers[1], lambda: net(mx.nd.ones((4, 4))) / 0)
 
 
-def test_the_calls_of_a_frozen_net_are_kept_up_to_the_end_of_the_step_and_then_freed():
-    net, before, freed, x = head(), frozen(overflowing(factor=1.0)), frozen(overflowing(factor=1.0)), mx.nd.ones((4, 6))
-    trainer = trainer_of(net)
-    nets.step(trainer, lambda: loss_of([before, net], x))
-    count = sys.getrefcount(x)
-    assert nets.step(trainer, lambda: loss_of([before, net], x)) and sys.getrefcount(x) == count
+def test_a_frozen_net_that_is_called_without_a_step_is_freed():
+    net, trainer = frozen(overflowing(factor=1.0)), trainer_of(head())
     with autograd.record():
-        freed(x)
-    reference = weakref.ref(freed)
-    del freed
+        net(ONES)
+    reference = weakref.ref(net)
+    del net
     gc.collect()
     assert reference() is None and trainer.skipped_steps == 0
 
