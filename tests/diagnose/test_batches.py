@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mxnet import gluon
 
-from mxmp.diagnose import compare, explain, find_nonfinite, measure_ranges
+from mxmp.diagnose import compare, explain, find_nonfinite
 from mxmp.diagnose.batches import one_batch, read_loader, some_batches
 from mxmp.errors import ConvertError
 from tests.diagnose.nets import L2, SOFTMAX, made
@@ -60,15 +60,6 @@ def test_integers_of_numpy_stay_integers_for_a_net_and_get_the_dtype_of_a_symbol
     named = batch.by_name({"data": "float32", "label": "float32"})
     assert [np.dtype(array.dtype).name for array in (x, label)] == ["float32", "int32"]
     assert [(name, np.dtype(array.dtype).name) for name, array in named.items()] == [("data", "float32"), ("label", "float32")]
-
-
-@pytest.mark.parametrize("batch", [(X, Y), [X, Y], [ND, LABEL], (ND, LABEL), mx.io.DataBatch([ND], [LABEL])])
-def test_all_functions_take_a_batch_as_the_same(batch):
-    net = made(gluon.nn.Dense(3, in_units=5))
-    assert compare(net, batch, loss=SOFTMAX).has_gradients
-    assert explain(net, batch, loss=SOFTMAX).kind == "no fault found"
-    assert find_nonfinite(net, batch, loss=SOFTMAX) is None
-    assert measure_ranges(net, [batch])["data"] == np.abs(X).max()
 
 
 def test_a_symbol_takes_arrays_in_the_order_of_its_inputs_and_labels_it_lacks_are_left_out():

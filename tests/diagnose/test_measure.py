@@ -126,14 +126,6 @@ def test_nodes_of_one_name_are_measured_together():
     assert measure_ranges(net, {}, {}, [{"data": mx.nd.ones((2, 2))}])["twin_output"] == 3
 
 
-def test_recurrent_nets_are_measured():
-    net, steps = made(gluon.rnn.LSTM(3, input_size=4, prefix="lstm_")), mx.nd.array(X).reshape((3, 2, 4))
-    output, ranges = np.abs(net(steps).asnumpy()).max(), measure_ranges(net, [steps])
-    assert pytest.approx(output) in [value for name, value in ranges.items() if name.startswith("lstm_")]
-    found = measure_gradients(net, lambda output, label: (output**2).sum(), [(steps, None)])
-    assert pytest.approx(2 * output) in [each.largest for each in found.values()]
-
-
 def test_a_net_of_several_graphs_is_measured_along_its_whole_chain():
     """With eager operators between them."""
     layers = [nn.Dense(n, in_units=m, use_bias=False, prefix=f"dense{n}_") for n, m in ((5, 4), (3, 5))]

@@ -81,8 +81,7 @@ def net_of(policy, hybridized, **flags):
     return mxmp.gluon.convert(net, policy) if policy else net
 
 
-@pytest.mark.parametrize("hybridized", [False, True])
-@pytest.mark.parametrize("policy", [None, "O2"])
+@pytest.mark.parametrize("policy, hybridized", [(None, True), ("O2", False)])
 def test_all_functions_take_a_net_under_its_own_policy(policy, hybridized):
     net = net_of(policy, hybridized)
     assert compare(net, DATA).policy == str(mxmp.Policy.parse(policy or "O1"))

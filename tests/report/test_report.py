@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from mxmp.graph import Entry
 from mxmp.passes import Facts, InsertCasts, make_plan
 from mxmp.passes.reasons import Reason
 from mxmp.policy import Policy
@@ -114,11 +113,6 @@ def test_merge_adds_up():
     both = merge([one, one])
     assert (both.casts, both.cast_bytes, len(both.rows)) == (6, 2 * one.cast_bytes, 6)
     assert merge([one, report_of(sizes={})]).cast_bytes is None
-
-
-def test_the_size_of_a_tensor_is_known_if_all_of_its_shape_is():
-    facts = Facts({}, {(0, 0): (0, 3), (1, 0): (2, 3)})
-    assert [facts.size(Entry(number)) for number in range(3)] == [None, 6, None]
 
 
 @pytest.mark.parametrize("readers, warned", [(32, False), (33, True)])
