@@ -59,15 +59,15 @@ def chain(*blocks):
 
 
 class Applied(gluon.HybridBlock):
-    """A dense layer, and a function of its output, as a net with an output or several."""
+    """A dense layer, and a function of its output and of further inputs, as a net with an output or several."""
 
-    def __init__(self, function, units=4):
+    def __init__(self, function, units=4, inputs=0):
         super().__init__(prefix="net_")
         with self.name_scope():
-            self.dense, self.function = gluon.nn.Dense(units), function
+            self.dense, self.function = gluon.nn.Dense(units, in_units=inputs), function
 
-    def hybrid_forward(self, F, x):
-        return self.function(F, self.dense(x))
+    def hybrid_forward(self, F, x, *others):
+        return self.function(F, self.dense(x), *others)
 
 
 def trainer_of(net, loss_scale=4.0, optimizer="sgd", **options):

@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import Comparison, NodeComparison, OutputComparison, compare
-from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, classifier, made, model
+from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, Applied, classifier, made, model
 
 BATCH = {"data": DATA, "softmax_label": LABEL}
 
@@ -53,18 +53,6 @@ def test_an_overflow_is_found_where_it_begins():
     assert (output.name, output.error) == ("softmax_output", math.inf)
 
 
-class Two(gluon.HybridBlock):
-    """Two inputs, two outputs, one of them in a list."""
-
-    def __init__(self):
-        super().__init__(prefix="two_")
-        with self.name_scope():
-            self.a, self.b = nn.Dense(3, in_units=5), nn.Dense(2, in_units=5)
-
-    def hybrid_forward(self, F, x, y):
-        return self.a(x), [self.b(y), self.b(x)]
-
-
 def test_a_net_with_several_inputs_and_outputs_gives_its_loss_what_it_returns():
     given = []
 
@@ -72,8 +60,9 @@ def test_a_net_with_several_inputs_and_outputs_gives_its_loss_what_it_returns():
         given.append([output[0].shape, [each.shape for each in output[1]]])
         return [SOFTMAX(output[0], label), output[1][0].sum() + output[1][1].sum()]
 
-    found = compare(made(Two()), [(DATA, DATA * 2, LABEL)], "O1", loss=loss)
-    assert given == [[(4, 3), [(4, 2), (4, 2)]]] * 2 and len(found.outputs) == 3 and found.has_gradients
+    net = made(Applied(lambda F, out, y: (out, [y * 2, F.tanh(out)]), inputs=5))
+    found = compare(net, [(DATA, DATA * 2, LABEL)], "O1", loss=loss)
+    assert given == [[(4, 4), [(4, 5), (4, 4)]]] * 2 and len(found.outputs) == 3 and found.has_gradients
 
 
 class Plain(gluon.Block):

@@ -10,7 +10,7 @@ from mxnet import gluon
 from mxmp import diagnose
 from mxmp import gluon as mixed
 from mxmp.diagnose import Verdict, explain, find_nonfinite
-from tests.diagnose.nets import INF, L2, NAN, SOFTMAX, Applied, chain, data, dense, ended, linear
+from tests.diagnose.nets import INF, L2, NAN, SOFTMAX, Applied, chain, data, dense, ended, linear, made
 
 X, LABELS = mx.nd.array(np.linspace(-1, 1, 48).reshape(8, 6)), mx.nd.arange(8) % 4
 ONES = mx.nd.ones((2, 6))
@@ -222,18 +222,9 @@ def test_a_mask_that_reaches_the_output_as_inf_is_a_bad_parameter():
 # ---------------------------------------------------------------------- nets that compute their losses
 
 
-class Detector(gluon.HybridBlock):
-    """Computes its losses by itself if it is given targets, as GluonCV's YOLO does, and returns lists of them."""
-
-    def __init__(self):
-        super().__init__(prefix="net_")
-        with self.name_scope():
-            self.body = gluon.nn.Dense(4, in_units=6)
-        self.initialize(mx.init.One())
-
-    def hybrid_forward(self, F, x, first, second):
-        out = self.body(x)
-        return [F.mean(F.square(out - first), axis=1), [F.mean(F.abs(out - second), axis=1)]]
+def detector(F, out, first, second):
+    """Return lists of losses, which the net computes by itself if it is given targets, as GluonCV's YOLO does."""
+    return [F.mean(F.square(out - first), axis=1), [F.mean(F.abs(out - second), axis=1)]]
 
 
 NAN_ROW, ZEROS = data(), mx.nd.zeros((4, 4))
@@ -248,7 +239,7 @@ NAN_ROW[1] = NAN
 def test_a_net_that_computes_its_losses_is_explained_without_a_label(loss, last):
     def ask(x=None, first=ZEROS, scale=1.0, function=explain):
         batch = data() if x is None else x, first, ZEROS, *last
-        return function(Detector(), batch, "O1", loss_scale=scale, loss=loss)
+        return function(made(Applied(detector, inputs=6), mx.init.One()), batch, "O1", loss_scale=scale, loss=loss)
 
     bad, high = ask(NAN_ROW), ask(scale=2.0**30)
     assert (ask().kind, ask(first=ZEROS * NAN).kind) == ("no fault found", "data")

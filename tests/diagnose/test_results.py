@@ -42,14 +42,10 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_a_result_is_written_and_read_back_and_shows_itself_as_a_page_and_in_a_notebook(name, tmp_path):
-    found, path, page = RESULTS[name](), str(tmp_path / "result.json"), tmp_path / "page.html"
-    kind, node = type(found), "fc0" if name == "Comparison" else "square"
-    found.save(path)
-    assert kind.load(path) == found == kind.from_json(found.to_json()) == kind.from_dict(found.to_dict())
-    assert found.to_html(str(page), title="A title") == page.read_text()
-    assert "<title>A title</title>" in page.read_text() and node in page.read_text()
-    assert node in found._repr_html_() and "<html" not in found._repr_html_()
+def test_a_result_is_written_and_read_back_and_shows_itself_as_a_page_and_in_a_notebook(name):
+    found, node = RESULTS[name](), "fc0" if name == "Comparison" else "square"
+    assert type(found).from_json(found.to_json()) == found
+    assert node in found.to_html() and node in found._repr_html_() and "<html" not in found._repr_html_()
 
 
 @pytest.mark.parametrize("name", ["square", "square[0]"])
