@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import Comparison, NodeComparison, OutputComparison, compare
-from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, Applied, classifier, made, model
+from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, Applied, chain, classifier, made, model
 
 BATCH = {"data": DATA, "softmax_label": LABEL}
 
@@ -65,39 +65,36 @@ def test_a_net_with_several_inputs_and_outputs_gives_its_loss_what_it_returns():
     assert given == [[(4, 4), [(4, 5), (4, 4)]]] * 2 and len(found.outputs) == 3 and found.has_gradients
 
 
-class Plain(gluon.Block):
-    """Two HybridBlocks, which a function of Python lies between."""
-
-    def __init__(self, first=lambda net, x: net.a(x)):
-        super().__init__(prefix="plain_")
-        with self.name_scope():
-            self.a, self.b, self.first = nn.Dense(4, in_units=5), nn.Dense(3, in_units=4), first
+class Paused(nn.Sequential):
+    """Blocks whose calls are not recorded."""
 
     def forward(self, x):
-        return self.b(self.first(self, x))
+        with autograd.pause():
+            return super().forward(x)
 
 
-def unrecorded(net, x):
-    with autograd.pause():
-        return net.a(x)
+def blocks():
+    return nn.Dense(4, in_units=5, prefix="a_"), nn.Dense(3, in_units=4, prefix="b_")
 
 
 def test_blocks_of_a_plain_block_are_compared_one_by_one_gradients_as_through_one_graph():
     """Each block gets float32's inputs and gradients, so that own errors are those of the net as one graph."""
-    net, whole, batches = made(Plain()), nn.HybridSequential(), [(DATA, LABEL), (DATA * 3, LABEL)]
-    whole.add(net.a, net.b)
+    net, whole, batches = made(chain(*blocks())), nn.HybridSequential(), [(DATA, LABEL), (DATA * 3, LABEL)]
+    whole.add(*net)
     before = [param.grad().asnumpy().tobytes() for param in net.collect_params().values()]
     found, expected = (compare(each, batches, "O1", loss=SOFTMAX) for each in (net, whole))
-    assert [each.name for each in found.outputs] == ["plain_dense0_fwd_output", "plain_dense1_fwd_output"]
+    assert [each.name for each in found.outputs] == ["a_fwd_output", "b_fwd_output"]
     errors = [{row.name: row.gradient_own for row in each.rows} for each in (found, expected)]
     assert errors[0] == pytest.approx(errors[1], rel=0.02) and min(errors[0].values()) > 1e-5
-    assert rows(found)["plain_dense1_fwd"].gradient_carried > 1e-5
+    assert rows(found)["b_fwd"].gradient_carried > 1e-5
     assert [param.grad().asnumpy().tobytes() for param in net.collect_params().values()] == before
 
 
 def test_a_block_that_a_plain_block_does_not_record_has_no_gradients():
-    found = rows(compare(made(Plain(unrecorded)), (DATA, LABEL), "O1", loss=SOFTMAX))
-    assert found["plain_dense0_fwd"].gradient_own == 0 < found["plain_dense1_fwd"].gradient_own
+    paused, (first, second) = Paused(), blocks()
+    paused.add(first)
+    found = rows(compare(made(chain(paused, second)), (DATA, LABEL), "O1", loss=SOFTMAX))
+    assert found["a_fwd"].gradient_own == 0 < found["b_fwd"].gradient_own
 
 
 def test_an_operator_that_fails_backward_leaves_contributions_out(monkeypatch):
@@ -118,10 +115,10 @@ def test_bfloat16_is_compared_too():
 @pytest.mark.parametrize("array", [mx.np.array, np.asarray], ids=["mx.np", "numpy"])
 def test_a_net_of_numpy_semantics_is_compared_as_with_older_arrays(array, request):
     batch, init = (DATA.asnumpy(), LABEL.asnumpy()), mx.init.Constant(0.3)
-    expected = compare(made(Plain(), init), (DATA, LABEL), "O1", loss=SOFTMAX)
+    expected = compare(made(chain(*blocks()), init), (DATA, LABEL), "O1", loss=SOFTMAX)
     request.addfinalizer(mx.npx.reset_np)
     mx.npx.set_np()
-    found = compare(made(Plain(), init), tuple(map(array, batch)), "O1", loss=SOFTMAX)
+    found = compare(made(chain(*blocks()), init), tuple(map(array, batch)), "O1", loss=SOFTMAX)
     assert found.has_gradients and rows(found) == rows(expected)
 
 

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -118,22 +119,18 @@ def test_the_kernel_reads_every_float16(tmp_path):
     np.testing.assert_array_equal(compiled("float16", 1, tmp_path)([every], 4)[0], oracle(every))
 
 
-class Kernel:
-    def __init__(self):
-        self.launches = []
-
-    def launch(self, args, ctx, grid, block):
-        self.launches.append((args, grid, block))
-        args[-1][:] = 1
-
-
 @pytest.fixture
 def launches(monkeypatch):
     """What is launched when arrays on a CPU are counted as on a GPU."""
-    kernel = Kernel()
+    launched = []
+
+    def launch(args, ctx, grid, block):
+        launched.append((args, grid, block))
+        args[-1][:] = 1
+
     monkeypatch.setattr(exponents, "on_gpu", lambda _: True)
-    monkeypatch.setattr(exponents, "_kernel", lambda dtype, count: kernel)
-    return kernel.launches
+    monkeypatch.setattr(exponents, "_kernel", lambda dtype, count: SimpleNamespace(launch=launch))
+    return launched
 
 
 def test_a_gpu_counts_many_arrays_in_one_launch_for_each_dtype(launches):
