@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import measure_gradients, measure_ranges
-from mxmp.symbol import convert_model, convert_symbol, on_cpu
+from mxmp.symbol import convert_model, convert_symbol
 from symbols import get_symbol
 from tests.diagnose.nets import SOFTMAX, chain, made
 
@@ -151,20 +151,12 @@ def test_each_graph_is_built_once_whatever_the_shapes(monkeypatch):
 # ---------------------------------------------------------------------- what a conversion makes of ranges
 
 
-def emulated(ranges, factor):
-    """Return the output of the network converted with O1, with float16 emulated."""
-    found = on_cpu(convert_symbol(network(factor), "O1", SHAPES, ranges=ranges))
-    return found.bind(mx.cpu(), {**PARAMS, **inputs(100)[0]}).forward()[0].asnumpy()
-
-
 def test_ranges_keep_what_overflows_in_float32():
     """Nothing in the graph tells that a factor of 1000 is too much; the data does."""
-    exact, ranges = outputs(1e3, X * 100)["b_output"], measure_ranges(network(1e3), PARAMS, {}, inputs(100))
+    ranges = measure_ranges(network(1e3), PARAMS, {}, inputs(100))
     rows = {row.name: row for row in convert_model(network(1e3), PARAMS, {}, "O1", SHAPES, ranges=ranges).report.rows}
     assert rows["up"].reason == "its values are beyond float16's range" and ranges["up_output"] > 65504
     assert [rows[name].precision for name in ("a", "up", "act", "b")] == ["float16", "float32", "float32", "float32"]
-    assert not np.isfinite(emulated({}, 1e3)).all()
-    np.testing.assert_allclose(emulated(ranges, 1e3), exact, rtol=0.05, atol=0.01 * np.abs(exact).max())
 
 
 def test_ranges_are_part_of_the_conversion_of_a_net():

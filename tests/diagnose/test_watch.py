@@ -81,23 +81,34 @@ def fails(text, trainer, loss, error=NonFiniteLossError):
         nets.step(trainer, loss)
 
 
-@pytest.mark.parametrize("flags", [{"active": False}, {"static_alloc": True, "static_shape": True}])
-def test_a_loss_that_is_not_finite_names_the_activation(flags):
-    net = overflowing()
+def hybridized(net, **flags):
     net.hybridize(**flags)
-    fails(f"the loss itself.*{RANGE}", trainer_of(net), lambda: loss_of([net]))
+    return net
 
 
-def test_several_contexts():
-    contexts = [mx.cpu(0), mx.cpu(1)]
-    net = overflowing(contexts)
-    fails("'net_sq'", trainer_of(net), lambda: [loss_of([net], ONES.as_in_context(ctx)) for ctx in contexts])
+CONTEXTS = [mx.cpu(0), mx.cpu(1)]
+FAILING = {  # nets that follow each other, each with a trainer, the loss of a step of the last one, and what is said
+    "not hybridized": (lambda: [hybridized(overflowing(), active=False)], loss_of, f"the loss itself.*{RANGE}"),
+    "static": (lambda: [hybridized(overflowing(), static_alloc=True, static_shape=True)], loss_of, f"the loss itself.*{RANGE}"),
+    "several contexts": (
+        lambda: [overflowing(CONTEXTS)], lambda several: [loss_of(several, ONES.as_in_context(ctx)) for ctx in CONTEXTS], RANGE
+    ),
+    "outside of the net": (
+        lambda: [overflowing(factor=1.0)], lambda several: mx.nd.log(several[0](ONES) - 100),
+        "Run again: all outputs of the nets are finite here: look at the loss",
+    ),
+    "not all calls are kept": (
+        lambda: [overflowing()], lambda several: [loss_of(several, x) for x in (ONES, ONES * 0)], "^((?!Run again).)*$"
+    ),
+    "a net of another trainer": (lambda: [overflowing(), head()], loss_of, RANGE),
+}  # fmt: skip
 
 
-def test_a_loss_that_fails_on_finite_outputs_is_looked_for_outside_of_the_net():
-    net = overflowing(factor=1.0)
-    said = "Run again: all outputs of the nets are finite here: look at the loss"
-    fails(said, trainer_of(net), lambda: mx.nd.log(net(ONES) - 100))
+@pytest.mark.parametrize("make, loss, text", FAILING.values(), ids=FAILING.keys())
+def test_a_loss_that_is_not_finite_names_the_activation_if_it_can(make, loss, text):
+    several = make()
+    trainers = [trainer_of(net) for net in several]
+    fails(text, trainers[-1], lambda: loss(several))
 
 
 @pytest.mark.parametrize("of_module", [False, True], ids=["trainer", "module"])
@@ -188,13 +199,6 @@ def test_the_last_calls_are_kept_where_there_are_many():
     assert all(each.follows_lost for each in calls.noted)
 
 
-def test_nothing_is_said_of_a_step_whose_calls_are_not_all_kept():
-    net = overflowing()
-    with pytest.raises(NonFiniteLossError) as caught:
-        nets.step(trainer_of(net), lambda: [loss_of([net], x) for x in (ONES, ONES * 0)])
-    assert "Run again" not in str(caught.value)
-
-
 def test_a_noted_input_does_not_keep_the_graph_that_gave_it():
     net, x = overflowing(factor=1.0), mx.nd.ones((4, 6))
     trainer = trainer_of(net)
@@ -230,35 +234,28 @@ def test_gradients_given_to_one_backward_of_a_module_are_not_those_of_the_next()
 # ---------------------------------------------------------------------- nets that the trainer does not train
 
 
-@pytest.mark.parametrize("is_behind", [False, True], ids=["before", "behind, as of a perceptual loss"])
-def test_a_frozen_net_that_overflows_is_named_and_not_taken_for_data(is_behind):
-    net = head()
-    several = [net, frozen(overflowing(factor=3000.0))] if is_behind else [frozen(overflowing()), net]
+@pytest.mark.parametrize(
+    "before, behind, x, text, kind, name",
+    [
+        ([300.0], [], ONES, RANGE, "activation out of range", "net_sq"),
+        ([], [3000.0], mx.nd.ones((4, 4)), RANGE, "activation out of range", "net_sq"),
+        # The loss is finite, for MXNet's relu makes 0 of NaN, and the frozen net gets the image.
+        ([1.0], [], ONES * float("nan"), "Run again: data: input 'data' holds NaN in 24 of 24 elements", "data", "data"),
+    ],
+    ids=["before", "behind, as of a perceptual loss", "a NaN image"],
+)
+def test_a_frozen_net_that_overflows_is_named_and_not_taken_for_data(before, behind, x, text, kind, name):
+    net, parts = head(), [[frozen(overflowing(factor=factor)) for factor in factors] for factors in (before, behind)]
     with diagnose.Watch(L2).attach(trainer_of(net)) as watch:
-        fails(RANGE, watch._owner, lambda: loss_of(several, mx.nd.ones((4, 4 if is_behind else 6))))
+        fails(text, watch._owner, lambda: loss_of([*parts[0], net, *parts[1]], x))
         verdict = watch.verdict()
-    assert (verdict.kind, verdict.node.name) == ("activation out of range", "net_sq")
+    assert (verdict.kind, verdict.node.name) == (kind, name)
 
 
 def test_an_input_that_is_trained_through_a_frozen_net_is_explained():
     x, net = gluon.Parameter("image", shape=(4, 6)), frozen(overflowing())
     x.initialize(mx.init.One())
     fails(RANGE, Trainer([x], "sgd", loss_scale=4.0), lambda: loss_of([net], x.data()))
-
-
-def test_a_net_of_another_trainer_is_named():
-    first, second = overflowing(), head()
-    trainers = [trainer_of(net) for net in (first, second)]
-    fails(RANGE, trainers[1], lambda: loss_of([first, second]))
-
-
-def test_a_nan_image_of_a_frozen_net_is_data():
-    """The loss is finite, for MXNet's relu makes 0 of NaN, and the frozen net gets the image."""
-    x, net, before = data(), head(), frozen(overflowing(factor=1.0))
-    x[1] = float("nan")
-    with diagnose.Watch(L2).attach(trainer_of(net)) as watch:
-        fails("Run again: data: input 'data' holds NaN in 6 of 24 elements", watch._owner, lambda: loss_of([before, net], x))
-        assert watch.verdict().kind == "data"
 
 
 def test_a_net_that_the_loss_does_not_come_through_is_not_blamed():
