@@ -7,6 +7,7 @@ from contextlib import suppress
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+from mxnet.gluon.contrib.estimator import Estimator
 
 from mxmp import diagnose
 from mxmp import gluon as mixed
@@ -70,6 +71,13 @@ class Applied(gluon.HybridBlock):
         return self.function(F, self.dense(x), *others)
 
 
+def estimator_of(net, trainer, loss=L2):
+    estimator = Estimator(net, loss, mx.metric.Loss(), trainer=trainer)
+    estimator.logger.handlers.clear()
+    estimator.logger.propagate = False
+    return estimator
+
+
 def trainer_of(net, loss_scale=4.0, optimizer="sgd", **options):
     return mixed.Trainer(net.collect_params(), optimizer, {"learning_rate": 1e-3, **options}, loss_scale=loss_scale)
 
@@ -123,16 +131,28 @@ def verdict_of(owner, take, loss=None):
         return watch.verdict()
 
 
+def values_of(sym, scale=1.0, **shapes):
+    """Return arrays for all variables of a symbol: normal numbers for arguments, ones for states."""
+    args, _, aux = sym.infer_shape(**shapes)
+    draw = np.random.RandomState(0)
+    given = {name: mx.nd.array(draw.randn(*s) * scale) for name, s in zip(sym.list_arguments(), args)}
+    return {**given, **{name: mx.nd.ones(s) for name, s in zip(sym.list_auxiliary_states(), aux)}}
+
+
+def split(sym, values, data):
+    """Return the arguments, the states and the batch of arrays by name."""
+    names = sym.list_arguments(), sym.list_auxiliary_states(), data
+    return [{name: values[name] for name in each if each is data or name not in data} for each in names]
+
+
 def of_symbol(sym, policy="O1", scale=SMALL, batch=None, params=None):
-    """Return the verdict on a step of a symbol, its parameters small unless they are given."""
-    batch, rng = {"data": data(), **(batch or {})}, np.random.default_rng(1)
-    shapes, _, states = sym.infer_shape(**{name: array.shape for name, array in batch.items()})
-    args = {n: mx.nd.array(rng.normal(size=s) * 0.3) for n, s in zip(sym.list_arguments(), shapes) if n not in batch}
-    labels = {name: args.pop(name) * 0 for name in [*args] if name.endswith("label")}
-    aux = {name: mx.nd.zeros(shape) + ("var" in name) for name, shape in zip(sym.list_auxiliary_states(), states)}
-    for arrays in (args, aux):
-        arrays.update({n: mx.nd.zeros(arrays[n].shape) + v for n, v in (params or {}).items() if n in arrays})
-    return diagnose.explain((sym, args, aux), {**labels, **batch}, policy, loss_scale=scale)
+    """Return the verdict on a step of a symbol, its parameters small unless they are given, its labels zeros."""
+    batch = {"data": data(), **(batch or {})}
+    values = values_of(sym, 0.3, **{name: array.shape for name, array in batch.items()})
+    batch = {**{name: array * 0 for name, array in values.items() if name.endswith("label")}, **batch}
+    values.update({name: mx.nd.zeros(values[name].shape) + value for name, value in (params or {}).items()})
+    args, aux, batch = split(sym, {**values, **batch}, tuple(batch))
+    return diagnose.explain((sym, args, aux), batch, policy, loss_scale=scale)
 
 
 def of_trainer(net, x, y=None, loss=L2, policy="O1", scale=SMALL, watch_loss=True, init=0.3, before=None, **hybridize):

@@ -14,7 +14,7 @@ import symbols
 from mxmp.diagnose import compare
 from mxmp.policy import Policy
 from mxmp.symbol import convert_model, on_cpu, to_graph
-from tests.diagnose.nets import half, ratio
+from tests.diagnose.nets import half, ratio, split, values_of
 
 SCALE = 256.0
 X = mx.sym.var("data")
@@ -28,20 +28,8 @@ def near(value, rel=0.02):
     return pytest.approx(value, rel=rel)
 
 
-def values_of(sym, scale=1.0, **shapes):
-    args, _, aux = sym.infer_shape(**shapes)
-    draw = np.random.RandomState(0)
-    given = {name: mx.nd.array(draw.randn(*s) * scale) for name, s in zip(sym.list_arguments(), args)}
-    return {**given, **{name: mx.nd.ones(s) for name, s in zip(sym.list_auxiliary_states(), aux)}}
-
-
 def arrays(values, *names):
     return (values[name].asnumpy() for name in names)
-
-
-def split(sym, values, data):
-    names = sym.list_arguments(), sym.list_auxiliary_states(), data
-    return [{name: values[name] for name in each if each is data or name not in data} for each in names]
 
 
 def measure(sym, policy, values, data=("data",)):

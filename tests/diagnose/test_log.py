@@ -17,7 +17,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-from mxnet.gluon.contrib.estimator import Estimator, GradientUpdateHandler
+from mxnet.gluon.contrib.estimator import GradientUpdateHandler
 from tensorboardX.proto import event_pb2
 
 import mxmp
@@ -25,7 +25,7 @@ from mxmp.diagnose import CSVLogger, Ledger, TensorBoardLogger
 from mxmp.errors import CheckpointError, LossScaleError, NonFiniteLossError
 from mxmp.estimator import MixedPrecisionHandler
 from mxmp.loss_scale import DynamicLossScale
-from tests.diagnose.nets import L2, Listed, trainer_of
+from tests.diagnose.nets import L2, Listed, estimator_of, trainer_of
 from tests.full_disk import files_of_at_most
 from tests.train.adapters import ADAPTERS, Module, Trainer
 
@@ -189,13 +189,6 @@ def test_the_loss_of_a_group_is_the_mean_over_its_batches_wherever_it_is_given(w
 
 
 # ---------------------------------------------------------------------- fits
-
-
-def estimator_of(net, trainer):
-    estimator = Estimator(net, L2, mx.metric.Loss(), trainer=trainer)
-    estimator.logger.handlers.clear()
-    estimator.logger.propagate = False
-    return estimator
 
 
 def net_and_batches(count):

@@ -14,7 +14,7 @@ import mxmp
 from mxmp.diagnose import measure_gradients, measure_ranges
 from mxmp.symbol import convert_model, convert_symbol
 from symbols import get_symbol
-from tests.diagnose.nets import SOFTMAX, chain, made
+from tests.diagnose.nets import SOFTMAX, chain, made, split, values_of
 
 RNG = np.random.RandomState(0)
 X, WEIGHTS = RNG.randn(6, 4).astype(np.float32), {"a_weight": RNG.randn(5, 4), "b_weight": RNG.randn(3, 5)}
@@ -212,9 +212,7 @@ def test_gradients_that_mxnet_leaves_unwritten_are_left_out():
     """MultiBoxTarget writes none for the anchors: what is found there was in memory before."""
     data = {"data": mx.nd.array(RNG.randn(1, 3, 32, 32)), "label": mx.nd.array([[[1, 0.1, 0.1, 0.6, 0.7]]])}
     symbol = get_symbol("ssd96_resnet8", num_classes=3)
-    sizes, _, aux = symbol.infer_shape(**{name: array.shape for name, array in data.items()})
-    args = {n: mx.nd.array(0.1 * RNG.randn(*s)) for n, s in zip(symbol.list_arguments(), sizes) if n not in data}
-    states = {n: mx.nd.ones(s) for n, s in zip(symbol.list_auxiliary_states(), aux)}
+    args, states, _ = split(symbol, {**values_of(symbol, 0.1, **{k: v.shape for k, v in data.items()}), **data}, tuple(data))
     found = measure_gradients(symbol, args, states, [data])
     assert {"cls_preds_output", "loc_preds_output"} < set(found) and all((each == 1).asnumpy().all() for each in states.values())
     assert not [name for name in found if "anchors" in name or "target" in name]

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
-from mxnet.gluon.contrib.estimator import Estimator
 
 from mxmp import diagnose
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
@@ -29,6 +28,7 @@ from tests.diagnose.nets import (
     classifier,
     data,
     ended,
+    estimator_of,
     forward_and_update,
     layer,
     linear,
@@ -295,9 +295,7 @@ def test_a_watch_gives_its_verdict_after_a_skip_and_tells_how_the_step_ended():
 
 def test_a_watch_is_an_observer_of_an_estimator_and_explains_the_last_step_after_the_fit():
     net, watch = made(layer("net", 1.0)), diagnose.Watch(SOFTMAX)
-    estimator = Estimator(net, SOFTMAX, mx.metric.Loss(), trainer=gluon.Trainer(net.collect_params(), "sgd"))
-    estimator.logger.handlers.clear()
-    estimator.logger.propagate = False
+    estimator = estimator_of(net, gluon.Trainer(net.collect_params(), "sgd"), SOFTMAX)
     loader = gluon.data.DataLoader(gluon.data.ArrayDataset(mx.nd.ones((8, 4)) * 100, mx.nd.zeros(8)), batch_size=4)
     estimator.fit(loader, epochs=1, event_handlers=[MixedPrecisionHandler("O1", loss_scale=2.0**20, observers=[watch])])
     assert watch.end.skipped and watch.end.number == 2
