@@ -7,6 +7,7 @@ from contextlib import suppress
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+from mxnet.gluon.contrib.estimator import Estimator
 
 from mxmp import diagnose
 from mxmp import gluon as mixed
@@ -59,15 +60,22 @@ def chain(*blocks):
 
 
 class Applied(gluon.HybridBlock):
-    """A dense layer, and a function of its output, as a net with an output or several."""
+    """A dense layer, and a function of its output and of further inputs, as a net with an output or several."""
 
-    def __init__(self, function, units=4):
+    def __init__(self, function, units=4, inputs=0):
         super().__init__(prefix="net_")
         with self.name_scope():
-            self.dense, self.function = gluon.nn.Dense(units), function
+            self.dense, self.function = gluon.nn.Dense(units, in_units=inputs), function
 
-    def hybrid_forward(self, F, x):
-        return self.function(F, self.dense(x))
+    def hybrid_forward(self, F, x, *others):
+        return self.function(F, self.dense(x), *others)
+
+
+def estimator_of(net, trainer, loss=L2):
+    estimator = Estimator(net, loss, mx.metric.Loss(), trainer=trainer)
+    estimator.logger.handlers.clear()
+    estimator.logger.propagate = False
+    return estimator
 
 
 def trainer_of(net, loss_scale=4.0, optimizer="sgd", **options):
@@ -89,7 +97,7 @@ def step(trainer, loss, rows=4):
 
 def module_of(sym, shape=(4, 6), kind=Module, params=None, factor=0.1, label=None, **options):
     """Return a module of a symbol whose loss head is called 'out', ready to train; all buckets have the shapes."""
-    module = kind(sym, **({} if kind is BucketingModule else {"label_names": ["out_label"]}), **options)
+    module = kind(sym, **({"label_names": ["out_label"]} if isinstance(sym, mx.sym.Symbol) else {}), **options)
     label = label or sym.infer_shape(data=shape)[1][0]
     module.bind([("data", shape)], [("out_label", label)])
     module.init_params(mx.init.Uniform(factor))
@@ -100,6 +108,22 @@ def module_of(sym, shape=(4, 6), kind=Module, params=None, factor=0.1, label=Non
     return module
 
 
+class Listed(diagnose.StepLogger):
+    def __init__(self, every=1, ledger=None):
+        super().__init__(every, ledger)
+        self.records, self.ended = [], 0
+
+    def _write(self, record):
+        self.records.append(record)
+
+    def _end(self):
+        self.ended += 1
+
+    def closed(self):
+        self.close()
+        return self.records
+
+
 def verdict_of(owner, take, loss=None):
     with diagnose.Watch(loss).attach(owner) as watch:
         with suppress(MxmpError):
@@ -107,16 +131,28 @@ def verdict_of(owner, take, loss=None):
         return watch.verdict()
 
 
+def values_of(sym, scale=1.0, **shapes):
+    """Return arrays for all variables of a symbol: normal numbers for arguments, ones for states."""
+    args, _, aux = sym.infer_shape(**shapes)
+    draw = np.random.RandomState(0)
+    given = {name: mx.nd.array(draw.randn(*s) * scale) for name, s in zip(sym.list_arguments(), args)}
+    return {**given, **{name: mx.nd.ones(s) for name, s in zip(sym.list_auxiliary_states(), aux)}}
+
+
+def split(sym, values, data):
+    """Return the arguments, the states and the batch of arrays by name."""
+    names = sym.list_arguments(), sym.list_auxiliary_states(), data
+    return [{name: values[name] for name in each if each is data or name not in data} for each in names]
+
+
 def of_symbol(sym, policy="O1", scale=SMALL, batch=None, params=None):
-    """Return the verdict on a step of a symbol, its parameters small unless they are given."""
-    batch, rng = {"data": data(), **(batch or {})}, np.random.default_rng(1)
-    shapes, _, states = sym.infer_shape(**{name: array.shape for name, array in batch.items()})
-    args = {n: mx.nd.array(rng.normal(size=s) * 0.3) for n, s in zip(sym.list_arguments(), shapes) if n not in batch}
-    labels = {name: args.pop(name) * 0 for name in [*args] if name.endswith("label")}
-    aux = {name: mx.nd.zeros(shape) + ("var" in name) for name, shape in zip(sym.list_auxiliary_states(), states)}
-    for arrays in (args, aux):
-        arrays.update({n: mx.nd.zeros(arrays[n].shape) + v for n, v in (params or {}).items() if n in arrays})
-    return diagnose.explain((sym, args, aux), {**labels, **batch}, policy, loss_scale=scale)
+    """Return the verdict on a step of a symbol, its parameters small unless they are given, its labels zeros."""
+    batch = {"data": data(), **(batch or {})}
+    values = values_of(sym, 0.3, **{name: array.shape for name, array in batch.items()})
+    batch = {**{name: array * 0 for name, array in values.items() if name.endswith("label")}, **batch}
+    values.update({name: mx.nd.zeros(values[name].shape) + value for name, value in (params or {}).items()})
+    args, aux, batch = split(sym, {**values, **batch}, tuple(batch))
+    return diagnose.explain((sym, args, aux), batch, policy, loss_scale=scale)
 
 
 def of_trainer(net, x, y=None, loss=L2, policy="O1", scale=SMALL, watch_loss=True, init=0.3, before=None, **hybridize):
@@ -134,7 +170,7 @@ def of_trainer(net, x, y=None, loss=L2, policy="O1", scale=SMALL, watch_loss=Tru
 
 def forward_and_update(module, batch):
     module.forward_backward(batch)
-    module.update()
+    return module.update()
 
 
 def of_module(sym, policy="O1", scale=SMALL, x=None, label=None, contexts=None, params=None):
@@ -151,18 +187,13 @@ def bucket(x, label=(4, 2)):
     return mx.io.DataBatch([x], [mx.nd.zeros(label)], 0, None, x.shape[1], *described)
 
 
-def buckets(function, **options):
+def buckets(function, kind=BucketingModule, **options):
     """Return a BucketingModule of networks of a mean over the buckets' axis, by their keys."""
 
     def make(key):
         return ended(function(mx.sym.mean(mx.sym.var("data"), axis=1), key)), ("data",), ("out_label",)
 
-    return module_of(make, (4, 8, 6), BucketingModule, label=(4, 2), default_bucket_key=8, **options)
-
-
-def of_buckets(scale):
-    module = buckets(lambda x, _: linear(x, "first"), factor=0.5, policy="O1", loss_scale=scale)
-    return verdict_of(module, lambda: forward_and_update(module, bucket(data((4, 5, 6)))))
+    return module_of(make, (4, 8, 6), kind, label=(4, 2), default_bucket_key=8, **options)
 
 
 def attention(mask=None, factor=1.0):
@@ -183,13 +214,6 @@ def looped(factor):
     return ended(mx.sym.transpose(outputs, axes=(1, 0, 2)))
 
 
-def growing(depth, factor):
-    x = linear(mx.sym.var("data"), "stem")
-    for number in range(depth):
-        x = mx.sym.elemwise_add(x, linear(x, f"block{number}") * factor, name=f"sum{number}")
-    return ended(x)
-
-
 # ---------------------------------------------------------------------- a classifier of four rows of five numbers
 
 DATA = mx.nd.array(np.random.RandomState(0).randn(4, 5))
@@ -208,6 +232,15 @@ def classifier():
         net.add(gluon.nn.Dense(6, in_units=5, activation="relu", use_bias=False), gluon.nn.BatchNorm(in_channels=6))
         net.add(gluon.nn.Dropout(0.5), gluon.nn.Dense(3, in_units=6, use_bias=False))
     return made(net)
+
+
+def state(net):
+    """Return all that is seen of a net: the identity of arrays, values, gradients, its text, and its hooks."""
+    found = []
+    for param in net.collect_params().values():
+        arrays = [*param.list_data(), *(param.list_grad() if param.grad_req != "null" else ())]
+        found.append((type(param), str(param.dtype), [(id(array), array.asnumpy().tobytes()) for array in arrays]))
+    return found, repr(net), net._active, dict(net._forward_pre_hooks)
 
 
 def model():

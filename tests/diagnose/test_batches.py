@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from mxnet import gluon
 
-from mxmp.diagnose import compare, explain, find_nonfinite, measure_ranges
+from mxmp.diagnose import compare, explain, find_nonfinite
 from mxmp.diagnose.batches import one_batch, read_loader, some_batches
 from mxmp.errors import ConvertError
-from tests.diagnose.nets import L2, SOFTMAX
+from tests.diagnose.nets import L2, SOFTMAX, made
 
 X, Y = np.random.RandomState(0).randn(4, 5).astype("float32"), np.array([0, 1, 2, 0])
 ND, LABEL = mx.nd.array(X), mx.nd.array(Y)
@@ -62,21 +62,6 @@ def test_integers_of_numpy_stay_integers_for_a_net_and_get_the_dtype_of_a_symbol
     assert [(name, np.dtype(array.dtype).name) for name, array in named.items()] == [("data", "float32"), ("label", "float32")]
 
 
-def dense():
-    net = gluon.nn.Dense(3, in_units=5, prefix="net_")
-    net.initialize(mx.init.One())
-    return net
-
-
-@pytest.mark.parametrize("batch", [(X, Y), [X, Y], [ND, LABEL], (ND, LABEL), mx.io.DataBatch([ND], [LABEL])])
-def test_all_functions_take_a_batch_as_the_same(batch):
-    net = dense()
-    assert compare(net, batch, loss=SOFTMAX).has_gradients
-    assert explain(net, batch, loss=SOFTMAX).kind == "no fault found"
-    assert find_nonfinite(net, batch, loss=SOFTMAX) is None
-    assert measure_ranges(net, [batch])["data"] == np.abs(X).max()
-
-
 def test_a_symbol_takes_arrays_in_the_order_of_its_inputs_and_labels_it_lacks_are_left_out():
     sym = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
     params = {"fc_weight": mx.nd.ones((3, 5)), "fc_bias": mx.nd.zeros(3)}
@@ -98,9 +83,7 @@ def test_a_batch_that_a_loader_nests_is_one_batch_and_nested_inputs_stay_nested(
     for read in (one_batch(batch), *some_batches(batch), *read_loader([batch])):
         (x, length), y = read.arrays
         assert x.shape == (4, 5) and length.shape == y.shape == (4,)
-    net = Lengths()
-    net.initialize()
-    assert explain(net, batch, loss=L2).kind == "no fault found"
+    assert explain(made(Lengths()), batch, loss=L2).kind == "no fault found"
 
 
 @pytest.mark.parametrize("batch", [[None, X], [[ND, LABEL], None], [[ND, LABEL], X], (X, [ND, LABEL])])
@@ -108,34 +91,10 @@ def test_a_list_with_something_else_than_batches_is_one_batch(batch):
     assert len(one_batch(batch).arrays) == 2
 
 
-class Product(mx.operator.CustomOp):
-    """A product whose property takes shapes from its weight."""
-
-    def forward(self, is_train, req, in_data, out_data, aux):
-        self.assign(out_data[0], req[0], mx.nd.dot(in_data[0], in_data[1], transpose_b=True))
-
-    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        for place, request, array in zip(in_grad, req, in_data):
-            self.assign(place, request, array * 0)
-
-
-@mx.operator.register("test_batches_product")
-class ProductProp(mx.operator.CustomOpProp):
-    def list_arguments(self):
-        return ["data", "w"]
-
-    def infer_shape(self, shapes):
-        return shapes, [[shapes[0][0], shapes[1][0]]], []
-
-    def create_operator(self, ctx, shapes, types):
-        return Product()
-
-
 DATA = mx.sym.var("data")
 SHAPED = {  # networks of which the batch does not say all shapes, and their parameters
     "joined": (mx.sym.FullyConnected(mx.sym.concat(DATA, mx.sym.var("w"), dim=1), num_hidden=3, name="fc"), dict(w=(4, 2), fc_weight=(3, 7), fc_bias=(3,))),
     "shared slope": (mx.sym.LeakyReLU(mx.sym.FullyConnected(DATA, num_hidden=3, name="fc"), act_type="prelu", name="pr"), dict(fc_weight=(3, 5), fc_bias=(3,), pr_gamma=(1,))),
-    "custom": (mx.sym.Custom(DATA, mx.sym.var("w"), op_type="test_batches_product") + 0, dict(w=(3, 5))),
 }  # fmt: skip
 
 
@@ -149,7 +108,7 @@ def test_parameters_may_have_shapes_that_the_batch_does_not_say(sym, shapes, np_
 
 @pytest.mark.parametrize("ctx", [[mx.cpu(1)], [mx.cpu(1), mx.cpu(0)]])
 def test_arrays_are_taken_to_where_a_net_is(ctx):
-    net = dense()
+    net = made(gluon.nn.Dense(3, in_units=5))
     net.collect_params().reset_ctx(ctx)
     for given, expected in (((X, Y), ctx[-1]), ((ND.as_in_context(mx.cpu(1)), Y), mx.cpu(1))):
         example = one_batch(given).for_net(True).beside(net)

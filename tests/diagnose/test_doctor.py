@@ -16,7 +16,6 @@ from mxmp import compat, rounding
 from mxmp.devices import amx, check, speed
 from mxmp.devices.processor import Processor
 from mxmp.diagnose import Diagnosis, doctor, examine
-from mxmp.errors import PolicyError
 from tests.devices.machines import install_cards
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,11 +105,6 @@ def test_a_variable_is_judged_by_its_value(on, name, value, policy, ok):
     assert found.ok == (ok is not False)
 
 
-def test_nothing_is_to_be_done_about_devices_that_are_not_there(on):
-    found = on("O1", environ={"MXNET_CUDA_ALLOW_TENSOR_CORE": "0", "MXNET_FC_TRUE_FP16": "1"})
-    assert all(check.ok and not check.advice for check in found.checks if check.what.startswith("MXNET_"))
-
-
 @pytest.mark.parametrize(
     ("cards", "ratio", "use"),
     [
@@ -120,7 +114,7 @@ def test_nothing_is_to_be_done_about_devices_that_are_not_there(on):
         ([], None, "Use float32 here, which is MXNet's own: low precision would be slower."),
     ],
 )
-@pytest.mark.parametrize("policy", ["O1", "mixed_bfloat16", "O0"])
+@pytest.mark.parametrize("policy", ["O1", "O0"])
 def test_it_ends_with_what_to_use_here_whatever_was_asked(on, policy, cards, ratio, use):
     found = on(policy, *cards, ratio=ratio)
     assert use in found.use and str(found).endswith(found.use)
@@ -133,17 +127,14 @@ def test_a_diagnosis_is_shown_and_kept(on, tmp_path):
     assert "runs on its tensor cores" in found._repr_html_()
 
 
-def test_a_cpu_build_runs_on_no_card_and_says_what_to_install(on):
+def test_a_cpu_build_runs_on_no_card_and_says_what_to_install_if_there_is_one(on):
     found = on("O1", A100, cuda=False)
     assert not found.ok and str(found).startswith("float16 does not run in hardware on this machine. Use ")
     assert checks(found, "GPU code")[0].found == "none: this MXNet is for CPUs"
     assert checks(found, "GPU")[0].advice == "Install mxnet-cu112 1.9.1 in place of this MXNet."
-
-
-def test_a_machine_without_gpu_says_so_and_is_told_nothing_about_gpus(on):
-    found = on("O1", cuda=False)
+    found = on("O1", cuda=False, environ={"MXNET_CUDA_ALLOW_TENSOR_CORE": "0", "MXNET_FC_TRUE_FP16": "1"})
     assert checks(found, "GPU")[0].found == "none"
-    assert [check.what for check in found.checks if check.advice] == ["CPU"]
+    assert [check.what for check in found.checks if check.advice] == ["CPU"]  # nothing is to be done about GPUs
 
 
 def test_it_names_the_command_that_builds_the_rounding_operators(on, monkeypatch, tmp_path):
@@ -156,10 +147,10 @@ def test_it_names_the_command_that_builds_the_rounding_operators(on, monkeypatch
 
 def test_versions_and_flags_are_those_of_this_process(on):
     found = on("O1", flags="avx512bw amx_bf16")
-    assert checks(found, "Python")[0].found == platform.python_version()
-    assert checks(found, "numpy")[0].found == np.__version__
+    assert checks(found, "Python")[0].found == platform.python_version() and checks(found, "numpy")[0].found == np.__version__
     assert checks(found, "MXNet")[0].found.startswith(f"{mx.__version__} with ")
     assert checks(found, "CPU flags")[0].found == "avx512bw: yes, amx_bf16: yes, avx512_bf16: no"
+    assert "unknown" in checks(on("O1", flags=""), "CPU flags")[0].found
 
 
 @pytest.mark.parametrize(
@@ -193,20 +184,11 @@ def test_it_says_how_fast_bfloat16_was_when_it_was_measured(policy, ratio, text,
         assert str(found).startswith("bfloat16 does not run in hardware on this machine, or is slower than float32. ")
 
 
-def test_unknown_flags_are_said_to_be(on):
-    assert "unknown" in checks(on("O1", flags=""), "CPU flags")[0].found
-
-
 def test_the_installed_library_and_this_environment_are_taken_unless_given(monkeypatch):
     monkeypatch.setenv("MXNET_FC_TRUE_FP16", "1")
     found = examine()
     assert checks(found, "MXNet")[0].found.endswith(mx.libinfo.find_lib_path()[0])
     assert checks(found, "MXNET_FC_TRUE_FP16")[0].found == "'1'"
-
-
-def test_an_unknown_policy_is_named():
-    with pytest.raises(PolicyError, match="unknown policy 'O7'"):
-        examine("O7")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -37,19 +38,12 @@ def numbers(size, seed=0):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("size", [1, 7, 65536, 65537])
+@pytest.mark.parametrize("size", [1, 65537])
 def test_counts_are_those_of_numpy(dtype, size):
-    values = numbers(size).astype(dtype)
+    values = np.concatenate([SPECIAL + BAD, numbers(size)]).astype(dtype)
     row = count_exponents([mx.nd.array(values, dtype=dtype)])()[0]
     np.testing.assert_array_equal(row, oracle(values))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_special_values_have_their_places(dtype):
-    values = np.array(SPECIAL + BAD, dtype)
-    row = count_exponents([mx.nd.array(values, dtype=dtype)])()[0]
-    np.testing.assert_array_equal(row, oracle(values))
-    assert (row[ZERO], row[NONFINITE], row[BIAS - 24]) == (2, 3, 2) and largest(row) == 65504.0
+    assert row[NONFINITE] == 3 and largest(row) == 65504.0
 
 
 @pytest.mark.bfloat16
@@ -113,45 +107,32 @@ def compiled(dtype, count, folder):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++)")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_the_kernel_counts_as_numpy_does(dtype, tmp_path):
-    counted = compiled(dtype, 3, tmp_path)
-    arrays = [np.array(SPECIAL + BAD, dtype), numbers(1000).astype(dtype), numbers(1).astype(dtype)]
-    for blocks in (1, 3):
-        np.testing.assert_array_equal(counted(arrays, blocks), np.stack([oracle(values) for values in arrays]))
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++)")
-def test_the_kernel_reads_every_float16(tmp_path):
     every = np.arange(2**16, dtype=np.uint16).view(np.float16)
-    np.testing.assert_array_equal(compiled("float16", 1, tmp_path)([every], 4)[0], oracle(every))
-
-
-class Kernel:
-    def __init__(self):
-        self.launches = []
-
-    def launch(self, args, ctx, grid, block):
-        self.launches.append((args, grid, block))
-        args[-1][:] = 1
+    arrays = [np.array(SPECIAL + BAD, dtype), numbers(1000).astype(dtype), every.astype(dtype)]
+    counted, expected = compiled(dtype, 3, tmp_path), np.stack([oracle(values) for values in arrays])
+    for blocks in (1, 3):
+        np.testing.assert_array_equal(counted(arrays, blocks), expected)
 
 
 @pytest.fixture
 def launches(monkeypatch):
     """What is launched when arrays on a CPU are counted as on a GPU."""
-    kernel = Kernel()
+    launched = []
+
+    def launch(args, ctx, grid, block):
+        launched.append((args, grid, block))
+        args[-1][:] = 1
+
     monkeypatch.setattr(exponents, "on_gpu", lambda _: True)
-    monkeypatch.setattr(exponents, "_kernel", lambda dtype, count: kernel)
-    return kernel.launches
+    monkeypatch.setattr(exponents, "_kernel", lambda dtype, count: SimpleNamespace(launch=launch))
+    return launched
 
 
 def test_a_gpu_counts_many_arrays_in_one_launch_for_each_dtype(launches):
-    arrays = [mx.nd.ones((n + 1,), dtype="float32" if n % 3 else "float16") for n in range(161)]
+    arrays = [mx.nd.ones((n + 1,), dtype="float32" if n % 3 else "float16") for n in range(361)]
     read = count_exponents(arrays)
-    assert [len(args) for args, _, _ in launches] == [2 * 54 + 1, 2 * 107 + 1] and (read() == 1).all()
-
-
-def test_no_launch_has_more_arrays_than_its_arguments_hold(launches):
-    count_exponents([mx.nd.ones((1,))] * 201)
-    assert [len(args) for args, _, _ in launches] == [401, 3] and 16 * exponents.MOST_ARRAYS + 8 <= 4096
+    assert [len(args) for args, _, _ in launches] == [2 * 121 + 1, 2 * 200 + 1, 2 * 40 + 1] and (read() == 1).all()
+    assert 16 * exponents.MOST_ARRAYS + 8 <= 4096  # bytes of arguments
 
 
 @pytest.mark.parametrize(("size", "blocks"), [(1, 1), (4097, 2), (2**22, 128)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 
 import mxnet as mx
 import numpy as np
@@ -16,10 +15,7 @@ from mxmp.diagnose import CSVLogger, Ledger, exponents
 from mxmp.diagnose import ledger as ledgers
 from mxmp.errors import LossScaleError, NonFiniteLossError
 from mxmp.loss_scale import DynamicLossScale
-from tests.diagnose.nets import backward, dense, step, trainer_of
-from tests.train.adapters import ADAPTERS
-
-OVER_FRONTS = pytest.mark.parametrize("make", ADAPTERS, ids=lambda make: make.__name__)
+from tests.diagnose.nets import dense, step, trainer_of
 
 GRADS = {
     "conv_weight": np.float16([[0, 0, 2.0**-24, -(2.0**-15)], [1, -2, 3, -40000]]),
@@ -74,38 +70,16 @@ def is_as(ledger, name, values):
 
 @pytest.mark.parametrize("dtypes", [dict.fromkeys(SHAPES, "float32"), {}, {"fc_bias": "float32"}], ids=str)
 def test_each_parameter_is_counted(dtypes):
-    run = Run(SHAPES, dtypes)
-    run.step(GRADS)
-    assert all(is_as(run.ledger, name, GRADS[name]) for name in SHAPES)
-    assert [layer.elements for layer in run.ledger.layers] == [8, 5]
+    ledger = Run(SHAPES, dtypes).step(GRADS)
+    assert all(is_as(ledger, name, GRADS[name]) for name in SHAPES)
+    assert [layer.elements for layer in ledger.layers] == [8, 5]
 
 
 def test_samples_and_contexts_add_up_each_counted_for_itself():
-    run, values = Run({"w": (4,)}), np.float16([[0, 1, 2, 2.0**-20], [0, 0, 0, 8]])
-    for each in values:
-        run.step({"w": each})
-    assert is_as(run.ledger, "w", values)
-    run, values = Run({"w": (2,)}, contexts=2), np.float16([[1, -1], [-1, 0]])
-    run.step({"w": list(values)})
+    run, values = Run({"w": (2,)}, contexts=2), np.float16([[[0, 1], [2, 2.0**-20]], [[0, 0], [0, 8]]])
+    for contexts in values:
+        run.step({"w": list(contexts)})
     assert is_as(run.ledger, "w", values) and run.layers["w"].elements == 2
-
-
-def test_gradients_that_accumulate_are_counted_as_they_add_up():
-    run = Run({"w": (3,)}, {"w": "float32"}, loss_scale=2.0)
-    run.params[0].grad_req = "add"
-    for factor in ([1, 0, 0], [3, 0, 0.5]):
-        backward(run.trainer, lambda factor=factor: (run.params[0].data() * mx.nd.array(factor)).sum())
-    run.trainer.step(1)
-    assert is_as(run.ledger, "w", np.float32([8, 0, 1]))
-
-
-def test_the_stored_rows_of_a_row_sparse_gradient_are_counted():
-    net = gluon.nn.Embedding(50, 2, sparse_grad=True, prefix="words_")
-    net.initialize()
-    trainer = trainer_of(net)
-    ledger = Ledger(every=1).attach(trainer)
-    step(trainer, lambda: (net(mx.nd.array([3, 7, 7])) * mx.nd.array([1, 0])).sum(), 1)
-    assert is_as(ledger, "words_weight", np.float32([[4, 0], [8, 0]]))
 
 
 @pytest.mark.parametrize("values, exponents_of, numbers", [(2.0 ** np.arange(8), [0, 3, 6], (8, 3, 0)),
@@ -122,10 +96,8 @@ def test_shares_are_those_of_the_last_sample():
     run = Run(SHAPES)
     assert run.ledger.shares() == {}
     run.step(dict.fromkeys(SHAPES, 1.0))
-    run.step(GRADS)
-    assert run.ledger.shares() == {
-        "zero_share": pytest.approx(5 / 13), "subnormal_share": pytest.approx(3 / 13), "largest": 40000
-    }  # fmt: skip
+    shares = {"zero_share": pytest.approx(5 / 13), "subnormal_share": pytest.approx(3 / 13), "largest": 40000}
+    assert run.step(GRADS).shares() == shares
 
 
 def test_counts_of_a_gpu_are_read_a_sample_later(monkeypatch):
@@ -140,9 +112,8 @@ def test_counts_of_a_gpu_are_read_a_sample_later(monkeypatch):
     run, noted = Run({"w": (1,)}, every=2), []
     for number in range(5):
         run.step({"w": 2.0**number})
-        noted.append((len(reads), run.ledger.shares().get("largest")))
-    assert [bool(number) for number, _ in noted] == [False, False, True, True, True]
-    assert [largest for _, largest in noted] == [None, None, 1.0, 1.0, 4.0]
+        noted.append((bool(reads), run.ledger.shares().get("largest")))
+    assert noted == [(False, None), (False, None), (True, 1.0), (True, 1.0), (True, 4.0)]
     run.ledger.detach()
     assert run.layers["w"].largest == 16.0
 
@@ -155,29 +126,16 @@ def test_the_gradients_with_the_smallest_share_that_is_not_finite_are_the_first_
     assert run.layers["third"].elements == 4
 
 
-def test_skips_are_those_of_the_trainer():
-    """A skip at which the scale gives up is one; a step whose loss is not finite is not."""
-    adapter = ADAPTERS[0](DynamicLossScale(init_scale=1, max_floor_skips=1))
-    ledger = Ledger(every=1).attach(adapter.owner)
-    adapter.backward(np.nan)
-    with pytest.raises(NonFiniteLossError):
-        adapter.step()
-    assert ledger.skipped == adapter.owner.skipped_steps == 0 and ledger.scales == {}
-    with pytest.raises(LossScaleError):
-        adapter.run(0.25, bad=np.inf)
-    assert ledger.skipped == adapter.owner.skipped_steps == 1
-
-
 def test_the_gradients_of_a_skipped_step_are_read_once_for_logs_and_ledger(tmp_path, monkeypatch):
-    run, read, count = Run({"a": (2,), "b": (1,)}, every=20), [], exponents.count_exponents
+    run, read, count = Run({"b": (1,), "a": (2,), "c": (1,)}, every=20), [], exponents.count_exponents
     logs = [CSVLogger(str(tmp_path / name)).attach(run.trainer) for name in ("first.csv", "second.csv")]
-    run.step({"a": 1.0, "b": 1.0})
+    run.step(dict.fromkeys("abc", 1.0))
     monkeypatch.setattr(exponents, "count_exponents", lambda grads: read.append(len(grads)) or count(grads))
-    run.step({"a": np.float32([np.inf, 1]), "b": 1.0})
+    run.step({"a": np.float32([np.inf, 1]), "b": np.nan, "c": 1.0})
     for log in logs:
         log.close()
     lines = [(tmp_path / name).read_text().splitlines()[2] for name in ("first.csv", "second.csv")]
-    assert read == [2] and all("'a' (50 %)" in line for line in lines)
+    assert read == [3] and all("gradients not finite: 'a' (50 %), 'b' (100 %)" in line for line in lines)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1])
@@ -187,39 +145,6 @@ def test_an_update_is_lost_where_the_weight_stays_what_it_was(rate):
     run.step({"w": grads * 1024})
     moved = np.float16(1) - np.float16(rate) * grads.astype(np.float16) != 1
     assert run.layers["w"].lost_share == 1 - np.mean(moved[grads != 0])
-
-
-@pytest.mark.parametrize("dtype, masters", [("float16", True), ("float32", False)])
-def test_no_update_is_lost_with_masters_or_in_float32(dtype, masters):
-    run = Run({"w": (2,)}, {"w": dtype}, learning_rate=1e-6, multi_precision=masters)
-    run.step({"w": 1.0})
-    assert run.layers["w"].lost_share is None
-
-
-# ---------------------------------------------------------------------- fronts
-
-
-@OVER_FRONTS
-def test_every_front_is_looked_at_in_one_line(make):
-    adapter = make(DynamicLossScale(init_scale=4, growth_interval=100), dtype="float16")
-    ledger = Ledger(every=1).attach(adapter.owner)
-    adapter.run(0.25)
-    adapter.run(0.25, bad=np.inf)
-    assert (ledger.steps, ledger.sampled, ledger.skipped) == (2, 1, 1)
-    assert [layer.histogram for layer in ledger.layers] == [{0: 2}, {0: 1}]
-    assert [layer.name.partition("_")[0] for layer in ledger.layers] == ["a", "b"]
-    assert [bool(layer.skips) for layer in ledger.layers] == [True, False]
-
-
-def test_gradients_that_are_discarded_are_no_step():
-    run = Run({"w": (1,)}, every=2)
-    with run.trainer.scale_loss(mx.nd.ones((1,))):
-        pass
-    run.params[0].data()._fresh_grad = True
-    run.trainer.unscale()
-    run.trainer.discard_grads()
-    run.step({"w": 4.0})
-    assert (run.ledger.steps, run.ledger.sampled, run.layers["w"].histogram) == (1, 1, {2: 1})
 
 
 # ---------------------------------------------------------------------- first rule: a scale that is too low
@@ -240,8 +165,7 @@ def seen(true, scale=1024.0, dtype="float16", **options):
     return run.step({name: (values * scale).astype(np.float16) for name, values in true.items()}, **options)
 
 
-@pytest.mark.parametrize("spread", [1, 2, 4, 6])
-@pytest.mark.parametrize("zeros", [0, 0.7])
+@pytest.mark.parametrize("spread, zeros", [(1, 0.7), (2, 0), (6, 0), (6, 0.7)])
 def test_a_scale_that_leaves_a_layer_subnormal_is_too_low_and_the_one_that_is_advised_is_not(spread, zeros):
     true = lognormal(2.0**-24, spread, zeros=zeros)
     advice = seen({"fc_weight": true, "body_weight": lognormal(2.0**-6, 1, 1000)}, scale=1.0).advice()
@@ -266,12 +190,9 @@ def test_healthy_gradients_are_no_reason_for_advice(true, scale):
 
 
 def test_gradients_of_float32_are_not_judged_but_say_which_scale_would_fit():
-    run = Run({"w": (20000,)}, {"w": "float32"}, loss_scale=1.0)
-    advice = run.step({"w": lognormal(2.0**-30, 2)}).advice()
-    assert advice.sentences == () and 2.0**10 < advice.highest < 2.0**40
-    run = Run({"gamma": (100,), "w": (100,)}, {"gamma": "float32"}, loss_scale=1.0)
-    run.step({"gamma": lognormal(2.0**-30, 3, 100), "w": lognormal(2.0**-8, 2, 100)})
-    assert run.ledger.advice().sentences == ()
+    run = Run({"gamma": (20000,), "w": (100,)}, {"gamma": "float32"}, loss_scale=1.0)
+    advice = run.step({"gamma": lognormal(2.0**-30, 2), "w": np.full(100, 2.0**-8)}).advice()
+    assert advice.sentences == () and 2.0**4 < advice.highest < 2.0**40
 
 
 def test_a_dynamic_scale_grows_by_itself_and_a_full_range_leaves_no_room():
@@ -292,26 +213,15 @@ def test_a_layer_without_any_gradient_is_named_once_there_are_two_samples():
     run = Run({"w": (40,), "box_weight": (40,), "bn_gamma": (40,)}, loss_scale=8.0)
     grads = {"w": 1.0, "box_weight": 0.0, "bn_gamma": 0.0}  # a gamma may be fixed
     assert run.step(grads).advice().sentences == ()
-    (sentence,) = run.step(grads).advice().sentences
-    assert sentence == (
+    assert run.step(grads).advice().sentences == (
         "All gradients of 'box_weight' were 0: they vanish, which a larger scale shows, or the loss does not depend on "
-        "this layer."
+        "this layer.",
     )
 
 
 # ---------------------------------------------------------------------- second rule: steps that are not taken
 
-BAD = {"w": np.float16([np.inf, 0, 0, 0]), "v": np.nan}
 CAUSE = "The scale is hardly the cause"
-
-
-def stepped(scales, taken=0, loss_scale=1024.0, value=1.0):
-    run = Run({"w": (4,), "v": (4,)}, loss_scale=loss_scale)
-    run.step(dict.fromkeys("wv", value), taken)
-    for scale in scales:
-        run.trainer.loss_scale = scale
-        run.step(BAD)
-    return run.ledger.advice()
 
 
 @pytest.mark.parametrize(
@@ -327,13 +237,19 @@ def stepped(scales, taken=0, loss_scale=1024.0, value=1.0):
          f"The last 4 steps were skipped, down to the scale of 1, first in the gradients of 'w'. {CAUSE}, for 30 steps "
          "were taken at larger ones: mxmp.diagnose.explain or a Watch names what is."),
         ([64.0, 8.0, 1.0, 1.0], {"taken": 1}, "for 1 step was taken at larger ones: "),
+        ([1.0] * 4, {"taken": 1, "loss_scale": 1.0}, "at the scale of 1"),
         ([64.0, 8.0, 1.0, 1.0], {}, f"{CAUSE}: mxmp.diagnose.explain"),
         ([2.0**20] * 3, {}, "At the scale of 1.04858e+06 3 of 3 steps were skipped"),
     ],
 )  # fmt: skip
 def test_skips_are_the_scale_s_or_not(scales, options, text):
-    advice = stepped(scales, **options)
+    run = Run({"w": (4,), "v": (4,)}, loss_scale=options.get("loss_scale", 1024.0))
+    run.step(dict.fromkeys("wv", options.get("value", 1.0)), options.get("taken", 0))
+    for run.trainer.loss_scale in scales:
+        run.step({"w": np.float16([np.inf, 0, 0, 0]), "v": np.nan})
+    advice = run.ledger.advice()
     assert len(advice.sentences) == 1 and text in advice.sentences[0] and not advice.diverges
+    assert scales != [1.0] * 4 or advice.scale is advice.highest is None  # no scale mends that
 
 
 def test_skips_by_which_a_dynamic_scale_finds_its_place_are_healthy():
@@ -364,19 +280,18 @@ def trained(rate, policy="O1", steps=8, bad=0, every=20, **options):
     return ledger
 
 
-@pytest.mark.parametrize(("rate", "policy"), [(1e6, "O1"), (1e6, "O2"), (100.0, "O1")])
+@pytest.mark.parametrize(("rate", "policy"), [(1e6, "O2"), (100.0, "O1")])
 def test_a_learning_rate_that_is_far_too_high_is_told(rate, policy):
     ledger = trained(rate, policy)
     advice = ledger.advice()
-    diverges = advice.sentences[-1]
-    assert advice.diverges and diverges.startswith("The run diverges: in most layers weights are ")
-    assert "lower the learning rate or clip gradients" in diverges and advice.highest is None
+    assert advice.diverges and advice.sentences[-1].startswith("The run diverges: in most layers weights are ")
+    assert "lower the learning rate or clip gradients" in advice.sentences[-1] and advice.highest is None
     assert Ledger.from_dict(ledger.to_dict()).advice() == advice
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"rate": 0.05}, {"rate": 0.001, "steps": 150, "bad": 4, "every": 1, "weight_initializer": "zeros"}],
+    [{"rate": 0.05}, {"rate": 0.001, "steps": 60, "bad": 4, "every": 1, "weight_initializer": "zeros"}],
     ids=["learns", "data is NaN"],
 )
 def test_a_run_that_does_not_diverge_is_not_said_to(options):
@@ -406,14 +321,18 @@ def test_a_loss_that_is_not_finite_is_said_to_be():
 # ---------------------------------------------------------------------- third rule: updates that are lost
 
 
-@pytest.mark.parametrize(("rate", "said"), [(1e-4, True), (0.5, False)])
-def test_updates_that_are_lost_want_masters(rate, said):
-    run = Run({"fc_weight": (100,)}, learning_rate=rate, multi_precision=False)
+@pytest.mark.parametrize(
+    "rate, dtype, masters, said",
+    [(1e-4, "float16", False, True), (0.5, "float16", False, False), (1e-6, "float16", True, False), (1e-6, "float32", False, False)],
+)
+def test_updates_that_are_lost_want_masters(rate, dtype, masters, said):
+    run = Run({"fc_weight": (100,)}, {"fc_weight": dtype}, learning_rate=rate, multi_precision=masters)
     sentence = (
         "100% of the updates are lost, below half a bit of their weight, most of 'fc_weight'. "
         "Keep float32 masters: multi_precision=True."
     )
     assert run.step({"fc_weight": 1024.0}).advice().sentences == ((sentence,) if said else ())
+    assert (run.layers["fc_weight"].lost_share is None) == (masters or dtype == "float32")
 
 
 # ---------------------------------------------------------------------- what is shown and kept
@@ -425,25 +344,20 @@ def rows(text):
     return {row[0]: row[1:] for row in cells}
 
 
-def test_the_table_has_a_row_for_each_parameter_those_that_lose_most_first():
-    text = str(seen({"a_weight": np.float64([1, 2]), "b_weight": np.float64([0, 2.0**-30]), "c\x1b[31m\n": np.ones(4)}))
+def test_the_table_has_a_row_for_each_parameter_those_that_lose_most_first(tmp_path):
+    ledger = seen({"a_weight": np.float64([1, 2]), "b_weight": np.float64([0, 2.0**-30]), "c\x1b[31m\n": np.ones(4)})
+    text, page = str(ledger), ledger.to_html(str(tmp_path / "page.html"))
     assert list(rows(text))[0] == "b_weight" and "\x1b" not in text
     assert rows(text)["b_weight"] == ["2", "50 %", "50 %", "9.54e-07", "0"]
     assert rows(text)["c\\x1b[31m\\n"] == ["4", "0 %", "0 %", "1,024", "0"]
     assert "float16, 1 sample in 1 step, one in 1" in " ".join(text.split())
+    assert all("a_weight" in each.replace("<wbr>", "") for each in (page, ledger._repr_html_()))
+    assert (tmp_path / "page.html").read_text() == page
 
 
 def test_advice_comes_with_the_table_and_many_layers_are_cut_short():
     text = str(seen({f"w{n}": lognormal(2.0**-22, 1, 100) for n in range(25)}, scale=1.0))
     assert len(rows(text)) == 20 and "20 of 25 layers" in text and "Advice: At the scale of 1 an estimated" in text
-
-
-def test_it_is_a_page_and_a_cell_of_a_notebook(tmp_path):
-    ledger = seen({"fc_weight": lognormal(2.0**-22, 1, 100)}, scale=1.0)
-    page = ledger.to_html(str(tmp_path / "page.html"))
-    for text in (page, ledger._repr_html_()):
-        assert "fc_weight" in text.replace("<wbr>", "") and "an estimated" in text
-    assert (tmp_path / "page.html").read_text() == page
 
 
 def test_what_is_loaded_is_what_was_saved_and_goes_on(tmp_path):
@@ -453,28 +367,9 @@ def test_what_is_loaded_is_what_was_saved_and_goes_on(tmp_path):
     run.ledger.save(path)
     loaded = Ledger.load(path)
     assert json.loads((tmp_path / "ledger.json").read_text()) == run.ledger.to_dict() == loaded.to_dict()
+    assert len({loaded, run.ledger}) == 2  # an observer is never another
     assert str(loaded) == str(run.ledger) and repr(loaded) == "Ledger(every=2, dtype='float16', steps=3, sampled=1)"
     run.ledger.detach()
     loaded.attach(run.trainer)
     run.step(GRADS)
     assert (loaded.steps, loaded.sampled, loaded.layers[1].lost_share) == (4, 2, 1.0)
-
-
-def test_an_infinity_is_kept():
-    run = Run({"w": (2,)}, loss_scale=None)  # nothing is checked, so nothing is skipped
-    run.step({"w": np.float16([1, np.inf])})
-    assert Ledger.from_dict(json.loads(json.dumps(run.ledger.to_dict(), allow_nan=False))).layers[0].largest == math.inf
-
-
-def test_a_ledger_is_equal_to_none_and_says_so_before_a_step():
-    assert Ledger() != Ledger() and len({Ledger(), Ledger()}) == 2
-    assert str(Ledger().advice()) == "No step was seen yet."
-
-
-def test_no_scale_is_advised_where_steps_are_skipped_without_one():
-    run = Run({"w": (2,)}, loss_scale=1.0)
-    run.step({"w": 1.0})
-    for _ in range(4):
-        run.step({"w": np.inf})
-    advice = run.ledger.advice()
-    assert advice.scale is advice.highest is None and "at the scale of 1" in advice.sentences[0]

@@ -18,7 +18,6 @@ from mxmp.diagnose import (
     Ledger,
     Magnitudes,
     NonFinite,
-    StepLogger,
     TensorBoardLogger,
     Verdict,
     Watch,
@@ -43,8 +42,22 @@ from mxmp.errors import (
 )
 from mxmp.symbol import convert_model, convert_symbol
 from tests import messages
-from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, classifier, linear, made, model, trainer_of
-from tests.diagnose.test_subject import batch_of, of_two_lengths
+from tests.diagnose.nets import (
+    DATA,
+    L2,
+    LABEL,
+    SOFTMAX,
+    Listed,
+    bucket,
+    chain,
+    classifier,
+    data,
+    linear,
+    made,
+    model,
+    trainer_of,
+)
+from tests.diagnose.test_subject import of_two_lengths
 
 X, Y = DATA.asnumpy(), LABEL.asnumpy()
 BATCH = {"data": DATA, "softmax_label": LABEL}
@@ -58,13 +71,6 @@ def given(call, *args):
 
 def net():
     return made(nn.Dense(3, in_units=5, prefix="net_"))
-
-
-def of(kind, *layers):
-    block = kind(prefix="net_")
-    block.add(*layers)
-    block.initialize()
-    return block
 
 
 class OfArrays(gluon.HybridBlock):
@@ -95,12 +101,6 @@ def normed(size):
     return mx.sym.BatchNorm(mx.sym.var("data"), name="n"), *arrays
 
 
-def frozen():
-    block = net()
-    block.collect_params().setattr("grad_req", "null")
-    return block
-
-
 def convert(**ranges):
     return convert_symbol(HEADLESS[0], "O1", {"data": (4, 5)}, ranges=ranges)
 
@@ -113,23 +113,8 @@ def ledger(**changes):
     return Ledger.from_dict({**Ledger().to_dict(), **changes})
 
 
-class Listed(StepLogger):
-    def __init__(self, every=1, ledger=None):
-        super().__init__(every, ledger)
-
-    def _write(self, record):
-        """Write nothing."""
-
-    def _end(self):
-        """Close nothing."""
-
-
 def attached():
     return Listed().attach(trainer_of(made(nn.Dense(2, in_units=2))))
-
-
-def log_loss(loss):
-    attached().log(loss=loss)
 
 
 def closed():
@@ -172,15 +157,7 @@ def without_bfloat16(ask):
         ask(classifier(), DATA, "mixed_bfloat16")
 
 
-def converted_already(ask):
-    return ask(tuple(convert_model(*model(), "O1")), BATCH)
-
-
 OF_BUCKETS = of_two_lengths(mxmp.module.BucketingModule)
-def ask_of_arrays(ask):
-    ask(made(OfArrays(prefix="net_")), (DATA, LABEL))
-
-
 def ask_of_dtype(ask, dtype, layer, hybridize):
     block = made(nn.BatchNorm(in_channels=5) if layer == "BatchNorm" else nn.Dense(3, in_units=5))
     block.hybridize(hybridize)
@@ -195,7 +172,7 @@ FOR_EACH = {
             ("a list", lambda ask: ask([net], DATA), ConvertError, "net_or_model is a list of 1; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
             ("a symbol", lambda ask: ask(mx.sym.var("x"), DATA), ConvertError, "net_or_model is a Symbol; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
             ("a number", lambda ask: ask(3, {"data": DATA}), ConvertError, "net_or_model is a int; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
-            ("a converted symbol", converted_already, ConvertError, "policy: the network is converted already, and its symbol does not say by which policy; give one to look at it under, such as 'O2': casts of the symbol are left out for that."),
+            ("a converted symbol", lambda ask: ask(tuple(convert_model(*model(), "O1")), BATCH), ConvertError, "policy: the network is converted already, and its symbol does not say by which policy; give one to look at it under, such as 'O2': casts of the symbol are left out for that."),
             ("a loss scale of 0", lambda ask: ask(net(), (DATA, LABEL), loss=SOFTMAX, loss_scale=0), LossScaleError, "loss_scale is 0; expected a positive and finite number."),
             ("bfloat16 where it does not run", without_bfloat16, ConvertError, "policy: it computes in bfloat16, and MXNet runs none on this processor (...). Take one with AVX-512, or a policy of float16, which is emulated."),
             ("another shape", lambda ask: ask(net(), X[:, :4]), ConvertError, "batches: 'data' has shape (4, 4): parameter 'net_weight' of shape (3, 5) would have to be (3, 4)."),
@@ -230,7 +207,7 @@ RESULTS = {
 TABLE = {
     **dict(each for several in FOR_EACH.values() for each in several),
     **{
-        f"{ask.__name__} of a net that runs on arrays": (given(ask_of_arrays, ask), error, f"{start}node 'net__mul0': MXNet cannot infer its shapes: ...")
+        f"{ask.__name__} of a net that runs on arrays": (given(lambda ask: ask(made(OfArrays(prefix="net_")), (DATA, LABEL)), ask), error, f"{start}node 'net__mul0': MXNet cannot infer its shapes: ...")
         for ask, error, start in ((compare, InferenceError, "block 'net': "), (explain, ConvertError, "batches: ..."), (find_nonfinite, ConvertError, "batches: ..."))
     },
     # Batches.
@@ -266,9 +243,9 @@ TABLE = {
     "a text of True": (lambda: compare(model(), {"data": DATA}).text(True), ConvertError, "worst=True: expected a whole number from 1 on, or None for all."),
     "a batch that is a number": (lambda: find_nonfinite(net(), 3), ConvertError, "batch is a int; expected an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input."),
     "a batch of a symbol that is a number": (lambda: find_nonfinite(model(), 3), ConvertError, "batch is a int; expected an array, a tuple or list of arrays, a DataBatch, or, of a symbol or Module, a dict of arrays by input."),
-    "batches of several buckets": (lambda: compare(OF_BUCKETS, [batch_of(6), batch_of(3)], "O1"), ConvertError, "batches are of the buckets 6, 3; give those of one bucket at a time."),
-    "a batch of an unknown bucket": (lambda: explain(OF_BUCKETS, batch_of(5), "O1"), ConvertError, "batches are of bucket 5, which is not bound; run one of them by the module first, or give batches of 6, 3."),
-    "integers beside a shape that does not fit": (lambda: compare(of(nn.Sequential, nn.Embedding(3, 4), nn.Dense(2, in_units=5), nn.Sequential()), Y), ConvertError, "batches: 'data' has shape (4,): parameter '...' of shape (2, 5) would have to be (2, 4)."),
+    "batches of several buckets": (lambda: compare(OF_BUCKETS, [bucket(data((4, 8, 6))), bucket(data((4, 5, 6)))], "O1"), ConvertError, "batches are of the buckets 8, 5; give those of one bucket at a time."),
+    "a batch of an unknown bucket": (lambda: explain(OF_BUCKETS, bucket(data((4, 6, 6))), "O1"), ConvertError, "batches are of bucket 6, which is not bound; run one of them by the module first, or give batches of 8, 5."),
+    "integers beside a shape that does not fit": (lambda: compare(made(chain(nn.Embedding(3, 4), nn.Dense(2, in_units=5), nn.Sequential())), Y), ConvertError, "batches: 'data' has shape (4,): parameter '...' of shape (2, 5) would have to be (2, 4)."),
     **DTYPES,
     # Ranges and gradients.
     "an empty loader": (lambda: measure_ranges(net(), []), ConvertError, "loader is empty; give one batch at least."),
@@ -283,7 +260,7 @@ TABLE = {
     "no loss": (lambda: measure_gradients(net(), [DATA]), ConvertError, "measure_gradients: the loss or the loader of a Gluon net is missing; call measure_gradients(net, loss, loader), with a loss such as mx.gluon.loss.L2Loss()."),
     "a loader as the loss": (lambda: measure_gradients(net(), [DATA], SOFTMAX), ConvertError, "loss is a list; expected a function of the net's output and the label."),
     "ranges of a net without values": (lambda: measure_ranges(nn.Dense(2, prefix="net_"), [DATA]), ConvertError, "block 'net': parameter 'net_weight' has no values; load or train the net first, or run one batch if its shapes are not known yet."),
-    "nothing to train": (lambda: measure_gradients(frozen(), SOFTMAX, [(DATA, LABEL)]), ConvertError, "block 'net' has no parameter to train, so there are no gradients."),
+    "nothing to train": (lambda: measure_gradients(made(nn.Activation("relu", prefix="net_")), SOFTMAX, [(DATA, LABEL)]), ConvertError, "block 'net' has no parameter to train, so there are no gradients."),
     "a loader of another shape": (lambda: measure_ranges(net(), [DATA[:, :3]]), ConvertError, "batches: 'data' has shape (4, 3): parameter 'net_weight' of shape (3, 5) would have to be (3, 3)."),
     "gradients of another shape": (lambda: measure_gradients(net(), SOFTMAX, [(DATA[:, :3], LABEL)]), ConvertError, "batches: 'data' has shape (4, 3): parameter 'net_weight' of shape (3, 5) would have to be (3, 3)."),
     "a loader of three arrays": (lambda: measure_ranges(net(), [(DATA, DATA, LABEL)]), ConvertError, "batches: block 'net' cannot be called with 'data0' of shape (4, 5), 'data1' of shape (4, 5): Dense.hybrid_forward() got multiple values for argument 'weight'. Arrays of a tuple or list are one batch; several are a list of tuples."),
@@ -312,6 +289,7 @@ TABLE = {
     "a range of no output of a net": (lambda: converted_net({"other_output": 1e6}), ConvertError, "ranges: the net has no output 'other_output'; measure the net that is converted. If its operators get other names each time it is traced, make it with a prefix."),
     "a file in place of ranges": (lambda: converted_net("ranges.json"), ConvertError, "ranges is a str; expected what mxmp.diagnose.measure_ranges returns, a dict of largest magnitudes by output; of a file give what it holds."),
     "a whole file of ranges": (lambda: converted_net({"data": "random numbers", "ranges": {"net_fwd_output": 1.0}}), ConvertError, "ranges is all that `mxmp ranges --json` prints; give the part of it that it calls 'ranges'."),
+    "a call that lacks its loader": (lambda: measure_ranges(net()), TypeError, "measure_ranges() missing 1 required positional argument: 'loader'"),
     "a range of a net that is a text": (lambda: converted_net({"net_fwd_output": "large"}), ConvertError, "ranges: 'net_fwd_output' is 'large'; expected its largest magnitude, a number from 0 on."),
     **{f"a scale of {scale}": (given(Magnitudes().share_lost, scale), LossScaleError, "scale is ...; expected a power of two.") for scale in (0, -2.0, 3, float("inf"), float("nan"))},
     # Loops, watches, ledgers and logs.
@@ -338,7 +316,7 @@ TABLE = {
     "a log of an optimizer": (lambda: Listed().attach(mx.optimizer.SGD()), TrainerError, "expected a trainer, a module or a LossScaleOptimizer of mxmp, found a SGD of mxnet.optimizer.optimizer; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."),
     "a loss for a log that is not attached": (lambda: Listed().log(loss=1.0), TrainerError, "log: this Listed is not attached; call attach(trainer) first."),
     "a log that is closed": (lambda: closed().attach(TRAINER), TrainerError, "attach: this Listed is closed; make another."),
-    **{f"a loss of a log that is {loss!r}": (given(log_loss, loss), TrainerError, "log: loss is a...; expected a number, an NDArray, or a list of them.") for loss in ("0.5", None, [], [None], {"loss": 1.0})},
+    **{f"a loss of a log that is {loss!r}": (given(lambda loss: attached().log(loss=loss), loss), TrainerError, "log: loss is a...; expected a number, an NDArray, or a list of them.") for loss in ("0.5", None, [], [None], {"loss": 1.0})},
     **{f"a table at {path!r}": (given(CSVLogger, path), CheckpointError, "CSVLogger: path is ...; expected the folder of a run or a file that ends in .csv.") for path in ("", None, 3, b"run")},
     "a table in no folder": (on_a_path(CSVLogger, lambda folder: folder / "absent" / "mine.csv"), CheckpointError, ".../absent/mine.csv: there is no folder .../absent; make it first."),
     "a table in a file": (on_a_path(CSVLogger, lambda folder: a_file(folder) / "run"), CheckpointError, ".../run/run: the folder cannot be made: Not a directory."),

@@ -21,7 +21,7 @@ from mxmp.diagnose import (
     find_nonfinite,
     read_run,
 )
-from tests.diagnose.nets import L2, backward, dense, trainer_of
+from tests.diagnose.nets import L2, backward, dense, made, trainer_of
 
 BATCH = {"data": mx.nd.full((2, 3), 300)}
 ROWS = tuple(NodeComparison(f"fc{i}", "FullyConnected", "float16", 0.1 / (i + 1), 0.1) for i in range(30))
@@ -42,14 +42,10 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_a_result_is_written_and_read_back_and_shows_itself_as_a_page_and_in_a_notebook(name, tmp_path):
-    found, path, page = RESULTS[name](), str(tmp_path / "result.json"), tmp_path / "page.html"
-    kind, node = type(found), "fc0" if name == "Comparison" else "square"
-    found.save(path)
-    assert kind.load(path) == found == kind.from_json(found.to_json()) == kind.from_dict(found.to_dict())
-    assert found.to_html(str(page), title="A title") == page.read_text()
-    assert "<title>A title</title>" in page.read_text() and node in page.read_text()
-    assert node in found._repr_html_() and "<html" not in found._repr_html_()
+def test_a_result_is_written_and_read_back_and_shows_itself_as_a_page_and_in_a_notebook(name):
+    found, node = RESULTS[name](), "fc0" if name == "Comparison" else "square"
+    assert type(found).from_json(found.to_json()) == found
+    assert node in found.to_html() and node in found._repr_html_() and "<html" not in found._repr_html_()
 
 
 @pytest.mark.parametrize("name", ["square", "square[0]"])
@@ -78,41 +74,23 @@ def test_the_20_worst_operators_are_printed_and_how_to_see_the_rest():
 # ---------------------------------------------------------------------- a run, from its training to its page
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Return the folder of a run of three steps, the second of which is skipped, and the losses of its steps."""
-    folder, net, losses = str(tmp_path_factory.mktemp("run")), dense(8, 3), []
-    data, label = mx.nd.random.normal(shape=(5, 4)), mx.nd.ones((5, 3))
-    net.initialize(mx.init.Xavier())
+def test_what_a_run_leaves_is_read_and_shown(tmp_path):
+    """A run of three steps, the second of which is skipped."""
+    data, label, net, losses = mx.nd.random.normal(shape=(5, 4)), mx.nd.ones((5, 3)), made(dense(8, 3), mx.init.Xavier()), []
     net(data)
     trainer = trainer_of(mxmp.gluon.convert(net, "O1"), "dynamic")
     ledger = Ledger(every=1).attach(trainer)
-    with CSVLogger(folder, every=1, ledger=ledger).attach(trainer) as log:
+    with CSVLogger(tmp_path, every=1, ledger=ledger).attach(trainer) as log:
         for number in range(3):
             losses.append(backward(trainer, lambda: L2(net(data), label)).mean().asscalar().item())
             net[1].weight.grad()[:] *= float("inf") if number == 1 else 1
             trainer.step(5)
-        losses[-1] = 7.0
         log.log(loss=7.0)
-    ledger.save(f"{folder}/ledger.json")
-    mxmp.gluon.report(net).save(f"{folder}/report.json")
-    compare(net, (data, label), "O1", loss=L2).save(f"{folder}/compare.json")
-    return folder, losses
-
-
-def test_what_a_run_leaves_is_read_and_shown(run, tmp_path):
-    found, why = read_run(run[0]), "gradients not finite: 'net_dense1_weight' (100 %)"
-    page = found.to_html(str(tmp_path / "page.html"))
-    text = re.sub(r"<[^>]+>", " ", page.replace("<wbr>", "")).replace("\N{NO-BREAK SPACE}", " ").replace("&#39;", "'")
-    assert not found.missing and (tmp_path / "page.html").read_text(encoding="utf-8") == page
-    assert all(word in text for word in ("net_dense0_fwd", "FullyConnected", "float16", "last scale", why))
+    results = {"ledger": ledger, "report": mxmp.gluon.report(net), "compare": compare(net, (data, label), "O1", loss=L2)}
+    for name, result in results.items():
+        result.save(str(tmp_path / f"{name}.json"))
+    found, why = read_run(tmp_path), "gradients not finite: 'net_dense1_weight' (100 %)"
+    page = re.sub(r"<[^>]+>", " ", found.to_html().replace("<wbr>", "")).replace("\N{NO-BREAK SPACE}", " ").replace("&#39;", "'")
+    assert not found.missing and all(word in page for word in ("net_dense0_fwd", "FullyConnected", "float16", "last scale", why))
     assert [(row["why"], row["taken"]) for row in found.steps] == [(None, True), (why, False), (None, True)]
-    assert [row["loss"] for row in found.steps] == pytest.approx(run[1])  # of scale_loss, if nobody logs another
-
-
-@pytest.mark.parametrize("part", ["gradients", "comparison", "report"])
-def test_each_part_of_a_run_has_a_page_of_its_own_and_a_view_in_a_notebook(run, part, tmp_path):
-    made = getattr(read_run(run[0]), part)
-    page, view = made.to_html(str(tmp_path / "page.html")), made._repr_html_()
-    assert page.startswith("<!DOCTYPE html>") and (tmp_path / "page.html").read_text(encoding="utf-8") == page
-    assert "<!DOCTYPE" not in view and "net_dense0" in view.replace("<wbr>", "")
+    assert [row["loss"] for row in found.steps] == pytest.approx([*losses[:2], 7.0])  # of scale_loss, if nobody logs another

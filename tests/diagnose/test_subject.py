@@ -11,13 +11,33 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.diagnose import compare, explain, find_nonfinite
+from mxmp.diagnose import compare, explain, find_nonfinite, measure_gradients, measure_ranges
 from mxmp.diagnose.kept import kept
 from mxmp.gluon.storage import LowPrecisionParameter
-from tests.diagnose.nets import DATA, LABEL, SOFTMAX, classifier, made, model, step, trainer_of
+from tests.diagnose.nets import (
+    DATA,
+    LABEL,
+    SOFTMAX,
+    bucket,
+    buckets,
+    chain,
+    classifier,
+    data,
+    forward_and_update,
+    linear,
+    made,
+    model,
+    state,
+    step,
+    trainer_of,
+)
 
 BUCKETING = [mx.mod.BucketingModule, mxmp.module.BucketingModule]
 ASK = pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
+
+
+def measure(net, batch, _, loss):
+    return set(measure_ranges(net, [batch])), set(measure_gradients(net, loss, [batch]))
 
 
 def module(kind=mxmp.module.Module, **options):
@@ -60,8 +80,7 @@ def net_of(policy, hybridized, **flags):
     return mxmp.gluon.convert(net, policy) if policy else net
 
 
-@pytest.mark.parametrize("hybridized", [False, True])
-@pytest.mark.parametrize("policy", [None, "O2"])
+@pytest.mark.parametrize("policy, hybridized", [(None, True), ("O2", False)])
 def test_all_functions_take_a_net_under_its_own_policy(policy, hybridized):
     net = net_of(policy, hybridized)
     assert compare(net, DATA).policy == str(mxmp.Policy.parse(policy or "O1"))
@@ -69,23 +88,13 @@ def test_all_functions_take_a_net_under_its_own_policy(policy, hybridized):
     assert find_nonfinite(net, DATA * 1e6).precision == "float16"
 
 
-def state(net):
-    """Return all that is seen of a net: the identity of arrays, values, gradients, its text, and its hooks."""
-    found = []
-    for param in net.collect_params().values():
-        arrays = [*param.list_data(), *(param.list_grad() if param.grad_req != "null" else ())]
-        found.append((type(param), str(param.dtype), [(id(array), array.asnumpy().tobytes()) for array in arrays]))
-    return found, repr(net), net._active, dict(net._forward_pre_hooks)
-
-
-@ASK
+@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite, measure])
 @pytest.mark.parametrize("policy, hybridized", [(None, False), ("O1", True), ("O2", False)])
 def test_a_net_is_left_as_it_was(policy, hybridized, ask):
     net = net_of(policy, hybridized, static_alloc=True)
     with autograd.record():
         value = net(DATA).sum()
     value.backward()
-    np.random.seed(1)
     before, draws = state(net), np.random.get_state()[1].tolist()
     found = ask(net, (DATA, LABEL), "O2", loss=SOFTMAX)
     assert state(net) == before and np.random.get_state()[1].tolist() == draws
@@ -101,37 +110,21 @@ def test_a_converted_symbol_is_asked_with_its_policy(ask):
 # ---------------------------------------------------------------------- buckets
 
 
-def of_length(length):
-    data = mx.sym.reshape(mx.sym.var("data"), shape=(-1, length, 1), name="steps")
-    out = mx.sym.FullyConnected(data, num_hidden=3, flatten=False, name="fc")
-    return mx.sym.SoftmaxOutput(mx.sym.mean(out, axis=1, name="mean"), name="softmax"), ("data",), ("softmax_label",)
-
-
-def batch_of(length):
-    data, label = mx.nd.random.uniform(shape=(4, length)), mx.nd.zeros(4)
-    described = [mx.io.DataDesc("data", data.shape)], [mx.io.DataDesc("softmax_label", (4,))]
-    return mx.io.DataBatch([data], [label], 0, None, length, *described)
-
-
 def of_two_lengths(kind):
-    module, batch = kind(of_length, 6), batch_of(6)
-    module.bind(batch.provide_data, batch.provide_label)
-    module.init_params(mx.init.One())
-    module.init_optimizer(optimizer="sgd")
-    for length in (6, 3):
-        module.forward(batch_of(length), is_train=True)
-        module.backward()
-        module.update()
+    module = buckets(lambda x, key: mx.sym.identity(linear(x, "fc"), name=f"of_{key}"), kind)
+    for length in (5, 8):
+        forward_and_update(module, bucket(data((4, length, 6))))
     return module
 
 
 @pytest.mark.parametrize("kind", BUCKETING)
 def test_the_bucket_of_a_batch_is_looked_at(kind):
-    module, batch = of_two_lengths(kind), batch_of(6)
+    module, batch = of_two_lengths(kind), bucket(data((4, 8, 6)))
     current = module._curr_module
-    assert compare(module, batch, "O1").rows == compare((of_length(6)[0], *module.get_params()), batch, "O1").rows
-    assert explain(module, batch, "O1").kind == "no fault found"
-    assert find_nonfinite(module, batch_of(3), "O1") is None and module._curr_module is current
+    assert find_nonfinite(module, bucket(data((4, 5, 6))), "O1") is None
+    assert {row.name for row in compare(module, bucket(data((4, 5, 6))), "O1").rows} >= {"fc", "of_5"}
+    assert compare(module, batch, "O1").rows == compare((module.symbol, *module.get_params()), batch, "O1").rows
+    assert explain(module, batch, "O1").kind == "no fault found" and module._curr_module is current
 
 
 # ---------------------------------------------------------------------- a net is put back
@@ -148,38 +141,30 @@ def trained(policy=None, hybridized=False):
     return net, train
 
 
-@pytest.mark.parametrize("policy", [None, "O1", "O2", "O3", "float32"])
-def test_everything_is_as_it_was_after_the_net_was_converted_and_trained(policy):
-    net, train = trained(policy, hybridized=policy in (None, "O2"))
-    output, before = net(DATA).asnumpy(), state(net)
-    with kept(net):
-        assert "converted" not in repr(net)
-        other = trainer_of(mxmp.gluon.convert(net, "O2"), None, learning_rate=1.0)
-        for param in net.collect_params().values():
-            param._trainer = None
-        train(other), train(other)
-        assert not np.array_equal(net(DATA).asnumpy(), output)
-    assert state(net) == before and np.array_equal(net(DATA).asnumpy(), output)
-
-
-@pytest.mark.parametrize("policy", [None, "O1", "O2"])
-def test_training_goes_on_as_if_nothing_had_been(policy):
+@pytest.mark.parametrize("policy", [None, "O1", "O2", "float32"])
+def test_training_goes_on_as_if_the_net_had_not_been_converted_and_trained_in_between(policy):
     outputs = []
     for interrupted in (False, True):
-        net, train = trained(policy)
+        net, train = trained(policy, hybridized=policy in (None, "O2"))
+        before = state(net)
         if interrupted:
             with kept(net):
-                mxmp.gluon.convert(net, "O3")(DATA)
-        for _ in range(3):
-            train()
+                assert "converted" not in repr(net)
+                other = trainer_of(mxmp.gluon.convert(net, "O2"), None, learning_rate=1.0)
+                for param in net.collect_params().values():
+                    param._trainer = None
+                train(other), train(other)
+                assert state(net) != before
+        assert state(net) == before
+        mx.random.seed(1)  # of dropout
+        train(), train()
         outputs.append(net(DATA).asnumpy())
     assert np.array_equal(*outputs)
 
 
 def test_it_is_as_it_was_after_an_exception_and_has_the_masters_values_within():
     net, _ = trained("O2")
-    before, params = state(net), net.collect_params()
-    masters = {name: param._reduce().asnumpy() for name, param in params.items()}
+    before, masters = state(net), {name: param._reduce().asnumpy() for name, param in net.collect_params().items()}
     with pytest.raises(ZeroDivisionError), kept(net):
         for name, param in net.collect_params().items():
             assert not isinstance(param, LowPrecisionParameter) and np.array_equal(param.data().asnumpy(), masters[name])
@@ -189,25 +174,14 @@ def test_it_is_as_it_was_after_an_exception_and_has_the_masters_values_within():
     assert state(net) == before and "param=float16" in repr(net)
 
 
-class Pair(gluon.Block):
-    def __init__(self):
-        super().__init__(prefix="pair_")
-        with self.name_scope():
-            self.a = nn.Dense(5, in_units=5)
-            self.b = nn.Dense(5, in_units=5, params=self.a.params)
-
-    def forward(self, x):
-        return self.b(self.a(x))
-
-
 def test_blocks_that_share_parameters_and_were_converted_one_by_one_are_so_again():
-    net = made(Pair())
-    mxmp.gluon.convert(net.a, "O1")
+    first = nn.Dense(5, in_units=5)
+    net = made(chain(first, nn.Dense(5, in_units=5, params=first.params), nn.Sequential()))
+    mxmp.gluon.convert(first, "O1")
     output = net(DATA).asnumpy()
     with kept(net):
         mxmp.gluon.convert(net, "O2")(DATA)
-    assert "converted" in repr(net.a) and "converted" not in repr(net.b)
-    assert np.array_equal(net(DATA).asnumpy(), output)
+    assert "converted" in repr(net[0]) and "converted" not in repr(net[1]) and np.array_equal(net(DATA).asnumpy(), output)
 
 
 def test_parameters_without_values_have_none_afterwards():

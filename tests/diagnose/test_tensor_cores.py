@@ -77,27 +77,22 @@ def heads(name, *inputs):
         (heads("selfatt_qk", X), {"x": (10, 2, 3 * 3 * 16)}, {"length": 10}),
         (heads("selfatt_valatt", X, Y), {"x": (16, 2, 3 * 3 * 5), "y": (6, 16, 16)}, {"head": 5}),
         (heads("encdec_qk", X, Y), {"x": (9, 2, 3 * 8), "y": (11, 2, 3 * 2 * 8)}, {"length": 9, "key length": 11}),
+        (mx.sym.np.matmul(X.as_np_ndarray(), Y.as_np_ndarray()), {"x": (2, 8, 9), "y": (2, 9, 12)}, {"inner": 9, "columns": 12}),
+        (  # which has no tensor cores to fill
+            mx.sym.RNN(X, *map(mx.sym.var, ("parameters", "state", "cell")), mode="lstm", state_size=20, num_layers=1, name="layer"),
+            {"x": (7, 6, 9)}, {},
+        ),
         (heads("encdec_valatt", X, Y), {"x": (8, 2, 3 * 2 * 4), "y": (6, 9, 8)}, {"length": 9, "head": 4}),
     ],
-)
+)  # fmt: skip
 def test_products(symbol, shapes, expected):
     assert sizes(symbol, **shapes) == expected
 
 
-def test_a_fused_rnn_has_no_tensor_cores_to_fill():
-    args = [X, mx.sym.var("parameters"), mx.sym.var("state"), mx.sym.var("cell")]
-    rnn = mx.sym.RNN(*args, mode="lstm", state_size=20, num_layers=1, name="layer")
-    assert uneven(rnn, x=(7, 6, 9)) == ()
-
-
-def test_numpy_products():
-    product = mx.sym.np.matmul(X.as_np_ndarray(), Y.as_np_ndarray())
-    assert sizes(product, x=(2, 8, 9), y=(2, 9, 12)) == {"inner": 9, "columns": 12}
-
-
-def test_without_shapes_the_attributes_tell_what_they_can():
+def test_without_shapes_the_attributes_tell_what_they_can_and_other_layers_are_not_named():
     net = mx.sym.FullyConnected(conv(num_filter=20), num_hidden=10, name="fc")
     assert [(layer.name, dict(layer.sizes)) for layer in uneven(net)] == [("layer", {"out": 20}), ("fc", {"out": 10})]
+    assert [layer.name for layer in uneven(net, {("fc", "FullyConnected")}, x=(3, 3, 9, 9))] == ["fc"]
 
 
 @pytest.mark.parametrize(
@@ -114,11 +109,6 @@ def test_without_shapes_the_attributes_tell_what_they_can():
 def test_cudnn_pads_the_channels_of_convolutions_in_nchw(symbol, shape, padded):
     (layer,) = uneven(symbol, x=shape)
     assert layer.padded is padded
-
-
-def test_other_layers_are_not_named():
-    net = mx.sym.FullyConnected(conv(num_filter=20), num_hidden=10, name="fc")
-    assert [layer.name for layer in uneven(net, {("fc", "FullyConnected")}, x=(3, 3, 9, 9))] == ["fc"]
 
 
 def test_bodies_of_loops_are_looked_into():

@@ -18,11 +18,9 @@ from tests.diagnose.nets import (
     data,
     dense,
     ended,
-    growing,
     layer,
     linear,
     looped,
-    of_buckets,
     of_module,
     of_symbol,
     of_trainer,
@@ -56,14 +54,6 @@ def with_norm(x, name="bn", **options):
     return mx.sym.BatchNorm(x, name=name, fix_gamma=False, **options)
 
 
-def set_weight(name, value):
-    def change(net):
-        param = next(param for each, param in net.collect_params().items() if each.endswith(name))
-        param.set_data(mx.nd.zeros(param.shape) + value)
-
-    return change
-
-
 FAILURES = {
     # Forward: out of float16's range whatever the scale.
     "squares": (
@@ -85,42 +75,8 @@ FAILURES = {
         RANGE,
         "attention_scores",
     ),
-    "a long sum": (
-        lambda: of_symbol(
-            ended(mx.sym.expand_dims(mx.sym.sum(X, axis=1, name="total"), axis=1)),
-            "O1,op:sum=float16",
-            batch={"data": mx.nd.full((2, 900), 100)},
-        ),
-        RANGE,
-        "total",
-    ),
-    "a variance": (
-        lambda: of_symbol(
-            ended(
-                mx.sym.broadcast_div(mx.sym.square(X, name="sq"), mx.sym.mean(mx.sym.square(X), axis=1, keepdims=True))
-            ),
-            PURE,
-            batch={"data": data(scale=2000)},
-        ),
-        RANGE,
-        "sq",
-    ),
-    "residual growth": (lambda: of_symbol(growing(6, 30.0), PURE), RANGE, "_mulscalar"),
-    "a scaled embedding": (
-        lambda: of_symbol(
-            ended(linear(mx.sym.Embedding(X, input_dim=10, output_dim=4, name="emb") * 1e6, "fc")),
-            batch={"data": mx.nd.array([[1, 2, 3], [4, 5, 6]])},
-        ),
-        RANGE,
-        "_mulscalar",
-    ),
     "a dense layer of a trainer": (
         lambda: of_trainer(dense(4, 2), data(scale=1e4), init=9.0),
-        RANGE,
-        "net_dense0_fwd",
-    ),
-    "a dense layer, static": (
-        lambda: of_trainer(dense(4, 2), data(scale=1e4), init=9.0, static_alloc=True, static_shape=True),
         RANGE,
         "net_dense0_fwd",
     ),
@@ -155,11 +111,6 @@ FAILURES = {
         RANGE,
         "first_fwd",
     ),
-    "the first of two blocks, its loss not known": (
-        lambda: of_trainer(chain(layer("first", 1000.0), layer("second", 0.3)), HUNDREDS, watch_loss=False),
-        RANGE,
-        "first_fwd",
-    ),
     "the second of two blocks": (
         lambda: of_trainer(chain(layer("first", 1.0), layer("second", 1000.0)), HUNDREDS, watch_loss=False),
         RANGE,
@@ -177,9 +128,7 @@ FAILURES = {
         "",
     ),
     # The scale.
-    "scale 2**23, symbol": (lambda: of_symbol(ended(linear(X, "fc")), scale=2.0**24), HIGH, "last"),
     "scale 2**23, trainer": (lambda: of_trainer(dense(4, 2), data(), scale=2.0**24), HIGH, "net_dense1_fwd"),
-    "scale 2**23, buckets": (lambda: of_buckets(2.0**23), HIGH, "last"),
     "scale too high by a factor of 2": (
         lambda: of_module(linear_head(), scale=2.0**16, x=mx.nd.ones((4, 6)), params={"last_weight": 1 / 6.0}),
         HIGH,
@@ -246,21 +195,19 @@ FAILURES = {
     ),
     "a NaN weight, two blocks": (
         lambda: of_trainer(
-            chain(layer("first", 0.3), layer("second", 0.3)), HUNDREDS, before=set_weight("first_weight", NAN)
+            chain(layer("first", 0.3), layer("second", 0.3)), HUNDREDS, before=lambda net: net[0].weight.set_data(mx.nd.full((4, 4), NAN))
         ),
         PARAMS,
         "first_weight",
     ),
     "a NaN image": (lambda: of_trainer(dense(4, 2), holding(NAN)), DATA, "data"),
-    "a NaN image, module": (lambda: of_module(ended(linear(X, "fc")), x=holding(NAN)), DATA, "data"),
     "an inf label, module": (
         lambda: of_module(ended(linear(X, "fc")), label=holding(INF, (4, 2))),
         DATA,
         "out_label",
     ),
-    "an inf label, trainer": (lambda: of_trainer(dense(4, 2), data(), holding(INF, (4, 2))), DATA, "label"),
     "a NaN weight": (
-        lambda: of_trainer(dense(4, 2), data(), before=set_weight("dense0_weight", NAN)),
+        lambda: of_trainer(dense(4, 2), data(), before=lambda net: net[0].weight.set_data(mx.nd.full((4, 6), NAN))),
         PARAMS,
         "net_dense0_weight",
     ),
@@ -296,11 +243,6 @@ def test_the_scale_falls_by_a_factor_of_8_until_the_step_is_finite():
     assert (high.kind, high.scale, high.finite_scale) == (HIGH, 2.0**16, 2.0**13)
 
 
-def digits_like():
-    rng = np.random.default_rng(0)
-    return mx.nd.array(rng.uniform(0, 16, (8, 64)))
-
-
 def conv_net():
     net = gluon.nn.HybridSequential(prefix="net_")
     with net.name_scope():
@@ -319,26 +261,16 @@ def constant_mask():
 
 
 SOUND = {
-    "digits MLP": lambda: of_trainer(dense(16, 10), digits_like(), mx.nd.arange(8), SOFTMAX, init=mx.init.Xavier()),
-    "digits MLP, warm-up scale": lambda: of_trainer(
-        dense(16, 10), digits_like(), mx.nd.arange(8), SOFTMAX, init=mx.init.Xavier(), scale="dynamic"
-    ),
-    "digits MLP in O2": lambda: of_trainer(
-        dense(16, 10), digits_like(), mx.nd.arange(8), SOFTMAX, "O2", init=mx.init.Xavier()
-    ),
+    "digits MLP": lambda: of_trainer(dense(16, 10), data((8, 64)), mx.nd.arange(8), SOFTMAX, init=mx.init.Xavier()),
     "digits MLP in O3": lambda: of_trainer(
-        dense(16, 10), digits_like(), mx.nd.arange(8), SOFTMAX, "O3", init=mx.init.Xavier()
+        dense(16, 10), data((8, 64)), mx.nd.arange(8), SOFTMAX, "O3", init=mx.init.Xavier()
     ),
     "float32": lambda: of_symbol(ended(linear(X, "fc")), "O0"),
     "conv net with BatchNorm": lambda: of_trainer(
         conv_net(), data((4, 3, 8, 8)), mx.nd.arange(4) % 3, SOFTMAX, init=mx.init.Xavier()
     ),
-    "conv net, static": lambda: of_trainer(
-        conv_net(), data((4, 3, 8, 8)), mx.nd.arange(4) % 3, SOFTMAX, init=mx.init.Xavier(), static_alloc=True
-    ),
     "two blocks": lambda: of_trainer(chain(layer("first", 0.3), layer("second", 0.3)), data((4, 4))),
     "LSTM": lambda: of_trainer(gluon.rnn.LSTM(8, prefix="net_"), data((5, 4, 6)), init=mx.init.Xavier()),
-    "LSTM cell": lambda: of_trainer(Applied(lambda F, x: F.tanh(F.sigmoid(x) * x)), data(), init=mx.init.Xavier()),
     "attention": lambda: of_symbol(attention(), "O1,op:batch_dot=float16", batch={"data": data((2, 5, 6))}),
     "attention, -inf mask given": lambda: of_symbol(
         attention(mx.sym.var("mask")), batch={"data": data((2, 5, 6)), "mask": mx.nd.array(MASK)}
@@ -358,19 +290,8 @@ SOUND = {
         ended(linear(X, "fc") * 1e-4), PURE, batch={"data": mx.nd.full((4, 6), 1e4)}, params={"fc_weight": 1.0}, scale=1
     ),
     "subnormal gradients": lambda: of_symbol(ended(linear(X, "fc") * 1e-6), PURE),
-    "zero gradients": lambda: of_symbol(ended(mx.sym.BlockGrad(linear(X, "fc")))),
-    "dead relu": lambda: of_symbol(ended(mx.sym.relu(linear(X, "fc"))), params={"fc_bias": -50.0}),
-    "residual net": lambda: of_symbol(growing(6, 0.1), PURE),
-    "a loop": lambda: of_symbol(looped(0.5), batch={"state": mx.nd.ones((6, 4)), "data": data((4, 6))}),
-    "embedding": lambda: of_symbol(
-        ended(linear(mx.sym.Embedding(X, input_dim=10, output_dim=4, name="emb"), "fc")),
-        batch={"data": mx.nd.array([[1, 2, 3], [4, 5, 6]])},
-    ),
-    "dropout": lambda: of_symbol(ended(mx.sym.Dropout(linear(X, "fc"), p=0.5))),
     "module": lambda: of_module(ended(linear(X, "fc"))),
-    "module in O2": lambda: of_module(ended(linear(X, "fc")), "O2"),
     "module, two contexts": lambda: of_module(ended(linear(X, "fc")), contexts=[mx.cpu(0), mx.cpu(1)]),
-    "buckets": lambda: of_buckets(64.0),
     "running statistics in inference": lambda: of_symbol(
         ended(with_norm(linear(X, "fc"), use_global_stats=True)), params={"bn_moving_var": 2.0, "bn_gamma": 1.0}
     ),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import weakref
+from contextlib import nullcontext
 
 import mxnet as mx
 import pytest
 from mxnet import autograd, gluon
-from mxnet.gluon.contrib.estimator import Estimator
 
 from mxmp import diagnose
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
@@ -26,12 +25,16 @@ from tests.diagnose.nets import (
     bucket,
     buckets,
     chain,
+    classifier,
     data,
     ended,
+    estimator_of,
     forward_and_update,
     layer,
     linear,
+    made,
     module_of,
+    state,
     trainer_of,
 )
 
@@ -60,9 +63,7 @@ def frozen(net):
 
 
 def head():
-    net = layer("head", 1.0)
-    net.initialize()
-    return convert(net, "O1")
+    return convert(made(layer("head", 1.0)), "O1")
 
 
 def loss_of(nets, x=ONES):
@@ -80,53 +81,44 @@ def fails(text, trainer, loss, error=NonFiniteLossError):
         nets.step(trainer, loss)
 
 
-@pytest.mark.parametrize("flags", [None, {"active": False}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}])
-def test_a_loss_that_is_not_finite_names_the_activation(flags):
-    net = overflowing()
-    if flags:
-        net.hybridize(**flags)
-    fails(f"the loss itself.*{RANGE}", trainer_of(net), lambda: loss_of([net]))
+def hybridized(net, **flags):
+    net.hybridize(**flags)
+    return net
 
 
-def test_a_nan_image_is_told_from_an_overflow():
-    net, x = overflowing(factor=1.0), data()
-    x[1] = float("nan")
-    fails("Run again: data: input 'data' holds NaN .* in row 1", trainer_of(net), lambda: loss_of([net], x))
+CONTEXTS = [mx.cpu(0), mx.cpu(1)]
+FAILING = {  # nets that follow each other, each with a trainer, the loss of a step of the last one, and what is said
+    "not hybridized": (lambda: [hybridized(overflowing(), active=False)], loss_of, f"the loss itself.*{RANGE}"),
+    "static": (lambda: [hybridized(overflowing(), static_alloc=True, static_shape=True)], loss_of, f"the loss itself.*{RANGE}"),
+    "several contexts": (
+        lambda: [overflowing(CONTEXTS)], lambda several: [loss_of(several, ONES.as_in_context(ctx)) for ctx in CONTEXTS], RANGE
+    ),
+    "outside of the net": (
+        lambda: [overflowing(factor=1.0)], lambda several: mx.nd.log(several[0](ONES) - 100),
+        "Run again: all outputs of the nets are finite here: look at the loss",
+    ),
+    "not all calls are kept": (
+        lambda: [overflowing()], lambda several: [loss_of(several, x) for x in (ONES, ONES * 0)], "^((?!Run again).)*$"
+    ),
+    "a net of another trainer": (lambda: [overflowing(), head()], loss_of, RANGE),
+}  # fmt: skip
 
 
-def test_several_contexts():
-    contexts = [mx.cpu(0), mx.cpu(1)]
-    net = overflowing(contexts)
-    fails("'net_sq'", trainer_of(net), lambda: [loss_of([net], ONES.as_in_context(ctx)) for ctx in contexts])
+@pytest.mark.parametrize("make, loss, text", FAILING.values(), ids=FAILING.keys())
+def test_a_loss_that_is_not_finite_names_the_activation_if_it_can(make, loss, text):
+    several = make()
+    trainers = [trainer_of(net) for net in several]
+    fails(text, trainers[-1], lambda: loss(several))
 
 
-def test_a_loss_that_fails_on_finite_outputs_is_looked_for_outside_of_the_net():
-    net = overflowing(factor=1.0)
-    said = "Run again: all outputs of the nets are finite here: look at the loss"
-    fails(said, trainer_of(net), lambda: mx.nd.log(net(ONES) - 100))
-
-
-def test_a_net_of_several_graphs_names_the_one_at_fault():
-    second = gluon.nn.Dense(2, prefix="second_")
-    second.initialize(mx.init.Constant(3000.0))
-    net = convert(chain(overflowing(factor=1.0), second, gluon.nn.Sequential()), "O1")
-    fails("'second_fwd'", trainer_of(net), lambda: loss_of([net]))
-
-
-def test_the_tenth_skip_in_a_row_is_told_with_the_operator(caplog):
+@pytest.mark.parametrize("of_module", [False, True], ids=["trainer", "module"])
+def test_the_tenth_skip_in_a_row_is_told_with_the_operator(of_module, caplog):
     net = root()
-    trainer = trainer_of(net)
-    assert not any(step(net, trainer) for _ in range(9)) and "run again" not in caplog.text
-    assert not step(net, trainer)
-    assert "step 10 run again: float32 model broken" in caplog.text and "'net_root' (sqrt, float32)" in caplog.text
-
-
-def test_a_module_says_it_too(caplog):
-    x = mx.sym.sqrt(mx.sym.relu(linear(mx.sym.var("data"), "fc") - 1e4), name="root")
-    module = module_of(ended(x), loss_scale=4.0)
+    trainer, x = trainer_of(net), mx.sym.sqrt(mx.sym.relu(linear(mx.sym.var("data"), "fc") - 1e4), name="net_root")
+    module, batch = module_of(ended(x), loss_scale=4.0), mx.io.DataBatch([ONES], [mx.nd.zeros((4, 2))])
     for _ in range(10):
-        forward_and_update(module, mx.io.DataBatch([ONES], [mx.nd.zeros((4, 2))]))
-    assert "step 10 run again: float32 model broken" in caplog.text and "'root' (sqrt, float32)" in caplog.text
+        assert "run again" not in caplog.text and not (forward_and_update(module, batch) if of_module else step(net, trainer))
+    assert "step 10 run again: float32 model broken" in caplog.text and "'net_root' (sqrt, float32)" in caplog.text
 
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
@@ -160,17 +152,16 @@ def test_an_explanation_that_fails_leaves_the_message_as_it_is():
 # ---------------------------------------------------------------------- what a step keeps
 
 
-def test_a_healthy_step_adds_no_operator_and_keeps_no_input():
+@pytest.mark.parametrize("is_behind", [False, True], ids=["", "a frozen net"])
+def test_a_healthy_step_keeps_no_input(is_behind):
     gc.collect()  # trainers of other tests, one of which may ask for the gradients of nets that none trains
-    net, plain, x = overflowing(factor=1.0), overflowing(factor=1.0), mx.nd.ones((4, 6))
-    trainer = trainer_of(net)
-    with autograd.record():
-        graphs = [autograd.get_symbol(loss_of([each])) for each in (net, plain)]
-    assert len({len(json.loads(graph.tojson())["nodes"]) for graph in graphs}) == 1
-    del graphs
-    step(net, trainer, x)
+    net, x = overflowing(factor=1.0), mx.nd.ones((4, 6))
+    several = [frozen(net), head()] if is_behind else [net]
+    trainer = trainer_of(several[-1])
+    nets.step(trainer, lambda: loss_of(several, x))
     before = sys.getrefcount(x)
-    assert step(net, trainer, x) and sys.getrefcount(x) == before and RECORDER.of(trainer).noted == []
+    assert nets.step(trainer, lambda: loss_of(several, x)) and sys.getrefcount(x) == before
+    assert RECORDER.of(trainer).noted == []
 
 
 def test_the_step_is_the_same_bit_for_bit_when_it_is_watched():
@@ -178,38 +169,24 @@ def test_the_step_is_the_same_bit_for_bit_when_it_is_watched():
     for watched in (False, True):
         net = overflowing(factor=1.0)
         trainer = trainer_of(net)
-        watch = diagnose.Watch().attach(trainer) if watched else None
-        for seed in range(3):
-            step(net, trainer, data(seed=seed))
+        with diagnose.Watch().attach(trainer) if watched else nullcontext():
+            for seed in range(3):
+                step(net, trainer, data(seed=seed))
         found.append(net.dense.weight.data().asnumpy().tobytes())
-        if watched:
-            watch.detach()
-            assert RECORDER.of(trainer).watches == 0
-    assert found[0] == found[1]
+    assert found[0] == found[1] and RECORDER.of(trainer).watches == 0
 
 
 def test_weights_gradients_and_statistics_are_not_touched_by_a_verdict():
-    net = gluon.nn.HybridSequential(prefix="net_")
-    net.add(gluon.nn.Dense(4, prefix="net_dense_"), gluon.nn.BatchNorm(prefix="net_norm_"))
-    net.initialize()
-    params = net.collect_params().values()
-
-    def values():
-        arrays = [array for p in params for array in (p.data(), *([p.grad()] if p.grad_req != "null" else []))]
-        return [array.asnumpy().tobytes() for array in arrays]
-
-    trainer = trainer_of(convert(net, "O1"))
-    with diagnose.Watch().attach(trainer) as watch:
-        step(net, trainer)
-        before = values()
-        assert watch.verdict().kind == "no fault found"
-    assert values() == before
+    net = convert(classifier(), "O1")
+    with diagnose.Watch().attach(trainer_of(net)) as watch:
+        step(net, watch._owner, data((4, 5)))
+        before = state(net)
+        assert watch.verdict().kind == "no fault found" and state(net) == before
 
 
 def test_no_call_is_lost_where_one_step_is_looked_at():
     net = chain(*(layer(f"fc{number}", 1000.0 if number == 0 else 0.25) for number in range(30)), gluon.nn.Sequential())
-    net.initialize()
-    assert diagnose.find_nonfinite(net, mx.nd.full((2, 4), 100), "O1").name == "fc0_fwd"
+    assert diagnose.find_nonfinite(made(net), mx.nd.full((2, 4), 100), "O1").name == "fc0_fwd"
 
 
 def test_the_last_calls_are_kept_where_there_are_many():
@@ -220,13 +197,6 @@ def test_the_last_calls_are_kept_where_there_are_many():
             net(mx.nd.full((1, 6), number))
     assert [each.inputs[0].asnumpy()[0, 0] for each in calls.noted] == list(range(15, 30)) and calls.lost == 15
     assert all(each.follows_lost for each in calls.noted)
-
-
-def test_nothing_is_said_of_a_step_whose_calls_are_not_all_kept():
-    net = overflowing()
-    with pytest.raises(NonFiniteLossError) as caught:
-        nets.step(trainer_of(net), lambda: [loss_of([net], x) for x in (ONES, ONES * 0)])
-    assert "Run again" not in str(caught.value)
 
 
 def test_a_noted_input_does_not_keep_the_graph_that_gave_it():
@@ -264,35 +234,28 @@ def test_gradients_given_to_one_backward_of_a_module_are_not_those_of_the_next()
 # ---------------------------------------------------------------------- nets that the trainer does not train
 
 
-@pytest.mark.parametrize("is_behind", [False, True], ids=["before", "behind, as of a perceptual loss"])
-def test_a_frozen_net_that_overflows_is_named_and_not_taken_for_data(is_behind):
-    net = head()
-    several = [net, frozen(overflowing(factor=3000.0))] if is_behind else [frozen(overflowing()), net]
+@pytest.mark.parametrize(
+    "before, behind, x, text, kind, name",
+    [
+        ([300.0], [], ONES, RANGE, "activation out of range", "net_sq"),
+        ([], [3000.0], mx.nd.ones((4, 4)), RANGE, "activation out of range", "net_sq"),
+        # The loss is finite, for MXNet's relu makes 0 of NaN, and the frozen net gets the image.
+        ([1.0], [], ONES * float("nan"), "Run again: data: input 'data' holds NaN in 24 of 24 elements", "data", "data"),
+    ],
+    ids=["before", "behind, as of a perceptual loss", "a NaN image"],
+)
+def test_a_frozen_net_that_overflows_is_named_and_not_taken_for_data(before, behind, x, text, kind, name):
+    net, parts = head(), [[frozen(overflowing(factor=factor)) for factor in factors] for factors in (before, behind)]
     with diagnose.Watch(L2).attach(trainer_of(net)) as watch:
-        fails(RANGE, watch._owner, lambda: loss_of(several, mx.nd.ones((4, 4 if is_behind else 6))))
+        fails(text, watch._owner, lambda: loss_of([*parts[0], net, *parts[1]], x))
         verdict = watch.verdict()
-    assert (verdict.kind, verdict.node.name) == ("activation out of range", "net_sq")
+    assert (verdict.kind, verdict.node.name) == (kind, name)
 
 
 def test_an_input_that_is_trained_through_a_frozen_net_is_explained():
     x, net = gluon.Parameter("image", shape=(4, 6)), frozen(overflowing())
     x.initialize(mx.init.One())
     fails(RANGE, Trainer([x], "sgd", loss_scale=4.0), lambda: loss_of([net], x.data()))
-
-
-def test_a_net_of_another_trainer_is_named():
-    first, second = overflowing(), head()
-    trainers = [trainer_of(net) for net in (first, second)]
-    fails(RANGE, trainers[1], lambda: loss_of([first, second]))
-
-
-def test_a_nan_image_of_a_frozen_net_is_data():
-    """The loss is finite, for MXNet's relu makes 0 of NaN, and the frozen net gets the image."""
-    x, net, before = data(), head(), frozen(overflowing(factor=1.0))
-    x[1] = float("nan")
-    with diagnose.Watch(L2).attach(trainer_of(net)) as watch:
-        fails("Run again: data: input 'data' holds NaN in 6 of 24 elements", watch._owner, lambda: loss_of([before, net], x))
-        assert watch.verdict().kind == "data"
 
 
 def test_a_net_that_the_loss_does_not_come_through_is_not_blamed():
@@ -304,16 +267,12 @@ def test_a_net_that_the_loss_does_not_come_through_is_not_blamed():
     fails("^((?!net_sq).)*$", trainers[1], lambda: net(mx.nd.ones((4, 4))) / 0)
 
 
-def test_the_calls_of_a_frozen_net_are_kept_up_to_the_end_of_the_step_and_then_freed():
-    net, before, freed, x = head(), frozen(overflowing(factor=1.0)), frozen(overflowing(factor=1.0)), mx.nd.ones((4, 6))
-    trainer = trainer_of(net)
-    nets.step(trainer, lambda: loss_of([before, net], x))
-    count = sys.getrefcount(x)
-    assert nets.step(trainer, lambda: loss_of([before, net], x)) and sys.getrefcount(x) == count
+def test_a_frozen_net_that_is_called_without_a_step_is_freed():
+    net, trainer = frozen(overflowing(factor=1.0)), trainer_of(head())
     with autograd.record():
-        freed(x)
-    reference = weakref.ref(freed)
-    del freed
+        net(ONES)
+    reference = weakref.ref(net)
+    del net
     gc.collect()
     assert reference() is None and trainer.skipped_steps == 0
 
@@ -334,21 +293,11 @@ def test_a_watch_gives_its_verdict_after_a_skip_and_tells_how_the_step_ended():
     assert watch.verdict().kind == verdict.kind  # the step stays after it is detached
 
 
-def dense():
-    net = gluon.nn.Dense(3, in_units=5, prefix="net_")
-    net.initialize(mx.init.One())
-    return net
-
-
 def test_a_watch_is_an_observer_of_an_estimator_and_explains_the_last_step_after_the_fit():
-    net = dense()
-    estimator = Estimator(net, SOFTMAX, mx.metric.Loss(), trainer=gluon.Trainer(net.collect_params(), "sgd"))
-    estimator.logger.handlers.clear()
-    estimator.logger.propagate = False
-    watch = diagnose.Watch(SOFTMAX)
-    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(mx.nd.ones((8, 5)) * 100, mx.nd.zeros(8)), batch_size=4)
-    handler = MixedPrecisionHandler("O1", loss_scale=2.0**20, observers=[watch])
-    estimator.fit(loader, epochs=1, event_handlers=[handler])
+    net, watch = made(layer("net", 1.0)), diagnose.Watch(SOFTMAX)
+    estimator = estimator_of(net, gluon.Trainer(net.collect_params(), "sgd"), SOFTMAX)
+    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(mx.nd.ones((8, 4)) * 100, mx.nd.zeros(8)), batch_size=4)
+    estimator.fit(loader, epochs=1, event_handlers=[MixedPrecisionHandler("O1", loss_scale=2.0**20, observers=[watch])])
     assert watch.end.skipped and watch.end.number == 2
     verdict = watch.verdict()
     assert verdict.kind == "scale too high" and verdict.finite_scale < 2.0**20
@@ -356,13 +305,11 @@ def test_a_watch_is_an_observer_of_an_estimator_and_explains_the_last_step_after
 
 
 def test_a_verdict_is_of_the_weights_that_are_there_when_it_is_asked_for():
-    net = convert(dense(), "O1")
+    net = head()
     with diagnose.Watch(SOFTMAX).attach(trainer_of(net, 256.0)) as watch:
-        nets.step(watch._owner, lambda: SOFTMAX(net(mx.nd.ones((4, 5))), mx.nd.zeros(4)))
+        nets.step(watch._owner, lambda: SOFTMAX(net(mx.nd.ones((4, 4))), mx.nd.zeros(4)))
     assert watch.verdict().kind == "no fault found"
-
-    net.weight.set_data(mx.nd.full((3, 5), float("nan")))
-
+    net.weight.set_data(mx.nd.full((4, 4), float("nan")))
     verdict = watch.verdict()
-    assert (verdict.kind, verdict.node.name) == ("parameters", "net_weight")
-    assert verdict.text.startswith("the step is finite, but parameter 'net_weight' holds NaN in 15 of 15 elements.")
+    assert (verdict.kind, verdict.node.name) == ("parameters", "head_weight")
+    assert verdict.text.startswith("the step is finite, but parameter 'head_weight' holds NaN in 16 of 16 elements.")

@@ -147,8 +147,8 @@ def test_a_run_of_no_steps_and_no_operators_is_a_page(folder):
     assert ">Gradients by layer</h2>" in read_run(folder).to_html()
 
 
-def test_figures_warnings_and_advice_of_all_parts_come_first():
-    run = whole()
+def test_figures_warnings_and_advice_of_all_parts_come_first_and_errors_follow_the_network():
+    run = whole(comparison=compare(rows=compare().rows[::-1]))
     assert run.warnings == ["Slow here.", "No rule for Custom: left as they were."]
     assert run.advice == list(ledger().advice().sentences) and run._lead == "param=float32,compute=float16,output=float32"
     first, mark, rest = run.to_html().partition('<section id="network"')
@@ -156,6 +156,7 @@ def test_figures_warnings_and_advice_of_all_parts_come_first():
         assert each in first and each not in rest
     assert "<dt>last scale</dt><dd><b>8,192</b> <span>256 to 8,192</span>" in first
     assert "32,768" in whole(log=None).to_html() and "32,768" not in first + rest  # the steps say more than the ledger
+    assert "from the network's inputs to its outputs" in html.unescape(rest)
 
 
 def figures_of(text):
@@ -163,27 +164,19 @@ def figures_of(text):
     return {what: (figure, remark) for what, figure, remark in found}
 
 
-def test_a_limit_is_advised_to_a_static_scale_alone():
-    remarks = [figures_of(ledger(is_dynamic=moves).to_html())["loss scale at the end"][1] for moves in (False, True)]
-    assert remarks == ["at most 2⁷", "dynamic; a static one at most 2⁷"]
-
-
-def test_errors_follow_the_network_where_it_is_known():
-    reversed_rows = compare(rows=compare().rows[::-1])
-    assert "from the network's inputs to its outputs" in html.unescape(whole(comparison=reversed_rows).to_html())
+@pytest.mark.parametrize("is_dynamic, remark", [(False, "at most 2⁷"), (True, "dynamic; a static one at most 2⁷")])
+def test_a_limit_is_advised_to_a_static_scale_alone(is_dynamic, remark):
+    assert figures_of(ledger(is_dynamic=is_dynamic).to_html())["loss scale at the end"][1] == remark
 
 
 # ---------------------------------------------------------------------- steps
 
 
 def test_steps_show_what_was_logged_and_no_more():
+    """The log's seconds are counted from its beginning; a resumed run's first step may lie before the last one."""
     text = Steps([{"step": 5, "loss": 1.5}, {"step": 6, "loss": 1.25}]).to_html()
     assert re.findall("<figcaption>(.*?)</figcaption>", text) == ["Loss"] and "Skipped steps" not in text
     assert figures_of(steps().to_html())["steps"] == ("300", "3 skipped") and Steps([])._sections() == []
-
-
-def test_the_time_of_a_step_is_the_median_between_two():
-    """The log's seconds are counted from its beginning; a resumed run's first step may lie before the last one."""
     seconds = [10.0, 10.5, 11.0, 11.5, None, 99.0, 3.0, 3.5, 9.0]
     found = figures_of(Steps([{"step": i, "seconds": each} for i, each in enumerate(seconds)]).to_html())
     assert found["seconds per step"] == ("0.5", "median")
@@ -202,6 +195,5 @@ def test_skipped_steps_are_listed_with_why_and_why_the_last_was_not_taken_stands
     said = [{"step": 1, "taken": False, "why": "gradients of fc"}, {"step": 2, "taken": False, "error": "E", "why": "no"}]
     assert re.findall(r'<td class="text">(.*?)</td>', Steps(said).to_html()) == ["gradients of fc", "E"]
     (tmp_path / "steps.csv").write_text("step,taken,error\n1,1,\n2,0,NonFiniteLossError: 'fc' gives inf\n")
-    blocks = read_run(tmp_path)._sections()[0].blocks
-    notes = [block.sentences for block in blocks if getattr(block, "kind", "") == "Error"]
-    assert notes == [["The last step was not taken: NonFiniteLossError: 'fc' gives inf"]]
+    notes = [block for block in read_run(tmp_path)._sections()[0].blocks if getattr(block, "kind", "") == "Error"]
+    assert [each.sentences for each in notes] == [["The last step was not taken: NonFiniteLossError: 'fc' gives inf"]]
