@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 
 from mxmp import Policy
-from mxmp.symbol import convert_graph
+from mxmp.symbol import convert_graph, infer_facts, to_graph
 from tests.symbol.measure import CASTS, nodes_of
 
 X = {"x": (4, 6)}
@@ -32,6 +32,20 @@ def convert(symbol, policy="O1", shapes=None, params=None, dtypes=None):
     params = frozenset(symbol.list_arguments()) - set(shapes) if params is None else params
     known = {**dict.fromkeys(shapes, "float32"), **(dtypes or {})}
     return convert_graph(symbol, Policy.parse(policy), shapes, known, frozenset(params))
+
+
+def assert_facts(found, shapes, params=frozenset()):
+    """Check that what a conversion says of its graph, from the plan, is what MXNet infers of it."""
+    types = {name: dtype for name, dtype in found.read_dtypes.items() if name not in found.low_params}
+    _compare(found.facts, infer_facts(found.symbol, to_graph(found.symbol), shapes, types, params))
+
+
+def _compare(facts, expected):
+    for field in ("dtypes", "shapes", "output_names"):
+        assert getattr(facts, field) == getattr(expected, field)
+    assert facts.bodies.keys() == expected.bodies.keys()
+    for key, body in facts.bodies.items():
+        _compare(body, expected.bodies[key])
 
 
 def precisions(found):
