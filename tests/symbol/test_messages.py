@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 
 from mxmp import Policy
-from mxmp.errors import ConvertError, InferenceError, MxmpError, ParamsError, PolicyError
-from mxmp.symbol import convert_buckets, convert_model, convert_symbol, on_cpu
+from mxmp.errors import CheckpointError, ConvertError, InferenceError, MxmpError, ParamsError, PolicyError
+from mxmp.symbol import (
+    convert_buckets,
+    convert_checkpoint,
+    convert_model,
+    convert_symbol,
+    load_checkpoint,
+    on_cpu,
+    save_checkpoint,
+)
 from tests import messages
 from tests.symbol.small import X, convolutional, dense, params_of, snapshot
 
@@ -47,6 +55,15 @@ def another(name, shape, shapes):
 
 def named(pattern):
     return lambda: Policy.parse("O1", names={pattern: "float32"})
+
+
+def epoch(value):
+    """Return calls that read or write a checkpoint of an epoch that is none."""
+    return [
+        lambda: load_checkpoint("net", value),
+        lambda: save_checkpoint("net", value, LAYER, WEIGHTS, {}),
+        lambda: convert_checkpoint("net", value, "out"),
+    ]
 
 
 NO_SYMBOLS = {
@@ -135,6 +152,11 @@ REFUSED = [
         (f"'{name}'... has shape {shape}", ParamsError, another(name, shape, shapes))
         for name, shape in (("bn_moving_mean", (5,)), ("bn_gamma", (4, 1)), ("conv_weight", (5, 3, 3, 3)))
         for shapes in (None, SHAPES)
+    ),
+    *(
+        (f"epoch={value!r}: expected a whole number from 0 on", CheckpointError, call)
+        for value in (-1, 3.0, True, "3", None)
+        for call in epoch(value)
     ),
     *(
         ("begin or end with a blank. For such a character write '?'", PolicyError, named(name))
