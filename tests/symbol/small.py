@@ -74,13 +74,6 @@ def snapshot(*dicts):
     ]
 
 
-def type_checks(symbol, arrays, inputs=X):
-    """Return whether MXNet finds a dtype for every output of a symbol with these parameters."""
-    own = symbol.list_arguments()
-    known = {name: array.dtype for name, array in arrays.items() if name in own and not np.dtype(array.dtype).names}
-    return symbol.infer_type(**dict.fromkeys(inputs, "float32"), **known)[1] is not None
-
-
 def casts_of(symbol):
     """Return the names of what is cast, sorted."""
     nodes = nodes_of(symbol)
