@@ -42,7 +42,7 @@ a thousand cases. Inputs are the same each time.
 
 def measured() -> List[int]:
     """Return the numbers of the examples that the table runs in bfloat16."""
-    return [number for number in chosen(dtypes.BFLOAT16, "sound") if EXAMPLES[number].op not in RANDOM]
+    return [number for number in chosen(dtypes.BFLOAT16) if EXAMPLES[number].op not in RANDOM]
 
 
 def bias(example: Example, values: int = VALUES, runs: int = RUNS) -> List[float]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import re
 
-import mxnet as mx
 import pytest
 from mxnet.base import _LIB, c_str, check_call, py_str
 from mxnet.contrib.amp.lists import symbol_fp16 as contrib
@@ -63,34 +61,10 @@ def test_every_rule_is_for_a_registered_operator_by_the_name_that_graphs_have():
     assert [op for op in RULES.ops() if BACKWARD.search(op)] == []
 
 
-X = mx.sym.var("x")
-LOOPS = {
-    "_foreach": lambda: mx.sym.contrib.foreach(lambda data, state: (data + state, state), X, mx.sym.var("s")),
-    "_while_loop": lambda: mx.sym.contrib.while_loop(lambda i: i < 3, lambda i: (i, i + 1), [X], max_iterations=3),
-    "_cond": lambda: mx.sym.contrib.cond(mx.sym.sum(X) < 3, lambda: X + 1, lambda: X + 2),
-}
-
-
-@pytest.mark.parametrize("op", LOOPS)
-def test_control_flow_keeps_every_port(op):
-    outputs = LOOPS[op]()
-    flat = mx.sym.Group(list(mx.sym.Group(part) if isinstance(part, list) else part for part in outputs)
-                        if isinstance(outputs, (list, tuple)) else [outputs])  # fmt: skip
-    nodes = [node for node in json.loads(flat.tojson())["nodes"] if node["op"] == op]
-    assert len(nodes) == 1 and nodes[0]["inputs"]
-    rule = RULES.find(op, nodes[0]["attrs"])
-    assert not any(rule.is_data(port) for port in range(len(nodes[0]["inputs"])))
-    assert 0 in rule.keep_outputs and rule.reason == "control flow: entered"
-
-
 def categories(names):
     """Return the categories of operators given by any of their names."""
     ops = {REGISTRY[name] for name in names if name in REGISTRY}
     return {op: {rule.category for rule in RULES if rule.op == op} for op in ops & set(RULES.ops())}
-
-
-def test_what_contrib_amp_runs_in_low_precision_is_allowed():
-    assert {category for found in categories(contrib.FP16_FUNCS).values() for category in found} == {ALLOW}
 
 
 # contrib.amp keeps these in float32; why mxmp does not.
@@ -118,11 +92,16 @@ sinh softmax softmin tan smooth_l1 _power _power_scalar _rpower_scalar _np_cumsu
 TORCH_LOW = """Convolution Deconvolution FullyConnected dot batch_dot _npi_matmul _linalg_gemm2 RNN""".split()
 
 
-@pytest.mark.parametrize("names, category", [(TORCH_FLOAT32, DENY), (TORCH_LOW, ALLOW)], ids=["float32", "low"])
-def test_categories_are_those_of_torch_autocast(names, category):
-    found = categories(names)
-    assert len(found) == len(names)
-    assert {op: each for op, each in found.items() if each != {category}} == {}
+LISTS = {
+    "torch's float32": (TORCH_FLOAT32, DENY),
+    "torch's low precision": (TORCH_LOW, ALLOW),
+    "contrib.amp's low precision": ([name for name in contrib.FP16_FUNCS if name in REGISTRY], ALLOW),
+}
+
+
+@pytest.mark.parametrize("names, category", LISTS.values(), ids=LISTS)
+def test_categories_are_those_of_torch_autocast_and_contrib_amp(names, category):
+    assert categories(names) == {REGISTRY[name]: {category} for name in names}
 
 
 TWINS = {
@@ -137,6 +116,6 @@ TWINS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("op, twin", TWINS.items())
-def test_numpy_operators_are_in_the_category_of_their_twins(op, twin):
-    assert categories([op])[op] == categories([twin])[twin]
+def test_numpy_operators_are_in_the_category_of_their_twins():
+    found = categories([*TWINS, *TWINS.values()])
+    assert {op: found[op] for op in TWINS} == {op: found[REGISTRY[twin]] for op, twin in TWINS.items()}
