@@ -114,26 +114,19 @@ _ELEMENTWISE = (
     mx.sym.abs,
     mx.sym.square,
     mx.sym.BlockGrad,
-    lambda x: mx.sym.Activation(x, act_type="softrelu"),
+    lambda x: mx.sym.Activation(x, act_type="tanh"),
     lambda x: mx.sym.exp(mx.sym.tanh(x)),
-    lambda x: mx.sym.log(mx.sym.abs(x) + 1.0),
     lambda x: x + 0.3,
     lambda x: x * -1.7,
     lambda x: x + 1e-9,
     lambda x: mx.sym.clip(x, a_min=-0.7, a_max=2.1),
     lambda x: mx.sym.softmax(x, axis=-1),
-    lambda x: mx.sym.log_softmax(x, axis=-1),
     *(
         lambda x, dtype=dtype: mx.sym.Cast(mx.sym.Cast(x, dtype=dtype), dtype="float32")  # of the network's own
         for dtype in ("float16", "float32", "float64")
     ),
 )
-_OF_TWO = (
-    mx.sym.elemwise_add,
-    mx.sym.elemwise_mul,
-    mx.sym.broadcast_mul,
-    lambda x, y: mx.sym.broadcast_div(x, mx.sym.abs(y) + 0.5),
-)
+_OF_TWO = (mx.sym.elemwise_add, mx.sym.elemwise_mul, mx.sym.broadcast_mul)
 
 
 @_kind(weight=8)
@@ -148,13 +141,8 @@ def _of_two(b, x, shape, number):
 
 @_kind()
 def _reduce(b, x, shape, number):
-    reduced = (mx.sym.sum, mx.sym.max)[number % 2](x, axis=len(shape) - 1, keepdims=True)
+    reduced = mx.sym.sum(x, axis=len(shape) - 1, keepdims=True)
     return [(reduced, (*shape[:-1], 1)), (mx.sym.broadcast_add(x, reduced), shape)]
-
-
-@_kind()
-def _select(b, x, shape, number):
-    return [(mx.sym.where(b.param(shape, kind="condition"), x, b.pick(number, shape=shape).symbol), shape)]
 
 
 @_kind(2)
@@ -207,15 +195,6 @@ def _convolution(b, x, shape, number):
 def _batch_norm(b, x, shape, number):
     params = [b.param((shape[1],), kind=kind, low=0.5) for kind in ("gamma", "beta", "mean", "var")]
     return [(mx.sym.BatchNorm(x, *params, fix_gamma=False, eps=1e-3), shape)]
-
-
-@_kind(4)
-def _pooling(b, x, shape, number):
-    kind = ("max", "avg")[number % 2]
-    if number % 3 == 0 or min(shape[2:]) < 2:
-        return [(mx.sym.Pooling(x, kernel=(1, 1), global_pool=True, pool_type=kind), (*shape[:2], 1, 1))]
-    out = mx.sym.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type=kind)
-    return [(out, (*shape[:2], shape[2] // 2, shape[3] // 2))]
 
 
 @_kind(3)
