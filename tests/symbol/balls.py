@@ -276,4 +276,5 @@ _OPERATORS = {
     "Reshape": _reshape,
     "Flatten": lambda attrs, x: _map(lambda a: a.reshape(len(a), -1), x),
     "BlockGrad": lambda attrs, x: x,
+    "Dropout": lambda attrs, x: x,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Dict, NamedTuple
 
 import mxnet as mx
@@ -28,13 +27,8 @@ class Network(NamedTuple):
     params: Dict[str, np.ndarray]
 
     def __repr__(self):
-        """Return the graph, one line per node, for hypothesis to show."""
-        graph = json.loads(self.symbol.tojson(remove_amp_cast=False))
-        lines = [
-            f"{i}: {n['name']} = {n['op']}({[tuple(e[:2]) for e in n['inputs']]}) {n.get('attrs', '')}"
-            for i, n in enumerate(graph["nodes"])
-        ]
-        return "\n".join([*lines, f"return {[tuple(head[:2]) for head in graph['heads']]}"])
+        """Return the graph for hypothesis to show."""
+        return self.symbol.debug_str()
 
     def values(self):
         """Return the values of all variables."""
@@ -114,6 +108,7 @@ _ELEMENTWISE = (
     mx.sym.abs,
     mx.sym.square,
     mx.sym.BlockGrad,
+    mx.sym.Dropout,
     lambda x: mx.sym.Activation(x, act_type="tanh"),
     lambda x: mx.sym.exp(mx.sym.tanh(x)),
     lambda x: x + 0.3,
@@ -191,10 +186,13 @@ def _convolution(b, x, shape, number):
     return [(mx.sym.Convolution(x, weight, no_bias=True, **size), (shape[0], WIDTH, *shape[2:]))]
 
 
-@_kind(4)
+@_kind(4, weight=2)
 def _batch_norm(b, x, shape, number):
+    """Often behind a convolution, into which inference folds it."""
+    if number % 3:
+        ((x, shape),) = _convolution(b, x, shape, number)
     params = [b.param((shape[1],), kind=kind, low=0.5) for kind in ("gamma", "beta", "mean", "var")]
-    return [(mx.sym.BatchNorm(x, *params, fix_gamma=False, eps=1e-3), shape)]
+    return [(mx.sym.BatchNorm(x, *params, fix_gamma=False, eps=1e-3)[0], shape)]
 
 
 @_kind(3)
