@@ -56,15 +56,6 @@ def test_parameters_that_are_float32_again_are_listed_with_what_they_were(saved,
     assert convert_checkpoint(str(tmp_path / "low"), 3, str(tmp_path / "again"), "O2").widened == {}
 
 
-def test_fields_of_the_policy_and_dtypes_reach_the_conversion(tmp_path):
-    net = mx.sym.Embedding(mx.sym.Cast(mx.sym.var("ids"), dtype="int64"), input_dim=5, output_dim=4, name="embed")
-    prefix, shapes = str(tmp_path / "net"), {"ids": (3,)}
-    save_checkpoint(prefix, 0, net, *params_of(net, shapes))
-    fields = {"ops": {"Embedding": "float16"}, "output_dtype": "float16"}
-    found = convert_checkpoint(prefix, 0, str(tmp_path / "low"), "O1", shapes, {"ids": "int32"}, **fields)
-    assert found.symbol.infer_type(ids="int32")[1] == [np.float16]
-
-
 @pytest.mark.parametrize("spelling", ["net", "./net", "sub/../net", "link/net", "{}/net"])
 def test_the_checkpoint_itself_is_never_written_over(spelling, saved, tmp_path, monkeypatch):
     os.symlink(tmp_path, tmp_path / "link", target_is_directory=True)

@@ -202,17 +202,6 @@ def test_parameters_are_known(options, expected):
     assert stored(convert_symbol(net, "O2", **options)) == expected
 
 
-@pytest.mark.parametrize("second", ["O1", "O2", "mixed_bfloat16"])
-def test_the_last_policy_counts(second):
-    """The network has a cast of its own that the first conversion uses."""
-    soft = mx.sym.softmax(mx.sym.var("x"), name="soft")
-    own = mx.sym.Cast(soft, dtype="float16", name="own")
-    net = mx.sym.Group([dense(soft), mx.sym.Cast(own, dtype="float32")])
-    first = convert(net, "O1")
-    assert convert(first.symbol, second).graph == convert(net, second).graph
-    assert to_graph(convert(first.symbol, "O0").symbol) == to_graph(net)
-
-
 def test_numpy_symbols_stay_numpy():
     found = convert(mx.sym.np.exp(mx.sym.var("x").as_np_ndarray()))
     assert isinstance(found.symbol, mx.sym.numpy._Symbol) and found.report.without_rule == ()
