@@ -50,10 +50,8 @@ def build(example: Example, dtype: str, ports: Optional[Iterable[int]] = None, u
 
 def output_dtypes(example: Example, *built: Any, **options: Any) -> List[str]:
     """Return the dtypes of a call's outputs, as MXNet infers them (the arguments are those of ``build``)."""
-    symbol = build(example, *built, **options)
     known = {f"in{port}": dtype for port, dtype in enumerate(example.dtypes)}
-    _, found, _ = symbol.infer_type(**known)
-    return [dtypes.canonical(dtype) for dtype in found]
+    return [dtypes.canonical(dtype) for dtype in build(example, *built, **options).infer_type(**known)[1]]
 
 
 class Bound:

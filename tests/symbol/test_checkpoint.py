@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import mxnet as mx
-import numpy as np
 import pytest
 
 from mxmp.checkpoint import saved_epochs
