@@ -14,7 +14,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.errors import CheckpointError
 from mxmp.symbol import convert_checkpoint, convert_model, load_symbol, on_cpu, to_graph
 from tests.symbol.small import convolutional, dtypes_of, params_of
 
@@ -77,14 +76,3 @@ def test_the_meaning_of_old_attributes_is_upgraded(version, tmp_path):
     file.write_text(written_by(version, mx.sym.argmax(mx.sym.var("data"), axis=-1, name="top")))
     found = load_symbol(str(file)).infer_shape(data=(3, 4))[1]
     assert found == [(1,)] if version < 905 else [(3,)]
-
-
-def test_an_old_symbol_that_is_malformed_names_the_node(tmp_path):
-    graph = json.loads(written_by(800, NETWORK))
-    graph["nodes"][3]["inputs"][0] = [99, 0]
-    file = tmp_path / "net-symbol.json"
-    file.write_text(json.dumps(graph))
-    with pytest.raises(
-        CheckpointError, match=r"net-symbol.json: node 'conv' \(Convolution\): input 0 refers to node 99"
-    ):
-        load_symbol(str(file))

@@ -1,4 +1,4 @@
-"""Sums, extrema, statistics and normalization."""
+"""Sums, extrema, statistics, normalization, losses and densities."""
 
 from __future__ import annotations
 
@@ -58,4 +58,38 @@ _REDUCTIONS = (
     *same("_npi_bincount", (8,), kinds={0: "int32"}, minlength=4, differentiable=False),
 )
 
-REDUCTIONS = _NORMS + _REDUCTIONS
+LABELS = {1: "index"}
+_LOSSES = (
+    Example("SoftmaxOutput", ((4, 8), (4,)), {}, LABELS),
+    *same("LinearRegressionOutput MAERegressionOutput", (4, 8), (4, 8)),
+    *same("LogisticRegressionOutput", (4, 8), (4, 8), kinds={1: "probability"}),
+    Example("SVMOutput", ((4, 8), (4,)), {}, LABELS),
+    Example("softmax_cross_entropy", ((4, 8), (4,)), {}, LABELS),
+    Example("CTCLoss", ((6, 2, 8), (2, 3)), {}, {1: "positive"}),
+    Example(
+        "CTCLoss",
+        ((6, 2, 8), (2, 3), (2,), (2,)),
+        {"use_data_lengths": True, "use_label_lengths": True},
+        {1: "positive", 2: "length", 3: "length"},
+    ),
+    Example("IdentityAttachKLSparseReg", ((4, 8), (8,)), {}, {0: "probability", 1: "probability"}),
+    Example(
+        "_contrib_hawkesll",
+        ((2, 3), (3,), (3,), (2, 3), (2, 4), (2, 4), (2,), (2,)),
+        {},
+        {**dict.fromkeys((0, 1, 2, 3, 4, 7), "probability"), 5: "int32", 6: "positive"},
+        outputs=2,
+    ),
+)
+
+PROBABILITIES = dict.fromkeys(range(3), "probability")
+_DENSITIES = (
+    *same("_random_pdf_uniform _random_pdf_normal _random_pdf_gamma", (2, 5), (2,), (2,), kinds=PROBABILITIES),
+    *same(
+        "_random_pdf_negative_binomial _random_pdf_generalized_negative_binomial", (2, 5), (2,), (2,), kinds=PROBABILITIES
+    ),
+    *same("_random_pdf_exponential _random_pdf_poisson", (2, 5), (2,), kinds=PROBABILITIES),
+    *same("_random_pdf_dirichlet", (2, 5, 3), (2, 3), kinds=PROBABILITIES),
+)
+
+REDUCTIONS = _NORMS + _REDUCTIONS + _DENSITIES + _LOSSES
