@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 
+import mxnet as mx
 import pytest
 from mxnet.base import _LIB, c_str, check_call, py_str
 from mxnet.contrib.amp.lists import symbol_fp16 as contrib
@@ -28,15 +29,8 @@ WITHOUT_RULE = {
 }  # fmt: skip
 
 
-def registered():
-    """Return the operators of the installed MXNet: every name, aliases too, and the name that graphs have for it."""
-    size, names = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
-    check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
-    copies = [py_str(names[i]) for i in range(size.value)]  # the next call into MXNet writes over them
-    return {name: canonical(name) for name in copies}
-
-
 def canonical(alias):
+    """Return the name that graphs have for an operator."""
     handle, name, text = ctypes.c_void_p(), ctypes.c_char_p(), ctypes.c_char_p()
     check_call(_LIB.NNGetOpHandle(c_str(alias), ctypes.byref(handle)))
     count, lists = ctypes.c_uint(), [ctypes.POINTER(ctypes.c_char_p)() for _ in range(3)]
@@ -45,7 +39,8 @@ def canonical(alias):
     return py_str(name.value)
 
 
-REGISTRY = registered()
+# Every name of the operators of the installed MXNet, aliases too.
+REGISTRY = {name: canonical(name) for name in mx.operator.get_all_registered_operators()}
 OPERATORS = set(REGISTRY.values())
 
 
@@ -54,11 +49,7 @@ def test_every_registered_operator_has_a_rule_or_a_reason():
     assert len(REGISTRY) > 1100 and len(OPERATORS) > 850
     forward = {op for op in OPERATORS if not BACKWARD.search(op)}
     assert forward - set(RULES.ops()) == set().union(*WITHOUT_RULE.values())
-
-
-def test_every_rule_is_for_a_registered_operator_by_the_name_that_graphs_have():
-    assert set(RULES.ops()) - OPERATORS == set()
-    assert [op for op in RULES.ops() if BACKWARD.search(op)] == []
+    assert set(RULES.ops()) <= forward  # by the names that graphs have
 
 
 def categories(names):

@@ -125,10 +125,8 @@ def test_bytes_are_those_of_the_arrays(policy):
     net, shapes = convolutional()
     params = params_of(net, shapes)
     found = convert_model(net, *params, policy, shapes)
-    before, after = (
-        sum(array.asnumpy().nbytes for arrays in each for array in arrays.values())
-        for each in (params, (found.arg_params, found.aux_params))
-    )
+    pairs = params, (found.arg_params, found.aux_params)
+    before, after = (sum(a.asnumpy().nbytes for arrays in each for a in arrays.values()) for each in pairs)
     assert found.param_bytes == (before, after) and (after < before) == (policy != "O1")
 
 
