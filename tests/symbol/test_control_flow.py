@@ -36,16 +36,12 @@ def foreach():
 def while_loop():
     weight = mx.sym.var("weight")
 
-    def condition(count, state):
-        return count < 3
-
     def function(count, state):
         hidden = dense(state, weight, "hidden")
         return mx.sym.relu(hidden, name="out"), [count + 1, mx.sym.tanh(hidden, name="new")]
 
-    outputs, states = mx.sym.contrib.while_loop(
-        condition, function, [mx.sym.var("count"), dense(mx.sym.var("x"), weight, "before")], max_iterations=4
-    )
+    begin = [mx.sym.var("count"), dense(mx.sym.var("x"), weight, "before")]
+    outputs, states = mx.sym.contrib.while_loop(lambda count, state: count < 3, function, begin, max_iterations=4)
     return mx.sym.Group([outputs, *states])
 
 
