@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import mxnet as mx
 import pytest
@@ -65,24 +66,18 @@ def test_the_checkpoint_itself_is_never_written_over(spelling, saved, tmp_path, 
         convert_checkpoint(saved, 3, out, "O2", SHAPES)
 
 
-def fail_half_way(error):
-    """Return a ``mx.nd.save`` that writes a part of a file, and raises."""
-
-    def fail(file, arrays):
-        with open(file, "wb") as stream:
-            stream.write(b"half of it")
-        raise error
-
-    return fail
-
-
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), mx.MXNetError("FileStream.Write incomplete"), KeyboardInterrupt()]
 )
 def test_a_failed_write_leaves_the_earlier_files(error, saved, tmp_path, monkeypatch):
     out = str(tmp_path / "low")
     save_checkpoint(out, 3, mx.sym.relu(mx.sym.var("x")), {"old": mx.nd.ones(2)}, {})
-    monkeypatch.setattr(mx.nd, "save", fail_half_way(error))
+
+    def fail_half_way(file, arrays):
+        Path(file).write_bytes(b"half of it")
+        raise error
+
+    monkeypatch.setattr(mx.nd, "save", fail_half_way)
     interrupted = isinstance(error, KeyboardInterrupt)
     expected = pytest.raises(KeyboardInterrupt) if interrupted else refused(CheckpointError, out, "cannot be written")
     with nothing_written(tmp_path), expected:
