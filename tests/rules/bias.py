@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Callable, Dict, List, Tuple
+from collections import defaultdict
 
 import numpy as np
 
 from mxmp import dtypes
-from tests.rules.examples import EXAMPLES, Example
-from tests.rules.run_examples import Arrays, Bound, chosen
+from tests.rules.examples import EXAMPLES
+from tests.rules.run_examples import Bound, chosen
 
 VALUES = 10_000
 """Random values in the largest input of an example, over all its runs."""
@@ -40,62 +40,51 @@ a thousand cases. Inputs are the same each time.
 """
 
 
-def measured() -> List[int]:
+def measured():
     """Return the numbers of the examples that the table runs in bfloat16."""
-    return [number for number in chosen(dtypes.BFLOAT16, "sound") if EXAMPLES[number].op not in RANDOM]
+    return [number for number in chosen(dtypes.BFLOAT16) if EXAMPLES[number].op not in RANDOM]
 
 
-def bias(example: Example, values: int = VALUES, runs: int = RUNS) -> List[float]:
+def bias(example):
     """Return how far each output and gradient is from float32's on average, in units of bfloat16's eps.
 
     The mean of the errors, each counted positive away from zero, over the mean of the magnitudes: a mean
     relative error in which values near zero weigh little.
-
-    Args:
-        example: The call.
-        values: How many random values its largest input has, over all runs.
-        runs: The fewest runs.
     """
     rng = np.random.default_rng(0)
     low, wide = Bound(example, dtypes.BFLOAT16), Bound(example, dtypes.FLOAT32)
     size = max(math.prod(example.shapes[port]) for port in example.data_ports)
-    sums: Dict[int, np.ndarray] = {}
-    equal = True
-    for run in range(max(runs, math.ceil(values / size))):
+    sums, equal = defaultdict(float), True
+    for run in range(max(RUNS, math.ceil(VALUES / size))):
         if equal and run == EQUAL_RUNS:
             break
         inputs = [_input(rng, example, port) for port in range(len(example.shapes))]
         seed = int(rng.integers(1 << 30))
-        found, expected = (_float32(bound.run(inputs, _heads(seed))) for bound in (low, wide))
+        found, expected = (_results(bound, inputs, np.random.default_rng(seed)) for bound in (low, wide))
         equal = equal and all(map(np.array_equal, found, expected))
         for number, (one, right) in enumerate(zip(found, expected)):
             error = np.sign(right) * (one.astype(np.float64) - right)
-            sums[number] = sums.get(number, 0) + np.array([error.sum(), np.abs(right).sum()])
+            sums[number] += np.array([error.sum(), np.abs(right).sum()])
     eps = dtypes.limits(dtypes.BFLOAT16).eps
     return [float(error / (total or 1) / eps) for error, total in sums.values()]
 
 
-def _float32(results: Tuple[Arrays, Arrays]) -> Arrays:
+def _results(bound, inputs, rng):
+    """Return outputs and gradients in float32, for random gradients of the outputs."""
+    results = bound.run(inputs, lambda output: _spread(rng, output.shape))
     return [array for arrays in results for array in arrays if array.dtype == np.float32]
 
 
-def _heads(seed: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function that draws gradients of outputs, the same for the same seed."""
-    rng = np.random.default_rng(seed)
-    return lambda output: _spread(rng, output.shape)
-
-
-def _input(rng: np.random.Generator, example: Example, port: int) -> np.ndarray:
+def _input(rng, example, port):
     """Return random data with all of bfloat16's significands, and indices and their like as the example has them."""
-    kind, shape = example.kinds.get(port, "data"), example.shapes[port]
-    if kind == "data":
-        return _spread(rng, shape)
-    if kind == "positive":
-        return np.abs(_spread(rng, shape))
-    return example.arrays()[port]
+    kind = example.kinds.get(port, "data")
+    if kind not in ("data", "positive"):
+        return example.arrays()[port]
+    values = _spread(rng, example.shapes[port])
+    return values if kind == "data" else np.abs(values)
 
 
-def _spread(rng: np.random.Generator, shape: Tuple[int, ...]) -> np.ndarray:
+def _spread(rng, shape):
     """Return values of both signs with magnitudes from 1/4 to 4, which bfloat16 has too."""
     values = np.exp2(rng.uniform(-2, 2, shape)) * rng.choice((-1, 1), shape)
     return (values.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)

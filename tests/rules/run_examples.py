@@ -1,9 +1,8 @@
-"""Runs examples through MXNet; as a program, all of them in a low precision, where a kernel may abort.
+"""Runs examples through MXNet; as a program, those that the table says run in a low precision, where a kernel may abort.
 
 The program prints two lines of JSON per example: its number, and what it gave::
 
-    python -m tests.rules.run_examples bfloat16 sound 0       # those that the table says run in it
-    python -m tests.rules.run_examples bfloat16 excluded 0    # the others; where it dies, go on behind that one
+    python -m tests.rules.run_examples bfloat16
 """
 
 from __future__ import annotations
@@ -33,33 +32,26 @@ def build(example: Example, dtype: str, ports: Optional[Iterable[int]] = None, u
     """
     cast = set(example.data_ports if ports is None else ports) if dtype != dtypes.FLOAT32 else set()
     nodes: List[Dict[str, Any]] = []
-    inputs = []
-    for port in range(len(example.shapes)):
-        nodes.append({"op": "null", "name": f"in{port}", "inputs": []})
-        if port in cast:
-            nodes.append(_cast(f"low{port}", dtype, [len(nodes) - 1, 0, 0]))
-        inputs.append([len(nodes) - 1, 0, 0])
-    nodes.append({"op": example.op, "name": "call", "attrs": example.text_attrs, "inputs": inputs})
-    heads = [[len(nodes) - 1, index, 0] for index in range(example.outputs)]
-    for index, head in enumerate(heads if up else []):
-        if index not in example.rule.keep_outputs:
-            nodes.append(_cast(f"up{index}", dtypes.FLOAT32, head))
-            heads[index] = [len(nodes) - 1, 0, 0]
+
+    def add(op: str, name: str, inputs: Sequence[List[int]] = (), **attrs: str) -> List[int]:
+        nodes.append({"op": op, "name": name, "attrs": attrs, "inputs": list(inputs)})
+        return [len(nodes) - 1, 0, 0]
+
+    inputs = [add("null", f"in{port}") for port in range(len(example.shapes))]
+    inputs = [add("amp_cast", f"low{i}", [each], dtype=dtype) if i in cast else each for i, each in enumerate(inputs)]
+    call, _, _ = add(example.op, "call", inputs, **example.text_attrs)
+    heads = [[call, index, 0] for index in range(example.outputs)]
+    for index in [index for index in range(example.outputs) if up and index not in example.rule.keep_outputs]:
+        heads[index] = add("amp_cast", f"up{index}", [heads[index]], dtype=dtypes.FLOAT32)
     variables = [position for position, node in enumerate(nodes) if node["op"] == "null"]
     graph = {"nodes": nodes, "arg_nodes": variables, "heads": heads, "attrs": {"mxnet_version": ["int", 10901]}}
     return mx.sym.load_json(json.dumps(graph))
 
 
-def _cast(name: str, dtype: str, source: List[int]) -> Dict[str, Any]:
-    return {"op": "amp_cast", "name": name, "attrs": {"dtype": dtype}, "inputs": [source]}
-
-
 def output_dtypes(example: Example, *built: Any, **options: Any) -> List[str]:
     """Return the dtypes of a call's outputs, as MXNet infers them (the arguments are those of ``build``)."""
-    symbol = build(example, *built, **options)
     known = {f"in{port}": dtype for port, dtype in enumerate(example.dtypes)}
-    _, found, _ = symbol.infer_type(**known)
-    return [dtypes.canonical(dtype) for dtype in found]
+    return [dtypes.canonical(dtype) for dtype in build(example, *built, **options).infer_type(**known)[1]]
 
 
 class Bound:
@@ -108,12 +100,9 @@ def _gradient(result: np.ndarray) -> np.ndarray:
 
 def relative_errors(found: Arrays, expected: Arrays) -> List[float]:
     """Return each array's largest error, relative to the largest value expected."""
-    errors = []
-    for a, b in zip(found, expected):
-        assert a.shape == b.shape
-        scale = float(np.abs(b).max()) or 1.0
-        errors.append(float(np.abs(a.astype(np.float64) - b).max()) / scale)
-    return errors
+    assert [a.shape for a in found] == [b.shape for b in expected]
+    pairs = zip(found, expected)
+    return [float(np.abs(a.astype(np.float64) - b).max() / (np.abs(b).max() or 1)) for a, b in pairs]
 
 
 def _compare(example: Example, dtype: str) -> Dict[str, Any]:
@@ -126,19 +115,13 @@ def _compare(example: Example, dtype: str) -> Dict[str, Any]:
     return {name: relative_errors(a, b) for name, a, b in zip(("outputs", "gradients"), found, expected)}
 
 
-def chosen(dtype: str, which: str) -> List[int]:
-    """Return the numbers of the examples that have a dtype ('sound') or not ('excluded')."""
+def chosen(dtype: str) -> List[int]:
+    """Return the numbers of the examples that have a dtype."""
     candidates = [n for n, example in enumerate(EXAMPLES) if example.data_ports and example.runs]
-    return [n for n in candidates if (dtype in EXAMPLES[n].rule.dtypes) == (which == "sound")]
-
-
-def main(dtype: str, which: str, first: int) -> None:
-    """Run the chosen examples from one on."""
-    for number in chosen(dtype, which):
-        if number >= first:
-            print(number, flush=True)
-            print(json.dumps(_compare(EXAMPLES[number], dtype)), flush=True)
+    return [n for n in candidates if dtype in EXAMPLES[n].rule.dtypes]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    for number in chosen(sys.argv[1]):
+        print(number, flush=True)
+        print(json.dumps(_compare(EXAMPLES[number], sys.argv[1])), flush=True)

@@ -15,40 +15,21 @@ import pytest
 
 from mxmp import dtypes
 from mxmp.rules import RULES
-from tests.rules.examples import EXAMPLES
-from tests.rules.run_examples import chosen, relative_errors, run
+from tests.rules.bias import BOUND, measured
+from tests.rules.examples import EXAMPLES, Example
+from tests.rules.run_examples import chosen, output_dtypes, relative_errors, run
 
 ROOT = Path(__file__).parents[2]
-SOUND = {dtype: chosen(dtype, "sound") for dtype in dtypes.LOW_PRECISION}
 
 
-@pytest.fixture(scope="module")
-def sound_runs():
-    """What each example with a kernel gave, from one other process per dtype."""
-    found = {}
-
-    def runs(dtype):
-        if dtype not in found:
-            rows, died = run_examples(dtype, "sound")
-            assert died is None, f"died at {EXAMPLES[died]}"
-            found[dtype] = rows
-        return found[dtype]
-
-    return runs
-
-
-def run_examples(dtype, which, first=0):
-    """Return the rows of one process by example, and the example at which it died or None."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.rules.run_examples", dtype, which, str(first)]
+def rows_of(program, *args):
+    """Return what each example gave, by its number, from one other process, since a kernel may abort."""
+    command = [sys.executable, "-W", "ignore", "-m", f"tests.rules.{program}", *args]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=100)
-        output, died = done.stdout, done.returncode != 0
-    except subprocess.TimeoutExpired as e:  # an abort that waits for other threads
-        output, died = (e.stdout or b"").decode(), True
-    numbers, rows = ([json.loads(line) for line in output.splitlines()[start::2]] for start in (0, 1))
-    assert numbers, "died before the first example"
-    return dict(zip(numbers, rows)), (numbers[-1] if died else None)
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=280)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, f"died at {EXAMPLES[lines[::2][-1]]}"
+    return dict(zip(lines[::2], lines[1::2]))
 
 
 def is_right(row, dtype):
@@ -62,10 +43,19 @@ def is_right(row, dtype):
 
 
 @pytest.mark.bfloat16
-@pytest.mark.parametrize("number", SOUND[dtypes.BFLOAT16], ids=lambda n: str(EXAMPLES[n]))
-def test_bfloat16_agrees_with_float32(sound_runs, number):
-    row = sound_runs(dtypes.BFLOAT16)[number]
-    assert is_right(row, dtypes.BFLOAT16), f"{EXAMPLES[number]}: {row}"
+def test_bfloat16_agrees_with_float32():
+    rows = rows_of("run_examples", "bfloat16")
+    assert {str(EXAMPLES[number]): row for number, row in rows.items() if not is_right(row, "bfloat16")} == {}
+    assert list(rows) == chosen("bfloat16")
+
+
+@pytest.mark.slow
+@pytest.mark.bfloat16
+def test_bfloat16_kernels_have_no_bias():
+    """They round: their results are right on average."""
+    biases = rows_of("bias")
+    assert {str(EXAMPLES[number]): row for number, row in biases.items() if max(map(abs, row), default=0) >= BOUND} == {}
+    assert list(biases) == measured()
 
 
 # How MXNet says that it has a float16 kernel for GPUs alone.
@@ -84,13 +74,13 @@ NOT_COMPARABLE = {
 }
 
 
-@pytest.mark.parametrize("number", SOUND[dtypes.FLOAT16], ids=lambda n: str(EXAMPLES[n]))
-def test_float16_agrees_with_float32_or_is_for_gpus(sound_runs, number):
-    example, row = EXAMPLES[number], sound_runs(dtypes.FLOAT16)[number]
-    if GPU_ALONE.search(row.get("error", "")):
-        assert example.op in GPU_ALONE_OPS
-    elif str(example) not in NOT_COMPARABLE.values():
-        assert is_right(row, dtypes.FLOAT16), f"{example}: {row}"
+def test_float16_agrees_with_float32_or_is_for_gpus():
+    rows = rows_of("run_examples", "float16")
+    assert list(rows) == chosen("float16")
+    alone = {number for number, row in rows.items() if GPU_ALONE.search(row.get("error", ""))}
+    assert {EXAMPLES[number].op for number in alone} <= GPU_ALONE_OPS
+    wrong = {str(EXAMPLES[n]): row for n, row in rows.items() if n not in alone and not is_right(row, "float16")}
+    assert wrong.keys() <= set(NOT_COMPARABLE.values()), wrong
 
 
 def in_dtype(dtype, function, *arrays):
@@ -134,35 +124,17 @@ def test_running_sums_stop_growing_beyond_the_limits(dtype, function, arrays, wh
     assert bounds[0] <= found / expected <= bounds[1]
 
 
-WIDENING = [rule for rule in RULES if rule.widens]
-
-
-def widened(op, key, size):
-    """Return output and gradient of an operator that reads float16 and gives float32, and what float32 gives."""
-    rng = np.random.default_rng(0)
-    data = (3 * rng.standard_normal((4, size))).astype(np.float16).astype(np.float32)
-    found = []
-    for cast, attrs in (("float16", {"axis": "1", key: "float32"}), ("float32", {"axis": "1"})):
-        graph = json.loads(mx.sym.Cast(mx.sym.var("data"), dtype=cast).tojson())
-        graph["nodes"].append({"op": op, "name": "call", "attrs": attrs, "inputs": graph["heads"]})
-        symbol = mx.sym.load_json(json.dumps({**graph, "heads": [[len(graph["nodes"]) - 1, 0, 0]]}))
-        gradient = mx.nd.zeros(data.shape)
-        executor = symbol.bind(mx.cpu(), {"data": mx.nd.array(data)}, {"data": gradient})
-        (output,) = executor.forward(is_train=True)
-        executor.backward(mx.nd.array(np.random.default_rng(1).integers(-64, 65, output.shape) / 64))
-        assert output.dtype == np.float32
-        found.append((output.asnumpy(), gradient.asnumpy()))
-    return found
-
-
 @pytest.mark.parametrize("size", [300, 5000])
-@pytest.mark.parametrize("rule", WIDENING, ids=lambda rule: rule.op)
-def test_operators_that_widen_compute_in_float32(rule, size):
-    (output, gradient), (expected, expected_gradient) = widened(rule.op, rule.widens, size)
+@pytest.mark.parametrize("op, key", [(rule.op, rule.widens) for rule in RULES if rule.widens])
+def test_operators_that_widen_compute_in_float32(op, key, size):
+    example = Example(op, ((4, size),), {"axis": 1, key: "float32"})
+    data = [np.float32(3 * np.random.default_rng(0).standard_normal((4, size))).astype(np.float16).astype(np.float32)]
+    assert output_dtypes(example, "float16", [0]) == ["float32"]
+    ((output,), gradients), ((expected,), right) = (run(example, dtype, data) for dtype in ("float16", "float32"))
     np.testing.assert_allclose(output, expected, rtol=2**-23)
     # The gradient leaves in float16: rounded once, after one product or quotient in float32 or float16.
-    assert relative_errors([gradient], [expected_gradient])[0] <= dtypes.limits("float16").eps
-    assert np.isfinite(gradient).all()
+    assert relative_errors(gradients, right)[0] <= dtypes.limits("float16").eps
+    assert np.isfinite(gradients[0]).all()
 
 
 ROUND = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import re
 
 import mxnet as mx
@@ -30,15 +29,8 @@ WITHOUT_RULE = {
 }  # fmt: skip
 
 
-def registered():
-    """Return the operators of the installed MXNet: every name, aliases too, and the name that graphs have for it."""
-    size, names = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
-    check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
-    copies = [py_str(names[i]) for i in range(size.value)]  # the next call into MXNet writes over them
-    return {name: canonical(name) for name in copies}
-
-
 def canonical(alias):
+    """Return the name that graphs have for an operator."""
     handle, name, text = ctypes.c_void_p(), ctypes.c_char_p(), ctypes.c_char_p()
     check_call(_LIB.NNGetOpHandle(c_str(alias), ctypes.byref(handle)))
     count, lists = ctypes.c_uint(), [ctypes.POINTER(ctypes.c_char_p)() for _ in range(3)]
@@ -47,7 +39,8 @@ def canonical(alias):
     return py_str(name.value)
 
 
-REGISTRY = registered()
+# Every name of the operators of the installed MXNet, aliases too.
+REGISTRY = {name: canonical(name) for name in mx.operator.get_all_registered_operators()}
 OPERATORS = set(REGISTRY.values())
 
 
@@ -56,41 +49,13 @@ def test_every_registered_operator_has_a_rule_or_a_reason():
     assert len(REGISTRY) > 1100 and len(OPERATORS) > 850
     forward = {op for op in OPERATORS if not BACKWARD.search(op)}
     assert forward - set(RULES.ops()) == set().union(*WITHOUT_RULE.values())
-
-
-def test_every_rule_is_for_a_registered_operator_by_the_name_that_graphs_have():
-    assert set(RULES.ops()) - OPERATORS == set()
-    assert [op for op in RULES.ops() if BACKWARD.search(op)] == []
-
-
-X = mx.sym.var("x")
-LOOPS = {
-    "_foreach": lambda: mx.sym.contrib.foreach(lambda data, state: (data + state, state), X, mx.sym.var("s")),
-    "_while_loop": lambda: mx.sym.contrib.while_loop(lambda i: i < 3, lambda i: (i, i + 1), [X], max_iterations=3),
-    "_cond": lambda: mx.sym.contrib.cond(mx.sym.sum(X) < 3, lambda: X + 1, lambda: X + 2),
-}
-
-
-@pytest.mark.parametrize("op", LOOPS)
-def test_control_flow_keeps_every_port(op):
-    outputs = LOOPS[op]()
-    flat = mx.sym.Group(list(mx.sym.Group(part) if isinstance(part, list) else part for part in outputs)
-                        if isinstance(outputs, (list, tuple)) else [outputs])  # fmt: skip
-    nodes = [node for node in json.loads(flat.tojson())["nodes"] if node["op"] == op]
-    assert len(nodes) == 1 and nodes[0]["inputs"]
-    rule = RULES.find(op, nodes[0]["attrs"])
-    assert not any(rule.is_data(port) for port in range(len(nodes[0]["inputs"])))
-    assert 0 in rule.keep_outputs and rule.reason == "control flow: entered"
+    assert set(RULES.ops()) <= forward  # by the names that graphs have
 
 
 def categories(names):
     """Return the categories of operators given by any of their names."""
     ops = {REGISTRY[name] for name in names if name in REGISTRY}
     return {op: {rule.category for rule in RULES if rule.op == op} for op in ops & set(RULES.ops())}
-
-
-def test_what_contrib_amp_runs_in_low_precision_is_allowed():
-    assert {category for found in categories(contrib.FP16_FUNCS).values() for category in found} == {ALLOW}
 
 
 # contrib.amp keeps these in float32; why mxmp does not.
@@ -118,11 +83,16 @@ sinh softmax softmin tan smooth_l1 _power _power_scalar _rpower_scalar _np_cumsu
 TORCH_LOW = """Convolution Deconvolution FullyConnected dot batch_dot _npi_matmul _linalg_gemm2 RNN""".split()
 
 
-@pytest.mark.parametrize("names, category", [(TORCH_FLOAT32, DENY), (TORCH_LOW, ALLOW)], ids=["float32", "low"])
-def test_categories_are_those_of_torch_autocast(names, category):
-    found = categories(names)
-    assert len(found) == len(names)
-    assert {op: each for op, each in found.items() if each != {category}} == {}
+LISTS = {
+    "torch's float32": (TORCH_FLOAT32, DENY),
+    "torch's low precision": (TORCH_LOW, ALLOW),
+    "contrib.amp's low precision": ([name for name in contrib.FP16_FUNCS if name in REGISTRY], ALLOW),
+}
+
+
+@pytest.mark.parametrize("names, category", LISTS.values(), ids=LISTS)
+def test_categories_are_those_of_torch_autocast_and_contrib_amp(names, category):
+    assert categories(names) == {REGISTRY[name]: {category} for name in names}
 
 
 TWINS = {
@@ -137,6 +107,6 @@ TWINS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("op, twin", TWINS.items())
-def test_numpy_operators_are_in_the_category_of_their_twins(op, twin):
-    assert categories([op])[op] == categories([twin])[twin]
+def test_numpy_operators_are_in_the_category_of_their_twins():
+    found = categories([*TWINS, *TWINS.values()])
+    assert {op: found[op] for op in TWINS} == {op: found[REGISTRY[twin]] for op, twin in TWINS.items()}

@@ -39,14 +39,6 @@ def damaged(whole, rng):
     return bytes(data)
 
 
-def limit_memory():
-    """Let this process have little more memory than it has."""
-    with open("/proc/self/statm") as file:
-        pages = int(file.read().split()[0])
-    size = pages * os.sysconf("SC_PAGE_SIZE") + ROOM
-    resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
-
-
 def try_to_load(file):
     """Return what becomes of a file: loaded, refused, or the error that should not have been."""
     try:
@@ -61,24 +53,23 @@ def try_to_load(file):
 
 
 def try_damaged(file, seed, count):
-    """Print what became of damaged copies of a file."""
+    """Print what became of damaged copies of a file, in a process with little more memory than it has."""
     with open(file, "rb") as stream:
         whole = stream.read()
     if whole[24:28] == bytes([0xCA, 0xFA, 0x93, 0xF9]):
         mx.npx.set_np()
-    rng, result = random.Random(seed), {"loaded": 0, "refused": 0, "bad": []}
-    copy = f"{file}.damaged"
+    rng, copy = random.Random(seed), f"{file}.damaged"
     assert try_to_load(file) == "loaded"
-    limit_memory()
-    for number in range(count):
+    with open("/proc/self/statm") as stream:
+        size = int(stream.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + ROOM
+    resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+    found = []
+    for _ in range(count):
         with open(copy, "wb") as stream:
             stream.write(damaged(whole, rng))
-        found = try_to_load(copy)
-        if found in result:
-            result[found] += 1
-        else:
-            result["bad"].append([number, found])
-    print(json.dumps(result))
+        found.append(try_to_load(copy))
+    bad = [each for each in enumerate(found) if each[1] not in ("loaded", "refused")]
+    print(json.dumps({"loaded": found.count("loaded"), "refused": found.count("refused"), "bad": bad}), flush=True)
 
 
 def main(seed, count):
@@ -88,7 +79,6 @@ def main(seed, count):
         if not child:
             signal.alarm(120)  # what hangs dies
             try_damaged(line.rstrip("\n"), seed, count)
-            sys.stdout.flush()
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         if status:

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from typing import NamedTuple
 
 import numpy as np
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # MXNet's stand-in
 CASTS = ("Cast", "amp_cast", "amp_multicast")
-
-
-class Cost(NamedTuple):
-    """What a symbol does in one forward pass.
-
-    Attributes:
-        casts: Tensors that casts change the dtype of.
-        bytes: What all operators read and write, hidden outputs left out.
-    """
-
-    casts: int
-    bytes: int
 
 
 def nodes_of(symbol):
@@ -41,18 +27,17 @@ def entries_of(symbol, shapes, dtypes):
 
 
 def measure(symbol, shapes, dtypes):
-    """Return the cost of a symbol whose inputs have the given shapes and dtypes (float32 if not given)."""
+    """Return the bytes that all operators read and write in one forward pass, and the tensors that casts change.
+
+    Hidden outputs are left out. Inputs have the given shapes and dtypes (float32 if not given).
+    """
     entries = entries_of(symbol, shapes, dtypes)
-    outputs = defaultdict(list)
-    for (owner, _), found in entries.items():
-        outputs[owner].append(found)
     casts = moved = 0
     for position, node in enumerate(nodes_of(symbol)):
-        if node["op"] == "null":
-            continue
-        read = [entries[entry[0], entry[1]] for entry in node["inputs"]]
-        written = outputs[position]
-        if node["op"] in CASTS:
-            casts += sum(before[0] != after[0] for before, after in zip(read, written))
-        moved += sum(dtype.itemsize * math.prod(shape) for dtype, shape in read + written)
-    return Cost(casts, moved)
+        if node["op"] != "null":
+            read = [entries[entry[0], entry[1]] for entry in node["inputs"]]
+            written = [entry for (owner, _), entry in entries.items() if owner == position]
+            if node["op"] in CASTS:
+                casts += sum(before[0] != after[0] for before, after in zip(read, written))
+            moved += sum(dtype.itemsize * math.prod(shape) for dtype, shape in read + written)
+    return moved, casts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+from pathlib import Path
 
 import pytest
 
@@ -44,11 +44,5 @@ def nothing_written(folder):
 
 def contents(folder):
     """Return the bytes of all files in a folder, None for a folder in it."""
-    paths = {name: os.path.join(folder, name) for name in os.listdir(folder)}
-    return {name: None if os.path.isdir(path) else open_bytes(path) for name, path in sorted(paths.items())}
-
-
-def open_bytes(path):
-    """Return what a file holds."""
-    with open(path, "rb") as file:
-        return file.read()
+    paths = sorted(Path(folder).iterdir())
+    return {path.name: None if path.is_dir() else path.read_bytes() for path in paths}

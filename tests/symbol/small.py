@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 
 from mxmp import Policy
-from mxmp.symbol import convert_graph
+from mxmp.symbol import convert_graph, infer_facts, to_graph
 from tests.symbol.measure import CASTS, nodes_of
 
 X = {"x": (4, 6)}
@@ -34,6 +34,20 @@ def convert(symbol, policy="O1", shapes=None, params=None, dtypes=None):
     return convert_graph(symbol, Policy.parse(policy), shapes, known, frozenset(params))
 
 
+def assert_facts(found, shapes, params=frozenset()):
+    """Check that what a conversion says of its graph, from the plan, is what MXNet infers of it."""
+    types = {name: dtype for name, dtype in found.read_dtypes.items() if name not in found.low_params}
+    _compare(found.facts, infer_facts(found.symbol, to_graph(found.symbol), shapes, types, params))
+
+
+def _compare(facts, expected):
+    for field in ("dtypes", "shapes", "output_names"):
+        assert getattr(facts, field) == getattr(expected, field)
+    assert facts.bodies.keys() == expected.bodies.keys()
+    for key, body in facts.bodies.items():
+        _compare(body, expected.bodies[key])
+
+
 def precisions(found):
     """Return what each operator of a conversion computes in, by name."""
     return {row.name: row.precision for row in found.report.rows}
@@ -58,13 +72,6 @@ def snapshot(*dicts):
     return [
         {name: (id(array), str(array.dtype), array.asnumpy().tobytes()) for name, array in d.items()} for d in dicts
     ]
-
-
-def type_checks(symbol, arrays, inputs=X):
-    """Return whether MXNet finds a dtype for every output of a symbol with these parameters."""
-    own = symbol.list_arguments()
-    known = {name: array.dtype for name, array in arrays.items() if name in own and not np.dtype(array.dtype).names}
-    return symbol.infer_type(**dict.fromkeys(inputs, "float32"), **known)[1] is not None
 
 
 def casts_of(symbol):

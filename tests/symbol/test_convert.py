@@ -7,17 +7,8 @@ import numpy as np
 import pytest
 
 from mxmp import Policy
-from mxmp.symbol import convert_model, on_cpu
-from tests.symbol.small import (
-    X,
-    casts_of,
-    convolutional,
-    dense,
-    dtypes_of,
-    params_of,
-    precisions,
-    type_checks,
-)
+from mxmp.symbol import convert_model
+from tests.symbol.small import X, casts_of, convolutional, dense, dtypes_of, params_of, precisions
 
 BFLOAT16 = Policy(param_dtype="bfloat16", compute_dtype="bfloat16")
 LAYER = dense(mx.sym.var("x"))
@@ -35,29 +26,12 @@ def stored(model, count):
     return model.arg_params["fc_weight"].astype("float32").asnumpy().flat[:count]
 
 
-def test_a_model_shows_no_values():
-    shown = "ConvertedModel(<Symbol fc>, arguments=1, auxiliary_states=0, policy='param=float16,compute=float16,"
-    assert repr(convert_model(LAYER, *params_of(LAYER, X), "O2", X)).startswith(shown)
-
-
-def test_weights_get_the_dtype_of_their_readers():
-    net, shapes = convolutional()
-    args, aux = params_of(net, shapes)
-    found = convert_model(net, args, aux, "O2", shapes)
-    assert dtypes_of(found.arg_params) == {
-        "conv_weight": "float16", "conv_bias": "float16", "fc_weight": "float16", "fc_bias": "float16",
-        "bn_gamma": "float32", "bn_beta": "float32",
-    }  # fmt: skip
-    assert set(dtypes_of(found.aux_params).values()) == {"float32"}
-    assert type_checks(found.symbol, found.arg_params, shapes)
-    assert casts_of(found.symbol) == ["fc", "x"]
-
-
-def test_policies_that_store_float32_give_the_very_arrays():
+def test_a_model_that_stores_float32_has_the_very_arrays_and_shows_no_values():
+    args, aux = params_of(LAYER, X)
     for policy in ("O0", "O1", "mixed_bfloat16"):
-        weight = mx.nd.ones((6, 6))
-        found = convert_model(LAYER, {"fc_weight": weight}, {}, policy, X)
-        assert found.arg_params["fc_weight"] is weight
+        assert convert_model(LAYER, args, aux, policy, X).arg_params["fc_weight"] is args["fc_weight"]
+    shown = "ConvertedModel(<Symbol fc>, arguments=1, auxiliary_states=0, policy='param=float16,compute=float16,"
+    assert repr(convert_model(LAYER, args, aux, "O2", X)).startswith(shown)
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["embedding first", "layer first"])
@@ -70,7 +44,7 @@ def test_tied_weights_of_low_layers_are_stored_low(order):
     assert dtypes_of(found.arg_params) == dict.fromkeys(args, "float16") and "weight" not in casts_of(found.symbol)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "float64", "int8"])
+@pytest.mark.parametrize("dtype", ["float64", "int8"])
 def test_parameters_of_other_dtypes_are_left_alone(dtype):
     table = mx.nd.array(np.array([[2049] * 6]).astype(dtype), dtype=dtype)  # which float16 has not; int8 wraps it
     wide = mx.sym.Cast(mx.sym.var("table_weight", dtype=dtype), dtype="float32", name="wide")
@@ -80,21 +54,10 @@ def test_parameters_of_other_dtypes_are_left_alone(dtype):
     assert dtypes_of(found.arg_params)["fc_weight"] == "float16"
 
 
-def test_values_are_rounded_to_nearest_even():
-    rng = np.random.RandomState(0)
-    values = np.ldexp(rng.uniform(-1, 1, 4000), rng.randint(-30, 16, 4000)).astype(np.float32)
-    values[:4] = [2049, 2051, -2049, 1 + 2**-11]  # in the middle of two neighbours
-    net = dense(mx.sym.var("x"), hidden=4000)
-    found = convert_model(net, {"fc_weight": mx.nd.array(values.reshape(4000, 1))}, {}, "O2", {"x": (1, 1)})
-    result = found.arg_params["fc_weight"].asnumpy().ravel()
-    np.testing.assert_array_equal(result.view(np.uint16), values.astype(np.float16).view(np.uint16))
-    assert found.changes[0].underflowed == np.count_nonzero(values.astype(np.float16) == 0)
-
-
 # Weights of a layer -> what is stored of them in float16, and (clamped, largest, underflowed) if a change is listed.
 VALUES = {
     "in range": ([65504.0, -65504.0, 2.0**-24, -(2.0**-24)], [65504, -65504, 2**-24, -(2**-24)], None),
-    "zeros": ([0.0, -0.0, 0.1], [0, -0.0, np.float16(0.1)], None),
+    "rounded to nearest, ties to even": ([2049, 2051, -2049, 1 + 2**-11, -0.0], [2048, 2052, -2048, 1, -0.0], None),
     "clamped with their sign": ([1e5, -2e5, 65504.0, 7.0], [65504, -65504, 65504, 7], (2, 2e5, 0)),
     # From 65520 on float16 has no finite neighbour; between it and 65504 rounding and clamping agree.
     "would round to infinity": ([65519.0, 65520.0, -65520.0], [65504, 65504, -65504], (3, 65520, 0)),
@@ -104,9 +67,13 @@ VALUES = {
 }
 
 
+@pytest.mark.parametrize("policy", ["O1", "O2"])
 @pytest.mark.parametrize("values, expected, change", VALUES.values(), ids=VALUES.keys())
-def test_values_are_stored_in_range_and_changes_are_listed(values, expected, change):
-    found = model_of(values)
+def test_values_are_stored_in_range_and_changes_are_listed(values, expected, change, policy):
+    """Under O1 in float32, to be cast at run time."""
+    found = model_of(values, policy)
+    if policy == "O1":
+        expected = np.where(np.isinf(values), values, np.clip(values, -65504, 65504))
     np.testing.assert_array_equal(stored(found, len(values)), np.float32(expected))
     listed = [] if change is None else [("fc_weight", *change)]
     assert [(c.name, c.clamped, c.largest, c.underflowed) for c in found.changes] == listed and found.out_of_range == ()
@@ -153,23 +120,14 @@ def test_weights_out_of_range_that_float32_reads_too_are_not_clamped(exact):
     assert {row.precision for row in found.report.rows} == {"float32"}
 
 
-def test_values_that_are_not_finite_stay_so_where_they_are_cast_at_run_time():
-    found = model_of([np.nan, np.inf, -np.inf, 2.0], "O1")
-    np.testing.assert_array_equal(stored(found, 4), [np.nan, np.inf, -np.inf, 2])
-    assert found.changes == () and found.out_of_range == ()
-
-
-@pytest.mark.parametrize("policy", ["O0", "O1", "O2", "O3", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
+@pytest.mark.parametrize("policy", ["O1", "O2", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
 def test_bytes_are_those_of_the_arrays(policy):
     net, shapes = convolutional()
-    args, aux = params_of(net, shapes)
-    found = convert_model(net, args, aux, policy, shapes)
-
-    def count(*dicts):
-        return sum(array.asnumpy().nbytes for arrays in dicts for array in arrays.values())
-
-    assert found.param_bytes == (count(args, aux), count(found.arg_params, found.aux_params))
-    assert (found.param_bytes[1] < found.param_bytes[0]) == (policy not in ("O0", "O1"))
+    params = params_of(net, shapes)
+    found = convert_model(net, *params, policy, shapes)
+    pairs = params, (found.arg_params, found.aux_params)
+    before, after = (sum(a.asnumpy().nbytes for arrays in each for a in arrays.values()) for each in pairs)
+    assert found.param_bytes == (before, after) and (after < before) == (policy != "O1")
 
 
 @pytest.mark.bfloat16
@@ -182,27 +140,3 @@ def test_a_bfloat16_model_runs_in_plain_mxnet():
     result = low.symbol.bind(mx.cpu(), {"x": data, **low.arg_params}, aux_states=low.aux_params).forward()[0].asnumpy()
     assert result.dtype == np.float32
     assert 0 < np.abs(result - expected).max() < 16 * 2**-8  # probabilities; some roundings of 2**-8
-
-
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_values_that_become_zero_are_counted_whether_stored_low_or_cast(policy):
-    weight = np.array([[1.0, 2.0**-25, -(2.0**-26), 0.0, 2.0**-24, 0.75 * 2.0**-24]], np.float32)
-    found = convert_model(dense(mx.sym.var("x"), hidden=1), {"fc_weight": mx.nd.array(weight)}, {}, policy, X)
-    zeros = np.count_nonzero(weight.astype(np.float16) == 0) - np.count_nonzero(weight == 0)
-    assert [(change.name, change.underflowed) for change in found.changes] == [("fc_weight", zeros)] and zeros == 2
-
-
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_a_converted_model_runs_on_cpu(policy):
-    """MXNet has no float16 products there: without ``on_cpu`` it raises."""
-    net, shapes = convolutional()
-    args, aux = params_of(net, shapes)
-    model = convert_model(net, args, aux, policy, shapes)
-    symbol = on_cpu(model.symbol)
-    assert symbol.list_inputs() == net.list_inputs() and symbol.list_outputs() == net.list_outputs()
-    values = {**model.arg_params, "x": mx.nd.array(np.random.RandomState(0).rand(*shapes["x"]))}
-    result = symbol.bind(mx.cpu(), values, aux_states=model.aux_params).forward()[0].asnumpy()
-    exact = net.bind(mx.cpu(), {**args, "x": values["x"]}, aux_states=aux).forward()[0].asnumpy()
-    assert result.dtype == np.float32 and 0 < np.abs(result - exact).max() < 4e-3
-    with pytest.raises(mx.MXNetError, match="FP16 gemm on cpu not implemented"):
-        model.symbol.bind(mx.cpu(), values, aux_states=model.aux_params).forward()[0].asnumpy()

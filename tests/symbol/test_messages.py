@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 
 from mxmp import Policy
-from mxmp.errors import ConvertError, InferenceError, MxmpError, ParamsError, PolicyError
-from mxmp.symbol import convert_buckets, convert_model, convert_symbol, on_cpu
+from mxmp.errors import CheckpointError, ConvertError, InferenceError, MxmpError, ParamsError, PolicyError
+from mxmp.symbol import (
+    convert_buckets,
+    convert_checkpoint,
+    convert_model,
+    convert_symbol,
+    load_checkpoint,
+    on_cpu,
+    save_checkpoint,
+)
 from tests import messages
 from tests.symbol.small import X, convolutional, dense, params_of, snapshot
 
@@ -49,6 +57,15 @@ def named(pattern):
     return lambda: Policy.parse("O1", names={pattern: "float32"})
 
 
+def epoch(value):
+    """Return calls that read or write a checkpoint of an epoch that is none."""
+    return [
+        lambda: load_checkpoint("net", value),
+        lambda: save_checkpoint("net", value, LAYER, WEIGHTS, {}),
+        lambda: convert_checkpoint("net", value, "out"),
+    ]
+
+
 NO_SYMBOLS = {
     "sym is a NoneType": None,
     "sym is a str": LAYER.tojson(),
@@ -56,6 +73,24 @@ NO_SYMBOLS = {
     "sym is a NDArray": mx.nd.ones(2),
     "sym is a Dense; expected a Symbol; for a Gluon net call mxmp.gluon.convert": mx.gluon.nn.Dense(2),
 }
+def lacking(arrays, name, **others):
+    """Return arrays but for one, and others."""
+    return {**{key: array for key, array in arrays.items() if key != name}, **others}
+
+
+UNFIT = {  # parameters of a network
+    "arg_params lacks 'fc_weight'": (lacking(ARGS, "fc_weight"), AUX),
+    "'fc_weight', which the symbol has; the nearest are fc_wieght": (
+        lacking(ARGS, "fc_weight", fc_wieght=ARGS["fc_weight"]), AUX),
+    "aux_params lacks 'bn_moving_mean', 'bn_moving_var'": (ARGS, {}),
+    "aux_params lacks 'bn_moving_var'": (
+        {**ARGS, "bn_moving_var": AUX["bn_moving_var"]}, lacking(AUX, "bn_moving_var")),
+    "lacks 'fc_weight'": (lacking(ARGS, "fc_weight"), {**AUX, "fc_weight": ARGS["fc_weight"]}),
+    "node 'fc'": ({**ARGS, "fc_weight": mx.nd.ones((5, 7))}, AUX),
+    "'bn_moving_var'": (ARGS, {**AUX, "bn_moving_var": mx.nd.ones(9)}),
+    "'bn_gamma'": ({**ARGS, "bn_gamma": mx.nd.ones(9)}, AUX),
+    "node 'conv'": ({**ARGS, "conv_weight": mx.nd.ones((4, 3))}, AUX),
+}  # fmt: skip
 BAD_SHAPES = {
     "no variable 'data'": {"data": (4, 6)},
     "no variable 'act_output'": {"act_output": (4, 6)},
@@ -105,6 +140,7 @@ REFUSED = [
     ("aux_params: 'bn_moving_var' is a list", ConvertError, model(ARGS, {**AUX, "bn_moving_var": [1]}, sym=NETWORK)),
     *(("arg_params is", ConvertError, model(value)) for value in (None, 5, [1])),
     *(("aux_params is", ConvertError, model(aux=value)) for value in (5, [1])),
+    ("node 'fc': MXNet cannot infer its dtypes", InferenceError, weight(WEIGHTS["fc_weight"].astype("int32"))),
     *((text, ConvertError, model(sym=value)) for text, value in NO_SYMBOLS.items()),
     *((text, ConvertError, of(value)) for text, value in NO_SYMBOLS.items()),
     ("two variables of the name 'fc_weight'", ConvertError, model(sym=TWINS)),
@@ -123,6 +159,7 @@ REFUSED = [
     ("data_names: the symbol has no variable 5", ConvertError, symbol(data_names=[5])),
     ("data_names is 5", ConvertError, symbol(data_names=5)),
     *((text, PolicyError, model(policy=spec, **changes)) for text, (spec, changes) in BAD_POLICIES.items()),
+    *((text, ParamsError, model(*params, "O2", SHAPES, sym=NETWORK)) for text, params in UNFIT.items()),
     ("buckets is empty", ConvertError, buckets(LAYER, ())),
     ("sym is a str", ConvertError, buckets("net")),
     ("arg_params lacks 'more_weight'", ParamsError, buckets(LAYER, (1, 2))),
@@ -135,6 +172,11 @@ REFUSED = [
         (f"'{name}'... has shape {shape}", ParamsError, another(name, shape, shapes))
         for name, shape in (("bn_moving_mean", (5,)), ("bn_gamma", (4, 1)), ("conv_weight", (5, 3, 3, 3)))
         for shapes in (None, SHAPES)
+    ),
+    *(
+        (f"epoch={value!r}: expected a whole number from 0 on", CheckpointError, call)
+        for value in (-1, 3.0, True, "3", None)
+        for call in epoch(value)
     ),
     *(
         ("begin or end with a blank. For such a character write '?'", PolicyError, named(name))

@@ -58,15 +58,12 @@ def networks(draw):
 
 
 def price(net, policy):
-    found = convert(net, policy, SHAPES).symbol
-    cost = measure(found, SHAPES, dict.fromkeys(net.list_inputs(), "float32"))
-    return cost.bytes, cost.casts
+    return measure(convert(net, policy, SHAPES).symbol, SHAPES, dict.fromkeys(net.list_inputs(), "float32"))
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(networks())
 def test_no_way_to_run_the_free_operators_moves_fewer_bytes_or_as_many_with_fewer_casts(network):
     net, free = network
     ways = itertools.product(("float16", "float32"), repeat=len(free))
-    forced = [price(net, Policy.parse("O1", names=dict(zip(free, way)))) for way in ways]
-    assert price(net, "O1") == min(forced)
+    assert price(net, "O1") == min(price(net, Policy.parse("O1", names=dict(zip(free, way)))) for way in ways)
