@@ -75,12 +75,12 @@ PRODUCTS = {
     "target": deconvolved((2, 4, 3, 4), (4, 3, 4, 4), biased=False, stride=(2, 2), target_shape=(7, 9)),
     "target volume": deconvolved((2, 4, 3, 4, 2), (4, 3, 4, 4, 4), biased=False, stride=(2,) * 3, target_shape=(7, 9, 5)),
     "FullyConnected": (
-            mx.sym.FullyConnected(data, weight, bias, num_hidden=32), {"data": (16, 64), "weight": (32, 64), "bias": (32,)},
-            lambda x, w, b, head: (x @ w.T + b, head @ w, head.T @ x, head.sum(0))),
+        mx.sym.FullyConnected(data, weight, bias, num_hidden=32), {"data": (16, 64), "weight": (32, 64), "bias": (32,)},
+        lambda x, w, b, head: (x @ w.T + b, head @ w, head.T @ x, head.sum(0))),
     "dot": (mx.sym.dot(data, other), {"data": (16, 64), "other": (64, 24)},
-            lambda a, b, head: (a @ b, head @ b.T, a.T @ head)),
+        lambda a, b, head: (a @ b, head @ b.T, a.T @ head)),
     "batch_dot": (mx.sym.batch_dot(data, other), {"data": (3, 16, 64), "other": (3, 64, 24)},
-            lambda a, b, head: (a @ b, head @ b.swapaxes(1, 2), a.swapaxes(1, 2) @ head)),
+        lambda a, b, head: (a @ b, head @ b.swapaxes(1, 2), a.swapaxes(1, 2) @ head)),
 }  # fmt: skip
 
 
