@@ -14,14 +14,10 @@ from mxmp.tune import benchmark as module
 from mxmp.tune.benchmark import benchmark, default_policies, output_error
 from mxmp.tune.race import NotRunnable
 from mxmp.tune.workload import Workload
-from tests.cli.checkpoints import SHAPES, network, params, table
+from tests.cli.checkpoints import SHAPES, table
+from tests.tune.networks import model
 
 BATCH = {"data": mx.nd.array(np.random.RandomState(0).rand(*SHAPES["data"]))}
-
-
-def model():
-    symbol = network()
-    return (symbol, *params(symbol))
 
 
 def measure(*names, objective="inference", for_inference=False, **kwargs):

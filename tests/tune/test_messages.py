@@ -17,15 +17,11 @@ from mxmp.tune.benchmark import benchmark
 from mxmp.tune.plan import digest
 from mxmp.tune.workload import read_workload
 from tests import messages
-from tests.cli.checkpoints import network, params
-from tests.tune.networks import FAILING, TwoGraphs, Unnamed, WithMask, convnet, dense, make_module
+from tests.cli.checkpoints import network
+from tests.tune.networks import WithMask, convnet, dense, energy, function, make_module, model, two_graphs
 from tests.tune.results import result
 
 DATA, IMAGES = mx.nd.ones((2, 4)), mx.nd.ones((2, 3, 8, 8))
-
-
-def model():
-    return (network(), *params(network()))
 
 
 def searched(net=None, evaluate=lambda net: net(DATA).shape[0], tolerance=0.1, policy="O2", **options):
@@ -34,11 +30,6 @@ def searched(net=None, evaluate=lambda net: net(DATA).shape[0], tolerance=0.1, p
 
 def tuned(**options):
     return tune(convnet(), [IMAGES], **options)
-
-
-def failing(name, policy):
-    task = FAILING[name]()
-    return search(task.net, task.evaluate, 0.01, policy)
 
 
 def too_large(higher):
@@ -95,13 +86,6 @@ def deferred():
     return net
 
 
-def bound():
-    module = mx.mod.Module(network())
-    module.bind([("data", (2, 3, 8, 8))], [("softmax_label", (2,))])
-    module.init_params()
-    return module
-
-
 SEARCH = {
     "float32": (lambda: searched(policy="float32"), TuneError,
         "policy 'param=float32,compute=float32,output=float32' is float32, so there is nothing to search; give "
@@ -130,7 +114,7 @@ SEARCH = {
     "batches of a net": (lambda: searched(batches=[]), TuneError,
         "batches is for a symbol with parameters or a Module; a net's are what evaluate calls it with."),
     "float16 by name": (
-        lambda: failing("energy", "O2,name:*_mul0=float16"), TuneError,
+        lambda: search(*energy(), 0.01, "O2,name:*_mul0=float16"), TuneError,
         "with all 3 operators in float32 that can be kept there, the metric is nan; it has to be at least "
         "-0.01, as it is 0 in float32. What is left: float16 is asked for by name of 'energy__mul0' "
         "(elemwise_mul)."),
@@ -153,9 +137,9 @@ SEARCH = {
     "not bound": (
         lambda: searched(mx.mod.Module(network()), batches=[]), ConvertError,
         "the Module is not bound, or has no parameters; call bind, set_params."),
-    "no batches": (lambda: searched(bound()), ConvertError,
+    "no batches": (lambda: searched(make_module(network())), ConvertError,
         "batches is a NoneType; expected a DataLoader, a list of batches or a DataIter."),
-    "no input": (lambda: searched(bound(), lambda module: 0.0, batches=[{}]), ConvertError,
+    "no input": (lambda: searched(make_module(network()), lambda module: 0.0, batches=[{}]), ConvertError,
         "batches: a batch lacks the input 'data'; give it, also if it is a label."),
     "a number": (lambda: searched(3), ConvertError,
         "net_or_model is a int; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is "
@@ -243,15 +227,15 @@ TUNE = {
         "batches: the net takes 1 to 2 arrays, and a batch has 2; say with forward= which it gets: "
         "forward=lambda net, batch: net(batch[0])."),
     "two graphs, frozen": (
-        lambda: read(TwoGraphs(), [IMAGES], for_inference=True), TuneError,
+        lambda: read(two_graphs(), [IMAGES], for_inference=True), TuneError,
         "for_inference: block 'two' has 2 graphs; tune the blocks in it."),
     "a frozen Module": (
         lambda: read(make_module(), [{"data": IMAGES}], for_inference=True), TuneError,
         "for_inference: a Module is not frozen; give its symbol with its parameters, (symbol, arg_params, "
         "aux_params), or leave for_inference out."),
-    "names that change": (lambda: read(Unnamed(prefix=""), [IMAGES]), ConvertError,
+    "names that change": (lambda: read(function(lambda F, x: F.relu(x)), [IMAGES]), ConvertError,
         "block '': operators in it get other names each time it is traced, 'relu...' (relu) for example, so that "
-        "no policy can name them. Make it with a prefix: Unnamed(prefix='net_')."),
+        "no policy can name them. Make it with a prefix: HybridLambda(prefix='net_')."),
     "a benchmark's pattern": (lambda: timed("O1,name:nowhere=float32"), PolicyError,
         "names: 'nowhere' matches no node; expected one of act, bn, conv, fc, flat, softmax."),
 }  # fmt: skip

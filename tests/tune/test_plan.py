@@ -16,17 +16,14 @@ from mxmp.symbol import convert_symbol
 from mxmp.tune import Change, TuneResult, load, plan
 from mxmp.tune.candidates import pattern_of
 from mxmp.tune.plan import digest
-from tests.cli.checkpoints import network, params, table
+from tests.cli.checkpoints import network, table
 from tests.full_disk import files_of_at_most
 from tests.names import ANY
+from tests.tune.networks import model
 from tests.tune.results import TUNED, result
 
 BATCH = {"data": mx.nd.ones((2, 3, 8, 8))}
 HERE = dataclasses.replace(read_machine(), amx=False)
-
-
-def model():
-    return (network(), *params(network()))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from mxmp.gluon import convert, freeze, report
 from mxmp.policy import Policy
 from mxmp.symbol import Checkpoint, convert_model
 from mxmp.tune.workload import make_batch, read_workload
-from tests.tune.networks import TwoGraphs, WithMask, classifier, convnet, imported, make_module
+from tests.tune.networks import WithMask, classifier, convnet, imported, make_module, two_graphs
 
 O0, O1, O2 = map(Policy.parse, ("O0", "O1", "O2"))
 DATA, LABEL = (2, 3, 8, 8), (2,)
@@ -79,12 +79,12 @@ def test_the_copy_of_a_net_is_decided_about_and_gives_what_the_converted_net_doe
 
 
 def test_a_block_with_two_graphs_runs_both_under_policies_of_their_own():
-    net = TwoGraphs()
-    net.second.hybridize(static_alloc=True, inline_limit=2)  # the latter is MXNet's default
+    net = two_graphs()
+    net[1].hybridize(static_alloc=True, inline_limit=2)  # the latter is MXNet's default
     workload = read_workload(net, [BATCH], True)
     assert set(shapes_of(workload).values()) == {DATA, (2, 5)} and all(" data" in name for name in workload.inputs)
-    assert workload.options == {f"{net.second.name} static_alloc": "True"}
-    name = f"{net.second.name}_fwd"
+    assert workload.options == {f"{net[1].name} static_alloc": "True"}
+    name = f"{net[1].name}_fwd"
     assert [each.shape for each in workload.start(O1.replace(names={name: "float32"}))()] == [(2, 5), (2, 2)]
 
 
