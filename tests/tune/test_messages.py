@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -58,6 +59,11 @@ def folded_or_not(folded):
 def loaded(tmp_path, net_or_model=None, batches=None, **options):
     result(network=digest([network()])).save(str(tmp_path / "plan.json"))
     return load(str(tmp_path / "plan.json"), net_or_model, batches, **options)
+
+
+def of_another_device(tmp_path):
+    result(holds_for=dataclasses.replace(result().holds_for, device="Tesla V100")).save(str(tmp_path / "plan.json"))
+    load(str(tmp_path / "plan.json"))
 
 
 def file_of(content):
@@ -262,6 +268,9 @@ PLAN = {
     "missing": (lambda tmp_path: load(str(tmp_path / "no.json")), CheckpointError,
         ".../no.json cannot be read: No such file or directory"),
     "path": (lambda: load(0), TuneError, "path is a int; expected the name of a file."),
+    "a device": (
+        of_another_device, TuneError,
+        ".../plan.json: the plan does not hold here. device: found GPU, expected Tesla V100. Tune again here."),
     "a shape": (
         lambda tmp_path: loaded(tmp_path, shapes={"data": (4, 3, 8, 8)}), TuneError,
         ".../plan.json: the plan does not hold here. shape of data: found (4, 3, 8, 8), expected (2, 3, 8, 8). "
