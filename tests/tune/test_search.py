@@ -331,27 +331,41 @@ def predicted(module):
     return module.predict(iterator()).asnumpy()
 
 
-def search_of(given, evaluate):
-    return search(given, evaluate, 1e-2, "O2", iterator(), higher_is_better=False)
+KINDS = {
+    "model": lambda model: model,
+    "converted model": lambda model: convert_model(*model, "O1", {"data": (16, 8)}),
+    "Module of MXNet": bound,
+    "Module": lambda model: bound(model, mxmp.module.Module),
+}
 
 
-@pytest.mark.parametrize("converted", [False, True])
-def test_a_model_is_searched_as_the_network_that_it_was_and_left_as_it_is(model, converted):
-    source = convert_model(*model, "O1", {"data": (16, 8)}) if converted else model
-    expected, given = predicted(bound(model)), []
-    frozen = [(array, array.asnumpy().tobytes()) for params in tuple(source)[1:] for array in params.values()]
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_a_model_or_module_is_searched_as_the_network_that_it_was_and_left_as_it_is(make, model):
+    source, expected, given = make(model), predicted(bound(model)), []
+    is_module = isinstance(source, mx.mod.BaseModule)
+
+    def state():
+        params = source.get_params() if is_module else tuple(source)[1:]
+        return [array.asnumpy().tobytes() for each in params for array in each.values()]
 
     def spoils(candidate):
         given.append(candidate)
-        result = float(np.abs(predicted(bound(candidate)) - expected).max())
-        for array in (*candidate.arg_params.values(), *candidate.aux_params.values()):
-            array[:] = 7
+        result = float(np.abs(predicted(candidate if is_module else bound(candidate)) - expected).max())
+        if is_module:
+            candidate.init_optimizer(optimizer_params=(("learning_rate", 1.0),))
+            candidate.forward_backward(next(iter(iterator())))
+        else:
+            for array in (*candidate.arg_params.values(), *candidate.aux_params.values()):
+                array[:] = 7
         return result
 
-    result = search_of(source, spoils)
-    assert set(result.kept) == NEEDED and result.is_minimal
-    assert all(array.asnumpy().tobytes() == before for array, before in frozen)
-    assert all(isinstance(each, ConvertedModel) for each in given) and len(given) == result.evaluations
+    before = state()
+    result = search(source, spoils, 1e-2, "O2", iterator(), higher_is_better=False)
+    assert set(result.kept) == NEEDED and result.is_minimal and len(given) == result.evaluations
+    assert state() == before and not any(each is source for each in given)
+    assert {type(each) for each in given} == {mxmp.module.Module if is_module else ConvertedModel}
+    if is_module:
+        assert given[0].data_shapes == source.data_shapes and given[0].label_shapes == source.label_shapes
 
 
 def test_inputs_that_are_no_float32_keep_their_dtype():
@@ -365,25 +379,6 @@ def test_inputs_that_are_no_float32_keep_their_dtype():
     net = mx.sym.elemwise_mul(table, table, name="squares"), {"table_weight": mx.nd.ones((5, 8)) * 300}, {}
     result = search(net, evaluate, 1.0, "O3", [{"words": words}])
     assert result.kept == ("squares",) and result.metric == 90000
-
-
-@pytest.mark.parametrize("kind", [mx.mod.Module, mxmp.module.Module])
-def test_a_module_is_searched_and_left_as_it_is(model, kind):
-    module, expected, given = bound(model, kind), predicted(bound(model)), []
-    before = predicted(module)
-
-    def trains(candidate):
-        given.append(candidate)
-        result = float(np.abs(predicted(candidate) - expected).max())
-        candidate.init_optimizer(optimizer_params=(("learning_rate", 1.0),))
-        candidate.forward_backward(next(iter(iterator())))
-        return result
-
-    result = search_of(module, trains)
-    assert set(result.kept) == NEEDED and result.is_minimal
-    assert np.array_equal(predicted(module), before, equal_nan=True)
-    assert all(type(each) is mxmp.module.Module and each is not module for each in given)
-    assert given[0].data_shapes == module.data_shapes and given[0].label_shapes == module.label_shapes
 
 
 def test_a_folded_model_needs_what_it_needs_itself():
