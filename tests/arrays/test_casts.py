@@ -12,8 +12,6 @@ from mxmp.arrays import address, amp_cast, round_into, view
 from mxmp.dtypes import NUMPY_BFLOAT16
 from tests.values import DTYPES
 
-LOW = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-
 # Kernel sizes and groups of convolutions of 32 channels.
 CONVOLUTIONS = {
     "plain": ((3, 3), 1),
@@ -67,7 +65,7 @@ def test_a_weight_is_rounded_and_widened_from_any_layout(case):
     np.testing.assert_array_equal(weight.asnumpy(), rounded(values))
 
 
-@LOW
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("shape", [(20_000,), (4, 5, 10, 100)], ids=str)
 def test_one_array_is_rounded_to_nearest_even_and_widened_exactly(shape, dtype):
     draw, ulp = np.random.RandomState(3), 2.0 ** (-10 if dtype == "float16" else -7)
@@ -79,7 +77,7 @@ def test_one_array_is_rounded_to_nearest_even_and_widened_exactly(shape, dtype):
     np.testing.assert_array_equal(arrays.to_float32(low).asnumpy(), expected.reshape(shape))
 
 
-@LOW
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("cast", [round_into, lambda wide, low: amp_cast(wide, low.dtype, low)], ids=["round_into", "amp_cast"])
 def test_a_cast_is_not_recorded(cast, dtype):
     wide, low = mx.nd.ones((2, 3)), mx.nd.zeros((2, 3), dtype=DTYPES[dtype])
