@@ -179,12 +179,6 @@ def test_ports_that_are_never_cast_are_read_as_they_are():
     assert not found.plan.reads_low(found.at["e"], 0) and found.plan.reads_low(found.at["e"], 1)
 
 
-@pytest.mark.parametrize("policy, stored, casts", [("O1", set(), 3), ("O2", {"w"}, 2)])
-def test_storage_is_the_policys_choice(policy, stored, casts):
-    found = Planned(LAYER + "return d", policy, params=["w"])
-    assert (found.stored_low(), found.plan.casts()) == (stored, casts)
-
-
 CARRIED = "x = null()\nw = null()\nv = null()\n{}\nd = dot(x, c)\nreturn d"
 CONCAT = "a = Reshape(w) {shape: -1}\nb = Reshape(v) {shape: -1}\nc = Concat(a, b) {dim: 0; num_args: 2}"
 SHAPES = {"x": (2, 8), "w": (2, 2), "v": (4,), "a": (4,), "b": (4,), "c": (8,), "d": (2,)}
@@ -222,30 +216,27 @@ def test_a_parameter_is_not_stored_through_a_carrier_if(text, params, shapes):
     assert Planned(text, params=params, shapes=known).stored_low() == set()
 
 
-def test_parameters_beyond_the_range_stay_float32_with_their_readers():
-    found = Planned(LAYER + "f = dot(d, x)\nreturn f", params=["w"], out_of_range=["w"])
-    assert found.low() == {"f"} and found.stored_low() == set()
+READ_TWICE = LAYER + "s = null()\nm = elemwise_mul(d, s)\nf = dot(m, m)\nreturn f"
+
+# A graph, options of its plan, and the parameters that are stored low, operators that run low, and casts.
+STORED = {
+    "where the policy keeps them in float32": (LAYER + "return d", {"policy": "O1", "params": "w"}, "", "d", 3),
+    "where it stores them low": (LAYER + "return d", {"params": "w"}, "w", "d", 2),
+    "beyond the range, float32 with their readers": (
+        LAYER + "f = dot(d, x)\nreturn f", {"params": "w", "out_of_range": "w"}, "", "f", 3),
+    # The label of m depends on shapes, which other calls may change; where none will come, it is settled.
+    "of free operators": (READ_TWICE, {"params": "ws"}, "w", "dmf", 3),
+    "of free operators once and for all": (READ_TWICE, {"params": "ws", "final": True}, "ws", "dmf", 2),
+    "that are carried to low operators alone, as those of gluon.rnn": (
+        CARRIED.format(CONCAT), {"params": "wv", "shapes": SHAPES}, "wv", "abcd", 2),
+    "that are low already": ("w = null()\ne = exp(w)\nreturn e", {"params": "w", "stored": frozenset("w")}, "w", "", 1),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("final, stored", [(False, {"w"}), (True, {"w", "s"})])
-def test_a_parameter_of_free_operators_is_stored_once_and_for_all_or_not(final, stored):
-    """The label of ``m`` depends on shapes, which other calls may change; where none will come, it is settled."""
-    found = Planned(LAYER + "s = null()\nm = elemwise_mul(d, s)\nf = dot(m, m)\nreturn f", params=["w", "s"], final=final)
-    assert "m" in found.low() and found.stored_low() == stored
-    assert found.plan.casts() == 2 + (not final)
-
-
-def test_parameters_that_are_carried_to_low_operators_alone_are_stored():
-    """As gluon.rnn carries its weights to the RNN operator."""
-    found = Planned(CARRIED.format(CONCAT), params=["w", "v"], shapes=SHAPES)
-    assert found.stored_low() == {"w", "v"} and found.low() == {"a", "b", "c", "d"}
-    assert found.plan.casts() == 2  # x, and d back
-
-
-def test_what_is_stored_low_already_stays_so():
-    found = Planned("w = null()\ne = exp(w)\nreturn e", params=["w"], stored=frozenset(["w"]))
-    assert found.stored_low() == {"w"}
-    assert found.plan.casts() == 1 and not found.plan.reads_low(found.at["e"], 0)  # to float32, in front of exp
+@pytest.mark.parametrize("text, options, stored, low, casts", STORED.values(), ids=STORED)
+def test_parameters_are_stored(text, options, stored, low, casts):
+    found = Planned(text, **options)
+    assert (found.stored_low(), found.low(), found.plan.casts()) == (set(stored), set(low), casts)
 
 
 def dense(data, weight, name):
