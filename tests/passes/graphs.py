@@ -19,11 +19,6 @@ def with_facts(text, dtypes=None, shapes=None, **fields):
     return graph, Facts(known, sizes, **{name: frozenset(value) for name, value in fields.items()})
 
 
-def lines(text):
-    """Return a text without the indentation of its lines."""
-    return "\n".join(line.strip() for line in text.strip().splitlines())
-
-
 def converted(net, shapes, policy="O1"):
     """Return a symbol's conversion, all its arguments float32."""
     types = dict.fromkeys(net.list_arguments(), "float32")

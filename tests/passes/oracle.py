@@ -62,8 +62,3 @@ class Run:
         low = self.converted.low_params
         self.inputs = {n: mx.nd.array(v, dtype="float16" if n in low else "float32") for n, v in inputs.items()}
         self.outputs, self.grads = step(self.converted.on_cpu(), self.inputs, wrt, head_grads)
-
-
-def forced(*ops: str) -> Policy:
-    """Return a policy that puts operators in float16 that gain nothing by it."""
-    return Policy(compute_dtype="float16", ops={op: "float16" for op in ops})
