@@ -123,13 +123,14 @@ def classifier(loss=True):
     return mx.sym.SoftmaxOutput(data, name="softmax") if loss else data
 
 
-def make_module(symbol=None, trains=True, data=(2, 3, 8, 8), **options):
-    """Return a module that is bound, and has parameters."""
+def make_module(symbol=None, trains=True, data=(2, 3, 8, 8), kind=mx.mod.Module, init=None, params=(), **options):
+    """Return a module that is bound, and has parameters, random ones if none are given."""
     symbol = classifier() if symbol is None else symbol
     labels = [name for name in symbol.list_arguments() if name.endswith("label")]
-    module = mx.mod.Module(symbol, label_names=labels, **options)
+    module = kind(symbol, label_names=labels, **options)
     module.bind([("data", data)], [(name, data[:1]) for name in labels] or None, for_training=trains)
-    module.init_params(mx.init.Xavier())
+    mx.random.seed(0)
+    module.init_params(init or mx.init.Xavier(), *params)
     return module
 
 

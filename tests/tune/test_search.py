@@ -18,7 +18,7 @@ import mxmp
 from mxmp.errors import TuneError
 from mxmp.symbol import ConvertedModel, convert_model
 from mxmp.tune import SearchResult, search
-from tests.tune.networks import FAILING, chain, error_of, function
+from tests.tune.networks import FAILING, chain, error_of, function, make_module
 
 TOLERANCE = 0.01
 DATA = mx.nd.array(np.random.RandomState(0).randn(16, 8) * 100)
@@ -298,20 +298,16 @@ def iterator():
     return mx.io.NDArrayIter(draw.randn(48, 8) * 300, draw.randint(0, 4, 48).astype("float32"), batch_size=16)
 
 
-def bound(model=None, kind=mx.mod.Module):
-    """Return a module that is bound, with a model's parameters or random ones."""
-    batches = iterator()
-    module = kind(network() if model is None else tuple(model)[0])
-    module.bind(batches.provide_data, batches.provide_label)
-    mx.random.seed(0)
-    module.init_params(mx.init.Normal(1), *(tuple(model)[1:] if model is not None else ()))
-    return module
+def bound(model, kind=mx.mod.Module):
+    """Return a module that is bound, with a model's parameters."""
+    symbol, *params = model
+    return make_module(symbol, data=(16, 8), kind=kind, params=params)
 
 
 @pytest.fixture(scope="module")
 def model():
     """Return a symbol with its parameters."""
-    return (network(), *bound().get_params())
+    return (network(), *make_module(network(), data=(16, 8), init=mx.init.Normal(1)).get_params())
 
 
 def predicted(module):
