@@ -17,6 +17,11 @@ data, weight, other, bias = (mx.sym.var(name) for name in ("data", "weight", "ot
 ALL_LOW = Policy(compute_dtype="float16", names={"*": "float16"})
 
 
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
 # Products: few-bit operands make every float32 sum exact, whatever its order, so results are
 # bit-exact; on other operands the sum of n products of size s is off by n * s * EPS32 at most.
 
