@@ -375,9 +375,7 @@ def test_a_folded_model_needs_what_it_needs_itself():
     data = mx.nd.random.normal(shape=(4, 3, 8, 8)) * 8e3
     sizes = dict(zip(symbol.list_arguments(), symbol.infer_shape(data=data.shape)[0]))
     args = {name: mx.nd.random.uniform(-1, 1, size) for name, size in sizes.items() if name != "data"}
-    values = conv.eval(data=data, conv_weight=args["conv_weight"], conv_bias=args["conv_bias"])[0].asnumpy()
-    assert np.abs(values).max() > 65504 > np.abs(data.asnumpy()).max()
-    aux = {f"norm_moving_{name}": mx.nd.array(each((0, 2, 3))) for name, each in (("mean", values.mean), ("var", values.var))}
+    aux = {"norm_moving_mean": mx.nd.zeros(4), "norm_moving_var": mx.nd.full(4, 6e8)}
 
     def output(model):
         sym, args, aux = model
