@@ -74,7 +74,7 @@ def test_changes_in_place_are_those_of_numpy(change, number, exact, device, monk
     """Of arrays of every kind: several pieces, more than one launch takes, on two contexts, sparse and not float32."""
     monkeypatch.setattr(arrays, "_PIECE", 100)
     values = [draw_any(size, size) for size in (1, 100, 101, 999, *range(2, 150))]
-    values += [np.float32([np.inf, -np.inf, np.nan, 2]), np.ones(4, "float16")]
+    values += [np.float32([np.inf, -np.inf, np.nan, 2]), np.ones(4, "float16"), np.zeros(4, "float64")]
     changed = [mx.nd.array(value, ctx=mx.cpu(i % 2), dtype=value.dtype) for i, value in enumerate(values)]
     views, rows = [array.reshape((1, -1)) for array in changed], sparse()
     with mx.autograd.record():

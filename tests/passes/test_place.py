@@ -45,7 +45,7 @@ def readers_of(graph):
     readers = {head.key: {OUTPUT} for head in graph.heads}
     for position, node in enumerate(graph.nodes):
         for port, entry in enumerate(node.inputs):
-            readers.setdefault(entry.key, set()).update({} if port == 4 else {None if port == 3 else position})
+            readers.setdefault(entry.key, set()).update(set() if port == 4 else {None if port == 3 else position})
     return readers
 
 
