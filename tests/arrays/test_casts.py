@@ -1,4 +1,4 @@
-"""Casts of arrays, one by one and many together; the oracle is numpy."""
+"""Casts of arrays, one by one and many together, and arrays on a CPU as memory; the oracle is numpy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import pytest
 from mxnet import autograd
 
 from mxmp import arrays
-from mxmp.arrays import amp_cast, round_into
+from mxmp.arrays import address, amp_cast, round_into, view
 from mxmp.dtypes import NUMPY_BFLOAT16
 from tests.values import DTYPES
-
-LOW = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
 # Kernel sizes and groups of convolutions of 32 channels.
 CONVOLUTIONS = {
@@ -63,18 +61,11 @@ def test_a_weight_is_rounded_and_widened_from_any_layout(case):
     np.testing.assert_array_equal(weight.asnumpy(), values)
     if case[0] == (3, 3):
         np.testing.assert_array_equal(amp_cast(laid_out(low, *case), "float32").asnumpy(), rounded(values))
+    assert amp_cast(low, "float32", out=weight) is weight  # which loses its layout
+    np.testing.assert_array_equal(weight.asnumpy(), rounded(values))
 
 
-@pytest.mark.bfloat16
-def test_what_is_written_over_loses_its_layout():
-    case = CONVOLUTIONS["depthwise"]
-    weight = laid_out(mx.nd.array(drawn(*case)), *case)
-    other = amp_cast(mx.nd.array(drawn(*case) + 1), NUMPY_BFLOAT16)
-    assert amp_cast(other, "float32", out=weight) is weight
-    np.testing.assert_array_equal(weight.asnumpy(), rounded(drawn(*case) + 1))
-
-
-@LOW
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("shape", [(20_000,), (4, 5, 10, 100)], ids=str)
 def test_one_array_is_rounded_to_nearest_even_and_widened_exactly(shape, dtype):
     draw, ulp = np.random.RandomState(3), 2.0 ** (-10 if dtype == "float16" else -7)
@@ -86,12 +77,8 @@ def test_one_array_is_rounded_to_nearest_even_and_widened_exactly(shape, dtype):
     np.testing.assert_array_equal(arrays.to_float32(low).asnumpy(), expected.reshape(shape))
 
 
-@LOW
-@pytest.mark.parametrize(
-    "cast",
-    [lambda wide, low: round_into(wide, low), lambda wide, low: amp_cast(wide, low.dtype, low)],
-    ids=["round_into", "amp_cast"],
-)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("cast", [round_into, lambda wide, low: amp_cast(wide, low.dtype, low)], ids=["round_into", "amp_cast"])
 def test_a_cast_is_not_recorded(cast, dtype):
     wide, low = mx.nd.ones((2, 3)), mx.nd.zeros((2, 3), dtype=DTYPES[dtype])
     wide.attach_grad()
@@ -103,43 +90,73 @@ def test_a_cast_is_not_recorded(cast, dtype):
 
 # Many together: more arrays than one launch takes, of other ranks and sizes.
 
-EVERY_FLOAT16 = np.arange(2**16, dtype=np.uint16).view(np.float16)
-SHAPES = [(3,), (2, 3), (4, 1, 2), (1,)] * 17
-
 
 def random_arrays(dtype, seed=0):
     draw = np.random.RandomState(seed)
-    return [mx.nd.array(draw.randn(*shape), dtype=dtype) for shape in SHAPES]
+    return [mx.nd.array(draw.randn(*shape), dtype=dtype) for shape in [(3,), (2, 3), (4, 1, 2), (1,)] * 17]
 
 
-def test_many_arrays_are_widened_as_in_numpy_and_left_alone():
-    low = [mx.nd.array(EVERY_FLOAT16, dtype="float16"), *random_arrays("float16")]
-    before = [array.asnumpy() for array in low]
-    for wide, array, was in zip(arrays.widen(low), low, before):
+def test_many_arrays_are_widened_and_rounded_as_in_numpy():
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    low = [mx.nd.array(every, dtype="float16"), *random_arrays("float16")]
+    for wide, array in zip(arrays.widen(low), low):
         assert wide.dtype == np.float32
-        np.testing.assert_array_equal(wide.asnumpy(), was.astype(np.float32))
-        np.testing.assert_array_equal(array.asnumpy(), was)
+        np.testing.assert_array_equal(wide.asnumpy(), array.asnumpy().astype(np.float32))
+    np.testing.assert_array_equal(low[0].asnumpy(), every)
 
-
-def test_many_arrays_are_rounded_to_nearest_even():
-    exact = np.sort(EVERY_FLOAT16[np.isfinite(EVERY_FLOAT16)].astype(np.float32))
+    exact = np.sort(every[np.isfinite(every)].astype(np.float32))
     between = (exact[1:] + exact[:-1]) / 2
     near = np.concatenate([exact, between, np.nextafter(between, np.float32(0)), np.float32([65519, 65520, 1e9])])
     masters = [mx.nd.array(near), *random_arrays("float32")]
     weights = [mx.nd.full(near.shape, np.inf, dtype="float16"), *random_arrays("float16", seed=1)]
-    before = [master.asnumpy() for master in masters]
     arrays.round_all(masters, weights)
-    for master, weight, was in zip(masters, weights, before):
+    for master, weight in zip(masters, weights):
         with np.errstate(over="ignore"):
-            np.testing.assert_array_equal(weight.asnumpy(), was.astype(np.float16))
-        np.testing.assert_array_equal(master.asnumpy(), was)
+            np.testing.assert_array_equal(weight.asnumpy(), master.asnumpy().astype(np.float16))
+    np.testing.assert_array_equal(masters[0].asnumpy(), near)
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-def test_copies_in_float32_are_of_the_kind_of_each_array(gpu, monkeypatch):
-    monkeypatch.setattr(arrays, "on_gpu", lambda array: gpu)
+def test_copies_in_float32_are_of_the_kind_of_each_array(device):
     low = [mx.np.array([1, 2], dtype="float16"), mx.nd.array([3], dtype="float16")]
     copies = arrays.copies_in_float32(low)
     assert [type(copy) for copy in copies] == [mx.np.ndarray, mx.nd.NDArray]
     copies[1][:] = 7
     assert low[1].asnumpy().tolist() == [3] and copies[0].asnumpy().tolist() == [1, 2]
+
+
+# As memory.
+
+
+def test_address_is_that_of_the_memory():
+    array = mx.nd.arange(8)
+    assert address(array) == address(array.reshape((2, 4))) == address(array[4:8]) - 16
+    assert address(array.copy()) != address(array) and address(mx.nd.sparse.zeros("row_sparse", (3, 2))) == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
+def test_view_is_the_memory_of_an_array_of_a_precision_and_a_copy_of_others(dtype):
+    expected = (9 * np.random.RandomState(0).normal(size=(2, 3, 4))).astype(dtype)
+    array = mx.nd.array(expected, dtype=dtype)
+    found = view(array)
+    assert found.dtype == np.dtype(dtype) and found.flags.writeable == (dtype not in DTYPES)
+    np.testing.assert_array_equal(found, expected)
+    array[:] = 77
+    array.wait_to_read()
+    np.testing.assert_array_equal(found, 77 if dtype in DTYPES else expected)
+
+
+def test_view_keeps_the_array_alive():
+    found = view(mx.nd.full((5000,), 3.0)).reshape(50, 100)[1:]
+    others = [mx.nd.full((5000,), 7.0) for _ in range(10)]  # would get the memory, had it been freed
+    mx.nd.waitall()
+    assert len(others) == 10 and (found == 3).all()
+
+
+def test_view_of_bfloat16_of_a_layout_of_onednn_and_of_nothing():
+    array = amp_cast(mx.nd.array([[1.0, -2.0], [np.inf, 0.0]]), NUMPY_BFLOAT16)
+    assert view(array).view(np.uint16).tolist() == [[0x3F80, 0xC000], [0x7F80, 0]]
+    data, weight = mx.nd.random.normal(shape=(1, 16, 8, 8)), mx.nd.random.normal(shape=(16, 16, 3, 3))
+    out = mx.nd.Convolution(data, weight, no_bias=True, kernel=(3, 3), num_filter=16)
+    np.testing.assert_array_equal(view(out), out.asnumpy())
+    with mx.util.np_shape(True):
+        assert view(mx.nd.zeros((0, 3))).shape == (0, 3)

@@ -1,24 +1,40 @@
-"""Graph, Node, Entry and the builder."""
+"""Graph, Node, Entry and the builder; what entries are computed from, and the order in which MXNet writes nodes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from mxmp.graph import Entry, GraphBuilder, Node, without_versions
+import mxnet as mx
+import pytest
+
+from mxmp.graph import (
+    Entry,
+    Graph,
+    GraphBuilder,
+    Node,
+    ancestors,
+    from_json,
+    in_written_order,
+    to_json,
+    without_versions,
+)
 from tests.graph.text import from_text
 
 GRAPH = from_text("a = null()\nb = relu(a)\nc = relu(b) {k: v}\nreturn c")
+SHUFFLED = from_text(
+    "w = null()\nx = null()\nleft_out = relu(x)\nb = relu(w)\na = relu(x)\ns = elemwise_add(a, b)\n"
+    "t = elemwise_mul(s, a)\nreturn t, b"
+)
+X, FIRST = Node("null", "x"), Node("relu", "first", inputs=(Entry(0),))
 
 
 def test_builder_copies_with_an_insertion():
     builder = GraphBuilder(GRAPH)
     for position, node in enumerate(GRAPH.nodes):
-        inputs = tuple(builder.mapped(entry) for entry in node.inputs)
-        builder.copy(position, node._replace(inputs=inputs))
+        builder.copy(position, node.rewired(builder.inputs(node)))
         if node.name == "a":
-            new = builder.add(Node("Cast", builder.unique("a"), inputs=(Entry(0),)))
-            builder.redirect(Entry(0), Entry(new))
-    graph = builder.finish([builder.mapped(GRAPH.heads[0])])
+            builder.redirect(Entry(0), builder.insert("Cast", "a", Entry(0)))
+    graph = builder.finish()
     assert [n.name for n in graph.nodes] == ["a", "a1", "b", "c"]
     assert graph.nodes[2].inputs == (Entry(1),)
 
@@ -30,5 +46,35 @@ def test_without_versions():
 
 def test_entry_names_are_mxnets():
     graph = from_text("data = null()\nconv = Convolution(data)\nparts = SliceChannel(conv) {num_outputs: 2} x2\nreturn parts")
-    names = [graph.entry_name(Entry(*entry)) for entry in [(0, 0), (1, 0), (2, 1)]]
-    assert names == ["data", "conv_output", "parts_output1"]
+    assert [*map(graph.entry_name, [Entry(0), Entry(1), Entry(2, 1)])] == ["data", "conv_output", "parts_output1"]
+
+
+def test_the_written_order_is_mxnets():
+    ordered = in_written_order(SHUFFLED)
+    assert [node.name for node in ordered.nodes] == ["x", "a", "w", "b", "s", "t"]
+    written = mx.sym.load_json(to_json(replace(SHUFFLED, metadata='{"mxnet_version": ["int", 10901]}'))).tojson()
+    assert ordered.nodes == from_json(written).nodes and ordered.heads == from_json(written).heads
+    assert in_written_order(ordered) is ordered
+
+
+def test_control_dependencies_are_ancestors_and_come_behind_inputs():
+    second = Node("relu", "second", inputs=(Entry(0),), control_deps=(1,))
+    graph = Graph((X, FIRST, second), (Entry(2), Entry(0)))
+    assert in_written_order(graph) == graph and ancestors(graph, [Entry(2)]) == {0, 1, 2}
+    late = Graph((X, X._replace(name="y"), FIRST, Node("relu", "second", (), (Entry(1),), 1, (), (2,))), (Entry(3),))
+    ordered = in_written_order(late)
+    assert [node.name for node in ordered.nodes] == ["y", "x", "first", "second"]
+    assert ordered.nodes[3].control_deps == (2,) and ordered.nodes[3].inputs == (Entry(0),)
+
+
+@pytest.mark.parametrize(
+    "entries, sources, names",
+    [
+        ([Entry(5)], (), ["w", "x", "b", "a", "s"]),
+        ([Entry(3), Entry(2)], (), ["w", "x", "left_out", "b"]),
+        ([Entry(6)], {(5, 0)}, ["x", "a", "t"]),
+        ([Entry(5)], {(5, 0)}, []),
+    ],
+)
+def test_ancestors_are_what_an_entry_is_computed_from_and_end_at_sources(entries, sources, names):
+    assert [SHUFFLED.nodes[position].name for position in sorted(ancestors(SHUFFLED, entries, sources))] == names

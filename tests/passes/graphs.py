@@ -1,6 +1,8 @@
-"""Graphs from text with facts on them, and conversions of symbols."""
+"""Graphs from text with facts on them, conversions of symbols, and one step of a symbol."""
 
 from __future__ import annotations
+
+import mxnet as mx
 
 from mxmp.passes import Facts
 from mxmp.policy import Policy
@@ -17,11 +19,6 @@ def with_facts(text, dtypes=None, shapes=None, **fields):
     return graph, Facts(known, sizes, **{name: frozenset(value) for name, value in fields.items()})
 
 
-def lines(text):
-    """Return a text without the indentation of its lines."""
-    return "\n".join(line.strip() for line in text.strip().splitlines())
-
-
 def converted(net, shapes, policy="O1"):
     """Return a symbol's conversion, all its arguments float32."""
     types = dict.fromkeys(net.list_arguments(), "float32")
@@ -31,3 +28,24 @@ def converted(net, shapes, policy="O1"):
 def precisions(net, shapes, policy="O1"):
     """Return the precision of each operator of a converted symbol, by name."""
     return {row.name: row.precision for row in converted(net, shapes, policy).report.rows}
+
+
+def step(symbol, values, wrt=None, head_grads=None):
+    """Return (outputs, gradients by name) of a step of training, in numpy.
+
+    Args:
+        symbol: The symbol.
+        values: The inputs and auxiliary states by name, of numpy or MXNet; the latter are bound themselves.
+        wrt: The names of the inputs whose gradients are computed, by default all.
+        head_grads: The gradient of each output, by default ones.
+    """
+    arrays = {name: value if isinstance(value, mx.nd.NDArray) else mx.nd.array(value) for name, value in values.items()}
+    names, states = symbol.list_arguments(), symbol.list_auxiliary_states()
+    grads = {name: mx.nd.zeros_like(arrays[name]) for name in (names if wrt is None else wrt)}
+    wanted = {name: "write" if name in grads else "null" for name in names}
+    executor = symbol.bind(mx.cpu(), {n: arrays[n] for n in names}, grads, wanted, {n: arrays[n] for n in states})
+    outputs = executor.forward(is_train=True)
+    if grads:
+        heads = head_grads or [mx.nd.ones(output.shape) for output in outputs]
+        executor.backward([mx.nd.array(head, dtype=output.dtype) for head, output in zip(heads, outputs)])
+    return [output.asnumpy() for output in outputs], {name: grad.asnumpy() for name, grad in grads.items()}

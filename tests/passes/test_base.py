@@ -1,4 +1,4 @@
-"""The frame around every pass."""
+"""The frame around every pass; what passes leave alone; erasing is the inverse of inserting."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from typing import ClassVar
 
 import pytest
 
-from mxmp.passes import (
-    EraseCasts,
-    GuardAmpCasts,
-    GuardGradientSums,
-    GuardLayouts,
-    InsertCasts,
-    Pass,
-    ScaleLoss,
-    Sequential,
-)
+from mxmp.graph import in_written_order
+from mxmp.passes import DropDropout, EraseCasts, InsertCasts, Pass, ScaleLoss, Sequential
+from mxmp.passes.fold import find_dropouts
 from mxmp.policy import Policy
-from tests.graph.text import from_text
+from tests.graph.text import from_text, to_text
+from tests.passes.graphs import with_facts
 
 GRAPH = from_text("x = null()\nd = dot(x, x)\nreturn d")
 
@@ -41,8 +35,7 @@ def test_modified_tells_whether_the_graph_changed():
 def test_sequential_runs_in_order_and_calls_back():
     seen = []
     passes = (InsertCasts(Policy.parse("O1")), EraseCasts())
-    result = Sequential(passes, lambda p, r: seen.append((p.name, r.modified)))(GRAPH)
-    assert not result.modified
+    assert not Sequential(passes, lambda p, r: seen.append((p.name, r.modified)))(GRAPH).modified
     assert seen == [("insert-casts", True), ("erase-casts", True)]
 
 
@@ -53,21 +46,51 @@ UNCHANGED = {
     "inserting under a float32 policy": (InsertCasts(Policy()), CONV + "r = relu(c)\nreturn r"),
     "erasing the network's own cast": (EraseCasts(), "x = null()\nc = Cast(x) {dtype: float16}\nreturn c"),
     "scaling without a loss head": (ScaleLoss(), "x = null()\ny = exp(x)\nreturn y"),
-    "guarding a float16 cast": (GuardAmpCasts(), "x = null()\na = Cast(x) {dtype: float16}\nreturn a"),
-    "guarding sums of float32": (
-        GuardGradientSums(), f"a = null()\ny = add_n({', '.join('a' * 50)}) {{num_args: 50}}\nreturn y"),
-    "guarding a reshape whose gradient a cast gives": (
-        GuardLayouts(), CONV + "r = Reshape(c) {shape: (0,-1)}\na = amp_cast(r) {dtype: float32}\nreturn a"),
-    "guarding Flatten behind a classifier": (
-        GuardLayouts(), CONV + "f = Flatten(c)\ny = FullyConnected(f, w) {num_hidden: 3; no_bias: True}\nreturn y"),
-    "guarding Flatten behind relu": (GuardLayouts(), CONV + "f = Flatten(c)\ny = relu(f)\nreturn y"),
-    "guarding layouts without convolutions": (
-        GuardLayouts(), "x = null()\nr = Reshape(x) {shape: (0,-1)}\ny = relu(r)\nreturn y"),
+    "a Dropout that always drops": (DropDropout(), "x = null()\nd = Dropout(x) {mode: always} x2\na = relu(d)\nreturn a"),
+    "a Dropout whose mask is read": (DropDropout(), "x = null()\nd = Dropout(x) x2\na = dot(d, d#1)\nreturn a"),
+    "a Dropout whose mask is an output": (DropDropout(), "x = null()\nd = Dropout(x) x2\na = relu(d)\nreturn a, d#1"),
+    "no Dropout": (DropDropout(), "x = null()\na = relu(x)\nreturn a"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("transform, text", UNCHANGED.values(), ids=UNCHANGED.keys())
+@pytest.mark.parametrize("transform, text", UNCHANGED.values(), ids=UNCHANGED)
 def test_what_a_pass_is_not_for_is_left_alone(transform, text):
     graph = from_text(text)
     result = transform(graph)
-    assert not result.modified and result.graph is graph
+    assert not result.modified and result.graph is graph and not find_dropouts(graph)
+
+
+DROPPED = {
+    "two in a row": (
+        "d = Dropout(a) {p: 0.5} x2\nagain = Dropout(d) {axes: (1,); mode: training; p: 0.2} x2\n"
+        "b = dot(again, a)\nreturn b",
+        "b = dot(a, a)\nreturn b"),
+    "an output, which keeps its name": (
+        "d = Dropout(a) {__ctx_group__: dev1} x2\nb = exp(d)\nreturn d, b, d",
+        "b = exp(a)\nd = BlockGrad(a) {__ctx_group__: dev1}\nreturn d, b, d"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, after", DROPPED.values(), ids=DROPPED)
+def test_the_readers_of_a_dropout_read_what_it_read(text, after):
+    begin = "x = null()\na = relu(x)\n"
+    assert to_text(DropDropout()(from_text(begin + text)).graph) == begin + after
+
+
+TEXTS = {
+    "head renamed": "x = null()\nd = dot(x, x)\nreturn d",
+    "head also read": "x = null()\nd = dot(x, x)\nf = dot(d, d)\ne = exp(d)\nreturn d, f, e",
+    "user's casts stay": "x = null()\nc = Cast(x) {dtype: float16}\nd = dot(c, c)\nb = dot(x, x)\nreturn d, b",
+    "a user's cast serves": "x = null()\nd = dot(x, x)\nc = Cast(x) {dtype: float16}\nb = dot(c, c)\nreturn d, b",
+    "a user's widening": "x = null() {__dtype__: 2}\nu = Cast(x) {dtype: float32}\nd = dot(u, u)\nreturn d",
+    "parameters": "x = null()\nw = null() {__dtype__: 0}\nu = null()\nd = dot(x, w)\nf = dot(d, u)\nreturn f",
+}
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "O3", "mixed_bfloat16", "float16"])
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_erase_restores_the_graph(text, policy):
+    graph, facts = with_facts(text, params="wu")
+    mixed = InsertCasts(Policy.parse(policy), facts)(graph)
+    assert mixed.modified or "dot" not in text or policy == "mixed_bfloat16"  # dot has no bfloat16 kernel
+    assert in_written_order(EraseCasts()(mixed.graph).graph) == in_written_order(graph)

@@ -1,4 +1,4 @@
-"""linalg_gemm2 has no float16 kernel: a product that has one stands in for it."""
+"""Products without a float16 kernel, for which another stands in; sums too long for float16, taken in float32."""
 
 from __future__ import annotations
 
@@ -8,62 +8,55 @@ import pytest
 
 from mxmp.passes import EraseCasts
 from mxmp.symbol import to_graph
-from tests.passes.graphs import converted
+from tests.passes.graphs import converted, precisions, step
 
 SHAPES = {2: {"q": (3, 4), "k": (5, 4)}, 3: {"q": (2, 3, 4), "k": (2, 5, 4)}, 4: {"q": (2, 2, 3, 4), "k": (2, 2, 5, 4)}}
 
 
-def attention(alpha=0.5):
+def gemms(alpha=0.5, **options):
     q, k = mx.sym.var("q"), mx.sym.var("k")
-    scores = mx.sym.linalg.gemm2(q, k, transpose_b=True, alpha=alpha, name="scores")
-    return mx.sym.linalg.gemm2(mx.sym.softmax(scores, name="soft"), k, name="context")
-
-
-def convert(net, ndim=3, policy="O1", shapes=None):
-    shapes = SHAPES[ndim] if shapes is None else shapes
-    return converted(net, shapes, policy)
-
-
-def precisions(found):
-    return {row.name: row.precision for row in found.report.rows}
-
-
-@pytest.mark.parametrize("ndim, op", [(2, "dot"), (3, "batch_dot")])
-def test_a_product_with_a_float16_kernel_stands_in(ndim, op):
-    net = attention()
-    found = convert(net, ndim)
-    assert precisions(found) == {"scores": "float16", "soft": "float32", "context": "float16"}
-    assert [node.op for node in found.graph.operators() if "dot" in node.op or "gemm" in node.op] == [op, op]
-    assert found.symbol.list_outputs() == ["context_output"]
-    assert {row.op for row in found.report.rows} == {"_linalg_gemm2", "softmax"}
-    assert [row.reason for row in found.report.rows if row.name == "scores"] == [f"allow, as {op}"]
-
-
-@pytest.mark.parametrize("ndim", [2, 3])
-@pytest.mark.parametrize("alpha", [1.0, 0.3])
-def test_it_computes_the_same_but_for_rounding_and_so_do_its_gradients(ndim, alpha):
-    net, rng = attention(alpha), np.random.RandomState(0)
-    arrays = {name: rng.randn(*shape) for name, shape in SHAPES[ndim].items()}
-    results = []
-    for symbol in (net, convert(net, ndim).on_cpu()):
-        values = {name: mx.nd.array(array) for name, array in arrays.items()}
-        grads = {name: mx.nd.zeros(array.shape) for name, array in arrays.items()}
-        executor = symbol.bind(mx.cpu(), values, grads)
-        (output,) = executor.forward(is_train=True)
-        executor.backward(mx.nd.ones(output.shape))
-        results.append([output.asnumpy(), *(grad.asnumpy() for grad in grads.values())])
-    for exact, result in zip(*results):
-        assert 0 < np.abs(result - exact).max() < 8 * 2.0**-11 * np.abs(exact).max()
-
-
-@pytest.mark.parametrize("alpha", [1.0, 0.3])
-def test_erasing_gives_the_original_and_converting_again_the_same(alpha):
     with mx.AttrScope(ctx_group="dev1"):
-        net = attention(alpha)
-    found = convert(net)
+        scores = mx.sym.linalg.gemm2(q, k, transpose_b=True, alpha=alpha, name="scores", **options)
+        return mx.sym.linalg.gemm2(mx.sym.softmax(scores, name="soft"), k, name="context")
+
+
+def matmul():
+    data, weight = (mx.sym.var(name).as_np_ndarray() for name in ("data", "weight"))
+    return mx.sym.identity(mx.sym.np.matmul(data, weight).as_nd_ndarray(), name="out")
+
+
+# A network, the shapes of its inputs, and the operators that stand in.
+STAND_INS = {
+    "matrices": (gemms(), SHAPES[2], ["dot", "softmax", "dot"]),
+    "batches": (gemms(), SHAPES[3], ["batch_dot", "softmax", "batch_dot"]),
+    "batches with a factor that is not exact": (gemms(0.3), SHAPES[3], ["batch_dot", "softmax", "batch_dot"]),
+    "matrices without a factor": (gemms(1.0), SHAPES[2], ["dot", "softmax", "dot"]),
+    "numpy's batch of rows": (matmul(), {"data": (3, 700, 5), "weight": (5, 4)}, ["_np_dot", "_copy"]),
+    "numpy's matrix": (matmul(), {"data": (2000, 5), "weight": (5, 4)}, ["_np_dot", "_copy"]),
+    "numpy's vector on the right": (matmul(), {"data": (2000, 5), "weight": (5,)}, ["_np_dot", "_copy"]),
+    "numpy's vector on the left": (matmul(), {"data": (5,), "weight": (5, 2000)}, ["_np_dot", "_copy"]),
+}
+
+
+@pytest.mark.parametrize("net, shapes, operators", STAND_INS.values(), ids=STAND_INS)
+def test_a_product_with_a_float16_kernel_stands_in(net, shapes, operators):
+    """It computes the same but for rounding, and so do its gradients; erasing gives the network back."""
+    found = converted(net, shapes)
+    nodes = [node for node in found.graph.operators() if node.op not in ("Cast", "_mul_scalar")]
+    assert [node.op for node in nodes] == operators
+    row, *_ = found.report.rows
+    assert row.op in ("_linalg_gemm2", "_npi_matmul") and found.symbol.list_outputs() == net.list_outputs()
+    assert (row.precision, row.reason) == ("float16", f"allow, as {operators[0]}")
     assert EraseCasts()(found.graph).graph == to_graph(net)
-    assert convert(found.symbol).graph == found.graph
-    assert {node.get("__ctx_group__") for node in found.graph.operators()} == {"dev1"}
+    assert converted(found.symbol, shapes).graph == found.graph
+    assert {node.get("__ctx_group__") for node in found.graph.operators()} == {"dev1" if "q" in shapes else None}
+    rng = np.random.RandomState(0)
+    values = {name: rng.randn(*shape).astype("float16") for name, shape in shapes.items()}
+    (exact, *_), gradients = step(net, values)
+    (output, *_), found = step(found.on_cpu(), values)
+    for one, other in [(exact, output), *((gradients[name], found[name]) for name in shapes)]:
+        assert np.abs(other - one).max() < 8 * 2.0**-11 * np.abs(one).max()
+    assert (output != exact).any()
 
 
 def test_mxnet_has_no_float16_kernel_of_its_own():
@@ -73,21 +66,69 @@ def test_mxnet_has_no_float16_kernel_of_its_own():
         mx.nd.linalg.gemm2(x, x).asnumpy()
 
 
-OTHERS = {
-    "four dimensions": (attention(), SHAPES[4], "O1", {"float32"}),
-    "four dimensions, all low": (attention(), SHAPES[4], "O3", {"float32"}),
-    "bfloat16": (attention(), SHAPES[3], "mixed_bfloat16", {"float32"}),
-    "an override": (attention(), SHAPES[3], "O1,op:_linalg_gemm2=float32", {"float32"}),
-    "unknown shapes": (attention(), {}, "O1", {"float32"}),
-    "other axes": (
-        mx.sym.linalg.gemm2(mx.sym.var("q"), mx.sym.var("k"), transpose_b=True, axis=-3, name="scores"),
-        {"q": (3, 2, 4), "k": (5, 2, 4)}, "O1", {"float32"}),
-    "a factor beyond float16": (attention(alpha=1e-6), SHAPES[3], "O1", {"float32", "float16"}),
-    "an override that asks for it": (attention(), SHAPES[3], "O1,op:_linalg_gemm2=float16", {"float16"}),
+def attention(length):
+    q, k, v = (mx.sym.var(name) for name in "qkv")
+    scores = mx.sym.batch_dot(q, k, transpose_b=True, name="scores")
+    return mx.sym.batch_dot(mx.sym.softmax(scores, name="soft"), v, name="context"), dict.fromkeys("qkv", (2, length, 64))
+
+
+def biased():
+    """A bias added by broadcasting between two layers, with a residual connection behind it."""
+    a = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=64, no_bias=True, name="a")
+    add = mx.sym.broadcast_add(a, mx.sym.var("bias", shape=(1, 64)), name="add")
+    sigmoid = mx.sym.sigmoid(mx.sym.elemwise_add(add, a, name="sum"), name="sigmoid")
+    return mx.sym.FullyConnected(sigmoid, num_hidden=8, name="c")
+
+
+def tainted():
+    """A product that an exponential is broadcast to."""
+    x = mx.sym.var("x")
+    copies = mx.sym.broadcast_to(mx.sym.exp(mx.sym.slice_axis(x, axis=0, begin=0, end=1)), shape=(5000, 64), name="to")
+    first = mx.sym.FullyConnected(x, num_hidden=64, no_bias=True)
+    return mx.sym.FullyConnected(mx.sym.elemwise_mul(first, copies, name="mul"), num_hidden=8)
+
+
+def embedded():
+    rows = mx.sym.Embedding(mx.sym.var("tokens"), mx.sym.var("table"), input_dim=2, output_dim=64, name="rows")
+    return mx.sym.FullyConnected(rows, num_hidden=8, flatten=False)
+
+
+LONG = {"scores": "float32", "soft": "float32", "context": "float32"}
+SHORT = {**LONG, "scores": "float16", "context": "float16"}
+
+# A network, the shapes of its inputs, a policy, and precisions of its operators by name.
+PRECISIONS = {
+    "gemms of four dimensions": (gemms(), SHAPES[4], "O1", LONG),
+    "gemms of four dimensions, all low": (gemms(), SHAPES[4], "O3", {"scores": "float32", "context": "float32"}),
+    "gemms in bfloat16": (gemms(), SHAPES[3], "mixed_bfloat16", LONG),
+    "an override": (gemms(), SHAPES[3], "O1,op:_linalg_gemm2=float32", LONG),
+    "gemms of unknown shapes": (gemms(), {}, "O1", LONG),
+    "gemms of other axes": (gemms(axis=-3).get_internals()["scores_output"], {"q": (3, 2, 4), "k": (5, 2, 4)}, "O1", {"scores": "float32"}),
+    "a factor beyond float16": (gemms(1e-6), SHAPES[3], "O1", {**SHORT, "scores": "float32"}),
+    "an override that asks for it": (gemms(), SHAPES[3], "O1,op:_linalg_gemm2=float16", SHORT),
+    "attention over 1024 positions": (*attention(1024), "O1", SHORT),
+    "attention over 1025 positions": (*attention(1025), "O1", LONG),
+    "attention over an unknown length": (attention(8)[0], {}, "O1", LONG),
+    "a bias over many rows": (
+        biased(), {"data": (4096, 64)}, "O1", {"a": "float16", "add": "float16", "c": "float16"}),
+    "a bias over too many rows": (
+        biased(), {"data": (32768, 64)}, "O1", {"a": "float16", "add": "float32", "c": "float16"}),
+    "a taint passes through such a broadcast": (tainted(), {"x": (5000, 64)}, "O1", {"to": "float32", "mul": "float32"}),
+    "a long matmul of two batches": (
+        matmul(), {"data": (2, 3, 1025), "weight": (2, 1025, 3)}, "O1", {"out": "float32"}),
+    "rows that 1024 tokens read": (embedded(), {"tokens": (1024,)}, "O1", {"rows": "float16"}),
+    "rows that 1025 tokens read": (embedded(), {"tokens": (1025,)}, "O1", {"rows": "float32"}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("net, shapes, policy, expected", OTHERS.values(), ids=OTHERS)
-def test_where_nothing_can_stand_in_it_stays_float32(net, shapes, policy, expected):
-    found = precisions(converted(net, shapes, policy))
-    assert {found["scores"], found.get("context", found["scores"])} == expected
+@pytest.mark.parametrize("net, shapes, policy, expected", PRECISIONS.values(), ids=PRECISIONS)
+def test_what_has_no_kernel_or_sums_too_much_is_float32(net, shapes, policy, expected):
+    found = precisions(net, shapes, policy)
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_a_short_matmul_is_itself_and_a_long_gradient_is_the_reason():
+    found = converted(matmul(), {"data": (20, 5), "weight": (5, 4)})
+    assert "_npi_matmul" in [node.op for node in found.graph.operators()]
+    reasons = {row.name: row.reason for row in converted(embedded(), {"tokens": (1025,)}).report.rows}
+    assert reasons["rows"] == "its gradient sums up to 1025 terms in float16, more than 1024"

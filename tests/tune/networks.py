@@ -9,6 +9,8 @@ import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
+from tests.cli.checkpoints import network, params
+
 
 class Task(NamedTuple):
     """A net, and a function that judges the same net under any policy: higher is better."""
@@ -17,119 +19,86 @@ class Task(NamedTuple):
     evaluate: Callable[[Any], float]
 
 
-class Energy(gluon.HybridBlock):
-    """Scores of the energy of features: their squares leave float16's range, and so do sums of these."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.features = nn.Dense(12, in_units=8, use_bias=False)
-            self.sums = nn.Dense(5, in_units=12, use_bias=False)
-            self.scores = nn.Dense(3, in_units=5)
-
-    def hybrid_forward(self, F, x):
-        features = self.features(x)
-        return self.scores(F.tanh(self.sums(features * features) * 1e-6))
+def chain(prefix, layers, init=None, kind=nn.HybridSequential, seed=0):
+    """Return a net of the layers that a function makes within its scope."""
+    net = kind(prefix=prefix)
+    with net.name_scope():
+        net.add(*layers())
+    mx.random.seed(seed)
+    net.initialize(init or mx.init.Uniform(), force_reinit=True)
+    return net
 
 
-class LongSum(gluon.HybridBlock):
-    """Scores of the means of many values: their sums leave float16's range, the values and the means do not."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.sums = nn.Dense(4, in_units=2048, use_bias=False)
-            self.scores = nn.Dense(3, in_units=4)
-
-    def hybrid_forward(self, F, x):
-        return self.scores(F.relu(self.sums(F.relu(x)) * (1 / 2048)))
+def function(call):
+    """Return a layer that is a function of F and the data, whose operators are named after the net around it."""
+    return nn.HybridLambda(call, prefix="")
 
 
-class Normalised(gluon.HybridBlock):
-    """Scores of features that are normalised by hand: squares of small deviations vanish in float16."""
+def error_of(net, *inputs, by=np.max):
+    """Return a function that says how far a net is from what it is now."""
+    expected = net(*inputs).asnumpy()
+    return lambda net: float(by(np.abs(net(*inputs).asnumpy() - expected)) / by(np.abs(expected)))
 
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.features = nn.Dense(8, in_units=8, use_bias=False)
-            self.scores = nn.Dense(3, in_units=8)
 
-    def hybrid_forward(self, F, x):
-        features = self.features(x)
-        deviations = F.broadcast_sub(features, F.mean(features, axis=1, keepdims=True))
-        variance = F.mean(deviations * deviations, axis=1, keepdims=True)
-        return self.scores(F.broadcast_div(deviations, F.sqrt(variance + 1e-7) + 1e-4))
+def like_float32(net, data):
+    """Return a net judged by how near its outputs are to those of float32; the highest is 0."""
+    error = error_of(net, mx.nd.array(data), by=np.mean)
+    return Task(net, lambda net: -error(net))
 
 
 def energy() -> Task:
-    """Return a net with random weights."""
-    return _like_float32(_filled(Energy(prefix="energy_"), 1.0), np.random.RandomState(0).randn(64, 8) * 100)
+    """Return scores of the energy of features: their squares leave float16's range, and so do sums of these."""
+    net = chain("energy_", lambda: [
+        nn.Dense(12, in_units=8, use_bias=False), function(lambda F, x: x * x),
+        nn.Dense(5, in_units=12, use_bias=False), function(lambda F, x: F.tanh(x * 1e-6)), nn.Dense(3, in_units=5),
+    ], mx.init.Uniform(1.0), seed=1)  # fmt: skip
+    return like_float32(net, np.random.RandomState(0).randn(64, 8) * 100)
 
 
 def long_sum() -> Task:
-    """Return a net with random weights, but for the sum's, which are positive."""
-    net = _filled(LongSum(prefix="longsum_"), 0.5)
-    net.sums.weight.set_data(mx.nd.random.uniform(0.5, 1.5, (4, 2048)))
-    return _like_float32(net, np.random.RandomState(0).rand(16, 2048) * 100)
+    """Return scores of the means of many values: their sums leave float16's range, the values and the means do not."""
+    net = chain("longsum_", lambda: [
+        function(lambda F, x: F.relu(x)), nn.Dense(4, in_units=2048, use_bias=False),
+        function(lambda F, x: F.relu(x * (1 / 2048))), nn.Dense(3, in_units=4),
+    ], mx.init.Uniform(0.5), seed=1)  # fmt: skip
+    net[1].weight.set_data(mx.nd.random.uniform(0.5, 1.5, (4, 2048)))
+    return like_float32(net, np.random.RandomState(0).rand(16, 2048) * 100)
 
 
 def normalised() -> Task:
-    """Return a net with random weights."""
-    return _like_float32(_filled(Normalised(prefix="normalised_"), 0.5), np.random.RandomState(0).randn(64, 8) * 1e-4)
+    """Return scores of features that are normalised by hand: squares of small deviations vanish in float16."""
+
+    def normalise(F, features):
+        deviations = F.broadcast_sub(features, F.mean(features, axis=1, keepdims=True))
+        variance = F.mean(deviations * deviations, axis=1, keepdims=True)
+        return F.broadcast_div(deviations, F.sqrt(variance + 1e-7) + 1e-4)
+
+    net = chain("normalised_", lambda: [
+        nn.Dense(8, in_units=8, use_bias=False), function(normalise), nn.Dense(3, in_units=8),
+    ], mx.init.Uniform(0.5), seed=1)  # fmt: skip
+    return like_float32(net, np.random.RandomState(0).randn(64, 8) * 1e-4)
 
 
 FAILING = {make.__name__: make for make in (energy, long_sum, normalised)}
 
 
-def _filled(net: gluon.Block, spread: float) -> gluon.Block:
-    np.random.seed(1)
-    mx.random.seed(1)
-    net.initialize(mx.init.Uniform(spread))
-    return net
-
-
-def _like_float32(net: gluon.Block, data: np.ndarray) -> Task:
-    """Return a net judged by how near its outputs are to those of float32; the highest is 0."""
-    inputs = mx.nd.array(data)
-    expected = net(inputs).asnumpy()
-
-    def evaluate(candidate):
-        return -float(np.abs(candidate(inputs).asnumpy() - expected).mean() / np.abs(expected).mean())
-
-    return Task(net, evaluate)
-
-
 def dense(prefix="net_", units=3, **flags):
     """Return two dense layers for rows of 4 numbers; ``flags`` hybridize them."""
-    net = nn.HybridSequential(prefix=prefix)
-    with net.name_scope():
-        net.add(nn.Dense(units, in_units=4, activation="relu"), nn.Dense(2, in_units=units))
-    net.initialize()
+    net = chain(prefix, lambda: [nn.Dense(units, in_units=4, activation="relu"), nn.Dense(2, in_units=units)])
     net.hybridize(bool(flags), **flags)
     return net
 
 
 def convnet(prefix="net_", channels=4):
     """Return a classifier of images of 3 colours."""
-    net = nn.HybridSequential(prefix=prefix)
-    with net.name_scope():
-        net.add(nn.Conv2D(channels, 3, in_channels=3), nn.BatchNorm(in_channels=channels), nn.Activation("relu"))
-        net.add(nn.Dense(5))
-    net.initialize(mx.init.Xavier())
-    return net
+    return chain(prefix, lambda: [
+        nn.Conv2D(channels, 3, in_channels=3), nn.BatchNorm(in_channels=channels), nn.Activation("relu"), nn.Dense(5),
+    ], mx.init.Xavier())  # fmt: skip
 
 
-class TwoGraphs(gluon.Block):
-    """A plain block around two HybridBlocks."""
-
-    def __init__(self):
-        super().__init__(prefix="two_")
-        with self.name_scope():
-            self.first, self.second = convnet(), nn.Dense(2, in_units=5, prefix="second_")
-        self.second.initialize()
-
-    def forward(self, data):
-        return self.second(self.first(data) * 2)
+def two_graphs():
+    """Return a plain block around two HybridBlocks."""
+    return chain("two_", lambda: [convnet(), nn.Dense(2, in_units=5, prefix="second_")], kind=nn.Sequential)
 
 
 class WithMask(gluon.HybridBlock):
@@ -137,13 +106,6 @@ class WithMask(gluon.HybridBlock):
 
     def hybrid_forward(self, F, data, mask=None):
         return data * 1 if mask is None else data * mask
-
-
-class Unnamed(gluon.HybridBlock):
-    """A net that calls an operator without a scope of its own."""
-
-    def hybrid_forward(self, F, data):
-        return F.relu(data)
 
 
 def imported():
@@ -161,11 +123,17 @@ def classifier(loss=True):
     return mx.sym.SoftmaxOutput(data, name="softmax") if loss else data
 
 
-def make_module(symbol=None, trains=True, **options):
-    """Return a module that is bound for images (2, 3, 8, 8), and has parameters."""
+def make_module(symbol=None, trains=True, data=(2, 3, 8, 8), kind=mx.mod.Module, init=None, params=(), **options):
+    """Return a module that is bound, and has parameters, random ones if none are given."""
     symbol = classifier() if symbol is None else symbol
     labels = [name for name in symbol.list_arguments() if name.endswith("label")]
-    module = mx.mod.Module(symbol, label_names=labels, **options)
-    module.bind([("data", (2, 3, 8, 8))], [(name, (2,)) for name in labels] or None, for_training=trains)
-    module.init_params(mx.init.Xavier())
+    module = kind(symbol, label_names=labels, **options)
+    module.bind([("data", data)], [(name, data[:1]) for name in labels] or None, for_training=trains)
+    mx.random.seed(0)
+    module.init_params(init or mx.init.Xavier(), *params)
     return module
+
+
+def model():
+    """Return the command line's small network with its parameters."""
+    return (network(), *params(network()))

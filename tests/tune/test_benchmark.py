@@ -12,42 +12,35 @@ from mxmp import Policy
 from mxmp.errors import TuneError
 from mxmp.tune import benchmark as module
 from mxmp.tune.benchmark import benchmark, default_policies, output_error
-from mxmp.tune.race import NotRunnable
+from mxmp.tune.race import Stopwatch
 from mxmp.tune.workload import Workload
-from tests.cli.checkpoints import SHAPES, network, params, table
+from tests.cli.checkpoints import SHAPES, table
+from tests.tune.networks import model
+from tests.tune.races import failing
 
 BATCH = {"data": mx.nd.array(np.random.RandomState(0).rand(*SHAPES["data"]))}
 
 
-def model():
-    symbol = network()
-    return (symbol, *params(symbol))
-
-
-def measure(*names, objective="inference", for_inference=False, **kwargs):
+def measure(*names, objective="inference", for_inference=False):
     policies = {name: Policy.parse(name) for name in names}
-    return benchmark(kwargs.get("model") or model(), BATCH, policies, objective, for_inference, 1e-3, False)
+    return benchmark(model(), BATCH, policies, objective, for_inference, 1e-3, False)
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Let laps of the policies take told seconds: float32 2, others by the order in which they are given."""
-    seconds = iter([2.0, 1.0, 4.0, 2.0])
+def test_times_are_medians_relative_to_float32(monkeypatch):
+    laps = iter([2.0, 1.0, 4.0, 2.0])  # of the policies in their order
 
-    class Told:
-        def lap_of(self, run):
-            mine = next(seconds)
-            return lambda: mine
+    def lap_of(watch, run):
+        mine = next(laps)
+        return lambda: mine
 
-    monkeypatch.setattr(module, "Stopwatch", Told)
-
-
-def test_times_are_medians_relative_to_float32(clock):
+    monkeypatch.setattr(Stopwatch, "lap_of", lap_of)
     found = measure("O1", "O2", "O2,output=float16")
-    assert [row.policy for row in found.rows] == ["float32", "O1", "O2", "O2,output=float16"]
-    assert [row.seconds for row in found.rows] == [2.0, 1.0, 4.0, 2.0]
-    assert [row.ratio for row in found.rows] == [1.0, 0.5, 2.0, 1.0]
-    assert [row.verdict for row in found.rows] == ["", "faster", "slower", "within the noise"]
+    assert [(row.policy, row.seconds, row.ratio, row.verdict) for row in found.rows] == [
+        ("float32", 2.0, 1.0, ""),
+        ("O1", 1.0, 0.5, "faster"),
+        ("O2", 4.0, 2.0, "slower"),
+        ("O2,output=float16", 2.0, 1.0, "within the noise"),
+    ]
     assert found.rounds >= 5 and found.scatter == 0
     assert [row["policy"] for row in json.loads(found.to_json())["rows"]] == [row.policy for row in found.rows]
     assert [row[0] for row in table(str(found))][:4] == ["policy", "float32", "O1 (emulated)", "O2 (emulated)"]
@@ -57,16 +50,15 @@ def test_times_are_medians_relative_to_float32(clock):
 @pytest.mark.parametrize("objective, folded", [("training", False), ("inference", False), ("inference", True)])
 def test_the_error_is_that_of_outputs_in_inference(objective, folded):
     symbol, args, aux = model()
-    rounded = {name: mx.nd.array(value.asnumpy().astype("float16")) for name, value in args.items()}
 
-    def output(values):
+    def output(dtype):
         executor = symbol.simple_bind(mx.cpu(), grad_req="null", **SHAPES)
+        values = {name: mx.nd.array(value.asnumpy().astype(dtype)) for name, value in args.items()}
         executor.copy_params_from({**values, **BATCH}, aux)
         return executor.forward()[0].asnumpy()
 
     exact, low = measure("float32", "O2", objective=objective, for_inference=folded).rows  # float32 once
-    reference = output(args)
-    of_weights = np.linalg.norm(output(rounded) - reference) / np.linalg.norm(reference)
+    of_weights = np.linalg.norm(output("float16") - output("float32")) / np.linalg.norm(output("float32"))
     assert exact.policy == "float32" and low.emulated and of_weights / 10 < low.error < 1e-3
 
 
@@ -95,11 +87,7 @@ def test_a_policy_that_does_not_run_says_why_and_float32_has_to_run(monkeypatch)
     row = measure("mixed_bfloat16").rows[1]
     assert row.seconds is row.error is None
     assert row.failure.startswith("MXNet runs no bfloat16 on this processor")
-
-    def start(workload, policy):
-        raise NotRunnable("there is no memory left")
-
-    monkeypatch.setattr(Workload, "start", start)
+    monkeypatch.setattr(Workload, "start", failing)
     with pytest.raises(TuneError, match="^the network does not run in float32: there is no memory left"):
         measure("O1")
 

@@ -33,14 +33,9 @@ def candidates(symbol, policy=BFLOAT16, **options):
     return {each.name: each for each in find_candidates([decided(symbol, policy)], policy, **options)}
 
 
-def low_operators(symbol, policy):
-    rows = decided(symbol, policy).report.rows
+def low_operators(symbol, policy, shapes=SHAPES):
+    rows = decided(symbol, policy, shapes).report.rows
     return {row.name for row in rows if row.precision == policy.compute_dtype}
-
-
-def names_in_float32(symbol, name, policy=BFLOAT16):
-    """Return what a candidate has in float32 that the untuned policy has not."""
-    return low_operators(symbol, policy) - low_operators(symbol, candidates(symbol, policy)[name].policy)
 
 
 @pytest.mark.parametrize(
@@ -56,19 +51,29 @@ def names_in_float32(symbol, name, policy=BFLOAT16):
     ],
 )
 def test_a_candidate_has_in_float32_what_its_name_says(name, expected):
-    found = names_in_float32(network(group=16), name)
-    assert expected <= found
-    assert not {"conv0", "conv1", "fc"} & found - expected  # others may follow, where that saves casts
+    """And its changes are those of the conversion."""
+    symbol = network(group=16)
+    chosen = candidates(symbol)[name]
+    before, after = low_operators(symbol, BFLOAT16), low_operators(symbol, chosen.policy)
+    assert expected <= before - after
+    assert not {"conv0", "conv1", "fc"} & (before - after) - expected  # others may follow, where that saves casts
+    changes = changes_of(chosen, [decided(symbol)], BFLOAT16)
+    assert {name for each in changes if each.dtype == "float32" for name in each.names} == before - after
+    assert {name for each in changes if each.dtype == "bfloat16" for name in each.names} == after - before
 
 
-def test_float32_and_the_policy_itself_come_first():
-    found = list(candidates(network()).values())
-    assert [each.policy for each in found[:2]] == [Policy(), BFLOAT16] and found[1].name == "untuned"
-    assert all(Policy.parse(str(each.policy)) == each.policy and each.fused for each in found)
-    assert candidates(network())["activations in float32"].policy == BFLOAT16.replace(ops={"Activation": "float32"})
+def test_float32_and_the_policy_itself_come_first_and_no_two_are_the_same_network():
+    found = candidates(network())
+    assert [each.policy for each in found.values()][:2] == [Policy(), BFLOAT16] and list(found)[1] == "untuned"
+    assert all(Policy.parse(str(each.policy)) == each.policy and each.fused for each in found.values())
+    assert found["activations in float32"].policy == BFLOAT16.replace(ops={"Activation": "float32"})
     names = ["float32", "untuned", "float32, not fused", "untuned, not fused"]
     assert list(candidates(network(), unfused=True))[:4] == names
-    assert [each.name for each in find_candidates([], BFLOAT16, unfused=True)] == names[::2]
+    assert [each.name for each in find_candidates([], BFLOAT16, unfused=True)] == names[::2]  # where it does not run
+    graphs = [decided(network(), each.policy).after for each in found.values()]
+    assert all(one != other for i, one in enumerate(graphs) for other in graphs[:i])
+    dense = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc")
+    assert list(candidates(dense)) == ["float32", "untuned"]
 
 
 def test_the_operators_behind_depthwise_convolutions_are_found_by_their_shape():
@@ -76,15 +81,6 @@ def test_the_operators_behind_depthwise_convolutions_are_found_by_their_shape():
     chosen = candidates(symbol)["depthwise convolutions and what follows them in float32"].policy
     assert dict(chosen.names) == dict.fromkeys(("conv1", "norm0", "norm1"), "float32")
     assert dict(chosen.ops) == {"Activation": "float32"}
-
-
-def test_no_two_candidates_are_the_same_network():
-    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc")
-    assert list(candidates(data)) == ["float32", "untuned"]
-    found = candidates(network())
-    graphs = [decided(network(), each.policy).after for each in found.values()]
-    assert all(one != other for i, one in enumerate(graphs) for other in graphs[:i])
-    assert list(find_candidates([], BFLOAT16)) == [find_candidates([], BFLOAT16)[0]]  # where it does not run
 
 
 def test_what_needs_float32_and_what_the_user_decided_is_not_chosen_for():
@@ -103,17 +99,8 @@ def test_no_candidate_has_in_low_precision_what_needs_float32():
     for each in find_candidates([decided(symbol, policy, {"data": (2, 3, 5)})], policy)[1:]:
         added = set(each.policy.ops + each.policy.names) - set(policy.ops + policy.names)
         assert {dtype for _, dtype in added} <= {"float32"}
-        for length in (3, 3000):
-            rows = {row.name: row.precision for row in decided(symbol, each.policy, {"data": (2, length, 5)}).report.rows}
-            assert rows["exp"] == "float32" and (length == 3 or rows["mean"] == rows["behind"] == "float32")
-
-
-def test_changes_are_those_of_the_conversion():
-    symbol, found = network(), candidates(network())["normalisations in float32"]
-    changes = changes_of(found, [decided(symbol)], BFLOAT16)
-    before, after = low_operators(symbol, BFLOAT16), low_operators(symbol, found.policy)
-    assert {name for each in changes if each.dtype == "float32" for name in each.names} == before - after
-    assert {name for each in changes if each.dtype == "bfloat16" for name in each.names} == after - before
+        assert "exp" not in low_operators(symbol, each.policy, {"data": (2, 3, 5)})
+        assert not {"exp", "mean", "behind"} & low_operators(symbol, each.policy, {"data": (2, 3000, 5)})
 
 
 NAMES = ["fc", "fc[1]", "a*b", "why?", "a,b", "a=b", " padded ", "[", "x]y", "a[!b]c", "tab\t"]

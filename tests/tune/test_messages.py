@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -17,15 +18,12 @@ from mxmp.tune.benchmark import benchmark
 from mxmp.tune.plan import digest
 from mxmp.tune.workload import read_workload
 from tests import messages
-from tests.cli.checkpoints import network, params
-from tests.tune.networks import FAILING, TwoGraphs, Unnamed, WithMask, convnet, dense, make_module
+from tests.cli.checkpoints import network
+from tests.tune.networks import WithMask, chain, convnet, dense, energy, function, make_module, model, two_graphs
 from tests.tune.results import result
 
 DATA, IMAGES = mx.nd.ones((2, 4)), mx.nd.ones((2, 3, 8, 8))
-
-
-def model():
-    return (network(), *params(network()))
+NOWHERE, HOLDS = Policy.parse("O1,name:nowhere=float32"), result().holds_for
 
 
 def searched(net=None, evaluate=lambda net: net(DATA).shape[0], tolerance=0.1, policy="O2", **options):
@@ -36,14 +34,8 @@ def tuned(**options):
     return tune(convnet(), [IMAGES], **options)
 
 
-def failing(name, policy):
-    task = FAILING[name]()
-    return search(task.net, task.evaluate, 0.01, policy)
-
-
 def too_large(higher):
-    net = nn.Dense(1, in_units=4, prefix="big_")
-    net.initialize(mx.init.Constant(1e5))
+    net = chain("big_", lambda: [nn.Dense(1, in_units=4)], mx.init.Constant(1e5))
     return search(net, lambda net: float(net(DATA)[0].asscalar()), 1.0, "float16", higher_is_better=higher)
 
 
@@ -52,29 +44,25 @@ def gives(*values):
     return Tolerance(dense(), lambda net: [net(DATA), next(waiting)][1], 0.1)
 
 
-def of_another_network():
-    other = dense("other_")
-    other(DATA)
-    tune(dense(), [DATA], within=Tolerance(other, lambda net: net(DATA).sum().asscalar().item(), 0.1))
-
-
 def folded_or_not(folded):
     batches, options = [{"data": IMAGES}], {"objective": "inference"}
     within = Tolerance(model(), lambda candidate: 1.0, 0.1, batches=batches, for_inference=folded)
     tune(model(), batches, within=within, for_inference=not folded, **options)
 
 
+def written(tmp_path, content):
+    """Return the name of a file with these bytes or this plan."""
+    file = tmp_path / "plan.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.to_json().encode())
+    return str(file)
+
+
 def loaded(tmp_path, net_or_model=None, batches=None, **options):
-    result(network=digest([network()])).save(str(tmp_path / "plan.json"))
-    return load(str(tmp_path / "plan.json"), net_or_model, batches, **options)
+    return load(written(tmp_path, result(network=digest([network()]))), net_or_model, batches, **options)
 
 
-def file_of(content):
-    def read(tmp_path):
-        (tmp_path / "plan.json").write_bytes(content)
-        load(str(tmp_path / "plan.json"))
-
-    return read
+def total(net):
+    return float(net(DATA).sum().asscalar())
 
 
 def plan_of(**fields):
@@ -83,23 +71,6 @@ def plan_of(**fields):
 
 def read(network_of, batches, **options):
     return read_workload(network_of, batches, False, **options)
-
-
-def timed(policy):
-    return benchmark(model(), {"data": IMAGES}, {policy: Policy.parse(policy)}, "inference", False, 1e-3, False)
-
-
-def deferred():
-    net = nn.Dense(4, prefix="dense_")
-    net.initialize()
-    return net
-
-
-def bound():
-    module = mx.mod.Module(network())
-    module.bind([("data", (2, 3, 8, 8))], [("softmax_label", (2,))])
-    module.init_params()
-    return module
 
 
 SEARCH = {
@@ -130,7 +101,7 @@ SEARCH = {
     "batches of a net": (lambda: searched(batches=[]), TuneError,
         "batches is for a symbol with parameters or a Module; a net's are what evaluate calls it with."),
     "float16 by name": (
-        lambda: failing("energy", "O2,name:*_mul0=float16"), TuneError,
+        lambda: search(*energy(), 0.01, "O2,name:*_mul0=float16"), TuneError,
         "with all 3 operators in float32 that can be kept there, the metric is nan; it has to be at least "
         "-0.01, as it is 0 in float32. What is left: float16 is asked for by name of 'energy__mul0' "
         "(elemwise_mul)."),
@@ -147,15 +118,15 @@ SEARCH = {
         "evaluate did not call block 'net' (HybridSequential), so nothing is known of what it runs; call the "
         "net that evaluate is given."),
     "no values": (
-        lambda: searched(deferred(), lambda net: 0.0), ConvertError,
-        "block 'dense': parameter 'dense_weight' has no values; load or train the net first, or run one batch "
-        "if its shapes are not known yet."),
+        lambda: searched(chain("net_", lambda: [nn.Dense(4)]), lambda net: 0.0), ConvertError,
+        "block 'net': parameter 'net_dense0_weight' has no values; load or train the net first, or run one "
+        "batch if its shapes are not known yet."),
     "not bound": (
         lambda: searched(mx.mod.Module(network()), batches=[]), ConvertError,
         "the Module is not bound, or has no parameters; call bind, set_params."),
-    "no batches": (lambda: searched(bound()), ConvertError,
+    "no batches": (lambda: searched(make_module(network())), ConvertError,
         "batches is a NoneType; expected a DataLoader, a list of batches or a DataIter."),
-    "no input": (lambda: searched(bound(), lambda module: 0.0, batches=[{}]), ConvertError,
+    "no input": (lambda: searched(make_module(network()), lambda module: 0.0, batches=[{}]), ConvertError,
         "batches: a batch lacks the input 'data'; give it, also if it is a label."),
     "a number": (lambda: searched(3), ConvertError,
         "net_or_model is a int; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is "
@@ -211,7 +182,7 @@ TUNE = {
     "no folder": (lambda: tuned(store="nowhere/plan.json"), CheckpointError,
         "nowhere/plan.json: there is no folder ...; make it first."),
     "another network": (
-        of_another_network, TuneError,
+        lambda: tune(dense(), [DATA], within=Tolerance(dense("other_"), total, 0.1)), TuneError,
         "within: it measures another network (..., expected ...): other operators or names. Make the Tolerance of the "
         "network that is tuned."),
     "folded tolerance": (
@@ -243,16 +214,16 @@ TUNE = {
         "batches: the net takes 1 to 2 arrays, and a batch has 2; say with forward= which it gets: "
         "forward=lambda net, batch: net(batch[0])."),
     "two graphs, frozen": (
-        lambda: read(TwoGraphs(), [IMAGES], for_inference=True), TuneError,
+        lambda: read(two_graphs(), [IMAGES], for_inference=True), TuneError,
         "for_inference: block 'two' has 2 graphs; tune the blocks in it."),
     "a frozen Module": (
         lambda: read(make_module(), [{"data": IMAGES}], for_inference=True), TuneError,
         "for_inference: a Module is not frozen; give its symbol with its parameters, (symbol, arg_params, "
         "aux_params), or leave for_inference out."),
-    "names that change": (lambda: read(Unnamed(prefix=""), [IMAGES]), ConvertError,
+    "names that change": (lambda: read(function(lambda F, x: F.relu(x)), [IMAGES]), ConvertError,
         "block '': operators in it get other names each time it is traced, 'relu...' (relu) for example, so that "
-        "no policy can name them. Make it with a prefix: Unnamed(prefix='net_')."),
-    "a benchmark's pattern": (lambda: timed("O1,name:nowhere=float32"), PolicyError,
+        "no policy can name them. Make it with a prefix: HybridLambda(prefix='net_')."),
+    "a benchmark's pattern": (lambda: benchmark(model(), {"data": IMAGES}, {"mine": NOWHERE}, "inference", False, 1e-3, False), PolicyError,
         "names: 'nowhere' matches no node; expected one of act, bn, conv, fc, flat, softmax."),
 }  # fmt: skip
 PLAN = {
@@ -269,15 +240,18 @@ PLAN = {
     "version": (lambda: plan_of(version=3), TuneError, "the tuned plan has version 3; this mxmp reads version 1."),
     "record": (lambda: plan_of(record="ledger"), TuneError,
         "this is no tuned plan of mxmp: expected 'record': 'tuned plan', found 'ledger'."),
-    "empty": (file_of(b""), CheckpointError,
+    "empty": (lambda tmp_path: load(written(tmp_path, b"")), CheckpointError,
         ".../plan.json: this is no tuned plan of mxmp: it is no JSON (Expecting value: line 1 column 1 (char "
         "0))."),
-    "no text": (file_of(b"\xff\xfe\x00"), CheckpointError, ".../plan.json: it is no text in UTF-8."),
-    "other JSON": (file_of(b'{"seconds": {}}'), CheckpointError,
+    "no text": (lambda tmp_path: load(written(tmp_path, b"\xff\xfe\x00")), CheckpointError, ".../plan.json: it is no text in UTF-8."),
+    "other JSON": (lambda tmp_path: load(written(tmp_path, b'{"seconds": {}}')), CheckpointError,
         ".../plan.json: this is no tuned plan of mxmp: expected 'record': 'tuned plan', found None."),
     "missing": (lambda tmp_path: load(str(tmp_path / "no.json")), CheckpointError,
         ".../no.json cannot be read: No such file or directory"),
     "path": (lambda: load(0), TuneError, "path is a int; expected the name of a file."),
+    "a device": (
+        lambda tmp_path: load(written(tmp_path, result(holds_for=dataclasses.replace(HOLDS, device="Tesla V100")))), TuneError,
+        ".../plan.json: the plan does not hold here. device: found GPU, expected Tesla V100. Tune again here."),
     "a shape": (
         lambda tmp_path: loaded(tmp_path, shapes={"data": (4, 3, 8, 8)}), TuneError,
         ".../plan.json: the plan does not hold here. shape of data: found (4, 3, 8, 8), expected (2, 3, 8, 8). "

@@ -16,17 +16,14 @@ from mxmp.symbol import convert_symbol
 from mxmp.tune import Change, TuneResult, load, plan
 from mxmp.tune.candidates import pattern_of
 from mxmp.tune.plan import digest
-from tests.cli.checkpoints import network, params, table
+from tests.cli.checkpoints import network, table
 from tests.full_disk import files_of_at_most
 from tests.names import ANY
+from tests.tune.networks import model
 from tests.tune.results import TUNED, result
 
 BATCH = {"data": mx.nd.ones((2, 3, 8, 8))}
 HERE = dataclasses.replace(read_machine(), amx=False)
-
-
-def model():
-    return (network(), *params(network()))
 
 
 @pytest.fixture
@@ -47,33 +44,33 @@ def test_the_table_has_times_and_ratios_and_marks_what_is_returned():
         ["untuned", "2,000", "0.5", "1"],
         [f"{TUNED}, returned", "500", "2", "4"],
     ]
-    assert "float32, returned" in str(result("float32", seconds={"float32": 0.0123}, changes=()))
+    speedups = [result(policy).speedup for policy in ("mixed_bfloat16,op:BatchNorm=float32", "mixed_bfloat16", "O0")]
+    assert speedups == [2.0, 0.5, 1] and result(seconds={}).speedup is None
 
 
-def test_the_rest_says_what_changed_and_what_it_won():
-    text = " ".join(str(result()).split())
-    for line in (
+MANY_NAMES = Policy.parse("mixed_bfloat16", names={f"node{number}": "float32" for number in range(9)})
+INTEGERS = dataclasses.replace(result().holds_for, dtypes={"data": "int32"}, options={"static_alloc": "True"})
+SAID = [
+    (result("float32", seconds={"float32": 0.0123}, changes=()), ["float32, returned"]),
+    (result(), [
         "policy param=float32,compute=bfloat16,output=float32,op:BatchNorm=float32",
         "changed 5 BatchNorm in float32: bn0, bn1, bn2 and 2 more",
         f"won a trial {TUNED}: 50% less time than the best before",
         "tried 3 candidates besides float32; 1 did not run",
         "Note: A note.",
-        "data (2, 3, 8, 8); network 0000000000000000",
-    ):
-        assert line in text
-    frozen = " ".join(str(result(objective="inference", for_inference=True, is_fused=False)).split())
-    assert "mxmp.gluon.freeze(net, policy)" in frozen and "undoes the fusion" in frozen
-    other = dataclasses.replace(result().holds_for, dtypes={"data": "int32"}, options={"static_alloc": "True"})
-    assert "data int32 (2, 3, 8, 8); static_alloc=True; network" in str(other)
+        "data (2, 3, 8, 8); network 0000000000000000"]),
+    (result(objective="inference", for_inference=True, is_fused=False), [
+        "mxmp.gluon.freeze(net, policy)", "undoes the fusion"]),
+    (INTEGERS, ["data int32 (2, 3, 8, 8); static_alloc=True; network"]),
+    (result(MANY_NAMES), ["name:node3=float32 and 5 more names"]),
+]  # fmt: skip
 
 
-def test_a_policy_with_many_names_is_shortened_where_it_is_printed():
-    names = {f"node{number}": "float32" for number in range(9)}
-    long = result(Policy.parse("mixed_bfloat16", names=names))
-    assert "name:node3=float32and5morenames" in "".join(str(long).split()) and "node4" not in str(long)
-    assert len(repr(long)) < 250 and repr(result()).endswith("objective='training', speedup=2.00)")
-    speedups = [result(policy).speedup for policy in ("mixed_bfloat16,op:BatchNorm=float32", "mixed_bfloat16", "O0")]
-    assert speedups == [2.0, 0.5, 1] and result(seconds={}).speedup is None
+@pytest.mark.parametrize("shown, parts", SAID)
+def test_the_rest_says_what_changed_and_what_it_won(shown, parts):
+    text = "".join(str(shown).split())
+    assert not [part for part in parts if part.replace(" ", "") not in text] and "node4" not in text
+    assert len(repr(result(MANY_NAMES))) < 250 and repr(result()).endswith("objective='training', speedup=2.00)")
 
 
 # ------------------------------------------------------------------ as it is stored
@@ -124,18 +121,12 @@ OTHERS = {
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(HERE)])
 def test_a_plan_of_another_machine_is_refused_in_one_sentence(field, file, monkeypatch):
     result(holds_for=dataclasses.replace(result().holds_for, machine=HERE)).save(file)
-    monkeypatch.setattr(plan, "read_machine", lambda: HERE)
-    load(file)
     value, said = OTHERS[field]
     monkeypatch.setattr(plan, "read_machine", lambda: dataclasses.replace(HERE, **{field: value}))
-    with pytest.raises(TuneError) as caught:
+    with pytest.raises(TuneError, match="Tune again here.$") as caught:
         load(file)
     message = str(caught.value)
     assert message.startswith(f"{file}: the plan does not hold here. {said}") and message.count("found") == 1
-    assert message.endswith(". Tune again here.")
-    result(holds_for=dataclasses.replace(result().holds_for, device="Tesla V100")).save(file)
-    with pytest.raises(TuneError, match="device: found GPU, expected Tesla V100"):
-        load(file)
 
 
 def test_a_digest_is_of_the_float32_network():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from types import SimpleNamespace
 
 import mxnet as mx
 import pytest
-from mxnet.gluon import nn
 
 import mxmp
 from mxmp.devices.speed import read_machine, runs_bfloat16
@@ -17,10 +17,10 @@ from mxmp.gluon import convert
 from mxmp.policy import Policy
 from mxmp.symbol import convert_model
 from mxmp.tune import Measured, Tolerance, load, plan, tune
-from mxmp.tune.race import NotRunnable, Outcome
+from mxmp.tune.race import Outcome
 from mxmp.tune.workload import Workload
-from tests.cli.checkpoints import network, params
-from tests.tune.networks import convnet, dense, energy
+from tests.tune.networks import convnet, dense, energy, model, two_graphs
+from tests.tune.races import failing
 
 MODULE = sys.modules["mxmp.tune.by_time"]
 DATA = mx.nd.ones((3, 4))
@@ -36,35 +36,20 @@ def without_bfloat16(monkeypatch):
     monkeypatch.setattr(MODULE, "runs_bfloat16", lambda: False)
 
 
-class Races:
-    """Races that end at once, and are won by the last candidate.
-
-    Attributes:
-        count: How many were made.
-        proved: Whether their last measurements are.
-    """
-
-    def __init__(self):
-        self.count, self.proved = 0, True
-
-    def __call__(self, names, build, seconds, **options):
-        self.names = names
-        return self
-
-    def run(self):
-        self.count += 1
-        seconds = {"float32": 1.0, "untuned": 2.0, self.names[-1]: 0.5}
-        trials = (Measured(self.names[-1], 0.5, 0.5, True),)
-        return Outcome(self.names[-1], seconds, 0.0, trials, interrupted=not self.proved, proved=self.proved)
-
-
 @pytest.fixture
 def races(monkeypatch):
-    """Have bfloat16 run, and nothing be measured."""
-    fakes = Races()
-    monkeypatch.setattr(MODULE, "Race", fakes)
+    """Have bfloat16 run, and races end at once, which the last candidate wins; return their count, and if they prove it."""
+    made = SimpleNamespace(count=0, proved=True)
+
+    def race(names, build, seconds, **options):
+        made.count += 1
+        measured = {"float32": 1.0, "untuned": 2.0, names[-1]: 0.5}, 0.0, (Measured(names[-1], 0.5, 0.5, True),)
+        outcome = Outcome(names[-1], *measured, interrupted=not made.proved, proved=made.proved)
+        return SimpleNamespace(run=lambda: outcome)
+
+    monkeypatch.setattr(MODULE, "Race", race)
     monkeypatch.setattr(MODULE, "runs_bfloat16", lambda: True)
-    return fakes
+    return made
 
 
 # ------------------------------------------------------------------ what is returned
@@ -96,48 +81,35 @@ def test_a_race_runs_for_real(batches, for_inference, monkeypatch):
     """With emulated float16, whose clock counts as any other: what is returned is one of what was measured."""
     monkeypatch.setattr(Workload, "on_cpu", property(lambda workload: False))
     objective = "inference" if for_inference else "training"
-    result = tune(convnet(channels=16), batches, "O1", objective, seconds=5, for_inference=for_inference, progress=False)
+    result = tune(convnet(channels=16), batches, "O1", objective, seconds=3, for_inference=for_inference, progress=False)
     assert result.proved and result.fastest in result.seconds and min(result.seconds.values()) > 0
     expected = "only convolutions in low precision" if for_inference else "normalisations in float32"
     assert {"untuned", expected} <= {each.name for each in result.candidates}
 
 
-def test_what_a_result_says_changed_is_what_the_conversion_does(races):
-    def precisions(policy):
-        rows = convert_model(network(), *params(network()), policy, {"data": (2, 3, 8, 8)}).report.rows
-        return {row.name: row.precision for row in rows}
-
-    result = tune((network(), *params(network())), [{"data": mx.nd.ones((2, 3, 8, 8))}], objective="inference")
-    before, after = precisions(result.untuned), precisions(result.policy)
+@pytest.mark.parametrize(
+    "options, casts", [({}, True), ({"for_inference": True}, False), ({"param_dtype": "bfloat16"}, False)]
+)
+def test_a_result_says_what_the_conversion_changes_and_whether_parameters_are_cast_at_each_call(options, casts, races):
+    result = tune(model(), [{"data": mx.nd.ones((2, 3, 8, 8))}], objective="inference", **options)
+    assert any(note.startswith("Parameters were kept in float32 and cast at each call") for note in result.notes) == casts
+    frozen, shapes = options.get("for_inference", False), {"data": (2, 3, 8, 8)}
+    before, after = (
+        {row.name: row.precision for row in convert_model(*model(), each, shapes, for_inference=frozen).report.rows}
+        for each in (result.untuned, result.policy)
+    )
     said = {name: each.dtype for each in result.changes for name in each.names}
     assert said and said == {name: after[name] for name in after if after[name] != before[name]}
 
 
-@pytest.mark.parametrize(
-    "options, casts", [({}, True), ({"for_inference": True}, False), ({"param_dtype": "bfloat16"}, False)]
-)
-def test_a_model_whose_parameters_are_cast_at_each_call_is_told_of(options, casts, races):
-    result = tune((network(), *params(network())), [{"data": mx.nd.ones((2, 3, 8, 8))}], objective="inference", **options)
-    assert any(note.startswith("Parameters were kept in float32 and cast at each call") for note in result.notes) == casts
-
-
 def test_a_net_of_several_graphs_says_that_they_run_apart(without_bfloat16):
-    net = nn.Sequential(prefix="outer_")
-    net.add(dense("first_"), nn.Dense(3, in_units=2, prefix="second_"))
-    net[1].initialize()
-    notes = tune(net, [DATA], seconds=1, progress=False).notes
+    notes = tune(two_graphs(), [mx.nd.ones((2, 3, 8, 8))], seconds=1, progress=False).notes
     assert notes[1].startswith("The net has 2 graphs. Each runs by itself, once, on what it was called with first;")
 
 
-# ------------------------------------------------------------------ what is refused
-
-
-def test_a_network_that_does_not_train_says_so(batches, without_bfloat16, monkeypatch):
-    def start(workload, policy, fused):
-        raise NotRunnable("no gradient")
-
-    monkeypatch.setattr(Workload, "start", start)
-    with pytest.raises(TuneError, match="net_or_model: it does not run in float32: no gradient"):
+def test_a_network_that_does_not_run_in_float32_says_so(batches, without_bfloat16, monkeypatch):
+    monkeypatch.setattr(Workload, "start", failing)
+    with pytest.raises(TuneError, match="net_or_model: it does not run in float32: there is no memory left"):
         tune(convnet(channels=16), batches, progress=False)
 
 
@@ -147,10 +119,10 @@ def test_a_network_that_does_not_train_says_so(batches, without_bfloat16, monkey
 def test_only_what_is_within_the_tolerance_is_returned(monkeypatch):
     """Squares overflow under O2: whatever is faster, they stay in float32."""
     monkeypatch.setattr(Workload, "on_cpu", property(lambda workload: False))
-    task, data = energy(), mx.nd.ones((64, 8))
-    within = Tolerance(task.net, task.evaluate, 0.01)
+    net, evaluate = energy()
+    within = Tolerance(net, evaluate, 0.01)
     assert not within.allows("O2")
-    result = tune(task.net, [data], "O2", objective="inference", seconds=3, within=within, progress=False)
+    result = tune(net, [mx.nd.ones((64, 8))], "O2", objective="inference", seconds=1, within=within, progress=False)
     assert within.allows(result.policy) and within.allows(result.untuned)
     assert result.untuned.names  # what the search keeps in float32
 
@@ -158,10 +130,9 @@ def test_only_what_is_within_the_tolerance_is_returned(monkeypatch):
 def test_a_tolerance_is_of_the_same_network_also_if_it_is_made_anew_or_folded(without_bfloat16):
     within = Tolerance(dense(), lambda net: net(DATA).sum().asscalar().item(), 0.1)
     assert tune(dense(), [DATA], within=within, progress=False).policy == Policy()
-    model, batches = (network(), *params(network())), [{"data": mx.nd.ones((2, 3, 8, 8))}]
-    options = {"batches": batches, "for_inference": True}
-    within = Tolerance(model, lambda candidate: 1.0, 0.1, **options)
-    assert tune(model, objective="inference", progress=False, seconds=1, within=within, **options).policy == Policy()
+    options = {"batches": [{"data": mx.nd.ones((2, 3, 8, 8))}], "for_inference": True}
+    within = Tolerance(model(), lambda candidate: 1.0, 0.1, **options)
+    assert tune(model(), objective="inference", progress=False, seconds=1, within=within, **options).policy == Policy()
 
 
 # ------------------------------------------------------------------ a plan for next time

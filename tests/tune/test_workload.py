@@ -14,7 +14,7 @@ from mxmp.gluon import convert, freeze, report
 from mxmp.policy import Policy
 from mxmp.symbol import Checkpoint, convert_model
 from mxmp.tune.workload import make_batch, read_workload
-from tests.tune.networks import TwoGraphs, WithMask, classifier, convnet, imported, make_module
+from tests.tune.networks import WithMask, classifier, convnet, imported, make_module, two_graphs
 
 O0, O1, O2 = map(Policy.parse, ("O0", "O1", "O2"))
 DATA, LABEL = (2, 3, 8, 8), (2,)
@@ -30,8 +30,14 @@ def shapes_of(workload):
     return {name: array.shape for name, array in workload.inputs.items()}
 
 
-def outputs(workload, policy, **options):
-    return [each.asnumpy() for each in workload.start(policy, **options)()]
+def stored_low(workload):
+    """Return the names of the parameters that are stored in low precision under O2."""
+    (decisions,) = workload.decide(O2)
+    return {decisions.before.nodes[position].name for position in decisions.plan.low_params}
+
+
+def precisions(report):
+    return {(row.name, row.precision) for row in report.rows}
 
 
 # ------------------------------------------------------------------ Gluon nets
@@ -39,7 +45,7 @@ def outputs(workload, policy, **options):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("policy", [None, "O2"])
-def test_a_net_stays_as_it_is_and_can_be_exported(training, policy, tmp_path):
+def test_the_copy_of_a_net_gives_what_the_converted_net_does_and_the_net_stays(policy, training, tmp_path):
     net = convnet()
     net.hybridize()
     net(BATCH)
@@ -54,37 +60,25 @@ def test_a_net_stays_as_it_is_and_can_be_exported(training, policy, tmp_path):
 
     before = state()
     workload = read_workload(net, [BATCH], training)
-    workload.decide(O1)
-    workload.start(O1)()
+    (decisions,) = workload.decide(O1)
+    (found,) = workload.start(O1)()
     mx.nd.waitall()
     np.testing.assert_equal(state(), before)
     net.export(str(tmp_path / "net"))
-    assert (tmp_path / "net-symbol.json").exists()
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("hybridized", [True, False])
-def test_the_copy_of_a_net_is_decided_about_and_gives_what_the_converted_net_does(hybridized, training):
-    net = convnet()
-    net.hybridize(hybridized)
-    workload = read_workload(net, [BATCH], training)
-    (decisions,) = workload.decide(O2)
-    convert(net, O2)
+    convert(net, O1)
     with autograd.record() if training else autograd.predict_mode():
         expected = net(BATCH)
-    assert {(row.name, row.precision) for row in decisions.report.rows} == {
-        (row.name, row.precision) for row in report(net).rows
-    }
-    np.testing.assert_allclose(outputs(workload, O2)[0], expected.asnumpy(), rtol=1e-2, atol=1e-3)
+    assert precisions(decisions.report) == precisions(report(net))
+    np.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), rtol=1e-2, atol=1e-3)
 
 
 def test_a_block_with_two_graphs_runs_both_under_policies_of_their_own():
-    net = TwoGraphs()
-    net.second.hybridize(static_alloc=True, inline_limit=2)  # the latter is MXNet's default
+    net = two_graphs()
+    net[1].hybridize(static_alloc=True, inline_limit=2)  # the latter is MXNet's default
     workload = read_workload(net, [BATCH], True)
     assert set(shapes_of(workload).values()) == {DATA, (2, 5)} and all(" data" in name for name in workload.inputs)
-    assert workload.options == {f"{net.second.name} static_alloc": "True"}
-    name = f"{net.second.name}_fwd"
+    assert workload.options == {f"{net[1].name} static_alloc": "True"}
+    name = f"{net[1].name}_fwd"
     assert [each.shape for each in workload.start(O1.replace(names={name: "float32"}))()] == [(2, 5), (2, 2)]
 
 
@@ -112,13 +106,11 @@ def test_nested_inputs_integers_sparse_gradients_and_constants_run():
     workload = read_workload(net, [batch], True)
     for policy in (O0, O2):
         assert workload.start(policy)()[0].shape == (3, 2, 2)
-    (decisions,) = workload.decide(O2)
-    low = {decisions.before.nodes[position].name for position in decisions.plan.low_params}
+    low = stored_low(workload)
     assert net.out.weight.name in low and not low & {net.scale.name, net.index.name}
 
 
-def iterator():
-    """Return an iterator that has given a batch already."""
+def given_once():
     batches = mx.io.NDArrayIter(np.zeros((4, 3, 8, 8)), np.zeros(4), 2, label_name="softmax_label")
     batches.next()
     return batches
@@ -129,13 +121,12 @@ READ = {
     "a label of an imported net": (imported, lambda: [(BATCH, mx.nd.zeros(2))], None),
     "an input that may be left out": (lambda: WithMask(prefix="mask_"), lambda: [BATCH], None),
     "a call of its own": (convnet, lambda: [{"image": BATCH}], lambda net, batch: net(batch["image"])),
-    "an iterator": (lambda: make_module(), iterator, None),
+    "an iterator that has given a batch already": (lambda: make_module(), given_once, None),
 }
 
 
-@pytest.mark.parametrize("case", READ)
-def test_the_first_batch_is_taken_without_what_the_network_does_not_take(case):
-    build, batches, forward = READ[case]
+@pytest.mark.parametrize("build, batches, forward", READ.values(), ids=READ)
+def test_the_first_batch_is_taken_without_what_the_network_does_not_take(build, batches, forward):
     assert shapes_of(read_workload(build(), batches(), True, forward=forward)) == {"data": DATA}
 
 
@@ -153,7 +144,7 @@ def test_a_frozen_network_gives_what_freeze_does(kind, fused):
     (decisions,) = workload.decide(O1)
     assert "BatchNorm" not in {node.op for node in decisions.before.operators()} and decisions.plan.low_params
     expected = freeze(given, O1, {"data": DATA})(BATCH).asnumpy()
-    np.testing.assert_allclose(outputs(workload, O1, fused=fused)[0], expected, rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(workload.start(O1, fused)()[0].asnumpy(), expected, rtol=1e-2, atol=1e-3)
 
 
 # ------------------------------------------------------------------ symbols and Modules
@@ -166,16 +157,18 @@ def test_symbols_run_in_modules_and_their_parameters_stay(kind, loss, training):
     symbol = classifier(loss)
     given = make_module(symbol, training) if kind == "module" else make_model(symbol)
     params = given.get_params() if kind == "module" else given[1:]
-    before = [{name: array.asnumpy() for name, array in each.items()} for each in params]
-    workload, environment = read_workload(given, [{"data": BATCH}], training), dict(os.environ)
+
+    def state():
+        return [{name: array.asnumpy() for name, array in each.items()} for each in params], dict(os.environ)
+
+    before = state()
+    workload = read_workload(given, [{"data": BATCH}], training)
     for policy in (O0, O1, O2):
         assert workload.start(policy)()[0].shape == (2, 5)
     mx.nd.waitall()
-    assert dict(os.environ) == environment
-    np.testing.assert_equal([{name: array.asnumpy() for name, array in each.items()} for each in params], before)
+    np.testing.assert_equal(state(), before)
     (decisions,) = workload.decide(O2)
-    rows = convert_model(symbol, *params, O2, {"data": DATA}).report.rows
-    assert [(row.name, row.precision) for row in decisions.report.rows] == [(row.name, row.precision) for row in rows]
+    assert precisions(decisions.report) == precisions(convert_model(symbol, *params, O2, {"data": DATA}).report)
 
 
 def test_the_options_of_a_module_are_taken_and_said():
@@ -205,14 +198,10 @@ def test_the_options_of_a_module_are_taken_and_said():
 def test_the_states_of_a_module_are_its_own():
     state = mx.sym.var("state", shape=(2, 5))
     symbol = mx.sym.MakeLoss(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, name="fc") + state)
-    module = mx.mod.Module(symbol, ["data"], [], state_names=["state"])
-    module.bind([("data", DATA)])
-    module.init_params()
-    workload = read_workload(module, [{"data": BATCH}], True)
+    workload = read_workload(make_module(symbol, state_names=["state"]), [{"data": BATCH}], True)
     assert shapes_of(workload) == {"data": DATA} and workload.options == {"state_names": "['state']"}
     assert workload.start(O1)()[0].shape == (2, 5)
-    (decisions,) = workload.decide(O2)
-    stored = {decisions.before.nodes[position].name for position in decisions.plan.low_params}
+    stored = stored_low(workload)
     assert "fc_weight" in stored and "state" not in stored
 
 
@@ -222,25 +211,23 @@ def test_a_network_that_ends_in_the_mean_of_its_losses_trains():
     model = make_model(loss)
     executor = loss.simple_bind(mx.cpu(), data=DATA)  # with gradients: without them MXNet fuses BatchNorm
     executor.copy_params_from({**model[1], "data": BATCH}, model[2])
-    exact = executor.forward(is_train=True)[0].asnumpy()
-    np.testing.assert_allclose(outputs(read_workload(model, [{"data": BATCH}], True), O0), [exact], rtol=1e-5)
-
-
+    (found,), (exact,) = read_workload(model, [{"data": BATCH}], True).start(O0)(), executor.forward(is_train=True)
+    np.testing.assert_allclose(found.asnumpy(), exact.asnumpy(), rtol=1e-5)
 
 
 # ------------------------------------------------------------------ batches of shapes alone
 
 
 def test_inputs_are_random_and_labels_zeros():
-    words = mx.sym.Embedding(mx.sym.var("words"), input_dim=3, output_dim=2, name="embed")
-    symbol, (args, aux) = mx.sym.Group([classifier(), words]), make_model()[1:]
-    shapes = {"data": DATA, "words": (4, 5), "softmax_label": LABEL}
-    batch = make_batch(Checkpoint(symbol, {**args, "embed_weight": mx.nd.ones((3, 2))}, aux), shapes, {"words": "int32"})
+    words, declared = (
+        mx.sym.Embedding(mx.sym.var(name, dtype=dtype), mx.sym.var("w"), input_dim=3, output_dim=2)
+        for name, dtype in (("words", None), ("declared", "int32"))
+    )
+    target = mx.sym.LinearRegressionOutput(declared, mx.sym.var("target"))  # by whose name it is known to be a label
+    _, args, aux = make_model()
+    model = Checkpoint(mx.sym.Group([classifier(), words, target]), {**args, "w": mx.nd.ones((3, 2))}, aux)
+    shapes = {"data": DATA, "softmax_label": LABEL, "words": (4, 5), "declared": (2,)}
+    batch = {name: array.asnumpy() for name, array in make_batch(model, shapes, {"words": "int32"}).items()}
     assert {name: array.shape for name, array in batch.items()} == shapes
-    data, words = batch["data"].asnumpy(), batch["words"].asnumpy()
-    assert 0 <= data.min() < 0.1 < 0.9 < data.max() <= 1 and words.dtype == np.int32 and set(words.flat) == {0, 1}
-    assert not batch["softmax_label"].asnumpy().any()
-    words = mx.sym.Embedding(mx.sym.var("words", dtype="int32"), mx.sym.var("w"), input_dim=3, output_dim=2)
-    symbol = mx.sym.LinearRegressionOutput(words, mx.sym.var("target"))  # by whose name it is known to be a label
-    batch = make_batch(Checkpoint(symbol, {"w": mx.nd.ones((3, 2))}, {}), {"words": (2,)}, {})
-    assert list(batch) == ["words"] and batch["words"].dtype == np.int32
+    assert 0 <= batch["data"].min() < 0.1 < 0.9 < batch["data"].max() <= 1 and not batch["softmax_label"].any()
+    assert batch["words"].dtype == batch["declared"].dtype == np.int32 and set(batch["words"].flat) == {0, 1}

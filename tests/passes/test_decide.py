@@ -1,0 +1,258 @@
+"""What is decided before a graph is edited: a verdict per node, storage of parameters, bodies of control flow."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+
+from mxmp.passes import Facts, classify, make_plan
+from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW, depends_on_shapes, last_layer, shape_outcome
+from mxmp.policy import Policy
+from mxmp.rules import RULES
+from mxmp.symbol import infer_facts, to_graph
+from symbols import get_symbol
+from tests.graph.text import from_text
+from tests.passes.graphs import with_facts
+
+
+def verdicts_of(text, policy="O1", dtypes=None, shapes=None):
+    """Return the verdicts by node of a graph behind a variable ``x``."""
+    graph, facts = with_facts("x = null()\n" + text, dtypes, shapes)
+    policy = Policy.parse(policy) if isinstance(policy, str) else policy
+    return {node.name: verdict for node, verdict in zip(graph.nodes, classify(graph, policy, facts, RULES))}
+
+
+FUSED = "d = Convolution(x, x)\nm = {}(d, d)\na = elemwise_add(m, d)\nreturn a"
+
+# A graph, a policy, and verdicts by node: a label, or a label and its reason.
+VERDICTS = {
+    "deny taints infer": ("e = exp(x)\na = elemwise_add(e, x)\nreturn a", "O1", {"a": FLOAT32}),
+    "through clear and on": (
+        "e = exp(x)\nr = Reshape(e)\nb = elemwise_add(r, x)\nc = _mul_scalar(b) {scalar: 2}\nreturn c", "O1",
+        {"b": FLOAT32, "c": FLOAT32}),
+    "a trailing clear is not pinned": ("e = exp(x)\nr = Reshape(e)\nreturn r", "O1", {"r": FREE}),
+    "allow ends the taint": (
+        "e = exp(x)\nd = dot(e, x)\na = elemwise_add(d, x)\nreturn a", "O1", {"d": LOW, "a": FREE}),
+    "taint goes through what only lacks a kernel": (
+        "e = exp(x)\nt = tile(e) {reps: 2}\na = elemwise_add(t, x)\nreturn a", "mixed_bfloat16",
+        {"t": (FLOAT32, "MXNet has no sound bfloat16 kernel for it"), "a": (FLOAT32, "infer behind 't' (tile)")}),
+    **{f"{op}, which only lacks a kernel, does not taint": (
+        FUSED.format(op), "mixed_bfloat16", {"m": FLOAT32, "a": FREE}) for op in ("elemwise_mul", "sqrt")},
+    "pure runs everything low that has a kernel": (
+        "s = softmax(x)\ni = InstanceNorm(s, x, x)\na = elemwise_add(i, x)\nreturn a", "O3",
+        {"s": LOW, "i": FLOAT32, "a": LOW}),
+    "a float32 policy is the reason for all": (
+        "d = dot(x, x)\nr = Reshape(d)\ns = SoftmaxOutput(r, x)\nreturn s", "O0",
+        dict.fromkeys("drs", (FLOAT32, "the policy computes in float32"))),
+    "exact values are carried in float32 to an output": (
+        "f = dot(x, x)\ns = slice_axis(x)\nc = Concat(s, f)\nreturn c", "O1", {"s": (FLOAT32, "carries exact values")}),
+    "to a deny operator": (
+        "f = dot(x, x)\ns = Concat(x, f)\ne = _contrib_box_nms(s)\nreturn e", "O1",
+        {"s": (FLOAT32, "carries exact values")}),
+    "to an operator without rule": (
+        "f = dot(x, x)\ns = Concat(x, f)\ne = Custom(s)\nreturn e", "O1", {"s": (FLOAT32, "carries exact values")}),
+    "overrides by operator, name, block and region": (
+        "net_a_fwd = dot(x, x)\nnet_b_soft = softmax(net_a_fwd)\n"
+        "net_c_fwd = dot(net_b_soft, x) {__mxmp_precision__: float32}\n"
+        "net_d_fwd = exp(net_c_fwd) {__mxmp_precision__: low}\nreturn net_d_fwd",
+        Policy.parse("O1", ops={"softmax": "float16"}, blocks={"net_a": "float32"}, names={"net_c*": "float16"}),
+        {"net_a_fwd": FLOAT32, "net_b_soft": LOW, "net_d_fwd": LOW,
+         "net_c_fwd": (FLOAT32, "precision 'float32' (region or set_policy)")}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, policy, expected", VERDICTS.values(), ids=VERDICTS)
+def test_a_verdict_and_its_reason(text, policy, expected):
+    found = verdicts_of(text, policy)
+    for name, verdict in expected.items():
+        label, reason = verdict if isinstance(verdict, tuple) else (verdict, found[name].reason)
+        assert (found[name].label, found[name].reason) == (label, reason)
+
+
+@pytest.mark.parametrize("dtype, label", [("float32", FREE), ("int32", KEEP), ("float64", KEEP), ("float16", KEEP)])
+def test_data_that_is_not_float32_is_left_alone(dtype, label):
+    found = verdicts_of("a = sqrt(x)\nr = Reshape(a)\nreturn r", dtypes={"x": dtype, "a": dtype, "r": dtype})["r"]
+    assert found.label == label
+    assert label == FREE or found.reason == f"input 0 is {dtype} already"
+
+
+def test_unknown_dtype_is_left_alone():
+    graph = from_text("x = null()\nr = Reshape(x)\nreturn r")
+    verdict = classify(graph, Policy.parse("O1"), Facts({(0, 0): "float32"}), RULES)[1]
+    assert (verdict.label, verdict.reason) == (KEEP, "the dtype of output 0 is unknown")
+
+
+LAST_LAYERS = {
+    "what lies between": (
+        "f = dot(x, x)\nr = relu(f)\nd = dot(r, x)\nb = elemwise_add(d, x)\nt = tanh(b)\nreturn t",
+        {"d", "b", "t"},
+    ),
+    "a loss head and its label": (
+        "y = null()\nf = dot(x, x)\nd = dot(f, x)\nl = dot(y, y)\ns = SoftmaxOutput(d, l)\nreturn s",
+        {"d", "s"},
+    ),
+    "several outputs": (
+        "f = dot(x, x)\na = dot(f, x)\nb = Convolution(f, x)\nr = Reshape(b)\nreturn a, r",
+        {"a", "b", "r"},
+    ),
+    "a branch past a product": (
+        "f = dot(x, x)\nr = relu(f)\nd = dot(r, x)\ns = elemwise_add(d, r)\nreturn s",
+        {"f", "r", "d", "s"},
+    ),
+    "an output in the middle": ("f = dot(x, x)\nr = relu(f)\nd = dot(r, x)\nreturn d, r", {"f", "r", "d"}),
+    "an input that lends its shape": (
+        "f = dot(x, x)\nd = dot(f, x)\nz = zeros_like(f)\ns = broadcast_add(d, z)\nreturn s",
+        {"d", "z", "s"},
+    ),
+    "no product at all": ("r = relu(x)\ns = square(r)\nreturn s", {"r", "s"}),
+}
+
+
+@pytest.mark.parametrize("policy", ["O1", "O3"])
+@pytest.mark.parametrize("text, expected", LAST_LAYERS.values(), ids=LAST_LAYERS)
+def test_the_last_layer_in_float32(text, expected, policy):
+    found = verdicts_of(text, Policy.parse(policy, last_layer_fp32=True))
+    assert {name for name, verdict in found.items() if verdict.reason == "last layer"} == expected
+    assert all(found[name].label == FLOAT32 for name in expected)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"names": {"net_d": "float16"}}, {"ops": {"dot": "float16"}}, {"blocks": {"net": "float16"}}, {}]
+)
+def test_overrides_and_regions_overrule_the_last_layer(changes):
+    region = "" if changes else " {__mxmp_precision__: low}"
+    policy = Policy.parse("O1", last_layer_fp32=True, **changes)
+    found = verdicts_of(f"net_d = dot(x, x){region}\nr = relu(net_d)\nreturn r", policy)
+    assert (found["net_d"].label, found["r"].label) == (LOW, FLOAT32)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_the_last_layer_of_a_detector_is_its_prediction_heads(train):
+    """Its default boxes come from the feature maps too, but from their shapes alone."""
+    graph = to_graph(get_symbol("ssd300_vgg16", train=train))
+    found = [graph.nodes[i] for i in last_layer(graph, RULES)]
+    maps = ["conv4_3", "fc7", "extra1", "extra2", "extra3", "extra4"]
+    convolutions = {node.name for node in found if node.op == "Convolution"}
+    assert convolutions == {f"{name}_{head}" for name in maps for head in ("cls", "loc")}
+    assert {f"{name}_anchors" for name in maps} < {node.name for node in found}
+
+
+def test_equal_outcomes_of_shapes_are_equal_verdicts():
+    found = {}
+    text = "w = null()\ndot = dot(x, w)\nrows = sum(dot) {axis: 0}\nall = sum(dot)\nreturn rows, all"
+    assert depends_on_shapes(from_text("x = null()\n" + text), "float16")
+    for rows in (1, 8, 1000, 1024, 1025, 4000, None):
+        for columns in (1, 2, 600):
+            shapes = {} if rows is None else {"dot": (rows, columns, 32, 8)}
+            graph, facts = with_facts("x = null()\n" + text, shapes=shapes)
+            labels = tuple(verdict.label for verdict in verdicts_of(text, shapes=shapes).values())
+            assert found.setdefault(shape_outcome(graph, "float16", facts), labels) == labels
+    assert len(found) == len(set(found.values())) > 2
+
+
+# Storage of parameters.
+
+
+class Planned:
+    """A plan with its graph, asked by name."""
+
+    def __init__(self, text, policy="O2", params=(), shapes=None, out_of_range=(), **options):
+        self.graph, facts = with_facts(text, None, shapes, params=params, out_of_range=out_of_range)
+        self.at = {node.name: i for i, node in enumerate(self.graph.nodes)}
+        self.plan = make_plan(self.graph, Policy.parse(policy), facts, **options)
+
+    def stored_low(self):
+        return {self.graph.nodes[position].name for position in self.plan.low_params}
+
+    def low(self):
+        """Return the names of the operators that run in low precision."""
+        nodes = [self.graph.nodes[position] for position in self.plan.placement.low]
+        return {node.name for node in nodes if not node.is_variable}
+
+
+LAYER = "x = null()\nw = null()\nd = dot(x, w)\n"
+
+
+def test_ports_that_are_never_cast_are_read_as_they_are():
+    found = Planned("i = null()\nw = null()\ne = Embedding(i, w)\nd = dot(e, w)\nreturn d", params=["w"])
+    assert "e" in found.low()
+    assert not found.plan.reads_low(found.at["e"], 0) and found.plan.reads_low(found.at["e"], 1)
+
+
+CARRIED = "x = null()\nw = null()\nv = null()\n{}\nd = dot(x, c)\nreturn d"
+CONCAT = "a = Reshape(w) {shape: -1}\nb = Reshape(v) {shape: -1}\nc = Concat(a, b) {dim: 0; num_args: 2}"
+SHAPES = {"x": (2, 8), "w": (2, 2), "v": (4,), "a": (4,), "b": (4,), "c": (8,), "d": (2,)}
+
+NOT_STORED = {
+    "a float32 operator reads it too": LAYER + "e = exp(w)\nreturn d, e",
+    "a float32 operator reads it alone": "w = null()\ne = exp(w)\nreturn e",
+    "an operator without rule reads it too": LAYER + "c = Custom(w)\nreturn d, c",
+    "a port that stays float32 reads it too": LAYER + "bn = BatchNorm(d, w, w, w, w) x3\nreturn bn",
+    "a port for indices reads it too": LAYER + "e = Embedding(w, x)\nf = dot(e, x)\nreturn d, f",
+    "it is an output": LAYER + "return d, w",
+    "nothing reads it": "x = null()\nw = null()\nr = relu(x)\nreturn r",
+}
+
+
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("text", NOT_STORED.values(), ids=NOT_STORED)
+def test_a_parameter_stays_float32_if(text, final):
+    assert "w" not in Planned(text, params=["w"], final=final).stored_low()
+
+
+NOT_CARRIED = {
+    "another input": (CARRIED.format(CONCAT), "w", {}),  # v is data
+    "float32 reads it": (CARRIED.format(CONCAT).replace("return d", "e = exp(c)\nreturn d, e"), "wv", {}),
+    "it is an output": (CARRIED.format(CONCAT).replace("return d", "return d, a"), "wv", {}),
+    "its gradients add up": (CARRIED.format("c = tile(w) {reps: 2}"), "w", {"c": (2, 4)}),
+    "it is gathered by an index": (CARRIED.format("c = Embedding(v, w)"), "w", {"c": (2, 2)}),
+    "shapes are unknown": (CARRIED.format(CONCAT), "wv", {"c": (0,)}),
+}
+
+
+@pytest.mark.parametrize("text, params, shapes", NOT_CARRIED.values(), ids=NOT_CARRIED)
+def test_a_parameter_is_not_stored_through_a_carrier_if(text, params, shapes):
+    known = {name: shape for name, shape in {**SHAPES, **shapes}.items() if f"{name} = " in text}
+    assert Planned(text, params=params, shapes=known).stored_low() == set()
+
+
+READ_TWICE = LAYER + "s = null()\nm = elemwise_mul(d, s)\nf = dot(m, m)\nreturn f"
+
+# A graph, options of its plan, and the parameters that are stored low, operators that run low, and casts.
+STORED = {
+    "where the policy keeps them in float32": (LAYER + "return d", {"policy": "O1", "params": "w"}, "", "d", 3),
+    "where it stores them low": (LAYER + "return d", {"params": "w"}, "w", "d", 2),
+    "beyond the range, float32 with their readers": (
+        LAYER + "f = dot(d, x)\nreturn f", {"params": "w", "out_of_range": "w"}, "", "f", 3),
+    # The label of m depends on shapes, which other calls may change; where none will come, it is settled.
+    "of free operators": (READ_TWICE, {"params": "ws"}, "w", "dmf", 3),
+    "of free operators once and for all": (READ_TWICE, {"params": "ws", "final": True}, "ws", "dmf", 2),
+    "that are carried to low operators alone, as those of gluon.rnn": (
+        CARRIED.format(CONCAT), {"params": "wv", "shapes": SHAPES}, "wv", "abcd", 2),
+    "that are low already": ("w = null()\ne = exp(w)\nreturn e", {"params": "w", "stored": frozenset("w")}, "w", "", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, options, stored, low, casts", STORED.values(), ids=STORED)
+def test_parameters_are_stored(text, options, stored, low, casts):
+    found = Planned(text, **options)
+    assert (found.stored_low(), found.low(), found.plan.casts()) == (set(stored), set(low), casts)
+
+
+def dense(data, weight, name):
+    return mx.sym.FullyConnected(data, weight, no_bias=True, num_hidden=4, name=name, flatten=False)
+
+
+@pytest.mark.parametrize("read, low_outputs", [(True, {0}), (False, frozenset())])
+def test_an_output_of_a_loop_comes_low_if_only_layers_read_it(read, low_outputs):
+    """That of the network cannot: its name, '<node>_output0', can be no cast's. Casts of bodies are counted."""
+    seq, s, w, v = (mx.sym.var(name) for name in ("seq", "s", "w", "v"))
+    out, _ = mx.sym.contrib.foreach(lambda x, state: (dense(x, w, "inside"), dense(state, w, "again")), seq, s)
+    symbol = dense(out, v, "after") if read else out
+    graph = to_graph(symbol)
+    types = dict.fromkeys(symbol.list_arguments(), "float32")
+    plan = make_plan(graph, Policy.parse("O1"), infer_facts(symbol, graph, {}, types, frozenset()))
+    position = next(i for i, node in enumerate(graph.nodes) if node.subgraphs)
+    assert plan.verdicts[position].low_outputs == low_outputs and plan.gives_low(position, 0) == read
+    if read:  # outside: seq, w, v, the last layer's output; inside: the state, down and up
+        assert (plan.placement.casts, plan.bodies[position, 0].casts(), plan.casts()) == (4, 2, 6)
