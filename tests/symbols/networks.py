@@ -59,7 +59,7 @@ def draw(shapes, rng):
 
 
 def _draw(name, shape, rng):
-    if name.endswith(("gamma", "var")):
+    if name.endswith(("gamma", "var", "scale")):
         return rng.uniform(0.5, 1.5, shape).astype(np.float32)
     if name.endswith("weight"):
         return (rng.standard_normal(shape, np.float32) * np.sqrt(2 / np.prod(shape[1:]))).astype(np.float32)
