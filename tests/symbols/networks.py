@@ -7,14 +7,6 @@ import json
 import mxnet as mx
 import numpy as np
 
-import symbols
-
-FILES = (
-    "mlp", "lenet", "alexnet", "vgg", "googlenet", "inception_bn", "inception_v3", "resnet", "cifar_resnet",
-    "resnext", "mobilenet", "mobilenet_v2", "densenet",
-)  # fmt: skip
-CLASSIFIERS = [name for name, network in symbols.NETWORKS.items() if network.module.__name__.split(".")[1] in FILES]
-
 
 def nodes_of(symbol):
     return json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]

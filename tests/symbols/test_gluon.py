@@ -84,10 +84,10 @@ def check(symbol, net, shape):
     np.testing.assert_allclose(bound, expected, rtol=0, atol=256 * eps)
 
 
-SMALL = "alexnet resnet18_v1 resnet50_v1 resnet18_v1b resnet50_v1b resnet18_v2 resnet50_v2 resnext50_32x4d mobilenet0.25"
+SMALL = "alexnet resnet18_v1 resnet50_v1 resnet50_v1b resnet50_v2 resnext50_32x4d mobilenet0.25"
 ZOO = {
     **{name: (name, 64) for name in SMALL.split()},
-    **{"vgg11": ("vgg11", 32), "vgg11_bn": ("vgg11_bn", 32), "mobilenet_v2_1.0": ("mobilenetv2_1.0", 64)},
+    **{"vgg11_bn": ("vgg11_bn", 32), "mobilenet_v2_1.0": ("mobilenetv2_1.0", 64)},
     "googlenet_bn": ("googlenet", 224),  # Gluon's last pooling has a window of 7
     "inception_v3": ("inceptionv3", 299),  # and of 8
     "densenet121": ("densenet121", 224),  # a window of 7
@@ -99,13 +99,6 @@ def test_logits_are_those_of_the_model_zoo(name):
     counterpart, size = ZOO[name]
     kwargs = {"pretrained_base": False} if name == "googlenet_bn" else {}
     check(symbols.get_symbol(name, num_classes=12), get_model(counterpart, classes=12, **kwargs), (2, 3, size, size))
-
-
-@pytest.mark.parametrize("num_layers", [13, 16, 19])
-def test_deeper_vgg_has_gluons_layers_in_their_order(num_layers):
-    ours = infer_shapes(symbols.get_symbol(f"vgg{num_layers}", num_classes=12), (1, 3, 64, 64))
-    theirs = infer_shapes(get_model(f"vgg{num_layers}", classes=12)(mx.sym.var("data")), (1, 3, 64, 64))
-    assert list(ours.values()) == list(theirs.values())
 
 
 def sequential(*blocks):
