@@ -36,32 +36,19 @@ def tiny(**options):
     return symbol, weights, {name: mx.nd.array(value) for name, value in inputs.items()}
 
 
-# Turc et al. 2019, table 1: millions of parameters, with the head for masked words.
-MILLIONS = {"bert_tiny": 4.4, "bert_mini": 11.3, "bert_small": 29.1, "bert_medium": 41.7, "bert_base": 110.1}
-
-
-def masked_words_head(num_hidden, vocab_size=30522):
-    """Return the size of BERT's head for masked words: a layer, LayerNorm, a bias; its matrix is the embedding."""
-    return num_hidden * (num_hidden + 1) + 2 * num_hidden + vocab_size
+# Millions of parameters, with the head for masked words: Turc et al. 2019, table 1; the last as Hugging Face's
+# BertForPreTraining, which has 336,226,108.
+MILLIONS = {"bert_tiny": 4.4, "bert_mini": 11.3, "bert_small": 29.1, "bert_medium": 41.7, "bert_base": 110.1, "bert_large": 336.2}
 
 
 @pytest.mark.parametrize("name", MILLIONS)
 @norms
 @attentions
 def test_sizes_are_the_papers(name, attention, norm):
-    total = count(shapes_of(get_symbol(name, attention=attention, norm=norm), **SHAPES)[0])
-    total += masked_words_head(transformer.NETWORKS[name]["num_hidden"])
-    assert round(total / 1e6, 1) == MILLIONS[name]
-
-
-@pytest.mark.parametrize(
-    "name, hidden, expected, layers", [("bert_base", 768, 110106428, 85054464), ("bert_large", 1024, 336226108, 302309376)]
-)
-def test_bert_has_as_many_parameters_as_published(name, hidden, expected, layers):
-    """Those of Hugging Face's BertForPreTraining, whose second head has two classes."""
-    shapes, _ = shapes_of(get_symbol(name, num_classes=2), **SHAPES)
-    assert count(shapes) + masked_words_head(hidden) == expected
-    assert count({name: shape for name, shape in shapes.items() if name.startswith("layer")}) == layers
+    hidden = transformer.NETWORKS[name]["num_hidden"]
+    total = count(shapes_of(get_symbol(name, attention=attention, norm=norm, num_classes=2), **SHAPES)[0])
+    # BERT's head for masked words: a layer, LayerNorm, a bias; its matrix is the embedding.
+    assert round((total + hidden * (hidden + 1) + 2 * hidden + 30522) / 1e6, 1) == MILLIONS[name]
 
 
 # The encoder in numpy, in float64, one sequence and one head at a time.
@@ -145,8 +132,6 @@ def test_inputs_can_be_left_out():
     plain = execute(tiny(use_valid_length=False)[0], weights, inputs)[0]
     np.testing.assert_allclose(plain, execute(masked, weights, inputs)[0], atol=TOLERANCE)
     symbol = tiny(num_token_types=0, use_valid_length=False)[0]
-    learned = ("weight", "bias", "gamma", "beta")
-    assert {n for n in symbol.list_arguments() if not n.endswith(learned)} == {"data", "softmax_label"}
     assert symbol.infer_shape(data=(BATCH, LENGTH))[1] == [(BATCH, TINY["num_classes"])]
 
 
@@ -158,9 +143,7 @@ def test_dropout_is_where_bert_has_it_and_acts_in_training_alone(attention):
     assert dropouts(symbol) == {f"{part}_dropout": 0.1 for part in parts}
 
 
-@attentions
-@norms
-def test_module_trains_it_to_look_past_the_first_token(attention, norm):
+def test_module_trains_it_to_look_past_the_first_token():
     """The class of a sequence is a marker word at a random place before the padding; after it are decoys."""
     rng, size = np.random.RandomState(2), 64
     words, lengths = rng.randint(4, TOKENS, (size, LENGTH)), rng.randint(2, LENGTH + 1, size)
@@ -170,8 +153,7 @@ def test_module_trains_it_to_look_past_the_first_token(attention, norm):
         words[row, length:] = decoys[row]
     inputs = {"data": words, "token_types": np.zeros_like(words), "valid_length": lengths}
     batches = mx.io.NDArrayIter(inputs, {"softmax_label": classes}, batch_size=size)
-    symbol = tiny(attention=attention, norm=norm, num_hidden=16)[0]
-    module = mx.mod.Module(symbol, data_names=tuple(inputs), label_names=("softmax_label",))
+    module = mx.mod.Module(tiny(num_hidden=16)[0], data_names=tuple(inputs), label_names=("softmax_label",))
     mx.random.seed(4)
     np.random.seed(4)
     options = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}}
