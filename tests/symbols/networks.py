@@ -100,13 +100,3 @@ def dropouts(symbol):
     """Return the rates of all dropouts by the node that they stand in, those of 0 left out."""
     rates = {node["name"]: float(node["attrs"]["p"]) for node in nodes_of(symbol) if "p" in node.get("attrs", {})}
     return {name: rate for name, rate in rates.items() if rate}
-
-
-def check_float16(converted, symbol, weights, inputs, products, count):
-    """Check that all products read float16, and that the output on a CPU is float32's, but for rounding."""
-    nodes, facts = converted.graph.nodes, converted.facts
-    found = [node for node in nodes if any(op in node.op for op in products)]
-    assert len(found) == count and {facts.dtype(entry) for node in found for entry in node.inputs} == {"float16"}
-    low, exact = (execute(each, weights, inputs)[0] for each in (converted.on_cpu(), symbol))
-    # Logits of order one, some tens of roundings of random sign.
-    assert 0 < np.abs(low - exact).max() < 8 * 2.0**-10

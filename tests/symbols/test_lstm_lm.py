@@ -6,10 +6,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp import Policy
-from mxmp.symbol import convert_graph
 from symbols import get_symbol, lstm_lm
-from tests.symbols.networks import check_dropout, check_float16, count, draw_small, dropouts, execute, shapes_of
+from tests.symbols.networks import check_dropout, count, draw_small, dropouts, execute, shapes_of
 
 WORDS, STEPS, BATCH = 11, 5, 3
 SMALL = {"num_classes": WORDS, "seq_len": STEPS, "num_hidden": 6, "num_embed": 4}
@@ -108,14 +106,11 @@ def test_forget_gates_start_open(fused):
         assert bias.reshape(4, 6).tolist() == [[0] * 6, [1] * 6, [0] * 6, [0] * 6]  # gates: i, f, c, o
 
 
-@both
-def test_bucketing_module_trains_it(fused):
+def test_bucketing_module_trains_it():
     """Counting sentences, in which each word determines the next, of two lengths."""
     text = [[(start + 3 * step) % WORDS for step in range(n)] for start in range(WORDS) for n in (4, 7, 7, 4)]
     batches = mx.rnn.BucketSentenceIter(text, batch_size=4, buckets=[4, 7], invalid_label=-1)
-    module = mx.mod.BucketingModule(
-        lstm_lm.sym_gen(WORDS, fused=fused, num_hidden=16, num_layers=1), default_bucket_key=batches.default_bucket_key
-    )
+    module = mx.mod.BucketingModule(lstm_lm.sym_gen(WORDS, num_hidden=16, num_layers=1), default_bucket_key=7)
     metric, options = mx.metric.Perplexity(ignore_label=-1), {"learning_rate": 0.03, "rescale_grad": 1 / 4}
     mx.random.seed(3)
     np.random.seed(3)
@@ -144,13 +139,3 @@ def test_carried_states_give_what_one_long_text_gives(fused):
         states = dict(zip(lstm_lm.STATES, end))
     expected = execute(whole, weights, inputs)[0].reshape(BATCH, STEPS, WORDS)
     np.testing.assert_allclose(np.concatenate(found, axis=1), expected, atol=TOLERANCE)
-
-
-@both
-def test_float16_reaches_every_product_and_no_index(fused):
-    symbol, weights, inputs = small(fused=fused)
-    policy = Policy.parse("mixed_float16,op:RNN=float16" if fused else "mixed_float16")
-    converted = convert_graph(symbol, policy, INPUTS, params=frozenset(weights))
-    check_float16(converted, symbol, weights, inputs, ("RNN", "FullyConnected"), 2 if fused else 1 + 2 * (1 + STEPS))
-    nodes = converted.graph.nodes
-    assert [node.op for node in nodes if any(nodes[e.node].name == "data" for e in node.inputs)] == ["Embedding"]

@@ -8,10 +8,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp import Policy
-from mxmp.symbol import convert_graph
 from symbols import get_symbol, transformer
-from tests.symbols.networks import check_dropout, check_float16, count, draw_small, dropouts, execute, shapes_of
+from tests.symbols.networks import check_dropout, count, draw_small, dropouts, execute, shapes_of
 
 TOKENS, LENGTH, BATCH, HEADS = 13, 6, 3, 2
 TINY = {"vocab_size": TOKENS, "num_layers": 2, "num_hidden": 8, "num_heads": HEADS, "max_length": 9, "num_classes": 4}
@@ -115,23 +113,13 @@ def test_both_attentions_have_the_same_gradients(norm):
         np.testing.assert_allclose(interleaved[name], expected, atol=TOLERANCE * scale, err_msg=name)
 
 
-@attentions
-def test_padding_has_no_influence(attention):
-    symbol, weights, inputs = tiny(attention=attention)
-    expected, _ = execute(symbol, weights, inputs)
-    inputs["data"][1, 1:] = (inputs["data"][1, 1:] + 5) % TOKENS  # valid_length is 1
-    np.testing.assert_array_equal(execute(symbol, weights, inputs)[0], expected)
-    inputs["valid_length"][1] = 2
-    assert np.abs(execute(symbol, weights, inputs)[0][1] - expected[1]).max() > 1e-3
-
-
 def test_inputs_can_be_left_out():
     """A full length masks nothing, as no length does; without types there is one input."""
     masked, weights, inputs = tiny()
     inputs["valid_length"][:] = LENGTH
     plain = execute(tiny(use_valid_length=False)[0], weights, inputs)[0]
     np.testing.assert_allclose(plain, execute(masked, weights, inputs)[0], atol=TOLERANCE)
-    symbol = tiny(num_token_types=0, use_valid_length=False)[0]
+    symbol = transformer.get_symbol(num_token_types=0, use_valid_length=False, **TINY)
     assert symbol.infer_shape(data=(BATCH, LENGTH))[1] == [(BATCH, TINY["num_classes"])]
 
 
@@ -141,34 +129,3 @@ def test_dropout_is_where_bert_has_it_and_acts_in_training_alone(attention):
     parts = ("embed", "layer0_attention_softmax", "layer0_attention", "layer0_ffn", "pooler")
     symbol = tiny(attention=attention, dropout=0.1, num_layers=1)[0]
     assert dropouts(symbol) == {f"{part}_dropout": 0.1 for part in parts}
-
-
-def test_module_trains_it_to_look_past_the_first_token():
-    """The class of a sequence is a marker word at a random place before the padding; after it are decoys."""
-    rng, size = np.random.RandomState(2), 64
-    words, lengths = rng.randint(4, TOKENS, (size, LENGTH)), rng.randint(2, LENGTH + 1, size)
-    classes, decoys = rng.randint(0, 4, (2, size))
-    for row, length in enumerate(lengths):
-        words[row, rng.randint(1, length)] = classes[row]
-        words[row, length:] = decoys[row]
-    inputs = {"data": words, "token_types": np.zeros_like(words), "valid_length": lengths}
-    batches = mx.io.NDArrayIter(inputs, {"softmax_label": classes}, batch_size=size)
-    module = mx.mod.Module(tiny(num_hidden=16)[0], data_names=tuple(inputs), label_names=("softmax_label",))
-    mx.random.seed(4)
-    np.random.seed(4)
-    options = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}}
-    module.fit(batches, num_epoch=60, eval_metric="ce", initializer=mx.init.Normal(0.1), **options)
-    assert module.score(batches, "acc")[0][1] > 0.95  # 0.25 by chance
-
-
-@attentions
-@norms
-def test_float16_reaches_every_product_and_no_index(attention, norm):
-    symbol, weights, inputs = tiny(attention=attention, norm=norm)
-    converted = convert_graph(symbol, Policy.parse("mixed_float16"), SHAPES, params=frozenset(weights))
-    product = {"batch_dot": "batch_dot", "interleaved": "matmul_selfatt"}[attention]
-    check_float16(converted, symbol, weights, inputs, ("FullyConnected", product), TINY["num_layers"] * 6 + 2)
-    graph, facts = converted.graph, converted.facts
-    read = {e: facts.dtype(e) for n in graph.nodes if n.op in ("Embedding", "Cast", "softmax") for e in n.inputs}
-    kept = {graph.nodes[e.node].name: dtype for e, dtype in read.items()}
-    assert (kept["data"], kept["token_types"], kept["lengths"]) == ("float32", "float32", "int32")
