@@ -473,7 +473,7 @@ def loader(rows, columns):
 class Fit(Parameters):
     """An Estimator with `MixedPrecisionHandler`: each step is a fit of one batch."""
 
-    thin = (*THIN, "scale", "optimizer", "kvstore", "spec", "at_floor")  # it is slow
+    thin = (*THIN, "case", "optimizer", "kvstore", "spec", "at_floor")  # it is slow
     _SCRIPT = "a fit makes backward and step at once"
     lacks = {
         "calls": _SCRIPT,
