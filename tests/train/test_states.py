@@ -286,12 +286,16 @@ def rows(places, shape):
     return {"fields": {"lr": {"$row_sparse": [{"$array": "values"}, {"$array": places}, shape]}}}
 
 
+EXTRA = {"loss_scale": {"kind": "noop"}, "skipped_steps": 0, "consecutive_skips": 0, "last_step_skipped": False}
 HEADERS = {
     "format": ({"format": "else"}, "its format is 'else'"),
     "version": ({"version": 99}, "version is 99; expected 1; it comes from another mxmp"),
     "no parameters": ({"params": 5}, "params is 5; expected a list"),
     "no shape": ({"params": [5, 5, 5]}, r"the shape of parameter 'p0' \(number 0\) is None; expected \[3, 2\]"),
     "negative": ({"num_update": -1}, "num_update is -1; expected a whole number"),
+    "True": ({"num_update": True}, "num_update is True; expected a whole number"),
+    "a scale below 0": ({"extra": {**EXTRA, "loss_scale": {"kind": "static", "value": -1}}}, "does not load: scale=-1.0 is no loss scale"),
+    "skips below 0": ({"extra": {**EXTRA, "skipped_steps": -1}}, "does not load: skipped_steps is -1"),
     "counts": ({"counts": {"$dict": [[0, [0]]]}}, "counts is .*; expected whole numbers by device"),
     "unknown": ({"fields": {"volume": 11}}, "fields.volume is 11; expected absent: Adam has no such field"),
     "no option": ({"fields": {"param_dict": {}}}, "fields.param_dict is {}; expected absent"),
