@@ -117,13 +117,11 @@ def test_loss_heads_in_hybridized_nets_are_scaled(theirs, train_mode):
 def test_init_can_be_undone_and_a_failed_one_changes_nothing(theirs):
     assert theirs["error of init"] == "AttributeError" and theirs["patched by the failed init"]
     assert not theirs["patched by the second init"]
-    net, x = dense("net"), mx.nd.array(X)
-    float32 = net(x).asnumpy()  # eager
+    net = dense("net")
     net.hybridize()
-    assert (net(x).asnumpy() != float32).any()
+    assert scenarios.run_and_count_casts(net, mx.nd.array(X)) > 0
     amp.disable()
-    np.testing.assert_array_equal(net(x).asnumpy(), float32)
-    assert scenarios.run_and_count_casts(net, x) == 0
+    assert scenarios.run_and_count_casts(net, mx.nd.array(X)) == 0
     assert vars(gluon.HybridBlock)["_call_cached_op"].__module__ == "mxnet.gluon.block"
 
 

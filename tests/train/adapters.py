@@ -192,12 +192,12 @@ class Trainer(Parameters):
         with self.scale_loss(self.losses(0.5)) as scaled, self.scale_loss(scaled):
             pass
 
-    def scale_and(self, run):
-        """Scale a loss, and run what is given instead of its backward."""
+    def scale_alone(self):
+        """Scale a loss, and run no backward."""
         with autograd.record():
             losses = self.losses(0.5)
-        with self.scale_loss(losses) as scaled:
-            run(losses, scaled)
+        with self.scale_loss(losses):
+            pass
 
     optimizer = property(lambda self: self.owner.optimizer.inner)
 
@@ -292,11 +292,9 @@ class Keras(Parameters):
     def scale_twice(self):
         self.owner.get_scaled_loss(self.owner.get_scaled_loss(self.losses(0.5)))
 
-    def scale_and(self, run):
+    def scale_alone(self):
         with autograd.record():
-            losses = self.losses(0.5)
-            scaled = self.owner.get_scaled_loss(losses)
-        run(losses, scaled)
+            self.owner.get_scaled_loss(self.losses(0.5))
         self.unscale()
 
     def gradients(self):

@@ -10,7 +10,6 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
 
 from mxmp.errors import LossScaleError, NonFiniteLossError, StateError, TrainerError
 from mxmp.loss_scale import DynamicLossScale
@@ -48,6 +47,7 @@ NEEDS = {
     "backward, clip to 0": {"clip"},
     "clipped by norm": {"clip"},
     "scale_twice": {"nesting"},
+    "scale_alone": {"nesting"},
     "a loss before": {"losses"},
     "skipped": {"one read of a skip"},
 }
@@ -502,6 +502,7 @@ MISUSES = {  # the calls, the last of which is refused, the call that the messag
     "backward, save": ("save_states", "^{} came between"),
     "backward, load": ("load_states", "^{} came between"),
     "scale_twice": ("", "inside a scale_loss block of the same trainer; end the block|scaled already"),
+    "scale_alone": ("", r"^no backward was called on loss\[0\] times the loss scale"),
     "backward, clip to 0": ("", "max_norm=0; expected a positive number"),
 }
 
@@ -523,26 +524,6 @@ def test_misuse_is_an_error_that_changes_nothing(make, misuse, tmp_path, monkeyp
     assert training.trace() == before and list(tmp_path.iterdir()) == []
     assert (training.scale, *training.counts) == (64, False, 0, 0)
     assert training.run()  # and there is a way on
-
-
-NOT_OF_THE_SCALED = {
-    "no backward": (lambda losses, scaled: None, "no backward was called on {} times the loss scale"),
-    "of the loss": (lambda losses, scaled: autograd.backward(losses), "backward was called on {0} itself, not on {0} t"),
-    "of one of two": (lambda losses, scaled: scaled[0].backward(), "no backward was called on {} times"),
-}
-
-
-@over("calls", "nesting", run=list(NOT_OF_THE_SCALED))
-def test_a_scaled_loss_without_a_backward_is_an_error(make, run):
-    """At a scale of 1 too: what is wrong must not show at a later step alone."""
-    function, message = NOT_OF_THE_SCALED[run]
-    for scale in (8, 1):
-        training = make(scale, contexts=1 + (run == "of one of two"))
-        before = training.trace()
-        with pytest.raises(TrainerError, match="^" + message.format(rf"loss\[{len(training.contexts) - 1}\]")):
-            training.scale_and(function)
-        training.discard()
-        assert training.trace() == before and training.run()
 
 
 @over("calls", unscaled=[False, True])
