@@ -526,14 +526,13 @@ def test_misuse_is_an_error_that_changes_nothing(make, misuse, tmp_path, monkeyp
     assert training.run()  # and there is a way on
 
 
-@over("calls", unscaled=[False, True])
-def test_discarding_gives_a_step_up(make, unscaled):
+@over("calls", call=["step", "unscale"])
+def test_discarding_gives_a_step_up(make, call):
     training = make(64)
     before = training.trace()
     training.backward()
     training.spoil()
-    if unscaled:
-        training.unscale()
+    use(training, call)
     training.discard()
     assert training.trace() == before and training.counts == (False, 0, 0)
     with pytest.raises(TrainerError):
@@ -549,15 +548,9 @@ def test_discarding_gives_a_step_up(make, unscaled):
 @pytest.fixture
 def host_reads(monkeypatch):
     """Count what waits for the device or copies from it."""
-    reads = []
-    for name in ("asnumpy", "wait_to_read"):
-        original = getattr(mx.nd.NDArray, name)
-
-        def counted(self, name=name, original=original):
-            reads.append(name)
-            return original(self)
-
-        monkeypatch.setattr(mx.nd.NDArray, name, counted)
+    reads, asnumpy, wait = [], mx.nd.NDArray.asnumpy, mx.nd.NDArray.wait_to_read
+    monkeypatch.setattr(mx.nd.NDArray, "asnumpy", lambda array: reads.append("asnumpy") or asnumpy(array))
+    monkeypatch.setattr(mx.nd.NDArray, "wait_to_read", lambda array: reads.append("wait_to_read") or wait(array))
     return reads
 
 
