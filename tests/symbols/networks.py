@@ -70,13 +70,6 @@ def run(symbol, params, images):
     return mx.nd.CachedOp(symbol)(*[mx.nd.array(values[name]) for name in symbol.list_inputs()])
 
 
-def run_bound(symbol, params, images):
-    """Return the output of a symbol bound for inference, where MXNet fuses operators (oneDNN's on CPU)."""
-    args = {name: mx.nd.array(value) for name, value in {**params, "data": images}.items()}
-    aux = {name: args.pop(name) for name in symbol.list_auxiliary_states()}
-    return symbol.bind(mx.cpu(), args, aux_states=aux, grad_req="null").forward(is_train=False)[0]
-
-
 def execute(symbol, weights, inputs, is_train=False):
     """Return the first output of a symbol and, in training, the gradients of its weights, by name."""
     inputs = {n: v for n, v in inputs.items() if n in symbol.list_arguments()}
