@@ -19,7 +19,7 @@ from tests.gluon.trainer_tools import param
 from tests.values import as_float32, in_dtype
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
-THIN = ("setup", "dtype", "contexts", "bad", "damage")
+THIN = ("setup", "dtype", "contexts", "bad")
 START = {"a": [0.5, -1.5], "b": [2.0]}
 
 

@@ -295,13 +295,6 @@ def test_the_floor_raises_and_names_the_first_bad_gradient(make):
     assert training.run(0.5) and training.counts == (False, 0, 4)  # and training can go on
 
 
-@over("options", at_floor=["warn", "hold"])
-def test_the_floor_need_not_raise(make, at_floor):
-    training = make(backing_off(1.0, max_floor_skips=2, at_floor=at_floor))
-    assert not any(training.run(0.5, np.nan) for _ in range(6))
-    assert training.scale == 1 and training.counts == (True, 6, 6)
-
-
 HELD = {"init_scale": 1, "max_floor_skips": 1}
 LOGS = {
     "ever more rarely": (8, "-" * 120, [("WARNING", number) for number in (1, 10, 50, 100)]),
@@ -309,6 +302,7 @@ LOGS = {
     "a scale that falls in vain": (backing_off(2.0**24), "-" * 12, [("INFO", 1), ("WARNING", 10)]),
     "the end of the warm-up": ("dynamic", "++-++", [("INFO", 3)]),
     "no skip": ("dynamic", "+" * 10, []),
+    "a floor that holds": (DynamicLossScale(**HELD, at_floor="hold"), "-" * 3, [("WARNING", 1)]),
     "a floor that warns": (
         DynamicLossScale(**HELD, at_floor="warn"),
         "-" * 3,
@@ -606,19 +600,16 @@ def test_a_run_that_is_resumed_at_every_step_goes_on_bit_for_bit(make, setup, tm
 
 
 @pytest.mark.behaviour("a NaN in a state")
-@over(damage=["a byte", "the scale"])
-def test_a_damaged_file_changes_nothing(make, damage, tmp_path):
-    file, (training, other) = tmp_path / "states", (make(scale, "adam", {"learning_rate": 0.125}) for scale in (64, 32))
+@over()
+def test_a_damaged_file_changes_nothing(make, tmp_path):
+    """One whose states are whole, but for the scale, which is read last; test_states has the other damages."""
+    fname, (training, other) = str(tmp_path / "states"), (make(scale, "adam", {"learning_rate": 0.125}) for scale in (64, 32))
     training.run()
-    training.save(str(file))
-    content = file.read_bytes()
-    if damage == "a byte":
-        file.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
-    else:
-        edit_states(file, lambda header: header.update(extra={}))
+    training.save(fname)
+    edit_states(fname, lambda header: header.update(extra={}))
     other.run()
     before = other.trace()
-    with pytest.raises(StateError, match=str(file)):
-        other.load(str(file))
+    with pytest.raises(StateError, match=fname):
+        other.load(fname)
     assert other.trace() == before and other.scale == 32
     assert other.run()
