@@ -56,13 +56,6 @@ def test_arrays_survive_a_file_bit_for_bit(dtype, tmp_path):
         assert rows.stype == "row_sparse" and freeze(rows) == freeze(sparse)
 
 
-def test_nothing_in_a_file_is_pickled(tmp_path):
-    write(tmp_path / "value", {"a": 1, "x": mx.nd.ones(2)})
-    header, arrays = read_states(tmp_path / "value")
-    assert header == {"format": "mxmp-optimizer-states", "version": 1, "a": 1, "x": {"$array": "0"}}
-    assert arrays["0"].tolist() == [1, 1]
-
-
 # A resumed run.
 
 
