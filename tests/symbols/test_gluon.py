@@ -1,7 +1,7 @@
 """The same weights give the same logits in Gluon's counterpart of each network.
 
-Counterparts are those of MXNet's and GluonCV's model zoos. Where neither has one (lenet, inception_bn), it is put
-together here from Gluon's layers.
+Counterparts are those of MXNet's and GluonCV's model zoos. That of lenet is put together here from Gluon's
+layers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from gluoncv.model_zoo import get_model
 from mxnet.gluon import nn
-from mxnet.gluon.contrib.nn import HybridConcurrent
 
 import symbols
 from tests.symbols.networks import draw, infer_shapes, logits, nodes_of, run
@@ -114,50 +113,3 @@ def test_cifar_resnet_v1_is_gluoncvs_with_the_relu_of_the_paper():
     conv, norm, *stages = theirs.features
     net = sequential(conv, norm, nn.Activation("relu"), *stages, theirs.output)
     check(symbols.get_symbol("cifar_resnet20_v1"), net, (2, 3, 32, 32))
-
-
-# Ioffe and Szegedy 2015, figure 5: 1x1, 3x3 reduce, 3x3, double 3x3 reduce, double 3x3, pool, projection.
-INCEPTION_BN = """
-    64 64 64 64 96 avg 32
-    64 64 96 64 96 avg 64
-    0 128 160 64 96 max 0
-    224 64 96 96 128 avg 128
-    192 96 128 96 128 avg 128
-    160 128 160 128 160 avg 128
-    96 128 192 160 192 avg 128
-    0 128 192 192 256 max 0
-    352 192 320 160 224 avg 128
-    352 192 320 192 224 max 128
-"""
-
-
-def conv_bn(channels, size, **kwargs):
-    return [nn.Conv2D(channels, size, use_bias=False, **kwargs), nn.BatchNorm(), nn.Activation("relu")]
-
-
-def inception(row):
-    one, reduce3, three, reduce_double, double, kind, projected = row.split()
-    stride = 1 if int(one) else 2
-    same = {"padding": 1}
-    last = {"padding": 1, "strides": stride}
-    pool = {"avg": nn.AvgPool2D, "max": nn.MaxPool2D}[kind](3, stride, 1)
-    net = HybridConcurrent(axis=1)
-    if int(one):
-        net.add(sequential(*conv_bn(int(one), 1)))
-    net.add(sequential(*conv_bn(int(reduce3), 1), *conv_bn(int(three), 3, **last)))
-    doubled = [*conv_bn(int(double), 3, **same), *conv_bn(int(double), 3, **last)]
-    net.add(sequential(*conv_bn(int(reduce_double), 1), *doubled))
-    net.add(sequential(pool, *(conv_bn(int(projected), 1) if int(projected) else [])))
-    return net
-
-
-def test_inception_bn_is_the_table_of_the_paper():
-    halve = {"pool_size": 3, "strides": 2, "ceil_mode": True}
-    stem = [*conv_bn(64, 7, strides=2, padding=3), nn.MaxPool2D(**halve)]
-    stem += [*conv_bn(64, 1), *conv_bn(192, 3, padding=1), nn.MaxPool2D(**halve)]
-    units = [inception(row) for row in INCEPTION_BN.strip().splitlines()]
-    check(
-        symbols.get_symbol("inception_bn"),
-        sequential(*stem, *units, nn.GlobalAvgPool2D(), nn.Dense(1000)),
-        (2, 3, 96, 96),
-    )

@@ -116,6 +116,13 @@ STAGES = {
         "inception_4e_concat": (832, 14), "pool4": (832, 7), "inception_5a_concat": (832, 7),
         "inception_5b_concat": (1024, 7), "global_pool": (1024, 1),
     },
+    # Ioffe and Szegedy 2015, figure 5, but for 4c and 4d (576 there) and 4e (1024 there).
+    "inception_bn": {
+        "conv1": (64, 112), "pool1": (64, 56), "conv2": (192, 56), "pool2": (192, 28), "inception_3a_concat": (256, 28),
+        "inception_3b_concat": (320, 28), "inception_3c_concat": (576, 14), "inception_4a_concat": (576, 14),
+        "inception_4b_concat": (576, 14), "inception_4c_concat": (608, 14), "inception_4d_concat": (608, 14),
+        "inception_4e_concat": (1056, 7), "inception_5a_concat": (1024, 7), "inception_5b_concat": (1024, 7),
+    },
     # Krizhevsky et al. 2012, figure 2.
     "alexnet_2012": {
         "conv1": (96, 55), "pool1": (96, 27), "conv2": (256, 27), "pool2": (256, 13), "conv3": (384, 13),
@@ -129,6 +136,12 @@ def test_stages_have_the_sizes_of_the_paper(name):
     internals = symbols.get_symbol(name).get_internals()
     found = dict(zip(internals.list_outputs(), internals.infer_shape(data=input_shape(name, batch=1))[1]))
     assert {stage: found[f"{stage}_output"][1:3] for stage in STAGES[name]} == STAGES[name]
+
+
+def test_units_of_inception_bn_pool_as_in_figure_5_of_the_paper():
+    nodes = [node for node in nodes_of(symbols.get_symbol("inception_bn")) if node["op"] == "Pooling"]
+    kinds = [node["attrs"]["pool_type"] for node in nodes if node["name"].startswith("inception")]
+    assert kinds == ["avg", "avg", "max", "avg", "avg", "avg", "avg", "max", "avg", "max"]
 
 
 def test_layers_can_be_addressed_by_pattern():
