@@ -10,7 +10,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
 
 import mxmp
 from mxmp import amp
@@ -35,22 +34,23 @@ def precisions(net):
     return {row.op: row.precision for row in mxmp.gluon.report(net).rows}
 
 
-def is_converted(net):
-    return conversion.conversion_of(net) is not None
-
-
-def test_init_gives_what_convert_gives():
-    net, float32 = images()
+def test_init_converts_nets_that_are_hybridized_as_convert_does():
     before = dict(vars(gluon.HybridBlock))
     amp.init()
     amp.init()
+    net, float32 = images(hybridize=False)
+    np.testing.assert_array_equal(run(net), float32)
+    net.hybridize()
     mixed = run(net)
-    by_hand = run(mxmp.gluon.convert(net, "O1"))
+    assert (mixed != float32).any()
+    for again in ({"static_alloc": True, "static_shape": True}, {"active": False}):
+        net.hybridize(**again)  # a converted net stays one, as by gluon.convert
+        np.testing.assert_array_equal(run(net), mixed)
     amp.disable()
     amp.disable()
-    np.testing.assert_array_equal(mixed, by_hand)
-    np.testing.assert_array_equal(mixed, run(net))  # converted by hand, it stays so
-    assert (mixed != float32).any() and dict(vars(gluon.HybridBlock)) == before
+    np.testing.assert_array_equal(run(net), float32)
+    assert dict(vars(gluon.HybridBlock)) == before
+    np.testing.assert_array_equal(run(mxmp.gluon.convert(net, "O1")), mixed)
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,6 @@ def test_the_arguments_decide(arguments, expected):
     assert expected.items() <= precisions(net).items()
 
 
-def test_nets_run_as_written_until_they_are_hybridized():
-    amp.init()
-    net, float32 = images(hybridize=False)
-    np.testing.assert_array_equal(run(net), float32)
-    net.hybridize()
-    mixed = run(net)
-    assert (mixed != float32).any()
-    for again in ({"static_alloc": True, "static_shape": True}, {"active": False}):
-        net.hybridize(**again)  # a converted net stays one, as by gluon.convert
-        np.testing.assert_array_equal(run(net), mixed)
-    amp.disable()
-    np.testing.assert_array_equal(run(net), float32)
-
-
 def test_a_part_that_ran_alone_becomes_a_part_of_the_whole():
     net, _ = images()
     amp.init()
@@ -93,7 +79,7 @@ def test_a_part_that_ran_alone_becomes_a_part_of_the_whole():
         run(called)
     assert precisions(net) == LOW
     amp.disable()
-    assert not is_converted(net) and not is_converted(net[0])
+    assert conversion.conversion_of(net) is conversion.conversion_of(net[0]) is None
 
 
 def part_by_hand(net):
@@ -119,15 +105,13 @@ def test_nets_prepared_by_hand_stay_as_they_are(prepare):
     np.testing.assert_array_equal(run(net), expected)
 
 
-@pytest.mark.filterwarnings("ignore:All children of this Sequential layer")
-def test_blocks_in_a_plain_block_are_converted_each():
-    net = nn.Sequential()
-    net.add(dense("first"), nn.Dense(2, in_units=2))
-    net[1].initialize()
-    net.hybridize()
+def test_a_net_that_is_converted_by_hand_while_init_holds_stays_so():
+    net, _ = images()
     amp.init()
-    run(net, mx.nd.array(X))
-    assert is_converted(net[0]) and is_converted(net[1])
+    mixed = run(net)
+    mxmp.gluon.convert(net, "O1")
+    amp.disable()
+    np.testing.assert_array_equal(run(net), mixed)
 
 
 def test_nets_are_not_kept_alive():
