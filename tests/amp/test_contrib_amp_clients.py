@@ -10,23 +10,17 @@ from pathlib import Path
 
 import mxnet as mx
 import pytest
+from gluoncv.utils.parallel import Parallel, Parallelizable
 from mxnet import autograd, gluon
 from mxnet.contrib import amp as contrib
 
 import mxmp
 from mxmp import amp
-from mxmp.errors import StateError, TrainerError
+from mxmp.errors import TrainerError
 from mxmp.loss_scale import DynamicLossScale
 from tests.amp.scenarios import TWO, backward, param, values
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def float16():
-    amp.init()
-    yield
-    amp.disable()
 
 
 def trained(steps=0, scale="dynamic", ctx=None, **kwargs):
@@ -96,37 +90,6 @@ def test_states_of_an_updater_go_to_every_context(tmp_path):
     assert means[0].asscalar() == means[1].asscalar() == trainer._updaters[0].states[0][0].asscalar() != 0
 
 
-class _Spy:
-    def __reduce__(self):
-        return os.mkdir, (_Spy.path,)
-
-
-def test_nothing_of_a_pickle_of_states_is_run(tmp_path):
-    _Spy.path = str(tmp_path / "made")
-    (tmp_path / "s").write_bytes(pickle.dumps({0: _Spy()}))
-    with pytest.raises(StateError, match="it holds a posix.mkdir"):
-        trained()[0].load_states(str(tmp_path / "s"))
-    assert not os.path.exists(_Spy.path)
-
-
-@pytest.mark.parametrize(
-    ("states", "message"),
-    [
-        ({0: mx.nd.zeros(2)}, r"states\[0\]\[0\] is float32 \(2,\); expected \(float32 \(1,\), float32 \(1,\)\)"),
-        ({0: (mx.nd.zeros(2), mx.nd.zeros(2))}, r"states\[0\]\[0\] is \(float32 \(2,\), float32 \(2,\)\); expected \(float32 \(1,"),
-        ({1: None}, r"states\[0\]\[1\] is of no parameter"),
-        ([], r"states\[0\] is list; expected a dict"),
-    ],
-)
-def test_states_of_another_updater_change_nothing(tmp_path, states, message):
-    (tmp_path / "s").write_bytes(pickle.dumps(states))
-    trainer, _ = trained(1)
-    before = trainer._updaters[0].states
-    with pytest.raises(StateError, match=message):
-        trainer.load_states(str(tmp_path / "s"))
-    assert trainer._updaters[0].states is before
-
-
 def test_a_kvstore_that_updates_asks_the_scaler_for_no_overflow():
     """MXNet's own step, which runs there, looks for ``_amp_loss_scaler``."""
     trainer, w = trained(0, 2.0, ctx=TWO, update_on_kvstore=True)
@@ -143,10 +106,7 @@ def test_contrib_amps_own_functions_are_refused_with_the_fix(call, monkeypatch):
     trainer, _ = trained()
     message = rf"{call} of mxnet.contrib.amp .*\(`from mxmp import amp`\).* `mxmp run --amp float16 SCRIPT`"
     with pytest.raises(TrainerError, match=message):
-        if call == "init_trainer":
-            contrib.init_trainer(trainer)
-        with contrib.scale_loss(mx.nd.ones(1), trainer):
-            pass
+        contrib.init_trainer(trainer) if call == "init_trainer" else contrib.scale_loss(1, trainer).__enter__()
     assert trainer._amp_loss_scaler.loss_scale == 256
 
 
@@ -158,34 +118,63 @@ def test_contrib_amps_own_functions_are_refused_with_the_fix(call, monkeypatch):
     [("float16", (), 256), ("bfloat16", (), None), ("bfloat16", ("dynamic",), 256), ("float16", (None,), None)],
 )
 def test_init_trainer_scales_where_the_dtype_needs_it_or_it_is_asked(dtype, given, scale):
+    w = param()
+    trainer = gluon.Trainer([w], "sgd", update_on_kvstore=False)
     amp.init(dtype)
     try:
-        w = param()
-        trainer = gluon.Trainer([w], "sgd", update_on_kvstore=False)
         amp.init_trainer(trainer, *given)
-        assert backward(amp, trainer, lambda: w.data() * 1.0) == (scale or 1)
-        assert trainer.step(1)
     finally:
         amp.disable()
+    assert backward(amp, trainer, lambda: w.data() * 1.0) == (scale or 1)
+    assert trainer.step(1)
 
 
-def test_threads_of_data_parallel_training_take_turns(float16):
-    """GluonCV and Sockeye run forward and backward of each context in a thread of its own."""
-    from gluoncv.utils.parallel import Parallel, Parallelizable
+class _Reducing(gluon.Trainer):
+    """A trainer that reduces gradients in its own way."""
 
-    class Task(Parallelizable):
-        def forward_backward(self, ctx):
-            with autograd.record():
-                loss = w.data(ctx) * (2 + ctx.device_id)
-                with amp.scale_loss(loss, trainer) as scaled:
-                    mx.nd.waitall()  # lets the other thread come
-                    autograd.backward(scaled)
-            return loss
+    calls = 0
 
+    def _allreduce_grads(self):
+        self.calls += 1
+        super()._allreduce_grads()
+
+
+def test_one_derived_trainer_changes_and_keeps_its_methods():
+    """Also if it was made, and its kvstore set up, before init; its loss scale is set where it is initialized again."""
+    methods = dict(vars(gluon.Trainer))
     w = param(ctx=TWO)
-    trainer = gluon.Trainer([w], "sgd", {"learning_rate": 1.0}, update_on_kvstore=False)
-    amp.init_trainer(trainer)
-    parallel = Parallel(2, Task(), serial_init=False)
+    trainer, other = (_Reducing([w], "sgd", {"learning_rate": 1.0}, update_on_kvstore=False) for _ in range(2))
+    trainer._init_kvstore()
+    amp.init()
+    try:
+        for scale in (128, 64):
+            amp.init_trainer(trainer, loss_scale=scale)
+            assert trainer.loss_scale.value == scale
+    finally:
+        amp.disable()
+    assert isinstance(trainer, _Reducing) and isinstance(trainer, mxmp.gluon.Trainer)
+    assert dict(vars(gluon.Trainer)) == methods and type(other) is _Reducing
+    backward(amp, trainer, lambda: [w.data(ctx) * 0.125 for ctx in TWO])
+    assert trainer.step(1) and values(w) == [0.75, 0.75] and trainer.calls == 1
+
+
+class _Task(Parallelizable):
+    def __init__(self, w, trainer):
+        self.w, self.trainer = w, trainer
+
+    def forward_backward(self, ctx):
+        with autograd.record():
+            loss = self.w.data(ctx) * (2 + ctx.device_id)
+            with amp.scale_loss(loss, self.trainer) as scaled:
+                mx.nd.waitall()  # lets the other thread come
+                autograd.backward(scaled)
+
+
+def test_threads_of_data_parallel_training_take_turns():
+    """GluonCV and Sockeye run forward and backward of each context in a thread of its own."""
+    w = param(ctx=TWO)
+    trainer = mxmp.gluon.Trainer([w], "sgd", {"learning_rate": 1.0})
+    parallel = Parallel(2, _Task(w, trainer), serial_init=False)
     for _ in range(8):
         for ctx in TWO:
             parallel.put(ctx)
@@ -196,16 +185,6 @@ def test_threads_of_data_parallel_training_take_turns(float16):
 
 
 # ------------------------------------------------------------------ mxmp run --amp
-
-
-def run(folder, script, *options):
-    """Run a script by ``mxmp run`` and return what it prints."""
-    (folder / "script.py").write_text(script)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "mxmp", "run", *options, "script.py"]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 NAMES = """
@@ -235,6 +214,8 @@ print(trainer._amp_loss_scaler.loss_scale)
 
 
 def test_run_puts_mxmp_amp_in_the_place_of_contrib_amp(tmp_path):
-    lines = run(tmp_path, NAMES, "--amp", "bfloat16").splitlines()
-    assert lines == ["False False", "True True True", "1.0", "256.0"]
-    assert run(tmp_path, "from mxnet.contrib import amp; print(amp.scale_loss.__module__)") == "mxnet.contrib.amp.amp\n"
+    (tmp_path / "script.py").write_text(NAMES)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "mxmp", "run", "--amp", "bfloat16", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["False False", "True True True", "1.0", "256.0"], done.stderr

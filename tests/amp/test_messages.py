@@ -16,29 +16,27 @@ from tests.amp.nets import buckets, images, make, ready, trainer_of, two_layers
 from tests.amp.scenarios import TWO, param
 
 
-def state():
-    return dict(vars(gluon.HybridBlock)), dict(vars(gluon.Trainer)), dict(vars(mx.nd)), dict(vars(mx.sym))
+def unchanged(state, call):
+    """Make a call that fails; check that it changed nothing."""
+    before = state()
+    try:
+        call()
+    finally:
+        assert state() == before
 
 
 def initialize(level="O1", nets=1, trainers=None, **properties):
-    """Call amp.initialize, which fails; check that it changed nothing."""
     nets = [make(f"net{number}_") for number in range(nets)] if isinstance(nets, int) else nets
     trainers = [trainer_of(nets[0])] if trainers is None else trainers
-    kinds = list(map(type, trainers))
-    try:
-        amp.initialize(nets, trainers, level, **properties)
-    finally:
-        assert not any(conversion_of(net) for net in nets if isinstance(net, gluon.Block))
-        assert list(map(type, trainers)) == kinds
+    unchanged(
+        lambda: [*map(type, trainers), *(conversion_of(net) for net in nets if isinstance(net, gluon.Block))],
+        lambda: amp.initialize(nets, trainers, level, **properties),
+    )
 
 
 def init(*arguments):
-    """Call amp.init, which fails; check that it changed nothing."""
-    before = state()
-    try:
-        amp.init(*arguments)
-    finally:
-        assert state() == before
+    owners = gluon.HybridBlock, gluon.Trainer, mx.nd, mx.sym
+    unchanged(lambda: [dict(vars(owner)) for owner in owners], lambda: amp.init(*arguments))
 
 
 def started(call):
@@ -51,12 +49,10 @@ def started(call):
 
 
 def init_trainer(trainer, *args):
-    """Call amp.init_trainer, which fails; check that it changed nothing."""
-    before = type(trainer), dict(getattr(trainer, "__dict__", {}))
-    try:
-        started(lambda: amp.init_trainer(trainer, *args))
-    finally:
-        assert (type(trainer), dict(getattr(trainer, "__dict__", {}))) == before
+    unchanged(
+        lambda: (type(trainer), dict(getattr(trainer, "__dict__", {}))),
+        lambda: started(lambda: amp.init_trainer(trainer, *args)),
+    )
 
 
 def sgd(*args, **kwargs):
@@ -67,8 +63,7 @@ def after_a_step_in_float16():
     w = param(dtype="float16")
     trainer = gluon.Trainer([w], "sgd", {"multi_precision": True}, update_on_kvstore=False)
     with autograd.record():
-        loss = w.data() * 1.0
-    loss.backward()
+        (w.data() * 1.0).backward()
     trainer.step(1)
     return trainer
 
@@ -76,20 +71,13 @@ def after_a_step_in_float16():
 def with_a_kvstore_that_updates():
     trainer = gluon.Trainer([param(ctx=TWO)], "sgd")
     trainer._init_kvstore()
-    assert trainer._update_on_kvstore
     return trainer
 
 
 class Stepping(gluon.Trainer):
     """A trainer with a step of its own."""
 
-    def step(self, batch_size, ignore_stale_grad=False):
-        raise NotImplementedError
-
-
-def scale_loss(trainer):
-    with amp.scale_loss(mx.nd.ones(1), trainer):
-        pass
+    step = gluon.Trainer.update
 
 
 def unscaled():
@@ -304,12 +292,12 @@ TRAINERS = {
     "before init": (lambda: amp.init_trainer(sgd()), amp.AmpError,
         "amp.init was not called, so no net runs in mixed precision; call it first, or amp.initialize."),
     "scale_loss": (
-        lambda: started(lambda: scale_loss(sgd())), TrainerError,
+        lambda: started(lambda: amp.scale_loss(None, sgd())), TrainerError,
         "scale_loss: the trainer was not initialized; call amp.init_trainer(trainer) first."),
     "scale_loss of a number": (
-        lambda: started(lambda: scale_loss(1.0)), TrainerError,
+        lambda: started(lambda: amp.scale_loss(None, 1.0)), TrainerError,
         "scale_loss: expected a gluon Trainer, found a float."),
-    "scale_loss of none": (lambda: started(lambda: scale_loss([])), TrainerError,
+    "scale_loss of none": (lambda: started(lambda: amp.scale_loss(None, [])), TrainerError,
         "scale_loss: the list of trainers is empty."),
     "unscale": (
         lambda: started(lambda: amp.unscale(sgd())), TrainerError,

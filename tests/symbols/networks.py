@@ -7,14 +7,6 @@ import json
 import mxnet as mx
 import numpy as np
 
-import symbols
-
-FILES = (
-    "mlp", "lenet", "alexnet", "vgg", "googlenet", "inception_bn", "inception_v3", "resnet", "cifar_resnet",
-    "resnext", "mobilenet", "mobilenet_v2", "densenet",
-)  # fmt: skip
-CLASSIFIERS = [name for name, network in symbols.NETWORKS.items() if network.module.__name__.split(".")[1] in FILES]
-
 
 def nodes_of(symbol):
     return json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]
@@ -59,7 +51,7 @@ def draw(shapes, rng):
 
 
 def _draw(name, shape, rng):
-    if name.endswith(("gamma", "var")):
+    if name.endswith(("gamma", "var", "scale")):
         return rng.uniform(0.5, 1.5, shape).astype(np.float32)
     if name.endswith("weight"):
         return (rng.standard_normal(shape, np.float32) * np.sqrt(2 / np.prod(shape[1:]))).astype(np.float32)
@@ -76,13 +68,6 @@ def run(symbol, params, images):
     """Return the output of a symbol in inference, operator by operator as it is written."""
     values = {**params, "data": images}
     return mx.nd.CachedOp(symbol)(*[mx.nd.array(values[name]) for name in symbol.list_inputs()])
-
-
-def run_bound(symbol, params, images):
-    """Return the output of a symbol bound for inference, where MXNet fuses operators (oneDNN's on CPU)."""
-    args = {name: mx.nd.array(value) for name, value in {**params, "data": images}.items()}
-    aux = {name: args.pop(name) for name in symbol.list_auxiliary_states()}
-    return symbol.bind(mx.cpu(), args, aux_states=aux, grad_req="null").forward(is_train=False)[0]
 
 
 def execute(symbol, weights, inputs, is_train=False):
@@ -108,13 +93,3 @@ def dropouts(symbol):
     """Return the rates of all dropouts by the node that they stand in, those of 0 left out."""
     rates = {node["name"]: float(node["attrs"]["p"]) for node in nodes_of(symbol) if "p" in node.get("attrs", {})}
     return {name: rate for name, rate in rates.items() if rate}
-
-
-def check_float16(converted, symbol, weights, inputs, products, count):
-    """Check that all products read float16, and that the output on a CPU is float32's, but for rounding."""
-    nodes, facts = converted.graph.nodes, converted.facts
-    found = [node for node in nodes if any(op in node.op for op in products)]
-    assert len(found) == count and {facts.dtype(entry) for node in found for entry in node.inputs} == {"float16"}
-    low, exact = (execute(each, weights, inputs)[0] for each in (converted.on_cpu(), symbol))
-    # Logits of order one, some tens of roundings of random sign.
-    assert 0 < np.abs(low - exact).max() < 8 * 2.0**-10

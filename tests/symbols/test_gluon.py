@@ -1,7 +1,7 @@
 """The same weights give the same logits in Gluon's counterpart of each network.
 
-Counterparts are those of MXNet's and GluonCV's model zoos. Where neither has one (mlp, lenet,
-inception_bn, CIFAR's v2), it is put together here from Gluon's layers.
+Counterparts are those of MXNet's and GluonCV's model zoos. That of lenet is put together here from Gluon's
+layers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gluoncv.model_zoo import get_model
-from mxnet.gluon import HybridBlock, nn
-from mxnet.gluon.contrib.nn import HybridConcurrent
-from mxnet.gluon.model_zoo.vision import resnet
+from mxnet.gluon import nn
 
 import symbols
-from tests.symbols.networks import draw, infer_shapes, logits, nodes_of, run, run_bound
+from tests.symbols.networks import draw, infer_shapes, logits, nodes_of, run
 
 
 def parameters_in_order(symbol):
@@ -73,21 +71,17 @@ def check(symbol, net, shape):
         assert name.endswith("_bias")
         params[name][:] = 0
     expected = net(mx.nd.array(images)).asnumpy()
-    found, bound = (evaluate(head, params, images).asnumpy() for evaluate in (run, run_bound))
+    found = run(head, params, images).asnumpy()
     assert found.shape == expected.shape and np.abs(expected).max() > 1e-2
-    eps = np.abs(expected).max() * np.finfo(np.float32).eps
     # The same kernels on the same values: only the mean over all pixels may add them in another order
     # than the mean over a window of that size.
-    np.testing.assert_allclose(found, expected, rtol=0, atol=4 * eps)
-    # Fused, normalization scales the weights of its convolution in place of the result: an eps or two
-    # per layer, over some tens of layers.
-    np.testing.assert_allclose(bound, expected, rtol=0, atol=256 * eps)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4 * np.abs(expected).max() * np.finfo(np.float32).eps)
 
 
-SMALL = "alexnet resnet18_v1 resnet50_v1 resnet18_v1b resnet50_v1b resnet18_v2 resnet50_v2 resnext50_32x4d mobilenet0.25"
+SMALL = "alexnet resnet18_v1 resnet50_v1b resnet18_v2 resnet50_v2 resnext50_32x4d mobilenet0.25"
 ZOO = {
     **{name: (name, 64) for name in SMALL.split()},
-    **{"vgg11": ("vgg11", 32), "vgg11_bn": ("vgg11_bn", 32), "mobilenet_v2_1.0": ("mobilenetv2_1.0", 64)},
+    **{"vgg11_bn": ("vgg11_bn", 32), "mobilenet_v2_1.0": ("mobilenetv2_1.0", 64)},
     "googlenet_bn": ("googlenet", 224),  # Gluon's last pooling has a window of 7
     "inception_v3": ("inceptionv3", 299),  # and of 8
     "densenet121": ("densenet121", 224),  # a window of 7
@@ -98,25 +92,13 @@ ZOO = {
 def test_logits_are_those_of_the_model_zoo(name):
     counterpart, size = ZOO[name]
     kwargs = {"pretrained_base": False} if name == "googlenet_bn" else {}
-    check(symbols.get_symbol(name, num_classes=12), get_model(counterpart, classes=12, **kwargs), (2, 3, size, size))
-
-
-@pytest.mark.parametrize("num_layers", [13, 16, 19])
-def test_deeper_vgg_has_gluons_layers_in_their_order(num_layers):
-    ours = infer_shapes(symbols.get_symbol(f"vgg{num_layers}", num_classes=12), (1, 3, 64, 64))
-    theirs = infer_shapes(get_model(f"vgg{num_layers}", classes=12)(mx.sym.var("data")), (1, 3, 64, 64))
-    assert list(ours.values()) == list(theirs.values())
+    check(symbols.get_symbol(name, num_classes=12), get_model(counterpart, classes=12, **kwargs), (1, 3, size, size))
 
 
 def sequential(*blocks):
     net = nn.HybridSequential()
     net.add(*blocks)
     return net
-
-
-def test_mlp_is_three_dense_layers():
-    net = sequential(nn.Dense(128, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(10))
-    check(symbols.get_symbol("mlp"), net, (3, 1, 28, 28))
 
 
 def test_lenet_is_two_convolutions_and_two_dense_layers():
@@ -131,70 +113,3 @@ def test_cifar_resnet_v1_is_gluoncvs_with_the_relu_of_the_paper():
     conv, norm, *stages = theirs.features
     net = sequential(conv, norm, nn.Activation("relu"), *stages, theirs.output)
     check(symbols.get_symbol("cifar_resnet20_v1"), net, (2, 3, 32, 32))
-
-
-class FirstUnit(HybridBlock):
-    """A unit of Gluon's v2 whose shortcut starts behind its first activation."""
-
-    def __init__(self, unit):
-        super().__init__()
-        self.unit = unit
-
-    def hybrid_forward(self, F, x):
-        x = F.relu(self.unit.bn1(x))
-        return self.unit.conv2(F.relu(self.unit.bn2(self.unit.conv1(x)))) + x
-
-
-def test_cifar_resnet_v2_is_gluons_with_the_first_unit_of_the_paper():
-    theirs = resnet.ResNetV2(resnet.BasicBlockV2, [3, 3, 3], [16, 16, 32, 64], classes=10, thumbnail=True)
-    norm, conv, stage1, *rest = theirs.features
-    first, *units = stage1
-    net = sequential(norm, conv, FirstUnit(first), *units, *rest, theirs.output)
-    check(symbols.get_symbol("cifar_resnet20_v2"), net, (2, 3, 32, 32))
-
-
-# Ioffe and Szegedy 2015, figure 5: 1x1, 3x3 reduce, 3x3, double 3x3 reduce, double 3x3, pool, projection.
-INCEPTION_BN = """
-    64 64 64 64 96 avg 32
-    64 64 96 64 96 avg 64
-    0 128 160 64 96 max 0
-    224 64 96 96 128 avg 128
-    192 96 128 96 128 avg 128
-    160 128 160 128 160 avg 128
-    96 128 192 160 192 avg 128
-    0 128 192 192 256 max 0
-    352 192 320 160 224 avg 128
-    352 192 320 192 224 max 128
-"""
-
-
-def conv_bn(channels, size, **kwargs):
-    return [nn.Conv2D(channels, size, use_bias=False, **kwargs), nn.BatchNorm(), nn.Activation("relu")]
-
-
-def inception(row):
-    one, reduce3, three, reduce_double, double, kind, projected = row.split()
-    stride = 1 if int(one) else 2
-    same = {"padding": 1}
-    last = {"padding": 1, "strides": stride}
-    pool = {"avg": nn.AvgPool2D, "max": nn.MaxPool2D}[kind](3, stride, 1)
-    net = HybridConcurrent(axis=1)
-    if int(one):
-        net.add(sequential(*conv_bn(int(one), 1)))
-    net.add(sequential(*conv_bn(int(reduce3), 1), *conv_bn(int(three), 3, **last)))
-    doubled = [*conv_bn(int(double), 3, **same), *conv_bn(int(double), 3, **last)]
-    net.add(sequential(*conv_bn(int(reduce_double), 1), *doubled))
-    net.add(sequential(pool, *(conv_bn(int(projected), 1) if int(projected) else [])))
-    return net
-
-
-def test_inception_bn_is_the_table_of_the_paper():
-    halve = {"pool_size": 3, "strides": 2, "ceil_mode": True}
-    stem = [*conv_bn(64, 7, strides=2, padding=3), nn.MaxPool2D(**halve)]
-    stem += [*conv_bn(64, 1), *conv_bn(192, 3, padding=1), nn.MaxPool2D(**halve)]
-    units = [inception(row) for row in INCEPTION_BN.strip().splitlines()]
-    check(
-        symbols.get_symbol("inception_bn"),
-        sequential(*stem, *units, nn.GlobalAvgPool2D(), nn.Dense(1000)),
-        (2, 3, 96, 96),
-    )

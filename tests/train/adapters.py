@@ -1,18 +1,15 @@
 """Everything that makes training steps, behind one interface: what `test_step` runs its behaviours over.
 
 Each adapter trains parameters whose gradients are told: the loss is the sum of ``w * x`` over them, so that the
-gradient of ``w`` is ``x``. Only public calls are made, and MXNet's own attributes read.
+gradient of ``w`` is ``x``. Only public calls are made, and MXNet's own attributes read. An Estimator trains with
+`mxmp.gluon.Trainer`, bit for bit, as tests/test_estimator.py holds.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
-
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
-from mxnet.gluon.contrib.estimator import BatchEnd, Estimator
 
 import mxmp
 from mxmp import amp
@@ -22,19 +19,8 @@ from tests.gluon.trainer_tools import param
 from tests.values import as_float32, in_dtype
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
-THIN = ("setup", "dtype", "contexts", "bad", "damage")
+THIN = ("setup", "dtype", "contexts", "bad")
 START = {"a": [0.5, -1.5], "b": [2.0]}
-
-
-def product(F, x, weights):
-    """Return the sum of the products of each weight (1, n) with its columns of x (rows, all n), (rows, 1)."""
-    total, begin = 0, 0
-    for name, values in START.items():
-        end = begin + len(values)
-        part = F.slice_axis(x, axis=1, begin=begin, end=end)
-        one = F.FullyConnected(part, weights[name], num_hidden=1, no_bias=True, flatten=False)
-        total, begin = (one if begin == 0 else F.elemwise_add(total, one)), end
-    return total
 
 
 class Adapter:
@@ -206,12 +192,12 @@ class Trainer(Parameters):
         with self.scale_loss(self.losses(0.5)) as scaled, self.scale_loss(scaled):
             pass
 
-    def scale_and(self, run):
-        """Scale a loss, and run what is given instead of its backward."""
+    def scale_alone(self):
+        """Scale a loss, and run no backward."""
         with autograd.record():
             losses = self.losses(0.5)
-        with self.scale_loss(losses) as scaled:
-            run(losses, scaled)
+        with self.scale_loss(losses):
+            pass
 
     optimizer = property(lambda self: self.owner.optimizer.inner)
 
@@ -306,11 +292,9 @@ class Keras(Parameters):
     def scale_twice(self):
         self.owner.get_scaled_loss(self.owner.get_scaled_loss(self.losses(0.5)))
 
-    def scale_and(self, run):
+    def scale_alone(self):
         with autograd.record():
-            losses = self.losses(0.5)
-            scaled = self.owner.get_scaled_loss(losses)
-        run(losses, scaled)
+            self.owner.get_scaled_loss(self.losses(0.5))
         self.unscale()
 
     def gradients(self):
@@ -364,8 +348,14 @@ class Module(Adapter):
         return mxmp.module.Module(self.symbol(), label_names=None, context=self.contexts, **kwargs)
 
     def symbol(self):
-        weights = {name: mx.sym.var(f"{name}_weight") for name in self.values}
-        return mx.sym.MakeLoss(product(mx.sym, mx.sym.var("data"), weights), name="loss")
+        """Return the sum of the products of each weight (1, n) with its columns of the data (rows, all n), (rows, 1)."""
+        data, parts, begin = mx.sym.var("data"), [], 0
+        for name, values in self.values.items():
+            part = mx.sym.slice_axis(data, axis=1, begin=begin, end=begin + len(values))
+            weight = mx.sym.var(f"{name}_weight")
+            parts.append(mx.sym.FullyConnected(part, weight, num_hidden=1, no_bias=True, flatten=False))
+            begin += len(values)
+        return mx.sym.MakeLoss(mx.sym.elemwise_add(*parts), name="loss")
 
     def batch(self, x):
         return mx.io.DataBatch([mx.nd.array(self.matrix(x))], [])
@@ -429,91 +419,4 @@ class Bucketing(Module):
     optimizer = property(lambda self: self.owner._curr_module._optimizer.inner)
 
 
-class Product(gluon.HybridBlock):
-    """A net of these weights."""
-
-    def __init__(self, values):
-        super().__init__(prefix="")
-        for name, value in values.items():
-            setattr(self, name, self.params.get(name, shape=(1, len(value))))
-
-    def hybrid_forward(self, F, x, **weights):
-        return product(F, x, weights)
-
-
-class Sum(gluon.loss.Loss):
-    """The sum of the outputs."""
-
-    def __init__(self):
-        super().__init__(None, 0)
-
-    def hybrid_forward(self, F, pred, label):
-        return F.sum(pred)
-
-
-class Between(BatchEnd):
-    """Calls a function between backward and the step."""
-
-    priority = -3000
-
-    def __init__(self, function):
-        self.function = function
-
-    def batch_end(self, estimator, *args, **kwargs):
-        self.function()
-
-
-@functools.lru_cache(maxsize=None)
-def loader(rows, columns):
-    """Return an array and a loader of its rows; there is one each, as to make a loader collects garbage."""
-    array = mx.nd.zeros((rows, columns))
-    return array, gluon.data.DataLoader(gluon.data.ArrayDataset(array, mx.nd.zeros(rows)), rows)
-
-
-class Fit(Parameters):
-    """An Estimator with `MixedPrecisionHandler`: each step is a fit of one batch."""
-
-    thin = (*THIN, "scale", "optimizer", "kvstore", "spec", "at_floor")  # it is slow
-    _SCRIPT = "a fit makes backward and step at once"
-    lacks = {
-        "calls": _SCRIPT,
-        "accumulation": _SCRIPT,
-        "one read": "metrics read the loss on the host",
-        "bfloat16": "runs on processors with AVX-512 only",
-    }
-
-    def make(self, optimizer, options):
-        self.net = Product(self.values)
-        self.net.initialize(ctx=self.contexts)
-        self.params = [self.net.collect_params()[name] for name in self.values]
-        for p in self.params:
-            p.set_data(mx.nd.array(self.values[p.name].reshape(1, -1)))
-        options["rescale_grad"] = len(self.contexts)  # the step divides by the batch
-        plain = gluon.Trainer(self.params, optimizer, options, self.kvstore)
-        metric = mx.metric.Loss()
-        self.estimator = Estimator(self.net, Sum(), train_metrics=metric, trainer=plain, context=self.contexts)
-        self.estimator.logger.handlers.clear()
-        self.estimator.logger.addHandler(logging.NullHandler())
-        policy = {"float32": "float32", "float16": "O2"}[self.dtype]
-        self.handler = mxmp.estimator.MixedPrecisionHandler(policy, self.given)
-        self.estimator.max_epoch, self.estimator.max_batch = 1, None
-        self.handler.train_begin(self.estimator)
-
-    def backward(self, x=0.25):
-        self.x, self.between = x, []
-
-    def spoil(self, *args, **kwargs):
-        self.between.append(lambda: super(Fit, self).spoil(*args, **kwargs))
-
-    def step(self):
-        rows, data = loader(len(self.contexts), sum(len(value) for value in self.values.values()))
-        rows[:] = self.matrix(self.x)
-        handlers = [self.handler, Between(lambda: [function() for function in self.between])]
-        self.estimator.fit(data, epochs=1, event_handlers=handlers)
-        return not self.owner.last_step_skipped
-
-    owner = property(lambda self: self.estimator.trainer)
-    optimizer = property(lambda self: self.owner.optimizer.inner)
-
-
-ADAPTERS = [Trainer, ContribAmp, Apex, Shared, Keras, Module, Bucketing, Fit]
+ADAPTERS = [Trainer, ContribAmp, Apex, Shared, Keras, Module, Bucketing]

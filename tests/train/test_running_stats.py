@@ -32,28 +32,29 @@ def values(arrays):
     return [array.asnumpy().tolist() for _, array in arrays]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def is_finite(statistics, arrays):
+    return statistics.check(arrays, ONE).asscalar() == 1
+
+
+@pytest.mark.parametrize("dtype, bad", [("float32", np.nan), ("float64", np.inf)])
 def test_what_is_not_finite_is_put_back_array_by_array(bad, dtype, caplog):
+    """To what it was after the last pass that left it finite, of several in a step too."""
     statistics, arrays = RunningStats(), named(dtype=dtype)
+    for _ in range(2):
+        statistics.keep(arrays)
+        assert is_finite(statistics, arrays)
+        for _, array in arrays:
+            array += 1  # a forward pass
     statistics.keep(arrays)
-    assert statistics.check(arrays, ONE).asscalar() == 1
-    for _, array in arrays:
-        array += 1
+    arrays[3][1][:] = [4, bad, 5]  # another one, which destroys a number
     statistics.keep(arrays)
-    assert statistics.check(arrays, ONE).asscalar() == 1
-    for _, array in arrays:
-        array += 1  # a forward pass, which destroys one of them
-    arrays[3][1][1] = bad
-    statistics.keep(arrays)
-    assert statistics.check(arrays, ONE).asscalar() == 0
+    assert not is_finite(statistics, arrays)
     with caplog.at_level(logging.WARNING):
         statistics.restore(arrays)
-    assert values(arrays) == [[3] * 3, [4] * 3, [3] * 3, [4, 3, 4]]
-    (line,) = caplog.messages
-    assert line == "'var' not finite after a forward pass on NaN or inf, and put back; such passes so far: 1"
+    assert values(arrays) == [[3] * 3, [4] * 3, [3] * 3, [4, 4, 5]]
+    assert caplog.messages == ["'var' not finite after a forward pass on NaN or inf, and put back; such passes so far: 1"]
     statistics.keep(arrays)
-    assert statistics.check(arrays, ONE).asscalar() == 1
+    assert is_finite(statistics, arrays)
 
 
 def test_one_line_names_all_and_later_ones_are_rare(caplog):
@@ -68,64 +69,45 @@ def test_one_line_names_all_and_later_ones_are_rare(caplog):
 
 def test_an_inf_that_was_always_there_is_left_alone():
     statistics, arrays = RunningStats(), [("mask", mx.nd.array([0, -np.inf])), *named()]
-    assert RunningStats().check(arrays, ONE).asscalar() == 1  # also where nothing was kept
+    assert is_finite(RunningStats(), arrays)  # also where nothing was kept
     assert RunningStats().check([], ONE) is None
     statistics.keep(arrays)
-    assert statistics.check(arrays, ONE).asscalar() == 1
+    assert is_finite(statistics, arrays)
     arrays[1][1][:] = np.nan
-    assert statistics.check(arrays, ONE).asscalar() == 0
-    assert RunningStats().check(arrays, ONE).asscalar() == 0
+    assert not is_finite(statistics, arrays) and not is_finite(RunningStats(), arrays)
     statistics.restore(arrays)
-    assert values(arrays)[0] == [0, -np.inf] and values(arrays)[1] == [1, 1, 1]
+    assert values(arrays)[:2] == [[0, -np.inf], [1, 1, 1]]
 
 
 def test_a_nan_from_the_beginning_is_an_error_until_it_is_made_finite():
     statistics, arrays = RunningStats(), named(mean=np.nan)
     for _ in range(2):
         statistics.keep(arrays)
-        assert statistics.check(arrays, ONE).asscalar() == 0
-        with pytest.raises(
-            NonFiniteLossError, match="'mean' are NaN: a forward pass met NaN or inf before the first step"
-        ):
+        assert not is_finite(statistics, arrays)
+        with pytest.raises(NonFiniteLossError, match="'mean' are NaN: a forward pass met NaN or inf before the first step"):
             statistics.restore(arrays)
     for _, array in arrays:
         array[:] = 5
     statistics.keep(arrays)
-    assert statistics.check(arrays, ONE).asscalar() == 1
+    assert is_finite(statistics, arrays)
     arrays[0][1][:] = np.inf
     for _ in range(3):  # and is never kept, once destroyed
         statistics.keep(arrays)
-        assert statistics.check(arrays, ONE).asscalar() == 0
+        assert not is_finite(statistics, arrays)
     statistics.restore(arrays)
     assert values(arrays)[0] == [5, 5, 5]
 
 
-def test_each_pass_of_a_step_keeps_what_it_has_not_destroyed():
-    statistics, arrays = RunningStats(), named()
-    for number in range(3, 6):
-        arrays[0][1][:] = number
-        statistics.keep(arrays)
-    arrays[0][1][:] = [np.inf, 6, np.nan]
-    statistics.keep(arrays)
-    assert statistics.check(arrays, ONE).asscalar() == 0
-    statistics.restore(arrays)
-    assert values(arrays)[0] == [5, 6, 5]
-
-
 def test_on_a_gpu_statistics_are_read_on_the_host_once_and_kept_in_few_operators(monkeypatch):
     monkeypatch.setattr(running_stats, "on_gpu", lambda _: True)
-    arrays = [(f"mean{i}", mx.nd.full((3,), i)) for i in range(130)]
-    reads, asnumpy = [], mx.nd.NDArray.asnumpy
+    arrays, statistics = [(f"mean{i}", mx.nd.full((3,), i)) for i in range(130)], RunningStats()
+    reads, asnumpy, copies, copy = [], mx.nd.NDArray.asnumpy, [], mx.nd.multi_sgd_update
     monkeypatch.setattr(mx.nd.NDArray, "asnumpy", lambda array: reads.append(array.size) or asnumpy(array))
-    statistics = RunningStats()
     statistics.keep(arrays)
-    assert reads == [1]
-    with monkeypatch.context() as patch:
-        copies, copy = [], mx.nd.multi_sgd_update
-        patch.setattr(mx.nd, "multi_sgd_update", lambda *a, **kw: copies.append(len(a)) or copy(*a, **kw))
-        patch.setattr(mx.nd, "concat", None)
-        for _ in range(2):
-            statistics.keep(arrays)
-            flag = statistics.check(arrays, ONE)
+    monkeypatch.setattr(mx.nd, "multi_sgd_update", lambda *a, **kw: copies.append(len(a)) or copy(*a, **kw))
+    monkeypatch.setattr(mx.nd, "concat", None)
+    for _ in range(2):
+        statistics.keep(arrays)
+        flag = statistics.check(arrays, ONE)
     assert copies == [120, 120, 20] * 2 and reads == [1]
     assert flag.asscalar() == 1

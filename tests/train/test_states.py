@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
-import os
 import pickle
 import random
 import zipfile
@@ -16,7 +16,7 @@ import pytest
 
 import mxmp
 from mxmp.dtypes import NUMPY_BFLOAT16
-from mxmp.errors import StateError, TrainerError
+from mxmp.errors import StateError
 from mxmp.loss_scale import DynamicLossScale, parse
 from mxmp.train.masters import MasterState
 from mxmp.train.state_files import read, write
@@ -39,11 +39,10 @@ NESTED = [[1, [2.5, None]], (1, ("a", False)), {1: {"a": (2, [3])}, "b": 1e-300}
 @pytest.mark.parametrize("value", PLAIN + NESTED, ids=repr)
 def test_plain_values_survive_a_file(value, tmp_path):
     found = round_trip(value, tmp_path)
-    assert found == value and repr(found) == repr(value)
-    assert type(found) is type(value)
+    assert found == value and repr(found) == repr(value) and type(found) is type(value)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, "float64", "int32", "int64", "uint8", "int8"])
+@pytest.mark.parametrize("dtype", [*DTYPES, "float64", "int64", "uint8"])
 def test_arrays_survive_a_file_bit_for_bit(dtype, tmp_path):
     array = mx.nd.amp_cast(mx.nd.array([[1.5, -2.25, 3e-5]]), dtype=NUMPY_BFLOAT16)
     if dtype != "bfloat16":
@@ -52,16 +51,9 @@ def test_arrays_survive_a_file_bit_for_bit(dtype, tmp_path):
     assert freeze([found.master, found.inner]) == freeze([array, (array, None)])
     assert found.master.dtype == array.dtype
     if dtype not in ("float16", "bfloat16"):  # of which MXNet has no sparse arrays
-        rows = round_trip(array.reshape((3, 1)).tostype("row_sparse"), tmp_path)
-        assert rows.stype == "row_sparse" and freeze(rows) == freeze(array.reshape((3, 1)).tostype("row_sparse"))
-
-
-def test_nothing_in_a_file_is_pickled(tmp_path):
-    write(tmp_path / "value", {"a": 1, "x": mx.nd.ones(2)})
-    with np.load(tmp_path / "value", allow_pickle=False) as file:
-        header = json.loads(str(file["header"]))
-        assert header == {"format": "mxmp-optimizer-states", "version": 1, "a": 1, "x": {"$array": "0"}}
-        assert file["0"].tolist() == [1, 1]
+        sparse = array.reshape((3, 1)).tostype("row_sparse")
+        rows = round_trip(sparse, tmp_path)
+        assert rows.stype == "row_sparse" and freeze(rows) == freeze(sparse)
 
 
 # A resumed run.
@@ -100,23 +92,20 @@ def scheduler():
 
 
 EXACT = {
-    "sgd": {"momentum": 0.9, "lr_scheduler": scheduler, "learning_rate": 0.1},
-    "nadam": {},  # keeps m_schedule on itself
-    "lars": {"momentum": 0.9},  # keeps last_lr and cur_lr on itself
-    "lbsgd": {"momentum": 0.9, "batch_scale": 2},  # keeps gradients on itself
-    "rmsprop": {"centered": True},
+    "sgd": lambda: {"momentum": 0.9, "lr_scheduler": scheduler(), "learning_rate": 0.1},
+    "nadam": dict,  # keeps m_schedule on itself
+    "lars": lambda: {"momentum": 0.9},  # keeps last_lr and cur_lr on itself
+    "lbsgd": lambda: {"momentum": 0.9, "batch_scale": 2},  # keeps gradients on itself
+    "rmsprop": lambda: {"centered": True},
 }
 
 
-@pytest.mark.parametrize("contexts", [1, 2])
 @pytest.mark.parametrize("name", EXACT)
-def test_a_resumed_run_is_bit_identical(name, contexts, tmp_path):
-    options = {key: value() if callable(value) else value for key, value in EXACT[name].items()}
-    whole = Run(name, contexts=contexts, **options)
+def test_a_resumed_run_is_bit_identical(name, tmp_path):
+    whole = Run(name, contexts=2, **EXACT[name]())
     for number in range(3):
         whole.step(number)
-    options = {key: value() if callable(value) else value for key, value in EXACT[name].items()}
-    resumed = whole.resumed(tmp_path, name, **options)
+    resumed = whole.resumed(tmp_path, name, **EXACT[name]())
     assert resumed.everything() == whole.everything()
     for number in range(3, 8):
         whole.step(number)
@@ -132,11 +121,9 @@ def test_states_alike_on_all_contexts_are_stored_once_and_fit_any_number(tmp_pat
     assert len(read_states(fname)[0]["states"]) == 1
     three.load(fname)
     for k, updater in enumerate(three.trainer._updaters):
-        assert updater.states[0][0].ctx == mx.cpu(k)
-        assert updater.states[1].master.ctx == mx.cpu(k)
+        assert updater.states[0][0].ctx == updater.states[1].master.ctx == mx.cpu(k)
     counts = three.trainer.optimizer._all_index_update_counts
     assert counts == {k: {0: 1, 1: 1, 2: 1} for k in range(3)} and counts[0] is not counts[1]
-    assert three.trainer.optimizer._index_update_count is counts[0]
     three.step(1)  # each has arrays of its own
     assert len(set(map(repr, freeze([updater.states for updater in three.trainer._updaters])))) == 1
 
@@ -148,16 +135,6 @@ def test_states_that_differ_are_stored_for_each_context(tmp_path):
     assert two.resumed(tmp_path).everything() == two.everything()
     with pytest.raises(StateError, match="the number of contexts with states of their own is 2; expected 1"):
         Run(contexts=1).load(str(tmp_path / "s"))
-
-
-def test_weights_that_are_not_their_masters_are_not_saved(tmp_path):
-    """A file of states would hold another value than one of weights."""
-    run = Run()
-    run.step(0)
-    run.params[1].data()[:] = 5
-    with pytest.raises(TrainerError, match="parameter 'p1' is stored in low precision and was written to past"):
-        run.save(str(tmp_path / "s"))
-    assert os.listdir(tmp_path) == []
 
 
 # Names of parameters: a net that is made again in a notebook has others.
@@ -222,78 +199,53 @@ def test_fields_may_be_none_where_an_optimizer_can_have_them_so(tmp_path):
     used.step(0)
     used.trainer.optimizer.clip_gradient = float("inf")
     used.save(str(tmp_path / "used"))
-    used.load(str(tmp_path / "s"))
     inner = used.trainer.optimizer.inner
+    used.load(str(tmp_path / "s"))
     assert (inner.lr, inner.cur_lr, inner.clip_gradient) == (None, None, None)
     used.load(str(tmp_path / "used"))
     assert inner.cur_lr is not None and inner.clip_gradient == float("inf")
 
 
-def test_fields_that_a_file_cannot_hold_stay(tmp_path):
-    class Custom(mx.optimizer.SGD):
-        def __init__(self, hook, **kwargs):
-            super().__init__(**kwargs)
-            self.hook = hook
-
-    two = Run(Custom(max, momentum=0.5)).resumed(tmp_path, Custom(min))
-    assert two.trainer.optimizer.inner.hook is min and two.trainer.optimizer.inner.momentum == 0.5
-
-
-LOSS_SCALES = [DynamicLossScale(init_scale=2.0**10, growth_interval=7), 128, None]
-
-
-@pytest.mark.parametrize("saved", LOSS_SCALES, ids=str)
+@pytest.mark.parametrize("saved", [DynamicLossScale(init_scale=2.0**10, growth_interval=7), 128, None], ids=str)
 def test_a_file_replaces_the_loss_scale(saved, tmp_path, caplog):
     """Without a word where none was given, unless nothing is scaled or checked any more."""
     x, file = param([1.0, 2.0]), str(tmp_path / "t.states")
     mxmp.gluon.Trainer([x], "sgd", kvstore=None, loss_scale=saved).save_states(file)
-    trainer = mxmp.gluon.Trainer([x], "sgd", kvstore=None)
-    trainer.load_states(file)
-    assert trainer.loss_scale == parse(saved)
-    assert caplog.text.count("decides over loss_scale=NoOpLossScale") == caplog.text.count("\n") == (saved is None)
-    caplog.clear()
-    trainer = mxmp.gluon.Trainer([x], "sgd", kvstore=None, loss_scale=DynamicLossScale(init_scale=64))
-    trainer.load_states(file)
-    assert trainer.loss_scale == parse(saved)
-    assert caplog.text.count(f"loss_scale={parse(saved)} (not DynamicLossScale(init_scale=64.0") == 1
-    caplog.clear()
-    trainer.load_states(file)
-    assert caplog.text == ""
+    lines = (
+        ({}, "decides over loss_scale=NoOpLossScale" if saved is None else ""),
+        ({"loss_scale": 64}, f"loss_scale={parse(saved)} (not StaticLossScale(value=64.0)"),
+    )
+    for options, line in lines:
+        trainer = mxmp.gluon.Trainer([x], "sgd", kvstore=None, **options)
+        for text in (line, ""):  # the second load changes nothing
+            caplog.clear()
+            trainer.load_states(file)
+            assert trainer.loss_scale == parse(saved)
+            assert line in caplog.text if text else caplog.text == ""
 
 
-# States of the user's own optimizers.
+class OfAUser(mx.optimizer.Optimizer):
+    """Makes states of real weights alone, lists that become longer; and has a field that no file holds."""
 
-
-class Growing(mx.optimizer.Optimizer):
-    """Its state is a list that becomes longer; it notes which states it has made."""
-
-    def __init__(self):
-        super().__init__()
-        self.made = []
+    def __init__(self, hook, **kwargs):
+        super().__init__(**kwargs)
+        self.hook = hook
 
     def create_state(self, index, weight):
-        self.made.append(index)
+        assert weight.asnumpy().any()
         return []
 
     def update(self, index, weight, grad, state):
         state.append(len(state))
 
 
-class Picky(mx.optimizer.Adam):
-    """Makes states of real weights alone."""
-
-    def create_state(self, index, weight):
-        if not weight.asnumpy().any():
-            raise ValueError("zeros")
-        return super().create_state(index, weight)
-
-
-@pytest.mark.parametrize("kind", [Growing, Picky])
-def test_states_of_a_users_optimizer_are_taken(kind, tmp_path):
-    run = Run(kind())
+def test_states_of_a_users_optimizer_are_taken_and_fields_that_a_file_cannot_hold_stay(tmp_path):
+    run = Run(OfAUser(max, wd=0.5))
     run.step(0)
     run.step(1)
-    assert run.resumed(tmp_path, kind()).everything() == run.everything()
+    found = run.resumed(tmp_path, OfAUser(min)).trainer
+    assert freeze(found._updaters[0].states) == freeze(run.trainer._updaters[0].states)
+    assert found.optimizer.inner.hook is min and found.optimizer.inner.wd == 0.5
 
 
 # Everything that does not fit is an error that names file and field, and changes nothing.
@@ -327,12 +279,16 @@ def rows(places, shape):
     return {"fields": {"lr": {"$row_sparse": [{"$array": "values"}, {"$array": places}, shape]}}}
 
 
+EXTRA = {"loss_scale": {"kind": "noop"}, "skipped_steps": 0, "consecutive_skips": 0, "last_step_skipped": False}
 HEADERS = {
     "format": ({"format": "else"}, "its format is 'else'"),
     "version": ({"version": 99}, "version is 99; expected 1; it comes from another mxmp"),
     "no parameters": ({"params": 5}, "params is 5; expected a list"),
     "no shape": ({"params": [5, 5, 5]}, r"the shape of parameter 'p0' \(number 0\) is None; expected \[3, 2\]"),
     "negative": ({"num_update": -1}, "num_update is -1; expected a whole number"),
+    "True": ({"num_update": True}, "num_update is True; expected a whole number"),
+    "a scale below 0": ({"extra": {**EXTRA, "loss_scale": {"kind": "static", "value": -1}}}, "does not load: scale=-1.0 is no loss scale"),
+    "skips below 0": ({"extra": {**EXTRA, "skipped_steps": -1}}, "does not load: skipped_steps is -1"),
     "counts": ({"counts": {"$dict": [[0, [0]]]}}, "counts is .*; expected whole numbers by device"),
     "unknown": ({"fields": {"volume": 11}}, "fields.volume is 11; expected absent: Adam has no such field"),
     "no option": ({"fields": {"param_dict": {}}}, "fields.param_dict is {}; expected absent"),
@@ -387,30 +343,19 @@ def test_load_refuses_a_header_that_was_edited(saved_file, changes, message):
     expect_refusal(saved_file, Run(), message)
 
 
-def npy(name, change):
-    """Change the bytes of one array, whose sums and sizes stay right."""
+def npy(name, change, compression=zipfile.ZIP_STORED, more=b""):
+    """Change the bytes of one array, whose sums and sizes stay right, or the archive."""
 
     def damage(data):
         changed = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(changed, "w") as new:
+        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(changed, "w", compression) as new:
             for each in old.namelist():
-                content = old.read(each)
-                if each == name:
-                    assert change(content) != content
-                new.writestr(each, change(content) if each == name else content)
+                new.writestr(each, change(old.read(each)) if each == name else old.read(each))
+            if more:
+                new.writestr("more.npy", more)
         return changed.getvalue()
 
     return damage
-
-
-def compressed(data):
-    """Return an archive that fills the memory: ten times what is in it, in little."""
-    changed = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(changed, "w", zipfile.ZIP_DEFLATED) as new:
-        for each in old.namelist():
-            new.writestr(each, old.read(each))
-        new.writestr("bomb.npy", bytes(10 * len(data)))
-    return changed.getvalue()
 
 
 DAMAGES = {
@@ -421,7 +366,7 @@ DAMAGES = {
     "a pickle": lambda data: b"\x80\x04" + data,
     # A sum no longer fits; numpy stores text as UTF-32.
     "flipped": lambda data: data.replace("mxmp".encode("utf-32-le"), "mxmq".encode("utf-32-le")),
-    "compressed": compressed,
+    "a bomb": npy("", None, zipfile.ZIP_DEFLATED, bytes(100_000)),  # fills the memory: much in little
     "another header": npy("header.npy", lambda data: data.replace("{".encode("utf-32-le"), "[".encode("utf-32-le"))),
     "brackets": npy("header.npy", lambda data: data[:128] + "[".encode("utf-32-le") * ((len(data) - 128) // 4)),
     "a huge shape": npy("0.npy", lambda data: data.replace(b"(3, 2), }" + b" " * 10, b"(3, 20000000000), }")),
@@ -443,7 +388,7 @@ def test_load_refuses_a_damaged_file(saved_file, damage):
 
 def test_a_file_with_any_byte_changed_is_refused_or_the_same(saved_file):
     whole, run, rng = Path(saved_file).read_bytes(), Run(), random.Random(0)
-    expected = read_states(saved_file)
+    expected = freeze(read_states(saved_file))
     for number in range(100):
         data = bytearray(whole)
         place = rng.choice([rng.randrange(len(data)), len(data) - 1 - rng.randrange(400)])  # the directory is last
@@ -454,43 +399,36 @@ def test_a_file_with_any_byte_changed_is_refused_or_the_same(saved_file):
         except StateError as e:
             assert str(e).startswith(saved_file) and len(str(e)) < 1000
         else:
-            assert freeze(read_states(saved_file)) == freeze(expected)
+            assert freeze(read_states(saved_file)) == expected
 
 
 WRONG = [None, True, -1, 10**12, 0.5, "x", [], {}, [[1]], {"$tuple": []}, {"$dict": [[[], 1]]}, {"$array": "1"}]
 
 
-def paths_of(data, path=()):
-    """Yield the way to everything in JSON data."""
-    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    for key, value in items:
-        yield (*path, key)
-        yield from paths_of(value, (*path, key))
+def places_of(data):
+    """Yield each list and dict in JSON data with each key of it."""
+    for key in range(len(data)) if isinstance(data, list) else list(data) if isinstance(data, dict) else ():
+        yield data, key
+        yield from places_of(data[key])
+
+
+def replace(number, value, header):
+    data, key = list(places_of(header))[number]
+    data[key] = value
 
 
 def test_a_header_with_anything_else_in_one_place_is_refused_or_fits(tmp_path):
     """What is taken can go on: a step after it neither fails nor leaves the parameters' shapes."""
-    fname, run = str(tmp_path / "s"), Run(dtypes=["float32", "float16"])
+    fname, run, rng = str(tmp_path / "s"), Run(dtypes=["float32", "float16"]), random.Random(0)
     run.step(0)
     run.save(fname)
-    whole, rng, bad = Path(fname).read_bytes(), random.Random(0), []
-    for path in list(paths_of(read_states(fname)[0]))[::2]:
+    whole = Path(fname).read_bytes()
+    for number in range(0, len(list(places_of(read_states(fname)[0]))), 2):
         Path(fname).write_bytes(whole)
-        wrong = rng.choice(WRONG)
-
-        def change(place, path=path, wrong=wrong):
-            for key in path[:-1]:
-                place = place[key]
-            place[path[-1]] = wrong
-
-        edit_states(fname, change)
+        edit_states(fname, functools.partial(replace, number, rng.choice(WRONG)))
         fresh = Run(dtypes=["float32", "float16"])
         try:
             fresh.load(fname)
-            if path[0] in ("states", "counts", "num_update"):
-                fresh.step(1)
+            fresh.step(1)
         except StateError as e:
             assert str(e).startswith(fname)
-        except Exception as e:
-            bad.append((path, wrong, f"{type(e).__name__}: {e}"))
-    assert not bad
