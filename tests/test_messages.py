@@ -33,7 +33,7 @@ from mxmp.policy import Policy, check_matches
 from mxmp.symbol import convert_symbol
 from mxmp.symbol.checkpoint import load_arrays
 from tests import messages
-from tests.arrays_files import arrays_file, entry, named
+from tests.arrays_files import arrays_file, entry
 
 # Of policies: a text, fields, what is said.
 POLICIES = {
@@ -122,9 +122,7 @@ def huge_count(place):
 
 
 def bytes_behind_the_end(tmp_path):
-    named(str(tmp_path / "file"))
-    with open(tmp_path / "file", "ab") as file:
-        file.write(b"12345")
+    (tmp_path / "file").write_bytes(arrays_file([entry()], [b"a"]) + b"12345")
     check_arrays_file(str(tmp_path / "file"))
 
 
@@ -164,9 +162,7 @@ def export(symbol=RELU, shapes=X, file="net.onnx", raised=None, part="exporter")
     parts = {"exporter": (mx.onnx, "export_model"), "ours": (exporting, "_tidy"), "checker": (onnx.checker, "check_model")}
 
     def call(tmp_path):
-        owner, name = parts[part]
-        patch = mock.patch.object(owner, name, side_effect=raised) if raised else mock.MagicMock()
-        with patch:
+        with mock.patch.object(*parts[part], side_effect=raised) if raised else mock.MagicMock():
             export_model(symbol, {}, {}, str(tmp_path / file), shapes)
 
     return call
@@ -177,16 +173,14 @@ def without_onnx(tmp_path):
         export()(tmp_path)
 
 
-def with_an_onnx_without_a_part(has_views):
-    def exporter(*args):
-        try:
-            from onnx import no_mapping  # noqa: F401
-        except ImportError:
-            raise ImportError("Onnx and protobuf need to be installed.")  # noqa: B904 (as the exporter does)
+NO_MAPPING = ImportError("Onnx and protobuf need to be installed.")  # whatever is missing
+NO_MAPPING.__context__ = ImportError("cannot import name 'no_mapping' from 'onnx'")
 
+
+def with_an_onnx_without_a_part(has_views):
     def call(tmp_path):
         with mock.patch.object(compat, "needed", lambda: has_views):
-            export(raised=exporter)(tmp_path)
+            export(raised=NO_MAPPING)(tmp_path)
 
     return call
 
@@ -230,8 +224,9 @@ MESSAGES = {
     "export, the checker": (export(raised=onnx.checker.ValidationError("bad"), part="checker"), ConvertError, "...onnx's checker refuses the model ...: bad..."),
     "export, no folder": (export(file="none/net.onnx"), CheckpointError, "...none/net.onnx: there is no folder ...none; make it first..."),
     "export, no onnx": (without_onnx, DependencyError, "...onnx cannot be imported ...; pip install './mxmp[onnx]'..."),
-    "export, an older onnx": (with_an_onnx_without_a_part(False), DependencyError, "...cannot import name 'no_mapping' from 'onnx' ...; pip install 'onnx>=1.13,<1.14'."),
-    "export, MXNet first": (with_an_onnx_without_a_part(True), DependencyError, "...cannot import name 'no_mapping' from 'onnx' ...; import mxmp before mxnet."),
+    "export, an older onnx": (with_an_onnx_without_a_part(False), DependencyError, "...cannot import name 'no_mapping' from 'onnx'); pip install 'onnx>=1.13,<1.14'."),
+    "export, MXNet first": (with_an_onnx_without_a_part(True), DependencyError, "...cannot import name 'no_mapping' from 'onnx'); import mxmp before mxnet."),
+    "export, a control character": (export(mx.sym.relu(mx.sym.var("x"), name="a\x01b")), ConvertError, "node 'a\\x01b': MXNet's exporter to ONNX reads no control characters; rename it."),
     "export, bfloat16": (lambda: exportable(convert_symbol(symbols.get_symbol("mlp"), "mixed_bfloat16")), ConvertError, "...node 'data_cast_bfloat16' (amp_cast): ... drops every amp_cast; convert to..."),
     "estimator, a net": (lambda: MixedPrecisionHandler().train_begin(gluon.nn.Dense(3)), TrainerError, "...expected a mxnet.gluon.contrib.estimator.Estimator, found a Dense..."),
     "estimator, a net restored": (lambda: MixedPrecisionHandler.restore(gluon.nn.Dense(3)), TrainerError, "...expected a mxnet.gluon.contrib.estimator.Estimator, found a Dense..."),
