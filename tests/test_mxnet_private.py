@@ -17,7 +17,7 @@ import pytest
 from mxmp import mxnet_private
 from mxmp.errors import DependencyError
 from mxmp.mxnet_private import ParameterBase, TrainerBase, blocks, parameters, trainers
-from tests.imports import FILES
+from tests.imports import FILES, tree_of
 
 NAME = re.compile(r"(?:\bdef |\bclass |\bself\.|^)(_(?!_)\w+)", re.MULTILINE)  # that a source defines or has on self
 PYTHONS_OWN = set(dir(namedtuple("_", "")))  # _replace and its like
@@ -33,7 +33,7 @@ def names_of_class(kind):
 
 def private_uses(module):
     """Yield each private name that a file reads of anything but self, imports from MXNet, or has as a text."""
-    for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") not in ("self", "cls"):
             yield node.attr
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "mxnet":
