@@ -12,14 +12,11 @@ from mxmp.errors import CheckpointError, StateError, TrainerError
 from mxmp.graph import without_versions
 from mxmp.module import BucketingModule, Module
 from mxmp.symbol import to_graph
-from tests.freeze import scale_of
 from tests.full_disk import files_of_at_most
 from tests.killed import killed_at_each_rename
 from tests.module.tools import (
-    BFLOAT16,
     SGD,
     SHAPES,
-    TWO,
     arrays,
     batches,
     bits,
@@ -27,9 +24,7 @@ from tests.module.tools import (
     iterator,
     mlp,
     plain,
-    poison,
     ready,
-    scale,
     trace,
     train,
     values,
@@ -37,43 +32,12 @@ from tests.module.tools import (
 from tests.symbol.refusals import contents, nothing_written, refused
 
 
-def options():
-    schedule = mx.lr_scheduler.MultiFactorScheduler(step=[2, 5], factor=0.5, base_lr=0.05)
-    return {**SGD, "learning_rate": 0.05, "lr_scheduler": schedule}
-
-
-def step(module, number):
-    module.forward_backward(batches()[number % 4])
-    if number in (3, 4, 7):
-        poison(module)
-    module.update()
-
-
-def resume(prefix, epoch, optimizer_options=SGD, kvstore="local", **kwargs):
+def resume(prefix, epoch, **kwargs):
     """Return a module made from a checkpoint with states, ready to train."""
     module = Module.load(prefix, epoch, load_optimizer_states=True, **kwargs)
     module.bind(*SHAPES)
-    module.init_optimizer(kvstore, "sgd", optimizer_options)
+    module.init_optimizer("local", "sgd", SGD)
     return module
-
-
-@pytest.mark.behaviour("a resumed run")
-@pytest.mark.parametrize(
-    "policy, context", [("O1", mx.cpu()), ("O2", TWO), pytest.param(BFLOAT16, TWO, marks=pytest.mark.bfloat16)]
-)
-def test_a_run_that_is_resumed_goes_on_bit_for_bit(policy, context, tmp_path):
-    """From a checkpoint before any step, between two skips and after another; `test_step` resumes at every step."""
-    prefix, given = str(tmp_path / "model"), {"loss_scale": scale(2.0**6, growth_interval=3, hysteresis=2)}
-    given.update(policy=policy, context=context, kvstore="device")
-    whole, resumed = (ready(options=options(), **given) for _ in range(2))
-    for number in range(9):
-        if number in (0, 4, 8):
-            resumed.save_checkpoint(prefix, number, save_optimizer_states=True)
-            resumed = resume(prefix, number, options(), **given)
-        for module in (whole, resumed):
-            step(module, number)
-    assert (trace(resumed), bits(values(resumed)), scale_of(resumed)) == (trace(whole), bits(values(whole)), scale_of(whole))
-    assert (whole.skipped_steps, whole.loss_scale.value != 2.0**6) == (3, True)
 
 
 # ---------------------------------------------------------------------- plain MXNet, other policies
