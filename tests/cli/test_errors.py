@@ -245,13 +245,10 @@ def test_version_and_help_name_the_commands_and_their_arguments():
 
 def loops():
     data, state, weight = map(mx.sym.var, ("data", "state", "weight"))
-
-    def dense(x):
-        return mx.sym.FullyConnected(x, weight, no_bias=True, num_hidden=4)
-
-    yield mx.sym.contrib.foreach(lambda x, s: (dense(x) + s, s + x), data, state)[0]
-    yield mx.sym.contrib.while_loop(lambda x: mx.sym.sum(x) < 3, lambda x: (dense(x), [x * 2]), [data], 4)[0]
-    yield mx.sym.contrib.cond(mx.sym.sum(data) < 3, lambda: dense(data), lambda: state * 2)
+    dense = mx.sym.FullyConnected(data, weight, no_bias=True, num_hidden=4)
+    yield mx.sym.contrib.foreach(lambda x, s: (x * weight + s, s + x), data, state)[0]
+    yield mx.sym.contrib.while_loop(lambda x: mx.sym.sum(x) < 3, lambda x: (x * weight, [x * 2]), [data], 4)[0]
+    yield mx.sym.contrib.cond(mx.sym.sum(data) < 3, lambda: dense, lambda: state * 2)
 
 
 LOCATIONS = [

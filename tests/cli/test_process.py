@@ -20,6 +20,7 @@ import pytest
 
 from mxmp.cli.commands import commands
 from tests.cli.checkpoints import SHAPE, mxmp, save
+from tests.display.runs import report
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -129,6 +130,7 @@ ANSWERED = {  # and the exit codes; the files that NET and SAVED stand for
     "launch -n 0 true": 2,
     "run nowhere.py": 2,
     "launch -n 1 --hosts 127.0.0.1 true": 0,
+    "report RUN.json -o PAGE.html": 0,
     "convert NET 3 -o OUT": 1,
     "convert SAVED 4 -o OUT": 1,
     "convert SAVED 3 -o SAVED": 1,
@@ -148,12 +150,13 @@ ANSWERED = {  # and the exit codes; the files that NET and SAVED stand for
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """Return what the arguments come to, each in a copy of one process, in a folder with three empty files."""
+    """Return what the arguments come to, each in a copy of one process, in a folder with three empty files and a report."""
     folder = tmp_path_factory.mktemp("files")
     for name in ("SAVED-symbol.json", "SAVED-0003.params", "TAKEN-0003.params"):
         (folder / name).write_text("")
+    report().save(folder / "RUN.json")
     code, out, err = python(ANSWER, json.dumps([*ANSWERED]), cwd=folder)
-    assert (code, len(list(folder.iterdir()))) == (0, 3), err
+    assert (code, len(list(folder.iterdir()))) == (0, 5), err
     return dict(zip(ANSWERED, json.loads(out)))
 
 
@@ -161,7 +164,7 @@ def answers(tmp_path_factory):
 def test_help_wrong_arguments_and_missing_files_need_no_mxnet(args, answers):
     code, out, err = answers[args]
     *said, loaded = err.splitlines()
-    assert (code, loaded) == (ANSWERED[args], "loaded:")
+    assert (code, loaded) == (ANSWERED[args], "loaded: numpy rich" if args.startswith("report") else "loaded:")
     if code == 1:
         assert out == "" and len(said) == 1 and said[0].startswith("mxmp: error: ")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 
 import pytest
 
@@ -14,7 +13,7 @@ from mxmp.tune import TuneResult, load
 from mxmp.tune import benchmark as times
 from mxmp.tune import plan as plans
 from mxmp.tune.plan import digest
-from tests.cli.checkpoints import SHAPE, SHAPES, contents, mxmp, network, save, table
+from tests.cli.checkpoints import SHAPE, SHAPES, contents, mxmp, network, said, save, table
 from tests.cli.test_errors import refused
 from tests.cli.test_process import FORK, python
 from tests.tune.results import result
@@ -36,20 +35,14 @@ def plan(tmp_path):
     return write
 
 
-def cells(out):
-    """Return what is said of each thing, in tables of two columns or in lines."""
-    lines = (re.fullmatch(r" (\S.*?)  +(\S.*)", line.rstrip()) for line in out.splitlines())
-    return {**{row[0]: row[1] for row in table(out) if len(row) == 2}, **dict(line.groups() for line in lines if line)}
-
-
 def test_tune_prints_what_it_measured_and_writes_a_plan_that_convert_takes(prefix, tmp_path):
     before, file = contents(tmp_path), tmp_path / "plan.json"
     out, _ = mxmp("tune", prefix, 3, "--shape", SHAPE, "--seconds", "0.1", "--for-inference", "-o", file)
-    assert contents(tmp_path) == {**before, file: file.read_bytes()} and cells(out)["written"] == str(file)
+    assert contents(tmp_path) == {**before, file: file.read_bytes()} and said(out)["written"] == str(file)
     assert table(out)[0][0] == "plan" and table(out)[1][0].startswith("float32")
-    assert cells(out)["holds for"].endswith(f"data (2, 3, 8, 8); network {digest([network()])}")
+    assert said(out)["holds for"].endswith(f"data (2, 3, 8, 8); network {digest([network()])}")
     found = load(str(file), network(), shapes=SHAPES)
-    assert cells(mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--tuned", file)[0])["policy"] == str(found.policy)
+    assert said(mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--tuned", file)[0])["policy"] == str(found.policy)
 
 
 def test_tune_takes_the_seconds_and_the_policy(prefix, monkeypatch):
@@ -74,7 +67,7 @@ def test_convert_does_what_a_plan_says(prefix, plan, tmp_path):
     }
     outs = {name: mxmp("convert", prefix, 3, "-o", tmp_path / name, *options)[0] for name, options in calls.items()}
     symbols = {(tmp_path / f"{name}-symbol.json").read_text() for name in calls}
-    assert "BatchNorm=float32" in cells(outs["a"])["policy"] and len(symbols) == 1 and "amp_cast" in symbols.pop()
+    assert "BatchNorm=float32" in said(outs["a"])["policy"] and len(symbols) == 1 and "amp_cast" in symbols.pop()
     folding = plan("mixed_bfloat16", for_inference=True, objective="inference")
     mxmp("convert", prefix, 3, "-o", tmp_path / "folded", "--tuned", folding)
     assert "BatchNorm" not in (tmp_path / "folded-symbol.json").read_text()
