@@ -348,15 +348,13 @@ def test_a_monitor_sees_the_network_as_it_was_written(policy, monitor_all, make)
     shape, symbol = (3, 6, 6), make()
     modules = bound(symbol, shape=(8, *shape), cls=mx.mod.Module), bound(symbol, policy, (8, *shape), loss_scale=8)
     (wanted, weights), (found, own) = (seen(module, monitor_all, shape) for module in modules)
-    sums = "sum_grad"  # MXNet's name for sums of gradients
-    assert {name for name, *_ in found if sums not in name} == {name for name, *_ in wanted if sums not in name}
-    assert own == weights and {dtype for _, dtype, _ in found} == {np.float32}
-    names = [name for name, *_ in found if "backward" not in name and "grad" not in name]
-    assert monitor_all or len(set(names)) == len(names)
-    forward = {name: value for name, _, value in wanted if name in names}
-    for name, _, value in found:
-        if name in forward:  # two roundings per layer over a handful of layers
-            bound_ = (0.08 if policy == BFLOAT16 else 0.01) * max(1, np.abs(forward[name]).max())
-            np.testing.assert_allclose(value, forward[name], atol=bound_, err_msg=name)
-        if policy == "O1" and name in ("conv_output", "bn_output", "relu_output", "fc_output"):
-            assert np.array_equal(value, value.astype(np.float16)), name  # what float16 holds
+    shown, expected = ({name for name, *_ in each if "sum_grad" not in name} for each in (found, wanted))  # MXNet's sums
+    assert shown == expected and own == weights and {dtype for _, dtype, _ in found} == {np.float32}
+    forward = {name: value for name, _, value in wanted if "backward" not in name and "grad" not in name}
+    seen_forward = [(name, value) for name, _, value in found if name in forward]
+    assert monitor_all or len(dict(seen_forward)) == len(seen_forward)
+    for name, value in seen_forward:  # two roundings per layer over a handful of layers
+        tolerance = (0.08 if policy == BFLOAT16 else 0.01) * max(1, np.abs(forward[name]).max())
+        np.testing.assert_allclose(value, forward[name], atol=tolerance, err_msg=name)
+        is_float16 = policy == "O1" and name in ("conv_output", "bn_output", "relu_output", "fc_output")
+        assert not is_float16 or np.array_equal(value, value.astype(np.float16)), name  # what float16 holds
