@@ -57,7 +57,6 @@ RNG = np.random.RandomState(1)
 TOKENS = RNG.randint(0, 50, (2, 6))
 TRANSFORMER = dict(vocab_size=50, num_layers=2, num_hidden=32, num_heads=4, max_length=6, attention="interleaved")
 NETWORKS = {
-    "mlp": (symbols.get_symbol("mlp"), {"data": RNG.rand(2, 1, 28, 28)}),
     "resnet": (symbols.get_symbol("cifar_resnet", num_layers=8, version="v2"), {"data": RNG.rand(2, 3, 32, 32)}),
     "transformer": (
         symbols.get_symbol("transformer", 3, **TRANSFORMER),
