@@ -47,11 +47,11 @@ def folder(tmp_path_factory):
     for file in ("taken-symbol.json", "taken-0004.params", "page.html", "text.npz", "run/ledger.json"):
         (folder / file).write_text("{")
     data = np.zeros(SHAPES["data"], np.float32)
-    np.savez(folder / "batch.npz", data=data)
+    objects, words = np.array([{}], dtype=object), np.array(["a"])
+    batches = {"batch": data, "words": words, "nan": data * np.nan, "objects": objects}
+    for name, array in batches.items():
+        np.savez(folder / f"{name}.npz", data=array)
     np.savez(folder / "wrong.npz", data=data, wrong=data)
-    np.savez(folder / "words.npz", data=np.array(["a"]))
-    np.savez(folder / "nan.npz", data=data * np.nan)
-    np.savez(folder / "objects.npz", data=np.array([{}], dtype=object))
     np.save(folder / "array.npy", data)
     (folder / "cut.npz").write_bytes((folder / "batch.npz").read_bytes()[:100])
     result("mixed_bfloat16", network=digest([network()])).save(str(folder / "plan.json"))

@@ -32,9 +32,9 @@ from tests.module.tools import (
 from tests.symbol.refusals import contents, nothing_written, refused
 
 
-def resume(prefix, epoch, **kwargs):
-    """Return a module made from a checkpoint with states, ready to train."""
-    module = Module.load(prefix, epoch, load_optimizer_states=True, **kwargs)
+def resume(prefix, epoch, load_optimizer_states=True, **kwargs):
+    """Return a module made from a checkpoint, ready to train."""
+    module = Module.load(prefix, epoch, load_optimizer_states, **kwargs)
     module.bind(*SHAPES)
     module.init_optimizer("local", "sgd", SGD)
     return module
@@ -64,9 +64,7 @@ def test_a_checkpoint_of_plain_mxnet_goes_on_in_mixed_precision(policy, dtype, t
     prefix = str(tmp_path / "model")
     args = {name: array.astype(dtype) for name, array in plain().get_params()[0].items()}
     mx.model.save_checkpoint(prefix, 0, mlp(), args, {})
-    module = Module.load(prefix, 0, policy=policy, loss_scale=8)
-    module.bind(*SHAPES)
-    module.init_optimizer()
+    module = resume(prefix, 0, load_optimizer_states=False, policy=policy, loss_scale=8)
     assert bits(values(module)) == bits({name: a.astype("float32").asnumpy() for name, a in args.items()})
     train(module, batches()[:1])
     assert any(np.any(a != a.astype(np.float16)) for a in values(module).values()) and not module.skipped_steps
