@@ -153,16 +153,8 @@ def test_a_monitor_sees_every_bucket_by_its_names():
 
 
 def test_an_optimizer_set_up_in_a_small_bucket_knows_the_parameters_of_all():
-    """The bucket of length 3 lacks the first layer, of which alone the policy's pattern is."""
-
-    def shrinks(length):
-        hidden = mx.sym.Reshape(mx.sym.var("data"), shape=(-1, length, 5))
-        if length == KEYS[0]:
-            hidden = mx.sym.FullyConnected(hidden, num_hidden=5, flatten=False, name="fc1")
-        out = mx.sym.FullyConnected(mx.sym.mean(hidden, axis=1), num_hidden=4, name="fc2")
-        return mx.sym.SoftmaxOutput(out, name="softmax"), *NAMES
-
-    module, second = bound(shrinks, policy="O2,name:fc1=float32", loss_scale=4), batch(KEYS[1], 0)
+    """The small one lacks the last layer, of which alone the policy's pattern is."""
+    module, second = bound(extra_layer, policy="O2,name:extra=float32", loss_scale=4), batch(KEYS[1], 0)
     module.init_params()
     module.switch_bucket(KEYS[1], second.provide_data, second.provide_label)
     module.init_optimizer()
