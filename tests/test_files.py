@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_an_error_or_a_file_that_was_not_written_leaves_what_was_there_and_nothi
     assert texts(tmp_path) == {"a": "old"}
 
 
-def test_an_interrupt_among_the_renames_waits_for_the_last(tmp_path, monkeypatch):
+def test_an_interrupt_among_the_renames_waits_for_the_last(tmp_path):
     replace, calls = os.replace, []
 
     def interrupted_once(source, target):
@@ -47,8 +48,7 @@ def test_an_interrupt_among_the_renames_waits_for_the_last(tmp_path, monkeypatch
         if len(calls) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "replace", interrupted_once)
-    with pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(os, "replace", interrupted_once), pytest.raises(KeyboardInterrupt):
         save(*(tmp_path / name for name in "abc"))
     assert texts(tmp_path) == dict.fromkeys("abc", "new")
     assert calls[0] == ["new", "new", "new"]  # all are complete before the first takes its place

@@ -103,8 +103,8 @@ def test_values_that_were_rounded_before_are_said_to_be(tmp_path):
 )
 def test_surprises_for_the_machine_or_the_reader_are_said(policy, cards, runs_bfloat16, note, tmp_path, monkeypatch):
     install_cards(tmp_path, monkeypatch, cards)
-    flags = frozenset(["avx512bw", "avx512_bf16"] if runs_bfloat16 else ["avx2"])
-    monkeypatch.setattr(check, "read_processor", lambda: Processor("Xeon", flags))
+    processor = Processor("Xeon", frozenset(["avx512bw", "avx512_bf16"] if runs_bfloat16 else ["avx2"]))
+    monkeypatch.setattr(check, "read_processor", lambda: processor)
     monkeypatch.setattr(check, "is_for_gpus", lambda: True)
     found = notes(converted(tmp_path, "--policy", policy))
     assert len(found) == bool(note) and all(each.startswith(note) for each in found)

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from unittest import mock
 
 import mxnet as mx
 import numpy as np
@@ -229,12 +230,10 @@ def test_a_truncated_file_is_named(end, match, part, tmp_path):
     refused(f"net-{end}: {match}", "inspect", prefix)
 
 
-def test_an_error_of_mxnet_is_one_line(tmp_path, monkeypatch):
-    def fail(*args):
-        raise mx.MXNetError("Traceback (most recent call last):\n  File kernel.cc\nMXNetError: no memory")
-
-    monkeypatch.setattr(sys.modules["mxmp.symbol.convert"], "convert_model", fail)
-    refused("mxmp: error: MXNet: no memory", "convert", save(tmp_path), 3, "-o", tmp_path / "out")
+def test_an_error_of_mxnet_is_one_line(tmp_path):
+    error = mx.MXNetError("Traceback (most recent call last):\n  File kernel.cc\nMXNetError: no memory")
+    with mock.patch.object(sys.modules["mxmp.symbol.convert"], "convert_model", side_effect=error):
+        refused("mxmp: error: MXNet: no memory", "convert", save(tmp_path), 3, "-o", tmp_path / "out")
 
 
 def test_version_and_help_name_the_commands_and_their_arguments():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from unittest import mock
 
 import pytest
 
@@ -45,18 +46,13 @@ def test_tune_prints_what_it_measured_and_writes_a_plan_that_convert_takes(prefi
     assert said(mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--tuned", file)[0])["policy"] == str(found.policy)
 
 
-def test_tune_takes_the_seconds_and_the_policy(prefix, monkeypatch):
-    given = {}
-
-    def fake(net_or_model, batches, policy, objective, **options):
-        given.update(options, policy=policy, objective=objective)
-        return result()
-
-    monkeypatch.setattr(package, "tune", fake)
+def test_tune_takes_the_seconds_and_the_policy(prefix):
     options = ["--policy", "bfloat16", "--keep-float32", "fc", "--seconds", "7.5", "--objective", "inference"]
-    mxmp("tune", prefix, 3, "--shape", SHAPE, *options)
-    assert str(given["policy"]).startswith("param=bfloat16") and given["policy"].names == (("fc", "float32"),)
-    assert (given["seconds"], given["objective"], given["for_inference"]) == (7.5, "inference", False)
+    with mock.patch.object(package, "tune", return_value=result()) as tune:
+        mxmp("tune", prefix, 3, "--shape", SHAPE, *options)
+    _, _, policy, objective = tune.call_args[0]
+    assert str(policy).startswith("param=bfloat16") and policy.names == (("fc", "float32"),)
+    assert objective == "inference" and tune.call_args[1] == {"seconds": 7.5, "for_inference": False}
 
 
 def test_convert_does_what_a_plan_says(prefix, plan, tmp_path):
@@ -134,8 +130,7 @@ def test_policies_that_benchmark_is_asked_for_have_a_row_each(options, prefix, t
 def test_without_bfloat16_benchmark_has_float32_and_a_note_of_what_to_do(prefix, monkeypatch):
     monkeypatch.setattr(times, "runs_bfloat16", lambda: False)
     out, _ = mxmp("benchmark", prefix, 3, *SHORT)
-    assert [row[0] for row in table(out) if len(row) == 3] == ["policy", "float32"]
-    assert "--policy O2 emulates float16" in out
+    assert [row[0] for row in table(out) if len(row) == 3] == ["policy", "float32"] and "--policy O2 emulates float16" in out
 
 
 def test_the_json_of_benchmark_has_the_same(prefix):
