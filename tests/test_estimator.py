@@ -39,8 +39,7 @@ def make_net(in_units=64, ctx=None, seed=7):
     net = gluon.nn.HybridSequential(prefix="net_")
     with net.name_scope():
         net.add(gluon.nn.Dense(32, activation="relu", in_units=in_units))
-        net.add(gluon.nn.BatchNorm(in_channels=32 if in_units else 0))
-        net.add(gluon.nn.Dense(10, in_units=32 if in_units else 0))
+        net.add(gluon.nn.BatchNorm(in_channels=32 if in_units else 0), gluon.nn.Dense(10, in_units=32 if in_units else 0))
     net.initialize(mx.init.Xavier(), ctx=ctx)
     return net
 
@@ -70,12 +69,15 @@ def values(net):
     return freeze({name: param.data().astype("float32") for name, param in net.collect_params().items()})
 
 
+def dtypes_of(net):
+    return {np.dtype(param.dtype) for param in net.collect_params().values()}
+
+
 def exact(estimator):
     """Return the float32 values of one parameter and of its momentum."""
-    param = estimator.net.collect_params()[WEIGHT]
+    weight = estimator.net.collect_params()[WEIGHT].data()
     state = estimator.trainer._updaters[0].states[estimator.trainer._param2idx[WEIGHT]]
-    low = param.data().dtype != np.float32
-    return [array.asnumpy() for array in ((state.master, state.inner) if low else (param.data(), state))]
+    return [array.asnumpy() for array in ((weight, state) if weight.dtype == np.float32 else (state.master, state.inner))]
 
 
 class Spy(BatchEnd):
@@ -151,8 +153,7 @@ def test_a_validation_net_is_converted_too(policy):
     net = make_net()
     sharing = gluon.nn.HybridSequential(prefix="net_", params=net.collect_params())
     with sharing.name_scope():
-        sharing.add(gluon.nn.Dense(32, activation="relu", in_units=64), gluon.nn.BatchNorm(in_channels=32))
-        sharing.add(gluon.nn.Dense(10, in_units=32))
+        sharing.add(gluon.nn.Dense(32, activation="relu", in_units=64), gluon.nn.BatchNorm(in_channels=32), gluon.nn.Dense(10, in_units=32))
     around = gluon.nn.HybridSequential()
     around.add(make_net(), gluon.nn.HybridLambda(lambda F, x: F.softmax(x)))
     alone = fit(make(), policy).net
@@ -161,8 +162,7 @@ def test_a_validation_net_is_converted_too(policy):
         assert values(trained) == values(alone)
         np.testing.assert_allclose(val_net(PIXELS).asnumpy(), expected.asnumpy(), rtol=4 * 2**-11, atol=1e-6)
         MixedPrecisionHandler.restore(estimator)
-        assert conversion_of(val_net) is None and conversion_of(trained) is None
-        assert {np.dtype(p.dtype) for p in val_net.collect_params().values()} == {np.dtype("float32")}
+        assert conversion_of(val_net) is None and conversion_of(trained) is None and dtypes_of(val_net) == {np.dtype("float32")}
 
 
 class Doubling(BatchProcessor):
@@ -313,4 +313,4 @@ def test_an_estimator_that_is_refused_is_left_alone(options, policy, error, matc
     with pytest.raises(error, match=match):
         begin(estimator, policy)
     assert vars(estimator) == before and type(estimator.trainer) is gluon.Trainer
-    assert conversion_of(net) is None and {np.dtype(p.dtype) for p in net.collect_params().values()} == {np.dtype("float32")}
+    assert conversion_of(net) is None and dtypes_of(net) == {np.dtype("float32")}

@@ -43,14 +43,13 @@ def shapes_of(values):
 
 def draw(symbol, shapes):
     """Return parameters under which signals neither die nor explode: arguments and auxiliary states."""
-    rng = np.random.RandomState(0)
-    args, _, aux = symbol.infer_shape(**shapes)
-    found = {}
-    for name, shape in zip([*symbol.list_arguments(), *symbol.list_auxiliary_states()], [*args, *aux]):
-        values = rng.randn(*shape) / np.sqrt(np.prod(shape[1:]) or 1)
-        found[name] = mx.nd.array(rng.uniform(0.5, 1.5, shape) if name.endswith(("gamma", "var")) else values)
+    rng, (args, _, aux) = np.random.RandomState(0), symbol.infer_shape(**shapes)
+    sizes = zip([*symbol.list_arguments(), *symbol.list_auxiliary_states()], [*args, *aux])
+    drawn = {name: rng.randn(*size) / np.sqrt(np.prod(size[1:]) or 1) for name, size in sizes if name not in shapes}
+    positive = {name: 0.5 + rng.rand(*value.shape) for name, value in drawn.items() if name.endswith(("gamma", "var"))}
+    found = {name: mx.nd.array(value) for name, value in {**drawn, **positive}.items() if not name.endswith("label")}
     aux_params = {name: found.pop(name) for name in symbol.list_auxiliary_states()}
-    return {name: a for name, a in found.items() if name not in shapes and not name.endswith("label")}, aux_params
+    return found, aux_params
 
 
 RNG = np.random.RandomState(1)
