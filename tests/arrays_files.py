@@ -10,17 +10,12 @@ import numpy as np
 
 from mxmp.symbol.params import round_to
 
-DTYPES = ["float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool"]
-
 
 def named(file):
-    arrays = {f"arg:{dtype}": mx.nd.ones((2, 3)).astype(dtype) for dtype in DTYPES if dtype != "bool"}
+    dtypes = "float32", "float64", "float16", "uint8", "int32", "int8", "int64"
+    arrays = {f"arg:{dtype}": mx.nd.ones((2, 3)).astype(dtype) for dtype in dtypes}
     arrays["aux:层"] = round_to(mx.nd.ones((3,)), "bfloat16")
     mx.nd.save(file, arrays)
-
-
-def unnamed(file):
-    mx.nd.save(file, [mx.nd.ones((2, 3, 1, 1)), mx.nd.arange(7, dtype="int32")])
 
 
 def sparse(file):
@@ -29,10 +24,6 @@ def sparse(file):
     arrays.update({f"no {kind}": mx.nd.sparse.zeros(kind, (4, 3)) for kind in arrays})
     mx.nd.waitall()  # MXNet saves the shape of what is not computed yet, and reads other values from that
     mx.nd.save(file, arrays)
-
-
-def nothing(file):
-    mx.nd.save(file, {})
 
 
 def arrays_file(entries, names):
@@ -44,17 +35,15 @@ def arrays_file(entries, names):
 
 def old_entry(value, version):
     """Return an array as MXNet up to 0.11 (version 0: sizes of 32 bits) and 0.12 (1) wrote it."""
-    if version:
-        shape = struct.pack("<Ii", 0xF993FAC8, value.ndim) + struct.pack(f"<{value.ndim}q", *value.shape)
-    else:
-        shape = struct.pack(f"<I{value.ndim}I", value.ndim, *value.shape)
-    return shape + struct.pack("<iii", 1, 0, 0) + value.astype("float32").tobytes()
+    axes, form = struct.pack("<Ii" if version else "<I", *[0xF993FAC8] * version, value.ndim), "q" if version else "I"
+    shape = struct.pack(f"<{value.ndim}{form}", *value.shape)
+    return axes + shape + struct.pack("<iii", 1, 0, 0) + value.astype("float32").tobytes()
 
 
 def old(version):
     def write(file):
-        value = np.arange(6, dtype=np.float32).reshape(2, 3)
-        Path(file).write_bytes(arrays_file([old_entry(value, version), old_entry(value, version)], [b"a", b"b"]))
+        value = old_entry(np.arange(6, dtype=np.float32).reshape(2, 3), version)
+        Path(file).write_bytes(arrays_file([value, value], [b"a", b"b"]))
 
     return write
 
@@ -72,9 +61,9 @@ def entry(magic=0xF993FAC9, storage=0, shape=(2, 3), device=1, number=0, flag=0,
 
 KINDS = {
     "named": named,
-    "unnamed": unnamed,
+    "unnamed": lambda file: mx.nd.save(file, [mx.nd.ones((2, 3, 1, 1)), mx.nd.arange(7, dtype="int32")]),
     "sparse": sparse,
-    "empty": nothing,
+    "empty": lambda file: mx.nd.save(file, {}),
     "before 0.12": old(0),
     "0.12": old(1),
     "numpy": numpys,

@@ -32,12 +32,11 @@ def killed_at_each_rename(save, folder):
 
 
 def _save_in_child(save, number):
-    replace, left = os.replace, [number]
+    replace, left = os.replace, iter(range(number))
 
     def replace_or_die(*args, **kwargs):
-        if not left[0]:
+        if next(left, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
-        left[0] -= 1
         replace(*args, **kwargs)
 
     signal.alarm(60)

@@ -34,15 +34,11 @@ def test_what_mxnet_writes_is_accepted_and_named_if_it_is_cut_off_anywhere(write
             check_arrays_file(str(path))
 
 
-@pytest.mark.parametrize("kind", ["before 0.12", "0.12"])
-def test_old_files_are_read_as_mxnet_reads_them(kind, tmp_path):
+def test_old_files_are_read_as_mxnet_reads_them_and_a_sparse_array_may_be_larger_than_its_file(tmp_path):
     file = str(tmp_path / "file")
-    KINDS[kind](file)
-    assert load_arrays(file)["b"].asnumpy().tolist() == [[0, 1, 2], [3, 4, 5]]
-
-
-def test_a_sparse_array_may_be_larger_than_its_file(tmp_path):
-    file = str(tmp_path / "file")
+    for kind in ("before 0.12", "0.12"):
+        KINDS[kind](file)
+        assert load_arrays(file)["b"].asnumpy().tolist() == [[0, 1, 2], [3, 4, 5]]
     mx.nd.save(file, {"rows": mx.nd.sparse.row_sparse_array((mx.nd.ones((1, 2)), [7]), shape=(10**9, 2))})
     assert load_arrays(file)["rows"].shape == (10**9, 2)
 
@@ -58,12 +54,10 @@ def test_sparse_arrays_are_saved_after_they_were_computed(tmp_path):
 
 @pytest.fixture(scope="module")
 def fuzzer():
-    """Return a process that reads 1500 damaged copies of each file that it is asked for."""
-    command = [sys.executable, str(FUZZER), "1", "1500"]
+    """Return a process that reads 400 damaged copies of each file that it is asked for."""
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
     environment = {**os.environ, "PYTHONPATH": str(FUZZER.parent.parent.parent), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
+    with subprocess.Popen([sys.executable, str(FUZZER), "1", "400"], env=environment, **streams) as process:
         yield process
         process.stdin.close()  # which ends it
 
@@ -80,7 +74,7 @@ def test_a_damaged_file_is_refused_or_harmless(kind, tmp_path, fuzzer):
     """In a process with 1 GiB of addresses to spare: it neither dies nor fails otherwise, nor hangs."""
     file = str(tmp_path / "file")
     KINDS[kind](file)
-    fuzzer.stdin.write(f"{file}\n")
+    print(file, file=fuzzer.stdin)
     found = json.loads(fuzzer.stdout.readline())
     assert "died" not in found and not found["bad"]
-    assert found["refused"] > 500 and found["loaded"] > 20
+    assert found["refused"] > 130 and found["loaded"] > 5

@@ -50,13 +50,6 @@ def commands(code):
     return [line[1:] for line in lines] if all(line[:1] == ["mxmp"] for line in lines) else None
 
 
-def run(args):
-    """Run a command of mxmp in this process; `doctor` may find that this machine lacks the hardware."""
-    with pytest.raises(SystemExit) as ended:
-        mxmp_commands.main(args, "mxmp")
-    assert ended.value.code in ((0, 1) if args[0] == "doctor" else (0,)), args
-
-
 def stripped(text):
     return None if text is None else [line.strip() for line in text.splitlines()]
 
@@ -128,22 +121,18 @@ def test_code_runs_in_order_and_prints_what_the_page_says(page, capsys, monkeypa
             assert printed in (None, capsys.readouterr().out)
         elif commands(code) is not None:
             for args in commands(code):
-                run(args)
+                with pytest.raises(SystemExit) as ended:
+                    mxmp_commands.main(args, "mxmp")
+                assert ended.value.code in ((0, 1) if args[0] == "doctor" else (0,)), args  # this machine may lack the hardware
             assert stripped(printed) in (None, stripped(capsys.readouterr().out))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_code_imports_mxmp_before_mxnet(page):
+def test_code_imports_mxmp_before_mxnet_and_links_lead_to_files(page):
     """Else it fails on Python 3.12 or with numpy 1.24; a page's Python is one program, each script in a shell another."""
-    if page.stem == "python":  # tells of scripts that do not
-        return
     programs = [code for language, code, _ in blocks(page) if language == "sh"]
     programs.append("".join(code for language, code, _ in blocks(page) if language == "python"))
-    for program in programs:
-        assert re.findall(r"^(?:import|from) (mxmp|mxnet)\b", program, re.MULTILINE)[:1] in ([], ["mxmp"])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files(page):
-    for link in LINK.findall(page.read_text(encoding="utf-8")):
-        assert link == "gallery/index.rst" or (page.parent / link).exists(), link  # the gallery is built
+    imports = [re.findall(r"^(?:import|from) (mxmp|mxnet)\b", program, re.MULTILINE) for program in programs]
+    assert "mxnet" not in [names[0] for names in imports if names] or page.stem == "python"  # tells of scripts that do not
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    assert not [link for link in links if link != "gallery/index.rst" and not (page.parent / link).exists()]  # that is built

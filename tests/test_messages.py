@@ -33,7 +33,7 @@ from mxmp.policy import Policy, check_matches
 from mxmp.symbol import convert_symbol
 from mxmp.symbol.checkpoint import load_arrays
 from tests import messages
-from tests.arrays_files import arrays_file, entry, named
+from tests.arrays_files import arrays_file, entry
 
 # Of policies: a text, fields, what is said.
 POLICIES = {
@@ -101,36 +101,17 @@ def unmatched(changes):
     return lambda: check_matches(Policy.parse("O1", **changes), NODES, ["net0_", "net0_conv0_"])
 
 
-def damaged(entries, names):
-    def check(tmp_path):
-        (tmp_path / "file").write_bytes(arrays_file(entries, names))
-        check_arrays_file(str(tmp_path / "file"))
-
-    return check
+ONE, HUGE = arrays_file([entry()], [b"a"]), (2**60).to_bytes(8, "little")
 
 
-def huge_count(place):
-    """Return the check of a file in which a count of 8 bytes, from its start or before its last byte, is huge."""
+def read(data, by=check_arrays_file):
+    """Return the check of a file of arrays with this content."""
 
-    def check(tmp_path):
-        data = bytearray(arrays_file([entry()], [b"a"]))
-        data[place : place + 8 if place > 0 else -1] = (2**60).to_bytes(8, "little")
-        (tmp_path / "file").write_bytes(bytes(data))
-        check_arrays_file(str(tmp_path / "file"))
+    def call(tmp_path):
+        (tmp_path / "file").write_bytes(data)
+        by(str(tmp_path / "file"))
 
-    return check
-
-
-def bytes_behind_the_end(tmp_path):
-    named(str(tmp_path / "file"))
-    with open(tmp_path / "file", "ab") as file:
-        file.write(b"12345")
-    check_arrays_file(str(tmp_path / "file"))
-
-
-def a_name_that_is_no_text(tmp_path):
-    (tmp_path / "file").write_bytes(arrays_file([entry()], [b"\xff"]))
-    load_arrays(str(tmp_path / "file"))
+    return call
 
 
 def save(error, *whats):
@@ -159,36 +140,28 @@ DENSE = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=2, name="fc")
 X = {"x": (2, 3)}
 
 
-def export(symbol=RELU, shapes=X, file="net.onnx", raised=None, part="exporter"):
-    """Return an export in which the exporter, or another part, fails with an error."""
-    parts = {"exporter": (mx.onnx, "export_model"), "ours": (exporting, "_tidy"), "checker": (onnx.checker, "check_model")}
+PARTS = {"exporter": (mx.onnx, "export_model"), "ours": (exporting, "_tidy"), "checker": (onnx.checker, "check_model")}
 
-    def call(tmp_path):
-        owner, name = parts[part]
-        patch = mock.patch.object(owner, name, side_effect=raised) if raised else mock.MagicMock()
+
+def export(symbol=RELU, shapes=X, file="net.onnx"):
+    return lambda tmp_path: export_model(symbol, {}, {}, str(tmp_path / file), shapes)
+
+
+def within(patch, call):
+    def patched(tmp_path):
         with patch:
-            export_model(symbol, {}, {}, str(tmp_path / file), shapes)
+            call(tmp_path)
 
-    return call
-
-
-def without_onnx(tmp_path):
-    with mock.patch.dict(sys.modules, {"onnx": None}):
-        export()(tmp_path)
+    return patched
 
 
-def with_an_onnx_without_a_part(has_views):
-    def exporter(*args):
-        try:
-            from onnx import no_mapping  # noqa: F401
-        except ImportError:
-            raise ImportError("Onnx and protobuf need to be installed.")  # noqa: B904 (as the exporter does)
+def failing(error, part="exporter"):
+    """Return an export in which the exporter, or another part, fails with an error."""
+    return within(mock.patch.object(*PARTS[part], side_effect=error), export())
 
-    def call(tmp_path):
-        with mock.patch.object(compat, "needed", lambda: has_views):
-            export(raised=exporter)(tmp_path)
 
-    return call
+NO_MAPPING = ImportError("Onnx and protobuf need to be installed.")  # whatever is missing
+NO_MAPPING.__context__ = ImportError("cannot import name 'no_mapping' from 'onnx'")
 
 
 DISK = OSError(28, "No space left on device", "a.0123.tmp")
@@ -203,11 +176,11 @@ MESSAGES = {
         f"dtype {given}": (of(dtypes.canonical, given), DtypeError, "unknown dtype ...; expected float16, bfloat16 or float32.")
         for given in ("fp61", "complex64", object, type(None), "O1")
     },
-    **{f"file, {id}": (damaged(e, n), CheckpointError, f"...file: {m}damaged...") for id, (e, n, m) in DAMAGED.items()},
-    "file, count of arrays": (huge_count(16), CheckpointError, f"...{2**60} arrays declared, but..."),
-    "file, length of a name": (huge_count(-9), CheckpointError, f"...{2**60} bytes declared, but..."),
-    "file, behind the end": (bytes_behind_the_end, CheckpointError, "...file: the end: found 5 bytes more, expected none..."),
-    "file, no text": (a_name_that_is_no_text, CheckpointError, "...file...cannot load it..."),
+    **{f"file, {id}": (read(arrays_file(e, n)), CheckpointError, f"...file: {m}damaged...") for id, (e, n, m) in DAMAGED.items()},
+    "file, count of arrays": (read(ONE[:16] + HUGE + ONE[24:]), CheckpointError, f"...{2**60} arrays declared, but..."),
+    "file, length of a name": (read(ONE[:-9] + HUGE + ONE[-1:]), CheckpointError, f"...{2**60} bytes declared, but..."),
+    "file, behind the end": (read(ONE + b"12345"), CheckpointError, "...file: the end: found 5 bytes more, expected none..."),
+    "file, no text": (read(arrays_file([entry()], [b"\xff"]), load_arrays), CheckpointError, "...file...cannot load it..."),
     "save, full disk": (save(DISK, "net: the states"), CheckpointError, "net: the states cannot be written: No space left on device"),
     "save, within another": (save(DISK, "net: the checkpoint", "the states"), CheckpointError, "net: the checkpoint cannot be written: No space left on device"),
     "save, another error": (save(CheckpointError("b: there is no such file"), "net: the states"), CheckpointError, "b: there is no such file"),
@@ -219,19 +192,20 @@ MESSAGES = {
     "export, no parameters": (export(DENSE), ParamsError, "...lacks 'fc_weight', 'fc_bias'..."),
     "export, unknown operator": (export(mx.sym.arcsinh(mx.sym.var("x"))), ConvertError, "...cannot translate the network: node 'arcsinh0' (arcsinh): it has no translation..."),
     "export, no symbol": (export("net-symbol.json", {}), ConvertError, "...sym is a str; expected a Symbol..."),
-    "export, an assertion": (export(raised=AssertionError("no")), ConvertError, "MXNet's exporter to ONNX cannot translate ...AssertionError no..."),
-    "export, a key": (export(raised=KeyError("op")), ConvertError, "MXNet's exporter to ONNX cannot translate ...KeyError 'op'..."),
-    "export, an import": (export(raised=ImportError("no mapping")), DependencyError, "...onnx is not what MXNet's exporter reads (no mapping)..."),
-    "export, full disk": (export(raised=DISK), CheckpointError, "...net.onnx: the model cannot be written: ...No space..."),
-    "export, memory": (export(raised=MemoryError()), MemoryError, ""),
-    "export, interrupt": (export(raised=KeyboardInterrupt()), KeyboardInterrupt, ""),
-    "export, our fault": (export(raised=KeyError("mine"), part="ours"), KeyError, "'mine'"),
-    "export, our interrupt": (export(raised=KeyboardInterrupt(), part="ours"), KeyboardInterrupt, ""),
-    "export, the checker": (export(raised=onnx.checker.ValidationError("bad"), part="checker"), ConvertError, "...onnx's checker refuses the model ...: bad..."),
+    "export, an assertion": (failing(AssertionError("no")), ConvertError, "MXNet's exporter to ONNX cannot translate ...AssertionError no..."),
+    "export, a key": (failing(KeyError("op")), ConvertError, "MXNet's exporter to ONNX cannot translate ...KeyError 'op'..."),
+    "export, an import": (failing(ImportError("no mapping")), DependencyError, "...onnx is not what MXNet's exporter reads (no mapping)..."),
+    "export, full disk": (failing(DISK), CheckpointError, "...net.onnx: the model cannot be written: ...No space..."),
+    "export, memory": (failing(MemoryError()), MemoryError, ""),
+    "export, interrupt": (failing(KeyboardInterrupt()), KeyboardInterrupt, ""),
+    "export, our fault": (failing(KeyError("mine"), part="ours"), KeyError, "'mine'"),
+    "export, our interrupt": (failing(KeyboardInterrupt(), part="ours"), KeyboardInterrupt, ""),
+    "export, the checker": (failing(onnx.checker.ValidationError("bad"), part="checker"), ConvertError, "...onnx's checker refuses the model ...: bad..."),
     "export, no folder": (export(file="none/net.onnx"), CheckpointError, "...none/net.onnx: there is no folder ...none; make it first..."),
-    "export, no onnx": (without_onnx, DependencyError, "...onnx cannot be imported ...; pip install './mxmp[onnx]'..."),
-    "export, an older onnx": (with_an_onnx_without_a_part(False), DependencyError, "...cannot import name 'no_mapping' from 'onnx' ...; pip install 'onnx>=1.13,<1.14'."),
-    "export, MXNet first": (with_an_onnx_without_a_part(True), DependencyError, "...cannot import name 'no_mapping' from 'onnx' ...; import mxmp before mxnet."),
+    "export, no onnx": (within(mock.patch.dict(sys.modules, {"onnx": None}), export()), DependencyError, "...onnx cannot be imported ...; pip install './mxmp[onnx]'..."),
+    "export, an older onnx": (within(mock.patch.object(compat, "needed", lambda: False), failing(NO_MAPPING)), DependencyError, "...cannot import name 'no_mapping' from 'onnx'); pip install 'onnx>=1.13,<1.14'."),
+    "export, MXNet first": (within(mock.patch.object(compat, "needed", lambda: True), failing(NO_MAPPING)), DependencyError, "...cannot import name 'no_mapping' from 'onnx'); import mxmp before mxnet."),
+    "export, a control character": (export(mx.sym.relu(mx.sym.var("x"), name="a\x01b")), ConvertError, "node 'a\\x01b': MXNet's exporter to ONNX reads no control characters; rename it."),
     "export, bfloat16": (lambda: exportable(convert_symbol(symbols.get_symbol("mlp"), "mixed_bfloat16")), ConvertError, "...node 'data_cast_bfloat16' (amp_cast): ... drops every amp_cast; convert to..."),
     "estimator, a net": (lambda: MixedPrecisionHandler().train_begin(gluon.nn.Dense(3)), TrainerError, "...expected a mxnet.gluon.contrib.estimator.Estimator, found a Dense..."),
     "estimator, a net restored": (lambda: MixedPrecisionHandler.restore(gluon.nn.Dense(3)), TrainerError, "...expected a mxnet.gluon.contrib.estimator.Estimator, found a Dense..."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import mxnet as mx
 import numpy as np
 from click.testing import CliRunner
@@ -13,13 +15,15 @@ SHAPE = "data:2,3,8,8"
 SHAPES = {"data": (2, 3, 8, 8)}
 CONV, FC = 4 * 3 * 3 * 3 + 4, 5 * 144 + 5  # values of a layer's weight and bias
 BN = 4 * 4
+# Keeps stderr apart, as click does by itself from 8.2 on.
+RUNNER = CliRunner(**{"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {})
 
 
 def network():
-    data = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=4, name="conv")
-    data = mx.sym.relu(mx.sym.BatchNorm(data, fix_gamma=False, name="bn"), name="act")
-    data = mx.sym.FullyConnected(mx.sym.Flatten(data, name="flat"), num_hidden=5, name="fc")
-    return mx.sym.SoftmaxOutput(data, name="softmax")
+    conv = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=4, name="conv")
+    act = mx.sym.relu(mx.sym.BatchNorm(conv, fix_gamma=False, name="bn"), name="act")
+    fc = mx.sym.FullyConnected(mx.sym.Flatten(act, name="flat"), num_hidden=5, name="fc")
+    return mx.sym.SoftmaxOutput(fc, name="softmax")
 
 
 def params(symbol):
@@ -29,11 +33,9 @@ def params(symbol):
 
 def save(folder, name="net", epoch=3, symbol=None, **values):
     """Write a checkpoint by MXNet alone, some parameters replaced, and return its prefix."""
-    symbol = network() if symbol is None else symbol
+    symbol, prefix = symbol or network(), str(folder / name)
     args, aux = params(symbol)
-    for param, value in values.items():
-        args[param] = mx.nd.array(np.broadcast_to(value, args[param].shape))
-    prefix = str(folder / name)
+    args.update({param: mx.nd.array(np.broadcast_to(value, args[param].shape)) for param, value in values.items()})
     mx.model.save_checkpoint(prefix, epoch, symbol, args, aux)
     return prefix
 
@@ -44,7 +46,7 @@ def contents(folder):
 
 def mxmp(*args, code=0):
     """Run the command line and return (stdout, stderr); it must end with an exit code, not with an exception."""
-    result = _runner().invoke(commands, [str(arg) for arg in args])
+    result = RUNNER.invoke(commands, [str(arg) for arg in args])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code, result.output
@@ -54,14 +56,6 @@ def mxmp(*args, code=0):
 def said(out):
     """Return the second of two cells or columns by the first."""
     return {row[0]: row[1] for row in table(out) if len(row) == 2}
-
-
-def _runner():
-    """Return a runner that keeps stderr apart, as click does by itself from 8.2 on."""
-    try:
-        return CliRunner(mix_stderr=False)
-    except TypeError:
-        return CliRunner()
 
 
 def table(text):

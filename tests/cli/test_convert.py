@@ -61,8 +61,7 @@ def test_options_reach_the_network(options, op, expected, tmp_path):
 def test_a_dtype_reaches_the_network(tmp_path):
     ids = mx.sym.Embedding(mx.sym.var("data"), input_dim=50, output_dim=4, name="table")
     arrays = {"table_weight": mx.nd.ones((50, 4)), "fc_weight": mx.nd.ones((2, 12)), "fc_bias": mx.nd.zeros(2)}
-    symbol = mx.sym.FullyConnected(ids, num_hidden=2, name="fc")
-    mx.model.save_checkpoint(str(tmp_path / "net"), 0, symbol, arrays, {})
+    mx.model.save_checkpoint(str(tmp_path / "net"), 0, mx.sym.FullyConnected(ids, num_hidden=2, name="fc"), arrays, {})
     out, _ = mxmp("convert", tmp_path / "net", 0, "-o", tmp_path / "out", "--shape", "data:5,3", "--dtype", "data:int32")
     assert said(out)["casts"].startswith("1 (1 of activations)")  # the output's; ids are not cast
 
@@ -104,8 +103,8 @@ def test_values_that_were_rounded_before_are_said_to_be(tmp_path):
 )
 def test_surprises_for_the_machine_or_the_reader_are_said(policy, cards, runs_bfloat16, note, tmp_path, monkeypatch):
     install_cards(tmp_path, monkeypatch, cards)
-    flags = frozenset(["avx512bw", "avx512_bf16"] if runs_bfloat16 else ["avx2"])
-    monkeypatch.setattr(check, "read_processor", lambda: Processor("Xeon", flags))
+    processor = Processor("Xeon", frozenset(["avx512bw", "avx512_bf16"] if runs_bfloat16 else ["avx2"]))
+    monkeypatch.setattr(check, "read_processor", lambda: processor)
     monkeypatch.setattr(check, "is_for_gpus", lambda: True)
     found = notes(converted(tmp_path, "--policy", policy))
     assert len(found) == bool(note) and all(each.startswith(note) for each in found)

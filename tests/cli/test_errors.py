@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from unittest import mock
 
 import mxnet as mx
 import numpy as np
@@ -47,11 +48,11 @@ def folder(tmp_path_factory):
     for file in ("taken-symbol.json", "taken-0004.params", "page.html", "text.npz", "run/ledger.json"):
         (folder / file).write_text("{")
     data = np.zeros(SHAPES["data"], np.float32)
-    np.savez(folder / "batch.npz", data=data)
+    objects, words = np.array([{}], dtype=object), np.array(["a"])
+    batches = {"batch": data, "words": words, "nan": data * np.nan, "objects": objects}
+    for name, array in batches.items():
+        np.savez(folder / f"{name}.npz", data=array)
     np.savez(folder / "wrong.npz", data=data, wrong=data)
-    np.savez(folder / "words.npz", data=np.array(["a"]))
-    np.savez(folder / "nan.npz", data=data * np.nan)
-    np.savez(folder / "objects.npz", data=np.array([{}], dtype=object))
     np.save(folder / "array.npy", data)
     (folder / "cut.npz").write_bytes((folder / "batch.npz").read_bytes()[:100])
     result("mixed_bfloat16", network=digest([network()])).save(str(folder / "plan.json"))
@@ -229,12 +230,10 @@ def test_a_truncated_file_is_named(end, match, part, tmp_path):
     refused(f"net-{end}: {match}", "inspect", prefix)
 
 
-def test_an_error_of_mxnet_is_one_line(tmp_path, monkeypatch):
-    def fail(*args):
-        raise mx.MXNetError("Traceback (most recent call last):\n  File kernel.cc\nMXNetError: no memory")
-
-    monkeypatch.setattr(sys.modules["mxmp.symbol.convert"], "convert_model", fail)
-    refused("mxmp: error: MXNet: no memory", "convert", save(tmp_path), 3, "-o", tmp_path / "out")
+def test_an_error_of_mxnet_is_one_line(tmp_path):
+    error = mx.MXNetError("Traceback (most recent call last):\n  File kernel.cc\nMXNetError: no memory")
+    with mock.patch.object(sys.modules["mxmp.symbol.convert"], "convert_model", side_effect=error):
+        refused("mxmp: error: MXNet: no memory", "convert", save(tmp_path), 3, "-o", tmp_path / "out")
 
 
 def test_version_and_help_name_the_commands_and_their_arguments():
@@ -245,13 +244,10 @@ def test_version_and_help_name_the_commands_and_their_arguments():
 
 def loops():
     data, state, weight = map(mx.sym.var, ("data", "state", "weight"))
-
-    def dense(x):
-        return mx.sym.FullyConnected(x, weight, no_bias=True, num_hidden=4)
-
-    yield mx.sym.contrib.foreach(lambda x, s: (dense(x) + s, s + x), data, state)[0]
-    yield mx.sym.contrib.while_loop(lambda x: mx.sym.sum(x) < 3, lambda x: (dense(x), [x * 2]), [data], 4)[0]
-    yield mx.sym.contrib.cond(mx.sym.sum(data) < 3, lambda: dense(data), lambda: state * 2)
+    dense = mx.sym.FullyConnected(data, weight, no_bias=True, num_hidden=4)
+    yield mx.sym.contrib.foreach(lambda x, s: (x * weight + s, s + x), data, state)[0]
+    yield mx.sym.contrib.while_loop(lambda x: mx.sym.sum(x) < 3, lambda x: (x * weight, [x * 2]), [data], 4)[0]
+    yield mx.sym.contrib.cond(mx.sym.sum(data) < 3, lambda: dense, lambda: state * 2)
 
 
 LOCATIONS = [

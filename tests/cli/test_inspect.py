@@ -98,20 +98,17 @@ def test_sizes_that_tensor_cores_do_not_take_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_bytes_from_shapes_are_those_of_the_file(policy, tmp_path):
-    args = save(tmp_path), "--policy", policy, "--shape", SHAPE
-    with_file = as_json(*args)
-    (tmp_path / "net-0003.params").unlink()
-    assert with_file == as_json(*args) and with_file["param_bytes"][0] == 4 * (CONV + FC + BN)
-
-
-def test_the_epoch_says_whose_parameters(tmp_path):
-    prefix = save(tmp_path)
+def test_bytes_from_shapes_are_those_of_the_file_and_the_epoch_says_which(policy, tmp_path):
+    prefix, options = save(tmp_path), ("--policy", policy)
+    with_file = as_json(prefix, *options, "--shape", SHAPE)
     save(tmp_path, epoch=4, fc_weight=1e5)
-    found, third, fourth = (said(shown(prefix, "--policy", "O2", *more)) for more in ((), ("--epoch", 3), ("--epoch", 4)))
+    found, third, fourth = (said(shown(prefix, *options, *more)) for more in ((), ("--epoch", 3), ("--epoch", 4)))
     there = "bytes unknown; there are epochs 3, 4; --epoch or --shape of every input tells them"
     assert (found["parameters"], found["activations"]) == (there, "bytes unknown; --shape of every input tells them")
     assert "clamped" not in third and "clamped" in fourth
+    for file in tmp_path.glob("*.params"):
+        file.unlink()
+    assert with_file == as_json(prefix, *options, "--shape", SHAPE) and with_file["param_bytes"][0] == 4 * (CONV + FC + BN)
 
 
 NETWORKS = {  # and policies

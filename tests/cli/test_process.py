@@ -20,6 +20,7 @@ import pytest
 
 from mxmp.cli.commands import commands
 from tests.cli.checkpoints import SHAPE, mxmp, save
+from tests.display.runs import report
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -27,8 +28,7 @@ INTERRUPTED = (130, "", "mxmp: interrupted\n")
 
 
 def start(*args, **streams):
-    env = {**ENV, "TERM": "xterm", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "mxmp", *map(str, args)]
+    command, env = [sys.executable, "-m", "mxmp", *map(str, args)], {**ENV, "TERM": "xterm", "COLUMNS": "100"}
     return subprocess.Popen(command, env=env, **{"stderr": subprocess.PIPE, "text": True, **streams})
 
 
@@ -39,8 +39,9 @@ def python(code, *args, cwd=ROOT, **variables):
 
 
 def test_a_reader_that_stops_reading_is_no_error(tmp_path):
-    """As ``mxmp inspect ... | head -0``."""
-    with start("inspect", save(tmp_path), stdout=subprocess.PIPE) as process:
+    """As ``mxmp report ... | head -0``, which prints tables as all commands do."""
+    report().save(tmp_path / "RUN.json")
+    with start("report", tmp_path / "RUN.json", "-o", tmp_path / "page.html", stdout=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode in (0, 1)
@@ -73,9 +74,9 @@ def test_progress_shows_on_a_terminal_and_stdout_stays_for_a_pipe(tmp_path, monk
 def test_a_narrow_terminal_breaks_no_name(tmp_path, monkeypatch):
     shown = on_a_terminal(monkeypatch, "stdout", 60, "inspect", save(tmp_path), "--policy", "O1", "--shape", SHAPE)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    words = "FullyConnected", "softmax", "conv_weight", "loss_scale=dynamic", "cheapest", "allow: gains from low"
     assert max(map(len, lines)) <= 60
-    for word in ("FullyConnected", "softmax", "conv_weight", "loss_scale=dynamic", "cheapest", "allow: gains from low"):
-        assert any(word in line for line in lines), word
+    assert not [word for word in words if not any(word in line for line in lines)]
 
 
 # ---------------------------------------------------------------------- without MXNet
@@ -104,6 +105,7 @@ def fork(act):
         return [os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status), *texts]
 """
 ANSWER = f"""{FORK}
+import mxmp.cli.commands
 from mxmp.cli import main
 print(json.dumps([fork(lambda: main(args.split())) for args in json.loads(sys.argv[1])]))
 """
@@ -129,6 +131,7 @@ ANSWERED = {  # and the exit codes; the files that NET and SAVED stand for
     "launch -n 0 true": 2,
     "run nowhere.py": 2,
     "launch -n 1 --hosts 127.0.0.1 true": 0,
+    "report RUN.json -o PAGE.html": 0,
     "convert NET 3 -o OUT": 1,
     "convert SAVED 4 -o OUT": 1,
     "convert SAVED 3 -o SAVED": 1,
@@ -148,12 +151,13 @@ ANSWERED = {  # and the exit codes; the files that NET and SAVED stand for
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """Return what the arguments come to, each in a copy of one process, in a folder with three empty files."""
+    """Return what the arguments come to, each in a copy of one process, in a folder with three empty files and a report."""
     folder = tmp_path_factory.mktemp("files")
     for name in ("SAVED-symbol.json", "SAVED-0003.params", "TAKEN-0003.params"):
         (folder / name).write_text("")
+    report().save(folder / "RUN.json")
     code, out, err = python(ANSWER, json.dumps([*ANSWERED]), cwd=folder)
-    assert (code, len(list(folder.iterdir()))) == (0, 3), err
+    assert (code, len(list(folder.iterdir()))) == (0, 5), err
     return dict(zip(ANSWERED, json.loads(out)))
 
 
@@ -161,31 +165,9 @@ def answers(tmp_path_factory):
 def test_help_wrong_arguments_and_missing_files_need_no_mxnet(args, answers):
     code, out, err = answers[args]
     *said, loaded = err.splitlines()
-    assert (code, loaded) == (ANSWERED[args], "loaded:")
+    assert (code, loaded) == (ANSWERED[args], "loaded: numpy rich" if args.startswith("report") else "loaded:")
     if code == 1:
         assert out == "" and len(said) == 1 and said[0].startswith("mxmp: error: ")
-
-
-CONVERTING = """
-import sys, mxmp
-print("mxnet" in sys.modules)
-from mxnet.gluon import nn
-for policy in ("O1", "O2"):
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, in_units=4), nn.Activation("relu"), nn.Dense(2, in_units=4))
-    net.initialize()
-    mxmp.gluon.convert(net, policy)
-print("matplotlib" in sys.modules)
-"""
-
-
-def test_importing_mxmp_imports_no_mxnet_and_converting_no_matplotlib_and_writes_nothing_to_a_read_only_home(tmp_path):
-    home = tmp_path / "home"
-    home.mkdir(0o555)
-    pytest.importorskip("matplotlib")
-    unset = {name: "" for name in ENV if name.startswith(("XDG_", "MPL"))}
-    assert python(CONVERTING, HOME=str(home), **unset) == (0, "False\nFalse\n", "")
-    assert list(home.iterdir()) == []  # root may write to any folder
 
 
 # ---------------------------------------------------------------------- Ctrl-C
@@ -215,14 +197,27 @@ try:
     main(["inspect", sys.argv[2]])
 except SystemExit:
     print(json.dumps(found))
+import mxmp
+from mxnet.gluon import nn
+for policy in ("O1", "O2"):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=4), nn.Activation("relu"), nn.Dense(2, in_units=4))
+    net.initialize()
+    mxmp.gluon.convert(net, policy)
+print("matplotlib" in sys.modules)
 """
 
 
-def test_ctrl_c_at_an_import_ends_with_one_line(tmp_path):
-    """One program goes on, copies of it get the signal."""
-    code, out, err = python(AT_IMPORTS, " ".join(MODULES), save(tmp_path))
-    assert code == 0, err
-    assert json.loads(out.splitlines()[-1]) == dict.fromkeys(MODULES, [*INTERRUPTED])
+def test_ctrl_c_at_an_import_ends_with_one_line_and_matplotlib_is_not_imported_nor_a_home_written_to(tmp_path):
+    """One program goes on, copies of it get the signal; then it converts nets. Root may write to any folder."""
+    home = tmp_path / "home"
+    home.mkdir(0o555)
+    pytest.importorskip("matplotlib")
+    unset = {name: "" for name in ENV if name.startswith(("XDG_", "MPL"))}
+    code, out, err = python(AT_IMPORTS, " ".join(MODULES), save(tmp_path), HOME=str(home), **unset)
+    assert code == 0 and list(home.iterdir()) == [], err
+    *_, found, has_matplotlib = out.splitlines()
+    assert (json.loads(found), has_matplotlib) == (dict.fromkeys(MODULES, [*INTERRUPTED]), "False")
 
 
 @pytest.mark.parametrize("mapped", ["_multiarray_umath", "libmxnet.so"])
@@ -263,19 +258,12 @@ def test_an_interrupt_that_a_destructor_loses_ends_the_program_and_one_that_is_i
 # ---------------------------------------------------------------------- mxmp launch
 
 
-def test_launch_passes_on_output_and_exit_code_and_leaves_signals_as_they_were():
+def test_launch_passes_on_options_output_and_exit_code_ends_in_time_and_leaves_signals_as_they_were():
     before = signal.getsignal(signal.SIGTERM)
     out, err = mxmp("launch", "-n", "1", "sh", "-c", "echo $DMLC_ROLE $DMLC_NUM_WORKER; exit 5", code=5)
     assert out == "[worker 0] worker 1\n" and signal.getsignal(signal.SIGTERM) is before
     assert err.splitlines()[-1] == "mxmp: worker 0 failed with exit code 5; ended the others."
-
-
-def test_options_behind_the_command_of_launch_are_the_commands():
-    out, _ = mxmp("launch", "-n", "1", "echo", "-n", "2", "--timeout", "x")
-    assert out == "[worker 0] 2 --timeout x\n"
-
-
-def test_a_job_that_takes_too_long_is_ended():
+    assert mxmp("launch", "-n", "1", "echo", "-n", "2", "--timeout", "x")[0] == "[worker 0] 2 --timeout x\n"
     _, err = mxmp("launch", "-n", "1", "--timeout", "0.5", "sleep", "60", code=124)
     assert err.splitlines()[-1] == "mxmp: the job took longer than 0.5 s; ended scheduler, server 0, worker 0."
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-import subprocess
-import sys
+from unittest import mock
 
 import pytest
 
@@ -16,14 +14,12 @@ from mxmp.tune import TuneResult, load
 from mxmp.tune import benchmark as times
 from mxmp.tune import plan as plans
 from mxmp.tune.plan import digest
-from tests.cli.checkpoints import SHAPE, SHAPES, contents, mxmp, network, save, table
+from tests.cli.checkpoints import SHAPE, SHAPES, contents, mxmp, network, said, save, table
 from tests.cli.test_errors import refused
-from tests.cli.test_process import ENV, INTERRUPTED, python
+from tests.cli.test_process import FORK, python
 from tests.tune.results import result
 
-QUICK = ("--shape", SHAPE, "--seconds", "2")
 POLICY = "mixed_bfloat16,op:BatchNorm=float32"
-MEASURED = pytest.mark.parametrize("options", [[], ["--objective", "inference"], ["--for-inference"]], ids=" ".join)
 
 
 @pytest.fixture
@@ -40,41 +36,23 @@ def plan(tmp_path):
     return write
 
 
-def cells(out):
-    """Return what is said of each thing, in tables of two columns or in lines."""
-    lines = (re.fullmatch(r" (\S.*?)  +(\S.*)", line.rstrip()) for line in out.splitlines())
-    return {**{row[0]: row[1] for row in table(out) if len(row) == 2}, **dict(line.groups() for line in lines if line)}
-
-
-@MEASURED
-def test_tune_prints_what_it_measured_and_changes_no_file(options, prefix, tmp_path):
-    before = contents(tmp_path)
-    out, _ = mxmp("tune", prefix, 3, *QUICK, *options)
-    assert contents(tmp_path) == before
+def test_tune_prints_what_it_measured_and_writes_a_plan_that_convert_takes(prefix, tmp_path):
+    before, file = contents(tmp_path), tmp_path / "plan.json"
+    out, _ = mxmp("tune", prefix, 3, "--shape", SHAPE, "--seconds", "0.1", "--for-inference", "-o", file)
+    assert contents(tmp_path) == {**before, file: file.read_bytes()} and said(out)["written"] == str(file)
     assert table(out)[0][0] == "plan" and table(out)[1][0].startswith("float32")
-    assert cells(out)["holds for"].endswith(f"data (2, 3, 8, 8); network {digest([network()])}")
-
-
-def test_tune_writes_a_plan_that_convert_takes(prefix, tmp_path):
-    file = tmp_path / "plan.json"
-    out, _ = mxmp("tune", prefix, 3, *QUICK, "--objective", "inference", "-o", file)
-    assert cells(out)["written"] == str(file)
+    assert said(out)["holds for"].endswith(f"data (2, 3, 8, 8); network {digest([network()])}")
     found = load(str(file), network(), shapes=SHAPES)
-    assert cells(mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--tuned", file)[0])["policy"] == str(found.policy)
+    assert said(mxmp("convert", prefix, 3, "-o", tmp_path / "out", "--tuned", file)[0])["policy"] == str(found.policy)
 
 
-def test_tune_takes_the_seconds_and_the_policy(prefix, monkeypatch):
-    given = {}
-
-    def fake(net_or_model, batches, policy, objective, **options):
-        given.update(options, policy=policy, objective=objective)
-        return result()
-
-    monkeypatch.setattr(package, "tune", fake)
+def test_tune_takes_the_seconds_and_the_policy(prefix):
     options = ["--policy", "bfloat16", "--keep-float32", "fc", "--seconds", "7.5", "--objective", "inference"]
-    mxmp("tune", prefix, 3, "--shape", SHAPE, *options)
-    assert str(given["policy"]).startswith("param=bfloat16") and given["policy"].names == (("fc", "float32"),)
-    assert (given["seconds"], given["objective"], given["for_inference"]) == (7.5, "inference", False)
+    with mock.patch.object(package, "tune", return_value=result()) as tune:
+        mxmp("tune", prefix, 3, "--shape", SHAPE, *options)
+    _, _, policy, objective = tune.call_args[0]
+    assert str(policy).startswith("param=bfloat16") and policy.names == (("fc", "float32"),)
+    assert objective == "inference" and tune.call_args[1] == {"seconds": 7.5, "for_inference": False}
 
 
 def test_convert_does_what_a_plan_says(prefix, plan, tmp_path):
@@ -85,23 +63,21 @@ def test_convert_does_what_a_plan_says(prefix, plan, tmp_path):
     }
     outs = {name: mxmp("convert", prefix, 3, "-o", tmp_path / name, *options)[0] for name, options in calls.items()}
     symbols = {(tmp_path / f"{name}-symbol.json").read_text() for name in calls}
-    assert "BatchNorm=float32" in cells(outs["a"])["policy"] and len(symbols) == 1 and "amp_cast" in symbols.pop()
-
-
-def test_convert_folds_what_a_plan_for_inference_folded(prefix, plan, tmp_path):
-    file = plan("mixed_bfloat16", for_inference=True, objective="inference")
-    mxmp("convert", prefix, 3, "-o", tmp_path / "a", "--tuned", file)
-    assert "BatchNorm" not in (tmp_path / "a-symbol.json").read_text()
+    assert "BatchNorm=float32" in said(outs["a"])["policy"] and len(symbols) == 1 and "amp_cast" in symbols.pop()
+    folding = plan("mixed_bfloat16", for_inference=True, objective="inference")
+    mxmp("convert", prefix, 3, "-o", tmp_path / "folded", "--tuned", folding)
+    assert "BatchNorm" not in (tmp_path / "folded-symbol.json").read_text()
 
 
 def test_convert_refuses_a_plan_of_another_machine(prefix, plan, tmp_path, monkeypatch):
-    here = read_machine()
-    monkeypatch.setattr(plans, "read_machine", lambda: dataclasses.replace(here, cores=97))
+    machine = dataclasses.replace(read_machine(), cores=97)
+    monkeypatch.setattr(plans, "read_machine", lambda: machine)
     refused("cores: found 97", "convert", prefix, 3, "-o", tmp_path / "a", "--tuned", plan())
 
 
-TUNING = """
-import os, signal, sys
+INTERRUPTS = f"""{FORK}
+import mxmp, mxnet, signal
+from mxmp.cli import main
 from mxmp.tune import by_time, race
 
 class Interrupted(race.Race):
@@ -114,41 +90,27 @@ class Interrupted(race.Race):
             raise AssertionError("the interrupt comes before")
         return super()._build(name)
 
-by_time.Race = Interrupted
-from mxmp.cli import main
-main(sys.argv[1:])
+def at_the_symbol():
+    read = lambda event, args: event == "open" and str(args[0]).endswith("net-symbol.json")
+    sys.addaudithook(lambda event, args: os.kill(os.getpid(), signal.SIGINT) if read(event, args) else None)
+    main(sys.argv[1:])
+
+def in_the_search():
+    by_time.Race = Interrupted
+    main(sys.argv[1:])
+
+print(json.dumps([fork(at_the_symbol), fork(in_the_search)]))
 """
 
 
-def test_ctrl_c_ends_the_search_and_still_gives_the_result(prefix):
+def test_ctrl_c_before_the_search_ends_with_one_line_and_in_it_still_gives_the_result(prefix):
     args = "tune", prefix, 3, "--shape", SHAPE, "--for-inference", "--json"  # with more candidates than float32
-    code, out, _ = python(TUNING, *args)
+    before, (code, out, err) = json.loads(python(INTERRUPTS, *args)[1])
+    assert before[:2] == [130, ""] and before[2].startswith("mxmp: interrupted\nloaded: ")
     found = TuneResult.from_json(out)
-    assert code == 0 and found.proved and found.seconds["float32"] > 0
+    assert code == 0 and err.startswith("loaded: ") and json.loads(out)["record"] == "tuned plan"  # nothing else is printed
+    assert found.proved and found.for_inference and found.objective == "inference" and found.seconds["float32"] > 0
     assert any("Interrupted" in note for note in found.notes)
-
-
-AT_THE_SYMBOL = """
-import os, signal, sys
-from mxmp.cli import main
-read = lambda event, args: event == "open" and str(args[0]).endswith("net-symbol.json")
-sys.addaudithook(lambda event, args: os.kill(os.getpid(), signal.SIGINT) if read(event, args) else None)
-main(sys.argv[1:])
-"""
-
-
-def test_ctrl_c_before_the_search_ends_with_one_line(prefix):
-    """It is pressed when the program opens the file of the symbol."""
-    assert python(AT_THE_SYMBOL, "tune", prefix, 3, "--shape", SHAPE) == INTERRUPTED
-
-
-def test_nothing_but_the_result_is_printed(prefix):
-    """MXNet's own lines about its backend neither, which would go through the bar."""
-    command = [sys.executable, "-m", "mxmp", "tune", prefix, "3", *QUICK, "--for-inference", "--json"]
-    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120)
-    found = TuneResult.from_json(done.stdout)
-    assert (done.returncode, done.stderr) == (0, "") and json.loads(done.stdout)["record"] == "tuned plan"
-    assert found.for_inference and found.objective == "inference" and found.seconds["float32"] > 0
 
 
 # ---------------------------------------------------------------------- benchmark
@@ -156,24 +118,23 @@ def test_nothing_but_the_result_is_printed(prefix):
 SHORT = ("--shape", SHAPE, "--seconds", "0.001")
 
 
-@MEASURED
+@pytest.mark.parametrize("options", [[], ["--for-inference"]], ids=["training", "for inference"])
 def test_policies_that_benchmark_is_asked_for_have_a_row_each(options, prefix, tmp_path):
     before = contents(tmp_path)
     out, err = mxmp("benchmark", prefix, *SHORT, "--policy", "O1", "--policy", "O2", *options)
     assert err == "" and contents(tmp_path) == before
     assert [row[0] for row in table(out) if len(row) == 5] == ["policy", "float32", "O1 (emulated)", "O2 (emulated)"]
-    assert ("BatchNorm folded" in out) == ("--for-inference" in options)
+    assert ("BatchNorm folded" in out) == bool(options)
 
 
 def test_without_bfloat16_benchmark_has_float32_and_a_note_of_what_to_do(prefix, monkeypatch):
     monkeypatch.setattr(times, "runs_bfloat16", lambda: False)
     out, _ = mxmp("benchmark", prefix, 3, *SHORT)
-    assert [row[0] for row in table(out) if len(row) == 3] == ["policy", "float32"]
-    assert "--policy O2 emulates float16" in out
+    assert [row[0] for row in table(out) if len(row) == 3] == ["policy", "float32"] and "--policy O2 emulates float16" in out
 
 
 def test_the_json_of_benchmark_has_the_same(prefix):
-    found = json.loads(mxmp("benchmark", prefix, *SHORT, "--policy", "O2", "--keep-float32", "fc", "--json")[0])
-    low = found["rows"][1]
-    assert [row["policy"] for row in found["rows"]] == ["float32", "O2"] and found["objective"] == "training"
-    assert low["emulated"] and low["error"] > 0
+    options = "--policy", "O2", "--keep-float32", "fc", "--objective", "inference", "--json"
+    found = json.loads(mxmp("benchmark", prefix, *SHORT, *options)[0])
+    assert [row["policy"] for row in found["rows"]] == ["float32", "O2"] and found["objective"] == "inference"
+    assert found["rows"][1]["emulated"] and found["rows"][1]["error"] > 0

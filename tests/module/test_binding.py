@@ -31,7 +31,6 @@ from tests.module.tools import (
     plain,
     ready,
     samples,
-    scale,
     train,
     values,
 )  # fmt: skip
@@ -60,18 +59,17 @@ def test_callbacks_see_the_float32_network(tmp_path, caplog):
         mx.callback.do_checkpoint(f"{prefix}-do"),
         mx.callback.module_checkpoint(module, prefix, save_optimizer_states=True),
     ]
-    data = [iterator(shape=IMAGES, seed=seed) for seed in (0, 1)]
-    with caplog.at_level(logging.INFO):
-        module.fit(
-            data[0], eval_data=data[1], eval_metric=["acc", "ce"], epoch_end_callback=callbacks, begin_epoch=1,
-            batch_end_callback=mx.callback.Speedometer(8, 2), num_epoch=3, optimizer_params=SGD,
-        )  # fmt: skip
+    train_data, eval_data = (iterator(shape=IMAGES, seed=seed) for seed in (0, 1))
+    caplog.set_level(logging.INFO)
+    module.fit(
+        train_data, eval_data=eval_data, eval_metric=["acc", "ce"], epoch_end_callback=callbacks, begin_epoch=1,
+        batch_end_callback=mx.callback.Speedometer(8, 2), num_epoch=3, optimizer_params=SGD,
+    )  # fmt: skip
     assert seen == [(1, symbol, {np.float32}), (2, symbol, {np.float32})]
-    assert module.symbol is symbol and symbol.tojson() == before
+    assert module.symbol is symbol and symbol.tojson() == before and (tmp_path / "model-0003.states").exists()
     for name in ("model-do-0003", "model-0003"):
         saved = mx.nd.load(str(tmp_path / f"{name}.params"))
         assert bits({key.split(":")[1]: a.asnumpy() for key, a in saved.items()}) == bits(values(module))
-    assert (tmp_path / "model-0003.states").exists()
     assert "Validation-accuracy" in caplog.text and "Train-cross-entropy" in caplog.text and "Speed" in caplog.text
 
 
@@ -82,6 +80,12 @@ def test_methods_have_the_arguments_of_mxnets(ours, theirs):
         assert list(inspect.signature(getattr(ours, name)).parameters)[: len(expected)] == expected, name
 
 
+def outputs(module, x=None):
+    x = mx.nd.array(np.random.default_rng(3).normal(size=(8, 6))) if x is None else x
+    module.forward(mx.io.DataBatch([x]), is_train=False)
+    return module.get_outputs()[0].asnumpy()
+
+
 # ---------------------------------------------------------------------- conversion
 
 
@@ -89,11 +93,10 @@ def test_executors_run_emulated_float16_and_the_report_says_so(monkeypatch):
     """The graph that is bound on a CPU has no float16 product, but rounds to float16 around each."""
     monkeypatch.setattr("mxmp.rounding.available", lambda: False)
     module = bound(loss_scale=8)
-    casts = [node for node in to_graph(module._exec_group.symbol).nodes if node.op == "Cast"]
-    assert {node.get("dtype") for node in casts} == {"float16", "float32"}
+    dtypes = {node.get("dtype") for node in to_graph(module._exec_group.symbol).nodes if node.op == "Cast"}
     precisions = {row.name: row.precision for row in module.report.rows}
+    assert dtypes == {"float16", "float32"} and module.policy == Policy.parse("O1")
     assert precisions["fc1"] == "float16" and precisions["softmax"] == "float32"
-    assert module.policy == Policy.parse("O1")
 
 
 @pytest.mark.parametrize("policy", ["float32", "O1"])
@@ -101,51 +104,37 @@ def test_prelu_gets_the_gradient_that_it_gets_operator_by_operator(policy):
     """MXNet's executor computes the slope's gradient from memory that the data's gradient is in already."""
     x = mx.sym.LeakyReLU(mx.sym.var("data"), mx.sym.var("alpha"), act_type="prelu", name="prelu")
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4, name="fc"), name="softmax")
-    args, data, label = params_of(net, data=(8, 6))[0], *map(mx.nd.array, samples(8))
-    args["alpha"].attach_grad()
-    with mx.autograd.record():
-        hidden = mx.nd.LeakyReLU(data, args["alpha"], act_type="prelu")
-        logits = mx.nd.FullyConnected(hidden, args["fc_weight"], args["fc_bias"], num_hidden=4)
-        mx.nd.softmax_cross_entropy(logits, label).backward()
     module = bound(net, policy, loss_scale=1, bind={"inputs_need_grad": True})
-    module.forward_backward(mx.io.DataBatch([data], [label]))
-    expected = args["alpha"].grad.asnumpy()
+    module.forward_backward(batches()[0])
+    data, label = samples()[0][:8], samples()[1][:8].astype(int)
+    weight = params_of(net, data=(8, 6))[0]["fc_weight"].asnumpy()
+    expected = (np.minimum(data, 0) * ((module.get_outputs()[0].asnumpy() - np.eye(4)[label]) @ weight)).sum(axis=0)
     assert np.linalg.norm(grads(module)["alpha"] - expected) <= 0.02 * np.linalg.norm(expected)
 
 
 # ---------------------------------------------------------------------- shapes
 
 
-def summed(length=4):
-    """A mean over time: short enough for float16 up to 1024 elements."""
-    steps = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, flatten=False, name="fc")
-    return mx.sym.SoftmaxOutput(mx.sym.mean(steps, axis=1, name="mean"), name="softmax")
-
-
-def long(length):
-    data = mx.nd.array(np.random.default_rng(length).normal(size=(2, length, 3)))
-    return mx.io.DataBatch([data], [mx.nd.array([0, 1])])
-
-
 def test_shapes_convert_anew_only_where_verdicts_change_and_training_goes_on(monkeypatch):
-    """A reduction that is too long for float16 moves to float32; scale, monitor and weights go along."""
+    """A reduction that is too long for float16, over 1024 elements, moves to float32; scale and monitor go along."""
     made, convert_graph = [], binding.convert_graph
     monkeypatch.setattr(binding, "convert_graph", lambda *args: made.append(args) or convert_graph(*args))
-    module, monitor = ready(summed(), "O2", (2, 4, 3), loss_scale=8), mx.mon.Monitor(1, pattern="softmax_output")
+    steps = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, flatten=False, name="fc")
+    symbol = mx.sym.SoftmaxOutput(mx.sym.mean(steps, axis=1, name="mean"), name="softmax")
+    module, monitor = ready(symbol, "O2", (2, 4, 3), loss_scale=8), mx.mon.Monitor(1, pattern="softmax_output")
     module.install_monitor(monitor)
     module.loss_scale = None  # and set again below: every shape still has an input for it
-    for number, length in enumerate((4, 40000, 5, 50000, 4)):
+    for length in (4, 40000, 5, 50000, 4):
         before = values(module)["fc_weight"]
         monitor.tic()
-        module.forward_backward(long(length))
+        module.forward_backward(mx.io.DataBatch([mx.nd.random.normal(shape=(2, length, 3))], [mx.nd.array([0, 1])]))
         assert [name for _, name, _ in monitor.toc()] == ["softmax_output"]
         assert module.update() and not np.array_equal(values(module)["fc_weight"], before)
         precision = {row.name: row.precision for row in module.report.rows}["mean"]
         assert precision == ("float16" if length < 1024 else "float32")
         assert module.data_shapes[0].shape == (2, length, 3)
-        if number == 0:
-            module.loss_scale = 16
-        assert number == 0 or arrays(module, "loss_scale")[0].asscalar() == 16
+        assert arrays(module, "loss_scale")[0].asscalar() == module.loss_scale.value
+        module.loss_scale = 16
     assert len(made) == 2
 
 
@@ -157,9 +146,8 @@ def test_outputs_of_several_contexts_are_joined_along_their_batch():
     module.bind([mx.io.DataDesc("data", (3, 4, 5), layout="LNC")], for_training=False)
     module.init_params()
     x = mx.nd.random.normal(shape=(3, 4, 5))
-    module.forward(mx.io.DataBatch([x]), is_train=False)
     weight, bias = (module.get_params()[0][f"fc_{name}"].asnumpy() for name in ("weight", "bias"))
-    np.testing.assert_allclose(module.get_outputs()[0].asnumpy(), x.asnumpy() @ weight.T + bias, atol=2e-3)
+    np.testing.assert_allclose(outputs(module, x), x.asnumpy() @ weight.T + bias, atol=2e-3)
 
 
 # ---------------------------------------------------------------------- dtypes of data
@@ -169,20 +157,15 @@ def test_outputs_of_several_contexts_are_joined_along_their_batch():
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_data_of_another_float_dtype_follows_the_policy(dtype, policy):
     """Fitted on the same float16 values, in batches of two sizes, and scored."""
-    data, label = samples()
-
-    def fitted(dtype):
-        module = Module(mlp(), policy=policy)
+    accuracies, modules, (data, label) = [], [], samples()
+    for each in (dtype, "float32"):
+        module, given = Module(mlp(), policy=policy), {"data": mx.nd.array(data.astype(np.float16), dtype=each)}
         for size, args in ((8, params_of(mlp(), data=(8, 6))[0]), (4, None)):
-            given = mx.nd.array(data.astype(np.float16), dtype=dtype), mx.nd.array(label, dtype=dtype)
-            it = mx.io.NDArrayIter(*given, batch_size=size, label_name="softmax_label")
+            it = mx.io.NDArrayIter(given, mx.nd.array(label, dtype=each), size, label_name="softmax_label")
             module.fit(it, num_epoch=1, arg_params=args, optimizer_params=SGD)
-        return module, module.score(it, "acc")
-
-    (module, accuracy), (expected, same) = fitted(dtype), fitted("float32")
-    assert {array.dtype for array in module.get_params()[0].values()} == {np.float32}
-    assert bits(values(module)) == bits(values(expected)) and accuracy == same
-    assert module.report.casts == expected.report.casts
+        accuracies.append(module.score(it, "acc"))
+        modules.append((bits(values(module)), {array.dtype for array in module.get_params()[0].values()}, module.report.casts))
+    assert modules[0] == modules[1] and modules[0][1] == {np.float32} and accuracies[0] == accuracies[1]
 
 
 def test_data_and_labels_are_cast_before_they_are_copied_to_executors():
@@ -231,8 +214,7 @@ def test_states_are_carried_over():
     first = module.get_outputs()[1].asnumpy()
     module.set_states(states=[[module.get_outputs()[1]]])
     module.forward(batches()[0], is_train=False)
-    assert np.allclose(module.get_outputs()[1].asnumpy() - first, first - 0.5, atol=0.01)
-    assert module.update()
+    assert np.allclose(module.get_outputs()[1].asnumpy() - first, first - 0.5, atol=0.01) and module.update()
 
 
 @pytest.mark.parametrize("req", [["null", "write", "null", "write", "null", "null"], {"fc1_weight": "null"}])
@@ -261,7 +243,7 @@ def sharing(module, **options):
 
 
 def test_a_shared_module_shares_weights_optimizer_and_scale():
-    module = ready(policy="O2", loss_scale=scale(16))
+    module = ready(policy="O2", loss_scale=16)
     other = train(sharing(module), batches(4)[:1])
     module._params_dirty = True  # what a shared step changes on the devices only the one that took it knows
     assert bits(values(other)) == bits(values(module)) != bits(values(bound(policy="O2")))
@@ -290,12 +272,6 @@ def test_a_scale_must_fit_every_module_that_shares_it_and_that_borrows_an_optimi
 # ---------------------------------------------------------------------- inference
 
 
-def outputs(module, x=None):
-    x = mx.nd.array(np.random.default_rng(3).normal(size=(8, 6))) if x is None else x
-    module.forward(mx.io.DataBatch([x]), is_train=False)
-    return module.get_outputs()[0].asnumpy()
-
-
 def test_a_module_for_inference_computes_what_the_converted_model_does():
     """It has no input for a loss scale, and float32 parameters, which are cast at each call."""
     module = bound(bind={"for_training": False})
@@ -317,9 +293,10 @@ def test_parameters_and_statistics_that_are_set_are_seen_by_fused_layers(missing
         other.bind(*(module.data_shapes, module.label_shapes), for_training=False, shared_module=module)
         before = outputs(module, x), outputs(other, x)
         args, aux = params_of(symbol, 5, data=shape)
-        module.set_params(args, {name: value + 3 for name, value in aux.items()}, allow_missing=missing)
+        aux = {name: value + 3 for name, value in aux.items()}
+        module.set_params(args, aux, allow_missing=missing)
         fresh = bound(symbol, policy, shape, bind={"for_training": False})
-        fresh.init_params(arg_params=args, aux_params={n: v + 3 for n, v in aux.items()}, force_init=True)
+        fresh.init_params(arg_params=args, aux_params=aux, force_init=True)
         for each, old in zip((module, other), before):
             np.testing.assert_array_equal(outputs(each, x), outputs(fresh, x))
             assert not np.array_equal(outputs(each, x), old)
@@ -345,15 +322,9 @@ def test_a_module_that_infers_sees_the_steps_of_one_that_trains_its_parameters(s
 # ---------------------------------------------------------------------- monitors
 
 
-class Kept(mx.mon.Monitor):
-    """Keeps the arrays that it sees."""
-
-    def __init__(self, **kwargs):
-        super().__init__(1, stat_func=lambda array: array.copy(), **kwargs)
-
-
-def seen(module, monitor, shape):
+def seen(module, monitor_all, shape):
     """Return what a monitor sees of a step, (name, dtype, value) in order, and its names of weights."""
+    monitor = mx.mon.Monitor(1, lambda array: array.copy(), monitor_all=monitor_all)
     module.install_monitor(monitor)
     monitor.tic()
     module.forward_backward(batches(8, shape=shape)[0])
@@ -376,19 +347,14 @@ def branches():
 def test_a_monitor_sees_the_network_as_it_was_written(policy, monitor_all, make):
     shape, symbol = (3, 6, 6), make()
     modules = bound(symbol, shape=(8, *shape), cls=mx.mod.Module), bound(symbol, policy, (8, *shape), loss_scale=8)
-    (wanted, weights), (found, own) = (seen(module, Kept(monitor_all=monitor_all), shape) for module in modules)
-    sums = "sum_grad"  # MXNet's name for sums of gradients
-    assert {name for name, *_ in found if sums not in name} == {name for name, *_ in wanted if sums not in name}
-    assert own == weights and {dtype for _, dtype, _ in found} == {np.float32}
-    names = [name for name, *_ in found if "backward" not in name and "grad" not in name]
-    assert monitor_all or len(set(names)) == len(names)
-    forward = {name: value for name, _, value in wanted if name in names}
-    for name, _, value in found:
-        if name in forward:  # two roundings per layer over a handful of layers
-            bound_ = (0.08 if policy == BFLOAT16 else 0.01) * max(1, np.abs(forward[name]).max())
-            np.testing.assert_allclose(value, forward[name], atol=bound_, err_msg=name)
-        if policy == "O1" and name in ("conv_output", "bn_output", "relu_output", "fc_output"):
-            assert np.array_equal(value, value.astype(np.float16)), name  # what float16 holds
-
-
-# ---------------------------------------------------------------------- refused
+    (wanted, weights), (found, own) = (seen(module, monitor_all, shape) for module in modules)
+    shown, expected = ({name for name, *_ in each if "sum_grad" not in name} for each in (found, wanted))  # MXNet's sums
+    assert shown == expected and own == weights and {dtype for _, dtype, _ in found} == {np.float32}
+    forward = {name: value for name, _, value in wanted if "backward" not in name and "grad" not in name}
+    seen_forward = [(name, value) for name, _, value in found if name in forward]
+    assert monitor_all or len(dict(seen_forward)) == len(seen_forward)
+    for name, value in seen_forward:  # two roundings per layer over a handful of layers
+        tolerance = (0.08 if policy == BFLOAT16 else 0.01) * max(1, np.abs(forward[name]).max())
+        np.testing.assert_allclose(value, forward[name], atol=tolerance, err_msg=name)
+        is_float16 = policy == "O1" and name in ("conv_output", "bn_output", "relu_output", "fc_output")
+        assert not is_float16 or np.array_equal(value, value.astype(np.float16)), name  # what float16 holds

@@ -29,9 +29,8 @@ def sym_gen(length):
 def extra_layer(length):
     """The same, with a layer that the default bucket alone has."""
     out = sym_gen(length)[0].get_internals()["fc2_output"]
-    if length == KEYS[0]:
-        out = mx.sym.FullyConnected(out, num_hidden=4, name="extra")
-    return mx.sym.SoftmaxOutput(out, name="softmax"), *NAMES
+    extra = mx.sym.FullyConnected(out, num_hidden=4, name="extra") if length == KEYS[0] else out
+    return mx.sym.SoftmaxOutput(extra, name="softmax"), *NAMES
 
 
 def batch(length, seed):
@@ -47,10 +46,10 @@ def bound(make=sym_gen, cls=BucketingModule, **kwargs):
     return module
 
 
-def ready(kvstore="device", **kwargs):
-    module, rng = bound(**kwargs), np.random.default_rng(0)
-    shapes = {"fc1_weight": (8, 5), "fc1_bias": (8,), "fc2_weight": (4, 8), "fc2_bias": (4,)}
-    module.init_params(arg_params={n: mx.nd.array(rng.normal(size=s)) for n, s in shapes.items()}, aux_params={})
+def ready(make=sym_gen, kvstore="device", **kwargs):
+    mx.random.seed(0)
+    module = bound(make, **kwargs)
+    module.init_params(mx.init.Normal(0.5))
     module.init_optimizer(kvstore, "sgd", SGD)
     return module
 
@@ -79,31 +78,24 @@ def test_all_buckets_have_one_scale():
     module = train(ready(loss_scale=scale(64, growth_interval=3)), [0, 1])
     module.forward_backward(batch(KEYS[1], 2))
     poison(module._curr_module)
-    assert module.update() is False
-    assert module.last_step_skipped and module.consecutive_skips == 1
+    assert module.update() is False and module.last_step_skipped and module.consecutive_skips == 1
     assert {bucket.loss_scale.value for bucket in module._buckets.values()} == {32}
     train(module, [2, 3, 4])
     assert (module.loss_scale.value, module.skipped_steps) == (64, 1)
     module.loss_scale = 16
     assert module._buckets[KEYS[1]].loss_scale.value == 16
-    module = ready(policy="float32", loss_scale=8)  # the default bucket has an input for it
-    module.loss_scale = None
-    train(module, range(2))  # the other is bound without
-    for key in KEYS[::-1]:
-        module.switch_bucket(key, None)
-        with pytest.raises(TrainerError, match="bound without a loss scale"):
-            module.loss_scale = 8
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_resumed_buckets_are_bit_identical_and_have_the_networks_symbols(policy, tmp_path):
+@pytest.mark.parametrize("steps", [5, 6], ids=["default bucket", "small bucket"])  # which lacks a layer
+def test_resumed_buckets_are_bit_identical_and_have_the_networks_symbols(steps, policy, tmp_path):
     prefix, first = str(tmp_path / "model"), batch(KEYS[0], 0)
-    whole = train(ready(policy=policy, loss_scale=scale(64, growth_interval=2)), range(5))
+    whole = train(ready(extra_layer, policy=policy, loss_scale=scale(64, growth_interval=2)), range(steps))
     whole.save_checkpoint(prefix, 5, save_optimizer_states=True)
     for key in KEYS:
         saved = to_graph(mx.sym.load(f"{prefix}-{key}-symbol.json"))
-        assert [node.op for node in saved.nodes] == [node.op for node in to_graph(sym_gen(key)[0]).nodes]
-    loaded = BucketingModule.load(prefix, 5, sym_gen, KEYS[0], load_optimizer_states=True, policy=policy)
+        assert [node.op for node in saved.nodes] == [node.op for node in to_graph(extra_layer(key)[0]).nodes]
+    loaded = BucketingModule.load(prefix, 5, extra_layer, KEYS[0], load_optimizer_states=True, policy=policy)
     loaded.bind(first.provide_data, first.provide_label)
     loaded.init_optimizer("device", "sgd", SGD)
     for module in (whole, loaded):
@@ -112,27 +104,10 @@ def test_resumed_buckets_are_bit_identical_and_have_the_networks_symbols(policy,
     assert (loaded.loss_scale, loaded.skipped_steps) == (whole.loss_scale, whole.skipped_steps)
 
 
-def test_a_checkpoint_in_a_small_bucket_holds_what_it_lacks(tmp_path):
-    module = train(bound(extra_layer, policy="O2", loss_scale=512), ())
-    module.init_params(mx.init.Xavier())
-    module.init_optimizer("device", "sgd", SGD)
-    train(module, (0, 1))
-    trained = module._buckets[KEYS[0]]._exec_group.execs[0].arg_dict["extra_weight"]
-    assert values(module)["extra_weight"].astype("float16").tolist() == trained.asnumpy().tolist()
-    module.save_checkpoint(str(tmp_path / "net"), 1, True)
-    other = BucketingModule.load(str(tmp_path / "net"), 1, extra_layer, KEYS[0], True, policy="O2", loss_scale=512)
-    other.bind(batch(KEYS[0], 0).provide_data, batch(KEYS[0], 0).provide_label)
-    other.init_optimizer("device", "sgd", SGD)
-    for each in (module, other):
-        train(each, (2, 3, 4))
-    assert bits(values(other)) == bits(values(module))
-
-
 @pytest.mark.parametrize("kvstore", [None, "device"])
 def test_a_rebind_keeps_the_optimizer_and_gives_up_the_window_that_was_open(kvstore):
-    options = {"policy": "O2", "loss_scale": 64, "context": TWO, "kvstore": kvstore}
+    options, first = {"policy": "O2", "loss_scale": 64, "context": TWO, "kvstore": kvstore}, batch(KEYS[0], 0)
     ours, other = (train(ready(**options), range(3)) for _ in range(2))
-    first = batch(KEYS[0], 0)
     ours.forward_backward(first)
     ours.bind(first.provide_data, first.provide_label, force_rebind=True)
     ours.loss_scale = 64  # which is refused in an open window
@@ -145,8 +120,7 @@ def test_calls_reach_the_current_bucket(tmp_path):
     module = ready(policy="O2", loss_scale=64)
     module.forward_backward(batch(KEYS[1], 1))
     module.unscale()
-    norm = module.clip_global_norm(1.0)
-    assert 1.0 < norm < 50.0  # true gradients: scaled ones would be 64 times as large
+    assert 0.1 < module.clip_global_norm(1.0) < 10  # true gradients: scaled ones would be 64 times as large
     module.discard_grads()
     with pytest.raises(TrainerError, match="no backward has run"):
         module.update()
@@ -159,8 +133,7 @@ def test_calls_reach_the_current_bucket(tmp_path):
     module.save_optimizer_states(str(tmp_path / "states"))
     module.set_params({name: array + 1 for name, array in module.get_params()[0].items()}, {})
     module.load_optimizer_states(str(tmp_path / "states"))  # weights decide over its masters
-    stored = arrays(module._curr_module, "fc1_weight")[0].asnumpy().astype(np.float32)
-    assert np.array_equal(values(module)["fc1_weight"], stored)
+    assert np.array_equal(values(module)["fc1_weight"], arrays(module._curr_module, "fc1_weight")[0].asnumpy())
     assert module.report.casts and module.policy == module._curr_module.policy
     train(module, range(2))
     arrays(module._curr_module, "fc1_bias")[0][0] += 1
@@ -180,16 +153,8 @@ def test_a_monitor_sees_every_bucket_by_its_names():
 
 
 def test_an_optimizer_set_up_in_a_small_bucket_knows_the_parameters_of_all():
-    """The bucket of length 3 lacks the first layer, of which alone the policy's pattern is."""
-
-    def shrinks(length):
-        hidden = mx.sym.Reshape(mx.sym.var("data"), shape=(-1, length, 5))
-        if length == KEYS[0]:
-            hidden = mx.sym.FullyConnected(hidden, num_hidden=5, flatten=False, name="fc1")
-        out = mx.sym.FullyConnected(mx.sym.mean(hidden, axis=1), num_hidden=4, name="fc2")
-        return mx.sym.SoftmaxOutput(out, name="softmax"), *NAMES
-
-    module, second = bound(shrinks, policy="O2,name:fc1=float32", loss_scale=4), batch(KEYS[1], 0)
+    """The small one lacks the last layer, of which alone the policy's pattern is."""
+    module, second = bound(extra_layer, policy="O2,name:extra=float32", loss_scale=4), batch(KEYS[1], 0)
     module.init_params()
     module.switch_bucket(KEYS[1], second.provide_data, second.provide_label)
     module.init_optimizer()
@@ -198,24 +163,27 @@ def test_an_optimizer_set_up_in_a_small_bucket_knows_the_parameters_of_all():
     assert all(not np.array_equal(values(module)[name], before[name]) for name in before)
 
 
-def set_scale(module, tmp_path):
-    module.loss_scale = "dynamic"
+GIVES = {
+    "set": lambda module, states: setattr(module, "loss_scale", "dynamic"),
+    "load": lambda module, states: module.load_optimizer_states(states),
+    "optimizer": lambda module, states: module.init_optimizer(
+        "device", LossScaleOptimizer(mx.optimizer.SGD(rescale_grad=1 / 8)), force_init=True
+    ),
+}
 
 
-def load_scale(module, tmp_path):
-    ready(policy="float32", loss_scale=8).save_optimizer_states(str(tmp_path / "states"))
-    module.load_optimizer_states(str(tmp_path / "states"))
-
-
-def optimize_with_scale(module, tmp_path):
-    module.init_optimizer("device", LossScaleOptimizer(mx.optimizer.SGD(rescale_grad=1 / 8)), force_init=True)
-
-
-@pytest.mark.parametrize("give", [set_scale, load_scale, optimize_with_scale])
-def test_a_loss_scale_after_binding_without_one_is_refused(give, tmp_path):
-    module = train(ready(policy="float32"), range(2))
+def test_a_loss_scale_after_binding_without_one_is_refused(tmp_path):
+    states, module = str(tmp_path / "states"), train(ready(policy="float32"), range(2))
+    ready(policy="float32", loss_scale=8).save_optimizer_states(states)
     before = bits(values(module))
-    with pytest.raises(TrainerError, match="loss_scale: this module was bound without a loss scale.*; set it before"):
-        give(module, tmp_path)
+    for give in GIVES.values():
+        with pytest.raises(TrainerError, match="loss_scale: this module was bound without a loss scale.*; set it before"):
+            give(module, states)
     assert isinstance(module.loss_scale, NoOpLossScale) and bits(values(module)) == before
-    train(module, range(2))
+    module = ready(policy="float32", loss_scale=8)  # the default bucket has an input for it
+    module.loss_scale = None
+    train(module, range(2))  # the other is bound without
+    for key in KEYS[::-1]:
+        module.switch_bucket(key, None)
+        with pytest.raises(TrainerError, match="bound without a loss scale"):
+            module.loss_scale = 8

@@ -31,8 +31,7 @@ def convnet(classes=4):
 
 def samples(count=32, shape=(6,), classes=4, seed=0):
     rng = np.random.default_rng(seed)
-    label = rng.integers(0, classes, count)
-    centers = rng.normal(size=(classes, *shape))
+    label, centers = rng.integers(0, classes, count), rng.normal(size=(classes, *shape))
     data = centers[label] + 0.3 * rng.normal(size=(count, *shape))
     return data.astype(np.float32), label.astype(np.float32)
 
@@ -47,14 +46,10 @@ def batches(batch_size=8, **kwargs):
 
 def params_of(symbol, seed=0, **shapes):
     """Return reproducible float32 parameters."""
-    rng = np.random.default_rng(seed)
-    sizes, _, aux_sizes = symbol.infer_shape(**shapes)
-    args = {
-        name: mx.nd.array(rng.normal(size=size) * 0.3)
-        for name, size in zip(symbol.list_arguments(), sizes)
-        if name not in shapes and "label" not in name
-    }
-    return args, {n: mx.nd.zeros(s) + ("var" in n) for n, s in zip(symbol.list_auxiliary_states(), aux_sizes)}
+    rng, (sizes, _, aux) = np.random.default_rng(seed), symbol.infer_shape(**shapes)
+    args = {name: mx.nd.array(rng.normal(size=size) * 0.3) for name, size in zip(symbol.list_arguments(), sizes)}
+    values = {name: value for name, value in args.items() if name not in shapes and "label" not in name}
+    return values, {n: mx.nd.zeros(s) + ("var" in n) for n, s in zip(symbol.list_auxiliary_states(), aux)}
 
 
 def bound(symbol=None, policy="O1", shape=(8, 6), cls=Module, seed=0, bind=None, **kwargs):
@@ -114,8 +109,7 @@ def trace(module):
 
 def poison(module):
     """Make one gradient on the last context NaN, as an overflow would."""
-    grad_arrays = next(g for g in module._exec_group.grad_arrays if g[0] is not None)
-    grad_arrays[-1][:] = np.nan
+    next(g for g in module._exec_group.grad_arrays if g[0] is not None)[-1][:] = np.nan
 
 
 def scale(value, **kwargs):
