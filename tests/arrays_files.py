@@ -1,7 +1,5 @@
 """Files of arrays as MXNet writes and wrote them, and such as it never wrote."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

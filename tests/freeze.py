@@ -1,7 +1,5 @@
 """Copies of values that compare equal only bit for bit, for tests of what must not change."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A disk that is full, as far as one process can tell."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 

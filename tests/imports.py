@@ -1,7 +1,5 @@
 """What the files of mxmp import, read with ast; nothing is imported for it."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from pathlib import Path

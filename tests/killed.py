@@ -1,7 +1,5 @@
 """A save that is killed, as by ``kill -9``, at each of its renames in turn."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The one runner of the tables of messages: a call, the error or warning that it gives, and its text."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """Names that MXNet takes and that others stumble over."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import strategies
 

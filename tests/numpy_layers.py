@@ -1,7 +1,5 @@
 """A convolution and a BatchNorm in numpy, with their gradients, in float64."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The structure of a checkpoint's parameters: what MXNet wrote is accepted, what does not add up is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

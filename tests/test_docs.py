@@ -1,7 +1,5 @@
 """The code of the README and of the guides runs, and prints what they say."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Names, aliases and limits of dtypes."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """An Estimator with the handler, on handwritten digits, against loops written by hand."""
 
-from __future__ import annotations
-
 import logging
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """Who may import whom: the table of layers in docs/architecture.md. No circle of imports."""
 
-from __future__ import annotations
-
 import re
 
 from tests.imports import FILES, ROOT, imports_of

@@ -1,7 +1,5 @@
 """What policies, dtypes, files, the export to ONNX and the Estimator say of wrong arguments: one table."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Private names of MXNet stand in mxmp.mxnet_private alone, and MXNet has them all."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

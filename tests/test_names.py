@@ -1,7 +1,5 @@
 """What people guess: a name of another library, a public name of another module, a slip of the pen."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess

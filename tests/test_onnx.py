@@ -1,7 +1,5 @@
 """Converted models through MXNet's exporter to ONNX, onnx's checker and onnxruntime."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import onnx

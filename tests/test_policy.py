@@ -1,7 +1,5 @@
 """The precision policy."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 

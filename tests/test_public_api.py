@@ -1,7 +1,5 @@
 """The reference (docs/reference) says what is public: all of it is there, and users' code needs nothing else."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Missing and unfit dependencies give an error with the command that mends them."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

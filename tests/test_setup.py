@@ -1,7 +1,5 @@
 """What setup.py declares: versions, extras, and that only one extra brings the CPU wheel."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import runpy

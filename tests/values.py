@@ -1,7 +1,5 @@
 """Arrays of any precision as float32 numbers and back, by MXNet and numpy: nothing of mxmp takes part."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 

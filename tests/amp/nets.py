@@ -1,7 +1,5 @@
 """Networks of the tests of mxmp.amp."""
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

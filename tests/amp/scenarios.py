@@ -4,8 +4,6 @@
 and prints the outcomes as JSON; the tests run them with mxmp.amp.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """initialize, with the levels and properties of Apex, and its company."""
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

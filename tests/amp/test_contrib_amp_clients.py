@@ -1,7 +1,5 @@
 """Scripts written for contrib.amp: what they read and write of a trainer, and `mxmp run --amp`, without an edit."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -5,8 +5,6 @@ The user's code is the same but for its import (``scenarios.py``). That of contr
 stand in tests/symbol.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """convert_symbol, convert_model, convert_hybrid_block and convert_bucketing_module, as MXNet's scripts call them."""
 
-from __future__ import annotations
-
 import inspect
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """init, disable and disable_casts: which nets run in mixed precision, and when."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """Every message of mxmp.amp; a call that is refused leaves nets, trainers and MXNet as they were."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon

@@ -1,7 +1,5 @@
 """The lists of operators, against contrib.amp's and against what conversion does."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

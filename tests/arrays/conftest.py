@@ -1,7 +1,5 @@
 """Arrays on a CPU, treated as on each device."""
 
-from __future__ import annotations
-
 import pytest
 
 from mxmp import arrays

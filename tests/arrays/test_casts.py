@@ -1,7 +1,5 @@
 """Casts of arrays, one by one and many together, and arrays on a CPU as memory; the oracle is numpy."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -3,8 +3,6 @@
 MXNet's operator of the optimizer that a GPU takes exists on a CPU too; `on_gpu` is told to ask for it.
 """
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

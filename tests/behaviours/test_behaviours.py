@@ -3,8 +3,6 @@
 A test names with ``@pytest.mark.behaviour`` what it holds. All of the behaviours mean something on MXNet.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

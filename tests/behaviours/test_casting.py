@@ -4,8 +4,6 @@ The oracle is MXNet on operands that were cast by hand, bit for bit: in bfloat16
 run; float16, which has few on a CPU, is rounded by hand around float32 ones.
 """
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

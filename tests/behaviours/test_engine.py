@@ -1,7 +1,5 @@
 """What a user can check of the engine: networks in, networks out, by public names alone. docs/behaviours.md lists it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

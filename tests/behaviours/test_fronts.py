@@ -1,7 +1,5 @@
 """What a user can check of the fronts and the tools, by public names alone. docs/behaviours.md lists it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

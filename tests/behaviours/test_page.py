@@ -1,7 +1,5 @@
 """docs/behaviours.md names tests that exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random programs of a trainer's calls: whatever comes in whatever order, nothing is ever half done."""
 
-from __future__ import annotations
-
 import random
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """A run stopped and resumed is bit-identical to one that was not, at every level."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

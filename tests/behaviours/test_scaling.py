@@ -1,7 +1,5 @@
 """Behaviours of loss scaling that the test suites of torch and Apex assert and no other test here holds."""
 
-from __future__ import annotations
-
 import pickle
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """Float32 inputs of a network (data, labels, states) are not narrowed to save bytes."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The benchmarks at their smallest: what they write and print. Times are not looked at, but for those that are told."""
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """A small checkpoint, and the command line run on it."""
 
-from __future__ import annotations
-
 import inspect
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """``mxmp convert``: the files, and the summary."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

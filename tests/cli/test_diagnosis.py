@@ -1,7 +1,5 @@
 """``mxmp compare``, ``ranges``, ``doctor`` and ``report``: the tables, the JSON and the page."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """Bad input: one line that says what to do, and an exit code; never a traceback, and no file is written."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """``mxmp inspect``: what a policy decides, and what a converted network holds."""
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

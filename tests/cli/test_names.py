@@ -1,7 +1,5 @@
 """Names and paths of any characters on the command line."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

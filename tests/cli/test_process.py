@@ -1,7 +1,5 @@
 """The command line as a program: pipes, terminals, signals, and what it imports."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """``mxmp run``: a program finds, does and leaves what it does under Python alone, which is the oracle here."""
 
-from __future__ import annotations
-
 import os
 import py_compile
 import signal

@@ -1,7 +1,5 @@
 """``mxmp tune``, ``benchmark`` and ``convert --tuned``: from a checkpoint to times and a plan, and from a plan back."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from unittest import mock

@@ -1,7 +1,5 @@
 """What single modules of MXNet and GluonCV get: numbers as text, arrays for numpy, metrics' sums, changed code."""
 
-from __future__ import annotations
-
 import functools
 import json
 import pickle

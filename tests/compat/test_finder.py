@@ -1,7 +1,5 @@
 """Modules that the finder's loader runs: what they import, and that they are modules like others."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

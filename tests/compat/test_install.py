@@ -1,7 +1,5 @@
 """What importing mxmp installs, where, and what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The views have what MXNet and GluonCV read of numpy, scipy and distutils, with the meaning of numpy 1.23."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import math

@@ -1,7 +1,5 @@
 """onnx as MXNet's exporter and importer see it, with onnx 1.13 and with later ones."""
 
-from __future__ import annotations
-
 import sys
 
 import mxnet as mx

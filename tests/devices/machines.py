@@ -1,7 +1,5 @@
 """Machines made up by a script in the place of nvidia-smi."""
 
-from __future__ import annotations
-
 import shlex
 
 

@@ -1,7 +1,5 @@
 """What is done about AMX: decided here with answers of a kernel that are made up, and run where the processor has it."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

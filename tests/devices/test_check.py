@@ -1,7 +1,5 @@
 """What a policy means on machines that are made up: cards by a script in the place of nvidia-smi, processors by flags."""
 
-from __future__ import annotations
-
 import logging
 import time
 

@@ -1,7 +1,5 @@
 """The processor that a /proc/cpuinfo names first."""
 
-from __future__ import annotations
-
 import pytest
 
 from mxmp.devices import processor

@@ -1,7 +1,5 @@
 """The clock: what runs, what is made of the times, and what they hold for."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

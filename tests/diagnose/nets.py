@@ -1,7 +1,5 @@
 """Networks, steps that fail for a known reason, and numpy's half precision: what the tests of this folder share."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """One batch or several: the same for every function, of arrays of MXNet and of numpy."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """What is wrong with a loop is found, in healthy loops nothing, and all is as before."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """``mxmp.diagnose.compare``: networks of every front, batches, losses, and the text of the result."""
 
-from __future__ import annotations
-
 import math
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """examine on machines made up of a library, a list of cards and an environment."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """The numbers of a comparison: own and carried errors, contributions and gradients, against numpy and single nodes."""
 
-from __future__ import annotations
-
 import math
 import sys
 

@@ -1,7 +1,5 @@
 """Elements counted by exponent, against numpy; the GPU's kernel compiled for the host."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import shutil

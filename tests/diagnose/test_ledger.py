@@ -1,7 +1,5 @@
 """What a ledger counts in a run, against numpy; that the run is not changed; three rules; a file that goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

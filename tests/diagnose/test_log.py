@@ -4,8 +4,6 @@ The table is read by Python's own reader, event files by their format: TFRecords
 https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorflow/core/util/event.proto.
 """
 
-from __future__ import annotations
-
 import csv
 import gc
 import math

@@ -1,7 +1,5 @@
 """Histograms of magnitudes, against numpy's rounding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

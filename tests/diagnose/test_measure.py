@@ -1,7 +1,5 @@
 """Ranges and gradients of symbols and Gluon nets, against numpy and MXNet; the net is left as it was found."""
 
-from __future__ import annotations
-
 import copy
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """What the functions of `mxmp.diagnose` refuse, and what they say of it."""
 
-from __future__ import annotations
-
 import sys
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Where inf and NaN come up first: in nets, symbols and modules, forward and backward; and what the verdict says of them."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """All results are written and read back, shown as pages, and give what to paste into a policy."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The networks, policies and errors of `compare`, `explain` and `find_nonfinite`: the same; and a net is put back."""
 
-from __future__ import annotations
-
 import functools
 
 import mxnet as mx

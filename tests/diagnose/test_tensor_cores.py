@@ -1,7 +1,5 @@
 """Layers with sizes that are no multiples of 8, against sizes counted by hand."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import pytest
 

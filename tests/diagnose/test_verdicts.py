@@ -1,7 +1,5 @@
 """Verdicts on steps that fail for a reason that is known, and on healthy ones: none is invented."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """What trainers and modules say of a step that fails, from running it again; and that healthy steps keep nothing."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """Headless Chromium from Debian's packages, driven by Selenium; nothing is downloaded."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Invented runs: a small network's report, and a ledger, a comparison and steps that show every case."""
 
-from __future__ import annotations
-
 import math
 
 from mxmp.display import Section

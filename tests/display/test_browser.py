@@ -1,7 +1,5 @@
 """Pages in a real browser, without a network: no error, nothing overflows, tables sort and filter, print is whole."""
 
-from __future__ import annotations
-
 import pytest
 
 from mxmp.display.page import fragment

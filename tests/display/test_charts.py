@@ -1,7 +1,5 @@
 """Charts read back from their SVG: every value is where it belongs."""
 
-from __future__ import annotations
-
 import math
 import re
 from xml.etree import ElementTree

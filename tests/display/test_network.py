@@ -1,7 +1,5 @@
 """The picture of a network, read back from its SVG; and where its boxes stand: below what they read, and apart."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

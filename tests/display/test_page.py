@@ -1,7 +1,5 @@
 """Pages as text: complete in themselves, every value escaped."""
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess

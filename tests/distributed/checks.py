@@ -1,7 +1,5 @@
 """What a job of two workers must have come to, whatever engine it ran on."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.distributed.job import BATCH, STEPS, data

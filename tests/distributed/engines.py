@@ -1,7 +1,5 @@
 """Engines without a network: what the other workers have is known beforehand."""
 
-from __future__ import annotations
-
 import mxnet as mx
 
 from mxmp.distributed import Engine

@@ -3,8 +3,6 @@
 A PART is NAME or NAME=ARGUMENT; they run one after another, and each worker leaves a file in FOLDER/NAME.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Two workers and a server of MXNet on loopback, started by ``mxmp launch``."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

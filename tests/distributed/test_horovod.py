@@ -1,7 +1,5 @@
 """Two workers of Horovod on loopback, started by ``horovodrun``; needs Horovod: ``make test-horovod``."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Sums over workers, without a network: dtypes, contexts, overflow, and bad arguments."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

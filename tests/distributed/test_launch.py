@@ -1,7 +1,5 @@
 """The launcher, with programs that need no MXNet: what runs, what is printed, and how it ends."""
 
-from __future__ import annotations
-
 import _thread
 import io
 import os

@@ -1,7 +1,5 @@
 """The messages of kvstores, trainers and modules of several machines, and of the launcher."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

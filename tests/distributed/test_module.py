@@ -1,7 +1,5 @@
 """A module whose gradients are summed over workers, without a network."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

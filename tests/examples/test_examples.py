@@ -1,7 +1,5 @@
 """Each script of `examples` does what it claims: a copy outside the clone, run as a process, small."""
 
-from __future__ import annotations
-
 import ast
 import io
 import os

@@ -1,7 +1,5 @@
 """Nets that several tests convert and train."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon

@@ -1,7 +1,5 @@
 """Groups of batches that make one step, against the same samples in one large batch."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging

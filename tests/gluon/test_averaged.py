@@ -1,7 +1,5 @@
 """Moving averages of parameters, their exact values, and weights that are taken over as they are."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

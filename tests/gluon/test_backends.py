@@ -1,7 +1,5 @@
 """Converted nets that MXNet partitions by a backend: ``hybridize(backend=...)`` and ``optimize_for``, in any order."""
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """Which operators of a bfloat16 net stay in float32 on a CPU, and what this does to its errors."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Nets as users and other libraries write them: what they are given, made of and part of; casts, hooks and cells."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Parameters of a block, collected without MXNet's look for blocks in lists."""
 
-from __future__ import annotations
-
 import pytest
 from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision

@@ -1,7 +1,5 @@
 """convert, cast and restore on real nets."""
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """Copies of converted nets: teachers, averages of weights, nets sent to another process."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path

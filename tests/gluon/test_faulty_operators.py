@@ -1,7 +1,5 @@
 """Operators that MXNet runs wrongly in a cached graph: in place, with static shapes, or behind a condition."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Files of a converted net: on a full disk, interrupted or damaged, and imported as a SymbolBlock."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The first call of a converted net: it converts the net as it is then, for the inputs that it is given."""
 
-from __future__ import annotations
-
 import copy
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """Blocks for inference alone: `freeze`, and `export` of nets for inference."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Losses made of gradients (WGAN-GP) through converted nets, within a float32 region."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """How many graphs a converted net makes and keeps, and how they are launched."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Ctrl-C, or any error, at any line of ``convert`` and ``restore``: the net restores to its exact float32 weights."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Nets whose float32 weights oneDNN has given a layout of its own, by running them in float32 before."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Nets with a loss head inside: scaled where they are converted, refused elsewhere."""
 
-from __future__ import annotations
-
 import copy
 
 import mxnet as mx

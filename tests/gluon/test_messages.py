@@ -1,7 +1,5 @@
 """The messages of mxmp.gluon: a call, its error, and the full text."""
 
-from __future__ import annotations
-
 import functools
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """GluonCV's classifiers and SSD, converted and run on CPU."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Losses that are NaN or inf by themselves: an error, or steps that are skipped with the loss scale as it is."""
 
-from __future__ import annotations
-
 import logging
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """What an op hook of a converted net sees."""
 
-from __future__ import annotations
-
 import ctypes
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """MXNet's own trainer on a converted net: one warning, where something is lacking."""
 
-from __future__ import annotations
-
 import logging
 
 import mxnet as mx

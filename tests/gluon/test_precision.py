@@ -1,7 +1,5 @@
 """``precision``: regions around calls and in hybrid_forward; ``set_policy``: blocks with a precision of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import threading

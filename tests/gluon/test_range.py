@@ -1,7 +1,5 @@
 """Numbers that low precision would spoil: constants near 1 and beyond its range, and sums over many rows."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

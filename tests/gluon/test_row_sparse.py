@@ -1,7 +1,5 @@
 """Layers whose weight has a row_sparse gradient, in converted nets."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

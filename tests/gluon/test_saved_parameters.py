@@ -1,7 +1,5 @@
 """Parameters are float32 to whoever saves, loads or sets them, whatever they are stored in."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

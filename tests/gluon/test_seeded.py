@@ -1,7 +1,5 @@
 """Conversion changes nothing else of a seeded run: random numbers, and the values that parameters begin with."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Several losses with scales of their own: num_losses of Trainer.adopt, loss_id of scale_loss."""
 
-from __future__ import annotations
-
 import logging
 
 import mxnet as mx

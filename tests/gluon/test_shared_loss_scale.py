@@ -1,7 +1,5 @@
 """One loss scale for several trainers: each steps or skips, the scale moves once per iteration."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import math

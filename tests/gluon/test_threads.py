@@ -1,7 +1,5 @@
 """Calls of one converted net from several threads."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

@@ -1,7 +1,5 @@
 """How a trainer is made, adopted and changed, and how it trains whole nets; its steps are those of tests/train."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Gradients of a trainer between backward and step: unscaled, clipped, reduced, stale, and calls out of turn."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 

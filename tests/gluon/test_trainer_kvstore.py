@@ -1,7 +1,5 @@
 """Where updates may happen: in the trainer, or unchecked inside of the kvstore."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Blocks of scale_loss: what they yield, their backward, errors within them, and losses of several trainers."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """States that a trainer of MXNet or one of another policy wrote, and pickles that are refused."""
 
-from __future__ import annotations
-
 import os
 import pickle
 

@@ -1,7 +1,5 @@
 """Between the block of scale_loss and the step a user sees gradients without the loss scale."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import threading

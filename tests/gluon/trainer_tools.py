@@ -1,7 +1,5 @@
 """What the tests of the trainer share."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 from mxnet import autograd

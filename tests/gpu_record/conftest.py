@@ -1,7 +1,5 @@
 """The recorder of a test run, and which worker runs what."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

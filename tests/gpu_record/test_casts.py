@@ -3,8 +3,6 @@
 The network's own are there in float32 too, and are taken off.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu_record.cases import MXMP_STEPS

@@ -1,7 +1,5 @@
 """What a converted net exports runs in plain MXNet, in the precision that it was converted to."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu_record.runs import Run

@@ -1,7 +1,5 @@
 """What a ledger asks of a GPU: nothing between samples, two launches for a sample, whatever the network."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu_record.runs import Run

@@ -1,7 +1,5 @@
 """Bytes on the GPU that a training step of ResNet-50 needs, with MXNet's pool off, against the sum on paper."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu_record.memory import DONE, OPTIMIZERS, memory_run, on_paper

@@ -1,7 +1,5 @@
 """Every network of `symbols` is recorded."""
 
-from __future__ import annotations
-
 from tests.gpu_record.networks import FILES
 from tests.gpu_record.runs import ROOT
 

@@ -1,7 +1,5 @@
 """The dtypes in which steps compute: products on tensor cores with float32 sums; norms, softmax, losses in float32."""
 
-from __future__ import annotations
-
 import pytest
 
 from mxmp.rules.conditions import MAX_PRODUCT

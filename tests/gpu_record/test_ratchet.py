@@ -1,7 +1,5 @@
 """Launches, waits and reads of steps are no more than in the table, `ratchet.json`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu_record import ratchet

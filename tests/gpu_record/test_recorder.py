@@ -1,7 +1,5 @@
 """What the recorder makes of MXNet's CUDA build: two programs and their records."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Every rule's example call on a GPU, forward and backward, in each dtype that the rule says MXNet has a kernel for."""
 
-from __future__ import annotations
-
 import pytest
 
 from mxmp.rules.conditions import short_products

@@ -1,7 +1,5 @@
 """tools.gpu_record.step on the CUDA wheel, with a network of a user."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

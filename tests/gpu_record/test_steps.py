@@ -1,7 +1,5 @@
 """Training steps run: every operator has a kernel, every launch is one that a GPU accepts, skipped steps update nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu_record.cases import HELD_STEPS, MXMP_STEPS

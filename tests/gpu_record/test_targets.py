@@ -3,8 +3,6 @@
 Launches are MXNet's kernels, fused ones included; library calls are counted apart.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu_record import ratchet

@@ -1,7 +1,5 @@
 """Training steps on two GPUs, in Gluon and with a Module."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu_record.runs import Run

@@ -1,7 +1,5 @@
 """Graph, Node, Entry and the builder; what entries are computed from, and the order in which MXNet writes nodes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """nnvm JSON to Graph and back; of any version, with names and attributes of any characters."""
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """Graphs and symbol files that are malformed: the first bad node is named, and what is wrong with it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -12,8 +12,6 @@ An entry is its node's name, with ``#index`` behind it unless the index is 0. Na
 unique. Subgraphs, control dependencies and versions are not written.
 """
 
-from __future__ import annotations
-
 import re
 
 from mxmp.graph import Entry, Graph, Node, make_attrs, verify

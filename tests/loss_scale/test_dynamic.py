@@ -1,7 +1,5 @@
 """The dynamic loss scale: which scale follows which outcomes of steps."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Loss scales that cannot be, and states that cannot be read: what is wrong with them is said."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Loss scales as values: static ones, parsing, saved states."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -3,8 +3,6 @@
 The oracle is ``mx.gluon.Trainer`` on float32 parameters, whose step neither scales nor checks.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import mxnet as mx

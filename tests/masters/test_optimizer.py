@@ -1,7 +1,5 @@
 """An optimizer of MXNet in `MultiPrecision`, used by itself."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Parameters that have float32 masters: whose they are, what they follow, and what is compared with them."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """All weights of a context updated together; the oracles are the update of one after the other, and MXNet's own."""
 
-from __future__ import annotations
-
 import copy
 
 import mxnet as mx

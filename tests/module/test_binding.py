@@ -1,7 +1,5 @@
 """What MXNet's users do with a module works with this one: fit, shapes, dtypes, sharing, inference, monitors."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 

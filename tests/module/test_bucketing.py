@@ -1,7 +1,5 @@
 """Buckets: one set of parameters, one optimizer, one loss scale."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints and states: resumed bit for bit, read by plain MXNet, all files of one save or none."""
 
-from __future__ import annotations
-
 import os
 
 import mxnet as mx

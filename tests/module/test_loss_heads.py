@@ -3,8 +3,6 @@
 Every kind of head is in tests/passes/test_scale_loss.py.
 """
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The messages of modules, where nothing else is to be seen."""
 
-from __future__ import annotations
-
 import mxnet as mx
 
 from mxmp.errors import ConvertError, InferenceError, LossScaleError, PassError, PolicyError, TrainerError

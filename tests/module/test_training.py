@@ -3,8 +3,6 @@
 What any step does (scales, skips, clipping, finite checks) is tested over all fronts in tests/train/test_step.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """What the tests of modules share."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 

@@ -1,7 +1,5 @@
 """LossScaleOptimizer: Keras's behaviours, and calls out of turn."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Wrong arguments of LossScaleOptimizer and MultiPrecision, and calls that it has no weights or no loss for."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Graphs from text with facts on them, conversions of symbols, and one step of a symbol."""
 
-from __future__ import annotations
-
 import mxnet as mx
 
 from mxmp.passes import Facts

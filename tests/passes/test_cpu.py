@@ -1,7 +1,5 @@
 """bfloat16 on CPU: operators whose kernel is slow run in float32; layouts of oneDNN that meet in BatchNorm are copied."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

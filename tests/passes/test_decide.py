@@ -1,7 +1,5 @@
 """What is decided before a graph is edited: a verdict per node, storage of parameters, bodies of control flow."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import pytest
 

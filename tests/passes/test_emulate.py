@@ -1,7 +1,5 @@
 """float16 on CPU: float32 arithmetic on float16 operands, rounded to float16; against numpy and MXNet's own kernels."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

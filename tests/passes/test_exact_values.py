@@ -1,7 +1,5 @@
 """Positions, and what a network takes for integers, are exact under every policy."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Where BatchNorm is folded into the layer before it, what the layer becomes, and under which names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

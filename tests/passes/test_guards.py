@@ -1,7 +1,5 @@
 """What the guards against MXNet's defects on CPU rewrite, and that the gradients are right with them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """Insertion, text in and text out."""
 
-from __future__ import annotations
-
 import pytest
 
 from mxmp.passes import InsertCasts

@@ -1,7 +1,5 @@
 """Casts are placed by a minimum cut: against brute force over all labellings, and against SciPy."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """Loss heads with a loss scale: same values, scaled gradients."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Products without a float16 kernel, for which another stands in; sums too long for float16, taken in float32."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The report on a conversion."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

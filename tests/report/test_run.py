@@ -1,7 +1,5 @@
 """A run read from its files, and its page: what is there is shown, what is missing said, what is broken named."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import html

@@ -1,7 +1,5 @@
 """The compiled operators, built once for all tests of them, by the command that a user calls."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """``mxmp build``: what it keeps, what it refuses to keep, and where the library is looked for."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import pytest
 

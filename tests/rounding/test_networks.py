@@ -1,7 +1,5 @@
 """Whole networks whose float16 is rounded by the operators: the bits of the same networks rounded by casts."""
 
-from __future__ import annotations
-
 import copy
 
 import mxnet as mx

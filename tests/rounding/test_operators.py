@@ -1,7 +1,5 @@
 """The rounding operators, compiled: the bits of numpy and of MXNet's casts, in any graph."""
 
-from __future__ import annotations
-
 import ctypes
 
 import mxnet as mx

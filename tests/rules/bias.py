@@ -7,8 +7,6 @@ its number, and the bias of each output and gradient::
     python -m tests.rules.bias
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

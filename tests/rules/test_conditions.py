@@ -1,7 +1,5 @@
 """Conditions on attributes and shapes, on both sides of each threshold, as the table asks them."""
 
-from __future__ import annotations
-
 import pytest
 
 from mxmp.passes.decide import depends_on_shapes

@@ -1,7 +1,5 @@
 """Rule and RuleSet."""
 
-from __future__ import annotations
-
 import pytest
 
 from mxmp.rules import ALLOW, CLEAR, DENY, EVERY, GIVEN, INFER, Rule, RuleSet

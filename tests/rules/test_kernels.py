@@ -1,7 +1,5 @@
 """The kernels that the table relies on: run on CPU, with float32 as the oracle."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

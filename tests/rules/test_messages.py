@@ -1,7 +1,5 @@
 """Rules that cannot be: what is wrong with them is said."""
 
-from __future__ import annotations
-
 from mxmp.errors import RuleError
 from mxmp.rules import ALLOW, CLEAR, DENY, INFER, Rule, RuleSet
 from tests import messages

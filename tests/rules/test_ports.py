@@ -1,7 +1,5 @@
 """Which inputs may be cast: MXNet's own type inference is asked about every rule."""
 
-from __future__ import annotations
-
 from itertools import chain, combinations
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """Every operator that MXNet has registered is in the table once, or is no business of a table."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 

@@ -4,8 +4,6 @@ Usage: damaged_files.py SEED COUNT, and files on stdin, one a line: prints ``{"l
 for each, or ``{"died": ...}``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Casts and bytes of a symbol, as MXNet's own inference has them: nothing of mxmp takes part."""
 
-from __future__ import annotations
-
 import json
 import math
 

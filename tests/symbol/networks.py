@@ -1,7 +1,5 @@
 """Networks to convert: all of ``symbols/``, Gluon's model zoo, and some where placement matters."""
 
-from __future__ import annotations
-
 import functools
 
 import mxnet as mx

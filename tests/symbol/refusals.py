@@ -1,7 +1,5 @@
 """What every refusal must be: an error of mxmp with one clear line."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small networks, their parameters, and what MXNet says about them."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 

@@ -1,7 +1,5 @@
 """Bad files: one clear line that names the file and, where there is one, the node; and nothing is written."""
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """Checkpoints: what is written loads again, in plain MXNet too, and is written whole or not at all."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Scalars of operators that a low precision dtype rounds onto an extreme value, or that are beyond its range."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """bfloat16 on a GPU, for which MXNet has no kernels, is refused by name. A second CPU stands in for the GPU."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Bodies of _foreach, _while_loop and _cond: entered, run, and equal in dtype at loop state."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

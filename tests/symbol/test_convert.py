@@ -1,7 +1,5 @@
 """Models: which dtype each parameter is stored in, and what becomes of its values."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

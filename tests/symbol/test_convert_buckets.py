@@ -1,7 +1,5 @@
 """Buckets: all of them with one set of parameters."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import pytest
 

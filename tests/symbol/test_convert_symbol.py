@@ -1,7 +1,5 @@
 """Symbols of every kind: what is theirs stays, and what plain MXNet makes of the result."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

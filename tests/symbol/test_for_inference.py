@@ -1,7 +1,5 @@
 """Models converted for inference: what they compute, how exactly, and what becomes of their parameters."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Whole networks converted for inference: as exact as MXNet in float32, no worse in low precision, fused alike."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import mxnet as mx

@@ -6,8 +6,6 @@ and left auxiliary states out; up to 1.0 attributes were called 'attr'; versions
 pointers came with 0.9.
 """
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

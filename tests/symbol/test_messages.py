@@ -1,7 +1,5 @@
 """What conversions refuse, and how they say it; nothing of the caller's is changed."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

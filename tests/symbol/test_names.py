@@ -1,7 +1,5 @@
 """Names and files of any characters: converted, saved, loaded, reported, exported; and operators of one name."""
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

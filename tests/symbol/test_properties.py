@@ -1,7 +1,5 @@
 """What every conversion must hold, and casts and bytes against ``mxnet.contrib.amp``, on every network."""
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

@@ -4,8 +4,6 @@ The bound on the outputs is derived, not chosen: ``balls`` follows the error of 
 the converted graph, so each output must lie within its own bound of the exact result.
 """
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

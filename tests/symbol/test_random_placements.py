@@ -3,8 +3,6 @@
 Only public calls: each way is forced by name, and measured by MXNet's own inference.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import mxnet as mx

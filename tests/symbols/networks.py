@@ -1,7 +1,5 @@
 """What the tests of the networks share: their input shapes, random parameters, and running them."""
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

@@ -4,8 +4,6 @@ Counterparts are those of MXNet's and GluonCV's model zoos. That of lenet is put
 layers.
 """
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

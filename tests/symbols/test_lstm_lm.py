@@ -1,7 +1,5 @@
 """LSTM language model: fused against unrolled and against Gluon's LSTM, sizes, bucketing."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

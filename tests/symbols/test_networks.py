@@ -1,7 +1,5 @@
 """The networks and `get_symbol`: sizes and numbers of parameters as published, names, dtypes, errors."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """SSD: default boxes and parameters against the literature, predictions against GluonCV, losses in numpy."""
 
-from __future__ import annotations
-
 import ast
 import functools
 

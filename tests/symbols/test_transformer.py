@@ -1,7 +1,5 @@
 """Transformer encoder: sizes of the BERT family, a numpy encoder with the same weights, both kinds of attention."""
 
-from __future__ import annotations
-
 import math
 
 import mxnet as mx

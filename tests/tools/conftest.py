@@ -1,7 +1,5 @@
 """The recorder of tools/gpu_record, built for an MXNet that needs a few of its functions."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.tools import fake_mxnet

@@ -1,7 +1,5 @@
 """tools.gpu_record.build: what it takes from a libmxnet.so, and what it says where it can't build."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The recorder as a process sees it: its environment, devices, memory, copies, marks, what the host reads."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A record as calls, the dtypes that kernels and fused sources name, and what a section amounts to."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """tools.gpu_record.step and recorded_step, as far as they need no CUDA: users' files, the table."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

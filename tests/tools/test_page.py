@@ -1,7 +1,5 @@
 """The table of docs/gpu.md has the figures of the ratchet, which tests/gpu_record hold to the record."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The scripts that make environments: which Python they take, and their one line where there is none."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The format of a file of states, read and edited: internals, for tests of what is written and refused."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The messages of steps and of files of states, where nothing else is to be seen."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import numpy as np
 

@@ -1,7 +1,5 @@
 """What an observer is told of the steps of every front."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Running statistics that a forward pass destroyed are put back."""
 
-from __future__ import annotations
-
 import logging
 
 import mxnet as mx

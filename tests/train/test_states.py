@@ -1,7 +1,5 @@
 """States in a file: what a resumed run has of it, and which files are refused."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

@@ -1,7 +1,5 @@
 """What a training step does, whoever makes it: one table of behaviours over all adapters."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

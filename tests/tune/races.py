@@ -1,7 +1,5 @@
 """Candidates that take known times by a clock of their own."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mxmp.tune.race import NotRunnable, Race

@@ -1,7 +1,5 @@
 """A result that nobody measured, for tests of what is made of it."""
 
-from __future__ import annotations
-
 from mxmp import Policy
 from mxmp.devices.speed import read_machine
 from mxmp.tune import Change, HoldsFor, Measured, TuneResult

@@ -1,7 +1,5 @@
 """What a benchmark measures; times by a clock that is told, errors by numpy."""
 
-from __future__ import annotations
-
 import json
 
 import mxnet as mx

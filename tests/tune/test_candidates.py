@@ -1,7 +1,5 @@
 """Candidates: policies of a network by name, against conversions by these policies; overrides that mean one node."""
 
-from __future__ import annotations
-
 import mxnet as mx
 import pytest
 

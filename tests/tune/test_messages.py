@@ -1,7 +1,5 @@
 """Every message of mxmp.tune: bad arguments, networks, batches, metrics and files of plans."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The smallest passing set: against brute force, 1-minimal always, with few tests."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """Plans: printed, saved, and read again where they hold; refused where anything differs."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """Rounds and races, on a clock that is told: rounds written by hand, candidates of known times, chance."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Search by accuracy: on networks that fail in float16, against all subsets; its ends, its report; nets of many kinds."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

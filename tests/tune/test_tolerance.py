@@ -1,7 +1,5 @@
 """Whether a policy is within a tolerance: what counts as that, what is measured once, what is no metric."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """tune, as users call it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """Networks as workloads: the copies that run are converted as the network would be, which stays as it is."""
 
-from __future__ import annotations
-
 import os
 
 import mxnet as mx

@@ -1,7 +1,5 @@
 """Calls of every operator that has a rule: shapes and values of the inputs, and attributes."""
 
-from __future__ import annotations
-
 from .core import Example as Example
 from .elementwise import ELEMENTWISE
 from .kept import KEPT

@@ -1,7 +1,5 @@
 """Arithmetic, comparisons, selection and functions of one value."""
 
-from __future__ import annotations
-
 from .core import MAP, POSITIVE, Example, same
 
 COLUMN = (2, 4, 1, 1)

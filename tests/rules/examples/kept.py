@@ -1,7 +1,5 @@
 """Solvers, samplers, 8 bit integers, sparse storage and optimizers, most of which are left as they are."""
 
-from __future__ import annotations
-
 from .core import Example, same
 
 WEIGHT = (4, 3)

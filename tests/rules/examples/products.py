@@ -1,7 +1,5 @@
 """Matrix products and convolutions."""
 
-from __future__ import annotations
-
 from .core import MAP, Example, same
 
 IMAGE, THREE, ROW = (2, 8, 6, 6), {"kernel": (3, 3), "num_filter": 4}, (2, 8, 6)

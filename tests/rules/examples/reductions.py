@@ -1,7 +1,5 @@
 """Sums, extrema, statistics, normalization, losses and densities."""
 
-from __future__ import annotations
-
 from .core import DISTINCT, MAP, Example, same
 
 FOUR = ((4,),) * 4

@@ -1,7 +1,5 @@
 """What moves values or makes new ones; reading, writing and finding by index."""
 
-from __future__ import annotations
-
 from .core import MAP, Example, same
 
 COLUMN, SMALL = (2, 4, 1, 1), (2, 4, 2, 2)

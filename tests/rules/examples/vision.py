@@ -1,7 +1,5 @@
 """Pooling, resizing, boxes and images."""
 
-from __future__ import annotations
-
 from .core import DISTINCT, MAP, Example, same
 
 POOL = {"kernel": (2, 2), "stride": (2, 2)}
