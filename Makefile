@@ -12,11 +12,12 @@ ARGS ?=
 demo: $(VENV)/.demo
 	@$(VENV)/bin/python examples/digits.py --out examples/output $(ARGS)
 
-# Two processes with one thread each are faster than one with two. Each runs its half in order, so that what a module's
-# tests share is made once, and takes from the other's in the end. A test that hangs fails in the end. Python keeps
-# what it compiled, whatever the environment says: without, each process that a test starts compiles all of mxmp anew.
+# ARGS=--slow runs the slow tests too, as CI does. Two processes with one thread each are faster than one with two. Each
+# runs its half in order, so that what a module's tests share is made once, and takes from the other's in the end. A test
+# that hangs fails in the end. Python keeps what it compiled, whatever the environment says: without, each process that
+# a test starts compiles all of mxmp anew.
 test: $(VENV)/.test
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --slow -n 2 --dist worksteal --timeout 300 $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal --timeout 300 $(ARGS)
 
 # What depends on the versions of Python and numpy, for a second environment: stand-ins for what they removed, commands,
 # files, states, the step in every front, a conversion of each network.

@@ -86,6 +86,7 @@ ZOO = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_logits_are_those_of_the_model_zoo(name):
     counterpart, size = ZOO[name]
