@@ -100,7 +100,7 @@ def check_build(libmxnet: Path) -> None:
 
 def find_compiler() -> List[str]:
     """Return the command of the C compiler: ``$CC``, cc or gcc; a DependencyError if there is none."""
-    names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc"]
+    names = [os.environ["CC"]] if os.environ.get("CC", "").strip() else ["cc", "gcc"]
     commands = [name.split() for name in names if shutil.which(name.split()[0])]
     if commands:
         return commands[0]
