@@ -4,7 +4,10 @@
 and prints the outcomes as JSON; the tests run them with mxmp.amp.
 """
 
+from __future__ import annotations
+
 import json
+import logging
 import math
 import tempfile
 
@@ -87,6 +90,54 @@ def scaled_backward(amp, loss, trainer):
         scaled.backward()
 
 
+def overflow_on_the_second_device_alone(amp):
+    w = param(ctx=TWO)
+    trainer = trainer_of(amp, w, kvstore=None)
+    backward(amp, trainer, lambda: [w.data(TWO[0]) * 1.0, w.data(TWO[1]) * HUGE])
+    trainer.step(1)
+    return values(w)
+
+
+def two_trainers_of_one_loss(amp):
+    a, b = param(name="a"), param(name="b")
+    first, second = trainer_of(amp, a), trainer_of(amp, b)
+    backward(amp, first, lambda: a.data() * b.data())
+    first.step(1)
+    return error_of(second.step, 1), values(b)
+
+
+def step_without_scale_loss(amp):
+    w = param()
+    trainer = trainer_of(amp, w)
+    backward(amp, trainer, lambda: w.data() * 0.1)
+    trainer.step(1)
+    before = values(w)[0]
+    with autograd.record():
+        loss = w.data() * 0.1
+    loss.backward()
+    return error_of(trainer.step, 1), before - values(w)[0]
+
+
+def unscale_after_each_micro_batch(amp):
+    w = param(grad_req="add")
+    trainer = trainer_of(amp, w)
+    for _ in range(2):
+        error = error_of(backward, amp, trainer, lambda: w.data() * 1.0)
+        if not error:
+            amp.unscale(trainer)
+    return error, float(w.grad().asscalar())
+
+
+def clip_elements_after_unscale(amp):
+    w = param()
+    trainer = trainer_of(amp, w)
+    backward(amp, trainer, lambda: w.data() * HUGE)
+    amp.unscale(trainer)
+    mx.nd.clip(w.grad(), -1, 1, out=w.grad())
+    trainer.step(1)
+    return values(w)
+
+
 def scale_after_resuming(amp):
     w = param()
     trainer = trainer_of(amp, w)
@@ -100,6 +151,29 @@ def scale_after_resuming(amp):
         resumed.load_states(f"{folder}/states")
     pairs = (trainer, w), (resumed, other)
     return [backward(amp, each, lambda weight=weight: weight.data() * 1.0) for each, weight in pairs]
+
+
+def float16_loss(amp):
+    w = param()
+    trainer = trainer_of(amp, w)
+    with autograd.record(), amp.scale_loss(mx.nd.Cast(w.data() * 384, dtype="float16"), trainer) as scaled:
+        scaled.backward()
+        return float(scaled.asscalar())
+
+
+def gradients_of_two_dtypes(amp):
+    a, b = param(name="a"), param(name="b", dtype="float16")
+    trainer = trainer_of(amp, [a, b])
+    backward(amp, trainer, lambda: a.data() * mx.nd.Cast(b.data(), dtype="float32") / 65536)
+    return error_of(trainer.step, 1 / 65536), values(a) + values(b)
+
+
+def unscale_small_float16_gradients(amp):
+    w = param(dtype="float16")
+    trainer = trainer_of(amp, w)
+    backward(amp, trainer, lambda: mx.nd.Cast(w.data(), dtype="float32") * 2.0**-26)
+    amp.unscale(trainer)
+    return float(w.grad().asscalar())
 
 
 def dense(name):
@@ -142,13 +216,35 @@ def eager_dense_on_cpu(amp):
     return error_of(lambda: dense("eager")(mx.nd.array(X)).wait_to_read())
 
 
-SCENARIOS = (
+def output_argument(amp):
+    out = mx.nd.zeros((1,))
+    mx.nd.negative(mx.nd.ones((1,)), out=out)
+    return float(out.asscalar())
+
+
+TRAINING = (
     overflow_on_two_devices,
     scales_while_backing_off,
     gradients_that_stay_infinite,
+    overflow_on_the_second_device_alone,
+    two_trainers_of_one_loss,
+    step_without_scale_loss,
+    unscale_after_each_micro_batch,
+    clip_elements_after_unscale,
     scale_after_resuming,
-    eager_dense_on_cpu,
+    float16_loss,
+    gradients_of_two_dtypes,
+    unscale_small_float16_gradients,
 )
+
+
+class _Messages(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
 
 
 def main():
@@ -162,12 +258,18 @@ def main():
     amp.init()
     found["patched by the second init"] = mx.sym.FullyConnected is not fully_connected
     amp.amp._amp_initialized = False  # the only way out of it
-    amp.init()
-    for scenario in SCENARIOS:
+    amp.init(target_precision_ops=[*amp.list_lp16_ops("float16"), "negative"])
+    for scenario in (*TRAINING, eager_dense_on_cpu, output_argument):
         found[scenario.__name__] = scenario(amp)
     found["casts"] = casts_in(nets)
-    head = mx.sym.SoftmaxOutput(mx.sym.var("data"), name="softmax")  # warns on stderr
+    messages = _Messages()
+    logging.getLogger().addHandler(messages)
+    head = mx.sym.SoftmaxOutput(mx.sym.var("data"), name="softmax")
+    found["warning"] = messages.texts
     found["error of a module"] = error_of(amp.init_trainer, mx.mod.Module(head, context=mx.cpu()))
+    x = mx.sym.var("x")
+    calls = [mx.sym.Activation(x, "softrelu"), mx.sym.Activation(x, act_type="softrelu")]
+    found["softrelu casts"] = [each.tojson(remove_amp_cast=False).count('"op": "amp_cast"') for each in calls]
     print(json.dumps(found))
 
 
