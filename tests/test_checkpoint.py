@@ -76,3 +76,9 @@ def test_a_damaged_file_is_refused_or_harmless(kind, tmp_path, fuzzer):
     found = json.loads(fuzzer.stdout.readline())
     assert "died" not in found and not found["bad"]
     assert found["refused"] > 130 and found["loaded"] > 5
+
+
+def test_a_file_that_begins_as_another_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(64))
+    with pytest.raises(CheckpointError, match="found 0x0, expected 0x112, which a file of mx.nd.save begins with"):
+        check_arrays_file(str(tmp_path / "file"))

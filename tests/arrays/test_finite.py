@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mxmp import arrays as finite
-from mxmp.arrays import address, all_finite
+from mxmp.arrays import address, all_finite, first_non_finite
 from mxmp.dtypes import NUMPY_BFLOAT16
 from tests.values import DTYPES as LOW_DTYPES
 
@@ -136,3 +136,8 @@ def test_all_finite_on_a_gpu_is_one_operator_for_each_dtype(monkeypatch):
     monkeypatch.setattr(mx.nd, "dot", None)
     large, small = nd(np.ones(9000)), nd([1.0], "float16")
     assert finite_on_host([large, small, nd([2.0]), nd(np.ones(9000), "float16")]) and calls == [2, 2]
+
+
+def test_the_first_array_that_is_not_finite_is_named():
+    named = [("a", mx.nd.ones(2)), ("b", mx.nd.array([1, np.inf])), ("c", mx.nd.array([np.nan]))]
+    assert first_non_finite(named) == "b" and first_non_finite(named[:1]) is None

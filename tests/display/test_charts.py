@@ -129,3 +129,8 @@ def test_ranges_are_those_of_the_dtype(dtype):
     """To even, half of the smallest number becomes 0."""
     of = limits(dtype)
     assert RANGES[dtype] == (math.log2(of.smallest_subnormal) - 1, math.log2(of.tiny), math.ceil(math.log2(of.max)))
+
+
+@pytest.mark.parametrize("values, log", [([1, 5000], True), ([1, 900], False), ([0, 5000], False), ([-1, 5000], False)])
+def test_auto_takes_logarithms_of_positive_values_that_span_much(values, log):
+    assert any("^" in text for text in labels(lines("c", [0, 1], [Line("v", values)], scale="auto"), "up")) == log

@@ -76,7 +76,7 @@ def test_progress_bars_come_out_before_the_line_ends(tmp_path, monkeypatch):
             return super().write(text)
 
     monkeypatch.setattr(sys, "stdout", Terminal())
-    assert run(job(f"printf '10%%\\r20%%\\r'; while [ ! -e {seen} ]; do sleep 0.02; done"), timeout=20) == (0, "")
+    assert run(job(f"printf '\\r10%%\\r20%%\\r'; while [ ! -e {seen} ]; do sleep 0.02; done"), timeout=20) == (0, "")
 
 
 def test_run_signals_no_process_that_it_did_not_start(tmp_path, monkeypatch):

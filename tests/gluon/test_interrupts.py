@@ -10,7 +10,7 @@ import pytest
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.gluon import blocks, convert, export, regions, report, restore, set_policy, storage
+from mxmp.gluon import blocks, conversion, convert, export, regions, report, restore, set_policy, storage
 from tests.gluon.nets import X, cnn
 
 # Where nets and parameters are changed: the passes build new graphs.
@@ -125,3 +125,27 @@ def nothing_is_left():
     assert regions.current_region() is None and not blocks._UNCONVERTED.get()
     assert nn.Dense(1, prefix="named_").name == "named"  # in no scope of another block
     assert not getattr(storage._LOCAL, "reads_stored", False)
+
+
+def test_a_conversion_that_fails_in_its_last_step_gives_the_one_before_back(monkeypatch):
+    net, install, calls = cnn("O2"), conversion.Conversion.install, []
+
+    def fail_once(self):
+        calls.append(self)
+        if len(calls) == 1:
+            raise MemoryError
+        install(self)
+
+    expected = net(X).asnumpy()
+    monkeypatch.setattr(conversion.Conversion, "install", fail_once)
+    with pytest.raises(MemoryError):
+        convert(net, "O1")
+    assert np.array_equal(net(X).asnumpy(), expected) and report(net).policy.startswith("param=float16")
+
+
+def test_of_several_nets_all_are_converted_or_none():
+    first = cnn("O2")
+    with pytest.raises(mxmp.errors.ConvertError, match="found int"):
+        mxmp.initialize([first, 7], opt_level="O1")
+    first(X)
+    assert report(first).policy.startswith("param=float16")

@@ -210,6 +210,12 @@ CONVERSIONS = {
         "block 'net' (Region): precision('flaot32'): unknown dtype 'flaot32'; expected one of float32, "
         "low, policy, float16, bfloat16."
     ),
+    "an input too many": (lambda: called(nn.Flatten(prefix="net_"), X, X), ConvertError,
+        "block 'net' (Flatten) cannot be traced: TypeError: ...takes 3 positional arguments but 4 were given."
+    ),
+    "ranges of another net": (lambda: convert(dense(), "O1", ranges={"other_output": 1.0})(X), ConvertError,
+        "...ranges: the net has none of these outputs, such as 'other_output'; measure the net that is converted, not another one."
+    ),
     "call: too many arguments": (lambda: called(dense(), X, X), ConvertError,
         "block 'net' (Dense) cannot be traced: TypeError: ...hybrid_forward() got multiple values for "
         "argument 'weight'. Its hybrid_forward must work on symbols: no shapes, no values, no indexing. "

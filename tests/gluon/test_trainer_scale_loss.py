@@ -393,3 +393,9 @@ def test_a_block_that_is_used_as_a_loss_says_with(use):
     w = param([1.0])
     with pytest.raises(TrainerError, match=r"write `with trainer.scale_loss\(loss\) as scaled: scaled.backward\(\)`"):
         use(sgd(w).scale_loss(recorded(w, 1)))
+
+
+def test_an_error_of_mxnet_in_a_block_comes_out_as_it_is():
+    w = param([1.0])
+    with pytest.raises(mx.MXNetError, match="my own"), autograd.record(), sgd(w, 8).scale_loss(w.data() * 2):
+        raise mx.MXNetError("my own")

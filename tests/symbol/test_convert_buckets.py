@@ -34,7 +34,8 @@ def test_each_bucket_is_converted_as_a_model_of_its_own_and_all_share_one_set_of
     found, args = buckets_of(policy)
     assert list(found.models) == list(found.reports) == [1, 2, 4]
     assert dtypes_of(found.arg_params) == dict.fromkeys(args, "float16" if policy == "O2" else "float32")
-    for key, (symbol, _, _) in found.models.items():
+    for key in found.models:
+        symbol, _, _ = found.sym_gen(key)
         own = {name: array for name, array in args.items() if name in symbol.list_arguments()}
         alone = convert_model(recurrent(key)[0], own, {}, policy, X)
         assert to_graph(symbol) == to_graph(alone.symbol) and found.reports[key] == alone.report
