@@ -37,11 +37,12 @@ test-gpu-record: $(VENV)-gpu-record/.built
 	@OMP_NUM_THREADS=1 $(VENV)-gpu-record/bin/python -m pytest --slow -n 2 --dist loadgroup --timeout 300 \
 		tests/gpu_record $(ARGS)
 
-# What the README's figures come from: 20 minutes by the budgets of its cases, with nothing else running.
+# What the README's figures come from, with nothing else running. CASES=tune runs the tuner's.
+CASES ?= inference training trainer-step conversion placement
 bench: $(VENV)/.demo
 	@mkdir -p benchmarks/results
 	@$(VENV)/bin/python -m benchmarks --threads 2 --float16 --json benchmarks/results/bench.json \
-		--plot benchmarks/results/bench.png $(ARGS)
+		--plot benchmarks/results/bench.png $(ARGS) $(CASES)
 
 # Fails on a public name without a docstring, and on anything that Sphinx warns of.
 docs: $(VENV)/.docs
