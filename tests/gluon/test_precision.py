@@ -439,3 +439,19 @@ def test_restore_leaves_only_the_policies_of_blocks():
     restore(net)
     assert [set(vars(block)) for block in (net, net[0], net[1])] == before
     assert np.array_equal(net(SQUARE).asnumpy(), exact)
+
+
+def test_a_region_in_the_forward_of_a_plain_block_holds_for_the_blocks_that_it_calls():
+    class Part(gluon.Block):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Dense(2, in_units=3)
+
+        def forward(self, x):
+            with precision("float32"):
+                return self.dense(x)
+
+    net, x = started(Part()), mx.nd.random.normal(shape=(4, 3))
+    expected = net(x).asnumpy()
+    convert(net, "O1")
+    assert np.array_equal(net(x).asnumpy(), expected) and not np.array_equal(net.dense(x).asnumpy(), expected)
