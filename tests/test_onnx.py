@@ -64,6 +64,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("policy", ["O1", "O2", "O3", "float16"])
 @pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.slow
 def test_converted_models_compute_in_onnxruntime_what_they_do_in_mxnet(network, policy, tmp_path):
     """onnxruntime has few float16 kernels on CPU: it rounds weights and inputs, but keeps much between them in float32.
 

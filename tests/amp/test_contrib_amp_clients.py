@@ -211,6 +211,7 @@ print(trainer._amp_loss_scaler.loss_scale)
 """
 
 
+@pytest.mark.slow
 def test_run_puts_mxmp_amp_in_the_place_of_contrib_amp(tmp_path):
     (tmp_path / "script.py").write_text(NAMES)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}

@@ -115,6 +115,7 @@ found["distutils"] = [name for name in sys.modules if name.startswith("distutils
 OLD = "bool int float object Inf PINF NaN PZERO float_ alltrue product msort in1d trapz round_ row_stack".split()
 
 
+@pytest.mark.slow
 def test_mxnet_imports_behind_mxmp_after_a_failed_import_and_nothing_else_changes(tmp_path):
     found = observe(WHOLE, str(tmp_path), *OLD)
     assert (found["mxnet"][1] == "imported") is not NEEDED and found["finders"] == NEEDED
@@ -166,6 +167,7 @@ found["warnings"] = [(type(w.message).__name__, str(w.message), w.filename) for 
 """
 
 
+@pytest.mark.slow
 def test_an_mxnet_that_other_means_imported_is_kept_with_a_warning_that_names_the_line():
     found = observe(BY_OTHER_MEANS, str(ROOT))
     message = (

@@ -61,6 +61,7 @@ def names_read(tree):
 
 
 @pytest.mark.parametrize("package", ["mxnet", "gluoncv"])
+@pytest.mark.slow
 def test_the_view_has_each_name_that_the_sources_read(view, package):
     spec = find_spec(package) or pytest.skip(f"{package} is not installed")
     texts = (path.read_text(encoding="utf-8") for path in Path(spec.origin).parent.rglob("*.py"))

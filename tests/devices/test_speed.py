@@ -23,6 +23,7 @@ def test_runs_bfloat16_needs_avx512():
     assert runs_bfloat16() == ("avx512bw" in read_processor().flags)
 
 
+@pytest.mark.slow
 def test_runs_bfloat16_is_false_below_avx512_and_leaves_mxnet_usable():
     code = """
 import mxmp, mxnet as mx

@@ -6,6 +6,8 @@ from mxmp.display.page import fragment
 from tests.display import browser as browsers
 from tests.display.runs import HOSTILE, whole
 
+pytestmark = pytest.mark.slow
+
 OPERATORS = "Operators, in the order in which they run"
 GRADIENTS = "Gradients by layer"
 ERRORS = "Errors by layer"

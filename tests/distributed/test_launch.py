@@ -187,6 +187,7 @@ DEAF = {
 
 
 @pytest.mark.parametrize("workers, reason", DEAF.values(), ids=DEAF)
+@pytest.mark.slow
 def test_workers_that_do_not_see_ctrl_c_are_ended(workers, reason, tmp_path, monkeypatch, capfd):
     """As one that waits in MXNet for another."""
     monkeypatch.setattr(launch, "_INTERRUPTED", 2.0)

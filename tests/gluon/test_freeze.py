@@ -417,6 +417,7 @@ np.save(outputs, result.asnumpy())
 FIRST = "" if sys.version_info < (3, 12) and np.lib.NumpyVersion(np.__version__) < "1.24.0" else "import mxmp"
 
 
+@pytest.mark.slow
 def test_plain_mxnet_runs_what_is_written(tmp_path):
     net = trained(*NETS["resnet18_v2"])
     files = inference_files(net, tmp_path)

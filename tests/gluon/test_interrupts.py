@@ -74,6 +74,7 @@ ACTIONS = {
 
 
 @pytest.mark.parametrize("prepare, action, error, every, least", ACTIONS.values(), ids=ACTIONS)
+@pytest.mark.slow
 def test_a_net_restores_to_its_float32_weights_after_an_interrupt(prepare, action, error, every, least, tmp_path):
     net = make()
     expected, before = net(X).asnumpy(), state(net)

@@ -102,10 +102,9 @@ def test_states_are_saved_between_iterations(tmp_path):
 def test_a_scale_must_fit_all_trainers(tmp_path):
     fname, shared = str(tmp_path / "states"), SharedLossScale(8)
     sgd(param([1.0]), "dynamic").save_states(fname)
-    sgd(param([1.0], ctx=TWO, name="on_kvstore"), shared, update_on_kvstore=True)
-    other = sgd(param([1.0]), shared)
+    trainers = [sgd(param([1.0], ctx=TWO, name="on_kvstore"), shared, update_on_kvstore=True), sgd(param([1.0]), shared)]
     with pytest.raises(TrainerError, match="the kvstore of this trainer updates weights"):
-        other.load_states(fname)
+        trainers[1].load_states(fname)
     assert shared.loss_scale == StaticLossScale(8)
 
 

@@ -50,6 +50,7 @@ def everything(trainer):
 @pytest.mark.behaviour("an infinite step")
 @pytest.mark.parametrize(("dtype", "contexts"), [("float32", 1), ("float16", 2), ("bfloat16", 1)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.slow
 def test_twenty_steps_are_those_of_float32_and_skips_leave_no_trace(name, dtype, contexts):
     """The bound: half a unit in the last place of the stored weight, and nothing else.
 

@@ -80,6 +80,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("name", "options", "masters", "run"), CASES.values(), ids=CASES)
+@pytest.mark.slow
 def test_together_is_one_after_the_other_bit_for_bit(name, options, masters, run, device):
     made = [train(way, MultiPrecision(make(name, **options), masters), **run) for way in (one_by_one, together, at_once)]
     assert made[0] == made[1] == made[2]

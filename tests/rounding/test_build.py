@@ -45,6 +45,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("script, message", SCRIPTS.values(), ids=SCRIPTS)
+@pytest.mark.slow
 def test_what_a_compiler_writes_is_tried_before_it_is_kept(script, message, compiler, cache):
     compiler(script)
     with pytest.raises(DependencyError, match=message):

@@ -64,6 +64,7 @@ def test_parameters_and_outputs_and_default_boxes_are_the_published(name):
     [("ssd300_vgg16", 300), ("ssd512_resnet50", 128)],  # which runs at any size
     ids=["vgg16", "resnet50"],
 )
+@pytest.mark.slow
 def test_predictions_are_gluoncvs(name, size):
     net, *shapes, _ = counterpart(name)
     net.initialize(force_reinit=True)

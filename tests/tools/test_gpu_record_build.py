@@ -93,6 +93,7 @@ MESSAGES = {
 
 
 @messages.each(MESSAGES)
+@pytest.mark.slow
 def test_messages(call, error, text, tmp_path, monkeypatch):
     patched = fake_mxnet.compiler()
     monkeypatch.setattr(fake_mxnet, "compiler", lambda: patched)  # also where PATH has none
@@ -100,6 +101,7 @@ def test_messages(call, error, text, tmp_path, monkeypatch):
     messages.check(call, error, text, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_recorder_is_replaced_and_kept_where_that_fails(libmxnet, recorder, tmp_path):
     with pytest.raises(DependencyError):
         build(fake_mxnet.make(tmp_path, LACKING), recorder)
