@@ -87,10 +87,14 @@ PRODUCTS = {
 }  # fmt: skip
 
 
+TERMS = {"convolution": 72, "deconvolution": 1024}  # of the longest sum; 64 of others
+
+
 @pytest.mark.behaviour("bits of casts by hand")
-@pytest.mark.parametrize("draw, slack", [(few_bits, 0), (grid, 1024 * 16 * EPS32)], ids=["few bits", "random"])
+@pytest.mark.parametrize("draw, size", [(few_bits, 0), (grid, 16)], ids=["few bits", "random"])
 @pytest.mark.parametrize("symbol, shapes, exact", PRODUCTS.values(), ids=PRODUCTS)
-def test_products_and_their_gradients_are_rounded_once(symbol, shapes, exact, draw, slack, rng):
+def test_products_and_their_gradients_are_rounded_once(symbol, shapes, exact, draw, size, rng):
+    slack = TERMS.get(symbol.name.rstrip("0123456789"), 64) * size * EPS32
     values = [draw(rng, *shape) for shape in shapes.values()]
     head = draw(rng, *symbol.infer_shape(**shapes)[1][0])
     found = Run(symbol, dict(zip(shapes, values)), head_grads=[head], wrt=tuple(shapes))

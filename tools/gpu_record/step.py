@@ -70,8 +70,8 @@ def record_step(file: str, mode: str, recorder: Path, optimizer: str = "sgd") ->
             check=False,
         )
         if done.returncode:
-            last = [f"{file} ended with status {done.returncode} in {mode}", *done.stdout.strip().splitlines()][-1]
-            raise StepError(last.replace("mxmp: ", "", 1))
+            lines = [f"{file} ended with status {done.returncode} in {mode}", *done.stdout.strip().splitlines()]
+            raise StepError(sorted(lines, key=lambda line: line.startswith("mxmp: "))[-1].replace("mxmp: ", "", 1))
         calls = read(record)
     end = next(number for number, call in enumerate(calls) if call.name == "mark" and call["name"] == END)
     found, in_use = sections(calls), summarize(calls[:end])
