@@ -31,6 +31,8 @@ FLOAT32, PEER = dtypes.FLOAT32, "contrib.amp"
 ONNX_COLUMNS = {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}  # and their packages
 INIT_SCALE = 2.0**10  # of losses: so low that no step is skipped, which would be a shorter one
 
+FIRST_STEPS = 10  # of a trainer, in which it compares its masters with the weights
+
 Run = Callable[[], Any]
 
 
@@ -57,6 +59,7 @@ class Started:
     run: Optional[Run]  # does the work once; an array that it returns has an error. None: there is nothing to time
     prepare: Run = lambda: None  # is called before each run, and not timed
     values: Mapping[str, Any] = field(default_factory=dict)  # further results
+    warmup: int = 2  # runs before those that are timed
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ def training(name: str, options: Options) -> List[Column]:
     policies.update({"float16 O1": "O1", "float16 O2": "O2"} if options.float16 else {})
 
     def column(title: str, mode: str, dtype: str) -> Column:
-        return Column(title, lambda: Started(_step(name, mode, options)), dtype, mode == FLOAT32)
+        return Column(title, lambda: Started(_step(name, mode, options), warmup=FIRST_STEPS), dtype, mode == FLOAT32)
 
     plain = [FLOAT32, PEER] if low == dtypes.BFLOAT16 else [FLOAT32]
     own = [column(title, text, Policy.parse(text).compute_dtype) for title, text in policies.items()]
@@ -262,7 +265,7 @@ def trainer_step(dtype: str, options: Options) -> List[Column]:
             for param in trained:
                 param.data()._fresh_grad = True
 
-        return Started(lambda: _update(trainer, 1), prepare)
+        return Started(lambda: _update(trainer, 1), prepare, warmup=FIRST_STEPS)
 
     scale = 2.0**16
     return [

@@ -36,7 +36,6 @@ from .zoo import is_network
 mxmp.enable_amx()  # for contrib.amp and plain MXNet too, before any operator runs
 
 ROUNDING = 1e-4  # an error in float32 that is no more than another order of its sums
-WARMUP = 2
 SHORTEST, MOST_RUNS = 0.02, 100  # seconds of a lap, other programs disturb shorter ones by more; and runs in it
 
 Case = Tuple[str, str]  # a group and a case of it
@@ -84,7 +83,7 @@ class Timer:
         if started.run is not None:
             self._prepare()
             output = self._run()
-            seconds = [self.lap() for _ in range(WARMUP)][-1]
+            seconds = [self.lap() for _ in range(started.warmup)][-1]
             self._runs = max(1, min(MOST_RUNS, round(SHORTEST / max(seconds, 1e-6))))
         output = to_float32(output).asnumpy() if isinstance(output, mx.nd.NDArray) else output
         # Whether there is anything to time, the output of the first run if it is an array, and further results.

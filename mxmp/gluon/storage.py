@@ -215,8 +215,9 @@ def cast_advice(param: gluon.Parameter) -> str:
     """Return what to do about a parameter that ``net.cast`` has put in low precision."""
     dtype = dtype_of(param)
     return (
-        f"parameter '{param.name}' is {dtype} already, as net.cast({dtype!r}) leaves it; call net.cast('float32') "
-        f"first, and mxmp.gluon.cast(net, {dtype!r}) in its place to store weights in {dtype}."
+        f"parameter '{param.name}' is {dtype} already, as net.cast({dtype!r}) leaves it, and a load with "
+        f"dtype_source='saved'; call net.cast('float32') first, and mxmp.gluon.cast(net, {dtype!r}) in its place to "
+        f"store weights in {dtype}."
     )
 
 

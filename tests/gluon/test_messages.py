@@ -153,17 +153,20 @@ CONVERSIONS = {
         "names: '*typo*' matches no node; expected one of net_fwd."
     ),
     "convert: a net that was cast": (lambda: convert(half(dense()), "O1"), ConvertError,
-        "block 'net': parameter 'net_weight' is float16 already, as net.cast('float16') leaves it; call "
+        "block 'net': parameter 'net_weight' is float16 already, as net.cast('float16') leaves it, and a "
+        "load with dtype_source='saved'; call "
         "net.cast('float32') first, and mxmp.gluon.cast(net, 'float16') in its place to store weights in "
         "float16."
     ),
     "cast: a net that was cast": (lambda: cast(half(dense()), "float16"), ConvertError,
-        "block 'net': parameter 'net_weight' is float16 already, as net.cast('float16') leaves it; call "
+        "block 'net': parameter 'net_weight' is float16 already, as net.cast('float16') leaves it, and a "
+        "load with dtype_source='saved'; call "
         "net.cast('float32') first, and mxmp.gluon.cast(net, 'float16') in its place to store weights in "
         "float16."
     ),
     "convert: a layer that was cast": (lambda: convert(sequence(half(dense())), "O1"), ConvertError,
-        "block 'net': parameter 'net_weight' is float16 already, as net.cast('float16') leaves it; call "
+        "block 'net': parameter 'net_weight' is float16 already, as net.cast('float16') leaves it, and a "
+        "load with dtype_source='saved'; call "
         "net.cast('float32') first, and mxmp.gluon.cast(net, 'float16') in its place to store weights in "
         "float16."
     ),
@@ -172,7 +175,8 @@ CONVERSIONS = {
         InferenceError,
         "block 'net': node 'a_fwd': MXNet cannot infer its dtypes: Check failed: assign(&dattr, "
         "vec.at(i)): Incompatible attr in node a_fwd at 1-th input: expected float32, got float16 But "
-        "parameter 'a_weight' is float16 already, as net.cast('float16') leaves it; call "
+        "parameter 'a_weight' is float16 already, as net.cast('float16') leaves it, and a "
+        "load with dtype_source='saved'; call "
         "net.cast('float32') first, and mxmp.gluon.cast(net, 'float16') in its place to store weights in "
         "float16.",
     ),

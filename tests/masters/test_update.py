@@ -139,7 +139,9 @@ def test_weights_of_a_gpu_go_in_parts_of_bounded_size(gpu, monkeypatch):
     assert [size for size in sizes if size] == [12, 4200, 20, 4097]
 
 
-def test_the_flag_tells_whether_weights_are_their_masters_rounded():
+@pytest.mark.parametrize("size_waited_for", [1, 2**16])
+def test_the_flag_tells_whether_weights_are_their_masters_rounded(size_waited_for, monkeypatch):
+    monkeypatch.setattr("mxmp.train.masters._WAITED", size_waited_for)
     for masters in (False, True):
         updater, weights = updater_of(make("sgd"), masters), values(0)
         weights[0][0, 1] = np.nan
