@@ -215,10 +215,10 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     float32 only because MXNet has no other kernel for it passes a taint on, and taints nothing itself.
 
     No float32 input of the network (data, labels, states) is narrowed to save bytes, only for an allow operator. Such
-    values are wide, and so is all that infer and clear operators compute from wide values alone: an infer operator that
-    reads some is pinned to float32. From wide and other values together it computes something that may be narrowed
-    again, if an allow operator is still to come: else a network that adds its input to a layer would be float32 as a
-    whole.
+    values are wide, and so is all that infer and clear operators compute from wide values alone, and from 0 and 1 where
+    those compare wide values: an infer operator that reads some is pinned to float32. From wide and other values
+    together it computes something that may be narrowed again, if an allow operator is still to come: else a network
+    that adds its input to a layer would be float32 as a whole.
 
     Clear operators that carry a variable's own values, or wide ones, to where float32 is wanted are pinned too (a
     detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and lose half pixels. Positions
@@ -236,9 +236,9 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     return tuple(classifier.verdicts)
 
 
-_TAINTED, _WIDE, _OWN, _BEYOND = 1, 2, 4, 8
-"""Marks of nodes: a deny operator taints them; their values are wide; they carry a variable's own values; or may be
-beyond the low precision dtype's range."""
+_TAINTED, _WIDE, _OWN, _BEYOND, _TRUTH = 1, 2, 4, 8, 16
+"""Marks of nodes: a deny operator taints them; their values are wide; they carry a variable's own values; may be beyond
+the low precision dtype's range; or are answers, 0 and 1, about wide values."""
 
 
 @dataclass
@@ -360,9 +360,9 @@ class _Classifier:
         wide = self._marked(read, _WIDE)
         if not wide:
             return verdict
-        narrows = position in self.leading and len(wide) < len(read)
-        if not narrows and not (rule is not None and rule.truth):
-            self._mark(position, _WIDE)
+        narrows = position in self.leading and len(self._marked(read, _WIDE | _TRUTH)) < len(read)
+        if not narrows:
+            self._mark(position, _TRUTH if rule is not None and rule.truth else _WIDE)
         if rule is not None and rule.category == INFER and verdict.label == FREE:
             reason = f"wide values of '{self.graph.nodes[wide[0]].name}'"
             return Verdict(FLOAT32, reason, rule, taints=False, kinds=(Reason.WIDE,))

@@ -70,6 +70,15 @@ def test_what_reads_a_label_computes_in_float32(function):
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+def test_a_label_that_its_own_mask_is_applied_to_is_as_wide_as_before_though_a_layer_reads_it_too():
+    def function(F, y, label):
+        masked = label * (label > 0)
+        return F.abs(y - masked), F.FullyConnected(masked * 1e-4, F.ones((1, 1)), num_hidden=1, no_bias=True)
+
+    found, _ = converted(function)(ONES, mx.nd.array(LABELS))
+    np.testing.assert_allclose(found.asnumpy(), np.abs(2 - LABELS), rtol=1e-6)
+
+
 def test_labels_that_the_network_casts_from_integers_are_wide():
     net = converted(lambda F, y, label: y - F.cast(label, "float32"))
     found = net(ONES, mx.nd.array(LABELS, dtype="int32")).asnumpy()
