@@ -6,8 +6,10 @@ References:
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import re
 import threading
 import weakref
 from types import MethodType
@@ -32,12 +34,18 @@ _LOG = logging.getLogger(__name__)
 _CALL = blocks.call_cached_op.name
 
 
+# What MXNet says of an operator whose inputs have two dtypes (ElemwiseAttr in src/operator/elemwise_op_common.h,
+# UNIFORM_TYPE_CHECK in src/operator/operator_common.h).
+_DTYPES_DIFFER = re.compile(r"(?i)expected '?b?float(16|32)'?(,| v\.s\.) (got|given) '?b?float(16|32)")
+
+
 class _Hook:
     """Stands in the class HybridBlock for the method `_CALL`, while `init` holds, and converts nets."""
 
     def __init__(self, policy: ListPolicy) -> None:
         self.policy = policy
         self.original: Callable[..., Any] = getattr(mx.gluon.HybridBlock, _CALL)
+        self.block_call = mx.gluon.Block.__call__
         self.nets: weakref.WeakSet[mx.gluon.Block] = weakref.WeakSet()
         self.has_warned = False  # or has seen at the first scaled loss that there is nothing to warn of
         self._process, self._lock = os.getpid(), threading.RLock()
@@ -60,6 +68,25 @@ class _Hook:
             if conversion_of(net) is not None:
                 return blocks.call_cached_op(net, *args)
         return self.original(net, *args)
+
+    def explaining(self) -> Callable[..., Any]:
+        """Return Block's call, which says why an eager operator failed that got two dtypes."""
+
+        @functools.wraps(self.block_call)
+        def call(block: mx.gluon.Block, *args: Any) -> Any:
+            try:
+                return self.block_call(block, *args)
+            except mx.MXNetError as e:
+                if not _DTYPES_DIFFER.search(str(e)):
+                    raise
+                dtype = self.policy.compute_dtype
+                raise AmpError(
+                    f"block '{block.name}': an operator got inputs of two dtypes. amp.init casts no inputs of eager "
+                    f"operators, as contrib.amp does. If net.cast({dtype!r}) was called, call mxmp.gluon.cast(net, "
+                    f"{dtype!r}) in its place, which keeps outputs float32; or hybridize the block."
+                ) from e
+
+        return call
 
     def made(self, conversion: Any) -> bool:
         """Return whether a conversion is one of `init`."""
@@ -93,10 +120,11 @@ def init(
     """Let every hybridized net run in mixed precision from its next call on.
 
     It replaces one attribute of ``HybridBlock``, the call of a hybridized net's graph, and no operator:
-    code that runs eagerly stays float32. Nets that were hybridized before are converted as well, and
-    SymbolBlocks. A net that was converted stays so, as by `mxmp.gluon.convert`, until `disable`. Nets that
-    `mxmp.gluon.convert` converted, to 'float32' too, and frozen blocks stay as they are, and so do nets in
-    forked processes, such as the workers of a DataLoader. On CPU contexts float16 is emulated.
+    code that runs eagerly stays float32; ``Block.__call__`` is replaced to explain errors alone. Nets that
+    were hybridized before are converted as well, and SymbolBlocks. A net that was converted stays so, as by
+    `mxmp.gluon.convert`, until `disable`. Nets that `mxmp.gluon.convert` converted, to 'float32' too, and
+    frozen blocks stay as they are, and so do nets in forked processes, such as the workers of a DataLoader.
+    On CPU contexts float16 is emulated.
 
     Args:
         target_dtype: 'float16' or 'bfloat16'.
@@ -114,7 +142,9 @@ def init(
     )
     hook = installed_hook()
     if hook is None:
-        setattr(mx.gluon.HybridBlock, _CALL, _Hook(policy))
+        hook = _Hook(policy)
+        setattr(mx.gluon.HybridBlock, _CALL, hook)
+        mx.gluon.Block.__call__ = hook.explaining()
         _LOG.info("nets that are hybridized run in %s from now on", policy.compute_dtype)
     elif hook.policy != policy:
         raise AmpError(f"amp.init was called before, with other arguments ({hook.policy}); call amp.disable first.")
@@ -125,6 +155,7 @@ def disable() -> None:
     hook = installed_hook()
     if hook is not None:
         setattr(mx.gluon.HybridBlock, _CALL, hook.original)
+        mx.gluon.Block.__call__ = hook.block_call
         for net in list(hook.nets):
             if hook.made(conversion_of(net)):
                 restore(net)

@@ -167,3 +167,18 @@ def test_a_thread_that_calls_a_net_while_another_converts_it_waits(monkeypatch):
     thread.join()
     np.testing.assert_array_equal(outputs, [converted])
     assert (converted != float32).any()
+
+
+def test_an_eager_operator_that_meets_a_net_that_was_cast_says_why():
+    """As GluonCV's targets of Faster R-CNN: contrib.amp casts the inputs of eager operators, mxmp does not."""
+    before = gluon.Block.__call__
+    amp.init()
+    net = gluon.nn.Dense(2)
+    net.initialize()
+    net.cast("float16")
+    with pytest.raises(amp.AmpError, match=r"two dtypes.*net\.cast\('float16'\).*mxmp\.gluon\.cast\(net, 'float16'\)"):
+        net(mx.nd.ones((2, 3)))
+    with pytest.raises(mx.MXNetError, match="broadcast"):  # other errors stay as they are
+        gluon.nn.Lambda(lambda x: x + mx.nd.ones((7, 7)))(mx.nd.ones((2, 2)))
+    amp.disable()
+    assert gluon.Block.__call__ is before
