@@ -18,9 +18,10 @@ from mxnet.contrib import amp
 
 from mxmp import Policy, dtypes
 from mxmp.loss_scale import DynamicLossScale
-from mxmp.passes import classify, place
+from mxmp.passes import GuardLayouts, classify, place
+from mxmp.passes.cpu.written_out import WriteOut, float32_entries
 from mxmp.rules import RULES
-from mxmp.symbol import convert_model, convert_symbol, infer_facts, on_cpu, to_graph
+from mxmp.symbol import convert_model, convert_symbol, from_graph, infer_facts, on_cpu, to_graph
 from mxmp.tune import tune as tune_policy
 
 from .zoo import IMAGE_SIZES, Model, Task, make_model, make_net, make_task, undecided_inputs
@@ -28,11 +29,11 @@ from .zoo import IMAGE_SIZES, Model, Task, make_model, make_net, make_task, unde
 STATIC = {"static_alloc": True, "static_shape": True}
 FUSED = {"backend": "MKLDNN", **STATIC}
 FLOAT32, PEER = dtypes.FLOAT32, "contrib.amp"
+WRITTEN_OUT = "float32, written out"  # as bfloat16 trains: what else than precision makes it fast
 ONNX_COLUMNS = {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}  # and their packages
 INIT_SCALE = 2.0**10  # of losses: so low that no step is skipped, which would be a shorter one
 
 FIRST_STEPS = 10  # of a trainer, in which it compares its masters with the weights
-
 Run = Callable[[], Any]
 
 
@@ -165,18 +166,20 @@ def training(name: str, options: Options) -> List[Column]:
     def column(title: str, mode: str, dtype: str) -> Column:
         return Column(title, lambda: Started(_step(name, mode, options), warmup=FIRST_STEPS), dtype, mode == FLOAT32)
 
-    plain = [FLOAT32, PEER] if low == dtypes.BFLOAT16 else [FLOAT32]
+    plain = [FLOAT32, WRITTEN_OUT, PEER] if low == dtypes.BFLOAT16 else [FLOAT32]
     own = [column(title, text, Policy.parse(text).compute_dtype) for title, text in policies.items()]
-    return [*(column(mode, mode, FLOAT32 if mode == FLOAT32 else low) for mode in plain), *own]
+    return [*(column(mode, mode, low if mode == PEER else FLOAT32) for mode in plain), *own]
 
 
 def _step(name: str, mode: str, options: Options) -> Run:
-    """Return a training step in a mode: float32, contrib.amp, which changes this process, or a policy of mxmp."""
+    """Return a training step in a mode: one of float32, contrib.amp, which changes this process, or a policy."""
     if mode == PEER:
         amp.init(target_dtype=dtypes.BFLOAT16)
     task = make_task(name, options.batch_size, options.image_size, options.seed)
     optimizer, settings = task.optimizer
-    params, plain = task.net.collect_params(), mode in (FLOAT32, PEER)
+    if mode == WRITTEN_OUT:
+        task = _written_out(task)
+    params, plain = task.net.collect_params(), mode in (FLOAT32, WRITTEN_OUT, PEER)
     if plain:
         trainer: Any = gluon.Trainer(params, optimizer, dict(settings))
     else:
@@ -197,6 +200,16 @@ def _step(name: str, mode: str, options: Options) -> Run:
         return loss
 
     return step
+
+
+def _written_out(task: Task) -> Task:
+    symbol, shapes = _symbol(task)
+    graph = to_graph(symbol)
+    after = GuardLayouts().run(WriteOut(float32_entries(graph, _facts(symbol, shapes))).run(graph))
+    with undecided_inputs():
+        net = gluon.SymbolBlock(from_graph(after, symbol), list(map(mx.sym.var, shapes)), task.net.collect_params())
+    net.hybridize(**STATIC)
+    return task._replace(net=net)
 
 
 def _loss(task: Task) -> Any:
@@ -297,15 +310,19 @@ def conversion(name: str, options: Options) -> List[Column]:
 def placement(name: str, options: Options) -> List[Column]:
     """Return the casts of O1 in a network with the megabytes that they read and write, and the time of the cut."""
     task = make_task(name, options.batch_size or 8, options.image_size, options.seed)
-    shapes = {f"data{number}": value.shape for number, value in enumerate(task.inputs)}
-    outputs = task.net(*map(mx.sym.var, shapes))
-    symbol = mx.sym.Group(outputs) if isinstance(outputs, (list, tuple)) else outputs
+    symbol, shapes = _symbol(task)
     graph, facts = to_graph(symbol), _facts(symbol, shapes)
     verdicts = classify(graph, Policy.parse("O1"), facts, RULES)
     own, peer = convert_symbol(symbol, "O1", shapes=shapes), amp.convert_symbol(symbol)
     cut = Started(lambda: place(graph, verdicts, facts), values=casts_of(own, shapes))
     counts = Started(None, values=casts_of(peer, shapes))
     return [Column("mxmp", lambda: cut, is_base=True), Column(PEER, lambda: counts)]
+
+
+def _symbol(task: Task) -> Tuple[Any, Dict[str, Tuple[int, ...]]]:
+    shapes = {f"data{number}": value.shape for number, value in enumerate(task.inputs)}
+    outputs = task.net(*map(mx.sym.var, shapes))
+    return mx.sym.Group(outputs) if isinstance(outputs, (list, tuple)) else outputs, shapes
 
 
 def casts_of(symbol: Any, shapes: Mapping[str, Tuple[int, ...]]) -> Dict[str, Any]:

@@ -30,6 +30,7 @@ from ..passes import (
 from ..passes.attributes import MARK_ATTR
 from ..passes.control_flow import bodies_of
 from ..passes.cpu.guards import is_prelu
+from ..passes.cpu.written_out import WriteOut, float32_entries
 from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
 from ..passes.facts import Named, bfloat16_entries
@@ -233,7 +234,8 @@ def emulated(
     speed: Tuple[Pass, ...] = ()
     if low:
         layouts = Layouts(low, amx_status().on)
-        speed = (WidenSlowKernels(layouts, fused), *([SeparateLayouts(layouts)] if trains else []))
+        training = WriteOut(float32_entries(unique, facts), layouts), SeparateLayouts(layouts)
+        speed = (WidenSlowKernels(layouts, fused), *(training if trains else ()))
     emulate = Emulate(facts, native=rounds_natively(facts))
     guards = *_guards(trains, low.keys()), GuardGradientSums(low.keys()), GuardLayouts(), GuardAmpCasts(written)
     result = Sequential((emulate, *speed, *guards))(unique)
