@@ -30,6 +30,7 @@ from ..passes import (
 from ..passes.attributes import MARK_ATTR
 from ..passes.control_flow import bodies_of
 from ..passes.cpu.guards import is_prelu
+from ..passes.cpu.pad import pad_channels
 from ..passes.cpu.written_out import WriteOut, float32_entries
 from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
@@ -229,19 +230,23 @@ def emulated(
 
     For the other arguments see `Converted.on_cpu`.
     """
-    unique, old_names = with_unique_names(graph) if bfloat16_entries(graph, facts) else (graph, {})
-    low = bfloat16_entries(unique, facts)  # by name
+    low = bfloat16_entries(graph, facts)  # by name
+    unique, old_names = with_unique_names(graph) if low else (graph, {})
+    layouts = Layouts()
     speed: Tuple[Pass, ...] = ()
+    running = Emulate(facts, native=rounds_natively(facts))(unique).graph
     if low:
-        layouts = Layouts(low, amx_status().on)
-        training = WriteOut(float32_entries(unique, facts), layouts), SeparateLayouts(layouts)
+        layouts = Layouts(bfloat16_entries(unique, facts), amx_status().on)
+        wide = float32_entries(unique, facts)
+        running, layouts = pad_channels(running, layouts, wide.keys())
+        training = WriteOut(wide, layouts), SeparateLayouts(layouts)
         speed = (WidenSlowKernels(layouts, fused), *(training if trains else ()))
-    emulate = Emulate(facts, native=rounds_natively(facts))
-    guards = *_guards(trains, low.keys()), GuardGradientSums(low.keys()), GuardLayouts(), GuardAmpCasts(written)
-    result = Sequential((emulate, *speed, *guards))(unique)
-    if not result.modified:
+    names = layouts.shapes.keys()
+    guards = *_guards(trains, names), GuardGradientSums(names), GuardLayouts(), GuardAmpCasts(written)
+    running = Sequential((*speed, *guards)).apply(running).graph
+    if running is unique:
         return graph
-    return renamed(result.graph, lambda name: old_names.get(name, name)) if old_names else result.graph
+    return renamed(running, lambda name: old_names.get(name, name)) if old_names else running
 
 
 def _guards(trains: bool, low: AbstractSet[Named] = frozenset()) -> Tuple[Pass, ...]:

@@ -1,10 +1,12 @@
 """Graphs from text with facts on them, conversions of symbols, and one step of a symbol."""
 
+from dataclasses import replace
+
 import mxnet as mx
 
 from mxmp.passes import Facts
 from mxmp.policy import Policy
-from mxmp.symbol import convert_graph
+from mxmp.symbol import convert_graph, from_graph, to_graph
 from tests.graph.text import from_text
 
 
@@ -26,6 +28,17 @@ def converted(net, shapes, policy="O1"):
 def precisions(net, shapes, policy="O1"):
     """Return the precision of each operator of a converted symbol, by name."""
     return {row.name: row.precision for row in converted(net, shapes, policy).report.rows}
+
+
+def without_rounding(symbol):
+    """Return what runs on a CPU under a bfloat16 policy, with casts that round nothing, for any processor.
+
+    Like casts to bfloat16, SwapAxis gives the default layout, forward and backward; amp_cast to float32 would not.
+    """
+    graph, attrs = to_graph(symbol), (("dim1", "0"), ("dim2", "0"))
+    nodes = (node._replace(op="SwapAxis", attrs=attrs) if node.op == "amp_cast" else node for node in graph.nodes)
+    text = from_graph(replace(graph, nodes=tuple(nodes)), symbol).tojson(remove_amp_cast=False)
+    return mx.sym.load_json(text.replace('"__dtype__": "12"', '"__dtype__": "0"'))
 
 
 def step(symbol, values, wrt=None, head_grads=None):
