@@ -15,7 +15,7 @@ from ..devices import amx, speed
 from ..devices.check import RELEASED, Finding, check_devices, is_for_gpus
 from ..devices.processor import BFLOAT16_FLAGS, read_processor
 from ..display import Column, Notes, Record, Section, Table
-from ..dtypes import BFLOAT16, FLOAT16
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..policy import Policy
 
 GPU, CPU = "GPU", "CPU"
@@ -224,7 +224,8 @@ _LOW = (FLOAT16, BFLOAT16)
 # The calls of dmlc::GetEnv in MXNet's src/ at tag 1.9.1: operator/nn/softmax-inl.h, operator/nn/layer_norm.cu,
 # operator/tensor/broadcast_reduce_op.h (norm alone), operator/nn/cudnn/cudnn_convolution-inl.h, common/cuda_utils.h,
 # operator/linalg_impl.h and operator/nn/mkldnn/mkldnn_base-inl.h; operator/rnn-inl.h asks common/cuda_utils.h. NVIDIA,
-# "CUDA C++ Programming Guide", CUDA environment variables; oneDNN's documentation, "CPU Dispatcher Control".
+# "CUDA C++ Programming Guide", CUDA environment variables; oneDNN's documentation, "CPU Dispatcher Control"; glibc's
+# manual, "Memory Allocation Tunables".
 _VARIABLES = [
     _Variable(
         "MXNET_SAFE_ACCUMULATION", "0", GPU, (FLOAT16,), lambda value: not _is_on(value), None,
@@ -254,5 +255,10 @@ _VARIABLES = [
     _Variable(
         "DNNL_MAX_CPU_ISA", "ALL", CPU, (BFLOAT16,), _is_limit, None,
         "Unset it, unless oneDNN is to leave newer instructions unused.",
+    ),
+    _Variable(
+        "MALLOC_TRIM_THRESHOLD_", "128 KiB and more", CPU, (FLOAT32, BFLOAT16), lambda value: value is None, None,
+        "For an LSTM, or dense layers with many weights, set it and MALLOC_MMAP_THRESHOLD_ to 17179869184, and "
+        "MALLOC_ARENA_MAX to 1: glibc then keeps the memory that each step frees and takes again.",
     ),
 ]  # fmt: skip

@@ -93,6 +93,9 @@ def test_the_devices_are_those_that_run_the_policy_in_hardware(on, policy, cards
         ("DNNL_MAX_CPU_ISA", "AVX512_CORE", "mixed_bfloat16", None),
         ("DNNL_MAX_CPU_ISA", "all", "mixed_bfloat16", True),
         ("DNNL_MAX_CPU_ISA", "AVX512_CORE_AMX", "mixed_bfloat16", True),
+        ("MALLOC_TRIM_THRESHOLD_", None, "mixed_bfloat16", None),
+        ("MALLOC_TRIM_THRESHOLD_", "17179869184", "mixed_bfloat16", True),
+        ("MALLOC_TRIM_THRESHOLD_", None, "O1", True),
     ],
 )
 def test_a_variable_is_judged_by_its_value(on, name, value, policy, ok):
