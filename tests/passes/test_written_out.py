@@ -213,7 +213,8 @@ def monitored(policy):
     """Return what a monitor sees of a second step of a module, and the weights behind the third."""
     data = mx.sym.Convolution(mx.sym.var("data"), num_filter=16, kernel=(3, 3), name="conv")
     data = mx.sym.InstanceNorm(mx.sym.clip(data, 0, 6, name="clip"), *map(mx.sym.var, ("gamma", "beta")), name="norm")
-    module = Module(mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=3), name="softmax"), policy=policy)
+    dense = mx.sym.FullyConnected(data, num_hidden=3, name="fc")
+    module = Module(mx.sym.SoftmaxOutput(dense, name="softmax"), policy=policy)
     module.bind([("data", DATA["data"])], [("softmax_label", (32,))])
     mx.random.seed(0)
     module.init_params(mx.init.Xavier())
