@@ -47,6 +47,7 @@ LEFT = {
     "another axis": (mx.sym.LayerNorm(X, GAMMA, BETA, axis=1), {**ROWS, "gamma": (32,), "beta": (32,)}),
     "statistics": (mx.sym.LayerNorm(X, GAMMA, BETA, output_mean_var=True)[0], ROWS),
     "one image": (mx.sym.broadcast_mul(X, SCALE), {"x": (1, 64, 16, 16), "scale": (1, 64, 1, 1)}),
+    "scales of single pixels": (mx.sym.broadcast_mul(SCALE, X), {"x": (32, 512, 1, 1), "scale": (32, 512, 1, 1)}),
     "scaled pixels": (mx.sym.broadcast_mul(X, SCALE), {**IMAGES, "scale": (4, 1, 16, 16)}),
     "no gelu": (0.5 * X * (1 + mx.sym.erf(X / 2)), IMAGES),
     "gelu of another": (0.5 * X * (1 + mx.sym.erf(SCALE / 2**0.5)), {**IMAGES, "scale": IMAGES["x"]}),
