@@ -43,6 +43,7 @@ class Signature(NamedTuple):
     region: Optional[str]  # the innermost around it, None outside of regions
     on_cpu: bool
     adds: bool  # whether gradients are added to earlier ones, where that matters
+    watched: bool  # by an op hook, where that matters
     nesting: Tuple[str, Any]  # of its inputs
     types: Tuple[Any, ...]
     shapes: Optional[Tuple[Any, ...]]  # None where no verdict depends on them
@@ -176,7 +177,7 @@ class ConvertedGraph:
     @functools.cached_property
     def names_on_cpu(self) -> NetworkNames:
         """The same on a CPU; the graph that trains has all nodes that the one for inference has."""
-        return NetworkNames(self.converted, self.converted.on_cpu(trains=True), on_cpu=True)
+        return NetworkNames(self.converted, self.converted.on_cpu(trains=True, watched=True), on_cpu=True)
 
     def runner(self, conversion: Any, signature: Signature, args: Tuple[Any, ...]) -> Runner:
         """Return what runs the calls of a net with a signature, of which ``args`` is one."""
@@ -186,7 +187,7 @@ class ConvertedGraph:
         # Training keeps layouts apart, see `SeparateLayouts`, and scales loss heads.
         low = conversion.policy.compute_dtype == dtypes.BFLOAT16
         differs = backend or self.loss_heads or self.converted.guards_training or (low and signature.on_cpu)
-        key = signature.on_cpu, signature.adds, signature.trains if differs else None
+        key = signature.on_cpu, signature.adds, signature.watched, signature.trains if differs else None
         if key not in self._runners:
             symbol = self._symbol_for(signature, bool(backend))
             make = self._partition if backend else self._operator
@@ -200,7 +201,7 @@ class ConvertedGraph:
         if not signature.on_cpu:
             return converted.on_gpu(signature.trains)
         written = frozenset() if signature.adds else frozenset(self.trace.params)
-        return converted.on_cpu(signature.trains, fused, written)
+        return converted.on_cpu(signature.trains, fused, written, signature.watched)
 
     def _operator(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
         params = {**self.trace.params, HEAD_SCALE.name: HEAD_SCALE}

@@ -11,7 +11,7 @@ from mxnet.module.executor_group import DataParallelExecutorGroup
 
 from .. import dtypes
 from ..devices.check import warn_if_slow
-from ..graph import Graph
+from ..graph import Entry, Graph
 from ..mxnet_private import parse_data_desc
 from ..passes import ScaleLoss
 from ..passes.facts import CAST_OPS
@@ -64,6 +64,7 @@ class Conversions:
         scaled: Whether loss heads get a loss scale.
         trains: Whether executors run backward.
         adds: Whether gradients are added to earlier ones.
+        watched: Whether a monitor sees the executors.
     """
 
     symbol: Any
@@ -74,6 +75,7 @@ class Conversions:
     scaled: bool = False
     trains: bool = True
     adds: bool = False
+    watched: bool = False
     _outcomes: Optional[ShapeOutcomes] = field(default=None, init=False)
     _runnables: Dict[Any, Runnable] = field(default_factory=dict, init=False)
 
@@ -112,10 +114,10 @@ class Conversions:
             outputs = _loss_outputs(scaling.graph, self.loss_heads)
         if on_cpu:  # MXNet fuses what is bound to infer
             written = frozenset() if self.adds else frozenset(shapes) | self.params
-            symbol = scaling.on_cpu(self.trains, not self.trains, written)
+            symbol = scaling.on_cpu(self.trains, not self.trains, written, self.watched)
         else:
             symbol = scaling.on_gpu(self.trains)
-        symbol = _with_dtypes(symbol, scaling.facts.variable_dtypes(scaling.graph))
+        symbol = _declaring(symbol, scaling, self.params)
         return Runnable(converted, scaling, symbol, outputs, on_cpu)
 
 
@@ -131,12 +133,24 @@ def _loss_outputs(graph: Graph, loss_heads: FrozenSet[str]) -> Tuple[int, ...]:
     return tuple(outputs)
 
 
-def _with_dtypes(symbol: Any, types: Dict[str, str]) -> Any:
-    """Return a symbol whose variables declare their dtypes; casts hide them from MXNet's inference."""
+def _declaring(symbol: Any, converted: Converted, params: FrozenSet[str]) -> Any:
+    """Return a symbol whose variables declare their dtypes, and parameters their shapes.
+
+    Casts hide dtypes from MXNet's inference, and what is written out or padded on a CPU hides shapes.
+    """
+    found: Dict[str, Dict[str, str]] = {}
+    for position, node in enumerate(converted.graph.nodes):
+        if node.is_variable:
+            dtype, shape = converted.facts.dtype(Entry(position)), converted.facts.shape(Entry(position))
+            declared = found.setdefault(node.name, {})
+            if dtype is not None:
+                declared["__dtype__"] = dtypes.to_flag(dtype)
+            if shape is not None and node.name in params:
+                declared["__shape__"] = str(shape)
     graph = to_graph(symbol)
     nodes = tuple(
-        node.with_attrs({"__dtype__": dtypes.to_flag(types[node.name])})
-        if node.is_variable and node.name in types and node.get("__dtype__") is None
+        node.with_attrs({key: text for key, text in found.get(node.name, {}).items() if node.get(key) is None})
+        if node.is_variable
         else node
         for node in graph.nodes
     )

@@ -252,7 +252,13 @@ class Module(PolicyStatus, ModuleBase):
         """
         runnable = self._bound("install_monitor")
         self._watching.monitor = mon
-        self._watching.see(self.mx_exec_group, runnable)
+        assert self._conversions is not None
+        if runnable.on_cpu and self._policy.compute_dtype == BFLOAT16 and not self._conversions.watched:
+            self._conversions = replace(self._conversions, watched=True)
+            descs = self.mx_data_shapes, self.mx_label_shapes
+            self._use(self._convert(descs, self), descs, self.mx_exec_group)
+        else:
+            self._watching.see(self.mx_exec_group, runnable)
 
     def _bound(self, call: str) -> Runnable:
         if not self.binded or self._runnable is None:

@@ -95,25 +95,37 @@ class Converted:
         """Names of the variables whose values reach a cast to low precision."""
         return read_low(self.graph)
 
-    def on_cpu(self, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()) -> Any:
+    def on_cpu(
+        self,
+        trains: bool = False,
+        fused: bool = False,
+        written: FrozenSet[str] = frozenset(),
+        watched: bool = False,
+    ) -> Any:
         """Return the symbol that runs on CPU: float16 emulated, bfloat16 guarded. Never saved.
 
         If it ``trains``, its gradients are guarded too, and oneDNN's layouts kept apart where its backward pass would
         be slow. ``fused`` says that MXNet partitions it, so that convolutions take in the operators behind them.
-        ``written`` are the variables whose gradients, if they have any, are not added to earlier ones.
+        ``written`` are the variables whose gradients, if they have any, are not added to earlier ones. If it is
+        ``watched``, by an op hook or a monitor, its operators stay the network's: none is written out or padded.
         """
-        return self._symbol_of(self.running_graph(True, trains, fused, written))
+        return self._symbol_of(self.running_graph(True, trains, fused, written, watched))
 
     def on_gpu(self, trains: bool = False) -> Any:
         """Return the symbol that runs on GPU, guarded where MXNet is wrong on any device. Never saved."""
         return self._symbol_of(self.running_graph(False, trains))
 
     def running_graph(
-        self, on_cpu: bool, trains: bool = False, fused: bool = False, written: FrozenSet[str] = frozenset()
+        self,
+        on_cpu: bool,
+        trains: bool = False,
+        fused: bool = False,
+        written: FrozenSet[str] = frozenset(),
+        watched: bool = False,
     ) -> Graph:
         """Return the graph of the symbol that runs on CPU, or else on GPU; `graph` if it is that."""
         if on_cpu:
-            return emulated(self.graph, self.facts, trains, fused, written)
+            return emulated(self.graph, self.facts, trains, fused, written, watched)
         return Sequential(_guards(trains))(self.graph).graph
 
     def _symbol_of(self, graph: Graph) -> Any:
@@ -225,6 +237,7 @@ def emulated(
     trains: bool = False,
     fused: bool = False,
     written: FrozenSet[str] = frozenset(),
+    watched: bool = False,
 ) -> Graph:
     """Return the graph that computes on a CPU what another computes on a GPU, the same if nothing differs.
 
@@ -237,9 +250,9 @@ def emulated(
     running = Emulate(facts, native=rounds_natively(facts))(unique).graph
     if low:
         layouts = Layouts(bfloat16_entries(unique, facts), amx_status().on)
-        wide = float32_entries(unique, facts)
+        wide = {} if watched else float32_entries(unique, facts)  # of which others are made
         running, layouts = pad_channels(running, layouts, wide.keys())
-        training = WriteOut(wide, layouts), SeparateLayouts(layouts)
+        training = *([] if watched else [WriteOut(wide, layouts)]), SeparateLayouts(layouts)
         speed = (WidenSlowKernels(layouts, fused), *(training if trains else ()))
     names = layouts.shapes.keys()
     guards = *_guards(trains, names), GuardGradientSums(names), GuardLayouts(), GuardAmpCasts(written)

@@ -105,6 +105,8 @@ def _broadcast_mul(call: _Call) -> Optional[Node]:
     shape, inputs = call.shapes[data], call.node.inputs
     if len(shape) != 4 or shape[0] == 1 or call.shapes[scale] != (*shape[:2], 1, 1):
         return None
+    if shape == call.shapes[scale]:  # for larger images it may be either of them that is broadcast
+        return None
     rows, ones = _rows(call, inputs[data])
     scales = call.add("dot", "scales", call.column("column", inputs[scale]), ones)
     factors = (rows, scales) if data == 0 else (scales, rows)  # variables keep their order
