@@ -243,14 +243,14 @@ def emulated(
 
     For the other arguments see `Converted.on_cpu`.
     """
-    low = bfloat16_entries(graph, facts)  # by name
-    unique, old_names = with_unique_names(graph) if low else (graph, {})
+    has_low = bool(bfloat16_entries(graph, facts))  # which tell entries apart by names
+    unique, old_names = with_unique_names(graph) if has_low else (graph, {})
     layouts = Layouts()
     speed: Tuple[Pass, ...] = ()
     running = Emulate(facts, native=rounds_natively(facts))(unique).graph
-    if low:
+    if has_low:
         layouts = Layouts(bfloat16_entries(unique, facts), amx_status().on)
-        wide = {} if watched else float32_entries(unique, facts)  # of which others are made
+        wide = {} if watched else float32_entries(unique, facts)
         running, layouts = pad_channels(running, layouts, wide.keys())
         training = *([] if watched else [WriteOut(wide, layouts)]), SeparateLayouts(layouts)
         speed = (WidenSlowKernels(layouts, fused), *(training if trains else ()))

@@ -30,22 +30,23 @@ _FIRST_CHANNEL = {"axis": "1", "begin": "0", "end": "1"}
 
 
 def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named]) -> Tuple[Graph, Layouts]:
-    """Return the graph with a channel of zeros in front of casts of float32 data to convolutions, and its layouts.
+    """Return the graph with a channel of zeros for convolutions of data that is cast from float32, and its layouts.
 
-    ``wide`` are the float32 entries of the graph by name. Weights get the channel in float32 too, so that casts are all
-    that is in bfloat16. Kernels of 1 x 1 gain nothing, and AMX has kernels of its own. Bodies stay as they are.
+    ``wide`` are the float32 entries of the graph by name. Data and weights get the channel in float32, so that nothing
+    but casts and the convolution is in bfloat16. Kernels of 1 x 1 gain nothing; those that AMX has were not measured.
+    Bodies stay as they are.
     """
     shapes: Dict[Named, Optional[Shape]] = dict(layouts.shapes)
 
     def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
         old = graph.nodes[position]
         shape = layouts.shape(graph, old.inputs[0]) if old.op == "Convolution" else None
-        if shape is None or not _gains(old, shape) or _exact(graph, old.inputs[0], wide) is None:
+        if shape is None or not _gains(old, shape) or _cast_from(graph, old.inputs[0], wide) is None:
             return node
         add = partial(beside, builder, node)
 
         def padded(port: int, word: str) -> Entry:
-            exact = _exact(graph, old.inputs[port], wide)
+            exact = _cast_from(graph, old.inputs[port], wide)
             low = node.inputs[port]
             entry = builder.mapped(exact) if exact else add("amp_cast", f"{word}_float32", low, dtype=dtypes.FLOAT32)
             first = add("slice_axis", f"{word}_first", add("BlockGrad", f"{word}_fixed", entry), **_FIRST_CHANNEL)
@@ -71,7 +72,7 @@ def _gains(node: Node, shape: Shape) -> bool:
     return is_plain and is_wide and shape[1] % 2 == 1 and shape[1] <= _MOST
 
 
-def _exact(graph: Graph, entry: Entry, wide: AbstractSet[Named]) -> Optional[Entry]:
+def _cast_from(graph: Graph, entry: Entry, wide: AbstractSet[Named]) -> Optional[Entry]:
     """Return the float32 entry that an entry is cast from; None if it is no cast of one."""
     cast = graph.nodes[entry.node]
     if cast.op != "amp_cast" or (graph.nodes[cast.inputs[0].node].name, cast.inputs[0].index) not in wide:

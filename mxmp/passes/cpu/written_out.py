@@ -105,7 +105,7 @@ def _broadcast_mul(call: _Call) -> Optional[Node]:
     shape, inputs = call.shapes[data], call.node.inputs
     if len(shape) != 4 or shape[0] == 1 or call.shapes[scale] != (*shape[:2], 1, 1):
         return None
-    if shape == call.shapes[scale]:  # for larger images it may be either of them that is broadcast
+    if shape == call.shapes[scale]:  # for larger images either of them may be broadcast
         return None
     rows, ones = _rows(call, inputs[data])
     scales = call.add("dot", "scales", call.column("column", inputs[scale]), ones)
@@ -209,7 +209,6 @@ def _is(node: Node, number: float) -> bool:
 _WRITE: Dict[str, Callable[[_Call], Optional[Node]]] = {
     "clip": _clip,
     "tanh": partial(_activation, "tanh"),
-    "_npi_tanh": partial(_activation, "tanh"),
     "sigmoid": partial(_activation, "sigmoid"),
     "broadcast_mul": _broadcast_mul,
     "LayerNorm": _layer_norm,
@@ -220,9 +219,10 @@ _WRITE: Dict[str, Callable[[_Call], Optional[Node]]] = {
 
 @dataclass(frozen=True)
 class WriteOut(Pass):
-    """Writes out the operators above, but for those whose shapes are not known, in bodies, or with few elements.
+    """Writes out the operators above, but for those in bodies, of unknown shapes, or with few elements.
 
-    ``entries`` are the float32 entries of the graph, as `float32_entries` finds them.
+    Shapes decide once, those of the conversion: the result holds for others too. ``entries`` are the float32 entries of
+    the graph, as `float32_entries` finds them.
     """
 
     name: ClassVar[str] = "write-out"
