@@ -81,8 +81,8 @@ class _Hook:
                     raise
                 dtype = self.policy.compute_dtype
                 raise AmpError(
-                    f"block '{block.name}': an operator got inputs of two dtypes. amp.init casts no inputs of eager "
-                    f"operators, as contrib.amp does. If net.cast({dtype!r}) was called, call mxmp.gluon.cast(net, "
+                    f"block '{block.name}': an operator got inputs of two dtypes. Unlike contrib.amp's, this amp.init "
+                    f"casts no inputs of eager operators. If net.cast({dtype!r}) was called, call mxmp.gluon.cast(net, "
                     f"{dtype!r}) in its place, which keeps outputs float32; or hybridize the block."
                 ) from e
 

@@ -286,7 +286,7 @@ class Conversion:
             cpu,
             # `GuardAmpCasts` has to know, on a CPU, where gradients are added to earlier ones.
             cpu and (recording or training) and "add" in (param.grad_req for param in self.params),
-            cpu and blocks.op_hook(self.net) is not None,
+            cpu and self.policy.compute_dtype == dtypes.BFLOAT16 and blocks.op_hook(self.net) is not None,
             # Layers of gluon.rnn note there whether they were called without states, and then return none.
             (nesting, getattr(self.net, "skip_states", None)),
             tuple([getattr(each, "dtype", None) for each in arrays]),
