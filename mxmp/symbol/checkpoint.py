@@ -89,8 +89,7 @@ def load_arrays(file: str) -> Arrays:
 def write_arrays(file: str, arrays: Arrays) -> None:
     """Write arrays, as ``mx.nd.save``, and raise OSError if not all of it was written."""
     values = arrays.values() if isinstance(arrays, dict) else arrays
-    for array in values:
-        array.wait_to_read()  # MXNet writes the shape of sparse values before it waits for them
+    mx.nd.waitall()  # a call may still move weights (arrays.address), and MXNet writes shapes of sparse values first
     is_numpy = any(isinstance(array, mx.np.ndarray) for array in values)
     try:
         (mx.npx.save if is_numpy else mx.nd.save)(file, arrays)

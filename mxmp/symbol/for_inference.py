@@ -96,6 +96,7 @@ def fold_params(folds: Iterable[Fold], params: Arrays) -> Tuple[Dict[str, Any], 
     """
     folded: Dict[str, Any] = {}
     fits: Dict[str, bool] = {}
+    mx.nd.waitall()  # a call may still move weights (arrays.address)
     for fold in folds:
         if fold.weight not in folded:  # layers may share it
             like = params[fold.sources.weight]

@@ -150,6 +150,16 @@ def test_view_keeps_the_array_alive():
     assert len(others) == 10 and (found == 3).all()
 
 
+def test_view_of_a_weight_that_a_call_moves_into_a_layout_of_onednn():
+    data, values = mx.nd.ones((1, 1024, 2, 2)), mx.nd.random.normal(shape=(1024, 1024, 1, 1)).asnumpy()
+    for _ in range(20):  # without a wait some were half moved
+        weight = mx.nd.array(values)
+        mx.nd.Convolution(data, weight, no_bias=True, kernel=(1, 1), num_filter=1024)
+        found = view(weight)
+        mx.nd.waitall()
+        np.testing.assert_array_equal(found, values)
+
+
 def test_view_of_bfloat16_of_a_layout_of_onednn_and_of_nothing():
     array = amp_cast(mx.nd.array([[1.0, -2.0], [np.inf, 0.0]]), NUMPY_BFLOAT16)
     assert view(array).view(np.uint16).tolist() == [[0x3F80, 0xC000], [0x7F80, 0]]

@@ -116,6 +116,7 @@ def difference(outputs, expected):
 
 
 def values(net):
+    mx.nd.waitall()  # the net's call may still move weights into a layout of oneDNN's, while they are read
     return {name: param.data().asnumpy() for name, param in net.collect_params().items()}
 
 

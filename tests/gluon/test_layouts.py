@@ -51,6 +51,7 @@ def gradients(net):
 
 
 def values(net):
+    mx.nd.waitall()  # a call may still move weights into a layout of oneDNN's, while they are read
     return {name: param.data().asnumpy() for name, param in net.collect_params().items()}
 
 
