@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Dict, FrozenSet, Mapping, Optional, Set, Tuple, TypeVar
+from typing import Container, Dict, FrozenSet, Mapping, Optional, Set, Tuple, TypeVar
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key, Node, written_positions
@@ -109,3 +109,17 @@ def bfloat16_entries(graph: Graph, facts: Facts) -> Dict[Named, Optional[Shape]]
     low = (Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16)
     entries.update(((graph.nodes[entry.node].name, entry.index), facts.shape(entry)) for entry in low)
     return entries
+
+
+def float32_entries(graph: Graph, facts: Facts) -> Dict[Named, Optional[Shape]]:
+    """Return the float32 entries of a graph by name, with their shapes where these are known; none within bodies."""
+    wide = (Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.FLOAT32)
+    return {(graph.nodes[entry.node].name, entry.index): facts.shape(entry) for entry in wide}
+
+
+def cast_from(graph: Graph, entry: Entry, wide: Container[Named]) -> Optional[Entry]:
+    """Return which of the float32 entries, given by name, an entry is cast from; None if it is no cast of one."""
+    cast = graph.nodes[entry.node]
+    if cast.op != "amp_cast" or (graph.nodes[cast.inputs[0].node].name, cast.inputs[0].index) not in wide:
+        return None
+    return cast.inputs[0]

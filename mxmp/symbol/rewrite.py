@@ -31,10 +31,10 @@ from ..passes.attributes import MARK_ATTR
 from ..passes.control_flow import bodies_of
 from ..passes.cpu.guards import is_prelu
 from ..passes.cpu.pad import pad_channels
-from ..passes.cpu.written_out import WriteOut, float32_entries
+from ..passes.cpu.written_out import WriteOut
 from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
-from ..passes.facts import Named, bfloat16_entries
+from ..passes.facts import Named, bfloat16_entries, float32_entries
 from ..policy import Policy
 from ..report import Decisions, Removed, Report
 from ..rules import CLEAR, RULES
@@ -107,7 +107,8 @@ class Converted:
         If it ``trains``, its gradients are guarded too, and oneDNN's layouts kept apart where its backward pass would
         be slow. ``fused`` says that MXNet partitions it, so that convolutions take in the operators behind them.
         ``written`` are the variables whose gradients, if they have any, are not added to earlier ones. If it is
-        ``watched``, by an op hook or a monitor, its operators stay the network's: none is written out or padded.
+        ``watched``, by an op hook or a monitor, its operators stay the network's: none is written out or padded, and
+        weights need not earn their casts.
         """
         return self._symbol_of(self.running_graph(True, trains, fused, written, watched))
 
@@ -253,7 +254,7 @@ def emulated(
         wide = {} if watched else float32_entries(unique, facts)
         running, layouts = pad_channels(running, layouts, wide.keys())
         training = *([] if watched else [WriteOut(wide, layouts)]), SeparateLayouts(layouts)
-        speed = (WidenSlowKernels(layouts, fused), *(training if trains else ()))
+        speed = (WidenSlowKernels(layouts, fused, wide if trains else {}), *(training if trains else ()))
     names = layouts.shapes.keys()
     guards = *_guards(trains, names), GuardGradientSums(names), GuardLayouts(), GuardAmpCasts(written)
     running = Sequential((*speed, *guards)).apply(running).graph

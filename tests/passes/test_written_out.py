@@ -12,7 +12,8 @@ from mxnet.gluon import nn
 from mxmp.gluon import Trainer, convert
 from mxmp.module import Module
 from mxmp.passes import GuardLayouts
-from mxmp.passes.cpu.written_out import WriteOut, float32_entries
+from mxmp.passes.cpu.written_out import WriteOut
+from mxmp.passes.facts import float32_entries
 from mxmp.symbol import from_graph, infer_facts, rewrite, to_graph
 from tests.passes.graphs import converted, step, without_rounding
 

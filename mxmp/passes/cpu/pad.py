@@ -23,7 +23,7 @@ from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node
 from ...rules.conditions import value_of
 from ..base import beside, rewritten
-from ..facts import Named, Shape
+from ..facts import Named, Shape, cast_from
 from .layouts import Layouts
 
 _MOST = 15  # input channels: at 17, the next odd number, training is slower with one more
@@ -42,12 +42,12 @@ def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named]) -> Tu
     def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
         old = graph.nodes[position]
         shape = layouts.shape(graph, old.inputs[0]) if old.op == "Convolution" else None
-        if shape is None or not _gains(old, shape) or _cast_from(graph, old.inputs[0], wide) is None:
+        if shape is None or not _gains(old, shape) or cast_from(graph, old.inputs[0], wide) is None:
             return node
         add = partial(beside, builder, node)
 
         def padded(port: int, word: str) -> Entry:
-            exact = _cast_from(graph, old.inputs[port], wide)
+            exact = cast_from(graph, old.inputs[port], wide)
             low = node.inputs[port]
             entry = builder.mapped(exact) if exact else add("amp_cast", f"{word}_float32", low, dtype=dtypes.FLOAT32)
             first = add("slice_axis", f"{word}_first", add("BlockGrad", f"{word}_fixed", entry), **_FIRST_CHANNEL)
@@ -71,11 +71,3 @@ def _gains(node: Node, shape: Shape) -> bool:
     is_plain = int(node.get("num_group") or 1) == 1 and node.get("layout") in (None, "None", "NCHW")
     is_wide = len(shape) == 4 and value_of(attrs, "kernel") != (1, 1)
     return is_plain and is_wide and shape[1] % 2 == 1 and shape[1] <= _MOST
-
-
-def _cast_from(graph: Graph, entry: Entry, wide: AbstractSet[Named]) -> Optional[Entry]:
-    """Return the float32 entry that an entry is cast from; None if it is no cast of one."""
-    cast = graph.nodes[entry.node]
-    if cast.op != "amp_cast" or (graph.nodes[cast.inputs[0].node].name, cast.inputs[0].index) not in wide:
-        return None
-    return cast.inputs[0]

@@ -1,9 +1,17 @@
-"""Operators that run in float32 on a CPU, between two casts, where their bfloat16 kernel is slow."""
+"""Operators that run in float32 on a CPU, between two casts, where bfloat16 takes longer.
+
+That is so of some kernels, and of layers with few rows for a large weight that is cast from float32 at each step. A
+layer's backward pass has two products as large as its forward pass, and casts the gradient as that the weight. With the
+rates below a weight earns its casts from 29 rows on. They fit what was measured on an AMD EPYC of family 26
+(AVX512-BF16, no AMX), two threads: in float32 VGG-11's dense layers took 152 ms less of a step (batch 4, 495 ms; the
+rates give 128), AlexNet's 31 (batch 16, 204 ms; 31). Processors with AMX have other rates, which were not measured.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, Set, Union
+from typing import ClassVar, Dict, Mapping, Optional, Set, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
@@ -11,6 +19,7 @@ from ...rules import RULES
 from ...rules.conditions import VECTOR, value_of
 from ...rules.core import Call
 from ..base import Pass, beside, rewritten
+from ..facts import Named, Shape, cast_from
 from .layouts import BATCH_NORM, DEFAULT, OWN, Layouts
 
 _FUSED = frozenset({BATCH_NORM, "clip", "abs"})
@@ -24,6 +33,15 @@ _BY_ELEMENT = frozenset(
     "_equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar _lesser_equal_scalar".split()
 )
 """Operators of MXNet's own that select or compare values, so that float32 gives the same if scalars are bfloat16's."""
+
+_DENSE = frozenset({"FullyConnected", "Convolution"})
+"""Operators whose weight is their second input, with a row for each unit."""
+
+_FLOAT32_RATE, _BFLOAT16_RATE = 36e9, 72e9  # multiply-adds a second
+_BYTES_RATE = 10e9  # bytes a second
+_CAST = 2 * 6 / _BYTES_RATE  # seconds for an element that is cast, and for its gradient
+_ROW = 3 * (1 / _FLOAT32_RATE - 1 / _BFLOAT16_RATE)  # seconds that bfloat16 gains for a row and an element of a weight
+_LARGE = 2**16  # elements, whose casts take longer than calling operators
 
 
 @dataclass(frozen=True)
@@ -41,18 +59,24 @@ class WidenSlowKernels(Pass):
     BatchNorms within bodies of control flow, where layouts are not known. What training keeps of a widened operator
     for its backward pass takes twice the memory.
 
+    A layer whose weight costs more to cast than the layer gains reads its weight, and what else is cast from float32,
+    in float32: its values are more exact than in bfloat16.
+
     Attributes:
         layouts: Those of the graph.
         fused: Whether MXNet's subgraph backend partitions the graph: what it may fuse stays then.
+        weights: The float32 entries of a graph that trains, as `float32_entries` finds them.
     """
 
     name: ClassVar[str] = "widen-slow-kernels"
     layouts: Layouts = field(default_factory=Layouts)
     fused: bool = False
+    weights: Mapping[Named, Optional[Shape]] = field(default_factory=dict)
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with casts around slow operators."""
-        slow = self._find(graph)
+        dense = self._find_dense(graph)
+        slow = self._find(graph) | dense
         if not slow and not any(node.subgraphs for node in graph.nodes):
             return graph
         wide: Dict[Key, Entry] = {}  # what has the values of bfloat16 entries in float32
@@ -62,7 +86,10 @@ class WidenSlowKernels(Pass):
                 return node
             inputs = list(node.inputs)
             for port, entry in enumerate(graph.nodes[position].inputs):
-                if self.layouts.is_low(graph, entry):
+                exact = cast_from(graph, entry, self.weights) if position in dense else None
+                if exact is not None:
+                    inputs[port] = builder.mapped(exact)
+                elif self.layouts.is_low(graph, entry):
                     if entry.key not in wide:
                         wide[entry.key] = _cast(builder, node, dtypes.FLOAT32, inputs[port])
                     inputs[port] = wide[entry.key]
@@ -80,6 +107,26 @@ class WidenSlowKernels(Pass):
             stay |= {position for position, node in enumerate(graph.nodes) if node.op in _FUSED}
         low = (i for i, _ in enumerate(graph.nodes) if i not in stay and self.layouts.is_low(graph, Entry(i)))
         return {i for i in low if _is_by_element(graph.nodes[i]) or self._is_slow_batch_norm(graph, i, outputs)}
+
+    def _find_dense(self, graph: Graph) -> Set[int]:
+        """Return the layers whose weight does not earn its casts; the readers of one cast share it."""
+        found: Set[int] = set()
+        readers = graph.consumers() if self.weights and not self.layouts.amx else {}
+        for cast in range(len(graph.nodes)):
+            shape = self.layouts.shape(graph, Entry(cast)) if cast_from(graph, Entry(cast), self.weights) else None
+            layers = readers.get((cast, 0), ())
+            if shape is None or any(port != 1 or graph.nodes[layer].op not in _DENSE for layer, port in layers):
+                continue
+            given = [self._elements(graph, Entry(layer)) for layer, _ in layers]
+            read = [self._elements(graph, graph.nodes[layer].inputs[0]) for layer, _ in layers]
+            weight, rows = math.prod(shape), sum(given) / shape[0]
+            if weight >= _LARGE and all(given) and weight * (_CAST - rows * _ROW) > _CAST * sum(given + read):
+                found.update(layer for layer, _ in layers)
+        return found - {head.node for head in graph.heads}
+
+    def _elements(self, graph: Graph, entry: Entry) -> int:
+        """Return the number of elements of a bfloat16 entry, 0 where it is not known."""
+        return math.prod(self.layouts.shape(graph, entry) or (0,))
 
     def _is_slow_batch_norm(self, graph: Graph, position: int, outputs: Dict[Key, str]) -> bool:
         """Return whether a node is a BatchNorm that is known to have data that oneDNN has no fast kernel for."""

@@ -24,16 +24,10 @@ from ...graph.core import make_attrs
 from ...rules.conditions import value_of
 from ..attributes import device_attrs
 from ..base import Pass, beside, rewritten
-from ..facts import Facts, Named, Shape
+from ..facts import Named, Shape
 from .layouts import Layouts
 
 _FEW = 2**14  # elements, with which a kernel takes little longer than it takes to call it
-
-
-def float32_entries(graph: Graph, facts: Facts) -> Dict[Named, Optional[Shape]]:
-    """Return the float32 entries of a graph by name, with their shapes where these are known; none within bodies."""
-    wide = (Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.FLOAT32)
-    return {(graph.nodes[entry.node].name, entry.index): facts.shape(entry) for entry in wide}
 
 
 class _Call(NamedTuple):

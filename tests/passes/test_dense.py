@@ -1,0 +1,149 @@
+"""Layers whose weights do not earn their casts to bfloat16; the network in float32 is the oracle of their values."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from mxnet.gluon.model_zoo import vision
+
+from mxmp.devices.amx import AmxStatus
+from mxmp.gluon import Trainer, convert
+from mxmp.symbol import rewrite, to_graph
+from tests.passes.graphs import converted, step, without_rounding
+
+DATA, WEIGHT = mx.sym.var("data"), mx.sym.var("weight")
+DENSE = ("FullyConnected", "Convolution")
+
+
+def layer(data, units=512, **attrs):
+    return mx.sym.FullyConnected(data, num_hidden=units, **attrs)
+
+
+def stack(*layers):
+    data = DATA
+    for attrs in layers:
+        data = mx.sym.Activation(layer(data, **attrs), act_type="tanh")
+    return data
+
+
+def on_cpu(symbol, shapes, policy="mixed_bfloat16", trains=True, **options):
+    return converted(symbol, shapes, policy).on_cpu(trains, **options)
+
+
+def widened(symbol, op="FullyConnected"):
+    """Return, for each layer, whether it reads its weight in float32."""
+    graph = to_graph(symbol)
+    layers = [node for node in graph.nodes if node.op == op]
+    return [graph.nodes[node.inputs[1].node].is_variable for node in layers]
+
+
+def unrolled(steps, batch, units=256):
+    data, cell = mx.sym.var("data"), mx.rnn.LSTMCell(units, prefix="lstm_")
+    states = [mx.sym.Reshape(mx.sym.slice_axis(data * 0, axis=1, begin=0, end=1), shape=(-3, -2)) for _ in range(2)]
+    outputs, _ = cell.unroll(steps, data, states, layout="NTC", merge_outputs=True)
+    return outputs, {"data": (batch, steps, units)}
+
+
+def tied(rows, units=256, words=1000):
+    """Return a network whose embedding is the weight of its last layer too."""
+    data = layer(mx.sym.Embedding(DATA, WEIGHT, input_dim=words, output_dim=units), units, flatten=False)
+    return layer(data, words, weight=WEIGHT, no_bias=True, flatten=False), {"data": (rows,)}
+
+
+@pytest.mark.parametrize(
+    "make, batch, many",
+    [(vision.vgg11, 4, 64), (vision.alexnet, 16, 64)],
+    ids=["VGG-11", "AlexNet"],
+)
+def test_dense_layers_of_few_rows_run_in_float32(make, batch, many):
+    symbol = make()(DATA)
+    for count, expected in ((batch, True), (many, False)):
+        result = converted(symbol, {"data": (count, 3, 224, 224)}, "mixed_bfloat16")
+        assert all(row.precision == "bfloat16" for row in result.report.rows if row.op in DENSE)  # the network's
+        after = result.on_cpu(trains=True)
+        assert widened(after)[:2] == [expected] * 2 and not any(widened(after, "Convolution"))
+        assert not any(widened(result.on_cpu(trains=False)))
+
+
+@pytest.mark.parametrize("steps, expected", [(3, True), (35, False)])
+def test_the_readers_of_a_weight_earn_its_cast_together(steps, expected):
+    symbol, shapes = unrolled(steps, 4)
+    assert widened(on_cpu(symbol, shapes)) == [expected] * 2 * steps
+
+
+@pytest.mark.parametrize("rows, expected", [(4, True), (256, False)])
+def test_a_tied_embedding(rows, expected):
+    symbol, shapes = tied(rows)
+    assert widened(on_cpu(symbol, shapes))[-1] == expected
+
+
+SMALL = {"data": (4, 512)}
+
+STAYS = {
+    "its weight is small": (stack({"units": 64}), SMALL),
+    "its batch is not known": (stack({}), {}),
+    "its weight is read elsewhere": (layer(mx.sym.dot(DATA, WEIGHT), weight=WEIGHT), SMALL),
+    "its data are more than its weight": (layer(DATA, 8, flatten=False), {"data": (2, 9, 2**13)}),
+    "an image": (mx.sym.Convolution(DATA, num_filter=64, kernel=(3, 3)), {"data": (1, 256, 14, 14)}),
+}
+
+
+@pytest.mark.parametrize("symbol, shapes", STAYS.values(), ids=STAYS)
+def test_what_stays(symbol, shapes):
+    after = on_cpu(symbol, shapes)
+    assert not any(widened(after) + widened(after, "Convolution"))
+
+
+def test_the_convolution_of_single_pixels_is_a_dense_layer():
+    symbol = mx.sym.Convolution(mx.sym.relu(DATA), num_filter=512, kernel=(1, 1))
+    assert widened(on_cpu(symbol, {"data": (4, 512, 1, 1)}), "Convolution") == [True]
+
+
+def test_other_policies_hooks_and_amx_stay(monkeypatch):
+    assert widened(on_cpu(stack({}), SMALL)) == [True]
+    assert not any(widened(on_cpu(stack({}), SMALL, watched=True)) + widened(on_cpu(stack({}), SMALL, "O1")))
+    monkeypatch.setattr(rewrite, "amx_status", lambda: AmxStatus(True, "made up"))
+    assert not any(widened(on_cpu(stack({}), SMALL)))
+
+
+@pytest.mark.parametrize("symbol, shapes", [(stack({}, {}), SMALL), unrolled(3, 4), tied(4)], ids=["stack", "lstm", "tied"])
+def test_values_and_gradients_are_those_of_float32(symbol, shapes):
+    after = without_rounding(on_cpu(symbol, shapes))
+    assert after.list_arguments() == symbol.list_arguments()
+    for batch in (shapes["data"][0], 2, 40):  # decided once
+        given = {"data": (batch, *shapes["data"][1:])}
+        values = {
+            name: np.random.RandomState(0).uniform(-1, 1, size).astype("float32")
+            for name, size in zip(symbol.list_arguments(), symbol.infer_shape(**given)[0])
+        }
+        wrt = [name for name in values if name != "data"]
+        (expected, *_), gradients = step(symbol, values, wrt)
+        (output, *_), found = step(after, values, wrt)
+        for one, other in [(expected, output), *((gradients[name], found[name]) for name in wrt)]:
+            np.testing.assert_allclose(other, one, rtol=0, atol=1e-5 * np.abs(one).max())
+
+
+@pytest.mark.bfloat16
+def test_a_smaller_last_batch_runs_the_same_graph():
+    mx.random.seed(0)
+    net, other = nn.HybridSequential(), nn.HybridSequential()
+    for each in (net, other):
+        each.add(nn.Dense(512, activation="relu"), nn.Dense(512))
+        each.initialize(mx.init.Xavier())
+        each(mx.nd.ones((1, 256)))
+    for one, two in zip(net.collect_params().values(), other.collect_params().values()):
+        two.set_data(one.data())
+    convert(net, "mixed_bfloat16")
+    trainers = [Trainer(each.collect_params(), "sgd", {"learning_rate": 0.1}) for each in (net, other)]
+    loss = gluon.loss.L2Loss()
+    for batch in (8, 8, 3):
+        x, y = mx.nd.random.normal(shape=(batch, 256)), mx.nd.random.normal(shape=(batch, 512))
+        losses = []
+        for each, trainer in zip((net, other), trainers):
+            with autograd.record():
+                value = loss(each(x), y)
+            value.backward()
+            trainer.step(batch)
+            losses.append(value.mean().asscalar())
+        np.testing.assert_allclose(*losses, rtol=0.02)
