@@ -252,9 +252,11 @@ def emulated(
     if has_low:
         layouts = Layouts(bfloat16_entries(unique, facts), amx_status().on)
         wide = {} if watched else float32_entries(unique, facts)
-        running, layouts = pad_channels(running, layouts, wide.keys())
-        training = *([] if watched else [WriteOut(wide, layouts)]), SeparateLayouts(layouts)
-        speed = (WidenSlowKernels(layouts, fused, wide if trains else {}), *(training if trains else ()))
+        if not watched:
+            running, layouts = pad_channels(running, layouts, wide.keys(), fused)
+        speed = (WidenSlowKernels(layouts, fused, wide if trains else {}),)
+        if trains:
+            speed += (*([] if watched else [WriteOut(wide, layouts)]), SeparateLayouts(layouts))
     names = layouts.shapes.keys()
     guards = *_guards(trains, names), GuardGradientSums(names), GuardLayouts(), GuardAmpCasts(written)
     running = Sequential((*speed, *guards)).apply(running).graph

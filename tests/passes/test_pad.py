@@ -1,4 +1,4 @@
-"""A channel of zeros in front of the first convolutions in bfloat16; without it is the oracle, in float32."""
+"""Channels of zeros around convolutions in bfloat16; without them is the oracle, in float32."""
 
 import mxnet as mx
 import numpy as np
@@ -26,15 +26,17 @@ PADDED = {
     "seven by seven": (network(kernel=(7, 7), stride=(2, 2), pad=(3, 3)), SHAPE),
     "one": (network(channels=10), (2, 1, 12, 12)),
     "fifteen": (network(kernel=(5, 1), no_bias=True), (2, 15, 12, 12)),
+    "one axis": (layer(DATA, kernel=(3,)), (2, 3, 12)),
+    "three axes": (layer(DATA, kernel=(3, 1, 3)), (2, 3, 5, 5, 5)),
     "two readers": (layer(DATA, "a") + layer(DATA, "b"), SHAPE),
     "the data is an output": (mx.sym.Group([network(), mx.sym.identity(DATA)]), SHAPE),
 }
+POLICIES = ["mixed_bfloat16", "param=bfloat16,compute=bfloat16"]
 STAYS = {
     "even": (network(), (2, 4, 12, 12)),
     "seventeen": (network(), (2, 17, 12, 12)),
     "1 x 1": (layer(DATA, kernel=(1, 1)), SHAPE),
     "groups": (network(channels=3, num_group=3), SHAPE),
-    "one axis": (layer(DATA, kernel=(3,)), (2, 3, 12)),
     "computed in bfloat16": (layer(layer(DATA, channels=3, kernel=(1, 1)), "second"), SHAPE),
     "unknown": (network(), None),
 }
@@ -48,21 +50,80 @@ def padded(symbol):
     return [node.name for node in to_graph(symbol).nodes if node.name.endswith("data_padded")]
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "param=bfloat16,compute=bfloat16"])
+IMAGES = (4, 64, 24, 24)
+HEAD = layer(DATA, channels=20)
+
+# Networks of which a layer gets more output channels, what they read, and the output channels of all layers.
+LONGER = {
+    "twenty": (HEAD * 1, IMAGES, [32]),
+    "one, without a bias": (layer(DATA, channels=1, kernel=(5, 5), no_bias=True) * 1, (8, 64, 40, 40), [16]),
+    "of an odd number": (layer(DATA, channels=63, kernel=(7, 7)) * 1, (4, 15, 24, 24), [64]),
+    "one axis": (layer(DATA, channels=24, kernel=(3,)) * 1, (8, 64, 400), [32]),
+    "three axes": (layer(DATA, channels=24, kernel=(3, 3, 3)) * 1, (1, 64, 8, 8, 8), [32]),
+    "a layer behind it": (layer(mx.sym.Activation(HEAD, act_type="relu"), "next", 32), IMAGES, [32, 32]),
+    "BatchNorm behind it": (
+        mx.sym.tanh(mx.sym.BatchNorm(layer(DATA, channels=20, no_bias=True), fix_gamma=False)), IMAGES, [32]),
+    "two readers": (mx.sym.Activation(HEAD, act_type="relu") + HEAD, IMAGES, [32]),
+}
+SHORT = {
+    "sixteens": (layer(DATA, channels=48) * 1, IMAGES),
+    "1 x 1": (layer(DATA, channels=20, kernel=(1, 1)) * 1, IMAGES),
+    "few pixels": (layer(DATA, channels=504) * 1, (1, 512, 7, 7)),
+    "few products for an output": (layer(DATA, channels=20) * 1, (4, 16, 48, 48)),
+    "little work": (HEAD * 1, (1, 64, 8, 8)),
+    "groups": (layer(DATA, channels=20, num_group=4) * 1, IMAGES),
+    "unknown": (HEAD * 1, None),
+}
+
+
+def channels(symbol):
+    return [int(node.get("num_filter")) for node in to_graph(symbol).nodes if node.op == "Convolution"]
+
+
+def require_same(symbol, after, shape):
+    """Compare a step of training of two symbols, in float32, for two sizes of a batch."""
+    assert after.list_arguments() == symbol.list_arguments()
+    for batch in (2, 5):
+        arguments, _, states = symbol.infer_shape(data=(batch, *shape[1:]))
+        shapes = dict(zip(symbol.list_arguments(), arguments))
+        values = {name: np.random.RandomState(0).randn(*each).astype("float32") for name, each in shapes.items()}
+        running = {name: np.ones(each) for name, each in zip(symbol.list_auxiliary_states(), states)}
+        (expected, *_), gradients = step(symbol, {**values, **running}, wrt=values)
+        (output, *_), found = step(without_rounding(after), {**values, **running}, wrt=values)
+        for one, other in [(expected, output), *((gradients[name], found[name]) for name in gradients)]:
+            np.testing.assert_allclose(other, one, rtol=0, atol=2e-5 * np.abs(one).max())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("symbol, shape", PADDED.values(), ids=PADDED)
 def test_a_channel_of_zeros_changes_neither_values_nor_gradients(symbol, shape, policy):
     result = converted(symbol, {"data": shape}, policy)
     assert not padded(result.symbol)  # what is reported, saved and counted
     after = result.on_cpu(trains=True)
-    assert padded(after) and after.list_arguments() == symbol.list_arguments()
-    for batch in (2, 5):
-        given = (batch, *shape[1:])
-        shapes = dict(zip(symbol.list_arguments(), symbol.infer_shape(data=given)[0]))
-        values = {name: np.random.RandomState(0).randn(*each).astype("float32") for name, each in shapes.items()}
-        (expected, *_), gradients = step(symbol, values)
-        (output, *_), found = step(without_rounding(after), values)
-        for one, other in [(expected, output), *((gradients[name], found[name]) for name in gradients)]:
-            np.testing.assert_allclose(other, one, rtol=0, atol=1e-5 * np.abs(one).max())
+    assert padded(after)
+    require_same(symbol, after, shape)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("symbol, shape, expected", LONGER.values(), ids=LONGER)
+def test_more_output_channels_change_neither_values_nor_gradients(symbol, shape, expected, policy):
+    result = converted(symbol, {"data": shape}, policy)
+    assert channels(result.symbol) == channels(symbol)
+    after = result.on_cpu(trains=True)
+    assert channels(after) == expected
+    require_same(symbol, after, shape)
+
+
+@pytest.mark.parametrize("symbol, shape", SHORT.values(), ids=SHORT)
+def test_what_gets_no_more_output_channels(symbol, shape):
+    assert channels(on_cpu(symbol, shape, trains=True)) == channels(symbol)
+
+
+def test_a_layer_keeps_its_channels_if_it_is_an_output_or_watched_or_takes_in_what_follows():
+    assert channels(on_cpu(HEAD, IMAGES, "mixed_bfloat16,output=bfloat16")) == [20]
+    assert channels(on_cpu(HEAD * 1, IMAGES, trains=True, watched=True)) == [20]
+    relu = mx.sym.Activation(HEAD, act_type="relu")
+    assert channels(on_cpu(relu, IMAGES, fused=True)) == [20] and channels(on_cpu(HEAD * 1, IMAGES, fused=True)) == [32]
 
 
 @pytest.mark.parametrize("symbol, shape", STAYS.values(), ids=STAYS)

@@ -1,12 +1,18 @@
-"""Channels of zeros in front of bfloat16 convolutions on a CPU, whose fast kernels want an even number of them.
+"""Channels of zeros around bfloat16 convolutions on a CPU, whose fast kernels want certain numbers of them.
 
-Of a bfloat16 convolution with an odd number of input channels oneDNN 2.4.4 has no kernel but one that unrolls the image
-in front of a matrix product (``x64:gemm:jit``), and it gives the plain layout, in which all that follows stays up to
-the next convolution. On an AMD EPYC of family 26 (AVX512-BF16, no AMX), two threads, 3 x 3, 64 channels out, batch 8 of
-56 x 56, forward, ms by the number of input channels:
+Of a bfloat16 convolution with an odd number of input channels, or with output channels that are no multiple of 16,
+oneDNN 2.4.4 has no kernel but one that unrolls the image in front of a matrix product (``x64:gemm:jit``), and it gives
+the plain layout, in which all that follows stays up to the next convolution. On an AMD EPYC of family 26 (AVX512-BF16,
+no AMX), two threads, 3 x 3, batch 8 of 56 x 56, forward, ms by the number of channels:
 
-    1     2     3     4     7     8     9     10    15    17    18    31
-    0.33  0.08  0.39  0.14  0.62  0.32  0.79  0.30  1.24  1.40  0.51  2.59
+    in, 64 out    1     2     3     4     7     8     9     10    15    17    18    31
+                  0.33  0.08  0.39  0.14  0.62  0.32  0.79  0.30  1.24  1.40  0.51  2.59
+    out, 64 in    1     8     16    20    24    28    32    40    48    63    72    100   126
+                  2.86  3.64  0.53  4.18  4.15  4.24  0.86  4.94  1.38  5.48  5.74  7.08  8.79
+
+Forward and backward: 24 out 14.7, as 32 4.1; 63 out 18.3, as 64 7.2; 1 out 11.7, as 16 2.6; kernels of 5 and 7, 24 out
+41 and 89, as 32 9 and 17; 7 x 7 pixels, 512 in, 504 out 11.2, as 512 7.6, at batch 1 no gain. 1 x 1 loses (64 in, 24
+out: 0.80, as 32 1.38). In one and three axes it is the same (24 out: 1.6, as 32 0.8; 10.3, as 32 2.6).
 
 Zeros change no value and no gradient, but for the order of sums. There a fourth channel that was added by hand, in
 front of a network, took DenseNet-121's folded inference from 116 ms to 65, ResNet-18's training step from 157 to 132,
@@ -15,59 +21,105 @@ and MobileNet's from 85 to 71; this pass has not been timed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
-from typing import AbstractSet, Dict, Optional, Tuple
+from typing import AbstractSet, Dict, Optional, Tuple, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node
-from ...rules.conditions import value_of
+from ...rules.conditions import VECTOR, value_of
 from ..base import beside, rewritten
 from ..facts import Named, Shape, cast_from
-from .layouts import Layouts
+from .layouts import BATCH_NORM, Layouts
 
 _MOST = 15  # input channels: at 17, the next odd number, training is slower with one more
-_FIRST_CHANNEL = {"axis": "1", "begin": "0", "end": "1"}
+_PIXELS, _DEPTH = 50, 192  # of a batch; products for each output: what the layers above that gain have at least
+_WORK = 2**23  # multiply-adds, which take longer than calling the operators that pad
+_FUSED = frozenset({BATCH_NORM, "Activation", "LeakyReLU", "clip", "elemwise_add"})
+"""Operators that MXNet's subgraph backend makes a part of the convolution before them."""
 
 
-def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named]) -> Tuple[Graph, Layouts]:
-    """Return the graph with a channel of zeros for convolutions of data that is cast from float32, and its layouts.
+def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named], fused: bool) -> Tuple[Graph, Layouts]:
+    """Return the graph with channels of zeros around convolutions, and its layouts.
 
-    ``wide`` are the float32 entries of the graph by name. Data and weights get the channel in float32, so that nothing
-    but casts and the convolution is in bfloat16. Kernels of 1 x 1 gain nothing; those that AMX has were not measured.
-    Bodies stay as they are.
+    Data gets a channel where it is cast from float32: data and weight get it in front of their casts. Weights get more
+    output channels, which are cut off behind the layer. Layers that are outputs of the network keep theirs, and if
+    MXNet's subgraph backend partitions the graph (``fused``) those that may take in what follows. Kernels of 1 x 1 gain
+    nothing; those that AMX has were not measured. Bodies stay as they are.
+
+    Args:
+        graph: The graph.
+        layouts: Those of the graph.
+        wide: Its float32 entries by name.
+        fused: Whether MXNet partitions it.
     """
-    shapes: Dict[Named, Optional[Shape]] = dict(layouts.shapes)
-
-    def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
-        old = graph.nodes[position]
-        shape = layouts.shape(graph, old.inputs[0]) if old.op == "Convolution" else None
-        if shape is None or not _gains(old, shape) or cast_from(graph, old.inputs[0], wide) is None:
-            return node
-        add = partial(beside, builder, node)
-
-        def padded(port: int, word: str) -> Entry:
-            exact = cast_from(graph, old.inputs[port], wide)
-            low = node.inputs[port]
-            entry = builder.mapped(exact) if exact else add("amp_cast", f"{word}_float32", low, dtype=dtypes.FLOAT32)
-            first = add("slice_axis", f"{word}_first", add("BlockGrad", f"{word}_fixed", entry), **_FIRST_CHANNEL)
-            zeros = add("zeros_like", f"{word}_zeros", first)
-            both = add("Concat", f"{word}_padded", entry, zeros, dim="1", num_args="2")
-            return add("amp_cast", f"{word}_bfloat16", both, dtype=dtypes.BFLOAT16)
-
-        data = padded(0, "data")
-        shapes[builder.nodes[data.node].name, 0] = (shape[0], shape[1] + 1, *shape[2:])
-        return node.rewired((data, padded(1, "weight"), *node.inputs[2:]))
-
     if layouts.amx or all(node.op != "Convolution" for node in graph.nodes):
         return graph, layouts
+    shapes: Dict[Named, Optional[Shape]] = dict(layouts.shapes)
+    keep = {head.node for head in graph.heads}
+    if fused:
+        keep |= {entry.node for node in graph.nodes if node.op in _FUSED for entry in node.inputs}
+
+    def visit(builder: GraphBuilder, position: int, node: Node) -> Union[Node, Entry]:
+        old = graph.nodes[position]
+        data, weight = (layouts.shape(graph, entry) for entry in old.inputs[:2]) if _is_plain(old) else (None, None)
+        if data is None or weight is None:
+            return node
+        source = cast_from(graph, old.inputs[0], wide) if data[1] % 2 and data[1] <= _MOST else None
+        units = 0 if position in keep or not _is_large(data, weight) else -weight[0] % VECTOR
+        if source is None and not units:
+            return node
+        add, inputs = partial(beside, builder, node), list(node.inputs)
+
+        def joined(word: str, entry: Entry, zeros: Entry, axis: int) -> Entry:
+            return add("Concat", f"{word}_padded", entry, zeros, dim=str(axis), num_args="2")
+
+        def low(word: str, entry: Entry) -> Entry:
+            return add("amp_cast", f"{word}_bfloat16", entry, dtype=dtypes.BFLOAT16)
+
+        def zeros(word: str, *shape: int) -> Entry:
+            return add("_zeros", f"{word}_zeros", shape=str(shape), dtype=dtypes.FLOAT32)
+
+        if source is not None:
+            exact = builder.mapped(source)
+            first = add("slice_axis", "data_first", add("BlockGrad", "data_fixed", exact), axis="1", begin="0", end="1")
+            inputs[0] = low("data", joined("data", exact, add("zeros_like", "data_zeros", first), 1))
+            shapes[builder.nodes[inputs[0].node].name, 0] = (data[0], data[1] + 1, *data[2:])
+        for port, word in enumerate(("weight", "bias")[: len(inputs) - 1], 1):
+            if port == 2 and not units:
+                continue
+            param = cast_from(graph, old.inputs[port], wide)
+            wider = builder.mapped(param) if param is not None else None
+            entry = wider or add("amp_cast", f"{word}_float32", inputs[port], dtype=dtypes.FLOAT32)
+            rest = weight[1:] if port == 1 else ()
+            if source is not None and port == 1:
+                entry = joined(word, entry, zeros(word, weight[0], 1, *weight[2:]), 1)
+                rest = (weight[1] + 1, *weight[2:])
+            inputs[port] = low(word, joined(word, entry, zeros(word, units, *rest), 0) if units else entry)
+        new = node.rewired(tuple(inputs))
+        if not units:
+            return new
+        layer = Entry(builder.copy(position, new.with_attrs({"num_filter": str(weight[0] + units)})))
+        output = layouts.shape(graph, Entry(position))
+        kept = add("slice_axis", "units", layer, axis="1", begin="0", end=str(weight[0]))
+        shapes[builder.nodes[kept.node].name, 0] = output
+        shapes[node.name, 0] = output and (output[0], weight[0] + units, *output[2:])
+        return kept
+
     after = rewritten(graph, visit)
     return after if len(after.nodes) > len(graph.nodes) else graph, replace(layouts, shapes=shapes)
 
 
-def _gains(node: Node, shape: Shape) -> bool:
-    """Return whether a convolution of data of a shape is faster with another channel."""
-    attrs = dict(node.attrs)
-    is_plain = int(node.get("num_group") or 1) == 1 and node.get("layout") in (None, "None", "NCHW")
-    is_wide = len(shape) == 4 and value_of(attrs, "kernel") != (1, 1)
-    return is_plain and is_wide and shape[1] % 2 == 1 and shape[1] <= _MOST
+def _is_plain(node: Node) -> bool:
+    """Return whether a node is a convolution that gains by fitting numbers of channels."""
+    if node.op != "Convolution" or int(node.get("num_group") or 1) > 1:
+        return False
+    kernel = value_of(dict(node.attrs), "kernel")
+    return node.get("layout") in (None, "None", "NCW", "NCHW", "NCDHW") and math.prod(kernel) > 1
+
+
+def _is_large(data: Shape, weight: Shape) -> bool:
+    """Return whether a convolution of such shapes gains by more output channels, though what it gives is copied."""
+    pixels, depth = data[0] * math.prod(data[2:]), math.prod(weight[1:])
+    return pixels >= _PIXELS and depth >= _DEPTH and pixels * depth * weight[0] >= _WORK
