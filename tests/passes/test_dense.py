@@ -9,7 +9,7 @@ from mxnet.gluon.model_zoo import vision
 
 from mxmp.devices.amx import AmxStatus
 from mxmp.gluon import Trainer, convert
-from mxmp.symbol import rewrite, to_graph
+from mxmp.symbol import from_graph, rewrite, to_graph
 from tests.passes.graphs import converted, step, without_rounding
 
 DATA, WEIGHT = mx.sym.var("data"), mx.sym.var("weight")
@@ -100,11 +100,15 @@ def test_the_convolution_of_single_pixels_is_a_dense_layer():
     assert widened(on_cpu(symbol, {"data": (4, 512, 1, 1)}), "Convolution") == [True]
 
 
-def test_other_policies_hooks_and_amx_stay(monkeypatch):
+def test_other_policies_and_watched_graphs_stay():
     assert widened(on_cpu(stack({}), SMALL)) == [True]
     assert not any(widened(on_cpu(stack({}), SMALL, watched=True)) + widened(on_cpu(stack({}), SMALL, "O1")))
-    monkeypatch.setattr(rewrite, "amx_status", lambda: AmxStatus(True, "made up"))
-    assert not any(widened(on_cpu(stack({}), SMALL)))
+
+
+@pytest.mark.parametrize("amx, most", [(False, 25), (True, 13)])
+def test_with_amx_fewer_rows_earn_the_casts(monkeypatch, amx, most):
+    monkeypatch.setattr(rewrite, "amx_status", lambda: AmxStatus(amx, "made up"))
+    assert [widened(on_cpu(stack({}), {"data": (rows, 512)})) for rows in (most, most + 1)] == [[True], [False]]
 
 
 @pytest.mark.parametrize("symbol, shapes", [(stack({}, {}), SMALL), unrolled(3, 4), tied(4)], ids=["stack", "lstm", "tied"])
@@ -124,26 +128,26 @@ def test_values_and_gradients_are_those_of_float32(symbol, shapes):
             np.testing.assert_allclose(other, one, rtol=0, atol=1e-5 * np.abs(one).max())
 
 
-@pytest.mark.bfloat16
-def test_a_smaller_last_batch_runs_the_same_graph():
+def losses(policy):
+    """Return those of a net that trains with batches of 8, 8 and 3."""
     mx.random.seed(0)
-    net, other = nn.HybridSequential(), nn.HybridSequential()
-    for each in (net, other):
-        each.add(nn.Dense(512, activation="relu"), nn.Dense(512))
-        each.initialize(mx.init.Xavier())
-        each(mx.nd.ones((1, 256)))
-    for one, two in zip(net.collect_params().values(), other.collect_params().values()):
-        two.set_data(one.data())
-    convert(net, "mixed_bfloat16")
-    trainers = [Trainer(each.collect_params(), "sgd", {"learning_rate": 0.1}) for each in (net, other)]
-    loss = gluon.loss.L2Loss()
+    net = nn.HybridSequential()
+    net.add(nn.Dense(512, activation="relu", in_units=256), nn.Dense(512, in_units=512))
+    net.initialize(mx.init.Xavier())
+    trainer, found = Trainer(convert(net, policy).collect_params(), "sgd", {"learning_rate": 0.1}), []
     for batch in (8, 8, 3):
-        x, y = mx.nd.random.normal(shape=(batch, 256)), mx.nd.random.normal(shape=(batch, 512))
-        losses = []
-        for each, trainer in zip((net, other), trainers):
-            with autograd.record():
-                value = loss(each(x), y)
-            value.backward()
-            trainer.step(batch)
-            losses.append(value.mean().asscalar())
-        np.testing.assert_allclose(*losses, rtol=0.02)
+        x, y = (mx.nd.array(np.random.RandomState(batch).randn(batch, units)) for units in (256, 512))
+        with autograd.record():
+            loss = gluon.loss.L2Loss()(net(x), y)
+            with trainer.scale_loss(loss) as scaled:
+                scaled.backward()
+        trainer.step(batch)
+        found.append(loss.mean().asscalar())
+    return found
+
+
+def test_a_smaller_last_batch_runs_the_same_graph(run):
+    expected = losses("float32")
+    run.clear()
+    np.testing.assert_allclose(losses("mixed_bfloat16"), expected, rtol=1e-5)
+    assert len(run) == 1 and all(widened(from_graph(run[0], None)))

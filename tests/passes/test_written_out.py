@@ -14,12 +14,13 @@ from mxmp.module import Module
 from mxmp.passes import GuardLayouts
 from mxmp.passes.cpu.written_out import WriteOut
 from mxmp.passes.facts import float32_entries
-from mxmp.symbol import from_graph, infer_facts, rewrite, to_graph
-from tests.passes.graphs import converted, step, without_rounding
+from mxmp.symbol import from_graph, infer_facts, to_graph
+from tests.passes.graphs import converted, step
 
 X, GAMMA, BETA, SCALE = map(mx.sym.var, ("x", "gamma", "beta", "scale"))
 IMAGES = {"x": (4, 16, 16, 16)}
 CHANNELS = {**IMAGES, "gamma": (16,), "beta": (16,)}
+GROUPS = {"gamma": (8,), "beta": (8,)}
 ROWS = {"x": (8, 32, 96), "gamma": (96,), "beta": (96,)}
 SCALED = {**IMAGES, "scale": (4, 16, 1, 1)}
 
@@ -36,6 +37,9 @@ WRITTEN = {
     "LayerNorm": ("LayerNorm", mx.sym.LayerNorm(X, GAMMA, BETA), ROWS),
     "LayerNorm, by its axis": ("LayerNorm", mx.sym.LayerNorm(X, GAMMA, BETA, axis=2, eps=1e-2), ROWS),
     "InstanceNorm": ("InstanceNorm", mx.sym.InstanceNorm(X, GAMMA, BETA), CHANNELS),
+    "GroupNorm": ("GroupNorm", mx.sym.GroupNorm(X, GAMMA, BETA, num_groups=8), {**IMAGES, **GROUPS}),
+    "GroupNorm, one axis": (
+        "GroupNorm", mx.sym.GroupNorm(X, GAMMA, BETA, num_groups=8, eps=1e-2), {**GROUPS, "x": (4, 16, 256)}),
     "InstanceNorm, one axis": ("InstanceNorm", mx.sym.InstanceNorm(X, GAMMA, BETA), {**CHANNELS, "x": (4, 16, 256)}),
 }
 
@@ -46,6 +50,8 @@ LEFT = {
     "an unknown shape": (mx.sym.LayerNorm(X, GAMMA, BETA), {}),
     "another axis": (mx.sym.LayerNorm(X, GAMMA, BETA, axis=1), {**ROWS, "gamma": (32,), "beta": (32,)}),
     "statistics": (mx.sym.LayerNorm(X, GAMMA, BETA, output_mean_var=True)[0], ROWS),
+    "statistics of groups": (
+        mx.sym.GroupNorm(X, GAMMA, BETA, num_groups=8, output_mean_var=True)[0], {**IMAGES, **GROUPS}),
     "one image": (mx.sym.broadcast_mul(X, SCALE), {"x": (1, 64, 16, 16), "scale": (1, 64, 1, 1)}),
     "scales of single pixels": (mx.sym.broadcast_mul(SCALE, X), {"x": (32, 512, 1, 1), "scale": (32, 512, 1, 1)}),
     "scaled pixels": (mx.sym.broadcast_mul(X, SCALE), {**IMAGES, "scale": (4, 1, 16, 16)}),
@@ -160,21 +166,6 @@ def trained(policy):
     net.initialize(mx.init.Xavier())
     batches = [mx.nd.array(np.random.RandomState(k).randn(size, 3, 16, 16)) for k, size in enumerate((32, 32, 5, 32))]
     return losses(convert(net, policy), batches)
-
-
-@pytest.fixture
-def run(monkeypatch):
-    """Graphs that ran on the CPU, whose casts to bfloat16 round nothing, so that any processor runs them."""
-
-    def in_float32(*args, **options):
-        graphs.append(to_graph(without_rounding(from_graph(emulated(*args, **options), None))))
-        return graphs[-1]
-
-    graphs, emulated = [], rewrite.emulated
-    monkeypatch.setattr(rewrite, "emulated", in_float32)
-    for front in ("gluon.conversion", "module.module"):
-        monkeypatch.setattr(f"mxmp.{front}.require_bfloat16", lambda *args: None)
-    return graphs
 
 
 def test_a_network_of_them_trains_as_in_float32_with_a_partial_batch(run):
