@@ -19,7 +19,8 @@ from mxnet.contrib import amp
 from mxmp import Policy, dtypes
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.passes import GuardLayouts, classify, place
-from mxmp.passes.cpu.written_out import WriteOut, float32_entries
+from mxmp.passes.cpu.written_out import WriteOut
+from mxmp.passes.facts import float32_entries
 from mxmp.rules import RULES
 from mxmp.symbol import convert_model, convert_symbol, from_graph, infer_facts, on_cpu, to_graph
 from mxmp.tune import tune as tune_policy

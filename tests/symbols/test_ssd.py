@@ -53,7 +53,7 @@ def test_parameters_and_outputs_and_default_boxes_are_the_published(name):
     for prior, generator in zip(priors, net.anchor_generators):
         feature = mx.nd.zeros(shapes[nodes[prior["inputs"][0][0]]["name"] + "_output"])
         options = {key: ast.literal_eval(value) for key, value in prior["attrs"].items()}
-        generator.initialize()
+        generator.initialize(force_reinit=True)  # what runs before this may have done it
         center, edge = np.split(generator(feature).asnumpy()[0] / shape[-1], 2, axis=1)
         found = mx.nd.contrib.MultiBoxPrior(feature, **options).asnumpy()[0]
         np.testing.assert_allclose(found, np.hstack([center - edge / 2, center + edge / 2]), atol=1e-6)
