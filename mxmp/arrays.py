@@ -50,23 +50,31 @@ def on_gpu(array: mx.nd.NDArray) -> bool:
 
 
 def address(array: mx.nd.NDArray) -> int:
-    """Return where an array begins, 0 for a row_sparse one without rows; waits for all that the engine runs.
-
-    An inference moves its weights into a layout of oneDNN's once it has run, in place (``MKLDNNDataReorderAsync`` in
-    src/ndarray/ndarray.cc at tag 1.9.1), and neither ``wait_to_read`` nor ``asnumpy`` waits for that: of 435 weights
-    read right after a call, slowly, 277 were part old layout, part new.
-    """
-    mx.nd.waitall()
+    """Return where an array begins, 0 for a row_sparse one without rows; waits for whatever writes it."""
+    array.wait_to_read()  # or a layout of oneDNN could be changed while it is looked at
     pointer = ctypes.c_void_p()
     check_call(library.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
+
+
+def settle(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Wait until a weight may be read on the host, and return it.
+
+    Once an inference has read a weight on a CPU, MXNet moves it into a layout of oneDNN's, in place
+    (``MKLDNNDataReorderAsync`` in src/ndarray/ndarray.cc at tag 1.9.1). Neither ``wait_to_read`` nor ``asnumpy`` waits
+    for a move that has yet to be queued: of 435 weights that were copied into a file's pages right after a call 277 had
+    part of the old layout and part of the new one. It is queued before what reads the weight has ended.
+    """
+    check_call(library.MXNDArrayWaitToWrite(array.handle))  # for what reads it
+    array.wait_to_read()
+    return array
 
 
 def view(array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
     """Return the values of an array, to be read while nothing writes to it.
 
     Those of an array on a CPU, of float32 or low precision, are its own memory: a copy of a large one takes as long as
-    what is read from it, for the most part because its pages are new. Others are copied. Waits for all that runs.
+    what is read from it, for the most part because its pages are new. Others are copied. Waits for the array.
     """
     dtype, shape = array.dtype, array.shape  # each question to an array takes a call of MXNet
     if on_gpu(array) or canonical(dtype) not in PRECISIONS or 0 in shape:

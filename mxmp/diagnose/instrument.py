@@ -147,7 +147,7 @@ class Instrument:
             given[_SCALE] = mx.nd.ones(1)
         symbol = from_graph(tapped)
         converted = Converted(symbol, tapped, facts_of(tapped, given), frozenset(), replace(decisions, after=tapped))
-        symbol = converted.on_gpu(True) if context.device_type == "gpu" else converted.on_cpu(True)
+        symbol = converted.on_gpu(True) if context.device_type == "gpu" else converted.on_cpu(True, watched=True)
         heads, count = [symbol[number] for number in range(len(tapped.heads))], len(graph.heads)
         outputs_of = [heads[number] for number in (range(count) if kept is None else kept)]
         reductions = [] if reduce is None else reduce(heads[:count], heads[count:])

@@ -22,7 +22,7 @@ from ..symbol.monitors import NetworkNames
 from ..train.loss_heads import HEAD_SCALE, loss_heads
 from . import storage
 from .blocks import plain_class
-from .trace import Trace, without_constants
+from .trace import Trace, flat_arguments, without_constants
 
 ONLY_INFER = ("MKLDNN", "MKLDNN_QUANTIZE", "TensorRT")
 """Backends whose operators have no gradients. Those of MKLDNN give zeros and say nothing."""
@@ -189,17 +189,22 @@ class ConvertedGraph:
         differs = backend or self.loss_heads or self.converted.guards_training or (low and signature.on_cpu)
         key = signature.on_cpu, signature.adds, signature.watched, signature.trains if differs else None
         if key not in self._runners:
-            symbol = self._symbol_for(signature, bool(backend))
+            symbol = self._symbol_for(signature, bool(backend), args)
             make = self._partition if backend else self._operator
             self._runners[key] = make(conversion, signature, symbol, args)
         return self._runners[key]
 
-    def _symbol_for(self, signature: Signature, fused: bool) -> Any:
+    def _symbol_for(self, signature: Signature, fused: bool, args: Tuple[Any, ...]) -> Any:
         converted = self.converted
         if signature.trains and self.scaled_heads is not None:
             converted = self.scaled_heads
         if not signature.on_cpu:
             return converted.on_gpu(signature.trains)
+        if signature.trains and self.converted.decisions.policy.compute_dtype == dtypes.BFLOAT16:
+            arrays = zip(self.trace.inputs, flat_arguments(args).arrays)
+            shapes = {symbol.name: array.shape for symbol, array in arrays if symbol.name in self.input_shapes}
+            if shapes != self.input_shapes:  # the net was first called for inference, perhaps of one image
+                converted = converted.with_shapes(shapes)
         written = frozenset() if signature.adds else frozenset(self.trace.params)
         return converted.on_cpu(signature.trains, fused, written, signature.watched)
 

@@ -8,6 +8,7 @@ from typing import Container, Dict, FrozenSet, Mapping, Optional, Set, Tuple, Ty
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key, Node, written_positions
+from .attributes import MARK_ATTR
 
 Named = Tuple[str, int]
 """A node's name and the number of an output."""
@@ -118,8 +119,9 @@ def float32_entries(graph: Graph, facts: Facts) -> Dict[Named, Optional[Shape]]:
 
 
 def cast_from(graph: Graph, entry: Entry, wide: Container[Named]) -> Optional[Entry]:
-    """Return which of the float32 entries, given by name, an entry is cast from; None if it is no cast of one."""
+    """Return the float32 entry that mxmp casts an entry from; None if it does not, or from none of ``wide``."""
     cast = graph.nodes[entry.node]
-    if cast.op != "amp_cast" or (graph.nodes[cast.inputs[0].node].name, cast.inputs[0].index) not in wide:
+    if cast.op != "amp_cast" or cast.get(MARK_ATTR) is None:
         return None
-    return cast.inputs[0]
+    source = cast.inputs[0]
+    return source if (graph.nodes[source.node].name, source.index) in wide else None

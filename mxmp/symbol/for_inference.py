@@ -14,6 +14,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
+from ..arrays import settle
 from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
 from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums
@@ -96,7 +97,6 @@ def fold_params(folds: Iterable[Fold], params: Arrays) -> Tuple[Dict[str, Any], 
     """
     folded: Dict[str, Any] = {}
     fits: Dict[str, bool] = {}
-    mx.nd.waitall()  # a call may still move weights (arrays.address)
     for fold in folds:
         if fold.weight not in folded:  # layers may share it
             like = params[fold.sources.weight]
@@ -158,7 +158,7 @@ def _values(array: Any) -> np.ndarray[Any, Any]:
     A view of a parameter that oneDNN keeps in a layout of its own counts as a write to it.
     """
     low = dtypes.canonical(array.dtype) == dtypes.BFLOAT16
-    return (round_to(array, dtypes.FLOAT32) if low else array).asnumpy()  # type: ignore[no-any-return]
+    return settle(round_to(array, dtypes.FLOAT32) if low else array).asnumpy()  # type: ignore[no-any-return]
 
 
 def _array(values: np.ndarray[Any, Any], like: Any) -> Any:

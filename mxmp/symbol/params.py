@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
-from ..arrays import amp_cast, view
+from ..arrays import amp_cast, settle, view
 from ..graph import Graph
 from ..passes.attributes import BEFORE_ATTR, MARK_ATTR, original
 from ..policy import Policy, check_matches
@@ -102,7 +102,8 @@ def _find_out_of_range(policy: Policy, symbols: Sequence[Converted], args: Array
     if policy.out_of_range == "clamp":
         candidates = (candidates & _union(_read_exactly(each.graph) for each in symbols)) - stored_low
     names, block = candidates & set(args), _new_block()
-    return frozenset(name for name in names if _survey(name, view(args[name]), policy.compute_dtype, block).clamped)
+    values = ((name, view(settle(args[name]))) for name in names)
+    return frozenset(name for name, value in values if _survey(name, value, policy.compute_dtype, block).clamped)
 
 
 def store(
@@ -117,7 +118,7 @@ def store(
         if name not in low and not is_cast:
             continue
         dtype = policy.param_dtype if name in low else policy.compute_dtype
-        change = _survey(name, view(array), dtype, block)
+        change = _survey(name, view(settle(array)), dtype, block)
         if change.clamped:
             array = _clamp(array, dtype)
         elif name not in low and dtype == dtypes.BFLOAT16 and array.ndim > 2:

@@ -90,6 +90,14 @@ class Converted:
         facts = infer_facts(symbol, graph, shapes, {**known.variable_dtypes(self.graph), **(types or {})}, known.params)
         return replace(self, symbol=symbol, graph=graph, facts=facts)
 
+    def with_shapes(self, shapes: Shapes) -> Converted:
+        """Return the same with facts for other shapes of its inputs."""
+        known, nodes = self.facts, self.graph.nodes
+        sizes = {node.name: known.shape(Entry(i)) for i, node in enumerate(nodes) if node.name in known.params}
+        given = {**{name: size for name, size in sizes.items() if size is not None}, **shapes}
+        facts = infer_facts(self.symbol, self.graph, given, known.variable_dtypes(self.graph), known.params)
+        return replace(self, facts=facts)
+
     @functools.cached_property
     def cast_params(self) -> FrozenSet[str]:
         """Names of the variables whose values reach a cast to low precision."""
@@ -254,7 +262,7 @@ def emulated(
         wide = {} if watched else float32_entries(unique, facts)
         if not watched:
             running, layouts = pad_channels(running, layouts, wide.keys(), fused)
-        speed = (WidenSlowKernels(layouts, fused, wide if trains else {}),)
+        speed = (WidenSlowKernels(layouts, fused, wide.keys() if trains else frozenset()),)
         if trains:
             speed += (*([] if watched else [WriteOut(wide, layouts)]), SeparateLayouts(layouts))
     names = layouts.shapes.keys()

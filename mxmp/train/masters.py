@@ -29,6 +29,7 @@ from ..arrays import (
     on_gpu,
     round_all,
     round_into,
+    settle,
     to_float32,
     view,
     widen,
@@ -169,7 +170,7 @@ def _rounded(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
 
 
 def _bits(array: mx.nd.NDArray) -> "np.ndarray[Any, Any]":
-    return view(array.as_nd_ndarray()).view(np.uint16)
+    return view(settle(array.as_nd_ndarray())).view(np.uint16)
 
 
 def written_past(name: str) -> TrainerError:

@@ -6,7 +6,7 @@ import pytest
 from mxnet import autograd
 
 from mxmp import arrays
-from mxmp.arrays import address, amp_cast, round_into, view
+from mxmp.arrays import address, amp_cast, round_into, settle, view
 from mxmp.dtypes import NUMPY_BFLOAT16
 from tests.values import DTYPES
 
@@ -150,12 +150,12 @@ def test_view_keeps_the_array_alive():
     assert len(others) == 10 and (found == 3).all()
 
 
-def test_view_of_a_weight_that_a_call_moves_into_a_layout_of_onednn():
+def test_a_weight_has_settled_though_a_call_moves_it_into_a_layout_of_onednn():
     data, values = mx.nd.ones((1, 1024, 2, 2)), mx.nd.random.normal(shape=(1024, 1024, 1, 1)).asnumpy()
     for _ in range(20):  # without a wait some were half moved
         weight = mx.nd.array(values)
         mx.nd.Convolution(data, weight, no_bias=True, kernel=(1, 1), num_filter=1024)
-        found = view(weight)
+        found = view(settle(weight))
         mx.nd.waitall()
         np.testing.assert_array_equal(found, values)
 

@@ -1,5 +1,7 @@
 """Layers whose weights do not earn their casts to bfloat16; the network in float32 is the oracle of their values."""
 
+import functools
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
 from mxmp.devices.amx import AmxStatus
+from mxmp.dtypes import NUMPY_BFLOAT16
 from mxmp.gluon import Trainer, convert
 from mxmp.symbol import from_graph, rewrite, to_graph
 from tests.passes.graphs import converted, step, without_rounding
@@ -79,12 +82,14 @@ def test_a_tied_embedding(rows, expected):
 
 
 SMALL = {"data": (4, 512)}
+LOW = functools.partial(mx.sym.amp_cast, dtype=NUMPY_BFLOAT16)
 
 STAYS = {
     "its weight is small": (stack({"units": 64}), SMALL),
     "its batch is not known": (stack({}), {}),
     "its weight is read elsewhere": (layer(mx.sym.dot(DATA, WEIGHT), weight=WEIGHT), SMALL),
     "its data are more than its weight": (layer(DATA, 8, flatten=False), {"data": (2, 9, 2**13)}),
+    "the network's own casts": (layer(LOW(DATA), weight=LOW(WEIGHT), no_bias=True) * 1, SMALL),
     "an image": (mx.sym.Convolution(DATA, num_filter=64, kernel=(3, 3)), {"data": (1, 256, 14, 14)}),
 }
 
@@ -103,6 +108,12 @@ def test_the_convolution_of_single_pixels_is_a_dense_layer():
 def test_other_policies_and_watched_graphs_stay():
     assert widened(on_cpu(stack({}), SMALL)) == [True]
     assert not any(widened(on_cpu(stack({}), SMALL, watched=True)) + widened(on_cpu(stack({}), SMALL, "O1")))
+
+
+def test_what_shares_a_weight_with_an_output_stays():
+    symbol = mx.sym.Group([layer(DATA, weight=WEIGHT), layer(DATA + 1, weight=WEIGHT) * 1])
+    assert widened(on_cpu(symbol, SMALL)) == [True, True]
+    assert widened(on_cpu(symbol, SMALL, "mixed_bfloat16,output=bfloat16")) == [False, False]
 
 
 @pytest.mark.parametrize("amx, most", [(False, 25), (True, 13)])
@@ -128,14 +139,17 @@ def test_values_and_gradients_are_those_of_float32(symbol, shapes):
             np.testing.assert_allclose(other, one, rtol=0, atol=1e-5 * np.abs(one).max())
 
 
-def losses(policy):
-    """Return those of a net that trains with batches of 8, 8 and 3."""
+def dense_net(policy):
     mx.random.seed(0)
     net = nn.HybridSequential()
     net.add(nn.Dense(512, activation="relu", in_units=256), nn.Dense(512, in_units=512))
     net.initialize(mx.init.Xavier())
-    trainer, found = Trainer(convert(net, policy).collect_params(), "sgd", {"learning_rate": 0.1}), []
-    for batch in (8, 8, 3):
+    return convert(net, policy)
+
+
+def losses(net, batches):
+    trainer, found = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), []
+    for batch in batches:
         x, y = (mx.nd.array(np.random.RandomState(batch).randn(batch, units)) for units in (256, 512))
         with autograd.record():
             loss = gluon.loss.L2Loss()(net(x), y)
@@ -147,7 +161,16 @@ def losses(policy):
 
 
 def test_a_smaller_last_batch_runs_the_same_graph(run):
-    expected = losses("float32")
+    expected = losses(dense_net("float32"), (8, 8, 3))
     run.clear()
-    np.testing.assert_allclose(losses("mixed_bfloat16"), expected, rtol=1e-5)
+    np.testing.assert_allclose(losses(dense_net("mixed_bfloat16"), (8, 8, 3)), expected, rtol=1e-5)
     assert len(run) == 1 and all(widened(from_graph(run[0], None)))
+
+
+@pytest.mark.parametrize("batch, expected", [(8, True), (64, False)])
+def test_the_first_call_that_trains_decides_and_not_one_before_it(run, batch, expected):
+    net = dense_net("mixed_bfloat16")
+    for rows in (1, 64):
+        net(mx.nd.ones((rows, 256)))
+    losses(net, (batch,))
+    assert widened(from_graph(run[-1], None)) == [expected] * 2

@@ -56,10 +56,12 @@ HEAD = layer(DATA, channels=20)
 # Networks of which a layer gets more output channels, what they read, and the output channels of all layers.
 LONGER = {
     "twenty": (HEAD * 1, IMAGES, [32]),
+    "a kernel that is a number": (
+        mx.sym.Convolution(DATA, num_filter=24, kernel=3, name="first") * 1, (8, 192, 400), [32]),
     "one, without a bias": (layer(DATA, channels=1, kernel=(5, 5), no_bias=True) * 1, (8, 64, 40, 40), [16]),
     "of an odd number": (layer(DATA, channels=63, kernel=(7, 7)) * 1, (4, 15, 24, 24), [64]),
-    "one axis": (layer(DATA, channels=24, kernel=(3,)) * 1, (8, 64, 400), [32]),
-    "three axes": (layer(DATA, channels=24, kernel=(3, 3, 3)) * 1, (1, 64, 8, 8, 8), [32]),
+    "one axis": (layer(DATA, channels=24, kernel=(3,)) * 1, (8, 192, 400), [32]),
+    "three axes": (layer(DATA, channels=24, kernel=(3, 3, 3)) * 1, (2, 64, 8, 8, 8), [32]),
     "a layer behind it": (layer(mx.sym.Activation(HEAD, act_type="relu"), "next", 32), IMAGES, [32, 32]),
     "BatchNorm behind it": (
         mx.sym.tanh(mx.sym.BatchNorm(layer(DATA, channels=20, no_bias=True), fix_gamma=False)), IMAGES, [32]),
@@ -68,9 +70,10 @@ LONGER = {
 SHORT = {
     "sixteens": (layer(DATA, channels=48) * 1, IMAGES),
     "1 x 1": (layer(DATA, channels=20, kernel=(1, 1)) * 1, IMAGES),
-    "few pixels": (layer(DATA, channels=504) * 1, (1, 512, 7, 7)),
+    "few pixels": (layer(DATA, channels=504) * 1, (8, 512, 7, 7)),
     "few products for an output": (layer(DATA, channels=20) * 1, (4, 16, 48, 48)),
-    "little work": (HEAD * 1, (1, 64, 8, 8)),
+    "a loop beside it": (
+        mx.sym.Group([HEAD * 1, mx.sym.contrib.foreach(lambda x, s: (x + s, s), DATA, mx.sym.var("s"))[0]]), IMAGES),
     "groups": (layer(DATA, channels=20, num_group=4) * 1, IMAGES),
     "unknown": (HEAD * 1, None),
 }

@@ -302,7 +302,7 @@ def _inlined(builder: GraphBuilder, graph: Graph, values: Iterable[Entry], name:
 
 _SUM = "elemwise_add"
 
-_FUSED = frozenset({"BatchNorm", "Activation", "LeakyReLU", "clip", _SUM})
+FUSED = frozenset({"BatchNorm", "Activation", "LeakyReLU", "clip", _SUM})
 """Operators that the backend puts into the convolution before them."""
 
 
@@ -334,6 +334,6 @@ def _unseen_reads(graph: Graph) -> Iterator[Tuple[Key, Copy]]:
         source = graph.nodes[node.inputs[0].node] if node.op == "BatchNorm" else node
         if source.op != "Convolution":
             continue
-        fused = {port: graph.nodes[port[0]].op for port in readers if graph.nodes[port[0]].op in _FUSED}
+        fused = {port: graph.nodes[port[0]].op for port in readers if graph.nodes[port[0]].op in FUSED}
         if key in heads or len(fused) > 1:
             yield from ((port, (key[0], "copy")) for port, op in fused.items() if key in heads or op == _SUM)

@@ -11,8 +11,8 @@ no AMX), two threads, 3 x 3, batch 8 of 56 x 56, forward, ms by the number of ch
                   2.86  3.64  0.53  4.18  4.15  4.24  0.86  4.94  1.38  5.48  5.74  7.08  8.79
 
 Forward and backward: 24 out 14.7, as 32 4.1; 63 out 18.3, as 64 7.2; 1 out 11.7, as 16 2.6; kernels of 5 and 7, 24 out
-41 and 89, as 32 9 and 17; 7 x 7 pixels, 512 in, 504 out 11.2, as 512 7.6, at batch 1 no gain. 1 x 1 loses (64 in, 24
-out: 0.80, as 32 1.38). In one and three axes it is the same (24 out: 1.6, as 32 0.8; 10.3, as 32 2.6).
+41 and 89, as 32 9 and 17. 1 x 1 loses (64 in, 24 out: 0.80, as 32 1.38). In one and three axes it is the same (24 out:
+1.6, as 32 0.8; 10.3, as 32 2.6). These times are the convolutions' alone, without copies that make and cut channels.
 
 Zeros change no value and no gradient, but for the order of sums. There a fourth channel that was added by hand, in
 front of a network, took DenseNet-121's folded inference from 116 ms to 65, ResNet-18's training step from 157 to 132,
@@ -23,21 +23,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
-from typing import AbstractSet, Dict, Optional, Tuple, Union
+from typing import AbstractSet, Dict, NamedTuple, Optional, Tuple, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node
 from ...rules.conditions import VECTOR, value_of
 from ..base import beside, rewritten
 from ..facts import Named, Shape, cast_from
-from .layouts import BATCH_NORM, Layouts
+from .guards import FUSED
+from .layouts import Layouts
 
 _MOST = 15  # input channels: at 17, the next odd number, training is slower with one more
-_PIXELS, _DEPTH = 50, 192  # of a batch; products for each output: what the layers above that gain have at least
-_WORK = 2**23  # multiply-adds, which take longer than calling the operators that pad
-_FUSED = frozenset({BATCH_NORM, "Activation", "LeakyReLU", "clip", "elemwise_add"})
-"""Operators that MXNet's subgraph backend makes a part of the convolution before them."""
+
+# Output channels are added to what copies cost little: the copies of the weight take as long as the gain with some 60
+# to 400 pixels of a batch, those of the output as long as that of a few hundred products for each of its elements.
+_PIXELS = 2**10
+_DEPTH = 576  # the products of 64 channels of 3 x 3
 
 
 def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named], fused: bool) -> Tuple[Graph, Layouts]:
@@ -46,7 +47,7 @@ def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named], fused
     Data gets a channel where it is cast from float32: data and weight get it in front of their casts. Weights get more
     output channels, which are cut off behind the layer. Layers that are outputs of the network keep theirs, and if
     MXNet's subgraph backend partitions the graph (``fused``) those that may take in what follows. Kernels of 1 x 1 gain
-    nothing; those that AMX has were not measured. Bodies stay as they are.
+    nothing; those that AMX has were not measured. Graphs with bodies, whose names this does not know, stay as they are.
 
     Args:
         graph: The graph.
@@ -54,12 +55,13 @@ def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named], fused
         wide: Its float32 entries by name.
         fused: Whether MXNet partitions it.
     """
-    if layouts.amx or all(node.op != "Convolution" for node in graph.nodes):
+    has_bodies = any(node.subgraphs for node in graph.nodes)
+    if layouts.amx or has_bodies or all(node.op != "Convolution" for node in graph.nodes):
         return graph, layouts
     shapes: Dict[Named, Optional[Shape]] = dict(layouts.shapes)
     keep = {head.node for head in graph.heads}
     if fused:
-        keep |= {entry.node for node in graph.nodes if node.op in _FUSED for entry in node.inputs}
+        keep |= {entry.node for node in graph.nodes if node.op in FUSED for entry in node.inputs}
 
     def visit(builder: GraphBuilder, position: int, node: Node) -> Union[Node, Entry]:
         old = graph.nodes[position]
@@ -67,42 +69,28 @@ def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named], fused
         if data is None or weight is None:
             return node
         source = cast_from(graph, old.inputs[0], wide) if data[1] % 2 and data[1] <= _MOST else None
-        units = 0 if position in keep or not _is_large(data, weight) else -weight[0] % VECTOR
+        units = -weight[0] % VECTOR if position not in keep and _is_large(data, weight) else 0
         if source is None and not units:
             return node
-        add, inputs = partial(beside, builder, node), list(node.inputs)
-
-        def joined(word: str, entry: Entry, zeros: Entry, axis: int) -> Entry:
-            return add("Concat", f"{word}_padded", entry, zeros, dim=str(axis), num_args="2")
-
-        def low(word: str, entry: Entry) -> Entry:
-            return add("amp_cast", f"{word}_bfloat16", entry, dtype=dtypes.BFLOAT16)
-
-        def zeros(word: str, *shape: int) -> Entry:
-            return add("_zeros", f"{word}_zeros", shape=str(shape), dtype=dtypes.FLOAT32)
-
+        layer, inputs, depth = _Layer(builder, node), list(node.inputs), weight[1]
         if source is not None:
-            exact = builder.mapped(source)
-            first = add("slice_axis", "data_first", add("BlockGrad", "data_fixed", exact), axis="1", begin="0", end="1")
-            inputs[0] = low("data", joined("data", exact, add("zeros_like", "data_zeros", first), 1))
-            shapes[builder.nodes[inputs[0].node].name, 0] = (data[0], data[1] + 1, *data[2:])
-        for port, word in enumerate(("weight", "bias")[: len(inputs) - 1], 1):
-            if port == 2 and not units:
-                continue
+            inputs[0], depth = layer.low("data", layer.with_channel(builder.mapped(source))), weight[1] + 1
+            shapes[builder.nodes[inputs[0].node].name, 0] = (data[0], depth, *data[2:])
+        for port, word in enumerate(("weight", "bias")[: len(inputs) - 1 if units else 1], 1):
             param = cast_from(graph, old.inputs[port], wide)
-            wider = builder.mapped(param) if param is not None else None
-            entry = wider or add("amp_cast", f"{word}_float32", inputs[port], dtype=dtypes.FLOAT32)
-            rest = weight[1:] if port == 1 else ()
-            if source is not None and port == 1:
-                entry = joined(word, entry, zeros(word, weight[0], 1, *weight[2:]), 1)
-                rest = (weight[1] + 1, *weight[2:])
-            inputs[port] = low(word, joined(word, entry, zeros(word, units, *rest), 0) if units else entry)
+            entry = layer.float32(word, inputs[port]) if param is None else builder.mapped(param)
+            if depth > weight[1] and port == 1:
+                entry = layer.joined(word, entry, layer.zeros(word, weight[0], 1, *weight[2:]), 1)
+            if units:
+                rest = (depth, *weight[2:]) if port == 1 else ()
+                entry = layer.joined(word, entry, layer.zeros(word, units, *rest), 0)
+            inputs[port] = layer.low(word, entry)
         new = node.rewired(tuple(inputs))
         if not units:
             return new
-        layer = Entry(builder.copy(position, new.with_attrs({"num_filter": str(weight[0] + units)})))
-        output = layouts.shape(graph, Entry(position))
-        kept = add("slice_axis", "units", layer, axis="1", begin="0", end=str(weight[0]))
+        longer = Entry(builder.copy(position, new.with_attrs({"num_filter": str(weight[0] + units)})))
+        kept = layer.add("slice_axis", "units", longer, axis="1", begin="0", end=str(weight[0]))
+        output = shapes[node.name, 0]
         shapes[builder.nodes[kept.node].name, 0] = output
         shapes[node.name, 0] = output and (output[0], weight[0] + units, *output[2:])
         return kept
@@ -111,15 +99,44 @@ def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named], fused
     return after if len(after.nodes) > len(graph.nodes) else graph, replace(layouts, shapes=shapes)
 
 
+class _Layer(NamedTuple):
+    """Adds operators in front of and behind a convolution of the new graph."""
+
+    builder: GraphBuilder
+    node: Node
+
+    def add(self, op: str, word: str, *inputs: Entry, **attrs: str) -> Entry:
+        return beside(self.builder, self.node, op, word, *inputs, **attrs)
+
+    def float32(self, word: str, entry: Entry) -> Entry:
+        return self.add("amp_cast", f"{word}_float32", entry, dtype=dtypes.FLOAT32)
+
+    def low(self, word: str, entry: Entry) -> Entry:
+        return self.add("amp_cast", f"{word}_bfloat16", entry, dtype=dtypes.BFLOAT16)
+
+    def zeros(self, word: str, *shape: int) -> Entry:
+        """Add zeros for a parameter, whose shape stays."""
+        return self.add("_zeros", f"{word}_zeros", shape=str(shape), dtype=dtypes.FLOAT32)
+
+    def joined(self, word: str, entry: Entry, zeros: Entry, axis: int) -> Entry:
+        return self.add("Concat", f"{word}_padded", entry, zeros, dim=str(axis), num_args="2")
+
+    def with_channel(self, data: Entry) -> Entry:
+        """Add a channel of zeros to data, of any batch and size of images."""
+        fixed = self.add("BlockGrad", "data_fixed", data)
+        first = self.add("slice_axis", "data_first", fixed, axis="1", begin="0", end="1")
+        return self.joined("data", data, self.add("zeros_like", "data_zeros", first), 1)
+
+
 def _is_plain(node: Node) -> bool:
     """Return whether a node is a convolution that gains by fitting numbers of channels."""
     if node.op != "Convolution" or int(node.get("num_group") or 1) > 1:
         return False
     kernel = value_of(dict(node.attrs), "kernel")
-    return node.get("layout") in (None, "None", "NCW", "NCHW", "NCDHW") and math.prod(kernel) > 1
+    is_window = math.prod(kernel if isinstance(kernel, tuple) else (kernel,)) > 1
+    return is_window and node.get("layout") in (None, "None", "NCW", "NCHW", "NCDHW")
 
 
 def _is_large(data: Shape, weight: Shape) -> bool:
-    """Return whether a convolution of such shapes gains by more output channels, though what it gives is copied."""
-    pixels, depth = data[0] * math.prod(data[2:]), math.prod(weight[1:])
-    return pixels >= _PIXELS and depth >= _DEPTH and pixels * depth * weight[0] >= _WORK
+    """Return whether more output channels gain more than the copies of weight and output cost."""
+    return data[0] * math.prod(data[2:]) >= _PIXELS and math.prod(weight[1:]) >= _DEPTH

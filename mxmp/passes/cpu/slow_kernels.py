@@ -1,18 +1,19 @@
 """Operators that run in float32 on a CPU, between two casts, where bfloat16 takes longer.
 
 That is so of some kernels, and of layers with few rows for a large weight that is cast from float32 at each step. A
-layer's backward pass has two products as large as its forward pass, and casts the gradient as that the weight. With the
-rates below a weight earns its casts from 29 rows on. They fit what was measured on an AMD EPYC of family 26
+layer's backward pass has two products as large as that of its forward pass, and casts the gradient of the weight. With
+the rates below a weight earns its casts from 29 rows on. They fit what was measured on an AMD EPYC of family 26
 (AVX512-BF16, no AMX), two threads: in float32 VGG-11's dense layers took 152 ms less of a step (batch 4, 495 ms; the
 rates give 128), AlexNet's 31 (batch 16, 204 ms; 31). With AMX, whose rate was not measured, products count as if they
-took no time: fewer than 15 rows do not earn even that. AlexNet (batch 4) trained at 0.2 to 0.6 of float32's speed.
+took no time, so that a weight never earns its casts below 15 rows: on a Xeon AlexNet (batch 4) trained at 0.2 to 0.6 of
+float32's speed with all weights cast.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, Mapping, Optional, Set, Union
+from typing import AbstractSet, ClassVar, Dict, Set, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
@@ -20,7 +21,7 @@ from ...rules import RULES
 from ...rules.conditions import VECTOR, value_of
 from ...rules.core import Call
 from ..base import Pass, beside, rewritten
-from ..facts import Named, Shape, cast_from
+from ..facts import Named, cast_from
 from .layouts import BATCH_NORM, DEFAULT, OWN, Layouts
 
 _FUSED = frozenset({BATCH_NORM, "clip", "abs"})
@@ -36,7 +37,7 @@ _BY_ELEMENT = frozenset(
 """Operators of MXNet's own that select or compare values, so that float32 gives the same if scalars are bfloat16's."""
 
 _DENSE = frozenset({"FullyConnected", "Convolution"})
-"""Operators whose weight is their second input, with a row for each unit."""
+"""Operators whose weight is their second input, with its output units on the first axis."""
 
 _FLOAT32_RATE, _BFLOAT16_RATE = 36e9, 72e9  # multiply-adds a second
 _BYTES_RATE = 10e9  # bytes a second
@@ -67,13 +68,13 @@ class WidenSlowKernels(Pass):
     Attributes:
         layouts: Those of the graph.
         fused: Whether MXNet's subgraph backend partitions the graph: what it may fuse stays then.
-        weights: The float32 entries of a graph that trains, as `float32_entries` finds them.
+        weights: The names of the float32 entries of a graph that trains.
     """
 
     name: ClassVar[str] = "widen-slow-kernels"
     layouts: Layouts = field(default_factory=Layouts)
     fused: bool = False
-    weights: Mapping[Named, Optional[Shape]] = field(default_factory=dict)
+    weights: AbstractSet[Named] = frozenset()
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with casts around slow operators."""
@@ -111,20 +112,24 @@ class WidenSlowKernels(Pass):
         return {i for i in low if _is_by_element(graph.nodes[i]) or self._is_slow_batch_norm(graph, i, outputs)}
 
     def _find_dense(self, graph: Graph) -> Set[int]:
-        """Return the layers whose weight does not earn its casts; the readers of one cast share it."""
+        """Return the layers whose weight does not earn its casts: all that read one cast, or none of them."""
         found: Set[int] = set()
         readers = graph.consumers() if self.weights else {}
+        stay = {head.node for head in graph.heads}
         for cast in range(len(graph.nodes)):
             shape = self.layouts.shape(graph, Entry(cast)) if cast_from(graph, Entry(cast), self.weights) else None
-            layers = readers.get((cast, 0), ())
-            if shape is None or any(port != 1 or graph.nodes[layer].op not in _DENSE for layer, port in layers):
+            if shape is None or len(shape) not in (2, 4):  # weights of other axes cannot be set once oneDNN moves them
                 continue
-            given = [self._elements(graph, Entry(layer)) for layer, _ in layers]
-            read = [self._elements(graph, graph.nodes[layer].inputs[0]) for layer, _ in layers]
-            weight, gain = math.prod(shape), sum(given) / shape[0] * _ROW[self.layouts.amx]
-            if weight >= _LARGE and all(given) and weight * (_CAST - gain) > _CAST * sum(given + read):
-                found.update(layer for layer, _ in layers)
-        return found - {head.node for head in graph.heads}
+            layers = [layer for layer, port in readers.get((cast, 0), ()) if port == 1]
+            if len(layers) < len(readers.get((cast, 0), ())) or not stay.isdisjoint(layers):
+                continue
+            outputs = [self._elements(graph, Entry(layer)) for layer in layers if graph.nodes[layer].op in _DENSE]
+            inputs = [self._elements(graph, graph.nodes[layer].inputs[0]) for layer in layers]
+            weight, gain = math.prod(shape), sum(outputs) / shape[0] * _ROW[self.layouts.amx]
+            known = len(outputs) == len(layers) and all(outputs)
+            if weight >= _LARGE and known and weight * (_CAST - gain) > _CAST * sum(outputs + inputs):
+                found.update(layers)
+        return found
 
     def _elements(self, graph: Graph, entry: Entry) -> int:
         """Return the number of elements of a bfloat16 entry, 0 where it is not known."""
