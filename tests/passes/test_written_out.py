@@ -106,6 +106,19 @@ def test_relu6_has_the_same_bits():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("name, groups", [("InstanceNorm", 16), ("GroupNorm", 8)])
+@pytest.mark.parametrize("spread", [0, 1])
+def test_norms_of_values_far_from_zero_are_exact(name, groups, spread):
+    _, symbol, shapes = WRITTEN[name]
+    data = (1000 + spread * np.random.RandomState(0).randn(*shapes["x"])).astype("float32")
+    rows = data.astype("float64").reshape(len(data), groups, -1)
+    scale = np.sqrt(rows.var(-1, keepdims=True) + (1e-3 if name == "InstanceNorm" else 1e-5))
+    expected = ((rows - rows.mean(-1, keepdims=True)) / scale).reshape(data.shape)
+    values = {"x": data, "gamma": np.ones(groups), "beta": np.zeros(groups)}
+    (output, *_), _ = step(written_out(symbol, shapes), values, wrt=())
+    np.testing.assert_allclose(output, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("symbol, shapes", LEFT.values(), ids=LEFT)
 def test_the_rest_stays(symbol, shapes):
     assert operators(written_out(symbol, shapes)) == operators(symbol)
