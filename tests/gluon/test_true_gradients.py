@@ -198,7 +198,8 @@ def test_a_look_from_a_thread_waits_for_the_block_of_another():
 def test_threads_that_look_at_one_anothers_gradients_within_blocks_do_not_wait_for_ever(with_heads):
     if with_heads:
         HEAD_SCALE.data(mx.cpu())  # as after the first call of a converted net with a loss head
-    pairs, inside = [make(names=name, grad_req="add") for name in "ab"], threading.Barrier(2)
+    alone = not isinstance(HEAD_SCALE.turn, contextlib.nullcontext)  # some test may have had a loss head before
+    pairs, inside = [make(names=name, grad_req="add") for name in "ab"], threading.Barrier(1 if alone else 2)
     for params, trainer in pairs:
         backward(trainer, params)
     lists = [params[0].list_grad() for params, _ in pairs]
@@ -207,8 +208,7 @@ def test_threads_that_look_at_one_anothers_gradients_within_blocks_do_not_wait_f
         params, trainer = pairs[number]
         with scaled_losses(trainer, params) as losses:
             mx.autograd.backward(losses)
-            with contextlib.suppress(threading.BrokenBarrierError):  # once a net had a loss head, blocks take turns
-                inside.wait(2)
+            inside.wait(20)
             time.sleep(0.1)  # for the other thread to come to its block
             lists[1 - number][0].sum()
 
