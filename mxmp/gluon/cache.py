@@ -204,7 +204,7 @@ class ConvertedGraph:
             arrays = zip(self.trace.inputs, flat_arguments(args).arrays)
             shapes = {symbol.name: array.shape for symbol, array in arrays if symbol.name in self.input_shapes}
             if shapes != self.input_shapes:  # the net was first called for inference, perhaps of one image
-                converted = converted.with_shapes(shapes)
+                converted = converted.with_graph(converted.graph, shapes=shapes)
         written = frozenset() if signature.adds else frozenset(self.trace.params)
         return converted.on_cpu(signature.trains, fused, written, signature.watched)
 

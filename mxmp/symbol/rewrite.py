@@ -81,22 +81,14 @@ class Converted:
             return self.decisions.facts.variable_dtypes(self.decisions.before)
         return given.facts.variable_dtypes(given.before)
 
-    def with_graph(self, graph: Graph, types: Optional[Dtypes] = None) -> Converted:
-        """Return the same with another graph, in which variables have the dtypes that they had, or the given ones."""
+    def with_graph(self, graph: Graph, types: Optional[Dtypes] = None, shapes: Optional[Shapes] = None) -> Converted:
+        """Return the same with another graph, whose variables have the dtypes and shapes they had, or those given."""
         symbol, known = from_graph(graph, self.symbol), self.facts
         graph = to_graph(symbol)  # in the order that MXNet writes
         sizes = {n.name: known.shape(Entry(i)) for i, n in enumerate(self.graph.nodes) if n.is_variable}
-        shapes = {name: size for name, size in sizes.items() if size is not None}
-        facts = infer_facts(symbol, graph, shapes, {**known.variable_dtypes(self.graph), **(types or {})}, known.params)
+        given = {**{name: size for name, size in sizes.items() if size is not None}, **(shapes or {})}
+        facts = infer_facts(symbol, graph, given, {**known.variable_dtypes(self.graph), **(types or {})}, known.params)
         return replace(self, symbol=symbol, graph=graph, facts=facts)
-
-    def with_shapes(self, shapes: Shapes) -> Converted:
-        """Return the same with facts for other shapes of its inputs."""
-        known, nodes = self.facts, self.graph.nodes
-        sizes = {node.name: known.shape(Entry(i)) for i, node in enumerate(nodes) if node.name in known.params}
-        given = {**{name: size for name, size in sizes.items() if size is not None}, **shapes}
-        facts = infer_facts(self.symbol, self.graph, given, known.variable_dtypes(self.graph), known.params)
-        return replace(self, facts=facts)
 
     @functools.cached_property
     def cast_params(self) -> FrozenSet[str]:

@@ -90,9 +90,9 @@ def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named], fused
             return new
         longer = Entry(builder.copy(position, new.with_attrs({"num_filter": str(weight[0] + units)})))
         kept = layer.add("slice_axis", "units", longer, axis="1", begin="0", end=str(weight[0]))
-        output = shapes[node.name, 0]
+        output = shapes.get((node.name, 0))
         shapes[builder.nodes[kept.node].name, 0] = output
-        shapes[node.name, 0] = output and (output[0], weight[0] + units, *output[2:])
+        shapes[node.name, 0] = (output[0], weight[0] + units, *output[2:]) if output is not None else None
         return kept
 
     after = rewritten(graph, visit)
