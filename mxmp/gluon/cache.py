@@ -13,7 +13,7 @@ import mxnet as mx
 from mxnet import gluon
 
 from .. import dtypes
-from ..errors import PassError
+from ..errors import InferenceError, PassError
 from ..graph import without_versions
 from ..mxnet_private import blocks, register_op_hook
 from ..passes import ScaleLoss
@@ -204,7 +204,8 @@ class ConvertedGraph:
             arrays = zip(self.trace.inputs, flat_arguments(args).arrays)
             shapes = {symbol.name: array.shape for symbol, array in arrays if symbol.name in self.input_shapes}
             if shapes != self.input_shapes:  # the net was first called for inference, perhaps of one image
-                converted = converted.with_graph(converted.graph, shapes=shapes)
+                with contextlib.suppress(InferenceError):  # MXNet says so where it runs
+                    converted = converted.with_graph(converted.graph, shapes=shapes)
         written = frozenset() if signature.adds else frozenset(self.trace.params)
         return converted.on_cpu(signature.trains, fused, written, signature.watched)
 

@@ -97,6 +97,16 @@ def test_values_and_gradients_are_mxnets_for_other_shapes_too(op, symbol, shapes
             np.testing.assert_allclose(other, one, rtol=0, atol=2e-5 * np.abs(one).max())
 
 
+@pytest.mark.parametrize("name", ["scaled channels", "scales first"])
+def test_scales_may_be_shared_by_a_later_batch(name):
+    _, symbol, shapes = WRITTEN[name]
+    values = values_of({**shapes, "scale": (1, 16, 1, 1)})
+    (expected, *_), gradients = step(symbol, values)
+    (output, *_), found = step(written_out(symbol, shapes), values)
+    for one, other in [(expected, output), *((gradients[key], found[key]) for key in gradients)]:
+        np.testing.assert_allclose(other, one, rtol=0, atol=2e-5 * np.abs(one).max())
+
+
 def test_relu6_has_the_same_bits():
     values = {"x": np.linspace(-9, 9, 4 * 16 * 16 * 17, dtype="float32").reshape(4, 16, 16, 17)}
     values["x"].flat[:3] = 6, np.inf, -np.inf

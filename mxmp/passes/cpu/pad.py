@@ -45,8 +45,8 @@ def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named], fused
     """Return the graph with channels of zeros around convolutions, and its layouts.
 
     Data gets a channel where it is cast from float32: data and weight get it in front of their casts. Weights get more
-    output channels, which are cut off behind the layer. Layers that are outputs of the network keep theirs, and if
-    MXNet's subgraph backend partitions the graph (``fused``) those that may take in what follows. Kernels of 1 x 1 gain
+    output channels, which are cut off behind the layer. Layers that are outputs of the graph keep theirs, and if
+    MXNet's subgraph backend partitions it (``fused``) those that may take in what follows. Kernels of 1 x 1 gain
     nothing; those that AMX has were not measured. Graphs with bodies, whose names this does not know, stay as they are.
 
     Args:

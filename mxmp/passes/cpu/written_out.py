@@ -103,7 +103,10 @@ def _broadcast_mul(call: _Call) -> Optional[Node]:
     if shape == call.shapes[scale]:  # for larger images either of them may be broadcast
         return None
     rows, ones = _rows(call, inputs[data])
-    scales = call.add("dot", "scales", call.column("column", inputs[scale]), ones)
+    first = call.add("slice_axis", "first", call.add("BlockGrad", "constant", rows), axis=1, begin=0, end=1)
+    images = call.add("Reshape", "images", call.add("zeros_like", "zeros", first), shape=(-1, shape[1], 1, 1))
+    shared = call.add("broadcast_add", "shared", inputs[scale], images)  # by the images of a later batch
+    scales = call.add("dot", "scales", call.column("column", shared), ones)
     factors = (rows, scales) if data == 0 else (scales, rows)  # variables keep their order
     return call.become("reshape_like", call.add("elemwise_mul", "scaled", *factors), inputs[data])
 
@@ -242,8 +245,8 @@ _WRITE: Dict[str, Callable[[_Call], Optional[Node]]] = {
 class WriteOut(Pass):
     """Writes out the operators above, but for those in bodies, of unknown shapes, or with few elements.
 
-    Shapes decide once, those of the conversion: the result holds for others too. ``entries`` are the float32 entries of
-    the graph, as `float32_entries` finds them.
+    Shapes decide once, those of the first training call: the result holds for others too. ``entries`` are the float32
+    entries of the graph, as `float32_entries` finds them.
     """
 
     name: ClassVar[str] = "write-out"
