@@ -201,9 +201,9 @@ class ConvertedGraph:
         if not signature.on_cpu:
             return converted.on_gpu(signature.trains)
         if signature.trains and self.converted.decisions.policy.compute_dtype == dtypes.BFLOAT16:
-            arrays = zip(self.trace.inputs, flat_arguments(args).arrays)
-            shapes = {symbol.name: array.shape for symbol, array in arrays if symbol.name in self.input_shapes}
-            if shapes != self.input_shapes:  # the net was first called for inference, perhaps of one image
+            arrays, known = zip(self.trace.inputs, flat_arguments(args).arrays), self.input_shapes
+            shapes = {symbol.name: array.shape for symbol, array in arrays if symbol.name in known}
+            if shapes != known:  # the net was first called for inference, perhaps of one image
                 with contextlib.suppress(InferenceError):  # MXNet says so where it runs
                     converted = converted.with_graph(converted.graph, shapes=shapes)
         written = frozenset() if signature.adds else frozenset(self.trace.params)

@@ -25,7 +25,7 @@ from tools.gpu_record.summary import Summary, peak_bytes, summarize
 
 ROOT = Path(__file__).parents[2]
 PHASES = ("forward", "scale", "backward", "update")
-TIMEOUT = 240  # seconds; some take half of it beside other work
+TIMEOUT = 120  # seconds
 
 
 class Run(NamedTuple):

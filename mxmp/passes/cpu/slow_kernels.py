@@ -4,9 +4,9 @@ That is so of some kernels, and of layers with few rows for a large weight that 
 layer's backward pass has two products as large as that of its forward pass, and casts the gradient of the weight. With
 the rates below a weight earns its casts from 29 rows on. They fit what was measured on an AMD EPYC of family 26
 (AVX512-BF16, no AMX), two threads: in float32 VGG-11's dense layers took 152 ms less of a step (batch 4, 495 ms; the
-rates give 128), AlexNet's 31 (batch 16, 204 ms; 31). With AMX, whose rate was not measured, products count as if they
-took no time, so that a weight never earns its casts below 15 rows: on a Xeon AlexNet (batch 4) trained at 0.2 to 0.6 of
-float32's speed with all weights cast.
+rates give 128), AlexNet's 31 (batch 16, 204 ms; 31). With AMX, where no rate was measured, products count as if they
+took no time, and the other rates as the EPYC's, which makes it 15 rows: a guess on the side of bfloat16, since on a
+Xeon AlexNet (batch 4) trained at 0.2 to 0.6 of float32's speed with all weights cast.
 """
 
 from __future__ import annotations
@@ -120,14 +120,14 @@ class WidenSlowKernels(Pass):
             shape = self.layouts.shape(graph, Entry(cast)) if cast_from(graph, Entry(cast), self.weights) else None
             if shape is None or len(shape) not in (2, 4):  # weights of other axes cannot be set once oneDNN moves them
                 continue
-            layers = [layer for layer, port in readers.get((cast, 0), ()) if port == 1]
-            if len(layers) < len(readers.get((cast, 0), ())) or not stay.isdisjoint(layers):
+            ports = readers.get((cast, 0), [])
+            if any(port != 1 or graph.nodes[i].op not in _DENSE or i in stay for i, port in ports):
                 continue
-            outputs = [self._elements(graph, Entry(layer)) for layer in layers if graph.nodes[layer].op in _DENSE]
+            layers = [layer for layer, _ in ports]
+            outputs = [self._elements(graph, Entry(layer)) for layer in layers]
             inputs = [self._elements(graph, graph.nodes[layer].inputs[0]) for layer in layers]
             weight, gain = math.prod(shape), sum(outputs) / shape[0] * _ROW[self.layouts.amx]
-            known = len(outputs) == len(layers) and all(outputs)
-            if weight >= _LARGE and known and weight * (_CAST - gain) > _CAST * sum(outputs + inputs):
+            if weight >= _LARGE and all(outputs) and weight * (_CAST - gain) > _CAST * sum(outputs + inputs):
                 found.update(layers)
         return found
 

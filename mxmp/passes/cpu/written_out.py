@@ -103,8 +103,8 @@ def _broadcast_mul(call: _Call) -> Optional[Node]:
     if shape == call.shapes[scale]:  # for larger images either of them may be broadcast
         return None
     rows, ones = _rows(call, inputs[data])
-    first = call.add("slice_axis", "first", call.add("BlockGrad", "constant", rows), axis=1, begin=0, end=1)
-    images = call.add("Reshape", "images", call.add("zeros_like", "zeros", first), shape=(-1, shape[1], 1, 1))
+    zeros = call.add("zeros_like", "zeros", _first(call, rows, 1))
+    images = call.add("Reshape", "images", zeros, shape=(-1, shape[1], 1, 1))
     shared = call.add("broadcast_add", "shared", inputs[scale], images)  # by the images of a later batch
     scales = call.add("dot", "scales", call.column("column", shared), ones)
     factors = (rows, scales) if data == 0 else (scales, rows)  # variables keep their order
@@ -114,8 +114,12 @@ def _broadcast_mul(call: _Call) -> Optional[Node]:
 def _rows(call: _Call, data: Entry) -> Tuple[Entry, Entry]:
     """Add each channel of each image as a row, and a row of as many ones; for any batch and size of images."""
     rows = call.add("Reshape", "rows", data, shape=(-3, -1))
-    first = call.add("slice_axis", "row", call.add("BlockGrad", "fixed", rows), axis=0, begin=0, end=1)
-    return rows, call.add("ones_like", "ones", first)
+    return rows, call.add("ones_like", "ones", _first(call, rows, 0))
+
+
+def _first(call: _Call, rows: Entry, axis: int) -> Entry:
+    """Add the first row or column of a matrix, as a constant: no gradient goes back through it."""
+    return call.add("slice_axis", "first", call.add("BlockGrad", "constant", rows), axis=axis, begin=0, end=1)
 
 
 _Product = Callable[[str, Entry], Entry]
@@ -196,8 +200,7 @@ def _norm(call: _Call, data: Entry, channels: int, epsilon: float) -> Node:
         return call.add("dot", word, column, ones)
 
     # No gradient is lost: standardized values do not change with what is subtracted from a row.
-    first = call.add("slice_axis", "first", call.add("BlockGrad", "constant", rows), axis=1, begin=0, end=1)
-    near = call.add("elemwise_sub", "near", rows, spread("firsts", first))
+    near = call.add("elemwise_sub", "near", rows, spread("firsts", _first(call, rows, 1)))
     centered, inverse = _standardized(call, near, epsilon, mean, spread)
     images = call.add("Reshape", "images", inverse, shape=(-1, channels))
     scales = call.column("scale", call.add("broadcast_mul", "gamma", images, gamma))
