@@ -4,7 +4,6 @@ bfloat16 ones where MXNet runs bfloat16, AMX ones where it is on, those that com
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import shutil
@@ -12,19 +11,29 @@ from typing import Any
 
 import pytest
 
-import mxmp  # before the tests import MXNet, which needs it on a new numpy or Python
-
-with contextlib.suppress(OSError):  # MXNet for CUDA, which the GPU record has other processes run, does not load here
-    mxmp.enable_amx()  # before any operator runs
+import mxmp  # before the tests import MXNet, which needs it on a new numpy or Python  # noqa: F401
+from mxmp.processors import AMX, EMULATED, KINDS, read_cpuinfo
 
 collect_ignore = ["tests/gpu_record"]  # needs mxnet-cu112: `make test-gpu-record` names it
 
 pytest.register_assert_rewrite("tests")  # helper modules too: a comparison that fails in one says what differs
 
+from tests.processors import pin, processor_of  # noqa: E402 - rewritten too
+
 
 def pytest_addoption(parser):
+    kinds = [kind.name for kind in KINDS]
+    text = "the kind of processor that tests are pinned to which name none"
+    parser.addoption("--processor", choices=kinds, default=EMULATED.name, metavar="KIND", help=f"{text}: {kinds}")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
     parser.addoption("--native-rounding", action="store_true", help="round emulated float16 by the operators of mxmp")
+
+
+def pytest_configure(config):
+    """Pin the processor, so that all that is decided by it is the same on any machine."""
+    patch, name = pytest.MonkeyPatch(), config.getoption("--processor")
+    pin(patch, processor_of(next(kind for kind in KINDS if kind.name == name)))
+    config.add_cleanup(patch.undo)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -37,8 +46,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="no GPU that this MXNet can use"))
         if item.get_closest_marker("bfloat16") and not runs_bfloat16():
             item.add_marker(pytest.mark.skip(reason="MXNet runs no bfloat16 on this processor (no AVX-512)"))
-        if item.get_closest_marker("amx") and not amx_status().on:
-            item.add_marker(pytest.mark.skip(reason=f"AMX is off: {amx_status().reason}"))
+        if item.get_closest_marker("amx") and own_processor().kind != AMX:
+            item.add_marker(pytest.mark.skip(reason=f"AMX is off: {own_processor().amx.reason}"))
         if item.get_closest_marker("compiler") and not has_compiler():
             item.add_marker(pytest.mark.skip(reason="no C compiler (cc or gcc)"))
 
@@ -47,6 +56,29 @@ def pytest_collection_finish(session):
     """Keep the thousands of tests out of each collection of garbage that one of them asks for."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _own_processor(request):
+    """Run tests that are for a processor on the one of this machine."""
+    if not any(map(request.node.get_closest_marker, ("bfloat16", "amx"))):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        pin(patch, own_processor())
+        yield
+
+
+@pytest.fixture
+def on_processor(monkeypatch):
+    """Pin a test to a kind of processor, or to a processor."""
+    return functools.partial(pin_to, monkeypatch)
+
+
+def pin_to(monkeypatch, found):
+    found = processor_of(found) if found in KINDS else found
+    pin(monkeypatch, found)
+    return found
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -81,10 +113,11 @@ def runs_bfloat16() -> bool:
     return runs_bfloat16()
 
 
-def amx_status() -> Any:
-    from mxmp.devices import amx
+@functools.lru_cache(maxsize=None)
+def own_processor() -> Any:
+    from mxmp.devices.amx import amx_status
 
-    return amx.amx_status()
+    return read_cpuinfo()._replace(amx=amx_status())
 
 
 def has_compiler() -> bool:

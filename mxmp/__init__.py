@@ -1,8 +1,8 @@
 """Mixed precision for Apache MXNet 1.9.1.
 
 One engine rewrites the graph of one network; Gluon and the Symbolic API are its fronts.
-MXNet itself is left as it is. `enable_amx` lets it use AMX on an Intel processor that has it; ``MXMP_AMX=1`` in the
-environment has importing mxmp call it.
+MXNet itself is left as it is, but for one thing: on an Intel processor that has AMX, importing mxmp lets MXNet use it,
+as MXNet's own import ends. ``MXMP_AMX=0`` in the environment keeps AMX off, and `enable_amx` then switches it on.
 
 A part is imported when it is first used, so that the command line can answer without MXNet, which takes
 seconds to import.
@@ -17,9 +17,7 @@ Example:
 
 from __future__ import annotations
 
-import os as _os
-
-from . import compat, requirements
+from . import compat, processors, requirements
 
 TYPE_CHECKING = False  # what type checkers take for typing's, which costs more to import than all else here
 if TYPE_CHECKING:
@@ -46,6 +44,12 @@ __version__ = "0.1.0"
 # needs the views; not those for an MXNet that is refused.
 requirements.check()
 compat.install()
+
+if processors.read_cpuinfo().has_amx:
+    from .devices import amx as _amx
+
+    if not _amx.is_kept_off():
+        compat.after_import(_amx.switch_on)
 
 __all__ = [
     "Policy",
@@ -85,9 +89,3 @@ if not TYPE_CHECKING:  # a type checker would take any name for one that is ther
 
     def __dir__():
         return sorted([*__all__, "__version__"])
-
-
-if _os.environ.get("MXMP_AMX") == "1":  # asked for by name, for programs that are not to be changed
-    from .devices.amx import enable_amx
-
-    enable_amx()

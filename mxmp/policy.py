@@ -36,6 +36,14 @@ _BY_TEXT = {**_DTYPES, **{name: name for name in (*_DTYPES.values(), *_CHOICES, 
 
 _WILD = frozenset("*?[")
 
+AUTO = "auto"
+"""The text of the policy that is chosen for a device where a network is converted (`mxmp.devices.auto`)."""
+
+
+def is_auto(policy: Any) -> bool:
+    """Return whether a policy's text begins with 'auto'."""
+    return isinstance(policy, str) and policy.partition(",")[0].strip().lower() == AUTO
+
 
 def _fields(param: str, compute: str, output: str, **others: Any) -> Dict[str, Any]:
     return {"param_dtype": param, "compute_dtype": compute, "output_dtype": output, **others}
@@ -88,6 +96,7 @@ class Policy:
         names: Pairs (pattern of node names, dtype); ``*``, ``?`` and ``[...]`` as in a shell.
         blocks: Pairs (pattern of Gluon block prefixes, dtype); applies to all within the block.
         loss_scale: None, 'dynamic' or a number: the loss scale for a trainer.
+        chosen: One sentence on why 'auto' chose this policy; empty otherwise. It is neither compared nor printed.
 
     Overrides are given as dicts or pairs. A name overrules a block, a block overrules an
     operator; between patterns of one kind, low precision overrules float32 (a forced include
@@ -108,6 +117,7 @@ class Policy:
     names: Overrides = ()
     blocks: Overrides = ()
     loss_scale: Union[None, str, float] = None
+    chosen: str = dataclasses.field(default="", compare=False, repr=False)
 
     must_match: ClassVar[bool] = True
     """Whether an override that applies to nothing in a network is an error."""
@@ -308,6 +318,11 @@ def _preset(name: str) -> Dict[str, Any]:
     for preset, fields in PRESETS.items():
         if preset.lower() == lowered:
             return fields
+    if is_auto(name):
+        raise PolicyError(
+            "'auto' is chosen where a network is converted: mxmp.gluon.convert and freeze, mxmp.module.Module, "
+            "mxmp.symbol.convert_model and the command line take it; give the policy that they report here."
+        )
     raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, PRESETS)}.")
 
 
@@ -334,6 +349,8 @@ def _normalised(field: str, value: Any) -> Any:
         return _overrides(field, value)
     if field == "loss_scale":
         return _loss_scale(value)
+    if field == "chosen":
+        return value
     # By type too, since 1 equals True.
     choices = _CHOICES[field]
     if type(value) is not type(choices[0]) or value not in choices:

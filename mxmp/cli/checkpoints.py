@@ -108,10 +108,18 @@ def convert(
                 on_stage=lambda stage: show(stage, None),
                 for_inference=for_inference,
             )
-        pairs = [("policy", str(policy)), *replace(model.report, param_bytes=model.param_bytes).totals]
-        pairs += [("note", note) for note in (*model.report.warnings, *_not_here(policy, model.report))]
+        report = replace(model.report, param_bytes=model.param_bytes)
+        pairs = [("policy", str(policy)), *_machine(policy), *report.totals]
+        pairs += [("note", note) for note in (*report.warnings, *report.notes, *_not_here(policy, report))]
         pairs += value_pairs(model.changes, model.out_of_range, model.widened, policy.compute_dtype)
         print_pairs(pairs + [("written", file) for file in checkpoint_files(out, epoch)])
+
+
+def _machine(policy: Policy) -> Pairs:
+    """Return this machine, where 'auto' has chosen a policy for it."""
+    from ..devices.speed import read_machine
+
+    return [("machine", str(read_machine()))] if policy.chosen else []
 
 
 def _not_here(policy: Policy, report: Any) -> List[str]:

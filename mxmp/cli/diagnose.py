@@ -94,7 +94,7 @@ def _print_inspected(
     report: Any, model: Any, uneven: Sequence[Any], dtype: str, several: str, summary: bool, as_json: bool
 ) -> None:
     """Print what `inspected` returns; ``several`` says which epochs there are."""
-    from ..devices import amx
+    from ..devices.check import amx_notes
     from ..display import terminal
     from ..report import operator_table
 
@@ -113,7 +113,7 @@ def _print_inspected(
     if report.activation_bytes is None:
         pairs.append(("activations", "bytes unknown; --shape of every input tells them"))
     pairs += _uneven_pairs(uneven, _FEW if summary else None)
-    pairs += [("note", note) for note in [*report.warnings, *amx.notes(report.count)]]
+    pairs += [("note", note) for note in [*report.warnings, *report.notes, *amx_notes(report.count)]]
     print_pairs(_first(pairs) if summary else pairs)
 
 

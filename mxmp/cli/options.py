@@ -20,7 +20,7 @@ from .. import dtypes
 from ..checkpoint import checkpoint_files
 from ..errors import CheckpointError, DtypeError, PolicyError
 from ..files import require_folder
-from ..policy import Policy
+from ..policy import Policy, is_auto
 from .interrupts import raising
 
 _FILE_OF_PREFIX = re.compile(r"(.+)(-symbol\.json|-\d{4,}\.params)")
@@ -202,8 +202,13 @@ def make_policy(
     """Return the policy that the options describe."""
     # What is not given is left to the policy's text, which may have it.
     changes = {"output_dtype": output_dtype, "out_of_range": out_of_range}
+    parse: Callable[..., Policy] = Policy.parse
+    if is_auto(text):
+        from ..devices.auto import parse_policy
+
+        parse = parse_policy
     try:
-        policy = Policy.parse(text, **{field: value for field, value in changes.items() if value is not None})
+        policy = parse(text, **{field: value for field, value in changes.items() if value is not None})
         names = {**dict(policy.names), **dict.fromkeys(keep_float32, dtypes.FLOAT32)}
         return policy.replace(names=names)
     except PolicyError as e:

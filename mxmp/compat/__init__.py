@@ -4,7 +4,8 @@ MXNet and GluonCV read names that numpy has removed, and a module that Python ha
 others, get views with these names; numpy, Python and MXNet's files stay as they are. With a numpy and a Python
 that fit, nothing is done.
 
-- `finder` finds their modules and runs each with builtins of its own, whose ``__import__`` gives the views.
+- `finder` finds their modules and runs each with builtins of its own, whose ``__import__`` gives the views. On any
+  numpy it can call a function as MXNet's import ends.
 - `old_modules` and `old_onnx` have the names in the views of numpy, scipy and onnx, and a stand-in for distutils.
 - `changes` has what single modules get: a ``str``, ``int`` or ``object``; other names and constants in their code.
 """
@@ -13,10 +14,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 from .. import requirements
-from .finder import PACKAGES, Finder
+from .finder import PACKAGES, AfterImport, Finder
 
 
 def install() -> None:
@@ -41,6 +42,14 @@ def install() -> None:
                 if name.startswith(f"{package}."):
                     del sys.modules[name]
     sys.meta_path.insert(0, Finder())
+
+
+def after_import(call: Callable[[], None]) -> None:
+    """Call a function as MXNet's own import ends; at once if MXNet is imported."""
+    if "mxnet" in sys.modules:
+        call()
+    else:
+        sys.meta_path.insert(0, AfterImport(call))
 
 
 def needed(python: Tuple[int, ...] = sys.version_info[:2], numpy: Optional[str] = None) -> bool:

@@ -1,4 +1,4 @@
-"""Gives the modules of MXNet and GluonCV an ``import`` of their own, as they are loaded.
+"""Gives the modules of MXNet and GluonCV an ``import`` of their own, as they are loaded; knows when MXNet is imported.
 
 Python runs a module with the builtins that its name ``__builtins__`` holds, if it holds any. So an ``__import__``
 put there serves the import statements of that module alone, at its head and in its functions. It gives *views*: modules
@@ -30,22 +30,41 @@ class Finder:
 
     def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None) -> Any:
         """Return the spec of a module of `PACKAGES`; None for any other (`importlib.abc.MetaPathFinder`)."""
-        if name.partition(".")[0] not in PACKAGES:
-            return None
-        import copy  # not where only mxmp is imported
+        return _found(self, _run, name, path, target) if name.partition(".")[0] in PACKAGES else None
 
-        for finder in sys.meta_path:
-            if isinstance(finder, Finder) or not hasattr(finder, "find_spec"):
-                continue
-            spec: Any = finder.find_spec(name, path, target)
-            if spec is None:
-                continue
+
+class AfterImport:
+    """Calls a function once, as MXNet's own import ends; an import that fails does not count."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None) -> Any:
+        """Return the spec of MXNet as the other finders have it; None for any other module."""
+        return _found(self, self._run, name, path, target) if name == "mxnet" else None
+
+    def _run(self, loader: Any, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+        exec_module(module)
+        if self in sys.meta_path:  # unless another has emptied it
+            sys.meta_path.remove(self)
+            self._call()
+
+
+def _found(
+    own: Any, run: Callable[..., None], name: str, path: Optional[Sequence[str]], target: Optional[ModuleType]
+) -> Any:
+    """Return the spec that the finders except ``own`` have of a module, which ``run`` will run; None if none has."""
+    import copy  # not where only mxmp is imported
+
+    for finder in sys.meta_path:
+        spec: Any = finder.find_spec(name, path, target) if finder is not own and hasattr(finder, "find_spec") else None
+        if spec is not None:
             if hasattr(spec.loader, "exec_module"):  # a folder without __init__.py has no loader
                 # A copy, since other modules may share it: pytest's loads mxnet.test_utils and all tests.
                 spec.loader = copy.copy(spec.loader)
-                spec.loader.exec_module = functools.partial(_run, spec.loader, spec.loader.exec_module)
+                spec.loader.exec_module = functools.partial(run, spec.loader, spec.loader.exec_module)
             return spec
-        return None
+    return None
 
 
 def _run(loader: Any, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:

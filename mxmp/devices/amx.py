@@ -1,4 +1,4 @@
-"""Switches on AMX, the matrix unit of Intel processors since Sapphire Rapids, for MXNet.
+"""Switches on AMX, the matrix unit of Intel processors since Sapphire Rapids, for MXNet, and asks whether it is on.
 
 The oneDNN in MXNet 1.9.1 (2.4) has kernels for AMX, several times as fast in bfloat16 as its others, but takes them
 only if ``DNNL_MAX_CPU_ISA`` says ``AVX512_CORE_AMX`` when its first primitive is made; no other value has them taken.
@@ -9,8 +9,9 @@ It does not ask the kernel, which ends a process (SIGILL) that touches AMX's til
 2. sets the variable, runs one small oneDNN operator, and takes the variable out again. A child process, which
    would inherit it without the permission, finds the environment as it was.
 
-Whether oneDNN had made a primitive before, when this comes too late, cannot be seen: MXNet's library exports nothing
-of what oneDNN says about itself.
+If MXNet has run an operator before, this comes too late. oneDNN exports nothing that says so, but its kernels add in
+different orders: `uses_amx` runs a product whose bits differ. That product is itself a first primitive, so it never
+runs before the variable was set.
 
 References:
     Linux, Documentation/arch/x86/xstate.rst, and arch/x86/kernel/fpu/xstate.c; oneDNN,
@@ -22,12 +23,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import os
-from typing import Iterable, Iterator, NamedTuple, Optional, Tuple
+from typing import Iterator, Optional
 
-from .processor import Processor, read_processor
+from ..processors import NO_AMX, AmxStatus, read_cpuinfo
 
 VARIABLE, VALUE = "DNNL_MAX_CPU_ISA", "AVX512_CORE_AMX"
+SWITCH = "MXMP_AMX"
+"""The environment variable that keeps AMX off, by '0'."""
 
 # The number of the system call arch_prctl on x86-64, ARCH_REQ_XCOMP_PERM, and XTILEDATA, the tiles' state component.
 _REQUEST = (158, 0x1023, 18)
@@ -37,44 +41,28 @@ _REFUSALS = {
     errno.EOPNOTSUPP: ("the kernel has no support for AMX here", ""),
     errno.ENOSPC: (
         "a thread has a signal stack of its own that is too small for AMX",
-        "Call mxmp.enable_amx() before what sets it up, such as faulthandler of an older Python.",
+        "Import mxmp before the code that sets it up, such as faulthandler of an older Python.",
     ),
     errno.EPERM: ("the request is forbidden here", "Allow arch_prctl in the container's rules for system calls."),
 }
 
-
-class AmxStatus(NamedTuple):
-    """Whether MXNet's bfloat16 convolutions and matrix products use AMX.
-
-    Attributes:
-        on: Whether they do.
-        reason: One sentence on why, or why not.
-        advice: The remedy; empty if there is none.
-    """
-
-    on: bool
-    reason: str
-    advice: str = ""
-
-
-_ABSENT = AmxStatus(False, "This processor has no AMX.")
-_UNASKED = AmxStatus(
-    False, "This process has not asked for it.", "Call mxmp.enable_amx() before any operator of MXNet runs."
+_KEPT_OFF = AmxStatus(
+    False, f"{SWITCH}=0 is set.", f"Unset {SWITCH}, or call mxmp.enable_amx() before any operator of MXNet runs."
+)
+_TOO_LATE = AmxStatus(
+    False,
+    "MXNet ran operators before mxmp could switch it on.",
+    "Put `import mxmp` before the first operator of MXNet.",
 )
 
-_status: Optional[AmxStatus] = None  # of this process, for which oneDNN decides once; None before `enable_amx`
-
-
-def has_amx(processor: Processor) -> bool:
-    """Return whether a processor has AMX, and its kernel says so."""
-    return processor.flags >= {"amx_tile", "amx_bf16", "avx512_bf16"}  # oneDNN asks for all of them
+_status: Optional[AmxStatus] = None  # of this process, for which oneDNN decides once; None before it was switched on
 
 
 def enable_amx() -> AmxStatus:
     """Let MXNet use AMX in this process, where the processor has it; return whether it does, and why not.
 
-    Call it before any operator of MXNet runs, which is when oneDNN decides: later it has no effect, and still says
-    that AMX is on. It imports MXNet. ``MXMP_AMX=1`` in the environment has ``import mxmp`` call it.
+    ``import mxmp`` does it by itself, unless ``MXMP_AMX=0`` is set: call this where that keeps AMX off, before any
+    operator of MXNet runs, which is when oneDNN decides. It imports MXNet.
 
     A ``DNNL_MAX_CPU_ISA`` or ``ONEDNN_MAX_CPU_ISA`` of the user's own decides, and is left as it is. With
     ``DNNL_MAX_CPU_ISA=AVX512_CORE_AMX`` this only asks the kernel for the permission, without which MXNet would die.
@@ -83,23 +71,38 @@ def enable_amx() -> AmxStatus:
         >>> enable_amx() == amx_status()
         True
     """
-    global _status
-    if _status is None or not _status.on:
-        _status = _switch_on()
-    return _status
+    switch_on()
+    return amx_status()
 
 
 def amx_status() -> AmxStatus:
-    """Return whether MXNet uses AMX, and why; changes nothing."""
-    if _status is not None:
-        return _status
-    return _UNASKED if has_amx(read_processor()) else _ABSENT
+    """Return whether MXNet uses AMX, and why.
+
+    Asks oneDNN once, by a small product that takes a few milliseconds. On a processor that has AMX the first call
+    imports MXNet.
+    """
+    global _status
+    if _status is None:
+        if not read_cpuinfo().has_amx:
+            return NO_AMX
+        if is_kept_off():
+            return _KEPT_OFF
+        switch_on()
+    if _status is not None and _status.on and not uses_amx():
+        _status = _TOO_LATE
+    return _status or NO_AMX
 
 
-def notes(dtypes: Iterable[str]) -> Tuple[str, ...]:
-    """Return what to say of a network that computes in some canonical dtypes: that AMX could be on and is not."""
-    status = amx_status() if "bfloat16" in dtypes else _ABSENT
-    return (f"AMX is off: {status.reason} {status.advice}",) if status.advice else ()
+def is_kept_off() -> bool:
+    """Return whether the user keeps AMX off by the variable `SWITCH`."""
+    return _is_no(os.environ.get(SWITCH))
+
+
+def switch_on() -> None:
+    """Switch AMX on, unless it is; importing mxmp calls this as MXNet's own import ends."""
+    global _status
+    if _status is None or not _status.on:
+        _status = _switched_on()
 
 
 def request_permission() -> int:
@@ -110,17 +113,41 @@ def request_permission() -> int:
     return ctypes.get_errno() if refused else 0
 
 
-def run_operator() -> bool:
-    """Run the smallest operator of oneDNN, and return whether it is there to run it; waits for the result."""
+def has_onednn() -> bool:
+    """Return whether MXNet runs operators by oneDNN."""
     import mxnet as mx  # here, so that a processor without AMX is no reason to import it
 
-    is_off = os.environ.get("MXNET_MKLDNN_ENABLED", "").strip().lower() in ("0", "false")
-    if is_off or not mx.runtime.Features().is_enabled("MKLDNN"):
-        return False
+    return not _is_no(os.environ.get("MXNET_MKLDNN_ENABLED")) and mx.runtime.Features().is_enabled("MKLDNN")
+
+
+def run_operator() -> None:
+    """Run the smallest operator of oneDNN, and wait for its result."""
+    import mxnet as mx
+
     with mx.autograd.pause():  # the user may be recording
         one = mx.nd.ones((1, 1), ctx=mx.cpu(), dtype="float32")
         mx.nd.FullyConnected(one, one, num_hidden=1, no_bias=True).wait_to_read()
-    return True
+
+
+@functools.lru_cache(maxsize=None)
+def uses_amx() -> bool:
+    """Return whether oneDNN multiplies bfloat16 by AMX, by the bits of a product; waits for it.
+
+    The sum of 2^20, 2^-8, -2^20 and 2^-8 in float32 depends on the order: the kernel for AMX gives 2^-7, that for
+    AVX512-BF16 gives 0 (a 1 x 1 convolution of 64 channels, Intel Xeon, oneDNN 2.4.4).
+    """
+    import mxnet as mx
+    import numpy as np
+
+    bfloat16 = np.dtype([("bfloat16", np.uint16)])
+    values = np.zeros((1, 64, 4, 4), np.float32)
+    values[0, :4] = np.array([2.0**20, 2.0**-8, -(2.0**20), 2.0**-8])[:, None, None]
+    with mx.autograd.pause():
+        data = mx.nd.array(values, ctx=mx.cpu())
+        weight = mx.nd.ones((64, 64, 1, 1), ctx=mx.cpu())
+        low = [mx.nd.amp_cast(array, dtype=bfloat16) for array in (data, weight)]
+        output = mx.nd.Convolution(*low, kernel=(1, 1), num_filter=64, no_bias=True)
+        return bool((mx.nd.amp_cast(output, dtype="float32").asnumpy() == 2.0**-7).all())
 
 
 @contextlib.contextmanager
@@ -137,10 +164,10 @@ def variable_set(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _switch_on() -> AmxStatus:
+def _switched_on() -> AmxStatus:
     """Switch AMX on, unless the user has decided; the environment is the same before and after, whatever happens."""
-    if not has_amx(read_processor()):
-        return _ABSENT
+    if not read_cpuinfo().has_amx:
+        return NO_AMX
     # Later versions of oneDNN read the second.
     decision = next((name for name in (VARIABLE, "ONEDNN_MAX_CPU_ISA") if os.environ.get(name)), None)
     wanted = os.environ.get(VARIABLE) == VALUE
@@ -151,9 +178,14 @@ def _switch_on() -> AmxStatus:
         why, advice = _REFUSALS.get(error, (os.strerror(error), ""))
         reason = f"The kernel gave no permission ({errno.errorcode.get(error, error)}): {why}."
         return AmxStatus(False, reason, f"Unset {VARIABLE}, of which MXNet dies now." if wanted else advice)
+    if not has_onednn():
+        return AmxStatus(False, "MXNet runs no oneDNN, which has the kernels for it.", "Unset MXNET_MKLDNN_ENABLED.")
     if wanted:
         return AmxStatus(True, f"{VARIABLE}={VALUE} is set; mxmp got the kernel's permission.")
     with variable_set(VARIABLE, VALUE):
-        if run_operator():
-            return AmxStatus(True, "mxmp switched it on.")
-    return AmxStatus(False, "MXNet runs no oneDNN, which has the kernels for it.", "Unset MXNET_MKLDNN_ENABLED.")
+        run_operator()
+    return AmxStatus(True, "mxmp switched it on.")
+
+
+def _is_no(value: Optional[str]) -> bool:
+    return value is not None and value.strip().lower() in ("0", "false")

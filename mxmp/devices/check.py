@@ -23,9 +23,8 @@ import mxnet as mx
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import ConvertError, SlowPrecisionWarning, mxnet_reason
 from ..policy import Policy
-from . import amx
-from .processor import BFLOAT16_FLAGS, Processor, read_processor
-from .speed import Speed
+from ..processors import Processor
+from .processor import read_processor
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,15 +67,14 @@ class Finding:
     advice: str = ""
 
 
-def check_devices(policy: Union[str, Policy], measured: Optional[Speed] = None) -> List[Finding]:
+def check_devices(policy: Union[str, Policy]) -> List[Finding]:
     """Return whether every GPU of this machine and its CPU run a policy in hardware.
 
-    Starts ``nvidia-smi`` if there is one. Nothing is measured: of bfloat16 on the CPU the processor's flags tell, and
-    ``mxmp doctor`` has the clock. An MXNet with CUDA counts as one of the released wheels.
+    Starts ``nvidia-smi`` if there is one. Nothing is measured: the speed of bfloat16 on the CPU follows from the kind
+    of the processor, and ``mxmp doctor`` has the clock. An MXNet with CUDA counts as one of the released wheels.
 
     Args:
         policy: A policy or its name; its ``compute_dtype`` counts.
-        measured: How fast bfloat16 is on the CPU, if the clock has run; it decides over flags.
 
     Returns:
         One finding per GPU, then that of the CPU.
@@ -91,9 +89,9 @@ def check_devices(policy: Union[str, Policy], measured: Optional[Speed] = None) 
     dtype = Policy.parse(policy).compute_dtype
     gpus = read_gpus()
     if not gpus:
-        gpus = [Gpu(index, "which nvidia-smi does not list", None) for index in range(_count_gpus())]
+        gpus = [Gpu(index, "which nvidia-smi does not list", None) for index in range(count_gpus())]
     findings = [check_gpu(gpu, dtype) for gpu in gpus]
-    return [*findings, check_cpu(read_processor(), dtype, measured)]
+    return [*findings, check_cpu(read_processor(), dtype)]
 
 
 def read_gpus() -> List[Gpu]:
@@ -132,12 +130,18 @@ def check_gpu(gpu: Gpu, dtype: str) -> Finding:
     return Finding(device, ok, "{}, compute capability {}.{}: {}.".format(device, *gpu.capability, text), advice)
 
 
-def check_cpu(processor: Processor, dtype: str, measured: Optional[Speed] = None) -> Finding:
-    """Return whether a processor runs a canonical dtype in hardware: by the clock if it ran, else by flags."""
+def has_tensor_cores(gpu: Gpu) -> bool:
+    """Return whether a card is known to run float16 on tensor cores, by this MXNet."""
+    is_bare = gpu.capability == (7, 5) and _BARE.search(gpu.name) is not None
+    return gpu.capability is not None and gpu.capability >= (7, 0) and not is_bare and bool(check_gpu(gpu, FLOAT16).ok)
+
+
+def check_cpu(processor: Processor, dtype: str) -> Finding:
+    """Return whether a processor runs a canonical dtype in hardware, by its kind."""
     device = f"CPU ({processor.name})"
     if dtype == FLOAT32:
         return Finding(device, True, f"{device}: float32 runs as ever.")
-    ok, text, advice = _verdict_on_bfloat16(processor, measured)
+    ok, text, advice = _verdict_on_bfloat16(processor)
     if dtype == FLOAT16:
         other = "take mixed_bfloat16" if ok else "train on a GPU of compute capability 7.0 or later"
         text = "float16 is emulated: float32 arithmetic with results rounded to float16, which is slower than float32"
@@ -145,25 +149,29 @@ def check_cpu(processor: Processor, dtype: str, measured: Optional[Speed] = None
     return Finding(device, ok, f"{device}: {text}.", advice)
 
 
-def fastest_dtype(context: mx.Context) -> str:
-    """Return the dtype in which a network infers fastest on a context, by the processor's flags; float16 on a GPU."""
-    if context.device_type == "gpu":
-        return FLOAT16
-    return BFLOAT16 if check_cpu(read_processor(), BFLOAT16).ok else FLOAT32
-
-
 def warn_if_slow(dtype: str) -> None:
-    """Warn if a network is converted to bfloat16 and that is slow here, or does not run, by the processor's flags."""
-    finding = check_cpu(read_processor(), dtype)
-    if dtype != BFLOAT16 or finding.ok is not False:
-        return
-    level = 1  # of the user's line, the first outside mxmp
+    """Warn if a network is converted to bfloat16 and that is slow here, or does not run, by the processor's kind."""
+    if dtype == BFLOAT16:
+        finding = check_cpu(read_processor(), dtype)
+        if finding.ok is False:
+            warn(f"{finding.message} {finding.advice}")
+
+
+def warn(text: str) -> None:
+    """Give a SlowPrecisionWarning on the user's line, the first outside mxmp."""
+    level = 1
     for caller in inspect.stack(context=0):
         module = caller.frame.f_globals.get("__name__", "")
         if module.partition(".")[0] != "mxmp":
             break
         level += 1
-    warnings.warn(f"{finding.message} {finding.advice}", SlowPrecisionWarning, level)
+    warnings.warn(text, SlowPrecisionWarning, level)
+
+
+def amx_notes(dtypes: Iterable[str]) -> Tuple[str, ...]:
+    """Return what to say of a network that computes in some canonical dtypes: that AMX could be on and is not."""
+    note = read_processor().amx.note if BFLOAT16 in dtypes else ""
+    return (note,) if note else ()
 
 
 def require_bfloat16(dtype: str, contexts: Iterable[mx.Context], where: str) -> None:
@@ -171,7 +179,7 @@ def require_bfloat16(dtype: str, contexts: Iterable[mx.Context], where: str) -> 
 
     MXNet itself fails at some later read, with a message of oneDNN that names neither.
     """
-    lacks_kernels = dtype == BFLOAT16 and read_processor().runs_bfloat16 is False
+    lacks_kernels = dtype == BFLOAT16 and read_processor().kind.runs is False
     if lacks_kernels and any(context.device_type != "gpu" for context in contexts):
         raise ConvertError(
             f"{where} computes in bfloat16, which MXNet does not run on this processor ({read_processor().name}): it "
@@ -199,27 +207,21 @@ def _verdict(name: str, capability: Capability, dtype: str) -> Tuple[bool, str, 
     return True, "float16 runs on its tensor cores", ""
 
 
-def _verdict_on_bfloat16(processor: Processor, measured: Optional[Speed]) -> Tuple[Optional[bool], str, str]:
-    """Return whether bfloat16 runs on a processor no slower than float32, what it does and what to do about it.
-
-    By flags, what was measured decides: ResNet-50's inference in bfloat16 ran at 1.64 to 1.77 times float32's speed
-    with avx512_bf16 of AMD, at 0.75 with that of an Intel processor that also has AMX, and at 2.3 to 4.5 with AMX.
-    """
-    if processor.runs_bfloat16 is False:
+def _verdict_on_bfloat16(processor: Processor) -> Tuple[Optional[bool], str, str]:
+    """Return whether bfloat16 runs on a processor no slower than float32, what it does and what to do about it."""
+    kind = processor.kind
+    if kind.runs is None:
+        return None, "the speed of bfloat16 is not known, nor the processor's flags", "`mxmp doctor` measures it."
+    if not kind.runs:
         why = "bfloat16 does not run, because MXNet needs AVX-512 for it"
         return False, why, "Take float32 on this processor, or float16 on a GPU."
-    if measured is not None:
-        return not measured.slower, f"bfloat16 is {measured}", "For speed take float32." if measured.slower else ""
-    if processor.runs_bfloat16 is None:
-        return None, "the speed of bfloat16 is not known, nor the processor's flags", "`mxmp doctor` measures it."
-    flags = [flag for flag in BFLOAT16_FLAGS if flag in processor.flags]
-    if not flags:
-        return False, "bfloat16 is slower than float32, as there is no avx512_bf16", "Take float32."
-    status = amx.amx_status()
-    if amx.has_amx(processor) and not status.on:
-        why = f"AMX is off: {status.reason.rstrip('.')}"
-        return False, f"bfloat16 is slower than float32, as {why}", status.advice
-    return True, f"bfloat16 runs in hardware ({', '.join(flags)})", ""
+    if kind.gains:
+        return True, f"bfloat16 runs in hardware ({kind.name}), times float32's speed: {kind.figure}", ""
+    if processor.amx.advice:
+        why = f"AMX is off: {processor.amx.reason.rstrip('.')}"
+        return False, f"bfloat16 is slower than float32, as {why}", processor.amx.advice
+    why = f"on the kind '{kind.name}' ({kind.figure})"
+    return False, f"bfloat16 is slower than float32 {why}", "Take float32."
 
 
 def _capability(text: str) -> Optional[Capability]:
@@ -228,7 +230,7 @@ def _capability(text: str) -> Optional[Capability]:
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
-def _count_gpus() -> int:
+def count_gpus() -> int:
     """Return how many cards MXNet sees; in a container it may be more than nvidia-smi does."""
     try:
         return int(mx.context.num_gpus())

@@ -24,7 +24,6 @@ from . import amx
 from .processor import read_processor
 
 LONG, SHORT = 1.0, 0.4  # seconds of measuring: for ``mxmp doctor``, and for the tuner, which has others to measure
-_NOISE = 0.1  # ratios this near to 1 are no difference, on a machine with other work too
 _FEWEST, _MOST = 4, 40  # rounds
 
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -54,11 +53,6 @@ class Speed(NamedTuple):
     inference: float  # forward
     training: float  # forward and backward
 
-    @property
-    def slower(self) -> bool:
-        """Whether bfloat16 is slower than float32 in training and in inference."""
-        return max(self) < 1 - _NOISE
-
     def __str__(self) -> str:
         return f"{self.inference:.2f} times as fast as float32 in inference, {self.training:.2f} in training"
 
@@ -68,7 +62,7 @@ def runs_bfloat16() -> bool:
 
     oneDNN prints its error too, and so is not asked where the processor's flags tell. Waits for the result.
     """
-    if read_processor().runs_bfloat16 is False:
+    if read_processor().kind.runs is False:
         return False
     try:
         with mx.autograd.pause(), mx.cpu():
@@ -162,7 +156,7 @@ def read_machine() -> Machine:
     """Return what this process runs on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
     variables = tuple(f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ)
-    name, flags = read_processor()
-    instructions = tuple(flag for flag in _INSTRUCTIONS if flag in flags)
+    processor = read_processor()
+    instructions = tuple(flag for flag in _INSTRUCTIONS if flag in processor.flags)
     mxnet = f"{mx.__version__}, {os.stat(mx.libinfo.find_lib_path()[0]).st_size} bytes"
-    return Machine(name, instructions, cores, amx.amx_status().on, variables, mxnet)
+    return Machine(processor.name, instructions, cores, processor.amx.on, variables, mxnet)

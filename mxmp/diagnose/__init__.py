@@ -1,9 +1,9 @@
 """Finds where a network loses precision, and whether a machine runs it in hardware."""
 
 from ..display import terminal  # noqa: F401, I001  # before rich, see there
-from ..devices.amx import AmxStatus as AmxStatus
 from ..devices.amx import amx_status as amx_status
 from ..devices.check import Finding as Finding
+from ..processors import AmxStatus as AmxStatus
 from ..devices.check import check_devices as check_devices
 from ..devices.speed import runs_bfloat16 as runs_bfloat16
 from ..names import hooks as _hooks

@@ -12,11 +12,13 @@ import numpy as np
 
 from .. import compat, rounding
 from ..devices import amx, speed
+from ..devices.auto import parse_policy
 from ..devices.check import RELEASED, Finding, check_devices, is_for_gpus
-from ..devices.processor import BFLOAT16_FLAGS, read_processor
+from ..devices.processor import read_processor
 from ..display import Column, Notes, Record, Section, Table
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..policy import Policy
+from ..processors import BFLOAT16_FLAGS, AmxStatus, Processor
 
 GPU, CPU = "GPU", "CPU"
 
@@ -51,7 +53,7 @@ class Diagnosis(Record):
         dtype: Its compute dtype.
         devices: The devices that run it in hardware, bfloat16 no slower than float32, or may for all that is
             known; empty if none does.
-        use: The policy that is fastest here, and how, in one sentence.
+        use: The policies to train and to infer with here, in one sentence.
         checks: Everything that was looked at.
     """
 
@@ -97,7 +99,8 @@ def examine(
     """Return why a policy does not run in hardware on this machine, or not as fast as it could, and which one to use.
 
     Starts ``nvidia-smi`` if there is one. Where the processor runs bfloat16, convolutions and matrix products are
-    measured in it and in float32, which takes a second or two.
+    measured in it and in float32, which takes a second or two. The times are shown. The advice goes by the kind of the
+    processor (`mxmp.processors.KINDS`), so that it does not change from run to run.
 
     Args:
         policy: A policy or its name; its ``compute_dtype`` counts.
@@ -110,10 +113,10 @@ def examine(
         >>> print(examine("O0"))  # doctest: +ELLIPSIS
         float32 runs in hardware here: ...
     """
-    parsed = Policy.parse(policy)
+    parsed, processor = parse_policy(policy), read_processor()
     dtype, measured = parsed.compute_dtype, speed.bfloat16_speed(speed.LONG)
     environ = os.environ if environ is None else environ
-    found = {each: check_devices(f"compute={each}", measured) for each in (dtype, FLOAT16, BFLOAT16)}
+    found = {each: check_devices(f"compute={each}") for each in (dtype, FLOAT16, BFLOAT16)}
     running = {each: _running(found[each], environ, each) for each in found}
     kinds = {_kind(finding) for finding in found[dtype]}
     features = mx.runtime.Features()
@@ -125,25 +128,32 @@ def examine(
         _view(),
         Check("MXNet", library),
         Check("GPU code", f"{RELEASED}, as a released wheel" if is_for_gpus() else "none: this MXNet is for CPUs"),
-        _instructions(),
-        _amx(amx.amx_status(), dtype),
-        _speed(measured, dtype),
+        Check("processor", f"{processor.name}, of the kind '{processor.kind.name}'"),
+        _instructions(processor),
+        _amx(processor.amx),
+        _speed(measured),
         Check("emulated float16", rounding.state()),
         *([] if GPU in kinds else [Check(GPU, "none")]),
         *(Check(_kind(finding), finding.message, finding.ok, finding.advice) for finding in found[dtype]),
         *(variable.check(environ, dtype if variable.devices in kinds else "") for variable in _VARIABLES),
     ]
-    return Diagnosis(str(parsed), dtype, running[dtype], _use(running), tuple(checks))
+    return Diagnosis(str(parsed), dtype, running[dtype], _use(running, processor), tuple(checks))
 
 
-def _use(running: Mapping[str, Sequence[str]]) -> str:
-    """Return what to use, given the devices that run each dtype: float16 on a GPU, else bfloat16, else float32."""
+def _use(running: Mapping[str, Sequence[str]], processor: Processor) -> str:
+    """Return what to train and infer with, given the devices that run each dtype; where AMX is off, how to have it."""
+    convert, freeze = "mxmp.gluon.convert(net, {})", "mxmp.gluon.freeze(net)"
     if running[FLOAT16]:
-        how = "'O1') with the net on a GPU, and train with mxmp.gluon.Trainer, which scales the loss"
-        return f"Use mxmp.gluon.convert(net, {how}."
+        train = f"{convert.format(repr('O1'))} and mxmp.gluon.Trainer, which scales the loss, to train on the GPU"
+        return f"Use {train}, and {freeze} to infer."
     if running[BFLOAT16]:
-        return "Use mxmp.gluon.convert(net, 'mixed_bfloat16') on this CPU; it needs no loss scale."
-    return "Use float32 here, which is MXNet's own: low precision would be slower."
+        train = f"{convert.format(repr('mixed_bfloat16'))}, which needs no loss scale, to train on this CPU"
+        return f"Use {train}, and {freeze} to infer."
+    use = f"Use float32, which is MXNet's own, to train here, and {freeze}, which takes float32, to infer"
+    amx = processor.amx
+    if not amx.advice:
+        return f"{use}."
+    return f"{use}; AMX would be faster, and is off ({amx.reason.rstrip('.')}): {amx.advice}"
 
 
 def _running(findings: Sequence[Finding], environ: Mapping[str, str], dtype: str) -> Tuple[str, ...]:
@@ -164,23 +174,21 @@ def _view() -> Check:
     return Check("view of numpy", "none, though MXNet needs one", None, "Import mxmp before MXNet.")
 
 
-def _instructions() -> Check:
-    flags = read_processor().flags
+def _instructions(processor: Processor) -> Check:
+    flags = processor.flags
     if not flags:
         return Check("CPU flags", "unknown; this system does not list them", None)
     return Check("CPU flags", ", ".join(f"{flag}: {'yes' if flag in flags else 'no'}" for flag in _INSTRUCTIONS))
 
 
-def _amx(found: amx.AmxStatus, dtype: str) -> Check:
-    advice = found.advice if dtype == BFLOAT16 else ""  # nothing else uses it, but for MXNet's own int8
-    return Check("AMX", f"{'on' if found.on else 'off'}: {found.reason}", None if advice else True, advice)
+def _amx(found: AmxStatus) -> Check:
+    return Check("AMX", f"{'on' if found.on else 'off'}: {found.reason}", None if found.advice else True, found.advice)
 
 
-def _speed(found: Optional[speed.Speed], dtype: str) -> Check:
+def _speed(found: Optional[speed.Speed]) -> Check:
     if found is None:
         return Check("bfloat16", "not measured: it does not run on this processor")
-    advice = "For speed take float32." if found.slower and dtype == BFLOAT16 else ""
-    return Check("bfloat16", f"measured: {found}", None if advice else True, advice)
+    return Check("bfloat16", f"measured: {found}")
 
 
 def _is_off(value: Optional[str]) -> bool:

@@ -11,7 +11,8 @@ from mxnet import gluon
 
 from .. import dtypes
 from ..arrays import to_float32
-from ..devices import amx
+from ..devices.auto import parse_policy
+from ..devices.check import amx_notes
 from ..errors import ConvertError, TrainerError
 from ..mxnet_private import blocks, parameters
 from ..passes import EraseCasts
@@ -50,7 +51,9 @@ def convert(
         net: A HybridBlock, a SymbolBlock, or a Block with HybridBlocks inside (each of them gets
             a graph of its own, with float32 in between). A SymbolBlock that was imported from ``export``'s
             files is the net that was exported: the casts of its earlier policy are taken out.
-        policy: A policy or its name, such as 'O1', 'O2' or 'mixed_bfloat16'; 'float32' too, for inference.
+        policy: A policy or its name, such as 'O1', 'O2' or 'mixed_bfloat16'; 'float32' too, for inference. 'auto' is
+            the one that is fastest where the parameters are, by what is known of the GPU or of the kind of processor;
+            ``report`` names it, and why. Before ``initialize`` it goes by a GPU of this machine, if there is one.
         ranges: Largest magnitudes of outputs by name, as ``mxmp.diagnose.measure_ranges(net, loader)`` has them. The
             operators that give or read a tensor beyond half of the range of the policy's dtype stay in float32.
         **changes: Fields of the policy that overrule it, such as ``last_layer_fp32=True``.
@@ -68,8 +71,9 @@ def convert(
             policy uses bfloat16 and parameters are on a GPU, for which MXNet has no bfloat16 kernels; a call with
             inputs on one says the same.
     """
-    policy = Policy.parse(policy, **changes)
     found, measured = roots(net), checked_ranges(ranges)
+    contexts = [context for root in found for context in storage.contexts_of(root.collect_params().values())]
+    policy = parse_policy(policy, contexts, **changes)
     for root in found:
         storage.refuse_cast(root)
     regions = find_regions(net)
@@ -186,7 +190,7 @@ def report(net: gluon.Block) -> Report:
     if not found:
         raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
     merged = merge(found)
-    return replace(merged, notes=amx.notes(merged.count))
+    return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count)))
 
 
 def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:

@@ -20,13 +20,14 @@ from mxnet import autograd, gluon
 
 from .. import dtypes as dtypes_
 from ..checkpoint import checkpoint_files
-from ..devices.check import fastest_dtype, require_bfloat16, warn_if_slow
+from ..devices.auto import parse_policy
+from ..devices.check import require_bfloat16, warn_if_slow
 from ..errors import ConvertError
 from ..files import manifest_of, require_set
 from ..graph import Graph
 from ..mxnet_private import NumpySymbol, ParameterBase, blocks, is_initialized, parameters
 from ..passes import GuardInPlace
-from ..policy import Policy
+from ..policy import AUTO, Policy, is_auto
 from ..symbol import from_graph, load_params, load_symbol, to_graph
 from ..symbol.arguments import Model, check_params, make_model, require_kernels
 from ..symbol.convert import ConvertedModel, convert_models
@@ -148,8 +149,8 @@ def freeze(
             arg_params, aux_params) or as ``convert_model`` returns it; the prefix of a checkpoint's files, of epoch 0,
             or the pair of their paths, as ``export`` returns it. Of a block whose class has a ``forward`` of its own,
             its ``hybrid_forward`` is frozen, with a warning.
-        policy: A policy or its name. None chooses: on a GPU float16; on a CPU bfloat16 if the processor's flags say
-            that it is faster than float32, else float32. A net that is converted to that dtype keeps its policy.
+        policy: A policy or its name. None is 'auto': on a GPU with tensor cores float16; on a CPU bfloat16 if
+            processors of its kind gain by it, else float32. A net that is converted to that dtype keeps its policy.
             float16 on a CPU is emulated: right, but slow.
         shapes: Shapes of inputs by name, for ``convert_model``; of a converted net that was called they are known.
         dtypes: Dtypes of inputs, likewise.
@@ -177,7 +178,7 @@ def freeze(
         if kind.forward is not gluon.HybridBlock.forward:
             text = f"freeze: block '{net.name}': hybrid_forward is frozen, without {kind.__name__}.forward around it."
             warnings.warn(text, stacklevel=2)
-    parsed = Policy.parse(_fastest(source, context) if policy is None else policy, **changes)
+    parsed = _policy(source, context, policy, changes)
     require_kernels(parsed, [context], source.where)
     if context.device_type == "gpu" and context.device_id >= mx.context.num_gpus():
         raise ConvertError(f"freeze: ctx is {context}, but MXNet finds {mx.context.num_gpus()} GPUs here.")
@@ -194,10 +195,15 @@ def model_for_inference(net: gluon.HybridBlock) -> Tuple[Any, ...]:
     return tuple(source.converted(source.policy or Policy(), check=False))
 
 
-def _fastest(source: Source, context: mx.Context) -> Policy:
-    """Return the policy that is fastest on a context; a net's own if it has the same dtype."""
-    own, dtype = source.policy, fastest_dtype(context)
-    return own if own is not None and own.compute_dtype == dtype else Policy(compute_dtype=dtype)
+def _policy(source: Source, context: mx.Context, policy: Any, changes: Mapping[str, Any]) -> Policy:
+    """Return the policy to freeze under; for None a net's own, if its dtype is the one that is fastest on a context."""
+    if policy is not None and not is_auto(policy):
+        return Policy.parse(policy, **changes)
+    fastest = parse_policy(policy or AUTO, [context], **changes).replace(loss_scale=None)
+    own = source.policy
+    if policy is None and own is not None and own.is_mixed and own.compute_dtype == fastest.compute_dtype:
+        return own.replace(**changes, chosen=fastest.chosen)
+    return fastest
 
 
 # ------------------------------------------------------------------ from a net, a model or files

@@ -13,7 +13,7 @@ from ..mxnet_private import BucketingModuleBase, modules
 from ..policy import Policy
 from ..report import Report
 from ..train.scaler import Scaler
-from .common import PolicyStatus, load_buckets, loss_scale_of, save_checkpoint, states_files
+from .common import PolicyStatus, load_buckets, loss_scale_of, policy_of, save_checkpoint, states_files
 from .module import Module
 
 
@@ -67,7 +67,7 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
             "compression_params": compression_params,
         }
         super().__init__(sym_gen, default_bucket_key, **self._options)
-        self._policy = Policy.parse(policy)
+        self._policy = policy_of(policy, context)
         self._options.update(policy=self._policy, loss_heads=tuple(loss_heads))
         self._scaler = Scaler(loss_scale_of(self._policy, loss_scale))
         self._scaler.validate = self._require_fitting

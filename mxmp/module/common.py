@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence, Union
 
 import mxnet as mx
 import numpy as np
 
 from ..checkpoint import checkpoint_files
+from ..devices.auto import parse_policy
 from ..errors import CheckpointError
 from ..files import manifest_of, require_set, saving
 from ..loss_scale import LossScale, parse
@@ -48,6 +49,12 @@ class PolicyStatus(ScalerStatus):
             CheckpointError: If the file is missing or damaged; then nothing is changed.
         """
         self.set_params(*load_params(fname))
+
+
+def policy_of(policy: Union[str, Policy], context: Any) -> Policy:
+    """Return the policy of a module on a context, a list of them, or None for the CPU; 'auto' goes by them."""
+    contexts = context if isinstance(context, (list, tuple)) else [mx.cpu() if context is None else context]
+    return parse_policy(policy, [each for each in contexts if isinstance(each, mx.Context)])
 
 
 def loss_scale_of(policy: Policy, loss_scale: Any) -> LossScale:

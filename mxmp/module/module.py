@@ -10,8 +10,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Uni
 import mxnet as mx
 
 from ..arrays import is_low_precision, nested, require_positive, to_float32
-from ..devices import amx
-from ..devices.check import require_bfloat16
+from ..devices.check import amx_notes, require_bfloat16
 from ..dtypes import BFLOAT16, canonical
 from ..errors import ConvertError, TrainerError
 from ..files import saving
@@ -29,7 +28,7 @@ from ..train.masters import follow
 from ..train.running_stats import Named
 from ..train.scaler import Scaler
 from .binding import LOSS_SCALE, Conversions, Runnable, Watching, Writes, accumulates, as_bound, describe, make_group
-from .common import PolicyStatus, loss_scale_of, save_checkpoint, states_files
+from .common import PolicyStatus, loss_scale_of, policy_of, save_checkpoint, states_files
 from .training import BoundWeights, Training, Weight, host_zeros, make_optimizer, store_mean, weights_of
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
@@ -78,7 +77,7 @@ class Module(PolicyStatus, ModuleBase):
         state_names: As above.
         group2ctxs: As above.
         compression_params: As above.
-        policy: A policy or its name.
+        policy: A policy or its name; 'auto' for the one that is fastest on the contexts, which ``report`` names.
         loss_scale: 'dynamic', a number, a `LossScale`, None for no scaling and no checks, or
             'policy' for the policy's own.
         loss_heads: Names of Custom operators that are loss heads.
@@ -107,7 +106,7 @@ class Module(PolicyStatus, ModuleBase):
         loss_scale: Any = "policy",
         loss_heads: Iterable[str] = (),
     ) -> None:
-        self._policy = Policy.parse(policy)
+        self._policy = policy_of(policy, context)
         super().__init__(
             require_symbol(symbol),
             data_names,
@@ -135,7 +134,7 @@ class Module(PolicyStatus, ModuleBase):
     def report(self) -> Report:
         """The report on the conversion for the shapes that are bound now."""
         report = self._bound("report").converted.report
-        return replace(report, notes=amx.notes(report.count))
+        return replace(report, notes=(*report.notes, *amx_notes(report.count)))
 
     # ------------------------------------------------------------------ binding
 

@@ -57,7 +57,8 @@ class Decisions:
         before = counts.activation_bytes(whole, self.removed.facts) if sizes and whole is not None else None
         if sizes and before is not None:
             sizes = before, sizes[1]
-        return replace(report, rows=report.rows + self.removed.rows, activation_bytes=sizes)
+        notes = (self.policy.chosen,) if self.policy.chosen else ()
+        return replace(report, rows=report.rows + self.removed.rows, activation_bytes=sizes, notes=notes)
 
     def __getstate__(self) -> Dict[str, Any]:
         """Return the report alone, for pickle and copies: a plan refers to rules, whose conditions are functions."""

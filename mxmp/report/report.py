@@ -96,8 +96,8 @@ class Report(Record):
         widely_read: Pairs (tensor, number of readers) of those that are cast once to low precision for more
             than ``MANY_READERS``: in training their gradients are added up in low precision.
         param_bytes: Bytes of all parameters and auxiliary states: (before, after); None if unknown.
-        notes: A sentence on each thing that slows the network down on this machine. They are printed, and neither
-            written as JSON nor compared.
+        notes: A sentence on why 'auto' chose the policy, and on each thing that slows the network down on this
+            machine. They are printed, and neither written as JSON nor compared.
     """
 
     _kind: ClassVar[str] = "report"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ..checkpoint import check_out_prefix, checkpoint_files
+from ..devices.auto import parse_policy
 from ..errors import ConvertError
 from ..policy import Policy
 from ..report import Decisions, Report
@@ -86,7 +87,8 @@ def convert_symbol(
     Args:
         sym: A float32 network, or one that mxmp converted before, to which the new policy then
             applies in place of the old one.
-        policy: A policy or its text, such as 'O1', 'mixed_bfloat16' or 'O2,name:fc*=float32'.
+        policy: A policy or its text, such as 'O1', 'mixed_bfloat16' or 'O2,name:fc*=float32'; 'auto' for the one that
+            is fastest on this machine.
         shapes: Shapes of inputs, a dict or pairs as in ``Module.data_shapes``. With them casts are
             placed where they move the fewest bytes; without, where there are the fewest, and operators
             that sum in low precision are float32, because there may be too many terms.
@@ -111,7 +113,7 @@ def convert_symbol(
     """
     refuse_for_inference("convert_symbol", changes)
     model = make_model(sym, shapes, dtypes, ranges)
-    parsed = Policy.parse(policy, **changes)
+    parsed = parse_policy(policy, **changes)
     params, inputs = params_and_inputs(sym, model.shapes, data_names)
     beyond = beyond_range(model.ranges, parsed)
     converted = convert_graph(
@@ -143,7 +145,7 @@ def convert_model(
         sym: The symbol.
         arg_params: Its arguments, NDArrays by name.
         aux_params: Its auxiliary states, likewise.
-        policy: A policy or its text.
+        policy: A policy or its text; 'auto' for the one that is fastest where the parameters are.
         shapes: Shapes of inputs, as for ``convert_symbol``.
         dtypes: Dtypes of inputs, likewise.
         ranges: Largest magnitudes of outputs by name, likewise.
@@ -158,7 +160,7 @@ def convert_model(
         InferenceError: If the network does not type-check by itself.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
-    parsed = Policy.parse(policy, **changes)
+    parsed = parse_policy(policy, _contexts(arg_params, aux_params), **changes)
     model = make_model(sym, shapes, dtypes, ranges)
     return convert_models([model], arg_params, aux_params, parsed, for_inference)[0]
 
@@ -184,8 +186,7 @@ def convert_models(
     """
     for model in models if check else ():
         check_params(model.symbol, arg_params, aux_params, model.shapes)
-    contexts = (array.ctx for params in (arg_params, aux_params) for array in params.values())
-    require_kernels(policy, contexts, "arg_params")
+    require_kernels(policy, _contexts(arg_params, aux_params), "arg_params")
     args, aux = dict(arg_params), dict(aux_params)
     for model in models:
         args = widened(model.symbol, args)
@@ -202,6 +203,11 @@ def convert_models(
     sizes = bytes_before, total_bytes(stored) + total_bytes(aux)
     rest = changes, tuple(sorted(out_of_range)), sizes, wide
     return [ConvertedModel(each.symbol, stored, aux, each.decisions, *rest) for each in symbols]
+
+
+def _contexts(*params: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the context of each array; what is none is refused elsewhere."""
+    return (array.ctx for arrays in params for array in arrays.values() if hasattr(array, "ctx"))
 
 
 def convert_checkpoint(
@@ -319,7 +325,7 @@ def convert_buckets(
     keys = list(buckets)
     if not keys:
         raise ConvertError("buckets is empty; give the key of every bucket.")
-    parsed = Policy.parse(policy, **changes)
+    parsed = parse_policy(policy, **changes)
     generated = {key: sym_gen(key) for key in keys}
     models = [make_model(symbol, (shapes or {}).get(key)) for key, (symbol, _, _) in generated.items()]
     converted = dict(zip(generated, convert_models(models, arg_params, aux_params, parsed)))

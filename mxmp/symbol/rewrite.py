@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import AbstractSet, Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
 
 from .. import dtypes, rounding
-from ..devices.amx import amx_status
+from ..devices.processor import read_processor
 from ..errors import InferenceError
 from ..graph import Entry, Graph, Node, in_written_order, renamed, with_unique_names
 from ..passes import (
@@ -250,7 +250,7 @@ def emulated(
     speed: Tuple[Pass, ...] = ()
     running = Emulate(facts, native=rounds_natively(facts))(unique).graph
     if has_low:
-        layouts = Layouts(bfloat16_entries(unique, facts), amx_status().on)
+        layouts = Layouts(bfloat16_entries(unique, facts), read_processor().kind)
         wide = {} if watched else float32_entries(unique, facts)
         if not watched:
             running, layouts = pad_channels(running, layouts, wide.keys(), fused)

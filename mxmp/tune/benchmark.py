@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import dtypes
 from ..arrays import to_float32
+from ..devices.check import amx_notes
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..diagnose.progress import showing_progress
@@ -64,6 +65,7 @@ class Benchmark(Record):
         scatter: How far float32's times are from their median, as a share of it.
         rows: One per policy, float32 first.
         device: What it ran on.
+        notes: A sentence on what slows this machine down: that AMX is off and could be on.
     """
 
     _kind: ClassVar[str] = "benchmark"
@@ -76,6 +78,7 @@ class Benchmark(Record):
     scatter: float
     rows: Tuple[Timed, ...]
     device: str
+    notes: Tuple[str, ...] = ()
 
     def _sections(self) -> List[Section]:
         times = Column("ms", NUMBER), Column("time / float32's", NUMBER)
@@ -87,7 +90,7 @@ class Benchmark(Record):
             rows.append((name, None if row.seconds is None else 1e3 * row.seconds, row.ratio, says, row.error))
         measured = f"medians of {self.rounds} rounds, in which all took turns: of times, and of their ratios"
         facts = [("device", self.device), ("measured", measured)]
-        notes = []
+        notes = list(self.notes)
         if self.scatter > NOISY:
             notes.append(f"float32's times differ by {self.scatter:.0%} from their median: end other programs, repeat")
         if any(row.emulated for row in self.rows):
@@ -177,7 +180,8 @@ def benchmark(
             times = rounds.seconds(name), rounds.ratio(name, FLOAT32), _verdict(rounds, name)
             rows.append(Timed(name, *times, errors.get(name), name in emulated))
     device = read_processor().name if workload.on_cpu else str(next(iter(batch.values())).context)
-    return Benchmark(objective, for_inference, len(rounds.times), rounds.scatter(FLOAT32), tuple(rows), device)
+    notes = amx_notes([policy.compute_dtype for policy in named.values()] if workload.on_cpu else [])
+    return Benchmark(objective, for_inference, len(rounds.times), rounds.scatter(FLOAT32), tuple(rows), device, notes)
 
 
 def _started(workload: Workload, policy: Policy) -> Any:

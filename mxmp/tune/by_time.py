@@ -11,6 +11,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Union
 
 from .. import dtypes
+from ..devices.check import amx_notes
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..diagnose.progress import showing_progress
@@ -216,6 +217,7 @@ def _notes(workload: Workload, fields: Dict[str, Any], runs: bool, outcome: Outc
     notes, policy, count = [], fields[UNTUNED], len(workload.subject.symbols())
     if not runs:
         notes.append(f"MXNet runs no bfloat16 on this processor ({read_processor().name}).")
+    notes += amx_notes([policy.compute_dtype] if workload.on_cpu else [])
     if count > 1:
         notes.append(_APART.format(count=count))
     # Training casts weights in each step whatever is done; a frozen network has them stored low.

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from mxmp.devices import check
-from mxmp.devices.processor import Processor
+from mxmp.processors import AMD, NO_BFLOAT16
 from mxmp.symbol import convert_checkpoint
 from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, said, save, table
 from tests.devices.machines import install_cards
 from tests.killed import killed_at_each_rename
+from tests.processors import processor_of
 
 
 def converted(folder, *options, **values):
@@ -99,10 +100,11 @@ def test_values_that_were_rounded_before_are_said_to_be(tmp_path):
         ("O1,name:*=float32", [], None, ""),  # float32 throughout, whatever it is called
     ],
 )
-def test_surprises_for_the_machine_or_the_reader_are_said(policy, cards, runs_bfloat16, note, tmp_path, monkeypatch):
+def test_surprises_for_the_machine_or_the_reader_are_said(
+    policy, cards, runs_bfloat16, note, tmp_path, monkeypatch, on_processor
+):
     install_cards(tmp_path, monkeypatch, cards)
-    processor = Processor("Xeon", frozenset(["avx512bw", "avx512_bf16"] if runs_bfloat16 else ["avx2"]))
-    monkeypatch.setattr(check, "read_processor", lambda: processor)
+    on_processor(processor_of(AMD if runs_bfloat16 else NO_BFLOAT16, name="Xeon"))
     monkeypatch.setattr(check, "is_for_gpus", lambda: True)
     found = notes(converted(tmp_path, "--policy", policy))
     assert len(found) == bool(note) and all(each.startswith(note) for each in found)

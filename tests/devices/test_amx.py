@@ -15,26 +15,30 @@ from mxnet import gluon
 import mxmp
 from mxmp import dtypes
 from mxmp.devices import amx
-from mxmp.devices.processor import Processor
+from mxmp.devices.check import amx_notes
+from mxmp.processors import AMD, AMX, EMULATED, INTEL, NO_BFLOAT16, UNKNOWN, AmxStatus, read_cpuinfo
+from tests.processors import processor_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FLAGS = "avx512bw avx512_bf16 amx_tile amx_int8 amx_bf16"
 VARIABLES = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "MXMP_AMX", "MXNET_MKLDNN_ENABLED")
+SWITCHED_ON = (True, "mxmp switched it on.", "")
+XEON = processor_of(AMX)
 
 
 @pytest.fixture
 def environ(monkeypatch):
     """Make a process on a processor that has AMX, with only the given ones of the variables that decide."""
 
-    def make(request=lambda: 0, run=lambda: True, **values):
+    def make(request=lambda: 0, run=lambda: None, uses=lambda: True, processor=XEON, **values):
         for name in VARIABLES:
             monkeypatch.delenv(name, raising=False)
         for name, value in values.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(amx, "_status", None)
-        monkeypatch.setattr(amx, "read_processor", lambda: Processor("X", frozenset(FLAGS.split())))
+        monkeypatch.setattr(amx, "read_cpuinfo", lambda: processor)
         monkeypatch.setattr(amx, "request_permission", request)
         monkeypatch.setattr(amx, "run_operator", run)
+        monkeypatch.setattr(amx, "uses_amx", uses)
         return dict(os.environ)
 
     return make
@@ -62,12 +66,31 @@ def refuse():
     raise AssertionError("the kernel is asked")
 
 
-@pytest.mark.parametrize("flags", ["avx512_bf16", "avx512_bf16 amx_tile amx_int8", "amx_tile amx_bf16", ""])
-def test_nothing_is_asked_of_a_processor_that_lacks_what_onednn_asks_for(flags, environ, monkeypatch):
-    assert amx.has_amx(Processor("X", frozenset(["avx512_bf16", "amx_tile", "amx_bf16"])))
-    environ(refuse, refuse)
-    monkeypatch.setattr(amx, "read_processor", lambda: Processor("X", frozenset(flags.split())))
-    assert mxmp.enable_amx() == (False, "This processor has no AMX.", "")
+@pytest.mark.parametrize("kind", [NO_BFLOAT16, EMULATED, AMD, INTEL, UNKNOWN], ids=lambda kind: kind.name)
+def test_nothing_is_asked_of_a_processor_without_amx(kind, environ):
+    environ(refuse, refuse, refuse, processor_of(kind))
+    assert mxmp.enable_amx() == amx.amx_status() == (False, "This processor has no AMX.", "")
+
+
+@pytest.mark.parametrize("value", ["0", "false"])
+def test_a_variable_keeps_it_off_until_it_is_asked_for_by_name(value, environ):
+    environ(refuse, refuse, refuse, MXMP_AMX=value)
+    assert amx.is_kept_off() and amx.amx_status().reason == "MXMP_AMX=0 is set."
+    environ(MXMP_AMX=value)
+    assert mxmp.enable_amx() == amx.amx_status() == SWITCHED_ON
+
+
+def test_onednn_that_multiplies_without_amx_was_switched_too_late(environ):
+    asked = []
+    environ(uses=lambda: bool(asked.append(1)))
+    amx.switch_on()
+    assert not asked  # a product is a first primitive: it waits until somebody asks
+    found = amx.amx_status()
+    assert found == amx.amx_status() == mxmp.enable_amx() and asked
+    assert not found.on and found.note == (
+        "AMX is off: MXNet ran operators before mxmp could switch it on. Put `import mxmp` before the first operator of "
+        "MXNet."
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,10 +122,10 @@ def test_onednn_sees_the_variable_while_its_first_operator_runs(variables, envir
 
     def run():
         seen.extend([os.environ["DNNL_MAX_CPU_ISA"], in_c("DNNL_MAX_CPU_ISA")])
-        return run_operator()
+        run_operator()
 
     before = environ(run=run, **variables)
-    assert mxmp.enable_amx() == mxmp.enable_amx() == amx.amx_status() == (True, "mxmp switched it on.", "")
+    assert mxmp.enable_amx() == mxmp.enable_amx() == amx.amx_status() == SWITCHED_ON
     assert seen == ["AVX512_CORE_AMX", b"AVX512_CORE_AMX"]
     assert dict(os.environ) == before and in_c("DNNL_MAX_CPU_ISA") in (None, b"")
 
@@ -140,37 +163,32 @@ def test_an_operator_that_fails_leaves_the_environment_as_it_was(environ):
 
 @pytest.mark.parametrize("value", ["0", "false"])
 def test_without_onednn_there_is_none(value, environ):
-    environ(run=amx.run_operator, MXNET_MKLDNN_ENABLED=value)
+    environ(run=refuse, MXNET_MKLDNN_ENABLED=value)
     assert mxmp.enable_amx().advice == "Unset MXNET_MKLDNN_ENABLED."
 
 
-@pytest.mark.skipif(amx.has_amx(amx.read_processor()), reason="this processor has AMX")
+@pytest.mark.skipif(read_cpuinfo().has_amx, reason="this processor has AMX")
 def test_a_kernel_refuses_where_there_is_no_amx():
     assert amx.request_permission() in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 
 
 @pytest.mark.parametrize("variable", [None, "0", "1"])
-def test_importing_mxmp_changes_nothing_unless_amx_is_asked_for(variable):
-    """MXNet sets variables of its own when it is imported, those of OpenMP."""
+def test_importing_mxmp_imports_nothing_of_mxnet_and_leaves_the_environment(variable):
     code = """
 import os, sys
-before = dict(os.environ)
+before, finders = dict(os.environ), len(sys.meta_path)
 import mxmp
 assert dict(os.environ) == before and "mxnet" not in sys.modules
-asked = "mxmp.devices.amx" in sys.modules
-from mxmp.devices.amx import amx_status
-print(asked, amx_status().reason)
+print(type(sys.meta_path[0]).__name__ == "AfterImport", "mxmp.devices.amx" in sys.modules)
 """
     environ = {} if variable is None else {"MXMP_AMX": variable}
-    has_none = not amx.has_amx(amx.read_processor())
-    if has_none or variable != "1":
-        asked, _, reason = run_python(code, **environ).strip().partition(" ")
-        assert (asked == "True") == (variable == "1")
-        assert reason == "This processor has no AMX." if has_none else "has not asked for it" in reason
+    has_amx = read_cpuinfo().has_amx
+    assert run_python(code, **environ).split() == [str(has_amx and variable != "0"), str(has_amx)]
 
 
-def test_reports_of_bfloat16_say_that_it_is_off(monkeypatch):
-    monkeypatch.setattr(amx, "amx_status", lambda: amx.AmxStatus(False, "ALL is set.", "Unset it."))
+@pytest.mark.filterwarnings("ignore::mxmp.errors.SlowPrecisionWarning")
+def test_reports_of_bfloat16_say_that_it_is_off(on_processor):
+    on_processor(XEON._replace(amx=AmxStatus(False, "ALL is set.", "Unset it.")))
     net = gluon.nn.Dense(3, in_units=4)
     net.initialize()
     text = "AMX is off: ALL is set. Unset it."
@@ -182,9 +200,9 @@ def test_reports_of_bfloat16_say_that_it_is_off(monkeypatch):
         module = mxmp.module.Module(symbol, label_names=None, policy=policy)
         module.bind([("data", (2, 4))], for_training=False)
         assert module.report.notes == (text,) * lines
-    for status in (amx._ABSENT, amx.AmxStatus(True, "mxmp switched it on.")):
-        monkeypatch.setattr(amx, "amx_status", lambda status=status: status)
-        assert amx.notes(["bfloat16"]) == ()
+    for processor in (XEON, processor_of(AMD)):
+        on_processor(processor)
+        assert amx_notes(["bfloat16"]) == ()
 
 
 PLAIN = """
@@ -195,26 +213,74 @@ print("lives")
 """.replace("SHAPES", "((1, 64, 9, 9), (64, 64, 3, 3))")
 
 
+BITS = "\nfrom mxmp.devices import amx\nprint(amx.uses_amx())\n"
+"""Prints whether oneDNN uses AMX, by the bits of a product."""
+
+@pytest.mark.amx
+@pytest.mark.parametrize(
+    ("program", "environ", "printed"),
+    [
+        ("import mxmp, mxnet", {}, "True"),
+        ("import mxnet, mxmp", {}, "True"),
+        ("import mxnet\nones = mxnet.nd.ones(3) + 1\nimport mxmp", {}, "True"),  # none of oneDNN's operators
+        ("import mxmp, mxnet", {"MXMP_AMX": "0"}, "False"),
+        ("import mxmp; print(mxmp.enable_amx().on)", {"MXMP_AMX": "0"}, "True True"),
+        ("import mxmp, mxnet", {"DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"}, "False"),
+        ("import mxmp, mxnet", {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}, "True"),
+        (PLAIN + "import mxmp", {}, "lives False"),
+    ],
+)
+def test_mxnet_uses_it_by_the_bits_of_a_product(program, environ, printed):
+    status = "assert amx.amx_status().on == amx.uses_amx(), amx.amx_status()"
+    assert run_python(program + BITS + status, **environ).split() == printed.split()
+
+
 @pytest.mark.amx
 @pytest.mark.parametrize(
     ("program", "printed"),
     [
-        ("import mxmp; print(mxmp.enable_amx().on)\n" + PLAIN, ["True", "lives"]),
-        ("import mxmp, mxnet as mx, os; mxmp.enable_amx()\n" + f"pid = os.fork()\nif not pid:\n    exec({PLAIN!r})\n    os._exit(0)\nprint(os.waitpid(pid, 0)[1])", ["lives", "0"]),
-        ("import faulthandler, mxmp; mxmp.enable_amx(); faulthandler.enable()\n" + PLAIN, ["lives"]),
-        ("import mxmp, subprocess, sys; mxmp.enable_amx(); " + f"subprocess.run([sys.executable, '-c', {'import mxmp' + PLAIN!r}], check=True)", ["lives"]),
+        ("import mxmp", ["lives"]),
+        ("import mxmp, mxnet, os" + f"\npid = os.fork()\nif not pid:\n    exec({PLAIN + BITS!r})\n    os._exit(0)\nprint(os.waitpid(pid, 0)[1])", ["lives", "True", "0", "lives"]),
+        ("import faulthandler, mxmp, mxnet; faulthandler.enable()", ["lives"]),
+        (f"import mxmp, mxnet, subprocess, sys; subprocess.run([sys.executable, '-c', {PLAIN!r}], check=True)", ["lives", "lives"]),
+        (f"import mxmp, mxnet, os, sys; os.execv(sys.executable, [sys.executable, '-c', {PLAIN!r}])", ["lives"]),
+        (f"import mxmp, mxnet, multiprocessing\nif __name__ == '__main__':\n    p = multiprocessing.get_context('spawn').Process(target=exec, args=({PLAIN!r}, {{}}))\n    p.start(); p.join()\n    print(p.exitcode)", ["lives", "0", "lives"]),
+        (f"import mxmp, mxnet, sys; mxmp.launch.run(mxmp.launch.plan([sys.executable, '-c', {PLAIN!r}], 1))", ["[worker", "0]", "lives", "lives"]),
     ],
-    ids=["on", "fork", "faulthandler", "child"],
+    ids=["import", "fork", "faulthandler", "child", "exec", "spawn", "launch"],
 )  # fmt: skip
-def test_programs_live(program, printed):
-    assert run_python(program).split() == printed
+def test_programs_and_their_children_live(program, printed):
+    assert run_python(program + "\n" + PLAIN).split() == printed
 
 
 @pytest.mark.amx
-@pytest.mark.parametrize(("environ", "on"), [({"MXMP_AMX": "1"}, "True"), ({"MXMP_AMX": "0"}, "False")])
-def test_the_environment_may_ask_for_it(environ, on):
-    code = "import mxmp\nfrom mxmp.devices.amx import amx_status\nprint(amx_status().on)"
-    assert run_python(code + PLAIN, **environ).split() == [on, "lives"]
+def test_workers_of_a_data_loader_live():
+    code = """
+import mxmp, mxnet as mx, numpy as np
+from mxnet import gluon
+
+def product(rows):
+    dtype = np.dtype([("bfloat16", np.uint16)])
+    low = [mx.nd.amp_cast(mx.nd.ones(shape), dtype=dtype) for shape in ((1, 64, 9, 9), (64, 64, 3, 3))]
+    return mx.nd.amp_cast(mx.nd.Convolution(*low, kernel=(3, 3), num_filter=64, no_bias=True), dtype="float32")
+
+loader = gluon.data.DataLoader(gluon.data.SimpleDataset(list(range(4))), 2, num_workers=2, batchify_fn=product)
+print([batch.mean().asscalar() for batch in loader])
+"""
+    assert run_python(code).strip() == "[576.0, 576.0]"
+
+
+@pytest.mark.amx
+@pytest.mark.parametrize(("environ", "printed"), [({}, "True True"), ({"MXMP_AMX": "0"}, "False False")])
+def test_a_script_that_imports_mxmp_and_freezes_has_it(environ, printed):
+    code = """
+import mxmp
+from mxnet import gluon
+net = gluon.nn.Dense(64, in_units=64)
+net.initialize()
+print("bfloat16" in str(next(iter(mxmp.gluon.freeze(net).collect_params().values())).dtype), end=" ")
+"""
+    assert run_python(code + BITS, **environ).split() == printed.split()
 
 
 @pytest.mark.amx

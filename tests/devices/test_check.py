@@ -9,12 +9,12 @@ import pytest
 from mxnet import gluon
 
 import mxmp
-from mxmp.devices import amx, check
+from mxmp.devices import check
 from mxmp.devices.check import Gpu, check_cpu, check_devices, check_gpu, read_gpus
-from mxmp.devices.processor import Processor
-from mxmp.devices.speed import Speed
 from mxmp.errors import ConvertError, SlowPrecisionWarning
+from mxmp.processors import AMD, AMX, EMULATED, INTEL, NO_BFLOAT16, UNKNOWN, AmxStatus
 from tests.devices.machines import install, install_cards
+from tests.processors import processor_of
 
 CARDS = [
     ("Tesla K80", "3.7"),
@@ -175,52 +175,41 @@ def test_a_program_that_does_not_start_is_told(fake, tmp_path, caplog):
     assert "nvidia-smi does not answer" in caplog.text
 
 
-@pytest.fixture
-def processor(monkeypatch):
-    """Make a processor by its flags, with AMX off."""
-
-    def make(flags, name="Xeon"):
-        found = Processor(name, frozenset(flags.split()))
-        monkeypatch.setattr(check, "read_processor", lambda: found)
-        monkeypatch.setattr(amx, "read_processor", lambda: found)
-        monkeypatch.setattr(amx, "_status", None)
-        return found
-
-    return make
-
-
-AMX = "avx512bw avx512_bf16 amx_bf16 amx_tile"
+OFF = AmxStatus(False, "ALL is set.", "Unset it.")
+XEON = processor_of(AMX, amx=OFF)
 
 
 @pytest.mark.parametrize(
-    ("flags", "dtype", "ratio", "ok", "text"),
+    ("processor", "dtype", "ok", "text"),
     [
-        ("avx2", "float32", None, True, "CPU (Xeon): float32 runs as ever."),
-        ("avx512bw avx512_bf16", "float16", None, False, "CPU (Xeon): float16 is emulated"),
-        ("avx2", "bfloat16", None, False, "CPU (Xeon): bfloat16 does not run, because MXNet needs AVX-512 for it."),
-        ("avx512bw", "bfloat16", None, False, "bfloat16 is slower than float32, as there is no avx512_bf16."),
-        ("avx512bw", "bfloat16", 0.4, False, "0.40 times as fast as float32 in inference, 0.40 in training"),
-        ("avx512bw avx512_bf16", "bfloat16", None, True, "bfloat16 runs in hardware (avx512_bf16)."),
-        ("avx512bw avx512_bf16", "bfloat16", 0.7, False, "bfloat16 is 0.70 times as fast as float32"),
-        (AMX, "bfloat16", None, False, "bfloat16 is slower than float32, as AMX is off: This process has not asked"),
-        (AMX, "bfloat16", 2.0, True, "bfloat16 is 2.00 times as fast as float32"),
-        ("", "bfloat16", 1.5, True, "bfloat16 is 1.50 times as fast as float32"),
-        ("", "bfloat16", None, None, "the speed of bfloat16 is not known, nor the processor's flags."),
+        (processor_of(NO_BFLOAT16), "float32", True, "float32 runs as ever."),
+        (processor_of(AMD), "float16", False, "float16 is emulated"),
+        (processor_of(NO_BFLOAT16), "bfloat16", False, "bfloat16 does not run, because MXNet needs AVX-512 for it."),
+        (processor_of(EMULATED), "bfloat16", False, "bfloat16 is slower than float32 on the kind 'AVX-512 that emulates it'"),
+        (processor_of(AMD), "bfloat16", True, "bfloat16 runs in hardware (AVX512-BF16 of AMD), times float32's speed: "),
+        (processor_of(INTEL), "bfloat16", False, "bfloat16 is slower than float32 on the kind 'AVX512-BF16 of Intel without"),
+        (XEON, "bfloat16", False, "bfloat16 is slower than float32, as AMX is off: ALL is set."),
+        (processor_of(AMX), "bfloat16", True, "bfloat16 runs in hardware (AMX)"),
+        (processor_of(UNKNOWN), "bfloat16", None, "the speed of bfloat16 is not known, nor the processor's flags."),
     ],
 )
-def test_flags_tell_of_a_processor_unless_the_clock_has(flags, dtype, ratio, ok, text, processor):
-    finding = check_cpu(processor(flags), dtype, None if ratio is None else Speed(ratio, ratio))
-    assert finding.ok is ok and text in finding.message
+def test_the_kind_of_a_processor_decides(processor, dtype, ok, text):
+    finding = check_cpu(processor, dtype)
+    assert finding.ok is ok and f"CPU ({processor.name}): {text}" in finding.message
     assert bool(finding.advice) == (ok is not True)
 
 
-def test_the_advice_is_what_is_fast(processor, monkeypatch):
-    xeon = processor(AMX)
-    assert check_cpu(xeon, "bfloat16").advice.startswith("Call mxmp.enable_amx()")
-    monkeypatch.setattr(amx, "_status", amx.AmxStatus(True, ""))
-    assert check_cpu(xeon, "bfloat16").ok
-    for flags, advice in (("avx2", "train on a GPU"), ("avx512bw avx512_bf16", "take mixed_")):
-        assert check_cpu(processor(flags), "float16").advice.startswith(f"For speed {advice}")
+@pytest.mark.parametrize(
+    ("processor", "dtype", "advice"),
+    [
+        (XEON, "bfloat16", "Unset it."),
+        (processor_of(INTEL), "bfloat16", "Take float32."),
+        (processor_of(NO_BFLOAT16), "float16", "For speed train on a GPU"),
+        (processor_of(AMD), "float16", "For speed take mixed_"),
+    ],
+)
+def test_the_advice_is_what_is_fast(processor, dtype, advice):
+    assert check_cpu(processor, dtype).advice.startswith(advice)
 
 
 def dense():
@@ -253,9 +242,9 @@ def hybrid_block():
     ],
     ids=["convert", "cast", "amp.convert_hybrid_block"],
 )
-@pytest.mark.parametrize("flags", ["avx512bw", "avx2"])
-def test_a_conversion_warns_where_bfloat16_is_slow_or_does_not_run(flags, convert, processor):
-    finding = check_cpu(processor(flags), "bfloat16")
+@pytest.mark.parametrize("kind", [EMULATED, NO_BFLOAT16, INTEL, XEON], ids=lambda kind: kind.name)
+def test_a_conversion_warns_where_bfloat16_is_slow_or_does_not_run(kind, convert, on_processor):
+    finding = check_cpu(on_processor(kind), "bfloat16")
     with pytest.warns(SlowPrecisionWarning) as found:
         convert()
     (warning,) = [each for each in found if each.category is SlowPrecisionWarning]
@@ -264,26 +253,27 @@ def test_a_conversion_warns_where_bfloat16_is_slow_or_does_not_run(flags, conver
 
 
 QUIET = {
-    **{f"{policy} on avx2": ("avx2", lambda policy=policy: mxmp.gluon.convert(dense(), policy)) for policy in ("O0", "O1", "O2")},
-    "bfloat16 where it is fast": ("avx512bw avx512_bf16", lambda: mxmp.gluon.convert(dense(), "mixed_bfloat16")),
-    "bfloat16 on the unknown": ("", lambda: mxmp.gluon.convert(dense(), "mixed_bfloat16")),
+    **{f"{policy} without bfloat16": (NO_BFLOAT16, lambda policy=policy: mxmp.gluon.convert(dense(), policy)) for policy in ("O0", "O1", "O2")},
+    "bfloat16 of AMD": (AMD, lambda: mxmp.gluon.convert(dense(), "mixed_bfloat16")),
+    "AMX": (AMX, lambda: mxmp.gluon.convert(dense(), "mixed_bfloat16")),
+    "bfloat16 on the unknown": (UNKNOWN, lambda: mxmp.gluon.convert(dense(), "mixed_bfloat16")),
     "a symbol, which may run anywhere": (
-        "avx2",
+        NO_BFLOAT16,
         lambda: mxmp.symbol.convert_symbol(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), "mixed_bfloat16"),
     ),
 }
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("flags", "convert"), QUIET.values(), ids=QUIET)
-def test_nothing_is_said_of_other_precisions_or_of_what_is_fast(flags, convert, processor):
-    processor(flags)
+@pytest.mark.parametrize(("kind", "convert"), QUIET.values(), ids=QUIET)
+def test_nothing_is_said_of_other_precisions_or_of_what_is_fast(kind, convert, on_processor):
+    on_processor(kind)
     convert()
 
 
 @pytest.mark.filterwarnings("error::mxmp.errors.SlowPrecisionWarning")
-def test_a_warning_that_is_an_error_leaves_the_net_as_it_was(processor):
-    processor("avx512bw")
+def test_a_warning_that_is_an_error_leaves_the_net_as_it_was(on_processor):
+    on_processor(EMULATED)
     net = dense()
     for convert in (lambda: bind("mixed_bfloat16"), lambda: mxmp.gluon.convert(net, "mixed_bfloat16")):
         with pytest.raises(SlowPrecisionWarning):
@@ -294,9 +284,9 @@ def test_a_warning_that_is_an_error_leaves_the_net_as_it_was(processor):
     assert mxmp.gluon.report(net).rows
 
 
-def test_a_net_is_refused_where_it_runs_on_a_processor_without_avx512(processor):
+def test_a_net_is_refused_where_it_runs_on_a_processor_without_avx512(on_processor):
     """It is converted and looked at all the same: another machine may run it."""
-    processor("avx2")
+    on_processor(processor_of(NO_BFLOAT16, name="Xeon"))
     net = dense()
     mxmp.gluon.convert(net, "mixed_bfloat16")
     text = r"^block '\w+' computes in bfloat16, which MXNet does not run on this processor \(Xeon\): it needs AVX-512"
@@ -307,8 +297,8 @@ def test_a_net_is_refused_where_it_runs_on_a_processor_without_avx512(processor)
     assert net(mx.nd.ones((2, 4))).shape == (2, 3)
 
 
-def test_a_module_is_refused_where_it_runs(processor):
-    processor("avx2")
+def test_a_module_is_refused_where_it_runs(on_processor):
+    on_processor(NO_BFLOAT16)
     module = bind("mixed_bfloat16")
     module.init_params()
     with pytest.raises(ConvertError, match="^forward: symbol 'softmax' computes in bfloat16, which MXNet does not run"):

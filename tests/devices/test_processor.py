@@ -1,8 +1,9 @@
-"""The processor that a /proc/cpuinfo names first."""
+"""The processor that a /proc/cpuinfo names first, and the kind that it is of."""
 
 import pytest
 
-from mxmp.devices import processor
+from mxmp.processors import AMD, AMX, EMULATED, INTEL, KINDS, NO_BFLOAT16, UNKNOWN, AmxStatus, Processor, read_cpuinfo
+from tests.processors import ON, processor_of
 
 CPUINFO = """\
 processor	: 0
@@ -22,15 +23,15 @@ def read(tmp_path):
     def read(flags, name="Some CPU @ 2.00GHz: fast"):
         file = tmp_path / "cpuinfo"
         file.write_text(CPUINFO.format(name=name, flags=flags))
-        return processor.read_processor(file)
+        return read_cpuinfo(file)
 
     return read
 
 
-def test_read_processor_takes_the_first_one_and_its_whole_name(read):
+def test_read_cpuinfo_takes_the_first_one_and_its_whole_name(read):
     found = read("avx2")
     assert found.name == "Some CPU @ 2.00GHz: fast"
-    assert found.flags == {"fpu", "sse2", "avx2"}
+    assert found.flags == {"fpu", "sse2", "avx2"} and found.vendor == "GenuineIntel" and not found.amx.on
 
 
 @pytest.mark.parametrize("text", [None, "", "processor : 0\nFeatures : fp asimd\n"], ids=["missing", "empty", "arm"])
@@ -38,5 +39,38 @@ def test_name_and_flags_are_unknown_without_them(tmp_path, text):
     file = tmp_path / "cpuinfo"
     if text is not None:
         file.write_text(text)
-    found = processor.read_processor(file)
-    assert found == processor.Processor("unknown processor", frozenset())
+    found = read_cpuinfo(file)
+    assert found == Processor("unknown processor", frozenset())
+
+
+BF16, TILES = "avx512bw avx512_bf16", "amx_tile amx_bf16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "vendor", "amx", "kind"),
+    [
+        ("", "", False, UNKNOWN),
+        ("avx2", "AuthenticAMD", False, NO_BFLOAT16),
+        ("avx512f", "GenuineIntel", False, NO_BFLOAT16),
+        ("avx512bw", "GenuineIntel", False, EMULATED),
+        (BF16, "AuthenticAMD", False, AMD),
+        (BF16, "GenuineIntel", False, INTEL),  # Cooper Lake
+        (BF16, "", False, INTEL),  # nothing else was measured, and this one loses
+        (f"{BF16} {TILES}", "GenuineIntel", False, INTEL),
+        (f"{BF16} {TILES}", "GenuineIntel", True, AMX),
+    ],
+)
+def test_the_kind_follows_from_flags_vendor_and_amx(flags, vendor, amx, kind):
+    status = ON if amx else AmxStatus(False, "This process has not asked for it.")
+    assert Processor("X", frozenset(flags.split()), vendor, status).kind == kind
+
+
+@pytest.mark.parametrize("flags", ["avx512_bf16", "avx512_bf16 amx_tile amx_int8", "amx_tile amx_bf16", ""])
+def test_amx_takes_all_the_flags_that_onednn_asks_for(flags):
+    assert Processor("X", frozenset(f"{BF16} {TILES}".split())).has_amx
+    assert not Processor("X", frozenset(flags.split())).has_amx
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_there_is_a_processor_of_each_kind_to_test_with(kind):
+    assert processor_of(kind).kind == kind

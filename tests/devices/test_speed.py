@@ -10,17 +10,19 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.devices import amx, speed
-from mxmp.devices.processor import Processor, read_processor
+from mxmp.devices import speed
 from mxmp.devices.speed import Speed, bfloat16_speed, measure, read_machine, runs_bfloat16  # as they are: see conftest
+from mxmp.processors import AMX, INTEL, NO_BFLOAT16, UNKNOWN, read_cpuinfo
+from tests.processors import pin, processor_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.mark.skipif(not read_processor().flags, reason="the processor's flags are unknown")
+@pytest.mark.skipif(not read_cpuinfo().flags, reason="the processor's flags are unknown")
 @pytest.mark.skipif("DNNL_MAX_CPU_ISA" in os.environ, reason="oneDNN is told to leave instructions unused")
-def test_runs_bfloat16_needs_avx512():
-    assert runs_bfloat16() == ("avx512bw" in read_processor().flags)
+def test_runs_bfloat16_needs_avx512(on_processor):
+    on_processor(read_cpuinfo())
+    assert runs_bfloat16() == ("avx512bw" in read_cpuinfo().flags)
 
 
 @pytest.mark.slow
@@ -37,16 +39,14 @@ mx.nd.waitall()
 
 
 @pytest.mark.parametrize("flags", ["avx2", "avx512f"])
-def test_a_processor_without_avx512bw_is_not_asked(flags, monkeypatch):
+def test_a_processor_without_avx512bw_is_not_asked(flags, monkeypatch, on_processor):
     """oneDNN would print that it has no kernel."""
-    monkeypatch.setattr(speed, "read_processor", lambda: Processor("EPYC", frozenset([flags])))
+    on_processor(processor_of(NO_BFLOAT16, flags=frozenset([flags])))
     monkeypatch.delattr(mx.nd, "amp_cast")
     assert not runs_bfloat16() and bfloat16_speed() is None
 
 
-@pytest.mark.parametrize(("ratios", "slower"), [((1.6, 1.2), False), ((0.7, 0.7), True), ((0.95, 0.6), False)])
-def test_bfloat16_is_slower_if_it_is_so_in_training_and_in_inference(ratios, slower):
-    assert Speed(*ratios).slower is slower
+def test_a_speed_names_inference_and_training():
     assert str(Speed(0.7, 0.75)) == "0.70 times as fast as float32 in inference, 0.75 in training"
 
 
@@ -85,8 +85,8 @@ def test_bfloat16_is_measured_where_it_runs():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda patch: patch.setattr(speed, "read_processor", lambda: Processor("Made Up", frozenset())),
-        lambda patch: patch.setattr(amx, "_status", amx.AmxStatus(not amx.amx_status().on, "")),
+        lambda patch: pin(patch, processor_of(UNKNOWN)),
+        lambda patch: pin(patch, processor_of(INTEL, name=processor_of(AMX).name, flags=processor_of(AMX).flags)),
         lambda patch: patch.setenv("OMP_NUM_THREADS", "97"),
         lambda patch: patch.setenv("DNNL_MAX_CPU_ISA", "SSE41"),
         lambda patch: patch.setattr(os, "sched_getaffinity", lambda pid: set(range(97))),
@@ -95,7 +95,8 @@ def test_bfloat16_is_measured_where_it_runs():
     ],
     ids=["processor", "AMX", "threads", "instructions", "cores", "version", "build"],
 )
-def test_times_hold_for_a_machine_and_a_build(change, monkeypatch):
+def test_times_hold_for_a_machine_and_a_build(change, monkeypatch, on_processor):
+    on_processor(AMX)
     before = read_machine()
     assert read_machine() == before
     change(monkeypatch)

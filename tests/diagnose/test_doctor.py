@@ -11,25 +11,24 @@ import numpy as np
 import pytest
 
 from mxmp import compat, rounding
-from mxmp.devices import amx, check, speed
-from mxmp.devices.processor import Processor
+from mxmp.devices import check, speed
 from mxmp.diagnose import Diagnosis, doctor, examine
+from mxmp.processors import AMD, AMX, EMULATED, INTEL, KINDS, NO_BFLOAT16, UNKNOWN, AmxStatus
 from tests.devices.machines import install_cards
+from tests.processors import ON, processor_of
 
 ROOT = Path(__file__).resolve().parents[2]
 V100, A100, H100 = ("Tesla V100", "7.0"), ("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")
 
 
 @pytest.fixture
-def on(tmp_path, monkeypatch):
-    """Examine a machine with cards, a processor's flags, the speed of its bfloat16 and an environment."""
+def on(tmp_path, monkeypatch, on_processor):
+    """Examine a machine with cards, a kind of processor, the speed of its bfloat16 and an environment."""
 
-    def examine_there(policy, *cards, flags=None, ratio=None, cuda=True, environ=None):
+    def examine_there(policy, *cards, kind=NO_BFLOAT16, ratio=None, cuda=True, environ=None, **processor):
         install_cards(tmp_path, monkeypatch, cards)
-        flags = ("avx2" if ratio is None else "avx512bw avx512_bf16") if flags is None else flags
-        seen = Processor("Xeon", frozenset(flags.split()))
+        on_processor(processor_of(kind, name="Xeon", **processor))
         for module in (check, doctor):
-            monkeypatch.setattr(module, "read_processor", lambda: seen)
             monkeypatch.setattr(module, "is_for_gpus", lambda: cuda)
         found = None if ratio is None else speed.Speed(ratio, ratio)
         monkeypatch.setattr(speed, "bfloat16_speed", lambda seconds: found)
@@ -43,21 +42,24 @@ def checks(found, what):
 
 
 @pytest.mark.parametrize(
-    ("policy", "cards", "ratio", "running"),
+    ("policy", "cards", "kind", "running"),
     [
-        ("O1", [], 1.7, ()),
-        ("O1", [V100], None, ("GPU 0 (Tesla V100)",)),
-        ("O1", [H100, A100], None, ("GPU 1 (NVIDIA A100)",)),
-        ("O1", [H100], None, ()),
-        ("O1", [("Old driver", "[N/A]")], None, ("GPU 0 (Old driver)",)),
-        ("mixed_bfloat16", [A100], None, ()),
-        ("mixed_bfloat16", [], 0.7, ()),
-        ("mixed_bfloat16", [], 1.7, ("CPU (Xeon)",)),
-        ("O0", [H100], None, ("CPU (Xeon)",)),
+        ("O1", [], AMX, ()),
+        ("O1", [V100], AMX, ("GPU 0 (Tesla V100)",)),
+        ("O1", [H100, A100], NO_BFLOAT16, ("GPU 1 (NVIDIA A100)",)),
+        ("O1", [H100], AMX, ()),
+        ("O1", [("Old driver", "[N/A]")], AMX, ("GPU 0 (Old driver)",)),
+        ("mixed_bfloat16", [A100], NO_BFLOAT16, ()),
+        ("mixed_bfloat16", [], INTEL, ()),
+        ("mixed_bfloat16", [], EMULATED, ()),
+        ("mixed_bfloat16", [], AMD, ("CPU (Xeon)",)),
+        ("mixed_bfloat16", [], AMX, ("CPU (Xeon)",)),
+        ("mixed_bfloat16", [], UNKNOWN, ("CPU (Xeon)",)),
+        ("O0", [H100], NO_BFLOAT16, ("CPU (Xeon)",)),
     ],
 )
-def test_the_devices_are_those_that_run_the_policy_in_hardware(on, policy, cards, ratio, running):
-    found = on(policy, *cards, ratio=ratio)
+def test_the_devices_are_those_that_run_the_policy_in_hardware(on, policy, cards, kind, running):
+    found = on(policy, *cards, kind=kind)
     assert found.devices == running and found.ok == bool(running)
 
 
@@ -99,26 +101,39 @@ def test_the_devices_are_those_that_run_the_policy_in_hardware(on, policy, cards
     ],
 )
 def test_a_variable_is_judged_by_its_value(on, name, value, policy, ok):
-    found = on(policy, A100, ratio=1.7, environ={} if value is None else {name: value})
+    found = on(policy, A100, kind=AMD, environ={} if value is None else {name: value})
     (check,) = checks(found, name)
     assert check.ok is ok and bool(check.advice) == (ok is not True)
     assert check.found.startswith("not set, which is ") if value is None else check.found == repr(value)
     assert found.ok == (ok is not False)
 
 
+TRAIN_ON_CPU = "Use mxmp.gluon.convert(net, 'mixed_bfloat16'), which needs no loss scale, to train on this CPU, and "
+FLOAT32 = "Use float32, which is MXNet's own, to train here, and mxmp.gluon.freeze(net), which takes float32, to infer"
+OFF = AmxStatus(False, "ALL is set.", "Unset it.")
+
+
 @pytest.mark.parametrize(
-    ("cards", "ratio", "use"),
+    ("cards", "kind", "processor", "use"),
     [
-        ([A100], 1.7, "Use mxmp.gluon.convert(net, 'O1') with the net on a GPU, and train with mxmp.gluon.Trainer"),
-        ([H100], 1.7, "Use mxmp.gluon.convert(net, 'mixed_bfloat16') on this CPU; it needs no loss scale."),
-        ([], 0.7, "Use float32 here, which is MXNet's own: low precision would be slower."),
-        ([], None, "Use float32 here, which is MXNet's own: low precision would be slower."),
+        ([A100], AMX, {}, "Use mxmp.gluon.convert(net, 'O1') and mxmp.gluon.Trainer, which scales the loss, to train on the GPU, and"),
+        ([H100], AMD, {}, TRAIN_ON_CPU),
+        ([], AMX, {}, TRAIN_ON_CPU),
+        *(([], kind, {}, f"{FLOAT32}.") for kind in (NO_BFLOAT16, EMULATED, INTEL)),
+        ([], AMX, {"amx": OFF}, f"{FLOAT32}; AMX would be faster, and is off (ALL is set): Unset it."),
     ],
 )
-@pytest.mark.parametrize("policy", ["O1", "O0"])
-def test_it_ends_with_what_to_use_here_whatever_was_asked(on, policy, cards, ratio, use):
-    found = on(policy, *cards, ratio=ratio)
-    assert use in found.use and str(found).endswith(found.use)
+@pytest.mark.parametrize("policy", ["O1", "O0", "mixed_bfloat16"])
+def test_it_ends_with_what_to_train_and_infer_with_whatever_was_asked(on, policy, cards, kind, processor, use):
+    found = on(policy, *cards, kind=kind, **processor)
+    assert found.use.startswith(use) and "mxmp.gluon.freeze(net)" in found.use and str(found).endswith(found.use)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_clock_changes_no_advice(on, kind):
+    slow, fast = (on("mixed_bfloat16", kind=kind, ratio=ratio) for ratio in (0.5, 2.0))
+    assert (slow.use, slow.devices, slow.ok) == (fast.use, fast.devices, fast.ok)
+    assert [(each.what, each.ok, each.advice) for each in slow.checks] == [(each.what, each.ok, each.advice) for each in fast.checks]
 
 
 def test_a_diagnosis_is_shown_and_kept(on, tmp_path):
@@ -147,42 +162,37 @@ def test_it_names_the_command_that_builds_the_rounding_operators(on, monkeypatch
 
 
 def test_versions_and_flags_are_those_of_this_process(on):
-    found = on("O1", flags="avx512bw amx_bf16")
+    found = on("O1", kind=AMX, flags=frozenset(["avx512bw", "amx_bf16"]))
     assert checks(found, "Python")[0].found == platform.python_version() and checks(found, "numpy")[0].found == np.__version__
     assert checks(found, "MXNet")[0].found.startswith(f"{mx.__version__} with ")
     assert checks(found, "CPU flags")[0].found == "avx512bw: yes, amx_bf16: yes, avx512_bf16: no"
-    assert "unknown" in checks(on("O1", flags=""), "CPU flags")[0].found
+    assert "unknown" in checks(on("O1", kind=UNKNOWN), "CPU flags")[0].found
 
 
 @pytest.mark.parametrize(
     ("policy", "status", "found", "ok"),
     [
-        ("mixed_bfloat16", amx.AmxStatus(True, "mxmp switched it on."), "on: mxmp switched it on.", True),
-        ("mixed_bfloat16", amx.AmxStatus(False, "ALL is set.", "Unset it."), "off: ALL is set.", None),
-        ("O1", amx.AmxStatus(False, "ALL is set.", "Unset it."), "off: ALL is set.", True),
+        ("mixed_bfloat16", ON, "on: mxmp switched it on.", True),
+        ("mixed_bfloat16", OFF, "off: ALL is set.", None),
+        ("O1", OFF, "off: ALL is set.", None),
     ],
 )
-def test_it_says_whether_amx_is_on(policy, status, found, ok, on, monkeypatch):
-    monkeypatch.setattr(amx, "amx_status", lambda: status)
-    (check,) = checks(on(policy, flags="avx512bw avx512_bf16"), "AMX")
+def test_it_says_whether_amx_is_on(policy, status, found, ok, on):
+    (check,) = checks(on(policy, kind=AMX, amx=status), "AMX")
     assert (check.found, check.ok, check.advice) == (found, ok, "" if ok else "Unset it.")
 
 
 @pytest.mark.parametrize(
-    ("policy", "ratio", "text", "advice"),
+    ("ratio", "text"),
     [
-        ("mixed_bfloat16", 1.7, "measured: 1.70 times as fast as float32 in inference, 1.70 in training", ""),
-        ("mixed_bfloat16", 0.7, "measured: 0.70 times as fast as float32", "For speed take float32."),
-        ("O1", 0.7, "measured: 0.70 times as fast as float32", ""),
-        ("mixed_bfloat16", None, "not measured: it does not run on this processor", ""),
+        (1.7, "measured: 1.70 times as fast as float32 in inference, 1.70 in training"),
+        (None, "not measured: it does not run on this processor"),
     ],
 )
-def test_it_says_how_fast_bfloat16_was_when_it_was_measured(policy, ratio, text, advice, on):
-    found = on(policy, ratio=ratio)
-    (check,) = checks(found, "bfloat16")
-    assert check.found.startswith(text) and check.advice == advice and (check.ok is None) == bool(advice)
-    if policy == "mixed_bfloat16" and ratio == 0.7:
-        assert str(found).startswith("bfloat16 does not run in hardware on this machine, or is slower than float32. ")
+def test_it_says_how_fast_bfloat16_was_when_it_was_measured(ratio, text, on):
+    (check,) = checks(on("mixed_bfloat16", ratio=ratio), "bfloat16")
+    assert check.found == text and check.ok
+    assert str(on("mixed_bfloat16")).startswith("bfloat16 does not run in hardware on this machine, or is slower than")
 
 
 def test_the_installed_library_and_this_environment_are_taken_unless_given(monkeypatch):

@@ -12,11 +12,10 @@ from mxnet.gluon import nn, rnn
 from mxnet.gluon.model_zoo import vision
 
 import mxmp
-from mxmp.devices import check
-from mxmp.devices.processor import Processor
 from mxmp.dtypes import canonical
 from mxmp.errors import CheckpointError, ConvertError
 from mxmp.gluon import convert, export, freeze, report, restore, set_policy
+from mxmp.processors import AMD, AMX, KINDS, NO_BFLOAT16
 from mxmp.symbol import convert_model, load_checkpoint, to_graph
 from tests.gluon.nets import recorded, sequence, started
 
@@ -299,16 +298,12 @@ def test_a_frozen_block_can_be_converted_and_restored(tmp_path):
     assert difference(restore(frozen)(X), net(X)) < CLOSE["float32"]
 
 
-@pytest.mark.parametrize(
-    "flags, expected",
-    [({"avx2"}, "float32"), ({"avx512bw"}, "float32"), ({"avx512bw", "avx512_bf16"}, "bfloat16")],
-)
-def test_the_processors_flags_choose(flags, expected, monkeypatch):
-    monkeypatch.setattr(check, "read_processor", lambda: Processor("a processor", frozenset(flags)))
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_kind_of_processor_chooses(kind, on_processor):
+    on_processor(kind)
     for net in (small(), convert(small(), "O1")):
-        assert dtypes(freeze(net)) == {expected}
-    assert check.fastest_dtype(mx.gpu(0)) == "float16"
-    if "avx2" in flags:
+        assert dtypes(freeze(net)) == dtypes(freeze(net, "auto")) == {"bfloat16" if kind in (AMD, AMX) else "float32"}
+    if kind == NO_BFLOAT16:
         with pytest.raises(ConvertError, match="^block 'net' computes in bfloat16, which MXNet does not run on this"):
             freeze(small(), "mixed_bfloat16")
 

@@ -6,13 +6,13 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from mxmp.devices.amx import AmxStatus
 from mxmp.gluon import convert
 from mxmp.passes import Layouts, SeparateLayouts, WidenSlowKernels
 from mxmp.passes.cpu.layouts import BLOCKED, DEFAULT, LAST, OWN, Convolution
 from mxmp.passes.cpu.slow_kernels import _BY_ELEMENT
 from mxmp.passes.facts import bfloat16_entries
-from mxmp.symbol import from_graph, rewrite, to_graph
+from mxmp.processors import AMD, AMX
+from mxmp.symbol import from_graph, to_graph
 from tests.graph.text import from_text
 from tests.passes.graphs import converted, step
 
@@ -125,11 +125,11 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("amx", [False, True], ids=["without AMX", "AMX"])
+@pytest.mark.parametrize("kind", [AMD, AMX], ids=["without AMX", "AMX"])
 @pytest.mark.parametrize("trains", [False, True], ids=["infers", "trains"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_batch_norm_runs_in_float32_where_its_data_lie_in_no_blocks(name, trains, amx, monkeypatch):
-    monkeypatch.setattr(rewrite, "amx_status", lambda: AmxStatus(amx, "made up"))
+def test_a_batch_norm_runs_in_float32_where_its_data_lie_in_no_blocks(name, trains, kind, on_processor):
+    on_processor(kind)
     layer, shape, attrs, expected = NETWORKS[name]
     norm = mx.sym.BatchNorm(layer(DATA), name="norm", **attrs)
     last = conv(norm, 16, (1,) * (len(shape) - 2)) if len(shape) > 2 else mx.sym.FullyConnected(norm, num_hidden=16)
@@ -204,7 +204,7 @@ POOL = {"pool_type": "avg", "global_pool": True, "kernel": (1, 1)}
 )
 def test_copies_come_where_layouts_differ(net, amx, expected):
     result = converted(net, {"data": (2, 32, 8, 8)}, "mixed_bfloat16")
-    layouts = Layouts(bfloat16_entries(result.graph, result.facts), amx)
+    layouts = Layouts(bfloat16_entries(result.graph, result.facts), AMX if amx else AMD)
     widened = WidenSlowKernels(layouts)(result.graph).graph
     graph = SeparateLayouts(layouts)(widened).graph
     found = [node.name.split("_layout_")[0] for node in graph.nodes if "_layout_bfloat16" in node.name]
@@ -212,9 +212,9 @@ def test_copies_come_where_layouts_differ(net, amx, expected):
     assert len(graph.nodes) == len(widened.nodes) + 2 * len(found)  # each copy is two casts
 
 
-def test_only_what_trains_and_is_known_gets_copies(monkeypatch):
+def test_only_what_trains_and_is_known_gets_copies(on_processor):
     net, shapes = chain((32, 3, 32), (32, 1, 1)), {"data": (2, 32, 8, 8)}
-    monkeypatch.setattr(rewrite, "amx_status", lambda: AmxStatus(True, ""))
+    on_processor(AMX)
     found = []
     for policy, known in (("mixed_bfloat16", shapes), ("mixed_bfloat16,op:BatchNorm=float32", shapes), ("mixed_bfloat16", {})):
         found += [bool(names_of(converted(net, known, policy).on_cpu(trains), "_layout_")) for trains in (True, False)]
@@ -222,12 +222,12 @@ def test_only_what_trains_and_is_known_gets_copies(monkeypatch):
 
 
 @pytest.mark.bfloat16
-@pytest.mark.parametrize("amx", [True, False])
-def test_copies_change_no_gradient(monkeypatch, amx):
+@pytest.mark.parametrize("kind", [AMX, AMD], ids=["AMX", "without AMX"])
+def test_copies_change_no_gradient(monkeypatch, kind, on_processor):
     """A copy is exact; only the order of sums within BatchNorm's kernels may differ."""
     x = mx.nd.array(np.random.RandomState(0).randn(2, 16, 8, 8))
     x.attach_grad()
-    monkeypatch.setattr(rewrite, "amx_status", lambda: AmxStatus(amx, ""))
+    on_processor(kind)
     found = []
     for run in (SeparateLayouts.run, lambda self, graph: graph):
         monkeypatch.setattr(SeparateLayouts, "run", run)

@@ -9,10 +9,10 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
-from mxmp.devices.amx import AmxStatus
 from mxmp.dtypes import NUMPY_BFLOAT16
 from mxmp.gluon import Trainer, convert
-from mxmp.symbol import from_graph, rewrite, to_graph
+from mxmp.processors import AMD, AMX
+from mxmp.symbol import from_graph, to_graph
 from tests.passes.graphs import converted, step, without_rounding
 
 DATA, WEIGHT = mx.sym.var("data"), mx.sym.var("weight")
@@ -116,9 +116,9 @@ def test_what_shares_a_weight_with_an_output_stays():
     assert widened(on_cpu(symbol, SMALL, "mixed_bfloat16,output=bfloat16")) == [False, False]
 
 
-@pytest.mark.parametrize("amx, most", [(False, 25), (True, 13)])
-def test_with_amx_fewer_rows_earn_the_casts(monkeypatch, amx, most):
-    monkeypatch.setattr(rewrite, "amx_status", lambda: AmxStatus(amx, "made up"))
+@pytest.mark.parametrize("kind, most", [(AMD, 25), (AMX, 13)], ids=["without AMX", "AMX"])
+def test_with_amx_fewer_rows_earn_the_casts(kind, most, on_processor):
+    on_processor(kind)
     assert [widened(on_cpu(stack({}), {"data": (rows, 512)})) for rows in (most, most + 1)] == [[True], [False]]
 
 

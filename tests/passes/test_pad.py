@@ -4,8 +4,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.devices.amx import AmxStatus
-from mxmp.symbol import rewrite, to_graph
+from mxmp.processors import AMX
+from mxmp.symbol import to_graph
 from tests.passes.graphs import converted, step, without_rounding
 
 DATA = mx.sym.var("data")
@@ -134,9 +134,9 @@ def test_the_rest_stays(symbol, shape):
     assert not padded(on_cpu(symbol, shape))
 
 
-def test_other_policies_and_amx_stay(monkeypatch):
+def test_other_policies_and_amx_stay(on_processor):
     assert not padded(on_cpu(network(), SHAPE, "O1")) and not padded(on_cpu(network(), SHAPE, "float32"))
-    monkeypatch.setattr(rewrite, "amx_status", lambda: AmxStatus(True, "made up"))
+    on_processor(AMX)
     assert not padded(on_cpu(network(), SHAPE))
 
 

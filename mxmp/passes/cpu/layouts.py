@@ -19,6 +19,7 @@ from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
+from ...processors import AMX, EMULATED, Kind
 from ...rules.conditions import value_of
 from ..base import Copy, Pass, beside, with_copies
 from ..facts import Named, Shape, declared_dtype
@@ -73,11 +74,11 @@ class Layouts:
 
     Attributes:
         shapes: Those of the bfloat16 entries, as ``bfloat16_entries`` finds them.
-        amx: Whether oneDNN uses AMX.
+        kind: The kind of processor that the graph runs on.
     """
 
     shapes: Mapping[Named, Optional[Shape]] = field(default_factory=dict)
-    amx: bool = False
+    kind: Kind = EMULATED
 
     def shape(self, graph: Graph, entry: Entry) -> Optional[Shape]:
         """Return the shape of a bfloat16 entry, or of one cast from or to bfloat16; None where it is not known."""
@@ -100,7 +101,7 @@ class Layouts:
             layout = DEFAULT if self.pools_all(graph, position) else found.get(node.inputs[0].key, DEFAULT)
             if node.op == "Convolution":
                 convolution = self._convolution(graph, node)
-                found[position, 0] = convolution.output(self.amx) if convolution else UNKNOWN
+                found[position, 0] = convolution.output(self.kind == AMX) if convolution else UNKNOWN
             elif node.op == BATCH_NORM and layout == OWN:
                 continue
             elif node.op in _KEEP and layout != DEFAULT:
@@ -123,7 +124,7 @@ class Layouts:
             return DEFAULT
         convolution = self._convolution(graph, node)
         if convolution:
-            return convolution.gradient(self.amx)
+            return convolution.gradient(self.kind == AMX)
         if node.op == BATCH_NORM and outputs.get((position, 0), UNKNOWN) != UNKNOWN:
             return outputs[position, 0]  # of two layouts one is the default, and is reordered to this
         return gradients[position] if node.op in _KEEP else DEFAULT

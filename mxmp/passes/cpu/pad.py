@@ -27,6 +27,7 @@ from typing import AbstractSet, Dict, NamedTuple, Optional, Tuple, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node
+from ...processors import AMX
 from ...rules.conditions import VECTOR, value_of
 from ..base import beside, rewritten
 from ..facts import Named, Shape, cast_from
@@ -56,7 +57,7 @@ def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named], fused
         fused: Whether MXNet partitions it.
     """
     has_bodies = any(node.subgraphs for node in graph.nodes)
-    if layouts.amx or has_bodies or all(node.op != "Convolution" for node in graph.nodes):
+    if layouts.kind == AMX or has_bodies or all(node.op != "Convolution" for node in graph.nodes):
         return graph, layouts
     shapes: Dict[Named, Optional[Shape]] = dict(layouts.shapes)
     keep = {head.node for head in graph.heads}

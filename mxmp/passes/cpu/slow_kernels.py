@@ -17,6 +17,7 @@ from typing import AbstractSet, ClassVar, Dict, Set, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
+from ...processors import AMX, KINDS
 from ...rules import RULES
 from ...rules.conditions import VECTOR, value_of
 from ...rules.core import Call
@@ -42,8 +43,9 @@ _DENSE = frozenset({"FullyConnected", "Convolution"})
 _FLOAT32_RATE, _BFLOAT16_RATE = 36e9, 72e9  # multiply-adds a second
 _BYTES_RATE = 10e9  # bytes a second
 _CAST = 2 * 6 / _BYTES_RATE  # seconds for an element that is cast, and for its gradient
-# Seconds that bfloat16 gains for a row and an element of a weight, by whether it runs on AMX.
-_ROW = {False: 3 / _FLOAT32_RATE - 3 / _BFLOAT16_RATE, True: 3 / _FLOAT32_RATE}
+# Seconds that bfloat16 gains for a row and an element of a weight, by the kind of processor.
+_ROW = dict.fromkeys(KINDS, 3 / _FLOAT32_RATE - 3 / _BFLOAT16_RATE)
+_ROW[AMX] = 3 / _FLOAT32_RATE
 _LARGE = 2**16  # elements, whose casts take longer than calling operators
 
 
@@ -126,7 +128,7 @@ class WidenSlowKernels(Pass):
             layers = [layer for layer, _ in ports]
             outputs = [self._elements(graph, Entry(layer)) for layer in layers]
             inputs = [self._elements(graph, graph.nodes[layer].inputs[0]) for layer in layers]
-            weight, gain = math.prod(shape), sum(outputs) / shape[0] * _ROW[self.layouts.amx]
+            weight, gain = math.prod(shape), sum(outputs) / shape[0] * _ROW[self.layouts.kind]
             if weight >= _LARGE and all(outputs) and weight * (_CAST - gain) > _CAST * sum(outputs + inputs):
                 found.update(layers)
         return found

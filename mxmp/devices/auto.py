@@ -1,0 +1,77 @@
+"""The policy 'auto': the fastest one for a device, by what is known of its kind."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, List, Tuple, Union
+
+import mxnet as mx
+
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..policy import Policy, is_auto
+from .amx import has_onednn
+from .check import count_gpus, has_tensor_cores, read_gpus, warn
+from .processor import read_processor
+
+_POLICIES = {FLOAT16: "O1", BFLOAT16: "mixed_bfloat16", FLOAT32: "float32"}
+
+
+def parse_policy(policy: Union[str, Policy], contexts: Iterable[mx.Context] = (), **changes: Any) -> Policy:
+    """Return a policy as `Policy.parse` does; of 'auto' the one that is fastest on some contexts.
+
+    'auto' is 'O1' on GPUs with tensor cores, 'mixed_bfloat16' on a processor whose kind gains by it
+    (`mxmp.processors.KINDS`), and 'float32' elsewhere. Where that is float32, the fields behind 'auto,' and ``changes``
+    are checked and left out: there is nothing to except from low precision.
+
+    Args:
+        policy: A policy or its text: 'auto', and 'auto,block:head=float32'.
+        contexts: Where the network runs; unless given, the GPUs of this machine if MXNet sees any, else its processor.
+        **changes: Fields of the policy that overrule it.
+
+    Returns:
+        The policy. Its ``chosen`` says why 'auto' chose it.
+
+    Raises:
+        PolicyError: If the policy does not parse.
+
+    Warns:
+        SlowPrecisionWarning: If 'auto' is float32 because AMX is off and could be on.
+    """
+    if not is_auto(policy):
+        return Policy.parse(policy, **changes)
+    dtype, reason, advice = fastest_dtype(contexts)
+    name = _POLICIES[dtype]
+    chosen = f"policy 'auto': {name} here, because {reason}."
+    if advice:
+        warn(f"{chosen} {advice}")
+        chosen = f"{chosen} {advice}"
+    rest = str(policy).partition(",")[2]
+    parsed = Policy.parse(",".join(filter(None, (_POLICIES[BFLOAT16] if dtype == FLOAT32 else name, rest))), **changes)
+    return (Policy() if dtype == FLOAT32 else parsed).replace(chosen=chosen)
+
+
+def fastest_dtype(contexts: Iterable[mx.Context] = ()) -> Tuple[str, str, str]:
+    """Return the dtype that is fastest on some contexts, why, and how another could be; the last is empty if none.
+
+    ``contexts`` are as for `parse_policy`.
+    """
+    kinds = {"gpu" if context.device_type == "gpu" else "cpu" for context in contexts}
+    if kinds == {"gpu"} or (not kinds and count_gpus()):
+        gpus = read_gpus()
+        if gpus and all(map(has_tensor_cores, gpus)):
+            return FLOAT16, f"{_listed(gpus)} has tensor cores", ""
+        return FLOAT32, f"{_listed(gpus)} has no tensor cores that this MXNet is known to use", ""
+    if len(kinds) > 1:
+        return FLOAT32, "no low precision is fast on both a GPU and a processor", ""
+    if not has_onednn():
+        return FLOAT32, "MXNet's bfloat16 kernels are oneDNN's, which is off", "Unset MXNET_MKLDNN_ENABLED."
+    processor = read_processor()
+    kind, note = processor.kind, processor.amx.note
+    gain = f"in bfloat16 against float32: {kind.figure}" if kind.runs else kind.figure
+    slower = f"; {kind.slower}" if kind.gains and kind.slower else ""
+    reason = f"the kind of this processor ({processor.name}) is '{kind.name}' ({gain}{slower})"
+    return (BFLOAT16, reason, "") if kind.gains else (FLOAT32, reason, note)
+
+
+def _listed(gpus: List[Any]) -> str:
+    return ", ".join(dict.fromkeys(gpu.name for gpu in gpus)) or "the GPU, which nvidia-smi does not list,"
+

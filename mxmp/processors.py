@@ -1,0 +1,162 @@
+"""Processors as values, the kinds of them that differ in bfloat16, and one table of what it gains on each kind.
+
+`devices.processor.read_processor` reads the one of this machine. All that depends on a processor asks its `kind`.
+Nothing here imports MXNet.
+"""
+
+from __future__ import annotations
+
+import functools
+from os import PathLike
+from typing import Dict, FrozenSet, NamedTuple, Optional, Union
+
+# The instructions with which oneDNN multiplies bfloat16 (its documentation, "Numeric data types", lists them). With
+# AVX-512 alone it computes in float32, without it not at all.
+BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16")
+
+
+class AmxStatus(NamedTuple):
+    """Whether MXNet's bfloat16 convolutions and matrix products use AMX.
+
+    Attributes:
+        on: Whether they do.
+        reason: One sentence on why, or why not.
+        advice: The remedy; empty if there is none.
+    """
+
+    on: bool
+    reason: str
+    advice: str = ""
+
+    @property
+    def note(self) -> str:
+        """The sentence that says that AMX is off, why, and what to do; empty if there is nothing to do."""
+        return f"AMX is off: {self.reason} {self.advice}" if self.advice else ""
+
+
+NO_AMX = AmxStatus(False, "This processor has no AMX.")
+
+
+class Kind(NamedTuple):
+    """A kind of processor: MXNet's speed in bfloat16 there.
+
+    Attributes:
+        name: Its name.
+        runs: Whether MXNet runs bfloat16 there; None if that is not known.
+        gains: Whether networks train and infer faster in bfloat16 than in float32.
+        figure: The measured speeds in bfloat16, times those in float32.
+        source: Where they were measured.
+        slower: Networks that are known to be slower in bfloat16 though the kind gains; empty if none are.
+    """
+
+    name: str
+    runs: Optional[bool]
+    gains: bool
+    figure: str
+    source: str
+    slower: str = ""
+
+
+NO_BFLOAT16 = Kind(
+    "no bfloat16",
+    runs=False,
+    gains=False,
+    figure="MXNet needs AVX-512 for bfloat16",
+    source='oneDNN 2.4.4: "could not create a primitive descriptor iterator" on an AMD EPYC (Zen 3)',
+)
+EMULATED = Kind(
+    "AVX-512 that emulates it",
+    runs=True,
+    gains=False,
+    figure="products are computed in float32, between conversions",
+    source='oneDNN, "Numeric data types"; not measured',
+)
+AMD = Kind(
+    "AVX512-BF16 of AMD",
+    runs=True,
+    gains=True,
+    figure="training 1.2 to 1.9, inference 1.4 to 2.0",
+    source="AMD EPYC (Zen 4), 2 threads; docs/performance.md",
+)
+INTEL = Kind(
+    "AVX512-BF16 of Intel without AMX",
+    runs=True,
+    gains=False,
+    figure="training 0.77 to 0.99, inference 0.65 to 0.83; but ResNet-20 on images of 32 pixels trains at 1.82",
+    source="Intel Xeon (family 6, model 207) with AMX off, 2 threads",
+)
+AMX = Kind(
+    "AMX",
+    runs=True,
+    gains=True,
+    figure="training 1.2 to 2.6, inference 1.3 to 5.0",
+    source="Intel Xeon (family 6, model 207) with AMX on, 2 threads; docs/performance.md",
+    slower="MobileNet 1.0 trains at 0.88",
+)
+UNKNOWN = Kind(
+    "unknown flags",
+    runs=None,
+    gains=False,
+    figure="not known",
+    source="systems other than Linux on x86-64 list no flags",
+)
+KINDS = (NO_BFLOAT16, EMULATED, AMD, INTEL, AMX, UNKNOWN)
+"""All kinds: the one table of what bfloat16 gains on a processor."""
+
+
+class Processor(NamedTuple):
+    """A processor.
+
+    Attributes:
+        name: Its name.
+        flags: Its instruction sets as Linux spells them; empty if unknown.
+        vendor: Its maker as Linux spells it: 'GenuineIntel', 'AuthenticAMD'; '' if unknown.
+        amx: Whether MXNet uses AMX on it.
+    """
+
+    name: str
+    flags: FrozenSet[str]
+    vendor: str = ""
+    amx: AmxStatus = NO_AMX
+
+    @property
+    def has_amx(self) -> bool:
+        """Whether it has AMX, and its kernel says so."""
+        return self.flags >= {"amx_tile", "amx_bf16", "avx512_bf16"}  # oneDNN asks for all of them
+
+    @property
+    def kind(self) -> Kind:
+        """Its kind. AVX512-BF16 of a maker who is not AMD counts as Intel's, which loses: nothing else was measured."""
+        if not self.flags:
+            return UNKNOWN
+        if "avx512bw" not in self.flags:
+            return NO_BFLOAT16
+        if self.amx.on:
+            return AMX
+        if "avx512_bf16" not in self.flags:
+            return EMULATED
+        return AMD if self.vendor == "AuthenticAMD" else INTEL
+
+
+@functools.lru_cache(maxsize=None)
+def read_cpuinfo(cpuinfo: Union[str, PathLike[str]] = "/proc/cpuinfo") -> Processor:
+    """Return the first processor that a file like /proc/cpuinfo lists, without a word on AMX.
+
+    Without a file (systems other than Linux) or flags in it (some virtual machines), name and flags are unknown.
+
+    Example:
+        >>> read_cpuinfo("no such file").name
+        'unknown processor'
+    """
+    fields: Dict[str, str] = {}
+    try:
+        with open(cpuinfo, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if not line.strip():
+                    break  # the kernel would write a page on each of the others
+                key, _, value = line.partition(":")
+                fields[key.strip()] = value.strip()
+    except OSError:
+        pass
+    name, flags = fields.get("model name", "unknown processor"), frozenset(fields.get("flags", "").split())
+    return Processor(name, flags, fields.get("vendor_id", ""))
