@@ -145,7 +145,7 @@ class Policy:
         Raises:
             PolicyError: If a field is unknown or the result contradicts itself.
         """
-        names = [field.name for field in dataclasses.fields(self)]
+        names = [field.name for field in dataclasses.fields(self) if field.compare]
         for name in changes:
             if name not in names:
                 raise PolicyError(f"unknown policy field {name!r}{did_you_mean(name, names)}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Iterable, List, Tuple, Union
 
 import mxnet as mx
@@ -20,7 +21,7 @@ def parse_policy(policy: Union[str, Policy], contexts: Iterable[mx.Context] = ()
 
     'auto' is 'O1' on GPUs with tensor cores, 'mixed_bfloat16' on a processor whose kind gains by it
     (`mxmp.processors.KINDS`), and 'float32' elsewhere. Where that is float32, the fields behind 'auto,' and ``changes``
-    are checked and left out: there is nothing to except from low precision.
+    are checked, and left out except for overrides to float32: there is no low precision to set.
 
     Args:
         policy: A policy or its text: 'auto', and 'auto,block:head=float32'.
@@ -44,9 +45,13 @@ def parse_policy(policy: Union[str, Policy], contexts: Iterable[mx.Context] = ()
     if advice:
         warn(f"{chosen} {advice}")
         chosen = f"{chosen} {advice}"
+    parsed = Policy.parse(_POLICIES[BFLOAT16] if dtype == FLOAT32 else name)
     rest = str(policy).partition(",")[2]
-    parsed = Policy.parse(",".join(filter(None, (_POLICIES[BFLOAT16] if dtype == FLOAT32 else name, rest))), **changes)
-    return (Policy() if dtype == FLOAT32 else parsed).replace(chosen=chosen)
+    parsed = Policy.parse(f"{parsed},{rest}" if rest else parsed, **changes)
+    if dtype == FLOAT32:
+        overrides = {field: getattr(parsed, field) for field in ("ops", "names", "blocks")}
+        parsed = Policy(**{field: [pair for pair in pairs if pair[1] == FLOAT32] for field, pairs in overrides.items()})
+    return replace(parsed, chosen=chosen)
 
 
 def fastest_dtype(contexts: Iterable[mx.Context] = ()) -> Tuple[str, str, str]:

@@ -187,7 +187,7 @@ class ConvertedGraph:
         # Training keeps layouts apart, see `SeparateLayouts`, and scales loss heads.
         low = conversion.policy.compute_dtype == dtypes.BFLOAT16
         differs = backend or self.loss_heads or self.converted.guards_training or (low and signature.on_cpu)
-        key = signature.on_cpu, signature.adds, signature.watched, signature.trains if differs else None
+        key = signature.on_cpu, signature.adds, signature.watched, signature.trains if differs else None, backend
         if key not in self._runners:
             symbol = self._symbol_for(signature, bool(backend), args)
             make = self._partition if backend else self._operator

@@ -460,6 +460,7 @@ class Conversion:
         arrays, nesting = flat_arguments(args)
         with arrays[0].ctx, self.siblings.lock:
             runner = self._new_runner(self._signature(arrays, nesting), args, arrays)
+            self._calls.put(self._signature(arrays, nesting), runner)  # in place of one without the backend
         blocks.set_op(self.net, runner.op, list(runner.reads))
 
     def deferred_infer_shape(self, *args: Any) -> None:

@@ -199,11 +199,11 @@ def _policy(source: Source, context: mx.Context, policy: Any, changes: Mapping[s
     """Return the policy to freeze under; for None a net's own, if its dtype is the one that is fastest on a context."""
     if policy is not None and not is_auto(policy):
         return Policy.parse(policy, **changes)
-    fastest = parse_policy(policy or AUTO, [context], **changes).replace(loss_scale=None)
+    fastest = parse_policy(policy or AUTO, [context], **changes)
     own = source.policy
     if policy is None and own is not None and own.is_mixed and own.compute_dtype == fastest.compute_dtype:
-        return own.replace(**changes, chosen=fastest.chosen)
-    return fastest
+        return dataclasses.replace(own.replace(**changes), chosen=fastest.chosen)
+    return fastest.replace(loss_scale=None)
 
 
 # ------------------------------------------------------------------ from a net, a model or files

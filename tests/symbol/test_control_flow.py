@@ -139,12 +139,14 @@ def test_loops_within_loops():
 @pytest.mark.parametrize("followed", [False, True])
 def test_outputs_of_a_loop_run_in_bfloat16(followed):
     """Each step writes to a slice of what the loop gives, which MXNet's bfloat16 kernels cannot."""
+    weight = mx.sym.var("weight")  # one variable: MXNet binds two of one name to two arrays
+
     def body(step, state):
-        new = mx.sym.elemwise_add(dense(step, mx.sym.var("weight"), "h"), state, name="new")
+        new = mx.sym.elemwise_add(dense(step, weight, "h"), state, name="new")
         return new, new
 
     out, state = mx.sym.contrib.foreach(body, mx.sym.var("data"), mx.sym.var("state"))
-    after = mx.sym.FullyConnected(out, mx.sym.var("weight"), no_bias=True, num_hidden=WIDTH, flatten=False)
+    after = mx.sym.FullyConnected(out, weight, no_bias=True, num_hidden=WIDTH, flatten=False)
     net = after if followed else state
     found = small.convert(net, "mixed_bfloat16", {name: SHAPES[name] for name in ("data", "state")})
     (exact,), (result,) = run(net, values_of(net)), run(found.on_cpu(), values_of(net))
