@@ -37,12 +37,10 @@ test-gpu-record: $(VENV)-gpu-record/.built
 	@OMP_NUM_THREADS=1 $(VENV)-gpu-record/bin/python -m pytest --slow -n 2 --dist loadgroup --timeout 300 \
 		tests/gpu_record $(ARGS)
 
-# What the README's figures come from, with nothing else running. CASES=tune runs the tuner's.
+# What the tables of the README and the pages come from, with nothing else running: `python -m benchmarks.tables`. CASES=tune runs the tuner's.
 CASES ?= inference training trainer-step conversion placement
 bench: $(VENV)/.demo
-	@mkdir -p benchmarks/results
-	@$(VENV)/bin/python -m benchmarks --threads 2 --float16 --json benchmarks/results/bench.json \
-		--plot benchmarks/results/bench.png $(ARGS) $(CASES)
+	@$(VENV)/bin/python -m benchmarks --threads 2 --store benchmarks/results --plot benchmarks/results/bench.png $(ARGS) $(CASES)
 
 # Fails on a public name without a docstring, and on anything that Sphinx warns of.
 docs: $(VENV)/.docs

@@ -23,6 +23,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     add("cases", nargs="*", metavar="GROUP[/CASE]", help="what to measure; default: all")
     add("--list", action="store_true", help="print the groups and their cases, and end")
     add("--json", default="", metavar="FILE", help="write all that was measured")
+    add("--store", default="", metavar="FOLDER", help="write it into a file of this kind of processor, for the tables")
     add("--plot", default="", metavar="FILE", help="draw it")
     add("--threads", type=int, help="of MXNet's operators; default: OMP_NUM_THREADS, or all cores")
     add("--policy", default="mixed_bfloat16", help="of inference, training and tune; default: %(default)s")
@@ -52,7 +53,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     options = vars(args)
     if args.small:
         options.update(batch_size=2, image_size=32, rounds=1, tuning_seconds=0.5)
-    run(cases, Options(**{each.name: options[each.name] for each in fields(Options)}), args.json, args.plot)
+    run(cases, Options(**{each.name: options[each.name] for each in fields(Options)}), args.json, args.plot, args.store)
     return 0
 
 

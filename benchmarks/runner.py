@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +24,6 @@ from rich.table import Table
 from mxmp.arrays import to_float32
 from mxmp.devices.processor import read_processor
 from mxmp.devices.speed import runs_bfloat16
-from mxmp.diagnose import amx_status
 from mxmp.dtypes import BFLOAT16
 from mxmp.errors import MxmpError, did_you_mean, mxnet_reason
 from mxmp.files import replacing
@@ -31,9 +31,8 @@ from mxmp.tune.benchmark import output_error
 from mxmp.tune.race import FEWEST, NOISY, Rounds
 
 from .cases import GROUPS, ONNX_COLUMNS, PEER, Column, Options, Started, missing_packages
+from .tables import REVISION, file_of
 from .zoo import is_network
-
-mxmp.enable_amx()  # for contrib.amp and plain MXNet too, before any operator runs
 
 ROUNDING = 1e-4  # an error in float32 that is no more than another order of its sums
 SHORTEST, MOST_RUNS = 0.02, 100  # seconds of a lap, other programs disturb shorter ones by more; and runs in it
@@ -263,16 +262,32 @@ def _mean(values: Sequence[Optional[float]]) -> str:
 
 def machine() -> Dict[str, Any]:
     """Return what results depend on beyond the options."""
-    native = "native" if "avx512_bf16" in read_processor().flags else "emulated"
-    facts = {"processor": read_processor().name, "bfloat16": native if runs_bfloat16() else "does not run"}
-    facts.update(AMX="on" if amx_status().on else "off", threads=os.environ.get("OMP_NUM_THREADS", "all"))
-    facts.update(cores=str(os.cpu_count()), date=time.strftime("%Y-%m-%d"))
+    processor = read_processor()
+    facts: Dict[str, Any] = {"processor": processor.name, "kind": processor.kind.name}
+    facts.update(AMX="on" if processor.amx.on else "off", threads=os.environ.get("OMP_NUM_THREADS", "all"))
+    facts.update(cores=str(os.cpu_count()), date=time.strftime("%Y-%m-%d"), revision=REVISION, commit=_commit())
     return {**facts, **{each.__name__: each.__version__ for each in (mxmp, mx, np)}}
 
 
-def run(cases: Sequence[Case], options: Options, json_file: str = "", plot_file: str = "") -> Found:
-    """Measure cases one after the other, with progress on stderr, and show them; JSON is written after each."""
+def _commit() -> str:
+    """Return the commit that is checked out, with a plus sign if files differ from it."""
+    command, root = ["git", "describe", "--always", "--dirty=+"], Path(__file__).parent
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "an unknown commit"
+
+
+def run(
+    cases: Sequence[Case], options: Options, json_file: str = "", plot_file: str = "", folder: str = ""
+) -> Found:
+    """Measure cases one after the other, with progress on stderr, and show them; JSON is written after each.
+
+    ``folder`` is that of the files for `benchmarks.tables`, one for each kind of processor.
+    """
     found: Found = {}
+    facts = machine()
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+        json_file = os.path.join(folder, file_of(facts["kind"]))
     expected, begin = [options.seconds or GROUPS[group].seconds for group, _ in cases], time.perf_counter()
     for title in ONNX_COLUMNS if any(group == "inference" for group, _ in cases) else ():
         if missing_packages(title):
@@ -285,7 +300,7 @@ def run(cases: Sequence[Case], options: Options, json_file: str = "", plot_file:
             found[case] = measure(case, options)
             if json_file:
                 listed = [{"group": g, "case": c, "columns": list(map(asdict, rs))} for (g, c), rs in found.items()]
-                result = {"machine": machine(), "options": asdict(options), "cases": listed}
+                result = {"machine": facts, "options": asdict(options), "cases": listed}
                 with replacing(json_file) as (name,):
                     Path(name).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     except KeyboardInterrupt:
@@ -293,7 +308,7 @@ def run(cases: Sequence[Case], options: Options, json_file: str = "", plot_file:
     console = Console() if sys.stdout.isatty() else Console(width=150)
     for table in tables(found):
         console.print(table)
-    for line in (", ".join(f"{name} {value}" for name, value in machine().items()), *missing_lines(found)):
+    for line in (", ".join(f"{name} {value}" for name, value in facts.items()), *missing_lines(found)):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     if plot_file and list(_panels(found)):
         plot(found, plot_file)

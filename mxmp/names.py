@@ -29,7 +29,7 @@ PUBLIC: Dict[str, List[str]] = {
         "mxmp.diagnose": "Advice AmxStatus CSVLogger Check Comparison Diagnosis Finding Ledger LoopFinding "
         "LoopFindings Magnitudes NodeComparison NonFinite OutputComparison Run StepLogger StepRecord "
         "TensorBoardLogger ValueRange Verdict Watch amx_status check_devices check_loop checking compare examine "
-        "explain find_nonfinite measure_gradients measure_ranges read_run runs_bfloat16",
+        "explain fastest_policy find_nonfinite measure_gradients measure_ranges read_run runs_bfloat16",
         "mxmp.distributed": "Engine Horovod KVStore ParameterServer distributed",
         "mxmp.errors": " ".join(errors.__all__),
         "mxmp.estimator": "MixedPrecisionHandler ScalingBatchProcessor",

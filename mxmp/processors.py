@@ -44,7 +44,7 @@ class Kind(NamedTuple):
         name: Its name.
         runs: Whether MXNet runs bfloat16 there; None if that is not known.
         gains: Whether networks train and infer faster in bfloat16 than in float32.
-        figure: The measured speeds in bfloat16, times those in float32.
+        figure: The speed in bfloat16, as it was measured.
         source: Where they were measured.
         slower: Networks that are known to be slower in bfloat16 though the kind gains; empty if none are.
     """
@@ -61,36 +61,36 @@ NO_BFLOAT16 = Kind(
     "no bfloat16",
     runs=False,
     gains=False,
-    figure="MXNet needs AVX-512 for bfloat16",
+    figure="none, because MXNet needs AVX-512 for it",
     source='oneDNN 2.4.4: "could not create a primitive descriptor iterator" on an AMD EPYC (Zen 3)',
 )
 EMULATED = Kind(
     "AVX-512 that emulates it",
     runs=True,
     gains=False,
-    figure="products are computed in float32, between conversions",
+    figure="below float32's, because products are computed in float32, between conversions",
     source='oneDNN, "Numeric data types"; not measured',
 )
 AMD = Kind(
     "AVX512-BF16 of AMD",
     runs=True,
     gains=True,
-    figure="training 1.2 to 1.9, inference 1.4 to 2.0",
-    source="AMD EPYC (Zen 4), 2 threads; docs/performance.md",
+    figure="training 1.2 to 1.9 times float32's, inference 1.4 to 2.0",
+    source="AMD EPYC (Zen 4), 2 threads",
 )
 INTEL = Kind(
     "AVX512-BF16 of Intel without AMX",
     runs=True,
     gains=False,
-    figure="training 0.77 to 0.99, inference 0.65 to 0.83; but ResNet-20 on images of 32 pixels trains at 1.82",
+    figure="training 0.77 to 0.99 times float32's, inference 0.65 to 0.83; but ResNet-20 on 32 pixels trains at 1.82",
     source="Intel Xeon (family 6, model 207) with AMX off, 2 threads",
 )
 AMX = Kind(
     "AMX",
     runs=True,
     gains=True,
-    figure="training 1.2 to 2.6, inference 1.3 to 5.0",
-    source="Intel Xeon (family 6, model 207) with AMX on, 2 threads; docs/performance.md",
+    figure="training 1.2 to 2.6 times float32's, inference 1.3 to 5.0",
+    source="Intel Xeon (family 6, model 207) with AMX on, 2 threads",
     slower="MobileNet 1.0 trains at 0.88",
 )
 UNKNOWN = Kind(

@@ -216,12 +216,11 @@ def _verdict_on_bfloat16(processor: Processor) -> Tuple[Optional[bool], str, str
         why = "bfloat16 does not run, because MXNet needs AVX-512 for it"
         return False, why, "Take float32 on this processor, or float16 on a GPU."
     if kind.gains:
-        return True, f"bfloat16 runs in hardware ({kind.name}), times float32's speed: {kind.figure}", ""
+        return True, f"bfloat16 runs in hardware ({kind.name}); its speed: {kind.figure}", ""
     if processor.amx.advice:
         why = f"AMX is off: {processor.amx.reason.rstrip('.')}"
         return False, f"bfloat16 is slower than float32, as {why}", processor.amx.advice
-    why = f"on the kind '{kind.name}' ({kind.figure})"
-    return False, f"bfloat16 is slower than float32 {why}", "Take float32."
+    return False, f"bfloat16 is slower than float32 on the kind '{kind.name}': {kind.figure}", "Take float32."
 
 
 def _capability(text: str) -> Optional[Capability]:

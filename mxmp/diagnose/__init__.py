@@ -2,6 +2,7 @@
 
 from ..display import terminal  # noqa: F401, I001  # before rich, see there
 from ..devices.amx import amx_status as amx_status
+from ..devices.auto import fastest_policy as fastest_policy
 from ..devices.check import Finding as Finding
 from ..processors import AmxStatus as AmxStatus
 from ..devices.check import check_devices as check_devices

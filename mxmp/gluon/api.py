@@ -66,16 +66,17 @@ def convert(
             of its own that does not fit (``set_policy``).
         ConvertError: If the net cannot be traced or does not type-check by itself; the
             message names the block or node, and the net is as it was. A net whose inputs are not
-            known yet is checked at its first call. If ``net.cast`` has put its parameters in low
-            precision, or ``ranges`` has none of the net's outputs, or one beyond the range that it lacks. Also if the
-            policy uses bfloat16 and parameters are on a GPU, for which MXNet has no bfloat16 kernels; a call with
-            inputs on one says the same.
+            known yet is checked at its first call. If it has a block that is frozen in low precision, ``net.cast`` has
+            put its parameters in low precision, or ``ranges`` has none of the net's outputs, or one beyond the range
+            that it lacks. Also if the policy uses bfloat16 and parameters are on a GPU, for which MXNet has no bfloat16
+            kernels; a call with inputs on one says the same.
     """
     found, measured = roots(net), checked_ranges(ranges)
     contexts = [context for root in found for context in storage.contexts_of(root.collect_params().values())]
     policy = parse_policy(policy, contexts, **changes)
     for root in found:
         storage.refuse_cast(root)
+        _refuse_frozen(root)
     regions = find_regions(net)
     if all(_is_current(conversion_of(root), policy, regions, measured) for root in found):
         return net
@@ -108,6 +109,18 @@ def convert(
                 vars(root)[_FLOAT32] = before
         raise
     return net
+
+
+def _refuse_frozen(net: gluon.Block) -> None:
+    """Raise a ConvertError if a net is frozen in low precision, or has such a block in it."""
+    for block in blocks_in(net):
+        params = block.collect_params().values() if frozen_model(block) else ()
+        low = next((param for param in params if storage.dtype_of(param) in dtypes.LOW_PRECISION), None)
+        if low is not None:
+            raise ConvertError(
+                f"block '{block.name}' is frozen with weights in {storage.dtype_of(low)}, a snapshot: freeze the net "
+                f"that it was made of under the policy that you want, or freeze it in float32."
+            )
 
 
 def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None:

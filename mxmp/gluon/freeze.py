@@ -10,10 +10,11 @@ A net, a model or files become a `Source`, which is converted once and makes a S
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import warnings
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -79,10 +80,24 @@ class Source(NamedTuple):
 
 
 class FrozenBlock(gluon.SymbolBlock):  # type: ignore[misc]  # MXNet has no types
-    """A SymbolBlock that infers alone: it refuses to be recorded, as its gradients would be zeros."""
+    """A SymbolBlock that infers alone: it refuses to be recorded, as its gradients would be zeros.
+
+    Attributes:
+        make_fused: Makes the operator of the partitioned graph for some flags; None where MXNet does not partition it.
+    """
+
+    make_fused: Optional[Callable[[List[Tuple[str, Any]]], Tuple[Any, Any]]] = None
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """Run it."""
+        """Run it; with an op hook without static flags, under which MXNet reports only some of the operators.
+
+        The defect: StaticRunOps, src/imperative/cached_op.cc, runs prepared operators without a word to the hook.
+        """
+        flags = [flag for flag in blocks.flags(self) if flag[0] not in ("static_alloc", "static_shape")]
+        if blocks.op_hook(self) is not None and flags != blocks.flags(self):
+            self.hybridize(**dict(flags))
+            if self.make_fused is not None:
+                blocks.set_op(self, *self.make_fused(flags))
         if autograd.is_recording() and isinstance(x, mx.nd.NDArray) and frozen_model(self):
             raise ConvertError(
                 f"block '{self.name}' is frozen, and has no gradients; call it outside of autograd.record, or within "
@@ -322,7 +337,8 @@ def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.
         # The block keeps the graph that runs anywhere; a call runs the operator.
         fused = running.optimize_for(backend, ctx=context)
         fused = fused.as_np_ndarray() if isinstance(symbol, NumpySymbol) else fused
-        blocks.set_op(block, *make_operator(fused, inputs, own, blocks.flags(block)))
+        vars(block)["make_fused"] = functools.partial(make_operator, fused, inputs, own)
+        blocks.set_op(block, *block.make_fused(blocks.flags(block)))
     for param in own.values():
         param.__class__ = FrozenParameter
     vars(block)[FROZEN] = dataclasses.replace(model, arg_params={}, aux_params={})

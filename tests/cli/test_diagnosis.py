@@ -10,6 +10,7 @@ import pytest
 from mxmp.cli import diagnose as work
 from mxmp.devices import check
 from mxmp.diagnose import Comparison, compare, doctor, measure_gradients, measure_ranges
+from mxmp.processors import EMULATED
 from mxmp.report.run import VerdictText
 from mxmp.symbol import convert_checkpoint, load_checkpoint
 from tests.cli.checkpoints import SHAPE, SHAPES, contents, mxmp, network, params, said, save, table
@@ -121,11 +122,12 @@ A100, H100 = ("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
+def machine(tmp_path, monkeypatch, on_processor):
     """Return a function that prints the diagnosis of a machine with cards, whose MXNet has CUDA or not."""
 
     def run(*args, cards=(), cuda=True, code=0, columns=1000):
         install_cards(tmp_path, monkeypatch, cards)
+        on_processor(EMULATED)
         monkeypatch.setenv("COLUMNS", str(columns))
         for module in (check, doctor):
             monkeypatch.setattr(module, "is_for_gpus", lambda: cuda)

@@ -186,7 +186,7 @@ XEON = processor_of(AMX, amx=OFF)
         (processor_of(AMD), "float16", False, "float16 is emulated"),
         (processor_of(NO_BFLOAT16), "bfloat16", False, "bfloat16 does not run, because MXNet needs AVX-512 for it."),
         (processor_of(EMULATED), "bfloat16", False, "bfloat16 is slower than float32 on the kind 'AVX-512 that emulates it'"),
-        (processor_of(AMD), "bfloat16", True, "bfloat16 runs in hardware (AVX512-BF16 of AMD), times float32's speed: "),
+        (processor_of(AMD), "bfloat16", True, "bfloat16 runs in hardware (AVX512-BF16 of AMD); its speed: "),
         (processor_of(INTEL), "bfloat16", False, "bfloat16 is slower than float32 on the kind 'AVX512-BF16 of Intel without"),
         (XEON, "bfloat16", False, "bfloat16 is slower than float32, as AMX is off: ALL is set."),
         (processor_of(AMX), "bfloat16", True, "bfloat16 runs in hardware (AMX)"),

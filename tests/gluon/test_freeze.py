@@ -15,7 +15,7 @@ import mxmp
 from mxmp.dtypes import canonical
 from mxmp.errors import CheckpointError, ConvertError
 from mxmp.gluon import convert, export, freeze, report, restore, set_policy
-from mxmp.processors import AMD, AMX, KINDS, NO_BFLOAT16
+from mxmp.processors import AMD, AMX, EMULATED, KINDS, NO_BFLOAT16
 from mxmp.symbol import convert_model, load_checkpoint, to_graph
 from tests.gluon.nets import recorded, sequence, started
 
@@ -37,6 +37,13 @@ class Loop(nn.HybridSequential):
 
 IMAGES, STATE = (mx.nd.array(np.random.RandomState(0).normal(size=size)) for size in ((2, 3, 32, 32), (2, 4)))
 X = IMAGES[:, :, :8, :8]
+
+
+@pytest.fixture(autouse=True)
+def _float32_by_default(on_processor, request):
+    """Pin a kind on which freeze takes float32 where no policy is given; tests in bfloat16 have this machine's own."""
+    if request.node.get_closest_marker("bfloat16") is None:
+        on_processor(EMULATED)
 
 
 def small_layers():
@@ -164,11 +171,17 @@ def test_batch_norm_and_dropout_are_gone_and_weights_are_folded_before_they_are_
 
 
 @pytest.mark.filterwarnings("ignore:register_op_hook is experimental")
-def test_onednn_fuses_the_graph():
-    frozen, names = freeze(small()), []
-    frozen.register_op_hook(lambda name, opr, array: names.append(mx.base.py_str(name)))
-    frozen(X)
-    assert any(name.startswith("sg_mkldnn") for name in names) is mx.runtime.Features().is_enabled("MKLDNN")
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "within another net"])
+@pytest.mark.parametrize("policy", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+def test_a_hook_sees_each_operator_that_onednn_fuses(policy, inside):
+    frozen, names = freeze(small(), policy), []
+    expected = frozen(X).asnumpy()
+    net = sequence(frozen) if inside else frozen
+    net.register_op_hook(lambda name, opr, array: names.append(mx.base.py_str(name)))
+    np.testing.assert_array_equal(net(X).asnumpy(), expected)
+    if mx.runtime.Features().is_enabled("MKLDNN"):
+        layers = [name for name in names if name.startswith("sg_mkldnn")]
+        assert layers == [f"sg_mkldnn_{layer}_output" for layer in ("conv_act_0", "conv_act_1", "fully_connected_0")]
 
 
 def test_a_batch_norm_that_cannot_be_folded_stays():

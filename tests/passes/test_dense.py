@@ -19,6 +19,11 @@ DATA, WEIGHT = mx.sym.var("data"), mx.sym.var("weight")
 DENSE = ("FullyConnected", "Convolution")
 
 
+@pytest.fixture(autouse=True)
+def _without_amx(on_processor):
+    on_processor(AMD)
+
+
 def layer(data, units=512, **attrs):
     return mx.sym.FullyConnected(data, num_hidden=units, **attrs)
 

@@ -4,12 +4,17 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.processors import AMX
+from mxmp.processors import AMD, AMX
 from mxmp.symbol import to_graph
 from tests.passes.graphs import converted, step, without_rounding
 
 DATA = mx.sym.var("data")
 SHAPE = (2, 3, 12, 12)
+
+
+@pytest.fixture(autouse=True)
+def _without_amx(on_processor):
+    on_processor(AMD)
 
 
 def layer(data, name="first", channels=16, kernel=(3, 3), **attrs):
