@@ -110,7 +110,9 @@ def _one_rounding_everywhere(request):
 def runs_bfloat16() -> bool:
     from mxmp.devices.speed import runs_bfloat16
 
-    return runs_bfloat16()
+    with pytest.MonkeyPatch.context() as patch:
+        pin(patch, own_processor())
+        return runs_bfloat16()
 
 
 @functools.lru_cache(maxsize=None)

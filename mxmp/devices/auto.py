@@ -49,8 +49,8 @@ def parse_policy(policy: Union[str, Policy], contexts: Iterable[mx.Context] = ()
     rest = str(policy).partition(",")[2]
     parsed = Policy.parse(f"{parsed},{rest}" if rest else parsed, **changes)
     if dtype == FLOAT32:
-        overrides = {field: getattr(parsed, field) for field in ("ops", "names", "blocks")}
-        parsed = Policy(**{field: [pair for pair in pairs if pair[1] == FLOAT32] for field, pairs in overrides.items()})
+        wide = {field: [p for p in getattr(parsed, field) if p[1] == FLOAT32] for field in ("ops", "names", "blocks")}
+        parsed = Policy().replace(**wide)
     return replace(parsed, chosen=chosen)
 
 

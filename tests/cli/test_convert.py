@@ -110,6 +110,14 @@ def test_surprises_for_the_machine_or_the_reader_are_said(
     assert len(found) == bool(note) and all(each.startswith(note) for each in found)
 
 
+def test_auto_prints_the_policy_the_machine_and_why(tmp_path, on_processor):
+    on_processor(processor_of(AMD, name="EPYC"))
+    out, _ = mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--policy", "auto")
+    rows = dict(row[:2] for row in table(out))
+    assert rows["policy"].startswith("param=float32,compute=bfloat16") and rows["machine"].startswith("EPYC (avx2, ")
+    assert rows["note"].startswith("The policy 'auto' takes mixed_bfloat16 here: this processor (EPYC) is of the kind")
+
+
 def test_a_conversion_that_is_killed_leaves_no_mixture_that_a_command_reads(tmp_path):
     (tmp_path / "set").mkdir()
     source, out = save(tmp_path), tmp_path / "set" / "out"
