@@ -127,16 +127,33 @@ def test_with_amx_fewer_rows_earn_the_casts(kind, most, on_processor):
     assert [widened(on_cpu(stack({}), {"data": (rows, 512)})) for rows in (most, most + 1)] == [[True], [False]]
 
 
-@pytest.mark.parametrize("symbol, shapes", [(stack({}, {}), SMALL), unrolled(3, 4), tied(4)], ids=["stack", "lstm", "tied"])
+SMALL_NETWORKS = {"stack": (stack({}, {}), SMALL), "lstm": unrolled(3, 4), "tied": tied(4)}
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("symbol, shapes", SMALL_NETWORKS.values(), ids=SMALL_NETWORKS)
+def test_in_native_bfloat16_float32_layers_are_no_less_exact(symbol, shapes):
+    values = values_for(symbol, shapes)
+    wrt = [name for name in values if name != "data"]
+    networks = symbol, on_cpu(symbol, shapes, watched=True), on_cpu(symbol, shapes)
+    steps = [[*outputs, *gradients.values()] for outputs, gradients in (step(each, values, wrt) for each in networks)]
+    for exact, without, found in zip(*steps):
+        assert np.linalg.norm(found - exact) <= 1.05 * np.linalg.norm(without - exact)
+
+
+def values_for(symbol, given):
+    return {
+        name: np.random.RandomState(0).uniform(-1, 1, size).astype("float32")
+        for name, size in zip(symbol.list_arguments(), symbol.infer_shape(**given)[0])
+    }
+
+
+@pytest.mark.parametrize("symbol, shapes", SMALL_NETWORKS.values(), ids=SMALL_NETWORKS)
 def test_values_and_gradients_are_those_of_float32(symbol, shapes):
     after = without_rounding(on_cpu(symbol, shapes))
     assert after.list_arguments() == symbol.list_arguments()
     for batch in (shapes["data"][0], 2, 40):  # decided once
-        given = {"data": (batch, *shapes["data"][1:])}
-        values = {
-            name: np.random.RandomState(0).uniform(-1, 1, size).astype("float32")
-            for name, size in zip(symbol.list_arguments(), symbol.infer_shape(**given)[0])
-        }
+        values = values_for(symbol, {"data": (batch, *shapes["data"][1:])})
         wrt = [name for name in values if name != "data"]
         (expected, *_), gradients = step(symbol, values, wrt)
         (output, *_), found = step(after, values, wrt)

@@ -92,14 +92,18 @@ def require_same(symbol, after, shape):
     """Compare a step of training of two symbols, in float32, for two sizes of a batch."""
     assert after.list_arguments() == symbol.list_arguments()
     for batch in (2, 5):
-        arguments, _, states = symbol.infer_shape(data=(batch, *shape[1:]))
-        shapes = dict(zip(symbol.list_arguments(), arguments))
-        values = {name: np.random.RandomState(0).randn(*each).astype("float32") for name, each in shapes.items()}
-        running = {name: np.ones(each) for name, each in zip(symbol.list_auxiliary_states(), states)}
-        (expected, *_), gradients = step(symbol, {**values, **running}, wrt=values)
-        (output, *_), found = step(without_rounding(after), {**values, **running}, wrt=values)
-        for one, other in [(expected, output), *((gradients[name], found[name]) for name in gradients)]:
+        for one, other in zip(*steps_of([symbol, without_rounding(after)], (batch, *shape[1:]))):
             np.testing.assert_allclose(other, one, rtol=0, atol=2e-5 * np.abs(one).max())
+
+
+def steps_of(symbols, shape):
+    """Return the first output and all gradients of a step of each symbol, on the same values."""
+    arguments, _, states = symbols[0].infer_shape(data=shape)
+    shapes = dict(zip(symbols[0].list_arguments(), arguments))
+    values = {name: np.random.RandomState(0).randn(*each).astype("float32") for name, each in shapes.items()}
+    running = {name: np.ones(each) for name, each in zip(symbols[0].list_auxiliary_states(), states)}
+    taken = [step(symbol, {**values, **running}, wrt=values) for symbol in symbols]
+    return [[outputs[0], *gradients.values()] for outputs, gradients in taken]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -120,6 +124,18 @@ def test_more_output_channels_change_neither_values_nor_gradients(symbol, shape,
     after = result.on_cpu(trains=True)
     assert channels(after) == expected
     require_same(symbol, after, shape)
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("name", [*PADDED, *LONGER])
+def test_in_native_bfloat16_it_is_as_exact_as_without(name):
+    symbol, shape, *_ = {**PADDED, **LONGER}[name]
+    plain, padded = (
+        converted(symbol, {"data": shape}, "mixed_bfloat16").on_cpu(trains=True, watched=watched) for watched in (True, False)
+    )
+    for exact, without, found in zip(*steps_of([symbol, plain, padded], shape)):
+        error, bound = np.linalg.norm(found - exact), np.linalg.norm(without - exact)
+        assert error <= 1.25 * bound + 1e-6 * np.linalg.norm(exact)  # another order of sums rounds to other sides
 
 
 @pytest.mark.parametrize("symbol, shape", SHORT.values(), ids=SHORT)
