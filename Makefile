@@ -20,13 +20,12 @@ test: $(VENV)/.test
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal --timeout 300 $(ARGS)
 
 # What is decided, under each kind of processor (mxmp/processors.py), on any machine.
-KINDS := no bfloat16|AVX-512 that emulates it|AVX512-BF16 of AMD|AVX512-BF16 of Intel without AMX|AMX|unknown flags
 test-processors: $(VENV)/.test
-	@echo '$(KINDS)' | tr '|' '\n' | while read -r kind; do echo "pinned to: $$kind"; \
+	@$(VENV)/bin/python -c 'from mxmp.processors import KINDS; print(*(kind.name for kind in KINDS), sep="\n")' | while read -r kind; do echo "pinned to: $$kind"; \
 		PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 --dist worksteal --timeout 300 \
 		--processor "$$kind" --deselect tests/devices/test_amx.py tests/passes tests/devices tests/diagnose/test_doctor.py \
 		tests/gluon/test_freeze.py tests/gluon/test_convert.py tests/symbol/test_convert.py tests/module/test_binding.py \
-		tests/tune/test_candidates.py tests/tune/test_plan.py $(ARGS) || exit 1; done
+		tests/tune/test_candidates.py tests/tune/test_plan.py $(ARGS) </dev/null || exit 1; done
 
 # What depends on the versions of Python and numpy, for a second environment: stand-ins for what they removed, commands,
 # files, states, the step in every front, a conversion of each network.

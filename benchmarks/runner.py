@@ -31,7 +31,7 @@ from mxmp.tune.benchmark import output_error
 from mxmp.tune.race import FEWEST, NOISY, Rounds
 
 from .cases import GROUPS, ONNX_COLUMNS, PEER, Column, Options, Started, missing_packages
-from .tables import REVISION, file_of
+from .tables import REVISION, file_of, read_records
 from .zoo import is_network
 
 ROUNDING = 1e-4  # an error in float32 that is no more than another order of its sums
@@ -284,10 +284,12 @@ def run(
     ``folder`` is that of the files for `benchmarks.tables`, one for each kind of processor.
     """
     found: Found = {}
-    facts = machine()
+    facts, stored = machine(), []
     if folder:
         os.makedirs(folder, exist_ok=True)
         json_file = os.path.join(folder, file_of(facts["kind"]))
+        before = [each for each in read_records(Path(folder)) if each["machine"]["kind"] == facts["kind"]]
+        stored = [each for record in before for each in record["cases"] if (each["group"], each["case"]) not in cases]
     expected, begin = [options.seconds or GROUPS[group].seconds for group, _ in cases], time.perf_counter()
     for title in ONNX_COLUMNS if any(group == "inference" for group, _ in cases) else ():
         if missing_packages(title):
@@ -299,8 +301,12 @@ def run(
             print(f"[{number + 1}/{len(cases)}] {'/'.join(case)}, {left}", file=sys.stderr, flush=True)
             found[case] = measure(case, options)
             if json_file:
-                listed = [{"group": g, "case": c, "columns": list(map(asdict, rs))} for (g, c), rs in found.items()]
-                result = {"machine": facts, "options": asdict(options), "cases": listed}
+                when = {"date": facts["date"], "commit": facts["commit"]}
+                listed = [
+                    {"group": group, "case": name, **when, "columns": list(map(asdict, results))}
+                    for (group, name), results in found.items()
+                ]
+                result = {"machine": facts, "options": asdict(options), "cases": [*stored, *listed]}
                 with replacing(json_file) as (name,):
                     Path(name).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     except KeyboardInterrupt:

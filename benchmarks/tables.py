@@ -71,19 +71,19 @@ def speeds(records: Sequence[Record]) -> List[str]:
             found += [speed(record, "training", case, "", name) for name in (record["options"]["policy"], PEER)]
             rows.append(f"| {case} | {' | '.join(map(_number, found))} |")
         head = ["| | infer: mxmp | contrib.amp | train: mxmp | contrib.amp |", "|---|---|---|---|---|"]
-        lines += [_title(record), "", *head, *rows, ""]
-    return [*lines, *_missing(records)]
+        lines += [_title(record, "inference", "training"), "", *head, *rows, ""] if rows else []
+    return [*lines, *_missing(records, "inference", "training")]
 
 
 def inference(records: Sequence[Record]) -> List[str]:
     """Return the table of inference of each processor."""
-    return _tables(records, "inference", [*_INFERENCE, *_OTHERS], lambda record: "Gluon")
+    return _tables(records, "inference", [*_INFERENCE, *_OTHERS], "Gluon")
 
 
 def training(records: Sequence[Record]) -> List[str]:
     """Return the table of training of each processor."""
     names = ["float32, written out", PEER, "mixed_bfloat16", "bfloat16, stored", "float16 O1", "float16 O2"]
-    return _tables(records, "training", [("", name) for name in names], lambda record: "")
+    return _tables(records, "training", [("", name) for name in names], "")
 
 
 TABLES: Dict[str, Tuple[str, Callable[[Sequence[Record]], List[str]]]] = {
@@ -128,22 +128,22 @@ def _number(value: Optional[float]) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _title(record: Record) -> str:
+def _title(record: Record, *groups: str) -> str:
     machine = record["machine"]
+    cases = [each for each in record["cases"] if each["group"] in groups]
+    measured = dict.fromkeys(f"{each['date']} at {each['commit']}" for each in cases)
     threads = f"{machine['cores']} cores, {machine['threads']} threads"
-    return f"**{machine['kind']}**: {machine['processor']}, {threads}, {machine['date']}, at {machine['commit']}"
+    return f"**{machine['kind']}**: {machine['processor']}, {threads}, {', '.join(measured)}"
 
 
-def _missing(records: Sequence[Record]) -> List[str]:
-    """Return a line that names the kinds that gain by bfloat16 and have no result of this revision."""
-    there = {record["machine"]["kind"] for record in records}
+def _missing(records: Sequence[Record], *groups: str) -> List[str]:
+    """Return a line that names the kinds that gain by bfloat16 and have no result of some groups in this revision."""
+    there = {record["machine"]["kind"] for record in records if any(_cases(record, group) for group in groups)}
     lacking = [kind.name for kind in KINDS if kind.gains and kind.name not in there]
     return [f"Not measured with this version yet: {', '.join(lacking)}."] if lacking else []
 
 
-def _tables(
-    records: Sequence[Record], group: str, columns: Columns, front_of_base: Callable[[Record], str]
-) -> List[str]:
+def _tables(records: Sequence[Record], group: str, columns: Columns, front: str) -> List[str]:
     lines: List[str] = []
     for record in records:
         cases = _cases(record, group)
@@ -152,12 +152,12 @@ def _tables(
             continue
         titles = [", ".join(filter(None, pair)) for pair in used]
         head = [f"| network | float32, ms | {' | '.join(titles)} |", "|---" * (len(used) + 2) + "|"]
-        lines += [_title(record), "", *head]
+        lines += [_title(record, group), "", *head]
         for case in cases:
             cells = [_number(speed(record, group, case, *pair)) for pair in used]
-            lines.append(f"| {case} | {_base_ms(record, group, case, front_of_base(record))} | {' | '.join(cells)} |")
+            lines.append(f"| {case} | {_base_ms(record, group, case, front)} | {' | '.join(cells)} |")
         lines.append("")
-    return [*lines, *_missing(records)]
+    return [*lines, *_missing(records, group)]
 
 
 def _base_ms(record: Record, group: str, case: str, front: str) -> str:

@@ -49,7 +49,7 @@ if processors.read_cpuinfo().has_amx:
     from .devices import amx as _amx
 
     if not _amx.is_kept_off():
-        compat.after_import(_amx.switch_on)
+        compat.after_import(_amx.switch_on_at_import)
 
 __all__ = [
     "Policy",

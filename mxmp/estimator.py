@@ -18,7 +18,6 @@ from mxnet.gluon.contrib.estimator import (
 )
 
 from .arrays import is_low_precision
-from .devices.auto import parse_policy
 from .errors import TrainerError
 from .gluon import Trainer, restore
 from .gluon.adoption import adoptable
@@ -127,7 +126,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
     def __init__(
         self, policy: Union[str, Policy] = "O1", loss_scale: Any = "policy", observers: Sequence[Any] = ()
     ) -> None:
-        self.policy = parse_policy(policy)
+        self.policy = Policy.parse(policy)
         follows = isinstance(loss_scale, str) and loss_scale == "policy"
         self.loss_scale = parse(self.policy.loss_scale if follows else loss_scale)
         self.observers = tuple(observers)

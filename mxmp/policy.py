@@ -149,7 +149,8 @@ class Policy:
         for name in changes:
             if name not in names:
                 raise PolicyError(f"unknown policy field {name!r}{did_you_mean(name, names)}.")
-        return dataclasses.replace(self, **changes)
+        chosen = "" if "compute_dtype" in changes else self.chosen
+        return dataclasses.replace(self, **changes, chosen=chosen)
 
     @classmethod
     def parse(cls, spec: Union[str, Policy], **changes: Any) -> Policy:
@@ -191,7 +192,7 @@ class Policy:
         """Return what a notebook shows: the fields that are set, one to a line."""
         from .display import Facts, Section, page  # when it is shown, not with every import of mxmp
 
-        shown = [(field.name, _shown(getattr(self, field.name))) for field in dataclasses.fields(self)]
+        shown = [(field.name, _shown(getattr(self, field.name))) for field in dataclasses.fields(self) if field.compare]
         return page.fragment("Policy", [Section("Policy", [Facts([pair for pair in shown if pair[1]])])])
 
     def override(self, op: str, name: str, attrs: Iterable[Tuple[str, str]] = ()) -> Optional[Tuple[str, str]]:
@@ -321,9 +322,9 @@ def _preset(name: str) -> Dict[str, Any]:
     if is_auto(name):
         raise PolicyError(
             "'auto' is chosen where a network is converted: mxmp.gluon.convert and freeze, mxmp.module.Module, "
-            "mxmp.symbol.convert_model and the command line take it; give the policy that they report here."
+            "mxmp.symbol.convert_model, `mxmp convert` and `mxmp inspect` take it. Give the policy that they report."
         )
-    raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, PRESETS)}.")
+    raise PolicyError(f"unknown policy {name!r}{did_you_mean(name, (*PRESETS, AUTO))}.")
 
 
 def pattern_of(name: str) -> str:

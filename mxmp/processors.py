@@ -10,10 +10,6 @@ import functools
 from os import PathLike
 from typing import Dict, FrozenSet, NamedTuple, Optional, Union
 
-# The instructions with which oneDNN multiplies bfloat16 (its documentation, "Numeric data types", lists them). With
-# AVX-512 alone it computes in float32, without it not at all.
-BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16")
-
 
 class AmxStatus(NamedTuple):
     """Whether MXNet's bfloat16 convolutions and matrix products use AMX.
@@ -45,7 +41,7 @@ class Kind(NamedTuple):
         runs: Whether MXNet runs bfloat16 there; None if that is not known.
         gains: Whether networks train and infer faster in bfloat16 than in float32.
         figure: The speed in bfloat16, as it was measured.
-        source: Where they were measured.
+        source: Where the figure was measured, or what it follows from.
         slower: Networks that are known to be slower in bfloat16 though the kind gains; empty if none are.
     """
 
@@ -68,21 +64,21 @@ EMULATED = Kind(
     "AVX-512 that emulates it",
     runs=True,
     gains=False,
-    figure="below float32's, because products are computed in float32, between conversions",
-    source='oneDNN, "Numeric data types"; not measured',
+    figure="not measured; products are computed in float32, between conversions",
+    source='oneDNN\'s documentation, "Numeric data types"',
 )
 AMD = Kind(
     "AVX512-BF16 of AMD",
     runs=True,
     gains=True,
-    figure="training 1.2 to 1.9 times float32's, inference 1.4 to 2.0",
+    figure="training 1.2 to 2.3 times float32's, inference 1.3 to 2.0",
     source="AMD EPYC (Zen 4), 2 threads",
 )
 INTEL = Kind(
     "AVX512-BF16 of Intel without AMX",
     runs=True,
     gains=False,
-    figure="training 0.77 to 0.99 times float32's, inference 0.65 to 0.83; but ResNet-20 on 32 pixels trains at 1.82",
+    figure="training 0.77 to 1.16 times float32's (ResNet-20 on 32 pixels 1.82), inference 0.65 to 0.83",
     source="Intel Xeon (family 6, model 207) with AMX off, 2 threads",
 )
 AMX = Kind(

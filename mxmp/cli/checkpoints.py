@@ -35,7 +35,13 @@ from .options import (
 @click.argument("prefix", callback=partial(check_prefix, read=True))
 @click.argument("epoch", type=click.IntRange(min=0))
 @click.option("-o", "--out", metavar="OUT", callback=check_prefix, required=True, help="Prefix of the files to write.")
-@click.option("--policy", "text", default="O2", show_default=True, help="The policy; O2 stores weights in float16.")
+@click.option(
+    "--policy",
+    "text",
+    default="O2",
+    show_default=True,
+    help="The policy; O2 stores weights in float16, auto is the fastest here.",
+)
 @click.option(
     "--tuned",
     type=click.Path(exists=True, dir_okay=False),
@@ -77,7 +83,7 @@ def convert(
     # All that can be refused without MXNet is refused before it is imported, which takes seconds.
     if tuned is not None:
         refuse_beside(ctx, "--tuned", "text", *options)
-    policy = make_policy(text, **options)
+    policy = make_policy(text, **options, takes_auto=True)
     check_out_prefix(prefix, out, "-o ")
     require_new(*checkpoint_files(out, epoch), force=force)
     require_checkpoint(prefix, epoch)
@@ -117,9 +123,10 @@ def convert(
 
 def _machine(policy: Policy) -> Pairs:
     """Return this machine, where 'auto' has chosen a policy for it."""
+    from ..devices.check import read_gpus
     from ..devices.speed import read_machine
 
-    return [("machine", str(read_machine()))] if policy.chosen else []
+    return [("machine", "; ".join([str(read_machine()), *(gpu.name for gpu in read_gpus())]))] if policy.chosen else []
 
 
 def _not_here(policy: Policy, report: Any) -> List[str]:
@@ -131,7 +138,8 @@ def _not_here(policy: Policy, report: Any) -> List[str]:
     if policy.compute_dtype in report.count and policy.is_mixed and all(finding.ok is False for finding in findings):
         # The last finding is the processor's, which says what bfloat16 lacks; there may be several GPUs, or none.
         is_float16 = policy.compute_dtype == dtypes.FLOAT16
-        notes.append(f"not for this machine: {'float16 needs a GPU' if is_float16 else findings[-1].message}")
+        lacks = "float16 needs a GPU" if is_float16 else f"{findings[-1].message} {findings[-1].advice}"
+        notes.append(f"not for this machine: {lacks}")
     if policy.output_dtype == dtypes.BFLOAT16:
         notes.append("outputs are bfloat16: integers in numpy; --output-dtype float32 makes them numbers")
     return notes

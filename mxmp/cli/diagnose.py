@@ -67,7 +67,7 @@ def inspect(
       mxmp inspect resnet50 --policy mixed_bfloat16 --shape data:1,3,224,224
     """  # noqa: D301 - click keeps the lines behind its mark as they are
     asked = text is not None or any(changes.values())
-    policy = make_policy(text or "O2", **changes)
+    policy = make_policy(text or "O2", **changes, takes_auto=True)
     require_checkpoint(prefix, epoch)
     from .. import files, passes, symbol
     from ..diagnose.progress import showing_progress

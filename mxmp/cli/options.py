@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import warnings
 from collections import Counter
 from functools import partial
 from glob import escape, glob
@@ -18,7 +19,7 @@ from click.core import ParameterSource
 
 from .. import dtypes
 from ..checkpoint import checkpoint_files
-from ..errors import CheckpointError, DtypeError, PolicyError
+from ..errors import CheckpointError, DtypeError, PolicyError, SlowPrecisionWarning
 from ..files import require_folder
 from ..policy import Policy, is_auto
 from .interrupts import raising
@@ -197,18 +198,24 @@ _MODEL_OPTIONS: List[Callable[[Any], Any]] = [
 
 
 def make_policy(
-    text: str, keep_float32: Sequence[str], output_dtype: Optional[str], out_of_range: Optional[str]
+    text: str,
+    keep_float32: Sequence[str],
+    output_dtype: Optional[str],
+    out_of_range: Optional[str],
+    takes_auto: bool = False,
 ) -> Policy:
-    """Return the policy that the options describe."""
+    """Return the policy that the options describe; ``takes_auto`` says whether the command takes 'auto'."""
     # What is not given is left to the policy's text, which may have it.
     changes = {"output_dtype": output_dtype, "out_of_range": out_of_range}
     parse: Callable[..., Policy] = Policy.parse
-    if is_auto(text):
+    if takes_auto and is_auto(text):
         from ..devices.auto import parse_policy
 
         parse = parse_policy
     try:
-        policy = parse(text, **{field: value for field, value in changes.items() if value is not None})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SlowPrecisionWarning)  # the report has it as a note
+            policy = parse(text, **{field: value for field, value in changes.items() if value is not None})
         names = {**dict(policy.names), **dict.fromkeys(keep_float32, dtypes.FLOAT32)}
         return policy.replace(names=names)
     except PolicyError as e:

@@ -53,11 +53,12 @@ class AfterImport:
 def _found(
     own: Any, run: Callable[..., None], name: str, path: Optional[Sequence[str]], target: Optional[ModuleType]
 ) -> Any:
-    """Return the spec that the finders except ``own`` have of a module, which ``run`` will run; None if none has."""
+    """Return the spec that the finders behind ``own`` have of a module, which ``run`` will run; None if none has."""
     import copy  # not where only mxmp is imported
 
-    for finder in sys.meta_path:
-        spec: Any = finder.find_spec(name, path, target) if finder is not own and hasattr(finder, "find_spec") else None
+    start = sys.meta_path.index(own) + 1 if own in sys.meta_path else 0
+    for finder in sys.meta_path[start:]:
+        spec: Any = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
         if spec is not None:
             if hasattr(spec.loader, "exec_module"):  # a folder without __init__.py has no loader
                 # A copy, since other modules may share it: pytest's loads mxnet.test_utils and all tests.

@@ -24,14 +24,18 @@ import contextlib
 import ctypes
 import errno
 import functools
+import logging
 import os
 from typing import Iterator, Optional
 
 from ..processors import NO_AMX, AmxStatus, read_cpuinfo
 
+_LOG = logging.getLogger(__name__)
+
 VARIABLE, VALUE = "DNNL_MAX_CPU_ISA", "AVX512_CORE_AMX"
+_DECIDE = (VARIABLE, "ONEDNN_MAX_CPU_ISA")  # later versions of oneDNN read the second
 SWITCH = "MXMP_AMX"
-"""The environment variable that keeps AMX off, by '0'."""
+"""The environment variable that keeps AMX off: '0', 'false', 'no' or 'off'."""
 
 # The number of the system call arch_prctl on x86-64, ARCH_REQ_XCOMP_PERM, and XTILEDATA, the tiles' state component.
 _REQUEST = (158, 0x1023, 18)
@@ -46,14 +50,7 @@ _REFUSALS = {
     errno.EPERM: ("the request is forbidden here", "Allow arch_prctl in the container's rules for system calls."),
 }
 
-_KEPT_OFF = AmxStatus(
-    False, f"{SWITCH}=0 is set.", f"Unset {SWITCH}, or call mxmp.enable_amx() before any operator of MXNet runs."
-)
-_TOO_LATE = AmxStatus(
-    False,
-    "MXNet ran operators before mxmp could switch it on.",
-    "Put `import mxmp` before the first operator of MXNet.",
-)
+_TOO_LATE = "MXNet ran operators of oneDNN, such as convolutions, before mxmp could switch it on."
 
 _status: Optional[AmxStatus] = None  # of this process, for which oneDNN decides once; None before it was switched on
 
@@ -86,20 +83,31 @@ def amx_status() -> AmxStatus:
         if not read_cpuinfo().has_amx:
             return NO_AMX
         if is_kept_off():
-            return _KEPT_OFF
+            return _kept_off()
         switch_on()
     if _status is not None and _status.on and not uses_amx():
-        _status = _TOO_LATE
+        first = "Call mxmp.enable_amx()" if is_kept_off() else "Put `import mxmp`"
+        _status = AmxStatus(False, _TOO_LATE, f"{first} before the first operator of MXNet.")
     return _status or NO_AMX
 
 
 def is_kept_off() -> bool:
-    """Return whether the user keeps AMX off by the variable `SWITCH`."""
-    return _is_no(os.environ.get(SWITCH))
+    """Return whether the user keeps AMX off by the variable `SWITCH`, and does not ask for it by oneDNN's own."""
+    return _is_no(os.environ.get(SWITCH)) and os.environ.get(VARIABLE) != VALUE
+
+
+def switch_on_at_import() -> None:
+    """Switch AMX on as MXNet's own import ends; an operator that fails is no reason for the import to fail."""
+    import mxnet as mx
+
+    try:
+        switch_on()
+    except mx.MXNetError as e:
+        _LOG.warning("AMX stays off, because an operator of MXNet failed: %s", e)
 
 
 def switch_on() -> None:
-    """Switch AMX on, unless it is; importing mxmp calls this as MXNet's own import ends."""
+    """Switch AMX on, unless it is."""
     global _status
     if _status is None or not _status.on:
         _status = _switched_on()
@@ -168,11 +176,10 @@ def _switched_on() -> AmxStatus:
     """Switch AMX on, unless the user has decided; the environment is the same before and after, whatever happens."""
     if not read_cpuinfo().has_amx:
         return NO_AMX
-    # Later versions of oneDNN read the second.
-    decision = next((name for name in (VARIABLE, "ONEDNN_MAX_CPU_ISA") if os.environ.get(name)), None)
-    wanted = os.environ.get(VARIABLE) == VALUE
-    if decision and not wanted:
-        return AmxStatus(False, f"{decision}={os.environ[decision]} is set.", f"Unset {decision}.")
+    decisions, wanted = [name for name in _DECIDE if os.environ.get(name)], os.environ.get(VARIABLE) == VALUE
+    if decisions and not wanted:
+        reason = f"{decisions[0]}={os.environ[decisions[0]]} is set."
+        return AmxStatus(False, reason, f"Unset {' and '.join(decisions)}.")
     error = request_permission()
     if error:
         why, advice = _REFUSALS.get(error, (os.strerror(error), ""))
@@ -187,5 +194,11 @@ def _switched_on() -> AmxStatus:
     return AmxStatus(True, "mxmp switched it on.")
 
 
+def _kept_off() -> AmxStatus:
+    others = [name for name in _DECIDE if os.environ.get(name)]
+    call = "" if others else ", or call mxmp.enable_amx() before the first operator of MXNet"
+    return AmxStatus(False, f"{SWITCH}={os.environ[SWITCH]} is set.", f"Unset {' and '.join([SWITCH, *others])}{call}.")
+
+
 def _is_no(value: Optional[str]) -> bool:
-    return value is not None and value.strip().lower() in ("0", "false")
+    return value is not None and value.strip().lower() in ("0", "false", "no", "off")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import Any, Iterable, List, Tuple, Union
+from typing import Any, Iterable, Tuple, Union
 
 import mxnet as mx
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..errors import PolicyError
 from ..policy import AUTO, Policy, is_auto
 from .amx import has_onednn
 from .check import count_gpus, has_tensor_cores, read_gpus, warn
@@ -20,38 +22,40 @@ def parse_policy(policy: Union[str, Policy], contexts: Iterable[mx.Context] = ()
     """Return a policy as `Policy.parse` does; of 'auto' the one that is fastest on some contexts.
 
     'auto' is 'O1' on GPUs with tensor cores, 'mixed_bfloat16' on a processor whose kind gains by it
-    (`mxmp.processors.KINDS`), and 'float32' elsewhere. Where that is float32, the fields behind 'auto,' and ``changes``
-    are checked, and left out except for overrides to float32: there is no low precision to set.
+    (`mxmp.processors.KINDS`), and 'float32' elsewhere. Other fields may follow, or be given as ``changes``. Where
+    'auto' is float32, they are checked, and only overrides to float32 are kept: 'auto,output=bfloat16' has float32
+    outputs there.
 
     Args:
         policy: A policy or its text: 'auto', and 'auto,block:head=float32'.
-        contexts: Where the network runs; unless given, the GPUs of this machine if MXNet sees any, else its processor.
+        contexts: Where the network runs; unless given, on the GPUs of this machine if these have tensor cores, else on
+            its processor.
         **changes: Fields of the policy that overrule it.
 
     Returns:
         The policy. Its ``chosen`` says why 'auto' chose it.
 
     Raises:
-        PolicyError: If the policy does not parse.
+        PolicyError: If the policy does not parse, or a compute dtype is given beside 'auto', which chooses it.
 
     Warns:
         SlowPrecisionWarning: If 'auto' is float32 because AMX is off and could be on.
     """
     if not is_auto(policy):
         return Policy.parse(policy, **changes)
-    dtype, reason, advice = fastest_dtype(contexts)
-    name = _POLICIES[dtype]
-    chosen = f"The policy 'auto' takes {name} here: {reason}."
-    if advice:
-        warn(f"{chosen} {advice}")
-        chosen = f"{chosen} {advice}"
-    parsed = Policy.parse(_POLICIES[BFLOAT16] if dtype == FLOAT32 else name)
+    dtype, chosen, advice = fastest_dtype(contexts)
     rest = str(policy).partition(",")[2]
-    parsed = Policy.parse(f"{parsed},{rest}" if rest else parsed, **changes)
+    if "compute_dtype" in changes or re.search(r"(^|,)\s*compute(_dtype)?\s*=", rest):
+        raise PolicyError("'auto' chooses the compute dtype; leave that field out, or give a policy by its name.")
+    name = _POLICIES[BFLOAT16 if dtype == FLOAT32 else dtype]
+    mixed = Policy.parse(f"{name},{rest}" if rest else name, **changes)
     if dtype == FLOAT32:
-        wide = {field: [p for p in getattr(parsed, field) if p[1] == FLOAT32] for field in ("ops", "names", "blocks")}
-        parsed = Policy().replace(**wide)
-    return replace(parsed, chosen=chosen)
+        wide = {field: [p for p in getattr(mixed, field) if p[1] == FLOAT32] for field in ("ops", "names", "blocks")}
+        mixed = Policy().replace(**wide)
+    if advice:
+        chosen = f"{chosen} {advice}"
+        warn(chosen)
+    return replace(mixed, chosen=chosen)
 
 
 def fastest_policy(contexts: Iterable[mx.Context] = ()) -> Policy:
@@ -65,27 +69,34 @@ def fastest_policy(contexts: Iterable[mx.Context] = ()) -> Policy:
 
 
 def fastest_dtype(contexts: Iterable[mx.Context] = ()) -> Tuple[str, str, str]:
-    """Return the dtype that is fastest on some contexts, why, and how another could be; the last is empty if none.
+    """Return the dtype that 'auto' computes in, sentences on why, and the remedy for what keeps a faster one away.
 
     ``contexts`` are as for `parse_policy`.
     """
     kinds = {"gpu" if context.device_type == "gpu" else "cpu" for context in contexts}
     if kinds == {"gpu"} or (not kinds and count_gpus()):
         gpus = read_gpus()
+        names = ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
         if gpus and all(map(has_tensor_cores, gpus)):
-            return FLOAT16, f"{_listed(gpus)} has tensor cores", ""
-        return FLOAT32, f"{_listed(gpus)} has no tensor cores that this MXNet is known to use", ""
+            return FLOAT16, _says(FLOAT16, f"{names} has tensor cores"), ""
+        if kinds:
+            lacks = f"{names} is not known to have tensor cores that this MXNet uses"
+            return FLOAT32, _says(FLOAT32, lacks if gpus else "nvidia-smi lists no GPU"), ""
     if len(kinds) > 1:
-        return FLOAT32, "no low precision is fast on both a GPU and a processor", ""
+        return FLOAT32, _says(FLOAT32, "the network is on a GPU and on a processor"), ""
     if not has_onednn():
-        return FLOAT32, "MXNet's bfloat16 kernels are oneDNN's, which is off", "Unset MXNET_MKLDNN_ENABLED."
+        why = "MXNet has bfloat16 by oneDNN, which is off"
+        return FLOAT32, _says(FLOAT32, why), "Unset MXNET_MKLDNN_ENABLED."
     processor = read_processor()
-    kind, note = processor.kind, processor.amx.note
-    slower = f"; {kind.slower}" if kind.slower else ""
-    reason = f"this processor ({processor.name}) is of the kind '{kind.name}', bfloat16's speed: {kind.figure}{slower}"
-    return (BFLOAT16, reason, "") if kind.gains else (FLOAT32, reason, note)
+    kind = processor.kind
+    dtype = BFLOAT16 if kind.gains else FLOAT32
+    if processor.amx.advice:
+        why = f"this processor ({processor.name}) is slow in bfloat16 without AMX"
+        return dtype, _says(dtype, why), processor.amx.note
+    why = _says(dtype, f"this processor ({processor.name}) is of the kind '{kind.name}'")
+    slower = f" But {kind.slower}." if kind.slower else ""
+    return dtype, f"{why} bfloat16's speed there: {kind.figure}.{slower}", ""
 
 
-def _listed(gpus: List[Any]) -> str:
-    return ", ".join(dict.fromkeys(gpu.name for gpu in gpus)) or "the GPU, which nvidia-smi does not list,"
-
+def _says(dtype: str, reason: str) -> str:
+    return f"The policy 'auto' takes {_POLICIES[dtype]} here, because {reason}."

@@ -145,7 +145,7 @@ def check_cpu(processor: Processor, dtype: str) -> Finding:
     if dtype == FLOAT16:
         other = "take mixed_bfloat16" if ok else "train on a GPU of compute capability 7.0 or later"
         text = "float16 is emulated: float32 arithmetic with results rounded to float16, which is slower than float32"
-        return Finding(device, False, f"{device}: {text}.", f"For speed {other}.")
+        return Finding(device, False, f"{device}: {text}.", processor.amx.advice or f"For speed {other}.")
     return Finding(device, ok, f"{device}: {text}.", advice)
 
 

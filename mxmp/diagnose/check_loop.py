@@ -17,7 +17,8 @@ from mxnet import autograd, gluon
 
 from .. import dtypes
 from ..arrays import all_finite, leaves, to_float32
-from ..devices.check import check_devices
+from ..devices.check import check_cpu
+from ..devices.processor import read_processor
 from ..display import Notes, Record, Section
 from ..errors import (
     MxmpError,
@@ -525,7 +526,7 @@ def _check_speed(nets: Sequence[gluon.Block], batches: Sequence[int], found: Loo
     used = {each.policy.compute_dtype for each in conversions}
     on_cpu = all(ctx.device_type != "gpu" for net in nets for ctx in contexts_of(net.collect_params().values()))
     for dtype in sorted(used & set(dtypes.LOW_PRECISION)) if on_cpu else ():
-        finding = check_devices(f"compute={dtype}")[-1]
+        finding = check_cpu(read_processor(), dtype)
         if finding.ok is False:
             found.add("slow_policy", f"{finding.message} {finding.advice}", "note")
     layers: List[Uneven] = []

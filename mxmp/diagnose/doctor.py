@@ -13,16 +13,16 @@ import numpy as np
 from .. import compat, rounding
 from ..devices import amx, speed
 from ..devices.auto import parse_policy
-from ..devices.check import RELEASED, Finding, check_devices, is_for_gpus
+from ..devices.check import RELEASED, Finding, check_devices, has_tensor_cores, is_for_gpus, read_gpus
 from ..devices.processor import read_processor
 from ..display import Column, Notes, Record, Section, Table
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..policy import Policy
-from ..processors import BFLOAT16_FLAGS, AmxStatus, Processor
+from ..processors import AmxStatus, Processor
 
 GPU, CPU = "GPU", "CPU"
 
-_INSTRUCTIONS = ("avx512bw", *BFLOAT16_FLAGS)  # MXNet runs bfloat16 from the first on
+_INSTRUCTIONS = ("avx512bw", "amx_bf16", "avx512_bf16")  # MXNet runs bfloat16 from the first on
 _FEATURES = {"CUDA": "CUDA", "CUDNN": "cuDNN", "NCCL": "NCCL", "MKLDNN": "oneDNN", "DIST_KVSTORE": "parameter server"}
 
 
@@ -143,10 +143,10 @@ def examine(
 def _use(running: Mapping[str, Sequence[str]], processor: Processor) -> str:
     """Return what to train and infer with, given the devices that run each dtype; where AMX is off, how to have it."""
     convert, freeze = "mxmp.gluon.convert(net, {})", "mxmp.gluon.freeze(net)"
-    if running[FLOAT16]:
+    if running[FLOAT16] and any(map(has_tensor_cores, read_gpus())):
         train = f"{convert.format(repr('O1'))} and mxmp.gluon.Trainer, which scales the loss, to train on the GPU"
         return f"Use {train}, and {freeze} to infer."
-    if running[BFLOAT16]:
+    if running[BFLOAT16] and processor.kind.gains:
         train = f"{convert.format(repr('mixed_bfloat16'))}, which needs no loss scale, to train on this CPU"
         return f"Use {train}, and {freeze} to infer."
     use = f"Use float32, which is MXNet's own, to train here, and {freeze}, which takes float32, to infer"
@@ -261,7 +261,7 @@ _VARIABLES = [
         "Unset it: on a CPU MXNet has bfloat16 through oneDNN alone.",
     ),
     _Variable(
-        "DNNL_MAX_CPU_ISA", "ALL", CPU, (BFLOAT16,), _is_limit, None,
+        "DNNL_MAX_CPU_ISA", "all but AMX", CPU, (BFLOAT16,), _is_limit, None,
         "Unset it, unless oneDNN is to leave newer instructions unused.",
     ),
     _Variable(

@@ -277,7 +277,8 @@ def _is_current(conversion: Optional[Conversion], policy: Policy, regions: Block
     """Return whether a conversion is what ``convert`` would install."""
     if type(conversion) is not Conversion or not all(map(is_part, descendants(conversion.net))):
         return False  # a part that is none is new
-    return (conversion.policy, conversion.regions, conversion.ranges) == (policy, regions, ranges)
+    same = conversion.policy == policy and conversion.policy.chosen == policy.chosen
+    return same and (conversion.regions, conversion.ranges) == (regions, ranges)
 
 
 def is_fixed(net: gluon.Block) -> bool:

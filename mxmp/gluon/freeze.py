@@ -89,9 +89,10 @@ class FrozenBlock(gluon.SymbolBlock):  # type: ignore[misc]  # MXNet has no type
     make_fused: Optional[Callable[[List[Tuple[str, Any]]], Tuple[Any, Any]]] = None
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """Run it; with an op hook without static flags, under which MXNet reports only some of the operators.
+        """Run it. From an op hook on it runs without static flags, more slowly, until it is hybridized with them.
 
-        The defect: StaticRunOps, src/imperative/cached_op.cc, runs prepared operators without a word to the hook.
+        Under static flags MXNet reports only some of the operators to a hook. The defect: StaticRunOps,
+        src/imperative/cached_op.cc, runs prepared operators without a word to it.
         """
         flags = [flag for flag in blocks.flags(self) if flag[0] not in ("static_alloc", "static_shape")]
         if blocks.op_hook(self) is not None and flags != blocks.flags(self):
@@ -212,12 +213,14 @@ def model_for_inference(net: gluon.HybridBlock) -> Tuple[Any, ...]:
 
 def _policy(source: Source, context: mx.Context, policy: Any, changes: Mapping[str, Any]) -> Policy:
     """Return the policy to freeze under; for None a net's own, if its dtype is the one that is fastest on a context."""
+    if policy is None and "compute_dtype" in changes:
+        policy = Policy()
     if policy is not None and not is_auto(policy):
         return Policy.parse(policy, **changes)
     fastest = parse_policy(policy or AUTO, [context], **changes)
     own = source.policy
     if policy is None and own is not None and own.is_mixed and own.compute_dtype == fastest.compute_dtype:
-        return dataclasses.replace(own.replace(**changes), chosen=fastest.chosen)
+        return own.replace(**changes)
     return fastest.replace(loss_scale=None)
 
 

@@ -250,7 +250,7 @@ def set_policy(block: gluon.Block, policy: Union[None, str, Policy]) -> gluon.Bl
 def _dtype(block: gluon.Block, policy: Policy) -> str:
     """Return a policy's compute dtype, the one thing that a block can have for itself."""
     plain = Policy(compute_dtype=policy.compute_dtype)
-    for field in dataclasses.fields(Policy):
+    for field in (each for each in dataclasses.fields(Policy) if each.compare):
         value = getattr(policy, field.name)
         # 'dynamic' stands in the policies that are known by name; a trainer reads it, no block.
         if value != getattr(plain, field.name) and (field.name, value) != ("loss_scale", "dynamic"):

@@ -249,11 +249,12 @@ def convert_checkpoint(
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
     check_out_prefix(prefix, out_prefix)
+    policy = parse_policy(policy, **changes)  # by the machine, not by where the arrays of a file lie
     on_stage("load")
     source = load_checkpoint(prefix, epoch)
     on_stage("convert")
     with naming_files(*checkpoint_files(prefix, epoch)):
-        model = convert_model(*source, policy, shapes, dtypes, ranges, for_inference, **changes)
+        model = convert_model(*source, policy, shapes, dtypes, ranges, for_inference)
     on_stage("write")
     save_checkpoint(out_prefix, epoch if out_epoch is None else out_epoch, *model)
     return model
@@ -325,7 +326,7 @@ def convert_buckets(
     keys = list(buckets)
     if not keys:
         raise ConvertError("buckets is empty; give the key of every bucket.")
-    parsed = parse_policy(policy, **changes)
+    parsed = parse_policy(policy, _contexts(arg_params, aux_params), **changes)
     generated = {key: sym_gen(key) for key in keys}
     models = [make_model(symbol, (shapes or {}).get(key)) for key, (symbol, _, _) in generated.items()]
     converted = dict(zip(generated, convert_models(models, arg_params, aux_params, parsed)))

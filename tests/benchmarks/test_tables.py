@@ -12,20 +12,21 @@ def column(front, name, ratio, base="base", seconds=(0.1, 0.2, 0.3)):
 
 RECORD = {
     "machine": {
-        "processor": "Xeon", "kind": "AMX", "cores": "2", "threads": "2", "date": "2026-01-01",
-        "commit": "abc", "revision": tables.REVISION,
+        "processor": "Xeon", "kind": "AMX", "cores": "2", "threads": "2", "revision": tables.REVISION,
     },
     "options": {"policy": "mixed_bfloat16"},
     "cases": [
         {
             "group": "inference",
             "case": "resnet",
+            "date": "2026-01-01",
+            "commit": "abc",
             "columns": [
                 column("Gluon", "base", 1.0), column("Gluon", "mxmp, frozen", 0.25), column("Gluon", "contrib.amp", 0.5),
                 column("Gluon", "OpenVINO", None, seconds=()),
             ],
         },
-        {"group": "training", "case": "lstm", "columns": [column("", "base", 1.0), column("", "mixed_bfloat16", 0.8)]},
+        {"group": "training", "case": "lstm", "date": "2026-01-02", "commit": "def", "columns": [column("", "base", 1.0), column("", "mixed_bfloat16", 0.8)]},
     ],
 }  # fmt: skip
 LACKING = "Not measured with this version yet: AVX512-BF16 of AMD."
@@ -40,7 +41,7 @@ def test_what_stands_in_a_file_is_what_the_results_give(file):
 def test_a_speed_is_that_of_the_base_over_that_of_the_column():
     lines = tables.speeds([RECORD])
     assert "| resnet | 4.00 | 2.00 |  |  |" in lines and "| lstm |  |  | 1.25 |  |" in lines
-    assert lines[0] == "**AMX**: Xeon, 2 cores, 2 threads, 2026-01-01, at abc" and lines[-1] == LACKING
+    assert lines[0] == "**AMX**: Xeon, 2 cores, 2 threads, 2026-01-01 at abc, 2026-01-02 at def" and lines[-1] == LACKING
 
 
 def test_columns_that_were_not_measured_are_left_out():

@@ -115,7 +115,7 @@ def test_auto_prints_the_policy_the_machine_and_why(tmp_path, on_processor):
     out, _ = mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--policy", "auto")
     rows = dict(row[:2] for row in table(out))
     assert rows["policy"].startswith("param=float32,compute=bfloat16") and rows["machine"].startswith("EPYC (avx2, ")
-    assert rows["note"].startswith("The policy 'auto' takes mixed_bfloat16 here: this processor (EPYC) is of the kind")
+    assert rows["note"].startswith("The policy 'auto' takes mixed_bfloat16 here, because this processor (EPYC) is of the kind")
 
 
 def test_a_conversion_that_is_killed_leaves_no_mixture_that_a_command_reads(tmp_path):

@@ -126,6 +126,7 @@ def machine(tmp_path, monkeypatch, on_processor):
     """Return a function that prints the diagnosis of a machine with cards, whose MXNet has CUDA or not."""
 
     def run(*args, cards=(), cuda=True, code=0, columns=1000):
+        args = args if "--policy" in args else (*args, "--policy", "O1")
         install_cards(tmp_path, monkeypatch, cards)
         on_processor(EMULATED)
         monkeypatch.setenv("COLUMNS", str(columns))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mxmp.compat import finder, old_modules
-from mxmp.compat.finder import Finder
+from mxmp.compat.finder import AfterImport, Finder
 
 # numpy 1.20 to 1.23 warn of its name as Python looks for it; there nothing is installed.
 pytestmark = pytest.mark.filterwarnings(r"ignore:`np\.float` is a deprecated alias:DeprecationWarning")
@@ -118,3 +118,23 @@ def test_a_loader_of_several_modules_stays_as_it_is(package, monkeypatch):
 @pytest.mark.parametrize("name", ["probed.nonsense", "probedly", "json", "numpy"])
 def test_other_packages_and_missing_modules_are_left_to_the_other_finders(package, name):
     assert Finder().find_spec(name) is None
+
+
+@pytest.mark.parametrize("views", [False, True], ids=["alone", "with views"])
+@pytest.mark.parametrize("fails", [False, True], ids=["", "after an import that failed"])
+def test_a_function_is_called_once_as_the_import_of_mxnet_ends(views, fails, tmp_path, monkeypatch):
+    package, seen = tmp_path / "mxnet", []
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('no library')" if fails else "done = True")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mxnet", raising=False)
+    after = AfterImport(lambda: seen.append(sys.modules["mxnet"].done))
+    monkeypatch.setattr(sys, "meta_path", [after, *([Finder()] if views else []), *sys.meta_path])
+    if fails:
+        with pytest.raises(ImportError, match="no library"):
+            importlib.import_module("mxnet")
+        (package / "__init__.py").write_text("done = True  # now")
+        importlib.invalidate_caches()
+    assert importlib.import_module("mxnet").done and seen == [True] and after not in sys.meta_path
+    monkeypatch.delitem(sys.modules, "mxnet")
+    assert importlib.import_module("mxnet").done and seen == [True]

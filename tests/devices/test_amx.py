@@ -72,12 +72,32 @@ def test_nothing_is_asked_of_a_processor_without_amx(kind, environ):
     assert mxmp.enable_amx() == amx.amx_status() == (False, "This processor has no AMX.", "")
 
 
-@pytest.mark.parametrize("value", ["0", "false"])
+@pytest.mark.parametrize("value", ["0", "false", "off"])
 def test_a_variable_keeps_it_off_until_it_is_asked_for_by_name(value, environ):
     environ(refuse, refuse, refuse, MXMP_AMX=value)
-    assert amx.is_kept_off() and amx.amx_status().reason == "MXMP_AMX=0 is set."
+    assert amx.is_kept_off() and amx.amx_status().note == (
+        f"AMX is off: MXMP_AMX={value} is set. Unset MXMP_AMX, or call mxmp.enable_amx() before the first operator of MXNet."
+    )
+    environ(refuse, refuse, refuse, MXMP_AMX=value, DNNL_MAX_CPU_ISA="AVX512_CORE")
+    assert amx.amx_status().advice == "Unset MXMP_AMX and DNNL_MAX_CPU_ISA."
     environ(MXMP_AMX=value)
     assert mxmp.enable_amx() == amx.amx_status() == SWITCHED_ON
+    environ(uses=lambda: False, MXMP_AMX=value)
+    assert mxmp.enable_amx().advice == "Call mxmp.enable_amx() before the first operator of MXNet."
+
+
+def test_a_user_who_asks_onednn_for_it_gets_the_permission_whatever_else_is_set(environ):
+    environ(run=refuse, MXMP_AMX="0", DNNL_MAX_CPU_ISA="AVX512_CORE_AMX")
+    assert not amx.is_kept_off() and amx.amx_status().on
+
+
+def test_an_operator_that_fails_at_import_leaves_the_import_alone(environ, caplog):
+    def fail():
+        raise mx.MXNetError("no memory")
+
+    before = environ(run=fail)
+    amx.switch_on_at_import()
+    assert "AMX stays off, because an operator of MXNet failed: no memory" in caplog.text and dict(os.environ) == before
 
 
 def test_onednn_that_multiplies_without_amx_was_switched_too_late(environ):
@@ -88,8 +108,8 @@ def test_onednn_that_multiplies_without_amx_was_switched_too_late(environ):
     found = amx.amx_status()
     assert found == amx.amx_status() == mxmp.enable_amx() and asked
     assert not found.on and found.note == (
-        "AMX is off: MXNet ran operators before mxmp could switch it on. Put `import mxmp` before the first operator of "
-        "MXNet."
+        "AMX is off: MXNet ran operators of oneDNN, such as convolutions, before mxmp could switch it on. Put "
+        "`import mxmp` before the first operator of MXNet."
     )
 
 

@@ -87,7 +87,7 @@ def test_auto_is_what_gains_and_the_report_says_why(kind, front, on_processor):
     assert policy.compute_dtype == ("bfloat16" if GAINS[kind] else "float32")
     (note,) = report.notes
     name = "mixed_bfloat16" if GAINS[kind] else "float32"
-    assert note.startswith(f"The policy 'auto' takes {name} here: this processor ({processor.name}) is of the kind '{kind.name}'")
+    assert note.startswith(f"The policy 'auto' takes {name} here, because this processor ({processor.name}) is of the kind '{kind.name}'.")
     assert kind.figure in note and kind.slower in note and "auto" not in report.policy
 
 
@@ -114,6 +114,7 @@ def test_auto_takes_exceptions_on_each_kind(kind, on_processor):
         ([V100], [mx.cpu()], "mixed_bfloat16"),
         ([V100], [mx.cpu(), mx.gpu(0)], "float32"),
         ([V100], [], "O1"),
+        ([PASCAL], [], "mixed_bfloat16"),
         ([], [], "mixed_bfloat16"),
     ],
 )
@@ -137,6 +138,8 @@ def test_auto_is_of_a_network_and_no_policy_by_itself():
         Policy.parse("auto")
     with pytest.raises(PolicyError, match="unknown policy field 'chosen'"):
         Policy().replace(chosen="mine")
+    with pytest.raises(PolicyError, match="unknown policy 'atuo'.*auto"):
+        Policy.parse("atuo")
     assert Policy() == fastest_policy([mx.gpu(0), mx.cpu()]) and "chosen" not in repr(fastest_policy([mx.cpu()]))
 
 
@@ -146,6 +149,39 @@ def test_a_symbol_is_converted_for_this_machine(kind, on_processor):
     on_processor(kind)
     found = to_graph(convert_symbol(symbol(), "auto"))
     assert "bfloat16" in {node.get("dtype") for node in found.nodes}
+
+
+@pytest.mark.parametrize("given", [{"policy": "auto", "compute_dtype": "float16"}, {"policy": "auto,compute=bfloat16"}], ids=str)
+def test_a_compute_dtype_beside_auto_is_refused(given):
+    for ask in (lambda: mxmp.gluon.convert(dense(), **given), lambda: convert_model(symbol(), *params(), **given)):
+        with pytest.raises(PolicyError, match="^'auto' chooses the compute dtype; leave that field out"):
+            ask()
+
+
+def test_freeze_takes_a_compute_dtype_without_a_policy(on_processor):
+    on_processor(processor_of(AMX, amx=OFF.amx))
+    with pytest.warns(SlowPrecisionWarning):
+        frozen = mxmp.gluon.freeze(dense(), compute_dtype="bfloat16")
+    assert mxmp.gluon.report(frozen).policy.startswith("param=bfloat16,compute=bfloat16")
+
+
+def test_the_reason_goes_with_the_choice(on_processor):
+    on_processor(AMX)
+    chosen = fastest_policy([mx.cpu()])
+    assert chosen.chosen and chosen.replace(last_layer_fp32=True).chosen and not chosen.replace(compute_dtype="float16").chosen
+    net = mxmp.gluon.set_policy(dense(), chosen)
+    for policy, noted in (("mixed_bfloat16", False), ("auto", True), ("mixed_bfloat16", False)):
+        assert bool(mxmp.gluon.report(mxmp.gluon.convert(net, policy)).notes) == noted
+    kept = mxmp.gluon.freeze(mxmp.gluon.convert(dense(), "bfloat16"))
+    assert not mxmp.gluon.report(kept).notes  # the net's own policy
+
+
+@each_kind
+def test_the_doctor_says_what_auto_takes(kind, on_processor, tmp_path, monkeypatch):
+    install_cards(tmp_path, monkeypatch, [])
+    on_processor(kind)
+    name = "mixed_bfloat16" if fastest_policy().is_mixed else "float32"
+    assert name in mxmp.diagnose.examine("O1").use
 
 
 # ------------------------------------------------------------------ where AMX is off
@@ -162,7 +198,7 @@ def test_bfloat16_where_amx_is_off_warns_and_notes_it(front, on_processor):
 @pytest.mark.parametrize("front", FRONTS.values(), ids=FRONTS)
 def test_auto_where_amx_is_off_warns_and_notes_it(front, on_processor):
     on_processor(OFF)
-    with pytest.warns(SlowPrecisionWarning, match=rf"takes float32 here: .* {re.escape(NOTE)}") as found:
+    with pytest.warns(SlowPrecisionWarning, match=rf"takes float32 here, because .* without AMX. {re.escape(NOTE)}") as found:
         policy, report = front("auto")
     assert len(found) == 1 and found[0].filename == __file__
     assert policy == Policy() and report.notes[0].endswith(NOTE)
@@ -215,7 +251,7 @@ def test_float32_and_float16_say_nothing_of_the_processor(kind, on_processor):
     on_processor(kind)
     for policy in ("float32", "O1", "O2"):
         _, report = of_model(policy)
-        assert report.notes == () == mxmp.gluon.report(mxmp.gluon.convert(dense(), "O1")).notes
+        assert report.notes == () == mxmp.gluon.report(mxmp.gluon.convert(dense(), policy)).notes
 
 
 # ------------------------------------------------------------------ the source
@@ -227,7 +263,7 @@ READS = {
 }
 """What asks about this machine's processor, and the files that may: all others ask `read_processor`."""
 
-FLAGS = {"processors.py", "devices/speed.py", "diagnose/doctor.py"}
+FLAGS = {"processors.py", "devices/processor.py", "devices/speed.py", "diagnose/doctor.py"}
 """The files that name flags: the kinds, and what is shown of a machine."""
 
 
@@ -244,6 +280,7 @@ def test_the_processor_is_read_in_one_place():
         docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, described)}
         constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
         strings = constants - docstrings
+        assert file in FLAGS or not re.search(r"processor(\(\))?\.(flags|vendor|has_amx)", text), f"{file} asks for flags"
         flags = [text for text in strings if re.search(r"\bavx\d|\bamx_(tile|bf16|int8)|cpuinfo", text)]
         assert not flags or file in FLAGS, f"{file} names {flags}; ask the kind of a processor (mxmp/processors.py)"
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mxmp.devices.processor import read_processor
 from mxmp.processors import AMD, AMX, EMULATED, INTEL, KINDS, NO_BFLOAT16, UNKNOWN, AmxStatus, Processor, read_cpuinfo
 from tests.processors import ON, processor_of
 
@@ -74,3 +75,13 @@ def test_amx_takes_all_the_flags_that_onednn_asks_for(flags):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_there_is_a_processor_of_each_kind_to_test_with(kind):
     assert processor_of(kind).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [("AVX2", NO_BFLOAT16), ("AVX512_CORE", EMULATED), ("avx512_core_vnni", EMULATED), ("AVX512_CORE_BF16", AMD), ("ALL", AMD)],
+)
+def test_a_variable_that_hides_instructions_from_onednn_hides_them_here(value, kind, monkeypatch, on_processor):
+    on_processor(AMD)
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", value)
+    assert read_processor().kind == kind

@@ -136,6 +136,7 @@ def test_in_native_bfloat16_float32_layers_are_no_less_exact(symbol, shapes):
     values = values_for(symbol, shapes)
     wrt = [name for name in values if name != "data"]
     networks = symbol, on_cpu(symbol, shapes, watched=True), on_cpu(symbol, shapes)
+    assert any(widened(networks[2]) + widened(networks[2], "Convolution")) and not any(widened(networks[1]))
     steps = [[*outputs, *gradients.values()] for outputs, gradients in (step(each, values, wrt) for each in networks)]
     for exact, without, found in zip(*steps):
         assert np.linalg.norm(found - exact) <= 1.05 * np.linalg.norm(without - exact)

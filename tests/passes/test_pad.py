@@ -133,6 +133,7 @@ def test_in_native_bfloat16_it_is_as_exact_as_without(name):
     plain, padded = (
         converted(symbol, {"data": shape}, "mixed_bfloat16").on_cpu(trains=True, watched=watched) for watched in (True, False)
     )
+    assert len(to_graph(padded).nodes) > len(to_graph(plain).nodes)
     for exact, without, found in zip(*steps_of([symbol, plain, padded], shape)):
         error, bound = np.linalg.norm(found - exact), np.linalg.norm(without - exact)
         assert error <= 1.25 * bound + 1e-6 * np.linalg.norm(exact)  # another order of sums rounds to other sides
