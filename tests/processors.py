@@ -21,6 +21,7 @@ def processor_of(kind, **fields):
 
 
 def pin(patch, processor):
-    """Have mxmp see a processor, by pytest's monkeypatch."""
+    """Have mxmp see a processor, by pytest's monkeypatch, whatever the environment hides of this machine's."""
     patch.setattr("mxmp.devices.processor.read_cpuinfo", lambda: processor)
+    patch.setattr("mxmp.devices.processor.VARIABLE", "NO_SUCH_VARIABLE")
     patch.setattr("mxmp.devices.processor.amx_status", lambda: processor.amx)
