@@ -9,10 +9,10 @@ import mxnet as mx
 from ..distributed import distributed
 from ..dtypes import LOW_PRECISION, canonical
 from ..errors import TrainerError
-from ..loss_scale import LossScale, parse
+from ..loss_scale import LossScale, NoOpLossScale, parse
 from ..mxnet_private import OVERRIDES, TrainerBase, parameters, trainers
 from ..policy import Policy
-from ..train.kvstores import any_sparse, choose_update, require_rescaled
+from ..train.kvstores import any_sparse, choose_update, refuse_compression, require_rescaled
 from ..train.scaler import ScalerStatus
 
 
@@ -44,6 +44,8 @@ def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer])
                     f"{canonical(param.dtype)}, so that its optimizer state may lack a float32 master; set the "
                     "trainer up before its first step."
                 )
+    if not distributed(trainers.kvstore_params(trainer)["kvstore"]):
+        refuse_compression(trainers.compression_params(trainer), not isinstance(loss_scale, NoOpLossScale), False)
     if update_choice(trainer, loss_scale) is not False:
         require_rescaled(loss_scale, trainers.optimizer(trainer))
     return _mixed(type(trainer), kind)

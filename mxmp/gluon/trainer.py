@@ -13,7 +13,7 @@ from mxnet.gluon.utils import HookHandle
 from ..arrays import is_low_precision, require_positive
 from ..distributed import KVStore, distributed
 from ..errors import TrainerError
-from ..loss_scale import LossScale, parse
+from ..loss_scale import LossScale, NoOpLossScale, parse
 from ..mxnet_private import TrainerBase, parameters, trainers
 from ..optimizer import LossScaleOptimizer
 from ..train import loss_heads, states
@@ -26,6 +26,7 @@ from ..train.kvstores import (
     init_param,
     kvstore_updater,
     open_for_trainer,
+    refuse_compression,
     require_known,
     require_rescaled,
     require_unchecked,
@@ -75,7 +76,7 @@ class Trainer(ScalerStatus, TrainerBase):
             in which dtype gradients are summed over workers (float32 by default). Gradients are
             summed, so that ``batch_size`` of `step` is that of all workers together. Every worker
             gets worker 0's parameters: at once if all are initialized, else at the first step.
-        compression_params: As for ``mx.gluon.Trainer``.
+        compression_params: As for ``mx.gluon.Trainer``; only without a loss scale.
         update_on_kvstore: True only without a dynamic loss scale, because such an update happens
             inside the all-reduce, before any check: with a static scale nothing is checked then.
             None means False where MXNet allows the choice.
@@ -336,8 +337,10 @@ class Trainer(ScalerStatus, TrainerBase):
             trainers.init_params(self)
 
     def _require_fitting(self, loss_scale: LossScale) -> None:
-        """Raise if gradients would be updated unchecked, or scaled, where a loss scale forbids it."""
-        choice = self.mx_kvstore_params["update_on_kvstore"]
+        """Raise if gradients would be updated unchecked, scaled or compressed where a loss scale forbids it."""
+        kvstore, choice = (self.mx_kvstore_params[name] for name in ("kvstore", "update_on_kvstore"))
+        if not distributed(kvstore):  # which refuses it under any loss scale
+            refuse_compression(self.mx_compression_params, not isinstance(loss_scale, NoOpLossScale), False)
         if self.mx_updates_on_kvstore if self.mx_is_kvstore_ready else choice is not False:
             require_unchecked(loss_scale, choice, "the kvstore of this trainer")
             require_rescaled(loss_scale, self.mx_optimizer)

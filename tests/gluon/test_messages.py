@@ -43,6 +43,11 @@ from tests.gluon.trainer_tools import TWO, param, sgd
 
 X = mx.nd.ones((2, 3))
 ONE = mx.nd.ones((1,))
+COMPRESSION = {"type": "2bit", "threshold": 0.5}
+COMPRESSED = (
+    "compression_params compares gradients with a threshold while they are scaled, so that the loss scale would change "
+    "the training; use loss_scale=None, or no compression."
+)
 
 
 def dense(**options):
@@ -540,10 +545,17 @@ TRAINERS = {
         "scale_loss: expected further trainers of mxmp, found a Trainer of mxnet.gluon.trainer; see Trainer.adopt.",
     ),
     "compression of scaled gradients": (
-        lambda: kvstores.refuse_compression({"type": "2bit"}, True, False),
+        lambda: sgd(param([1.0]), compression_params=COMPRESSION), TrainerError, COMPRESSED,
+    ),
+    "compression, a later scale": (
+        lambda: setattr(sgd(param([1.0]), None, compression_params=COMPRESSION), "loss_scale", 8),
         TrainerError,
-        "compression_params compares gradients with a threshold while they are scaled, so that the loss "
-        "scale would change the training; use loss_scale=None, or no compression.",
+        COMPRESSED,
+    ),
+    "compression, an adopted trainer": (
+        lambda: Trainer.adopt(gluon.Trainer([param([1.0])], "sgd", compression_params=COMPRESSION)),
+        TrainerError,
+        COMPRESSED,
     ),
     "compression of float16": (
         lambda: kvstores.refuse_compression({"type": "2bit"}, False, True),
