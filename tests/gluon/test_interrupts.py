@@ -1,9 +1,6 @@
 """Ctrl-C, or any error, at any line of ``convert`` and ``restore``: the net restores to its exact float32 weights."""
 
-import contextlib
 import itertools
-import os
-import sys
 
 import numpy as np
 import pytest
@@ -12,39 +9,13 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.gluon import blocks, conversion, convert, export, regions, report, restore, set_policy, storage
 from tests.gluon.nets import X, cnn
-
-# Where nets and parameters are changed: the passes build new graphs.
-CHANGING = tuple(os.path.join(os.path.dirname(mxmp.__file__), name) for name in ("gluon", "train"))
+from tests.interrupts import interrupted
 
 
 def make():
     net = cnn()
     net.hybridize()
     return net
-
-
-def interrupted(action, line, error=KeyboardInterrupt):
-    """Whether an action was interrupted at this line of those that change something; it has fewer else."""
-    count = 0
-
-    def trace(frame, event, arg):
-        nonlocal count
-        if not frame.f_code.co_filename.startswith(CHANGING):
-            return None
-        if event == "line":
-            count += 1
-            if count == line:
-                raise error
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with contextlib.suppress(error):
-            action()
-    finally:
-        sys.settrace(before)
-    return count >= line
 
 
 def state(net):
