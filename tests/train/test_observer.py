@@ -3,8 +3,11 @@
 import gc
 import weakref
 
+import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
 
 from mxmp.arrays import to_float32
 from mxmp.diagnose import Ledger, Watch
@@ -123,3 +126,21 @@ def test_training_is_the_same_bit_for_bit(make, masters):
         assert observer is None or observer in adapter.owner._scaler.observers.values()
         found.append((freeze(adapter.weights()), adapter.trace(), adapter.scale))
     assert found[0] == found[1]
+
+
+@pytest.mark.xfail(strict=True, reason="step")
+def test_a_step_whose_running_statistics_cannot_be_put_back_is_told_with_its_error():
+    net = nn.BatchNorm(in_channels=2)
+    net.initialize()
+    net.running_mean.set_data(mx.nd.array([np.nan, 0]))
+    trainer, before = Trainer(net, "sgd", loss_scale=8), net.beta.data().asnumpy()
+    notes = Notes().attach(trainer)
+    with autograd.record():
+        loss = net(mx.nd.array([[1, 2], [3, 4]])).sum()
+    with trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+    with pytest.raises(NonFiniteLossError, match="running statistics") as caught:
+        trainer.step(1)
+    (end,) = notes.ends
+    assert end.error is caught.value
+    assert end.taken == (net.beta.data().asnumpy() != before).any()
