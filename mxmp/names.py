@@ -34,7 +34,7 @@ PUBLIC: Dict[str, List[str]] = {
         "mxmp.errors": " ".join(errors.__all__),
         "mxmp.estimator": "MixedPrecisionHandler ScalingBatchProcessor",
         "mxmp.gluon": "Accumulator SharedLossScale Trainer adopt_weights averaged cast convert exact_value export "
-        "freeze precision report restore set_policy",
+        "freeze load_checkpoint precision report restore save_checkpoint set_policy",
         "mxmp.launch": "End LAUNCHED LOOPBACK Process TIMED_OUT free_ports plan run",
         "mxmp.loss_scale": "AT_FLOOR DynamicLossScale LARGEST_SCALE LossScale NoOpLossScale SMALLEST_SCALE "
         "StaticLossScale parse",

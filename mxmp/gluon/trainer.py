@@ -243,8 +243,7 @@ class Trainer(ScalerStatus, TrainerBase):
             TrainerError: Between backward and step: gradients are not saved. Or if the states are
                 with the servers of a distributed kvstore that updates.
         """
-        self._scaler.require_ready("save_states")
-        self._gradients.require_used("save_states")
+        self._require_between_steps("save_states")
         states.save(fname, self._target(), self._scaler.to_dict())
 
     def load_states(self, fname: str) -> None:
@@ -262,10 +261,14 @@ class Trainer(ScalerStatus, TrainerBase):
             TrainerError: As `save_states`; or if the loss scale of the file needs a check and the kvstore updates.
             FileNotFoundError: If there is no such file.
         """
-        self._scaler.require_ready("load_states")
-        self._gradients.require_used("load_states")
+        self._require_between_steps("load_states")
         states.restore(fname, self._target(), self._scaler)
         self._training_step.compare_again()
+
+    def _require_between_steps(self, call: str) -> None:
+        """Raise if gradients wait for a step, which are no part of a state."""
+        self._scaler.require_ready(call)
+        self._gradients.require_used(call)
 
     def _call_hooks(self, updated: bool) -> None:
         for hook in list(self._step_hooks.values()):

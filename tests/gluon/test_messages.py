@@ -30,9 +30,11 @@ from mxmp.gluon import (
     exact_value,
     export,
     freeze,
+    load_checkpoint,
     precision,
     report,
     restore,
+    save_checkpoint,
     set_policy,
 )
 from mxmp.optimizer import LossScaleOptimizer
@@ -562,6 +564,19 @@ TRAINERS = {
         TrainerError,
         "compression_params: MXNet compresses float32 gradients alone; use a policy with "
         "param_dtype='float32', or no compression.",
+    ),
+    "a checkpoint of no net": (lambda: save_checkpoint("net", 0, ONE, trainer_of("sgd")), TrainerError,
+        "save_checkpoint: expected a Gluon net, found a NDArray."
+    ),
+    "a checkpoint with a trainer of MXNet": (
+        lambda: load_checkpoint("net", 0, dense(), gluon.Trainer([param([1.0])], "sgd")),
+        TrainerError,
+        "load_checkpoint: expected a trainer of mxmp, found a Trainer of mxnet.gluon.trainer; see Trainer.adopt.",
+    ),
+    "a checkpoint without an epoch": (
+        lambda: save_checkpoint("net", -1, dense(), trainer_of("sgd")),
+        CheckpointError,
+        "epoch=-1: expected a whole number from 0 on, as in 'net-0007.params'.",
     ),
     "update_on_kvstore: a later scale": (
         lambda: setattr(sgd(param([1.0], ctx=TWO), None, update_on_kvstore=True), "loss_scale", "dynamic"),

@@ -1,0 +1,99 @@
+"""Checkpoints of a net and its trainer: whole sets, or none."""
+
+import os
+import shutil
+
+import pytest
+
+from mxmp.errors import CheckpointError, TrainerError
+from mxmp.gluon import Trainer, load_checkpoint, save_checkpoint
+from tests.freeze import freeze, saved_arrays, scale_of
+from tests.gluon.nets import cnn, exact, step
+from tests.gluon.trainer_tools import backward
+from tests.killed import killed_at_each_rename
+
+
+def trained(steps=0, policy="O2"):
+    """Return a net and its trainer after some steps."""
+    net = cnn(policy)
+    trainer = Trainer(net, "adam", {"learning_rate": 0.01}, loss_scale=128)
+    for _ in range(steps):
+        step(net, trainer)
+    return net, trainer
+
+
+def seen(net, trainer):
+    """Return all that a checkpoint has of a net and its trainer."""
+    return freeze(exact(net)), saved_arrays(trainer.save_states), scale_of(trainer), trainer.optimizer.num_update
+
+
+@pytest.mark.parametrize("policy", [None, "O1", "O2"])
+def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(policy, tmp_path):
+    prefix, (net, trainer) = str(tmp_path / "net"), trained(2, policy)
+    save_checkpoint(prefix, 7, net, trainer)
+    assert sorted(os.listdir(tmp_path)) == ["net-0007.manifest.json", "net-0007.params", "net-0007.states"]
+    resumed = trained(0, policy)
+    load_checkpoint(prefix, 7, *resumed)
+    assert seen(*resumed) == seen(net, trainer)
+    for each in ((net, trainer), resumed):
+        step(*each)
+    assert seen(*resumed) == seen(net, trainer)
+
+
+@pytest.mark.parametrize("older", ["a set", "no manifest", "nothing"])
+def test_a_save_that_is_killed_leaves_the_older_checkpoint_the_newer_or_an_error(older, tmp_path):
+    def loaded(prefix):
+        pair = trained()
+        before = seen(*pair)
+        try:
+            load_checkpoint(prefix, 1, *pair)
+        except CheckpointError:
+            assert seen(*pair) == before
+            raise
+        return seen(*pair)
+
+    (tmp_path / "set").mkdir()
+    prefix, newer, whole, found = str(tmp_path / "set" / "net"), trained(2), [], []
+    if older != "nothing":
+        save_checkpoint(prefix, 1, *trained(1))
+        whole.append(loaded(prefix))
+    if older == "no manifest":
+        os.remove(f"{prefix}-0001.manifest.json")
+    for _ in killed_at_each_rename(lambda: save_checkpoint(prefix, 1, *newer), str(tmp_path / "set")):
+        try:
+            found.append(whole.index(loaded(prefix)))
+        except CheckpointError:
+            found.append("refused")
+    assert len(found) == 3 and "refused" in found and found[0] == ("refused" if older == "nothing" else 0)
+    assert loaded(prefix) == seen(*newer)
+
+
+@pytest.mark.parametrize("name", ["params", "states"])
+def test_files_that_were_not_saved_together_are_refused_and_change_nothing(name, tmp_path):
+    prefix, (net, trainer) = str(tmp_path / "net"), trained(1)
+    save_checkpoint(prefix, 0, net, trainer)
+    step(net, trainer)
+    save_checkpoint(prefix, 1, net, trainer)
+    before = seen(net, trainer)
+    shutil.copy(f"{prefix}-0000.{name}", f"{prefix}-0001.{name}")
+    with pytest.raises(CheckpointError, match=f"net-0001.{name}: it does not fit"):
+        load_checkpoint(prefix, 1, net, trainer)
+    os.remove(f"{prefix}-0001.{name}")
+    with pytest.raises(CheckpointError, match=f"net-0001.{name}: there is no such file"):
+        load_checkpoint(prefix, 1, net, trainer)
+    assert seen(net, trainer) == before
+
+
+@pytest.mark.parametrize("call", [save_checkpoint, load_checkpoint], ids=lambda call: call.__name__)
+def test_between_backward_and_step_nothing_is_saved_or_loaded(call, tmp_path):
+    prefix, (net, trainer) = str(tmp_path / "net"), trained()
+    save_checkpoint(prefix, 0, net, trainer)
+    step(net, trainer)
+    weights = freeze(exact(net))
+    backward(trainer, net[3].weight, 1)
+    with pytest.raises(TrainerError, match="between backward and step"):
+        call(prefix, 0, net, trainer)
+    assert freeze(exact(net)) == weights
+    trainer.discard_grads()
+    load_checkpoint(prefix, 0, net, trainer)
+    assert trainer.optimizer.num_update == 0
