@@ -85,6 +85,22 @@ def test_heads_of_two_threads_that_run_first_at_once_have_the_scale_of_their_blo
         second.step()
 
 
+@pytest.mark.xfail(strict=True, reason="step")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_head_may_wait_for_its_backward_while_another_net_with_a_head_steps(threads):
+    """MXNet frees with the other's graph what it knows of an array that both read: "The any container is empty"."""
+    first, second = Head(mx.cpu()), Head(mx.cpu())
+    loss = recorded(first.net, first.x)
+    if threads == 2:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(second.step).result()
+    else:
+        second.step()
+    with first.trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+    np.testing.assert_array_equal(value(first.net.weight.grad()), [1, 2])
+
+
 # In a process of its own, where no loss head has run before.
 BLOCK_THAT_IS_LEFT = """
 import threading
