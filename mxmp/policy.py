@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape
-from typing import Any, ClassVar, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, ClassVar, Container, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 from . import dtypes
 from .errors import DtypeError, PolicyError, did_you_mean
@@ -35,6 +35,9 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {**dict.fromkeys(_FLAGS, (True, False)), 
 _BY_TEXT = {**_DTYPES, **{name: name for name in (*_DTYPES.values(), *_CHOICES, "loss_scale")}}
 
 _WILD = frozenset("*?[")
+
+BLOCKS_ATTR = "__mxmp_blocks__"
+"""On a node while its network is converted: the policy's patterns that lead to a block around it by its path."""
 
 AUTO = "auto"
 """The text of the policy that is chosen for a device where a network is converted (`mxmp.devices.auto`)."""
@@ -94,7 +97,8 @@ class Policy:
             them its largest value with their sign, 'float32' keeps their readers in float32.
         ops: Pairs (operator name, dtype) that overrule the operator's category.
         names: Pairs (pattern of node names, dtype); ``*``, ``?`` and ``[...]`` as in a shell.
-        blocks: Pairs (pattern of Gluon block prefixes, dtype); applies to all within the block.
+        blocks: Pairs (pattern of Gluon blocks, dtype); applies to all within the block. A pattern is compared with
+            prefixes (``resnet0_stage1_``) and with paths, as ``load_parameters`` names them (``features.0.body``).
         loss_scale: None, 'dynamic' or a number: the loss scale for a trainer.
         chosen: One sentence on why 'auto' chose this policy; empty otherwise. It is neither compared nor printed.
 
@@ -158,8 +162,8 @@ class Policy:
         Args:
             spec: A preset's name ('O0' to 'O3', 'mixed_float16' or 'fp16', 'mixed_bfloat16' or 'bf16', 'float16',
                 'bfloat16', 'float32'), or comma-separated fields, or a preset followed by fields: 'O2,loss_scale=128',
-                'compute=float16,op:softmax=float16', ``'O1,block:resnet0_stage4_*=float32,name:*dense*=float32'``. A
-                policy is returned as it is.
+                'compute=float16,op:softmax=float16', ``'O1,block:output=float32,name:*dense*=float32'``. A policy is
+                returned as it is.
             **changes: Fields of the policy that overrule the string's.
 
         Raises:
@@ -208,7 +212,8 @@ class Policy:
             ("blocks", self.blocks),
             ("ops", self.ops),
         ):
-            matching = [(dtype, key) for key, dtype in pairs if _applies(field, key, op, name)]
+            marked = blocks_on(attrs) if field == "blocks" else ()
+            matching = [(dtype, key) for key, dtype in pairs if key in marked or _applies(field, key, op, name)]
             if matching:
                 # A forced include beats an exclude, whichever is written first.
                 dtype, key = min(matching, key=lambda pair: pair[0] == dtypes.FLOAT32)
@@ -259,10 +264,19 @@ def only_matching(policy: Policy, nodes: Sequence[Tuple[str, str]]) -> Policy:
     )
 
 
-def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequence[str] = ()) -> None:
+def check_matches(
+    policy: Policy,
+    nodes: Sequence[Tuple[str, str]],
+    blocks: Sequence[str] = (),
+    marked: Container[str] = (),
+) -> None:
     """Raise PolicyError, with the nearest names, if an override of a policy applies to nothing.
 
-    ``nodes`` are (operator, name) of every operator node of the network, ``blocks`` the prefixes of its Gluon blocks.
+    Args:
+        policy: The policy.
+        nodes: (operator, name) of every operator node of the network.
+        blocks: The paths and the prefixes of its Gluon blocks.
+        marked: The patterns of blocks that its nodes are marked with.
     """
     lookups: Dict[str, Tuple[str, Sequence[str]]] = {
         "ops": ("the network has no operator {}", [op for op, _ in nodes]),
@@ -271,10 +285,19 @@ def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequ
     }
     for field, (problem, names) in lookups.items():
         for key, _ in getattr(policy, field) if policy.must_match else ():
-            if not _applies_to_any(field, key, nodes):
+            if not (_applies_to_any(field, key, nodes) or (field == "blocks" and key in marked)):
                 of_symbol = field == "blocks" and not blocks
-                nearest = "; a symbol has nodes alone, give name:pattern" if of_symbol else did_you_mean(key, names)
+                nearest = did_you_mean(key, names, in_order=field == "blocks")
+                if of_symbol:
+                    nearest = "; a symbol has nodes alone, give name:pattern"
+                elif field == "blocks" and key in names:
+                    problem, nearest = "block {} runs no operator", "; name one that does, or leave it out"
                 raise PolicyError(f"{field}: {problem.format(repr(key))}{nearest}.")
+
+
+def blocks_on(attrs: Iterable[Tuple[str, str]]) -> Sequence[str]:
+    """Return the policy's patterns of blocks that a node with these attributes is marked with."""
+    return next((value.split(",") for key, value in attrs if key == BLOCKS_ATTR), [])
 
 
 def _applies(field: str, key: str, op: str, name: str) -> bool:

@@ -24,7 +24,7 @@ def parse_policy(policy: Union[str, Policy], contexts: Iterable[mx.Context] = ()
     are checked, and left out except for overrides to float32: there is no low precision to set.
 
     Args:
-        policy: A policy or its text: 'auto', and 'auto,block:head=float32'.
+        policy: A policy or its text: 'auto', and 'auto,block:output=float32'.
         contexts: Where the network runs; unless given, the GPUs of this machine if MXNet sees any, else its processor.
         **changes: Fields of the policy that overrule it.
 

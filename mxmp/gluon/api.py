@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from mxnet import gluon
 
@@ -16,6 +16,7 @@ from ..devices.check import amx_notes
 from ..errors import ConvertError, TrainerError
 from ..mxnet_private import blocks, parameters
 from ..passes import EraseCasts
+from ..passes.attributes import marked_blocks
 from ..policy import Policy, check_matches
 from ..report import Report, merge
 from ..symbol import Converted, convert_graph, from_graph, save_checkpoint, to_graph
@@ -23,7 +24,7 @@ from ..symbol.arguments import beyond_range, checked_ranges
 from ..train.masters import follow_weights, require_masters
 from . import storage
 from .adoption import forget_policy, note_policy
-from .blocks import blocks_in, conversion_of, conversions_of, descendants, frozen_model, is_part, roots
+from .blocks import block_names, blocks_in, conversion_of, conversions_of, descendants, frozen_model, is_part, roots
 from .conversion import Conversion, Siblings
 from .files import require_folder
 from .freeze import model_for_inference
@@ -77,7 +78,7 @@ def convert(
     for root in found:
         storage.refuse_cast(root)
         _refuse_frozen(root)
-    regions = find_regions(net)
+    regions = find_regions(net, policy)
     if all(_is_current(conversion_of(root), policy, regions, measured) for root in found):
         return net
     replaced = conversions_of(blocks_in(*found))
@@ -86,7 +87,7 @@ def convert(
     siblings = Siblings()  # they may share parameters
     for conversion in conversions:
         siblings.add(conversion)
-    _MatchCheck(policy, sorted({block.prefix for block in blocks_in(net) if block.prefix}), conversions)
+    _MatchCheck(policy, block_names(net), conversions)
     in_float32 = {root: vars(root).get(_FLOAT32) for root in found}
     try:
         for conversion in replaced:
@@ -323,10 +324,11 @@ class _MatchCheck:
     Here if the graphs are known already; else the conversions add them when they are called.
     """
 
-    def __init__(self, policy: Policy, prefixes: Sequence[str], conversions: Sequence[Conversion]) -> None:
+    def __init__(self, policy: Policy, names: Sequence[str], conversions: Sequence[Conversion]) -> None:
         self.policy = policy
-        self.prefixes = prefixes
+        self.names = names  # of blocks
         self.nodes: Dict[int, List[Tuple[str, str]]] = {}
+        self.marked: Set[str] = set()  # the patterns of blocks that nodes are marked with
         self.beyond = set(beyond_range(conversions[0].ranges, policy))
         self.ranges = set(conversions[0].ranges)
         self.is_measured = False  # whether one of the net's outputs is among them
@@ -341,12 +343,14 @@ class _MatchCheck:
         if not self.count:
             return
         self.nodes.setdefault(number, []).extend((row.op, row.name) for row in converted.report.rows)
+        self.marked |= marked_blocks(converted.decisions.before)
         nodes, names = converted.decisions.before.nodes, converted.decisions.facts.output_names
         self.beyond -= set(names.values())
         self.is_measured |= any(name in self.ranges for key, name in names.items() if not nodes[key[0]].is_variable)
         self.ranges -= {name for key, name in names.items() if nodes[key[0]].is_variable}
         if len(self.nodes) == self.count:
-            check_matches(self.policy, [node for nodes in self.nodes.values() for node in nodes], self.prefixes)
+            found = [node for nodes in self.nodes.values() for node in nodes]
+            check_matches(self.policy, found, self.names, self.marked)
             if self.beyond:
                 raise ConvertError(
                     f"ranges: the net has no output {min(self.beyond)!r}; measure the net that is converted. If its "

@@ -34,9 +34,9 @@ from ..symbol.arguments import Model, check_params, make_model, require_kernels
 from ..symbol.convert import ConvertedModel, convert_models
 from ..symbol.inference import infer_network
 from ..symbol.rewrite import emulated
-from .blocks import FROZEN, conversion_of, frozen_model, plain_class, roots
+from .blocks import FROZEN, block_names, conversion_of, frozen_model, plain_class, roots
 from .cache import make_operator
-from .regions import BlockRegions, find_regions, outside_regions
+from .regions import BlockRegions, find_named, find_regions, outside_regions
 from .storage import contexts_of
 from .trace import Trace, arguments, trace, trace_before_call
 
@@ -55,6 +55,7 @@ class Source(NamedTuple):
         formats: How inputs and outputs are nested; None for flat ones.
         context: Where its values are.
         policy: The policy that it is converted to, None if it is not.
+        blocks: The paths and prefixes of the net's blocks, for errors.
     """
 
     where: str
@@ -65,6 +66,7 @@ class Source(NamedTuple):
     formats: Optional[Tuple[Any, Any]]
     context: mx.Context
     policy: Optional[Policy] = None
+    blocks: Sequence[str] = ()
 
     def converted(self, policy: Policy, check: bool) -> ConvertedModel:
         """Return the model for inference, its weights in the dtype that they are read in, but under ``npx.set_np``.
@@ -74,7 +76,7 @@ class Source(NamedTuple):
         if not isinstance(self.model.symbol, NumpySymbol):  # whose arrays may be float32 alone
             policy = policy.replace(param_dtype=policy.compute_dtype)
         try:
-            return convert_models([self.model], self.args, self.aux, policy, for_inference=True, check=check)[0]
+            return convert_models([self.model], self.args, self.aux, policy, True, check, self.blocks)[0]
         except ConvertError as e:
             raise type(e)(f"{self.where}: {e}") from e
 
@@ -194,6 +196,8 @@ def freeze(
             text = f"freeze: block '{net.name}': hybrid_forward is frozen, without {kind.__name__}.forward around it."
             warnings.warn(text, stacklevel=2)
     parsed = _policy(source, context, policy, changes)
+    if isinstance(net, gluon.Block) and parsed.blocks:  # traced again, its blocks named as the policy names them
+        source = _source_of_net(net, shapes, dtypes, ranges, parsed)
     require_kernels(parsed, [context], source.where)
     if context.device_type == "gpu" and context.device_id >= mx.context.num_gpus():
         raise ConvertError(f"freeze: ctx is {context}, but MXNet finds {mx.context.num_gpus()} GPUs here.")
@@ -253,12 +257,16 @@ def _source(net: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None
     return Source(where, model, dict(args), dict(aux), inputs, None, context)
 
 
-def _source_of_net(net: gluon.Block, shapes: Any, dtypes: Any, ranges: Any) -> Source:
+def _source_of_net(
+    net: gluon.Block, shapes: Any, dtypes: Any, ranges: Any, policy: Optional[Policy] = None
+) -> Source:
     where, conversion = f"block '{net.name}'", conversion_of(net)
     if roots(net) != [net]:
         names = ", ".join(root.name for root in roots(net))
         raise ConvertError(f"{where} ({type(net).__name__}) has no graph of its own; freeze the blocks in it: {names}.")
-    inside = find_regions(net) if conversion is None else conversion.regions
+    inside = find_regions(net, policy or Policy()) if conversion is None else conversion.regions
+    if policy is not None:
+        inside = inside._replace(named=find_named(net, policy))
     traced, sizes = _trace(net, conversion, inside)
     lacking = [name for name, param in traced.params.items() if not is_initialized(param)]
     if lacking:
@@ -281,6 +289,7 @@ def _source_of_net(net: gluon.Block, shapes: Any, dtypes: Any, ranges: Any) -> S
         traced.formats,
         next(iter(contexts_of(traced.params.values())), mx.context.current_context()),
         None if conversion is None else conversion.policy,
+        block_names(net),
     )
 
 
@@ -292,7 +301,7 @@ def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tup
     ran, frozen = {} if conversion is None else conversion.ran, frozen_model(net)
     own = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and blocks.cached_graph(net)
     graph = ran.get(False) or ran.get(True)
-    if graph and (own or False in ran):
+    if graph and (own or False in ran) and inside == conversion.regions:
         return graph.trace, graph.input_shapes
     with autograd.predict_mode(), outside_regions():
         if own:

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 from ..checkpoint import check_out_prefix, checkpoint_files
 from ..devices.auto import parse_policy
 from ..errors import ConvertError
+from ..passes.attributes import marked_blocks
 from ..policy import Policy
 from ..report import Decisions, Report
 from .arguments import (
@@ -27,6 +28,7 @@ from .arguments import (
 )
 from .checkpoint import load_checkpoint, naming_files, save_checkpoint
 from .for_inference import fold_model
+from .inference import to_graph
 from .params import Change, converted_alike, low_dtypes, require_matches, store, total_bytes, widened
 from .rewrite import convert_graph
 
@@ -172,6 +174,7 @@ def convert_models(
     policy: Policy,
     for_inference: bool = False,
     check: bool = True,
+    blocks: Sequence[str] = (),
 ) -> List[ConvertedModel]:
     """Return models converted that share one set of parameters; errors are those of `convert_model`.
 
@@ -183,6 +186,7 @@ def convert_models(
         for_inference: Whether the model will only infer.
         check: Whether to check the parameters, and that each of the policy's patterns matches an operator; of a Gluon
             net both are known.
+        blocks: The paths and prefixes of the blocks of the net that they are from, by which the policy may name them.
     """
     for model in models if check else ():
         check_params(model.symbol, arg_params, aux_params, model.shapes)
@@ -191,12 +195,13 @@ def convert_models(
     for model in models:
         args = widened(model.symbol, args)
     bytes_before = total_bytes(args) + total_bytes(aux)
+    marked = {pattern for model in models if blocks for pattern in marked_blocks(to_graph(model.symbol))}
     if for_inference:
         model, args, aux = fold_model(models[0], args, aux)
         models = [model]
     symbols, out_of_range = converted_alike(models, args, aux, policy)
     if check:
-        require_matches(policy, symbols)
+        require_matches(policy, symbols, blocks, marked)
     stored, changes = store(policy, symbols, args)
     low = low_dtypes(stored)
     wide = {name: dtype for name, dtype in low_dtypes(arg_params).items() if name in stored and name not in low}
