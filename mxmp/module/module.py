@@ -55,7 +55,7 @@ class Module(PolicyStatus, ModuleBase):
 
         module.forward_backward(batch)
         module.unscale()                 # optional: true gradients
-        module.clip_global_norm(1.0)     # optional
+        module.clip_global_norm(1.0, 32) # optional; of the mean over a batch of 32
         module.update()
 
     With ``grad_req='add'`` all backwards of a window have one scale; zero the gradients after
@@ -539,27 +539,31 @@ class Module(PolicyStatus, ModuleBase):
             raise TrainerError("unscale: the gradients are unscaled already; call unscale once, then update.")
         training.step.unscale(self._step_weights(training))
 
-    def clip_global_norm(self, max_norm: float) -> float:
+    def clip_global_norm(self, max_norm: float, batch_size: Optional[float] = None) -> float:
         """Scale the gradients down so that their global norm is at most ``max_norm``.
 
-        Unscales first if `unscale` was not called. The norm is that of the gradients before
-        ``rescale_grad``, so of a sum over the batch. One host read, after which `update` makes none.
+        With a ``batch_size`` the norm is that of the mean gradient. Without it the norm is that of the gradients
+        before ``rescale_grad``: of MXNet's loss heads these are sums over the batch, unless ``normalization`` says
+        otherwise. Unscales first if `unscale` was not called. One host read, after which `update` makes none.
         Contexts without a kvstore have gradients of their own: the largest norm counts.
 
         Args:
             max_norm: Positive.
+            batch_size: How many samples the gradients are sums over, with a distributed kvstore of all workers.
 
         Returns:
-            The norm before clipping, computed in float32. It is inf or NaN if the gradients are not
-            finite; then nothing is clipped, and the step will be skipped unless there is no loss scale:
-            then nothing is checked, here as in `update`.
+            The norm before clipping, computed in float32, of the mean gradient if there is a ``batch_size``. It is inf
+            or NaN if the gradients are not finite; then nothing is clipped, and the step will be skipped unless there
+            is no loss scale: then nothing is checked, here as in `update`.
 
         Raises:
-            TrainerError: If ``max_norm`` is not positive, or before backward.
+            TrainerError: If an argument is not positive, or before backward.
         """
         require_positive("clip_global_norm: max_norm", max_norm)
+        if batch_size is not None:
+            require_positive("clip_global_norm: batch_size", batch_size)
         training = self._require_gradients("clip_global_norm")
-        return training.step.clip_global_norm(self._step_weights(training), max_norm)
+        return training.step.clip_global_norm(self._step_weights(training), max_norm, 1.0 / (batch_size or 1.0))
 
     def update(self) -> bool:
         """Reduce the gradients, check them and update the parameters, or skip.
