@@ -322,6 +322,7 @@ blocks = SimpleNamespace(
     children=children,
     named_children=named_children,
     collected_params=collected_params,
+    params_by_path=method(gluon.Block, "_collect_params_with_prefix", "the parameters by the paths to them"),
     is_in_scope=is_in_scope,
     is_any_in_scope=is_any_in_scope,
     formats=formats,

@@ -595,7 +595,12 @@ TRAINERS = {
     ),
     "averaged: no net": (lambda: averaged("net"), TrainerError, "averaged: expected a Gluon net, found a str."),
     "averaged: no value": (lambda: averaged(nn.Dense(2, prefix="net_")), TrainerError,
-        "exact_value: parameter 'net_weight' is not initialized."
+        "averaged: parameter 'net_weight' has no value yet; initialize the net, and run one batch if its shapes follow "
+        "from the input's. Then call averaged(net)."
+    ),
+    "averaged: before the first batch": (lambda: averaged(started(nn.Dense(2, prefix="net_"))), TrainerError,
+        "averaged: parameter 'net_weight' has no value yet; initialize the net, and run one batch if its shapes follow "
+        "from the input's. Then call averaged(net)."
     ),
     "exact_value: no value": (lambda: exact_value(nn.Dense(2, prefix="net_").weight), TrainerError,
         "exact_value: parameter 'net_weight' is not initialized."
