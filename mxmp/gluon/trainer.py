@@ -486,7 +486,7 @@ class Trainer(ScalerStatus, TrainerBase):
         if self._scaler.state.is_unscaled and self._scaler.state.reduced and not self._scaler.state.allreduced:
             raise TrainerError(
                 "unscale: the gradients of this window are unscaled already; call unscale once, "
-                "after the last backward, then step."
+                "after the last backward, then step; to leave a step out call discard_grads."
             )
         self._begin("unscale")
         self._training_step.unscale(self._gradients)
@@ -572,7 +572,10 @@ class Trainer(ScalerStatus, TrainerBase):
                 without gradients.
         """
         if self._scaler.state.reduced:
-            raise TrainerError("allreduce_grads: the gradients are reduced already; call update or step.")
+            raise TrainerError(
+                "allreduce_grads: the gradients are reduced already; call update or step, or discard_grads to leave "
+                "that step out."
+            )
         self._begin("allreduce_grads")
         self._training_step.unscale(self._gradients)
         self._scaler.state.allreduced = True
