@@ -33,6 +33,11 @@ from .regions import BlockRegions, find_regions
 _FLOAT32 = "_mxmp_float32"
 """Where a net converted to a float32 policy, which runs as it was written, holds it, with its report if known."""
 
+_BEFORE_CALL = (
+    "The net has not been called since its conversion, so that shapes are not known: operators that depend on them, "
+    "and those between layers, may run in another precision. Call it once, and take its report again."
+)
+
 
 def convert(
     net: gluon.Block,
@@ -192,19 +197,25 @@ def restore(net: gluon.Block) -> gluon.Block:
 def report(net: gluon.Block) -> Report:
     """Return the precision of each operator of a converted net, and why: of one to 'O0', a report of a float32 net.
 
+    Before the net's first call shapes are not known. Then the precision of some operators may be another one than in
+    the call, and a note says so.
+
     Raises:
         ConvertError: If it is no block, not converted, within a converted net, or has to see one batch first.
     """
-    found = []
+    found: List[Report] = []
+    notes: Set[str] = set()
     for block in _require_whole(net, "report"):
         conversion = conversion_of(block)
         each = _report(block) if conversion is None else conversion.report()
+        if conversion is not None and conversion.current is None and conversion.policy.is_mixed:
+            notes.add(_BEFORE_CALL)
         if each is not None:
             found.append(each)
     if not found:
         raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
     merged = merge(found)
-    return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count)))
+    return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count), *notes))
 
 
 def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:
