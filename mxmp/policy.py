@@ -19,13 +19,47 @@ import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape
-from typing import Any, ClassVar, Container, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Container,
+    Dict,
+    Iterable,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    TypedDict,
+    Union,
+)
 
 from . import dtypes
 from .errors import DtypeError, PolicyError, did_you_mean
 from .names import refuse_call
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Overrides = Tuple[Tuple[str, str], ...]
+_AnyOverrides = Union[Mapping[str, str], Iterable[Tuple[str, str]]]
+
+
+class PolicyChanges(TypedDict, total=False):
+    """Fields of a `Policy` that a function takes by their names, for editors and type checkers."""
+
+    param_dtype: str
+    compute_dtype: str
+    output_dtype: str
+    keep_batchnorm_fp32: bool
+    last_layer_fp32: bool
+    pure: bool
+    out_of_range: str
+    ops: _AnyOverrides
+    names: _AnyOverrides
+    blocks: _AnyOverrides
+    loss_scale: Union[None, str, float]
+
 
 # The fields by their names in a policy's text.
 _DTYPES = {"param": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
@@ -143,7 +177,7 @@ class Policy:
         """Whether it has patterns of operators, names or blocks."""
         return bool(self.ops or self.names or self.blocks)
 
-    def replace(self, **changes: Any) -> Policy:
+    def replace(self, **changes: Unpack[PolicyChanges]) -> Policy:
         """Return this policy with some fields changed.
 
         Raises:
@@ -153,10 +187,11 @@ class Policy:
         for name in changes:
             if name not in names:
                 raise PolicyError(f"unknown policy field {name!r}{did_you_mean(name, names)}.")
-        return dataclasses.replace(self, **changes)
+        values: Dict[str, Any] = {**changes}
+        return dataclasses.replace(self, **values)
 
     @classmethod
-    def parse(cls, spec: Union[str, Policy], **changes: Any) -> Policy:
+    def parse(cls, spec: Union[str, Policy], **changes: Unpack[PolicyChanges]) -> Policy:
         """Return the policy that a string describes, with some fields changed.
 
         Args:
@@ -256,12 +291,11 @@ class Policy:
 
 def only_matching(policy: Policy, nodes: Sequence[Tuple[str, str]]) -> Policy:
     """Return a policy without the overrides that apply to none of some nodes, each (operator, name)."""
-    return policy.replace(
-        **{
-            field: tuple(pair for pair in getattr(policy, field) if _applies_to_any(field, pair[0], nodes))
-            for field in _OVERRIDES.values()
-        }
-    )
+    matching: Any = {
+        field: tuple(pair for pair in getattr(policy, field) if _applies_to_any(field, pair[0], nodes))
+        for field in _OVERRIDES.values()
+    }
+    return policy.replace(**matching)
 
 
 def check_matches(

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Iterable, List, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterable, List, Tuple, Union
 
 import mxnet as mx
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..policy import AUTO, Policy, is_auto
+from ..policy import AUTO, Policy, PolicyChanges, is_auto
 from .amx import has_onednn
 from .check import count_gpus, has_tensor_cores, read_gpus, warn
 from .processor import read_processor
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _POLICIES = {FLOAT16: "O1", BFLOAT16: "mixed_bfloat16", FLOAT32: "float32"}
 
 
-def parse_policy(policy: Union[str, Policy], contexts: Iterable[mx.Context] = (), **changes: Any) -> Policy:
+def parse_policy(
+    policy: Union[str, Policy], contexts: Iterable[mx.Context] = (), **changes: Unpack[PolicyChanges]
+) -> Policy:
     """Return a policy as `Policy.parse` does; of 'auto' the one that is fastest on some contexts.
 
     'auto' is 'O1' on GPUs with tensor cores, 'mixed_bfloat16' on a processor whose kind gains by it
@@ -49,7 +54,8 @@ def parse_policy(policy: Union[str, Policy], contexts: Iterable[mx.Context] = ()
     rest = str(policy).partition(",")[2]
     parsed = Policy.parse(f"{parsed},{rest}" if rest else parsed, **changes)
     if dtype == FLOAT32:
-        wide = {field: [p for p in getattr(parsed, field) if p[1] == FLOAT32] for field in ("ops", "names", "blocks")}
+        fields = ("ops", "names", "blocks")
+        wide: Any = {field: [pair for pair in getattr(parsed, field) if pair[1] == FLOAT32] for field in fields}
         parsed = Policy().replace(**wide)
     return replace(parsed, chosen=chosen)
 

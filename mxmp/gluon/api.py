@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from mxnet import gluon
 
@@ -17,7 +17,9 @@ from ..errors import ConvertError, TrainerError
 from ..mxnet_private import blocks, parameters
 from ..passes import EraseCasts
 from ..passes.attributes import marked_blocks
-from ..policy import Policy, check_matches
+from ..passes.decide import shape_dependent
+from ..passes.reasons import Reason
+from ..policy import Policy, PolicyChanges, check_matches
 from ..report import Report, merge
 from ..symbol import Converted, convert_graph, from_graph, save_checkpoint, to_graph
 from ..symbol.arguments import beyond_range, checked_ranges
@@ -29,6 +31,9 @@ from .conversion import Conversion, Siblings
 from .files import require_folder
 from .freeze import model_for_inference
 from .regions import BlockRegions, find_regions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _FLOAT32 = "_mxmp_float32"
 """Where a net converted to a float32 policy, which runs as it was written, holds it, with its report if known."""
@@ -43,7 +48,7 @@ def convert(
     net: gluon.Block,
     policy: Union[str, Policy],
     ranges: Optional[Mapping[str, float]] = None,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> gluon.Block:
     """Convert a net in place, so that it trains and infers in mixed precision.
 
@@ -208,7 +213,7 @@ def report(net: gluon.Block) -> Report:
     for block in _require_whole(net, "report"):
         conversion = conversion_of(block)
         each = _report(block) if conversion is None else conversion.report()
-        if conversion is not None and conversion.current is None and conversion.policy.is_mixed:
+        if conversion is not None and conversion.current is None and _may_change(conversion.early):
             notes.add(_BEFORE_CALL)
         if each is not None:
             found.append(each)
@@ -216,6 +221,14 @@ def report(net: gluon.Block) -> Report:
         raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
     merged = merge(found)
     return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count), *notes))
+
+
+def _may_change(converted: Converted) -> bool:
+    """Return whether an operator that is float32 where shapes are not known may be another where they are."""
+    before, dtype = converted.decisions.before, converted.decisions.policy.compute_dtype
+    shaped = {before.nodes[position].name for position, _ in shape_dependent(before, dtype)}
+    rows = (row for row in converted.report.rows if row.precision == dtypes.FLOAT32)
+    return dtype != dtypes.FLOAT32 and any(row.name in shaped or Reason.CHEAPEST in row.kinds for row in rows)
 
 
 def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:

@@ -14,7 +14,7 @@ import functools
 import os
 import re
 import warnings
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -28,7 +28,7 @@ from ..files import manifest_of, require_set
 from ..graph import Graph
 from ..mxnet_private import NumpySymbol, ParameterBase, blocks, is_initialized, parameters
 from ..passes import GuardInPlace
-from ..policy import AUTO, Policy, is_auto
+from ..policy import AUTO, Policy, PolicyChanges, is_auto
 from ..symbol import from_graph, load_params, load_symbol, to_graph
 from ..symbol.arguments import Model, check_params, make_model, require_kernels
 from ..symbol.convert import ConvertedModel, convert_models
@@ -39,6 +39,9 @@ from .cache import make_operator
 from .regions import BlockRegions, find_named, find_regions, outside_regions
 from .storage import contexts_of
 from .trace import Trace, arguments, trace, trace_before_call
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _NUMBERED = re.compile(r"data\d+")  # Gluon's names of a net's inputs, if these are several
 
@@ -141,7 +144,7 @@ def freeze(
     dtypes: Optional[Mapping[str, Any]] = None,
     ranges: Optional[Mapping[str, float]] = None,
     ctx: Optional[mx.Context] = None,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> gluon.SymbolBlock:
     """Return a block for inference, as fast as this machine runs the net; the net is not changed.
 

@@ -8,13 +8,13 @@ calls `convert_checkpoint`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ..checkpoint import check_out_prefix, checkpoint_files
 from ..devices.auto import parse_policy
 from ..errors import ConvertError
 from ..passes.attributes import marked_blocks
-from ..policy import Policy
+from ..policy import Policy, PolicyChanges
 from ..report import Decisions, Report
 from .arguments import (
     Model,
@@ -31,6 +31,9 @@ from .for_inference import fold_model
 from .inference import to_graph
 from .params import Change, converted_alike, low_dtypes, require_matches, store, total_bytes, widened
 from .rewrite import convert_graph
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def convert_symbol(
     dtypes: Optional[Mapping[str, Any]] = None,
     data_names: Optional[Sequence[str]] = None,
     ranges: Optional[Mapping[str, float]] = None,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> Any:
     """Return a symbol converted to mixed precision; the given one is not changed.
 
@@ -134,7 +137,7 @@ def convert_model(
     dtypes: Optional[Mapping[str, Any]] = None,
     ranges: Optional[Mapping[str, float]] = None,
     for_inference: bool = False,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> ConvertedModel:
     """Return a model converted to mixed precision: its symbol, and its parameters to go with it.
 
@@ -226,7 +229,7 @@ def convert_checkpoint(
     ranges: Optional[Mapping[str, float]] = None,
     on_stage: Callable[[str], None] = lambda stage: None,
     for_inference: bool = False,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> ConvertedModel:
     """Convert the checkpoint ``prefix-symbol.json``, ``prefix-0000.params`` and write the result.
 
@@ -307,7 +310,7 @@ def convert_buckets(
     aux_params: Mapping[str, Any],
     policy: PolicyLike = "O1",
     shapes: Optional[Mapping[Any, Any]] = None,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> ConvertedBuckets:
     """Convert all buckets of a BucketingModule, with one set of parameters.
 
