@@ -86,6 +86,7 @@ class Trainer(ScalerStatus, TrainerBase):
             which leaves the loss scale as it is, for a NaN batch is no overflow. Needs a loss scale, such as 1.
         max_nonfinite_losses: How many steps in a row 'skip' skips; the next one raises. Both may be set later, also
             on a trainer of `adopt` or `mxmp.amp`, on a Module or a `LossScaleOptimizer`.
+        **others: None are taken: an option of the optimizer is told to go into ``optimizer_params``.
 
     Raises:
         TrainerError: If the arguments contradict each other.
@@ -107,7 +108,13 @@ class Trainer(ScalerStatus, TrainerBase):
         loss_scale: Any = "policy",
         nonfinite_loss: str = "raise",
         max_nonfinite_losses: int = 10,
+        **others: Any,
     ) -> None:
+        for name, value in others.items():
+            raise _ArgumentError(
+                f"Trainer: unknown argument {name!r}; options of the optimizer, multi_precision among them, go into "
+                f"optimizer_params: Trainer(params, 'sgd', {{{name!r}: {value!r}}})."
+            )
         given = None
         if isinstance(params, mx.gluon.Block):
             params = params.collect_params()
@@ -669,6 +676,10 @@ class Trainer(ScalerStatus, TrainerBase):
 
 def _is_policys(loss_scale: Any) -> bool:
     return isinstance(loss_scale, str) and loss_scale == "policy"
+
+
+class _ArgumentError(TrainerError, TypeError):
+    """An argument is not one of the trainer's."""
 
 
 class _MixedUpError(TrainerError, AttributeError):
