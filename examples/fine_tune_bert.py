@@ -99,7 +99,7 @@ def train(net, policy, steps, rate, inputs, labels, weights):
             loss = cross_entropy(net(batch[0], places, batch[1]), batch[2], batch[3].expand_dims(2)) * LENGTH
             with trainer.scale_loss(loss) as scaled:
                 scaled.backward()
-        trainer.clip_global_norm(1.0 * weights[rows].sum())  # of true gradients, sums over what counts until step
+        trainer.clip_global_norm(1.0, weights[rows].sum())  # of true gradients, their mean over all that counts
         trainer.step(weights[rows].sum())
         losses.append(loss.sum().asscalar() / weights[rows].sum())
     print(f"{policy}: loss {np.mean(losses[:10]):.3f} to {np.mean(losses[-10:]):.3f} in {steps} steps", flush=True)

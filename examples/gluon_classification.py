@@ -86,7 +86,7 @@ for epoch in range(args.resume + 1, args.epochs + 1):
             losses = [cross_entropy(net(x), y) for x, y in zip(images, labels)]
             with trainer.scale_loss(losses) as scaled:  # 3: gradients too small for float16 are kept
                 autograd.backward(scaled)
-        trainer.clip_global_norm(5.0 * args.batch_size)  # of the true gradients, which are sums over the batch
+        trainer.clip_global_norm(5.0, args.batch_size)  # of the true gradients, their mean over the batch
         trainer.step(args.batch_size)  # skipped, and the scale lowered, if a gradient is not finite
         mean_loss.update(None, losses)
     speed = mean_loss.num_inst / (time.time() - start)

@@ -99,7 +99,7 @@ for epoch in range(1, args.epochs + 1):
             loss = cross_entropy(logits, following)  # (N,), means over the words of a row
             with trainer.scale_loss(loss) as scaled:
                 scaled.backward()
-        trainer.clip_global_norm(0.25 * BATCH_SIZE)  # gradients are sums over the rows until step divides them
+        trainer.clip_global_norm(0.25, BATCH_SIZE)  # of the mean over the rows, by which step updates
         trainer.step(BATCH_SIZE)
     states, losses = zeros, []
     for inputs, following in held_out:

@@ -86,7 +86,7 @@ for epoch in range(1, args.epochs + 1):
     training.reset()
     for batch in training:
         module.forward_backward(batch)
-        module.clip_global_norm(0.25)  # of the true gradients, without the loss scale
+        module.clip_global_norm(0.25)  # of the true gradients, which are means already: no batch size
         module.update()  # skipped, and the loss scale lowered, if a gradient is not finite
     ((_, value),) = module.score(held_out, perplexity)
     text = f"epoch {epoch}: perplexity {value:.2f}"

@@ -60,11 +60,14 @@ def listed(names: Sequence[str], notes: Sequence[str] = (), most: int = 3) -> st
     return ", ".join(noted[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return '; the nearest are ...' for an unknown name, or the known ones if none is near."""
+def did_you_mean(name: str, known: Iterable[str], in_order: bool = False) -> str:
+    """Return '; the nearest are ...' for an unknown name, or the first of the known ones if none is near.
+
+    These are sorted, unless they are ``in_order``.
+    """
     import difflib
 
-    names = sorted(set(known))
+    names = list(dict.fromkeys(known)) if in_order else sorted(set(known))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     if near:
         return f"; the nearest are {', '.join(near)}"

@@ -19,13 +19,47 @@ import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape
-from typing import Any, ClassVar, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Container,
+    Dict,
+    Iterable,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    TypedDict,
+    Union,
+)
 
 from . import dtypes
 from .errors import DtypeError, PolicyError, did_you_mean
 from .names import refuse_call
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Overrides = Tuple[Tuple[str, str], ...]
+_AnyOverrides = Union[Mapping[str, str], Iterable[Tuple[str, str]]]
+
+
+class PolicyChanges(TypedDict, total=False):
+    """Fields of a `Policy` that a function takes by their names, for editors and type checkers."""
+
+    param_dtype: str
+    compute_dtype: str
+    output_dtype: str
+    keep_batchnorm_fp32: bool
+    last_layer_fp32: bool
+    pure: bool
+    out_of_range: str
+    ops: _AnyOverrides
+    names: _AnyOverrides
+    blocks: _AnyOverrides
+    loss_scale: Union[None, str, float]
+
 
 # The fields by their names in a policy's text.
 _DTYPES = {"param": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
@@ -35,6 +69,9 @@ _CHOICES: Dict[str, Tuple[Any, ...]] = {**dict.fromkeys(_FLAGS, (True, False)), 
 _BY_TEXT = {**_DTYPES, **{name: name for name in (*_DTYPES.values(), *_CHOICES, "loss_scale")}}
 
 _WILD = frozenset("*?[")
+
+BLOCKS_ATTR = "__mxmp_blocks__"
+"""On a node while its network is converted: the policy's patterns that lead to a block around it by its path."""
 
 AUTO = "auto"
 """The text of the policy that is chosen for a device where a network is converted (`mxmp.devices.auto`)."""
@@ -94,7 +131,8 @@ class Policy:
             them its largest value with their sign, 'float32' keeps their readers in float32.
         ops: Pairs (operator name, dtype) that overrule the operator's category.
         names: Pairs (pattern of node names, dtype); ``*``, ``?`` and ``[...]`` as in a shell.
-        blocks: Pairs (pattern of Gluon block prefixes, dtype); applies to all within the block.
+        blocks: Pairs (pattern of Gluon blocks, dtype); applies to all within the block. A pattern is compared with
+            prefixes (``resnet0_stage1_``) and with paths, as ``load_parameters`` names them (``features.0.body``).
         loss_scale: None, 'dynamic' or a number: the loss scale for a trainer.
         chosen: One sentence on why 'auto' chose this policy; empty otherwise. It is neither compared nor printed.
 
@@ -139,7 +177,7 @@ class Policy:
         """Whether it has patterns of operators, names or blocks."""
         return bool(self.ops or self.names or self.blocks)
 
-    def replace(self, **changes: Any) -> Policy:
+    def replace(self, **changes: Unpack[PolicyChanges]) -> Policy:
         """Return this policy with some fields changed.
 
         Raises:
@@ -149,18 +187,18 @@ class Policy:
         for name in changes:
             if name not in names:
                 raise PolicyError(f"unknown policy field {name!r}{did_you_mean(name, names)}.")
-        chosen = "" if "compute_dtype" in changes else self.chosen
-        return dataclasses.replace(self, **changes, chosen=chosen)
+        values: Dict[str, Any] = {**changes, "chosen": "" if "compute_dtype" in changes else self.chosen}
+        return dataclasses.replace(self, **values)
 
     @classmethod
-    def parse(cls, spec: Union[str, Policy], **changes: Any) -> Policy:
+    def parse(cls, spec: Union[str, Policy], **changes: Unpack[PolicyChanges]) -> Policy:
         """Return the policy that a string describes, with some fields changed.
 
         Args:
             spec: A preset's name ('O0' to 'O3', 'mixed_float16' or 'fp16', 'mixed_bfloat16' or 'bf16', 'float16',
                 'bfloat16', 'float32'), or comma-separated fields, or a preset followed by fields: 'O2,loss_scale=128',
-                'compute=float16,op:softmax=float16', ``'O1,block:resnet0_stage4_*=float32,name:*dense*=float32'``. A
-                policy is returned as it is.
+                'compute=float16,op:softmax=float16', ``'O1,block:output=float32,name:*dense*=float32'``. A policy is
+                returned as it is.
             **changes: Fields of the policy that overrule the string's.
 
         Raises:
@@ -209,7 +247,8 @@ class Policy:
             ("blocks", self.blocks),
             ("ops", self.ops),
         ):
-            matching = [(dtype, key) for key, dtype in pairs if _applies(field, key, op, name)]
+            marked = blocks_on(attrs) if field == "blocks" else ()
+            matching = [(dtype, key) for key, dtype in pairs if key in marked or _applies(field, key, op, name)]
             if matching:
                 # A forced include beats an exclude, whichever is written first.
                 dtype, key = min(matching, key=lambda pair: pair[0] == dtypes.FLOAT32)
@@ -252,18 +291,26 @@ class Policy:
 
 def only_matching(policy: Policy, nodes: Sequence[Tuple[str, str]]) -> Policy:
     """Return a policy without the overrides that apply to none of some nodes, each (operator, name)."""
-    return policy.replace(
-        **{
-            field: tuple(pair for pair in getattr(policy, field) if _applies_to_any(field, pair[0], nodes))
-            for field in _OVERRIDES.values()
-        }
-    )
+    matching: Any = {
+        field: tuple(pair for pair in getattr(policy, field) if _applies_to_any(field, pair[0], nodes))
+        for field in _OVERRIDES.values()
+    }
+    return policy.replace(**matching)
 
 
-def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequence[str] = ()) -> None:
+def check_matches(
+    policy: Policy,
+    nodes: Sequence[Tuple[str, str]],
+    blocks: Sequence[str] = (),
+    marked: Container[str] = (),
+) -> None:
     """Raise PolicyError, with the nearest names, if an override of a policy applies to nothing.
 
-    ``nodes`` are (operator, name) of every operator node of the network, ``blocks`` the prefixes of its Gluon blocks.
+    Args:
+        policy: The policy.
+        nodes: (operator, name) of every operator node of the network.
+        blocks: The paths and the prefixes of its Gluon blocks.
+        marked: The patterns of blocks that its nodes are marked with.
     """
     lookups: Dict[str, Tuple[str, Sequence[str]]] = {
         "ops": ("the network has no operator {}", [op for op, _ in nodes]),
@@ -272,10 +319,19 @@ def check_matches(policy: Policy, nodes: Sequence[Tuple[str, str]], blocks: Sequ
     }
     for field, (problem, names) in lookups.items():
         for key, _ in getattr(policy, field) if policy.must_match else ():
-            if not _applies_to_any(field, key, nodes):
+            if not (_applies_to_any(field, key, nodes) or (field == "blocks" and key in marked)):
                 of_symbol = field == "blocks" and not blocks
-                nearest = "; a symbol has nodes alone, give name:pattern" if of_symbol else did_you_mean(key, names)
+                nearest = did_you_mean(key, names, in_order=field == "blocks")
+                if of_symbol:
+                    nearest = "; a symbol has nodes alone, give name:pattern"
+                elif field == "blocks" and key in names:
+                    problem, nearest = "block {} runs no operator", "; name one that does, or leave it out"
                 raise PolicyError(f"{field}: {problem.format(repr(key))}{nearest}.")
+
+
+def blocks_on(attrs: Iterable[Tuple[str, str]]) -> Sequence[str]:
+    """Return the policy's patterns of blocks that a node with these attributes is marked with."""
+    return next((value.split(",") for key, value in attrs if key == BLOCKS_ATTR), [])
 
 
 def _applies(field: str, key: str, op: str, name: str) -> bool:

@@ -2,13 +2,15 @@
 
 import dataclasses
 import fnmatch
+import inspect
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mxmp.policy import PRESETS, Policy, check_matches
+import mxmp
+from mxmp.policy import PRESETS, Policy, PolicyChanges, check_matches
 
 
 def test_presets_are_those_of_apex_and_keras():
@@ -124,3 +126,20 @@ def test_whole_names_are_looked_up_and_decide_as_patterns_do(monkeypatch):
     monkeypatch.setattr("mxmp.policy.fnmatchcase", lambda name, pattern: bool(tried.append(pattern)))
     Policy.parse("O1", names={f"fc{number}": "float32" for number in range(500)}).override("any", "fc7")
     assert tried == ["fc7"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        Policy.parse, Policy.replace, mxmp.gluon.convert, mxmp.gluon.freeze, mxmp.symbol.convert_symbol, mxmp.symbol.convert_model,
+        mxmp.symbol.convert_checkpoint, mxmp.symbol.convert_buckets, mxmp.tune.tune,
+    ],
+    ids=lambda function: function.__qualname__,
+)  # fmt: skip
+def test_an_editor_is_told_the_fields_that_a_function_takes(function):
+    assert inspect.signature(function).parameters["changes"].annotation == "Unpack[PolicyChanges]"
+
+
+def test_the_fields_of_an_editor_are_those_of_the_policy():
+    fields = {field.name for field in dataclasses.fields(Policy) if field.compare}
+    assert set(PolicyChanges.__annotations__) == fields and not PolicyChanges.__total__

@@ -116,7 +116,7 @@ def master_params(optimizer: Any) -> Iterator[mx.nd.NDArray]:
     """Yield the float32 values that trainers update: `mxmp.gluon.Trainer.master_params`.
 
     Between backward and step their gradients are unscaled first, as at the end of Apex's ``scale_loss``:
-    ``gluon.utils.clip_global_norm([p.grad for p in master_params(trainer)], 1.0)`` clips. With
+    ``gluon.utils.clip_global_norm([p.grad for p in master_params(trainer)], 1.0 * batch_size)`` clips. With
     ``trainer.clip_global_norm`` an overflow needs no further host read.
 
     Args:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any, Iterable, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterable, Tuple, Union
 
 import mxnet as mx
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import PolicyError
-from ..policy import AUTO, Policy, is_auto
+from ..policy import AUTO, Policy, PolicyChanges, is_auto
 from .amx import has_onednn
 from .check import count_gpus, has_tensor_cores, read_gpus, warn
 from .processor import read_processor
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _POLICIES = {FLOAT16: "O1", BFLOAT16: "mixed_bfloat16", FLOAT32: "float32"}
 
 
-def parse_policy(policy: Union[str, Policy], contexts: Iterable[mx.Context] = (), **changes: Any) -> Policy:
+def parse_policy(
+    policy: Union[str, Policy], contexts: Iterable[mx.Context] = (), **changes: Unpack[PolicyChanges]
+) -> Policy:
     """Return a policy as `Policy.parse` does; of 'auto' the one that is fastest on some contexts.
 
     'auto' is 'O1' on GPUs with tensor cores, 'mixed_bfloat16' on a processor whose kind gains by it
@@ -27,7 +32,7 @@ def parse_policy(policy: Union[str, Policy], contexts: Iterable[mx.Context] = ()
     outputs there.
 
     Args:
-        policy: A policy or its text: 'auto', and 'auto,block:head=float32'.
+        policy: A policy or its text: 'auto', and 'auto,block:output=float32'.
         contexts: Where the network runs; unless given, on the GPUs of this machine if these have tensor cores, else on
             its processor.
         **changes: Fields of the policy that overrule it.
@@ -50,7 +55,8 @@ def parse_policy(policy: Union[str, Policy], contexts: Iterable[mx.Context] = ()
     name = _POLICIES[BFLOAT16 if dtype == FLOAT32 else dtype]
     mixed = Policy.parse(f"{name},{rest}" if rest else name, **changes)
     if dtype == FLOAT32:
-        wide = {field: [p for p in getattr(mixed, field) if p[1] == FLOAT32] for field in ("ops", "names", "blocks")}
+        fields = ("ops", "names", "blocks")
+        wide: Any = {field: [pair for pair in getattr(mixed, field) if pair[1] == FLOAT32] for field in fields}
         mixed = Policy().replace(**wide)
     if advice:
         chosen = f"{chosen} {advice}"

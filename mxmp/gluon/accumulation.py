@@ -33,8 +33,7 @@ class Accumulator:
                 loss = loss_fn(net(x), y)
             with trainer.scale_loss(loss) as scaled:
                 scaled.backward()
-            if accumulator.ends_group:  # optional
-                trainer.clip_global_norm(1.0)
+            accumulator.clip_global_norm(1.0, len(x))  # optional
             accumulator.step(len(x))
 
     The last group of a loader may be smaller. Each group's gradients are divided by its true number of samples, so that
@@ -95,6 +94,27 @@ class Accumulator:
             raise TrainerError(f"Accumulator: a {type(batches).__name__} is nothing to loop over; give a loader.")
         return self._loop(batches)
 
+    def clip_global_norm(self, max_norm: float, batch_size: float) -> Optional[float]:
+        """Clip the mean gradient of a group, where the present batch is its last: `Trainer.clip_global_norm`.
+
+        Args:
+            max_norm: Positive. Each of several trainers has a norm of its own.
+            batch_size: As for the batch's `step`.
+
+        Returns:
+            None within a group; at its end the norm before clipping, the largest of several trainers.
+
+        Raises:
+            TrainerError: Outside of the loop or after the batch's step, and as `Trainer.clip_global_norm`.
+            NonFiniteLossError: As `Trainer.clip_global_norm`.
+        """
+        self._require_waiting("clip_global_norm")
+        require_positive("clip_global_norm: max_norm", max_norm)
+        require_positive("clip_global_norm: batch_size", batch_size)
+        if not self.ends_group:
+            return None
+        return max([each.clip_global_norm(max_norm, self._samples + batch_size) for each in self._trainers])
+
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> Optional[bool]:
         """Count a batch, and at the end of its group update the parameters, or skip, and zero the gradients.
 
@@ -110,9 +130,7 @@ class Accumulator:
             NonFiniteLossError: As `Trainer.step`; the group is dropped.
             LossScaleError: As `Trainer.step`.
         """
-        if not self._waits:
-            state = "twice for a batch" if self._runs else "outside of the loop"
-            raise TrainerError(f"step was called {state}; call it once in `for batch in accumulator(loader):`.")
+        self._require_waiting("step")
         require_positive("step: batch_size", batch_size)
         if not self.ends_group:
             for trainer in self._trainers:
@@ -128,6 +146,14 @@ class Accumulator:
         finally:
             self._stepping = False
             self._clear()
+
+    def _require_waiting(self, call: str) -> None:
+        """Raise unless the present batch waits for its step."""
+        if not self._waits:
+            state = "outside of the loop"
+            if self._runs:
+                state = "twice for a batch" if call == "step" else "after the batch's step"
+            raise TrainerError(f"{call} was called {state}; call it once in `for batch in accumulator(loader):`.")
 
     def _loop(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         with self._adding_up():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from mxnet import gluon
 
@@ -16,28 +16,39 @@ from ..devices.check import amx_notes
 from ..errors import ConvertError, TrainerError
 from ..mxnet_private import blocks, parameters
 from ..passes import EraseCasts
-from ..policy import Policy, check_matches
+from ..passes.attributes import marked_blocks
+from ..passes.decide import shape_dependent
+from ..passes.reasons import Reason
+from ..policy import Policy, PolicyChanges, check_matches
 from ..report import Report, merge
 from ..symbol import Converted, convert_graph, from_graph, save_checkpoint, to_graph
 from ..symbol.arguments import beyond_range, checked_ranges
 from ..train.masters import follow_weights, require_masters
 from . import storage
 from .adoption import forget_policy, note_policy
-from .blocks import blocks_in, conversion_of, conversions_of, descendants, frozen_model, is_part, roots
+from .blocks import block_names, blocks_in, conversion_of, conversions_of, descendants, frozen_model, is_part, roots
 from .conversion import Conversion, Siblings
 from .files import require_folder
 from .freeze import model_for_inference
 from .regions import BlockRegions, find_regions
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _FLOAT32 = "_mxmp_float32"
 """Where a net converted to a float32 policy, which runs as it was written, holds it, with its report if known."""
+
+_BEFORE_CALL = (
+    "The net has not been called since its conversion, so that shapes are not known: operators that depend on them, "
+    "and those between layers, may run in another precision. Call it once, and take its report again."
+)
 
 
 def convert(
     net: gluon.Block,
     policy: Union[str, Policy],
     ranges: Optional[Mapping[str, float]] = None,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> gluon.Block:
     """Convert a net in place, so that it trains and infers in mixed precision.
 
@@ -77,7 +88,7 @@ def convert(
     for root in found:
         storage.refuse_cast(root)
         _refuse_frozen(root)
-    regions = find_regions(net)
+    regions = find_regions(net, policy)
     if all(_is_current(conversion_of(root), policy, regions, measured) for root in found):
         return net
     replaced = conversions_of(blocks_in(*found))
@@ -86,7 +97,7 @@ def convert(
     siblings = Siblings()  # they may share parameters
     for conversion in conversions:
         siblings.add(conversion)
-    _MatchCheck(policy, sorted({block.prefix for block in blocks_in(net) if block.prefix}), conversions)
+    _MatchCheck(policy, block_names(net), conversions)
     in_float32 = {root: vars(root).get(_FLOAT32) for root in found}
     try:
         for conversion in replaced:
@@ -191,19 +202,33 @@ def restore(net: gluon.Block) -> gluon.Block:
 def report(net: gluon.Block) -> Report:
     """Return the precision of each operator of a converted net, and why: of one to 'O0', a report of a float32 net.
 
+    Before the net's first call shapes are not known. Then the precision of some operators may be another one than in
+    the call, and a note says so.
+
     Raises:
         ConvertError: If it is no block, not converted, within a converted net, or has to see one batch first.
     """
-    found = []
+    found: List[Report] = []
+    notes: Set[str] = set()
     for block in _require_whole(net, "report"):
         conversion = conversion_of(block)
         each = _report(block) if conversion is None else conversion.report()
+        if conversion is not None and conversion.current is None and _may_change(conversion.early):
+            notes.add(_BEFORE_CALL)
         if each is not None:
             found.append(each)
     if not found:
         raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
     merged = merge(found)
-    return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count)))
+    return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count), *notes))
+
+
+def _may_change(converted: Converted) -> bool:
+    """Return whether an operator that is float32 where shapes are not known may be another where they are."""
+    before, dtype = converted.decisions.before, converted.decisions.policy.compute_dtype
+    shaped = {before.nodes[position].name for position, _ in shape_dependent(before, dtype)}
+    rows = (row for row in converted.report.rows if row.precision == dtypes.FLOAT32)
+    return dtype != dtypes.FLOAT32 and any(row.name in shaped or Reason.CHEAPEST in row.kinds for row in rows)
 
 
 def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:
@@ -324,10 +349,11 @@ class _MatchCheck:
     Here if the graphs are known already; else the conversions add them when they are called.
     """
 
-    def __init__(self, policy: Policy, prefixes: Sequence[str], conversions: Sequence[Conversion]) -> None:
+    def __init__(self, policy: Policy, names: Sequence[str], conversions: Sequence[Conversion]) -> None:
         self.policy = policy
-        self.prefixes = prefixes
+        self.names = names  # of blocks
         self.nodes: Dict[int, List[Tuple[str, str]]] = {}
+        self.marked: Set[str] = set()  # the patterns of blocks that nodes are marked with
         self.beyond = set(beyond_range(conversions[0].ranges, policy))
         self.ranges = set(conversions[0].ranges)
         self.is_measured = False  # whether one of the net's outputs is among them
@@ -342,12 +368,14 @@ class _MatchCheck:
         if not self.count:
             return
         self.nodes.setdefault(number, []).extend((row.op, row.name) for row in converted.report.rows)
+        self.marked |= marked_blocks(converted.decisions.before)
         nodes, names = converted.decisions.before.nodes, converted.decisions.facts.output_names
         self.beyond -= set(names.values())
         self.is_measured |= any(name in self.ranges for key, name in names.items() if not nodes[key[0]].is_variable)
         self.ranges -= {name for key, name in names.items() if nodes[key[0]].is_variable}
         if len(self.nodes) == self.count:
-            check_matches(self.policy, [node for nodes in self.nodes.values() for node in nodes], self.prefixes)
+            found = [node for nodes in self.nodes.values() for node in nodes]
+            check_matches(self.policy, found, self.names, self.marked)
             if self.beyond:
                 raise ConvertError(
                     f"ranges: the net has no output {min(self.beyond)!r}; measure the net that is converted. If its "

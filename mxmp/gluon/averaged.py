@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, List, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
 from ..arrays import is_low_precision, round_into, to_float32
 from ..dtypes import PRECISIONS, canonical
-from ..errors import TrainerError
-from ..mxnet_private import parameters
+from ..errors import StateError, TrainerError
+from ..files import path_of
+from ..mxnet_private import blocks, parameters
 from ..train.masters import exact_value as _exact_value
 from ..train.masters import is_owned, masters_of
+from . import files
 from .trainer import Trainer
 
 
@@ -55,15 +57,15 @@ class averaged:
     Running statistics, such as BatchNorm's, are averaged too; parameters of integers are left alone. Of contexts with
     values of their own (statistics, and weights without a kvstore) it is the mean that is averaged, as MXNet saves it.
 
-    The states of a trainer do not hold the averages. To write them as a net's parameters, save the net while they are
-    in; to go on with them, save `values`, and copy them into the arrays of `values` of a new ``averaged``.
+    The states of a trainer do not hold the averages: `save` and `load` do. The file has the names of
+    ``net.save_parameters``, so that ``load_parameters`` takes it too, to deploy the averages.
 
     Args:
         net: A net whose parameters are initialized, converted or not.
         decay: From 0 to below 1.
 
     Raises:
-        TrainerError: If a parameter is not initialized, or ``decay`` is no such number.
+        TrainerError: If a parameter has no value yet, or ``decay`` is no such number.
 
     References:
         ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn``.
@@ -76,7 +78,13 @@ class averaged:
             raise TrainerError(f"averaged: expected a Gluon net, found a {type(net).__name__}.")
         self.decay = float(decay)
         params: Dict[str, gluon.Parameter] = net.collect_params()
-        floats = (*PRECISIONS, "float64")
+        for name, param in params.items():
+            if not parameters.is_initialized(param):
+                raise TrainerError(
+                    f"averaged: parameter '{name}' has no value yet; initialize the net, and run one batch if its "
+                    f"shapes follow from the input's. Then call averaged(net)."
+                )
+        self._net, floats = net, (*PRECISIONS, "float64")
         self._params = {name: param for name, param in params.items() if canonical(param.dtype) in floats}
         self._values = {name: _mean(_exact_values(param)) for name, param in self._params.items()}
 
@@ -95,6 +103,62 @@ class averaged:
                 else:
                     values = [to_float32(_exact_value(weight, param)) for weight in param.list_data()]
                 average += (1 - self.decay) * (_mean(values) - average)
+
+    def save(self, fname: str) -> None:
+        """Save the averages to one file, in float32; it is written whole or not at all.
+
+        Args:
+            fname: Any name; the format is that of ``net.save_parameters``.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
+        names: Dict[str, str] = {}
+        for path, name in self._saved_names().items():
+            names.setdefault(name, path)
+        write = mx.npx.save if mx.util.is_np_array() else mx.nd.save
+        files.save(path_of(fname), lambda file: write(file, {names[name]: v for name, v in self._values.items()}))
+
+    def load(self, fname: str) -> None:
+        """Go on with the averages that `save` wrote, for this net or one like it.
+
+        Args:
+            fname: The file.
+
+        Raises:
+            CheckpointError: If there is no such file, or it is damaged.
+            StateError: If an average is missing, unknown or has another shape; then nothing is changed.
+        """
+        files.check(path_of(fname))
+        loaded = (mx.npx.load if mx.util.is_np_array() else mx.nd.load)(path_of(fname))
+        arrays: Dict[str, Any] = loaded if isinstance(loaded, dict) else dict.fromkeys(map(str, range(len(loaded))))
+        names = self._saved_names()
+        found = {names[path]: array for path, array in arrays.items() if path in names}
+        faults = [f"{path!r} is unknown" for path in arrays if path not in names]
+        for path, name in names.items():
+            average: Any = self._values.get(name)  # none of a parameter of integers
+            array: Any = found.get(name)
+            if average is not None and array is None:
+                faults.append(f"{path!r} is missing")
+            elif average is not None and array.stype != "default":
+                faults.append(f"{path!r} is {array.stype}, expected a dense array")
+            elif average is not None and array.shape != average.shape:
+                faults.append(f"{path!r} has the shape {array.shape}, expected {average.shape}")
+        if faults:
+            more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+            raise StateError(
+                f"{fname}: its averages are not those of this net: {', '.join(faults[:3])}{more}. Load a file that "
+                f"average.save wrote for this net."
+            )
+        with autograd.pause():
+            for name, average in self._values.items():
+                average[:] = to_float32(found[name]).as_in_context(average.ctx)
+
+    def _saved_names(self) -> Dict[str, str]:
+        """Return the names that ``net.save_parameters`` gives to parameters: those of the parameters themselves."""
+        paths = {path: param.name for path, param in blocks.params_by_path(self._net).items()}
+        rest = set(self._values) - set(paths.values())  # of a net whose own ``collect_params`` has more
+        return {**paths, **{name: name for name in sorted(rest)}}
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:

@@ -52,6 +52,23 @@ def descendants(block: gluon.Block) -> List[gluon.Block]:
     return blocks_in(block)[1:]
 
 
+def paths_in(net: gluon.Block) -> Dict[str, gluon.Block]:
+    """Return every block below a net by its path, as ``load_parameters`` names it (``features.0``); the short first."""
+    found: Dict[str, gluon.Block] = {}
+    waiting = [("", net)]
+    while waiting:
+        before, block = waiting.pop(0)
+        inside = [(f"{before}{name}", child) for name, child in blocks.named_children(block).items()]
+        found.update(inside)
+        waiting += [(f"{path}.", child) for path, child in inside]
+    return found
+
+
+def block_names(net: gluon.Block) -> List[str]:
+    """Return the paths and the prefixes of a net's blocks, by which a policy may name them."""
+    return [*paths_in(net), *sorted({block.prefix for block in blocks_in(net) if block.prefix})]
+
+
 def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
     """Return the outermost blocks of a net that have a graph: HybridBlocks with ``hybrid_forward``."""
     if not isinstance(net, gluon.Block):

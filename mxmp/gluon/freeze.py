@@ -14,7 +14,7 @@ import functools
 import os
 import re
 import warnings
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -28,17 +28,20 @@ from ..files import manifest_of, require_set
 from ..graph import Graph
 from ..mxnet_private import NumpySymbol, ParameterBase, blocks, is_initialized, parameters
 from ..passes import GuardInPlace
-from ..policy import AUTO, Policy, is_auto
+from ..policy import AUTO, Policy, PolicyChanges, is_auto
 from ..symbol import from_graph, load_params, load_symbol, to_graph
 from ..symbol.arguments import Model, check_params, make_model, require_kernels
 from ..symbol.convert import ConvertedModel, convert_models
 from ..symbol.inference import infer_network
 from ..symbol.rewrite import emulated
-from .blocks import FROZEN, conversion_of, frozen_model, plain_class, roots
+from .blocks import FROZEN, block_names, conversion_of, frozen_model, plain_class, roots
 from .cache import make_operator
-from .regions import BlockRegions, find_regions, outside_regions
+from .regions import BlockRegions, find_named, find_regions, outside_regions
 from .storage import contexts_of
 from .trace import Trace, arguments, trace, trace_before_call
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _NUMBERED = re.compile(r"data\d+")  # Gluon's names of a net's inputs, if these are several
 
@@ -55,6 +58,7 @@ class Source(NamedTuple):
         formats: How inputs and outputs are nested; None for flat ones.
         context: Where its values are.
         policy: The policy that it is converted to, None if it is not.
+        blocks: The paths and prefixes of the net's blocks, for errors.
     """
 
     where: str
@@ -65,6 +69,7 @@ class Source(NamedTuple):
     formats: Optional[Tuple[Any, Any]]
     context: mx.Context
     policy: Optional[Policy] = None
+    blocks: Sequence[str] = ()
 
     def converted(self, policy: Policy, check: bool) -> ConvertedModel:
         """Return the model for inference, its weights in the dtype that they are read in, but under ``npx.set_np``.
@@ -74,7 +79,7 @@ class Source(NamedTuple):
         if not isinstance(self.model.symbol, NumpySymbol):  # whose arrays may be float32 alone
             policy = policy.replace(param_dtype=policy.compute_dtype)
         try:
-            return convert_models([self.model], self.args, self.aux, policy, for_inference=True, check=check)[0]
+            return convert_models([self.model], self.args, self.aux, policy, True, check, self.blocks)[0]
         except ConvertError as e:
             raise type(e)(f"{self.where}: {e}") from e
 
@@ -140,7 +145,7 @@ def freeze(
     dtypes: Optional[Mapping[str, Any]] = None,
     ranges: Optional[Mapping[str, float]] = None,
     ctx: Optional[mx.Context] = None,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> gluon.SymbolBlock:
     """Return a block for inference, as fast as this machine runs the net; the net is not changed.
 
@@ -195,6 +200,8 @@ def freeze(
             text = f"freeze: block '{net.name}': hybrid_forward is frozen, without {kind.__name__}.forward around it."
             warnings.warn(text, stacklevel=2)
     parsed = _policy(source, context, policy, changes)
+    if isinstance(net, gluon.Block) and parsed.blocks:  # traced again, its blocks named as the policy names them
+        source = _source_of_net(net, shapes, dtypes, ranges, parsed)
     require_kernels(parsed, [context], source.where)
     if context.device_type == "gpu" and context.device_id >= mx.context.num_gpus():
         raise ConvertError(f"freeze: ctx is {context}, but MXNet finds {mx.context.num_gpus()} GPUs here.")
@@ -256,12 +263,16 @@ def _source(net: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None
     return Source(where, model, dict(args), dict(aux), inputs, None, context)
 
 
-def _source_of_net(net: gluon.Block, shapes: Any, dtypes: Any, ranges: Any) -> Source:
+def _source_of_net(
+    net: gluon.Block, shapes: Any, dtypes: Any, ranges: Any, policy: Optional[Policy] = None
+) -> Source:
     where, conversion = f"block '{net.name}'", conversion_of(net)
     if roots(net) != [net]:
         names = ", ".join(root.name for root in roots(net))
         raise ConvertError(f"{where} ({type(net).__name__}) has no graph of its own; freeze the blocks in it: {names}.")
-    inside = find_regions(net) if conversion is None else conversion.regions
+    inside = find_regions(net, policy or Policy()) if conversion is None else conversion.regions
+    if policy is not None:
+        inside = inside._replace(named=find_named(net, policy))
     traced, sizes = _trace(net, conversion, inside)
     lacking = [name for name, param in traced.params.items() if not is_initialized(param)]
     if lacking:
@@ -284,6 +295,7 @@ def _source_of_net(net: gluon.Block, shapes: Any, dtypes: Any, ranges: Any) -> S
         traced.formats,
         next(iter(contexts_of(traced.params.values())), mx.context.current_context()),
         None if conversion is None else conversion.policy,
+        block_names(net),
     )
 
 
@@ -295,7 +307,7 @@ def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tup
     ran, frozen = {} if conversion is None else conversion.ran, frozen_model(net)
     own = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and blocks.cached_graph(net)
     graph = ran.get(False) or ran.get(True)
-    if graph and (own or False in ran):
+    if graph and (own or False in ran) and inside == conversion.regions:
         return graph.trace, graph.input_shapes
     with autograd.predict_mode(), outside_regions():
         if own:

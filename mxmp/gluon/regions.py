@@ -8,8 +8,23 @@ import inspect
 import sys
 import warnings
 from contextvars import ContextVar
+from fnmatch import fnmatchcase
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+    Union,
+)
 
 import mxnet as mx
 from mxnet import gluon
@@ -20,13 +35,14 @@ from ..graph import Graph
 from ..mxnet_private import attr_scope, blocks, leave_attr_scope, put_scopes_back, scope_attrs, thread_scopes
 from ..passes.attributes import PRECISION_ATTR
 from ..passes.decide import LOW
-from ..policy import Policy
+from ..policy import BLOCKS_ATTR, Policy
 from ..symbol import from_graph, to_graph
-from .blocks import blocks_in, undone
+from .blocks import blocks_in, paths_in, undone
 
 POLICY = "policy"  # where the net's policy decides, as outside of all regions
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Own = TypeVar("_Own")
 _LAZY = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 _FORWARD = frozenset({"forward", "hybrid_forward"})
 _KNOWN = (dtypes.FLOAT32, LOW, POLICY, *dtypes.LOW_PRECISION)
@@ -145,7 +161,7 @@ class _Scope(mx.AttrScope):
     own too.
     """
 
-    def __init__(self, outer: Optional[_Scope], region: Optional[str], entry: precision) -> None:
+    def __init__(self, outer: Optional[_Scope], region: Optional[str], entry: Optional[precision]) -> None:
         super().__init__()
         self.outer, self.region, self.entry, self.is_used = outer, region, entry, False
 
@@ -209,8 +225,16 @@ class BlockRegion(NamedTuple):
     name: str  # of that block
 
 
-BlockRegions = Dict[int, BlockRegion]
-"""The regions of a net's blocks by the blocks' id; those without one are left out."""
+class BlockRegions(NamedTuple):
+    """How the blocks of a net run, by the blocks' ids; those for which nothing is said are left out.
+
+    Attributes:
+        given: The regions that `set_policy` gave.
+        named: The patterns of the net's policy that name a block, or one around it, by its path; joined by commas.
+    """
+
+    given: Dict[int, BlockRegion]
+    named: Dict[int, str]
 
 
 def set_policy(block: gluon.Block, policy: Union[None, str, Policy]) -> gluon.Block:
@@ -261,24 +285,49 @@ def _dtype(block: gluon.Block, policy: Policy) -> str:
     return policy.compute_dtype
 
 
-def find_regions(net: gluon.Block) -> BlockRegions:
-    """Return the regions of a net's blocks; one that stands under different ones has none: what calls it decides."""
-    found: Dict[int, Set[Optional[BlockRegion]]] = {}
-    waiting: List[Tuple[gluon.Block, Optional[BlockRegion]]] = [(net, None)]
+def find_regions(net: gluon.Block, policy: Policy) -> BlockRegions:
+    """Return the regions of a net's blocks, and which of them a policy names by their paths."""
+
+    def own_region(block: gluon.Block, inherited: Optional[BlockRegion]) -> Optional[BlockRegion]:
+        given = vars(block).get(_ATTRIBUTE)
+        return inherited if given is None else BlockRegion(given[0], given[1], id(block), block.name)
+
+    return BlockRegions(_handed_down(net, own_region), find_named(net, policy))
+
+
+def find_named(net: gluon.Block, policy: Policy) -> Dict[int, str]:
+    """Return which blocks of a net a policy names by the paths to them, as `BlockRegions`."""
+    names: Dict[int, FrozenSet[str]] = {}
+    for path, block in paths_in(net).items() if policy.blocks else ():
+        matching = frozenset(pattern for pattern, _ in policy.blocks if fnmatchcase(path, pattern))
+        names[id(block)] = names.get(id(block), frozenset()) | matching
+
+    def own_names(block: gluon.Block, inherited: Optional[FrozenSet[str]]) -> Optional[FrozenSet[str]]:
+        return (inherited or frozenset()) | names.get(id(block), frozenset()) or None
+
+    return {number: ",".join(sorted(own)) for number, own in _handed_down(net, own_names).items()}
+
+
+def _handed_down(net: gluon.Block, own_of: Callable[[gluon.Block, Optional[_Own]], Optional[_Own]]) -> Dict[int, _Own]:
+    """Return the values that blocks have of their own or from those around them, by the blocks' ids.
+
+    A block that gets different ones from different blocks has none: what calls it decides.
+    """
+    found: Dict[int, Set[Optional[_Own]]] = {}
+    waiting: List[Tuple[gluon.Block, Optional[_Own]]] = [(net, None)]
     while waiting:
         block, inherited = waiting.pop()
-        given = vars(block).get(_ATTRIBUTE)
-        own = inherited if given is None else BlockRegion(given[0], given[1], id(block), block.name)
+        own = own_of(block, inherited)
         if own not in found.setdefault(id(block), set()):
             found[id(block)].add(own)
             waiting += [(child, own) for child in reversed(blocks.children(block))]
-    agreed = {number: next(iter(regions)) for number, regions in found.items() if len(regions) == 1}
+    agreed = {number: next(iter(values)) for number, values in found.items() if len(values) == 1}
     return {number: own for number, own in agreed.items() if own is not None}
 
 
 def check_regions(regions: BlockRegions, policy: Policy) -> None:
     """Raise a PolicyError that names the first block whose region asks for another low precision dtype."""
-    for own in regions.values():
+    for own in regions.given.values():
         if own.dtype not in (None, policy.compute_dtype):
             raise PolicyError(
                 f"block '{own.name}': set_policy gave it compute_dtype={own.dtype!r}, but the net's policy has "
@@ -295,7 +344,8 @@ def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
     """
     inside: List[int] = []
     kept: List[Tuple[gluon.Block, str, Any]] = []
-    parts = [block for block in blocks_in(net)[1:] if id(block) in regions or isinstance(block, gluon.SymbolBlock)]
+    known = {*regions.given, *regions.named}
+    parts = [block for block in blocks_in(net)[1:] if id(block) in known or isinstance(block, gluon.SymbolBlock)]
 
     def put_back() -> None:
         for block, name, given in kept:
@@ -303,20 +353,20 @@ def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
             if given is not None:
                 vars(block)[name] = given
 
-    with undone(put_back), _entered(regions.get(id(net)), inside):
+    with undone(put_back), _entered(regions.given.get(id(net)), inside), _named(regions.named.get(id(net))):
         for block in parts:
             for name in _ENTRANCES:
                 if hasattr(block, name):
                     kept.append((block, name, vars(block).get(name)))
-                    vars(block)[name] = _within_region(block, name, regions.get(id(block)), inside)
+                    vars(block)[name] = _within_region(block, name, regions, inside)
         yield
 
 
-def _within_region(block: gluon.Block, name: str, own: Optional[BlockRegion], inside: List[int]) -> Callable[..., Any]:
-    method = getattr(block, name)
+def _within_region(block: gluon.Block, name: str, regions: BlockRegions, inside: List[int]) -> Callable[..., Any]:
+    method, own, patterns = getattr(block, name), regions.given.get(id(block)), regions.named.get(id(block))
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _entered(own, inside), _source_in_region(block):
+        with _entered(own, inside), _named(patterns), _source_in_region(block):
             return method(*args, **kwargs)
 
     return run
@@ -337,9 +387,27 @@ def _entered(own: Optional[BlockRegion], inside: List[int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _named(patterns: Optional[str]) -> Iterator[None]:
+    """Mark the symbols that are made within this context with the patterns that name their block, if any do."""
+    if patterns is None:
+        yield
+        return
+    with _Scope(_CURRENT.get(), None, None) as scope:
+        scope_attrs(scope)[BLOCKS_ATTR] = patterns
+        yield
+
+
+def _current_attrs() -> Dict[str, str]:
+    """Return the marks of operators that are made here."""
+    scope, region = attr_scope(), current_region()
+    patterns = None if scope is None else scope_attrs(scope).get(BLOCKS_ATTR)
+    return {key: mark for key, mark in ((PRECISION_ATTR, region), (BLOCKS_ATTR, patterns)) if mark is not None}
+
+
+@contextlib.contextmanager
 def _source_in_region(block: gluon.Block) -> Iterator[None]:
     """Put the operators of a SymbolBlock, which exist already, in the current region within this context."""
-    if not isinstance(block, gluon.SymbolBlock) or current_region() is None:
+    if not isinstance(block, gluon.SymbolBlock) or not _current_attrs():
         yield
         return
     inputs, symbol = source = blocks.cached_graph(block)
@@ -352,28 +420,28 @@ def _source_in_region(block: gluon.Block) -> Iterator[None]:
 
 def in_current_region(symbol: Any) -> mx.sym.Symbol:
     """Return a symbol with the operators that are in no region put in the current one."""
-    region = current_region()
-    return symbol if region is None else from_graph(_within(to_graph(symbol), region), symbol)
+    attrs = _current_attrs()
+    return from_graph(_within(to_graph(symbol), attrs), symbol) if attrs else symbol
 
 
-def _within(graph: Graph, region: str) -> Graph:
+def _within(graph: Graph, attrs: Dict[str, str]) -> Graph:
     nodes = []
     for node in graph.nodes:
-        if not node.is_variable and node.get(PRECISION_ATTR) is None:
-            node = node.with_attrs({PRECISION_ATTR: region})
-        bodies = tuple(_within(body, region) for body in node.subgraphs)
+        if not node.is_variable:
+            node = node.with_attrs({key: value for key, value in attrs.items() if node.get(key) is None})
+        bodies = tuple(_within(body, attrs) for body in node.subgraphs)
         nodes.append(node._replace(subgraphs=bodies))
     return dataclasses.replace(graph, nodes=tuple(nodes))
 
 
-def with_blocks(
-    inside: BlockRegions, among: Sequence[gluon.Block]
-) -> List[Tuple[gluon.Block, BlockRegion, Optional[gluon.Block]]]:
+def with_blocks(inside: BlockRegions, among: Sequence[gluon.Block]) -> Tuple[List[Any], List[Any]]:
     """Return the regions of a net's blocks with the blocks themselves, since copies have other ids."""
     known = {id(block): block for block in among}
-    return [(known[i], region, known.get(region.owner)) for i, region in inside.items() if i in known]
+    given = [(known[i], region, known.get(region.owner)) for i, region in inside.given.items() if i in known]
+    return given, [(known[i], patterns) for i, patterns in inside.named.items() if i in known]
 
 
-def by_id(packed: Sequence[Tuple[gluon.Block, BlockRegion, Optional[gluon.Block]]]) -> BlockRegions:
+def by_id(packed: Tuple[List[Any], List[Any]]) -> BlockRegions:
     """Return the regions that `with_blocks` packed, by the ids of the copied blocks."""
-    return {id(block): region if owner is None else region._replace(owner=id(owner)) for block, region, owner in packed}
+    given = {id(block): own if owner is None else own._replace(owner=id(owner)) for block, own, owner in packed[0]}
+    return BlockRegions(given, {id(block): patterns for block, patterns in packed[1]})

@@ -59,7 +59,7 @@ class Trainer(ScalerStatus, TrainerBase):
         with trainer.scale_loss(loss) as scaled:  # as often as wanted
             scaled.backward()
         trainer.unscale()                         # optional: true gradients in param.grad()
-        trainer.clip_global_norm(1.0)             # optional; or clip_value
+        trainer.clip_global_norm(1.0, batch_size) # optional; or clip_value
         trainer.step(batch_size)
 
     A step reads once on the host (the finite check), more often only where it has something to put
@@ -87,6 +87,7 @@ class Trainer(ScalerStatus, TrainerBase):
             which leaves the loss scale as it is, for a NaN batch is no overflow. Needs a loss scale, such as 1.
         max_nonfinite_losses: How many steps in a row 'skip' skips; the next one raises. Both may be set later, also
             on a trainer of `adopt` or `mxmp.amp`, on a Module or a `LossScaleOptimizer`.
+        **others: None are taken: an option of the optimizer is told to go into ``optimizer_params``.
 
     Raises:
         TrainerError: If the arguments contradict each other.
@@ -108,7 +109,13 @@ class Trainer(ScalerStatus, TrainerBase):
         loss_scale: Any = "policy",
         nonfinite_loss: str = "raise",
         max_nonfinite_losses: int = 10,
+        **others: Any,
     ) -> None:
+        for name, value in others.items():
+            raise _ArgumentError(
+                f"Trainer: unknown argument {name!r}; options of the optimizer, multi_precision among them, go into "
+                f"optimizer_params: Trainer(params, 'sgd', {{{name!r}: {value!r}}})."
+            )
         given = None
         if isinstance(params, mx.gluon.Block):
             params = params.collect_params()
@@ -492,52 +499,58 @@ class Trainer(ScalerStatus, TrainerBase):
         if self._scaler.state.is_unscaled and self._scaler.state.reduced and not self._scaler.state.allreduced:
             raise TrainerError(
                 "unscale: the gradients of this window are unscaled already; call unscale once, "
-                "after the last backward, then step."
+                "after the last backward, then step; to leave a step out call discard_grads."
             )
         self._begin("unscale")
         self._training_step.unscale(self._gradients)
 
-    def clip_global_norm(self, max_norm: float) -> float:
+    def clip_global_norm(self, max_norm: float, batch_size: Optional[float] = None) -> float:
         """Scale the gradients down so that their global norm is at most ``max_norm``.
 
-        Unscales first if `unscale` was not called. As in ``gluon.utils.clip_global_norm``, the
-        norm is that of ``param.grad()``, not yet divided by the batch size. This reads once on
+        Give the ``batch_size`` that `step` will get: then the norm is that of the mean gradient, by which the step
+        updates. Without it the norm is that of ``param.grad()``, as in ``gluon.utils.clip_global_norm``: of MXNet's
+        losses, one for each sample, these are sums over the batch.
+
+        Unscales first if `unscale` was not called. This reads once on
         the host, for the norm and the finite check together; `step` then reads no more, so
         changes of the gradients after this call are not checked. Contexts without a kvstore
         have gradients of their own: the largest norm counts.
 
         Args:
             max_norm: Positive.
+            batch_size: As for `step`.
 
         Returns:
-            The norm before clipping, computed in float32. It is inf or NaN if the gradients are
-            not finite; then nothing is clipped, and the step will be skipped unless there is no loss
-            scale: then nothing is checked, here as in `step`.
+            The norm before clipping, computed in float32, of the mean gradient if there is a ``batch_size``. It is inf
+            or NaN if the gradients are not finite; then nothing is clipped, and the step will be skipped unless there
+            is no loss scale: then nothing is checked, here as in `step`.
 
         Raises:
-            TrainerError: If ``max_norm`` is not positive, or as `unscale`.
+            TrainerError: If an argument is not positive, or as `unscale`.
             NonFiniteLossError: If the loss itself was not finite.
         """
         require_positive("clip_global_norm: max_norm", max_norm)
+        rescale = 1.0 if batch_size is None else self._rescale("clip_global_norm", batch_size)
         self._begin("clip_global_norm")
-        return self._training_step.clip_global_norm(self._gradients, max_norm)
+        return self._training_step.clip_global_norm(self._gradients, max_norm, rescale)
 
-    def clip_value(self, max_value: float) -> None:
+    def clip_value(self, max_value: float, batch_size: Optional[float] = None) -> None:
         """Bring every element of the gradients into [-max_value, max_value].
 
-        Unscales first if `unscale` was not called; as with `clip_global_norm` the gradients are not
-        yet divided by the batch size, and nothing is read on the host. Gradients that were not finite
+        Unscales first if `unscale` was not called. Nothing is read on the host. Gradients that were not finite
         before still make the step skip.
 
         Args:
             max_value: Positive.
+            batch_size: As for `step`: then the elements are those of the mean gradient, as for `clip_global_norm`.
 
         Raises:
-            TrainerError: If ``max_value`` is not positive, or as `unscale`.
+            TrainerError: If an argument is not positive, or as `unscale`.
         """
         require_positive("clip_value: max_value", max_value)
+        rescale = 1.0 if batch_size is None else self._rescale("clip_value", batch_size)
         self._begin("clip_value")
-        self._training_step.clip_value(self._gradients, max_value)
+        self._training_step.clip_value(self._gradients, max_value / rescale)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
         """Reduce the gradients, check them and update the parameters, or skip.
@@ -572,7 +585,10 @@ class Trainer(ScalerStatus, TrainerBase):
                 without gradients.
         """
         if self._scaler.state.reduced:
-            raise TrainerError("allreduce_grads: the gradients are reduced already; call update or step.")
+            raise TrainerError(
+                "allreduce_grads: the gradients are reduced already; call update or step, or discard_grads to leave "
+                "that step out."
+            )
         self._begin("allreduce_grads")
         self._training_step.unscale(self._gradients)
         self._scaler.state.allreduced = True
@@ -666,6 +682,10 @@ class Trainer(ScalerStatus, TrainerBase):
 
 def _is_policys(loss_scale: Any) -> bool:
     return isinstance(loss_scale, str) and loss_scale == "policy"
+
+
+class _ArgumentError(TrainerError, TypeError):
+    """An argument is not one of the trainer's."""
 
 
 class _MixedUpError(TrainerError, AttributeError):

@@ -166,9 +166,9 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
         """Make the gradients true ones: `Module.unscale`."""
         self._current("unscale").unscale()
 
-    def clip_global_norm(self, max_norm: float) -> float:
+    def clip_global_norm(self, max_norm: float, batch_size: Optional[float] = None) -> float:
         """Clip the gradients of the current bucket: `Module.clip_global_norm`."""
-        return self._current("clip_global_norm").clip_global_norm(max_norm)
+        return self._current("clip_global_norm").clip_global_norm(max_norm, batch_size)
 
     def update(self) -> bool:
         """Update the parameters or skip: `Module.update`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Union
@@ -11,7 +12,7 @@ import mxnet as mx
 
 from ..arrays import is_low_precision, nested, require_positive, to_float32
 from ..devices.check import amx_notes, require_bfloat16
-from ..dtypes import BFLOAT16, canonical
+from ..dtypes import BFLOAT16, FLOAT16, canonical
 from ..errors import ConvertError, TrainerError
 from ..files import saving
 from ..loss_scale import LossScale, NoOpLossScale
@@ -34,6 +35,7 @@ from .training import BoundWeights, Training, Weight, host_zeros, make_optimizer
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
 
 _INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default
+_WHOLE_NUMBERS = 2048  # up to which float16 has all of them: its numbers have 11 bits
 
 
 class Module(PolicyStatus, ModuleBase):
@@ -55,7 +57,7 @@ class Module(PolicyStatus, ModuleBase):
 
         module.forward_backward(batch)
         module.unscale()                 # optional: true gradients
-        module.clip_global_norm(1.0)     # optional
+        module.clip_global_norm(1.0, 32) # optional; of the mean over a batch of 32
         module.update()
 
     With ``grad_req='add'`` all backwards of a window have one scale; zero the gradients after
@@ -127,6 +129,7 @@ class Module(PolicyStatus, ModuleBase):
         self._writes = Writes()
         self._writes_fused: Optional[int] = None  # how many there were when layers were fused; None before that
         self._backward_scale = 1.0
+        self._warned_of_labels = False
         self._out_grads: Any = None  # true gradients of outputs that the last backward pass was given
         self._join(Scaler(loss_scale_of(self._policy, loss_scale)))
 
@@ -467,7 +470,22 @@ class Module(PolicyStatus, ModuleBase):
             if self._writes_fused not in (None, self._writes.count):
                 self._use(self._bound("forward"), (self.mx_data_shapes, self.mx_label_shapes), self.mx_exec_group)
             self._writes_fused = self._writes.count
+        self._warn_of_rounded_labels(data_batch)
         super().forward(as_bound(data_batch, self.mx_data_shapes, self.mx_label_shapes), is_train)
+
+    def _warn_of_rounded_labels(self, data_batch: Any) -> None:
+        """Say once if labels come in float16 and there are more classes than it has whole numbers."""
+        labels = zip(self.label_names or (), getattr(data_batch, "label", None) or ())
+        for name, label in () if self._warned_of_labels or not self.binded else labels:
+            shapes = [shape for _, shape in self.output_shapes] if canonical(label.dtype) == FLOAT16 else []
+            classes = max([shape[1] for shape in shapes if len(shape) == len(label.shape) + 1], default=0)
+            if classes > _WHOLE_NUMBERS:
+                self._warned_of_labels = True
+                warnings.warn(
+                    f"label '{name}' comes in float16, which rounds whole numbers above {_WHOLE_NUMBERS} (65505 to "
+                    f"65504), and an output has {classes} classes; give the iterator labels in float32 or int32.",
+                    stacklevel=3,
+                )
 
     def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
         """Update a metric with the last outputs, as ``mx.mod.Module.update_metric``; bfloat16 ones in float32."""
@@ -536,30 +554,37 @@ class Module(PolicyStatus, ModuleBase):
         """
         training = self._require_gradients("unscale")
         if self._scaler.state.is_unscaled:
-            raise TrainerError("unscale: the gradients are unscaled already; call unscale once, then update.")
+            raise TrainerError(
+                "unscale: the gradients are unscaled already; call unscale once, then update; to leave an update out "
+                "call discard_grads."
+            )
         training.step.unscale(self._step_weights(training))
 
-    def clip_global_norm(self, max_norm: float) -> float:
+    def clip_global_norm(self, max_norm: float, batch_size: Optional[float] = None) -> float:
         """Scale the gradients down so that their global norm is at most ``max_norm``.
 
-        Unscales first if `unscale` was not called. The norm is that of the gradients before
-        ``rescale_grad``, so of a sum over the batch. One host read, after which `update` makes none.
+        With a ``batch_size`` the norm is that of the mean gradient. Without it the norm is that of the gradients
+        before ``rescale_grad``: of MXNet's loss heads these are sums over the batch, unless ``normalization`` says
+        otherwise. Unscales first if `unscale` was not called. One host read, after which `update` makes none.
         Contexts without a kvstore have gradients of their own: the largest norm counts.
 
         Args:
             max_norm: Positive.
+            batch_size: How many samples the gradients are sums over, with a distributed kvstore of all workers.
 
         Returns:
-            The norm before clipping, computed in float32. It is inf or NaN if the gradients are not
-            finite; then nothing is clipped, and the step will be skipped unless there is no loss scale:
-            then nothing is checked, here as in `update`.
+            The norm before clipping, computed in float32, of the mean gradient if there is a ``batch_size``. It is inf
+            or NaN if the gradients are not finite; then nothing is clipped, and the step will be skipped unless there
+            is no loss scale: then nothing is checked, here as in `update`.
 
         Raises:
-            TrainerError: If ``max_norm`` is not positive, or before backward.
+            TrainerError: If an argument is not positive, or before backward.
         """
         require_positive("clip_global_norm: max_norm", max_norm)
+        if batch_size is not None:
+            require_positive("clip_global_norm: batch_size", batch_size)
         training = self._require_gradients("clip_global_norm")
-        return training.step.clip_global_norm(self._step_weights(training), max_norm)
+        return training.step.clip_global_norm(self._step_weights(training), max_norm, 1.0 / (batch_size or 1.0))
 
     def update(self) -> bool:
         """Reduce the gradients, check them and update the parameters, or skip.

@@ -212,6 +212,11 @@ def children(block: gluon.Block) -> List[gluon.Block]:
     return list(_children(block).values())
 
 
+def named_children(block: gluon.Block) -> Dict[str, gluon.Block]:
+    """Return the blocks within a block by their names there."""
+    return dict(_children(block))
+
+
 def collected_params(block: gluon.Block) -> Dict[str, gluon.Parameter]:
     """Return what ``collect_params`` gives, without its look for blocks in lists, which takes most of its time.
 
@@ -315,7 +320,9 @@ blocks = SimpleNamespace(
     flatten=global_name(gluon.block, "_flatten", "flattens nested inputs or outputs, and tells how they were nested"),
     regroup=global_name(gluon.block, "_regroup", "nests a flat list again"),
     children=children,
+    named_children=named_children,
     collected_params=collected_params,
+    params_by_path=method(gluon.Block, "_collect_params_with_prefix", "the parameters by the paths to them"),
     is_in_scope=is_in_scope,
     is_any_in_scope=is_any_in_scope,
     formats=formats,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Dict, Mapping, Sequence, Set
 
 from ..errors import PassError
 from ..graph import Graph, Node
+from ..policy import BLOCKS_ATTR, blocks_on
 
 MARK_ATTR = "__mxmp__"
 """Says what a node that mxmp inserted is for: ``CAST_MARK``, ``FACTOR_MARK`` or ``SCALE_MARK``."""
@@ -80,6 +82,17 @@ def is_converted(graph: Graph) -> bool:
             if key.startswith("__mxmp"):
                 return True
     return any(is_converted(body) for node in graph.nodes for body in node.subgraphs)
+
+
+def marked_blocks(graph: Graph) -> Set[str]:
+    """Return the patterns of blocks that the nodes of a graph, and of its bodies, are marked with."""
+    return {pattern for node in graph.operators() for pattern in blocks_on(node.attrs)}
+
+
+def without_blocks(graph: Graph) -> Graph:
+    """Return a graph without marks of blocks, which hold for one policy alone."""
+    nodes = [node._replace(subgraphs=tuple(map(without_blocks, node.subgraphs))) for node in graph.nodes]
+    return replace(graph, nodes=tuple(node.with_attrs({BLOCKS_ATTR: None}) for node in nodes))
 
 
 def device_attrs(node: Node) -> Dict[str, str]:

@@ -8,12 +8,13 @@ calls `convert_checkpoint`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ..checkpoint import check_out_prefix, checkpoint_files
 from ..devices.auto import parse_policy
 from ..errors import ConvertError
-from ..policy import Policy
+from ..passes.attributes import marked_blocks
+from ..policy import Policy, PolicyChanges
 from ..report import Decisions, Report
 from .arguments import (
     Model,
@@ -27,8 +28,12 @@ from .arguments import (
 )
 from .checkpoint import load_checkpoint, naming_files, save_checkpoint
 from .for_inference import fold_model
+from .inference import to_graph
 from .params import Change, converted_alike, low_dtypes, require_matches, store, total_bytes, widened
 from .rewrite import convert_graph
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def convert_symbol(
     dtypes: Optional[Mapping[str, Any]] = None,
     data_names: Optional[Sequence[str]] = None,
     ranges: Optional[Mapping[str, float]] = None,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> Any:
     """Return a symbol converted to mixed precision; the given one is not changed.
 
@@ -132,7 +137,7 @@ def convert_model(
     dtypes: Optional[Mapping[str, Any]] = None,
     ranges: Optional[Mapping[str, float]] = None,
     for_inference: bool = False,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> ConvertedModel:
     """Return a model converted to mixed precision: its symbol, and its parameters to go with it.
 
@@ -172,6 +177,7 @@ def convert_models(
     policy: Policy,
     for_inference: bool = False,
     check: bool = True,
+    blocks: Sequence[str] = (),
 ) -> List[ConvertedModel]:
     """Return models converted that share one set of parameters; errors are those of `convert_model`.
 
@@ -183,6 +189,7 @@ def convert_models(
         for_inference: Whether the model will only infer.
         check: Whether to check the parameters, and that each of the policy's patterns matches an operator; of a Gluon
             net both are known.
+        blocks: The paths and prefixes of the blocks of the net that they are from, by which the policy may name them.
     """
     for model in models if check else ():
         check_params(model.symbol, arg_params, aux_params, model.shapes)
@@ -191,12 +198,13 @@ def convert_models(
     for model in models:
         args = widened(model.symbol, args)
     bytes_before = total_bytes(args) + total_bytes(aux)
+    marked = {pattern for model in models if blocks for pattern in marked_blocks(to_graph(model.symbol))}
     if for_inference:
         model, args, aux = fold_model(models[0], args, aux)
         models = [model]
     symbols, out_of_range = converted_alike(models, args, aux, policy)
     if check:
-        require_matches(policy, symbols)
+        require_matches(policy, symbols, blocks, marked)
     stored, changes = store(policy, symbols, args)
     low = low_dtypes(stored)
     wide = {name: dtype for name, dtype in low_dtypes(arg_params).items() if name in stored and name not in low}
@@ -221,7 +229,7 @@ def convert_checkpoint(
     ranges: Optional[Mapping[str, float]] = None,
     on_stage: Callable[[str], None] = lambda stage: None,
     for_inference: bool = False,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> ConvertedModel:
     """Convert the checkpoint ``prefix-symbol.json``, ``prefix-0000.params`` and write the result.
 
@@ -303,7 +311,7 @@ def convert_buckets(
     aux_params: Mapping[str, Any],
     policy: PolicyLike = "O1",
     shapes: Optional[Mapping[Any, Any]] = None,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> ConvertedBuckets:
     """Convert all buckets of a BucketingModule, with one set of parameters.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Iterable, Mapping, Sequence, Tuple
+from typing import Any, Container, Dict, FrozenSet, Iterable, Mapping, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -67,10 +67,15 @@ def converted_alike(
         out_of_range, allowed = out_of_range | more, allowed - refused
 
 
-def require_matches(policy: Policy, symbols: Sequence[Converted]) -> None:
-    """Raise a PolicyError if one of the policy's patterns matches no operator of the symbols."""
+def require_matches(
+    policy: Policy, symbols: Sequence[Converted], blocks: Sequence[str] = (), marked: Container[str] = ()
+) -> None:
+    """Raise a PolicyError if one of the policy's patterns matches no operator of the symbols.
+
+    ``blocks`` and ``marked`` are as for `check_matches`, of the net that they are from.
+    """
     if policy.has_overrides:
-        check_matches(policy, [(row.op, row.name) for each in symbols for row in each.report.rows])
+        check_matches(policy, [(row.op, row.name) for each in symbols for row in each.report.rows], blocks, marked)
 
 
 def _convert(

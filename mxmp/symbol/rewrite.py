@@ -27,7 +27,7 @@ from ..passes import (
     WidenSlowKernels,
     make_plan,
 )
-from ..passes.attributes import MARK_ATTR
+from ..passes.attributes import MARK_ATTR, without_blocks
 from ..passes.control_flow import bodies_of
 from ..passes.cpu.guards import is_prelu
 from ..passes.cpu.pad import pad_channels
@@ -183,6 +183,8 @@ def convert_graph(
     plan = make_plan(graph, policy, facts, stored=stored, final=final, storable=storable)
     inserted, new_facts = InsertCasts(policy, facts, plan=plan).with_facts(graph)
     after, new_facts = in_written_order(inserted), new_facts.in_written_order(inserted)
+    if policy.blocks:
+        after = without_blocks(after)
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)
     decisions = Decisions(policy, graph, facts, plan, after, removed or Removed())
     return Converted(from_graph(after, symbol), after, new_facts, low_params, decisions)

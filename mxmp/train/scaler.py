@@ -236,7 +236,7 @@ class Scaler:
         if not self.state.is_ready:
             raise TrainerError(
                 f"{call} came between backward and step, where gradients of the present scale "
-                "wait to be used; call step first (update on a module)."
+                "wait to be used; call step first (update on a module), or discard_grads to give them up."
             )
 
     def require_ready(self, call: str) -> None:
@@ -263,7 +263,8 @@ class Scaler:
             raise UnscaledLossError(
                 f"{call}: the loss of this step was not scaled, but the loss scale is "
                 f"{self.loss_scale.value:g}. Run backward as `with trainer.scale_loss(loss) as scaled: "
-                "scaled.backward()`, or create the trainer with loss_scale=None."
+                "scaled.backward()`, or create the trainer with loss_scale=None. A loss on which a second trainer "
+                "steps is scaled for both: first.scale_loss(loss, second)."
             )
 
     def require_can_scale(self, call: str, step: str = "step") -> None:
@@ -284,12 +285,13 @@ class Scaler:
         if self.state.allreduced:
             raise TrainerError(
                 f"{call} came after allreduce_grads; a further backward would mix reduced and unreduced "
-                "gradients. Call update first."
+                "gradients. Call update first, or discard_grads to leave that step out."
             )
         if self.state.is_unscaled:
             raise TrainerError(
                 f"{call} came after the gradients were unscaled; a further backward would mix scaled and true "
-                f"gradients. Call {step} first, or unscale after the last backward."
+                f"gradients. Call {step} first, or unscale after the last backward; to leave that step out call "
+                "discard_grads."
             )
 
     # ------------------------------------------------------------------ one step

@@ -330,8 +330,11 @@ class Step:
                 first[:1] += 1 / state.grad_flag.as_in_context(first.ctx) - 1  # 0, or inf
         state.stage, state.grad_flag = Stage.SCALED, None
 
-    def clip_global_norm(self, weights: Weights, max_norm: float) -> float:
-        """Unscale, then scale the gradients down to a norm; one host read. Returns the norm before."""
+    def clip_global_norm(self, weights: Weights, max_norm: float, rescale: float = 1.0) -> float:
+        """Unscale, then scale the gradients down to a norm; one host read. Returns the norm before.
+
+        Both norms are those of the gradients times ``rescale``.
+        """
         groups = [group for group in self._unscaled(weights) if group]
         if not groups:
             return 0.0
@@ -339,7 +342,7 @@ class Step:
         self._flag_masters(weights)
         norms_of = groups[:1] if weights.kvstore else groups
         try:
-            norm = self.scaler.read_norm([[update.grad for update in group] for group in norms_of])
+            norm = self.scaler.read_norm([[update.grad for update in group] for group in norms_of]) * rescale
         except NonFiniteLossError:
             with self._ending(weights):
                 raise

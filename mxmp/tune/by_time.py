@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
 
 from .. import dtypes
 from ..devices.check import amx_notes
@@ -17,7 +17,7 @@ from ..devices.speed import runs_bfloat16
 from ..diagnose.progress import showing_progress
 from ..errors import PolicyError, TuneError
 from ..files import require_folder
-from ..policy import Policy, check_matches
+from ..policy import Policy, PolicyChanges, check_matches
 from ..symbol import to_graph
 from .by_accuracy import Tolerance, search_within
 from .candidates import UNTUNED, changes_of, find_candidates
@@ -34,6 +34,9 @@ from .plan import (
 )
 from .race import NOISY, Lap, NotRunnable, Outcome, Race, Stopwatch
 from .workload import Forward, Workload, read_workload
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SECONDS = 40.0
 """How long tuning may take."""
@@ -63,7 +66,7 @@ def tune(
     progress: Optional[bool] = None,
     store: Optional[str] = None,
     within: Optional[Tolerance] = None,
-    **changes: Any,
+    **changes: Unpack[PolicyChanges],
 ) -> TuneResult:
     """Find the policy with which a network is fastest on this machine, by running it.
 

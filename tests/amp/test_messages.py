@@ -203,11 +203,11 @@ APEX = {
         "load_state_dict: give the trainers: mxmp keeps nothing of them itself."),
     "state_dict between": (lambda: between(amp.state_dict), TrainerError,
         "state_dict came between backward and step, where gradients of the present scale wait to be used; call "
-        "step first (update on a module)."),
+        "step first (update on a module), or discard_grads to give them up."),
     "load_state_dict between": (
         lambda: between(lambda trainer: amp.load_state_dict({}, trainer)), TrainerError,
         "load_state_dict came between backward and step, where gradients of the present scale wait to be used; "
-        "call step first (update on a module)."),
+        "call step first (update on a module), or discard_grads to give them up."),
 }  # fmt: skip
 INIT = {
     "float32": (lambda: init("float32"), amp.AmpError, "target_dtype='float32': expected float16 or bfloat16."),

@@ -157,6 +157,24 @@ def test_clipping_comes_where_a_group_ends_and_looks_at_gradients_are_true(look)
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
 
 
+def test_the_mean_gradient_of_a_group_is_clipped_where_it_ends():
+    net, trainer = trained()
+    accumulator, norms = Accumulator(trainer, 2), []
+    for x, y in accumulator(samples(2, 3, 1, 2, 2)):
+        backward(net, trainer, x, y)
+        norms.append(accumulator.clip_global_norm(0.25, batch_size=len(x)))
+        accumulator.step(len(x))
+    other, plain = trained()
+    for number, (x, y) in zip((1, 3, 4), samples(5, 3, 2)):
+        backward(other, plain, x, y)
+        norm = gluon.utils.clip_global_norm([p.grad() for p in other.collect_params().values()], 0.25 * len(x))
+        assert norms[number] == pytest.approx(norm / len(x), rel=1e-5) and norm / len(x) > 0.25
+        assert plain.step(len(x))
+    assert norms[0] is norms[2] is None
+    for mine, theirs in zip(net.collect_params().values(), other.collect_params().values()):
+        np.testing.assert_allclose(value(mine.data()), value(theirs.data()), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("bad", ["gradient", "loss"])
 def test_a_group_is_dropped_whole_and_the_next_begins_with_zeros(bad):
     net, trainer = trained(loss_scale=DynamicLossScale(init_scale=64))

@@ -9,7 +9,7 @@ import pytest
 from mxnet.gluon import nn
 
 from mxmp import Policy, loss_scale
-from mxmp.errors import TrainerError
+from mxmp.errors import CheckpointError, StateError, TrainerError
 from mxmp.gluon import Trainer, adopt_weights, averaged, convert, exact_value, export, restore
 from tests.freeze import freeze
 from tests.gluon.trainer_tools import LOW, TWO, backward, param, run_backward, sgd
@@ -291,3 +291,89 @@ def test_a_trainer_of_nets_with_different_loss_scales_asks_for_one():
     with pytest.raises(TrainerError, match="policies that say different loss scales.*give loss_scale"):
         scale_of(params)
     assert scale_of(params, loss_scale=8).value == 8
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("policy", ["float32", "O1", "O2"])
+def test_a_saved_average_goes_on_in_another_net_as_if_never_stopped(policy, tmp_path):
+    net, trainer = make(policy, steps=2)
+    average = averaged(net, decay=0.75)
+    assert step(net, trainer)
+    average.update()
+    average.save(tmp_path / "average.params")
+    other = averaged(make(policy)[0], decay=0.75)  # parameters of other names
+    other.load(tmp_path / "average.params")
+    for mine, theirs in zip(other.values.values(), average.values.values()):
+        assert mine.dtype == np.float32 and np.array_equal(mine.asnumpy(), theirs.asnumpy())
+
+
+def test_a_saved_average_is_a_file_of_parameters_for_mxnet(tmp_path):
+    net, trainer = make("O2")
+    average = averaged(net, decay=0.5)
+    assert step(net, trainer)
+    average.update()
+    average.save(str(tmp_path / "average.params"))
+    plain = make("float32")[0]
+    restore(plain).load_parameters(str(tmp_path / "average.params"))
+    for mine, value in zip(plain.collect_params().values(), average.values.values()):
+        assert np.array_equal(mine.data().asnumpy(), value.asnumpy())
+    with average.swapped_in():
+        net.save_parameters(str(tmp_path / "net.params"))
+    average.load(tmp_path / "net.params")
+    assert_close(average, {name: value.asnumpy() for name, value in average.values.items()})
+
+
+def test_what_a_tied_parameter_is_called_does_not_matter(tmp_path):
+    net = nn.HybridSequential()
+    first = nn.Dense(3, in_units=3)
+    net.add(first, nn.Dense(3, in_units=3, params=first.params))
+    net.initialize()
+    average = averaged(net)
+    average.save(tmp_path / "average.params")
+    first.weight.set_data(mx.nd.zeros((3, 3)))
+    before = {name: value.asnumpy() for name, value in average.values.items()}
+    average.update()
+    average.load(tmp_path / "average.params")
+    assert_close(average, before)
+
+
+def saved(folder, change):
+    """Return the file of an average, with another content."""
+    average = averaged(make("O1")[0])
+    average.save(folder / "average.params")
+    content = mx.nd.load(str(folder / "average.params"))
+    mx.nd.save(str(folder / "average.params"), change(content))
+    return average, folder / "average.params"
+
+
+DAMAGES = {
+    "missing": (lambda c: {k: v for k, v in c.items() if k != "0.bias"}, "'0.bias' is missing."),
+    "unknown": (lambda c: {**c, "3.bias": c["0.bias"]}, "'3.bias' is unknown."),
+    "another shape": (lambda c: {**c, "0.bias": mx.nd.ones(6)}, r"'0.bias' has the shape \(6,\), expected \(5,\)."),
+    "sparse": (lambda c: {**c, "0.bias": mx.nd.ones((2, 5)).tostype("row_sparse")}, "'0.bias' is row_sparse, expected a dense"),
+    "no names": (lambda c: list(c.values()), "'0' is unknown, '1' is unknown, '2' is unknown and 13 more."),
+    "another net": (lambda c: {"weight": c["0.weight"]}, "'weight' is unknown, '0.weight' is missing, '0.bias' is missing"),
+}
+
+
+@pytest.mark.parametrize("change, text", DAMAGES.values(), ids=DAMAGES)
+def test_a_file_of_another_net_is_refused_and_changes_nothing(change, text, tmp_path):
+    average, file = saved(tmp_path, change)
+    average.update()
+    before = {name: value.asnumpy() for name, value in average.values.items()}
+    with pytest.raises(StateError, match=f"^{file}: its averages are not those of this net: {text}"):
+        average.load(file)
+    assert all(np.array_equal(value.asnumpy(), before[name]) for name, value in average.values.items())
+
+
+def test_a_damaged_or_missing_file_is_named(tmp_path):
+    average, file = saved(tmp_path, lambda content: content)
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(CheckpointError, match=f"^{file}: .* The file is truncated, damaged"):
+        average.load(file)
+    with pytest.raises(CheckpointError, match="there is no such file"):
+        average.load(tmp_path / "other.params")
+    with pytest.raises(CheckpointError, match="^fname is None; expected the path of a file."):
+        average.save(None)

@@ -444,6 +444,16 @@ def test_block_and_name_overrides():
     assert operator_precisions(net).items() >= expected.items()
 
 
+def test_a_report_before_the_first_call_says_that_shapes_are_not_known():
+    net = initialized(nn.HybridLambda(lambda F, x: F.batch_dot(x, x, transpose_b=True)))
+    convert(net, "O1")
+    assert [row.precision for row in report(net).rows] == ["float32"]  # batches of matrices of what size?
+    assert "has not been called since its conversion" in str(report(net))
+    net(mx.nd.ones((2, 3, 4)))
+    assert [row.precision for row in report(net).rows] == ["float16"] and not report(net).notes
+    assert not report(convert(make(), "float32")).notes
+
+
 class TwoInputs(gluon.HybridBlock):
     """Its one argument is a pair, which nobody can guess."""
 

@@ -485,6 +485,12 @@ TRAINERS = {
     "clip_global_norm: True": (lambda: trainer_of("sgd").clip_global_norm(True), TrainerError,
         "clip_global_norm: max_norm=True; expected a positive number."
     ),
+    "clip_global_norm: batch_size": (lambda: trainer_of("sgd").clip_global_norm(1.0, 0), TrainerError,
+        "clip_global_norm: batch_size=0; expected a positive number."
+    ),
+    "clip_value: batch_size": (lambda: trainer_of("sgd").clip_value(1.0, "4"), TrainerError,
+        "clip_value: batch_size='4'; expected a positive number."
+    ),
     "clip_value: max_value": (lambda: trainer_of("sgd").clip_value(None), TrainerError,
         "clip_value: max_value=None; expected a positive number."
     ),
@@ -602,6 +608,9 @@ TRAINERS = {
         "Accumulator: the gradient of parameter 'net_weight' is row_sparse, which MXNet does not add up; "
         "make its layer with sparse_grad=False."
     ),
+    "Accumulator: clips no batch": (lambda: Accumulator(trainer_of("sgd"), 2).clip_global_norm(1.0, 2), TrainerError,
+        "clip_global_norm was called outside of the loop; call it once in `for batch in accumulator(loader):`."
+    ),
     "Accumulator: no batch": (lambda: Accumulator(trainer_of("sgd"), 2).step(2), TrainerError,
         "step was called outside of the loop; call it once in `for batch in accumulator(loader):`."
     ),
@@ -613,7 +622,12 @@ TRAINERS = {
     ),
     "averaged: no net": (lambda: averaged("net"), TrainerError, "averaged: expected a Gluon net, found a str."),
     "averaged: no value": (lambda: averaged(nn.Dense(2, prefix="net_")), TrainerError,
-        "exact_value: parameter 'net_weight' is not initialized."
+        "averaged: parameter 'net_weight' has no value yet; initialize the net, and run one batch if its shapes follow "
+        "from the input's. Then call averaged(net)."
+    ),
+    "averaged: before the first batch": (lambda: averaged(started(nn.Dense(2, prefix="net_"))), TrainerError,
+        "averaged: parameter 'net_weight' has no value yet; initialize the net, and run one batch if its shapes follow "
+        "from the input's. Then call averaged(net)."
     ),
     "exact_value: no value": (lambda: exact_value(nn.Dense(2, prefix="net_").weight), TrainerError,
         "exact_value: parameter 'net_weight' is not initialized."

@@ -316,3 +316,12 @@ def test_a_nan_that_stays_on_one_context_is_named():
     fill(params[1].grad(TWO[1]), np.nan)
     with pytest.raises(LossScaleError, match="first bad gradient: 'float16_weight' at step 1"):
         trainer.step(1)
+
+
+@pytest.mark.parametrize("error", [TrainerError, TypeError])
+@pytest.mark.parametrize("option, text", [({"multi_precision": False}, "False"), ({"learning_rate": 0.5}, "0.5")])
+def test_an_option_of_the_optimizer_among_the_trainers_arguments_is_told_where_it_belongs(option, text, error):
+    (name,) = option
+    text = f"unknown argument '{name}'; .* go into optimizer_params: Trainer\\(params, 'sgd', {{'{name}': {text}}}\\)"
+    with pytest.raises(error, match=text):
+        Trainer([param([1.0])], "sgd", **option)

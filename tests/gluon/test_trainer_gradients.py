@@ -9,6 +9,7 @@ import pytest
 from mxnet import autograd
 
 from mxmp.errors import LossScaleError, NonFiniteLossError, StaleGradientError, TrainerError
+from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from tests.gluon.trainer_tools import (
     DTYPES,
@@ -127,6 +128,58 @@ def test_clip_value_clips_true_gradients_summed_over_contexts(dtype, kvstore, un
     assert [w.grad(ctx).asnumpy().tolist() for ctx in TWO] == expected
     assert trainer.step(1)
     assert [(-value(w.data(ctx))).tolist() for ctx in TWO] == expected
+
+
+def clipped_by_mxnet(limit, n):
+    """Return the weights and the norm of a float32 loop of MXNet that clips the sum over n samples to n times a limit."""
+    w, x = param(np.ones(3)), CLIPPED
+    trainer = mx.gluon.Trainer([w], "sgd", {"learning_rate": 1.0})
+    for _ in range(2):
+        with autograd.record():
+            loss = (w.data() * x).sum(axis=1)
+        loss.backward()
+        norm = mx.gluon.utils.clip_global_norm([w.grad()], limit * n)
+        trainer.step(n)
+    return w.data().asnumpy(), norm / n
+
+
+CLIPPED = mx.nd.array(np.random.RandomState(0).uniform(0, 3, (4, 3)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("scale", [None, 1, 128, "dynamic"], ids=str)
+@pytest.mark.parametrize("limit", [0.5, 100.0], ids=["clips", "does not clip"])
+def test_a_batch_size_clips_the_norm_of_the_mean_gradient(limit, scale, dtype):
+    w = param(np.ones(3), dtype)
+    trainer = sgd(w, scale)
+    for _ in range(2):
+        with autograd.record():
+            loss = (w.data().astype("float32") * CLIPPED).sum(axis=1)
+        run_backward(trainer, loss)
+        norm = trainer.clip_global_norm(limit, batch_size=4)
+        assert trainer.step(4)
+    weights, expected = clipped_by_mxnet(limit, 4)
+    eps = np.finfo(dtype).eps  # a gradient in float16 is rounded once a step, the weight too
+    np.testing.assert_allclose(value(w.data()), weights, atol=4 * eps * 6)
+    assert norm == pytest.approx(expected, rel=4 * eps)
+
+
+def test_a_batch_size_clips_by_the_gradient_that_the_optimizer_gets():
+    """With ``rescale_grad`` too, by which an optimizer multiplies."""
+    w = param([0.0, 0.0])
+    trainer = Trainer([w], "sgd", {"learning_rate": 1.0, "rescale_grad": 0.5}, loss_scale=128)
+    backward(trainer, w, [24.0, 32.0])
+    assert trainer.clip_global_norm(1.0, batch_size=4) == 5.0  # 40 / 4 / 2
+    assert trainer.step(4)
+    np.testing.assert_allclose(value(w.data()), [-0.6, -0.8], rtol=1e-6)
+
+
+def test_a_batch_size_clips_the_elements_of_the_mean_gradient():
+    w, trainer = trained(param([0.0, 0.0]))
+    backward(trainer, w, [-8.0, 1.0])
+    trainer.clip_value(0.5, batch_size=4)
+    assert w.grad().asnumpy().tolist() == [-2.0, 1.0]
+    assert trainer.step(4) and value(w.data()).tolist() == [0.5, -0.25]
 
 
 def test_clip_value_hides_no_overflow():
@@ -297,7 +350,11 @@ MISUSES = [  # what came before, the calls that are then out of turn, and the me
     ("", LATER, "{0}: no parameter has a gradient from after the last step; run backward first"),
     ("scaled, allreduce_grads", "allreduce_grads", "reduced already; call update or step"),
     ("scaled, allreduce_grads", "scale_loss", "after allreduce_grads.*Call update first"),
-    ("scaled, unscale", "allreduce_grads", "reduced already; call update or step"),
+    ("scaled, unscale", "allreduce_grads", "reduced already; call update or step, or discard_grads to leave that step out"),
+    ("scaled, unscale", "unscale", "{0}: .* unscaled already; .* to leave a step out call discard_grads"),
+    ("scaled, clip_global_norm", "scale_loss, scaled", "scale_loss came after .*; to leave that step out call discard_grads"),
+    ("scaled, clip_global_norm", "add_params", "{0} came between backward and step, .*, or discard_grads to give them up"),
+    ("scaled, allreduce_grads", "scaled", "after allreduce_grads.*, or discard_grads to leave that step out"),
     ("scaled, unscale, not scaled", "step", UNSCALED),
     ("scaled, look, unscale, not scaled", "step", UNSCALED),
     ("scaled", "scaled", OVERWRITTEN.format("scale_loss")),

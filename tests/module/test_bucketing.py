@@ -119,6 +119,7 @@ def test_calls_reach_the_current_bucket(tmp_path):
     module.forward_backward(batch(KEYS[1], 1))
     module.unscale()
     assert 0.1 < module.clip_global_norm(1.0) < 10  # true gradients: scaled ones would be 64 times as large
+    assert module.clip_global_norm(1.0, batch_size=4) <= 0.25 + 1e-6
     module.discard_grads()
     with pytest.raises(TrainerError, match="no backward has run"):
         module.update()

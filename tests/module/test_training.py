@@ -4,6 +4,8 @@ What any step does (scales, skips, clipping, finite checks) is tested over all f
 """
 
 import contextlib
+import re
+import warnings
 
 import mxnet as mx
 import numpy as np
@@ -78,6 +80,20 @@ def test_batch_norm_outlives_a_forward_pass_that_overflows():
     assert freeze(module._exec_group.aux_arrays) == before
     train(module, [batch])
     assert all(np.isfinite(array.asnumpy()).all() for array in module.get_params()[1].values())
+
+
+@pytest.mark.parametrize("policy", ["float32", "O1", "O2"])
+def test_a_batch_size_clips_the_norm_of_the_mean_gradient(policy):
+    """That of a sum is as many times as large, of which the norm is clipped in float32 by MXNet."""
+    norms = []
+    for each in (None, 8):
+        module = ready(policy=policy)
+        module.forward_backward(batches()[0])
+        norms.append(module.clip_global_norm(0.01 * (8 if each is None else 1), batch_size=each))
+        sums = [module._exec_group.grad_arrays[number][0] for number in range(4)]
+        assert np.sqrt(sum((mx.nd.norm(array.astype("float32")) ** 2).asscalar() for array in sums)) == pytest.approx(0.08, rel=1e-2)
+        assert module.update()
+    assert norms[1] == pytest.approx(norms[0] / 8) and norms[1] > 0.01
 
 
 # ---------------------------------------------------------------------- masters
@@ -233,6 +249,32 @@ def test_the_scale_is_the_policys_unless_given_and_none_is_as_lenient_as_mxnet()
     with pytest.raises(TrainerError, match="loss_scale: this module was bound without a loss scale.*; set it before"):
         module.loss_scale = 8
     module.loss_scale = None
+
+
+def test_an_update_that_was_left_out_after_clipping_is_answered_by_discard_grads():
+    module, batch = ready(), batches()[0]
+    module.forward_backward(batch)
+    module.clip_global_norm(1.0, batch_size=8)
+    for call in (lambda: module.forward_backward(batch), module.unscale):
+        with pytest.raises(TrainerError, match="to leave (that step|an update) out call discard_grads"):
+            call()
+    module.discard_grads()
+    module.forward_backward(batch)
+    assert module.update()
+
+
+@pytest.mark.parametrize("classes, dtype, said", [(3000, "float16", 1), (3000, "float32", 0), (4, "float16", 0)])
+def test_labels_that_float16_has_rounded_are_named_once(classes, dtype, said):
+    module = ready(mlp(classes=classes))
+    labels = mx.nd.array([1, 2, 2049, 3, 1, 2, 3, 1]) % classes
+    batch = mx.io.DataBatch([mx.nd.ones((8, 6))], [labels.astype(dtype)])
+    text = "label 'softmax_label' comes in float16, which rounds whole numbers above 2048 .* has 3000 classes"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            module.forward_backward(batch)
+            module.update()
+    assert len(caught) == said and all(re.match(text, str(each.message)) for each in caught)
 
 
 def test_states_are_not_saved_in_the_middle_of_an_accumulation(tmp_path):
