@@ -1,8 +1,9 @@
 """The files of a checkpoint: ``net-symbol.json`` and ``net-0007.params``, as MXNet names them; checks of the latter.
 
 MXNet believes the sizes that a file of arrays (``mx.nd.save``, ``.params``) declares: a damaged one makes it ask for
-terabytes or write beyond its buffers. Here the file is walked from record to record without reading values. The format
-is that of ``NDArray::Save`` and ``Load`` in src/ndarray/ndarray.cc at tag 1.9.1.
+terabytes or write beyond its buffers. It follows the indices of sparse arrays wherever they lead. Here the file is
+walked from record to record. Indices are read, values are not. The format is that of ``NDArray::Save`` and ``Load`` in
+src/ndarray/ndarray.cc at tag 1.9.1.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import os
 import re
 import struct
 from glob import escape, glob
-from typing import Any, BinaryIO, List, NoReturn, Optional, Tuple
+from typing import Any, BinaryIO, List, NoReturn, Optional, Sequence, Tuple
+
+import numpy as np
 
 from .errors import CheckpointError
 from .files import require_file, require_folder
@@ -69,6 +72,7 @@ def check_out_prefix(prefix: str, out_prefix: str, argument: str = "out_prefix="
 _LIST_MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA  # with 64-bit sizes; with storage types; with numpy's shapes
 _ITEM_BYTES = {0: 4, 1: 8, 2: 2, 3: 1, 4: 4, 5: 1, 6: 8, 7: 1, 12: 2}  # mshadow's type flags that can be loaded
+_INT64 = 6  # the flag of all indices
 _DEVICES = (1, 2, 3, 5)  # cpu, gpu, cpu_pinned, cpu_shared
 _MAX_AXES = 32  # numpy's limit, which no NDArray can be read with beyond
 
@@ -77,7 +81,7 @@ def check_arrays_file(file: str) -> int:
     """Check that a file is one of arrays, and that what it declares is there; return the number of arrays.
 
     The CheckpointError names the entry, as a number from 0 (the names stand at the end of the file), what it
-    declares and what is there. Values are not looked at, nor the indices of sparse arrays.
+    declares and what is there. Values are not looked at. The indices of a sparse array must be places in it.
     """
     require_file(file)
     try:
@@ -128,13 +132,29 @@ class _Walk:
             return  # an empty NDArray, without values
         self._flag("device type", _DEVICES)
         self._numbers("i")  # of the device
-        arrays = [(self._item_bytes(), shape if stored is None else stored)]
-        arrays += [(self._item_bytes(), self._shape()) for _ in range(index_arrays)]
-        for item_bytes, sizes in arrays:
-            size = math.prod(sizes) * item_bytes
-            if size > self._left:
-                self._fail(f"the shape {sizes} of {item_bytes} bytes each needs {size} bytes, found {self._left}")
-            self._stream.seek(size, os.SEEK_CUR)
+        item_bytes = _ITEM_BYTES[self._flag("dtype number", _ITEM_BYTES)]
+        index_shapes = [self._index_shape() for _ in range(index_arrays)]
+        self._stream.seek(self._bytes(shape if stored is None else stored, item_bytes), os.SEEK_CUR)
+        indices = [self._indices(sizes) for sizes in index_shapes]
+        if stored is not None:
+            fits = are_rows if index_arrays == 1 else _are_rows_and_columns
+            if not fits(shape, stored, *indices):
+                self._fail(f"{stored} values have indices that are not places in an array of the shape {shape}")
+
+    def _bytes(self, shape: Sequence[int], item_bytes: int) -> int:
+        """Return the size of values, if they are there."""
+        size = math.prod(shape) * item_bytes
+        if size > self._left:
+            self._fail(f"the shape {shape} of {item_bytes} bytes each needs {size} bytes, found {self._left}")
+        return size
+
+    def _index_shape(self) -> Tuple[int, ...]:
+        self._flag("dtype number of indices", (_INT64,))
+        return self._shape()
+
+    def _indices(self, shape: Sequence[int]) -> np.ndarray[Any, Any]:
+        data = self._stream.read(self._bytes(shape, 8))
+        return np.frombuffer(data, "<i8").reshape(shape)
 
     @property
     def _left(self) -> int:
@@ -171,5 +191,19 @@ class _Walk:
             self._fail(f"found the {field} {flag}, expected one of {sorted(expected)}")
         return flag
 
-    def _item_bytes(self) -> int:
-        return _ITEM_BYTES[self._flag("dtype number", _ITEM_BYTES)]
+
+def are_rows(shape: Sequence[int], stored: Sequence[int], rows: np.ndarray[Any, Any]) -> bool:
+    """Return whether values of the shape ``stored`` are rows of a row_sparse array, each in its place, in order."""
+    if not shape or rows.ndim != 1 or rows.dtype != np.int64 or tuple(stored) != (len(rows), *shape[1:]):
+        return False
+    return bool((rows[1:] > rows[:-1]).all() and ((rows >= 0) & (rows < shape[0])).all())
+
+
+def _are_rows_and_columns(
+    shape: Sequence[int], stored: Sequence[int], starts: np.ndarray[Any, Any], columns: np.ndarray[Any, Any]
+) -> bool:
+    """Return whether values of the shape ``stored`` are those of a csr array: each row's start, each one's column."""
+    if len(shape) != 2 or starts.shape != (shape[0] + 1,) or not columns.shape == tuple(stored) == (starts[-1],):
+        return False
+    ascends = starts[0] == 0 and (starts[1:] >= starts[:-1]).all()
+    return bool(ascends and ((columns >= 0) & (columns < shape[1])).all())

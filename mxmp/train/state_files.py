@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Callable, Dict, List, Optional, Sequence, Tupl
 import mxnet as mx
 import numpy as np
 
+from ..checkpoint import are_rows
 from ..errors import StateError
 from ..files import path_of, require_file, saving
 from ..mxnet_private import copy_from_numpy, optimizers
@@ -180,9 +181,7 @@ class _Decoder:
 
 def _require_rows(values: mx.nd.NDArray, rows: mx.nd.NDArray, shape: Sequence[int]) -> None:
     """Raise unless a row_sparse array is sound: MXNet follows the indices of its rows wherever they lead."""
-    places = rows.asnumpy()
-    fits = places.ndim == 1 and places.dtype == np.int64 and values.shape == (len(places), *shape[1:])
-    if not (fits and (places[1:] > places[:-1]).all() and ((places >= 0) & (places < shape[0])).all()):
+    if not are_rows(shape, values.shape, rows.asnumpy()):
         raise ValueError(f"{values.shape} of rows that are not its own; expected rows of an array {shape}")
 
 
