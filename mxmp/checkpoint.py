@@ -8,6 +8,7 @@ src/ndarray/ndarray.cc at tag 1.9.1.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -93,12 +94,21 @@ def check_arrays_file(file: str) -> int:
         raise CheckpointError(f"{file}: it cannot be read: {e.strerror or e}") from e
 
 
+def check_array(data: bytes) -> None:
+    """Check the bytes of one array, as a pickle holds them, in the same way."""
+    walk = _Walk("a pickle", io.BytesIO(data))
+    walk.where = "an array"
+    walk.entry()
+    walk.end()
+
+
 class _Walk:
     """Reads the structure of a file, record by record."""
 
     def __init__(self, file: str, stream: BinaryIO) -> None:
-        self._file, self._stream, self._size = file, stream, os.fstat(stream.fileno()).st_size
-        self._where = "the header"  # for errors
+        self._file, self._stream, self._size = file, stream, stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        self.where = "the header"  # for errors
 
     def run(self) -> int:
         magic, _ = self._numbers("QQ")
@@ -106,21 +116,25 @@ class _Walk:
             self._fail(f"found {magic:#x}, expected {_LIST_MAGIC:#x}, which a file of mx.nd.save begins with")
         count = self._count("arrays", 4)  # bytes of the smallest entry
         for number in range(count):
-            self._where = f"entry {number}"
-            self._entry()
-        self._where = "the names"
+            self.where = f"entry {number}"
+            self.entry()
+        self.where = "the names"
         names = self._count("names", 8)
         if names not in (0, count):
             self._fail(f"found {names}, expected {count}, one for each array, or none")
         for number in range(names):
-            self._where = f"the name of entry {number}"
+            self.where = f"the name of entry {number}"
             self._stream.seek(self._count("bytes", 1), os.SEEK_CUR)
-        self._where = "the end"
-        if self._left:
-            self._fail(f"found {self._left} bytes more, expected none")
+        self.end()
         return count
 
-    def _entry(self) -> None:
+    def end(self) -> None:
+        """Refuse bytes behind what was walked over."""
+        self.where = "the end"
+        if self._left:
+            self._fail(f"found {self._left} bytes more, expected none")
+
+    def entry(self) -> None:
         """Walk over an array: shapes, device, dtypes, then all values."""
         (magic,) = self._numbers("I")
         # The storage types are dense, row_sparse and csr, with as many arrays of indices.
@@ -162,7 +176,7 @@ class _Walk:
 
     def _fail(self, text: str) -> NoReturn:
         hint = "The file is truncated, damaged, or no file of parameters."
-        raise CheckpointError(f"{self._file}: {self._where}: {text}. {hint}")
+        raise CheckpointError(f"{self._file}: {self.where}: {text}. {hint}")
 
     def _numbers(self, form: str) -> Tuple[int, ...]:
         size = struct.calcsize("<" + form)
