@@ -1,18 +1,22 @@
 """The files of a checkpoint: ``net-symbol.json`` and ``net-0007.params``, as MXNet names them; checks of the latter.
 
 MXNet believes the sizes that a file of arrays (``mx.nd.save``, ``.params``) declares: a damaged one makes it ask for
-terabytes or write beyond its buffers. Here the file is walked from record to record without reading values. The format
-is that of ``NDArray::Save`` and ``Load`` in src/ndarray/ndarray.cc at tag 1.9.1.
+terabytes or write beyond its buffers. It follows the indices of sparse arrays wherever they lead. Here the file is
+walked from record to record. Indices are read, values are not. The format is that of ``NDArray::Save`` and ``Load`` in
+src/ndarray/ndarray.cc at tag 1.9.1.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
 import struct
 from glob import escape, glob
-from typing import Any, BinaryIO, List, NoReturn, Optional, Tuple
+from typing import Any, BinaryIO, List, NoReturn, Optional, Sequence, Tuple
+
+import numpy as np
 
 from .errors import CheckpointError
 from .files import require_file, require_folder
@@ -69,6 +73,7 @@ def check_out_prefix(prefix: str, out_prefix: str, argument: str = "out_prefix="
 _LIST_MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA  # with 64-bit sizes; with storage types; with numpy's shapes
 _ITEM_BYTES = {0: 4, 1: 8, 2: 2, 3: 1, 4: 4, 5: 1, 6: 8, 7: 1, 12: 2}  # mshadow's type flags that can be loaded
+_INT64 = 6  # the flag of all indices
 _DEVICES = (1, 2, 3, 5)  # cpu, gpu, cpu_pinned, cpu_shared
 _MAX_AXES = 32  # numpy's limit, which no NDArray can be read with beyond
 
@@ -77,7 +82,7 @@ def check_arrays_file(file: str) -> int:
     """Check that a file is one of arrays, and that what it declares is there; return the number of arrays.
 
     The CheckpointError names the entry, as a number from 0 (the names stand at the end of the file), what it
-    declares and what is there. Values are not looked at, nor the indices of sparse arrays.
+    declares and what is there. Values are not looked at. The indices of a sparse array must be places in it.
     """
     require_file(file)
     try:
@@ -89,12 +94,21 @@ def check_arrays_file(file: str) -> int:
         raise CheckpointError(f"{file}: it cannot be read: {e.strerror or e}") from e
 
 
+def check_array(data: bytes) -> None:
+    """Check the bytes of one array, as a pickle holds them, in the same way."""
+    walk = _Walk("a pickle", io.BytesIO(data))
+    walk.where = "an array"
+    walk.entry()
+    walk.end()
+
+
 class _Walk:
     """Reads the structure of a file, record by record."""
 
     def __init__(self, file: str, stream: BinaryIO) -> None:
-        self._file, self._stream, self._size = file, stream, os.fstat(stream.fileno()).st_size
-        self._where = "the header"  # for errors
+        self._file, self._stream, self._size = file, stream, stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        self.where = "the header"  # for errors
 
     def run(self) -> int:
         magic, _ = self._numbers("QQ")
@@ -102,21 +116,25 @@ class _Walk:
             self._fail(f"found {magic:#x}, expected {_LIST_MAGIC:#x}, which a file of mx.nd.save begins with")
         count = self._count("arrays", 4)  # bytes of the smallest entry
         for number in range(count):
-            self._where = f"entry {number}"
-            self._entry()
-        self._where = "the names"
+            self.where = f"entry {number}"
+            self.entry()
+        self.where = "the names"
         names = self._count("names", 8)
         if names not in (0, count):
             self._fail(f"found {names}, expected {count}, one for each array, or none")
         for number in range(names):
-            self._where = f"the name of entry {number}"
+            self.where = f"the name of entry {number}"
             self._stream.seek(self._count("bytes", 1), os.SEEK_CUR)
-        self._where = "the end"
-        if self._left:
-            self._fail(f"found {self._left} bytes more, expected none")
+        self.end()
         return count
 
-    def _entry(self) -> None:
+    def end(self) -> None:
+        """Refuse bytes behind what was walked over."""
+        self.where = "the end"
+        if self._left:
+            self._fail(f"found {self._left} bytes more, expected none")
+
+    def entry(self) -> None:
         """Walk over an array: shapes, device, dtypes, then all values."""
         (magic,) = self._numbers("I")
         # The storage types are dense, row_sparse and csr, with as many arrays of indices.
@@ -128,13 +146,29 @@ class _Walk:
             return  # an empty NDArray, without values
         self._flag("device type", _DEVICES)
         self._numbers("i")  # of the device
-        arrays = [(self._item_bytes(), shape if stored is None else stored)]
-        arrays += [(self._item_bytes(), self._shape()) for _ in range(index_arrays)]
-        for item_bytes, sizes in arrays:
-            size = math.prod(sizes) * item_bytes
-            if size > self._left:
-                self._fail(f"the shape {sizes} of {item_bytes} bytes each needs {size} bytes, found {self._left}")
-            self._stream.seek(size, os.SEEK_CUR)
+        item_bytes = _ITEM_BYTES[self._flag("dtype number", _ITEM_BYTES)]
+        index_shapes = [self._index_shape() for _ in range(index_arrays)]
+        self._stream.seek(self._bytes(shape if stored is None else stored, item_bytes), os.SEEK_CUR)
+        indices = [self._indices(sizes) for sizes in index_shapes]
+        if stored is not None:
+            fits = are_rows if index_arrays == 1 else _are_rows_and_columns
+            if not fits(shape, stored, *indices):
+                self._fail(f"{stored} values have indices that are not places in an array of the shape {shape}")
+
+    def _bytes(self, shape: Sequence[int], item_bytes: int) -> int:
+        """Return the size of values, if they are there."""
+        size = math.prod(shape) * item_bytes
+        if size > self._left:
+            self._fail(f"the shape {shape} of {item_bytes} bytes each needs {size} bytes, found {self._left}")
+        return size
+
+    def _index_shape(self) -> Tuple[int, ...]:
+        self._flag("dtype number of indices", (_INT64,))
+        return self._shape()
+
+    def _indices(self, shape: Sequence[int]) -> np.ndarray[Any, Any]:
+        data = self._stream.read(self._bytes(shape, 8))
+        return np.frombuffer(data, "<i8").reshape(shape)
 
     @property
     def _left(self) -> int:
@@ -142,7 +176,7 @@ class _Walk:
 
     def _fail(self, text: str) -> NoReturn:
         hint = "The file is truncated, damaged, or no file of parameters."
-        raise CheckpointError(f"{self._file}: {self._where}: {text}. {hint}")
+        raise CheckpointError(f"{self._file}: {self.where}: {text}. {hint}")
 
     def _numbers(self, form: str) -> Tuple[int, ...]:
         size = struct.calcsize("<" + form)
@@ -171,5 +205,19 @@ class _Walk:
             self._fail(f"found the {field} {flag}, expected one of {sorted(expected)}")
         return flag
 
-    def _item_bytes(self) -> int:
-        return _ITEM_BYTES[self._flag("dtype number", _ITEM_BYTES)]
+
+def are_rows(shape: Sequence[int], stored: Sequence[int], rows: np.ndarray[Any, Any]) -> bool:
+    """Return whether values of the shape ``stored`` are rows of a row_sparse array, each in its place, in order."""
+    if not shape or rows.ndim != 1 or rows.dtype != np.int64 or tuple(stored) != (len(rows), *shape[1:]):
+        return False
+    return bool((rows[1:] > rows[:-1]).all() and ((rows >= 0) & (rows < shape[0])).all())
+
+
+def _are_rows_and_columns(
+    shape: Sequence[int], stored: Sequence[int], starts: np.ndarray[Any, Any], columns: np.ndarray[Any, Any]
+) -> bool:
+    """Return whether values of the shape ``stored`` are those of a csr array: each row's start, each one's column."""
+    if len(shape) != 2 or starts.shape != (shape[0] + 1,) or not columns.shape == tuple(stored) == (starts[-1],):
+        return False
+    ascends = starts[0] == 0 and (starts[1:] >= starts[:-1]).all()
+    return bool(ascends and ((columns >= 0) & (columns < shape[1])).all())

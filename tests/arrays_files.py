@@ -57,6 +57,16 @@ def entry(magic=0xF993FAC9, storage=0, shape=(2, 3), device=1, number=0, flag=0,
     return head + struct.pack("<iii", device, number, flag) + bytes(values)
 
 
+def sparse_entry(shape, stored, *indices, dtype="int64"):
+    """Return a row_sparse array of ones, with the indices of its rows, or a csr array, with starts and columns."""
+    indices = [np.array(each, dtype) for each in indices]
+    head = struct.pack("<Iii", 0xF993FAC9, len(indices), len(stored)) + struct.pack(f"<{len(stored)}q", *stored)
+    head += struct.pack("<i", len(shape)) + struct.pack(f"<{len(shape)}q", *shape) + struct.pack("<iii", 1, 0, 0)
+    for each in indices:
+        head += struct.pack("<ii", {"int64": 6, "int32": 4}[dtype], each.ndim) + struct.pack(f"<{each.ndim}q", *each.shape)
+    return b"".join([head, np.ones(stored, np.float32).tobytes(), *(each.tobytes() for each in indices)])
+
+
 KINDS = {
     "named": named,
     "unnamed": lambda file: mx.nd.save(file, [mx.nd.ones((2, 3, 1, 1)), mx.nd.arange(7, dtype="int32")]),

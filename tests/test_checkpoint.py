@@ -64,6 +64,7 @@ def fuzzer():
     "kind",
     [
         "named",
+        "sparse",
         pytest.param("numpy", marks=pytest.mark.slow),
         pytest.param("before 0.12", marks=pytest.mark.slow),
     ],
@@ -76,6 +77,46 @@ def test_a_damaged_file_is_refused_or_harmless(kind, tmp_path, fuzzer):
     found = json.loads(fuzzer.stdout.readline())
     assert "died" not in found and not found["bad"]
     assert found["refused"] > 130 and found["loaded"] > 5
+
+
+LOADS = """
+import sys
+import mxmp
+import mxnet as mx
+from mxmp.errors import CheckpointError
+from mxmp.gluon import convert, freeze
+from mxmp.module import Module
+from mxmp.symbol import convert_checkpoint
+from tests.arrays_files import arrays_file, sparse_entry
+
+folder = sys.argv[1]
+mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, no_bias=True, name="fc").save(folder + "/net-symbol.json")
+net = mx.gluon.nn.Dense(4, use_bias=False, in_units=2)
+net.initialize()
+convert(net, "O1")
+loads = {
+    "weight": lambda: net.load_parameters(folder + "/net-0000.params"),
+    "arg:fc_weight": lambda: Module.load(folder + "/net", 0),
+    "arg:fc_weight ": lambda: freeze((folder + "/net-symbol.json", folder + "/net-0000.params")),
+    "arg:fc_weight  ": lambda: convert_checkpoint(folder + "/net", 0, folder + "/low"),
+}
+for sparse in [((4, 2), (1, 2), [10**9]), ((4, 2), (1, 2), [-5]), ((4, 2), (1,), [0, 9, 9, 9, 1], [7])]:
+    for name, load in loads.items():
+        with open(folder + "/net-0000.params", "wb") as stream:
+            stream.write(arrays_file([sparse_entry(*sparse)], [name.strip().encode()]))
+        try:
+            load()
+        except CheckpointError as e:
+            assert "net-0000.params: entry 0:" in str(e), e
+            print("refused")
+"""
+
+
+def test_indices_beyond_an_array_are_refused_wherever_parameters_are_loaded(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(FUZZER.parent.parent.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LOADS, str(tmp_path)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.split() == ["refused"] * 12
 
 
 def test_a_file_that_begins_as_another_is_refused(tmp_path):

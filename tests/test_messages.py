@@ -31,7 +31,7 @@ from mxmp.policy import Policy, check_matches
 from mxmp.symbol import convert_symbol
 from mxmp.symbol.checkpoint import load_arrays
 from tests import messages
-from tests.arrays_files import arrays_file, entry
+from tests.arrays_files import arrays_file, entry, sparse_entry
 
 # Of policies: a text, fields, what is said.
 POLICIES = {
@@ -87,6 +87,28 @@ DAMAGED = {
     "a dtype": ([entry(flag=99)], [], "entry 0: found the dtype number 99, expected one of [0, 1, 2, 3, 4, 5, 6, 7..."),
     "a device": ([entry(device=77)], [], "entry 0: found the device type 77, expected one of [1, 2, 3, 5]..."),
     "an old entry": ([b"\xc0\xfa\x93\xf9"], [], "entry 0: found 4187224768 axes, expected 0 to 32..."),
+    "a row beyond the array": ([entry(), sparse_entry((4, 2), (2, 2), [0, 10**9])], [],
+        "entry 1: (2, 2) values have indices that are not places in an array of the shape (4, 2)..."),
+    **{name: ([sparse_entry(*sparse)], [], "entry 0: (...) values have indices that are not places...") for name, sparse in {
+        "a row below zero": ((4, 2), (2, 2), [-5, 1]),
+        "a row twice": ((4, 2), (2, 2), [1, 1]),
+        "more rows than the array": ((4, 2), (5, 2), [0, 1, 2, 3, 4]),
+        "fewer rows than values": ((4, 2), (2, 2), [1]),
+        "rows of another size": ((4, 2), (2, 3), [0, 1]),
+        "rows of no axis": ((4, 2), (2, 2), [[0, 1]]),
+        "a column beyond the array": ((2, 3), (2,), [0, 1, 2], [0, 3]),
+        "a column below zero": ((2, 3), (2,), [0, 1, 2], [0, -5]),
+        "a start beyond the values": ((2, 3), (2,), [0, 10**9, 2], [0, 1]),
+        "a start below zero": ((2, 3), (2,), [0, -5, 2], [0, 1]),
+        "a first start that is not 0": ((2, 3), (2,), [1, 1, 2], [0, 1]),
+        "a last start before the last value": ((2, 3), (2,), [0, 1, 1], [0, 1]),
+        "fewer starts than rows": ((2, 3), (2,), [0, 2], [0, 1]),
+        "no starts": ((0, 3), (0,), [], []),
+        "fewer columns than values": ((2, 3), (2,), [0, 1, 2], [0]),
+        "a csr array of three axes": ((2, 3, 1), (2,), [0, 1, 2], [0, 1]),
+    }.items()},
+    "indices of 32 bits": ([sparse_entry((4, 2), (2, 2), [0, 1], dtype="int32")], [],
+        "entry 0: found the dtype number of indices 4, expected one of [6]..."),
     "too few names": ([entry(), entry()], [b"a"], "the names: found 1, expected 2, one for each array, or none..."),
 }
 

@@ -129,12 +129,21 @@ def _machine(policy: Policy) -> Pairs:
     return [("machine", "; ".join([str(read_machine()), *(gpu.name for gpu in read_gpus())]))] if policy.chosen else []
 
 
+def _unchanged(policy: Policy, report: Any) -> List[str]:
+    """Return a note that nothing is converted, where a network in low precision of its own leaves nothing to do."""
+    already = sum(row.reason.endswith(f" is {policy.compute_dtype} already") for row in report.rows)
+    if not already or report.casts or policy.compute_dtype in report.count:
+        return []
+    text = f"{already} operators have {policy.compute_dtype} inputs already, by the network's own casts and dtypes"
+    return [f"nothing is changed: {text}, and no other one can run in it"]
+
+
 def _not_here(policy: Policy, report: Any) -> List[str]:
     """Return what surprises who runs a converted checkpoint by plain MXNet, on this machine and in numpy."""
     from ..devices.check import check_devices
 
     # The files may be meant for another machine, so that this is no warning. What is float32 throughout runs anywhere.
-    notes, findings = [], check_devices(policy)
+    notes, findings = _unchanged(policy, report), check_devices(policy)
     if policy.compute_dtype in report.count and policy.is_mixed and all(finding.ok is False for finding in findings):
         # The last finding is the processor's, which says what bfloat16 lacks; there may be several GPUs, or none.
         is_float16 = policy.compute_dtype == dtypes.FLOAT16

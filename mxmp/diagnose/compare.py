@@ -61,10 +61,11 @@ from .instrument import (
     Values,
     facts_of,
     float32_outputs,
-    in_declared_dtypes,
+    in_dtypes,
     in_low_precision,
     is_unwritten,
     side_by_side,
+    variable_dtypes,
     without_dropout,
 )
 from .progress import showing_progress
@@ -147,7 +148,7 @@ class Measure:
         self._ports = _differentiated(decisions) if trains else frozenset()
         exact, low = without_dropout(decisions.before), without_dropout(decisions.after)
         fixed = decisions, call.values, call.context
-        both = side_by_side(decisions, facts_of(low, in_declared_dtypes(low, call.values)))
+        both = side_by_side(decisions, facts_of(low, in_dtypes(variable_dtypes(low), call.values)))
         self._both, self._own_ports = both, {p: both.ports[p] for p in self._ports if p in both.ports}
         own = [both.compared[key][1] for key in self._keys] if trains else []
         self._heads = frozenset(head.key for head in decisions.before.heads) & both.compared.keys()

@@ -35,7 +35,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from .. import dtypes
-from ..errors import ConvertError, mxnet_reason
+from ..errors import ConvertError, InferenceError, mxnet_reason
 from ..graph import VARIABLE, Entry, Graph, GraphBuilder, Key, Node, in_written_order, written_positions
 from ..graph.core import make_attrs
 from ..passes import ScaleLoss
@@ -46,7 +46,7 @@ from ..report import Decisions
 from ..report.counts import positions
 from ..rules import RULES
 from ..symbol import Converted
-from ..symbol.inference import from_graph, infer_facts, to_graph
+from ..symbol.inference import from_graph, infer_facts, infer_variables, to_graph
 
 Values = Mapping[str, Any]
 """NDArrays of all variables of a graph by name."""
@@ -129,7 +129,8 @@ class Instrument:
         differentiable: bool = False,
     ) -> None:
         self._graph, self._context = graph, context
-        given = in_declared_dtypes(graph, values)
+        self._dtypes = variable_dtypes(graph)
+        given = in_dtypes(self._dtypes, values)
         facts = facts_of(graph, given)
         shaped = [key for key in outputs if facts.shape(Entry(*key))]
         tapped, self.taps, places = with_taps(graph, facts, shaped, ports, differentiable)
@@ -169,7 +170,7 @@ class Instrument:
         """
         with self._context, autograd.pause():
             given = {name: array.as_nd_ndarray().as_in_context(self._context) for name, array in values.items()}
-            given = in_declared_dtypes(self._graph, {name: array.detach() for name, array in given.items()})
+            given = in_dtypes(self._dtypes, {name: array.detach() for name, array in given.items()})
             given.update({name: given[name].copy() for name in self._states if name in given})  # BatchNorm writes them
             zeros = zeros_of(self._shapes(given), self._context)
             written = {name: given[name] for name in self._run.names if name in trained and name in given}
@@ -217,17 +218,27 @@ def facts_of(graph: Graph, values: Values) -> Facts:
     return infer_facts(symbol, graph, shapes, types, frozenset())
 
 
-def in_declared_dtypes(graph: Graph, values: Values) -> Dict[str, Any]:
-    """Return values in the dtypes that a graph's variables declare, float32 for low precision that declares none."""
+def variable_dtypes(graph: Graph) -> Dict[str, str]:
+    """Return the dtypes of a graph's variables, by name, that they declare or that its own casts imply."""
     declared = {node.name: declared_dtype(node) for node in graph.nodes if node.is_variable}
+    found = {name: dtype for name, dtype in declared.items() if dtype is not None}
+    if len(found) < len(declared) and any(node.get("dtype") in dtypes.LOW_PRECISION for node in graph.nodes):
+        try:
+            found = {**infer_variables(from_graph(graph), {}), **found}
+        except InferenceError:
+            pass  # of an operator that must be told, as Embedding
+    return found
+
+
+def in_dtypes(wanted: Mapping[str, str], values: Values) -> Dict[str, Any]:
+    """Return values in the dtypes that variables have, float32 for low precision where none is known."""
     given = dict(values)
     for name, array in values.items():
-        wanted, dtype = declared.get(name), dtypes.canonical(array.dtype)
-        if dtype in dtypes.LOW_PRECISION and wanted is None:
-            wanted = dtypes.FLOAT32
-        if wanted in dtypes.PRECISIONS and dtype in dtypes.PRECISIONS and wanted != dtype:
+        dtype = dtypes.canonical(array.dtype)
+        target = wanted.get(name, dtypes.FLOAT32 if dtype in dtypes.LOW_PRECISION else dtype)
+        if target in dtypes.PRECISIONS and dtype in dtypes.PRECISIONS and target != dtype:
             with autograd.pause():
-                given[name] = mx.nd.amp_cast(array.as_nd_ndarray(), dtype=wanted)
+                given[name] = mx.nd.amp_cast(array.as_nd_ndarray(), dtype=target)
     return given
 
 

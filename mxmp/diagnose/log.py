@@ -332,11 +332,12 @@ class CSVLogger(StepLogger):
         self._file.truncate(len(whole))  # a line that was never finished
         if not whole:
             self._append(StepRecord._fields)
-        rows = list(csv.DictReader(whole.decode("utf-8", "replace").splitlines()))
         try:
-            self._seconds = float(rows[-1]["seconds"]) if rows else 0.0
-        except (TypeError, ValueError):
-            self._seconds = 0.0
+            rows = list(csv.DictReader(whole.decode("utf-8", "replace").splitlines()))
+            seconds = float(rows[-1]["seconds"]) if rows else 0.0
+        except (TypeError, ValueError, csv.Error):  # of a line that is damaged
+            seconds = 0.0
+        self._seconds = seconds if math.isfinite(seconds) else 0.0
 
     def _append(self, cells: Any) -> None:
         """Append a line, or nothing if the disk is full."""

@@ -20,7 +20,7 @@ from ..passes.facts import Facts
 from ..report.counts import positions
 from ..train.calls import NetCall
 from ..train.masters import masters_of, rounds_to
-from .instrument import Instrument, facts_of, in_declared_dtypes, read_outputs, without_dropout
+from .instrument import Instrument, facts_of, in_dtypes, read_outputs, variable_dtypes, without_dropout
 from .ranges import Summaries, ValueRange, ranges_of, read_ranges, summarize
 from .subject import Call
 
@@ -271,7 +271,8 @@ class _View:
     def __init__(self, call: Call, low: bool) -> None:
         self._call = call
         self._graph = graph = call.decisions.after if low else call.decisions.before
-        values = in_declared_dtypes(graph, call.values)
+        self._dtypes = variable_dtypes(graph)
+        values = in_dtypes(self._dtypes, call.values)
         self._facts: Facts = facts_of(graph, values)
         self._names = Names(call.decisions.before, graph)
         keys = ((i, n) for i, node in enumerate(graph.nodes) if not node.is_variable for n in range(node.num_outputs))
@@ -303,7 +304,7 @@ class _View:
             written = reading.at_outputs()
             written.update((places[name], array.grad) for name, array in reading.written.items() if name in places)
         # Variables are looked at as they are stored: a parameter in low precision may be out of its range.
-        variables = in_declared_dtypes(graph, {name: array for name, array in values.items() if name in places})
+        variables = in_dtypes(self._dtypes, {name: array for name, array in values.items() if name in places})
         forward = {places[n]: each for n, each in variables.items() if _dtype(each) in dtypes.PRECISIONS}
         count, heads = len(graph.heads), [head.key for head in graph.heads]
         # Ranges of arrays at hand, and those that the graph has reduced.

@@ -9,6 +9,7 @@ A net, a model or files become a `Source`, which is converted once and makes a S
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -31,6 +32,7 @@ from ..passes import GuardInPlace
 from ..policy import AUTO, Policy, PolicyChanges, is_auto
 from ..symbol import from_graph, load_params, load_symbol, to_graph
 from ..symbol.arguments import Model, check_params, make_model, require_kernels
+from ..symbol.checkpoint import naming_files
 from ..symbol.convert import ConvertedModel, convert_models
 from ..symbol.inference import infer_network
 from ..symbol.rewrite import emulated
@@ -59,6 +61,7 @@ class Source(NamedTuple):
         context: Where its values are.
         policy: The policy that it is converted to, None if it is not.
         blocks: The paths and prefixes of the net's blocks, for errors.
+        files: The files that it was read from, of symbol and parameters.
     """
 
     where: str
@@ -70,6 +73,7 @@ class Source(NamedTuple):
     context: mx.Context
     policy: Optional[Policy] = None
     blocks: Sequence[str] = ()
+    files: Optional[Tuple[str, str]] = None
 
     def converted(self, policy: Policy, check: bool) -> ConvertedModel:
         """Return the model for inference, its weights in the dtype that they are read in, but under ``npx.set_np``.
@@ -78,10 +82,13 @@ class Source(NamedTuple):
         """
         if not isinstance(self.model.symbol, NumpySymbol):  # whose arrays may be float32 alone
             policy = policy.replace(param_dtype=policy.compute_dtype)
-        try:
-            return convert_models([self.model], self.args, self.aux, policy, True, check, self.blocks)[0]
-        except ConvertError as e:
-            raise type(e)(f"{self.where}: {e}") from e
+        with contextlib.nullcontext() if self.files is None else naming_files(*self.files):
+            try:
+                return convert_models([self.model], self.args, self.aux, policy, True, check, self.blocks)[0]
+            except ConvertError as e:
+                if self.files is not None:
+                    raise
+                raise type(e)(f"{self.where}: {e}") from e
 
 
 class FrozenBlock(gluon.SymbolBlock):  # type: ignore[misc]  # MXNet has no types
@@ -237,13 +244,13 @@ def _policy(source: Source, context: mx.Context, policy: Any, changes: Mapping[s
 def _source(net: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None) -> Source:
     if isinstance(net, gluon.Block):
         return _source_of_net(net, shapes, dtypes, ranges)
-    where = "freeze"
+    where, read = "freeze", None
     if isinstance(net, (str, os.PathLike)):
         net = checkpoint_files(os.fspath(net), 0)
     if isinstance(net, (tuple, list)) and len(net) == 2 and all(isinstance(path, (str, os.PathLike)) for path in net):
-        files = [os.fspath(path) for path in net]
-        where, net = files[0], (load_symbol(files[0]), *load_params(files[1]))
-        require_set(manifest_of(files[1]), *files)
+        symbol_file, params_file = read = os.fspath(net[0]), os.fspath(net[1])
+        where, net = symbol_file, (load_symbol(symbol_file), *load_params(params_file))
+        require_set(manifest_of(params_file), *read)
     if not isinstance(net, (tuple, list, ConvertedModel)) or len(list(net)) != 3:
         size = f" of {len(net)}" if isinstance(net, (tuple, list)) else ""
         raise ConvertError(
@@ -254,13 +261,14 @@ def _source(net: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None
     model = make_model(symbol, shapes, dtypes, ranges)
     if mx.util.is_np_array():
         model = model._replace(symbol=symbol.as_np_ndarray())
-    check_params(symbol, args, aux, {})
+    with contextlib.nullcontext() if read is None else naming_files(*read):
+        check_params(symbol, args, aux, {})
     inputs = [name for name in symbol.list_arguments() if name not in args]
     if all(_NUMBERED.fullmatch(name) for name in inputs):  # MXNet lists them as the graph reads them
         inputs.sort(key=lambda name: int(name[len("data") :]))
     arrays = [*args.values(), *aux.values()]
     context = arrays[0].ctx if arrays else mx.context.current_context()
-    return Source(where, model, dict(args), dict(aux), inputs, None, context)
+    return Source(where, model, dict(args), dict(aux), inputs, None, context, files=read)
 
 
 def _source_of_net(

@@ -33,7 +33,7 @@ from .. import dtypes
 from ..errors import ConvertError, DtypeError, PolicyError
 from ..graph import Graph
 from ..mxnet_private import attr_scope, blocks, leave_attr_scope, put_scopes_back, scope_attrs, thread_scopes
-from ..passes.attributes import PRECISION_ATTR
+from ..passes.attributes import CUSTOM, PRECISION_ATTR
 from ..passes.decide import LOW
 from ..policy import BLOCKS_ATTR, Policy
 from ..symbol import from_graph, to_graph
@@ -110,9 +110,11 @@ class precision(contextlib.ContextDecorator):
         # A scope for each entry, so that this object has no state.
         scope = _Scope(_CURRENT.get(), None if self._region == POLICY else self._region, self)
         scope.__enter__()
-        scope_attrs(scope).pop(PRECISION_ATTR, None)  # its own copy of what the outer scopes set
+        attrs = _ScopeAttrs(scope_attrs(scope))  # its own copy of the attributes of the outer scopes
+        attrs.pop(PRECISION_ATTR, None)
         if scope.region is not None:
-            scope_attrs(scope)[PRECISION_ATTR] = scope.region
+            attrs[PRECISION_ATTR] = scope.region
+        scope_attrs.set(scope, attrs)
         _CURRENT.set(scope)
         return self
 
@@ -169,6 +171,27 @@ class _Scope(mx.AttrScope):
         """Return the attributes of a symbol that is made."""
         self.is_used = True
         return super().get(attr)
+
+
+class _ScopeAttrs(Dict[str, str]):
+    """The attributes that a scope sets; the function that makes a ``Custom`` operator does not see the region's.
+
+    MXNet copies them into each scope within (AttrScope in python/mxnet/attribute.py), and from there into the arguments
+    of the function that makes a symbol, which asks for the keys.
+    """
+
+    def copy(self) -> _ScopeAttrs:
+        """Return the attributes for a scope within this one, or for a symbol."""
+        return _ScopeAttrs(self)
+
+    def __iter__(self) -> Iterator[str]:  # only a dict with its own iterator is asked for its keys when it is copied
+        return iter(self.keys())
+
+    def keys(self) -> Any:
+        """Return the names of the attributes that the caller may see."""
+        if sys._getframe(1).f_code.co_name != CUSTOM:
+            return super().keys()
+        return {key: "" for key in super().keys() if key not in (PRECISION_ATTR, BLOCKS_ATTR)}.keys()
 
 
 _CURRENT: ContextVar[Optional[_Scope]] = ContextVar("mxmp_precision", default=None)
@@ -427,7 +450,7 @@ def in_current_region(symbol: Any) -> mx.sym.Symbol:
 def _within(graph: Graph, attrs: Dict[str, str]) -> Graph:
     nodes = []
     for node in graph.nodes:
-        if not node.is_variable:
+        if not node.is_variable and node.op != CUSTOM:
             node = node.with_attrs({key: value for key, value in attrs.items() if node.get(key) is None})
         bodies = tuple(_within(body, attrs) for body in node.subgraphs)
         nodes.append(node._replace(subgraphs=bodies))

@@ -19,6 +19,9 @@ from .core import HINT, VARIABLE, Entry, Graph, Node, make_attrs, verify
 _GRAPH_KEYS = {"nodes", "arg_nodes", "node_row_ptr", "heads", "attrs"}  # all that any version of MXNet wrote
 # The fields that nnvm's reader accepts (3rdparty/tvm/nnvm/src/pass/saveload_json.cc), older spellings included.
 _NODE_KEYS = {"op", "name", "attrs", "inputs", "subgraphs", "control_deps", "attr", "param", "backward_source_id"}
+# Each takes an address as the attribute ``info``, and MXNet follows it when it reads the JSON (Init in
+# src/operator/custom/native_op-inl.h and ndarray_op-inl.h at tag 1.9.1).
+_FOLLOW_ADDRESSES = {"_Native", "_NDArray"}
 _UNLIMITED = 1 << 32  # outputs, more than JSON can name
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
@@ -47,7 +50,8 @@ def to_json(graph: Graph) -> str:
 def check_json(text: str, operators: Collection[str]) -> None:
     """Check that a text is a symbol's JSON, whatever version wrote it; ``operators`` are all of this MXNet.
 
-    Raises GraphError if it is not, naming the first node that is malformed, out of order or of an unknown operator.
+    Raises GraphError if it is not. It names the first node that is malformed, out of order, of an unknown operator, or
+    of one that follows an address in the file.
     """
     data = _read_json(text)
     _check_data(data, frozenset(operators) | {VARIABLE})
@@ -125,6 +129,11 @@ def _check_node(position: int, node: Any, operators: Collection[str]) -> None:
         raise GraphError(
             f"{where}: this MXNet has no operator '{node['op']}'. If it comes from a library, load that with "
             f"mx.library.load first."
+        )
+    if node["op"] in _FOLLOW_ADDRESSES:
+        raise GraphError(
+            f"{where}: this operator follows a memory address that stands in the file, so no file with it is loaded. "
+            f"Write it as a Custom operator."
         )
     if not node.keys() <= _NODE_KEYS:
         raise GraphError(f"{where} has unknown fields {sorted(node.keys() - _NODE_KEYS)}. {HINT}")

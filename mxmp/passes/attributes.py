@@ -1,4 +1,4 @@
-"""Attributes that mxmp puts on nodes; MXNet ignores attributes spelled with two underscores."""
+"""Attributes that mxmp puts on nodes; MXNet ignores attributes spelled with two underscores, but for `CUSTOM`'s."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ of that operator and name reads.
 
 PRECISION_ATTR = "__mxmp_precision__"
 """Precision that ``mxmp.gluon.precision`` and ``set_policy`` ask for, for the operators of a region or block."""
+
+CUSTOM = "Custom"
+"""The operator that hands all its attributes to the user's code as arguments, so that it must get none of mxmp.
+
+(AttrParser in src/operator/custom/custom.cc at tag 1.9.1; an argument that the code does not have ends the process.) It
+is left as it is in every region.
+"""
 
 
 def noting(before: Node, after: Node, ports: Sequence[Sequence[Any]] = ()) -> Node:

@@ -112,11 +112,15 @@ def _widens(rule: Rule, call: Call) -> str:
     return rule.widens if call.attrs.get(rule.widens) in (None, "None") else ""
 
 
+OF_REGION = "precision"
+"""The first word of a PolicyError about a region that the network has, and not about the policy."""
+
+
 def _override(node: Node, policy: Policy) -> _Wanted:
     region = node.get(PRECISION_ATTR)
     if region is not None and policy.is_mixed:
         dtype = policy.compute_dtype if region == LOW else region
-        return dtype, f"precision {region!r} (region or set_policy)", Reason.REGION
+        return dtype, f"{OF_REGION} {region!r} (region or set_policy)", Reason.REGION
     override = policy.override(node.op, node.name, node.attrs)
     return None if override is None else (*override, Reason.OVERRIDE)
 

@@ -17,6 +17,7 @@ from ..checkpoint import check_arrays_file, checkpoint_files, params_file_of
 from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
 from ..files import manifest_of, require_file, require_set, saving
 from ..graph import check_json
+from ..passes.decide import OF_REGION
 from .inference import to_graph
 
 _NOT_WHOLE = "what was written is not whole; is the disk full?"
@@ -43,9 +44,9 @@ def naming_files(symbol_file: str, params_file: Optional[str]) -> Iterator[None]
     """Let an error within the block that is about a checkpoint's network or parameters begin with the file's name."""
     try:
         yield
-    except PolicyError:
-        raise  # of what was asked for, not of the file
     except MxmpError as e:
+        if isinstance(e, PolicyError) and not str(e).startswith(OF_REGION):
+            raise  # of what was asked for, not of the file
         file = params_file if isinstance(e, ParamsError) else symbol_file
         raise type(e)(f"{file}: {e}") from e
 

@@ -12,15 +12,18 @@ What MXNet's trainers and updaters have pickled is read into the same dict, by c
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
+import pickletools
 import zipfile
 from typing import Any, BinaryIO, Callable, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
+from ..checkpoint import are_rows, check_array
 from ..errors import StateError
 from ..files import path_of, require_file, saving
 from ..mxnet_private import copy_from_numpy, optimizers
@@ -33,6 +36,11 @@ Arrays = Dict[str, "np.ndarray[Any, Any]"]
 _HEADER = "header"
 _NPY: Any = np.lib.format  # numpy gives its functions no types
 _PLAIN = (type(None), bool, int, float, str)
+_MAX_DEPTH = 50  # of values within values; what optimizers keep has 5 at most
+_NO_TUPLES = frozenset(  # opcodes of pickles, by what they give
+    "SHORT_BINUNICODE BINUNICODE BINUNICODE8 SHORT_BINBYTES BINBYTES BINBYTES8 BYTEARRAY8 EMPTY_LIST EMPTY_DICT "
+    "GLOBAL STACK_GLOBAL REDUCE NEWOBJ".split()
+)
 
 # Set by the trainer, by MXNet or at every step; the counters are saved apart.
 NOT_STATE = {
@@ -141,8 +149,9 @@ def _encode(value: Any, arrays: Arrays) -> Any:
 class _Decoder:
     """Makes values of JSON data, innermost first, as the ``object_hook`` of `json.loads`."""
 
-    def __init__(self, arrays: Arrays) -> None:
+    def __init__(self, arrays: Arrays, size: int) -> None:
         self._arrays = arrays
+        self._left = size  # bytes of arrays that may still be made, at first those of the file
         self._kinds: Dict[str, Callable[[Any], Any]] = {
             "$tuple": tuple,
             "$dict": dict,
@@ -169,6 +178,9 @@ class _Decoder:
 
     def _array(self, name: str) -> mx.nd.NDArray:
         array = self._arrays[name]
+        self._left -= array.nbytes
+        if self._left < 0:  # it is named again and again, to fill the memory with copies
+            raise ValueError("its arrays are larger than the file")
         loaded = mx.nd.empty(array.shape, mx.cpu(), array.dtype)
         copy_from_numpy(loaded, array)
         return loaded
@@ -180,9 +192,7 @@ class _Decoder:
 
 def _require_rows(values: mx.nd.NDArray, rows: mx.nd.NDArray, shape: Sequence[int]) -> None:
     """Raise unless a row_sparse array is sound: MXNet follows the indices of its rows wherever they lead."""
-    places = rows.asnumpy()
-    fits = places.ndim == 1 and places.dtype == np.int64 and values.shape == (len(places), *shape[1:])
-    if not (fits and (places[1:] > places[:-1]).all() and ((places >= 0) & (places < shape[0])).all()):
+    if not are_rows(shape, values.shape, rows.asnumpy()):
         raise ValueError(f"{values.shape} of rows that are not its own; expected rows of an array {shape}")
 
 
@@ -259,31 +269,84 @@ def _read_archive(stream: BinaryIO) -> Dict[str, Any]:
     stream.seek(0)
     with np.load(stream, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    content = json.loads(str(arrays.pop(_HEADER)[()]), object_hook=_Decoder(arrays))
+    content = json.loads(str(arrays.pop(_HEADER)[()]), object_hook=_Decoder(arrays, size))
     if content["format"] != FORMAT:
         raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
     return dict(content)
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes what MXNet's optimizers are made of, and nothing else."""
+    """Makes what MXNet's optimizers are made of, and nothing else; all arrays together are no larger than the file."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self._left = {"buffers": len(data), "arrays": len(data)}  # bytes of each that may still be made
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in MXNET_CLASSES:
             raise pickle.UnpicklingError(f"it holds a {module}.{name}")
         kind = MXNET_CLASSES[module, name]
-        # A pickle may set attributes of a class that it names: it gets one of its own. bytearray has none that can be
-        # set, and NDArray none but by its __setstate__.
-        own = issubclass(kind, (*_OPTIMIZERS, MasterState, _Dtype, _Scalar))
-        return type(kind.__name__, (kind,), {"__module__": module}) if own else kind
+        if kind is bytearray:
+            return self._buffer
+        if issubclass(kind, mx.nd.NDArray):
+            return self._array_class(kind)
+        # A pickle may set attributes of a class that it names: it gets one of its own.
+        return type(kind.__name__, (kind,), {"__module__": module})
+
+    def _buffer(self, data: Any = b"") -> bytearray:
+        """Return a bytearray of bytes; never of a length, which may be any."""
+        if not isinstance(data, bytes):
+            raise pickle.UnpicklingError(f"it holds a bytearray of a {type(data).__name__}")
+        self._spend("buffers", len(data))
+        return bytearray(data)
+
+    def _array_class(self, kind: Any) -> Any:
+        """Return a class whose arrays are checked before MXNet reads them, and are of the given class then."""
+
+        class Array(kind):  # type: ignore[misc]
+            __slots__ = ()  # which lets its class be changed
+
+            def __setstate__(array, state: Dict[str, Any]) -> None:
+                if state["handle"] is not None:
+                    check_array(state["handle"])
+                    self._spend("arrays", len(state["handle"]))
+                super().__setstate__(state)
+                array.__class__ = kind
+
+        return Array
+
+    def _spend(self, things: str, size: int) -> None:
+        self._left[things] -= size
+        if self._left[things] < 0:
+            raise pickle.UnpicklingError(f"its {things} are larger than the file")
+
+
+def _require_plain(data: bytes) -> None:
+    """Raise unless a pickle uses each tuple once, except ``(None,)``, as MXNet's do: to hash others may take for ever.
+
+    A tuple that stands twice in each of many tuples, one within the other, is small in the file. As the key of a dict
+    it is hashed part by part.
+    """
+    memo: Dict[int, bool] = {}  # by place, whether it surely is no such tuple
+    before, last, end = "", "", 0
+    for op, argument, place in pickletools.genops(data):
+        name, end = op.name, int(place or 0) + 1
+        if name in ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"):
+            number = len(memo) if argument is None else int(argument)
+            memo[number] = last in _NO_TUPLES or (before, last) == ("NONE", "TUPLE1")
+        elif name == "DUP" or (name in ("GET", "BINGET", "LONG_BINGET") and not memo.get(int(argument or 0))):
+            raise pickle.UnpicklingError("it uses one tuple in several places")
+        before, last = last, name
+    if end != len(data):
+        raise pickle.UnpicklingError("it goes on after its end")
 
 
 def _read_pickle(stream: BinaryIO) -> Dict[str, Any]:
     """Return what ``gluon.Trainer.save_states`` or ``Updater.get_states`` wrote: states, perhaps with the optimizer."""
-    states = _Unpickler(stream).load()
-    if stream.read(1):
-        raise pickle.UnpicklingError("it goes on after its end")
-    _require_sound(states)
+    data = stream.read()
+    _require_plain(data)
+    states = _Unpickler(data).load()
+    _require_sound(states, len(data))
     content = {}
     if isinstance(states, tuple):
         states, optimizer = states
@@ -296,14 +359,28 @@ def _read_pickle(stream: BinaryIO) -> Dict[str, Any]:
     return {**content, "states": [states]}
 
 
-def _require_sound(value: Any) -> None:
-    """Raise unless all arrays of a pickle are what their classes say: MXNet reads memory that they do not have."""
-    if isinstance(value, mx.nd.NDArray):
-        if value.handle is None:
-            raise TypeError("it holds an array without content")
-        if (value.stype == "row_sparse") != isinstance(value, mx.nd.sparse.RowSparseNDArray):
-            raise TypeError(f"it holds a {value.stype} array as a {type(value).__name__}")
-        if value.stype == "row_sparse":
-            _require_rows(value.data, value.indices, value.shape)
-    for part in (vars(value).values() if isinstance(value, _OWNERS) else _parts(value) or ()):
-        _require_sound(part)
+def _require_sound(value: Any, most: int) -> None:
+    """Raise unless the values of a file are as many as it has bytes at most, and its arrays what their classes say.
+
+    Lists within lists may be few in a pickle and count as billions, one by one. MXNet reads memory that an array of
+    another class does not have.
+    """
+    waiting, count = [(value, 0)], 0
+    while waiting:
+        each, depth = waiting.pop()
+        count += 1
+        if count > most or depth > _MAX_DEPTH:
+            raise ValueError("it holds more values than it has bytes, or too many within each other")
+        if type(each) is int and each.bit_length() > 64:
+            raise ValueError("it holds a number of more than 64 bits")
+        if isinstance(each, mx.nd.NDArray):
+            _require_class(each)
+        parts = vars(each).values() if isinstance(each, _OWNERS) else _parts(each) or ()
+        waiting += [(part, depth + 1) for part in parts]
+
+
+def _require_class(array: mx.nd.NDArray) -> None:
+    if array.handle is None:
+        raise TypeError("it holds an array without content")
+    if (array.stype == "row_sparse") != isinstance(array, mx.nd.sparse.RowSparseNDArray):
+        raise TypeError(f"it holds a {array.stype} array as a {type(array).__name__}")

@@ -80,6 +80,19 @@ def notes(out):
     return [row[1] for row in table(out) if row[0] == "note"]
 
 
+def test_a_network_in_float16_of_its_own_is_said_to_be_unchanged(tmp_path):
+    data = mx.sym.Cast(mx.sym.var("data"), dtype="float16", name="narrow")
+    low = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=2, name="fc"), act_type="relu")
+    arrays = {"fc_weight": mx.nd.ones((2, 3)).astype("float16"), "fc_bias": mx.nd.zeros(2).astype("float16")}
+    mx.model.save_checkpoint(str(tmp_path / "net"), 0, mx.sym.Cast(low, dtype="float32", name="wide"), arrays, {})
+    out, _ = mxmp("convert", tmp_path / "net", 0, "-o", tmp_path / "out")
+    unchanged = (
+        "nothing is changed: 2 operators have float16 inputs already, by the network's own casts and dtypes, and no "
+        "other one can run in it"
+    )
+    assert unchanged in notes(out) and unchanged not in notes(converted(tmp_path, "--force"))
+
+
 def test_values_that_were_rounded_before_are_said_to_be(tmp_path):
     converted(tmp_path)
     rounded = "4 parameters were stored in float16: their values were rounded to it, and stay so"

@@ -34,6 +34,25 @@ def test_a_symbol_has_gradients_if_its_labels_are_given():
     assert 1e-5 < found["first"].gradient_carried < 1e-2 and found["softmax"].gradient_own == 0 < found["softmax"].gradient_carried
 
 
+def casting(declares):
+    """Return a model that was made for float16 by hand: a layer between its own casts, with parameters in float16."""
+    weight = {"weight": mx.sym.var("low_weight", dtype="float16")} if declares else {}
+    first = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=6, no_bias=True, name="first")
+    low = mx.sym.FullyConnected(mx.sym.Cast(first, dtype="float16"), num_hidden=3, name="low", **weight)
+    draw = np.random.RandomState(1)
+    args = {"first_weight": mx.nd.array(draw.randn(6, 5)), "low_weight": mx.nd.array(draw.randn(3, 6)), "low_bias": mx.nd.zeros(3)}
+    args = {name: value if name == "first_weight" else value.astype("float16") for name, value in args.items()}
+    return mx.sym.SoftmaxOutput(mx.sym.Cast(low, dtype="float32"), name="softmax"), args, {}
+
+
+@pytest.mark.parametrize("batch", [{"data": DATA}, BATCH], ids=["data", "labels"])
+@pytest.mark.parametrize("declares", [False, True])
+def test_a_network_with_casts_of_its_own_gets_float16_where_these_imply_it(declares, batch):
+    found = compare(casting(declares), batch, "O1")
+    assert 1e-6 < rows(found)["first"].carried < 1e-2 and "low" not in rows(found)
+    assert found.has_gradients == (len(batch) > 1) and 1e-6 < found.outputs[0].error < 1e-2
+
+
 def test_the_worst_of_several_batches_counts():
     batches = [{"data": DATA}, {"data": DATA * 1000}]
     one, other, both = (compare(model(), each, "O2") for each in (*batches, batches))

@@ -302,6 +302,19 @@ def test_a_file_with_other_columns_is_refused_and_left_alone(tmp_path, text):
     assert (tmp_path / "steps.csv").read_text() == text
 
 
+@pytest.mark.parametrize("line", ["1," + "9" * 200_000, "1,inf", "1,nan", "1,x", "1", "\0,x", '1,"'], ids=lambda line: ascii(line[:6]))
+def test_a_log_behind_a_damaged_line_goes_on_from_0_seconds(line, tmp_path, monkeypatch):
+    clock, adapter = [0.0], Trainer(4.0)
+    monkeypatch.setattr("mxmp.diagnose.log.time.monotonic", lambda: clock[0])
+    (tmp_path / "steps.csv").write_text(f"{COLUMNS}\n{line}\n")
+    with CSVLogger(tmp_path) as log:
+        log.attach(adapter.owner)
+        clock[0] += 0.5
+        adapter.run(0.25)
+    kept, added = (tmp_path / "steps.csv").read_text()[len(COLUMNS) + 1 :].splitlines()
+    assert kept == line and added.split(",")[1] == "0.5"
+
+
 def test_a_file_is_one_logs_until_that_is_closed(tmp_path):
     with CSVLogger(tmp_path), pytest.raises(CheckpointError, match="another log is writing it"):
         CSVLogger(tmp_path)

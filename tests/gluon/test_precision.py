@@ -16,7 +16,8 @@ from mxmp.errors import ConvertError, PolicyError
 from mxmp.gluon import convert, export, precision, report, restore, set_policy
 from mxmp.gluon.blocks import conversion_of
 from mxmp.gluon.regions import current_region
-from tests.gluon.nets import sequence, started
+from mxmp.module import Module
+from tests.gluon.nets import Function, sequence, started
 
 X = mx.nd.array(np.random.RandomState(0).randn(4, 6))
 
@@ -455,3 +456,96 @@ def test_a_region_in_the_forward_of_a_plain_block_holds_for_the_blocks_that_it_c
     expected = net(x).asnumpy()
     convert(net, "O1")
     assert np.array_equal(net(x).asnumpy(), expected) and not np.array_equal(net.dense(x).asnumpy(), expected)
+
+
+# ---------------------------------------------------------------------- Custom operators
+
+HANDED = []  # what MXNet handed to a Custom operator's properties
+
+
+@mx.operator.register("mxmp_tests_handed")
+class _HandedProp(mx.operator.CustomOpProp):
+    """Takes any attributes and notes them. One that takes none ends the process if there are any."""
+
+    def __init__(self, **attrs):
+        super().__init__(need_top_grad=True)
+        HANDED.extend(key for key in attrs if key != "__subgraph_name__")  # MXNet's own, in bodies
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return _Handed()
+
+
+class _Handed(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        assert in_data[0].dtype == np.float32
+        self.assign(out_data[0], req[0], in_data[0])
+
+
+def custom(F, x):
+    return F.Custom(F.dot(x, x), op_type="mxmp_tests_handed")
+
+
+def in_region(region, F, x):
+    with precision(region):
+        return custom(F, x)
+
+
+def in_scope(net, F, x):
+    with precision("float32"), mx.AttrScope():
+        return custom(F, x)
+
+
+def in_body(net, F, x):
+    return F.contrib.foreach(lambda each, _: (in_region("float32", F, each), []), F.expand_dims(x, axis=0), [])[0]
+
+
+def around_body(net, F, x):
+    with precision("float32"):
+        return F.contrib.foreach(lambda each, _: (custom(F, each), []), F.expand_dims(x, axis=0), [])[0]
+
+
+def custom_block():
+    x = mx.sym.var("x")
+    return gluon.SymbolBlock(custom(mx.sym, x), x)
+
+
+CUSTOM = {  # name -> (a net, the precision of its dot)
+    "a float32 region": (lambda: Function(lambda net, F, x: in_region("float32", F, x)), "float32"),
+    "a low region": (lambda: Function(lambda net, F, x: in_region("low", F, x)), "float16"),
+    "an AttrScope of MXNet": (lambda: Function(in_scope), "float32"),
+    "a body": (lambda: Function(in_body), "float32"),
+    "a region around a body": (lambda: Function(around_body), "float32"),
+    "set_policy": (lambda: set_policy(Function(lambda net, F, x: custom(F, x)), "float32"), "float32"),
+    "a SymbolBlock": (lambda: set_policy(custom_block(), "float32"), "float32"),
+}
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_a_custom_operator_gets_no_attribute_of_a_region(name):
+    make, dot = CUSTOM[name]
+    net = convert(started(make()), "O1")
+    assert np.array_equal(net(SQUARE).asnumpy().reshape(4, 4), np.full((4, 4), 4))
+    with precision("float32"):
+        net(SQUARE).wait_to_read()
+    rows = {row.op: row.precision for row in report(net).rows}
+    assert rows["dot"] == dot and rows["Custom"] == "as it was"
+    assert HANDED == []
+
+
+def test_a_custom_operator_gets_no_mark_of_a_block_that_an_override_names():
+    net = Function(lambda net, F, x: custom(F, x), prefix="net_")
+    outer = gluon.nn.HybridSequential()
+    outer.add(net)
+    assert np.array_equal(convert(outer, "O1", blocks={"0": "float32"})(SQUARE).asnumpy().reshape(4, 4), np.full((4, 4), 4))
+    assert HANDED == [] and {row.op: row.precision for row in report(outer).rows}["dot"] == "float32"
+
+
+def test_a_module_of_a_custom_operator_made_in_a_region():
+    with precision("float32"):
+        symbol = custom(mx.sym, mx.sym.var("data"))
+    module = Module(symbol, label_names=None, policy="O1")
+    module.bind([("data", (4, 4))], for_training=False)
+    module.init_params()
+    module.forward(mx.io.DataBatch([SQUARE]))
+    assert (module.get_outputs()[0].asnumpy() == 4).all()
+    assert HANDED == [] and module.report.rows[0].precision == "float32"

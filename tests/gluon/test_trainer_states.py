@@ -2,6 +2,9 @@
 
 import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -164,8 +167,8 @@ UNREAD = {
     "cut off": (pickle.dumps({0: mx.nd.ones((3,))})[:-30], ""),
     "a pointer": (scalar_of("O", (3, "|", None, None, None, -1, -1, 0)), "it holds the dtype O"),
     "a field": (scalar_of("f8", (3, "<", None, ("a",), {"a": 1}, 8, 1, 0)), "a dtype that is no plain number's"),
-    "a row beyond": (rows_at(2**40), "rows that are not its own"),
-    "a row below 0": (rows_at(-5), "rows that are not its own"),
+    "a row beyond": (rows_at(2**40), "an array: .* indices that are not places in an array of the shape"),
+    "a row below 0": (rows_at(-5), "an array: .* indices that are not places in an array of the shape"),
     "rows as dense": (rows_at(2, mx.nd.NDArray), "a row_sparse array as a NDArray"),
     "no content": (pickle.dumps({0: Made(mx.nd.NDArray, (None,))}), "an array without content"),
     "a dtype": (pickle.dumps({0: np.dtype("float32")}), "its states hold a"),
@@ -187,3 +190,84 @@ def test_a_pickle_of_anything_else_is_refused_and_nothing_of_it_is_run(content, 
     with pytest.raises(StateError, match=f"{tmp_path}/states: not a file of optimizer states.*({message})"):
         sgd(param([1.0])).load_states(str(tmp_path / "states"))
     assert dict(vars(mx.lr_scheduler.LRScheduler)) == before and os.listdir(tmp_path) == ["states"]
+
+
+# ---------------------------------------------------------------------- small files that would fill the memory or take for ever
+
+
+def nested(kind, depth=40):
+    """Return a value that holds itself, so to say, 2**depth times."""
+    value = kind([1, 2])
+    for _ in range(depth):
+        value = kind([value, value])
+    return value
+
+
+def declaring(size):
+    """Return a pickle of an array whose record declares a size."""
+    data = bytes(mx.nd.ones((3,)).__getstate__()["handle"])
+    assert data.count(np.int64(3).tobytes()) == 1
+    data = data.replace(np.int64(3).tobytes(), np.int64(size).tobytes())
+    return pickle.dumps({0: Made(mx.nd.NDArray, (None,), {"handle": bytearray(data)})})
+
+
+def keyed(noted, doubled):
+    """Return a pickle of a dict whose key is a tuple of tuples: each is noted in the memo, and holds the one before."""
+    steps = [doubled % number if b"%" in doubled else doubled for number in range(40)]
+    return b"\x80\x04}K\x01K\x01\x86" + noted + b"".join(step + noted for step in steps) + b"K\x01s."
+
+
+def many_buffers(count, size):
+    """Return a pickle of buffers of the same bytes."""
+    data = b"a" * size
+    return pickle.dumps([Made(bytearray, (data,)) for _ in range(count)])
+
+
+def many_arrays(count, size):
+    """Return a pickle of arrays of one buffer."""
+    handle = mx.nd.ones((size,)).__getstate__()
+    return pickle.dumps([Made(mx.nd.NDArray, (None,), handle) for _ in range(count)])
+
+
+BOMBS = {
+    "lists within lists": pickle.dumps({0: nested(list)}),
+    "tuples within tuples": pickle.dumps({0: nested(tuple)}),
+    "a key of tuples": keyed(b"\x94", b"h%c\x86"),
+    "a key of tuples that are duplicated": keyed(b"", b"2\x86"),
+    "a key of tuples that are noted late": keyed(b"K\x010\x94", b"h%c\x86"),
+    "a list within itself": b"\x80\x04]\x94h\x00a.",
+    "deep lists": b"\x80\x04" + b"]" * 800 + b"a" * 799 + b".",
+    "a length": pickle.dumps({0: Made(bytearray, (10**9,))}),
+    "one buffer often": many_buffers(20_000, 100_000),
+    "one array often": many_arrays(20_000, 100_000),
+    "a size": declaring(2**40),
+    "a size below 0": declaring(-3),
+    "a huge number": pickle.dumps({0: 1 << 100_000}),
+}
+LOADS = """
+import resource, signal, sys
+import mxmp, mxnet as mx
+from mxmp.errors import StateError
+from mxmp.train import state_files
+
+signal.alarm(60)
+with open("/proc/self/statm") as stream:
+    size = int(stream.read().split()[0]) * 4096 + (1 << 29)
+resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+for fname in sys.argv[1:]:
+    try:
+        state_files.read(fname)
+    except StateError as e:
+        assert str(e).startswith(fname) and len(str(e)) < 600 and "MemoryError" not in repr(e.__cause__), repr(e)
+        print("refused")
+"""
+
+
+def test_small_files_that_would_fill_the_memory_or_take_for_ever_are_refused(tmp_path):
+    files = [tmp_path / str(number) for number in range(len(BOMBS))]
+    for file, content in zip(files, BOMBS.values()):
+        file.write_bytes(content)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LOADS, *map(str, files)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.split() == ["refused"] * len(BOMBS)

@@ -17,7 +17,7 @@ def file(x=None, relu=None, add=None, **fields):
     changes = (X, x), (RELU, relu), (ADD, add)
     nodes = [new if isinstance(new, int) else {**node, **(new or {})} for node, new in changes]
     text = json.dumps({"nodes": nodes, "arg_nodes": [0], "heads": [[2, 0, 0]], **fields})
-    return lambda: check_json(text, {"relu", "elemwise_add", "_foreach"})
+    return lambda: check_json(text, {"relu", "elemwise_add", "_foreach", "_Native", "_NDArray"})
 
 
 def text(content):
@@ -56,6 +56,12 @@ MESSAGES = {
     "unknown operator": (file(relu={"op": "_my_op"}), GraphError,
         "node 'r' (_my_op): this MXNet has no operator '_my_op'. If it comes from a library, load that with "
         "mx.library.load first."),
+    "an operator that follows an address": (file(relu={"op": "_Native", "attrs": {"info": "0x10"}}), GraphError,
+        "node 'r' (_Native): this operator follows a memory address that stands in the file, so no file with it is "
+        "loaded. Write it as a Custom operator."),
+    "an address in a body": (file(relu={"subgraphs": [{**BODY, "nodes": [X, {**RELU, "op": "_NDArray"}]}]}), GraphError,
+        "node 'r' (_NDArray): this operator follows a memory address that stands in the file, so no file with it is "
+        "loaded. Write it as a Custom operator."),
     "attributes": (file(add={"attrs": [1]}), GraphError,
         "node 'sum' (elemwise_add): 'attrs' is [1]; expected names and texts. The file is truncated or was "
         "edited by hand."),

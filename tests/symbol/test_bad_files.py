@@ -6,7 +6,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.errors import CheckpointError, MxmpError, PolicyError
+from mxmp.errors import CheckpointError, MxmpError, ParamsError, PassError, PolicyError
+from mxmp.gluon import freeze
 from mxmp.symbol import convert_checkpoint, convert_model, load_params, load_symbol
 from tests.symbol.refusals import assert_clear, nothing_written, refused
 from tests.symbol.small import convolutional, dense, params_of
@@ -180,3 +181,29 @@ def test_surplus_parameters_pass_as_they_do_in_mxnet(files):
 def test_a_wrong_policy_for_a_checkpoint_writes_nothing(files):
     with nothing_written(files.folder), refused(PolicyError, "'nix' matches no node"):
         files.convert("O2,name:nix=float32")
+
+
+MARKS = {  # attributes of mxmp that a file may have, and what is said of them
+    "a region in another dtype": ({"__mxmp_precision__": "bfloat16"}, PolicyError, "precision 'bfloat16'"),
+    "a region in no dtype": ({"__mxmp_precision__": "nix"}, PolicyError, "precision 'nix'"),
+    "a note": ({"__mxmp_before__": "{"}, PassError, "begin with '__mxmp'"),
+}
+
+
+@pytest.mark.parametrize("attrs, error, message", MARKS.values(), ids=MARKS)
+@pytest.mark.parametrize("by", ["convert_checkpoint", "freeze", "freeze of two files"])
+def test_a_mark_that_does_not_fit_names_the_file_that_it_is_in(by, attrs, error, message, files):
+    graph = json.loads(files.symbol_file.read_text())
+    named(graph, "fc")["attrs"].update(attrs)
+    files.symbol_file.write_text(json.dumps(graph))
+    with nothing_written(files.folder), refused(error, f"{files.symbol_file}: ", message):
+        if by == "convert_checkpoint":
+            files.convert()
+        else:
+            freeze(files.prefix if by == "freeze" else (files.symbol_file, files.params_file), "mixed_float16")
+
+
+def test_freeze_names_the_file_of_parameters_that_are_not_the_symbols(files):
+    mx.nd.save(str(files.params_file), {"arg:other": mx.nd.ones((1,))})
+    with refused(ParamsError, f"{files.params_file}: "):
+        freeze(files.prefix, "mixed_float16")

@@ -341,6 +341,12 @@ def test_load_refuses_a_header_that_was_edited(saved_file, changes, message):
     expect_refusal(saved_file, Run(), message)
 
 
+def test_load_refuses_an_array_that_is_named_often(saved_file):
+    """A header of some bytes would fill the memory with copies of it."""
+    edit_states(saved_file, lambda header: header.update(states(0, [{"$array": "9"}] * 99)), {"9": np.zeros(10_000)})
+    expect_refusal(saved_file, Run(), "its arrays are larger than the file")
+
+
 def npy(name, change, compression=zipfile.ZIP_STORED, more=b""):
     """Change the bytes of one array, whose sums and sizes stay right, or the archive."""
 
