@@ -105,6 +105,16 @@ class FrozenBlock(gluon.SymbolBlock):  # type: ignore[misc]  # MXNet has no type
             )
         return super().forward(x, *args)
 
+    def cast(self, dtype: Any) -> None:
+        """Do nothing if no weight is in another dtype; else refuse: the graph reads the weights as they are stored."""
+        name = dtypes_.canonical(dtype)
+        stored = {dtypes_.canonical(param.dtype) for param in self.collect_params().values()}
+        if stored - {name}:
+            raise ConvertError(
+                f"block '{self.name}' is frozen with weights in {' and '.join(sorted(stored))}, a snapshot; leave "
+                f"cast({name!r}) out, or freeze the net that it was made of under another policy."
+            )
+
 
 class FrozenParameter(ParameterBase):
     """A parameter of a frozen block, which runs with what oneDNN made of its value: it takes no other."""

@@ -14,7 +14,7 @@ from mxmp import Policy
 from mxmp.diagnose import measure_ranges
 from mxmp.dtypes import to_numpy
 from mxmp.errors import ConvertError
-from mxmp.gluon import Trainer, cast, convert, report, restore
+from mxmp.gluon import Trainer, cast, convert, freeze, report, restore
 from tests.gluon.nets import recorded, sequence
 
 EPS = np.finfo(np.float16).eps
@@ -324,6 +324,27 @@ def test_a_net_that_was_cast_is_converted_once_it_is_cast_back(convert_it):
     net.cast("float32")
     assert convert_it(net)(X).dtype == np.float32
     assert convert(net, "O1")(X).dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["float32", np.float32])
+@pytest.mark.parametrize("kind", [nn.HybridSequential, nn.Sequential])
+@pytest.mark.parametrize("policy", ["O0", "O1", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+def test_a_cast_to_float32_leaves_a_net_with_float32_parameters_converted(policy, kind, dtype):
+    """Every script of GluonCV casts its net to the dtype of an option, which is float32 by default."""
+    net = convert(started(sequence(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4), kind=kind)), policy)
+    net.cast(dtype)
+    expected, rows = net(X), report(net).rows
+    values = {name: param.data() for name, param in net.collect_params().items()}
+    net.cast(dtype)
+    assert np.array_equal(net(X).asnumpy(), expected.asnumpy()) and report(net).rows == rows
+    assert all(param.data() is values[name] for name, param in net.collect_params().items()) or policy == "O0"
+
+
+def test_a_cast_to_float32_leaves_a_frozen_float32_block_fused():
+    block = freeze(make(), "float32")
+    expected, operator = block(X).asnumpy(), block._cached_op
+    block.cast("float32")
+    assert np.array_equal(block(X).asnumpy(), expected) and block._cached_op is operator
 
 
 def test_a_hook_of_the_outermost_net_gets_arrays():

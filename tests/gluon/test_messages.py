@@ -186,7 +186,16 @@ CONVERSIONS = {
     ),
     "cast: MXNet's": (lambda: convert(dense(), "O1").cast("float16"), ConvertError,
         "block 'net' is converted (param=float32,compute=float16,output=float32,loss_scale=dynamic); use "
-        "mxmp.gluon.cast(net, 'float16'), or mxmp.gluon.restore(net) first."
+        "mxmp.gluon.cast(net, 'float16'), which replaces this policy, or mxmp.gluon.restore(net) first."
+    ),
+    "cast: MXNet's, to float32": (lambda: convert(dense(), "O2").cast("float32"), ConvertError,
+        "block 'net' is converted (param=float16,compute=float16,output=float32,loss_scale=dynamic), which decides "
+        "over the dtypes of parameters; leave cast('float32') out, or undo the conversion by mxmp.gluon.restore(net) "
+        "first."
+    ),
+    "cast: a frozen block": (lambda: freeze(dense(), "O1").cast("float32"), ConvertError,
+        "block '...' is frozen with weights in float16, a snapshot; leave cast('float32') out, or freeze the net that "
+        "it was made of under another policy."
     ),
     "call: no tracing": (lambda: called(sequence(dense(), Untraceable(prefix="culprit_")), X), ConvertError,
         "block 'culprit' (Untraceable) cannot be traced: AttributeError: 'Symbol' object has no attribute "
