@@ -97,12 +97,13 @@ def convert(
                 conversion.install()
             else:
                 vars(conversion.net)[_FLOAT32] = policy, conversion.early and conversion.early.report
-                note_policy(conversion.net.collect_params().values(), policy)
+        note_policy(net.collect_params().values(), policy)  # those too that belong to a plain Block itself
     except BaseException:
         for conversion in conversions_of(blocks_in(*found)):
             conversion.remove()
         for conversion in replaced:
             conversion.install()
+        forget_policy(net.collect_params().values(), policy)
         for root, before in in_float32.items():
             vars(root).pop(_FLOAT32, None)
             if before is not None:
@@ -181,10 +182,10 @@ def restore(net: gluon.Block) -> gluon.Block:
     require_masters(param for conversion in conversions for param in conversion.stored)
     for conversion in conversions:
         conversion.remove()
-    for block in inside:
-        if _FLOAT32 in vars(block):
-            policy, _ = vars(block).pop(_FLOAT32)
-            forget_policy(block.collect_params().values(), policy)
+    policies = [conversion.policy for conversion in conversions]
+    policies += [vars(block).pop(_FLOAT32)[0] for block in inside if _FLOAT32 in vars(block)]
+    for policy in policies:
+        forget_policy(net.collect_params().values(), policy)
     return net
 
 

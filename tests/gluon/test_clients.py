@@ -15,6 +15,7 @@ from mxmp.diagnose import measure_ranges
 from mxmp.dtypes import to_numpy
 from mxmp.errors import ConvertError
 from mxmp.gluon import Trainer, cast, convert, freeze, report, restore
+from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.gluon.nets import recorded, sequence
 
 EPS = np.finfo(np.float16).eps
@@ -470,3 +471,50 @@ def test_convert_again_takes_in_what_was_put_into_a_net():
     outer[0].add(nn.Dense(2, in_units=2, weight_initializer="zeros"))
     outer[0][-1].initialize()
     assert not np.any(convert(outer, "O1")(X).asnumpy())
+
+
+# ---------------------------------------------------------------------- blocks with parameters of their own
+
+
+class GraphConv(gluon.Block):
+    """A layer that is no HybridBlock, as DGL's: its parameter and its product are its own."""
+
+    def __init__(self):
+        super().__init__(prefix="conv_")
+        self.drop = nn.Dropout(0.0, prefix="drop_")
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(3, 2))
+
+    def forward(self, x):
+        return self.drop(mx.nd.dot(x, self.weight.data()))
+
+
+SCALES = {
+    "O0": NoOpLossScale(),
+    "float32": NoOpLossScale(),
+    "mixed_bfloat16": NoOpLossScale(),
+    "O1": DynamicLossScale(),
+    "O1,loss_scale=8": StaticLossScale(8.0),
+}
+OWNERS = {
+    "a net": lambda net: Trainer(net, "sgd"),
+    "its parameters": lambda net: Trainer(net.collect_params(), "sgd"),
+    "adopted": lambda net: Trainer.adopt(gluon.Trainer(net.collect_params(), "sgd")),
+}
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("policy", SCALES)
+def test_a_trainer_has_the_policys_loss_scale_where_no_parameter_was_converted(policy, owner):
+    net = convert(started(GraphConv()), policy)
+    trainer = OWNERS[owner](net)
+    assert trainer.loss_scale == SCALES[policy]
+    with autograd.record():
+        loss = net(X).sum()
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+    assert trainer.step(4)
+    if policy != "O1,loss_scale=8":
+        convert(net, "O1,loss_scale=8")
+        assert OWNERS[owner](net).loss_scale == StaticLossScale(8.0)
+    assert OWNERS[owner](restore(net)).loss_scale == DynamicLossScale()
