@@ -476,7 +476,7 @@ TRAINERS = {
     "adopt: a module": (
         lambda: Trainer.adopt(mx.mod.Module(mx.sym.var("data"), label_names=None)),
         TrainerError,
-        "expected a gluon Trainer, found a Module; for a Module use mxmp.module.Module.",
+        "adopt: expected a gluon Trainer, found a Module; for a Module use mxmp.module.Module.",
     ),
     "step: batch_size": (lambda: trainer_of("sgd").step(0), TrainerError,
         "step: batch_size=0; expected a positive number."
