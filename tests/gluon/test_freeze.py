@@ -282,6 +282,31 @@ def test_inputs_have_the_order_of_the_call(tmp_path):
     assert freeze(masked)(x, None, x).asnumpy().tolist() == [2, 2]
 
 
+class WithMask(nn.HybridSequential):
+    """A layer with an optional mask."""
+
+    def hybrid_forward(self, F, x, mask=None):
+        y = super().hybrid_forward(F, x)
+        return y if mask is None else F.broadcast_mul(y, mask)
+
+
+@pytest.mark.parametrize("given", [(STATE,), (STATE, STATE[:, :3])], ids=["without", "with"])
+def test_an_optional_input_is_that_of_the_last_call_of_a_hybridized_net_as_the_error_says(given):
+    net = started(sequence(nn.Dense(3, in_units=4), kind=WithMask))
+    others = [each for each in ((STATE,), (STATE, STATE[:, :3])) if len(each) != len(given)]
+    net(*others[0])
+    if len(given) == 2:  # of an eager call nothing is known
+        with pytest.raises(ConvertError, match=r"with the inputs data; this call gives 2.* Hybridize the net"):
+            freeze(net, "float32")(*given)
+    net.hybridize()
+    net(*others[0])
+    with pytest.raises(ConvertError, match=rf"with the inputs data.*; this call gives {len(given)}.* Hybridize the net"):
+        freeze(net, "float32")(*given)
+    net.hybridize()
+    expected = net(*given)
+    np.testing.assert_allclose(freeze(net, "float32")(*given).asnumpy(), expected.asnumpy(), rtol=1e-5)
+
+
 def test_layers_that_a_backend_has_replaced_are_there_again():
     net = small()
     net.hybridize(backend="MKLDNN")

@@ -420,6 +420,10 @@ INFERENCE = {
     "freeze: a pattern of an option": (lambda: freeze(dense(), names={"nothing": "float32"}), PolicyError,
         "names: 'nothing' matches no node; expected one of net_fwd."
     ),
+    "freeze: an input too many": (lambda: freeze(dense(), "float32")(X, X), ConvertError,
+        "block '...' was frozen with the inputs data; this call gives 2, or nests them differently. Hybridize the net "
+        "that it was made of, call the net as you call the block, and freeze it again."
+    ),
     "freeze: a forward": (lambda: freeze(started(Scaled(2, in_units=3, prefix="net_"))), UserWarning,
         "freeze: block 'net': hybrid_forward is frozen, without Scaled.forward around it."
     ),
