@@ -611,7 +611,10 @@ class Module(PolicyStatus, ModuleBase):
         if self._training is None:
             raise TrainerError(f"{call} cannot be used where the kvstore updates.")
         if self._scaler.active and self._scaler.state.is_ready:
-            raise TrainerError(f"{call}: no backward has run since the last update; call forward_backward first.")
+            raise TrainerError(
+                f"{call}: no backward has run since the last update; call forward_backward first, or leave {call} out. "
+                f"Only a module with loss_scale=None updates without a backward, with the gradients that are there."
+            )
         return self._training
 
     # ------------------------------------------------------------------ checkpoints

@@ -9,6 +9,7 @@ import pytest
 from mxnet import autograd
 
 from mxmp.errors import LossScaleError, NonFiniteLossError, StaleGradientError, TrainerError
+from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from tests.gluon.trainer_tools import (
     DTYPES,
@@ -304,6 +305,15 @@ MISUSES = [  # what came before, the calls that are then out of turn, and the me
     ("scaled, scaled again", "step", OVERWRITTEN),
     ("scaled", "add_params", "add_params came between backward and step"),
 ]
+
+
+@pytest.mark.parametrize("call", ["step", "update"])
+def test_a_step_without_a_backward_changes_nothing_where_there_is_no_loss_scale_as_the_error_says(call):
+    w = param([1.0])
+    with pytest.raises(TrainerError, match=f"leave {call} out. Only a trainer with loss_scale=None .*ignore_stale_grad"):
+        getattr(Trainer([w], "sgd", kvstore=None), call)(1)
+    assert getattr(Trainer([w], "sgd", kvstore=None, loss_scale=None), call)(1, ignore_stale_grad=True) is False
+    assert value(w.data()) == [1]
 
 
 @pytest.mark.behaviour("forgotten calls")
