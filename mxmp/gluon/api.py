@@ -192,6 +192,8 @@ def restore(net: gluon.Block) -> gluon.Block:
 def report(net: gluon.Block) -> Report:
     """Return the precision of each operator of a converted net, and why: of one to 'O0', a report of a float32 net.
 
+    A note of the report names the blocks that no conversion reaches, with the parameters that are their own.
+
     Raises:
         ConvertError: If it is no block, not converted, within a converted net, or has to see one batch first.
     """
@@ -204,7 +206,8 @@ def report(net: gluon.Block) -> Report:
     if not found:
         raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
     merged = merge(found)
-    return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count)))
+    unreached = _unreached(net) if conversion_of(net) is None and conversions_of(blocks_in(net)) else ()
+    return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count), *unreached))
 
 
 def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:
@@ -314,6 +317,27 @@ def _report(net: gluon.Block) -> Optional[Report]:
             f"report."
         )
     return convert_graph(graph[1], policy).report
+
+
+def _unreached(net: gluon.Block) -> Tuple[str, ...]:
+    """Return a note on the blocks of a net that no conversion reaches; none if there are no such blocks.
+
+    Containers and other blocks of MXNet without parameters compute nothing by themselves.
+    """
+    found, waiting = [], [net]
+    for block in waiting:  # which grows
+        if conversion_of(block) is not None or is_fixed(block):
+            continue
+        names = list(block.params)
+        if names or not type(block).__module__.startswith("mxnet."):
+            text = f"'{block.name}' ({type(block).__name__}"
+            found.append(f"{text}, with {', '.join(names)})" if names else f"{text})")
+        waiting += [child for child in blocks.children(block) if child not in waiting]
+    note = (
+        "No conversion reaches these blocks, whose operators run in float32: {}. To convert them too, write plain "
+        "Blocks as HybridBlocks, and convert the whole net."
+    )
+    return (note.format(", ".join(found)),) if found else ()
 
 
 class _MatchCheck:

@@ -518,3 +518,36 @@ def test_a_trainer_has_the_policys_loss_scale_where_no_parameter_was_converted(p
         convert(net, "O1,loss_scale=8")
         assert OWNERS[owner](net).loss_scale == StaticLossScale(8.0)
     assert OWNERS[owner](restore(net)).loss_scale == DynamicLossScale()
+
+
+class Graphs(gluon.Block):
+    """Plain layers, in a container, and one that is converted."""
+
+    def __init__(self):
+        super().__init__(prefix="graphs_")
+        self.layers, self.head = sequence(GraphConv(), kind=nn.Sequential), nn.Dense(2, in_units=2, prefix="head_")
+
+    def forward(self, x):
+        return self.head(mx.nd.relu(self.layers(x)))
+
+
+def test_the_report_names_the_blocks_that_no_conversion_reaches():
+    net = convert(started(Graphs()), "O1")
+    net(X)
+    (note,) = report(net).notes
+    assert note == (
+        "No conversion reaches these blocks, whose operators run in float32: 'graphs' (Graphs), 'conv' (GraphConv, with "
+        "conv_weight). To convert them too, write plain Blocks as HybridBlocks, and convert the whole net."
+    )
+    assert note in " ".join(str(report(net)).split())
+    assert not report(net.head).notes
+    assert not report(convert(make(), "O1")).notes
+    assert not report(convert(net, "O0")).notes
+
+
+def test_the_report_names_a_layer_that_was_not_converted_beside_one_that_was():
+    net = sequence(make(), started(nn.Dense(2, prefix="other_")), kind=nn.Sequential)
+    convert(net[0], "O1")
+    net(X)
+    (note,) = report(net).notes
+    assert "float32: 'other' (Dense, with other_weight, other_bias)." in note
