@@ -477,6 +477,53 @@ def test_a_converted_net_is_written_under_its_policy(policy, tmp_path):
     assert np.abs(net[1].gamma.grad().asnumpy()).max() > 0
 
 
+class Residual(nn.HybridBlock):
+    """A sum of a convolution behind something that reads others; ``function`` gives that of an image."""
+
+    def __init__(self, function):
+        super().__init__(prefix="net_")
+        self.function = function
+        self.stem, self.deep = nn.Conv2D(8, 3, padding=1, in_channels=3), nn.Conv2D(8, 3, padding=1, in_channels=8)
+        self.short, self.half = nn.Conv2D(8, 1, in_channels=8), nn.Conv2D(4, 1, in_channels=8)
+        self.squeeze, self.excite = nn.Conv2D(2, 1, in_channels=8), nn.Conv2D(8, 1, in_channels=2)
+
+    def hybrid_forward(self, F, x):
+        return self.function(self, F, F.relu(self.stem(x)))
+
+
+def excited(net, F, x):
+    mean = F.contrib.AdaptiveAvgPooling2D(x, output_size=1)
+    return F.broadcast_mul(x, F.sigmoid(net.excite(F.relu(net.squeeze(mean)))))
+
+
+RESIDUALS = {
+    "squeeze and excitation": lambda net, F, x: F.relu(excited(net, F, net.deep(x)) + net.short(x)),
+    "squeeze and excitation, last": lambda net, F, x: F.relu(net.short(x) + excited(net, F, net.deep(x))),
+    "a slice of channels": lambda net, F, x: F.relu(
+        F.slice_axis(net.deep(x), axis=1, begin=4, end=8) + net.half(F.relu(net.short(x)))
+    ),
+    "two convolutions": lambda net, F, x: F.relu(net.deep(x) + net.short(x)),
+    "itself": lambda net, F, x: x + net.deep(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.* not used by any computation")
+@pytest.mark.parametrize("policy", ["O0", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_the_line_of_the_guide_runs_what_is_written(name, policy, tmp_path):
+    """MXNet's partition of a sum behind a convolution mixes up the shapes of arguments where it changes their order."""
+    net = started(Residual(RESIDUALS[name]))
+    net.hybridize()
+    expected = net(X).asnumpy()
+    convert(net, policy)(X)
+    files = export(net, str(tmp_path / "net"), for_inference=True)
+    block = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    block.hybridize(backend="MKLDNN", static_alloc=True, static_shape=True)
+    bound = (1e-5 if policy == "O0" else 2**-5) * abs(expected).max()
+    for images in (X, X[:1], X):
+        np.testing.assert_allclose(block(images).asnumpy(), expected[: len(images)], atol=bound)
+
+
 def test_a_frozen_block_is_written_as_it_is(tmp_path):
     net = small()
     export(freeze(net, "O2"), str(tmp_path / "frozen"))

@@ -337,3 +337,33 @@ def _unseen_reads(graph: Graph) -> Iterator[Tuple[Key, Copy]]:
         fused = {port: graph.nodes[port[0]].op for port in readers if graph.nodes[port[0]].op in FUSED}
         if key in heads or len(fused) > 1:
             yield from ((port, (key[0], "copy")) for port, op in fused.items() if key in heads or op == _SUM)
+
+
+@dataclass(frozen=True)
+class OrderFusedSums(Pass):
+    """Lets a sum read the output of a convolution first, so that fusing the two keeps the order of arguments.
+
+    An example is f(y) + convolution(x), as in a residual unit with Squeeze-and-Excitation. The backend MKLDNN puts the
+    sum into the convolution, whose arguments then come first. ``hybridize(backend="MKLDNN")`` gives shapes by position
+    to each property of the backend, in the order that held before the first one (MXOptimizeForBackend in
+    src/c_api/c_api_symbolic.cc at tag 1.9.1): "Shape inconsistent" at the first call. ``Symbol.optimize_for`` without
+    arrays gives no shapes, and runs. A sum is the same in either order. To be removed when MXNet orders them anew.
+    """
+
+    name: ClassVar[str] = "order-fused-sums"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph with sums turned round."""
+
+        def visit(_: GraphBuilder, position: int, node: Node) -> Node:
+            convolved = [_is_convolved(graph, entry) for entry in graph.nodes[position].inputs]
+            return node._replace(inputs=node.inputs[::-1]) if node.op == _SUM and convolved == [False, True] else node
+
+        return rewritten(graph, visit)
+
+
+def _is_convolved(graph: Graph, entry: Entry) -> bool:
+    """Return whether a tensor is the output of a convolution, or of a BatchNorm behind one."""
+    node = graph.nodes[entry.node]
+    source = graph.nodes[node.inputs[0].node] if node.op == "BatchNorm" else node
+    return source.op == "Convolution"
