@@ -524,6 +524,34 @@ def test_the_line_of_the_guide_runs_what_is_written(name, policy, tmp_path):
         np.testing.assert_allclose(block(images).asnumpy(), expected[: len(images)], atol=bound)
 
 
+SLICES = {
+    "half of the channels": ((None, 12), (None, 24)),
+    "from the end": ((0, -12), (2, None)),
+    "pixels too": ((None, 4, 1), (None, 15, 5)),
+    "pixels alone": ((None, None, 1), (None, None, 5)),
+}
+
+
+@pytest.mark.parametrize("policy", ["O0", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+@pytest.mark.parametrize("name", SLICES)
+def test_slices_of_the_channels_of_a_fused_layer(name, policy, tmp_path):
+    """oneDNN's slice cannot cut the blocks of channels that its convolutions write."""
+    begin, end = SLICES[name]
+    net = started(sequence(nn.Conv2D(24, 3, in_channels=3, padding=1), nn.HybridLambda(lambda F, x: F.clip(x, 0, 6))))
+    net.add(nn.HybridLambda(lambda F, x: F.slice(x, begin=begin, end=end)))
+    convert(net, policy)
+    net.hybridize()
+    cut = (*(slice(*pair) for pair in zip(begin, end)),)
+    expected = np.maximum(net[0](X).asnumpy(), 0)[cut]
+    net(X)
+    files = export(net, str(tmp_path / "net"), for_inference=True)
+    block = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    block.hybridize(backend="MKLDNN", static_alloc=True, static_shape=True)
+    bound = (1e-5 if policy == "O0" else 2**-6) * abs(expected).max()
+    for each in (block, freeze(net, policy)):
+        np.testing.assert_allclose(each(X).asnumpy(), expected, atol=bound)
+
+
 def test_a_frozen_block_is_written_as_it_is(tmp_path):
     net = small()
     export(freeze(net, "O2"), str(tmp_path / "frozen"))

@@ -367,3 +367,40 @@ def _is_convolved(graph: Graph, entry: Entry) -> bool:
     node = graph.nodes[entry.node]
     source = graph.nodes[node.inputs[0].node] if node.op == "BatchNorm" else node
     return source.op == "Convolution"
+
+
+@dataclass(frozen=True)
+class GuardSlices(Pass):
+    """Takes channels by ``slice_axis`` in the place of ``slice``.
+
+    An example is slice(clip(convolution), begin=(None, 12), end=(None, 24)). oneDNN's slice takes a part of an array in
+    the layout that it has, in blocks of 8 or 16 channels, and cannot cut a block: "could not construct a sub-memory"
+    (MKLDNNSliceFwd in src/operator/nn/mkldnn/mkldnn_slice.cc at tag 1.9.1). Layers that the backend MKLDNN fuses have
+    such layouts where the same operators by themselves do not. ``slice_axis`` reads the default layout. To be removed
+    when MXNet's slice does so too.
+    """
+
+    name: ClassVar[str] = "guard-slices"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph without slices of channels."""
+        return rewritten(graph, _slice_channels, self.run)
+
+
+def _slice_channels(builder: GraphBuilder, _: int, node: Node) -> Node:
+    """Return the form of a node that slices channels, axis 1, by ``slice_axis``."""
+    if node.op != "slice":
+        return node
+    begin, end = (value_of(dict(node.attrs), key) for key in ("begin", "end"))
+    steps = value_of(dict(node.attrs), "step") or ()
+    if not (isinstance(begin, tuple) and isinstance(end, tuple)) or len(begin) != len(end) or len(begin) < 2:
+        return node
+    if (begin[1] is None and end[1] is None) or any(step not in (None, 1) for step in steps):
+        return node
+    channels = {"axis": "1", "begin": str(begin[1] or 0), "end": str(end[1])}
+    attrs = {key: value for key, value in node.attrs if key not in ("begin", "end", "step")}
+    begin, end = ((*each[:1], None, *each[2:]) for each in (begin, end))
+    if not any(each is not None for each in (*begin, *end)):
+        return node._replace(op="slice_axis", attrs=make_attrs({**attrs, **channels}))
+    entry = beside(builder, node, "slice_axis", "channels", node.inputs[0], **channels)
+    return node._replace(inputs=(entry,)).with_attrs({"begin": str(begin), "end": str(end)})
