@@ -1,16 +1,16 @@
 """One network in float32, float16 and bfloat16
 ============================================
 
-Trains a CIFAR ResNet-20 on handwritten digits in each precision, from the same weights and on the same batches, and
-compares them in a table and a plot. The table marks the mode that the policy 'auto' takes. The bfloat16 network is then
-exported and scored by MXNet's own ``SymbolBlock``. On a CPU float16 is emulated: only its accuracy counts.
+Trains the CIFAR ResNet-20 of He et al. ("Deep Residual Learning for Image Recognition", 2015, section 4.2) on
+handwritten digits in each precision, from the same weights and on the same batches, and compares them in a table and a
+plot. MXNet's own ``SymbolBlock`` then scores the bfloat16 network. On a CPU float16 is emulated: only accuracy counts.
 
-Run ``python digits.py``; ``make demo`` does. With ``--epochs 1 --modes float32 O2``, on two busy cores::
+Run ``python digits.py``; ``make demo`` does. On two busy cores of a Xeon with AMX::
 
-    float32     10.05%  0.5808  1,095,016  0  0  1
-    float16 O2  10.05%  1.7812    553,780  2  1  512
-
-Reference: He et al., "Deep Residual Learning for Image Recognition", 2015, section 4.2 (ResNet-20).
+    float32          99.50%  0.1406  1,095,016   0  0      1
+    float16 O1       99.33%  0.6882  1,095,016  25  4  16384
+    float16 O2       99.33%  0.6401    553,780   2  4  16384
+    bfloat16 (auto)  98.99%  0.1249  1,095,016  25  0      1
 """
 
 import argparse
@@ -39,16 +39,14 @@ parser.add_argument("--modes", nargs="+", default=list(TITLES), metavar="POLICY"
 args = parser.parse_args()
 os.makedirs(args.out, exist_ok=True)
 console = Console()
-console.print(check_devices("float16")[-1].message)
 policies, auto = {mode: mxmp.Policy.parse(mode) for mode in args.modes}, fastest_policy([mx.cpu()])
-console.print(auto.chosen)
+console.print(check_devices("float16")[-1].message, auto.chosen, sep="\n")
 modes = [mode for mode in args.modes if policies[mode].compute_dtype != "bfloat16" or runs_bfloat16()]
 
 digits = load_digits()
 images = digits.images[:, None].repeat(2, axis=2).repeat(2, axis=3).astype("float32") / 16
-train_images, test_images, train_labels, test_labels = train_test_split(
-    images, digits.target, test_size=597, stratify=digits.target, random_state=0
-)
+parts = train_test_split(images, digits.target, test_size=597, stratify=digits.target, random_state=0)
+train_images, test_images, train_labels, test_labels = parts
 steps = args.epochs * (len(train_images) // args.batch_size)
 
 
@@ -80,7 +78,7 @@ def make(mode):
 
 
 runs = {mode: make(mode) for mode in modes}
-for images, labels in track(batches(), "training", total=steps, console=console):
+for images, labels in track(batches(), "training", steps, console=console, disable=not console.is_terminal):
     for net, trainer, history in runs.values():  # in turns, so that a busy machine slows all alike
         start, scale = time.perf_counter(), trainer.loss_scale.value
         with autograd.record():
@@ -89,6 +87,8 @@ for images, labels in track(batches(), "training", total=steps, console=console)
                 scaled.backward()
         trainer.step(args.batch_size)
         history.append((loss.mean().asscalar(), scale, time.perf_counter() - start, not trainer.last_step_skipped))
+    if not console.is_terminal and len(history) % (steps // args.epochs) == 0:  # in a file: the losses of each epoch
+        console.print(f"step {len(history)} of {steps}:", *(f"{key} {run[2][-1][0]:.4f}" for key, run in runs.items()))
 LEGEND = "O1: weights in float32. O2: in float16, with float32 masters."
 table = Table("mode", "accuracy", "s/step", "params B", "casts", "skipped", "scale", caption=LEGEND)
 figure = Figure(figsize=(9, 7), tight_layout=True)
@@ -111,11 +111,10 @@ for number, (mode, (net, trainer, history)) in enumerate(runs.items()):
         plain = gluon.SymbolBlock.imports(symbol_file, ["data"], params_file)
         same = (plain(mx.nd.array(test_images)).asnumpy().argmax(axis=1) == test_labels).mean() == accuracy
         console.print(f"exported {symbol_file}; plain MXNet scores it {'the same' if same else 'NOT the same'} as here")
-console.print(table)
 top.set(ylabel="training loss, mean of 10 steps", title="ResNet-20 on handwritten digits", yscale="log")
 bottom.set(ylabel="loss scale", xlabel="step")
 bottom.set_yscale("log", base=2)
 top.legend(), bottom.legend()
 figure.savefig(os.path.join(args.out, "digits.png"), dpi=120)
-console.print(f"Loss curves and loss scales: {os.path.join(args.out, 'digits.png')}")
+console.print(table, f"Loss curves and loss scales: {os.path.join(args.out, 'digits.png')}", sep="\n")
 console.print("Next: `mxmp doctor` for this machine, docs/guides/gluon.md for a loop of yours, examples/ to copy from")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import Any, Iterator, Mapping, Optional
+from typing import Any, Iterator, List, Mapping, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -48,6 +48,9 @@ _HEADS = {
     "SVMOutput": "_copy",
     "LogisticRegressionOutput": "sigmoid",
 }
+# The exporter's names of outputs, by the ends of MXNet's (MXNetGraph.get_outputs in mx2onnx/_export_onnx.py).
+_OUTPUT = re.compile(r"_(state|statecell|)_?output(\d?)$")
+_STATES = {"state": "1", "statecell": "2"}
 _CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f]")  # which the exporter's reader of JSON refuses
 _UNKNOWN_OPERATOR = re.compile(r"No conversion function registered for op type (\w+)")
 _TRUE = ("True", "1")
@@ -68,7 +71,8 @@ def export_model(
     MXNet's exporter does the work, on the symbol of ``exportable``. The exporter says of a model that its
     operators are of the newest version that onnx knows, which is not so: onnx 1.13 and later refuse its
     means and splits for it, and onnxruntime loads nothing newer than itself. Here they are called those of
-    opset 15, in a file of IR version 8, whatever onnx is installed; and parameters are no inputs.
+    opset 15, in a file of IR version 8, whatever onnx is installed; and parameters are no inputs. Outputs have the
+    order of ``sym.list_outputs()``, and the exporter's names: ``fc`` for ``fc_output``.
 
     Args:
         sym: A symbol, converted by mxmp or not; it is not changed.
@@ -94,7 +98,7 @@ def export_model(
         raise DependencyError(f"onnx cannot be imported ({e}); pip install './mxmp[onnx]'.") from e
     source = make_model(sym, shapes, dtypes)
     check_params(sym, arg_params, aux_params, source.shapes)
-    symbol, params = exportable(sym), {**arg_params, **aux_params}
+    symbol, params = exportable(sym, shapes, dtypes), {**arg_params, **aux_params}
     inputs = [name for name in symbol.list_inputs() if name not in params]
     for name in inputs:
         if name not in source.shapes:
@@ -106,6 +110,7 @@ def export_model(
         model = onnx.load(written)
         model.opset_import[0].version, model.ir_version = OPSET, IR_VERSION
         _tidy(model.graph, onnx.numpy_helper)
+        _order_outputs(model.graph, symbol)
         try:
             onnx.checker.check_model(model)
         except onnx.checker.ValidationError as e:
@@ -114,8 +119,12 @@ def export_model(
     return file
 
 
-def exportable(sym: Any) -> Any:
+def exportable(sym: Any, shapes: Any = None, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
     """Return a symbol for inference that MXNet's exporter to ONNX translates rightly.
+
+    - An operator whose output has another dtype than its first input (``Embedding``, ``where``) gets a cast to that
+      dtype behind it: the exporter takes the two dtypes for one, and gives later constants the wrong one.
+    - The slopes of PReLU get the rank of the data, where ``shapes`` tell it: onnxruntime wants them so.
 
     - Operators in float16 that the exporter gives constants (``x + 1``, ``clip``, ``LayerNorm``, GELU)
       run in float32 between two casts: it writes wrong constants, or constants of the wrong dtype. So do
@@ -131,12 +140,15 @@ def exportable(sym: Any) -> Any:
     Args:
         sym: A symbol, converted or not; it is not changed. Its variables are float32 unless they
             declare or imply another dtype.
+        shapes: Shapes of the inputs, as for `export_model`.
+        dtypes: Dtypes of the inputs, likewise.
 
     Raises:
         ConvertError: If it has an ``amp_cast``, as every symbol converted to bfloat16: the exporter
             drops them without a word. Or if a name has a control character, which it cannot read.
     """
     graph = to_graph(require_symbol(sym))
+    source = make_model(sym, shapes, dtypes)
     for node in graph.nodes:
         if _CONTROL.search(node.name):
             raise ConvertError(f"node {node.name!r}: MXNet's exporter to ONNX reads no control characters; rename it.")
@@ -145,14 +157,17 @@ def exportable(sym: Any) -> Any:
                 f"node {node}: MXNet's exporter to ONNX drops every amp_cast; convert to float16, where mxmp inserts "
                 f"Cast."
             )
-    return from_graph(_written_out(graph, infer_network(sym, graph, {}, {}, frozenset())), sym)
+    return from_graph(_written_out(graph, infer_network(sym, graph, source.shapes, source.dtypes, frozenset())), sym)
 
 
 def _written_out(graph: Graph, facts: Facts) -> Graph:
     """Return a graph in which the exporter misreads nothing; its outputs keep their names."""
     builder = GraphBuilder(graph)
+    read = {entry.node for node in graph.nodes if node.op != "Cast" for entry in node.inputs}
     for position, old in enumerate(graph.nodes):
         node = _replaced(old.rewired(builder.inputs(old)), builder)
+        if node.op == "LeakyReLU" and node.get("act_type") == "prelu":
+            node = _with_wide_slopes(node, [facts.shape(entry) for entry in old.inputs], builder)
         is_gelu = node.op == "LeakyReLU" and node.get("act_type") == "gelu"
         if (is_gelu or node.op in _WITH_CONSTANTS) and facts.dtype(old.inputs[0]) == dtypes_.FLOAT16:
             inputs = [
@@ -161,15 +176,23 @@ def _written_out(graph: Graph, facts: Facts) -> Graph:
                 else entry
                 for port, entry in enumerate(node.inputs)
             ]
-            node = _cast_to_float16(node._replace(inputs=tuple(inputs)), builder)
+            node = _cast(node._replace(inputs=tuple(inputs)), dtypes_.FLOAT16, builder)
         elif node.op in _MADE_OF_CONSTANTS and node.get("dtype") == dtypes_.FLOAT16:
-            node = _cast_to_float16(node.with_attrs({"dtype": dtypes_.FLOAT32}), builder)
+            node = _cast(node.with_attrs({"dtype": dtypes_.FLOAT32}), dtypes_.FLOAT16, builder)
+        elif old.op != "Cast" and old.inputs and position in read and old.num_outputs == 1:
+            dtype = facts.dtype(Entry(position))
+            if dtype is not None and dtype != facts.dtype(old.inputs[0]):
+                node = _cast(node, dtype, builder)
         builder.copy(position, node)
-    heads = []
+    heads: List[Entry] = []
     for head in graph.heads:
         node, entry = graph.nodes[head.node], builder.mapped(head)
-        # The exporter drops outputs that are inputs too.
-        heads.append(builder.insert("_copy", f"{node.name}_copy", entry) if node.is_variable else entry)
+        # The exporter drops outputs that are inputs too, and those of two digits; and it writes no output twice.
+        if node.is_variable or entry in heads:
+            entry = builder.insert("_copy", f"{node.name}_copy", entry)
+        elif head.index > 9:
+            entry = builder.insert("_copy", f"{node.name}_output{head.index}", entry)
+        heads.append(entry)
     after = builder.finish(heads)
     verify(after)
     return after
@@ -203,13 +226,23 @@ def _softmax(node: Node, builder: GraphBuilder) -> Node:
     return Node("reshape_like", node.name, (), (rows, data))
 
 
-def _cast_to_float16(node: Node, builder: GraphBuilder) -> Node:
-    """Return a cast to float16 of a node that computes in float32, which takes over its name.
+def _cast(node: Node, dtype: str, builder: GraphBuilder) -> Node:
+    """Return a cast of a node, which takes over its name.
 
     The exporter tells 1 - x from x - 1 by how the name begins.
     """
     inner = node._replace(name=builder.unique(f"{node.name}_{dtypes_.FLOAT32}"))
-    return Node("Cast", node.name, make_attrs({"dtype": dtypes_.FLOAT16}), (Entry(builder.add(inner)),))
+    return Node("Cast", node.name, make_attrs({"dtype": dtype}), (Entry(builder.add(inner)),))
+
+
+def _with_wide_slopes(node: Node, shapes: Sequence[Any], builder: GraphBuilder) -> Node:
+    """Return a PReLU whose slopes are (C, 1, ..., 1), as ONNX broadcasts them over the channels; unknown ones stay."""
+    data, slopes = shapes
+    if data is None or slopes is None or len(slopes) > 1 or len(data) < 3:
+        return node
+    shape = str((-1, *[1] * (len(data) - 2)))
+    wide = builder.insert("Reshape", f"{node.name}_slopes", node.inputs[1], shape=shape)
+    return node._replace(inputs=(node.inputs[0], wide))
 
 
 @contextlib.contextmanager
@@ -243,6 +276,17 @@ def _checked_as(onnx: Any, opset: int) -> Iterator[None]:
         yield
     finally:
         context.opset_imports = before
+
+
+def _order_outputs(graph: Any, symbol: Any) -> None:
+    """Put outputs in the order of ``list_outputs``; the exporter has that of the nodes."""
+    names = [_OUTPUT.sub(lambda end: _STATES.get(end[1], end[2]), name) for name in symbol.list_outputs()]
+    missing = set(names) - {output.name for output in graph.output}
+    if missing:
+        raise ConvertError(f"MXNet's exporter to ONNX leaves out the output '{min(missing)}'; rename its node.")
+    outputs = sorted(graph.output, key=lambda output: names.index(output.name))
+    del graph.output[:]
+    graph.output.extend(outputs)
 
 
 def _tidy(graph: Any, helper: Any) -> None:

@@ -191,6 +191,86 @@ def test_operators_are_exported_as_mxnet_computes_them(dtype, build, shapes, tmp
     assert np.abs(result - expected).max() <= (EPS if dtype == "float16" else 1e-5) * np.abs(expected).max()
 
 
+S, IMAGES, ROWS, STEPS = mx.sym, (2, 4, 8, 8), (2, 6), (2, 5, 6)
+
+
+def words(x):
+    return S.Embedding(x, input_dim=9, output_dim=4)
+
+
+def dense(x, **options):
+    return S.FullyConnected(x, num_hidden=3, **options)
+
+
+def in_another_order(x):
+    first = S.relu(x, name="first")
+    return S.Group([S.tanh(first, name="second"), first, *S.split(first, num_outputs=12, axis=1), first])
+
+
+NETS = {  # what is built of the data, and the data's shape; tokens have two dimensions of integers
+    "words, dense": (lambda x: dense(words(x), flatten=False), "tokens"),
+    "words, dense without bias": (lambda x: dense(words(x), flatten=False, no_bias=True), "tokens"),
+    "words, flat dense without bias": (lambda x: dense(words(x), no_bias=True), "tokens"),
+    "words, scalar": (lambda x: words(x) * 0.3 + 1.5, "tokens"),
+    "words, LayerNorm": (lambda x: S.LayerNorm(words(x)), "tokens"),
+    "words, clip": (lambda x: S.clip(words(x), -0.25, 0.25), "tokens"),
+    "words, softmax": (lambda x: S.softmax(words(x), temperature=2.0), "tokens"),
+    "take, dense without bias": (
+        lambda x: dense(S.take(S.var("w_weight", shape=(9, 4)), x), flatten=False, no_bias=True), "tokens"
+    ),
+    "one_hot, dense without bias": (lambda x: dense(S.one_hot(x, depth=9), flatten=False, no_bias=True), "tokens"),
+    "where, dense without bias": (lambda x: dense(S.where(x > 0.1, x, S.zeros_like(x)), no_bias=True), ROWS),
+    "argmax, dense without bias": (lambda x: dense(S.argmax(x, axis=1, keepdims=True), no_bias=True), ROWS),
+    "dense without bias, of images": (lambda x: dense(x, no_bias=True), IMAGES),
+    "dense without bias, of steps": (lambda x: dense(x, no_bias=True, flatten=False), STEPS),
+    "dense twice": (lambda x: dense(S.relu(dense(x, flatten=False)), no_bias=True, flatten=False), STEPS),
+    "dot": (lambda x: S.dot(x, S.var("w_weight", shape=(3, 6)), transpose_b=True), ROWS),
+    "batch_dot": (lambda x: S.batch_dot(x, x, transpose_b=True), STEPS),
+    "convolution": (
+        lambda x: S.Convolution(x, kernel=(3, 3), num_filter=4, num_group=2, dilate=(2, 2), no_bias=True), IMAGES
+    ),
+    "convolution of steps": (lambda x: S.Convolution(x, kernel=(3,), num_filter=4), STEPS),
+    "deconvolution": (lambda x: S.Deconvolution(x, kernel=(3, 3), num_filter=4, stride=(2, 2), adj=(1, 1)), IMAGES),
+    "batch norm": (lambda x: S.BatchNorm(S.Convolution(x, kernel=(1, 1), num_filter=4), fix_gamma=False), IMAGES),
+    "instance norm": (lambda x: S.InstanceNorm(x), IMAGES),
+    "PReLU": (lambda x: S.LeakyReLU(x, act_type="prelu"), IMAGES),
+    "PReLU of steps": (lambda x: S.LeakyReLU(x, act_type="prelu"), STEPS),
+    "PReLU of rows": (lambda x: S.LeakyReLU(x, act_type="prelu"), ROWS),
+    "pooling": (lambda x: S.Pooling(x, kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="avg"), IMAGES),
+    "mean": (lambda x: S.broadcast_add(x, S.mean(x, axis=1, keepdims=True)), STEPS),
+    "norm": (lambda x: S.norm(x, axis=1), STEPS),
+    "pad": (lambda x: S.pad(x, mode="constant", pad_width=(0, 0, 0, 0, 1, 1, 1, 1), constant_value=2), IMAGES),
+    "resize": (lambda x: S.contrib.BilinearResize2D(x, height=16, width=16), IMAGES),
+    "topk": (lambda x: S.topk(x, k=2, ret_typ="value"), ROWS),
+    "outputs in another order": (in_another_order, (2, 12)),
+}
+
+
+ALL_NETS = [(name, dtype) for name in NETS for dtype in ("float32", "int32") if "tokens" in NETS[name] or dtype != "int32"]
+
+
+@pytest.mark.parametrize("policy", ["O0", "O2"])
+@pytest.mark.parametrize("name, dtype", ALL_NETS)
+def test_small_nets_load_and_compute_the_same_in_onnxruntime(name, dtype, policy, tmp_path):
+    """onnx's checker passes graphs whose dtypes or ranks onnxruntime refuses."""
+    build, shape = NETS[name]
+    data = TOKENS % 9 if shape == "tokens" else RNG.uniform(-1, 1, shape)
+    symbol, values = build(mx.sym.var("data")), {"data": data.astype(dtype)}
+    args, aux = draw(symbol, shapes_of(values))
+    model = convert_model(symbol, args, aux, policy, shapes_of(values), {"data": dtype})
+    found = exported(model, shapes_of(values), tmp_path, {"data": dtype})
+    session = onnxruntime.InferenceSession(found.SerializeToString(), providers=["CPUExecutionProvider"])
+    results = session.run(None, values)
+    arrays = {**args, **aux, **{key: mx.nd.array(each, dtype=each.dtype) for key, each in values.items()}}
+    outputs = mx.nd.CachedOp(symbol)(*[arrays[each] for each in symbol.list_inputs()])
+    outputs = outputs if isinstance(outputs, list) else [outputs]
+    assert len(results) == len(outputs)
+    for result, expected in zip(results, outputs):
+        assert result.shape == expected.shape and result.dtype == np.float32
+        bound = (4 * EPS if policy == "O2" else 1e-5) * np.abs(expected.asnumpy()).max()
+        np.testing.assert_allclose(result, expected.asnumpy(), atol=bound)
+
+
 def test_models_say_the_opset_of_their_operators_and_take_what_is_read_alone(tmp_path):
     before, x = onnx.checker.DEFAULT_CONTEXT.opset_imports, mx.sym.var("x")
     symbol = mx.sym.Group([mx.sym.mean(mx.sym.FullyConnected(x, num_hidden=2, name="fc"), axis=1), x])

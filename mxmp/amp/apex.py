@@ -13,7 +13,7 @@ import mxnet as mx
 from .. import dtypes
 from ..errors import LossScaleError, did_you_mean
 from ..gluon import Trainer
-from ..gluon.adoption import adoptable
+from ..gluon.adoption import adoptable, require_gluon_trainer
 from ..gluon.api import convert_all
 from ..loss_scale import DynamicLossScale, LossScale, parse
 from ..mxnet_private import is_deferred, is_initialized
@@ -249,6 +249,7 @@ def _require_initialized(net: Any) -> None:
 
 def _require_trainer(trainer: Any, settings: _Settings, master_weights: Any) -> None:
     """Raise if a trainer cannot be set up."""
+    require_gluon_trainer(trainer, "initialize")
     adoptable(trainer, settings.loss_scale, Trainer)
     if master_weights is None or not isinstance(trainer, Trainer):
         return

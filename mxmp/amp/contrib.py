@@ -20,11 +20,12 @@ import mxnet as mx
 from .. import symbol
 from ..errors import ConvertError, TrainerError
 from ..gluon import Trainer, precision
-from ..gluon.adoption import policies_of
+from ..gluon.adoption import policies_of, require_gluon_trainer
 from ..gluon.api import as_symbol_block, convert, is_fixed, restore
 from ..gluon.blocks import blocks_in, conversion_of, conversions_of, plain_class
 from ..module import BucketingModule
 from ..mxnet_private import blocks, made_with, modules
+from ..train.state_files import is_saved_by_mxmp
 from .operators import AmpError, ListPolicy, list_policy
 
 _LOG = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class _Hook:
         self.policy = policy
         self.original: Callable[..., Any] = getattr(mx.gluon.HybridBlock, _CALL)
         self.block_call = mx.gluon.Block.__call__
+        self.load_states = mx.gluon.Trainer.load_states
         self.nets: weakref.WeakSet[mx.gluon.Block] = weakref.WeakSet()
         self.has_warned = False  # or has seen at the first scaled loss that there is nothing to warn of
         self._process, self._lock = os.getpid(), threading.RLock()
@@ -88,6 +90,21 @@ class _Hook:
 
         return call
 
+    def refusing(self) -> Callable[..., Any]:
+        """Return the ``load_states`` of a trainer of MXNet, which says what to call first if mxmp saved the file."""
+
+        @functools.wraps(self.load_states)
+        def load_states(trainer: mx.gluon.Trainer, fname: Any) -> Any:
+            # Before MXNet tries: it sets up the kvstore first, and then the trainer cannot be initialized any more.
+            if is_saved_by_mxmp(fname):
+                raise TrainerError(
+                    f"{fname}: a trainer of mxmp saved these states, which a trainer of MXNet cannot read; call "
+                    f"amp.init_trainer(trainer) before trainer.load_states."
+                )
+            return self.load_states(trainer, fname)
+
+        return load_states
+
     def made(self, conversion: Any) -> bool:
         """Return whether a conversion is one of `init`."""
         return conversion is not None and conversion.policy == self.policy  # a copied net has a copied policy
@@ -120,9 +137,9 @@ def init(
     """Let every hybridized net run in mixed precision from its next call on.
 
     It replaces one attribute of ``HybridBlock``, the call of a hybridized net's graph, and no operator:
-    code that runs eagerly stays float32; ``Block.__call__`` is replaced to explain errors alone. Nets that
-    were hybridized before are converted as well, and SymbolBlocks. A net that was converted stays so, as by
-    `mxmp.gluon.convert`, until `disable`. Nets that `mxmp.gluon.convert` converted, to 'float32' too, and
+    code that runs eagerly stays float32; ``Block.__call__`` and ``Trainer.load_states`` are replaced to explain errors
+    alone. Nets that were hybridized before are converted as well, and SymbolBlocks. A net that was converted stays so,
+    as by `mxmp.gluon.convert`, until `disable`. Nets that `mxmp.gluon.convert` converted, to 'float32' too, and
     frozen blocks stay as they are, and so do nets in forked processes, such as the workers of a DataLoader.
     On CPU contexts float16 is emulated.
 
@@ -145,6 +162,7 @@ def init(
         hook = _Hook(policy)
         setattr(mx.gluon.HybridBlock, _CALL, hook)
         mx.gluon.Block.__call__ = hook.explaining()
+        mx.gluon.Trainer.load_states = hook.refusing()
         _LOG.info("nets that are hybridized run in %s from now on", policy.compute_dtype)
     elif hook.policy != policy:
         raise AmpError(f"amp.init was called before, with other arguments ({hook.policy}); call amp.disable first.")
@@ -156,6 +174,7 @@ def disable() -> None:
     if hook is not None:
         setattr(mx.gluon.HybridBlock, _CALL, hook.original)
         mx.gluon.Block.__call__ = hook.block_call
+        mx.gluon.Trainer.load_states = hook.load_states
         for net in list(hook.nets):
             if hook.made(conversion_of(net)):
                 restore(net)
@@ -190,6 +209,7 @@ def init_trainer(optimizer_or_trainer: mx.gluon.Trainer, loss_scale: Any = "auto
     hook = installed_hook()
     if hook is None:
         raise AmpError("amp.init was not called, so no net runs in mixed precision; call it first, or amp.initialize.")
+    require_gluon_trainer(optimizer_or_trainer, "init_trainer")
     # The parameters' own policy, which is the default of adopt, is not known before the first call of their net.
     Trainer.adopt(optimizer_or_trainer, hook.policy.loss_scale if str(loss_scale) == "auto" else loss_scale)
 
@@ -414,9 +434,8 @@ def require_trainer(trainer: Any, call: str) -> Trainer:
     """Return a trainer that was initialized, or raise a TrainerError."""
     if isinstance(trainer, Trainer):
         return trainer
-    if isinstance(trainer, mx.gluon.Trainer):
-        raise TrainerError(f"{call}: the trainer was not initialized; call amp.init_trainer(trainer) first.")
-    raise TrainerError(f"{call}: expected a gluon Trainer, found a {type(trainer).__name__}.")
+    require_gluon_trainer(trainer, call)
+    raise TrainerError(f"{call}: the trainer was not initialized; call amp.init_trainer(trainer) first.")
 
 
 def as_list(value: Any) -> List[Any]:

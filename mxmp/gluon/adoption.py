@@ -16,11 +16,15 @@ from ..train.kvstores import any_sparse, choose_update, refuse_compression, requ
 from ..train.scaler import ScalerStatus
 
 
-def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:
-    """Return the class of ``kind`` that `mxmp.gluon.Trainer.adopt` gives a trainer, or raise; changes nothing."""
+def require_gluon_trainer(trainer: Any, call: str) -> None:
+    """Raise a TrainerError that names the call if an argument is no gluon Trainer, of MXNet or of mxmp."""
     if not isinstance(trainer, mx.gluon.Trainer):
         hint = "; for a Module use mxmp.module.Module" if isinstance(trainer, mx.mod.BaseModule) else ""
-        raise TrainerError(f"expected a gluon Trainer, found a {type(trainer).__name__}{hint}.")
+        raise TrainerError(f"{call}: expected a gluon Trainer, found a {type(trainer).__name__}{hint}.")
+
+
+def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:
+    """Return the class of ``kind`` that `mxmp.gluon.Trainer.adopt` gives a trainer, or raise; changes nothing."""
     if isinstance(trainer, ScalerStatus):
         trainer._scaler.require_ready("initializing a trainer again")
         trainer._scaler.validate(loss_scale)

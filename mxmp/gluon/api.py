@@ -108,12 +108,13 @@ def convert(
                 conversion.install()
             else:
                 vars(conversion.net)[_FLOAT32] = policy, conversion.early and conversion.early.report
-                note_policy(conversion.net.collect_params().values(), policy)
+        note_policy(net.collect_params().values(), policy)  # those too that belong to a plain Block itself
     except BaseException:
         for conversion in conversions_of(blocks_in(*found)):
             conversion.remove()
         for conversion in replaced:
             conversion.install()
+        forget_policy(net.collect_params().values(), policy)
         for root, before in in_float32.items():
             vars(root).pop(_FLOAT32, None)
             if before is not None:
@@ -192,10 +193,10 @@ def restore(net: gluon.Block) -> gluon.Block:
     require_masters(param for conversion in conversions for param in conversion.stored)
     for conversion in conversions:
         conversion.remove()
-    for block in inside:
-        if _FLOAT32 in vars(block):
-            policy, _ = vars(block).pop(_FLOAT32)
-            forget_policy(block.collect_params().values(), policy)
+    policies = [conversion.policy for conversion in conversions]
+    policies += [vars(block).pop(_FLOAT32)[0] for block in inside if _FLOAT32 in vars(block)]
+    for policy in policies:
+        forget_policy(net.collect_params().values(), policy)
     return net
 
 
@@ -204,6 +205,7 @@ def report(net: gluon.Block) -> Report:
 
     Before the net's first call shapes are not known. Then the precision of some operators may be another one than in
     the call, and a note says so.
+    A note of the report names the blocks that no conversion reaches, with the parameters that are their own.
 
     Raises:
         ConvertError: If it is no block, not converted, within a converted net, or has to see one batch first.
@@ -220,7 +222,8 @@ def report(net: gluon.Block) -> Report:
     if not found:
         raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
     merged = merge(found)
-    return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count), *notes))
+    unreached = _unreached(net) if conversion_of(net) is None and conversions_of(blocks_in(net)) else ()
+    return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count), *notes, *unreached))
 
 
 def _may_change(converted: Converted) -> bool:
@@ -339,6 +342,27 @@ def _report(net: gluon.Block) -> Optional[Report]:
             f"report."
         )
     return convert_graph(graph[1], policy).report
+
+
+def _unreached(net: gluon.Block) -> Tuple[str, ...]:
+    """Return a note on the blocks of a net that no conversion reaches; none if there are no such blocks.
+
+    Containers and other blocks of MXNet without parameters compute nothing by themselves.
+    """
+    found, waiting = [], [net]
+    for block in waiting:  # which grows
+        if conversion_of(block) is not None or is_fixed(block):
+            continue
+        names = list(block.params)
+        if names or not type(block).__module__.startswith("mxnet."):
+            text = f"'{block.name}' ({type(block).__name__}"
+            found.append(f"{text}, with {', '.join(names)})" if names else f"{text})")
+        waiting += [child for child in blocks.children(block) if child not in waiting]
+    note = (
+        "No conversion reaches these blocks, whose operators run in float32: {}. To convert them too, write plain "
+        "Blocks as HybridBlocks, and convert the whole net."
+    )
+    return (note.format(", ".join(found)),) if found else ()
 
 
 class _MatchCheck:

@@ -482,11 +482,22 @@ class Conversion:
         return params
 
     def cast(self, dtype: Any) -> None:
-        """Refuse: MXNet's cast would give BatchNorm low precision parameters."""
-        raise ConvertError(
-            f"block '{self.net.name}' is converted ({self.policy}); use mxmp.gluon.cast(net, {str(dtype)!r}), or "
-            f"mxmp.gluon.restore(net) first."
-        )
+        """Do nothing for float32 if no parameter is in low precision; else refuse: MXNet's cast changes BatchNorm too.
+
+        Scripts cast each net to the dtype of an option, which is float32 by default.
+        """
+        name, where = dtypes.canonical(dtype), f"block '{self.net.name}' is converted ({self.policy})"
+        if name in dtypes.LOW_PRECISION:
+            raise ConvertError(
+                f"{where}; use mxmp.gluon.cast(net, {name!r}), which replaces this policy, or mxmp.gluon.restore(net) "
+                f"first."
+            )
+        low = any(storage.dtype_of(param) in dtypes.LOW_PRECISION for param in self.params)
+        if name != dtypes.FLOAT32 or low or not self.is_decided:
+            raise ConvertError(
+                f"{where}, which decides over the dtypes of parameters; leave cast({name!r}) out, or undo the "
+                f"conversion by mxmp.gluon.restore(net) first."
+            )
 
     def summary(self, *inputs: Any) -> None:
         """Print the summary of the float32 net, which needs every block to run by itself."""

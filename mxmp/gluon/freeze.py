@@ -40,11 +40,12 @@ from .blocks import FROZEN, block_names, conversion_of, frozen_model, plain_clas
 from .cache import make_operator
 from .regions import BlockRegions, find_named, find_regions, outside_regions
 from .storage import contexts_of
-from .trace import Trace, arguments, trace, trace_before_call
+from .trace import Trace, arguments, flat_arguments, trace, trace_before_call
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_OTHER_INPUTS = "The argument structure of HybridBlock does not match"  # MXNet's, of a call unlike the first
 _NUMBERED = re.compile(r"data\d+")  # Gluon's names of a net's inputs, if these are several
 
 
@@ -116,7 +117,27 @@ class FrozenBlock(gluon.SymbolBlock):  # type: ignore[misc]  # MXNet has no type
                 f"block '{self.name}' is frozen, and has no gradients; call it outside of autograd.record, or within "
                 f"autograd.pause(). To train, convert the net that it was made of."
             )
-        return super().forward(x, *args)
+        try:
+            return super().forward(x, *args)
+        except ValueError as e:
+            if _OTHER_INPUTS not in str(e):
+                raise
+            inputs, count = blocks.cached_graph(self)[0], len(flat_arguments((x, *args)).arrays)
+            raise ConvertError(
+                f"block '{self.name}' was frozen with the inputs {', '.join(each.name for each in inputs)}; this call "
+                f"gives {count}, or nests them differently. Hybridize the net that it was made of, call the net as "
+                f"you call the block, and freeze it again."
+            ) from e
+
+    def cast(self, dtype: Any) -> None:
+        """Do nothing if no weight is in another dtype; else refuse: the graph reads the weights as they are stored."""
+        name = dtypes_.canonical(dtype)
+        stored = {dtypes_.canonical(param.dtype) for param in self.collect_params().values()}
+        if stored - {name}:
+            raise ConvertError(
+                f"block '{self.name}' is frozen with weights in {' and '.join(sorted(stored))}, a snapshot; leave "
+                f"cast({name!r}) out, or freeze the net that it was made of under another policy."
+            )
 
 
 class FrozenParameter(ParameterBase):
@@ -170,7 +191,8 @@ def freeze(
     Inputs and outputs are nested as in the net's own call, have its order, and floating point outputs have the policy's
     ``output_dtype``, float32 unless it says otherwise. Outputs of a model or of files are one array or a flat list;
     inputs have the symbol's order, and the order of their numbers if they are called data0, data1, ... as by Gluon. For
-    another order give a SymbolBlock.
+    another order give a SymbolBlock. Of a net that is converted or hybridized the optional inputs are those of its last
+    call; any other net is frozen without them.
 
     Args:
         net: A HybridBlock, converted or not, whose parameters have values; a SymbolBlock; a model, (symbol,

@@ -116,7 +116,8 @@ class Gradients(Weights):
                 "give the trainer the parameters of the net that made the loss, and scale the loss for those "
                 "trainers alone that it trains."
                 if reached
-                else f"{call}: no parameter has a gradient from after the last step; run backward first."
+                else f"{call}: no parameter has a gradient from after the last step; run backward first, or leave "
+                f"{call} out. Only a trainer with loss_scale=None steps without one, with ignore_stale_grad=True."
             )
 
     def require_all(self, call: str) -> None:

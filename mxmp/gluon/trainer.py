@@ -36,7 +36,14 @@ from ..train.masters import MultiPrecision, Weight
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale
 from ..train.states import Target
 from ..train.step import Step
-from .adoption import adoptable, listed, policys_loss_scale, require_addable, update_choice
+from .adoption import (
+    adoptable,
+    listed,
+    policys_loss_scale,
+    require_addable,
+    require_gluon_trainer,
+    update_choice,
+)
 from .gradients import Gradients
 from .scaled_blocks import LossBlock, end_look, scaled_block
 
@@ -175,8 +182,9 @@ class Trainer(ScalerStatus, TrainerBase):
             TrainerError: If it is no trainer or cannot become one of mxmp; then nothing is changed.
             LossScaleError: If ``loss_scale`` is not one.
         """
+        require_gluon_trainer(trainer, "adopt")
         if _is_policys(loss_scale):
-            loss_scale = policys_loss_scale(trainers.params(trainer) if isinstance(trainer, mx.gluon.Trainer) else ())
+            loss_scale = policys_loss_scale(trainers.params(trainer))
         scaler = Scaler(loss_scale, num_losses)
         kind = adoptable(trainer, scaler.loss_scale, cls)
         if not isinstance(trainer, Trainer):

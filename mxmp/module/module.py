@@ -64,6 +64,9 @@ class Module(PolicyStatus, ModuleBase):
     `update`. A Custom operator that ignores the gradient of its output (``need_top_grad=False``)
     is seen as a loss head only if it is named in ``loss_heads``.
 
+    Parts of a ``mx.mod.SequentialModule`` have loss scales of their own, and skip apart. Compose their symbols into
+    one module, ``head(features=body)``, where they are to skip together.
+
     A parameter belongs to the module: set it by `set_params` or `load_params`. A write to the
     executors' arrays past its master is found in the first ten updates, and wherever parameters or
     states are read or saved: a TrainerError. Later the next `update` undoes it.
@@ -636,7 +639,10 @@ class Module(PolicyStatus, ModuleBase):
         if self._training is None:
             raise TrainerError(f"{call} cannot be used where the kvstore updates.")
         if self._scaler.active and self._scaler.state.is_ready:
-            raise TrainerError(f"{call}: no backward has run since the last update; call forward_backward first.")
+            raise TrainerError(
+                f"{call}: no backward has run since the last update; call forward_backward first, or leave {call} out. "
+                f"Only a module with loss_scale=None updates without a backward, with the gradients that are there."
+            )
         return self._training
 
     # ------------------------------------------------------------------ checkpoints

@@ -11,6 +11,8 @@ from .cpu.guards import GuardFusedSums as GuardFusedSums
 from .cpu.guards import GuardGradientSums as GuardGradientSums
 from .cpu.guards import GuardInPlace as GuardInPlace
 from .cpu.guards import GuardLayouts as GuardLayouts
+from .cpu.guards import GuardSlices as GuardSlices
+from .cpu.guards import OrderFusedSums as OrderFusedSums
 from .cpu.layouts import Layouts as Layouts
 from .cpu.layouts import SeparateLayouts as SeparateLayouts
 from .cpu.slow_kernels import WidenSlowKernels as WidenSlowKernels

@@ -17,7 +17,7 @@ from .. import dtypes
 from ..arrays import settle
 from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
-from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums
+from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums, GuardSlices, OrderFusedSums, Sequential
 from ..passes.fold import Fold, Sources, activation_of, find_dropouts, find_folds
 from ..report import DROPPED, FOLDED, Removed, Row
 from .arguments import Model, blaming_params
@@ -75,7 +75,9 @@ def prepare(
     source = symbol if graph == given else from_graph(graph, symbol)
     facts = infer_network(source, graph, shapes or {}, types or {}, params)
     folds = find_folds(graph, params, facts, left)
-    after = in_written_order(GuardFusedSums()(FoldBatchNorm(folds)(graph).graph).graph)
+    folded = FoldBatchNorm(folds)(graph).graph
+    guards = Sequential((GuardFusedSums(), OrderFusedSums(), GuardSlices()))
+    after = in_written_order(guards.apply(folded).graph)
     rows = [Row(node.name, node.op, DROPPED, "it does nothing in inference", ()) for node in find_dropouts(before)]
     outputs: Dict[str, Optional[str]] = {}
     for fold in folds:

@@ -257,6 +257,14 @@ def read(fname: str) -> Dict[str, Any]:
     return content
 
 
+def is_saved_by_mxmp(fname: Any) -> bool:
+    """Return whether a file is an archive, as those of `write`, and no pickle, as those of MXNet; False if no file."""
+    if not isinstance(fname, (str, os.PathLike)) or not os.path.isfile(fname):
+        return False
+    with open(fname, "rb") as stream:
+        return stream.read(4) == b"PK\x03\x04"
+
+
 def _read_archive(stream: BinaryIO) -> Dict[str, Any]:
     size = stream.seek(0, os.SEEK_END)
     with zipfile.ZipFile(stream) as file:

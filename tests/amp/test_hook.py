@@ -11,6 +11,7 @@ from mxnet import autograd, gluon
 
 import mxmp
 from mxmp import amp
+from mxmp.errors import TrainerError
 from mxmp.gluon import conversion
 from tests.amp.nets import IMAGES, images
 from tests.amp.scenarios import X, dense
@@ -167,6 +168,33 @@ def test_a_thread_that_calls_a_net_while_another_converts_it_waits(monkeypatch):
     thread.join()
     np.testing.assert_array_equal(outputs, [converted])
     assert (converted != float32).any()
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_states_are_loaded_after_init_trainer_as_the_error_says(contexts, tmp_path):
+    """GluonCV's train_recognizer loads them before."""
+
+    def made(**options):
+        net = gluon.nn.Dense(2, in_units=3, prefix="net_")
+        net.initialize(ctx=[mx.cpu(number) for number in range(contexts)])
+        return gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.5}, **options)
+
+    before, file = gluon.Trainer.load_states, str(tmp_path / "net.states")
+    amp.init()
+    made(update_on_kvstore=False).save_states(str(tmp_path / "mxnet.states"))
+    made(update_on_kvstore=False).load_states(str(tmp_path / "mxnet.states"))  # those of MXNet as before
+    trainer = made()
+    amp.init_trainer(trainer, 512)
+    trainer.set_learning_rate(0.25)
+    trainer.save_states(file)
+    trainer = made()
+    with pytest.raises(TrainerError, match=r"net\.states: a trainer of mxmp.*amp\.init_trainer\(trainer\) before"):
+        trainer.load_states(file)
+    amp.init_trainer(trainer)
+    trainer.load_states(file)
+    assert trainer.loss_scale.value == 512 and trainer.learning_rate == 0.25
+    amp.disable()
+    assert gluon.Trainer.load_states is before
 
 
 def test_an_eager_operator_that_meets_a_net_that_was_cast_says_why():

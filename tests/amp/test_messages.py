@@ -280,11 +280,14 @@ TRAINERS = {
         "Stepping has a method step of its own, which mxmp's trainer would replace; derive it from "
         "mxmp.gluon.Trainer."),
     "an optimizer": (lambda: init_trainer(mx.optimizer.SGD()), TrainerError,
-        "expected a gluon Trainer, found a SGD."),
-    "None": (lambda: init_trainer(None), TrainerError, "expected a gluon Trainer, found a NoneType."),
+        "init_trainer: expected a gluon Trainer, found a SGD."),
+    "None": (lambda: init_trainer(None), TrainerError,
+        "init_trainer: expected a gluon Trainer, found a NoneType."),
+    "a dict": (lambda: init_trainer({"w": param()}), TrainerError,
+        "init_trainer: expected a gluon Trainer, found a dict."),
     "a module": (
         lambda: init_trainer(mx.mod.Module(two_layers())), TrainerError,
-        "expected a gluon Trainer, found a Module; for a Module use mxmp.module.Module."),
+        "init_trainer: expected a gluon Trainer, found a Module; for a Module use mxmp.module.Module."),
     "dinamic": (lambda: init_trainer(sgd(), "dinamic"), LossScaleError,
         "unknown loss scale 'dinamic'; expected 'dynamic', a number, a LossScale or None."),
     "before init": (lambda: amp.init_trainer(sgd()), amp.AmpError,

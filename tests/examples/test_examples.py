@@ -217,11 +217,20 @@ def test_the_verdict_on_a_nan_image_names_input_and_row(run):
 
 def test_the_demo_compares_modes_in_a_table_and_a_plot(run, tmp_path):
     text = run("digits", "--epochs", 1, "--modes", "float32", "O2", "mixed_bfloat16", "--batch-size", 200)
-    rows = {line.split("│")[1].strip(): line.split("│") for line in text.splitlines() if "%" in line and "│" in line}
+    lines = [line.replace("(auto)", "").split("│") for line in text.splitlines() if "%" in line and "│" in line]
+    rows = {line[1].strip(): line for line in lines}
     single, half = (int(rows[mode][4].replace(",", "")) for mode in ("float32", "float16 O2"))
     assert half < 0.6 * single
+    losses = [line.split() for line in text.splitlines() if line.startswith("step ")]  # into a file: a line an epoch
+    assert [line[:5] for line in losses] == [["step", "6", "of", "6:", "float32"]]
     assert "NOT the same" not in text and ("the same as here" in text) == ("bfloat16" in rows)
     assert imread(tmp_path / "output" / "digits.png").shape[:2] == (840, 1080)
+
+
+def test_the_gallery_shows_a_demo_that_has_learned():
+    docstring = ast.get_docstring(ast.parse((ROOT / "examples" / "digits.py").read_text("utf-8")))
+    shares = [float(share) for share in re.findall(r"([\d.]+)%", docstring)]
+    assert len(shares) == 4 and min(shares) > 98
 
 
 def test_the_demo_refuses_an_unknown_policy_in_its_last_line(run):

@@ -14,7 +14,8 @@ from mxmp import Policy
 from mxmp.diagnose import measure_ranges
 from mxmp.dtypes import to_numpy
 from mxmp.errors import ConvertError
-from mxmp.gluon import Trainer, cast, convert, report, restore
+from mxmp.gluon import Trainer, cast, convert, freeze, report, restore
+from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.gluon.nets import recorded, sequence
 
 EPS = np.finfo(np.float16).eps
@@ -326,6 +327,27 @@ def test_a_net_that_was_cast_is_converted_once_it_is_cast_back(convert_it):
     assert convert(net, "O1")(X).dtype == np.float32
 
 
+@pytest.mark.parametrize("dtype", ["float32", np.float32])
+@pytest.mark.parametrize("kind", [nn.HybridSequential, nn.Sequential])
+@pytest.mark.parametrize("policy", ["O0", "O1", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+def test_a_cast_to_float32_leaves_a_net_with_float32_parameters_converted(policy, kind, dtype):
+    """Every script of GluonCV casts its net to the dtype of an option, which is float32 by default."""
+    net = convert(started(sequence(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4), kind=kind)), policy)
+    net.cast(dtype)
+    expected, rows = net(X), report(net).rows
+    values = {name: param.data() for name, param in net.collect_params().items()}
+    net.cast(dtype)
+    assert np.array_equal(net(X).asnumpy(), expected.asnumpy()) and report(net).rows == rows
+    assert all(param.data() is values[name] for name, param in net.collect_params().items()) or policy == "O0"
+
+
+def test_a_cast_to_float32_leaves_a_frozen_float32_block_fused():
+    block = freeze(make(), "float32")
+    expected, operator = block(X).asnumpy(), block._cached_op
+    block.cast("float32")
+    assert np.array_equal(block(X).asnumpy(), expected) and block._cached_op is operator
+
+
 def test_a_hook_of_the_outermost_net_gets_arrays():
     net, seen = make(), []
     net.register_forward_hook(lambda block, args, out: seen.append(out.asnumpy()))
@@ -449,3 +471,83 @@ def test_convert_again_takes_in_what_was_put_into_a_net():
     outer[0].add(nn.Dense(2, in_units=2, weight_initializer="zeros"))
     outer[0][-1].initialize()
     assert not np.any(convert(outer, "O1")(X).asnumpy())
+
+
+# ---------------------------------------------------------------------- blocks with parameters of their own
+
+
+class GraphConv(gluon.Block):
+    """A layer that is no HybridBlock, as DGL's: its parameter and its product are its own."""
+
+    def __init__(self):
+        super().__init__(prefix="conv_")
+        self.drop = nn.Dropout(0.0, prefix="drop_")
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(3, 2))
+
+    def forward(self, x):
+        return self.drop(mx.nd.dot(x, self.weight.data()))
+
+
+SCALES = {
+    "O0": NoOpLossScale(),
+    "float32": NoOpLossScale(),
+    "mixed_bfloat16": NoOpLossScale(),
+    "O1": DynamicLossScale(),
+    "O1,loss_scale=8": StaticLossScale(8.0),
+}
+OWNERS = {
+    "a net": lambda net: Trainer(net, "sgd"),
+    "its parameters": lambda net: Trainer(net.collect_params(), "sgd"),
+    "adopted": lambda net: Trainer.adopt(gluon.Trainer(net.collect_params(), "sgd")),
+}
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("policy", SCALES)
+def test_a_trainer_has_the_policys_loss_scale_where_no_parameter_was_converted(policy, owner):
+    net = convert(started(GraphConv()), policy)
+    trainer = OWNERS[owner](net)
+    assert trainer.loss_scale == SCALES[policy]
+    with autograd.record():
+        loss = net(X).sum()
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+    assert trainer.step(4)
+    if policy != "O1,loss_scale=8":
+        convert(net, "O1,loss_scale=8")
+        assert OWNERS[owner](net).loss_scale == StaticLossScale(8.0)
+    assert OWNERS[owner](restore(net)).loss_scale == DynamicLossScale()
+
+
+class Graphs(gluon.Block):
+    """Plain layers, in a container, and one that is converted."""
+
+    def __init__(self):
+        super().__init__(prefix="graphs_")
+        self.layers, self.head = sequence(GraphConv(), kind=nn.Sequential), nn.Dense(2, in_units=2, prefix="head_")
+
+    def forward(self, x):
+        return self.head(mx.nd.relu(self.layers(x)))
+
+
+def test_the_report_names_the_blocks_that_no_conversion_reaches():
+    net = convert(started(Graphs()), "O1")
+    net(X)
+    (note,) = report(net).notes
+    assert note == (
+        "No conversion reaches these blocks, whose operators run in float32: 'graphs' (Graphs), 'conv' (GraphConv, with "
+        "conv_weight). To convert them too, write plain Blocks as HybridBlocks, and convert the whole net."
+    )
+    assert note in " ".join(str(report(net)).split())
+    assert not report(net.head).notes
+    assert not report(convert(make(), "O1")).notes
+    assert not report(convert(net, "O0")).notes
+
+
+def test_the_report_names_a_layer_that_was_not_converted_beside_one_that_was():
+    net = sequence(make(), started(nn.Dense(2, prefix="other_")), kind=nn.Sequential)
+    convert(net[0], "O1")
+    net(X)
+    (note,) = report(net).notes
+    assert "float32: 'other' (Dense, with other_weight, other_bias)." in note

@@ -282,6 +282,31 @@ def test_inputs_have_the_order_of_the_call(tmp_path):
     assert freeze(masked)(x, None, x).asnumpy().tolist() == [2, 2]
 
 
+class WithMask(nn.HybridSequential):
+    """A layer with an optional mask."""
+
+    def hybrid_forward(self, F, x, mask=None):
+        y = super().hybrid_forward(F, x)
+        return y if mask is None else F.broadcast_mul(y, mask)
+
+
+@pytest.mark.parametrize("given", [(STATE,), (STATE, STATE[:, :3])], ids=["without", "with"])
+def test_an_optional_input_is_that_of_the_last_call_of_a_hybridized_net_as_the_error_says(given):
+    net = started(sequence(nn.Dense(3, in_units=4), kind=WithMask))
+    others = [each for each in ((STATE,), (STATE, STATE[:, :3])) if len(each) != len(given)]
+    net(*others[0])
+    if len(given) == 2:  # of an eager call nothing is known
+        with pytest.raises(ConvertError, match=r"with the inputs data; this call gives 2.* Hybridize the net"):
+            freeze(net, "float32")(*given)
+    net.hybridize()
+    net(*others[0])
+    with pytest.raises(ConvertError, match=rf"with the inputs data.*; this call gives {len(given)}.* Hybridize the net"):
+        freeze(net, "float32")(*given)
+    net.hybridize()
+    expected = net(*given)
+    np.testing.assert_allclose(freeze(net, "float32")(*given).asnumpy(), expected.asnumpy(), rtol=1e-5)
+
+
 def test_layers_that_a_backend_has_replaced_are_there_again():
     net = small()
     net.hybridize(backend="MKLDNN")
@@ -450,6 +475,81 @@ def test_a_converted_net_is_written_under_its_policy(policy, tmp_path):
     assert difference(net(X), usual) == 0
     recorded(net, X)
     assert np.abs(net[1].gamma.grad().asnumpy()).max() > 0
+
+
+class Residual(nn.HybridBlock):
+    """A sum of a convolution behind something that reads others; ``function`` gives that of an image."""
+
+    def __init__(self, function):
+        super().__init__(prefix="net_")
+        self.function = function
+        self.stem, self.deep = nn.Conv2D(8, 3, padding=1, in_channels=3), nn.Conv2D(8, 3, padding=1, in_channels=8)
+        self.short, self.half = nn.Conv2D(8, 1, in_channels=8), nn.Conv2D(4, 1, in_channels=8)
+        self.squeeze, self.excite = nn.Conv2D(2, 1, in_channels=8), nn.Conv2D(8, 1, in_channels=2)
+
+    def hybrid_forward(self, F, x):
+        return self.function(self, F, F.relu(self.stem(x)))
+
+
+def excited(net, F, x):
+    mean = F.contrib.AdaptiveAvgPooling2D(x, output_size=1)
+    return F.broadcast_mul(x, F.sigmoid(net.excite(F.relu(net.squeeze(mean)))))
+
+
+RESIDUALS = {
+    "squeeze and excitation": lambda net, F, x: F.relu(excited(net, F, net.deep(x)) + net.short(x)),
+    "squeeze and excitation, last": lambda net, F, x: F.relu(net.short(x) + excited(net, F, net.deep(x))),
+    "a slice of channels": lambda net, F, x: F.relu(
+        F.slice_axis(net.deep(x), axis=1, begin=4, end=8) + net.half(F.relu(net.short(x)))
+    ),
+    "two convolutions": lambda net, F, x: F.relu(net.deep(x) + net.short(x)),
+    "itself": lambda net, F, x: x + net.deep(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.* not used by any computation")
+@pytest.mark.parametrize("policy", ["O0", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_the_line_of_the_guide_runs_what_is_written(name, policy, tmp_path):
+    """MXNet's partition of a sum behind a convolution mixes up the shapes of arguments where it changes their order."""
+    net = started(Residual(RESIDUALS[name]))
+    net.hybridize()
+    expected = net(X).asnumpy()
+    convert(net, policy)(X)
+    files = export(net, str(tmp_path / "net"), for_inference=True)
+    block = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    block.hybridize(backend="MKLDNN", static_alloc=True, static_shape=True)
+    bound = (1e-5 if policy == "O0" else 2**-5) * abs(expected).max()
+    for images in (X, X[:1], X):
+        np.testing.assert_allclose(block(images).asnumpy(), expected[: len(images)], atol=bound)
+
+
+SLICES = {
+    "half of the channels": ((None, 12), (None, 24)),
+    "from the end": ((0, -12), (2, None)),
+    "pixels too": ((None, 4, 1), (None, 15, 5)),
+    "pixels alone": ((None, None, 1), (None, None, 5)),
+}
+
+
+@pytest.mark.parametrize("policy", ["O0", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+@pytest.mark.parametrize("name", SLICES)
+def test_slices_of_the_channels_of_a_fused_layer(name, policy, tmp_path):
+    """oneDNN's slice cannot cut the blocks of channels that its convolutions write."""
+    begin, end = SLICES[name]
+    net = started(sequence(nn.Conv2D(24, 3, in_channels=3, padding=1), nn.HybridLambda(lambda F, x: F.clip(x, 0, 6))))
+    net.add(nn.HybridLambda(lambda F, x: F.slice(x, begin=begin, end=end)))
+    convert(net, policy)
+    net.hybridize()
+    cut = (*(slice(*pair) for pair in zip(begin, end)),)
+    expected = np.maximum(net[0](X).asnumpy(), 0)[cut]
+    net(X)
+    files = export(net, str(tmp_path / "net"), for_inference=True)
+    block = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    block.hybridize(backend="MKLDNN", static_alloc=True, static_shape=True)
+    bound = (1e-5 if policy == "O0" else 2**-6) * abs(expected).max()
+    for each in (block, freeze(net, policy)):
+        np.testing.assert_allclose(each(X).asnumpy(), expected, atol=bound)
 
 
 def test_a_frozen_block_is_written_as_it_is(tmp_path):

@@ -193,7 +193,16 @@ CONVERSIONS = {
     ),
     "cast: MXNet's": (lambda: convert(dense(), "O1").cast("float16"), ConvertError,
         "block 'net' is converted (param=float32,compute=float16,output=float32,loss_scale=dynamic); use "
-        "mxmp.gluon.cast(net, 'float16'), or mxmp.gluon.restore(net) first."
+        "mxmp.gluon.cast(net, 'float16'), which replaces this policy, or mxmp.gluon.restore(net) first."
+    ),
+    "cast: MXNet's, to float32": (lambda: convert(dense(), "O2").cast("float32"), ConvertError,
+        "block 'net' is converted (param=float16,compute=float16,output=float32,loss_scale=dynamic), which decides "
+        "over the dtypes of parameters; leave cast('float32') out, or undo the conversion by mxmp.gluon.restore(net) "
+        "first."
+    ),
+    "cast: a frozen block": (lambda: freeze(dense(), "O1").cast("float32"), ConvertError,
+        "block '...' is frozen with weights in float16, a snapshot; leave cast('float32') out, or freeze the net that "
+        "it was made of under another policy."
     ),
     "call: no tracing": (lambda: called(sequence(dense(), Untraceable(prefix="culprit_")), X), ConvertError,
         "block 'culprit' (Untraceable) cannot be traced: AttributeError: 'Symbol' object has no attribute "
@@ -418,6 +427,10 @@ INFERENCE = {
     "freeze: a pattern of an option": (lambda: freeze(dense(), names={"nothing": "float32"}), PolicyError,
         "names: 'nothing' matches no node; expected one of net_fwd."
     ),
+    "freeze: an input too many": (lambda: freeze(dense(), "float32")(X, X), ConvertError,
+        "block '...' was frozen with the inputs data; this call gives 2, or nests them differently. Hybridize the net "
+        "that it was made of, call the net as you call the block, and freeze it again."
+    ),
     "freeze: a forward": (lambda: freeze(started(Scaled(2, in_units=3, prefix="net_"))), UserWarning,
         "freeze: block 'net': hybrid_forward is frozen, without Scaled.forward around it."
     ),
@@ -474,7 +487,7 @@ TRAINERS = {
     "adopt: a module": (
         lambda: Trainer.adopt(mx.mod.Module(mx.sym.var("data"), label_names=None)),
         TrainerError,
-        "expected a gluon Trainer, found a Module; for a Module use mxmp.module.Module.",
+        "adopt: expected a gluon Trainer, found a Module; for a Module use mxmp.module.Module.",
     ),
     "step: batch_size": (lambda: trainer_of("sgd").step(0), TrainerError,
         "step: batch_size=0; expected a positive number."

@@ -533,7 +533,7 @@ def test_a_custom_operator_gets_no_attribute_of_a_region(name):
 
 
 def test_a_custom_operator_gets_no_mark_of_a_block_that_an_override_names():
-    net = Function(lambda net, F, x: custom(F, x), prefix="net_")
+    net = started(Function(lambda net, F, x: custom(F, x)))
     outer = gluon.nn.HybridSequential()
     outer.add(net)
     assert np.array_equal(convert(outer, "O1", blocks={"0": "float32"})(SQUARE).asnumpy().reshape(4, 4), np.full((4, 4), 4))

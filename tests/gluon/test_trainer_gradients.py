@@ -363,6 +363,15 @@ MISUSES = [  # what came before, the calls that are then out of turn, and the me
 ]
 
 
+@pytest.mark.parametrize("call", ["step", "update"])
+def test_a_step_without_a_backward_changes_nothing_where_there_is_no_loss_scale_as_the_error_says(call):
+    w = param([1.0])
+    with pytest.raises(TrainerError, match=f"leave {call} out. Only a trainer with loss_scale=None .*ignore_stale_grad"):
+        getattr(Trainer([w], "sgd", kvstore=None), call)(1)
+    assert getattr(Trainer([w], "sgd", kvstore=None, loss_scale=None), call)(1, ignore_stale_grad=True) is False
+    assert value(w.data()) == [1]
+
+
 @pytest.mark.behaviour("forgotten calls")
 @pytest.mark.parametrize("kvstore", [None, "device"])
 @pytest.mark.parametrize(

@@ -58,6 +58,10 @@ TABLE = {
         "init_optimizer: the module is not ready; call init_params first."),
     "no init_optimizer": (
         lambda: bound().update(), TrainerError, "update: the module is not ready; call init_optimizer first."),
+    "an update alone": (
+        lambda: ready().update(), TrainerError,
+        "update: no backward has run since the last update; call forward_backward first, or leave update out. Only a "
+        "module with loss_scale=None updates without a backward, with the gradients that are there."),
     "an optimizer of 3": (
         lambda: bound().init_optimizer(optimizer=3), TrainerError,
         "init_optimizer: optimizer is 3; expected a name or an mx.optimizer.Optimizer."),

@@ -302,3 +302,16 @@ def test_casts_written_by_hand_have_masters_and_a_dynamic_scale():
     assert module.loss_scale.value * 2**module.skipped_steps == 2.0**16
     taken = (batches() * 3)[module.skipped_steps :]
     close(found, values(train(ready(policy="float32", options={"learning_rate": 0.1}), taken)))
+
+
+def test_an_update_without_a_backward_is_left_out_or_has_no_loss_scale_as_the_error_says():
+    """The gate of a layer with stochastic depth is closed in some steps: mx.mod.Module then uses what is there."""
+    with pytest.raises(TrainerError, match="leave update out. Only a module with loss_scale=None updates without"):
+        ready().update()
+    module, expected = ready(policy="float32", loss_scale=None), plain()
+    for each in (module, expected):
+        each.forward_backward(batches()[0])
+        each.update()
+        each.update()
+    args, theirs = module.get_params()[0], expected.get_params()[0]
+    assert all(np.array_equal(args[name].asnumpy(), theirs[name].asnumpy()) for name in args)

@@ -337,3 +337,70 @@ def _unseen_reads(graph: Graph) -> Iterator[Tuple[Key, Copy]]:
         fused = {port: graph.nodes[port[0]].op for port in readers if graph.nodes[port[0]].op in FUSED}
         if key in heads or len(fused) > 1:
             yield from ((port, (key[0], "copy")) for port, op in fused.items() if key in heads or op == _SUM)
+
+
+@dataclass(frozen=True)
+class OrderFusedSums(Pass):
+    """Lets a sum read the output of a convolution first, so that fusing the two keeps the order of arguments.
+
+    An example is f(y) + convolution(x), as in a residual unit with Squeeze-and-Excitation. The backend MKLDNN puts the
+    sum into the convolution, whose arguments then come first. ``hybridize(backend="MKLDNN")`` gives shapes by position
+    to each property of the backend, in the order that held before the first one (MXOptimizeForBackend in
+    src/c_api/c_api_symbolic.cc at tag 1.9.1): "Shape inconsistent" at the first call. ``Symbol.optimize_for`` without
+    arrays gives no shapes, and runs. A sum is the same in either order. To be removed when MXNet orders them anew.
+    """
+
+    name: ClassVar[str] = "order-fused-sums"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph with sums turned round."""
+
+        def visit(_: GraphBuilder, position: int, node: Node) -> Node:
+            convolved = [_is_convolved(graph, entry) for entry in graph.nodes[position].inputs]
+            return node._replace(inputs=node.inputs[::-1]) if node.op == _SUM and convolved == [False, True] else node
+
+        return rewritten(graph, visit)
+
+
+def _is_convolved(graph: Graph, entry: Entry) -> bool:
+    """Return whether a tensor is the output of a convolution, or of a BatchNorm behind one."""
+    node = graph.nodes[entry.node]
+    source = graph.nodes[node.inputs[0].node] if node.op == "BatchNorm" else node
+    return source.op == "Convolution"
+
+
+@dataclass(frozen=True)
+class GuardSlices(Pass):
+    """Takes channels by ``slice_axis`` in the place of ``slice``.
+
+    An example is slice(clip(convolution), begin=(None, 12), end=(None, 24)). oneDNN's slice takes a part of an array in
+    the layout that it has, in blocks of 8 or 16 channels, and cannot cut a block: "could not construct a sub-memory"
+    (MKLDNNSliceFwd in src/operator/nn/mkldnn/mkldnn_slice.cc at tag 1.9.1). Layers that the backend MKLDNN fuses have
+    such layouts where the same operators by themselves do not. ``slice_axis`` reads the default layout. To be removed
+    when MXNet's slice does so too.
+    """
+
+    name: ClassVar[str] = "guard-slices"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph without slices of channels."""
+        return rewritten(graph, _slice_channels, self.run)
+
+
+def _slice_channels(builder: GraphBuilder, _: int, node: Node) -> Node:
+    """Return the form of a node that slices channels, axis 1, by ``slice_axis``."""
+    if node.op != "slice":
+        return node
+    begin, end = (value_of(dict(node.attrs), key) for key in ("begin", "end"))
+    steps = value_of(dict(node.attrs), "step") or ()
+    if not (isinstance(begin, tuple) and isinstance(end, tuple)) or len(begin) != len(end) or len(begin) < 2:
+        return node
+    if (begin[1] is None and end[1] is None) or any(step not in (None, 1) for step in steps):
+        return node
+    channels = {"axis": "1", "begin": str(begin[1] or 0), "end": str(end[1])}
+    attrs = {key: value for key, value in node.attrs if key not in ("begin", "end", "step")}
+    begin, end = ((*each[:1], None, *each[2:]) for each in (begin, end))
+    if not any(each is not None for each in (*begin, *end)):
+        return node._replace(op="slice_axis", attrs=make_attrs({**attrs, **channels}))
+    entry = beside(builder, node, "slice_axis", "channels", node.inputs[0], **channels)
+    return node._replace(inputs=(entry,)).with_attrs({"begin": str(begin), "end": str(end)})
