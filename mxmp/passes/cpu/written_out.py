@@ -154,8 +154,8 @@ def _layer_norm(call: _Call) -> Optional[Node]:
     """Write LayerNorm of the last axis as dense layers with weights of ones.
 
     1024 x 256: 1.0 / 13 -> 2.0 / 5.1, 1024 x 768: 3.3 / 44 -> 7.9 / 21, 4096 x 512: 8 / 123 -> 22 / 56; on two threads
-    1024 x 512: 1.3 / 16 -> 4.0 / 10. Measured without the distance to the first element. Difference 2e-6. To be removed when MXNet's backward pass
-    (src/operator/nn/layer_norm-inl.h) sums rows without an index for each element.
+    1024 x 512: 1.3 / 16 -> 4.0 / 10. These were without the distance to the first element. Difference 2e-6. To be
+    removed when MXNet's backward pass (src/operator/nn/layer_norm-inl.h) sums rows without an index for each element.
     """
     shape, axis = call.shapes[0], call.number("axis", -1)
     if axis not in (-1, len(shape) - 1) or value_of(dict(call.node.attrs), "output_mean_var"):
