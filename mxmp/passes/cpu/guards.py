@@ -268,7 +268,8 @@ class GuardTransposed(Pass):
             return graph
 
         def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
-            if not is_transposed(node) or (node.name, 0) not in self.entries:
+            one_each = node.get("num_filter") == (node.get("num_group") or "1")
+            if not is_transposed(node) or one_each or (node.name, 0) not in self.entries:
                 return node
             if len(_axes(node, "kernel")) < 3 and set(_axes(node, "dilate")) <= {1}:
                 return _transposed(builder, node)
@@ -293,6 +294,7 @@ def _axes(node: Node, key: str) -> Tuple[int, ...]:
 
 def _transposed(builder: GraphBuilder, node: Node) -> Node:
     add, (data, weight, *bias) = partial(beside, builder, node), node.inputs
+    weight = add("SwapAxis", "default_layout", weight, dim1="0", dim2="0")  # which inference may have changed
     attrs = {**dict(node.attrs), "no_bias": "True"}
     own = builder.insert(node.op, f"{node.name}_data", data, add("BlockGrad", "constant", weight), **attrs)
     groups = int(node.get("num_group") or 1)
