@@ -104,8 +104,11 @@ def plan(
             machine.
 
     Raises:
-        LaunchError: If a number or an address is none, or this machine has no such address.
+        LaunchError: If the command is a text, a number or an address is none, or this machine has no such address.
     """
+    for name, value in (("command", command), ("hosts", hosts)):
+        if isinstance(value, (str, bytes)):
+            raise LaunchError(f"{name} is the text {value!r}; give a list, as {shlex.split(os.fsdecode(value))}.")
     if workers < 1 or servers < 1:
         raise LaunchError(f"a job of {workers} workers and {servers} servers cannot run; give at least 1 of each.")
     for host in hosts:

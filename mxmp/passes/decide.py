@@ -17,6 +17,7 @@ from ..rules import ALLOW, CLEAR, DENY, INFER, RULES, Call, Rule, RuleSet
 from ..rules.conditions import SHAPE_CONDITIONS, clamped_scalars, unsafe_scalar, value_of
 from .attributes import PRECISION_ATTR
 from .control_flow import Body, bodies_of, carried
+from .cpu.written_out import is_shaped, shape_choice
 from .exact_values import ExactValues
 from .facts import CAST_OPS, Facts
 from .reasons import Reason
@@ -170,14 +171,14 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
 
 
 def depends_on_shapes(graph: Graph, dtype: str, rules: RuleSet = RULES) -> bool:
-    """Return whether the verdicts on a graph may change with the shapes of its inputs."""
-    return bool(shape_dependent(graph, dtype, rules)) or any(
+    """Return whether the verdicts on a graph, or the operators that run it, may change with shapes of its inputs."""
+    return bool(shape_dependent(graph, dtype, rules) or _written_by_shape(graph, dtype)) or any(
         depends_on_shapes(body, dtype, rules) for node in graph.nodes for body in node.subgraphs
     )
 
 
 def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES) -> Tuple[Any, ...]:
-    """Return a key of the decisions that depend on shapes: where it is equal, so are the verdicts on a graph.
+    """Return a key of the decisions that depend on shapes: where it is equal, one converted graph runs both.
 
     Gluon converts a net once per outcome, not once per shape of its inputs. The graph is one without casts of mxmp; of
     the facts, those on bodies included, only shapes are looked at.
@@ -187,6 +188,8 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
         node = graph.nodes[position]
         call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
         found.append((rule.forbids(call) is None, rules.stand_in(rule, call)))
+    for node in _written_by_shape(graph, dtype):
+        found.append(shape_choice(node, tuple(facts.shape(entry) for entry in node.inputs)))
     keys = ((position, number) for position, node in enumerate(graph.nodes) for number in range(len(node.subgraphs)))
     inner = ((graph.nodes[key[0]].subgraphs[key[1]], facts.bodies[key]) for key in keys if key in facts.bodies)
     return (*found, *(shape_outcome(body, dtype, body_facts, rules) for body, body_facts in inner))
@@ -201,6 +204,11 @@ def shape_dependent(graph: Graph, dtype: str, rules: RuleSet = RULES) -> List[Tu
 
     found = ((position, rules.find(node.op, dict(node.attrs))) for position, node in enumerate(graph.nodes))
     return [(position, rule) for position, rule in found if rule is not None and depends(rule)]
+
+
+def _written_by_shape(graph: Graph, dtype: str) -> List[Node]:
+    """Return the operators that `WriteOut` writes by their shapes in a bfloat16 network."""
+    return [node for node in graph.nodes if is_shaped(node)] if dtype == dtypes.BFLOAT16 else []
 
 
 VARIABLE = Verdict(KEEP, "variable")

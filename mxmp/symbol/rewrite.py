@@ -29,7 +29,7 @@ from ..passes import (
 )
 from ..passes.attributes import MARK_ATTR, without_blocks
 from ..passes.control_flow import bodies_of
-from ..passes.cpu.guards import is_prelu
+from ..passes.cpu.guards import GuardTransposed, is_prelu, is_transposed
 from ..passes.cpu.pad import pad_channels
 from ..passes.cpu.written_out import WriteOut
 from ..passes.decide import depends_on_shapes, shape_outcome
@@ -134,8 +134,8 @@ class Converted:
 
     @property
     def guards_training(self) -> bool:
-        """Whether the graph that trains has guards that the one for inference lacks, on any device."""
-        return any(node.op == "_cond" or is_prelu(node) for node in self.graph.operators())
+        """Whether the graph that trains has guards that the one for inference lacks, on some device."""
+        return any(node.op == "_cond" or is_prelu(node) or is_transposed(node) for node in self.graph.operators())
 
 
 def convert_graph(
@@ -251,6 +251,8 @@ def emulated(
     layouts = Layouts()
     speed: Tuple[Pass, ...] = ()
     running = Emulate(facts, native=rounds_natively(facts))(unique).graph
+    if trains and not has_float16(facts):  # which is computed in float64
+        running = GuardTransposed(float32_entries(unique, facts)).run(running)
     if has_low:
         layouts = Layouts(bfloat16_entries(unique, facts), read_processor().kind)
         wide = {} if watched else float32_entries(unique, facts)

@@ -98,6 +98,10 @@ TABLE = {
         lambda: alone(lambda: module("O0", "dist_sync")), TrainerError,
         "kvstore 'dist_sync' needs DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_SERVER, DMLC_NUM_WORKER in "
         "the environment; start the script with `mxmp launch -n 2 python SCRIPT`."),
+    "a text for a command": (lambda: plan("python train.py", 1), LaunchError,
+        "command is the text 'python train.py'; give a list, as ['python', 'train.py']."),
+    "a text for hosts": (lambda: plan(["true"], 1, hosts="127.0.0.1"), LaunchError,
+        "hosts is the text '127.0.0.1'; give a list, as ['127.0.0.1']."),
     "no workers": (lambda: plan(["true"], 0), LaunchError,
         "a job of 0 workers and 1 servers cannot run; give at least 1 of each."),
     "no servers": (lambda: plan(["true"], 1, servers=0), LaunchError,

@@ -129,6 +129,131 @@ def test_norms_of_values_far_from_zero_are_exact(name, groups, spread):
     np.testing.assert_allclose(output, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("value", [1000.1, 1e6 + 0.3])
+@pytest.mark.parametrize("name", ["LayerNorm", "LayerNorm, by its axis", "InstanceNorm", "GroupNorm"])
+def test_norms_of_rows_of_one_value_give_zero(name, value):
+    _, symbol, shapes = WRITTEN[name]
+    shapes = {"x": (4, 8, 768), "gamma": (768,), "beta": (768,)} if "Layer" in name else shapes
+    values = {**values_of(shapes), "x": np.full(shapes["x"], value), "beta": np.zeros(shapes["beta"])}
+    (output, *_), gradients = step(written_out(symbol, shapes), values, head_grads=[values_of(shapes, 1)["x"]])
+    assert not output.any() and not gradients["gamma"].any()
+
+
+@pytest.mark.parametrize("spread", [0.01, 1])
+def test_layer_norm_of_values_far_from_zero_is_exact(spread):
+    shapes = {"x": (64, 768), "gamma": (768,), "beta": (768,)}
+    rng = np.random.RandomState(0)
+    data, head, gamma = (1000 + spread * rng.randn(64, 768)).astype("float32"), rng.randn(64, 768), rng.rand(768)
+    rows = data.astype("float64")
+    scale = np.sqrt(rows.var(-1, keepdims=True) + 1e-5)
+    standard, by = (rows - rows.mean(-1, keepdims=True)) / scale, head * gamma
+    into = by - by.mean(-1, keepdims=True) - standard * (by * standard).mean(-1, keepdims=True)
+    symbol, values = mx.sym.LayerNorm(X, GAMMA, BETA), {"x": data, "gamma": gamma, "beta": np.zeros(768)}
+    (output, *_), gradients = step(written_out(symbol, shapes), values, head_grads=[head])
+    np.testing.assert_allclose(output, standard * gamma, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(gradients["x"], into / scale, rtol=0, atol=1e-5 * np.abs(into / scale).max())
+    np.testing.assert_allclose(gradients["gamma"], (head * standard).sum(0), rtol=0, atol=1e-3)
+
+
+# A network of two inputs, and what it is called with: first, then later.
+SHAPES_OF_CALLS = {
+    "the other is the scale": [((4, 16, 16, 16), (4, 16, 1, 1)), ((4, 16, 1, 1), (4, 16, 16, 16))],
+    "scales of pixels": [((4, 16, 16, 16), (4, 16, 1, 1)), ((4, 16, 16, 16), (4, 1, 16, 16))],
+    "none is broadcast": [((4, 16, 16, 16), (4, 16, 1, 1)), ((4, 16, 16, 16), (4, 16, 16, 16))],
+    "one image": [((4, 16, 16, 16), (4, 16, 1, 1)), ((1, 16, 16, 16), (4, 16, 1, 1))],
+    "scales of images": [((4, 16, 1, 1), (4, 16, 16, 16)), ((4, 1, 1, 1), (4, 16, 16, 16))],
+    "shared scales": [((4, 16, 16, 16), (4, 16, 1, 1)), ((6, 16, 8, 8), (1, 16, 1, 1))],
+}
+
+
+class Scaled(nn.HybridBlock):
+    """A product of two inputs behind a layer of low precision, or in front of it."""
+
+    def __init__(self, product):
+        super().__init__(prefix="scaled_")
+        self.product = product
+        with self.name_scope():
+            self.conv = nn.Conv2D(16, 1, in_channels=16)
+
+    def hybrid_forward(self, F, x, y, z):
+        return self.product(F, x, y), self.conv(z)
+
+
+def calls_of(product, calls, policy):
+    """Return outputs, and gradients of the inputs, of calls of one net."""
+    mx.random.seed(0)
+    net, found = Scaled(product), []
+    net.initialize()
+    net = convert(net, policy)
+    for number, shapes in enumerate(calls):
+        rng = np.random.RandomState(number)
+        x, y, z = (mx.nd.array(rng.randn(*shape)) for shape in (*shapes, (4, 16, 8, 8)))
+        for array in (x, y):
+            array.attach_grad()
+        with autograd.record():
+            output, _ = net(x, y, z)
+        output.backward(mx.nd.array(rng.randn(*output.shape)))
+        found.append([array.asnumpy() for array in (output, x.grad, y.grad)])
+    return found
+
+
+@pytest.mark.parametrize("calls", SHAPES_OF_CALLS.values(), ids=SHAPES_OF_CALLS)
+def test_a_product_may_be_broadcast_otherwise_by_a_later_call(calls, run):
+    calls = [*calls, calls[0]]
+    found, expected = (calls_of(lambda F, x, y: F.broadcast_mul(x, y), calls, p) for p in ("mixed_bfloat16", "float32"))
+    assert "broadcast_mul" not in {node.op for node in run[0].operators()}
+    for one, other in zip(sum(expected, []), sum(found, [])):
+        np.testing.assert_allclose(other, one, rtol=0, atol=2e-5 * np.abs(one).max())
+
+
+def test_the_axis_of_a_layer_norm_may_not_be_the_last_of_a_later_call(run):
+    calls = [((256, 96), (96,)), ((8, 96, 96), (96,)), ((256, 96), (96,))]
+
+    def norm(F, x, y):
+        return F.LayerNorm(x, y, F.zeros_like(y), axis=1)
+
+    found, expected = (calls_of(norm, calls, policy) for policy in ("mixed_bfloat16", "float32"))
+    assert "LayerNorm" not in {node.op for node in run[0].operators()}
+    for one, other in zip(sum(expected, []), sum(found, [])):
+        np.testing.assert_allclose(other, one, rtol=0, atol=2e-5 * np.abs(one).max())
+
+
+@pytest.mark.xfail(strict=True, reason="kernels")
+def test_a_clip_that_is_written_out_passes_nan_on():
+    (output, *_), _ = step(written_out(mx.sym.clip(X, 0, 6), IMAGES), {"x": np.full(IMAGES["x"], np.nan)}, wrt=())
+    assert np.isnan(output).all()
+
+
+@pytest.mark.xfail(strict=True, reason="kernels")
+def test_a_clip_that_is_written_out_gives_no_nan_for_an_infinite_gradient():
+    values = {"x": np.linspace(-9, 9, 4 * 16**3).reshape(IMAGES["x"])}
+    symbol, heads = mx.sym.clip(X, 0, 6), [np.full(IMAGES["x"], np.inf)]
+    _, expected = step(symbol, values, head_grads=heads)
+    _, found = step(written_out(symbol, IMAGES), values, head_grads=heads)
+    np.testing.assert_array_equal(found["x"], expected["x"])
+
+
+def clipped(policy, value, gradient):
+    """Return the output and the gradient of a net's clip, of an input of one value and an incoming gradient of one."""
+    net = Scaled(lambda F, x, y: F.clip(x, 0, 6))
+    net.initialize()
+    net, x = convert(net, policy), mx.nd.full(IMAGES["x"], value)
+    x.attach_grad()
+    with autograd.record():
+        output, _ = net(x, x, x)
+    output.backward(mx.nd.full(IMAGES["x"], gradient))
+    return output.asnumpy(), x.grad.asnumpy()
+
+
+@pytest.mark.bfloat16
+@pytest.mark.xfail(strict=True, reason="kernels")
+@pytest.mark.parametrize("value, gradient", [(np.nan, 1), (-1, np.inf), (9, np.inf)])
+def test_a_clip_in_bfloat16_gives_what_it_gives_in_float32(value, gradient):
+    expected = clipped("float32", value, gradient)
+    for one, other in zip(expected, clipped("mixed_bfloat16,op:clip=bfloat16", value, gradient)):
+        np.testing.assert_array_equal(other, one)
+
+
 @pytest.mark.parametrize("symbol, shapes", LEFT.values(), ids=LEFT)
 def test_the_rest_stays(symbol, shapes):
     assert operators(written_out(symbol, shapes)) == operators(symbol)

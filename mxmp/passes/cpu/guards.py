@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import (
     AbstractSet,
@@ -26,7 +26,8 @@ from ...rules.conditions import value_of
 from ..attributes import device_attrs
 from ..base import Copy, MakeCopy, Pass, beside, rewritten, with_copies
 from ..control_flow import bodies_of
-from ..facts import Named, declared_dtype
+from ..emulate import trainable_deconvolution
+from ..facts import Named, Shape, declared_dtype
 
 _Guard = Callable[[GraphBuilder, Node], Node]
 
@@ -241,6 +242,80 @@ def _ediff1d(builder: GraphBuilder, node: Node) -> Node:
 
 def _identity(_: GraphBuilder, node: Node) -> Node:
     return Node("_copy", node.name, make_attrs(device_attrs(node)), node.inputs)
+
+
+@dataclass(frozen=True)
+class GuardTransposed(Pass):
+    """Takes the gradient of a transposed convolution's weight from one with a single filter, which MXNet can add up.
+
+    On a CPU _backward_Deconvolution describes the memory of the weight's gradient before it has any, unless each group
+    has one filter (IOLogicalSwapMKLDNNMem in src/operator/nn/mkldnn/mkldnn_deconvolution-inl.h). The process ends where
+    that gradient is no array of the user's: where a net is called twice in a recording, as in a CycleGAN, or two
+    operators read the weight. As the depth of a kernel filters are axes of one filter. So the operator here reads a
+    constant weight, and what is added to it is zero, with the gradient of the weight: the other minus itself. Its data
+    are constant, since the gradient of these fails in turn. One that is dilated or has three axes is computed in
+    float64, as under emulation. To be removed when MXNet's gradient has memory first.
+
+    ``entries`` are the float32 entries of the graph, as ``float32_entries`` finds them; bodies stay as they are.
+    """
+
+    name: ClassVar[str] = "guard-transposed"
+    entries: Mapping[Named, Optional[Shape]] = field(default_factory=dict)
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph with weights whose gradients may be added up."""
+        if not any(map(is_transposed, graph.operators())):
+            return graph
+
+        def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
+            one_each = node.get("num_filter") == (node.get("num_group") or "1")
+            if not is_transposed(node) or one_each or (node.name, 0) not in self.entries:
+                return node
+            if len(_axes(node, "kernel")) < 3 and set(_axes(node, "dilate")) <= {1}:
+                return _transposed(builder, node)
+            weight = graph.nodes[graph.nodes[position].inputs[1].node].name, graph.nodes[position].inputs[1].index
+            wide = trainable_deconvolution(builder, node, self.entries.get(weight))
+            attrs = make_attrs({"dtype": dtypes.FLOAT32, **device_attrs(node)})
+            wide = wide._replace(name=builder.unique(f"{node.name}_float64"), control_deps=())
+            return Node("Cast", node.name, attrs, (Entry(builder.add(wide)),))
+
+        return rewritten(graph, visit)
+
+
+def is_transposed(node: Node) -> bool:
+    """Return whether a node is a transposed convolution."""
+    return node.op == "Deconvolution"
+
+
+def _axes(node: Node, key: str) -> Tuple[int, ...]:
+    value = value_of(dict(node.attrs), key)
+    return (value,) if isinstance(value, int) else tuple(value or ())
+
+
+def _transposed(builder: GraphBuilder, node: Node) -> Node:
+    add, (data, weight, *bias) = partial(beside, builder, node), node.inputs
+    weight = add("SwapAxis", "default_layout", weight, dim1="0", dim2="0")  # which inference may have changed
+    attrs = {**dict(node.attrs), "no_bias": "True"}
+    own = builder.insert(node.op, f"{node.name}_data", data, add("BlockGrad", "constant", weight), **attrs)
+    groups = int(node.get("num_group") or 1)
+    filters = int(node.get("num_filter") or 0)
+    depth = filters // groups
+    first = {"kernel": depth, "stride": 1, "pad": 0, "adj": 0, "target_shape": depth}
+    sizes = {key: _axes(node, key) for key in first}
+    deep = {key: str((first[key], *value)) for key, value in sizes.items() if value}
+    images = add("expand_dims", "images", add("BlockGrad", "constant_data", data), axis="2")
+    kernel = add("expand_dims", "kernel", weight, axis="1")
+    deep.update(num_filter=str(groups), num_group=str(groups), no_bias="True")
+    volumes = builder.insert(node.op, f"{node.name}_weight", images, kernel, **deep, **dict(device_attrs(node)))
+    like = add("Reshape", "filters", volumes, shape="(0, -3, -2)")
+    nothing = add("elemwise_sub", "nothing", like, add("BlockGrad", "constant_like", like))
+    attrs_of_sum = make_attrs(device_attrs(node))
+    if not bias:
+        return Node("elemwise_add", node.name, attrs_of_sum, (own, nothing))
+    shape = (1, filters, *(1 for _ in sizes["kernel"]))
+    column = add("Reshape", "bias", *bias, shape=str(shape))
+    total = add("elemwise_add", "product", own, nothing)
+    return Node("broadcast_add", node.name, attrs_of_sum, (total, column))
 
 
 @dataclass(frozen=True)

@@ -96,11 +96,11 @@ def _broadcast_mul(call: _Call) -> Optional[Node]:
     MXNet sums the gradient of what is broadcast with an index for each element
     (src/operator/tensor/broadcast_reduce-inl.h). To be removed when it does not.
     """
-    data, scale = (0, 1) if call.shapes[1][2:] == (1, 1) else (1, 0)
-    shape, inputs = call.shapes[data], call.node.inputs
-    if len(shape) != 4 or shape[0] == 1 or call.shapes[scale] != (*shape[:2], 1, 1):
+    data = _scaled(*call.shapes)
+    if data is None:
         return None
-    if shape == call.shapes[scale]:  # for larger images either of them may be broadcast
+    scale, shape, inputs = 1 - data, call.shapes[data], call.node.inputs
+    if shape[0] == 1 or call.shapes[scale] != (*shape[:2], 1, 1) or shape == call.shapes[scale]:
         return None
     rows, ones = _rows(call, inputs[data])
     zeros = call.add("zeros_like", "zeros", _first(call, rows, 1))
@@ -109,6 +109,14 @@ def _broadcast_mul(call: _Call) -> Optional[Node]:
     scales = call.add("dot", "scales", call.column("column", shared), ones)
     factors = (rows, scales) if data == 0 else (scales, rows)  # variables keep their order
     return call.become("reshape_like", call.add("elemwise_mul", "scaled", *factors), inputs[data])
+
+
+def _scaled(*shapes: Shape) -> Optional[int]:
+    """Return which of two tensors are images whose channels the other scales, of each image or of all; else None."""
+    for data, (shape, scale) in enumerate((shapes, shapes[::-1])):
+        if len(shape) == 4 and scale in ((*shape[:2], 1, 1), (1, shape[1], 1, 1)):
+            return data
+    return None
 
 
 def _rows(call: _Call, data: Entry) -> Tuple[Entry, Entry]:
@@ -131,8 +139,13 @@ def _standardized(call: _Call, rows: Entry, epsilon: float, mean: _Product, spre
 
     ``mean`` gives the means of rows as a column, ``spread`` a matrix of a column. The gradients of products are
     products, where those of means and broadcasts are slow.
+
+    What is summed is the distance to the first element, so that equal values give 0, and values of 100 +- 1 results
+    with an error of 1e-6, where MXNet's InstanceNorm has one of 2e-4 and its GroupNorm one of 8e-6. No gradient is
+    lost: standardized values do not change with what is subtracted from a row.
     """
-    centered = call.add("elemwise_sub", "centered", rows, spread("means", mean("mean", rows)))
+    near = call.add("elemwise_sub", "near", rows, spread("firsts", _first(call, rows, -1)))
+    centered = call.add("elemwise_sub", "centered", near, spread("means", mean("mean", near)))
     variance = mean("variance", call.add("square", "squares", centered))
     return centered, call.add("rsqrt", "inverse", call.add("_plus_scalar", "safe", variance, scalar=repr(epsilon)))
 
@@ -141,8 +154,8 @@ def _layer_norm(call: _Call) -> Optional[Node]:
     """Write LayerNorm of the last axis as dense layers with weights of ones.
 
     1024 x 256: 1.0 / 13 -> 2.0 / 5.1, 1024 x 768: 3.3 / 44 -> 7.9 / 21, 4096 x 512: 8 / 123 -> 22 / 56; on two threads
-    1024 x 512: 1.3 / 16 -> 4.0 / 10. Difference 2e-6. To be removed when MXNet's backward pass
-    (src/operator/nn/layer_norm-inl.h) sums rows without an index for each element.
+    1024 x 512: 1.3 / 16 -> 4.0 / 10. These were without the distance to the first element. Difference 2e-6. To be
+    removed when MXNet's backward pass (src/operator/nn/layer_norm-inl.h) sums rows without an index for each element.
     """
     shape, axis = call.shapes[0], call.number("axis", -1)
     if axis not in (-1, len(shape) - 1) or value_of(dict(call.node.attrs), "output_mean_var"):
@@ -184,11 +197,7 @@ def _group_norm(call: _Call) -> Optional[Node]:
 
 
 def _norm(call: _Call, data: Entry, channels: int, epsilon: float) -> Node:
-    """Return what standardizes each of so many channels of each image of data, and scales and shifts it.
-
-    What is summed is the distance to the first element, so that equal values give 0, and values of 100 +- 1 results
-    with an error of 1e-6, where MXNet's InstanceNorm has one of 2e-4 and its GroupNorm one of 8e-6.
-    """
+    """Return what standardizes each of so many channels of each image of data, and scales and shifts it."""
     like, gamma, beta = call.node.inputs
     rows, ones = _rows(call, data)
     mean_of = call.column("mean_of", call.add("softmax", "equal", call.add("zeros_like", "zeros", ones)))
@@ -199,9 +208,7 @@ def _norm(call: _Call, data: Entry, channels: int, epsilon: float) -> Node:
     def spread(word: str, column: Entry) -> Entry:
         return call.add("dot", word, column, ones)
 
-    # No gradient is lost: standardized values do not change with what is subtracted from a row.
-    near = call.add("elemwise_sub", "near", rows, spread("firsts", _first(call, rows, 1)))
-    centered, inverse = _standardized(call, near, epsilon, mean, spread)
+    centered, inverse = _standardized(call, rows, epsilon, mean, spread)
     images = call.add("Reshape", "images", inverse, shape=(-1, channels))
     scales = call.column("scale", call.add("broadcast_mul", "gamma", images, gamma))
     shifts = call.column("shift", call.add("broadcast_add", "beta", call.add("zeros_like", "none", images), beta))
@@ -244,12 +251,27 @@ _WRITE: Dict[str, Callable[[_Call], Optional[Node]]] = {
 }
 
 
+def is_shaped(node: Node) -> bool:
+    """Return whether an operator is written out by shapes that another call of the network may not have."""
+    if node.op == "LayerNorm":
+        return (value_of(dict(node.attrs), "axis") or 0) > 0  # which is the last one of some tensors only
+    return node.op == "broadcast_mul"
+
+
+def shape_choice(node: Node, shapes: Tuple[Optional[Shape], ...]) -> Any:
+    """Return the choice that shapes make for such an operator: what is written out holds for all with the same."""
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
+        return None
+    return len(known[0]) if node.op == "LayerNorm" else _scaled(*known)
+
+
 @dataclass(frozen=True)
 class WriteOut(Pass):
     """Writes out the operators above, but for those in bodies, of unknown shapes, or with few elements.
 
-    Shapes decide once, those of the first training call: the result holds for others too. ``entries`` are the float32
-    entries of the graph, as `float32_entries` finds them.
+    Shapes decide once, those of the first training call: the result holds for others with the same `shape_choice`.
+    ``entries`` are the float32 entries of the graph, as `float32_entries` finds them.
     """
 
     name: ClassVar[str] = "write-out"
