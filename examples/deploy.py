@@ -71,6 +71,8 @@ if "float16" not in dtype or mx.context.num_gpus():
     plain.hybridize(backend="MKLDNN", static_alloc=True, static_shape=True)  # all three, to be fused as when frozen
     score("plain MXNet", plain)
 
+if "bfloat16" in mxmp.gluon.report(frozen).policy:  # which MXNet's exporter to ONNX does not know
+    mxmp.gluon.export(mxmp.gluon.freeze(net, "float32"), "deployed")
 symbol, arg_params, aux_params = mx.model.load_checkpoint("deployed", 0)
 mxmp.onnx.export_model(symbol, arg_params, aux_params, "deployed.onnx", shape)
 try:

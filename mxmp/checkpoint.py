@@ -14,12 +14,13 @@ import os
 import re
 import struct
 from glob import escape, glob
-from typing import Any, BinaryIO, List, NoReturn, Optional, Sequence, Tuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, BinaryIO, List, NoReturn, Optional, Sequence, Tuple
 
 from .errors import CheckpointError
 from .files import require_file, require_folder
+
+if TYPE_CHECKING:  # imported where indices are read: commands that refuse their arguments do without numpy
+    import numpy as np
 
 _EPOCH = re.compile(r"-(\d{4}|[1-9]\d{4,})\.params")
 
@@ -167,6 +168,8 @@ class _Walk:
         return self._shape()
 
     def _indices(self, shape: Sequence[int]) -> np.ndarray[Any, Any]:
+        import numpy as np
+
         data = self._stream.read(self._bytes(shape, 8))
         return np.frombuffer(data, "<i8").reshape(shape)
 
@@ -208,7 +211,7 @@ class _Walk:
 
 def are_rows(shape: Sequence[int], stored: Sequence[int], rows: np.ndarray[Any, Any]) -> bool:
     """Return whether values of the shape ``stored`` are rows of a row_sparse array, each in its place, in order."""
-    if not shape or rows.ndim != 1 or rows.dtype != np.int64 or tuple(stored) != (len(rows), *shape[1:]):
+    if not shape or rows.ndim != 1 or str(rows.dtype) != "int64" or tuple(stored) != (len(rows), *shape[1:]):
         return False
     return bool((rows[1:] > rows[:-1]).all() and ((rows >= 0) & (rows < shape[0])).all())
 

@@ -541,7 +541,7 @@ def test_the_report_names_the_blocks_that_no_conversion_reaches():
     )
     assert note in " ".join(str(report(net)).split())
     assert not report(net.head).notes
-    assert not report(convert(make(), "O1")).notes
+    assert "No conversion" not in str(report(convert(make(), "O1")))
     assert not report(convert(net, "O0")).notes
 
 

@@ -296,7 +296,7 @@ def _transposed(builder: GraphBuilder, node: Node) -> Node:
     add, (data, weight, *bias) = partial(beside, builder, node), node.inputs
     weight = add("SwapAxis", "default_layout", weight, dim1="0", dim2="0")  # which inference may have changed
     attrs = {**dict(node.attrs), "no_bias": "True"}
-    own = builder.insert(node.op, f"{node.name}_data", data, add("BlockGrad", "constant", weight), **attrs)
+    own = builder.insert(node.op, f"{node.name}_by_data", data, add("BlockGrad", "constant", weight), **attrs)
     groups = int(node.get("num_group") or 1)
     filters = int(node.get("num_filter") or 0)
     depth = filters // groups
