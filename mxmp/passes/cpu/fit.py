@@ -22,7 +22,7 @@ from ...rules.conditions import value_of
 from ..attributes import device_attrs
 from ..base import rewritten
 from ..facts import CAST_OPS, Facts, Shape
-from .kernels import CHANNELS, Channels
+from .kernels import CHANNELS, NEVER, Channels
 
 _CARRY = frozenset({"Activation", "LeakyReLU", "clip", "relu", "_copy", "BlockGrad", "Dropout", "Pooling", *CAST_OPS})
 """Operators that give each channel by itself, and finite values for zeros."""
@@ -145,7 +145,8 @@ class _Plan:
     facts: Facts
     want: Channels
     forms: Dict[Key, _Form] = field(default_factory=dict)
-    reads: List[Tuple[int, _Form]] = field(default_factory=list)  # layers that read weights, with the form of the data
+    # Layers that read weights: position, form of the data, and from how many channels on these are to be a multiple.
+    reads: List[Tuple[int, _Form, int]] = field(default_factory=list)
     depthwise: List[Tuple[int, _Form]] = field(default_factory=list)
     cuts: Dict[int, _Form] = field(default_factory=dict)  # outputs that are cut, by position
 
@@ -165,7 +166,7 @@ class _Plan:
         elif node.op == "FullyConnected" and self._params(node) is not None and forms[0] is not None:
             flat = self._flattened(node.inputs[0], forms[0], value_of(dict(node.attrs), "flatten") is not False)
             if flat is not None:
-                self.reads.append((position, flat))
+                self.reads.append((position, flat, NEVER))
             else:
                 _fix(forms)
         elif node.op in _CARRY and forms and forms[0] is not None and _keeps_zeros_finite(node):
@@ -202,11 +203,7 @@ class _Plan:
             return
         is_pointwise = set(_sizes(node)) == {1}
         if form is not None:
-            self.reads.append((position, form))
-            start = self.want.pointwise if is_pointwise else self.want.windows
-            if form.channels >= start and form.channels % self.want.read:
-                for group in form.groups():
-                    group.multiple = max(group.multiple, self.want.read)
+            self.reads.append((position, form, self.want.pointwise if is_pointwise else self.want.windows))
         is_low = self.facts.dtype(Entry(position)) == dtypes.BFLOAT16
         if is_low and math.prod(shape[2:]) > 1:
             made = _Group(filters, position)
@@ -235,8 +232,19 @@ class _Plan:
     def _params(self, node: Node) -> Optional[List[str]]:
         return params_of(self.graph, self.readers, self.heads, node)
 
+    def _widen(self, form: _Form) -> bool:
+        """Let the data of a layer have a multiple of channels; return whether that changed a group."""
+        groups = [group for group in form.groups() if not group.is_fixed and group.multiple < self.want.read]
+        if not len(form.indices()) % self.want.read:
+            return False
+        for group in groups:
+            group.multiple = self.want.read
+        return bool(groups)
+
     def fit(self) -> Fit:
         """Return the network with the channels that the forms want."""
+        while any([self._widen(form) for _, form, start in self.reads if form.channels >= start]):
+            pass  # what one layer wants may be a part of what another reads
         attrs: Dict[int, Dict[str, Optional[str]]] = {}
         params: List[Taken] = []
         layers: List[str] = []
@@ -253,7 +261,7 @@ class _Plan:
             if len(indices) > form.channels:
                 params += [Taken(name, 0, tuple(indices)) for name in self._params(self.graph.nodes[position]) or ()]
                 attrs[position] = dict.fromkeys(("num_filter", "num_group"), str(len(indices)))
-        for position, form in self.reads:
+        for position, form, _ in self.reads:
             indices = form.indices()
             if len(indices) > form.channels:
                 weight = (self._params(self.graph.nodes[position]) or [""])[0]
