@@ -36,6 +36,8 @@ from .inference import from_graph
 from .params import Change, converted_alike, low_dtypes, require_matches, store, total_bytes, widened
 from .rewrite import convert_graph
 
+_NONE: Tuple[str, ...] = ()
+
 
 @dataclass(frozen=True)
 class ConvertedModel:
@@ -213,7 +215,7 @@ def convert_models(
     if check:
         require_matches(policy, symbols)
     stored, changes = store(policy, symbols, args)
-    converted, layers = [each.symbol for each in symbols], ()
+    converted, layers = [each.symbol for each in symbols], _NONE
     if for_inference and policy.compute_dtype == BFLOAT16:
         (whole,), kind = symbols, read_processor().kind
         graph, merged = merge_windows(whole.graph, kind)

@@ -205,14 +205,15 @@ def write_norms_of(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict
     after = in_written_order(write_norms(graph, tuple(written), channels))
     symbol = from_graph(after, model.symbol)
     names = frozenset(symbol.list_inputs())
-    rows = [Row(norm.name, "BatchNorm", FOLDED, "into a depthwise convolution and the weights behind it", ()) for norm in written]
+    why = "into a depthwise convolution and the weights behind it"
+    rows = [Row(norm.name, "BatchNorm", FOLDED, why, ()) for norm in written]
     removed = model.removed._replace(rows=(*model.removed.rows, *rows))
     kept = {name: value for name, value in {**args, **made}.items() if name in names}
     return model._replace(symbol=symbol, removed=removed), kept, {n: v for n, v in aux.items() if n in names}
 
 
 def merge_params(merged: Sequence[Merged], args: Arrays) -> Dict[str, Any]:
-    """Return a model's arguments with those of merged convolutions (`mxmp.passes.cpu.merge`) in place of the old ones."""
+    """Return a model's arguments with those of merged convolutions in place of the old ones (`passes.cpu.merge`)."""
     found = dict(args)
     for name, sources in merged:
         values = [_values(args[source]) for source in sources]

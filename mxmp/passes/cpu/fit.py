@@ -335,7 +335,7 @@ def _sizes(node: Node) -> Tuple[int, ...]:
 
 
 def _keeps_zeros_finite(node: Node) -> bool:
-    """Return whether an operator of `_CARRY` gives something finite for channels of zeros, and has no state for them."""
+    """Return whether an operator of `_CARRY` gives something finite for zeros, and has no parameter for channels."""
     if node.op == "LeakyReLU":  # prelu has a parameter for each channel
         return node.get("act_type") not in ("prelu", "rrelu")
     return node.op != "Pooling" or node.get("pool_type") in (None, "max", "avg", "sum")

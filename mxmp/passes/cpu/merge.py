@@ -1,8 +1,8 @@
-"""Convolutions of 1 x 1 and 3 x 3 that read one tensor and are concatenated, as one of 3 x 3, where only inference runs.
+"""Convolutions of 1 x 1 and 3 x 3 that read one tensor and are concatenated, as one of 3 x 3, where a network infers.
 
 The 1 x 1 kernel stands in the middle of the window, with zeros around it. With AMX the one convolution is faster than
-the two and the Concat: SqueezeNet 1.1 in batches of 8 takes 15.0 ms, and 12.4 so (Intel Xeon, 2 threads). All bits are the
-same for finite data. A value that is not finite spreads to its neighbours, because 0 * inf is NaN.
+the two and the Concat: SqueezeNet 1.1 in batches of 8 takes 15.0 ms, and 12.4 so (Intel Xeon, 2 threads). All bits are
+the same for finite data. A value that is not finite spreads to its neighbours, because 0 * inf is NaN.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _is_same(graph: Graph, positions: List[int]) -> bool:
         int(node.get("num_group") or 1) == 1 and node.get("layout") in (None, "None", "NCHW") for node in nodes
     )
     fits = all(window in (((1, 1), (0, 0)), ((3, 3), (1, 1))) for window in windows)
-    steps = {(value_of(dict(node.attrs), "stride") or (1, 1), value_of(dict(node.attrs), "dilate") or (1, 1)) for node in nodes}
+    steps = {tuple(value_of(dict(node.attrs), key) or (1, 1) for key in ("stride", "dilate")) for node in nodes}
     shared = len(set(positions)) == len(positions) > 1 and len({node.inputs[0] for node in nodes}) == 1
     return is_plain and fits and shared and len(steps) == 1 and all(dilate == (1, 1) for _, dilate in steps)
 
