@@ -18,7 +18,7 @@ from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...graph.core import make_attrs
 from ...processors import Kind
-from ...rules.conditions import value_of
+from ...rules.conditions import flag_of, sizes_of, value_of
 from ..attributes import device_attrs
 from ..base import rewritten
 from ..facts import CAST_OPS, Facts, Shape
@@ -164,7 +164,7 @@ class _Plan:
         if node.op == "Convolution" and _is_plain(node) and self._params(node) is not None and shape is not None:
             self._convolution(position, node, forms[0], shape)
         elif node.op == "FullyConnected" and self._params(node) is not None and forms[0] is not None:
-            flat = self._flattened(node.inputs[0], forms[0], value_of(dict(node.attrs), "flatten") is not False)
+            flat = self._flattened(node.inputs[0], forms[0], flag_of(dict(node.attrs), "flatten", True))
             if flat is not None:
                 self.reads.append((position, flat, NEVER))
             else:
@@ -201,7 +201,7 @@ class _Plan:
             for group in form.groups():
                 group.multiple = max(group.multiple, self.want.depthwise if group.channels % self.want.depthwise else 1)
             return
-        is_pointwise = set(_sizes(node)) == {1}
+        is_pointwise = set(sizes_of(dict(node.attrs), "kernel")) == {1}
         if form is not None:
             self.reads.append((position, form, self.want.pointwise if is_pointwise else self.want.windows))
         is_low = self.facts.dtype(Entry(position)) == dtypes.BFLOAT16
@@ -326,12 +326,7 @@ def _fix(forms: Sequence[Optional[_Form]]) -> None:
 
 
 def _is_plain(node: Node) -> bool:
-    return node.get("layout") in (None, "None", "NCHW") and len(_sizes(node)) == 2
-
-
-def _sizes(node: Node) -> Tuple[int, ...]:
-    kernel = value_of(dict(node.attrs), "kernel")
-    return (kernel,) if isinstance(kernel, int) else tuple(kernel or ())
+    return node.get("layout") in (None, "None", "NCHW") and len(sizes_of(dict(node.attrs), "kernel")) == 2
 
 
 def _keeps_zeros_finite(node: Node) -> bool:

@@ -11,7 +11,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple, Union
 
 from ...graph import Entry, Graph, GraphBuilder, Node, in_written_order
 from ...processors import AMX, Kind
-from ...rules.conditions import value_of
+from ...rules.conditions import sizes_of, value_of
 from ..base import rewritten
 from .fit import params_of
 
@@ -85,7 +85,7 @@ def _is_same(graph: Graph, positions: List[int]) -> bool:
         int(node.get("num_group") or 1) == 1 and node.get("layout") in (None, "None", "NCHW") for node in nodes
     )
     fits = all(window in (((1, 1), (0, 0)), ((3, 3), (1, 1))) for window in windows)
-    steps = {tuple(value_of(dict(node.attrs), key) or (1, 1) for key in ("stride", "dilate")) for node in nodes}
+    steps = {tuple(sizes_of(dict(node.attrs), key) or (1, 1) for key in ("stride", "dilate")) for node in nodes}
     shared = len(set(positions)) == len(positions) > 1 and len({node.inputs[0] for node in nodes}) == 1
     return is_plain and fits and shared and len(steps) == 1 and all(dilate == (1, 1) for _, dilate in steps)
 
@@ -93,5 +93,5 @@ def _is_same(graph: Graph, positions: List[int]) -> bool:
 def _window(node: Node) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
     """Return the kernel and the padding of a convolution."""
     attrs = dict(node.attrs)
-    kernel = tuple(value_of(attrs, "kernel") or ())
-    return kernel, tuple(value_of(attrs, "pad") or (0,) * len(kernel))
+    kernel = sizes_of(attrs, "kernel")
+    return kernel, sizes_of(attrs, "pad") or (0,) * len(kernel)

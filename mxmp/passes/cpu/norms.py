@@ -15,7 +15,7 @@ from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from ...graph import Entry, Graph, GraphBuilder, Node
 from ...graph.core import VARIABLE, make_attrs
-from ...rules.conditions import value_of
+from ...rules.conditions import flag_of, sizes_of, value_of
 from ..attributes import device_attrs
 from ..base import rewritten
 
@@ -64,8 +64,8 @@ def find_norms(graph: Graph, params: FrozenSet[str]) -> Tuple[Norm, ...]:
 
     def weight_of(position: int) -> Optional[str]:
         node = graph.nodes[position]
-        kernel = value_of(dict(node.attrs), "kernel")
-        is_plain = node.op == "Convolution" and int(node.get("num_group") or 1) == 1 and len(kernel or ()) == 2
+        kernel = sizes_of(dict(node.attrs), "kernel")
+        is_plain = node.op == "Convolution" and int(node.get("num_group") or 1) == 1 and len(kernel) == 2
         if not is_plain or node.get("layout") not in (None, "None", "NCHW"):
             return None
         weight = graph.nodes[node.inputs[1].node]
@@ -85,7 +85,7 @@ def find_norms(graph: Graph, params: FrozenSet[str]) -> Tuple[Norm, ...]:
         if others or not weights or None in weights or not set(names) <= params or not is_along_channels:
             continue
         gamma, beta, mean, var = names
-        is_fixed, eps = value_of(attrs, "fix_gamma") is not False, value_of(attrs, "eps")
+        is_fixed, eps = flag_of(attrs, "fix_gamma", True), value_of(attrs, "eps")
         found.append(
             Norm(position, node.name, None if is_fixed else gamma, beta, mean, var, 1e-3 if eps is None else float(eps),
                  tuple(filter(None, weights)))
