@@ -13,7 +13,7 @@ from typing import ClassVar, Dict, FrozenSet, List, NamedTuple, Optional, Set, T
 
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..graph.core import VARIABLE, make_attrs
-from ..rules.conditions import value_of
+from ..rules.conditions import flag_of, sizes_of, value_of
 from .attributes import device_attrs
 from .base import Pass, rewritten
 from .facts import Facts
@@ -196,7 +196,7 @@ class _Finder:
         if layer.op not in LAYERS or not self._is_alone(data, position) or not self._is_along_channels(norm, data):
             return None
         port, no_bias = LAYERS[layer.op]
-        has_bias = not _flag(layer, "no_bias", no_bias)
+        has_bias = not flag_of(dict(layer.attrs), "no_bias", no_bias)
         variables = [self.graph.nodes[e.node] for e in (*layer.inputs[port : port + 1 + has_bias], *norm.inputs[1:])]
         if len(variables) != 5 + has_bias or not all(n.is_variable and n.name in self.params for n in variables):
             return None
@@ -205,7 +205,7 @@ class _Finder:
         return Sources(
             weight,
             bias[0] if bias else None,
-            None if _flag(norm, "fix_gamma", True) else gamma,
+            None if flag_of(dict(norm.attrs), "fix_gamma", True) else gamma,
             beta,
             mean,
             var,
@@ -229,9 +229,9 @@ class _Finder:
         axis = 1 if axis is None else axis
         if layer.op == "FullyConnected":
             shape = self.facts.shape(data)
-            rank = 2 if _flag(layer, "flatten", True) else len(shape) if shape else 0
+            rank = 2 if flag_of(dict(layer.attrs), "flatten", True) else len(shape) if shape else 0
             return axis == -1 or (rank > 0 and axis == rank - 1)
-        rank = 2 + len(_sizes(layer))
+        rank = 2 + len(sizes_of(dict(layer.attrs), "kernel"))
         channels = rank - 1 if _is_channels_last(layer) else 1
         return axis in (channels, channels - rank)
 
@@ -262,16 +262,6 @@ class _Finder:
         readers = self.consumers[key]
         wanted = {self.sources.get(node) for node, _ in readers}
         return key not in self.heads and len(wanted) == 1 and None not in wanted and {p for _, p in readers} == {port}
-
-
-def _flag(node: Node, key: str, default: bool) -> bool:
-    value = value_of(dict(node.attrs), key)
-    return default if value is None else bool(value)
-
-
-def _sizes(layer: Node) -> Tuple[int, ...]:
-    kernel = value_of(dict(layer.attrs), "kernel")
-    return (kernel,) if isinstance(kernel, int) else tuple(kernel or ())
 
 
 def _is_channels_last(layer: Node) -> bool:

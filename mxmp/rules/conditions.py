@@ -22,6 +22,8 @@ from typing import Dict, FrozenSet, Mapping, Optional, Sequence, Tuple
 
 from .. import dtypes
 from .core import Call, Condition, known_shape
+from .core import flag_of as flag_of
+from .core import sizes_of as sizes_of
 from .core import value_of as value_of
 
 MAX_REDUCTION = 1024
@@ -220,7 +222,7 @@ def short_slopes(call: Call) -> Optional[str]:
 def short_bias(call: Call) -> Optional[str]:
     """Forbid a Convolution_v1 whose bias has a gradient that sums too many terms in a thread."""
     shape, stride = known_shape(call, 0), value_of(call.attrs, "stride")
-    if shape is None or value_of(call.attrs, "no_bias"):
+    if shape is None or flag_of(call.attrs, "no_bias", False):
         return None
     strides = stride if isinstance(stride, (tuple, list)) and all(stride) else (1,) * len(shape[2:])
     terms = shape[0] * math.prod(math.ceil(size / step) for size, step in zip(shape[2:], strides))
@@ -254,11 +256,11 @@ def taps_on_data(call: Call) -> Optional[str]:
     held: of 2,346 random convolutions, run with memory full of NaN, 261 had some in the weight's gradient, and
     all of those had such a tap.
     """
-    shape, kernel = known_shape(call, 0), value_of(call.attrs, "kernel")
-    if call.dtype != dtypes.BFLOAT16 or shape is None or not isinstance(kernel, tuple):
+    shape, kernel = known_shape(call, 0), sizes_of(call.attrs, "kernel")
+    if call.dtype != dtypes.BFLOAT16 or shape is None:
         return None
     defaults = {"stride": (1,) * 3, "dilate": (1,) * 3, "pad": (0,) * 3}
-    stride, dilate, pad = (value_of(call.attrs, key) or default for key, default in defaults.items())
+    stride, dilate, pad = (sizes_of(call.attrs, key) or default for key, default in defaults.items())
     for size, taps, step, spread, margin in zip(shape[2:], kernel, stride, dilate, pad):
         ends = range(-margin, size + margin - spread * (taps - 1), step)  # where tap 0 lies, output by output
         if any(not any(0 <= end + spread * tap < size for end in ends) for tap in range(taps)):

@@ -42,7 +42,7 @@ _LONG = re.compile(r"(?<=\d)L\b")  # of Python 2's sizes, "(2L, 2L)", which MXNe
 
 
 def value_of(attrs: Mapping[str, str], key: str) -> Any:
-    """Return an attribute's Python value (number, tuple, bool, None), or its text."""
+    """Return an attribute's Python value (number, tuple, bool, None), or its text; a list is a tuple."""
     text = attrs.get(key)
     return None if text is None else _parsed(text)
 
@@ -51,9 +51,22 @@ def value_of(attrs: Mapping[str, str], key: str) -> Any:
 def _parsed(text: str) -> Any:
     """Return the value of a text; cached, because networks repeat the same few."""
     try:
-        return ast.literal_eval(_LONG.sub("", text) if "L" in text else text)
+        value = ast.literal_eval(_LONG.sub("", text) if "L" in text else text)
     except (ValueError, SyntaxError):
-        return _WORDS.get(text, text)
+        return _WORDS.get(text.lower(), text)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def flag_of(attrs: Mapping[str, str], key: str, default: bool) -> bool:
+    """Return a boolean attribute, in each spelling that MXNet takes: True, true, 1; ``default`` if it is not given."""
+    value = value_of(attrs, key)
+    return default if value is None else bool(value)
+
+
+def sizes_of(attrs: Mapping[str, str], key: str) -> Tuple[int, ...]:
+    """Return an attribute with a size for each axis, such as a kernel: (3, 3), [3, 3] or 3; () if it is not given."""
+    value = value_of(attrs, key)
+    return value if isinstance(value, tuple) else () if value is None else (value,)
 
 
 @dataclass(frozen=True)

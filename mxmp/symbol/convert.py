@@ -7,14 +7,19 @@ calls `convert_checkpoint`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ..checkpoint import check_out_prefix, checkpoint_files
 from ..devices.auto import parse_policy
+from ..devices.processor import read_processor
+from ..dtypes import BFLOAT16
 from ..errors import ConvertError
 from ..passes.attributes import marked_blocks
+from ..passes.cpu.fit import find_fit
+from ..passes.cpu.merge import merge_windows
 from ..policy import Policy, PolicyChanges
+from ..processors import AMX
 from ..report import Decisions, Report
 from .arguments import (
     Model,
@@ -27,13 +32,15 @@ from .arguments import (
     require_kernels,
 )
 from .checkpoint import load_checkpoint, naming_files, save_checkpoint
-from .for_inference import fold_model
-from .inference import to_graph
+from .for_inference import fit_params, fold_model, merge_params, write_norms_of
+from .inference import from_graph, to_graph
 from .params import Change, converted_alike, low_dtypes, require_matches, store, total_bytes, widened
 from .rewrite import convert_graph
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_NONE: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,8 @@ class ConvertedModel:
         param_bytes: Bytes of all parameters, (before, after).
         widened: The low precision dtype that float32 parameters were stored in before, by name; their
             values stay rounded to it.
+        padded: Names of the layers that have more channels, of zeros, because a kind of processor has fast kernels for
+            that number.
     """
 
     symbol: Any
@@ -62,6 +71,7 @@ class ConvertedModel:
     out_of_range: Tuple[str, ...]
     param_bytes: Tuple[int, int]
     widened: Dict[str, str]
+    padded: Tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Any]:
         """Unpack as MXNet's own functions return a model."""
@@ -70,7 +80,11 @@ class ConvertedModel:
     @property
     def report(self) -> Report:
         """The precision of each operator, and why."""
-        return self.decisions.report
+        report = self.decisions.report
+        if not self.padded:
+            return report
+        note = f"{len(self.padded)} layers have channels of zeros, as '{self.padded[0]}', because that is faster here"
+        return replace(report, notes=(*report.notes, f"{note}: the parameters of this model are larger."))
 
     def __repr__(self) -> str:
         """Return what it is, without the values of the parameters."""
@@ -201,16 +215,30 @@ def convert_models(
     marked = {pattern for model in models if blocks for pattern in marked_blocks(to_graph(model.symbol))}
     if for_inference:
         model, args, aux = fold_model(models[0], args, aux)
+        if policy.compute_dtype == BFLOAT16 and read_processor().kind == AMX:
+            model, args, aux = write_norms_of(model, args, aux)
         models = [model]
     symbols, out_of_range = converted_alike(models, args, aux, policy)
     if check:
         require_matches(policy, symbols, blocks, marked)
     stored, changes = store(policy, symbols, args)
+    converted, layers = [each.symbol for each in symbols], _NONE
+    if for_inference and policy.compute_dtype == BFLOAT16:
+        (whole,), kind = symbols, read_processor().kind
+        graph, merged = merge_windows(whole.graph, kind)
+        if merged:
+            stored = merge_params(merged, stored)
+            whole = whole.with_graph(graph, shapes={each.name: stored[each.name].shape for each in merged})
+        fit = find_fit(whole.graph, whole.facts, kind)
+        stored, layers = fit_params(fit, stored), fit.layers
+        converted = [from_graph(fit.graph, whole.symbol) if layers else whole.symbol]
     low = low_dtypes(stored)
     wide = {name: dtype for name, dtype in low_dtypes(arg_params).items() if name in stored and name not in low}
     sizes = bytes_before, total_bytes(stored) + total_bytes(aux)
-    rest = changes, tuple(sorted(out_of_range)), sizes, wide
-    return [ConvertedModel(each.symbol, stored, aux, each.decisions, *rest) for each in symbols]
+    rest = changes, tuple(sorted(out_of_range)), sizes, wide, layers
+    return [
+        ConvertedModel(symbol, stored, aux, each.decisions, *rest) for symbol, each in zip(converted, symbols)
+    ]
 
 
 def _contexts(*params: Mapping[str, Any]) -> Iterator[Any]:

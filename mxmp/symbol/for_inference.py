@@ -8,7 +8,7 @@ that the weight has: what a float32 network gets are the float32 values nearest 
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -18,8 +18,12 @@ from ..arrays import settle
 from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
 from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums, GuardSlices, OrderFusedSums, Sequential
+from ..passes.cpu.fit import Fit
+from ..passes.cpu.merge import Merged
+from ..passes.cpu.norms import Norm, find_norms, write_norms
 from ..passes.fold import Fold, Sources, activation_of, find_dropouts, find_folds
 from ..report import DROPPED, FOLDED, Removed, Row
+from ..rules.conditions import VECTOR
 from .arguments import Model, blaming_params
 from .inference import Dtypes, Shapes, from_graph, infer_network, to_graph
 from .params import round_to
@@ -169,6 +173,67 @@ def _array(values: np.ndarray[Any, Any], like: Any) -> Any:
     if dtypes.canonical(like.dtype) == dtypes.BFLOAT16:
         array = round_to(array, dtypes.BFLOAT16)
     return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
+
+
+def write_norms_of(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict[str, Any], Dict[str, Any]]:
+    """Return a prepared model with BatchNorm and relu as depthwise convolutions (`mxmp.passes.cpu.norms`).
+
+    A BatchNorm stays where its factors leave bfloat16's range, or its channels fill no vectors.
+    """
+    graph, params = to_graph(model.symbol), {**args, **aux}
+    made: Dict[str, Any] = {}
+    written: List[Norm] = []
+    channels: Dict[str, int] = {}
+    for norm in find_norms(graph, frozenset(params)):
+        beta, mean, var = (_values(params[name]).astype(np.float64) for name in (norm.beta, norm.mean, norm.var))
+        gamma = 1.0 if norm.gamma is None else _values(params[norm.gamma]).astype(np.float64)
+        with np.errstate(all="ignore"):
+            factor = gamma / np.sqrt(var + norm.eps)
+            size = np.where(factor == 0, 1.0, np.abs(factor))
+            shift = (beta - mean * factor) / size
+        limit = dtypes.limits(dtypes.BFLOAT16).max
+        is_float32 = all(dtypes.canonical(params[name].dtype) == dtypes.FLOAT32 for name in norm.weights)
+        if len(beta) % VECTOR or not is_float32 or not all(np.abs(each).max() <= limit for each in (factor, shift)):
+            continue
+        written.append(norm)
+        channels[norm.name] = len(beta)
+        like = params[norm.beta]
+        made[norm.sign] = _array(np.sign(factor).reshape(-1, 1, 1, 1).astype(np.float32), like)
+        made[norm.shift] = _array(shift.astype(np.float32), like)
+        for name in norm.weights:
+            made[name] = _array((_values(params[name]) * size[:, None, None]).astype(np.float32), params[name])
+    if not written:
+        return model, dict(args), dict(aux)
+    after = in_written_order(write_norms(graph, tuple(written), channels))
+    symbol = from_graph(after, model.symbol)
+    names = frozenset(symbol.list_inputs())
+    why = "into a depthwise convolution and the weights behind it"
+    rows = [Row(norm.name, "BatchNorm", FOLDED, why, ()) for norm in written]
+    removed = model.removed._replace(rows=(*model.removed.rows, *rows))
+    kept = {name: value for name, value in {**args, **made}.items() if name in names}
+    return model._replace(symbol=symbol, removed=removed), kept, {n: v for n, v in aux.items() if n in names}
+
+
+def merge_params(merged: Sequence[Merged], args: Arrays) -> Dict[str, Any]:
+    """Return a model's arguments with those of merged convolutions in place of the old ones (`passes.cpu.merge`)."""
+    found = dict(args)
+    for name, sources in merged:
+        values = [_values(args[source]) for source in sources]
+        wide = [np.pad(each, [(0, 0)] * 2 + [(1, 1)] * 2) if each.shape[2:] == (1, 1) else each for each in values]
+        found[name] = _array(np.concatenate(wide), args[name])
+    gone = {source for _, sources in merged for source in sources} - {each.name for each in merged}
+    return {name: value for name, value in found.items() if name not in gone}
+
+
+def fit_params(fit: Fit, args: Arrays) -> Dict[str, Any]:
+    """Return a model's arguments with the channels of zeros that its graph has (`mxmp.passes.cpu.fit`)."""
+    fitted = dict(args)
+    for name, axis, indices in fit.params:
+        like, kept = fitted[name], np.array(indices)
+        taken = np.take(_values(like), np.maximum(kept, 0), axis)
+        np.moveaxis(taken, axis, 0)[kept < 0] = 0
+        fitted[name] = _array(taken, like)
+    return fitted
 
 
 def fold_model(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict[str, Any], Dict[str, Any]]:

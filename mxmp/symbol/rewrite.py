@@ -29,6 +29,7 @@ from ..passes import (
 )
 from ..passes.attributes import MARK_ATTR, without_blocks
 from ..passes.control_flow import bodies_of
+from ..passes.cpu.depthwise import GroupDepthwise
 from ..passes.cpu.guards import GuardTransposed, is_prelu, is_transposed
 from ..passes.cpu.pad import pad_channels
 from ..passes.cpu.written_out import WriteOut
@@ -258,6 +259,7 @@ def emulated(
         wide = {} if watched else float32_entries(unique, facts)
         if not watched:
             running, layouts = pad_channels(running, layouts, wide.keys(), fused)
+            running = GroupDepthwise(layouts, wide.keys())(running).graph if trains else running
         speed = (WidenSlowKernels(layouts, fused, wide.keys() if trains else frozenset()),)
         if trains:
             speed += (*([] if watched else [WriteOut(wide, layouts)]), SeparateLayouts(layouts))

@@ -11,7 +11,7 @@ from mxnet.gluon.model_zoo import vision
 
 from mxmp.dtypes import NUMPY_BFLOAT16
 from mxmp.gluon import Trainer, convert
-from mxmp.processors import AMD, AMX
+from mxmp.processors import AMD, AMX, EMULATED, INTEL, NO_BFLOAT16
 from mxmp.symbol import from_graph, to_graph
 from tests.passes.graphs import converted, step, without_rounding
 
@@ -121,10 +121,36 @@ def test_what_shares_a_weight_with_an_output_stays():
     assert widened(on_cpu(symbol, SMALL, "mixed_bfloat16,output=bfloat16")) == [False, False]
 
 
-@pytest.mark.parametrize("kind, most", [(AMD, 25), (AMX, 13)], ids=["without AMX", "AMX"])
-def test_with_amx_fewer_rows_earn_the_casts(kind, most, on_processor):
+@pytest.mark.parametrize(
+    "units, rows, expected",
+    [(1024, 16, True), (1024, 32, True), (1024, 64, False), (1024, 512, False),
+     (4096, 16, True), (4096, 64, True), (4096, 128, True), (4096, 256, False)],
+)  # fmt: skip
+def test_with_amx_dense_layers_are_those_that_were_faster(units, rows, expected, on_processor):
+    """As measured, float32 and bfloat16 with casts, on a Xeon: docs of `kernels.WEIGHTS`."""
+    on_processor(AMX)
+    assert widened(on_cpu(layer(mx.sym.relu(DATA), units), {"data": (rows, units)})) == [expected]
+
+
+@pytest.mark.parametrize(
+    "filters, channels, kernel, batch, expected",
+    [(512, 512, 3, 1, False), (512, 2048, 1, 1, True), (512, 2048, 1, 8, False), (512, 512, 3, 4, False)],
+)
+def test_with_amx_convolutions_count_pixels(filters, channels, kernel, batch, expected, on_processor):
+    on_processor(AMX)
+    symbol = mx.sym.Convolution(mx.sym.relu(DATA), num_filter=filters, kernel=(kernel,) * 2, pad=(kernel // 2,) * 2)
+    assert widened(on_cpu(symbol, {"data": (batch, channels, 7, 7)}), "Convolution") == [expected]
+
+
+@pytest.mark.parametrize("kind, rows", [(AMD, 25), (EMULATED, 25), (NO_BFLOAT16, 25)], ids=lambda value: str(value)[:20])
+def test_on_an_epyc_a_weight_earns_its_casts_from_some_rows_on(kind, rows, on_processor):
     on_processor(kind)
-    assert [widened(on_cpu(stack({}), {"data": (rows, 512)})) for rows in (most, most + 1)] == [[True], [False]]
+    assert [widened(on_cpu(stack({}), {"data": (each, 512)})) for each in (rows, rows + 1)] == [[True], [False]]
+
+
+def test_on_intel_without_amx_dense_layers_stay_float32(on_processor):
+    on_processor(INTEL)
+    assert widened(on_cpu(layer(mx.sym.relu(DATA), 512), {"data": (2048, 512)})) == [True]
 
 
 SMALL_NETWORKS = {"stack": (stack({}, {}), SMALL), "lstm": unrolled(3, 4), "tied": tied(4)}

@@ -159,7 +159,15 @@ def test_the_rest_stays(symbol, shape):
 def test_other_policies_and_amx_stay(on_processor):
     assert not padded(on_cpu(network(), SHAPE, "O1")) and not padded(on_cpu(network(), SHAPE, "float32"))
     on_processor(AMX)
-    assert not padded(on_cpu(network(), SHAPE))
+    assert not padded(on_cpu(network(), SHAPE)) and not padded(on_cpu(network(), SHAPE, fused=True))
+
+
+def test_with_amx_a_lone_channel_gets_another_before_a_window_that_infers(on_processor):
+    on_processor(AMX)
+    lone, shape = network(), (2, 1, 12, 12)
+    assert padded(on_cpu(lone, shape, fused=True)) and not padded(on_cpu(lone, shape, trains=True))
+    assert not padded(on_cpu(network(kernel=(7, 7), pad=(3, 3)), shape, fused=True))
+    require_same(lone, on_cpu(lone, shape, fused=True), shape)
 
 
 def test_each_of_two_layers_that_share_a_weight_has_its_own():

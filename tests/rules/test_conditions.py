@@ -21,7 +21,7 @@ def forbids(op, attrs, *shapes, dtype="float16"):
 @pytest.mark.parametrize(
     "text, value",
     [
-        *[("3", 3), ("-1e-05", -1e-5), ("(2, 3)", (2, 3)), ("[2,3]", [2, 3]), ("(2L, -10L)", (2, -10))],  # Python 2's L
+        *[("3", 3), ("-1e-05", -1e-5), ("(2, 3)", (2, 3)), ("[2,3]", (2, 3)), ("(2L, -10L)", (2, -10))],  # Python 2's L
         *[("None", None), ("True", True), ("false", False), *((text, text) for text in ("NLC", "relu", "-inf", ""))],
     ],
 )

@@ -22,7 +22,7 @@ from typing import (
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...graph.core import make_attrs
-from ...rules.conditions import value_of
+from ...rules.conditions import flag_of, sizes_of, value_of
 from ..attributes import device_attrs
 from ..base import Copy, MakeCopy, Pass, beside, rewritten, with_copies
 from ..control_flow import bodies_of
@@ -146,8 +146,8 @@ class GuardLayouts(Pass):
     def run(self, graph: Graph) -> Graph:
         """Return the graph with copies."""
         operators = graph.operators()
-        kernels = [value_of(dict(node.attrs), "kernel") for node in operators if node.op in _CHOOSE_LAYOUTS]
-        volumes = any(isinstance(kernel, tuple) and len(kernel) == 3 for kernel in kernels)
+        kernels = [sizes_of(dict(node.attrs), "kernel") for node in operators if node.op in _CHOOSE_LAYOUTS]
+        volumes = any(len(kernel) == 3 for kernel in kernels)
         forward = _FORWARD | _FORWARD_VOLUMES if volumes else _FORWARD
         reshapes = any(node.op in forward or node.op in _BACKWARD for node in operators)
         return _guarded(graph, forward) if kernels and reshapes else graph
@@ -219,7 +219,7 @@ def is_prelu(node: Node) -> bool:
 
 def _is_longer(node: Node, end: str) -> bool:
     """Return whether ediff1d puts something at an end."""
-    return node.get(f"to_{end}_arr_given") == "True" or node.get(f"to_{end}_scalar", "None") != "None"
+    return flag_of(dict(node.attrs), f"to_{end}_arr_given", False) or node.get(f"to_{end}_scalar", "None") != "None"
 
 
 def _prelu(builder: GraphBuilder, node: Node) -> Node:
@@ -288,8 +288,7 @@ def is_transposed(node: Node) -> bool:
 
 
 def _axes(node: Node, key: str) -> Tuple[int, ...]:
-    value = value_of(dict(node.attrs), key)
-    return (value,) if isinstance(value, int) else tuple(value or ())
+    return sizes_of(dict(node.attrs), key)
 
 
 def _transposed(builder: GraphBuilder, node: Node) -> Node:

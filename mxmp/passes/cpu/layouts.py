@@ -20,7 +20,7 @@ from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...processors import AMX, EMULATED, Kind
-from ...rules.conditions import value_of
+from ...rules.conditions import sizes_of
 from ..base import Copy, Pass, beside, with_copies
 from ..facts import Named, Shape, declared_dtype
 
@@ -142,7 +142,7 @@ class Layouts:
         if shape is None or len(shape) != 4 or node.get("layout") not in (None, "None", "NCHW"):
             return None
         groups, given = int(node.get("num_group") or 1), int(node.get("num_filter") or 0)
-        pointwise, dilated = value_of(attrs, "kernel") == (1, 1), value_of(attrs, "dilate") not in (None, (), (1, 1))
+        pointwise, dilated = sizes_of(attrs, "kernel") == (1, 1), sizes_of(attrs, "dilate") not in ((), (1, 1))
         return Convolution(shape[1] // groups, given // groups, groups, pointwise, dilated)
 
 

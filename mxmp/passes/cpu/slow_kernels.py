@@ -1,12 +1,9 @@
 """Operators that run in float32 on a CPU, between two casts, where bfloat16 takes longer.
 
 That is so of some kernels, and of layers with few rows for a large weight that is cast from float32 at each step. A
-layer's backward pass has two products as large as that of its forward pass, and casts the gradient of the weight. With
-the rates below a weight earns its casts from 29 rows on. They fit what was measured on an AMD EPYC of family 26
-(AVX512-BF16, no AMX), two threads: in float32 VGG-11's dense layers took 152 ms less of a step (batch 4, 495 ms; the
-rates give 128), AlexNet's 31 (batch 16, 204 ms; 31). With AMX, where no rate was measured, products count as if they
-took no time, and the other rates as the EPYC's, which makes it 15 rows: a guess on the side of bfloat16, since on a
-Xeon AlexNet (batch 4) trained at 0.2 to 0.6 of float32's speed with all weights cast.
+layer's backward pass has two products as large as that of its forward pass, and casts the gradient of the weight.
+`kernels.WEIGHTS` has the rates of each kind of processor: on an EPYC a weight earns its casts from 29 rows on, with AMX
+from 41 rows on, a weight of four million elements from 136 on.
 """
 
 from __future__ import annotations
@@ -17,12 +14,12 @@ from typing import AbstractSet, ClassVar, Dict, Set, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
-from ...processors import AMX, KINDS
 from ...rules import RULES
 from ...rules.conditions import VECTOR, value_of
 from ...rules.core import Call
 from ..base import Pass, beside, rewritten
 from ..facts import Named, cast_from
+from .kernels import WEIGHTS
 from .layouts import BATCH_NORM, DEFAULT, OWN, Layouts
 
 _FUSED = frozenset({BATCH_NORM, "clip", "abs"})
@@ -40,12 +37,7 @@ _BY_ELEMENT = frozenset(
 _DENSE = frozenset({"FullyConnected", "Convolution"})
 """Operators whose weight is their second input, with its output units on the first axis."""
 
-_FLOAT32_RATE, _BFLOAT16_RATE = 36e9, 72e9  # multiply-adds a second
-_BYTES_RATE = 10e9  # bytes a second
-_CAST = 2 * 6 / _BYTES_RATE  # seconds for an element that is cast, and for its gradient
-# Seconds that bfloat16 gains for a row and an element of a weight, by the kind of processor.
-_ROW = dict.fromkeys(KINDS, 3 / _FLOAT32_RATE - 3 / _BFLOAT16_RATE)
-_ROW[AMX] = 3 / _FLOAT32_RATE
+_CAST = 1.2e-9  # seconds for an element of data that is cast, and for its gradient: 12 bytes of 10 GB a second
 _LARGE = 2**16  # elements, whose casts take longer than calling operators
 
 
@@ -128,8 +120,12 @@ class WidenSlowKernels(Pass):
             layers = [layer for layer, _ in ports]
             outputs = [self._elements(graph, Entry(layer)) for layer in layers]
             inputs = [self._elements(graph, graph.nodes[layer].inputs[0]) for layer in layers]
-            weight, gain = math.prod(shape), sum(outputs) / shape[0] * _ROW[self.layouts.kind]
-            if weight >= _LARGE and all(outputs) and weight * (_CAST - gain) > _CAST * sum(outputs + inputs):
+            if math.prod(shape) < _LARGE or not all(outputs):
+                continue
+            rates, weight, rows = WEIGHTS[self.layouts.kind], math.prod(shape), sum(outputs) / shape[0]
+            fewest = 0 if len(shape) == 2 else rates.pointwise if math.prod(shape[2:]) == 1 else rates.windows
+            loses = weight * (rates.cast(weight) - rows * rates.gain) > _CAST * sum(outputs + inputs)
+            if rows < fewest or not fewest and loses:
                 found.update(layers)
         return found
 

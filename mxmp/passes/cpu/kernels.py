@@ -1,0 +1,132 @@
+"""Which bfloat16 kernels of oneDNN 2.4.4 are fast on which kind of processor: one table for each rewrite that asks.
+
+A kind without a row in a table is left as it is: nothing was measured there, or nothing gains.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, NamedTuple
+
+from ...processors import AMD, AMX, EMULATED, INTEL, NO_BFLOAT16, UNKNOWN, Kind
+
+NEVER = 2**31
+
+
+class Channels(NamedTuple):
+    """Numbers of channels for which convolutions have fast kernels.
+
+    Attributes:
+        read: Of this are the input channels a multiple.
+        windows: From so many input channels on, where the kernel is larger than one pixel.
+        pointwise: From so many, where it is one pixel.
+        given: Of this are the output channels a multiple.
+        gives_pointwise: Whether that holds for kernels of one pixel too.
+        depthwise: Of this are the channels of a depthwise convolution a multiple.
+        figure: Milliseconds of what gains most, without and with such numbers.
+        source: Where they were measured.
+    """
+
+    read: int
+    windows: int
+    pointwise: int
+    given: int
+    gives_pointwise: bool
+    depthwise: int
+    figure: str
+    source: str
+
+
+CHANNELS: Dict[Kind, Channels] = {
+    AMX: Channels(
+        read=32,
+        windows=32,
+        pointwise=16,
+        given=16,
+        gives_pointwise=True,
+        depthwise=1,
+        figure="3x3, 80 -> 192, 73 pixels: 51.4, as 96 7.2; 1x1, 144 -> 32, 56 pixels: 1.29, as 160 0.35; "
+        "3x3, 64 -> 24, 56 pixels: 6.1, as 32 0.5",
+        source="Intel Xeon with AMX, batch 8, 2 threads",
+    ),
+    AMD: Channels(
+        read=2,
+        windows=1,
+        pointwise=NEVER,
+        given=16,
+        gives_pointwise=False,
+        depthwise=16,
+        figure="3x3, 64 -> 24, 56 pixels: 4.15, as 32 0.86; 15 -> 64: 1.24, as 16 0.5; depthwise 3x3, 24: 1.23, "
+        "as 32 0.39",
+        source="AMD EPYC (AVX512-BF16), batch 8, 2 threads",
+    ),
+}
+"""The multiples to which frozen networks are padded, by kind of processor (`fit.find_fit`)."""
+
+
+class WeightRates(NamedTuple):
+    """How long a training step multiplies by a weight, and casts it, forward and backward.
+
+    Attributes:
+        gain: Seconds that bfloat16 saves for each element of the weight and each row of a dense layer.
+        small_cast: Seconds for each element of a weight of up to a million elements that is cast, with its gradient.
+        large_cast: Likewise for four million elements and more.
+        windows: From so many pixels of a batch on a convolution earns its casts, where its kernel is larger than one
+            pixel; 0: by the rates.
+        pointwise: Likewise where it is one pixel.
+        figure: What was measured.
+        source: Where.
+    """
+
+    gain: float
+    small_cast: float
+    large_cast: float
+    windows: int
+    pointwise: int
+    figure: str
+    source: str
+
+    def cast(self, elements: int) -> float:
+        """Return the seconds for each element of a weight that is cast."""
+        share = min(max((elements - _SMALL) / (_LARGE - _SMALL), 0.0), 1.0)
+        return self.small_cast + share * (self.large_cast - self.small_cast)
+
+
+_SMALL, _LARGE = 2**20, 2**22  # elements
+
+# A step has three products as large as that of the forward pass.
+_EPYC = WeightRates(
+    gain=3 / 36e9 - 3 / 72e9,
+    small_cast=1.2e-9,
+    large_cast=1.2e-9,
+    windows=0,
+    pointwise=0,
+    figure="without casts of dense weights VGG-11's step (batch 4, 495 ms) takes 152 ms less, by the rates 128; "
+    "AlexNet's (batch 16, 204 ms) 31, by the rates 31",
+    source="AMD EPYC of family 26 (AVX512-BF16), 2 threads",
+)
+WEIGHTS: Dict[Kind, WeightRates] = {
+    **dict.fromkeys((NO_BFLOAT16, EMULATED, UNKNOWN), _EPYC),
+    AMD: _EPYC,
+    INTEL: WeightRates(
+        gain=3 / 160e9 - 3 / 100e9,
+        small_cast=0.6e-9,
+        large_cast=2.0e-9,
+        windows=0,
+        pointwise=0,
+        figure="products run at 160 G multiply-adds a second in float32, at 100 G in bfloat16: no weight earns casts",
+        source="Intel Xeon with AMX off, 2 threads",
+    ),
+    AMX: WeightRates(
+        gain=3 / 145e9 - 3 / 500e9,
+        small_cast=0.6e-9,
+        large_cast=2.0e-9,
+        windows=49,
+        pointwise=60,
+        figure="dense layers, float32 and bfloat16 with casts, ms: 1024x1024 at 32 rows 1.26 and 1.37, at 64 1.93 and "
+        "1.63; 4096x4096 at 128 rows 52 and 56, at 256 87 and 65. 3x3, 512 -> 512, 49 pixels of a batch: 5.1 and 3.7; "
+        "1x1, 2048 -> 512, 49 pixels: 2.3 and 2.4, 392 pixels: 9.7 and 7.7",
+        source="Intel Xeon with AMX on, 2 threads",
+    ),
+}
+"""From how many rows on a weight in float32 earns its casts in a training step (`slow_kernels.WidenSlowKernels`). Where
+MXNet runs no bfloat16, or nothing was measured, the EPYC's rates stand, so that a graph is the same as there."""

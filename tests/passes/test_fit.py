@@ -1,0 +1,274 @@
+"""Networks that infer in bfloat16, with the channels, windows and norms that are fast; float32's values are the oracle."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mxmp.processors import AMD, AMX, KINDS
+from mxmp.symbol import convert_model, to_graph
+from tests.passes.graphs import without_rounding
+
+DATA = mx.sym.var("data")
+WEIGHT = mx.sym.var("w")
+BIG = (2, 64, 8, 8)
+
+
+def conv(data, channels, kernel=3, name=None, **attrs):
+    pad = (kernel // 2,) * 2
+    return mx.sym.Convolution(data, num_filter=channels, kernel=(kernel,) * 2, name=name, **{"pad": pad, **attrs})
+
+
+def relu(data):
+    return mx.sym.Activation(data, act_type="relu")
+
+
+def depthwise(data, channels):
+    return conv(data, channels, num_group=channels)
+
+
+def last(data):
+    """Return the dense layer behind a tensor, which may have any number of channels."""
+    return mx.sym.FullyConnected(data, num_hidden=10, name="last")
+
+
+def pooled(data, **attrs):
+    return mx.sym.Pooling(data, kernel=(2, 2), stride=(2, 2), **{"pool_type": "max", **attrs})
+
+
+def concat(*data):
+    return mx.sym.Concat(*data, dim=1)
+
+
+def sums(a, b):
+    return mx.sym.elemwise_add(a, b)
+
+
+def head(data, channels):
+    """Return a class head as SqueezeNet's."""
+    scores = relu(conv(data, channels, 1))
+    return mx.sym.Flatten(mx.sym.Pooling(scores, kernel=(8, 8), global_pool=True, pool_type="avg"))
+
+
+def params_of(symbol, shape, seed=0):
+    random = np.random.RandomState(seed)
+    args, _, states = symbol.infer_shape(data=shape)
+    arrays = {n: random.uniform(-0.5, 0.5, s).astype("float32") for n, s in zip(symbol.list_arguments(), args) if n != "data"}
+    arrays = {n: np.abs(v) + 0.5 if n.endswith("gamma") and seed == 0 else v for n, v in arrays.items()}
+    aux = {n: random.uniform(0.5, 1.5, s).astype("float32") for n, s in zip(symbol.list_auxiliary_states(), states)}
+    return tuple({name: mx.nd.array(value) for name, value in each.items()} for each in (arrays, aux))
+
+
+def run(symbol, args, aux, data):
+    """Return the outputs without MXNet's subgraph backend, which takes a relu into a layer that is an output too."""
+    given = {**args, **aux, "data": mx.nd.array(data)}
+    outputs = mx.nd.CachedOp(symbol)(*(given[name] for name in symbol.list_inputs()))
+    return [output.asnumpy() for output in (outputs if isinstance(outputs, list) else [outputs])]
+
+
+def infer(symbol, shape, policy="mixed_bfloat16"):
+    return convert_model(symbol, *params_of(symbol, shape), policy, {"data": shape}, for_inference=True)
+
+
+def channels(model):
+    return [int(node.get("num_filter")) for node in to_graph(model.symbol).nodes if node.op == "Convolution"]
+
+
+def require_same(symbol, model, shape, data=None):
+    """Compare what a model gives with its network in float32, by casts that round nothing."""
+    data = np.random.RandomState(1).uniform(-1, 1, shape) if data is None else data
+    expected = run(symbol, *params_of(symbol, shape), data)
+    found = run(without_rounding(model.symbol), model.arg_params, model.aux_params, data)
+    assert model.symbol.list_outputs() == symbol.list_outputs()
+    for one, other in zip(expected, found):
+        np.testing.assert_allclose(other, one, rtol=0, atol=2e-5 * np.nanmax(np.abs(one)), equal_nan=True)
+
+
+# Networks, and the channels that their convolutions have with AMX and on an EPYC.
+NETWORKS = {
+    "read by a window": (last(conv(relu(conv(DATA, 48)), 64)), [64, 64], [48, 64]),
+    "read by a window of few": (last(conv(relu(conv(DATA, 24)), 64)), [32, 64], [32, 64]),
+    "read by one pixel": (last(conv(relu(conv(DATA, 16)), 64, 1)), [32, 64], [16, 64]),
+    "read by one pixel, few channels": (last(conv(relu(conv(DATA, 8)), 64, 1)), [16, 64], [16, 64]),
+    "odd": (last(conv(relu(conv(DATA, 63)), 64)), [64, 64], [64, 64]),
+    "fitting": (last(conv(relu(conv(DATA, 64)), 96)), [64, 96], [64, 96]),
+    "read by a dense layer": (last(relu(conv(DATA, 20))), [32], [32]),
+    "one pixel, read by a dense layer": (last(relu(conv(DATA, 20, 1))), [32], [20]),
+    "pooling and clip": (last(conv(pooled(mx.sym.clip(conv(DATA, 40), 0, 6)), 64)), [64, 64], [48, 64]),
+    "depthwise": (last(conv(depthwise(relu(conv(DATA, 24, 1)), 24), 64, 1)), [32, 32, 64], [32, 32, 64]),
+    "concat": (last(conv(concat(relu(conv(DATA, 40)), DATA, relu(conv(DATA, 24))), 64)), [64, 32, 64], [48, 32, 64]),
+    "concat that fits": (last(conv(concat(relu(conv(DATA, 48)), relu(conv(DATA, 16, 5))), 64)), [48, 16, 64], [48, 16, 64]),
+    "sum": (last(conv(sums(conv(DATA, 40), relu(conv(DATA, 40))), 64)), [64, 64, 64], [48, 48, 64]),
+    "flattened by hand": (last(mx.sym.Flatten(relu(conv(DATA, 20)))), [32], [32]),
+    "without biases": (last(conv(relu(conv(DATA, 40, no_bias=True)), 64, no_bias=True)), [64, 64], [48, 64]),
+    "class head": (head(DATA, 100), [112], [100]),
+    "a window's class head": (mx.sym.Pooling(conv(DATA, 100), kernel=(8, 8), global_pool=True, pool_type="avg"), [112], [112]),
+}  # fmt: skip
+SHARED = conv(DATA, 20)
+STAYS = {
+    "an output": conv(DATA, 20),
+    "also an output": mx.sym.Group([last(relu(SHARED)), SHARED]),
+    "softmax": mx.sym.softmax(conv(DATA, 20), axis=1),
+    "a sum with data": last(sums(conv(DATA, 64), DATA)),
+    "a product": last(mx.sym.broadcast_mul(conv(DATA, 20), mx.sym.var("scale", shape=(1, 20, 1, 1)))),
+    "groups": last(conv(conv(DATA, 40), 40, num_group=4)),
+    "one pixel of an image": last(conv(mx.sym.Pooling(DATA, kernel=(8, 8), pool_type="avg"), 20, 1)),
+    "dense layers": last(mx.sym.FullyConnected(DATA, num_hidden=20)),
+    "prelu": last(mx.sym.LeakyReLU(conv(DATA, 20), mx.sym.var("slope"), act_type="prelu")),
+    "transposed": last(mx.sym.Deconvolution(conv(DATA, 20), kernel=(3, 3), num_filter=8)),
+    "a shared weight": last(concat(*(conv(data, 20, weight=WEIGHT, no_bias=True) for data in (DATA, DATA + 1)))),
+}
+
+
+@pytest.mark.parametrize("kind", [AMX, AMD], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("symbol, with_amx, with_amd", NETWORKS.values(), ids=NETWORKS)
+def test_layers_have_the_channels_that_are_fast_and_the_same_values(symbol, with_amx, with_amd, kind, on_processor):
+    on_processor(kind)
+    model = infer(symbol, BIG)
+    expected = with_amx if kind == AMX else with_amd
+    assert channels(model) == expected
+    assert bool(model.padded) == (expected != [int(n.get("num_filter")) for n in to_graph(symbol).nodes if n.op == "Convolution"])
+    require_same(symbol, model, BIG)
+
+
+@pytest.mark.parametrize("symbol", STAYS.values(), ids=STAYS)
+def test_what_cannot_carry_zeros_stays(symbol, on_processor):
+    on_processor(AMX)
+    model = infer(symbol, BIG)
+    assert not model.padded and channels(model) == [int(n.get("num_filter")) for n in to_graph(symbol).nodes if n.op == "Convolution"]
+    require_same(symbol, model, BIG)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "O1", "float32"])
+def test_only_bfloat16_on_a_kind_that_gains_is_padded(kind, policy, on_processor):
+    on_processor(kind)
+    padded = infer(NETWORKS["depthwise"][0], BIG, policy).padded
+    assert bool(padded) == (policy == "mixed_bfloat16" and kind in (AMX, AMD))
+
+
+def test_the_report_says_so_and_counts_the_bytes(on_processor):
+    on_processor(AMX)
+    model = infer(NETWORKS["read by a window"][0], BIG)
+    (note,) = model.report.notes
+    assert note.startswith("1 layers have channels of zeros, as 'convolution")
+    assert model.param_bytes[1] > model.param_bytes[0]
+
+
+def test_what_is_exported_is_final(on_processor, tmp_path):
+    on_processor(AMX)
+    symbol = NETWORKS["concat"][0]
+    model = infer(symbol, BIG)
+    for policy in ("float32", "mixed_bfloat16", "O2"):
+        again = convert_model(*model, policy, {"data": BIG}, for_inference=True)
+        assert channels(again) == channels(model) and not again.padded
+
+
+# ------------------------------------------------------------------ 1 x 1 and 3 x 3 as one
+
+
+def fire(data, left=64, right=64, act=True, **attrs):
+    outputs = [conv(data, left, 1), conv(data, right, 3, **attrs)]
+    return concat(*map(relu, outputs)) if act else concat(*outputs)
+
+
+MERGED = {
+    "relus": (last(fire(relu(conv(DATA, 32)))), [32, 128]),
+    "no relus": (last(fire(DATA, act=False)), [128]),
+    "three": (last(concat(relu(conv(DATA, 32, 1)), relu(conv(DATA, 64)), relu(conv(DATA, 32, 1)))), [128]),
+    "strides": (last(concat(*(conv(DATA, 64, kernel, stride=(2, 2)) for kernel in (3, 1)))), [128]),
+    "an output": (fire(DATA), [128]),
+    "one behind another": (last(fire(fire(DATA))), [128, 128]),
+}
+APART = {
+    "another activation": last(concat(relu(conv(DATA, 64, 1)), mx.sym.tanh(conv(DATA, 64)))),
+    "one without": last(concat(conv(DATA, 64, 1), relu(conv(DATA, 64)))),
+    "other data": last(concat(conv(DATA + 1, 64, 1), conv(DATA, 64))),
+    "no window": last(concat(conv(DATA, 64, 1), conv(DATA, 64, 1))),
+    "dilated": last(fire(DATA, dilate=(2, 2), pad=(2, 2))),
+    "without a bias": last(concat(conv(DATA, 64, 1), conv(DATA, 64, no_bias=True))),
+    "larger": last(concat(conv(DATA, 64, 1), conv(DATA, 64, 5))),
+}
+
+
+@pytest.mark.parametrize("symbol, expected", MERGED.values(), ids=MERGED)
+def test_a_window_takes_in_the_pixels_beside_it(symbol, expected, on_processor):
+    on_processor(AMX)
+    model = infer(symbol, BIG)
+    assert channels(model) == expected and "Concat" not in [node.op for node in to_graph(model.symbol).nodes]
+    require_same(symbol, model, BIG)
+
+
+@pytest.mark.parametrize("symbol", APART.values(), ids=APART)
+def test_what_is_not_alike_stays_apart(symbol, on_processor):
+    on_processor(AMX)
+    model = infer(symbol, BIG)
+    assert "Concat" in [node.op for node in to_graph(model.symbol).nodes]
+    require_same(symbol, model, BIG)
+
+
+def test_only_amx_merges(on_processor):
+    for kind in KINDS:
+        on_processor(kind)
+        assert (channels(infer(MERGED["relus"][0], BIG)) == [32, 128]) == (kind == AMX)
+
+
+# ------------------------------------------------------------------ BatchNorm and relu
+
+
+def norm(data, **attrs):
+    return mx.sym.BatchNorm(data, name="norm", **{"fix_gamma": False, **attrs})
+
+
+NORMS = {
+    "concat": last(conv(relu(norm(concat(DATA, relu(conv(DATA, 32))))), 64, 1)),
+    "pooling": last(conv(relu(norm(pooled(DATA))), 64)),
+    "fixed gamma": last(conv(relu(norm(pooled(DATA), fix_gamma=True)), 64)),
+    "two readers": last(concat(*(conv(x, 64, k, no_bias=True) for x in [relu(norm(pooled(DATA)))] for k in (1, 3)))),
+    "epsilon": last(conv(relu(norm(pooled(DATA), eps=0.5)), 64)),
+}
+LEFT = {
+    "no relu": last(conv(norm(pooled(DATA)), 64)),
+    "read beside": last(conv(sums(relu(norm(pooled(DATA))), pooled(DATA)), 64)),
+    "depthwise": last(depthwise(relu(norm(pooled(DATA))), 64)),
+    "an output": relu(norm(pooled(DATA))),
+    "another axis": last(conv(relu(norm(pooled(DATA), axis=2)), 64)),
+}
+
+
+@pytest.mark.parametrize("symbol", NORMS.values(), ids=NORMS)
+def test_a_norm_with_relu_is_a_depthwise_convolution(symbol, on_processor):
+    on_processor(AMX)
+    model = infer(symbol, BIG)
+    assert "BatchNorm" not in [node.op for node in to_graph(model.symbol).nodes]
+    assert [row.precision for row in model.report.rows if row.op == "BatchNorm"] == ["folded"]
+    require_same(symbol, model, BIG)
+
+
+@pytest.mark.parametrize("symbol", LEFT.values(), ids=LEFT)
+def test_other_norms_stay(symbol, on_processor):
+    on_processor(AMX)
+    model = infer(symbol, BIG)
+    assert "BatchNorm" in [node.op for node in to_graph(model.symbol).nodes]
+    require_same(symbol, model, BIG)
+
+
+@pytest.mark.parametrize("gamma", [0.0, -2.0, 1e-30, 1e30, np.nan], ids=str)
+def test_factors_of_every_kind_keep_their_values(gamma, on_processor):
+    on_processor(AMX)
+    symbol = NORMS["pooling"]
+    args, aux = params_of(symbol, BIG)
+    args["norm_gamma"][3] = gamma
+    model = convert_model(symbol, args, aux, "mixed_bfloat16", {"data": BIG}, for_inference=True)
+    assert ("BatchNorm" in [node.op for node in to_graph(model.symbol).nodes]) == np.isnan(gamma)
+    data = np.random.RandomState(1).uniform(-1, 1, BIG)
+    (expected,), (found,) = run(symbol, args, aux, data), run(without_rounding(model.symbol), model.arg_params, model.aux_params, data)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.nanmax(np.abs(expected), initial=1), equal_nan=True)
+
+
+def test_only_amx_writes_norms(on_processor):
+    for kind in KINDS:
+        on_processor(kind)
+        left = "BatchNorm" in [node.op for node in to_graph(infer(NORMS["concat"], BIG).symbol).nodes]
+        assert left == (kind != AMX)
+    on_processor(AMX)
+    assert "BatchNorm" in [node.op for node in to_graph(infer(NORMS["concat"], BIG, "O1").symbol).nodes]
