@@ -18,8 +18,8 @@ from ..errors import ConvertError
 from ..passes.attributes import marked_blocks
 from ..passes.cpu.fit import find_fit
 from ..passes.cpu.merge import merge_windows
+from ..passes.cpu.norms import find_norms, low_norms
 from ..policy import Policy, PolicyChanges
-from ..processors import AMX
 from ..report import Decisions, Report
 from .arguments import (
     Model,
@@ -215,25 +215,30 @@ def convert_models(
     marked = {pattern for model in models if blocks for pattern in marked_blocks(to_graph(model.symbol))}
     if for_inference:
         model, args, aux = fold_model(models[0], args, aux)
-        if policy.compute_dtype == BFLOAT16 and read_processor().kind == AMX:
-            model, args, aux = write_norms_of(model, args, aux)
         models = [model]
     symbols, out_of_range = converted_alike(models, args, aux, policy)
+    kind = read_processor().kind if for_inference and policy.compute_dtype == BFLOAT16 else None
+    norms = find_norms(to_graph(models[0].symbol), frozenset({**args, **aux}), kind) if kind else ()
+    low = low_norms(symbols[0].graph, symbols[0].facts) if norms else frozenset()
+    if any(norm.name in low for norm in norms):  # known only once the policy has decided
+        model, args, aux = write_norms_of(models[0], args, aux, [norm for norm in norms if norm.name in low])
+        models = [model]
+        symbols, out_of_range = converted_alike(models, args, aux, policy)
     if check:
         require_matches(policy, symbols, blocks, marked)
     stored, changes = store(policy, symbols, args)
     converted, layers = [each.symbol for each in symbols], _NONE
-    if for_inference and policy.compute_dtype == BFLOAT16:
-        (whole,), kind = symbols, read_processor().kind
-        graph, merged = merge_windows(whole.graph, kind)
+    if kind is not None:
+        (whole,) = symbols
+        graph, merged = merge_windows(whole.graph, whole.facts, kind)
         if merged:
             stored = merge_params(merged, stored)
             whole = whole.with_graph(graph, shapes={each.name: stored[each.name].shape for each in merged})
         fit = find_fit(whole.graph, whole.facts, kind)
         stored, layers = fit_params(fit, stored), fit.layers
         converted = [from_graph(fit.graph, whole.symbol) if layers else whole.symbol]
-    low = low_dtypes(stored)
-    wide = {name: dtype for name, dtype in low_dtypes(arg_params).items() if name in stored and name not in low}
+    types = low_dtypes(stored)
+    wide = {name: dtype for name, dtype in low_dtypes(arg_params).items() if name in stored and name not in types}
     sizes = bytes_before, total_bytes(stored) + total_bytes(aux)
     rest = changes, tuple(sorted(out_of_range)), sizes, wide, layers
     return [

@@ -20,7 +20,7 @@ from ..graph import Entry, Graph, in_written_order
 from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums, GuardSlices, OrderFusedSums, Sequential
 from ..passes.cpu.fit import Fit
 from ..passes.cpu.merge import Merged
-from ..passes.cpu.norms import Norm, find_norms, write_norms
+from ..passes.cpu.norms import Norm, write_norms
 from ..passes.fold import Fold, Sources, activation_of, find_dropouts, find_folds
 from ..report import DROPPED, FOLDED, Removed, Row
 from ..rules.conditions import VECTOR
@@ -80,7 +80,9 @@ def prepare(
     facts = infer_network(source, graph, shapes or {}, types or {}, params)
     folds = find_folds(graph, params, facts, left)
     folded = FoldBatchNorm(folds)(graph).graph
-    guards = Sequential((GuardFusedSums(), OrderFusedSums(), GuardSlices()))
+    known = {(node.name, 0): facts.shape(Entry(i)) for i, node in enumerate(graph.nodes)}
+    slices = GuardSlices({name: shape for name, shape in known.items() if shape is not None})
+    guards = Sequential((GuardFusedSums(), OrderFusedSums(), slices))
     after = in_written_order(guards.apply(folded).graph)
     rows = [Row(node.name, node.op, DROPPED, "it does nothing in inference", ()) for node in find_dropouts(before)]
     outputs: Dict[str, Optional[str]] = {}
@@ -175,7 +177,9 @@ def _array(values: np.ndarray[Any, Any], like: Any) -> Any:
     return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
 
 
-def write_norms_of(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict[str, Any], Dict[str, Any]]:
+def write_norms_of(
+    model: Model, args: Arrays, aux: Arrays, norms: Iterable[Norm]
+) -> Tuple[Model, Dict[str, Any], Dict[str, Any]]:
     """Return a prepared model with BatchNorm and relu as depthwise convolutions (`mxmp.passes.cpu.norms`).
 
     A BatchNorm stays where its factors leave bfloat16's range, or its channels fill no vectors.
@@ -184,7 +188,7 @@ def write_norms_of(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict
     made: Dict[str, Any] = {}
     written: List[Norm] = []
     channels: Dict[str, int] = {}
-    for norm in find_norms(graph, frozenset(params)):
+    for norm in norms:
         beta, mean, var = (_values(params[name]).astype(np.float64) for name in (norm.beta, norm.mean, norm.var))
         gamma = 1.0 if norm.gamma is None else _values(params[norm.gamma]).astype(np.float64)
         with np.errstate(all="ignore"):

@@ -4,6 +4,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from mxmp.policy import Policy
 from mxmp.processors import AMD, AMX, KINDS
 from mxmp.symbol import convert_model, to_graph
 from tests.passes.graphs import without_rounding
@@ -163,6 +164,31 @@ def test_what_is_exported_is_final(on_processor, tmp_path):
         assert channels(again) == channels(model) and not again.padded
 
 
+def test_a_flattened_head_is_right_for_images_of_other_sizes(on_processor):
+    on_processor(AMX)
+    scores = conv(DATA, 100, name="scores")
+    symbol = mx.sym.Flatten(mx.sym.Pooling(scores, kernel=(8, 8), stride=(8, 8), pool_type="avg"))
+    model = infer(symbol, BIG)
+    assert channels(model) == [112]
+    require_same(symbol, model, (2, 64, 16, 16))
+
+
+def test_sums_behind_one_another_have_one_number_of_channels(on_processor):
+    on_processor(AMX)
+    tensor = conv(DATA, 40, 1)
+    for _ in range(1500):
+        tensor = sums(tensor, tensor)
+    assert channels(infer(last(conv(tensor, 64)), BIG)) == [64, 64]
+
+
+def test_a_slice_beyond_the_channels_keeps_its_values(on_processor):
+    on_processor(AMX)
+    cut = mx.sym.slice(relu(conv(DATA, 40)), begin=(None, 8), end=(None, 99))
+    rows = mx.sym.slice(mx.sym.FullyConnected(DATA, num_hidden=40), begin=(None, 8), end=(None, 99))
+    for symbol in (last(conv(cut, 64)), last(rows)):
+        require_same(symbol, infer(symbol, BIG), BIG)
+
+
 # ------------------------------------------------------------------ 1 x 1 and 3 x 3 as one
 
 
@@ -187,6 +213,12 @@ APART = {
     "dilated": last(fire(DATA, dilate=(2, 2), pad=(2, 2))),
     "without a bias": last(concat(conv(DATA, 64, 1), conv(DATA, 64, no_bias=True))),
     "larger": last(concat(conv(DATA, 64, 1), conv(DATA, 64, 5))),
+    "sigmoids": last(concat(mx.sym.sigmoid(conv(DATA, 64, 1)), mx.sym.sigmoid(conv(DATA, 64)))),
+    "pools": last(concat(pooled(conv(DATA, 64, 1)), pooled(conv(DATA, 64)))),
+    "clips": last(concat(mx.sym.clip(conv(DATA, 64, 1), 0, 6), mx.sym.clip(conv(DATA, 64), 0, 6))),
+    "sums": last(concat(sums(conv(DATA, 64, 1), DATA), sums(conv(DATA, 64), DATA))),
+    "variables": last(concat(mx.sym.var("one", shape=BIG), mx.sym.var("two", shape=BIG), conv(DATA, 64))),
+    "more pixels than windows": last(fire(DATA, left=96)),
 }
 
 
@@ -219,19 +251,23 @@ def norm(data, **attrs):
     return mx.sym.BatchNorm(data, name="norm", **{"fix_gamma": False, **attrs})
 
 
+LOW = pooled(relu(conv(DATA, 64)))
 NORMS = {
     "concat": last(conv(relu(norm(concat(DATA, relu(conv(DATA, 32))))), 64, 1)),
-    "pooling": last(conv(relu(norm(pooled(DATA))), 64)),
-    "fixed gamma": last(conv(relu(norm(pooled(DATA), fix_gamma=True)), 64)),
-    "two readers": last(concat(*(conv(x, 64, k, no_bias=True) for x in [relu(norm(pooled(DATA)))] for k in (1, 3)))),
-    "epsilon": last(conv(relu(norm(pooled(DATA), eps=0.5)), 64)),
+    "pooling": last(conv(relu(norm(LOW)), 64)),
+    "fixed gamma": last(conv(relu(norm(LOW, fix_gamma=True)), 64)),
+    "two readers": last(concat(*(conv(x, 64, k, no_bias=True) for x in [relu(norm(LOW))] for k in (1, 3)))),
+    "epsilon": last(conv(relu(norm(LOW, eps=0.5)), 64)),
 }
+STATISTICS = norm(LOW, output_mean_var=True)
 LEFT = {
-    "no relu": last(conv(norm(pooled(DATA)), 64)),
-    "read beside": last(conv(sums(relu(norm(pooled(DATA))), pooled(DATA)), 64)),
-    "depthwise": last(depthwise(relu(norm(pooled(DATA))), 64)),
-    "an output": relu(norm(pooled(DATA))),
-    "another axis": last(conv(relu(norm(pooled(DATA), axis=2)), 64)),
+    "no relu": last(conv(norm(LOW), 64)),
+    "read beside": last(conv(sums(relu(norm(LOW)), LOW), 64)),
+    "depthwise": last(depthwise(relu(norm(LOW)), 64)),
+    "an output": relu(norm(LOW)),
+    "another axis": last(conv(relu(norm(LOW, axis=2)), 64)),
+    "float32": last(conv(relu(norm(pooled(DATA))), 64)),
+    "statistics read": mx.sym.Group([last(conv(relu(STATISTICS[0]), 64)), mx.sym.BlockGrad(STATISTICS[1])]),
 }
 
 
@@ -272,3 +308,11 @@ def test_only_amx_writes_norms(on_processor):
         assert left == (kind != AMX)
     on_processor(AMX)
     assert "BatchNorm" in [node.op for node in to_graph(infer(NORMS["concat"], BIG, "O1").symbol).nodes]
+
+
+def test_a_norm_that_an_override_keeps_in_float32_stays(on_processor):
+    on_processor(AMX)
+    policy = Policy.parse("mixed_bfloat16").replace(names={"norm": "float32"})
+    model = infer(NORMS["pooling"], BIG, policy)
+    assert "BatchNorm" in [node.op for node in to_graph(model.symbol).nodes]
+    require_same(NORMS["pooling"], model, BIG)

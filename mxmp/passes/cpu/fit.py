@@ -20,7 +20,7 @@ from ...graph.core import make_attrs
 from ...processors import Kind
 from ...rules.conditions import flag_of, sizes_of, value_of
 from ..attributes import device_attrs
-from ..base import rewritten
+from ..base import beside, rewritten
 from ..facts import CAST_OPS, Facts, Shape
 from .kernels import CHANNELS, NEVER, Channels
 
@@ -62,6 +62,10 @@ class _Form:
         """Yield the groups that it is made of."""
         yield from ()
 
+    def count(self) -> int:
+        """Return how many channels it has with those that are added."""
+        return self.channels
+
     def indices(self) -> List[int]:
         """Return the number of each channel among the old ones, -1 for zeros."""
         return list(range(self.channels))
@@ -83,7 +87,12 @@ class _Group(_Form):
 
     def root(self) -> _Group:
         """Return the group that this one is a part of by now."""
-        return self if self._joined is None else self._joined.root()
+        group = self
+        while group._joined is not None:
+            group = group._joined
+        if group is not self:
+            self._joined = group  # so that a chain of sums stays short
+        return group
 
     def join(self, other: _Group) -> None:
         """Make another group a part of this one."""
@@ -97,10 +106,12 @@ class _Group(_Form):
     def groups(self) -> Iterator[_Group]:
         yield self.root()
 
-    def indices(self) -> List[int]:
+    def count(self) -> int:
         group = self.root()
-        added = 0 if group.is_fixed else -self.channels % group.multiple
-        return [*range(self.channels), *[-1] * added]
+        return self.channels + (0 if group.is_fixed else -self.channels % group.multiple)
+
+    def indices(self) -> List[int]:
+        return [*range(self.channels), *[-1] * (self.count() - self.channels)]
 
 
 class _Concat(_Form):
@@ -108,11 +119,17 @@ class _Concat(_Form):
 
     def __init__(self, parts: Sequence[_Form]) -> None:
         super().__init__(sum(part.channels for part in parts))
-        self.parts = parts
+        # Flat, since networks like DenseNet concatenate what was concatenated, hundreds of times.
+        self.parts: List[_Form] = []
+        for part in parts:
+            self.parts += part.parts if isinstance(part, _Concat) else [part]
 
     def groups(self) -> Iterator[_Group]:
         for part in self.parts:
             yield from part.groups()
+
+    def count(self) -> int:
+        return sum(part.count() for part in self.parts)
 
     def indices(self) -> List[int]:
         found, start = [], 0
@@ -131,6 +148,9 @@ class _Flat(_Form):
 
     def groups(self) -> Iterator[_Group]:
         return self.form.groups()
+
+    def count(self) -> int:
+        return self.form.count() * self.inner
 
     def indices(self) -> List[int]:
         inner = range(self.inner)
@@ -212,13 +232,25 @@ class _Plan:
             self.forms[position, 0] = made
 
     def _head(self, head: Entry) -> None:
-        """Let an output be cut where that costs nothing: behind a pooling of whole images."""
-        form, shape = self.forms.get(head.key), self.facts.shape(head)
+        """Let an output be cut where that costs nothing, behind a pooling of whole images; else fix its channels.
+
+        A flattened one is cut in front of Flatten: its channels are together there, whatever the size of the images.
+        """
+        form, position = self.forms.get(head.key), head.node
         if form is None:
             return
-        inner = form.form if isinstance(form, _Flat) else form
-        if shape is not None and form.channels == math.prod(shape[1:]) and isinstance(inner, _Group):
-            self.cuts[head.node] = form
+        while self.graph.nodes[position].op in CAST_OPS and position not in self.heads - {head.node}:
+            position = self.graph.nodes[position].inputs[0].node
+            if len(self.readers.get((position, 0), ())) != 1:
+                break
+        node = self.graph.nodes[position]
+        if node.op == "Flatten" and (position == head.node or position not in self.heads):
+            entry, alone = node.inputs[0], len(self.readers.get((position, 0), ())) == (position != head.node)
+        else:
+            entry, alone = head, True
+        whole, shape = self.forms.get(entry.key), self.facts.shape(entry)
+        if alone and isinstance(whole, _Group) and shape is not None and math.prod(shape[2:]) == 1:
+            self.cuts[position if entry is not head else head.node] = whole
         else:
             _fix([form])
 
@@ -234,12 +266,16 @@ class _Plan:
 
     def _widen(self, form: _Form) -> bool:
         """Let the data of a layer have a multiple of channels; return whether that changed a group."""
-        groups = [group for group in form.groups() if not group.is_fixed and group.multiple < self.want.read]
-        if not len(form.indices()) % self.want.read:
+        if not form.count() % self.want.read:
             return False
-        for group in groups:
+        groups = [(group, group.multiple) for group in form.groups() if group.multiple < self.want.read]
+        for group, _ in groups:
             group.multiple = self.want.read
-        return bool(groups)
+        if form.count() % self.want.read:  # a part that cannot change: nothing would be gained
+            for group, multiple in groups:
+                group.multiple = multiple
+            return False
+        return any(not group.is_fixed for group, _ in groups)
 
     def fit(self) -> Fit:
         """Return the network with the channels that the forms want."""
@@ -271,11 +307,14 @@ class _Plan:
         return Fit(self._edited(attrs, {taken.name for taken in params}), tuple(params), tuple(layers))
 
     def _edited(self, attrs: Dict[int, Dict[str, Optional[str]]], changed: Set[str]) -> Graph:
-        cuts = {position: form for position, form in self.cuts.items() if len(form.indices()) > form.channels}
+        cuts = {position: form for position, form in self.cuts.items() if form.count() > form.channels}
 
         def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
             if node.is_variable and node.name in changed:
                 return node.with_attrs({"__shape__": None})
+            if position in cuts and node.op == "Flatten":
+                cut = {"axis": "1", "begin": "0", "end": str(cuts[position].channels)}
+                return node.rewired((beside(builder, node, "slice_axis", "cut", *node.inputs, **cut),))
             if position in cuts:
                 node = node._replace(name=builder.unique(f"{node.name}_padded"))
             return node.with_attrs(attrs[position]) if position in attrs else node
@@ -284,6 +323,8 @@ class _Plan:
             made: Dict[int, Entry] = {}
             for position, form in cuts.items():
                 old = self.graph.nodes[position]
+                if old.op == "Flatten":
+                    continue
                 cut = {"axis": "1", "begin": "0", "end": str(form.channels), **device_attrs(old)}
                 node = Node("slice_axis", old.name, make_attrs(cut), (builder.mapped(Entry(position)),))
                 made[position] = Entry(builder.add(node))
@@ -333,4 +374,6 @@ def _keeps_zeros_finite(node: Node) -> bool:
     """Return whether an operator of `_CARRY` gives something finite for zeros, and has no parameter for channels."""
     if node.op == "LeakyReLU":  # prelu has a parameter for each channel
         return node.get("act_type") not in ("prelu", "rrelu")
-    return node.op != "Pooling" or node.get("pool_type") in (None, "max", "avg", "sum")
+    if node.op != "Pooling":
+        return True
+    return node.get("pool_type") in (None, "max", "avg", "sum") and node.get("layout") in (None, "None", "NCHW")

@@ -271,10 +271,13 @@ class GuardTransposed(Pass):
             one_each = node.get("num_filter") == (node.get("num_group") or "1")
             if not is_transposed(node) or one_each or (node.name, 0) not in self.entries:
                 return node
-            if len(_axes(node, "kernel")) < 3 and set(_axes(node, "dilate")) <= {1}:
+            source = graph.nodes[position].inputs[1]
+            shape = self.entries.get((graph.nodes[source.node].name, source.index))
+            # oneDNN has no gradient for the weight of volumes with one channel: "could not execute a primitive".
+            has_channels = shape is not None and shape[0] > int(node.get("num_group") or 1)
+            if len(_axes(node, "kernel")) < 3 and set(_axes(node, "dilate")) <= {1} and has_channels:
                 return _transposed(builder, node)
-            weight = graph.nodes[graph.nodes[position].inputs[1].node].name, graph.nodes[position].inputs[1].index
-            wide = trainable_deconvolution(builder, node, self.entries.get(weight))
+            wide = trainable_deconvolution(builder, node, shape)
             attrs = make_attrs({"dtype": dtypes.FLOAT32, **device_attrs(node)})
             wide = wide._replace(name=builder.unique(f"{node.name}_float64"), control_deps=())
             return Node("Cast", node.name, attrs, (Entry(builder.add(wide)),))
@@ -455,23 +458,39 @@ class GuardSlices(Pass):
     """
 
     name: ClassVar[str] = "guard-slices"
+    shapes: Mapping[Named, Shape] = field(default_factory=dict)
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph without slices of channels."""
-        return rewritten(graph, _slice_channels, self.run)
+
+        def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
+            if node.op != "slice":
+                return node
+            source = graph.nodes[position].inputs[0]
+            shape = self.shapes.get((graph.nodes[source.node].name, source.index))
+            is_other = shape is not None and len(shape) != 4
+            return node if is_other else _slice_channels(builder, shape[1] if shape else None, node)
+
+        return rewritten(graph, visit, self.run)
 
 
-def _slice_channels(builder: GraphBuilder, _: int, node: Node) -> Node:
-    """Return the form of a node that slices channels, axis 1, by ``slice_axis``."""
-    if node.op != "slice":
-        return node
+def _slice_channels(builder: GraphBuilder, size: Optional[int], node: Node) -> Node:
+    """Return the form of a slice of ``size`` channels by ``slice_axis``, which takes no place beyond them.
+
+    Where the size is not known, the places are taken to be there.
+    """
     begin, end = (value_of(dict(node.attrs), key) for key in ("begin", "end"))
     steps = value_of(dict(node.attrs), "step") or ()
     if not (isinstance(begin, tuple) and isinstance(end, tuple)) or len(begin) != len(end) or len(begin) < 2:
         return node
     if (begin[1] is None and end[1] is None) or any(step not in (None, 1) for step in steps):
         return node
-    channels = {"axis": "1", "begin": str(begin[1] or 0), "end": str(end[1])}
+    first, last = begin[1] or 0, end[1]
+    if size is not None:
+        first, last, _ = slice(begin[1], end[1]).indices(size)
+        if first >= last:
+            return node
+    channels = {"axis": "1", "begin": str(first), "end": str(last)}
     attrs = {key: value for key, value in node.attrs if key not in ("begin", "end", "step")}
     begin, end = ((*each[:1], None, *each[2:]) for each in (begin, end))
     if not any(each is not None for each in (*begin, *end)):

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Tuple, Union
 
+from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node, in_written_order
 from ...processors import AMX, Kind
 from ...rules.conditions import sizes_of, value_of
 from ..base import rewritten
+from ..facts import Facts
 from .fit import params_of
 
 
@@ -28,8 +30,11 @@ class Merged(NamedTuple):
     sources: Tuple[str, ...]
 
 
-def merge_windows(graph: Graph, kind: Kind) -> Tuple[Graph, Tuple[Merged, ...]]:
-    """Return the graph with merged convolutions, and how their parameters are made; the same without AMX."""
+def merge_windows(graph: Graph, facts: Facts, kind: Kind) -> Tuple[Graph, Tuple[Merged, ...]]:
+    """Return the graph with merged convolutions, and how their parameters are made; the same without AMX.
+
+    The convolutions are in bfloat16, and have no more filters of one pixel than of windows.
+    """
     if kind != AMX or any(node.subgraphs for node in graph.nodes):
         return graph, ()
     readers, heads = graph.consumers(), {head.node for head in graph.heads}
@@ -37,15 +42,17 @@ def merge_windows(graph: Graph, kind: Kind) -> Tuple[Graph, Tuple[Merged, ...]]:
     filters: Dict[int, str] = {}  # of the convolutions that are kept
     kept: Dict[int, int] = {}  # what stands in the place of a Concat
 
+    def is_read_once(position: int) -> bool:
+        return len(readers.get((position, 0), ())) == 1 and position not in heads
+
     def layer_of(entry: Entry) -> Optional[Tuple[bool, int]]:
         """Return whether an entry is a relu, and the convolution that it comes from, if nothing else reads either."""
-        position, has_relu = entry.node, graph.nodes[entry.node].get("act_type") == "relu"
-        for _ in range(1 + has_relu):
-            if len(readers.get((position, 0), ())) != 1 or position in heads:
-                return None
-            position = position if graph.nodes[position].op == "Convolution" else graph.nodes[position].inputs[0].node
-        is_read_once = len(readers.get((position, 0), ())) == 1 and position not in heads
-        return (has_relu, position) if is_read_once and graph.nodes[position].op == "Convolution" else None
+        position, node = entry.node, graph.nodes[entry.node]
+        has_relu = node.op == "Activation" and node.get("act_type") == "relu" and is_read_once(position)
+        position = node.inputs[0].node if has_relu else position
+        is_low = facts.dtype(Entry(position)) == dtypes.BFLOAT16
+        is_layer = graph.nodes[position].op == "Convolution" and is_low and is_read_once(position)
+        return (has_relu, position) if is_layer else None
 
     for concat, node in enumerate(graph.nodes):
         if node.op != "Concat" or value_of(dict(node.attrs), "dim") not in (None, 1) or concat in heads:
@@ -85,6 +92,9 @@ def _is_same(graph: Graph, positions: List[int]) -> bool:
         int(node.get("num_group") or 1) == 1 and node.get("layout") in (None, "None", "NCHW") for node in nodes
     )
     fits = all(window in (((1, 1), (0, 0)), ((3, 3), (1, 1))) for window in windows)
+    filters = [int(node.get("num_filter") or 0) for node in nodes]
+    small = sum(count for count, (kernel, _) in zip(filters, windows) if kernel == (1, 1))
+    fits = fits and 2 * small <= sum(filters)  # those of one pixel take nine times their products
     steps = {tuple(sizes_of(dict(node.attrs), key) or (1, 1) for key in ("stride", "dilate")) for node in nodes}
     shared = len(set(positions)) == len(positions) > 1 and len({node.inputs[0] for node in nodes}) == 1
     return is_plain and fits and shared and len(steps) == 1 and all(dilate == (1, 1) for _, dilate in steps)

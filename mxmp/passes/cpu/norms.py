@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
+from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node
 from ...graph.core import VARIABLE, make_attrs
+from ...processors import AMX, Kind
 from ...rules.conditions import flag_of, sizes_of, value_of
 from ..attributes import device_attrs
 from ..base import rewritten
+from ..facts import Facts
 
 
 class Norm(NamedTuple):
@@ -54,12 +57,27 @@ class Norm(NamedTuple):
         return f"{self.name}_shift"
 
 
-def find_norms(graph: Graph, params: FrozenSet[str]) -> Tuple[Norm, ...]:
-    """Return the BatchNorms of a float32 graph that can be written as depthwise convolutions; ``params`` are names."""
+def low_norms(graph: Graph, facts: Facts) -> FrozenSet[str]:
+    """Return the names of the BatchNorms of a converted graph that read and give bfloat16."""
+    norms = ((i, node) for i, node in enumerate(graph.nodes) if node.op == "BatchNorm")
+    return frozenset(
+        node.name
+        for i, node in norms
+        if {facts.dtype(entry) for entry in (Entry(i), node.inputs[0])} == {dtypes.BFLOAT16}
+    )
+
+
+def find_norms(graph: Graph, params: FrozenSet[str], kind: Kind) -> Tuple[Norm, ...]:
+    """Return the BatchNorms of a float32 graph that can be written as depthwise convolutions; none without AMX.
+
+    ``params`` are the names of parameters and auxiliary states.
+    """
+    if kind != AMX:
+        return ()
     readers, heads = graph.consumers(), {head.node for head in graph.heads}
 
     def only_reader(position: int) -> Optional[int]:
-        found = {reader for reader, port in readers.get((position, 0), ()) if port == 0}
+        found = {reader for reader, _ in readers.get((position, 0), ())}
         return found.pop() if len(found) == 1 and position not in heads else None
 
     def weight_of(position: int) -> Optional[str]:
