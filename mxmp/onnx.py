@@ -22,7 +22,7 @@ from .files import saving
 from .graph import Entry, Graph, GraphBuilder, Node, make_attrs, verify
 from .names import hooks as _hooks
 from .passes import Facts
-from .rules import value_of
+from .rules.core import flag_of, value_of
 from .symbol import from_graph, to_graph
 from .symbol.arguments import check_params, make_model, require_symbol
 from .symbol.inference import infer_network
@@ -53,7 +53,6 @@ _OUTPUT = re.compile(r"_(state|statecell|)_?output(\d?)$")
 _STATES = {"state": "1", "statecell": "2"}
 _CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f]")  # which the exporter's reader of JSON refuses
 _UNKNOWN_OPERATOR = re.compile(r"No conversion function registered for op type (\w+)")
-_TRUE = ("True", "1")
 
 
 def export_model(
@@ -202,7 +201,7 @@ def _replaced(node: Node, builder: GraphBuilder) -> Node:
     """Return the node that the exporter translates to what a node computes in inference."""
     if node.op in _DEFAULTS:
         return node.with_attrs({**_DEFAULTS[node.op], **dict(node.attrs)})
-    if node.op == "BatchNorm" and node.get("fix_gamma") in (None, *_TRUE):
+    if node.op == "BatchNorm" and flag_of(dict(node.attrs), "fix_gamma", True):
         ones = builder.insert("ones_like", f"{node.name}_ones", node.inputs[1])
         return node._replace(inputs=(node.inputs[0], ones, *node.inputs[2:]))
     if node.op == "Pooling" and node.get("pooling_convention") == "full" and node.get("pool_type") == "avg":
@@ -219,7 +218,7 @@ def _softmax(node: Node, builder: GraphBuilder) -> Node:
     """Return what SoftmaxOutput computes in inference (src/operator/softmax_output-inl.h at tag 1.9.1)."""
     data = node.inputs[0]
     for attribute, axis in (("multi_output", "1"), ("preserve_shape", "-1")):
-        if node.get(attribute) in _TRUE:
+        if flag_of(dict(node.attrs), attribute, False):
             return Node("softmax", node.name, make_attrs({"axis": axis}), (data,))
     flat = builder.insert("Flatten", f"{node.name}_flat", data)
     rows = builder.insert("softmax", f"{node.name}_rows", flat)

@@ -7,7 +7,7 @@ import sys
 import mxmp
 
 # Where nets, parameters and steps are changed: the passes build new graphs.
-CHANGING = tuple(os.path.join(os.path.dirname(mxmp.__file__), name) for name in ("gluon", "train"))
+CHANGING = tuple(os.path.join(os.path.dirname(mxmp.__file__), name) for name in ("gluon", "train", "diagnose"))
 
 
 def interrupted(action, line, error=KeyboardInterrupt):

@@ -148,6 +148,13 @@ DEFAULTS = {
         [(2, 3, 4), (2, 3)],
     ),
     "batch_norm": (lambda t: mx.sym.BatchNorm(*(var(n, t) for n in "xgbmv")), [(2, 3, 4), (3,), (3,), (3,), (3,)]),
+    "batch_norm_true": (
+        lambda t: mx.sym.BatchNorm(*(var(n, t) for n in "xgbmv"), fix_gamma="true"), [(2, 3, 4), (3,), (3,), (3,), (3,)],
+    ),
+    "softmax_output_true": (
+        lambda t: mx.sym.SoftmaxOutput(var("x", t), var("soft_label", t), multi_output="true", name="soft"),
+        [(2, 3, 4), (2, 4)],
+    ),
     "pooling": (  # of which the exporter has onnxruntime divide by all of a window
         lambda t: mx.sym.Pooling(var("x", t), kernel=(2, 2), stride=(2, 2), pool_type="avg", pooling_convention="full"),
         [(1, 2, 5, 5)],

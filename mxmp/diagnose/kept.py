@@ -132,21 +132,30 @@ class _State:
         self._arrays.append((array, array.copy(), is_fresh(array)))
 
     def put_back(self) -> None:
-        """Make all of it as it was."""
+        """Make all of it as it was. Nothing is emptied first: an interrupt at any line leaves objects that work."""
         for value, kind, attributes in self._objects:
-            if type(value) is not kind:
-                value.__class__ = kind
-            vars(value).clear()
             vars(value).update(attributes)
+            if type(value) is not kind:  # has all attributes by now, and those of its former class until then
+                value.__class__ = kind
+            _keep_keys(vars(value), attributes)
         for container, copy in self._containers:
-            container.clear()
-            container.update(copy) if isinstance(container, dict) else container.extend(copy)
+            if isinstance(container, dict):
+                container.update(copy)
+                _keep_keys(container, copy)
+            else:
+                container[:] = copy
         with autograd.pause():
             for array, copy, _ in self._arrays:
                 copy.copyto(array)
         for array, _, was_fresh in self._arrays:
             if is_fresh(array) != was_fresh:
                 is_fresh.set(array, was_fresh)
+
+
+def _keep_keys(values: Dict[Any, Any], wanted: Dict[Any, Any]) -> None:
+    """Delete the keys that are not in another dict."""
+    for key in [key for key in values if key not in wanted]:
+        del values[key]
 
 
 def _arrays_in(value: Any) -> Iterable[mx.nd.NDArray]:

@@ -14,7 +14,7 @@ from typing import Any, Callable, Collection, Dict, Mapping, NamedTuple, Optiona
 
 from ..graph import Graph, Node
 from ..passes import Facts
-from ..rules.core import value_of
+from ..rules.core import flag_of, value_of
 
 MULTIPLE = 8
 BATCH = "batch"
@@ -81,14 +81,14 @@ def _convolution(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
 
 def _fully_connected(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     data = shapes[0] or (0,)
-    batch = data[0] if _value(node, "flatten", True) else math.prod(data[:-1])
+    batch = data[0] if flag_of(dict(node.attrs), "flatten", True) else math.prod(data[:-1])
     return {BATCH: batch, "in": _at(shapes[1], 1), "out": _value(node, "num_hidden", 0)}
 
 
 def _matrices(node: Node, shapes: Sequence[_Shape]) -> _Sizes:
     """Return the sides of products of the last two axes."""
-    left = (-1, -2) if _value(node, "transpose_a", False) else (-2, -1)
-    right = -2 if _value(node, "transpose_b", False) else -1
+    left = (-1, -2) if flag_of(dict(node.attrs), "transpose_a", False) else (-2, -1)
+    right = -2 if flag_of(dict(node.attrs), "transpose_b", False) else -1
     return {"rows": _at(shapes[0], left[0]), "inner": _at(shapes[0], left[1]), "columns": _at(shapes[1], right)}
 
 

@@ -221,8 +221,8 @@ def figure(value: Optional[float]) -> str:
         return UNKNOWN
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
-    if isinstance(value, int) or 1000 <= abs(value) < 1e6 or (value == int(value) and abs(value) < 1e6):
-        return f"{value:,.0f}"
+    if isinstance(value, int) or 999.5 <= abs(value) < 999_999.5 or (value == int(value) and abs(value) < 1e6):
+        return f"{value or 0:,.0f}"  # or there is a -0
     return f"{value:.3g}"
 
 
@@ -240,13 +240,13 @@ def size(count: Optional[float]) -> str:
     """Return a number of bytes with a unit.
 
     Example:
-        >>> size(102_400_000)
-        '102 MB'
+        >>> size(102_400_000), size(999_999)
+        ('102 MB', '1 MB')
     """
-    if count is None:
-        return UNKNOWN
-    power = min(max(int(math.log10(max(count, 1))) // 3, 0), len(_UNITS) - 1)
-    return f"{count / 1000**power:.3g} {_UNITS[power]}"
+    if count is None or not math.isfinite(count):
+        return figure(count)
+    power = sum(abs(count) >= 999.5 * 1000**each for each in range(len(_UNITS) - 1))  # 999.5 is read as 1,000
+    return f"{figure(count / 1000**power)} {_UNITS[power]}"
 
 
 def power(exponent: int, base: int = 2) -> str:

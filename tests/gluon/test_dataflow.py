@@ -4,9 +4,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.gluon import nn
+from mxnet.gluon import nn, rnn
 
-from mxmp.gluon import convert
+from mxmp.gluon import convert, report
+from mxmp.module import Module
+from mxmp.policy import Policy
 
 
 class Behind(mx.gluon.HybridBlock):
@@ -44,8 +46,21 @@ IMAGE = np.full((1, 1, 512, 512), 0.5)
 ANCHORS = mx.nd.array([[[[1001.3, 2003.7, 3001.1, 4005.2]]]])
 LARGE = mx.nd.array([[[[70000.0]]]])
 
+ONE = np.ones((1, 1, 1, 1))
+
+
+def positions(product):
+    """Return a function that adds its input to the sine of what a product makes of the positions up to 4096."""
+    return lambda F, x: F.broadcast_add(F.reshape(x, (1, 1)), F.sin(F.reshape(product(F, F.arange(0, 4096)), (4096, 1))))
+
+
+def column(F, counted):
+    return F.dot(F.reshape(counted, (4096, 1)), F.ones((1, 1)))
+
+
 CASES = {
     "Dice loss, axis by axis": (lambda F, x: 1 - 2 * total(F, x * x) / (total(F, x + x) + 1), IMAGE, {}),
+    "Dice loss, finite over inf": (lambda F, x: 1 - 2 * total(F, x * x) / (total(F, x + x) + 1), 0.5 * IMAGE, {}),
     "pooling by two sums": (lambda F, x: F.sum(F.sum(x, axis=3), axis=2) / 512**2, 2 * IMAGE, {}),
     "anchors": (
         lambda F, x, anchors: F.broadcast_add(x, anchors).reshape((0, -1)), np.full((1, 1, 1, 4), 0.25), {"anchors": ANCHORS}),
@@ -53,6 +68,16 @@ CASES = {
         lambda F, x: F.broadcast_add(F.reshape(x, (1, 1)), F.sin(F.FullyConnected(
             F.arange(0, 4096).reshape((4096, 1)), F.ones((1, 1)), no_bias=True, num_hidden=1))),
         np.ones((1, 1, 1, 1)), {}),
+    "positions through dot": (positions(column), ONE, {}),
+    "positions through batch_dot": (
+        positions(lambda F, p: F.batch_dot(p.reshape((1, 4096, 1)), F.ones((1, 1, 1)))), ONE, {}),
+    "positions through linalg_gemm2": (
+        positions(lambda F, p: F.linalg_gemm2(p.reshape((4096, 1)), F.ones((1, 1)))), ONE, {}),
+    "positions of cumsum": (positions(lambda F, p: column(F, F.cumsum(F.ones(4096)))), ONE, {}),
+    "positions of arange_like": (positions(lambda F, p: column(F, F.contrib.arange_like(p))), ONE, {}),
+    "the logarithm of a tanh": (lambda F, x: -F.log(1 - F.tanh(x)), 4 * ONE, {}),
+    "the logarithm of an Activation": (lambda F, x: -F.log(1 - F.Activation(x, act_type="tanh")), 4 * ONE, {}),
+    "log1p of a sigmoid": (lambda F, x: -F.log1p(-F.sigmoid(x)), 10 * ONE, {}),
     "the logarithm of a sigmoid": (
         lambda F, x: -F.log(F.clip(1 - F.sigmoid(x), 1e-12, 1)), np.full((1, 1, 1, 1), 10), {}),
     "a large constant, one image": (
@@ -67,3 +92,118 @@ CASES = {
 def test_values_under_o1_are_those_of_float32(function, data, constants):
     for expected, found in zip(*(step(policy, function, data, **constants) for policy in ("float32", "O1"))):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.xfail(strict=True, reason="engine")
+@pytest.mark.parametrize("op", ["sigmoid", "tanh"])
+def test_an_output_that_saturates_keeps_its_distance_from_one(op):
+    data = np.full((1, 1, 1, 1), {"sigmoid": 9.75, "tanh": 4}[op])
+    expected, found = (step(policy, lambda F, x: getattr(F, op)(x), data)[0] for policy in ("float32", "O1"))
+    np.testing.assert_allclose(1 - found, 1 - expected, rtol=0.01)
+
+
+def test_softmax_keeps_its_distance_from_one():
+    def softmax(F, x):
+        return F.softmax(F.concat(x, F.zeros_like(x), dim=1), axis=1)
+
+    expected, found = (step(policy, softmax, 9.75 * ONE)[0] for policy in ("float32", "O1"))
+    np.testing.assert_allclose(1 - found, 1 - expected, rtol=0.01)
+
+
+class WithTable(mx.gluon.HybridBlock):
+    """A function of a layer's output and of a parameter that has no gradient."""
+
+    def __init__(self, function, table):
+        super().__init__()
+        self.function = function
+        with self.name_scope():
+            self.conv = nn.Conv2D(1, 1, in_channels=1, use_bias=False, weight_initializer="ones")
+            options = dict(init="zeros", grad_req="null", differentiable=False)
+            self.table = self.params.get("table", shape=table.shape, **options)
+        self.initialize()
+        self.table.set_data(table)
+
+    def hybrid_forward(self, F, x, table):
+        return self.function(F, self.conv(x), table)
+
+
+FREQUENCIES = mx.nd.array([[[[1000.3, 2000.7, 3000.1, 5000.1]]]])
+TABLES = {
+    "anchors": (lambda F, x, table: F.broadcast_add(x, table).reshape((0, -1)), ANCHORS),
+    "frequencies": (lambda F, x, table: F.sin(F.broadcast_mul(x, table)), FREQUENCIES),
+    "a large number": (lambda F, x, table: F.broadcast_mul(x, table), LARGE),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="engine")
+@pytest.mark.parametrize("function, table", TABLES.values(), ids=TABLES)
+def test_a_parameter_that_is_not_differentiable_is_data(function, table):
+    data = mx.nd.full((1, 1, 1, 4), 0.25)
+    expected, found = (convert(WithTable(function, table), policy)(data).asnumpy() for policy in ("float32", "O1"))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.xfail(strict=True, reason="engine")
+def test_a_fixed_argument_of_a_module_is_data():
+    def output(policy):
+        layer = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, no_bias=True, name="fc")
+        waves = mx.sym.sin(mx.sym.broadcast_mul(layer, mx.sym.var("table", shape=(1, 4))))
+        symbol = mx.sym.LinearRegressionOutput(waves, mx.sym.var("label"))
+        module = Module(symbol, ("data",), ("label",), fixed_param_names=["table"], policy=policy)
+        module.bind([("data", (1, 4))], [("label", (1, 4))])
+        table = FREQUENCIES.reshape((1, 4))
+        module.init_params(arg_params={"table": table, "fc_weight": mx.nd.array(np.eye(4) / 4)})
+        module.init_optimizer()
+        module.forward(mx.io.DataBatch([mx.nd.ones((1, 4))], [mx.nd.zeros((1, 4))]), is_train=False)
+        return module.get_outputs()[0].asnumpy()
+
+    np.testing.assert_allclose(output("O1"), output("float32"), rtol=1e-4, atol=1e-3)
+
+
+class Wide(mx.gluon.HybridBlock):
+    """A function of two layers, of which the first gives a large number."""
+
+    def __init__(self, function, weight):
+        super().__init__(prefix="net_")
+        self.function = function
+        with self.name_scope():
+            options = dict(in_channels=1, use_bias=False)
+            self.wide = nn.Conv2D(1, 1, prefix="wide_", weight_initializer=mx.init.Constant(weight), **options)
+            self.other = nn.Conv2D(1, 1, prefix="other_", weight_initializer="ones", **options)
+        self.initialize()
+
+    def hybrid_forward(self, F, x):
+        return self.function(F, self.wide(x), self.other(x))
+
+
+READERS = {
+    "a product": (lambda F, wide, other: wide * other * 1e-3, 70000),
+    "a sine": (lambda F, wide, other: F.sin(wide + other), 2001.3),
+    "a concat": (lambda F, wide, other: F.concat(wide, other, dim=1).reshape((0, -1)), 70000),
+    "a sum of two": (lambda F, wide, other: F.relu(wide) + F.relu(other), 70000),
+    "a mean": (lambda F, wide, other: F.mean(F.relu(wide) * other), 70000),
+    "a pooling": (lambda F, wide, other: F.Pooling(wide, kernel=(1, 1), pool_type="max") * 0.5 + other, 70000),
+    "a scale before the next layer": (
+        lambda F, wide, other: F.Convolution(
+            F.relu(wide) * 2**-10, F.ones_like(other), kernel=(1, 1), num_filter=1, no_bias=True), 2**17),
+}  # fmt: skip
+OVERRIDES = {"a block": {"blocks": {"net_wide_": "float32"}}, "a name": {"names": {"net_wide_fwd": "float32"}}}
+
+
+@pytest.mark.xfail(strict=True, reason="engine")
+@pytest.mark.parametrize("override", OVERRIDES.values(), ids=OVERRIDES)
+@pytest.mark.parametrize("function, weight", READERS.values(), ids=READERS)
+def test_an_override_to_float32_reaches_its_readers_up_to_the_next_layer(function, weight, override):
+    policies = "float32", Policy.parse("O1", **override)
+    expected, found = (convert(Wide(function, weight), policy)(mx.nd.ones((1, 1, 1, 1))).asnumpy() for policy in policies)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+def test_the_gates_of_a_gru_stay_low():
+    """They multiply: no logarithm reads them, and they are no outputs."""
+    cell = rnn.GRUCell(8, input_size=4)
+    cell.initialize()
+    convert(cell, "O1")
+    cell(mx.nd.ones((2, 4)), cell.begin_state(2))
+    precisions = {row.name.rpartition("t0_")[2]: row.precision for row in report(cell).rows}
+    assert {precisions[name] for name in ("z_act", "r_act", "h_act", "minus0", "mul0", "mul1")} == {"float16"}
