@@ -70,8 +70,12 @@ def export_model(
     MXNet's exporter does the work, on the symbol of ``exportable``. The exporter says of a model that its
     operators are of the newest version that onnx knows, which is not so: onnx 1.13 and later refuse its
     means and splits for it, and onnxruntime loads nothing newer than itself. Here they are called those of
-    opset 15, in a file of IR version 8, whatever onnx is installed; and parameters are no inputs. Outputs have the
-    order of ``sym.list_outputs()``, and the exporter's names: ``fc`` for ``fc_output``.
+    opset 15, in a file of IR version 8, whatever onnx is installed. Outputs have the order of
+    ``sym.list_outputs()``, and the exporter's names: ``fc`` for ``fc_output``.
+
+    The exporter does not get the values of parameters: it would make every number a Python object
+    (convert_weights_and_inputs in _op_translations_opset12.py), several times. It writes parameters as
+    inputs, and mxmp then stores their bytes.
 
     Args:
         sym: A symbol, converted by mxmp or not; it is not changed.
@@ -87,7 +91,7 @@ def export_model(
     Raises:
         DependencyError: If onnx is not installed, or one that MXNet's exporter cannot work with.
         ConvertError: If the parameters do not fit, an input has no shape, the exporter cannot
-            translate an operator, or onnx's checker refuses the model.
+            translate an operator, onnx's checker refuses the model, or the model is larger than a file of ONNX may be.
         CheckpointError: If the file cannot be written.
     """
     try:
@@ -98,17 +102,22 @@ def export_model(
     source = make_model(sym, shapes, dtypes)
     check_params(sym, arg_params, aux_params, source.shapes)
     symbol, params = exportable(sym, shapes, dtypes), {**arg_params, **aux_params}
-    inputs = [name for name in symbol.list_inputs() if name not in params]
-    for name in inputs:
-        if name not in source.shapes:
+    variables = _variables(symbol)
+    weights = {name: params[name] for name in variables if name in params}
+    sizes = {**source.shapes, **{name: array.shape for name, array in weights.items()}}
+    types = {**source.dtypes, **{name: array.dtype for name, array in weights.items()}}
+    for name in variables:
+        if name not in sizes:
             raise ConvertError(f"shapes: the input '{name}' has no shape; give shapes={{'{name}': (1, ...)}}.")
-    types = [np.dtype(source.dtypes.get(name, dtypes_.FLOAT32)) for name in inputs]
+    in_shapes = [sizes[name] for name in variables]
+    in_types = [np.dtype(types.get(name, dtypes_.FLOAT32)) for name in variables]
     with saving(f"{file}: the model", file) as (written,), _checked_as(onnx, OPSET):
         with _blaming_exporter(sym):
-            mx.onnx.export_model(symbol, params, [source.shapes[name] for name in inputs], types, written)
+            mx.onnx.export_model(symbol, {}, in_shapes, in_types, written)
         model = onnx.load(written)
         model.opset_import[0].version, model.ir_version = OPSET, IR_VERSION
-        _tidy(model.graph, onnx.numpy_helper)
+        _require_size(model, weights, onnx.checker.MAXIMUM_PROTOBUF)
+        _tidy(model.graph, weights, onnx.numpy_helper)
         _order_outputs(model.graph, symbol)
         try:
             onnx.checker.check_model(model)
@@ -288,16 +297,42 @@ def _order_outputs(graph: Any, symbol: Any) -> None:
     graph.output.extend(outputs)
 
 
-def _tidy(graph: Any, helper: Any) -> None:
-    """Leave parameters out of the inputs, those that nothing reads out altogether, and store them as raw bytes.
+def _variables(symbol: Any) -> List[str]:
+    """Return the names of a symbol's variables, all of which the exporter takes for inputs.
 
-    The exporter lists every parameter as an input, as ONNX wanted it before IR version 4; onnxruntime
-    folds no constants then, and 1.26 crashes on such a model in float16.
+    It would leave out a variable that is named as the label of the last node (MXNetGraph.create_onnx_graph_proto in
+    mx2onnx/_export_onnx.py).
+    """
+    internals, variables = symbol.get_internals(), symbol.list_inputs()
+    last = internals[len(internals) - 1].name
+    if f"{last}_label" in variables:
+        raise ConvertError(
+            f"the variable '{last}_label': MXNet's exporter to ONNX takes it for the label of '{last}'; rename it."
+        )
+    return list(variables)
+
+
+def _require_size(model: Any, weights: Mapping[str, Any], limit: int) -> None:
+    """Check that a model with its weights is not larger than protobuf allows."""
+    size = model.ByteSize() + sum(array.size * np.dtype(array.dtype).itemsize for array in weights.values())
+    if size > limit:
+        raise ConvertError(
+            f"the model has {size:,} bytes, and a file of ONNX at most {limit:,}; convert the weights to float16."
+        )
+
+
+def _tidy(graph: Any, weights: Mapping[str, Any], helper: Any) -> None:
+    """Make parameters and constants initializers of raw bytes, not inputs; leave out those that nothing reads.
+
+    The exporter lists constants as inputs, as ONNX wanted it before IR version 4; onnxruntime folds none of them
+    then, and 1.26 crashes on such a model in float16.
     """
     used = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
-    names = {tensor.name for tensor in graph.initializer}
-    initializers = [tensor for tensor in graph.initializer if tensor.name in used]
-    inputs = [value for value in graph.input if value.name not in names]
+    constants = {tensor.name: helper.to_array(tensor) for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in constants and value.name not in weights]
     del graph.initializer[:], graph.input[:]
-    graph.initializer.extend(helper.from_array(helper.to_array(tensor), tensor.name) for tensor in initializers)
     graph.input.extend(inputs)
+    graph.initializer.extend(helper.from_array(value, name) for name, value in constants.items() if name in used)
+    for name, value in weights.items():
+        if name in used:
+            graph.initializer.append(helper.from_array(value.asnumpy(), name))

@@ -225,6 +225,8 @@ MESSAGES = {
     "export, no onnx": (within(mock.patch.dict(sys.modules, {"onnx": None}), export()), DependencyError, "...onnx cannot be imported ...; pip install './mxmp[onnx]'..."),
     "export, an older onnx": (within(mock.patch.object(compat, "needed", lambda: False), failing(NO_MAPPING)), DependencyError, "...cannot import name 'no_mapping' from 'onnx'); pip install 'onnx>=1.13,<1.14'."),
     "export, MXNet first": (within(mock.patch.object(compat, "needed", lambda: True), failing(NO_MAPPING)), DependencyError, "...cannot import name 'no_mapping' from 'onnx'); import mxmp before mxnet."),
+    "export, a label": (export(mx.sym.elemwise_add(mx.sym.var("x"), mx.sym.var("y_label"), name="y"), {**X, "y_label": (2, 3)}), ConvertError, "the variable 'y_label': MXNet's exporter to ONNX takes it for the label of 'y'; rename it."),
+    "export, too large": (within(mock.patch.object(onnx.checker, "MAXIMUM_PROTOBUF", 9), export()), ConvertError, "the model has ... bytes, and a file of ONNX at most 9; convert the weights to float16."),
     "export, a control character": (export(mx.sym.relu(mx.sym.var("x"), name="a\x01b")), ConvertError, "node 'a\\x01b': MXNet's exporter to ONNX reads no control characters; rename it."),
     "export, bfloat16": (lambda: exportable(convert_symbol(symbols.get_symbol("mlp"), "mixed_bfloat16")), ConvertError, "...node 'data_cast_bfloat16' (amp_cast): ... drops every amp_cast; convert to..."),
     "estimator, a net": (lambda: MixedPrecisionHandler().train_begin(gluon.nn.Dense(3)), TrainerError, "...expected a mxnet.gluon.contrib.estimator.Estimator, found a Dense..."),

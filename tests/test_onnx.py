@@ -1,5 +1,8 @@
 """Converted models through MXNet's exporter to ONNX, onnx's checker and onnxruntime."""
 
+import functools
+import tracemalloc
+
 import mxnet as mx
 import numpy as np
 import onnx
@@ -209,6 +212,12 @@ def dense(x, **options):
     return S.FullyConnected(x, num_hidden=3, **options)
 
 
+def named(prefix, build):
+    """Return what is built under a prefix of names, as in a Gluon block."""
+    with mx.name.Prefix(prefix):
+        return build()
+
+
 def in_another_order(x):
     first = S.relu(x, name="first")
     return S.Group([S.tanh(first, name="second"), first, *S.split(first, num_outputs=12, axis=1), first])
@@ -226,6 +235,7 @@ NETS = {  # what is built of the data, and the data's shape; tokens have two dim
         lambda x: dense(S.take(S.var("w_weight", shape=(9, 4)), x), flatten=False, no_bias=True), "tokens"
     ),
     "one_hot, dense without bias": (lambda x: dense(S.one_hot(x, depth=9), flatten=False, no_bias=True), "tokens"),
+    "scaled weights": (lambda x: S.broadcast_mul(x, named("net_", lambda: 1 - S.var("w_weight", shape=(2, 6)))), ROWS),
     "where, dense without bias": (lambda x: dense(S.where(x > 0.1, x, S.zeros_like(x)), no_bias=True), ROWS),
     "argmax, dense without bias": (lambda x: dense(S.argmax(x, axis=1, keepdims=True), no_bias=True), ROWS),
     "dense without bias, of images": (lambda x: dense(x, no_bias=True), IMAGES),
@@ -287,6 +297,33 @@ def test_models_say_the_opset_of_their_operators_and_take_what_is_read_alone(tmp
     assert onnx.checker.DEFAULT_CONTEXT.opset_imports == before
     assert [value.name for value in model.graph.input] == ["x"] and len(model.graph.output) == 2
     assert {"fc_weight", "fc_bias"} == {tensor.name for tensor in model.graph.initializer if "mean" not in tensor.name}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int8", "int32"])
+def test_parameters_are_stored_as_the_bytes_that_they_have(dtype, tmp_path):
+    numbers = [0.0, -0.0, 1 / 3, 2.0**-24, np.inf, np.nan] if "float" in dtype else range(6)
+    values = np.array(numbers, dtype).reshape(2, 3)
+    symbol = mx.sym.elemwise_add(mx.sym.var("x", dtype=dtype), mx.sym.var("w", dtype=dtype))
+    model = exported((symbol, {"w": mx.nd.array(values, dtype=dtype)}, {}), {"x": (2, 3)}, tmp_path, {"x": dtype})
+    (tensor,) = model.graph.initializer
+    assert (tensor.name, tuple(tensor.dims)) == ("w", (2, 3)) and tensor.raw_data == values.tobytes()
+    assert onnx.numpy_helper.to_array(tensor).dtype == dtype
+    assert [value.name for value in model.graph.input] == ["x"]
+
+
+def test_no_weight_becomes_a_python_number(tmp_path):
+    """A number in a Python list takes 32 bytes; the 4 of a float32 are held as array, bytes, file and its copy."""
+    symbol = mx.sym.FullyConnected(mx.sym.var("x"), mx.sym.var("w"), no_bias=True, num_hidden=512)
+    weight = mx.nd.ones((512, 512))
+    export = functools.partial(export_model, symbol, {"w": weight}, {}, str(tmp_path / "net.onnx"), {"x": (1, 512)})
+    export()  # imports are no part of it
+    tracemalloc.start()
+    try:
+        export()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 * weight.size
 
 
 def test_outputs_keep_their_names_and_what_the_exporter_reads_right_is_left_alone():
