@@ -1,13 +1,12 @@
-"""Depthwise convolutions of a graph that trains in bfloat16 with AMX, as convolutions of groups of 32 channels.
+"""Depthwise convolutions of a graph that trains in bfloat16 with AMX, as convolutions of groups of channels.
 
 oneDNN's kernels for AMX give channels last, those of depthwise convolutions blocks of 16 channels. In a MobileNet the
-two meet at each BatchNorm. The copies that keep them apart (`layouts.SeparateLayouts`) take 143 of 254 ms of a step. A
-convolution of groups of 32, whose weight is zero except on a diagonal, runs on AMX in channels last. MobileNet 1.0 (128
-pixels, batch 16) then trains in 208 ms in place of 271 (Intel Xeon, 2 threads), 0.25 at 0.77 of float32's speed in
-place of 0.60. It loses where the activation is in float32 (MobileNet v2: 546 ms in place of 514).
+two meet at each BatchNorm. The copies that keep them apart (`layouts.SeparateLayouts`) take 143 of 254 ms of a step
+(MobileNet 1.0, Intel Xeon, 2 threads). A convolution of groups, whose weight is zero except on a diagonal, runs on AMX
+in channels last. It loses where the activation is in float32. `kernels.GROUPS` has the figures.
 
 Outputs and gradients are those of the depthwise layer: the weight is spread by a product with a constant, whose
-gradient is a sum of one term. The step has the spread weight in memory, 32 times as large.
+gradient is a sum of one term. The step has the spread weight in memory, as often as a group has channels.
 """
 
 from __future__ import annotations
@@ -18,18 +17,15 @@ from typing import AbstractSet, ClassVar, Dict, Mapping, Sequence, Tuple
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
-from ...processors import AMX
 from ..base import Pass, beside, rewritten
 from ..facts import Named, cast_from
+from .kernels import GROUPS
 from .layouts import BATCH_NORM, Layouts
-
-GROUP = 32
-"""Channels of a group: so many inputs does a kernel for AMX take at a time."""
 
 
 @dataclass(frozen=True)
 class GroupDepthwise(Pass):
-    """Runs depthwise convolutions between BatchNorms and relus as convolutions of groups, where AMX is on.
+    """Runs depthwise convolutions between BatchNorms and relus as convolutions of groups, where these are faster.
 
     Attributes:
         layouts: Those of the graph.
@@ -42,14 +38,16 @@ class GroupDepthwise(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with spread weights; bodies of control flow stay as they are."""
-        if self.layouts.kind != AMX:
+        row = GROUPS.get(self.layouts.kind)
+        if row is None:
             return graph
+        size = row.channels
         readers = graph.consumers()
         masks: Dict[int, Entry] = {}  # by the number of channels
 
         def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
             old = graph.nodes[position]
-            channels = int(old.get("num_filter") or 0) if self._is_depthwise(graph, old) else 0
+            channels = int(old.get("num_filter") or 0) if self._is_depthwise(graph, old, size) else 0
             source = cast_from(graph, old.inputs[1], self.wide) if channels else None
             if source is None or not self._is_followed(graph, position, readers):
                 return node
@@ -57,25 +55,25 @@ class GroupDepthwise(Pass):
             if shape is None:
                 return node
             if channels not in masks:
-                masks[channels] = _mask(builder, node, channels)
-            size = math.prod(shape[2:])
+                masks[channels] = _mask(builder, node, channels, size)
+            pixels = math.prod(shape[2:])
             # A copy, because Reshape cannot read a weight that oneDNN keeps in a layout of its own
             # (MKLDNNReshapeForward, src/operator/nn/mkldnn/mkldnn_reshape.cc).
             copied = beside(builder, node, "_copy", "weight_copy", builder.mapped(source))
-            rows = beside(builder, node, "Reshape", "weight_rows", copied, shape=f"({channels}, 1, {size})")
+            rows = beside(builder, node, "Reshape", "weight_rows", copied, shape=f"({channels}, 1, {pixels})")
             spread = beside(builder, node, "batch_dot", "weight_spread", masks[channels], rows)
-            whole = f"({channels}, {GROUP}, {', '.join(map(str, shape[2:]))})"
+            whole = f"({channels}, {size}, {', '.join(map(str, shape[2:]))})"
             weight = beside(builder, node, "Reshape", "weight_groups", spread, shape=whole)
             low = beside(builder, node, "amp_cast", "weight_bfloat16", weight, dtype=dtypes.BFLOAT16)
             grouped = node.rewired((node.inputs[0], low, *node.inputs[2:]))
-            return grouped.with_attrs({"num_group": str(channels // GROUP)})
+            return grouped.with_attrs({"num_group": str(channels // size)})
 
         return rewritten(graph, visit)
 
-    def _is_depthwise(self, graph: Graph, node: Node) -> bool:
-        """Return whether a node is a depthwise convolution of images whose channels fill groups, behind a relu."""
+    def _is_depthwise(self, graph: Graph, node: Node, size: int) -> bool:
+        """Return whether a node is a depthwise convolution of images behind a relu, whose channels fill groups."""
         channels, groups = int(node.get("num_filter") or 0), int(node.get("num_group") or 1)
-        if node.op != "Convolution" or groups == 1 or channels != groups or channels % GROUP:
+        if node.op != "Convolution" or groups == 1 or channels != groups or channels % size:
             return False
         shape = self.layouts.shape(graph, node.inputs[0])
         is_plain = node.get("layout") in (None, "None", "NCHW") and shape is not None and shape[1:2] == (channels,)
@@ -93,9 +91,9 @@ class GroupDepthwise(Pass):
         return True
 
 
-def _mask(builder: GraphBuilder, node: Node, channels: int) -> Entry:
-    """Add a constant of shape (channels, 32, 1): in row c a one at c modulo 32, else zeros."""
-    eye = beside(builder, node, "_eye", "diagonal", N=str(GROUP), M=str(GROUP), dtype=dtypes.FLOAT32)
-    tiled = beside(builder, node, "tile", "diagonals", eye, reps=f"({channels // GROUP}, 1)")
-    mask = beside(builder, node, "Reshape", "mask", tiled, shape=f"({channels}, {GROUP}, 1)")
+def _mask(builder: GraphBuilder, node: Node, channels: int, size: int) -> Entry:
+    """Add a constant of shape (channels, size, 1): in row c a one at c modulo size, else zeros."""
+    eye = beside(builder, node, "_eye", "diagonal", N=str(size), M=str(size), dtype=dtypes.FLOAT32)
+    tiled = beside(builder, node, "tile", "diagonals", eye, reps=f"({channels // size}, 1)")
+    mask = beside(builder, node, "Reshape", "mask", tiled, shape=f"({channels}, {size}, 1)")
     return beside(builder, node, "BlockGrad", "mask_fixed", mask)

@@ -63,6 +63,77 @@ CHANNELS: Dict[Kind, Channels] = {
 """The multiples to which frozen networks are padded, by kind of processor (`fit.find_fit`)."""
 
 
+class Windows(NamedTuple):
+    """Which convolutions of 1 x 1 are faster as a part of one of 3 x 3.
+
+    Attributes:
+        pointwise: The largest share that filters of one pixel have of all: there they take nine times their products.
+        figure: Milliseconds of what gains most, without and with the one convolution.
+        source: Where they were measured.
+    """
+
+    pointwise: float
+    figure: str
+    source: str
+
+
+WINDOWS: Dict[Kind, Windows] = {
+    AMX: Windows(
+        pointwise=0.5,
+        figure="SqueezeNet 1.1, half of whose filters are of one pixel: 15.0, with merged convolutions 12.4",
+        source="Intel Xeon with AMX, batch 8, 2 threads",
+    ),
+}
+"""Where convolutions of 1 x 1 and 3 x 3 become one in frozen networks (`merge.merge_windows`)."""
+
+
+class Norms(NamedTuple):
+    """Where BatchNorm with relu is faster as a depthwise convolution of one pixel, whatever its channels.
+
+    Attributes:
+        figure: Milliseconds of BatchNorm with relu, and of the convolution.
+        source: Where they were measured.
+    """
+
+    figure: str
+    source: str
+
+
+NORMS: Dict[Kind, Norms] = {
+    AMX: Norms(
+        figure="256 channels of 56 x 56: 1.66, 0.74; 512 of 28 x 28: 0.79, 0.47; 1024 of 14 x 14: 0.77, 0.43; "
+        "DenseNet-121: 95, 74",
+        source="Intel Xeon with AMX, batch 8, 2 threads",
+    ),
+}
+"""Where BatchNorm becomes a depthwise convolution in frozen networks (`norms.find_norms`)."""
+
+
+class Groups(NamedTuple):
+    """How many channels of a depthwise convolution train fastest as one group.
+
+    Attributes:
+        channels: Their number: so many inputs does a kernel take at a time. All channels are a multiple of it.
+        figure: Milliseconds of a step, of depthwise layers and of groups.
+        source: Where they were measured.
+    """
+
+    channels: int
+    figure: str
+    source: str
+
+
+GROUPS: Dict[Kind, Groups] = {
+    AMX: Groups(
+        channels=32,
+        figure="MobileNet 1.0 (128 pixels, batch 16): 271, 208; MobileNet 0.25: 0.60, 0.77 of float32's speed; "
+        "MobileNet v2, whose relu6 is in float32, would lose: 514, 546",
+        source="Intel Xeon with AMX, 2 threads",
+    ),
+}
+"""Where depthwise convolutions train as convolutions of groups (`depthwise.GroupDepthwise`)."""
+
+
 class WeightRates(NamedTuple):
     """How long a training step multiplies by a weight, and casts it, forward and backward.
 

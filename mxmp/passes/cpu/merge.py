@@ -1,8 +1,8 @@
 """Convolutions of 1 x 1 and 3 x 3 that read one tensor and are concatenated, as one of 3 x 3, where a network infers.
 
-The 1 x 1 kernel stands in the middle of the window, with zeros around it. With AMX the one convolution is faster than
-the two and the Concat: SqueezeNet 1.1 in batches of 8 takes 15.0 ms, and 12.4 so (Intel Xeon, 2 threads). All bits are
-the same for finite data. A value that is not finite spreads to its neighbours, because 0 * inf is NaN.
+The 1 x 1 kernel stands in the middle of the window, with zeros around it. `kernels.WINDOWS` has the kinds of processor
+on which the one convolution is faster than the two and the Concat. All bits are the same for finite data. A value that
+is not finite spreads to its neighbours, because 0 * inf is NaN.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Dict, List, NamedTuple, Optional, Tuple, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node, in_written_order
-from ...processors import AMX, Kind
+from ...processors import Kind
 from ...rules.conditions import sizes_of, value_of
 from ..base import rewritten
 from ..facts import Facts
 from .fit import params_of
+from .kernels import WINDOWS, Windows
 
 
 class Merged(NamedTuple):
@@ -31,11 +32,12 @@ class Merged(NamedTuple):
 
 
 def merge_windows(graph: Graph, facts: Facts, kind: Kind) -> Tuple[Graph, Tuple[Merged, ...]]:
-    """Return the graph with merged convolutions, and how their parameters are made; the same without AMX.
+    """Return the graph with merged convolutions, and how their parameters are made.
 
-    The convolutions are in bfloat16, and have no more filters of one pixel than of windows.
+    The convolutions are in bfloat16. A kind of processor without a row in `kernels.WINDOWS` has the same graph.
     """
-    if kind != AMX or any(node.subgraphs for node in graph.nodes):
+    want = WINDOWS.get(kind)
+    if want is None or any(node.subgraphs for node in graph.nodes):
         return graph, ()
     readers, heads = graph.consumers(), {head.node for head in graph.heads}
     merged: List[Merged] = []
@@ -60,7 +62,7 @@ def merge_windows(graph: Graph, facts: Facts, kind: Kind) -> Tuple[Graph, Tuple[
         layers = [layer_of(entry) for entry in node.inputs]
         found = [layer for layer in layers if layer is not None]
         positions = [position for _, position in found]
-        if len(found) < len(layers) or len({relu for relu, _ in found}) > 1 or not _is_same(graph, positions):
+        if len(found) < len(layers) or len({relu for relu, _ in found}) > 1 or not _is_same(graph, positions, want):
             continue
         windows = [number for number, each in enumerate(positions) if _window(graph.nodes[each])[0] == (3, 3)]
         params = [params_of(graph, readers, heads, graph.nodes[each]) for each in positions]
@@ -84,7 +86,7 @@ def merge_windows(graph: Graph, facts: Facts, kind: Kind) -> Tuple[Graph, Tuple[
     return in_written_order(rewritten(graph, visit)), tuple(merged)
 
 
-def _is_same(graph: Graph, positions: List[int]) -> bool:
+def _is_same(graph: Graph, positions: List[int], want: Windows) -> bool:
     """Return whether convolutions read one tensor, and give images of its size, by kernels of 1 x 1 and 3 x 3."""
     nodes = [graph.nodes[position] for position in positions]
     windows = [_window(node) for node in nodes]
@@ -94,7 +96,7 @@ def _is_same(graph: Graph, positions: List[int]) -> bool:
     fits = all(window in (((1, 1), (0, 0)), ((3, 3), (1, 1))) for window in windows)
     filters = [int(node.get("num_filter") or 0) for node in nodes]
     small = sum(count for count, (kernel, _) in zip(filters, windows) if kernel == (1, 1))
-    fits = fits and 2 * small <= sum(filters)  # those of one pixel take nine times their products
+    fits = fits and small <= want.pointwise * sum(filters)
     steps = {tuple(sizes_of(dict(node.attrs), key) or (1, 1) for key in ("stride", "dilate")) for node in nodes}
     shared = len(set(positions)) == len(positions) > 1 and len({node.inputs[0] for node in nodes}) == 1
     return is_plain and fits and shared and len(steps) == 1 and all(dilate == (1, 1) for _, dilate in steps)

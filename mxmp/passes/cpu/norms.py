@@ -5,8 +5,7 @@ s x + b for each channel, and relu(s x + b) = |s| relu(sign(s) x + b / |s|). The
 bias of a depthwise convolution of one pixel, into which MXNet fuses the relu. The |s| go into the weights of the
 convolutions behind, in float32 and before these are rounded. So a bfloat16 network rounds nothing but b / |s|.
 
-Intel Xeon with AMX, batch 8, 2 threads, ms of BatchNorm with relu and of the convolution: 256 channels of 56 x 56 1.66,
-0.74; 512 of 28 x 28 0.79, 0.47; 1024 of 14 x 14 0.77, 0.43. DenseNet-121: 95, with these 74.
+`kernels.NORMS` has the kinds of processor on which the convolution is faster.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node
 from ...graph.core import VARIABLE, make_attrs
-from ...processors import AMX, Kind
+from ...processors import Kind
 from ...rules.conditions import flag_of, sizes_of, value_of
 from ..attributes import device_attrs
 from ..base import rewritten
 from ..facts import Facts
+from .kernels import NORMS
 
 
 class Norm(NamedTuple):
@@ -68,11 +68,11 @@ def low_norms(graph: Graph, facts: Facts) -> FrozenSet[str]:
 
 
 def find_norms(graph: Graph, params: FrozenSet[str], kind: Kind) -> Tuple[Norm, ...]:
-    """Return the BatchNorms of a float32 graph that can be written as depthwise convolutions; none without AMX.
+    """Return the BatchNorms of a float32 graph that are faster as depthwise convolutions on a kind of processor.
 
     ``params`` are the names of parameters and auxiliary states.
     """
-    if kind != AMX:
+    if kind not in NORMS:
         return ()
     readers, heads = graph.consumers(), {head.node for head in graph.heads}
 
