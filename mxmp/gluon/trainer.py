@@ -32,7 +32,7 @@ from ..train.kvstores import (
     require_unchecked,
     require_updating_kvstore,
 )
-from ..train.masters import MultiPrecision, Weight
+from ..train.masters import MultiPrecision, Weight, add_state
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale
 from ..train.states import Target
 from ..train.step import Step
@@ -483,8 +483,7 @@ class Trainer(ScalerStatus, TrainerBase):
             return weight
         updater = self._gradients.updaters[0]
         if index not in updater.states:
-            updater.states[index] = self.mx_optimizer.create_state_multi_precision(index, weight)
-            updater.states_synced[index] = True
+            add_state(updater, index, self.mx_optimizer.create_state_multi_precision(index, weight))
         state = updater.states[index]
         self.mx_optimizer.share_master(Weight(index, weight, weight, state))
         master: mx.nd.NDArray = state.master

@@ -15,6 +15,7 @@ from ..train.masters import (
     MasterState,
     MultiPrecision,
     Update,
+    add_state,
     copy_to_other_contexts,
     first_written_past,
     follow,
@@ -155,8 +156,7 @@ class Training:
                 if loaded:
                     follow(master, array)
                 if state is None:
-                    updater.states[index] = self.optimizer.create_state_of_master(index, master)
-                    updater.states_synced[index] = True
+                    add_state(updater, index, self.optimizer.create_state_of_master(index, master))
                 else:
                     state.master, state.is_loaded = master, False
 

@@ -697,12 +697,18 @@ def _exactly(number: float) -> str:
     return f"{float(np.float32(number)):.60f}"
 
 
+def add_state(updater: mx.optimizer.Updater, index: int, state: Any) -> None:
+    """Give an updater the state of a weight on its context; an interrupt leaves what the next update completes."""
+    updater.states_synced.setdefault(index, False)
+    updater.states[index] = state
+    updater.states_synced[index] = True
+
+
 def _with_state(updater: mx.optimizer.Updater, update: Update) -> Weight:
     """Return a weight with its state, which is made if there is none, as `mx.optimizer.Updater` does."""
     index, weight = update.index, update.weight.as_nd_ndarray()
     if index not in updater.states:
-        updater.states[index] = updater.optimizer.create_state_multi_precision(index, weight)
+        add_state(updater, index, updater.optimizer.create_state_multi_precision(index, weight))
     elif not updater.states_synced[index]:
-        updater.states[index] = updater.sync_state_context(updater.states[index], weight.ctx)
-    updater.states_synced[index] = True
+        add_state(updater, index, updater.sync_state_context(updater.states[index], weight.ctx))
     return Weight(index, weight, update.grad.as_nd_ndarray(), updater.states[index])
