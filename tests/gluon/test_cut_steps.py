@@ -122,7 +122,6 @@ def test_an_accumulators_loop_that_is_cut_leaves_grad_req_and_the_trainers_own_s
     assert line > 100
 
 
-@pytest.mark.xfail(strict=True, reason="step")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_averages_that_are_swapped_in_are_out_again_wherever_that_is_cut(dtype):
     def swap():
