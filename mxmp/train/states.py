@@ -10,12 +10,13 @@ all of it before anything is changed.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
 import logging
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -50,6 +51,10 @@ class Target:
     params: Sequence[Any]
 
 
+def _parameters(target: Target) -> List[mx.gluon.Parameter]:
+    return [param for param in target.params if isinstance(param, mx.gluon.Parameter)]
+
+
 def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
     """Write the states of an optimizer, and JSON data of the caller, to a file, whole or not at all.
 
@@ -59,7 +64,7 @@ def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
         StateError: If an optimizer of the user keeps states that a file cannot hold.
         TrainerError: If a parameter was written to past its master.
     """
-    require_masters(param for param in target.params if isinstance(param, mx.gluon.Parameter))
+    require_masters(_parameters(target))
     inner, states = target.optimizer.inner, [updater.states for updater in target.updaters]
     if foreign(states) is not None:
         raise StateError(
@@ -91,29 +96,46 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
     overruled = _overruled(inner, fields)
     try:
         if "extra" in content:
-            scaler.load_dict(content["extra"])
+            scaler.check_dict(content["extra"])
     except LossScaleError as e:
         raise StateError(f"{fname}: the loss scale does not load: {e}") from e
     except TrainerError as e:
         raise TrainerError(f"{fname}: its loss scale does not fit, so that nothing of it is loaded: {e}") from e
-    # From here on nothing fails.
-    for updater, placed in zip(target.updaters, states):
-        updater.states = placed
-        updater.states_synced = dict.fromkeys(placed, False)  # a kvstore may want them on another context
-    _link_masters(target, states)
-    vars(inner).update(fields)
-    if inner.lr_scheduler is not None:
-        vars(inner.lr_scheduler).update(scheduler_fields)
-    if counts is not None:
-        optimizers.all_update_counts.set(inner, counts)
-        optimizers.update_counts.set(inner, counts[0])
-        inner.num_update = content["num_update"]
+    # From here on nothing fails; what is interrupted is put back.
+    with _all_or_none([scaler, scaler.shared, inner, inner.lr_scheduler, *target.updaters, *_parameters(target)]):
+        if "extra" in content:
+            scaler.load_dict(content["extra"])
+        for updater, placed in zip(target.updaters, states):
+            updater.states = placed
+            updater.states_synced = dict.fromkeys(placed, False)  # a kvstore may want them on another context
+        _link_masters(target, states)
+        vars(inner).update(fields)
+        if inner.lr_scheduler is not None:
+            vars(inner.lr_scheduler).update(scheduler_fields)
+        if counts is not None:
+            optimizers.all_update_counts.set(inner, counts)
+            optimizers.update_counts.set(inner, counts[0])
+            inner.num_update = content["num_update"]
     # Without a scale nothing is checked any more: that is never without a word.
     lost = isinstance(scaler.loss_scale, NoOpLossScale) and not isinstance(before, NoOpLossScale)
     if lost or _options(before) not in (_options(scaler.loss_scale), _options(default)):
         overruled.append(f"loss_scale={scaler.loss_scale} (not {before})")
     if overruled:
         _LOG.warning("%s decides over %s; to change that, set it after loading.", fname, ", ".join(overruled))
+
+
+@contextlib.contextmanager
+def _all_or_none(objects: Iterable[Any]) -> Iterator[None]:
+    """Give objects, None left out, the attributes back that they have now, if this context is interrupted."""
+    before = [(vars(each), dict(vars(each))) for each in objects if each is not None]
+    try:
+        yield
+    except BaseException:
+        for present, attributes in before:
+            present.update(attributes)
+            for name in present.keys() - attributes.keys():
+                del present[name]
+        raise
 
 
 class _Loaded:

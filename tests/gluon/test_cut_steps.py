@@ -148,7 +148,6 @@ def test_averages_that_are_swapped_in_are_out_again_wherever_that_is_cut(dtype):
     assert line > 20
 
 
-@pytest.mark.xfail(strict=True, reason="step")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of files that a cut leaves open
 def test_states_whose_load_is_cut_are_all_loaded_or_none(tmp_path):
     """Cut at its last lines, where it changes the trainer."""
