@@ -18,7 +18,7 @@ from ..mxnet_private import TrainerBase, parameters, trainers
 from ..optimizer import LossScaleOptimizer
 from ..train import loss_heads, states
 from ..train.amp_loss_scaler import AmpLossScaler
-from ..train.calls import explain_steps
+from ..train.calls import RECORDER, explain_steps
 from ..train.kvstores import (
     adopt_kvstore_masters,
     any_sparse,
@@ -36,6 +36,7 @@ from ..train.masters import MultiPrecision, Weight, add_state
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale
 from ..train.states import Target
 from ..train.step import Step
+from ..train.undo import all_or_none
 from .adoption import (
     adoptable,
     listed,
@@ -147,11 +148,11 @@ class Trainer(ScalerStatus, TrainerBase):
             self._require_fitting(scaler.loss_scale)
             self._scaler = scaler
             self.nonfinite_loss, self.max_nonfinite_losses = nonfinite_loss, max_nonfinite_losses
-        except Exception:
+            self._attach_scaler(scaler)
+        except BaseException:
             for param, owner in owners:
                 parameters.trainer_of.set(param, owner)
             raise
-        self._attach_scaler(scaler)
         if not kvstore and len(self.mx_contexts) > 1:
             text = "kvstore=%r with %d contexts: their gradients are not summed, and their parameters drift apart"
             _LOG.warning(text, kvstore, len(self.mx_contexts))
@@ -187,15 +188,18 @@ class Trainer(ScalerStatus, TrainerBase):
             loss_scale = policys_loss_scale(trainers.params(trainer))
         scaler = Scaler(loss_scale, num_losses)
         kind = adoptable(trainer, scaler.loss_scale, cls)
-        if not isinstance(trainer, Trainer):
-            settings = trainers.kvstore_params(trainer)
-            settings["update_on_kvstore"] = update_choice(trainer, scaler.loss_scale)
-            made = [(updater.states, updater.states_synced) for updater in trainers.updaters(trainer)]
-            trainer.__class__ = kind
-            trainers.init_optimizer(trainer, trainers.optimizer(trainer), {"multi_precision": multi_precision})
-            for updater, (present, synced) in zip(trainers.updaters(trainer), made):
-                updater.states, updater.states_synced = present, synced
-        trainer._attach_scaler(scaler)
+        is_ours = isinstance(trainer, Trainer)
+        with all_or_none([trainer, *((trainer._training_step, RECORDER.of(trainer)) if is_ours else ())]):
+            if not is_ours:
+                choice = update_choice(trainer, scaler.loss_scale)
+                settings = {**trainers.kvstore_params(trainer), "update_on_kvstore": choice}
+                trainers.kvstore_params.set(trainer, settings)
+                made = [(updater.states, updater.states_synced) for updater in trainers.updaters(trainer)]
+                trainer.__class__ = kind
+                trainers.init_optimizer(trainer, trainers.optimizer(trainer), {"multi_precision": multi_precision})
+                for updater, (present, synced) in zip(trainers.updaters(trainer), made):
+                    updater.states, updater.states_synced = present, synced
+            trainer._attach_scaler(scaler)
         return trainer
 
     def add_params(self, params: Any) -> None:

@@ -129,7 +129,8 @@ class CallRecorder:
 
     @property
     def _of_trainers(self) -> List[Calls]:
-        return list(map(self.of, self._trainers))
+        trainers = list(self._trainers)
+        return [self.of(each) for each in trainers if _ATTRIBUTE in vars(each)]  # not where an adoption was cut
 
     def add(self, trainer: gluon.Trainer, scaler: Scaler) -> None:
         """Note the calls of a trainer's nets from now on."""

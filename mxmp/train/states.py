@@ -10,13 +10,12 @@ all of it before anything is changed.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import inspect
 import logging
 import re
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -29,6 +28,7 @@ from ..mxnet_private import is_initialized, optimizers
 from .masters import MasterState, MultiPrecision, follow_weights, keep_masters, require_masters
 from .scaler import Scaler
 from .state_files import NOT_STATE, content_of, foreign, read, same, write
+from .undo import all_or_none
 
 _LOG = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
     except TrainerError as e:
         raise TrainerError(f"{fname}: its loss scale does not fit, so that nothing of it is loaded: {e}") from e
     # From here on nothing fails; what is interrupted is put back.
-    with _all_or_none([scaler, scaler.shared, inner, inner.lr_scheduler, *target.updaters, *_parameters(target)]):
+    with all_or_none([scaler, scaler.shared, inner, inner.lr_scheduler, *target.updaters, *_parameters(target)]):
         if "extra" in content:
             scaler.load_dict(content["extra"])
         for updater, placed in zip(target.updaters, states):
@@ -122,20 +122,6 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
         overruled.append(f"loss_scale={scaler.loss_scale} (not {before})")
     if overruled:
         _LOG.warning("%s decides over %s; to change that, set it after loading.", fname, ", ".join(overruled))
-
-
-@contextlib.contextmanager
-def _all_or_none(objects: Iterable[Any]) -> Iterator[None]:
-    """Give objects, None left out, the attributes back that they have now, if this context is interrupted."""
-    before = [(vars(each), dict(vars(each))) for each in objects if each is not None]
-    try:
-        yield
-    except BaseException:
-        for present, attributes in before:
-            present.update(attributes)
-            for name in present.keys() - attributes.keys():
-                del present[name]
-        raise
 
 
 class _Loaded:
