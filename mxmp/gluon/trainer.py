@@ -308,7 +308,7 @@ class Trainer(ScalerStatus, TrainerBase):
             scaler.observers = known.observers
             scaler.nonfinite_loss, scaler.max_nonfinite_losses = known.nonfinite_loss, known.max_nonfinite_losses
         self._scaler = scaler
-        scaler.validate = self._require_fitting
+        scaler.owners.add(self)
         explain_steps(scaler, self)
         if scaler.shared is not None:
             scaler.shared.attach(scaler)

@@ -28,6 +28,7 @@ from ..train.kvstores import open_for_module, refuse_compression, updates_on_kvs
 from ..train.masters import follow
 from ..train.running_stats import Named
 from ..train.scaler import Scaler
+from ..train.step import hand_on_observers
 from .binding import LOSS_SCALE, Conversions, Runnable, Watching, Writes, accumulates, as_bound, describe, make_group
 from .common import PolicyStatus, loss_scale_of, policy_of, save_checkpoint, states_files
 from .training import BoundWeights, Training, Weight, host_zeros, make_optimizer, store_mean, weights_of
@@ -432,15 +433,12 @@ class Module(PolicyStatus, ModuleBase):
 
     def _join(self, scaler: Scaler) -> None:
         """Work with a loss scale, its own or another module's, which must fit this one too from now on."""
-        if vars(self).get("_scaler") is scaler:
-            return
-        others = scaler.validate
-
-        def validate(loss_scale: LossScale) -> None:
-            others(loss_scale)
-            self._require_fitting(loss_scale)
-
-        self._scaler, scaler.validate = scaler, validate
+        before = vars(self).get("_scaler")
+        if before is not scaler:
+            scaler.owners.add(self)
+            self._scaler = scaler
+            if before is not None:
+                hand_on_observers(self, before)
 
     def _require_fitting(self, loss_scale: LossScale) -> None:
         """Raise if the executors have no input for a loss scale."""

@@ -21,13 +21,14 @@ import importlib
 import itertools
 import weakref
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
 from ..arrays import leaves, nested
 from ..mxnet_private import parameters
+from .alive import Alive
 from .recorded import node_name, recorded_names
 from .scaler import Scaler
 
@@ -211,11 +212,12 @@ def explain_steps(scaler: Scaler, owner: Any) -> None:
     """Have the steps that a trainer or module makes with a scaler explained where they fail."""
     if isinstance(owner, gluon.Trainer):
         RECORDER.add(owner, scaler)
-    scaler.explain = functools.partial(_ask, "explain_step", owner)
-    scaler.bad_input = functools.partial(_ask, "bad_input", owner)
+    scaler.explain, scaler.bad_input = (
+        functools.partial(_ask, name, Alive([owner])) for name in ("explain_step", "bad_input")
+    )
 
 
-def _ask(name: str, owner: Any) -> Optional[str]:  # of a module, as scalers are copied and pickled with trainers
+def _ask(name: str, owners: Alive) -> Optional[str]:  # of a module, as scalers are copied and pickled with trainers
     """Return what diagnosis says of the present step; it is imported by name, as it stands above this."""
-    answer: Optional[str] = getattr(importlib.import_module("mxmp.diagnose.watch"), name)(owner)
-    return answer
+    ask: Callable[[Any], Optional[str]] = getattr(importlib.import_module("mxmp.diagnose.watch"), name)
+    return next(map(ask, owners), None)

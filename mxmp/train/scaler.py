@@ -20,6 +20,7 @@ import mxnet as mx
 from ..arrays import all_finite, gather, host_norm, merge_flags, sum_of_squares
 from ..errors import LossScaleError, NonFiniteLossError, TrainerError, UnscaledLossError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message, parse
+from .alive import Alive
 from .scaled_loss import Factors
 
 _LOG = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class Scaler:
         last_step_skipped: Whether the last step was skipped.
         nonfinite_loss: 'raise' or 'skip', what a step does whose loss is not finite by itself.
         max_nonfinite_losses: How many such steps in a row are skipped.
-        validate: Raises if the owner cannot work with a loss scale that is set or loaded.
+        owners: Those who must be able to work with a loss scale that is set or loaded; it keeps none of them alive.
         observers: What is told of each step, see `mxmp.train.step.Observer`.
         explain: Runs the present step again, without dropout, and says why it is not finite; None if that is not found
             out.
@@ -160,7 +161,7 @@ class Scaler:
         self._bad_losses = 0  # steps in a row that were skipped since their loss was not finite; not saved
         self.turn = _Turn()
         self.observers: Dict[int, Any] = {}
-        self.validate: Callable[[LossScale], None] = lambda _: None
+        self.owners = Alive()
         self.explain: Where = lambda: None
         self.bad_input: Where = lambda: None
 
@@ -182,6 +183,11 @@ class Scaler:
             self._scales = list(values)
         else:
             self.shared._value = values[0]
+
+    def validate(self, value: LossScale) -> None:
+        """Raise if an owner cannot work with a loss scale."""
+        for owner in self.owners:
+            owner._require_fitting(value)
 
     def _validate_for_all(self, value: LossScale) -> None:
         """Raise if any owner of the loss scale cannot work with another."""
@@ -544,7 +550,7 @@ class SharedLossScale:
         # Whether each step since the last update was taken, and which gradient made it skip, where that is known.
         self._outcomes: List[Tuple[bool, Optional[str]]] = []
         # Those of trainers that are alive: one that was dropped in mid-step must not block the others.
-        self._scalers: weakref.WeakSet[Scaler] = weakref.WeakSet()
+        self._scalers = Alive()
         self._stepped: weakref.WeakSet[Scaler] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -560,7 +566,7 @@ class SharedLossScale:
     def loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the iterations to come."""
         value = parse(spec)
-        for scaler in list(self._scalers):
+        for scaler in self._scalers:
             scaler.require_ready("setting loss_scale")
             scaler.validate(value)
         self._value = value
@@ -579,7 +585,7 @@ class SharedLossScale:
         """
         if any(not scaler.state.is_ready for scaler in self._scalers):
             gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
-        for scaler in list(self._scalers):
+        for scaler in self._scalers:
             scaler.require_between_steps("update of a shared loss scale")
         if not self._stepped and not self._outcomes:
             raise TrainerError("update: no trainer has made a step since the last update of the shared loss scale.")
@@ -616,6 +622,9 @@ class ScalerStatus:
     def _set_loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
         raise NotImplementedError
+
+    def _require_fitting(self, loss_scale: LossScale) -> None:
+        """Raise if this cannot work with a loss scale that is set or loaded."""
 
     @property
     def nonfinite_loss(self) -> str:

@@ -12,7 +12,6 @@ from typing import (
     Any,
     Callable,
     Collection,
-    Dict,
     Iterable,
     Iterator,
     List,
@@ -158,7 +157,6 @@ class Observer:
     """
 
     _owner: Any = None
-    _observers: Dict[int, Observer]  # of the owner, while there is one
 
     def attach(self: Watching, owner: Any) -> Watching:
         """Look at each step of ``owner`` from now on, and return this; within ``with`` up to the end of the block.
@@ -175,16 +173,15 @@ class Observer:
                 f"attach: this {type(self).__name__} is attached to another {type(self._owner).__name__}; detach it "
                 f"first, or make one for each."
             )
-        if self._owner is None:
-            self._observers, self._owner = scaler_of(owner).observers, owner
-            self._observers[id(self)] = self
+        observers = scaler_of(owner).observers
+        self._owner = owner
+        observers[id(self)] = self
         return self
 
     def detach(self) -> None:
         """Look at no further steps; a second call does nothing."""
         if self._owner is not None:
-            self._observers.pop(id(self), None)
-            del self._observers
+            scaler_of(self._owner).observers.pop(id(self), None)
         self._owner = None
 
     def __enter__(self: Watching) -> Watching:
@@ -232,6 +229,14 @@ def scaler_of(owner: Any) -> Scaler:
             f"{type(owner).__module__}; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."
         )
     return owner._scaler
+
+
+def hand_on_observers(owner: Any, before: Scaler) -> None:
+    """Tell the observers of an owner of the steps of its scaler, where it worked with another one before."""
+    for key, observer in list(before.observers.items()):
+        if observer._owner is owner:
+            owner._scaler.observers[key] = observer
+            before.observers.pop(key, None)
 
 
 class _Shown(NamedTuple):

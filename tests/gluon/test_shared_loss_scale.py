@@ -1,6 +1,8 @@
 """One loss scale for several trainers: each steps or skips, the scale moves once per iteration."""
 
+import functools
 import gc
+import itertools
 import logging
 import math
 
@@ -12,6 +14,7 @@ from mxmp.errors import LossScaleError, TrainerError
 from mxmp.gluon import SharedLossScale, Trainer
 from mxmp.loss_scale import DynamicLossScale, StaticLossScale
 from tests.gluon.trainer_tools import TWO, backward, param, run, sgd, value
+from tests.pauses import WEAK_TABLES, paused
 
 
 def make(loss_scale=None):
@@ -137,3 +140,15 @@ def test_trainers_that_were_refused_are_not_asked_for_a_new_scale():
     with pytest.raises(TrainerError, match="1 context"):
         sgd(param([1.0]), shared, update_on_kvstore=True)  # which takes static scales alone
     shared.loss_scale = "dynamic"
+
+
+def make_another(shared, trainers):
+    trainers.append(sgd(param([1.0]), shared))
+
+
+def test_the_scale_is_set_while_another_thread_makes_a_trainer_with_it():
+    for line in itertools.count(1):
+        shared, _, trainers = make()
+        beside = functools.partial(make_another, shared, trainers)
+        if not paused(functools.partial(setattr, shared, "loss_scale", 16), line, beside, WEAK_TABLES):
+            break
