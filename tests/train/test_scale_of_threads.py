@@ -150,7 +150,6 @@ def test_a_block_that_one_thread_leaves_does_not_unscale_the_head_of_another():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.xfail(strict=True, reason="step")
 def test_a_block_of_a_net_that_runs_as_written_in_one_thread_stays_hybridized_in_another():
     class Noting(nn.Dense):
         def hybrid_forward(self, F, x, *args, **params):
