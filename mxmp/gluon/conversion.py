@@ -12,6 +12,7 @@ initialized and stored as the policy says, and the trace converted with true sha
 from __future__ import annotations
 
 import copyreg
+import os
 import threading
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple, Type
 
@@ -29,6 +30,7 @@ from ..report import Report
 from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
 from ..train import loss_heads
+from ..train.alive import Alive
 from ..train.calls import RECORDER
 from . import files, regions, storage
 from .adoption import forget_policy, note_policy
@@ -60,9 +62,18 @@ _GRAPHS = (blocks.cached_graph.name, blocks.cached_op.name, blocks.cached_op_arg
 class Siblings:
     """The conversions of one call of ``convert``, which may share parameters; copies have siblings of their own."""
 
+    _alive = Alive()  # all, whose locks a fork makes anew
+
     def __init__(self) -> None:
         self.conversions: List[Conversion] = []
         self.lock = threading.RLock()  # held while a graph is made, or a net copied
+        self._alive.add(self)
+
+    @classmethod
+    def renew_locks(cls) -> None:
+        """Give all siblings locks that nobody holds: those of other threads are never released after a fork."""
+        for siblings in cls._alive:
+            siblings.lock = threading.RLock()
 
     def __reduce__(self) -> Tuple[Any, ...]:
         """Return what pickle and copy make new ones from: empty ones, to which the copied conversions are added."""
@@ -72,6 +83,9 @@ class Siblings:
         """Add a conversion."""
         self.conversions.append(conversion)
         conversion.siblings = self
+
+
+os.register_at_fork(after_in_child=Siblings.renew_locks)
 
 
 class Conversion:

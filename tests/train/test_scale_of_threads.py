@@ -214,7 +214,6 @@ assert done and status == 0, "the child waits for ever"
 """
 
 
-@pytest.mark.xfail(strict=True, reason="step")
 def test_a_process_that_is_forked_while_another_thread_makes_a_graph_makes_graphs():
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
