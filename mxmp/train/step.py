@@ -385,16 +385,19 @@ class Step:
         scaler, before = self.scaler, self.scaler.skipped_steps
         number, scale = weights.optimizer.num_update + before + 1, scaler.state.scale
         error: Optional[BaseException] = None
+        taken = bad_loss = False
         try:
-            yield number
+            try:
+                yield number
+                taken = scaler.skipped_steps == before
+            finally:
+                bad_loss = scaler.state.loss_finite is False
+                self.end(weights)
         except BaseException as e:
             error = e
             raise
         finally:
-            bad_loss = scaler.state.loss_finite is False
-            self.end(weights)
             skipped = scaler.skipped_steps > before
-            taken = error is None and not skipped
             end = StepEnd(number, taken, skipped and not bad_loss, scale, scaler.loss_scale, error)
             self._tell(lambda observer: observer.on_end(end))
 

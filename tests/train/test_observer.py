@@ -128,7 +128,6 @@ def test_training_is_the_same_bit_for_bit(make, masters):
     assert found[0] == found[1]
 
 
-@pytest.mark.xfail(strict=True, reason="step")
 def test_a_step_whose_running_statistics_cannot_be_put_back_is_told_with_its_error():
     net = nn.BatchNorm(in_channels=2)
     net.initialize()
