@@ -19,7 +19,7 @@ from ..mxnet_private import blocks, register_op_hook
 from ..passes import ScaleLoss
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames
-from ..train.loss_heads import HEAD_SCALE, loss_heads
+from ..train.loss_heads import HEAD_SCALE, loss_heads, own_gradients
 from . import storage
 from .blocks import plain_class
 from .trace import Trace, flat_arguments, without_constants
@@ -143,6 +143,11 @@ class ConvertedGraph:
     def loss_heads(self) -> Tuple[str, ...]:
         """The loss heads in it, by name and operator."""
         return loss_heads(self.trace.graph)
+
+    @functools.cached_property
+    def own_gradients(self) -> Tuple[str, ...]:
+        """The ``Custom`` operators in it whose gradients no loss scale reaches, by name."""
+        return own_gradients(self.trace.graph.nodes, self.trace.params)
 
     @functools.cached_property
     def scaled_heads(self) -> Optional[Converted]:

@@ -308,7 +308,8 @@ class Conversion:
         )
 
     def _note_recorded(self, graph: ConvertedGraph) -> None:
-        loss_heads.mark(self.net.name, self.params, () if graph.scaled_heads else graph.loss_heads)
+        heads = () if graph.scaled_heads else graph.loss_heads
+        loss_heads.mark(self.net.name, self.params, heads, graph.own_gradients)
         self.plain_trainer.check(self.params)
         if not self._has_gradients:  # those of a copy are attached when it trains first
             storage.attach_gradients(self.params)

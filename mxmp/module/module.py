@@ -63,7 +63,7 @@ class Module(PolicyStatus, ModuleBase):
 
     With ``grad_req='add'`` all backwards of a window have one scale; zero the gradients after
     `update`. A Custom operator that ignores the gradient of its output (``need_top_grad=False``)
-    is seen as a loss head only if it is named in ``loss_heads``.
+    has to be named in ``loss_heads``, or to have a BlockGrad in front of it if its own gradient is zero.
 
     Parts of a ``mx.mod.SequentialModule`` have loss scales of their own, and skip apart. Compose their symbols into
     one module, ``head(features=body)``, where they are to skip together.

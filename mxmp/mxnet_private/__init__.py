@@ -172,6 +172,32 @@ _current_attr_scope = attribute(mx.AttrScope, "_current", "the innermost AttrSco
 scope_attrs = attribute(mx.AttrScope, "_attr", "what an AttrScope sets, its outer scopes' included")
 
 
+_custom_operators = global_name(mx.operator, "_registry", "has the CustomOpProp of each Custom operator in a symbol")
+
+
+def ignores_output_gradient(attrs: Mapping[str, str]) -> bool:
+    """Return whether a ``Custom`` operator says that it ignores the gradients of its outputs (``need_top_grad=False``).
+
+    Its CustomOpProp is made once more, as for each symbol. False where it cannot be made.
+    """
+    before = set(_custom_operators.ref_holder)
+    try:
+        made = mx.sym.Custom(name="mxmp", **{key: text for key, text in attrs.items() if not key.startswith("__")})
+    except mx.MXNetError:
+        return False
+    held = list(_custom_operators.ref_holder.items())
+    del made  # which drops the CustomOpProp from there
+    found = [each for key, each in held if key not in before and isinstance(each, mx.operator.CustomOpProp)]
+    return bool(found) and not any(map(_uses_output_gradient, found))
+
+
+def _uses_output_gradient(prop: mx.operator.CustomOpProp) -> bool:
+    outputs, inputs = len(prop.list_outputs()), len(prop.list_arguments())
+    numbers = list(range(outputs + inputs + outputs))
+    parts = numbers[:outputs], numbers[outputs : outputs + inputs], numbers[outputs + inputs :]
+    return any(number < outputs for number in prop.declare_backward_dependency(*parts))
+
+
 def leave_attr_scope(kind: Any, error: Any, stack: Any) -> None:
     """Leave the innermost AttrScope, as at the end of its ``with``."""
     _current_attr_scope(mx.AttrScope).value.__exit__(kind, error, stack)

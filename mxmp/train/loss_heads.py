@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Dict, Iterable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
 from ..errors import TrainerError
-from ..graph import Graph
+from ..graph import Graph, Node
+from ..mxnet_private import ignores_output_gradient
+from ..passes.attributes import CUSTOM
 from ..passes.scale_loss import is_loss_head
 
 _ATTRIBUTE = "_mxmp_loss_head"
@@ -79,15 +81,38 @@ def loss_heads(graph: Graph) -> Tuple[str, ...]:
     return tuple(str(node) for node in graph.operators() if is_loss_head(node))
 
 
-def mark(name: str, params: Sequence[Any], heads: Sequence[str]) -> None:
+# Operators whose inputs get no gradient from them, or zeros.
+_WITHOUT_GRADIENT = frozenset({"BlockGrad", "_contrib_Proposal", "_contrib_MultiProposal", "argmax", "argsort", "topk"})
+
+
+def own_gradients(nodes: Sequence[Node], params: Container[str]) -> Tuple[str, ...]:
+    """Return the ``Custom`` operators that give parameters a gradient and ignore that of their output, by name.
+
+    So they say (``need_top_grad=False``); behind a BlockGrad too, MXNet asks them for their gradient.
+    """
+    leads: List[bool] = []  # by position, whether a gradient goes on to a parameter
+    found = []
+    for node in nodes:
+        inputs = any(leads[each.node] for each in node.inputs)
+        if node.op == CUSTOM and inputs and ignores_output_gradient(dict(node.attrs)):
+            found.append(node.name)
+        on = node.name in params if node.is_variable else inputs and node.op not in _WITHOUT_GRADIENT
+        leads.append(on)
+    return tuple(found)
+
+
+def mark(name: str, params: Sequence[Any], heads: Sequence[str], custom: Sequence[str] = ()) -> None:
     """Note on a net's trained parameters whether a loss head gave their gradient in its last recorded call.
 
-    The net runs as a cached graph, which autograd does not look into; ``heads`` are the loss heads of it.
+    The net runs as a cached graph, which autograd does not look into; ``heads`` are the loss heads of it, and
+    ``custom`` its `own_gradients`.
     """
-    if heads:
+    where = f"block '{name}': node"
+    if heads or custom:
+        error = refused(f"{where} {heads[0]}") if heads else custom_refused(f"{where} '{custom[0]}'")
         for param in params:
             if param.grad_req != "null":
-                setattr(param, _ATTRIBUTE, f"block '{name}': node {heads[0]}")
+                setattr(param, _ATTRIBUTE, str(error))
     elif any(_ATTRIBUTE in vars(param) for param in params):
         forget(params)
 
@@ -101,9 +126,9 @@ def forget(params: Iterable[Any]) -> None:
 def refuse(params: Iterable[Any]) -> None:
     """Raise a TrainerError, which names block and operator, if `mark` noted a loss head of one of the parameters."""
     for param in params:
-        where = vars(param).get(_ATTRIBUTE)
-        if where is not None:
-            raise refused(where)
+        why = vars(param).get(_ATTRIBUTE)
+        if why is not None:
+            raise TrainerError(why)
 
 
 def refused(where: str) -> TrainerError:
@@ -112,4 +137,13 @@ def refused(where: str) -> TrainerError:
         f"{where} is a loss head: its gradient does not depend on that of its output, so no loss scale reaches it. "
         f"Take it off and use a loss of mx.gluon.loss, or hybridize and convert the block that it is in "
         f"(mxmp.gluon.convert), or train without a loss scale (loss_scale=None, with 'mixed_bfloat16')."
+    )
+
+
+def custom_refused(where: str) -> TrainerError:
+    """Return the error for a ``Custom`` operator that ignores the gradient of its output; ``where`` names it."""
+    return TrainerError(
+        f"{where} (Custom) ignores the gradient of its output (need_top_grad=False), so no loss scale reaches its own. "
+        f"Have it multiply by that gradient; or put BlockGrad in front of it if its own is zero; or train without a "
+        f"loss scale (loss_scale=None, with 'mixed_bfloat16')."
     )

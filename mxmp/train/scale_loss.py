@@ -12,7 +12,7 @@ from mxnet import autograd
 from ..arrays import all_finite, is_low_precision
 from ..errors import TrainerError
 from ..passes.scale_loss import is_loss_head
-from .loss_heads import refused
+from .loss_heads import custom_refused, own_gradients, refused
 from .recorded import recorded_nodes
 from .scaled_loss import ScaledLoss, require_backward
 from .scaler import Scaler
@@ -85,9 +85,15 @@ def _explain_unrecorded(losses: Sequence[ScaledLoss], error: mx.MXNetError) -> N
 
 def _refuse_loss_heads(losses: Sequence[ScaledLoss]) -> None:
     """Raise if a loss comes from an operator that ignores the gradient of its output, and ran outside of any graph."""
-    for node in (node for each in losses for node in recorded_nodes(each.wide)):
-        if is_loss_head(node):
+    for nodes in (recorded_nodes(each.wide) for each in losses):
+        for node in filter(is_loss_head, nodes):
             raise refused(f"node {node}")
+        # Arrays without gradients are null0, null1 (Imperative::RecordOp in src/imperative/imperative.cc at tag 1.9.1).
+        variables = {node.name for node in nodes if node.is_variable and not node.name.startswith("null")}
+        custom = own_gradients(nodes, variables)
+        for node in nodes:
+            if node.name in custom:
+                raise custom_refused(f"node '{node.get('op_type')}'")
 
 
 def _common_scale(scalers: Sequence[Scaler]) -> float:
