@@ -52,3 +52,22 @@ def test_a_trainer_without_a_scale_does_not_add_to_gradients_that_a_former_one_s
         backward(trainer, w, 0.25)
         trainer.step(1)
         np.testing.assert_array_equal(value(w.data()), [0.25, 1.25])
+
+
+@pytest.mark.xfail(strict=True, reason="step")
+@pytest.mark.parametrize("steps_first", [False, True])
+def test_a_trainer_without_a_scale_that_is_forgotten_in_scale_loss_takes_no_scaled_gradients(steps_first):
+    a, b = (param([1.0], name=name) for name in "ab")
+    first, second = sgd(a, 1024), sgd(b, None)
+    with autograd.record():
+        loss = loss_of([a, b], 0.5)
+    with first.scale_loss(loss) as scaled:
+        scaled.backward()
+    if steps_first:
+        first.step(1)
+    try:
+        second.step(1)
+    except TrainerError:
+        np.testing.assert_array_equal(value(b.data()), [1])
+    else:
+        np.testing.assert_array_equal(value(b.data()), [0.5])
