@@ -29,7 +29,7 @@ from ..report import Report
 from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
 from ..train import loss_heads
-from ..train.calls import RECORDER
+from ..train.step import NetCall, Observer, observers_of_calls
 from . import files, regions, storage
 from .adoption import forget_policy, note_policy
 from .blocks import (
@@ -52,6 +52,8 @@ from .trace import Trace, flat_arguments, trace, trace_before_call
 
 MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
 MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
+
+_trainer_of = parameters.trainer_of.read  # asked of every parameter at every recorded call
 
 # What a net holds for its graphs; a cached operator cannot be copied.
 _GRAPHS = (blocks.cached_graph.name, blocks.cached_op.name, blocks.cached_op_args.name)
@@ -85,6 +87,7 @@ class Conversion:
         current: The graph that ran last, outside of regions.
         ran: The graphs that ran last outside of regions, for inference (False) and in training mode (True).
         on_converted: Called with each conversion of a graph.
+        observer: Is told of recorded calls in the place of the trainers' observers; None for these.
     """
 
     siblings: Siblings
@@ -93,6 +96,7 @@ class Conversion:
     given_graph: Optional[Tuple[Any, Any]]  # for MXNet, while it partitions a graph
     plain_trainer: PlainTrainerCheck
     on_converted: Optional[Callable[[Converted], None]]
+    observer: Optional[Observer]
     _collected: Optional[List[gluon.Parameter]]
     _calls: LRUCache[Runner]
     _graphs: LRUCache[ConvertedGraph]
@@ -237,9 +241,22 @@ class Conversion:
                 with eager(self.net):
                     return gluon.HybridBlock.forward(self.net, *args)  # the net's own one has called us
         outputs = runner(self.net, arrays)
-        if not signature.recording:
+        return self._told(graph, arrays, outputs) if signature.recording else outputs
+
+    def _told(self, graph: ConvertedGraph, arrays: List[Any], outputs: Any) -> Any:
+        """Tell the observers of the net's trainers of a recorded call, and return the outputs that they give."""
+        trainers = [each for each in dict.fromkeys(map(_trainer_of, self.params)) if hasattr(each, "_scaler")]
+        observers = [each for trainer in trainers for each in observers_of_calls(trainer)]
+        if self.observer is not None:
+            observers = [self.observer]
+        if not observers:
             return outputs
-        return RECORDER.note(self.net, self.params, graph, arrays, outputs)
+        context = next((each.ctx for each in arrays if isinstance(each, mx.nd.NDArray)), mx.context.current_context())
+        inputs = [each.detach() if isinstance(each, mx.nd.NDArray) else each for each in arrays]
+        call = NetCall(id(self.net), str(self.net.name), graph, inputs, outputs, context, autograd.is_training())
+        for each in observers:
+            call = call._replace(outputs=each.on_call(call))
+        return call.outputs
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
         """Run a call of a net that is not hybridized; or give the converted net for symbols, to a net around it.
@@ -594,6 +611,7 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "current": None,
         "ran": {},
         "on_converted": None,
+        "observer": None,
         "plain_trainer": PlainTrainerCheck(net, policy),
     }
 

@@ -12,7 +12,6 @@ import mxnet as mx
 from ..errors import StaleGradientError, TrainerError
 from ..mxnet_private import is_fresh, parameters, trainers
 from ..train import loss_heads
-from ..train.calls import RECORDER
 from ..train.masters import Update, copy_to_other_contexts
 from ..train.running_stats import Named
 from ..train.step import Weights
@@ -362,7 +361,6 @@ class Gradients(Weights):
         self._scaled.clear()
         self._cleared.clear()
         self._taken = None
-        RECORDER.forget(self._trainer)
         loss_heads.forget(self._params)
 
     def running_stats(self) -> Named:

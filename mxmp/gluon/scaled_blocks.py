@@ -8,7 +8,6 @@ from typing import Any, Iterator, List, Optional, Sequence, Set
 
 from ..arrays import scale_in_place
 from ..errors import TrainerError, UnscaledLossError
-from ..train.calls import RECORDER
 from ..train.loss_heads import HEAD_SCALE
 from ..train.scale_loss import scale_loss
 from ..train.scaled_loss import ScaledLoss, require_backward
@@ -72,9 +71,6 @@ def scaled_block(loss: Any, trainers: Sequence[Any], loss_id: int) -> Iterator[A
             for trainer in trainers if reached else ():
                 trainer._scaler.state.reached = True
 
-        for trainer in trainers:
-            if trainer._scaler.active:
-                RECORDER.take_over(trainer, loss)
         block = scale_loss(loss, [trainer._scaler for trainer in trainers], finish)
         for trainer in begun:
             stack.enter_context(trainer._gradients.forbid_overwrite())

@@ -18,7 +18,6 @@ from ..mxnet_private import TrainerBase, parameters, trainers
 from ..optimizer import LossScaleOptimizer
 from ..train import loss_heads, states
 from ..train.amp_loss_scaler import AmpLossScaler
-from ..train.calls import explain_steps
 from ..train.kvstores import (
     adopt_kvstore_masters,
     any_sparse,
@@ -33,7 +32,7 @@ from ..train.kvstores import (
     require_updating_kvstore,
 )
 from ..train.masters import MultiPrecision, Weight
-from ..train.scaler import Scaler, ScalerStatus, SharedLossScale
+from ..train.scaler import Scaler, ScalerStatus, SharedLossScale, explain_steps
 from ..train.states import Target
 from ..train.step import Step
 from .adoption import (

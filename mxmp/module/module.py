@@ -23,11 +23,10 @@ from ..policy import Policy, check_matches
 from ..report import Report
 from ..symbol import load_checkpoint, to_graph
 from ..symbol.arguments import require_kernels, require_symbol
-from ..train.calls import explain_steps
 from ..train.kvstores import open_for_module, refuse_compression, updates_on_kvstore
 from ..train.masters import follow
 from ..train.running_stats import Named
-from ..train.scaler import Scaler
+from ..train.scaler import Scaler, explain_steps
 from .binding import LOSS_SCALE, Conversions, Runnable, Watching, Writes, accumulates, as_bound, describe, make_group
 from .common import PolicyStatus, loss_scale_of, policy_of, save_checkpoint, states_files
 from .training import BoundWeights, Training, Weight, host_zeros, make_optimizer, store_mean, weights_of

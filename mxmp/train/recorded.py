@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, Iterable, List, Optional, Sequence, Set
+from typing import Dict, List, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -29,16 +29,6 @@ def is_recorded(array: mx.nd.NDArray) -> bool:
     except mx.MXNetError:
         return False
     return True
-
-
-def node_name(array: mx.nd.NDArray) -> Optional[str]:
-    """Return the name that autograd has for the operator or variable that gave an array; None if it is not recorded."""
-    return str(autograd.get_symbol(array).name) if is_recorded(array) else None
-
-
-def recorded_names(losses: Iterable[mx.nd.NDArray]) -> Set[str]:
-    """Return the names that autograd has for the operators that made losses."""
-    return {node.name for loss in losses for node in recorded_nodes(loss) if not node.is_variable}
 
 
 def recorded_nodes(array: mx.nd.NDArray) -> Sequence[Node]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import gc
+import importlib
 import logging
 import math
 import threading
@@ -159,7 +161,7 @@ class Scaler:
         self._skips_before = 0  # right before the last step
         self._bad_losses = 0  # steps in a row that were skipped since their loss was not finite; not saved
         self.turn = _Turn()
-        self.observers: Dict[int, Any] = {}
+        self.observers: Dict[Any, Any] = {}
         self.validate: Callable[[LossScale], None] = lambda _: None
         self.explain: Where = lambda: None
         self.bad_input: Where = lambda: None
@@ -465,7 +467,7 @@ class Scaler:
         if not taken and worth_a_line(self.consecutive_skips):
             line = "step %d skipped, its gradients are not finite%s: %s; %d skipped in a row, %d in all"
             found = _found_out(self.bad_input)
-            data = "" if found is None else f", which is no overflow, for {found}"
+            data = "" if found is None else f", which no loss scale mends, for {found}"
             _LOG.log(self._level(before), line, step, data, text, self.consecutive_skips, self.skipped_steps)
         elif taken and self._skips_before > 1:
             _LOG.info("step %d taken, after %d skipped in a row: %s", step, self._skips_before, text)
@@ -689,6 +691,18 @@ def turn_of(scalers: Iterable[Scaler], waits: bool = True) -> Iterator[bool]:
         # In one order, so that no two threads wait for one another.
         turns = (scaler.turn for scaler in sorted(scalers, key=id))
         yield all(turn.take(stack, waits) for turn in turns)
+
+
+def explain_steps(scaler: Scaler, owner: Any) -> None:
+    """Have the steps that a trainer or module makes with a scaler explained where they fail."""
+    scaler.explain = functools.partial(_ask, "explain_step", owner)
+    scaler.bad_input = functools.partial(_ask, "bad_input", owner)
+
+
+def _ask(name: str, owner: Any) -> Optional[str]:  # of a module, as scalers are copied and pickled with trainers
+    """Return what diagnosis says of the present step; it is imported by name, because it stands above this file."""
+    answer: Optional[str] = getattr(importlib.import_module("mxmp.diagnose.watch"), name)(owner)
+    return answer
 
 
 def _found_out(find: Where) -> Optional[str]:

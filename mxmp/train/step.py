@@ -1,13 +1,14 @@
 """The training step of every front: reduce, check, unscale, update or skip, move the loss scale.
 
 `Weights` is what it needs to know of the weights that a trainer, a module or an optimizer trains; an `Observer` is told
-of each step.
+of each step, and of the calls of converted nets that a trainer trains.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
+import importlib
 from typing import (
     Any,
     Callable,
@@ -150,6 +151,28 @@ class StepEnd(NamedTuple):
     error: Optional[BaseException] = None
 
 
+class NetCall(NamedTuple):
+    """A recorded call of a converted net.
+
+    Attributes:
+        net: The id of the net.
+        name: The name of the net.
+        graph: The graph that ran: a `mxmp.gluon.cache.ConvertedGraph`.
+        inputs: Its inputs, as a flat list; they share memory with the user's arrays, but not their autograd graph.
+        outputs: Its outputs, nested as the caller gets them.
+        context: Where it ran.
+        training: Whether in training mode.
+    """
+
+    net: int
+    name: str
+    graph: Any
+    inputs: Sequence[Any]
+    outputs: Any
+    context: mx.Context
+    training: bool
+
+
 class Observer:
     """Is told of each step of a trainer, module or optimizer. Each method does nothing unless it is overridden.
 
@@ -158,7 +181,7 @@ class Observer:
     """
 
     _owner: Any = None
-    _observers: Dict[int, Observer]  # of the owner, while there is one
+    _observers: Dict[Any, Observer]  # of the owner, while there is one
 
     def attach(self: Watching, owner: Any) -> Watching:
         """Look at each step of ``owner`` from now on, and return this; within ``with`` up to the end of the block.
@@ -193,6 +216,13 @@ class Observer:
     def __exit__(self, *raised: object) -> None:
         self.detach()
 
+    def on_call(self, call: NetCall) -> Any:
+        """A converted net that the trainer trains was called under ``autograd.record()``; return its outputs.
+
+        The caller gets these in the place of ``call.outputs``. They may have zeros added, whose gradients are wanted.
+        """
+        return call.outputs
+
     def on_losses(self, losses: Sequence[mx.nd.NDArray], begins: bool) -> None:
         """These losses, as they were before scaling, went backward; not all fronts know theirs.
 
@@ -220,6 +250,9 @@ class Observer:
     def on_skip(self, weights: Weights) -> None:
         """The step will be skipped: some gradients are not finite; unscaled, if there was reason to."""
 
+    def on_close(self) -> None:
+        """The gradients of the step are used, right before `on_end`, or were discarded; so are its calls."""
+
     def on_end(self, end: StepEnd) -> None:
         """The step is over: taken, skipped, or ended by an error, which is raised after this."""
 
@@ -232,6 +265,15 @@ def scaler_of(owner: Any) -> Scaler:
             f"{type(owner).__module__}; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."
         )
     return owner._scaler
+
+
+def observers_of_calls(trainer: Any) -> List[Observer]:
+    """Return the observers of a trainer, and among them the one that keeps calls to explain a step that fails.
+
+    `mxmp.diagnose.watch` makes it. That is imported by name, because it stands above this file.
+    """
+    importlib.import_module("mxmp.diagnose.watch").calls_of(trainer)
+    return list(trainer._scaler.observers.values())
 
 
 class _Shown(NamedTuple):
@@ -413,6 +455,7 @@ class Step:
             self._hide_float32()
         finally:
             self.scaler.end_step()
+            self._tell(lambda observer: observer.on_close())
 
     def _unscaled(self, weights: Weights) -> List[List[Update]]:
         if not (self.scaler.state.is_unscaled and self.scaler.state.reduced):
