@@ -29,6 +29,7 @@ from ..report import Report
 from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
 from ..train import loss_heads
+from ..train.running_stats import UntrainedStats
 from ..train.step import NetCall, Observer, observers_of_calls
 from . import files, regions, storage
 from .adoption import forget_policy, note_policy
@@ -95,6 +96,7 @@ class Conversion:
     ran: Dict[bool, ConvertedGraph]
     given_graph: Optional[Tuple[Any, Any]]  # for MXNet, while it partitions a graph
     plain_trainer: PlainTrainerCheck
+    untrained_stats: UntrainedStats
     on_converted: Optional[Callable[[Converted], None]]
     observer: Optional[Observer]
     _collected: Optional[List[gluon.Parameter]]
@@ -250,6 +252,8 @@ class Conversion:
         if self.observer is not None:
             observers = [self.observer]
         if not observers:
+            if autograd.is_training():
+                self.untrained_stats.check(self.net.name, self.params)
             return outputs
         context = next((each.ctx for each in arrays if isinstance(each, mx.nd.NDArray)), mx.context.current_context())
         inputs = [each.detach() if isinstance(each, mx.nd.NDArray) else each for each in arrays]
@@ -613,6 +617,7 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "on_converted": None,
         "observer": None,
         "plain_trainer": PlainTrainerCheck(net, policy),
+        "untrained_stats": UntrainedStats(),
     }
 
 

@@ -132,6 +132,7 @@ class Scaler:
         last_step_skipped: Whether the last step was skipped.
         nonfinite_loss: 'raise' or 'skip', what a step does whose loss is not finite by itself.
         max_nonfinite_losses: How many such steps in a row are skipped.
+        skips_of_all: Steps skipped so far, of all scalers; an attribute of the class.
         validate: Raises if the owner cannot work with a loss scale that is set or loaded.
         observers: What is told of each step, see `mxmp.train.step.Observer`.
         explain: Runs the present step again, without dropout, and says why it is not finite; None if that is not found
@@ -143,6 +144,7 @@ class Scaler:
 
     nonfinite_loss = "raise"
     max_nonfinite_losses = 10
+    skips_of_all = 0
 
     def __init__(self, loss_scale: Any, num_losses: int = 1) -> None:
         self.shared = loss_scale if isinstance(loss_scale, SharedLossScale) else None
@@ -429,6 +431,7 @@ class Scaler:
         self._skips_before = self.consecutive_skips
         self.last_step_skipped = not taken
         self.skipped_steps += not taken
+        Scaler.skips_of_all += not taken
         self.consecutive_skips = 0 if taken else self._skips_before + 1
         self._bad_losses = 0
 
