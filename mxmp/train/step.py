@@ -251,7 +251,7 @@ class Observer:
         """The step will be skipped: some gradients are not finite; unscaled, if there was reason to."""
 
     def on_close(self) -> None:
-        """The gradients of the step are used, right before `on_end`, or were discarded; so are its calls."""
+        """The gradients of the step are used, right before `on_end`, or were discarded. Forget its calls."""
 
     def on_end(self, end: StepEnd) -> None:
         """The step is over: taken, skipped, or ended by an error, which is raised after this."""
