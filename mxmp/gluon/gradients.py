@@ -13,7 +13,8 @@ from ..errors import StaleGradientError, TrainerError
 from ..mxnet_private import is_fresh, parameters, trainers
 from ..train import loss_heads
 from ..train.calls import RECORDER
-from ..train.masters import Update, copy_to_other_contexts
+from ..train.kernels import Update
+from ..train.masters import Masters, copy_to_other_contexts
 from ..train.running_stats import Named
 from ..train.step import Weights
 
@@ -82,6 +83,7 @@ class Gradients(Weights):
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._params: Sequence[mx.gluon.Parameter] = trainer.mx_params  # may grow later
+        self._masters = [Masters(each.optimizer, trainer.multi_precision) for each in trainer.mx_updaters]
         self._taken: Optional[List[List[Update]]] = None
         self._is_seen = False  # whether parameters have lists of gradients that tell who reads one
         self._scaled: Set[int] = set()  # the ids of the weights whose gradients were fresh at the end of a block
@@ -157,12 +159,6 @@ class Gradients(Weights):
                     "a step. Now call zero_grad and discard_grads to start again."
                 )
             is_fresh.set(data, False)
-
-    def require_scaled(self) -> None:
-        """Raise if a backward outside of the blocks has written a gradient, in a step that has a loss scale."""
-        for param, data in self.fresh() if self._scaled else ():
-            if id(data) not in self._scaled:
-                raise _not_scaled(param, data)
 
     @contextlib.contextmanager
     def forbid_overwrite(self) -> Iterator[None]:
@@ -263,7 +259,7 @@ class Gradients(Weights):
     # ------------------------------------------------------------------ the weights of a step
 
     @property
-    def optimizer(self) -> Any:  # type: ignore[override]
+    def optimizer(self) -> Any:
         """The trainer's optimizer."""
         return self._trainer.mx_optimizer
 
@@ -271,6 +267,11 @@ class Gradients(Weights):
     def updaters(self) -> Any:  # type: ignore[override]
         """The trainer's updaters, as many as work."""
         return self._trainer.mx_updaters[:1] if self.kvstore else self._trainer.mx_updaters
+
+    @property
+    def masters(self) -> Any:  # type: ignore[override]
+        """The masters of each updater."""
+        return self._masters[: len(self.updaters)]
 
     @property
     def kvstore(self) -> Any:

@@ -406,10 +406,10 @@ class Module(PolicyStatus, ModuleBase):
         weights = weights_of(self.mx_exec_group)
         batch_size = self.mx_exec_group.batch_size * (store.num_workers if store is not None else 1)
         names = [weight.name for weight in weights]
-        made = make_optimizer(optimizer, dict(optimizer_params), self.mx_symbol, names, 1.0 / batch_size)
+        made, masters = make_optimizer(optimizer, dict(optimizer_params), self.mx_symbol, names, 1.0 / batch_size)
         if store is not None and compression:
             store.set_gradient_compression(compression)
-        self._training = Training(self._scaler, made, store, self.mx_context, weights, self.mx_arg_params)
+        self._training = Training(self._scaler, made, masters, store, self.mx_context, weights, self.mx_arg_params)
         self._training.set_masters(self._trained(), self.mx_arg_params)
         self.mx_optimizer, self.mx_kvstore, self.mx_updates_on_kvstore = made, store, False
         self.mx_updater = self._training.updaters[0]

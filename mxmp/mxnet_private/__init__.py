@@ -409,7 +409,7 @@ class ParameterBase(gluon.Parameter):
     mx_deferred_init: Any
 
 
-# Optimizers: counts of updates, and what an optimizer around another hands on.
+# Optimizers: counts of updates, rates, and what an optimizer around another hands on.
 
 _OPTIMIZER_CALLS = {
     "set_current_context": ("_set_current_context", "chooses the device whose counts are used"),
@@ -425,7 +425,7 @@ optimizers = SimpleNamespace(
 )
 
 
-@named({}, _OPTIMIZER_CALLS)
+@named({}, {"set_current_context": _OPTIMIZER_CALLS["set_current_context"]})
 class OptimizerBase(mx.optimizer.Optimizer):
     """An optimizer whose private methods, which updaters and optimizers call, can be overridden."""
 

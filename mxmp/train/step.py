@@ -39,7 +39,8 @@ from ..arrays import (
 from ..distributed import KVStore
 from ..errors import NonFiniteLossError, TrainerError
 from ..loss_scale import LossScale
-from .masters import MultiPrecision, Update, first_written_past, masters_flag, update, written_past
+from .kernels import Update, update
+from .masters import Masters, first_written_past, masters_flag, written_past
 from .running_stats import Named, RunningStats
 from .scaler import Scaler, ScalerStatus, Stage
 
@@ -53,13 +54,16 @@ class Weights(abc.ABC):
     """The weights of one step with their gradients, on one or several contexts.
 
     Attributes:
+        optimizer: The user's optimizer.
         updaters: One per context; or one alone, whose weights the other contexts copy: optimizers that draw
             noise (SGLD) or count their calls (Nadam) would let them drift apart.
+        masters: Those of each updater.
         kvstore: What sums the gradients; None leaves every context its own.
     """
 
-    optimizer: MultiPrecision
+    optimizer: mx.optimizer.Optimizer
     updaters: Sequence[mx.optimizer.Updater]
+    masters: Sequence[Masters]
     kvstore: Any = None
     seen: Any = None  # by the first observer of a skipped step, for those after it; up to the end of the step
     flags_losses = True  # whether the state has a flag of the losses, which scale_loss makes
@@ -422,7 +426,7 @@ class Step:
     def _unscales_first(self, weights: Weights) -> bool:
         """Return whether gradients are unscaled before the check: those of a scale below 1 may overflow by it."""
         scale = self.scaler.state.scale
-        return scale < 1.0 or (scale != 1.0 and weights.optimizer.needs_unscaled_gradients)
+        return scale < 1.0 or (scale != 1.0 and needs_unscaled_gradients(weights.optimizer))
 
     def _should_step(self, weights: Weights) -> bool:
         """Return whether all gradients are finite, by one host read; NonFiniteLossError if the losses are not."""
@@ -438,7 +442,7 @@ class Step:
                 scaler.read([])
         if state.masters_differ:
             self._compared = 0
-            index = first_written_past(zip(weights.updaters, weights.groups()))
+            index = first_written_past(zip(weights.masters, weights.groups()))
             raise written_past("a weight" if index is None else f"parameter '{weights.name(index)}'")
         self._compared += 1
         taken = state.finite is not False
@@ -453,7 +457,7 @@ class Step:
     def _flag_masters(self, weights: Weights) -> None:
         """In the first steps, have it read with the rest whether a weight was written to past its master."""
         if self._compared < COMPARED_STEPS:
-            flag, workers = masters_flag(zip(weights.updaters, weights.groups())), weights.workers
+            flag, workers = masters_flag(zip(weights.masters, weights.groups())), weights.workers
             self.scaler.state.masters_flag = flag if flag is None or workers is None else workers.agree(flag)
 
     def _check_running_stats(self, weights: Weights, grad_flag: Optional[mx.nd.NDArray]) -> None:
@@ -466,12 +470,12 @@ class Step:
         factor = 1.0 if state.is_unscaled else 1.0 / state.scale
         self._tell(lambda observer: observer.on_update(weights))
         groups = weights.groups()[: len(updaters)]
-        for updater, group in zip(updaters, groups):
-            optimizer.check_states([(index, weight, updater.states.get(index)) for index, _, weight in group])
+        for masters, group in zip(weights.masters, groups):
+            masters.check((index, weight) for index, _, weight in group)
         optimizer.rescale_grad = rescale * factor
         try:
-            for updater, group in zip(updaters, groups):
-                update(updater, group)
+            for updater, masters, group in zip(updaters, weights.masters, groups):
+                update(updater, masters, group)
         finally:
             optimizer.rescale_grad = rescale
         weights.copy_to_other_contexts([update.index for group in groups for update in group])
@@ -498,6 +502,14 @@ class Step:
             for index in (index for index in copies if index in kept or weights.accumulates(index)):
                 for copy, grad in zip(copies[index], originals[index]):
                     round_into(copy.as_nd_ndarray(), grad.as_nd_ndarray())
+
+
+def needs_unscaled_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Return whether an optimizer looks at gradients before it applies ``rescale_grad``.
+
+    LBSGD adds gradients up over several steps, whose scales may differ, and takes norms of them.
+    """
+    return isinstance(optimizer, mx.optimizer.LBSGD)
 
 
 def _indices(weights: Weights) -> List[int]:

@@ -102,7 +102,7 @@ def bits(arrays):
 def trace(module):
     """Return everything that a skipped step must leave alone, bit for bit; between steps only."""
     weights = module._exec_group.param_arrays
-    return saved_arrays(module.save_optimizer_states), freeze_optimizer(module._optimizer.inner), freeze(weights)
+    return saved_arrays(module.save_optimizer_states), freeze_optimizer(module._optimizer), freeze(weights)
 
 
 def poison(module):

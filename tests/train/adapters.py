@@ -199,7 +199,7 @@ class Trainer(Parameters):
         with self.scale_loss(losses):
             pass
 
-    optimizer = property(lambda self: self.owner.optimizer.inner)
+    optimizer = property(lambda self: self.owner.optimizer)
 
 
 class ContribAmp(Trainer):
@@ -389,7 +389,7 @@ class Module(Adapter):
     def step(self):
         return self.owner.update()
 
-    optimizer = property(lambda self: self.owner._optimizer.inner)
+    optimizer = property(lambda self: self.owner._optimizer)
 
 
 class Bucketing(Module):
@@ -416,7 +416,7 @@ class Bucketing(Module):
         return taken
 
     group = property(lambda self: self.owner._curr_module._exec_group)
-    optimizer = property(lambda self: self.owner._curr_module._optimizer.inner)
+    optimizer = property(lambda self: self.owner._curr_module._optimizer)
 
 
 ADAPTERS = [Trainer, ContribAmp, Apex, Shared, Keras, Module, Bucketing]
