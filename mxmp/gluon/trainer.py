@@ -49,8 +49,8 @@ class Trainer(ScalerStatus, TrainerBase):
     Three things are added. The loss is scaled, and a step whose gradients are not finite is
     skipped without a trace: weights, optimizer states, update counts and schedule keep every
     bit, and running statistics that the forward pass made non-finite are restored. Float16 and
-    bfloat16 parameters have float32 masters (see `mxmp.optimizer.MultiPrecision`). Calls out of
-    turn are errors that say what to do.
+    bfloat16 parameters have float32 masters (see `master_params`), which the optimizer updates in
+    their place. Calls out of turn are errors that say what to do.
 
     The order of calls::
 

@@ -11,7 +11,18 @@ from ..arrays import is_low_precision, to_float32
 from ..errors import TrainerError
 from ..mxnet_private import OptimizerBase, optimizers
 from .kernels import Weight, update_part
-from .masters import Masters, changed_dtype, follow, keep_masters, masters_of, name_of, own, rounds_to, written_past
+from .masters import (
+    Masters,
+    changed_dtype,
+    follow,
+    forget_masters,
+    keep_masters,
+    masters_of,
+    name_of,
+    own,
+    rounds_to,
+    written_past,
+)
 
 _COMPARED_UPDATES = 10
 """The first updates of a Parameter, in which it is compared with its master."""
@@ -211,6 +222,8 @@ class MultiPrecision(OptimizerBase):
             else:
                 present.copyto(master)
             keep_masters(param, [*(array for ctx, array in kept.items() if ctx != each.weight.ctx), master])
+        if each.weight.ctx not in param.list_ctx():  # a kvstore's weight, which all contexts copy
+            forget_masters(param, but=each.weight.ctx)
         own(param, self.inner)
         key = each.index, str(each.weight.ctx)
         self._updates[key] = min(self._updates.get(key, 0) + 1, _COMPARED_UPDATES + 1)

@@ -10,8 +10,10 @@ import pytest
 from mxmp.arrays import to_float32
 from mxmp.errors import TrainerError
 from mxmp.optimizer import MultiPrecision
+from mxmp.train.masters import exact_value
 from mxmp.train.step import needs_unscaled_gradients
 from tests.freeze import freeze
+from tests.gluon.trainer_tools import TWO, param
 from tests.values import DTYPES, as_float32, in_dtype
 
 LOW = ["float16", "bfloat16"]
@@ -81,6 +83,20 @@ def test_what_trainers_and_updaters_read_and_set_is_the_inner_optimizers():
     assert inner._all_index_update_counts == {0: {}, 3: {}}
     assert outer.aggregate_num == inner.aggregate_num > 0 and "rescale_grad" not in vars(outer)
     assert "multiprecision" not in mx.optimizer.Optimizer.opt_registry
+
+
+@pytest.mark.parametrize("options", [{"kvstore": None}, {}], ids=["on each context", "on the kvstore"])
+def test_a_trainer_of_mxnet_updates_masters_which_parameters_keep(options):
+    w = param([1.0, 2.0], "float16", ctx=TWO)
+    trainer = mx.gluon.Trainer([w], MultiPrecision(mx.optimizer.SGD(learning_rate=2.0**-13)), **options)
+    for _ in range(3):
+        with mx.autograd.record():
+            losses = [w.data(ctx).sum() / (1 if options else 2) for ctx in TWO]
+        mx.autograd.backward(losses)
+        trainer.step(1)
+    for weight in w.list_data():
+        assert weight.asnumpy().tolist() == [1 - 2.0**-11, 2]
+        assert exact_value(weight, w).asnumpy().tolist() == [1 - 3 * 2.0**-13, 2 - 3 * 2.0**-13]
 
 
 def test_a_schedule_of_the_inner_optimizer_counts():
