@@ -263,14 +263,14 @@ class Masters:
             if param is not None:
                 forget_masters(param)
             return None
-        master = self.arrays.get(index) if param is None else masters_of(param).get(weight.ctx)
-        if param is not None:
+        if param is None:
+            master = self.arrays[index] if index in self.arrays else to_float32(weight)
+        else:
+            master = masters_of(param).get(weight.ctx)
             if index not in self.arrays or master is None or master.shape != weight.shape:
                 master = _first_master(param, weight)
             own(param, self.optimizer)
-        elif master is None:
-            master = to_float32(weight)
-        self.arrays[index] = master.as_in_context(weight.ctx)  # states may be loaded to another one
+        self.arrays[index] = master.as_in_context(weight.ctx)  # that of a module's group2ctxs may be another one
         return self.arrays[index]
 
     def check(self, weights: Iterable[Tuple[int, mx.nd.NDArray]]) -> None:
