@@ -17,18 +17,15 @@ from mxnet.gluon.contrib.estimator import (
     TrainEnd,
 )
 
-from .arrays import is_low_precision
 from .errors import TrainerError
 from .gluon import Trainer, restore
 from .gluon.adoption import adoptable
 from .gluon.api import convert_all
 from .gluon.blocks import descendants
 from .loss_scale import LossScale, NoOpLossScale, parse
-from .mxnet_private import trainers
 from .mxnet_private.estimators import BatchProcessorBase, split_batch
 from .names import hooks as _hooks
 from .policy import Policy
-from .train.masters import MasterState
 from .train.step import scaler_of
 
 globals().update(_hooks(__name__))
@@ -166,9 +163,9 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
         self._skipped = estimator.trainer.skipped_steps
 
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Before the first step, convert the optimizer's states to the parameters' present dtypes."""
+        """Before the first step, let the trainer make masters anew: its parameters may have other dtypes."""
         if self._first_batch:  # the first forward pass may have stored them in low precision
-            _convert_states(estimator.trainer)
+            _make_masters_anew(estimator.trainer)
             self._first_batch = False
 
     def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
@@ -207,7 +204,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
         _drop_unfinished(applied.trainer)
         for net in applied.nets:
             restore(net)
-        _convert_states(applied.trainer)
+        _make_masters_anew(applied.trainer)
         applied.trainer.loss_scale = applied.loss_scale_before
         if isinstance(estimator.batch_processor, ScalingBatchProcessor):
             estimator.batch_processor = estimator.batch_processor.inner
@@ -239,16 +236,11 @@ def _nets(estimator: Estimator) -> List[gluon.Block]:
 
 def _drop_unfinished(trainer: Any) -> None:
     """Discard the gradients that an interrupted fit left between backward and step."""
-    if isinstance(trainer, Trainer) and not trainer._scaler.state.is_ready:
+    if isinstance(trainer, Trainer) and trainer._scaler.window is not None:
         trainer.discard_grads()
 
 
-def _convert_states(trainer: Trainer) -> None:
-    """Convert the optimizer's states to their parameters' present dtypes; the inner ones are float32 either way."""
-    for number, updater in enumerate(trainers.updaters(trainer)):
-        for index, state in updater.states.items():
-            low = is_low_precision(trainers.params(trainer)[index].list_data()[number])
-            if low and not isinstance(state, MasterState):
-                updater.states[index] = MasterState(None, state)  # the next update makes the master
-            elif not low and isinstance(state, MasterState):
-                updater.states[index] = state.inner
+def _make_masters_anew(trainer: Trainer) -> None:
+    """Have a trainer make the masters of its parameters at the next step; its states are float32 in any case."""
+    for masters in trainer._gradients.masters:
+        masters.load({})

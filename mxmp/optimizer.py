@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 
@@ -15,13 +15,15 @@ from .loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossSc
 from .mxnet_private import multiply, parameters
 from .names import hooks as _hooks
 from .train import states
-from .train.masters import MultiPrecision as MultiPrecision
-from .train.masters import Update, copy_to_other_contexts
-from .train.scale_loss import scale_loss
-from .train.scaled_loss import ScaledLoss, require_backward
+from .train.kernels import Update
+from .train.loss_heads import ScaledLoss, mapped, refuse_recorded, require_backward
+from .train.masters import Masters, copy_to_other_contexts, follow
+from .train.multi_precision import MultiPrecision as MultiPrecision
+from .train.multi_precision import require_finite, unwrapped
 from .train.scaler import Scaler, ScalerStatus
 from .train.states import Described, Target
 from .train.step import Step, Weights
+from .train.window import Stage
 
 globals().update(_hooks(__name__))
 
@@ -35,20 +37,8 @@ Weight = Union[mx.nd.NDArray, mx.gluon.Parameter]
 
 _ORDER = "get_scaled_loss, backward, get_unscaled_gradients, apply_gradients"
 
-# What a plain trainer or module sets on its optimizer first.
-_SET_BY_OTHERS = ("param_dict", "idx2name", "sym_info", "aggregate_num")
 
-
-def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """Refuse: it updates all weights at once."""
-    raise TrainerError(
-        "a LossScaleOptimizer updates all weights at once, after all gradients are checked; call apply_gradients, or "
-        "give it to mxmp.gluon.Trainer or mxmp.module.Module. A plain trainer, module or updater would update weight "
-        "by weight, unchecked."
-    )
-
-
-class LossScaleOptimizer(ScalerStatus, MultiPrecision):
+class LossScaleOptimizer(ScalerStatus):
     """An optimizer with a loss scale, float32 masters and exact skips, for loops written by hand.
 
     The order of calls::
@@ -61,7 +51,8 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         optimizer.apply_gradients(zip(grads, params))
 
     It can also be given to `mxmp.gluon.Trainer` and `mxmp.module.Module`, which take its optimizer and
-    its loss scale over. All attributes that it does not name are those of the inner optimizer.
+    its loss scale over. It is no optimizer of MXNet: those update weight by weight, before all gradients are checked.
+    Options such as ``momentum`` are attributes of `inner_optimizer`.
 
     Two things differ from Keras. Forgotten or repeated calls are errors. And gradients that stay
     non-finite at scale 1 raise after 50 steps in a row, as everywhere in mxmp.
@@ -89,18 +80,6 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         tf.keras.mixed_precision.LossScaleOptimizer of TensorFlow 2.12.
     """
 
-    _training_step: Step
-    _inner_updater: mx.optimizer.Updater
-    _weights: List[Weight]  # in the order of their indices
-    _scaled: List[ScaledLoss]  # those of the present step
-    _given: List[mx.nd.NDArray]  # its scaled gradients, as get_unscaled_gradients saw them
-    _owner: Optional[str]  # the trainer or module that it was given to: it only shows attributes then
-
-    # MXNet's trainers, modules and updaters update weight by weight. Each is refused at the first thing that it does
-    # with its optimizer: an updater reads aggregate_num, a distributed kvstore pickles.
-    create_state = create_state_multi_precision = update = update_multi_precision = __getstate__ = _refuse
-    aggregate_num = property(_refuse)
-
     def __init__(
         self,
         inner: mx.optimizer.Optimizer,
@@ -108,27 +87,21 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         initial_scale: Optional[float] = None,
         dynamic_growth_steps: Optional[int] = None,
     ) -> None:
-        scaler = Scaler(make_loss_scale(dynamic, initial_scale, dynamic_growth_steps))
-        multi = _wrapped(inner)
-        own = {"_scaler": scaler, "_training_step": Step(scaler), "_inner_updater": mx.optimizer.get_updater(multi)}
-        lists: Any = {"_weights": [], "_scaled": [], "_given": []}
-        self.__setstate__({"inner": multi.inner, "masters": multi.masters, **own, **lists, "_owner": None})
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set the inner optimizer's attribute, unless it is one of this class."""
-        if name in _SET_BY_OTHERS:
-            _refuse(self)
-        if name.startswith("_") and name in vars(self) or isinstance(getattr(type(self), name, None), property):
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
+        self._scaler = Scaler(make_loss_scale(dynamic, initial_scale, dynamic_growth_steps))
+        self._training_step = Step(self._scaler)
+        self._inner, masters = unwrapped(_checked(inner))
+        self._updater, self._masters = mx.optimizer.get_updater(self._inner), Masters(self._inner, masters)
+        self._weights: List[Weight] = []  # in the order of their indices
+        self._scaled: List[ScaledLoss] = []  # those of the present step
+        self._given: List[mx.nd.NDArray] = []  # its scaled gradients, as get_unscaled_gradients saw them
+        self._owner: Optional[str] = None  # the trainer or module that it was given to: it only shows attributes then
 
     # ------------------------------------------------------------------ names of Keras
 
     @property
     def inner_optimizer(self) -> mx.optimizer.Optimizer:
-        """The optimizer that was given."""
-        return self.inner
+        """The optimizer that was given, or the one within a `MultiPrecision`."""
+        return self._inner
 
     @property
     def dynamic(self) -> bool:
@@ -164,16 +137,17 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
     @property
     def iterations(self) -> int:
         """Steps taken; skipped ones do not count."""
-        return int(self.num_update - self.begin_num_update)
+        return int(self._inner.num_update - self._inner.begin_num_update)
 
     @property
     def learning_rate(self) -> float:
-        """The inner optimizer's present learning rate."""
-        return float(self.inner.learning_rate)
+        """The inner optimizer's present learning rate. May be set."""
+        return float(self._inner.learning_rate)
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self.set_learning_rate(value)
+        require_finite(value)
+        self._inner.set_learning_rate(value)
 
     # ------------------------------------------------------------------ a step
 
@@ -190,15 +164,33 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
             TrainerError: After `get_unscaled_gradients`, or if ``loss`` is scaled already or no loss.
         """
         self._require_own("get_scaled_loss")
-        if self._scaler.state.is_unscaled:
+        scaler = self._scaler
+        if scaler.window is not None and scaler.window.is_true:
             raise TrainerError(
                 "get_scaled_loss came after get_unscaled_gradients, so that scaled and true gradients would mix; call "
                 "apply_gradients first, or discard_grads to start again."
             )
         if any(leaf is each.scaled for leaf in leaves(loss) for each in self._scaled):
             raise TrainerError("get_scaled_loss: the loss is scaled already; call get_scaled_loss once for each loss.")
-        with scale_loss(loss, [self._scaler], self._scaled.extend) as scaled:
-            return scaled
+        if scaler.window is None:
+            scaler.factors.release()  # those of the last step, whose graphs are freed
+        scale = scaler.loss_scale.value if scaler.window is None else scaler.window.scale
+        losses: List[ScaledLoss] = []
+
+        def multiply(path: str, array: mx.nd.NDArray) -> mx.nd.NDArray:
+            losses.append(scaler.factors.multiply(path, array, scale))
+            return losses[-1].scaled
+
+        scaled = mapped(loss, multiply)
+        if not scaler.has_checked_heads:
+            refuse_recorded(losses)
+            scaler.has_checked_heads = True
+        begins = scaler.window is None
+        scaler.scaled(scale, all_finite([each.wide for each in losses]) if losses else None)
+        self._scaled.extend(losses)
+        for observer in list(scaler.observers.values()):
+            observer.on_losses([each.loss for each in losses], begins)
+        return scaled
 
     def get_unscaled_gradients(self, grads: Sequence[Any]) -> List[Any]:
         """Return gradients divided by the loss scale, in float32; the given ones stay as they are.
@@ -218,13 +210,13 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
                 called on each scaled loss; twice in a step; or if ``grads`` are no gradients.
         """
         self._require_own("get_unscaled_gradients")
-        state = self._scaler.state
-        if state.is_ready:
+        window = self._scaler.window
+        if window is None:
             raise TrainerError(
                 "get_unscaled_gradients: no loss was scaled since the last step; call get_scaled_loss and run backward "
                 "on what it returns."
             )
-        if state.is_unscaled:
+        if window.is_true:
             raise TrainerError(
                 "get_unscaled_gradients: the gradients of this step are unscaled already; call it once, with all of "
                 "them, then apply_gradients."
@@ -235,8 +227,10 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         except TrainerError as e:
             raise TrainerError(f"{e} Call discard_grads to start the step again.") from None
         self._given = [leaf for leaf in leaves(grads) if leaf is not None]
-        self._scaler.unscaled(all_finite(self._given))
-        return list(nested(grads, lambda grad: _unscaled(grad, 1.0 / state.scale)))
+        unscaled = list(nested(grads, lambda grad: _unscaled(grad, 1.0 / window.scale)))
+        window.flag("gradients", all_finite(self._given))
+        window.stage = Stage.SEEN
+        return unscaled
 
     def apply_gradients(self, grads_and_vars: Iterable[Tuple[Any, Any]]) -> bool:
         """Check all gradients and update the weights, or skip all. One host read.
@@ -260,8 +254,8 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
         self._require_own("apply_gradients")
-        if not self._scaler.state.is_unscaled:
-            missing = "get_scaled_loss" if self._scaler.state.is_ready else "get_unscaled_gradients"
+        if self._scaler.window is None or not self._scaler.window.is_true:
+            missing = "get_scaled_loss" if self._scaler.window is None else "get_unscaled_gradients"
             raise TrainerError(f"apply_gradients: {missing} was not called in this step; the order is {_ORDER}.")
         pairs = _read_pairs(grads_and_vars)
         weights = self._weights or _checked_weights([], [weight for _, weight in pairs])
@@ -269,7 +263,8 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         self._set_weights(weights)
         self._follow_arrays(updates)
         self._scaled, self._given = [], []
-        return self._training_step.run(GivenGradients(self._inner_updater, updates, weights), self.inner.rescale_grad)
+        given = GivenGradients(self._updater, self._masters, updates, weights)
+        return self._training_step.run(given, self._inner.rescale_grad)
 
     def discard_grads(self) -> None:
         """Give up the present step, after an error between its calls: nothing is updated."""
@@ -325,11 +320,13 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
     def _set_weights(self, weights: List[Weight]) -> None:
         self._weights = weights
         # Multipliers of learning rate and weight decay come from the Parameters.
-        self.inner.param_dict = {i: each for i, each in enumerate(weights) if isinstance(each, mx.gluon.Parameter)}
+        self._inner.param_dict = {i: each for i, each in enumerate(weights) if isinstance(each, mx.gluon.Parameter)}
 
     def _follow_arrays(self, updates: Iterable[Update]) -> None:
+        """Let the masters of weights that are no Parameters follow them: whoever writes to an array cannot say so."""
         for index, _, weight in updates:
-            self._inner_updater.optimizer.follow_array(index, weight, self._inner_updater.states.get(index))
+            if index not in self._inner.param_dict and index in self._masters.arrays:
+                follow(self._masters.arrays[index], weight)
 
     def _target(self, call: str) -> Target:
         self._require_ready(call)
@@ -340,12 +337,12 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
             for index, each in enumerate(self._weights)
         ]
         context = _arrays_of(self._weights[0])[0].ctx
-        return Target(self._inner_updater.optimizer, [self._inner_updater], [context], params)
+        return Target(self._inner, [self._updater], [self._masters], [context], params)
 
     # ------------------------------------------------------------------ owners
 
     def peek_optimizer_and_scale(self, owner: str = "trainer") -> Tuple[MultiPrecision, LossScale]:
-        """Return the optimizer with masters and the loss scale, which `hand_over` would give away.
+        """Return a `MultiPrecision` of the optimizer and the loss scale, which `hand_over` would give away.
 
         Args:
             owner: Their new owner, for errors.
@@ -356,7 +353,7 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
         self._require_ready(f"giving it to a {owner}")
         if self._weights:
             raise TrainerError(f"this LossScaleOptimizer has weights of its own; make another one for the {owner}.")
-        return self._inner_updater.optimizer, self._scaler.loss_scale
+        return MultiPrecision(self._inner, self._masters.kept), self._scaler.loss_scale
 
     def hand_over(self, owner: str) -> Tuple[MultiPrecision, LossScale]:
         """Return optimizer and scale, as `peek_optimizer_and_scale`; from now on this object only shows attributes."""
@@ -372,15 +369,15 @@ class LossScaleOptimizer(ScalerStatus, MultiPrecision):
 
     def _require_ready(self, call: str) -> None:
         self._require_own(call)
-        if not self._scaler.state.is_ready:
+        if self._scaler.window is not None:
             raise TrainerError(
                 f"{call} came between get_scaled_loss and apply_gradients; call apply_gradients first, or "
                 "discard_grads to give the step up."
             )
 
 
-def _wrapped(inner: Any) -> MultiPrecision:
-    """Return an optimizer with masters; raise if it is none, has a loss scale, or is a trainer's."""
+def _checked(inner: Any) -> mx.optimizer.Optimizer:
+    """Return an optimizer; raise if it is none, has a loss scale, or is a trainer's."""
     if isinstance(inner, LossScaleOptimizer):
         raise TrainerError(
             "inner is a LossScaleOptimizer, which has a loss scale already; wrap the optimizer in it once."
@@ -391,7 +388,7 @@ def _wrapped(inner: Any) -> MultiPrecision:
         )
     if inner.param_dict:
         raise TrainerError("inner is the optimizer of a trainer, which would go on using it; make another one.")
-    return inner if isinstance(inner, MultiPrecision) else MultiPrecision(inner)
+    return inner
 
 
 def make_loss_scale(dynamic: Any, initial_scale: Any, growth_steps: Any) -> LossScale:
@@ -550,8 +547,10 @@ class GivenGradients(Weights):
     The updater updates the weights on their first context; ``weights`` are all, by their indices.
     """
 
-    def __init__(self, updater: mx.optimizer.Updater, updates: Sequence[Update], weights: Sequence[Weight]) -> None:
-        self.optimizer, self.updaters = updater.optimizer, [updater]
+    def __init__(
+        self, updater: mx.optimizer.Updater, masters: Masters, updates: Sequence[Update], weights: Sequence[Weight]
+    ) -> None:
+        self.optimizer, self.updaters, self.masters = updater.optimizer, [updater], [masters]
         self._updates, self._weights = list(updates), weights
 
     def groups(self) -> List[List[Update]]:

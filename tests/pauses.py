@@ -3,12 +3,13 @@
 import os
 import sys
 import threading
-import weakref
 
 import mxmp
 
-TRAIN = os.path.join(os.path.dirname(mxmp.__file__), "train")
-WEAK_TABLES = weakref.__file__, weakref.WeakSet.add.__code__.co_filename
+HERE = os.path.dirname(mxmp.__file__)
+TRAIN = os.path.join(HERE, "train")
+CALLS = tuple(os.path.join(HERE, *path) for path in (("diagnose", "replay.py"), ("diagnose", "watch.py"), ("train", "step.py")))
+"""The files that keep the recorded calls of a trainer's nets, and tell of them."""
 
 
 def paused(action, line, meanwhile, files):

@@ -13,6 +13,7 @@ import mxmp
 from mxmp.dtypes import limits
 from mxmp.errors import PolicyError, TrainerError
 from mxmp.estimator import MixedPrecisionHandler, ScalingBatchProcessor
+from mxmp.gluon import exact_value
 from mxmp.gluon.blocks import conversion_of
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.freeze import freeze, scale_of
@@ -73,9 +74,9 @@ def dtypes_of(net):
 
 def exact(estimator):
     """Return the float32 values of one parameter and of its momentum."""
-    weight = estimator.net.collect_params()[WEIGHT].data()
+    weight = estimator.net.collect_params()[WEIGHT]
     state = estimator.trainer._updaters[0].states[estimator.trainer._param2idx[WEIGHT]]
-    return [array.asnumpy() for array in ((weight, state) if weight.dtype == np.float32 else (state.master, state.inner))]
+    return [array.asnumpy() for array in (exact_value(weight), state)]
 
 
 class Spy(BatchEnd):

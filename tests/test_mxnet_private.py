@@ -5,6 +5,7 @@ import functools
 import importlib
 import inspect
 import re
+import sys
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,12 @@ NAMES_OF_CLASSES = {entry.name for entry in mxnet_private.REGISTERED if inspect.
 def names_of_class(kind):
     """Return the private names of those bases of a class that are MXNet's."""
     bases = [base for base in kind.__mro__ if base.__module__.split(".")[0] == "mxnet"]
-    return {name for base in bases for name in [*NAME.findall(inspect.getsource(base)), *vars(base)] if name[:2] != "__"}
+    return {name for base in bases for name in [*NAME.findall(source_of(base)), *vars(base)] if name[:2] != "__"}
+
+
+def source_of(kind):
+    module = sys.modules["mxnet.numpy.multiarray"] if kind is mx.np.ndarray else None  # it names another one
+    return inspect.getsource(module or kind)
 
 
 def private_uses(module):

@@ -253,8 +253,8 @@ def _require_trainer(trainer: Any, settings: _Settings, master_weights: Any) -> 
     adoptable(trainer, settings.loss_scale, Trainer)
     if master_weights is None or not isinstance(trainer, Trainer):
         return
-    if trainer.optimizer.masters != settings.masters:
+    if trainer.multi_precision != settings.masters:
         raise AmpError(
             f"master_weights={master_weights}, but the trainer was made with "
-            f"multi_precision={trainer.optimizer.masters}; leave master_weights out, or make the trainer anew."
+            f"multi_precision={trainer.multi_precision}; leave master_weights out, or make the trainer anew."
         )

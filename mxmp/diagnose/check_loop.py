@@ -430,7 +430,10 @@ class _Watch:
 
 def _is_fresh(param: gluon.Parameter) -> bool:
     """Return whether backward has written a parameter's gradient since the last step, on any context."""
-    return parameters.is_initialized(param) and any(map(is_fresh, parameters.checked_arrays(param)))
+    arrays = parameters.checked_arrays(param) if parameters.is_initialized(param) else ()
+    scaler = getattr(parameters.trainer_of(param), "_scaler", None)
+    noted = scaler.window.written.ids if scaler is not None and scaler.window is not None else ()
+    return any(id(array) in noted or is_fresh(array) for array in arrays)
 
 
 def _may_recover(step: _Step) -> bool:

@@ -40,7 +40,7 @@ from mxnet import autograd
 
 from .. import dtypes
 from ..errors import ConvertError
-from ..gluon.blocks import blocks_in, roots
+from ..gluon.blocks import roots
 from ..graph import Key
 from ..mxnet_private import blocks
 from ..passes.decide import KEEP
@@ -52,7 +52,6 @@ from ..report.counts import positions
 from ..report.report import AS_IT_WAS
 from ..rules import RULES
 from ..symbol.inference import to_graph
-from ..train.calls import RECORDER
 from .batches import call_net, some_batches
 from .instrument import (
     Instrument,
@@ -69,6 +68,7 @@ from .instrument import (
     without_dropout,
 )
 from .progress import showing_progress
+from .replay import recording
 from .subject import (
     NOTED_IN_FLOAT32,
     Call,
@@ -543,12 +543,12 @@ def _gradients_between(subject: NetSubject, examples: Sequence[Any], loss: LossF
     gradients: Dict[int, List[Sequence[Any]]] = defaultdict(list)
     with subject.watched(), subject.under(NOTED_IN_FLOAT32):
         for example in examples:
-            with RECORDER.recording(blocks_in(subject.net)) as calls:
+            with recording(subject.net) as recorder:
                 with autograd.record(train_mode=False):
                     losses = losses_of(loss, call_net(subject.net, example.inputs), example.label)
                 run_backward(losses, train=False)
-            for call in calls.noted:
-                gradients[call.net].append([zero.grad.as_nd_ndarray().copy() for zero in call.zeros])
+            for call, zeros in recorder.calls:
+                gradients[call.net].append([zero.grad.as_nd_ndarray().copy() for zero in zeros])
     return [gradients[id(call.block)].pop(0) if call.recorded else () for call in subject.noted]
 
 

@@ -32,15 +32,13 @@ from ..arrays import to_float32
 from ..display import blocks as show
 from ..errors import ConvertError
 from ..gluon.api import convert
-from ..gluon.blocks import blocks_in
 from ..policy import Policy
 from ..report.run import VerdictText
-from ..train.calls import RECORDER
 from .batches import Batch, call_net, one_batch
 from .kept import kept
 from .nonfinite import BACKWARD, DATA, FORWARD, LOSS, PARAMETER, NonFinite, first_backward, first_forward
 from .ranges import ValueRange, ranges_of
-from .replay import Gradients, LossGradients, Replay, Seen, is_real
+from .replay import Gradients, KeptCall, LossGradients, Replay, Seen, is_real, recording
 from .subject import (
     NOTED_IN_FLOAT32,
     LossFunction,
@@ -136,12 +134,8 @@ def _without_spoilt(replays: Sequence[Replay], scale: float) -> List[Replay]:
     """Return calls without the gradients of outputs that follow from low precision.
 
     Such are NaN since the outputs were not finite, or since the backward of a later call overflowed; they say nothing
-    of float32. Calls of which it is not known that the loss depends on them are left out, unless the others are given
-    inf or NaN.
+    of float32.
     """
-    linked = [each for each in replays if each.linked]
-    if len(linked) < len(replays) and not any(each.bad for replay in linked for each in _real_ranges(replay.data())):
-        replays = linked
     judged: List[Replay] = []
     for replay in reversed(replays):
         gradients = replay.gradients
@@ -392,7 +386,10 @@ def _of_fault(fault: _Fault) -> str:
     if fault.kind == OUT_OF_RANGE:
         return _out_of_range(where)
     if fault.kind == BAD_DATA:
-        return f"{_sentence(where)} No precision and no scale mends that: look at how this batch is read and prepared."
+        return (
+            f"{_sentence(where)} No precision of this network and no scale mends that: look at how this batch is read "
+            "and prepared, and at other nets that it came through."
+        )
     if fault.kind == BAD_PARAMETERS:
         meant = f" If it should be so large, the policy's overrides '{where.overrides}' keep what reads it in float32."
         return (
@@ -400,7 +397,8 @@ def _of_fault(fault: _Fault) -> str:
             f"rate, clip gradients.{meant if where.keep else ''}"
         )
     if where.where == LOSS:
-        return f"{_sentence(where)} The loss is computed outside of the network: look at its formula and its labels."
+        look = "look at its formula, at its labels, and at other nets that it comes through."
+        return f"{_sentence(where)} The loss is computed outside of the network: {look}"
     advice = "Mend the model there (an epsilon, a clip, a stable formula), or look at how its inputs got so large."
     return f"the float32 network is not finite either. {_sentence(where)} {advice}"
 
@@ -559,20 +557,21 @@ def _of_net(net: Any, batch: Batch, policy: Policy, loss: Any, inside: bool) -> 
             "batch has no label, which loss reads; give a tuple of inputs and, last, the label, or None for a loss "
             "that reads none."
         )
-    with kept(net), RECORDER.recording(blocks_in(net)) as calls:  # which gives it as it was written
+    with kept(net):  # which gives it as it was written
         # What is not converted runs as it was written, unseen: a float32 net is converted to nothing but float32.
         convert(net, policy if policy.is_mixed else NOTED_IN_FLOAT32)
-        with autograd.record(train_mode=loss is not None):
+        with recording(net) as recorder, autograd.record(train_mode=loss is not None):
             outputs = call_net(net, inputs, without_loss=loss is None)
             losses = None if loss is None else losses_of(loss, outputs, label)
-        noted = calls.noted
+        noted = recorder.calls
         if not noted:
             raise ConvertError(f"block '{net.name}' ran no HybridBlock on this batch, so there is no graph to look at.")
-        has_gradients = losses is not None and not (len(noted) == 1 and noted[0].outputs is outputs)
+        has_gradients = losses is not None and not (len(noted) == 1 and noted[0].call.outputs is outputs)
         if losses is not None and has_gradients:
             run_backward(losses)
         last = LossGradients(loss, [label], outputs) if loss is not None else None
-        replays = [Replay.of_net(each, 1.0, last if each.outputs is outputs else None, has_gradients) for each in noted]
+        noted = noted if has_gradients else [KeptCall(each.call) for each in noted]
+        replays = [Replay.of_net(each, 1.0, last if each.call.outputs is outputs else None) for each in noted]
         replays = [replay.with_masters() for replay in replays]
     return replays if policy.is_mixed else [_in_float32(replay) for replay in replays]
 

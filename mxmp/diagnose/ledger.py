@@ -15,7 +15,7 @@ from ..display import Section
 from ..errors import DtypeError, NonFiniteLossError, TrainerError
 from ..loss_scale import DynamicLossScale
 from ..report.ledger import DIVERGED, Advice, Layer, LedgerRecord, log2
-from ..train.masters import Update
+from ..train.kernels import Update
 from ..train.step import Observer, StepEnd, Weights
 from .exponents import BIAS, NONFINITE, ZERO, Read, count_exponents, largest, nonfinite_shares
 
@@ -125,7 +125,7 @@ class Ledger(LedgerRecord, Observer):
 
     def on_update(self, weights: Weights) -> None:
         """Keep the weights of a sample that have no masters."""
-        if self._sample is None or weights.optimizer.masters or not weights.updaters:
+        if self._sample is None or not weights.masters or weights.masters[0].kept:
             return
         for update in weights.groups()[0]:
             weight, grad = update.weight.as_nd_ndarray(), update.grad.as_nd_ndarray()

@@ -204,7 +204,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         if wrong or not parts:
             text = f"a {type(wrong[0]).__name__}" if wrong else "an empty list"
             raise TrainerError(f"log: loss is {text}; expected a number, an NDArray, or a list of them.")
-        between = scaler_of(self._owner).state.is_ready and not self._in_group
+        between = scaler_of(self._owner).window is None and not self._in_group
         is_late = self._awaits_loss and (between or self._in_group)
         step = self._pending if is_late and between and self._pending is not None else self._step
         with mx.autograd.pause():

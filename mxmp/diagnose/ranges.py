@@ -29,7 +29,7 @@ from ..graph import Graph
 from ..mxnet_private import NumpySymbol, blocks
 from ..policy import Policy
 from ..symbol.inference import from_graph, infer_facts, to_graph
-from ..train.recorded import is_recorded
+from ..train.loss_heads import is_recorded
 from .batches import Batches, call_net, read_examples, read_loader
 from .instrument import Runner, in_float32, is_unwritten, read_outputs, with_taps, zeros_of
 from .kept import kept

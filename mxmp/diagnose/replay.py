@@ -1,28 +1,107 @@
-"""Calls that are run again, in float32 or in low precision at any loss scale, with all values and gradients looked at.
+"""Calls that are kept and run again, in float32 or in low precision at any loss scale, with all values looked at.
 
-A `Replay` is a call of a graph with the gradients of its outputs. A run of it gives a `Seen`: the ranges of the values
-of all nodes and of their gradients, under the names of the network before its conversion.
+A `Recorder` keeps the recorded calls of converted nets. A `Replay` is a call of a graph with the gradients of its
+outputs. A run of it gives a `Seen`: the ranges of the values of all nodes and of their gradients, under the names of
+the network before its conversion.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
 from ..arrays import is_low_precision, leaves, nested
+from ..gluon.blocks import blocks_in, conversions_of
 from ..graph import Entry, Graph, Key, Node
 from ..passes.attributes import MARK_ATTR, original
 from ..passes.facts import Facts
 from ..report.counts import positions
-from ..train.calls import NetCall
 from ..train.masters import masters_of, rounds_to
+from ..train.step import NetCall, Observer
 from .instrument import Instrument, facts_of, in_dtypes, read_outputs, variable_dtypes, without_dropout
 from .ranges import Summaries, ValueRange, ranges_of, read_ranges, summarize
 from .subject import Call
+
+MOST_CALLS = 256  # that are kept of one step of a trainer
+
+
+class KeptCall(NamedTuple):
+    """A recorded call, without its outputs unless their gradients are kept: those of zeros that were added to them."""
+
+    call: NetCall
+    zeros: Sequence[Any] = ()
+
+
+class Recorder(Observer):
+    """Keeps recorded calls of converted nets: the last one of each net on each context, or all with gradients.
+
+    Attributes:
+        keeps_gradients: Whether all calls are kept, with the gradients of their outputs.
+        most: How many calls are kept; None for all.
+        is_complete: Whether all calls are there. Else nothing is said of the values that the others have given: neither
+            that an input is bad data nor that the outputs are finite.
+    """
+
+    keeps_gradients = True
+
+    def __init__(self, most: Optional[int] = MOST_CALLS) -> None:
+        self.most, self.is_complete = most, True
+        self._kept: Dict[Any, KeptCall] = {}  # threads may add to it: each change of it is one operation
+
+    @property
+    def calls(self) -> List[KeptCall]:
+        """The calls in their order."""
+        return list(self._kept.values())
+
+    def on_call(self, call: NetCall) -> Any:
+        """Keep a call, and return its outputs, with zeros added if gradients are kept."""
+        zeros: List[Any] = []
+        outputs = call.outputs
+        if self.keeps_gradients:
+            outputs = nested(outputs, lambda output: _with_zero(output, zeros))
+            self._kept[object()] = KeptCall(call._replace(outputs=outputs), zeros)
+            replaced = None
+        else:
+            key = call.net, call.context
+            replaced = self._kept.pop(key, None)
+            self._kept[key] = KeptCall(call._replace(outputs=None))
+        if self.most is not None and len(self._kept) > self.most:
+            replaced = self._kept.pop(list(self._kept)[0], None)
+        self.is_complete = self.is_complete and replaced is None
+        return outputs
+
+    def replays(self, scale: float, of_loss: Callable[[Any], Optional[LossGradients]] = lambda _: None) -> List[Replay]:
+        """Return the calls as those that can be run again; arguments as of `Replay.of_net`, ``of_loss`` by outputs."""
+        return [Replay.of_net(each, scale, of_loss(each.call.outputs), not self.is_complete) for each in self.calls]
+
+
+@contextlib.contextmanager
+def recording(net: gluon.Block) -> Iterator[Recorder]:
+    """Keep all recorded calls of the converted blocks in a net within this context; its trainers are not told."""
+    recorder, conversions = Recorder(most=None), conversions_of(blocks_in(net))
+    try:
+        for conversion in conversions:
+            conversion.observer = recorder
+        yield recorder
+    finally:
+        for conversion in conversions:
+            conversion.observer = None
+
+
+def _with_zero(output: Any, zeros: List[Any]) -> Any:
+    """Return an output with a zero added that has a gradient."""
+    if not isinstance(output, mx.nd.NDArray):
+        return output
+    with autograd.pause():
+        zero = (mx.np if isinstance(output, mx.np.ndarray) else mx.nd).zeros_like(output)
+        zero.attach_grad("add")
+    zeros.append(zero)
+    return output + zero
 
 
 class Gradients:
@@ -102,14 +181,12 @@ class Replay:
         call: The call.
         gradients: Gives the true gradients of its outputs; None if they are not known.
         follows_lost: Whether its inputs may come from a call that is not known, so that they cannot be called data.
-        linked: Whether it is known that the loss depends on it.
         params: The parameters of a net, by name.
     """
 
     call: Call
     gradients: Optional[Gradients]
     follows_lost: bool = False
-    linked: bool = True
     params: Mapping[str, gluon.Parameter] = field(default_factory=dict, compare=False)
     _views: Dict[bool, _View] = field(default_factory=dict, compare=False)
 
@@ -153,24 +230,25 @@ class Replay:
 
     @classmethod
     def of_net(
-        cls, noted: NetCall, scale: float, of_loss: Optional[LossGradients] = None, backward: bool = True
+        cls, kept: KeptCall, scale: float, of_loss: Optional[LossGradients] = None, follows_lost: bool = False
     ) -> Replay:
-        """Return a noted call of a converted net, perhaps without its gradients.
+        """Return a kept call of a converted net.
 
         ``scale`` is that of the gradients that are kept; ``of_loss`` computes them where they are not finite, or not
         known.
         """
+        noted = kept.call
         traced, decisions = noted.graph.trace, noted.graph.converted.decisions
         names = [symbol.name for symbol in traced.inputs]
         values = {name: param.data(noted.context) for name, param in traced.params.items()}
         values.update(zip(names, noted.inputs))
         trained = frozenset(name for name, param in traced.params.items() if param.grad_req != "null")
         gradients: Optional[Gradients] = of_loss
-        if noted.zeros and backward:
+        if kept.zeros:
             with autograd.pause():
-                gradients = Gradients([zero.grad.astype("float32") / scale for zero in noted.zeros], of_loss)
+                gradients = Gradients([zero.grad.astype("float32") / scale for zero in kept.zeros], of_loss)
         call = Call(noted.name, decisions, values, names, trained, noted.context, noted.training)
-        return cls(call, gradients, noted.follows_lost, noted.linked, traced.params)
+        return cls(call, gradients, follows_lost, traced.params)
 
 
 def _value(param: gluon.Parameter, context: mx.Context) -> mx.nd.NDArray:

@@ -1,7 +1,7 @@
 """The steps of trainers and modules as calls that can be run again: by a `Watch`, and unasked where a step fails.
 
 Unasked, a step is explained that training has to speak of anyway: after ten skips in a row, where the loss is not
-finite, where the scale gives up (`mxmp.train.calls`). Dropout is off then, so that no random number is drawn.
+finite, where the scale gives up. Dropout is off then, so that no random number is drawn.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from ..errors import TrainerError
 from ..gluon import Trainer
 from ..module import BucketingModule, Module
 from ..module.binding import LOSS_SCALE
-from ..train.calls import MOST_CALLS, RECORDER
 from ..train.step import Observer, StepEnd, Weights
 from .explain import NO_FAULT, Verdict, judge, nan_given
-from .replay import Gradients, LossGradients, Replay
+from .replay import MOST_CALLS, Gradients, KeptCall, LossGradients, Recorder, Replay
 from .subject import Call
 
 
@@ -86,22 +85,16 @@ class Watch(Observer):
         if is_new:
             self._replays, self.end = [], None
             self._handle = None if self._loss is None else self._loss.register_forward_pre_hook(self._note_labels)
-            self._ask_for_gradients(1)
         return self
 
     def detach(self) -> None:
         """Keep no further steps; the last one stays. A second call does nothing."""
         if self._owner is None:
             return
-        self._ask_for_gradients(-1)
         if self._handle is not None:
             self._handle.detach()
         self._labels.clear()
         super().detach()
-
-    def _ask_for_gradients(self, more: int) -> None:
-        if isinstance(self._owner, Trainer):
-            RECORDER.of(self._owner).watches += more
 
     def verdict(self) -> Verdict:
         """Return why the last step was skipped, by running it again with the weights that are there now.
@@ -132,9 +125,8 @@ class Watch(Observer):
         """Keep the calls of the step that is being made."""
         owner = self._owner
         if isinstance(owner, Trainer):
-            self._scale = owner._scaler.state.scale
-            noted = RECORDER.of(owner).noted
-            self._replays = [Replay.of_net(each, self._scale, self._of_loss(each.outputs)) for each in noted]
+            self._scale = owner._scaler.begun().scale
+            self._replays = calls_of(owner).replays(self._scale, self._of_loss)
         else:
             module = owner if isinstance(owner, Module) else owner.mx_current
             self._scale = module._backward_scale
@@ -153,6 +145,42 @@ class Watch(Observer):
         """Return what computes the gradients of a call's outputs, if the loss was called with these."""
         labels = next((given[1:] for given in self._labels if given and given[0] is outputs), None)
         return None if labels is None else LossGradients(self._loss, labels, outputs)
+
+
+# ---------------------------------------------------------------------- the steps of trainers
+
+
+class StepCalls(Recorder):
+    """The calls since a trainer's last step of the nets that it trains, on which its present step rests.
+
+    All are kept, with gradients, where a `Watch` asks for them, or where a skip of the present step will be explained.
+    It is one of the trainer's observers up to the end of the step.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self._trainer = trainer
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        """Return what pickle and copy make an empty one from: graphs that ran cannot be copied."""
+        return StepCalls, (self._trainer,)
+
+    @property
+    def keeps_gradients(self) -> bool:  # type: ignore[override]
+        """Whether all calls are kept, with the gradients of their outputs."""
+        scaler = self._trainer._scaler
+        return scaler.next_skip_is_told or any(isinstance(each, Watch) for each in list(scaler.observers.values()))
+
+    def on_close(self) -> None:
+        """Forget the calls: the step is over."""
+        self._trainer._scaler.observers.pop(StepCalls, None)
+
+
+def calls_of(trainer: Trainer) -> StepCalls:
+    """Return the calls of a trainer's present step, which are kept from the first time on that this is called in it."""
+    observers = trainer._scaler.observers
+    calls: StepCalls = observers.get(StepCalls) or observers.setdefault(StepCalls, StepCalls(trainer))
+    return calls
 
 
 # ---------------------------------------------------------------------- the steps of modules
@@ -205,15 +233,16 @@ def explain_step(owner: Any) -> Optional[str]:
     if isinstance(owner, Module):
         replays, scale = _of_module(owner), owner._backward_scale
     else:
-        calls, state = RECORDER.of(owner), owner._scaler.state
-        replays, scale = [Replay.of_net(each, state.scale) for each in calls.noted], state.scale
-        outside = state.loss_finite is False and not calls.lost
+        calls, window = calls_of(owner), owner._scaler.begun()
+        replays, scale = calls.replays(window.scale), window.scale
+        outside = window.has_bad_loss and calls.is_complete
     if not replays:
         return None
     verdict = judge([replay.with_masters().without_dropout() for replay in replays], scale)
     if verdict.kind != NO_FAULT:
         return str(verdict)
-    return "all outputs of the nets are finite here: look at the loss, and at its labels." if outside else None
+    look = "look at the loss, at its labels, and at other nets that it comes through."
+    return f"the outputs of the trainer's nets are finite here: {look}" if outside else None
 
 
 def bad_input(owner: Any) -> Optional[str]:
@@ -222,8 +251,9 @@ def bad_input(owner: Any) -> Optional[str]:
     Arrays on a GPU are not looked at, see `nan_given`.
     """
     if not isinstance(owner, Module):
-        first = RECORDER.of(owner).noted[:1]
-        return next((nan_given(Replay.of_net(each, 1.0, backward=False)) for each in first), None)
+        recorder = calls_of(owner)
+        first = [KeptCall(each.call) for each in recorder.calls[:1]]
+        return next((nan_given(Replay.of_net(each, 1.0, None, not recorder.is_complete)) for each in first), None)
     if not owner._bound("replay").on_cpu:
         return None
     return next(filter(None, map(nan_given, _of_module(owner))), None)

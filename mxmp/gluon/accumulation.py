@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any, Dict, Iterable, Iterator, List, Optional, TypeVar
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, TypeVar
 
 import numpy as np
 from mxnet import gluon
@@ -12,6 +12,7 @@ from mxnet import gluon
 from ..arrays import require_positive
 from ..errors import TrainerError
 from ..mxnet_private import parameters
+from .blocks import undone
 from .trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
@@ -176,22 +177,25 @@ class Accumulator:
             trainer._scaler.require_ready("Accumulator")
         self._require_dense()
         changed = [param for param in self._params() if param.grad_req == "write"]
-        hooks = [trainer.register_step_hook(self._refuse_other_steps) for trainer in self._trainers]
-        self._runs = True
-        try:
+        with undone(lambda: self._end(changed)):
+            self._runs = True
+            for trainer in self._trainers:
+                trainer._step_hooks[id(self)] = self._refuse_other_steps
             for param in changed:
                 param.grad_req = "add"
             self._clear()
             yield
-        finally:
-            for hook in hooks:
-                hook.detach()
-            if self._batches:
-                _LOG.warning("Accumulator: the loop ended within a group; its %d batches are dropped.", self._batches)
-            self._clear()
-            for param in changed:
-                param.grad_req = "write"
-            self._runs = self._waits = self._is_last = False
+
+    def _end(self, changed: Sequence[gluon.Parameter]) -> None:
+        """Give parameters their ``grad_req`` back and trainers their own step; drop what an unfinished group has."""
+        for trainer in self._trainers:
+            trainer._step_hooks.pop(id(self), None)
+        for param in changed:
+            param.grad_req = "write"
+        if self._batches:
+            _LOG.warning("Accumulator: the loop ended within a group; its %d batches are dropped.", self._batches)
+        self._runs = self._waits = self._is_last = self._stepping = False
+        self._clear()
 
     def _clear(self) -> None:
         """Drop the gradients, zero them, and begin a group."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Iterable, List, Optional, Sequence, Type
+from typing import Any, Collection, Iterable, List, Sequence, Type
 
 import mxnet as mx
 
@@ -12,7 +12,7 @@ from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, parse
 from ..mxnet_private import OVERRIDES, TrainerBase, parameters, trainers
 from ..policy import Policy
-from ..train.kvstores import any_sparse, choose_update, refuse_compression, require_rescaled
+from ..train.kvstores import refuse_compression, refuse_update_on_kvstore
 from ..train.scaler import ScalerStatus
 
 
@@ -50,16 +50,9 @@ def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer])
                 )
     if not distributed(trainers.kvstore_params(trainer)["kvstore"]):
         refuse_compression(trainers.compression_params(trainer), not isinstance(loss_scale, NoOpLossScale), False)
-    if update_choice(trainer, loss_scale) is not False:
-        require_rescaled(loss_scale, trainers.optimizer(trainer))
-    return _mixed(type(trainer), kind)
-
-
-def update_choice(trainer: mx.gluon.Trainer, loss_scale: LossScale) -> Optional[bool]:
-    """Return ``update_on_kvstore`` for a trainer of MXNet that becomes one of mxmp."""
     settings = trainers.kvstore_params(trainer)
-    sparse = any_sparse(trainers.params(trainer))
-    return choose_update(loss_scale, settings["kvstore"], settings["update_on_kvstore"], sparse)
+    refuse_update_on_kvstore(settings["kvstore"], settings["update_on_kvstore"], trainers.params(trainer))
+    return _mixed(type(trainer), kind)
 
 
 def _mixed(given: Type[mx.gluon.Trainer], kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:

@@ -16,6 +16,7 @@ from ..mxnet_private import blocks, parameters
 from ..train.masters import exact_value as _exact_value
 from ..train.masters import is_owned, masters_of
 from . import files
+from .blocks import undone
 from .trainer import Trainer
 
 
@@ -169,17 +170,20 @@ class averaged:
         own = {name: _exact_values(param) for name, param in self._params.items()}
         owners = map(parameters.trainer_of, self._params.values())
         trainers = {owner for owner in owners if isinstance(owner, Trainer) and not owner._gradients.has_averages}
-        try:
+
+        def give_back() -> None:
+            for trainer in trainers:
+                trainer._gradients.has_averages = False
+            for name in list(own):  # those that an interrupt has left
+                _give_back(self._params[name], own[name])
+                del own[name]
+
+        with undone(give_back):
             for trainer in trainers:
                 trainer._gradients.has_averages = True
             for name, param in self._params.items():
                 param.set_data(self._values[name])
             yield
-        finally:
-            for trainer in trainers:
-                trainer._gradients.has_averages = False
-            for name, param in self._params.items():
-                _give_back(param, own[name])
 
 
 def _exact_values(param: gluon.Parameter) -> List[mx.nd.NDArray]:

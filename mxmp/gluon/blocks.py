@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from contextvars import ContextVar
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Type
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple, Type
 
 from mxnet import gluon
 
@@ -18,6 +18,8 @@ _PART = "_mxmp_part"  # where a block holds the tokens of the conversions that i
 _PLAIN = "_mxmp_plain_class"  # where the class of a converted net holds the one that it was written in
 
 _UNCONVERTED: ContextVar[bool] = ContextVar("mxmp_unconverted", default=False)
+
+_EAGER: ContextVar[bool] = ContextVar("mxmp_eager", default=False)
 
 _PRIVATE = (
     blocks.get_graph,
@@ -156,13 +158,28 @@ def unconverted() -> Iterator[None]:
         yield
 
 
+class _Hybridized(int):
+    """True, but within `eager`: whether a block is hybridized. A copy is True."""
+
+    def __bool__(self) -> bool:
+        return not _EAGER.get()
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return bool, (True,)
+
+
+_HYBRIDIZED = _Hybridized(True)
+
+
 @contextlib.contextmanager
 def eager(net: gluon.HybridBlock) -> Iterator[None]:
     """Have a net and the blocks in it run operator by operator, neither converted nor hybridized."""
-    active = [block for block in blocks_in(net) if isinstance(block, gluon.HybridBlock) and blocks.is_active(block)]
-    with unconverted(), undone(lambda: [blocks.is_active.set(block, True) for block in active]):
-        for block in active:
-            blocks.is_active.set(block, False)
+    for block in blocks_in(net):
+        if isinstance(block, gluon.HybridBlock) and blocks.is_active(block):
+            blocks.is_active.set(block, _HYBRIDIZED)  # for good: other threads see no difference
+    before = _EAGER.get()
+    with unconverted(), undone(lambda: _EAGER.set(before)):
+        _EAGER.set(True)
         yield
 
 

@@ -19,7 +19,7 @@ from ..mxnet_private import blocks, register_op_hook
 from ..passes import ScaleLoss
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames
-from ..train.loss_heads import HEAD_SCALE, loss_heads
+from ..train.loss_heads import HEAD_SCALE, loss_heads, own_gradients
 from . import storage
 from .blocks import plain_class
 from .trace import Trace, flat_arguments, without_constants
@@ -125,9 +125,10 @@ def make_operator(
     """Return the cached operator of a symbol, and its inputs: (True, number of an input) or (False, parameter)."""
     places = {variable.name: place for place, variable in enumerate(inputs)}
     reads = [(True, places[name]) if name in places else (False, params[name]) for name in symbol.list_inputs()]
+    varies = [is_input or read is HEAD_SCALE for is_input, read in reads]  # from call to call
     indices = {
-        "data_indices": [place for place, (is_input, _) in enumerate(reads) if is_input],
-        "param_indices": [place for place, (is_input, _) in enumerate(reads) if not is_input],
+        "data_indices": [place for place, each in enumerate(varies) if each],
+        "param_indices": [place for place, each in enumerate(varies) if not each],
     }
     return mx.nd.CachedOp(symbol, [*indices.items(), *flags]), reads
 
@@ -143,6 +144,11 @@ class ConvertedGraph:
     def loss_heads(self) -> Tuple[str, ...]:
         """The loss heads in it, by name and operator."""
         return loss_heads(self.trace.graph)
+
+    @functools.cached_property
+    def own_gradients(self) -> Tuple[str, ...]:
+        """The ``Custom`` operators in it whose gradients no loss scale reaches, by name."""
+        return own_gradients(self.trace.graph.nodes, self.trace.params)
 
     @functools.cached_property
     def scaled_heads(self) -> Optional[Converted]:

@@ -12,6 +12,7 @@ initialized and stored as the policy says, and the trace converted with true sha
 from __future__ import annotations
 
 import copyreg
+import os
 import threading
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple, Type
 
@@ -29,7 +30,9 @@ from ..report import Report
 from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
 from ..train import loss_heads
-from ..train.calls import RECORDER
+from ..train.alive import Alive
+from ..train.running_stats import UntrainedStats
+from ..train.step import NetCall, Observer, observers_of_calls
 from . import files, regions, storage
 from .adoption import forget_policy, note_policy
 from .blocks import (
@@ -53,6 +56,8 @@ from .trace import Trace, flat_arguments, trace, trace_before_call
 MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
 MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
 
+_trainer_of = parameters.trainer_of.read  # asked of every parameter at every recorded call
+
 # What a net holds for its graphs; a cached operator cannot be copied.
 _GRAPHS = (blocks.cached_graph.name, blocks.cached_op.name, blocks.cached_op_args.name)
 
@@ -60,9 +65,18 @@ _GRAPHS = (blocks.cached_graph.name, blocks.cached_op.name, blocks.cached_op_arg
 class Siblings:
     """The conversions of one call of ``convert``, which may share parameters; copies have siblings of their own."""
 
+    _alive = Alive()  # all, whose locks a fork makes anew
+
     def __init__(self) -> None:
         self.conversions: List[Conversion] = []
         self.lock = threading.RLock()  # held while a graph is made, or a net copied
+        self._alive.add(self)
+
+    @classmethod
+    def renew_locks(cls) -> None:
+        """Give all siblings locks that nobody holds: those of other threads are never released after a fork."""
+        for siblings in cls._alive:
+            siblings.lock = threading.RLock()
 
     def __reduce__(self) -> Tuple[Any, ...]:
         """Return what pickle and copy make new ones from: empty ones, to which the copied conversions are added."""
@@ -72,6 +86,9 @@ class Siblings:
         """Add a conversion."""
         self.conversions.append(conversion)
         conversion.siblings = self
+
+
+os.register_at_fork(after_in_child=Siblings.renew_locks)
 
 
 class Conversion:
@@ -85,6 +102,7 @@ class Conversion:
         current: The graph that ran last, outside of regions.
         ran: The graphs that ran last outside of regions, for inference (False) and in training mode (True).
         on_converted: Called with each conversion of a graph.
+        observer: Is told of recorded calls in the place of the trainers' observers; None for these.
     """
 
     siblings: Siblings
@@ -92,7 +110,9 @@ class Conversion:
     ran: Dict[bool, ConvertedGraph]
     given_graph: Optional[Tuple[Any, Any]]  # for MXNet, while it partitions a graph
     plain_trainer: PlainTrainerCheck
+    untrained_stats: UntrainedStats
     on_converted: Optional[Callable[[Converted], None]]
+    observer: Optional[Observer]
     _collected: Optional[List[gluon.Parameter]]
     _calls: LRUCache[Runner]
     _graphs: LRUCache[ConvertedGraph]
@@ -239,7 +259,26 @@ class Conversion:
         outputs = runner(self.net, arrays)
         if not signature.recording:
             return outputs
-        return RECORDER.note(self.net, self.params, graph, arrays, outputs)
+        if graph.scaled_heads is not None:
+            loss_heads.HEAD_SCALE.note_trainers(self.params)
+        return self._told(graph, arrays, outputs)
+
+    def _told(self, graph: ConvertedGraph, arrays: List[Any], outputs: Any) -> Any:
+        """Tell the observers of the net's trainers of a recorded call, and return the outputs that they give."""
+        trainers = [each for each in dict.fromkeys(map(_trainer_of, self.params)) if hasattr(each, "_scaler")]
+        observers = [each for trainer in trainers for each in observers_of_calls(trainer)]
+        if self.observer is not None:
+            observers = [self.observer]
+        if not observers:
+            if autograd.is_training():
+                self.untrained_stats.check(self.net.name, self.params)
+            return outputs
+        context = next((each.ctx for each in arrays if isinstance(each, mx.nd.NDArray)), mx.context.current_context())
+        inputs = [each.detach() if isinstance(each, mx.nd.NDArray) else each for each in arrays]
+        call = NetCall(id(self.net), str(self.net.name), graph, inputs, outputs, context, autograd.is_training())
+        for each in observers:
+            call = call._replace(outputs=each.on_call(call))
+        return call.outputs
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
         """Run a call of a net that is not hybridized; or give the converted net for symbols, to a net around it.
@@ -294,7 +333,8 @@ class Conversion:
         )
 
     def _note_recorded(self, graph: ConvertedGraph) -> None:
-        loss_heads.mark(self.net.name, self.params, () if graph.scaled_heads else graph.loss_heads)
+        heads = () if graph.scaled_heads else graph.loss_heads
+        loss_heads.mark(self.net.name, self.params, heads, graph.own_gradients)
         self.plain_trainer.check(self.params)
         if not self._has_gradients:  # those of a copy are attached when it trains first
             storage.attach_gradients(self.params)
@@ -594,7 +634,9 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "current": None,
         "ran": {},
         "on_converted": None,
+        "observer": None,
         "plain_trainer": PlainTrainerCheck(net, policy),
+        "untrained_stats": UntrainedStats(),
     }
 
 

@@ -1,21 +1,30 @@
-"""The parameters of a gluon trainer as weights of a training step: which gradients are fresh, and which are shown."""
+"""The parameters of a gluon trainer as weights of a training step: the gradients that wait for it, and their readers.
+
+MXNet has a flag on each weight that says whether a backward wrote its gradient. At the end of a block of `scale_loss`
+the flags are cleared, and the window notes the weights. A flag that is set again is another backward, for certain.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+import threading
+from typing import Any, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 
-from ..errors import StaleGradientError, TrainerError
-from ..mxnet_private import is_fresh, parameters, trainers
+from ..arrays import all_finite, scale_in_place
+from ..errors import StaleGradientError, TrainerError, UnscaledLossError
+from ..mxnet_private import fresh_among, is_fresh, parameters, trainers
 from ..train import loss_heads
-from ..train.calls import RECORDER
-from ..train.masters import Update, copy_to_other_contexts
+from ..train.alive import Alive
+from ..train.kernels import Update
+from ..train.loss_heads import HEAD_SCALE, ScaledLoss, explain_unrecorded, mapped, refuse_recorded, require_backward
+from ..train.masters import Masters, copy_to_other_contexts
 from ..train.running_stats import Named
-from ..train.step import Weights
+from ..train.scaler import Scaler
+from ..train.step import Step, Weights
+from ..train.window import LOCK, Block, Stage, TrueOnRead, Window, join, open_blocks, plain
 
 # Asked of every weight at every step.
 _fresh = is_fresh.read
@@ -23,111 +32,75 @@ _arrays, _gradients = parameters.arrays.read, parameters.gradients.read
 _is_differentiable = parameters.is_differentiable.read
 
 
-class _Seen(List[mx.nd.NDArray]):
-    """The gradients of a parameter, ``param.list_grad()``, until the step: whoever reads one sees true gradients.
-
-    Reading an element unscales all gradients of the trainers whose loss was scaled together. A copy by `copy.deepcopy`
-    or pickle, as of a net, is a plain list, of gradients that are scaled.
-    """
-
-    def __init__(self, param: mx.gluon.Parameter, owner: Gradients, look: Callable[[], None]) -> None:
-        self.arrays = _plain(_gradients(param))
-        super().__init__(self.arrays)
-        self.owner = weakref.ref(owner)  # a trainer that is dropped before its step leaves nothing behind
-        self._param, self._look = param, look
-
-    def copy(self) -> List[mx.nd.NDArray]:
-        self._look()
-        return list(_plain(_gradients(self._param)))
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.copy()[key]
-
-    def __iter__(self) -> Iterator[mx.nd.NDArray]:
-        return iter(self.copy())
-
-    def __reversed__(self) -> Any:
-        return reversed(self.copy())
-
-    def __add__(self, other: Any) -> Any:
-        return self.copy() + other
-
-    def __radd__(self, other: Any) -> Any:
-        return other + self.copy()
-
-    def __mul__(self, count: Any) -> Any:
-        return self.copy() * count
-
-    __rmul__ = __mul__
-    __copy__ = copy
-
-    def pop(self, *index: Any) -> Any:
-        return self.copy().pop(*index)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return list, (self.arrays,)
-
-
-def _plain(arrays: Any) -> Any:
-    return arrays.arrays if isinstance(arrays, _Seen) else arrays
+_ALL = Alive()  # of all trainers: a scaled backward may reach parameters of one that was not named
 
 
 class Gradients(Weights):
-    """The gradients that backward wrote since a trainer's last step.
-
-    A gradient is fresh while MXNet's flag on its weight says so. `groups` takes the fresh ones and
-    clears their flags, so that a backward that comes later is noticed.
-    """
+    """The gradients that backward wrote since a trainer's last step."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._params: Sequence[mx.gluon.Parameter] = trainer.mx_params  # may grow later
+        self._masters = [Masters(each.optimizer, trainer.multi_precision) for each in trainer.mx_updaters]
         self._taken: Optional[List[List[Update]]] = None
-        self._is_seen = False  # whether parameters have lists of gradients that tell who reads one
-        self._scaled: Set[int] = set()  # the ids of the weights whose gradients were fresh at the end of a block
-        self.joined: Iterable[Any] = ()  # the trainers whose gradients of this step are unscaled together
-        self._overwritten: Optional[str] = None  # a parameter whose gradient was
         self.has_averages = False  # whether the parameters have averages in the place of their values
         self._cleared: List[mx.nd.NDArray] = []  # weights whose gradient was stale when it was reduced
+        self._thread = threading.get_ident()  # that trains
+        _ALL.add(self)
+
+    @property
+    def scaler(self) -> Scaler:
+        """The scaler of the trainer."""
+        scaler: Scaler = self._trainer._scaler
+        return scaler
+
+    @property
+    def window(self) -> Optional[Window]:
+        """The window of the trainer's step."""
+        return self.scaler.window
 
     # ------------------------------------------------------------------ preconditions
 
-    def require(self, call: str, allow_missing: bool = False, reached: bool = False) -> None:
-        """Raise if ``call`` has no gradients to use, unless it can do without, or if one was written since `unscale`.
-
-        ``reached`` says whether a backward came through a loss that was scaled for the parameters.
-        """
+    def require(self, call: str, allow_missing: bool = False) -> None:
+        """Raise if ``call`` has no gradients to use, unless it can do without, or if others were written."""
         if self.has_averages:
             raise TrainerError(
                 f"{call} was called within `averaged.swapped_in()`, after which the net has its own values again, so "
                 "that the step would be lost; end that context first."
             )
-        self._require_not_overwritten(call)
-        fresh = next(self.fresh(), None)
-        if self._taken is not None:
-            if fresh is not None:
-                raise TrainerError(
-                    f"{call}: backward wrote the gradient of parameter '{fresh[0].name}' after the gradients "
-                    "were unscaled. Run every backward before unscale; to start again call discard_grads."
-                )
-        elif fresh is None and not allow_missing:
+        self.require_own(call)
+        window, fresh = self.window, next(self.fresh(), None)
+        if window is not None:
+            window.require_sound(call)
+        if fresh is not None and window is not None and (window.is_true or window.is_summed):
+            raise TrainerError(
+                f"{call}: backward wrote the gradient of parameter '{fresh[0].name}' after the gradients were "
+                "unscaled. Run every backward before unscale; to start again call discard_grads."
+            )
+        if fresh is not None and self._is_scaled:
+            raise _not_scaled(call, *fresh)
+        if fresh is None and not allow_missing and self._taken is None and next(self.named(self._ids), None) is None:
             raise StaleGradientError(
                 f"{call}: backward was called on the scaled loss, but it depends on no parameter of this trainer; "
                 "give the trainer the parameters of the net that made the loss, and scale the loss for those "
                 "trainers alone that it trains."
-                if reached
+                if window is not None and window.reached
                 else f"{call}: no parameter has a gradient from after the last step; run backward first, or leave "
                 f"{call} out. Only a trainer with loss_scale=None steps without one, with ignore_stale_grad=True."
             )
 
+    @property
+    def _is_scaled(self) -> bool:
+        """Whether all gradients of the present step are to come from scaled losses."""
+        return self.window is not None and bool(self.scaler.checks)
+
     def require_all(self, call: str) -> None:
         """Raise if the gradient of any parameter on any context is stale."""
         cleared = {id(data) for data in self._cleared}
-        taken = None if self._taken is None else {id(update.weight) for group in self._taken for update in group}
-        for param in self._params:
-            for data in _arrays(param) or parameters.checked_arrays(param) if param.grad_req != "null" else ():
-                fresh = _fresh(data) if taken is None else id(data) in taken
-                if not fresh or id(data) in cleared:
+        written = self._ids
+        for param in self._trained():
+            for data in _arrays(param) or parameters.checked_arrays(param):
+                if id(data) in cleared or not (id(data) in written or _fresh(data)):
                     raise StaleGradientError(
                         f"{call}: the gradient of parameter '{param.name}' on context {data.ctx} has not "
                         "been updated by backward since the last step. If only a part of the network is "
@@ -144,13 +117,45 @@ class Gradients(Weights):
                     "and discard_grads."
                 )
 
+    def require_own(self, call: str) -> None:
+        """Raise if a gradient waits for the step of another trainer, or was scaled by one that is gone."""
+        for param in self._trained():
+            arrays = _gradients(param)
+            if not isinstance(arrays, TrueOnRead) or self._waits_with(arrays):
+                continue
+            if self._waits_for_another(arrays):
+                gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
+            if self._waits_for_another(arrays):
+                raise TrainerError(
+                    f"{call}: the gradient of parameter '{param.name}' waits for the step of another trainer. Let "
+                    "that step first, or give its gradients up by its discard_grads(); a loss that both step on is "
+                    "scaled for both at once: first.scale_loss(loss, second)."
+                )
+            if param.grad_req == "add" and any(grad.asnumpy().any() for grad in arrays.plain):
+                raise TrainerError(
+                    f"{call}: the gradient of parameter '{param.name}', to which this backward adds (grad_req='add'), "
+                    "was scaled by a trainer that is gone. Now call zero_grad on the parameters to start again."
+                )
+            parameters.gradients.set(param, arrays.plain)
+
+    def _waits_for_another(self, arrays: TrueOnRead) -> bool:
+        return any(owner is not self for owner in arrays.window.written.owners)
+
+    def _waits_with(self, arrays: TrueOnRead) -> bool:
+        """Return whether a parameter's gradients wait for this step; what an interrupted one left is given back."""
+        window = self.window
+        if arrays.window is window:
+            return True
+        is_mine = any(owner is self for owner in arrays.window.written.owners)
+        return is_mine and window is not None and arrays.window.written is window.written
+
     def begin(self) -> None:
         """Let gradients that were written before the first block of a step be stale, which are not scaled.
 
-        Raise if the block would add to one; a host read for it, for ``zero_grad`` leaves it fresh.
+        Raise if the block would add to one; a host read for it, because ``zero_grad`` leaves it fresh.
         """
         for param, data in self.fresh():
-            if param.grad_req == "add" and any(grad.asnumpy().any() for grad in param.list_grad()):
+            if param.grad_req == "add" and any(grad.asnumpy().any() for grad in plain(_gradients(param))):
                 raise TrainerError(
                     "scale_loss: a backward outside of scale_loss, or in a block that raised, has written the gradient "
                     f"of parameter '{param.name}', to which this block would add (grad_req='add'). Scale every loss of "
@@ -158,104 +163,93 @@ class Gradients(Weights):
                 )
             is_fresh.set(data, False)
 
-    def require_scaled(self) -> None:
-        """Raise if a backward outside of the blocks has written a gradient, in a step that has a loss scale."""
-        for param, data in self.fresh() if self._scaled else ():
-            if id(data) not in self._scaled:
-                raise _not_scaled(param, data)
+    def require_scaled(self, call: str) -> None:
+        """Raise if a backward outside of the blocks has written a gradient of a step that has a scale."""
+        fresh = next(self.fresh(), None) if self._is_scaled else None
+        if fresh is not None:
+            raise _not_scaled(call, *fresh)
 
-    @contextlib.contextmanager
-    def forbid_overwrite(self) -> Iterator[None]:
-        """Raise at the end if a backward inside overwrote a gradient that waits for its step."""
-        waiting = [(param, data) for param, data in self.fresh() if param.grad_req == "write"]
-        for _, data in waiting:
+    # ------------------------------------------------------------------ who reads sees true gradients
+
+    @property
+    def step(self) -> Step:
+        """The step of the trainer."""
+        step: Step = self._trainer._training_step
+        return step
+
+    def make_true(self, done: Set[int]) -> None:
+        """Make the gradients that wait true ones, but those of parameters whose ids are ``done``; these are added."""
+        window = self.window
+        if window is None or window.stage is not Stage.SCALED or window.scale == 1.0 or window.fault is not None:
+            return
+        written, grads = window.written.ids, {}
+        for index, param in enumerate(self._params):
+            if param.grad_req != "null" and id(param) not in done:
+                if any(id(data) in written for data in _arrays(param) or ()):
+                    grads[index] = self.grads(index)
+                    done.add(id(param))
+        self.step.see(self, grads)
+
+    def collect(self) -> Set[int]:
+        """Note the weights whose gradients backward wrote, and clear MXNet's flags on them; return their ids."""
+        window = self.scaler.begun()
+        found = list(self.fresh())
+        window.written.owners.add(self)
+        ids = {id(data) for _, data in found}
+        window.written.ids |= ids
+        for param, data in found:
+            if window.scale != 1.0 and not isinstance(_gradients(param), TrueOnRead):
+                parameters.gradients.set(param, TrueOnRead(_gradients(param), window))
             is_fresh.set(data, False)
-        try:
-            yield
-        finally:
-            found = next((param.name for param, data in waiting if _fresh(data)), None)
-            self._overwritten = self._overwritten or found
-            for _, data in waiting:
-                is_fresh.set(data, True)
-        self._require_not_overwritten("scale_loss")
-
-    def _require_not_overwritten(self, call: str) -> None:
-        if self._overwritten is not None:
-            raise TrainerError(
-                f"{call}: a backward overwrote the gradient of parameter '{self._overwritten}' from an earlier "
-                "scale_loss block of the same step. Was step forgotten between them? If that gradient is not wanted, "
-                "call discard_grads before the later block; to add gradients up set grad_req='add', and zero_grad "
-                "after each step; or scale all losses in one block. Now call discard_grads to start again."
-            )
-
-    # ------------------------------------------------------------------ who looks sees true gradients
-
-    def let_see(self, look: Callable[[], None], joined: Iterable[Any]) -> None:
-        """Have a function called when somebody reads a gradient, up to `hide`; it unscales those of ``joined``."""
-        self._is_seen, self.joined = True, joined
-        for param in self._trained():
-            if _gradients(param) is not None:
-                parameters.gradients.set(param, _Seen(param, self, look))
-                self._scaled.update(id(data) for data in _arrays(param) if _fresh(data))
-
-    def require_own(self) -> None:
-        """Raise if gradients of a parameter wait for the step of another trainer, which is alive."""
-        for param in self._trained():
-            arrays = _gradients(param)
-            if not isinstance(arrays, _Seen):
-                continue
-            if arrays.owner() not in (None, self):
-                gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
-            if arrays.owner() not in (None, self):
-                raise TrainerError(
-                    f"scale_loss: the gradient of parameter '{param.name}' waits for the step of another trainer. Let "
-                    "that step first, or give its gradients up by its discard_grads(); a loss that both step on is "
-                    "scaled for both at once: first.scale_loss(loss, second)."
-                )
-            parameters.gradients.set(param, arrays.arrays)
-
-    def hide(self) -> None:
-        """Let parameters have plain lists of gradients again."""
-        for param in self._params if self._is_seen else ():
-            arrays = _gradients(param)
-            if isinstance(arrays, _Seen):
-                vars(param)[parameters.gradients.name] = arrays.arrays
-        self._is_seen = False
-
-    def waiting(self, others: Optional[Set[int]] = None) -> Dict[int, List[mx.nd.NDArray]]:
-        """Return the gradients of the parameters that backward has written, by index, on all contexts.
-
-        Parameters whose id is in ``others`` are left out, and the rest is added to it: trainers may share parameters.
-        """
-        others = set() if others is None else others
-        fresh = {id(param) for param, _ in self.fresh()} - others
-        others |= fresh
-        return {index: self.grads(index) for index, param in enumerate(self._params) if id(param) in fresh}
+        return ids
 
     # ------------------------------------------------------------------ what is fresh
 
     def fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
-        """Yield the parameters, with their arrays, whose gradient backward has written and nothing has used."""
-        for param in self._params:
-            if param.grad_req != "null":
-                for data in _arrays(param) or parameters.checked_arrays(param):
-                    if _fresh(data):
-                        yield param, data
+        """Return the parameters, with their arrays, whose gradient backward has written and nothing has noted."""
+        trained = (param for param in self._params if param.grad_req != "null")
+        return fresh_among(
+            (param, data) for param in trained for data in _arrays(param) or parameters.checked_arrays(param)
+        )
 
-    def fresh_grads(self) -> List[mx.nd.NDArray]:
-        """Return the gradients that are fresh."""
-        found = []
+    @property
+    def _ids(self) -> Set[int]:
+        """The ids of the weights whose gradients the step uses."""
+        if self._taken is not None:
+            return {id(update.weight) for group in self._taken for update in group}
+        return set() if self.window is None else self.window.written.ids
+
+    def adding(self) -> Iterator[mx.nd.NDArray]:
+        """Yield the weights to whose gradients backward adds."""
+        for param in self._params:
+            if param.grad_req == "add":
+                yield from _arrays(param) or ()
+
+    def named(self, ids: Set[int]) -> Iterator[mx.gluon.Parameter]:
+        """Yield the parameters of some weights."""
         for param in self._trained():
-            pairs = zip(parameters.checked_arrays(param), _plain(_gradients(param)))
-            found += [grad for data, grad in pairs if _fresh(data)]
-        return found
+            if any(id(data) in ids for data in _arrays(param) or ()):
+                yield param
+
+    def written_grads(self) -> List[mx.nd.NDArray]:
+        """Return the gradients that a scaled backward has written."""
+        ids = self._ids
+        pairs = (zip(_arrays(param) or (), plain(_gradients(param)) or ()) for param in self._trained())
+        return [grad for each in pairs for data, grad in each if id(data) in ids]
+
+    def fresh_of_others(self, named: Sequence[Gradients]) -> List[mx.nd.NDArray]:
+        """Return the weights with fresh gradients of trainers of this thread that have no scale and are not named."""
+        return [
+            data
+            for other in _ALL
+            if other not in named and not other.scaler.active and other._thread == threading.get_ident()
+            for _, data in (other.fresh() if other.window is None else ())
+        ]
 
     def discard(self) -> None:
         """Let all gradients be stale, those that backward wrote after `unscale` too."""
         for _, data in self.fresh():
             is_fresh.set(data, False)
-        self._overwritten = None
-        self.release()
 
     def _trained(self) -> Iterator[mx.gluon.Parameter]:
         return (param for param in self._params if param.grad_req != "null")
@@ -263,7 +257,7 @@ class Gradients(Weights):
     # ------------------------------------------------------------------ the weights of a step
 
     @property
-    def optimizer(self) -> Any:  # type: ignore[override]
+    def optimizer(self) -> Any:
         """The trainer's optimizer."""
         return self._trainer.mx_optimizer
 
@@ -273,33 +267,36 @@ class Gradients(Weights):
         return self._trainer.mx_updaters[:1] if self.kvstore else self._trainer.mx_updaters
 
     @property
+    def masters(self) -> Any:  # type: ignore[override]
+        """The masters of each updater."""
+        return self._masters[: len(self.updaters)]
+
+    @property
     def kvstore(self) -> Any:
         """The trainer's kvstore."""
         return self._trainer.mx_kvstore
 
     def groups(self) -> List[List[Update]]:
-        """Return the fresh gradients per context; they are stale from now on."""
+        """Return the gradients that wait, per context; from now on this step alone has them."""
         if self._taken is None:
+            if not self._is_scaled:
+                self.collect()
+            ids = self._ids
             taken: List[List[Update]] = [[] for _ in self._trainer.mx_contexts or ()]
             for index, param in enumerate(self._params):
                 if param.grad_req == "null":
                     continue
-                grads = param.list_grad()
-                pairs = list(zip(param.list_data(), grads.arrays if isinstance(grads, _Seen) else grads))
+                pairs = list(zip(param.list_data(), plain(param.list_grad())))
                 if len(pairs) != len(taken):
                     raise TrainerError(
                         f"parameter '{param.name}' is on {param.list_ctx()}, but the trainer was made for "
                         f"{len(taken)} of them; make the trainer anew after reset_ctx."
                     )
                 for group, (data, grad) in zip(taken, pairs):
-                    if _fresh(data):
+                    if id(data) in ids:
                         group.append(Update(index, grad, data))
-                        if self._scaled and id(data) not in self._scaled:
-                            raise _not_scaled(param, data)
-            for group in taken:
-                for update in group:
-                    is_fresh.set(update.weight, False)
             self._taken = taken
+            ids -= self._ids
         return self._taken
 
     def name(self, index: int) -> str:
@@ -307,23 +304,25 @@ class Gradients(Weights):
         return str(self._params[index].name)
 
     def grads(self, index: int) -> List[mx.nd.NDArray]:
-        """Return ``param.list_grad()``, whose reader is nobody but us."""
-        arrays: List[mx.nd.NDArray] = _plain(self._params[index].list_grad())
-        return arrays
+        """Return ``param.list_grad()``; nothing is made true."""
+        return list(plain(self._params[index].list_grad()))
 
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let ``param.grad()`` show other arrays."""
         for index, arrays in grads.items():
-            parameters.gradients.set(self._params[index], arrays)
+            param = self._params[index]
+            found = _gradients(param)
+            if found is None or (not isinstance(found, TrueOnRead) and found[0] is arrays[0]):
+                continue  # it is gone, or shows them already
+            if not isinstance(found, TrueOnRead):
+                found = TrueOnRead(found, self.scaler.begun())
+                parameters.gradients.set(param, found)
+            found.arrays = arrays
         if self._taken is not None:
             self._taken = [
                 [each._replace(grad=grads[each.index][k]) if each.index in grads else each for each in group]
                 for k, group in enumerate(self._taken)
             ]
-
-    def shows(self, index: int, grads: List[mx.nd.NDArray]) -> bool:
-        """Return whether nothing else was put in the place of a parameter's gradients since."""
-        return parameters.gradients(self._params[index]) is grads
 
     def accumulates(self, index: int) -> bool:
         """Return whether a parameter has ``grad_req='add'``."""
@@ -334,17 +333,19 @@ class Gradients(Weights):
 
         They are old sums, of another loss scale, and would be added to the fresh ones.
         """
-        for param in self._trained() if self.kvstore else ():
+        if not self.kvstore:
+            return
+        if not self._is_scaled:
+            self.collect()
+        written = self._ids
+        for param in self._trained():
             weights = parameters.checked_arrays(param)
-            if any(_fresh(data) for data in weights):
-                for data, grad in zip(weights, _plain(param.list_grad())):
-                    if not _fresh(data):
-                        grad = grad.as_nd_ndarray()
-                        mx.nd.zeros_like(grad, out=grad)
-                        is_fresh.set(data, True)
-                        self._cleared.append(data)
-                        if self._scaled:
-                            self._scaled.add(id(data))
+            missing = [k for k, data in enumerate(weights) if id(data) not in written]
+            for k in missing if len(missing) < len(weights) else ():
+                grad = plain(_gradients(param))[k].as_nd_ndarray()
+                mx.nd.zeros_like(grad, out=grad)
+                written.add(id(weights[k]))
+                self._cleared.append(weights[k])
 
     def reduce(self) -> None:
         """Sum the gradients over contexts and workers."""
@@ -356,14 +357,20 @@ class Gradients(Weights):
             copy_to_other_contexts(self._params[index].list_data(), self._params[index])
 
     def release(self) -> None:
-        """Forget the taken gradients."""
-        self.hide()
-        self.joined = ()
-        self._scaled.clear()
+        """Give the parameters their own lists of gradients back, and forget the window's."""
+        window = self.window
+        for param in self._params:
+            arrays = _gradients(param)
+            if not isinstance(arrays, TrueOnRead):
+                continue
+            if arrays.window is window or any(owner is self for owner in arrays.window.written.owners):
+                vars(param)[parameters.gradients.name] = arrays.plain
+        if self.window is not None:
+            self.window.written.owners.discard(self)
         self._cleared.clear()
-        self._taken = None
-        RECORDER.forget(self._trainer)
+        self._taken, self._thread = None, threading.get_ident()
         loss_heads.forget(self._params)
+        HEAD_SCALE.forget(self._trainer)
 
     def running_stats(self) -> Named:
         """Return BatchNorm's statistics and their like: non-differentiable parameters, on every context."""
@@ -371,9 +378,231 @@ class Gradients(Weights):
         return [(param.name, data) for param in stats for data in _arrays(param) or ()]
 
 
-def _not_scaled(param: mx.gluon.Parameter, data: mx.nd.NDArray) -> TrainerError:
+def _not_scaled(call: str, param: mx.gluon.Parameter, data: mx.nd.NDArray) -> TrainerError:
     return TrainerError(
-        f"the gradient of parameter '{param.name}' on {data.ctx} was written by a backward outside of scale_loss, and "
-        "is not scaled, as others of this step are. Scale all losses: `with trainer.scale_loss([loss1, loss2]) as "
-        "scaled: autograd.backward(scaled)`. Now call discard_grads to start again."
+        f"{call}: the gradient of parameter '{param.name}' on {data.ctx} was written by a backward outside of "
+        "scale_loss, and is not scaled, as others of this step are. Scale all losses: `with "
+        "trainer.scale_loss([loss1, loss2]) as scaled: autograd.backward(scaled)`. Now call discard_grads to start "
+        "again."
     )
+
+
+# ------------------------------------------------------------------ the block of scale_loss
+
+
+class LossBlock(Block):
+    """The context manager that `Trainer.scale_loss` returns, which is no loss: it yields the scaled one."""
+
+    def __init__(self, loss: Any, trainers: Sequence[Any], loss_id: int) -> None:
+        self._loss, self._loss_id = loss, loss_id
+        self._trainers = list(dict.fromkeys(trainers))
+        self._scalers: List[Scaler] = [trainer._scaler for trainer in self._trainers]
+        self._gradients: List[Gradients] = [trainer._gradients for trainer in self._trainers]
+        self._losses: List[ScaledLoss] = []
+        self._arrays: List[mx.nd.NDArray] = []
+        self._before: Set[int] = set()  # the ids of the weights that earlier blocks reached
+        self._told: Set[int] = set()  # and of those that backward passes of this one did
+        self._unscaled: Set[int] = set()  # and of those that other backward passes did
+        self._begins: List[Scaler] = []  # whose window begins here
+        self._set_aside: List[mx.nd.NDArray] = []  # weights of other trainers, with gradients from before
+        self._heads: Any = ()  # loss heads of other trainers' nets, with their scales before
+        self._flag: Optional[mx.nd.NDArray] = None  # whether the losses are finite
+
+    def __enter__(self) -> Any:
+        with LOCK:
+            for scaler in self._scalers:
+                scaler.require_can_scale("scale_loss")
+            for gradients in self._gradients:
+                gradients.require_own("scale_loss")
+            scale = self._common_scale()
+            working = [scaler for scaler in self._scalers if scaler.active or scale != 1.0]
+            for scaler, gradients in zip(self._scalers, self._gradients):
+                if scaler.window is not None and scaler.window.is_open:
+                    continue  # another thread is running a backward
+                if scaler.window is None or not scaler.window.reached:
+                    self._begins.append(scaler)
+                    if working:
+                        gradients.begin()
+                else:
+                    gradients.require_scaled("scale_loss")
+            scaled = self._multiply(scale, working)
+            for gradients in self._gradients:
+                if gradients.window is not None:
+                    gradients.window.written.scale_again()
+            self._choose(scale)
+            self._flag = all_finite([each.wide for each in self._losses]) if self._losses else None
+            windows = [scaler.scaled(scale) for scaler in self._scalers]
+            join(windows)
+            self._before = set(windows[0].written.ids)
+            self._set_aside = self._gradients[0].fresh_of_others(self._gradients) if working else []
+            for data in self._set_aside:
+                is_fresh.set(data, False)
+            self.open(windows)
+            self._heads = HEAD_SCALE.write(scale, self._trainers)
+            for trainer, gradients in zip(self._trainers, self._gradients):
+                if trainer._scaler.active:
+                    trainer._training_step.keep_running_stats(gradients.running_stats())
+            return scaled
+
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        windows, self.windows = self.windows, ()
+        begins = [scaler in self._begins for scaler in self._scalers]
+        with LOCK:
+            self.close()
+            HEAD_SCALE.give_back(self._heads)
+            try:
+                if error is not None:
+                    explain_unrecorded(self._losses, error)
+                else:
+                    self._finish(windows)
+            finally:
+                self._give_back()
+                for scaler, window in zip(self._scalers, windows) if self._losses or error is not None else ():
+                    if not window.reached and window.fault is None and not window.is_open:
+                        scaler.end_step()  # a block that raised leaves no step behind
+        for scaler, first in zip(self._scalers, begins) if error is None else ():
+            for observer in list(scaler.observers.values()):
+                observer.on_losses(self._arrays, first)
+
+    def _give_back(self) -> None:
+        """Let gradients of trainers that were not named be stale where this block wrote them, times its scale."""
+        written = self._gradients[0].fresh_of_others(self._gradients) if self._losses else []
+        for data in written:
+            is_fresh.set(data, False)
+        ids = {id(data) for data in written}
+        for data in self._set_aside:
+            if id(data) not in ids:
+                is_fresh.set(data, True)
+
+    def _common_scale(self) -> float:
+        begun = {scaler.window.scale for scaler in self._scalers if scaler.window is not None and scaler.window.reached}
+        several = [scaler for scaler in self._scalers if self._loss_id != 0 or scaler.num_losses > 1]
+        if several:
+            for scaler in several:
+                scaler.select(self._loss_id)
+            return min(scaler.loss_scale.value for scaler in self._scalers)
+        if len(begun) > 1:
+            raise TrainerError(
+                f"scale_loss was given trainers whose gradients wait at different scales {sorted(begun)}; "
+                "call step on them first."
+            )
+        values = [scaler.loss_scale.value for scaler in self._scalers if scaler.active]
+        return begun.pop() if begun else min(values, default=1.0)
+
+    def _multiply(self, scale: float, working: Sequence[Scaler]) -> Any:
+        """Return the loss times the scale; as it is where no trainer has one."""
+        for scaler in self._begins:
+            scaler.factors.release()  # those of the last step, whose graphs are freed
+
+        def multiply(path: str, array: mx.nd.NDArray) -> mx.nd.NDArray:
+            self._arrays.append(array)
+            if not working:
+                return array
+            self._losses.append(working[0].factors.multiply(path, array, scale))
+            return self._losses[-1].tell(self)
+
+        scaled = mapped(self._loss, multiply)
+        if working and not working[0].has_checked_heads:
+            refuse_recorded(self._losses)
+            working[0].has_checked_heads = True
+        return scaled
+
+    def _choose(self, scale: float) -> None:
+        """Bring gradients that wait to the scale of one of several losses: a step has one scale at any time.
+
+        That is exact in float32; float16 may lose bits.
+        """
+        for gradients in self._gradients:
+            window = gradients.window
+            if window is not None and window.reached and window.scale != scale:
+                with window.changing():
+                    scale_in_place(gradients.written_grads(), scale / window.scale)
+                    window.scale = scale
+
+    @contextlib.contextmanager
+    def backward_of(self, loss: ScaledLoss) -> Iterator[None]:
+        """Run a backward of a scaled loss within this context, and tell its gradients from those of others."""
+        if not self.windows:
+            yield
+            return
+        with LOCK:
+            before = self._collect()
+        yield
+        with LOCK:
+            after = self._collect()
+            loss.is_told = True
+            self._told |= after
+            adding = {id(data) for each in self._gradients for data in each.adding()}
+            self._unscaled |= {each for each in before if each in adding or each not in after}
+
+    def _collect(self) -> Set[int]:
+        return set().union(*(gradients.collect() for gradients in self._gradients))
+
+    def _finish(self, windows: Sequence[Window]) -> None:
+        """Note the gradients that were written, or raise if they are not those of the scaled losses."""
+        if not self._losses:
+            return
+        try:
+            reached = require_backward(self._losses, self._written)
+            are_told = all(each.is_told or each.factor is None for each in self._losses) and not open_blocks()
+            if are_told:
+                self._unscaled |= {id(data) for gradients in self._gradients for _, data in gradients.fresh()}
+                if self._unscaled:
+                    raise UnscaledLossError(
+                        f"scale_loss: within the block a backward of another loss wrote the gradient of parameter "
+                        f"'{self._name(self._unscaled)}', which is not scaled. Scale all losses: `with "
+                        f"trainer.scale_loss([loss1, loss2]) as scaled: autograd.backward(scaled)`."
+                    )
+        except UnscaledLossError:
+            for window in windows:
+                window.fault = UnscaledLossError, (
+                    "a scale_loss block of this step has raised, because backward was called on a loss that was not "
+                    "scaled; call discard_grads to start again (with grad_req='add' zero_grad too)."
+                )
+            raise
+        written = self._told if are_told else self._collect() | self._told
+        for window in windows:
+            window.flag("losses", self._flag)
+            window.reached = window.reached or reached
+        overwritten = written & self._before - {id(data) for each in self._gradients for data in each.adding()}
+        if overwritten:
+            text = (
+                f"a backward overwrote the gradient of parameter '{self._name(overwritten)}' from an earlier "
+                "scale_loss block of the same step. Was step forgotten between them? If that gradient is not wanted, "
+                "call discard_grads before the later block; to add gradients up set grad_req='add', and zero_grad "
+                "after each step; or scale all losses in one block. Now call discard_grads to start again."
+            )
+            for window in windows:
+                window.fault = TrainerError, text
+            raise TrainerError(f"scale_loss: {text}")
+        for scaler, gradients in zip(self._scalers, self._gradients):
+            if self._loss_id != 0 or scaler.num_losses > 1:
+                scaler.note(gradients.written_grads())
+
+    def _name(self, ids: Set[int]) -> str:
+        return next(str(param.name) for each in self._gradients for param in each.named(ids))
+
+    def _written(self) -> Optional[str]:
+        """Return a parameter whose gradient was written within the block, or None.
+
+        Of trainers that have gradients of an earlier block as well, those that are added up cannot be told.
+        """
+        fresh = (param for gradients in self._gradients for param, _ in gradients.fresh())
+        return next((str(param.name) for param in fresh), None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise: the block is no loss, and has neither ``backward`` nor the rest of one."""
+        raise _NoLossError(
+            f"scale_loss(loss) was used as a loss (its {name}), but is a block, which yields the scaled loss; write "
+            "`with trainer.scale_loss(loss) as scaled: scaled.backward()`."
+        )
+
+    def _refuse(self, *args: Any) -> Any:
+        return self.value
+
+    __len__ = __iter__ = __getitem__ = __neg__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __pow__ = _refuse
+
+
+class _NoLossError(TrainerError, AttributeError):
+    """The block of scale_loss was used as a loss; ``hasattr`` says that it lacks what a loss has."""

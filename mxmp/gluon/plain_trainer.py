@@ -11,7 +11,7 @@ from mxnet import gluon
 from ..dtypes import BFLOAT16, LOW_PRECISION
 from ..mxnet_private import parameters, trainers
 from ..policy import Policy
-from ..train.masters import MultiPrecision
+from ..train.multi_precision import MultiPrecision
 from .storage import dtype_of
 from .trainer import Trainer
 

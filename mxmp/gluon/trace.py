@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import numbers
+import os
 import threading
 import traceback
 from contextvars import ContextVar
@@ -28,8 +29,21 @@ Shape = Tuple[int, ...]
 
 _CONSTANTS = (numbers.Number, np.bool_, str)  # that a block's own ``forward`` may hand to ``hybrid_forward``
 _BLOCK_CALL = gluon.Block.__call__.__code__  # MXNet's own: amp.init puts another in its place
-_TRACING = threading.RLock()  # a trace puts functions in front of the methods of blocks, which nets may share
 _GIVEN: ContextVar[Any] = ContextVar("mxmp_constants", default=None)  # the constants of the call that is traced
+
+
+class _Tracing:
+    """The lock of a trace, which puts functions in front of the methods of blocks, which nets may share."""
+
+    lock = threading.RLock()
+
+    @classmethod
+    def renew(cls) -> None:
+        """Make the lock anew in a forked process, where a thread that held it is no more."""
+        cls.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_Tracing.renew)
 
 
 class Arguments(NamedTuple):
@@ -140,7 +154,7 @@ def trace(
         ConvertError: If its ``hybrid_forward`` fails on symbols; it names the block.
     """
     region = regions.precision(regions.current_region() or regions.POLICY)  # MXNet's scope may be another coroutine's
-    with _TRACING, regions.scopes_kept(), blocks.graph_kept(net), region, regions.entered(net, inside):
+    with _Tracing.lock, regions.scopes_kept(), blocks.graph_kept(net), region, regions.entered(net, inside):
         if own_graph is None:
             blocks.cached_graph.set(net, ())
             try:
@@ -215,7 +229,7 @@ def trace_before_call(net: gluon.HybridBlock, inside: regions.BlockRegions) -> O
         inputs = [symbol.as_np_ndarray() for symbol in inputs]
     try:
         own = {name: param.var() for name, param in blocks.registered_params(net).items()}
-        with _TRACING, regions.scopes_kept(), regions.entered(net, inside), unconverted(), net.name_scope():
+        with _Tracing.lock, regions.scopes_kept(), regions.entered(net, inside), unconverted(), net.name_scope():
             out = net.hybrid_forward(mx.sym, *inputs, **own)
         outputs, nesting = blocks.flatten(out, "output")
         formats = blocks.flatten(inputs, "input")[1], nesting

@@ -18,34 +18,27 @@ from ..mxnet_private import TrainerBase, parameters, trainers
 from ..optimizer import LossScaleOptimizer
 from ..train import loss_heads, states
 from ..train.amp_loss_scaler import AmpLossScaler
-from ..train.calls import explain_steps
 from ..train.kvstores import (
-    adopt_kvstore_masters,
-    any_sparse,
-    choose_update,
     init_param,
-    kvstore_updater,
     open_for_trainer,
     refuse_compression,
+    refuse_update_on_kvstore,
     require_known,
-    require_rescaled,
-    require_unchecked,
-    require_updating_kvstore,
 )
-from ..train.masters import MultiPrecision, Weight
-from ..train.scaler import Scaler, ScalerStatus, SharedLossScale
+from ..train.multi_precision import require_finite, unwrapped
+from ..train.scaler import Scaler, ScalerStatus, SharedLossScale, explain_steps
 from ..train.states import Target
 from ..train.step import Step
+from ..train.undo import all_or_none
+from ..train.window import Stage
 from .adoption import (
     adoptable,
     listed,
     policys_loss_scale,
     require_addable,
     require_gluon_trainer,
-    update_choice,
 )
-from .gradients import Gradients
-from .scaled_blocks import LossBlock, end_look, scaled_block
+from .gradients import Gradients, LossBlock
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,8 +49,8 @@ class Trainer(ScalerStatus, TrainerBase):
     Three things are added. The loss is scaled, and a step whose gradients are not finite is
     skipped without a trace: weights, optimizer states, update counts and schedule keep every
     bit, and running statistics that the forward pass made non-finite are restored. Float16 and
-    bfloat16 parameters have float32 masters (see `mxmp.optimizer.MultiPrecision`). Calls out of
-    turn are errors that say what to do.
+    bfloat16 parameters have float32 masters (see `master_params`), which the optimizer updates in
+    their place. Calls out of turn are errors that say what to do.
 
     The order of calls::
 
@@ -74,8 +67,8 @@ class Trainer(ScalerStatus, TrainerBase):
 
     Args:
         params: As for ``mx.gluon.Trainer``; or a net, whose parameters are taken.
-        optimizer: A name, an ``mx.optimizer.Optimizer``, a `MultiPrecision`, or a
-            `LossScaleOptimizer`, whose loss scale the trainer then has.
+        optimizer: A name or an ``mx.optimizer.Optimizer``; or a `MultiPrecision` or `LossScaleOptimizer`, whose
+            inner optimizer the trainer takes, with its ``masters`` or its loss scale.
         optimizer_params: As for ``mx.gluon.Trainer``. ``multi_precision`` (default True) says
             whether low precision parameters have masters; with an optimizer instance it is the
             only key.
@@ -84,9 +77,8 @@ class Trainer(ScalerStatus, TrainerBase):
             summed, so that ``batch_size`` of `step` is that of all workers together. Every worker
             gets worker 0's parameters: at once if all are initialized, else at the first step.
         compression_params: As for ``mx.gluon.Trainer``; only without a loss scale.
-        update_on_kvstore: True only without a dynamic loss scale, because such an update happens
-            inside the all-reduce, before any check: with a static scale nothing is checked then.
-            None means False where MXNet allows the choice.
+        update_on_kvstore: None or False: an update on the kvstore happens inside the all-reduce, before any check.
+            So asynchronous kvstores and row_sparse parameters are refused too; row_sparse gradients are not.
         loss_scale: 'dynamic', a number, a `LossScale`, a `SharedLossScale`, or None for no scaling
             and no checks. 'policy' takes that of the parameters' converted net, and 'dynamic' for those
             of none.
@@ -101,9 +93,10 @@ class Trainer(ScalerStatus, TrainerBase):
         LossScaleError: If ``loss_scale`` is not one.
     """
 
+    multi_precision: bool
+    """Whether low precision parameters have float32 masters."""
+
     _training_step: Step
-    # States of a kvstore that updates, while there is none.
-    _kept_states: Dict[int, Any] = {}
 
     def __init__(
         self,
@@ -137,27 +130,25 @@ class Trainer(ScalerStatus, TrainerBase):
             raise TrainerError(f"optimizer is {optimizer!r}; expected a name or an mx.optimizer.Optimizer.")
         if not given_params:
             raise TrainerError("there are no parameters to train; is the net empty?")
-        sparse = any_sparse(given_params)
-        choice = choose_update(scaler.loss_scale, kvstore, update_on_kvstore, sparse)
+        refuse_update_on_kvstore(kvstore, update_on_kvstore, given_params)
         own = [param for param in given_params if isinstance(param, mx.gluon.Parameter)]
         owners = [(param, parameters.trainer_of(param)) for param in own]
         try:
-            super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, choice)
-            require_updating_kvstore(update_on_kvstore, kvstore, len(self.mx_contexts), sparse)
+            super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, False)
             self._require_fitting(scaler.loss_scale)
             self._scaler = scaler
             self.nonfinite_loss, self.max_nonfinite_losses = nonfinite_loss, max_nonfinite_losses
-        except Exception:
+            self._attach_scaler(scaler)
+        except BaseException:
             for param, owner in owners:
                 parameters.trainer_of.set(param, owner)
             raise
-        self._attach_scaler(scaler)
         if not kvstore and len(self.mx_contexts) > 1:
             text = "kvstore=%r with %d contexts: their gradients are not summed, and their parameters drift apart"
             _LOG.warning(text, kvstore, len(self.mx_contexts))
         if given is not None:
             given.hand_over("Trainer")
-        if choice is False and distributed(kvstore) and not any(map(parameters.is_deferred, self.mx_params)):
+        if distributed(kvstore) and not any(map(parameters.is_deferred, self.mx_params)):
             self._prepare()
 
     @classmethod
@@ -187,15 +178,17 @@ class Trainer(ScalerStatus, TrainerBase):
             loss_scale = policys_loss_scale(trainers.params(trainer))
         scaler = Scaler(loss_scale, num_losses)
         kind = adoptable(trainer, scaler.loss_scale, cls)
-        if not isinstance(trainer, Trainer):
-            settings = trainers.kvstore_params(trainer)
-            settings["update_on_kvstore"] = update_choice(trainer, scaler.loss_scale)
-            made = [(updater.states, updater.states_synced) for updater in trainers.updaters(trainer)]
-            trainer.__class__ = kind
-            trainers.init_optimizer(trainer, trainers.optimizer(trainer), {"multi_precision": multi_precision})
-            for updater, (present, synced) in zip(trainers.updaters(trainer), made):
-                updater.states, updater.states_synced = present, synced
-        trainer._attach_scaler(scaler)
+        is_ours = isinstance(trainer, Trainer)
+        with all_or_none([trainer, *([trainer._training_step] if is_ours else [])]):
+            if not is_ours:
+                settings = {**trainers.kvstore_params(trainer), "update_on_kvstore": False}
+                trainers.kvstore_params.set(trainer, settings)
+                made = [(updater.states, updater.states_synced) for updater in trainers.updaters(trainer)]
+                trainer.__class__ = kind
+                trainers.init_optimizer(trainer, trainers.optimizer(trainer), {"multi_precision": multi_precision})
+                for updater, (present, synced) in zip(trainers.updaters(trainer), made):
+                    updater.states, updater.states_synced = present, synced
+            trainer._attach_scaler(scaler)
         return trainer
 
     def add_params(self, params: Any) -> None:
@@ -255,8 +248,8 @@ class Trainer(ScalerStatus, TrainerBase):
             fname: Any name; the format is .npz with a JSON header, and no pickle.
 
         Raises:
-            TrainerError: Between backward and step: gradients are not saved. Or if the states are
-                with the servers of a distributed kvstore that updates.
+            TrainerError: Between backward and step: gradients are not saved. Or if a parameter was written to past its
+                float32 master.
         """
         self._require_between_steps("save_states")
         states.save(fname, self._target(), self._scaler.to_dict())
@@ -273,7 +266,7 @@ class Trainer(ScalerStatus, TrainerBase):
 
         Raises:
             StateError: If the file is damaged or does not fit; then nothing is changed.
-            TrainerError: As `save_states`; or if the loss scale of the file needs a check and the kvstore updates.
+            TrainerError: As `save_states`.
             FileNotFoundError: If there is no such file.
         """
         self._require_between_steps("load_states")
@@ -304,7 +297,7 @@ class Trainer(ScalerStatus, TrainerBase):
             scaler.observers = known.observers
             scaler.nonfinite_loss, scaler.max_nonfinite_losses = known.nonfinite_loss, known.max_nonfinite_losses
         self._scaler = scaler
-        scaler.validate = self._require_fitting
+        scaler.owners.add(self)
         explain_steps(scaler, self)
         if scaler.shared is not None:
             scaler.shared.attach(scaler)
@@ -333,7 +326,7 @@ class Trainer(ScalerStatus, TrainerBase):
         raise _mixed_up("scale_loss")
 
     def mx_init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:
-        """Make the optimizer, with masters, and the updaters."""
+        """Make the optimizer and the updaters."""
         options = dict(optimizer_params)
         masters = options.pop("multi_precision", True)
         if not isinstance(optimizer, mx.optimizer.Optimizer):
@@ -342,9 +335,13 @@ class Trainer(ScalerStatus, TrainerBase):
             raise TrainerError(
                 f"optimizer_params has {sorted(options)}, but the optimizer is an instance; set them on it."
             )
-        if not isinstance(optimizer, MultiPrecision):
-            optimizer = MultiPrecision(optimizer, masters)
+        optimizer, self.multi_precision = unwrapped(optimizer, masters)
         super().mx_init_optimizer(optimizer, {})
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the learning rate; a TrainerError if it is no finite number."""
+        require_finite(lr)
+        super().set_learning_rate(lr)
 
     # ------------------------------------------------------------------ kvstore
 
@@ -355,63 +352,35 @@ class Trainer(ScalerStatus, TrainerBase):
             trainers.init_params(self)
 
     def _require_fitting(self, loss_scale: LossScale) -> None:
-        """Raise if gradients would be updated unchecked, scaled or compressed where a loss scale forbids it."""
-        kvstore, choice = (self.mx_kvstore_params[name] for name in ("kvstore", "update_on_kvstore"))
-        if not distributed(kvstore):  # which refuses it under any loss scale
+        """Raise if gradients would be compressed where a loss scale forbids it."""
+        if not distributed(self.mx_kvstore_params["kvstore"]):  # which refuses it under any loss scale
             refuse_compression(self.mx_compression_params, not isinstance(loss_scale, NoOpLossScale), False)
-        if self.mx_updates_on_kvstore if self.mx_is_kvstore_ready else choice is not False:
-            require_unchecked(loss_scale, choice, "the kvstore of this trainer")
-            require_rescaled(loss_scale, self.mx_optimizer)
 
     def mx_init_kvstore(self) -> None:
-        """Open the kvstore; one of mxmp where it is distributed and the trainer updates."""
+        """Open the kvstore; one of mxmp where it is distributed."""
         options = self.mx_kvstore_params
-        if options["update_on_kvstore"] is False:
-            options["kvstore"] = open_for_trainer(options["kvstore"], self.mx_compression_params, self.mx_params)
+        options["kvstore"] = open_for_trainer(options["kvstore"], self.mx_compression_params, self.mx_params)
         super().mx_init_kvstore()
-        updater = kvstore_updater(self.mx_kvstore)
-        if updater is not None and self._kept_states:
-            updater.states, updater.states_synced = self._kept_states, dict.fromkeys(self._kept_states, False)
-        self._kept_states = {}
-
-    def mx_reset_kvstore(self) -> None:
-        """Forget the kvstore, as MXNet does when parameters are set, but not the states of one that updates."""
-        updater = kvstore_updater(getattr(self, "mx_kvstore", None))
-        if updater is not None:
-            self._kept_states = updater.states
-        super().mx_reset_kvstore()
 
     def mx_init_params(self) -> None:
         """Give the kvstore the parameters that are initialized by now, and all workers those of worker 0."""
-        summed = self.mx_params_to_init if self.mx_kvstore and not self.mx_updates_on_kvstore else ()
+        summed = self.mx_params_to_init if self.mx_kvstore else ()
         ready = [param for param in summed if not parameters.is_deferred(param)]
         done = {param.name for param in ready if init_param(self.mx_kvstore, self.mx_param_indices[param.name], param)}
         self.mx_params_to_init = [param for param in self.mx_params_to_init if param.name not in done]
         super().mx_init_params()
 
-    def _updates_on_kvstore(self) -> bool:
-        self._prepare()
-        return bool(self.mx_kvstore and self.mx_updates_on_kvstore)
-
     def _target(self) -> Target:
-        """Return what states are saved from, the kvstore's where that updates."""
-        if not self._updates_on_kvstore():
-            updaters = self._gradients.updaters
-        elif kvstore_updater(self.mx_kvstore) is not None:
-            updaters = [kvstore_updater(self.mx_kvstore)]
-        else:
-            raise TrainerError(
-                f"the optimizer's states are with the servers of kvstore '{self.mx_kvstore.type}', which do not give "
-                "them out; to save or load states leave update_on_kvstore out."
-            )
-        return Target(self.mx_optimizer, updaters, self.mx_contexts[: len(updaters)], self.mx_params)
+        """Return what states are saved from and loaded into."""
+        self._prepare()
+        updaters, contexts = self._gradients.updaters, self.mx_contexts
+        return Target(self.mx_optimizer, updaters, self._gradients.masters, contexts[: len(updaters)], self.mx_params)
 
     def __repr__(self) -> str:
         """Return what it trains, by which optimizer and with which loss scale."""
-        inner = getattr(self.mx_optimizer, "inner", self.mx_optimizer)
         return (
-            f"{type(self).__name__}({len(self.mx_params)} parameters, {type(inner).__name__}, "
-            f"learning_rate={inner.learning_rate:g}, loss_scale={self.loss_scale!r}, "
+            f"{type(self).__name__}({len(self.mx_params)} parameters, {type(self.mx_optimizer).__name__}, "
+            f"learning_rate={self.learning_rate:g}, loss_scale={self.loss_scale!r}, "
             f"skipped_steps={self.skipped_steps})"
         )
 
@@ -458,7 +427,7 @@ class Trainer(ScalerStatus, TrainerBase):
                 )
             if trainer._scaler.active:
                 loss_heads.refuse(trainer.mx_params)
-        return LossBlock(scaled_block(loss, trainers, loss_id))
+        return LossBlock(loss, trainers, loss_id)
 
     def master_params(self) -> Iterator[mx.nd.NDArray]:
         """Yield the float32 values that are updated: masters, or the parameters where they are float32.
@@ -470,7 +439,8 @@ class Trainer(ScalerStatus, TrainerBase):
         Raises:
             TrainerError: As `unscale`.
         """
-        if not (self._scaler.state.is_ready or self._scaler.state.reduced or self._scaler.is_open):
+        window = self._scaler.window
+        if window is not None and not (window.is_summed or window.is_open):
             self.unscale()
         for index, param in enumerate(self.mx_params):
             if param.grad_req != "null":
@@ -479,16 +449,10 @@ class Trainer(ScalerStatus, TrainerBase):
     def _master(self, index: int, param: mx.gluon.Parameter) -> mx.nd.NDArray:
         """Return the master of a weight, made now if the first step is still to come."""
         weight = param.list_data()[0]
-        if not is_low_precision(weight) or not self.mx_optimizer.masters:
+        master = self._gradients.masters[0].of(index, weight) if is_low_precision(weight) else None
+        if master is None:
             return weight
-        updater = self._gradients.updaters[0]
-        if index not in updater.states:
-            updater.states[index] = self.mx_optimizer.create_state_multi_precision(index, weight)
-            updater.states_synced[index] = True
-        state = updater.states[index]
-        self.mx_optimizer.share_master(Weight(index, weight, weight, state))
-        master: mx.nd.NDArray = state.master
-        if self._scaler.state.is_unscaled:
+        if self._scaler.window is not None and self._scaler.window.is_true:
             mx.autograd.mark_variables([master], [param.list_grad()[0]])
         return master
 
@@ -504,7 +468,8 @@ class Trainer(ScalerStatus, TrainerBase):
         Raises:
             TrainerError: Twice in a window, inside a scale_loss block, or without gradients.
         """
-        if self._scaler.state.is_unscaled and self._scaler.state.reduced and not self._scaler.state.allreduced:
+        window = self._scaler.window
+        if window is not None and window.stage is Stage.TRUE and not window.awaits_update:
             raise TrainerError(
                 "unscale: the gradients of this window are unscaled already; call unscale once, "
                 "after the last backward, then step; to leave a step out call discard_grads."
@@ -580,8 +545,6 @@ class Trainer(ScalerStatus, TrainerBase):
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
         rescale = self._rescale("step", batch_size)
-        if self._updates_on_kvstore():
-            return self._step_on_kvstore(batch_size, ignore_stale_grad)
         self._begin("step", ignore_stale_grad, check_stale=True)
         return self._finish(rescale)
 
@@ -592,14 +555,14 @@ class Trainer(ScalerStatus, TrainerBase):
             TrainerError: Twice in a window, after `unscale`, inside a scale_loss block, or
                 without gradients.
         """
-        if self._scaler.state.reduced:
+        if self._scaler.window is not None and self._scaler.window.is_summed:
             raise TrainerError(
                 "allreduce_grads: the gradients are reduced already; call update or step, or discard_grads to leave "
                 "that step out."
             )
         self._begin("allreduce_grads")
         self._training_step.unscale(self._gradients)
-        self._scaler.state.allreduced = True
+        self._scaler.begun().awaits_update = True
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
         """Check the gradients and update the parameters, or skip: `step` without reducing.
@@ -618,12 +581,11 @@ class Trainer(ScalerStatus, TrainerBase):
         """
         rescale = self._rescale("update", batch_size)
         self._require("update", ignore_stale_grad, check_stale=True)
-        if self.mx_kvstore and not self._scaler.state.reduced:
+        if self.mx_kvstore and not (self._scaler.window is not None and self._scaler.window.is_summed):
             raise TrainerError(
                 "update came before allreduce_grads, so that every context and worker would use its own gradients "
                 "alone; call step, or allreduce_grads first."
             )
-        self._gradients.hide()
         return self._finish(rescale)
 
     def discard_grads(self) -> None:
@@ -636,21 +598,19 @@ class Trainer(ScalerStatus, TrainerBase):
             TrainerError: Inside a scale_loss block.
         """
         self._scaler.require_closed("discard_grads")
-        self._training_step.discard()
         self._gradients.discard()
+        self._training_step.discard(self._gradients)
 
     # The window.
 
     def _begin(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> None:
         """Raise if ``call`` cannot come now; else let parameters have plain lists of gradients again."""
         self._require(call, ignore_stale, check_stale)
-        self._gradients.hide()
 
     def _require(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> None:
         self._scaler.require_closed(call)
-        if self._updates_on_kvstore():
-            raise TrainerError(f"{call} cannot be used where the kvstore updates; set update_on_kvstore=False.")
-        self._gradients.require(call, ignore_stale and not self._scaler.checks, self._scaler.state.reached)
+        self._prepare()
+        self._gradients.require(call, ignore_stale and not self._scaler.checks)
         self._scaler.require_scaled(call)
         if check_stale and not ignore_stale:
             self._gradients.require_all(call)
@@ -671,21 +631,6 @@ class Trainer(ScalerStatus, TrainerBase):
         updated = self._training_step.run(self._gradients, rescale) and any_fresh
         self._call_hooks(updated)
         return updated
-
-    def _step_on_kvstore(self, batch_size: float, ignore_stale_grad: bool) -> bool:
-        """Let the kvstore update, unchecked; a static scale goes out with the batch size."""
-        self._scaler.require_closed("step")
-        end_look([self])
-        self._gradients.require("step", ignore_stale_grad, self._scaler.state.reached)
-        self._gradients.require_scaled()
-        self._scaler.require_scaled("step")
-        try:
-            super().step(batch_size * self._scaler.state.scale, ignore_stale_grad)
-            adopt_kvstore_masters(self.mx_kvstore, self.mx_params)
-        finally:
-            self.discard_grads()
-        self._call_hooks(True)
-        return True
 
 
 def _is_policys(loss_scale: Any) -> bool:

@@ -20,6 +20,7 @@ from ..policy import Policy
 from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.monitors import NetworkNames, WatchedExecutor
 from ..symbol.rewrite import ShapeOutcomes
+from ..train.loss_heads import own_gradients
 
 LOSS_SCALE = "loss_scale"
 """Name of the input that holds the loss scale; shape (1,), float32."""
@@ -109,7 +110,8 @@ class Conversions:
         scaling = converted
         outputs: Tuple[int, ...] = ()
         if self.scaled:
-            after = ScaleLoss(converted.facts, LOSS_SCALE, self.loss_heads)(converted.graph)
+            ignoring = frozenset(own_gradients(converted.graph.nodes, self.params))
+            after = ScaleLoss(converted.facts, LOSS_SCALE, self.loss_heads, ignoring)(converted.graph)
             scaling = converted.with_graph(after.graph) if after.modified else converted
             outputs = _loss_outputs(scaling.graph, self.loss_heads)
         if on_cpu:  # MXNet fuses what is bound to infer

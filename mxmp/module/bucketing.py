@@ -70,7 +70,7 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
         self._policy = policy_of(policy, context)
         self._options.update(policy=self._policy, loss_heads=tuple(loss_heads))
         self._scaler = Scaler(loss_scale_of(self._policy, loss_scale))
-        self._scaler.validate = self._require_fitting
+        self._scaler.owners.add(self)
 
     @property
     def report(self) -> Report:

@@ -23,14 +23,15 @@ from ..policy import Policy, check_matches
 from ..report import Report
 from ..symbol import load_checkpoint, to_graph
 from ..symbol.arguments import require_kernels, require_symbol
-from ..train.calls import explain_steps
 from ..train.kvstores import open_for_module, refuse_compression, updates_on_kvstore
 from ..train.masters import follow
 from ..train.running_stats import Named
-from ..train.scaler import Scaler
+from ..train.scaler import Scaler, explain_steps
+from ..train.step import Step, hand_on_observers
+from ..train.window import Stage, plain
 from .binding import LOSS_SCALE, Conversions, Runnable, Watching, Writes, accumulates, as_bound, describe, make_group
 from .common import PolicyStatus, loss_scale_of, policy_of, save_checkpoint, states_files
-from .training import BoundWeights, Training, Weight, host_zeros, make_optimizer, store_mean, weights_of
+from .training import BoundWeights, Reader, Training, Weight, hide, host_zeros, make_optimizer, store_mean, weights_of
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
 
@@ -62,7 +63,7 @@ class Module(PolicyStatus, ModuleBase):
 
     With ``grad_req='add'`` all backwards of a window have one scale; zero the gradients after
     `update`. A Custom operator that ignores the gradient of its output (``need_top_grad=False``)
-    is seen as a loss head only if it is named in ``loss_heads``.
+    has to be named in ``loss_heads``, or to have a BlockGrad in front of it if its own gradient is zero.
 
     Parts of a ``mx.mod.SequentialModule`` have loss scales of their own, and skip apart. Compose their symbols into
     one module, ``head(features=body)``, where they are to skip together.
@@ -132,6 +133,7 @@ class Module(PolicyStatus, ModuleBase):
         self._writes = Writes()
         self._writes_fused: Optional[int] = None  # how many there were when layers were fused; None before that
         self._backward_scale = 1.0
+        self._reader = Reader(self)
         self._warned_of_labels = False
         self._out_grads: Any = None  # true gradients of outputs that the last backward pass was given
         self._join(Scaler(loss_scale_of(self._policy, loss_scale)))
@@ -354,7 +356,7 @@ class Module(PolicyStatus, ModuleBase):
             self._training.set_masters(self._trained(), values)
 
     def _trained(self) -> List[Weight]:
-        return [weight for weight in weights_of(self.mx_exec_group) if weight.grads[0] is not None]
+        return [weight for weight in weights_of(self.mx_exec_group) if plain(weight.grads)[0] is not None]
 
     def _low_weights(self) -> FrozenSet[str]:
         return frozenset(weight.name for weight in weights_of(self.mx_exec_group) if weight.is_low)
@@ -406,10 +408,10 @@ class Module(PolicyStatus, ModuleBase):
         weights = weights_of(self.mx_exec_group)
         batch_size = self.mx_exec_group.batch_size * (store.num_workers if store is not None else 1)
         names = [weight.name for weight in weights]
-        made = make_optimizer(optimizer, dict(optimizer_params), self.mx_symbol, names, 1.0 / batch_size)
+        made, masters = make_optimizer(optimizer, dict(optimizer_params), self.mx_symbol, names, 1.0 / batch_size)
         if store is not None and compression:
             store.set_gradient_compression(compression)
-        self._training = Training(self._scaler, made, store, self.mx_context, weights, self.mx_arg_params)
+        self._training = Training(self._scaler, made, masters, store, self.mx_context, weights, self.mx_arg_params)
         self._training.set_masters(self._trained(), self.mx_arg_params)
         self.mx_optimizer, self.mx_kvstore, self.mx_updates_on_kvstore = made, store, False
         self.mx_updater = self._training.updaters[0]
@@ -432,15 +434,12 @@ class Module(PolicyStatus, ModuleBase):
 
     def _join(self, scaler: Scaler) -> None:
         """Work with a loss scale, its own or another module's, which must fit this one too from now on."""
-        if vars(self).get("_scaler") is scaler:
-            return
-        others = scaler.validate
-
-        def validate(loss_scale: LossScale) -> None:
-            others(loss_scale)
-            self._require_fitting(loss_scale)
-
-        self._scaler, scaler.validate = scaler, validate
+        before = vars(self).get("_scaler")
+        if before is not scaler:
+            scaler.owners.add(self)
+            self._scaler = scaler
+            if before is not None:
+                hand_on_observers(self, before)
 
     def _require_fitting(self, loss_scale: LossScale) -> None:
         """Raise if the executors have no input for a loss scale."""
@@ -513,24 +512,27 @@ class Module(PolicyStatus, ModuleBase):
         scaler.require_can_scale("backward", "update")
         scale = 1.0
         if scaler.active:
-            scale = scaler.state.scale if scaler.state.is_scaled else scaler.loss_scale.value
+            scale = scaler.loss_scale.value if scaler.window is None else scaler.window.scale
             if out_grads is None and not runnable.has_loss_scale:
                 raise TrainerError(
                     f"backward: none of the outputs {self.output_names} comes from a loss head, so there is nothing to "
                     "scale. End the network in one, such as SoftmaxOutput or make_loss; or give out_grads; or set "
                     "loss_scale=None."
                 )
+        self._step.scale_again()
         self._write_loss_scale(scale)
         self._out_grads = out_grads = [out_grads] if isinstance(out_grads, mx.nd.NDArray) else out_grads
         if out_grads is not None and scale != 1.0:
             out_grads = [to_float32(grad) * scale for grad in out_grads]
         if scaler.active and self._training is not None:
-            self._training.step.keep_running_stats(self._running_stats())
+            self._step.keep_running_stats(self._running_stats())
         super().backward(out_grads)
         self._writes.count += 1  # MXNet's BatchNorm writes its running statistics in the backward pass
         self._backward_scale = scale
         if scaler.active or accumulates(self.mx_grad_req):
-            scaler.scaled(scale)
+            window = scaler.scaled(scale)
+            if scale != 1.0:
+                self._reader.show(window)
 
     def _write_loss_scale(self, scale: float) -> None:
         """Set the loss scale that executors read, if they have an input for it."""
@@ -556,7 +558,8 @@ class Module(PolicyStatus, ModuleBase):
             TrainerError: Twice in a window, or before backward.
         """
         training = self._require_gradients("unscale")
-        if self._scaler.state.is_unscaled:
+        window = self._scaler.window
+        if window is not None and window.stage is Stage.TRUE:
             raise TrainerError(
                 "unscale: the gradients are unscaled already; call unscale once, then update; to leave an update out "
                 "call discard_grads."
@@ -617,17 +620,21 @@ class Module(PolicyStatus, ModuleBase):
 
     def discard_grads(self) -> None:
         """Give up the present window: its gradients count as used, and nothing is updated."""
-        if self._training is not None:
-            self._training.step.discard()
-        else:
-            self._scaler.end_step()
+        if self.binded:
+            hide(self.mx_exec_group)
+        self._step.discard()
 
-    def _step_weights(self, training: Training) -> BoundWeights:
+    @property
+    def _step(self) -> Step:
+        """The step of the module; one without an optimizer has nothing to remember."""
+        return Step(self._scaler) if self._training is None else self._training.step
+
+    def _step_weights(self, training: Optional[Training]) -> BoundWeights:
         """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
         numbers = self._bound("update").loss_outputs
         losses = [executor.outputs[number] for executor in self.mx_exec_group.execs for number in numbers]
         explain_steps(self._scaler, self)  # of the modules that share a scaler, the one that steps
-        return BoundWeights(training, self._trained(), losses, self._running_stats())
+        return BoundWeights(training, self._trained(), losses, self._running_stats(), self.mx_exec_group)
 
     def _running_stats(self) -> Named:
         """Return the running statistics by name, on every context."""
@@ -638,7 +645,7 @@ class Module(PolicyStatus, ModuleBase):
         self._require(call)
         if self._training is None:
             raise TrainerError(f"{call} cannot be used where the kvstore updates.")
-        if self._scaler.active and self._scaler.state.is_ready:
+        if self._scaler.active and self._scaler.window is None:
             raise TrainerError(
                 f"{call}: no backward has run since the last update; call forward_backward first, or leave {call} out. "
                 f"Only a module with loss_scale=None updates without a backward, with the gradients that are there."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+import weakref
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 
@@ -11,20 +12,21 @@ from ..arrays import is_low_precision, to_float32
 from ..distributed import KVStore
 from ..errors import TrainerError
 from ..train import states
+from ..train.kernels import Update
 from ..train.masters import (
-    MasterState,
-    MultiPrecision,
-    Update,
+    Masters,
     copy_to_other_contexts,
     first_written_past,
     follow,
     masters_flag,
     written_past,
 )
+from ..train.multi_precision import unwrapped
 from ..train.running_stats import Named
 from ..train.scaler import Scaler
 from ..train.states import Described, Target
 from ..train.step import Step, Weights
+from ..train.window import Stage, TrueOnRead, Window, plain
 
 
 class Weight(NamedTuple):
@@ -65,8 +67,10 @@ def store_mean(arrays: Sequence[mx.nd.NDArray], out: mx.nd.NDArray) -> None:
     arrays[0].astype(out.dtype).copyto(out)
 
 
-def make_optimizer(optimizer: Any, options: Dict[str, Any], symbol: Any, names: List[str], rescale: float) -> Any:
-    """Return the optimizer that runs a module, wrapped for low precision weights.
+def make_optimizer(
+    optimizer: Any, options: Dict[str, Any], symbol: Any, names: List[str], rescale: float
+) -> Tuple[mx.optimizer.Optimizer, bool]:
+    """Return the optimizer that runs a module, and whether low precision weights have masters.
 
     Of ``options``, its ``optimizer_params``, an instance uses ``multi_precision`` alone. The network's attributes
     hold ``__lr_mult__`` and ``__wd_mult__``; ``names`` are those of the parameters in the order of their indices.
@@ -88,7 +92,7 @@ def make_optimizer(optimizer: Any, options: Dict[str, Any], symbol: Any, names: 
             )
         if not optimizer.idx2name:
             optimizer.idx2name = dict(enumerate(names))
-    return optimizer if isinstance(optimizer, MultiPrecision) else MultiPrecision(optimizer, bool(masters))
+    return unwrapped(optimizer, masters)
 
 
 class Training:
@@ -96,7 +100,8 @@ class Training:
 
     Args:
         scaler: The loss scale.
-        optimizer: The optimizer, with masters for low precision weights.
+        optimizer: The optimizer.
+        keeps_masters: Whether low precision weights have masters.
         kvstore: Sums gradients over the contexts; None leaves every context its own.
         contexts: The contexts. There is an updater for each, but with a kvstore for the first alone: see `Weights`.
         weights: All parameters in the order of the optimizer's indices.
@@ -107,7 +112,8 @@ class Training:
     def __init__(
         self,
         scaler: Scaler,
-        optimizer: MultiPrecision,
+        optimizer: mx.optimizer.Optimizer,
+        keeps_masters: bool,
         kvstore: Any,
         contexts: Sequence[mx.Context],
         weights: Sequence[Weight],
@@ -118,9 +124,10 @@ class Training:
         self.kvstore = kvstore
         contexts = list(contexts if kvstore is None else contexts[:1])
         self.updaters = [mx.optimizer.get_updater(optimizer) for _ in contexts]
+        self.masters = [Masters(optimizer, keeps_masters) for _ in contexts]
         self.indices = {weight.name: index for index, weight in enumerate(weights)}
         described = [Described(w.name, w.arrays[0].shape, w.arrays[0].dtype) for w in weights]
-        self._target = Target(optimizer, self.updaters, contexts, described)
+        self._target = Target(optimizer, self.updaters, self.masters, contexts, described)
         for weight in weights if kvstore is not None else ():
             if isinstance(kvstore, KVStore):
                 value = values[weight.name]
@@ -133,36 +140,27 @@ class Training:
 
     def master(self, name: str, number: int) -> Optional[mx.nd.NDArray]:
         """Return the float32 master of a parameter on a context, None if it has none."""
-        state = self.updaters[number].states.get(self.indices.get(name))
-        return state.master if isinstance(state, MasterState) else None
+        index = self.indices.get(name)
+        return None if index is None else self.masters[number].arrays.get(index)
 
-    def set_masters(
-        self, weights: Sequence[Weight], values: Mapping[str, mx.nd.NDArray], loaded: bool = False
-    ) -> None:
+    def set_masters(self, weights: Sequence[Weight], values: Mapping[str, mx.nd.NDArray], loaded: bool = False) -> None:
         """Give low precision weights the masters, float32 values by name, that they were rounded from.
 
         With ``loaded``, masters that are there stay, but for the elements that they do not round to.
         """
-        for weight in weights if self.optimizer.masters else ():
+        for weight in weights if self.masters[0].kept else ():
             if not weight.is_low or weight.name not in values:
                 continue
             index = self.indices[weight.name]
-            for updater, array in zip(self.updaters, weight.arrays):
-                state = updater.states.get(index)
-                master = state.master if loaded and state is not None else None
-                if master is None:
-                    master = to_float32(values[weight.name]).copyto(array.ctx)
+            for masters, array in zip(self.masters, weight.arrays):
+                if not loaded or index not in masters.arrays:
+                    masters.arrays[index] = to_float32(values[weight.name]).copyto(array.ctx)
                 if loaded:
-                    follow(master, array)
-                if state is None:
-                    updater.states[index] = self.optimizer.create_state_of_master(index, master)
-                    updater.states_synced[index] = True
-                else:
-                    state.master, state.is_loaded = master, False
+                    follow(masters.arrays[index], array)
 
     def require_masters(self, weights: Sequence[Weight]) -> None:
         """Raise a TrainerError if a weight was written to past its master; one host read, none without masters."""
-        pairs = list(zip(self.updaters, BoundWeights(self, weights).groups()))
+        pairs = list(zip(self.masters, BoundWeights(self, weights).groups()))
         flag = masters_flag(pairs)
         if flag is not None and flag.asscalar() != 1.0:
             index = first_written_past(pairs)
@@ -189,6 +187,48 @@ class Training:
         self.step.compare_again()
 
 
+class Reader:
+    """Makes the gradients of a module true ones for whoever reads one in the executor group's ``grad_arrays``."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = weakref.ref(module)
+
+    @property
+    def window(self) -> Optional[Window]:
+        """The window of the module's step."""
+        module = self._module()
+        return None if module is None else module._scaler.window
+
+    @property
+    def step(self) -> Step:
+        """The step of the module."""
+        step: Step = self._module()._step  # type: ignore[union-attr]
+        return step
+
+    def show(self, window: Window) -> None:
+        """Let the lists of gradients tell who reads one."""
+        window.written.owners.add(self)
+        arrays = self._module().mx_exec_group.grad_arrays  # type: ignore[union-attr]
+        for number, each in enumerate(arrays):
+            if not isinstance(each, TrueOnRead) or each.window is not window:
+                arrays[number] = TrueOnRead(getattr(each, "plain", each), window)
+
+    def make_true(self, done: Set[int]) -> None:
+        """Make all gradients true ones; ``done`` is for those of trainers."""
+        window, module = self.window, self._module()
+        if module is not None and window is not None and window.stage is Stage.SCALED and window.fault is None:
+            weights = module._step_weights(module._training)
+            self.step.see(weights, weights.waiting())
+
+
+def hide(group: Any) -> None:
+    """Give an executor group its own lists of gradients back."""
+    arrays = group.grad_arrays or []
+    for number, each in enumerate(arrays):
+        if isinstance(each, TrueOnRead):
+            arrays[number] = each.plain
+
+
 class BoundWeights(Weights):
     """The weights of one module that backward wrote gradients of.
 
@@ -200,20 +240,25 @@ class BoundWeights(Weights):
 
     def __init__(
         self,
-        training: Training,
+        training: Optional[Training],
         weights: Sequence[Weight],
         losses: Sequence[mx.nd.NDArray] = (),
         running_stats: Named = (),
+        group: Any = None,
     ) -> None:
-        self.optimizer, self.updaters, self.kvstore = training.optimizer, training.updaters, training.kvstore
-        self._weights = {training.indices[weight.name]: weight for weight in weights}
+        if training is not None:
+            self.optimizer, self.kvstore = training.optimizer, training.kvstore
+            self.updaters, self.masters = training.updaters, training.masters
+        indices = {w.name: i for i, w in enumerate(weights)} if training is None else training.indices
+        self._weights = {indices[weight.name]: weight for weight in weights}
+        self._group = group
         self._contexts = len(weights[0].arrays) if weights else 0
         self._losses, self._running_stats = losses, running_stats
 
     def groups(self) -> List[List[Update]]:
         """Return all weights, for each context."""
         return [
-            [Update(index, weight.grads[k], weight.arrays[k]) for index, weight in self._weights.items()]
+            [Update(index, plain(weight.grads)[k], weight.arrays[k]) for index, weight in self._weights.items()]
             for k in range(self._contexts)
         ]
 
@@ -227,21 +272,31 @@ class BoundWeights(Weights):
 
     def grads(self, index: int) -> List[mx.nd.NDArray]:
         """Return the gradients of a weight on all contexts."""
-        return list(self._weights[index].grads)
+        return list(plain(self._weights[index].grads))
 
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let the executor group's ``grad_arrays`` hold other arrays."""
         for index, arrays in grads.items():
-            self._weights[index].grads[:] = arrays
+            found = self._weights[index].grads
+            if isinstance(found, TrueOnRead):
+                found.arrays = arrays
+            else:
+                found[:] = arrays
+
+    def release(self) -> None:
+        """Give the executor group its own lists of gradients back."""
+        if self._group is not None:
+            hide(self._group)
 
     def reduce(self) -> None:
         """Sum the gradients over contexts and workers."""
         for index, weight in self._weights.items() if self.kvstore is not None else ():
-            if weight.grads[0].stype == weight.arrays[0].stype == "default":
-                self.kvstore.pushpull(weight.name, weight.grads, priority=-index)
+            grads = plain(weight.grads)
+            if grads[0].stype == weight.arrays[0].stype == "default":
+                self.kvstore.pushpull(weight.name, grads, priority=-index)
             else:
-                self.kvstore.push(weight.name, weight.grads, priority=-index)
-                self.kvstore.pull(weight.name, out=weight.grads, priority=-index, ignore_sparse=False)
+                self.kvstore.push(weight.name, grads, priority=-index)
+                self.kvstore.pull(weight.name, out=grads, priority=-index, ignore_sparse=False)
 
     def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
         """Give contexts without an updater the weights of those that have one."""

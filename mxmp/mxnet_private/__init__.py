@@ -16,7 +16,7 @@ import functools
 import inspect
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
 
 import mxnet as mx
 from mxnet import gluon
@@ -31,6 +31,7 @@ Table = Mapping[str, Tuple[str, str]]
 """By a name of ours MXNet's private name, and what it is relied on for."""
 
 _Class = TypeVar("_Class", bound=type)
+_Pair = TypeVar("_Pair", bound=Tuple[Any, Any])
 
 
 class PrivateName(NamedTuple):
@@ -159,6 +160,18 @@ _internal = global_name(mx.nd, "_internal", "the operators that have no public n
 equal = global_name(_internal, "_equal", "compares two arrays into a given one, with no broadcast")
 multiply = global_name(_internal, "_mul_scalar", "multiplies by a number in place, keeping the dtype")
 is_fresh = attribute(mx.nd.NDArray, "_fresh_grad", "whether backward wrote an array's gradient since it was unset")
+
+
+def fresh_among(pairs: Iterable[_Pair]) -> Iterator[_Pair]:
+    """Yield the pairs whose array, the second of each, is fresh: `is_fresh` of many at less than half of its cost."""
+    state = ctypes.c_int()
+    reference, read = ctypes.byref(state), library.MXNDArrayGetGradState
+    for pair in pairs:
+        check_call(read(pair[1].handle, reference))
+        if state.value:
+            yield pair
+
+
 copy_from_numpy = method(mx.nd.NDArray, "_sync_copyfrom", "fills an array of any dtype with the bytes of numpy's")
 compose = method(mx.sym.Symbol, "_compose", "gives the variables of a symbol other symbols, by name")
 register_op_hook = method(mx.nd.CachedOp, "_register_op_hook", "has a cached operator report what its operators give")
@@ -170,6 +183,32 @@ create_kvstore = global_name(mx.model, "_create_kvstore", "makes the kvstore of 
 parse_data_desc = global_name(mx.module.base_module, "_parse_data_desc", "makes DataDescs of the shapes given to bind")
 _current_attr_scope = attribute(mx.AttrScope, "_current", "the innermost AttrScope of each thread")
 scope_attrs = attribute(mx.AttrScope, "_attr", "what an AttrScope sets, its outer scopes' included")
+
+
+_custom_operators = global_name(mx.operator, "_registry", "has the CustomOpProp of each Custom operator in a symbol")
+
+
+def ignores_output_gradient(attrs: Mapping[str, str]) -> bool:
+    """Return whether a ``Custom`` operator says that it ignores the gradients of its outputs (``need_top_grad=False``).
+
+    Its CustomOpProp is made once more, as for each symbol. False where it cannot be made.
+    """
+    before = set(_custom_operators.ref_holder)
+    try:
+        made = mx.sym.Custom(name="mxmp", **{key: text for key, text in attrs.items() if not key.startswith("__")})
+    except mx.MXNetError:
+        return False
+    held = list(_custom_operators.ref_holder.items())
+    del made  # which drops the CustomOpProp from there
+    found = [each for key, each in held if key not in before and isinstance(each, mx.operator.CustomOpProp)]
+    return bool(found) and not any(map(_uses_output_gradient, found))
+
+
+def _uses_output_gradient(prop: mx.operator.CustomOpProp) -> bool:
+    outputs, inputs = len(prop.list_outputs()), len(prop.list_arguments())
+    numbers = list(range(outputs + inputs + outputs))
+    parts = numbers[:outputs], numbers[outputs : outputs + inputs], numbers[outputs + inputs :]
+    return any(number < outputs for number in prop.declare_backward_dependency(*parts))
 
 
 def leave_attr_scope(kind: Any, error: Any, stack: Any) -> None:
@@ -409,7 +448,7 @@ class ParameterBase(gluon.Parameter):
     mx_deferred_init: Any
 
 
-# Optimizers: counts of updates, and what an optimizer around another hands on.
+# Optimizers: counts of updates, rates, and what an optimizer around another hands on.
 
 _OPTIMIZER_CALLS = {
     "set_current_context": ("_set_current_context", "chooses the device whose counts are used"),
@@ -425,7 +464,7 @@ optimizers = SimpleNamespace(
 )
 
 
-@named({}, _OPTIMIZER_CALLS)
+@named({}, {"set_current_context": _OPTIMIZER_CALLS["set_current_context"]})
 class OptimizerBase(mx.optimizer.Optimizer):
     """An optimizer whose private methods, which updaters and optimizers call, can be overridden."""
 

@@ -42,14 +42,15 @@ class ScaleLoss(Pass):
     """Scales the gradient of every loss head of a converted graph by ``variable``, a new input: float32, shape (1,).
 
     ``facts`` tell dtypes of entries; one that is unknown counts as float32. ``custom`` names the user's own operators
-    (``Custom``) that are loss heads. ``EraseCasts`` takes out what it puts in; of the variable then nothing is left
-    that any output depends on.
+    (``Custom``) that are loss heads, ``ignoring`` those that give a gradient and ignore that of their output.
+    ``EraseCasts`` takes out what it puts in; of the variable then nothing is left that any output depends on.
     """
 
     name: ClassVar[str] = "scale-loss"
     facts: Facts = field(default_factory=lambda: Facts({}))
     variable: str = "loss_scale"
     custom: FrozenSet[str] = frozenset()
+    ignoring: FrozenSet[str] = frozenset()
 
     def requires(self, graph: Graph) -> None:
         """Refuse graphs whose gradient cannot be scaled as a whole."""
@@ -78,6 +79,11 @@ class ScaleLoss(Pass):
                     f"it ignores the gradient of its output (need_top_grad=False), name it in loss_heads; else put an "
                     f"identity behind it."
                 )
+        for name in sorted(self.ignoring - self.custom):
+            self.refuse(
+                f"node '{name}' (Custom) ignores the gradient of its output (need_top_grad=False), so no loss scale "
+                f"reaches its own; name it in loss_heads, or put BlockGrad in front of it if its own is zero."
+            )
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with scaled loss heads; the same one if it has none."""

@@ -1,31 +1,21 @@
 """Kvstores of trainers and modules: which one is opened, who updates the weights, and what neither can do.
 
-A kvstore of MXNet that updates does so inside the all-reduce: weight by weight, before the gradients are checked. So
-trainers and modules update by themselves, and leave it to the kvstore only where MXNet can do no other, or where the
-user chose it and nothing is to be checked.
+A kvstore of MXNet that updates does so inside the all-reduce: weight by weight, before the gradients are checked and
+without masters. So a trainer updates by itself, and refuses what MXNet updates on the kvstore only. A Module leaves the
+update to a distributed kvstore of MXNet where nothing is checked and all weights are float32.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Sequence, Tuple
 
 import mxnet as mx
 
 from ..arrays import is_low_precision, round_into, to_float32
 from ..distributed import KVStore, distributed
 from ..errors import TrainerError, did_you_mean
-from ..loss_scale import LossScale, NoOpLossScale, StaticLossScale
 from ..mxnet_private import create_kvstore, parameters
-from ..mxnet_private import kvstore_updater as updater_of
-from .masters import (
-    MasterState,
-    MultiPrecision,
-    copy_to_other_contexts,
-    exact_value,
-    forget_masters,
-    keep_masters,
-    needs_unscaled_gradients,
-)
+from .masters import copy_to_other_contexts, exact_value, keep_masters
 
 _KINDS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync", "p3store_dist", "horovod")
 
@@ -94,51 +84,33 @@ def refuse_compression(compression: Any, scaled: bool, low: bool) -> None:
         )
 
 
-def any_sparse(params: Iterable[Any]) -> bool:
-    """Return whether a parameter is row_sparse; non-Parameters count as dense."""
-    return any(
-        isinstance(param, mx.gluon.Parameter) and parameters.storage_type(param) != "default" for param in params
-    )
-
-
 # ------------------------------------------------------------------ who updates the weights
 
 
-_CHOSEN = "update_on_kvstore=True"
-_OF_SPARSE = "the kvstore of a row_sparse parameter"
-_CURES = {
-    _CHOSEN: "leave update_on_kvstore out, or ",
-    _OF_SPARSE: "make the parameter with stype='default' (its gradient may be row_sparse), or ",
-}
+def refuse_update_on_kvstore(kvstore: Any, choice: Any, params: Iterable[Any]) -> None:
+    """Raise a TrainerError if MXNet would update weights on the kvstore of a trainer.
 
-
-def choose_update(loss_scale: LossScale, kvstore: Any, choice: Optional[bool], sparse: bool) -> Optional[bool]:
-    """Return ``update_on_kvstore`` for MXNet: False wherever it need not be left to MXNet.
-
-    With a dynamic loss scale every update is checked first, so that a kvstore that must update is an error; with a
-    static one too, unless the user chose it. MXNet can update row_sparse parameters on the kvstore alone.
+    Args:
+        kvstore: The kvstore or its name.
+        choice: ``update_on_kvstore`` of the user.
+        params: The parameters; MXNet updates row_sparse ones on the kvstore only.
     """
-    # The servers of an asynchronous kvstore update at each push: there is no sum that a worker could pull.
+    own = [param for param in params if isinstance(param, mx.gluon.Parameter)]
+    sparse = [param.name for param in own if parameters.storage_type(param) != "default"]
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
-    causes = ((sparse, _OF_SPARSE), (choice, _CHOSEN), ("async" in kind, f"kvstore '{kind}'"))
-    cause = next((name for updates, name in causes if updates), None)
-    if cause is None:
-        return False
-    require_unchecked(loss_scale, choice, cause)
-    return choice
-
-
-def require_unchecked(loss_scale: LossScale, choice: Optional[bool], cause: str) -> None:
-    """Raise if the kvstore cannot update under a loss scale; ``cause`` is why it updates.
-
-    The user's ``choice`` of True accepts that under a static one nothing is checked.
-    """
-    if not (isinstance(loss_scale, NoOpLossScale) or (choice and isinstance(loss_scale, StaticLossScale))):
-        raise TrainerError(
-            f"{cause} updates weights inside the all-reduce, before their gradients are checked, so one overflow would "
-            f"destroy them: {_CURES.get(cause, '')}give a static loss scale with update_on_kvstore=True, which checks "
-            "nothing, or loss_scale=None."
-        )
+    if choice:
+        cause, cure = "update_on_kvstore=True", "leave update_on_kvstore out"
+    elif sparse:
+        cause = f"parameter '{sparse[0]}' is row_sparse, so that its kvstore"
+        cure = "make it with stype='default' (its gradient may be row_sparse)"
+    elif "async" in kind:  # its servers update at each push: there is no sum that a worker could pull
+        cause, cure = f"kvstore '{kind}'", "take a synchronous kvstore"
+    else:
+        return
+    raise TrainerError(
+        f"{cause} updates weights inside the all-reduce, before their gradients are checked and without float32 "
+        f"masters: {cure}; or train float32 parameters with mx.gluon.Trainer, without a loss scale."
+    )
 
 
 def updates_on_kvstore(kvstore: Any, capable: bool, checked: bool, low: bool) -> bool:
@@ -153,28 +125,6 @@ def updates_on_kvstore(kvstore: Any, capable: bool, checked: bool, low: bool) ->
             "float32 masters. Use a synchronous kvstore, or loss_scale=None and a policy with param_dtype='float32'."
         )
     return capable and "dist" in kind and not checked and not low
-
-
-def require_updating_kvstore(choice: Optional[bool], kvstore: Any, contexts: int, sparse: bool) -> None:
-    """Raise if the kvstore of a trainer is to update by the user's choice and MXNet makes none."""
-    # For one context MXNet makes a kvstore only where it is distributed or a parameter is row_sparse, and silently
-    # updates by itself (_create_kvstore in python/mxnet/model.py at tag 1.9.1).
-    single = isinstance(kvstore, str) and "dist" not in kvstore and contexts == 1 and not sparse
-    if choice and (kvstore is None or single):
-        raise TrainerError(
-            f"update_on_kvstore=True with kvstore={kvstore!r} and {contexts} context: MXNet makes no kvstore there; "
-            "leave update_on_kvstore out."
-        )
-
-
-def require_rescaled(loss_scale: LossScale, optimizer: mx.optimizer.Optimizer) -> None:
-    """Raise if ``rescale_grad``, which is all that a kvstore has, cannot take a loss scale out."""
-    inner = optimizer.inner if isinstance(optimizer, MultiPrecision) else optimizer
-    if not isinstance(loss_scale, NoOpLossScale) and needs_unscaled_gradients(inner):
-        raise TrainerError(
-            f"update_on_kvstore=True with a loss scale: {type(inner).__name__} needs gradients that are unscaled "
-            "first; leave update_on_kvstore out."
-        )
 
 
 # ------------------------------------------------------------------ weights of the workers
@@ -202,16 +152,3 @@ def init_param(kvstore: Any, key: int, param: mx.gluon.Parameter) -> bool:
     else:
         return False
     return True
-
-
-def kvstore_updater(kvstore: Any) -> Optional[mx.optimizer.Updater]:
-    """Return the updater within a kvstore of MXNet that updates the weights itself, None if there is none."""
-    return updater_of(kvstore) if isinstance(kvstore, mx.kv.KVStore) else None
-
-
-def adopt_kvstore_masters(kvstore: Any, params: Sequence[mx.gluon.Parameter]) -> None:
-    """Let parameters keep the masters of a kvstore that updates, which works on a context of its own."""
-    updater = kvstore_updater(kvstore)
-    for index, state in (updater.states if updater else {}).items():
-        if isinstance(state, MasterState) and state.master is not None:
-            forget_masters(params[index], but=state.master.ctx)

@@ -1,74 +1,342 @@
-"""Loss heads within nets, which ignore the gradient of their output: scaled by an input of their own, or refused."""
+"""Losses times the loss scale; and loss heads within nets, which ignore the gradient of their output.
+
+A loss is multiplied by the scale, which is a variable of autograd: its gradient tells whether a backward came through.
+A loss head is scaled by an input of its own, or refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import re
 import threading
-from typing import Any, Dict, Iterable, Iterator, Optional, Sequence, Tuple
+import weakref
+from typing import Any, Callable, Container, ContextManager, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 
-from ..errors import TrainerError
-from ..graph import Graph
+from ..arrays import is_low_precision
+from ..errors import NoBackwardError, TrainerError, UnscaledLossError
+from ..graph import Entry, Graph, Node
+from ..graph.core import VARIABLE, make_attrs
+from ..mxnet_private import ignores_output_gradient, is_fresh, parameters
+from ..passes.attributes import CUSTOM
 from ..passes.scale_loss import is_loss_head
+from .window import LOCK
 
-_ATTRIBUTE = "_mxmp_loss_head"
+# ------------------------------------------------------------------ what autograd has recorded
+
+# What nnvm::Symbol::Print writes of a variable, and of an operator.
+_NODE = re.compile(
+    r"^(?:Variable:(?P<variable>.*)"
+    r"|Op:(?P<op>.*), Name=(?P<name>.*)\nInputs:\n(?P<inputs>(?:\targ.*\n)*)(?:Attrs:\n(?P<attrs>(?:\t.*\n)*))?)",
+    re.MULTILINE,
+)
+_INPUT = re.compile(r"\targ\[\d+\]=(.*)\((\d+)\)")
+_NODE_ATTRIBUTE = re.compile(r"\t(.*?)=(.*)")
+
+
+def is_recorded(array: mx.nd.NDArray) -> bool:
+    """Return whether autograd has a node for an array; False again after a backward that freed its graph."""
+    try:
+        is_fresh.set(array, is_fresh(array))  # refused by MXNet where there is no node to keep it
+    except mx.MXNetError:
+        return False
+    return True
+
+
+def recorded_nodes(array: mx.nd.NDArray) -> Sequence[Node]:
+    """Return the operators and variables that autograd recorded of an array, that which made it last; none if none.
+
+    Entries have no versions. A cached graph is one operator, whose content is not seen here.
+    """
+    # ``tojson`` would do, but leaks half a kilobyte of memory for each operator in MXNet 1.9.1.
+    text = str(autograd.get_symbol(array).debug_str()) if is_recorded(array) else ""
+    nodes: List[Node] = []
+    positions: Dict[str, int] = {}
+    for match in _NODE.finditer(text):
+        if match["op"] is None:
+            node = Node(VARIABLE, match["variable"])
+        else:
+            inputs = tuple(Entry(positions[name], int(index)) for name, index in _INPUT.findall(match["inputs"]))
+            attrs = make_attrs(dict(_NODE_ATTRIBUTE.findall(match["attrs"] or "")))
+            node = Node(match["op"], match["name"], attrs, inputs)
+        positions[node.name] = len(nodes)
+        nodes.append(node)
+    return nodes
+
+
+# ------------------------------------------------------------------ losses times the scale
+
+_DO = (
+    "Run backward on what scale_loss yields, inside its block (or on what get_scaled_loss returns): `with "
+    "trainer.scale_loss(loss) as scaled: scaled.backward()`; for a list autograd.backward(scaled). An "
+    "autograd.grad with retain_graph=True is not seen; call backward(retain_graph=True) in its place."
+)
+
+
+def told(product: Any) -> ContextManager[Any]:
+    """Tell the block of a product, if it is there still, of a backward within this context."""
+    block = product.block()
+    return contextlib.nullcontext() if block is None else block.backward_of(product.loss)
+
+
+class Product(mx.nd.NDArray):  # type: ignore[misc]
+    """A loss times the scale, which tells its block of each ``backward``."""
+
+    __slots__ = ("block", "loss")
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients, as ``NDArray.backward``."""
+        with told(self):
+            super().backward(*args, **kwargs)
+
+
+class NumpyProduct(mx.np.ndarray):  # type: ignore[misc]
+    """The same of ``mx.np``."""
+
+    __slots__ = ("block", "loss")
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients, as ``ndarray.backward``."""
+        with told(self):
+            super().backward(*args, **kwargs)
+
+
+@dataclasses.dataclass
+class ScaledLoss:
+    """One loss, and the product of it and the scale.
+
+    Attributes:
+        path: The name of the loss in errors: 'loss', 'loss[1]'.
+        wide: ``loss`` in float32, or float64.
+        scaled: ``wide`` times the loss scale.
+        factor: The loss scale as a variable of autograd, whose gradient every backward pass through
+            ``scaled`` writes; None where autograd did not record the loss.
+        is_told: Whether its block was told of a backward, by ``scaled.backward()``.
+    """
+
+    path: str
+    loss: mx.nd.NDArray
+    wide: mx.nd.NDArray
+    scaled: mx.nd.NDArray
+    factor: Optional[mx.nd.NDArray]
+    is_told: bool = False
+
+    def tell(self, block: Any) -> mx.nd.NDArray:
+        """Return the product as an array that tells a block of each ``backward``."""
+        kind: Any = NumpyProduct if isinstance(self.scaled, mx.np.ndarray) else Product
+        handle, self.scaled.handle = self.scaled.handle, None  # one owner at any time, who frees it
+        product = kind(handle)
+        product.block, product.loss, self.scaled = weakref.ref(block), self, product
+        return product
+
+    @property
+    def reached(self) -> bool:
+        """Whether a backward pass came through; ``autograd.grad`` counts where it frees the graph."""
+        # The flag of the product's own node is set when it is made and goes with the node.
+        return self.factor is not None and bool(is_fresh(self.factor) or not is_fresh(self.scaled))
+
+
+class Factors:
+    """Loss scales as variables of autograd, made once and used again while the scale stays the same."""
+
+    def __init__(self) -> None:
+        self._scale: Optional[float] = None
+        self._made: Dict[Tuple[Any, ...], List[mx.nd.NDArray]] = {}
+        self._used: Dict[Tuple[Any, ...], int] = {}
+
+    def multiply(self, path: str, loss: mx.nd.NDArray, scale: float) -> ScaledLoss:
+        """Return a loss times the scale, recorded if the loss is. One operator forward, one backward."""
+        wide = _widened(loss)
+        if not is_recorded(wide):
+            return ScaledLoss(path, loss, wide, wide * scale, None)
+        factor = self._next(wide, scale)
+        # Recorded outside of record() too, where the forward pass has ended already.
+        with autograd.record():
+            scaled = wide * factor
+        is_fresh.set(factor, False)
+        is_fresh.set(scaled, True)
+        return ScaledLoss(path, loss, wide, scaled, factor)
+
+    def release(self) -> None:
+        """Let the variables be used again: at the end of a step, whose graphs are freed."""
+        self._used.clear()
+
+    def _next(self, like: mx.nd.NDArray, scale: float) -> mx.nd.NDArray:
+        if scale != self._scale:
+            self._scale, self._made, self._used = scale, {}, {}
+        shape = (1,) if like.ndim else ()
+        key = like.ctx, np.dtype(like.dtype).name, shape, type(like)
+        made, used = self._made.setdefault(key, []), self._used.get(key, 0)
+        if used == len(made):
+            made.append(_variable(like, shape, scale))
+        self._used[key] = used + 1
+        return made[used]
+
+
+def _variable(like: mx.nd.NDArray, shape: Tuple[int, ...], scale: float) -> mx.nd.NDArray:
+    with autograd.pause():
+        pair = mx.nd.full(shape, scale, ctx=like.ctx, dtype=like.dtype), mx.nd.empty(shape, like.ctx, like.dtype)
+    value, grad = (each.as_np_ndarray() if isinstance(like, mx.np.ndarray) else each for each in pair)
+    autograd.mark_variables([value], [grad])
+    return value
+
+
+def mapped(loss: Any, function: Callable[[str, mx.nd.NDArray], mx.nd.NDArray], path: str = "loss") -> Any:
+    """Return a loss, or nested lists and tuples of losses, with every array mapped; the containers are kept.
+
+    Raises TrainerError if there is anything but floating point arrays.
+    """
+    if isinstance(loss, (list, tuple)):
+        items = [mapped(item, function, f"{path}[{i}]") for i, item in enumerate(loss)]
+        return type(loss)(*items) if hasattr(loss, "_fields") else type(loss)(items)
+    if not isinstance(loss, mx.nd.NDArray):
+        raise TrainerError(
+            f"scale_loss: {path} is a {type(loss).__name__}; expected an NDArray, or lists and tuples of them."
+        )
+    if not is_low_precision(loss) and loss.dtype not in (np.float32, np.float64):
+        raise TrainerError(f"scale_loss: {path} has dtype {np.dtype(loss.dtype)}; expected a float.")
+    if isinstance(loss, (Product, NumpyProduct)) and getattr(loss.block(), "windows", None):
+        raise TrainerError(
+            f"scale_loss: {path} is scaled by another trainer already. To scale one loss for several "
+            "trainers call first.scale_loss(loss, second)."
+        )
+    return function(path, loss)
+
+
+def _widened(loss: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return a loss in float32, or float64; recorded outside of record() too."""
+    if not is_low_precision(loss):
+        return loss
+    # The operator Cast. In MXNet 1.9.1 amp_cast (AMPCastExCPU) and astype (_copyto) lose gradients
+    # that are added up, because their backward ignores kAddTo.
+    cast = mx.npx.cast if isinstance(loss, mx.np.ndarray) else mx.nd.Cast
+    with autograd.record():
+        return cast(loss, dtype="float32")
+
+
+def require_backward(losses: Iterable[ScaledLoss], written: Callable[[], Optional[str]] = lambda: None) -> bool:
+    """Check that backward came through all losses of a step that are recorded; return whether there are any.
+
+    A loss that is not recorded is refused by MXNet's own backward, and may be a constant among others. The
+    error says what was called instead; ``written`` names a parameter that a backward wrote in the meantime.
+    """
+    losses = list(losses)
+    recorded = [each for each in losses if each.factor is not None]
+    missed = [each for each in recorded or losses if not each.reached]
+    if not missed:
+        return bool(recorded)
+    first = missed[0]
+    if first.factor is not None and not is_recorded(first.loss):
+        raise UnscaledLossError(
+            f"backward was called on {first.path} itself, not on {first.path} times the loss scale, so that its "
+            f"gradients are not scaled. {_DO}"
+        )
+    name = written() if len(missed) == len(recorded or losses) else None
+    if name is not None:
+        raise UnscaledLossError(
+            f"no backward was called on {first.path} times the loss scale, but one of another loss, or of "
+            f"{first.path} itself, wrote the gradient of parameter '{name}', which is not scaled. {_DO}"
+        )
+    if recorded:
+        raise NoBackwardError(f"no backward was called on {first.path} times the loss scale. {_DO}")
+    return False
+
+
+def explain_unrecorded(losses: Sequence[ScaledLoss], error: Optional[BaseException]) -> None:
+    """Raise a TrainerError in the place of MXNet's if it is of a backward through a loss that is not recorded."""
+    path = next((each.path for each in losses if each.factor is None), None)
+    if path is not None and isinstance(error, mx.MXNetError) and "not in a computational graph" in str(error):
+        raise TrainerError(
+            f"scale_loss: {path} was not recorded, so that it has no gradients; compute it within autograd.record(), "
+            "and of outputs that are not detached."
+        ) from error
+
+
+# ------------------------------------------------------------------ loss heads that read the scale
+
+_MOST_HEADS = 1024  # calls with loss heads whose backward is still to come
+
+
+class _HeadCall:
+    """A recorded call of a net with loss heads: the scale that they read, and who will run its backward."""
+
+    def __init__(self, scale: mx.nd.NDArray) -> None:
+        self.scale, self.value, self.thread = scale, 1.0, threading.get_ident()
+        self.trainers: Sequence["weakref.ref[Any]"] = ()
+
+    def write(self, value: float) -> None:
+        self.value = value
+        self.scale[:] = value
+
+    def is_of(self, trainers: Iterable[Any]) -> bool:
+        return any(each() is trainer for each in self.trainers for trainer in trainers)
 
 
 class HeadScale(gluon.Parameter):  # type: ignore[misc]
-    """The loss scale that the loss heads of all converted nets read: 1 outside of `scaled_by`.
+    """The loss scale that loss heads of converted nets read, an array of its own for each call.
 
-    A net runs before its loss is scaled, so the scale is written between its forward and its backward pass: MXNet's
-    engine keeps the order, and autograd holds the array itself. A copied net reads the same one.
+    A net runs before its loss is scaled, so the array is 1 at first, and the block of `scale_loss` writes the scale:
+    MXNet's engine keeps the order, and autograd holds the array itself. A block writes to the calls of its own thread,
+    and to those of nets that its trainers train.
     """
 
     def __init__(self) -> None:
         super().__init__("mxmp_loss_scale", grad_req="null", shape=(1,))
-        self._values: Dict[mx.Context, mx.nd.NDArray] = {}
-        self._turn = threading.RLock()
-        self._local = threading.local()
+        self._calls: List[_HeadCall] = []
 
     def __reduce__(self) -> str:
         return "HEAD_SCALE"
 
     def data(self, ctx: Optional[mx.Context] = None) -> mx.nd.NDArray:
-        """Return the scale on a context, float32, shape (1,)."""
-        ctx = ctx or mx.context.current_context()
-        if ctx not in self._values:
-            with autograd.pause():
-                self._values[ctx] = mx.nd.full((1,), getattr(self._local, "scale", 1.0), ctx=ctx)
-        return self._values[ctx]
-
-    @property
-    def turn(self) -> contextlib.AbstractContextManager[Any]:
-        """Have threads take turns in a context, if there are loss heads; to be entered before other locks."""
-        return self._turn if self._values else contextlib.nullcontext()
-
-    @property
-    def in_block(self) -> bool:
-        """Whether this thread is within `scaled_by`."""
-        return hasattr(self._local, "scale")
-
-    @contextlib.contextmanager
-    def scaled_by(self, scale: float) -> Iterator[None]:
-        """Let backward passes within the block, of one thread's `turn`, multiply the gradients of loss heads."""
-        before = getattr(self._local, "scale", None)
-        self._local.scale = scale
-        self._write(scale)
-        try:
-            yield
-        finally:
-            self._write(before or 1.0)
-            if before is None:
-                del self._local.scale
-            else:
-                self._local.scale = before
-
-    def _write(self, scale: float) -> None:
+        """Return the scale of one call on a context, float32, shape (1,): a new array."""
         with autograd.pause():
-            for value in list(self._values.values()):
-                value[:] = scale
+            scale = mx.nd.ones((1,), ctx=ctx or mx.context.current_context())
+        if autograd.is_recording():
+            call = _HeadCall(scale)
+            with LOCK:  # calls of this thread end once a backward has freed their graph
+                waiting = [each for each in self._calls if each.thread != call.thread or is_recorded(each.scale)]
+                self._calls = [*waiting[1 - _MOST_HEADS :], call]
+        return scale
+
+    def note_trainers(self, params: Iterable[Any]) -> None:
+        """Note the trainers of a net whose recorded call in this thread was the last one with loss heads."""
+        trainers = {id(each): each for each in map(parameters.trainer_of, params) if each is not None}
+        with LOCK:
+            mine = [each for each in self._calls if each.thread == threading.get_ident()]
+            if mine:
+                mine[-1].trainers = [weakref.ref(each) for each in trainers.values()]
+
+    def write(self, scale: float, trainers: Sequence[Any]) -> List[Tuple[_HeadCall, float]]:
+        """Have the gradients of loss heads multiplied by a scale: in calls of this thread, and of the trainers' nets.
+
+        Returns the calls of other nets, with their scales before, for `give_back`.
+        """
+        changed = []
+        with autograd.pause():
+            for call in list(self._calls):
+                own = call.is_of(trainers)
+                if not own and call.thread == threading.get_ident():
+                    changed.append((call, call.value))
+                if own or call.thread == threading.get_ident():
+                    call.write(scale)
+        return changed
+
+    def forget(self, trainer: Any) -> None:
+        """Forget the calls of nets that a trainer trains: its step is over."""
+        if self._calls:
+            with LOCK:
+                self._calls = [each for each in self._calls if not each.is_of([trainer])]
+
+    @staticmethod
+    def give_back(changed: Iterable[Tuple[_HeadCall, float]]) -> None:
+        """Give calls the scales that they had before."""
+        with autograd.pause():
+            for call, value in changed:
+                call.write(value)
 
 
 HEAD_SCALE = HeadScale()
@@ -79,21 +347,49 @@ def loss_heads(graph: Graph) -> Tuple[str, ...]:
     return tuple(str(node) for node in graph.operators() if is_loss_head(node))
 
 
-def mark(name: str, params: Sequence[Any], heads: Sequence[str]) -> None:
+# ------------------------------------------------------------------ loss heads that no scale reaches
+
+_ATTRIBUTE = "_mxmp_loss_head"
+
+
+# Operators whose inputs get no gradient from them, or zeros.
+_WITHOUT_GRADIENT = frozenset({"BlockGrad", "_contrib_Proposal", "_contrib_MultiProposal", "argmax", "argsort", "topk"})
+
+
+def own_gradients(nodes: Sequence[Node], params: Container[str]) -> Tuple[str, ...]:
+    """Return the ``Custom`` operators that give parameters a gradient and ignore that of their output, by name.
+
+    So they say (``need_top_grad=False``); behind a BlockGrad too, MXNet asks them for their gradient.
+    """
+    leads: List[bool] = []  # by position, whether a gradient goes on to a parameter
+    found = []
+    for node in nodes:
+        inputs = any(leads[each.node] for each in node.inputs)
+        if node.op == CUSTOM and inputs and ignores_output_gradient(dict(node.attrs)):
+            found.append(node.name)
+        on = node.name in params if node.is_variable else inputs and node.op not in _WITHOUT_GRADIENT
+        leads.append(on)
+    return tuple(found)
+
+
+def mark(name: str, params: Sequence[Any], heads: Sequence[str], custom: Sequence[str] = ()) -> None:
     """Note on a net's trained parameters whether a loss head gave their gradient in its last recorded call.
 
-    The net runs as a cached graph, which autograd does not look into; ``heads`` are the loss heads of it.
+    The net runs as a cached graph, which autograd does not look into; ``heads`` are the loss heads of it, and
+    ``custom`` its `own_gradients`.
     """
-    if heads:
+    where = f"block '{name}': node"
+    if heads or custom:
+        error = _refused(f"{where} {heads[0]}") if heads else _custom_refused(f"{where} '{custom[0]}'")
         for param in params:
             if param.grad_req != "null":
-                setattr(param, _ATTRIBUTE, f"block '{name}': node {heads[0]}")
+                setattr(param, _ATTRIBUTE, str(error))
     elif any(_ATTRIBUTE in vars(param) for param in params):
         forget(params)
 
 
 def forget(params: Iterable[Any]) -> None:
-    """Forget what `mark` noted: at the end of a step, whose gradients are used."""
+    """Forget the notes of `mark`: at the end of a step, whose gradients are used."""
     for param in params:
         vars(param).pop(_ATTRIBUTE, None)
 
@@ -101,15 +397,36 @@ def forget(params: Iterable[Any]) -> None:
 def refuse(params: Iterable[Any]) -> None:
     """Raise a TrainerError, which names block and operator, if `mark` noted a loss head of one of the parameters."""
     for param in params:
-        where = vars(param).get(_ATTRIBUTE)
-        if where is not None:
-            raise refused(where)
+        why = vars(param).get(_ATTRIBUTE)
+        if why is not None:
+            raise TrainerError(why)
 
 
-def refused(where: str) -> TrainerError:
-    """Return the error for a loss head; ``where`` names it."""
+def refuse_recorded(losses: Iterable[ScaledLoss]) -> None:
+    """Raise if a loss comes from an operator that ignores the gradient of its output, and ran outside of any graph."""
+    for nodes in (recorded_nodes(each.wide) for each in losses):
+        for node in filter(is_loss_head, nodes):
+            raise _refused(f"node {node}")
+        # Arrays without gradients are null0, null1 (Imperative::RecordOp in src/imperative/imperative.cc at tag 1.9.1).
+        variables = {node.name for node in nodes if node.is_variable and not node.name.startswith("null")}
+        custom = own_gradients(nodes, variables)
+        for node in nodes:
+            if node.name in custom:
+                raise _custom_refused(f"node '{node.get('op_type')}'")
+
+
+def _refused(where: str) -> TrainerError:
     return TrainerError(
         f"{where} is a loss head: its gradient does not depend on that of its output, so no loss scale reaches it. "
         f"Take it off and use a loss of mx.gluon.loss, or hybridize and convert the block that it is in "
         f"(mxmp.gluon.convert), or train without a loss scale (loss_scale=None, with 'mixed_bfloat16')."
+    )
+
+
+def _custom_refused(where: str) -> TrainerError:
+    """Return the error for a ``Custom`` operator that ignores the gradient of its output; ``where`` names it."""
+    return TrainerError(
+        f"{where} (Custom) ignores the gradient of its output (need_top_grad=False), so no loss scale reaches its own. "
+        f"Have it multiply by that gradient; or put BlockGrad in front of it if its own is zero; or train without a "
+        f"loss scale (loss_scale=None, with 'mixed_bfloat16')."
     )

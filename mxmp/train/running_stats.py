@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
 
-from ..arrays import all_finite, copy_all, merge_flags, on_gpu, views
+from ..arrays import all_finite, copy_all, merge_flags, on_gpu, to_float32, views
 from ..dtypes import canonical
 from ..errors import NonFiniteLossError
-from .scaler import worth_a_line
+from ..mxnet_private import parameters
+from .scaler import Scaler, worth_a_line
 
 _LOG = logging.getLogger(__name__)
 
@@ -148,6 +149,32 @@ class RunningStats:
             groups = [_Group((*place, tuple(names)), names, flat) for place, (names, flat) in found.items()]
             self._seen = [array for _, array in named], groups
         return groups
+
+
+class UntrainedStats:
+    """Warns once if the running statistics of a net that no trainer of mxmp trains are NaN: no step puts them back.
+
+    They are read, on the host, only after a step was skipped, of whatever trainer.
+    """
+
+    def __init__(self) -> None:
+        self._skips, self._is_told = Scaler.skips_of_all, False
+
+    def check(self, name: str, params: Sequence[Any]) -> None:
+        """Look at the statistics among a net's parameters if a step was skipped since the last time."""
+        if self._is_told or self._skips == Scaler.skips_of_all:
+            return
+        self._skips = Scaler.skips_of_all
+        stats = [param for param in params if not parameters.is_differentiable(param)]
+        arrays = [(param.name, data) for param in stats for data in parameters.arrays(param) or ()]
+        lost = dict.fromkeys(name for name, data in arrays if np.isnan(to_float32(data).asnumpy()).any())
+        if lost:
+            self._is_told = True
+            text = (
+                "block '%s': the running statistics %s are NaN. No trainer of mxmp trains this net, so no step puts "
+                "them back. Load or initialize them again. Calls within `autograd.predict_mode()` do not change them."
+            )
+            _LOG.warning(text, name, ", ".join(map(repr, lost)))
 
 
 def _fits_copied(group: _Group) -> bool:

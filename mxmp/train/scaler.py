@@ -1,26 +1,26 @@
-"""The loss scaling of one trainer: its loss scale, how far the present step has come, and counts of skipped steps.
+"""The loss scaling of one trainer: its loss scale, the window of the present step, and counts of skipped steps.
 
 Whoever calls out of turn gets a `TrainerError`, and nothing is changed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import enum
+import functools
 import gc
+import importlib
 import logging
 import math
-import threading
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type
 
 import mxnet as mx
 
-from ..arrays import all_finite, gather, host_norm, merge_flags, sum_of_squares
+from ..arrays import all_finite, host_norm, sum_of_squares
 from ..errors import LossScaleError, NonFiniteLossError, TrainerError, UnscaledLossError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message, parse
-from .scaled_loss import Factors
+from .alive import Alive
+from .loss_heads import Factors
+from .window import Stage, Window, in_block
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,85 +28,6 @@ _COUNTS: Dict[str, Type[int]] = {"skipped_steps": int, "consecutive_skips": int,
 
 Where = Callable[[], Optional[str]]
 """Finds where the first non-finite gradient is, for messages; slow. None if that is not known."""
-
-
-class Stage(enum.Enum):
-    """What the gradients of a step are: those of the last one, times the loss scale, or true ones."""
-
-    READY = "ready"
-    SCALED = "scaled"
-    UNSCALED = "unscaled"
-
-
-@dataclasses.dataclass
-class StepState:
-    """What is known of the losses and gradients of one step.
-
-    A flag is an array of shape (1,), float32, on a device: 1 or 0. It is read on the host once, by `Scaler.read`.
-
-    Attributes:
-        stage: How far the step has come.
-        scale: What the losses were multiplied by; fixed by the first one.
-        reduced: Whether the gradients were summed over contexts and workers.
-        allreduced: Whether that was asked for by itself, before the step.
-        reached: Whether a backward pass came through a scaled loss.
-        mixed: Whether a backward pass of a loss that was not scaled wrote gradients.
-        loss_flag: Whether every unscaled loss was finite. None: no loss.
-        grad_flag: Whether every gradient was finite before it was unscaled. None: not unscaled.
-        stats_flag: Whether no running statistics were lost. None: not looked at.
-        masters_flag: Whether every low precision weight is its float32 master, rounded. None: not looked at.
-        finite: Whether the gradients are finite, once the host has read it.
-        loss_finite: Whether every unscaled loss was finite, likewise.
-        stats_lost: Whether running statistics were lost, likewise.
-        masters_differ: Whether a weight is not its master, rounded, likewise.
-    """
-
-    stage: Stage = Stage.READY
-    scale: float = 1.0
-    reduced: bool = False
-    allreduced: bool = False
-    reached: bool = False
-    mixed: bool = False
-    loss_flag: Optional[mx.nd.NDArray] = None
-    grad_flag: Optional[mx.nd.NDArray] = None
-    stats_flag: Optional[mx.nd.NDArray] = None
-    masters_flag: Optional[mx.nd.NDArray] = None
-    finite: Optional[bool] = None
-    loss_finite: Optional[bool] = None
-    stats_lost: bool = False
-    masters_differ: bool = False
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether no loss was scaled and no gradient reduced since the last step."""
-        return self.stage is Stage.READY and not self.reduced
-
-    @property
-    def is_scaled(self) -> bool:
-        """Whether a loss was scaled and the gradients are still scaled."""
-        return self.stage is Stage.SCALED
-
-    @property
-    def is_unscaled(self) -> bool:
-        """Whether the gradients were unscaled."""
-        return self.stage is Stage.UNSCALED
-
-
-class _Turn:
-    """A lock that a thread may take twice; a copy is another one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __reduce__(self) -> Tuple[Any, ...]:
-        return _Turn, ()
-
-    def take(self, stack: contextlib.ExitStack, waits: bool) -> bool:
-        """Take the lock up to the end of a context, and return whether it was to be had."""
-        taken = self._lock.acquire(waits)
-        if taken:
-            stack.callback(self._lock.release)
-        return taken
 
 
 class Scaler:
@@ -120,27 +41,26 @@ class Scaler:
             finite, and of those after it nothing is known.
 
     Attributes:
-        state: What is known of the present step.
-        is_open: Whether a scale_loss block is open.
-        factors: What losses are multiplied by.
-        has_looked: Whether a loss was looked through for loss heads, which is done at the first.
+        window: All that is known of the present step; None between steps.
+        factors: The factors of losses.
+        has_checked_heads: Whether a loss was searched for loss heads, which is done with the first.
         loss_id: The number of the loss that is scaled now.
         skipped_steps: Steps skipped so far.
         consecutive_skips: Steps skipped since the last one that was taken.
         last_step_skipped: Whether the last step was skipped.
         nonfinite_loss: 'raise' or 'skip', what a step does whose loss is not finite by itself.
         max_nonfinite_losses: How many such steps in a row are skipped.
-        validate: Raises if the owner cannot work with a loss scale that is set or loaded.
+        owners: Those who must be able to work with a loss scale that is set or loaded; it keeps none of them alive.
+        skips_of_all: Steps skipped so far, of all scalers; an attribute of the class.
         observers: What is told of each step, see `mxmp.train.step.Observer`.
         explain: Runs the present step again, without dropout, and says why it is not finite; None if that is not found
             out.
         bad_input: Says which input of the present step holds inf or NaN; None if none is known to.
-        turn: What a thread holds while it scales a loss: threads of data parallel training, each with a context of its
-            own, take turns.
     """
 
     nonfinite_loss = "raise"
     max_nonfinite_losses = 10
+    skips_of_all = 0
 
     def __init__(self, loss_scale: Any, num_losses: int = 1) -> None:
         self.shared = loss_scale if isinstance(loss_scale, SharedLossScale) else None
@@ -148,19 +68,16 @@ class Scaler:
             raise TrainerError("loss_scale: a SharedLossScale is for trainers with one loss; leave num_losses out.")
         self._scales: List[LossScale] = [parse(None if self.shared else loss_scale)] * num_losses
         self.loss_id = 0
-        self._finite_after: List[Tuple[int, mx.nd.NDArray]] = []  # of each loss of the step, where there are several
-        self.state = StepState()
-        self.is_open = False
+        self.window: Optional[Window] = None
         self.factors = Factors()
-        self.has_looked = False
+        self.has_checked_heads = False
         self.skipped_steps = 0
         self.consecutive_skips = 0
         self.last_step_skipped = False
         self._skips_before = 0  # right before the last step
         self._bad_losses = 0  # steps in a row that were skipped since their loss was not finite; not saved
-        self.turn = _Turn()
-        self.observers: Dict[int, Any] = {}
-        self.validate: Callable[[LossScale], None] = lambda _: None
+        self.observers: Dict[Any, Any] = {}
+        self.owners = Alive()
         self.explain: Where = lambda: None
         self.bad_input: Where = lambda: None
 
@@ -182,6 +99,11 @@ class Scaler:
             self._scales = list(values)
         else:
             self.shared._value = values[0]
+
+    def validate(self, value: LossScale) -> None:
+        """Raise if an owner cannot work with a loss scale."""
+        for owner in self.owners:
+            owner._require_fitting(value)
 
     def _validate_for_all(self, value: LossScale) -> None:
         """Raise if any owner of the loss scale cannot work with another."""
@@ -207,8 +129,8 @@ class Scaler:
 
     def note(self, grads: List[mx.nd.NDArray]) -> None:
         """Note whether the gradients of the step are finite after the backward pass of the present loss."""
-        if grads:
-            self._finite_after.append((self.loss_id, all_finite(grads)))
+        if grads and self.window is not None:
+            self.window.finite_after.append((self.loss_id, all_finite(grads)))
 
     @property
     def active(self) -> bool:
@@ -218,13 +140,32 @@ class Scaler:
     @property
     def checks(self) -> bool:
         """Whether this step's gradients are checked before they are used."""
-        return self.active or self.state.scale != 1.0
+        return self.active or (self.window is not None and self.window.scale != 1.0)
+
+    # ------------------------------------------------------------------ the window
+
+    def begun(self) -> Window:
+        """Return the window of the present step; without one, a new one of gradients that are not scaled."""
+        if self.window is None:
+            self.window = Window()
+        return self.window
+
+    def scaled(self, scale: float, loss_flag: Optional[mx.nd.NDArray] = None) -> Window:
+        """Return the window of losses that were multiplied by a scale; a flag says whether they are finite."""
+        window = self.window = self.window or Window(scale)
+        window.scale = scale
+        window.flag("losses", loss_flag)
+        return window
+
+    def end_step(self) -> None:
+        """Forget the present step."""
+        self.window = None
 
     # ------------------------------------------------------------------ preconditions
 
     def require_closed(self, call: str) -> None:
         """Raise inside of a scale_loss block."""
-        if self.is_open:
+        if self.window is not None and self.window.is_open:
             raise TrainerError(
                 f"{call} was called inside a scale_loss block, where backward may still run; "
                 f"end the block, then call {call}."
@@ -233,7 +174,7 @@ class Scaler:
     def require_between_steps(self, call: str) -> None:
         """Raise between a scaled loss and its step."""
         self.require_closed(call)
-        if not self.state.is_ready:
+        if self.window is not None:
             raise TrainerError(
                 f"{call} came between backward and step, where gradients of the present scale "
                 "wait to be used; call step first (update on a module), or discard_grads to give them up."
@@ -253,13 +194,10 @@ class Scaler:
         return self.shared is not None and self in self.shared._stepped
 
     def require_scaled(self, call: str) -> None:
-        """Raise if losses must be scaled and one of this step's was not."""
-        if self.state.mixed:
-            raise UnscaledLossError(
-                f"{call}: a scale_loss block of this step has raised, because backward was called on a loss that was "
-                "not scaled; call discard_grads to start again (with grad_req='add' zero_grad too)."
-            )
-        if self.active and self.state.stage is Stage.READY:
+        """Raise if losses must be scaled and this step's were not."""
+        if self.window is not None:
+            self.window.require_sound(call)
+        elif self.active:
             raise UnscaledLossError(
                 f"{call}: the loss of this step was not scaled, but the loss scale is "
                 f"{self.loss_scale.value:g}. Run backward as `with trainer.scale_loss(loss) as scaled: "
@@ -268,26 +206,29 @@ class Scaler:
             )
 
     def require_can_scale(self, call: str, step: str = "step") -> None:
-        """Raise if a further backward pass would mix gradients: after they were unscaled or reduced.
+        """Raise if a further backward pass would mix gradients: after they were unscaled or summed.
 
         ``call`` is the method that begins one, ``step`` that which ends the step.
         """
+        window = self.window
         if self._waits_for_update:
             raise TrainerError(
                 f"{call}: this trainer has made a step since its shared loss scale moved; call update() of the "
                 "SharedLossScale once per iteration, after the steps of all its trainers."
             )
-        if self.is_open:
+        if window is None:
+            return
+        if in_block(window):
             raise TrainerError(
                 f"{call} was called inside a scale_loss block of the same trainer; end the block "
                 "first, or scale all losses at once: scale_loss([loss1, loss2])."
             )
-        if self.state.allreduced:
+        if window.awaits_update:
             raise TrainerError(
                 f"{call} came after allreduce_grads; a further backward would mix reduced and unreduced "
                 "gradients. Call update first, or discard_grads to leave that step out."
             )
-        if self.state.is_unscaled:
+        if window.stage is Stage.TRUE:
             raise TrainerError(
                 f"{call} came after the gradients were unscaled; a further backward would mix scaled and true "
                 f"gradients. Call {step} first, or unscale after the last backward; to leave that step out call "
@@ -296,61 +237,20 @@ class Scaler:
 
     # ------------------------------------------------------------------ one step
 
-    @contextlib.contextmanager
-    def block(self, scale: float, loss_flag: Optional[mx.nd.NDArray]) -> Iterator[None]:
-        """Scale losses for backward passes within the block; if it raises, the state is as before, but `mixed`.
+    def read(self, values: Sequence[mx.nd.NDArray] = ()) -> List[float]:
+        """Read the flags of the window, and arrays of shape (1,), by one host read; return the numbers of the arrays.
 
-        ``loss_flag`` says whether the losses are finite.
+        Raises NonFiniteLossError if the loss itself was not finite.
         """
-        before = dataclasses.replace(self.state)
-        self.scaled(scale, loss_flag)
-        self.is_open = True
-        try:
-            yield
-        except BaseException:
-            self.state = dataclasses.replace(before, mixed=self.state.mixed)
-            raise
-        finally:
-            self.is_open = False
-
-    def scaled(self, scale: float, loss_flag: Optional[mx.nd.NDArray] = None) -> None:
-        """Note that a loss was multiplied by a scale."""
-        flags = [flag for flag in (self.state.loss_flag, loss_flag) if flag is not None]
-        self.state.stage, self.state.scale = Stage.SCALED, scale
-        self.state.loss_flag = merge_flags(flags) if flags else None
-
-    def unscaled(self, grad_flag: Optional[mx.nd.NDArray]) -> None:
-        """Note that the gradients were divided by the scale; ``grad_flag`` is from before."""
-        flags = [flag for flag in (self.state.grad_flag, grad_flag) if flag is not None]
-        self.state.stage, self.state.grad_flag = Stage.UNSCALED, merge_flags(flags) if flags else None
-
-    def end_step(self) -> None:
-        """Forget the present step."""
-        self.state = StepState()
-        self._finite_after = []
-
-    def read(self, values: Sequence[mx.nd.NDArray]) -> List[float]:
-        """Copy float32 arrays of shape (1,) and the flags of the step to the host, at once; return the numbers.
-
-        On a GPU an inf becomes a NaN. Raises NonFiniteLossError if the loss itself was not finite.
-        """
-        state = self.state
-        flags = {"loss": state.loss_flag, "grad": state.grad_flag, "stats": state.stats_flag}
-        flags["masters"] = state.masters_flag
-        known = {name: flag for name, flag in flags.items() if flag is not None}
-        numbers: List[float] = gather([*values, *known.values()]).asnumpy().tolist() if values or known else []
-        good = {name: number == 1.0 for name, number in zip(known, numbers[len(values) :])}
-        state.loss_finite = good.get("loss", True)
-        state.finite = None if good.get("grad", True) else False
-        state.stats_lost = not good.get("stats", True)
-        state.masters_differ = not good.get("masters", True)
-        if not state.loss_finite:
+        numbers = self.begun().read(values)
+        if self.begun().has_bad_loss:
             self.meet_nonfinite_loss()
-        return numbers[: len(values)]
+        return numbers
 
     def decide(self, finite: bool) -> None:
         """Note whether the gradients are finite; what was False stays False."""
-        self.state.finite = finite and self.state.finite is not False
+        window = self.begun()
+        window.finite = finite and window.finite is not False
 
     def read_norm(self, groups: Sequence[Sequence[mx.nd.NDArray]]) -> float:
         """Return the largest norm of several groups of unscaled float32 gradients, NaN if any is; one host read.
@@ -359,7 +259,7 @@ class Scaler:
         read again. Raises NonFiniteLossError if the loss itself was not finite.
         """
         norms = [math.sqrt(square) for square in self.read([sum_of_squares(group) for group in groups])]
-        if self.state.finite is None:
+        if self.begun().finite is None:
             # Squares overflow above 1.8e19: such gradients may be finite all the same.
             norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
             if self.checks:
@@ -370,10 +270,10 @@ class Scaler:
         """Have the present step skipped, whose loss is not finite by itself, or raise NonFiniteLossError."""
         if self.nonfinite_loss == "raise" or self._bad_losses >= self.max_nonfinite_losses:
             raise self._nonfinite_loss_error()
-        self.state.finite = self.state.loss_finite = False
+        self.begun().known["losses"] = self.begun().finite = False
 
     def _nonfinite_loss_error(self) -> NonFiniteLossError:
-        self.state.loss_finite = False
+        self.begun().known["losses"] = False
         row = self._bad_losses
         again = f", after {row} steps in a row that were skipped for that" if row else ""
         return NonFiniteLossError(
@@ -406,7 +306,7 @@ class Scaler:
         ``step`` is its number, for messages; ``first_bad`` finds the name of the first non-finite gradient, slowly. A
         step that was skipped for its loss leaves the scale as it is, for that is no overflow.
         """
-        if self.state.loss_finite is False:
+        if self.begun().has_bad_loss:
             self._count_bad_loss(step)
             return
 
@@ -427,6 +327,7 @@ class Scaler:
         self._skips_before = self.consecutive_skips
         self.last_step_skipped = not taken
         self.skipped_steps += not taken
+        Scaler.skips_of_all += not taken
         self.consecutive_skips = 0 if taken else self._skips_before + 1
         self._bad_losses = 0
 
@@ -450,8 +351,9 @@ class Scaler:
         if self.shared is not None:
             self.shared._note(self, finite, where)
             return self.shared.loss_scale, self.shared.loss_scale
-        losses = list(dict.fromkeys(loss_id for loss_id, _ in self._finite_after)) or [self.loss_id]
-        bad = (loss_id for loss_id, flag in self._finite_after if not finite and flag.asscalar() != 1.0)
+        finite_after = self.begun().finite_after
+        losses = list(dict.fromkeys(loss_id for loss_id, _ in finite_after)) or [self.loss_id]
+        bad = (loss_id for loss_id, flag in finite_after if not finite and flag.asscalar() != 1.0)
         self.loss_id = next(bad, losses[-1])
         for loss_id in losses[: losses.index(self.loss_id)]:
             self._scales[loss_id] = self._scales[loss_id].adjust(True)
@@ -465,7 +367,7 @@ class Scaler:
         if not taken and worth_a_line(self.consecutive_skips):
             line = "step %d skipped, its gradients are not finite%s: %s; %d skipped in a row, %d in all"
             found = _found_out(self.bad_input)
-            data = "" if found is None else f", which is no overflow, for {found}"
+            data = "" if found is None else f", which no loss scale mends, for {found}"
             _LOG.log(self._level(before), line, step, data, text, self.consecutive_skips, self.skipped_steps)
         elif taken and self._skips_before > 1:
             _LOG.info("step %d taken, after %d skipped in a row: %s", step, self._skips_before, text)
@@ -476,7 +378,7 @@ class Scaler:
         """Return WARNING where the scale cannot fall or has not helped for long, but INFO where another line warns."""
         dynamic = before if isinstance(before, DynamicLossScale) else None
         falls = dynamic is not None and dynamic.value > dynamic.min_scale
-        warned = self.state.stats_lost or (dynamic is not None and not falls and dynamic.at_floor == "warn")
+        warned = self.begun().lost_statistics or (dynamic is not None and not falls and dynamic.at_floor == "warn")
         return logging.INFO if warned or (falls and self.consecutive_skips < 10) else logging.WARNING
 
     # ------------------------------------------------------------------ saved states
@@ -544,7 +446,7 @@ class SharedLossScale:
         # Whether each step since the last update was taken, and which gradient made it skip, where that is known.
         self._outcomes: List[Tuple[bool, Optional[str]]] = []
         # Those of trainers that are alive: one that was dropped in mid-step must not block the others.
-        self._scalers: weakref.WeakSet[Scaler] = weakref.WeakSet()
+        self._scalers = Alive()
         self._stepped: weakref.WeakSet[Scaler] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -560,7 +462,7 @@ class SharedLossScale:
     def loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the iterations to come."""
         value = parse(spec)
-        for scaler in list(self._scalers):
+        for scaler in self._scalers:
             scaler.require_ready("setting loss_scale")
             scaler.validate(value)
         self._value = value
@@ -577,9 +479,9 @@ class SharedLossScale:
                 and not stepped yet.
             LossScaleError: If the loss scale gave up.
         """
-        if any(not scaler.state.is_ready for scaler in self._scalers):
+        if any(scaler.window is not None for scaler in self._scalers):
             gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
-        for scaler in list(self._scalers):
+        for scaler in self._scalers:
             scaler.require_between_steps("update of a shared loss scale")
         if not self._stepped and not self._outcomes:
             raise TrainerError("update: no trainer has made a step since the last update of the shared loss scale.")
@@ -616,6 +518,9 @@ class ScalerStatus:
     def _set_loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
         raise NotImplementedError
+
+    def _require_fitting(self, loss_scale: LossScale) -> None:
+        """Raise if this cannot work with a loss scale that is set or loaded."""
 
     @property
     def nonfinite_loss(self) -> str:
@@ -679,16 +584,17 @@ def worth_a_line(count: int) -> bool:
     return count == 1 or (count >= 10 and str(count).rstrip("0") in ("1", "5"))
 
 
-@contextlib.contextmanager
-def turn_of(scalers: Iterable[Scaler], waits: bool = True) -> Iterator[bool]:
-    """Wait until no other thread scales a loss with any of the scalers, and keep the others waiting.
+def explain_steps(scaler: Scaler, owner: Any) -> None:
+    """Have the steps that a trainer or module makes with a scaler explained where they fail."""
+    scaler.explain, scaler.bad_input = (
+        functools.partial(_ask, name, Alive([owner])) for name in ("explain_step", "bad_input")
+    )
 
-    Yields True; unless it ``waits``, False if another thread does.
-    """
-    with contextlib.ExitStack() as stack:
-        # In one order, so that no two threads wait for one another.
-        turns = (scaler.turn for scaler in sorted(scalers, key=id))
-        yield all(turn.take(stack, waits) for turn in turns)
+
+def _ask(name: str, owners: Alive) -> Optional[str]:  # of a module, as scalers are copied and pickled with trainers
+    """Return what diagnosis says of the present step; it is imported by name, because it stands above this file."""
+    ask: Callable[[Any], Optional[str]] = getattr(importlib.import_module("mxmp.diagnose.watch"), name)
+    return next(map(ask, owners), None)
 
 
 def _found_out(find: Where) -> Optional[str]:

@@ -1,8 +1,8 @@
 """The file of saved states: one dict of values, as JSON whose arrays are beside it in an .npz file; nothing is pickled.
 
-A value is None, a bool, an int, a float, a str, or a list, tuple or dict of values, a numpy number, an NDArray (dense
-or row_sparse) or a `MasterState`. JSON has no other than the first five, lists and dicts with names for keys; the
-others are ``{"$kind": content}``, as in::
+A value is None, a bool, an int, a float, a str, or a list, tuple or dict of values, a numpy number or an NDArray (dense
+or row_sparse). JSON has no other than the first five, lists and dicts with names for keys; the others are
+``{"$kind": content}``, as in::
 
     {"optimizer": "SGD", "states": [{"$dict": [[0, {"$array": "0"}], [1, {"$tuple": [{"$array": "1"}, null]}]]}]}
 
@@ -27,7 +27,7 @@ from ..checkpoint import are_rows, check_array
 from ..errors import StateError
 from ..files import path_of, require_file, saving
 from ..mxnet_private import copy_from_numpy, optimizers
-from .masters import MasterState, MultiPrecision
+from .multi_precision import MultiPrecision
 
 FORMAT, VERSION = "mxmp-optimizer-states", 1
 
@@ -82,7 +82,7 @@ class _Scalar:
 
 _OPTIMIZERS = mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler
 _OWNERS = (*_OPTIMIZERS, MultiPrecision)
-_CLASSES = [bytearray, mx.nd.NDArray, mx.nd.sparse.RowSparseNDArray, MasterState, MultiPrecision]
+_CLASSES = [bytearray, mx.nd.NDArray, mx.nd.sparse.RowSparseNDArray, MultiPrecision]
 for _module in (mx.optimizer.optimizer, mx.lr_scheduler):
     _CLASSES += [kind for kind in vars(_module).values() if isinstance(kind, type) and issubclass(kind, _OPTIMIZERS)]
 
@@ -110,8 +110,6 @@ def _parts(value: Any) -> Optional[Sequence[Any]]:
     """Return the values within a value; None if it is not made of others."""
     if type(value) is dict:
         return (*value, *value.values())
-    if isinstance(value, MasterState):
-        return value.master, value.inner
     return value if type(value) in (list, tuple) else None
 
 
@@ -137,8 +135,6 @@ def _encode(value: Any, arrays: Arrays) -> Any:
         items = [[_encode(each, arrays) for each in pair] for pair in value.items()]
         is_object = all(type(key) is str and not key.startswith("$") for key in value)
         return dict(items) if is_object else {"$dict": items}
-    if isinstance(value, MasterState):
-        return {"$master": [_encode(value.master, arrays), _encode(value.inner, arrays)]}
     if isinstance(value, mx.nd.sparse.RowSparseNDArray):
         return {"$row_sparse": [*(_encode(part, arrays) for part in (value.data, value.indices)), list(value.shape)]}
     is_number, name = isinstance(value, np.generic), str(len(arrays))
@@ -155,7 +151,6 @@ class _Decoder:
         self._kinds: Dict[str, Callable[[Any], Any]] = {
             "$tuple": tuple,
             "$dict": dict,
-            "$master": lambda parts: MasterState(*parts),
             "$row_sparse": lambda parts: self._row_sparse(*parts),
             "$number": self._number,
             "$array": self._array,

@@ -10,24 +10,25 @@ all of it before anything is changed.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import logging
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
-from ..arrays import to_float32
-from ..dtypes import FLOAT32, LOW_PRECISION, canonical, to_numpy
+from ..arrays import leaves, to_float32
+from ..dtypes import FLOAT32, LOW_PRECISION, canonical
 from ..errors import LossScaleError, StateError, TrainerError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale
 from ..mxnet_private import is_initialized, optimizers
-from .masters import MasterState, MultiPrecision, follow_weights, keep_masters, require_masters
+from .masters import Masters, follow_weights, keep_masters, require_masters
+from .multi_precision import parted
 from .scaler import Scaler
 from .state_files import NOT_STATE, content_of, foreign, read, same, write
+from .undo import all_or_none
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,10 +45,15 @@ class Described(NamedTuple):
 class Target:
     """What states are saved from and loaded into: an updater per context, parameters in the order of their indices."""
 
-    optimizer: MultiPrecision
+    optimizer: mx.optimizer.Optimizer
     updaters: Sequence[mx.optimizer.Updater]
+    masters: Sequence[Masters]
     contexts: Sequence[mx.Context]
     params: Sequence[Any]
+
+
+def _parameters(target: Target) -> List[mx.gluon.Parameter]:
+    return [param for param in target.params if isinstance(param, mx.gluon.Parameter)]
 
 
 def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
@@ -59,17 +65,19 @@ def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
         StateError: If an optimizer of the user keeps states that a file cannot hold.
         TrainerError: If a parameter was written to past its master.
     """
-    require_masters(param for param in target.params if isinstance(param, mx.gluon.Parameter))
-    inner, states = target.optimizer.inner, [updater.states for updater in target.updaters]
+    require_masters(_parameters(target))
+    states = [updater.states for updater in target.updaters]
+    masters = [each.arrays for each in target.masters]
     if foreign(states) is not None:
         raise StateError(
-            f"the states of {type(inner).__name__} hold a {foreign(states)}, which a state file cannot; expected "
-            "arrays, numbers, lists, tuples and dicts."
+            f"the states of {type(target.optimizer).__name__} hold a {foreign(states)}, which a state file cannot; "
+            "expected arrays, numbers, lists, tuples and dicts."
         )
-    if all(same(states[0], each) for each in states[1:]):
-        del states[1:]
+    if all(same([states[0], masters[0]], list(each)) for each in zip(states[1:], masters[1:])):
+        del states[1:], masters[1:]
     params = [{"name": param.name, "shape": list(param.shape or ())} for param in target.params]
-    write(fname, {"extra": extra, "params": params, **content_of(inner), "states": states})
+    content = {"params": params, **content_of(target.optimizer), "states": states, "masters": masters}
+    write(fname, {"extra": extra, **content})
 
 
 def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = DynamicLossScale()) -> None:  # noqa: B008
@@ -84,30 +92,37 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
         TrainerError: If the owner of the scaler cannot work with the file's loss scale.
         FileNotFoundError: If there is no such file.
     """
-    content, inner, before = read(fname), target.optimizer.inner, scaler.loss_scale
+    content, optimizer, before = read(fname), target.optimizer, scaler.loss_scale
     loaded = _Loaded(fname, content, target)
-    fields, scheduler_fields = loaded.fields("fields", inner), loaded.fields("scheduler_fields", inner.lr_scheduler)
-    counts, states = loaded.counts(), loaded.states(fields)
-    overruled = _overruled(inner, fields)
+    fields = loaded.fields("fields", optimizer)
+    scheduler_fields = loaded.fields("scheduler_fields", optimizer.lr_scheduler)
+    counts, (states, masters) = loaded.counts(), loaded.states_and_masters()
+    overruled = _overruled(optimizer, fields)
     try:
         if "extra" in content:
-            scaler.load_dict(content["extra"])
+            scaler.check_dict(content["extra"])
     except LossScaleError as e:
         raise StateError(f"{fname}: the loss scale does not load: {e}") from e
     except TrainerError as e:
         raise TrainerError(f"{fname}: its loss scale does not fit, so that nothing of it is loaded: {e}") from e
-    # From here on nothing fails.
-    for updater, placed in zip(target.updaters, states):
-        updater.states = placed
-        updater.states_synced = dict.fromkeys(placed, False)  # a kvstore may want them on another context
-    _link_masters(target, states)
-    vars(inner).update(fields)
-    if inner.lr_scheduler is not None:
-        vars(inner.lr_scheduler).update(scheduler_fields)
-    if counts is not None:
-        optimizers.all_update_counts.set(inner, counts)
-        optimizers.update_counts.set(inner, counts[0])
-        inner.num_update = content["num_update"]
+    # From here on nothing fails; what is interrupted is put back.
+    owners = [scaler, scaler.shared, optimizer, optimizer.lr_scheduler, *target.updaters, *target.masters]
+    with all_or_none([*owners, *_parameters(target)]):
+        if "extra" in content:
+            scaler.load_dict(content["extra"])
+        for updater, placed in zip(target.updaters, states):
+            updater.states = placed
+            updater.states_synced = dict.fromkeys(placed, False)  # group2ctxs of a module may want them elsewhere
+        for each, arrays in zip(target.masters, masters):
+            each.load(arrays)
+        _link_masters(target)
+        vars(optimizer).update(fields)
+        if optimizer.lr_scheduler is not None:
+            vars(optimizer.lr_scheduler).update(scheduler_fields)
+        if counts is not None:
+            optimizers.all_update_counts.set(optimizer, counts)
+            optimizers.update_counts.set(optimizer, counts[0])
+            optimizer.num_update = content["num_update"]
     # Without a scale nothing is checked any more: that is never without a word.
     lost = isinstance(scaler.loss_scale, NoOpLossScale) and not isinstance(before, NoOpLossScale)
     if lost or _options(before) not in (_options(scaler.loss_scale), _options(default)):
@@ -123,10 +138,9 @@ class _Loaded:
         self._fname, self._content, self._target = fname, content, target
         self._has_optimizer = "optimizer" in content
         self._indices = self._match_params()
-        inner = target.optimizer.inner
         if self._has_optimizer:
-            self._require_class("optimizer", content["optimizer"], inner)
-            self._require_class("lr_scheduler", content.get("scheduler"), inner.lr_scheduler)
+            self._require_class("optimizer", content["optimizer"], target.optimizer)
+            self._require_class("lr_scheduler", content.get("scheduler"), target.optimizer.lr_scheduler)
 
     def _require(self, fits: bool, field: str, value: Any, expected: Any) -> None:
         if not fits:
@@ -172,29 +186,56 @@ class _Loaded:
         devices = sorted({0, *(ctx.device_id for ctx in self._target.contexts)})
         return {device: dict(saved.get(device) or default) for device in devices}
 
-    def states(self, fields: Dict[str, Any]) -> List[Dict[int, Any]]:
-        """Return the states of each updater, as its weights want them: with masters where these are low precision.
+    def states_and_masters(self) -> Tuple[List[Dict[int, Any]], List[Dict[int, mx.nd.NDArray]]]:
+        """Return the states of each updater, and the masters of weights that are stored in low precision.
 
         States in float32 are the same whatever a parameter is stored in, so that a run may go on under another
-        policy. A master that is missing is made of the parameter at its next update. The ``fields`` of the file
-        decide over the states that the optimizer would make.
+        policy. A master that is missing is made of the parameter at its next update.
         """
-        target, states = self._target, self._content.get("states", ())
-        self._require(type(states) is list, "states", states, "a list")
-        several = f"{len(target.updaters)}, or 1 for all"
-        fits = len(states) in (1, len(target.updaters))
-        self._require(fits, "the number of contexts with states of their own", len(states), several)
-        make = _maker(target.optimizer.inner, fields)
-        fitted: List[Dict[int, Any]] = []
-        for number, loaded in enumerate(states):
-            self._require(type(loaded) is dict, f"states[{number}]", type(loaded).__name__, "a dict")
-            fitted.append({})
-            for index, state in loaded.items():
-                where, known = f"states[{number}][{index!r}]", _is_whole(index) and index < len(target.params)
-                self._require(known, where, "of no parameter", f"an index from 0 to {len(target.params) - 1}")
-                fitted[-1][self._indices[index]] = self._fitted(where, self._indices[index], state, make)
-        pairs = zip(fitted * len(target.contexts) if len(fitted) == 1 else fitted, target.contexts)
-        return [{index: _placed(state, ctx) for index, state in each.items()} for each, ctx in pairs]
+        target, states, masters = self._target, self._by_context("states"), self._by_context("masters")
+        if "masters" not in self._content:  # of MXNet, which keeps them as a part of the states
+            pairs = [{i: parted(target.optimizer, _widened(state)) for i, state in each.items()} for each in states]
+            states = [{i: state for i, (_, state) in each.items()} for each in pairs]
+            masters = [{i: master for i, (master, _) in each.items() if master is not None} for each in pairs]
+        self._require(len(masters) == len(states), "the number of contexts with masters", len(masters), len(states))
+        for number, each in enumerate(states):
+            for index, state in each.items():
+                self._require_shapes(f"states[{number}][{index}]", index, state)
+        for number, each in enumerate(masters):
+            for index, master in each.items():
+                expected = f"{FLOAT32} {tuple(target.params[index].shape)}"
+                self._require(_text(master) == expected, f"masters[{number}][{index}]", _text(master), expected)
+        low = [index for index, param in enumerate(target.params) if canonical(param.dtype) in LOW_PRECISION]
+        kept = low if target.masters[0].kept else ()
+        masters = [{index: each[index] for index in kept if index in each} for each in masters]
+        return self._placed(states), self._placed(masters)
+
+    def _placed(self, values: List[Dict[int, Any]]) -> List[Dict[int, Any]]:
+        """Return values with their arrays on each context, of which a file has one for all or as many."""
+        contexts = self._target.contexts
+        values = values * len(contexts) if len(values) == 1 else values
+        return [_placed(each, ctx) for each, ctx in zip(values, contexts)]
+
+    def _by_context(self, name: str) -> List[Dict[int, Any]]:
+        """Return values by index, for each context or once for all, with the indices of the target."""
+        found, count = self._content.get(name, [{}]), len(self._target.updaters)
+        self._require(type(found) is list, name, found, "a list")
+        fits = len(found) in (1, count)
+        self._require(fits, f"the number of contexts with {name} of their own", len(found), f"{count}, or 1 for all")
+        for number, each in enumerate(found):
+            self._require(type(each) is dict, f"{name}[{number}]", type(each).__name__, "a dict")
+            for index in each:
+                is_known = _is_whole(index) and index < len(self._target.params)
+                expected = f"an index from 0 to {len(self._target.params) - 1}"
+                self._require(is_known, f"{name}[{number}][{index!r}]", "of no parameter", expected)
+        return [self._by_index(each) for each in found]
+
+    def _require_shapes(self, where: str, index: int, state: Any) -> None:
+        """Raise unless the arrays of a weight's state have its shape, or 1 in place of a size, as GroupAdaGrad's."""
+        shape = tuple(self._target.params[index].shape)
+        for array in (each for each in leaves(state) if isinstance(each, mx.nd.NDArray)):
+            fits = len(array.shape) == len(shape) and all(size in (1, full) for size, full in zip(array.shape, shape))
+            self._require(fits or array.size == 1, where, _text(array), f"arrays of {shape}")
 
     def _match_params(self) -> Dict[int, int]:
         """Return the index of the parameter for each index in the file, which has as many, of the same shapes."""
@@ -205,7 +246,9 @@ class _Loaded:
         self._require(len(saved) == len(params), "the number of parameters", len(saved), f"{len(params)}, as here")
         saved = [each if isinstance(each, dict) else {} for each in saved]
         names = [str(each.get("name")) for each in saved]
-        indices = _matched(names, [param.name for param in params])
+        keys = ([_natural(name) for name in each] for each in (names, [param.name for param in params]))
+        orders = (sorted(range(len(each)), key=each.__getitem__) for each in keys)
+        indices = dict(zip(*orders))
         for number, index in sorted(indices.items(), key=lambda pair: pair[1]):
             shape, expected = saved[number].get("shape"), list(params[index].shape or ())
             field = f"the shape of parameter '{params[index].name}' (number {index})"
@@ -218,77 +261,10 @@ class _Loaded:
             return value
         return {self._indices.get(key, key): each for key, each in value.items()}
 
-    def _fitted(self, where: str, index: int, state: Any, make: _Make) -> Any:
-        """Return one state in the form that its parameter wants."""
-        param = self._target.params[index]
-        shape, dtype = tuple(param.shape), canonical(param.dtype)
-        low, wide = dtype in LOW_PRECISION, f"{FLOAT32} {shape}"
-        expected = make(index, shape, FLOAT32 if low else dtype)
-        if not isinstance(state, MasterState):
-            state = _of_mxnet(state, self._target.optimizer.inner, expected, wide)
-        master, inner = state.master, state.inner
-        self._require(master is None or _text(master) == wide, f"{where}.master", _text(master), wide)
-        self._require(expected in (None, _text(inner)), where, _text(inner), expected)
-        return MasterState(master if self._target.optimizer.masters else None, inner, is_loaded=True) if low else inner
-
-
-def _matched(saved: Sequence[str], names: Sequence[str]) -> Dict[int, int]:
-    """Return the index of the parameter for the index of each saved one, by names that may have changed since.
-
-    The same names match each other. Others match in the order of their numbers where both lists are in the order of
-    text, as those of a collected net: ``dense9_`` and ``dense10_`` are the ``dense8_`` and ``dense9_`` of a net that
-    was made before. All else goes by position.
-    """
-    if set(saved) == set(names) and len(set(names)) == len(saved):
-        key: Callable[[str], Any] = str
-    elif all(list(texts) == sorted(texts) for texts in (saved, names)):
-        key = _natural
-    else:
-        return {index: index for index in range(len(names))}
-    orders = (sorted(enumerate(texts), key=lambda pair: key(pair[1])) for texts in (saved, names))
-    return {number: index for (number, _), (index, _) in zip(*orders)}
-
 
 def _natural(text: str) -> List[Any]:
     """Return a key by which the numbers within texts sort as numbers."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
-
-
-_Make = Callable[[int, Tuple[int, ...], str], Optional[str]]
-
-
-def _maker(inner: mx.optimizer.Optimizer, fields: Dict[str, Any]) -> _Make:
-    """Return a function that says, as `_text`, which state an optimizer with other fields makes for a weight."""
-    # The optimizer itself is not changed: one of the user may note on itself which states it has made.
-    probe = object.__new__(type(inner))
-    values = {**vars(inner), **fields}
-    vars(probe).update({k: copy.copy(value) if type(value) in (dict, list) else value for k, value in values.items()})
-    made: Dict[Tuple[Tuple[int, ...], str], Optional[str]] = {}
-
-    def make(index: int, shape: Tuple[int, ...], dtype: str) -> Optional[str]:
-        if (shape, dtype) not in made:
-            try:
-                weight = mx.nd.zeros(shape, ctx=mx.cpu(), dtype=to_numpy(dtype))
-                made[shape, dtype] = _text(probe.create_state_multi_precision(index, weight))
-            except Exception:  # an optimizer of the user may want a weight that means something
-                made[shape, dtype] = None
-        return made[shape, dtype]
-
-    return make
-
-
-def _of_mxnet(state: Any, inner: mx.optimizer.Optimizer, expected: Optional[str], wide: str) -> MasterState:
-    """Return a state in float32, with the master that MXNet's ``multi_precision`` pairs it with, if it does."""
-    if expected in (None, _text(state)):
-        return MasterState(None, state)
-    if type(state) is tuple and len(state) == 2:
-        # These keep (state, master), all others (master, state): their create_state_multi_precision in
-        # python/mxnet/optimizer/optimizer.py at tag 1.9.1. Shapes do not tell, where a state is one array.
-        last = isinstance(inner, (mx.optimizer.SGD, mx.optimizer.NAG, mx.optimizer.LARS))
-        own, master = state if last else state[::-1]
-        if (_text(own), _text(master)) == (expected, wide):
-            return MasterState(master, own)
-    return MasterState(None, _widened(state))  # without multi_precision MXNet keeps the weight's dtype
 
 
 def _widened(state: Any) -> Any:
@@ -299,15 +275,9 @@ def _widened(state: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return what of a state must be as the optimizer makes it: shapes and dtypes, and kinds of all else."""
-    # Not how an array is stored: the state of a row_sparse weight is row_sparse, that of zeros is not.
-    if isinstance(value, mx.nd.NDArray):
-        return f"{canonical(value.dtype)} {value.shape}"
-    if isinstance(value, (int, float, np.number)):
-        return "a number"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_text, value))})"
-    return "None" if value is None else f"a {type(value).__name__}"
+    """Return what a message says of a value: dtype and shape of an array, the type of anything else."""
+    is_array = isinstance(value, mx.nd.NDArray)
+    return f"{canonical(value.dtype)} {value.shape}" if is_array else f"a {type(value).__name__}"
 
 
 def _same_kind(a: Any, b: Any) -> bool:
@@ -339,22 +309,17 @@ def _placed(value: Any, ctx: mx.Context) -> Any:
     """Return a value with its arrays on a context; those that are there are not copied."""
     if isinstance(value, mx.nd.NDArray):
         return value.as_in_context(ctx)
-    if isinstance(value, MasterState):
-        parts = {name: _placed(getattr(value, name), ctx) for name in ("master", "inner")}
-        return dataclasses.replace(value, **parts)
     if type(value) is dict:
         return {key: _placed(each, ctx) for key, each in value.items()}
     return type(value)(_placed(each, ctx) for each in value) if type(value) in (list, tuple) else value
 
 
-def _link_masters(target: Target, states: Sequence[Dict[int, Any]]) -> None:
+def _link_masters(target: Target) -> None:
     """Let parameters keep the masters that were loaded for them."""
     for index, param in enumerate(target.params):
-        loaded = [each.get(index) for each in states]
-        masters = [state.master for state in loaded if isinstance(state, MasterState) and state.master is not None]
+        masters = [each.arrays[index] for each in target.masters if index in each.arrays]
         if masters and isinstance(param, mx.gluon.Parameter):
-            # What a parameter keeps wins over a state's master. Weights are loaded before states, so that those that
-            # are not their master rounded were changed since.
+            # Weights are loaded before states, so that those that are not their master rounded were changed since.
             keep_masters(param, masters)
             if is_initialized(param):
                 follow_weights(param)

@@ -1,18 +1,17 @@
 """The training step of every front: reduce, check, unscale, update or skip, move the loss scale.
 
 `Weights` is what it needs to know of the weights that a trainer, a module or an optimizer trains; an `Observer` is told
-of each step.
+of each step, and of the calls of converted nets that a trainer trains.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
+import importlib
 from typing import (
     Any,
     Callable,
-    Collection,
-    Dict,
     Iterable,
     Iterator,
     List,
@@ -39,9 +38,11 @@ from ..arrays import (
 from ..distributed import KVStore
 from ..errors import NonFiniteLossError, TrainerError
 from ..loss_scale import LossScale
-from .masters import MultiPrecision, Update, first_written_past, masters_flag, update, written_past
+from .kernels import Update, update
+from .masters import Masters, first_written_past, masters_flag, written_past
 from .running_stats import Named, RunningStats
-from .scaler import Scaler, ScalerStatus, Stage
+from .scaler import Scaler, ScalerStatus
+from .window import Stage, Window
 
 Watching = TypeVar("Watching", bound="Observer")
 
@@ -53,13 +54,16 @@ class Weights(abc.ABC):
     """The weights of one step with their gradients, on one or several contexts.
 
     Attributes:
+        optimizer: The user's optimizer.
         updaters: One per context; or one alone, whose weights the other contexts copy: optimizers that draw
             noise (SGLD) or count their calls (Nadam) would let them drift apart.
+        masters: Those of each updater.
         kvstore: What sums the gradients; None leaves every context its own.
     """
 
-    optimizer: MultiPrecision
+    optimizer: mx.optimizer.Optimizer
     updaters: Sequence[mx.optimizer.Updater]
+    masters: Sequence[Masters]
     kvstore: Any = None
     seen: Any = None  # by the first observer of a skipped step, for those after it; up to the end of the step
     flags_losses = True  # whether the state has a flag of the losses, which scale_loss makes
@@ -81,24 +85,17 @@ class Weights(abc.ABC):
     def grads(self, index: int) -> List[mx.nd.NDArray]:
         """Return the gradients of a weight that the user sees, one per context."""
 
-    def waiting(self, others: Optional[set[int]] = None) -> Mapping[int, List[mx.nd.NDArray]]:
-        """Return the gradients of weights that backward has reached, by index, on all contexts; nothing is taken.
+    def waiting(self) -> Mapping[int, List[mx.nd.NDArray]]:
+        """Return the gradients of weights that a scaled backward has reached, by index, on all contexts."""
+        return {index: self.grads(index) for index in _indices(self)}
 
-        Those that ``others`` has are left out, and the rest is added to it.
-        """
-        return {}
-
-    def fresh_grads(self) -> List[mx.nd.NDArray]:
-        """Return those of them that backward has written."""
-        return []
+    def written_grads(self) -> List[mx.nd.NDArray]:
+        """Return the gradients that a scaled backward has written."""
+        return _gradients(self.groups())
 
     @abc.abstractmethod
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let the user see other arrays as gradients, by the index of their weight; `groups` has them from now on."""
-
-    def shows(self, index: int, grads: List[mx.nd.NDArray]) -> bool:
-        """Return whether the user still sees what `set_grads` was given, so that it is to be taken back."""
-        return True
 
     def accumulates(self, index: int) -> bool:
         """Return whether backward passes add to the gradient of a weight (``grad_req='add'``)."""
@@ -150,6 +147,28 @@ class StepEnd(NamedTuple):
     error: Optional[BaseException] = None
 
 
+class NetCall(NamedTuple):
+    """A recorded call of a converted net.
+
+    Attributes:
+        net: The id of the net.
+        name: The name of the net.
+        graph: The graph that ran: a `mxmp.gluon.cache.ConvertedGraph`.
+        inputs: Its inputs, as a flat list; they share memory with the user's arrays, but not their autograd graph.
+        outputs: Its outputs, nested as the caller gets them.
+        context: Where it ran.
+        training: Whether in training mode.
+    """
+
+    net: int
+    name: str
+    graph: Any
+    inputs: Sequence[Any]
+    outputs: Any
+    context: mx.Context
+    training: bool
+
+
 class Observer:
     """Is told of each step of a trainer, module or optimizer. Each method does nothing unless it is overridden.
 
@@ -158,7 +177,6 @@ class Observer:
     """
 
     _owner: Any = None
-    _observers: Dict[int, Observer]  # of the owner, while there is one
 
     def attach(self: Watching, owner: Any) -> Watching:
         """Look at each step of ``owner`` from now on, and return this; within ``with`` up to the end of the block.
@@ -175,16 +193,15 @@ class Observer:
                 f"attach: this {type(self).__name__} is attached to another {type(self._owner).__name__}; detach it "
                 f"first, or make one for each."
             )
-        if self._owner is None:
-            self._observers, self._owner = scaler_of(owner).observers, owner
-            self._observers[id(self)] = self
+        observers = scaler_of(owner).observers
+        self._owner = owner
+        observers[id(self)] = self
         return self
 
     def detach(self) -> None:
         """Look at no further steps; a second call does nothing."""
         if self._owner is not None:
-            self._observers.pop(id(self), None)
-            del self._observers
+            scaler_of(self._owner).observers.pop(id(self), None)
         self._owner = None
 
     def __enter__(self: Watching) -> Watching:
@@ -192,6 +209,13 @@ class Observer:
 
     def __exit__(self, *raised: object) -> None:
         self.detach()
+
+    def on_call(self, call: NetCall) -> Any:
+        """A converted net that the trainer trains was called under ``autograd.record()``; return its outputs.
+
+        The caller gets these in the place of ``call.outputs``. They may have zeros added, whose gradients are wanted.
+        """
+        return call.outputs
 
     def on_losses(self, losses: Sequence[mx.nd.NDArray], begins: bool) -> None:
         """These losses, as they were before scaling, went backward; not all fronts know theirs.
@@ -220,6 +244,9 @@ class Observer:
     def on_skip(self, weights: Weights) -> None:
         """The step will be skipped: some gradients are not finite; unscaled, if there was reason to."""
 
+    def on_close(self) -> None:
+        """The gradients of the step are used, right before `on_end`, or were discarded. Forget its calls."""
+
     def on_end(self, end: StepEnd) -> None:
         """The step is over: taken, skipped, or ended by an error, which is raised after this."""
 
@@ -234,6 +261,23 @@ def scaler_of(owner: Any) -> Scaler:
     return owner._scaler
 
 
+def hand_on_observers(owner: Any, before: Scaler) -> None:
+    """Tell the observers of an owner of the steps of its scaler, where it worked with another one before."""
+    for key, observer in list(before.observers.items()):
+        if observer._owner is owner:
+            owner._scaler.observers[key] = observer
+            before.observers.pop(key, None)
+
+
+def observers_of_calls(trainer: Any) -> List[Observer]:
+    """Return the observers of a trainer, and among them the one that keeps calls to explain a step that fails.
+
+    `mxmp.diagnose.watch` makes it. That is imported by name, because it stands above this file.
+    """
+    importlib.import_module("mxmp.diagnose.watch").calls_of(trainer)
+    return list(trainer._scaler.observers.values())
+
+
 class _Shown(NamedTuple):
     """Low precision gradients by the index of their weight, and the float32 copies that are shown in their place."""
 
@@ -245,13 +289,13 @@ class _Shown(NamedTuple):
 class Step:
     """Takes the steps of a trainer, a module with its buckets, or an optimizer in a loop.
 
-    Each method is given the weights, which may be others at each step.
+    Each method is given the weights, which may be others at each step. What is known of a step is in the scaler's
+    window.
     """
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
         self._running_stats = RunningStats()
-        self._shown: List[_Shown] = []
         self._compared = 0  # steps in which weights were compared with their masters
 
     def compare_again(self) -> None:
@@ -262,22 +306,25 @@ class Step:
         """Copy the running statistics, to restore them if a forward pass overflows; before backward."""
         self._running_stats.keep(stats)
 
+    # ------------------------------------------------------------------ true gradients
+
     def reduce(self, weights: Weights) -> None:
         """Sum the gradients over contexts and workers, still scaled; once a step."""
-        state, workers = self.scaler.state, weights.workers
-        if state.reduced:
+        window, workers = self.scaler.begun(), weights.workers
+        if window.is_summed:
             return
-        if workers is not None and state.is_unscaled:  # another worker's may be scaled
+        if workers is not None and window.is_true:  # another worker's may be scaled
             self._scale_again(weights)
         weights.prepare_reduce()
-        scale = 1.0 if state.is_unscaled else state.scale
-        self._tell(lambda each: each.on_gradients(weights, scale))
+        self._tell(lambda each: each.on_gradients(weights, 1.0 if window.is_true else window.scale))
         if weights.kvstore is not None:
             self._show_float32(weights, _indices(weights))  # sums over contexts and workers may exceed float16
         if workers is not None and self.scaler.checks and weights.flags_losses:  # a worker's loss decides for all
-            state.loss_flag = workers.agree(state.loss_flag)
-        weights.reduce()
-        state.reduced = True
+            window.flags["losses"] = workers.agree(window.flags.get("losses"))
+        with window.changing():
+            weights.reduce()
+            window.stage = Stage.TRUE if window.is_true else Stage.SUMMED
+        scale = 1.0 if window.is_true else window.scale
         self._tell(lambda observer: observer.on_reduced(weights, scale))
 
     def unscale(self, weights: Weights) -> None:
@@ -287,58 +334,67 @@ class Step:
         their own dtype would flush them to zero.
         """
         self.reduce(weights)
-        if self.scaler.state.is_unscaled:  # somebody has looked at them
-            weights.groups()  # which a backward from now on would write to unnoticed
+        window = self.scaler.begun()
+        if window.is_true:
             return
         grads = _gradients(weights.groups())
-        grad_flag = all_finite(grads) if grads and self.scaler.checks else None
+        if grads and self.scaler.checks:
+            window.flag("gradients", all_finite(grads))
         self._show_float32(weights, _indices(weights))
-        scale_in_place(_gradients(weights.groups()), 1.0 / self.scaler.state.scale)
-        self.scaler.unscaled(grad_flag)
+        with window.changing():
+            scale_in_place(_gradients(weights.groups()), 1.0 / window.scale)
+            window.stage = Stage.TRUE
 
-    def look(self, weights: Weights, others: set[int]) -> None:
-        """Make the gradients true ones for somebody who reads them before the step; nothing is summed, nothing read.
+    def see(self, weights: Weights, arrays: Mapping[int, List[mx.nd.NDArray]]) -> None:
+        """Make gradients, by the index of their weight, true ones for somebody who reads them before the step.
 
-        ``others`` are those that steps of other owners have made true already, see `Weights.waiting`.
+        Nothing is summed, and nothing read on the host.
         """
-        if not self.scaler.state.is_scaled:
-            return
-        grads = weights.waiting(others)
-        written = weights.fresh_grads()
-        grad_flag = all_finite(written) if written and self.scaler.checks else None
-        self._show_float32(weights, grads)
-        scale_in_place([grad for index in grads for grad in weights.grads(index)], 1.0 / self.scaler.state.scale)
-        self.scaler.unscaled(grad_flag)
+        window = self.scaler.begun()
+        written = weights.written_grads()
+        if written and self.scaler.checks:
+            window.flag("gradients", all_finite(written))
+        self._show_float32(weights, arrays)
+        with window.changing():
+            window.seen = [grad for index in arrays for grad in weights.grads(index)]
+            scale_in_place(window.seen, 1.0 / window.scale)
+            window.stage = Stage.SEEN
 
-    def look_away(self, weights: Weights, others: set[int]) -> None:
-        """Multiply gradients that somebody has looked at back to the scale: more are to be added to them."""
-        state = self.scaler.state
-        if state.is_unscaled and not state.reduced:
-            grads = weights.waiting(others)
-            scale_in_place([grad for index in grads for grad in weights.grads(index)], state.scale)
-            self._hide_float32(grads)
-            state.stage = Stage.SCALED
+    def scale_again(self) -> None:
+        """Multiply gradients that somebody has read back to the scale: more are to be added to them."""
+        window = self.scaler.window
+        if window is not None and window.stage is Stage.SEEN:
+            with window.changing():
+                scale_in_place(window.seen, window.scale)
+                self._hide_float32(window, keep=True)
+                window.seen, window.stage = (), Stage.SCALED
 
     def _scale_again(self, weights: Weights) -> None:
-        """Multiply gradients that somebody has looked at back to the scale, NaN among them if any was not finite."""
-        state = self.scaler.state
+        """Multiply gradients that somebody has read back to the scale, NaN among them if any was not finite."""
+        window = self.scaler.begun()
         grads = [grad for arrays in weights.waiting().values() for grad in arrays]
-        scale_in_place(grads, state.scale)
-        if grads and state.grad_flag is not None:
-            with mx.autograd.pause():
-                first = flat(grads[0])
-                first[:1] += 1 / state.grad_flag.as_in_context(first.ctx) - 1  # 0, or inf
-        state.stage, state.grad_flag = Stage.SCALED, None
+        flag = window.flags.get("gradients")
+        with window.changing():
+            scale_in_place(grads, window.scale)
+            if grads and flag is not None:
+                with mx.autograd.pause():
+                    first = flat(grads[0])
+                    first[:1] += 1 / flag.as_in_context(first.ctx) - 1  # 0, or inf
+            window.seen, window.stage = (), Stage.SCALED
+            window.flags.pop("gradients", None)
+
+    # ------------------------------------------------------------------ clipping
 
     def clip_global_norm(self, weights: Weights, max_norm: float, rescale: float = 1.0) -> float:
         """Unscale, then scale the gradients down to a norm; one host read. Returns the norm before.
 
         Both norms are those of the gradients times ``rescale``.
         """
-        groups = [group for group in self._unscaled(weights) if group]
+        self.unscale(weights)
+        window, groups = self.scaler.begun(), [group for group in weights.groups() if group]
         if not groups:
             return 0.0
-        self._check_running_stats(weights, self.scaler.state.grad_flag)
+        self._check_running_stats(weights, window.flags.get("gradients"))
         self._flag_masters(weights)
         norms_of = groups[:1] if weights.kvstore else groups
         try:
@@ -346,13 +402,18 @@ class Step:
         except NonFiniteLossError:
             with self._ending(weights):
                 raise
-        if self.scaler.state.finite is not False:
-            scale_in_place(_gradients(groups), clip_coefficient(norm, max_norm))
+        if window.finite is not False:
+            with window.changing():
+                scale_in_place(_gradients(groups), clip_coefficient(norm, max_norm))
         return norm
 
     def clip_value(self, weights: Weights, max_value: float) -> None:
         """Unscale, then bring every element of the gradients into [-max_value, max_value]; no host read."""
-        clip_in_place(_gradients(self._unscaled(weights)), max_value)
+        self.unscale(weights)
+        with self.scaler.begun().changing():
+            clip_in_place(_gradients(weights.groups()), max_value)
+
+    # ------------------------------------------------------------------ the update
 
     def run(self, weights: Weights, rescale: float) -> bool:
         """Reduce the gradients, check them, update the weights or skip, and move the loss scale.
@@ -363,13 +424,13 @@ class Step:
         """
         scaler = self.scaler
         self.reduce(weights)
-        if scaler.state.is_scaled and self._unscales_first(weights):
+        if not scaler.begun().is_true and self._unscales_first(weights):
             self.unscale(weights)
         with self._ending(weights) as number:
             finite = self._should_step(weights)
             if finite:
                 self._update(weights, rescale)
-            elif scaler.state.loss_finite is not False:
+            elif not scaler.begun().has_bad_loss:
                 self._tell(lambda observer: observer.on_skip(weights))
             scaler.update_scale(finite, number, weights.first_non_finite)
         return finite
@@ -377,20 +438,22 @@ class Step:
     @contextlib.contextmanager
     def _ending(self, weights: Weights) -> Iterator[int]:
         """Give the number of a step that is decided within this context, and end it, whatever is raised."""
-        scaler, before = self.scaler, self.scaler.skipped_steps
-        number, scale = weights.optimizer.num_update + before + 1, scaler.state.scale
+        scaler, before, window = self.scaler, self.scaler.skipped_steps, self.scaler.begun()
+        number = weights.optimizer.num_update + before + 1
         error: Optional[BaseException] = None
+        updated = False
         try:
-            yield number
+            try:
+                yield number
+                updated = scaler.skipped_steps == before
+            finally:
+                self.end(weights)
         except BaseException as e:
             error = e
             raise
         finally:
-            bad_loss = scaler.state.loss_finite is False
-            self.end(weights)
-            skipped = scaler.skipped_steps > before
-            taken = error is None and not skipped
-            end = StepEnd(number, taken, skipped and not bad_loss, scale, scaler.loss_scale, error)
+            skipped = scaler.skipped_steps > before and not window.has_bad_loss
+            end = StepEnd(number, updated, skipped, window.scale, scaler.loss_scale, error)
             self._tell(lambda observer: observer.on_end(end))
 
     def _tell(self, event: Callable[[Observer], None]) -> None:
@@ -400,48 +463,44 @@ class Step:
 
     def end(self, weights: Weights) -> None:
         """End the step: its gradients are used, and running statistics that were lost are restored."""
-        stats_lost = self.scaler.state.stats_lost
-        self.discard()
+        lost = self.scaler.window is not None and self.scaler.window.lost_statistics
         weights.seen = None
-        weights.release()
-        if stats_lost:
+        self.discard(weights)
+        if lost:
             self._running_stats.restore(weights.running_stats())
 
-    def discard(self) -> None:
-        """Show the gradients' own arrays again and forget the step."""
-        try:
-            self._hide_float32()
-        finally:
-            self.scaler.end_step()
-
-    def _unscaled(self, weights: Weights) -> List[List[Update]]:
-        if not (self.scaler.state.is_unscaled and self.scaler.state.reduced):
-            self.unscale(weights)
-        return weights.groups()
+    def discard(self, weights: Optional[Weights] = None) -> None:
+        """Show the gradients' own arrays again, then forget the step."""
+        if self.scaler.window is not None:
+            self._hide_float32(self.scaler.window)
+        if weights is not None:
+            weights.release()
+        self.scaler.end_step()
+        self._tell(lambda observer: observer.on_close())
 
     def _unscales_first(self, weights: Weights) -> bool:
         """Return whether gradients are unscaled before the check: those of a scale below 1 may overflow by it."""
-        scale = self.scaler.state.scale
-        return scale < 1.0 or (scale != 1.0 and weights.optimizer.needs_unscaled_gradients)
+        scale = self.scaler.begun().scale
+        return scale < 1.0 or (scale != 1.0 and needs_unscaled_gradients(weights.optimizer))
 
     def _should_step(self, weights: Weights) -> bool:
         """Return whether all gradients are finite, by one host read; NonFiniteLossError if the losses are not."""
-        scaler, state, grads = self.scaler, self.scaler.state, _gradients(weights.groups())
-        if grads and state.finite is None:
+        scaler, window, grads = self.scaler, self.scaler.begun(), _gradients(weights.groups())
+        if grads and window.finite is None:
             self._flag_masters(weights)
             if scaler.checks:
                 flag = all_finite(grads)
                 self._check_running_stats(weights, flag)
                 (finite,) = scaler.read([flag])
                 scaler.decide(finite == 1.0)
-            elif state.masters_flag is not None:
-                scaler.read([])
-        if state.masters_differ:
+            elif "masters" in window.flags:
+                scaler.read()
+        if window.known.get("masters") is False:
             self._compared = 0
-            index = first_written_past(zip(weights.updaters, weights.groups()))
+            index = first_written_past(zip(weights.masters, weights.groups()))
             raise written_past("a weight" if index is None else f"parameter '{weights.name(index)}'")
         self._compared += 1
-        taken = state.finite is not False
+        taken = window.finite is not False
         losses = () if taken else weights.losses()
         if losses:
             flag = all_finite(losses)
@@ -453,29 +512,34 @@ class Step:
     def _flag_masters(self, weights: Weights) -> None:
         """In the first steps, have it read with the rest whether a weight was written to past its master."""
         if self._compared < COMPARED_STEPS:
-            flag, workers = masters_flag(zip(weights.updaters, weights.groups())), weights.workers
-            self.scaler.state.masters_flag = flag if flag is None or workers is None else workers.agree(flag)
+            flag, workers = masters_flag(zip(weights.masters, weights.groups())), weights.workers
+            if flag is not None:
+                self.scaler.begun().flags["masters"] = flag if workers is None else workers.agree(flag)
 
     def _check_running_stats(self, weights: Weights, grad_flag: Optional[mx.nd.NDArray]) -> None:
-        if grad_flag is not None and self.scaler.checks and self.scaler.state.finite is None:
-            self.scaler.state.stats_flag = self._running_stats.check(weights.running_stats(), grad_flag)
+        if grad_flag is not None and self.scaler.checks and self.scaler.begun().finite is None:
+            flag = self._running_stats.check(weights.running_stats(), grad_flag)
+            if flag is not None:
+                self.scaler.begun().flags["statistics"] = flag
 
     def _update(self, weights: Weights, rescale: float) -> None:
         """Update the weights; ``rescale_grad`` takes the loss scale out, in float32."""
-        optimizer, updaters, state = weights.optimizer, weights.updaters, self.scaler.state
-        factor = 1.0 if state.is_unscaled else 1.0 / state.scale
+        optimizer, updaters, window = weights.optimizer, weights.updaters, self.scaler.begun()
+        factor = 1.0 if window.is_true else 1.0 / window.scale
         self._tell(lambda observer: observer.on_update(weights))
         groups = weights.groups()[: len(updaters)]
-        for updater, group in zip(updaters, groups):
-            optimizer.check_states([(index, weight, updater.states.get(index)) for index, _, weight in group])
-        optimizer.rescale_grad = rescale * factor
+        for masters, group in zip(weights.masters, groups):
+            masters.check((index, weight) for index, _, weight in group)
         try:
-            for updater, group in zip(updaters, groups):
-                update(updater, group)
+            optimizer.rescale_grad = rescale * factor
+            for updater, masters, group in zip(updaters, weights.masters, groups):
+                update(updater, masters, group)
         finally:
             optimizer.rescale_grad = rescale
         weights.copy_to_other_contexts([update.index for group in groups for update in group])
         self._tell(lambda observer: observer.on_updated(weights))
+
+    # ------------------------------------------------------------------ float32 copies
 
     def _show_float32(self, weights: Weights, indices: Iterable[int]) -> None:
         """Show float32 copies of low precision gradients; autograd goes on writing to the arrays that it knows."""
@@ -484,20 +548,28 @@ class Step:
         if low:
             found = iter(copies_in_float32([grad for arrays in low.values() for grad in arrays]))
             copies = {index: [next(found) for _ in arrays] for index, arrays in low.items()}
+            self.scaler.begun().shown.append(_Shown(weights, low, copies))  # before the change, so that it is undone
             weights.set_grads(copies)
-            self._shown.append(_Shown(weights, low, copies))
 
-    def _hide_float32(self, kept: Collection[int] = ()) -> None:
+    def _hide_float32(self, window: Window, keep: bool = False) -> None:
         """Show the gradients' own arrays again.
 
-        Those that accumulate take over what was shown, zeros above all, and so do those that are ``kept``.
+        Those that accumulate take over what was shown, zeros above all; ``keep`` has all do so.
         """
-        shown, self._shown = self._shown, []
-        for weights, originals, copies in shown:
-            weights.set_grads({index: originals[index] for index in copies if weights.shows(index, copies[index])})
-            for index in (index for index in copies if index in kept or weights.accumulates(index)):
+        for weights, originals, copies in window.shown:
+            weights.set_grads(originals)
+            for index in (index for index in copies if keep or weights.accumulates(index)):
                 for copy, grad in zip(copies[index], originals[index]):
                     round_into(copy.as_nd_ndarray(), grad.as_nd_ndarray())
+        window.shown = []
+
+
+def needs_unscaled_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Return whether an optimizer looks at gradients before it applies ``rescale_grad``.
+
+    LBSGD adds gradients up over several steps, whose scales may differ, and takes norms of them.
+    """
+    return isinstance(optimizer, mx.optimizer.LBSGD)
 
 
 def _indices(weights: Weights) -> List[int]:

@@ -56,7 +56,7 @@ def test_levels(level):
     assert found is net and trainer is plain and isinstance(trainer, mxmp.gluon.Trainer)
     assert canonical(net(x()).dtype) == "float32"
     assert dtype_of(net, "dense0_weight") == weights and dtype_of(net, "batchnorm0_gamma") == "float32"
-    assert trainer.loss_scale == loss_scale and trainer.optimizer.masters == masters
+    assert trainer.loss_scale == loss_scale and trainer.multi_precision == masters
     rows = {row.op: row.precision for row in mxmp.gluon.report(net).rows} if conversion_of(net) else {}
     assert (rows.get("FullyConnected"), rows.get("BatchNorm")) == (precision, precision)
     assert any(learn(net, trainer) for _ in range(10))  # the first steps may be skipped
@@ -71,7 +71,7 @@ def test_properties_change_what_a_level_does(value, norm):
     assert net(x()).dtype == np.float16
     assert {row.op: row.precision for row in mxmp.gluon.report(net).rows}["BatchNorm"] == norm
     learn(net, trainer)
-    assert not trainer.optimizer.masters
+    assert not trainer.multi_precision
     assert {canonical(array.dtype) for array in amp.master_params(trainer)} == {"float16", "float32"}
 
 
@@ -100,7 +100,7 @@ def test_lists_give_lists():
     """And optimizers become trainers of the nets."""
     nets, optimizer = [make("a_"), make("b_")], mx.optimizer.Adam()
     found, trainers = amp.initialize(nets, [trainer_of(nets[0]), optimizer], "O1", loss_scale=128)
-    assert found is nets and trainers[1].optimizer.inner is optimizer
+    assert found is nets and trainers[1].optimizer is optimizer
     assert trainers[1]._params[0].name.startswith("b_")
     assert all(learn(net, trainer) for net, trainer in zip(nets, trainers))
     assert amp.initialize(make()).name == "net"
@@ -156,16 +156,16 @@ GOOD = state_of(5)[1]["loss_scaler0"]
         ({"loss_scaler0": GOOD, "loss_scaler1": {}}, "kind None"),
         ({"loss_scaler0": GOOD, "loss_scaler1": None}, "expected a dict"),
         ({"loss_scaler0": GOOD, "loss_scaler1": {**GOOD, "loss_scales": 1}}, "expected 2"),
-        ({"loss_scaler0": GOOD, "loss_scaler1": GOOD}, "update_on_kvstore"),
+        ({"loss_scaler0": GOOD, "loss_scaler1": GOOD}, "compression_params"),
     ],
     ids=["none", "one", "second empty", "second none", "second damaged", "second refused"],
 )
 def test_a_bad_state_changes_nothing(state, message):
     w = gluon.Parameter("w", shape=(2,))
     w.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
-    # The second updates inside of its kvstore, before any check, and refuses a loss scale.
-    second = mxmp.gluon.Trainer([w], "sgd", update_on_kvstore=True, loss_scale=None)
-    trainers = [state_of()[0], second if message == "update_on_kvstore" else state_of()[0]]
+    # The second compresses gradients, and refuses a loss scale.
+    second = mxmp.gluon.Trainer([w], "sgd", compression_params={"type": "2bit", "threshold": 0.5}, loss_scale=None)
+    trainers = [state_of()[0], second if message == "compression_params" else state_of()[0]]
     before = amp.state_dict(trainers)
     assert before["loss_scaler0"] != GOOD
     with pytest.raises(MxmpError, match=message):

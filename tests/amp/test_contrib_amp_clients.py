@@ -88,13 +88,6 @@ def test_states_of_an_updater_go_to_every_context(tmp_path):
     assert means[0].asscalar() == means[1].asscalar() == trainer._updaters[0].states[0][0].asscalar() != 0
 
 
-def test_a_kvstore_that_updates_asks_the_scaler_for_no_overflow():
-    """MXNet's own step, which runs there, looks for ``_amp_loss_scaler``."""
-    trainer, w = trained(0, 2.0, ctx=TWO, update_on_kvstore=True)
-    step(trainer, w)
-    assert values(w) == pytest.approx([0.9, 0.9])
-
-
 # ------------------------------------------------------------------ contrib.amp with a trainer of mxmp
 
 

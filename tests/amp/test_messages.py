@@ -174,9 +174,9 @@ APEX = {
     "0 losses": (lambda: initialize(num_losses=0), amp.AmpError, "num_losses=0: expected a whole number from 1 on."),
     "one of the trainers": (
         lambda: initialize(trainers=[sgd(), sgd(update_on_kvstore=True)]), TrainerError,
-        "update_on_kvstore=True updates weights inside the all-reduce, before their gradients are checked, so "
-        "one overflow would destroy them: leave update_on_kvstore out, or give a static loss scale with "
-        "update_on_kvstore=True, which checks nothing, or loss_scale=None."),
+        "update_on_kvstore=True updates weights inside the all-reduce, before their gradients are checked and without "
+        "float32 masters: leave update_on_kvstore out; or train float32 parameters with mx.gluon.Trainer, without a "
+        "loss scale."),
     "one of the nets": (
         lambda: initialize(nets=[make(), 1]), ConvertError, "expected a Gluon block, found int."),
     "two optimizers of a net": (
@@ -264,9 +264,9 @@ INIT = {
 TRAINERS = {
     "update_on_kvstore": (
         lambda: init_trainer(sgd(update_on_kvstore=True)), TrainerError,
-        "update_on_kvstore=True updates weights inside the all-reduce, before their gradients are checked, so "
-        "one overflow would destroy them: leave update_on_kvstore out, or give a static loss scale with "
-        "update_on_kvstore=True, which checks nothing, or loss_scale=None."),
+        "update_on_kvstore=True updates weights inside the all-reduce, before their gradients are checked and without "
+        "float32 masters: leave update_on_kvstore out; or train float32 parameters with mx.gluon.Trainer, without a "
+        "loss scale."),
     "a kvstore that updates": (
         lambda: init_trainer(with_a_kvstore_that_updates()), TrainerError,
         "the kvstore of this trainer is set up already and updates weights by itself, before any check and "

@@ -38,13 +38,14 @@ class Run:
     def step(self, grads, count=1):
         """Take steps with gradients by name: an array for all contexts, or a list of one each."""
         for _ in range(count):
-            with self.trainer.scale_loss(mx.nd.ones((1,))):
-                pass
-            for param in self.params:
-                given = grads[param.name]
-                for data, values in zip(param.list_data(), given if isinstance(given, list) else [given] * 9):
-                    data.grad[:] = mx.nd.array(np.broadcast_to(values, param.shape), dtype=param.dtype)
-                    data._fresh_grad = True
+            with mx.autograd.record():
+                losses = [mx.nd.Cast(w, dtype="float32").sum() for param in self.params for w in param.list_data()]
+            with self.trainer.scale_loss(losses) as scaled:
+                mx.autograd.backward(scaled)
+                for param in self.params:
+                    given = grads[param.name]
+                    for data, values in zip(param.list_data(), given if isinstance(given, list) else [given] * 9):
+                        data.grad[:] = mx.nd.array(np.broadcast_to(values, param.shape), dtype=param.dtype)
             self.trainer.step(1)
         return self.ledger
 

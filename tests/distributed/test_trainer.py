@@ -7,8 +7,7 @@ from mxnet import gluon
 
 from mxmp.distributed import KVStore
 from mxmp.errors import NonFiniteLossError
-from mxmp.loss_scale import DynamicLossScale, NoOpLossScale
-from mxmp.train.kvstores import choose_update
+from mxmp.loss_scale import DynamicLossScale
 from mxmp.train.masters import keep_masters
 from tests.distributed.engines import Second, Twins, WithBadLoss
 from tests.gluon.trainer_tools import backward, param, sgd, value
@@ -64,7 +63,7 @@ def test_masters_are_those_that_weights_had_and_worker_0s(weight, engine, expect
     trainer = sgd(w, loss_scale=1.0, kvstore=KVStore(engine()))
     backward(trainer, w, [0])
     trainer.step(1)
-    assert trainer._updaters[0].states[0].master.asscalar() == expected
+    assert trainer._gradients.masters[0].arrays[0].asscalar() == expected
 
 
 def test_parameters_of_unknown_shape_wait_for_the_first_step():
@@ -101,8 +100,3 @@ def test_without_a_loss_scale_the_workers_update_as_well():
         trainer.step(batch_size)
     assert value(w.data()) == [-3]
     assert trainer._update_on_kvstore is False
-    chosen = [
-        choose_update(NoOpLossScale(), *each, sparse=False)
-        for each in (("dist_sync", None), ("dist_sync", True), ("dist_async", None), ("device", None))
-    ]
-    assert chosen == [False, True, None, False]

@@ -41,7 +41,7 @@ from mxmp.optimizer import LossScaleOptimizer
 from mxmp.train import kvstores
 from tests import messages
 from tests.gluon.nets import sequence, started
-from tests.gluon.trainer_tools import TWO, param, sgd
+from tests.gluon.trainer_tools import param, sgd
 
 X = mx.nd.ones((2, 3))
 ONE = mx.nd.ones((1,))
@@ -597,12 +597,19 @@ TRAINERS = {
         CheckpointError,
         "epoch=-1: expected a whole number from 0 on, as in 'net-0007.params'.",
     ),
-    "update_on_kvstore: a later scale": (
-        lambda: setattr(sgd(param([1.0], ctx=TWO), None, update_on_kvstore=True), "loss_scale", "dynamic"),
+    "update_on_kvstore": (
+        lambda: sgd(param([1.0]), update_on_kvstore=True),
         TrainerError,
-        "the kvstore of this trainer updates weights inside the all-reduce, before their gradients are "
-        "checked, so one overflow would destroy them: give a static loss scale with "
-        "update_on_kvstore=True, which checks nothing, or loss_scale=None.",
+        "update_on_kvstore=True updates weights inside the all-reduce, before their gradients are checked and without "
+        "float32 masters: leave update_on_kvstore out; or train float32 parameters with mx.gluon.Trainer, without a "
+        "loss scale.",
+    ),
+    "row_sparse": (
+        lambda: sgd(param(np.ones((3, 2)), stype="row_sparse", grad_stype="row_sparse")),
+        TrainerError,
+        "parameter 'w' is row_sparse, so that its kvstore updates weights inside the all-reduce, before their "
+        "gradients are checked and without float32 masters: make it with stype='default' (its gradient may be "
+        "row_sparse); or train float32 parameters with mx.gluon.Trainer, without a loss scale.",
     ),
     "Accumulator: no number": (lambda: Accumulator(trainer_of("sgd"), 0), TrainerError,
         "Accumulator: steps=0; expected how many batches make a group, 1 or more."

@@ -150,7 +150,7 @@ def test_a_nan_batch_whose_loss_is_finite_is_not_called_an_overflow(module, capl
     else:
         assert not step(*make(activation="relu", loss_scale=8), x[:4])
     line = next(each for each in caplog.messages if "skipped" in each)
-    assert "its gradients are not finite, which is no overflow, for input 'data' holds NaN in 6 of " in line
+    assert "its gradients are not finite, which no loss scale mends, for input 'data' holds NaN in 6 of " in line
     assert "overflowed" not in caplog.text
 
 

@@ -1,8 +1,11 @@
 """One loss scale for several trainers: each steps or skips, the scale moves once per iteration."""
 
+import functools
 import gc
+import itertools
 import logging
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -10,8 +13,9 @@ from mxnet import gluon
 
 from mxmp.errors import LossScaleError, TrainerError
 from mxmp.gluon import SharedLossScale, Trainer
-from mxmp.loss_scale import DynamicLossScale, StaticLossScale
+from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.gluon.trainer_tools import TWO, backward, param, run, sgd, value
+from tests.pauses import TRAIN, paused
 
 
 def make(loss_scale=None):
@@ -100,12 +104,14 @@ def test_states_are_saved_between_iterations(tmp_path):
 
 
 def test_a_scale_must_fit_all_trainers(tmp_path):
-    fname, shared = str(tmp_path / "states"), SharedLossScale(8)
+    fname = str(tmp_path / "states")
     sgd(param([1.0]), "dynamic").save_states(fname)
-    trainers = [sgd(param([1.0], ctx=TWO, name="on_kvstore"), shared, update_on_kvstore=True), sgd(param([1.0]), shared)]
-    with pytest.raises(TrainerError, match="the kvstore of this trainer updates weights"):
+    shared = SharedLossScale(None)
+    compressed = sgd(param([1.0], ctx=TWO, name="a"), shared, compression_params={"type": "2bit", "threshold": 0.5})
+    trainers = [compressed, sgd(param([1.0]), shared)]
+    with pytest.raises(TrainerError, match="compression_params compares gradients with a threshold while they are scaled"):
         trainers[1].load_states(fname)
-    assert shared.loss_scale == StaticLossScale(8)
+    assert shared.loss_scale == NoOpLossScale()
 
 
 # Trainers that come and go.
@@ -134,6 +140,18 @@ def test_a_trainer_that_is_gone_blocks_nobody_and_its_skip_counts(steps):
 
 def test_trainers_that_were_refused_are_not_asked_for_a_new_scale():
     shared = SharedLossScale(None)
-    with pytest.raises(TrainerError, match="1 context"):
-        sgd(param([1.0]), shared, update_on_kvstore=True)  # which takes static scales alone
+    with pytest.raises(TrainerError, match="leave update_on_kvstore out"):
+        sgd(param([1.0]), shared, update_on_kvstore=True)
     shared.loss_scale = "dynamic"
+
+
+def make_another(shared, trainers):
+    trainers.append(sgd(param([1.0]), shared))
+
+
+def test_the_scale_is_set_while_another_thread_makes_a_trainer_with_it():
+    for line in itertools.count(1):
+        shared, _, trainers = make()
+        beside = functools.partial(make_another, shared, trainers)
+        if not paused(functools.partial(setattr, shared, "loss_scale", 16), line, beside, (TRAIN, weakref.__file__)):
+            break

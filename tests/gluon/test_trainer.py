@@ -97,12 +97,15 @@ def test_the_batch_size_and_a_rescale_grad_of_the_user_divide_the_gradient():
     assert trainer.step(batch_size=2) and value(w.data()) == [7.5]
 
 
-def test_an_optimizer_instance_is_wrapped_unless_it_is_already_and_masters_can_be_turned_off():
+def test_the_users_optimizer_is_the_trainers_and_masters_can_be_turned_off():
     inner, wrapped = mx.optimizer.SGD(), MultiPrecision(mx.optimizer.SGD(), masters=False)
     for optimizer in (inner, "sgd"):
-        found = Trainer([param([1.0])], optimizer, {"multi_precision": False}).optimizer
-        assert type(found) is MultiPrecision and not found.masters and (optimizer == "sgd" or found.inner is inner)
-    assert Trainer([param([1.0])], wrapped).optimizer is wrapped
+        trainer = Trainer([param([1.0])], optimizer, {"multi_precision": False})
+        assert type(trainer.optimizer) is mx.optimizer.SGD and not trainer.multi_precision
+        assert optimizer == "sgd" or trainer.optimizer is inner
+    trainer = Trainer([param([1.0])], wrapped)
+    assert trainer.optimizer is wrapped.inner and not trainer.multi_precision
+    assert Trainer([param([1.0])], mx.optimizer.SGD()).multi_precision
 
 
 def test_a_trainer_takes_the_scale_of_keras_optimizer_and_does_not_spend_one_if_it_is_refused():
@@ -199,17 +202,13 @@ def test_hooks_are_called_after_every_step_and_may_change_its_trainer():
     assert run(trainer, w) and calls == [(True, 0, 8), (False, 1, 16), (True, 1, 16)] and value(w.data()) == -1
 
 
-@pytest.mark.parametrize("on_kvstore", [False, True], ids=["update", "kvstore"])
-def test_hooks_are_called_however_a_step_is_made(on_kvstore):
+def test_hooks_are_called_by_update_too():
     w, calls = param([1.0], ctx=TWO), []
-    trainer = sgd(w, 8, update_on_kvstore=on_kvstore)
+    trainer = sgd(w, 8)
     trainer.register_step_hook(lambda t, updated: calls.append(updated))
     backward_everywhere(trainer, w, [1, 1])
-    if on_kvstore:
-        trainer.step(1)
-    else:
-        trainer.allreduce_grads()
-        trainer.update(1)
+    trainer.allreduce_grads()
+    trainer.update(1)
     assert calls == [True]
 
 

@@ -413,7 +413,6 @@ def test_an_error_of_mxnet_in_a_block_comes_out_as_it_is():
         raise mx.MXNetError("my own")
 
 
-@pytest.mark.xfail(strict=True, reason="step")
 def test_lost_statistics_of_a_net_that_no_trainer_has_are_named_once(caplog, recwarn):
     """A teacher in training mode: its running statistics are not put back after a step that overflows."""
     teacher = sequence(nn.BatchNorm(in_channels=3, prefix="norm_"), prefix="teacher_")

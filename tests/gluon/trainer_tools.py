@@ -96,7 +96,8 @@ def snapshot(trainer):
     """Return everything that a skipped step must leave alone, bit for bit."""
     weights = [p.list_data() for p in trainer._params]
     states = [updater.states for updater in trainer._updaters]
-    return freeze([weights, states]), freeze_optimizer(trainer.optimizer.inner)
+    masters = [each.arrays for each in trainer._gradients._masters]
+    return freeze([weights, states, masters]), freeze_optimizer(trainer.optimizer)
 
 
 def collapse(trainer, w, steps):

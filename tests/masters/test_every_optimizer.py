@@ -44,7 +44,7 @@ def backward(trainer, params, grads):
 
 def everything(trainer):
     """Return weights, masters, states and every field of the optimizer and of its scheduler."""
-    return snapshot(trainer), trainer.optimizer.inner.rescale_grad
+    return snapshot(trainer), trainer.optimizer.rescale_grad
 
 
 @pytest.mark.behaviour("an infinite step")
@@ -85,6 +85,6 @@ def test_twenty_steps_are_those_of_float32_and_skips_leave_no_trace(name, dtype,
         expected = exact.data().asnumpy()
         assert not np.array_equal(expected, VALUES[i].astype(np.float32))
         if dtype != "float32":
-            np.testing.assert_array_equal(trainer._updaters[0].states[i].master.asnumpy(), expected)
+            np.testing.assert_array_equal(trainer._gradients.masters[0].arrays[i].asnumpy(), expected)
         for weight in p.list_data():
             np.testing.assert_array_equal(value(weight), value(in_dtype(exact.data(), DTYPES[dtype])))

@@ -10,7 +10,7 @@ import pytest
 
 from mxmp.arrays import to_float32
 from mxmp.errors import TrainerError
-from mxmp.train.masters import MultiPrecision, exact_value, follow, forget_masters, keep_masters, set_master
+from mxmp.train.masters import Masters, exact_value, follow, forget_masters, keep_masters, set_master
 from tests.gluon.trainer_tools import TWO, param
 from tests.masters.test_optimizer import LOW, low
 from tests.values import DTYPES, as_float32
@@ -28,20 +28,20 @@ def parameter(values, dtype="float16", ctx=None):
 
 
 def owner_of(w):
-    return MultiPrecision(mx.optimizer.SGD(param_dict={0: w}))
+    return Masters(mx.optimizer.SGD(param_dict={0: w}))
 
 
 def new_master(w, weight=None):
     """Return the master that an optimizer makes for a weight of a parameter."""
-    return owner_of(w).create_state_multi_precision(0, w.data() if weight is None else weight).master
+    return owner_of(w).of(0, w.data() if weight is None else weight)
 
 
 def owned(values=(0.1, 0.2), **options):
-    """Return a parameter whose master an optimizer has, the master and the optimizer."""
+    """Return a parameter, its master, and the masters of the optimizer that has it."""
     w, before = parameter(values, **options)
     keep_masters(w, before)
-    optimizer = owner_of(w)
-    return w, optimizer.create_state_multi_precision(0, w.data()).master, optimizer
+    masters = owner_of(w)
+    return w, masters.of(0, w.data()), masters
 
 
 # A float32 array that follows a weight.
@@ -190,11 +190,11 @@ def test_a_parameter_that_is_cast_by_hand_has_no_master_any_more(dtype):
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))], ids=["copy", "pickle"])
 def test_a_copied_parameter_has_the_class_that_it_had_before_and_no_owner(clone):
     w, _ = parameter([0.1, 0.2])
-    kind, optimizer = type(w), owner_of(w)
-    optimizer.create_state_multi_precision(0, w.data())
+    kind, masters = type(w), owner_of(w)
+    masters.of(0, w.data())
     assert type(w) is not kind and isinstance(w, kind)
     w._trainer = None
     other = clone(w)
     assert type(other) is kind and other.data().asnumpy().tolist() == w.data().asnumpy().tolist()
     other.data()[1] = 4
-    assert exact_value(other.data(), other).asnumpy()[1] == 4 and optimizer.inner.param_dict[0] is w
+    assert exact_value(other.data(), other).asnumpy()[1] == 4 and masters.optimizer.param_dict[0] is w

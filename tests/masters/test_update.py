@@ -9,8 +9,11 @@ import pytest
 from mxmp import arrays
 from mxmp.errors import TrainerError
 from mxmp.mxnet_private import optimizers
-from mxmp.train import masters as module
-from mxmp.train.masters import MasterState, MultiPrecision, Update, masters_flag, update
+from mxmp.optimizer import MultiPrecision
+from mxmp.train import kernels as module
+from mxmp.train.kernels import Update, update
+from mxmp.train.masters import Masters, masters_flag
+from mxmp.train.multi_precision import joined
 from tests.freeze import freeze
 from tests.masters.test_optimizer import OPTIMIZERS, low, make, updater_of
 
@@ -27,8 +30,10 @@ def values(seed, dtypes=MIXED, shapes=SHAPES, moved=()):
     return [array.as_in_context(mx.cpu(int(k in moved))) for k, array in enumerate(made)]
 
 
-def together(updater, grads, weights):
-    update(updater, [Update(k, grad, weight) for k, (grad, weight) in enumerate(zip(grads, weights))])
+def together(updater, grads, weights, masters=None):
+    masters = masters or Masters(updater.optimizer)
+    update(updater, masters, [Update(k, grad, weight) for k, (grad, weight) in enumerate(zip(grads, weights))])
+    return masters
 
 
 def one_by_one(updater, grads, weights):
@@ -41,24 +46,29 @@ def at_once(updater, grads, weights):
     updater(list(range(len(weights))), grads, weights)
 
 
-def train(way, optimizer, dtypes=MIXED, grads=None, sparse=(), steps=3, rescale=1.0, **layout):
-    """Return the weights, their masters and states after some updates, and the optimizer's counts."""
+def train(way, optimizer, masters=True, dtypes=MIXED, grads=None, sparse=(), steps=3, rescale=1.0, **layout):
+    """Return the weights, their masters and states after some updates, and the optimizer's counts.
+
+    Updaters get a `MultiPrecision`, unless ``masters`` is None, which leaves it to MXNet's own ``multi_precision``.
+    """
     mx.random.seed(11)  # SGLD draws noise
-    weights, updater = values(0, dtypes, **layout), mx.optimizer.get_updater(optimizer)
+    weights, own = values(0, dtypes, **layout), Masters(optimizer, bool(masters))
+    is_plain = way is together or masters is None
+    updater = mx.optimizer.get_updater(optimizer if is_plain else MultiPrecision(optimizer, masters))
     for step in range(steps):
         optimizer.rescale_grad = rescale / (3 + step)
         drawn = values(step + 1, grads or dtypes, **layout)
-        way(updater, [grad.tostype("row_sparse") if k in sparse else grad for k, grad in enumerate(drawn)], weights)
+        given = [grad.tostype("row_sparse") if k in sparse else grad for k, grad in enumerate(drawn)]
+        way(updater, given, weights, *([own] if way is together else []))
     states = [updater.states[k] for k in range(len(weights))]
-    states = [(each.inner, each.master) if isinstance(each, MasterState) else each for each in states]
-    inner = getattr(optimizer, "inner", optimizer)
-    return freeze([weights, states, inner.num_update, sorted(optimizers.update_counts(inner).items())])
+    states = [joined(optimizer, own.arrays[k], each) if k in own.arrays else each for k, each in enumerate(states)]
+    return freeze([weights, states, optimizer.num_update, sorted(optimizers.update_counts(optimizer).items())])
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """Update by the kernels for a GPU."""
-    monkeypatch.setattr("mxmp.train.masters.on_gpu", lambda array: True)
+    monkeypatch.setattr("mxmp.train.kernels.on_gpu", lambda array: True)
 
 
 @pytest.fixture(params=["cpu", "gpu"])
@@ -82,7 +92,7 @@ CASES = {
 @pytest.mark.parametrize(("name", "options", "masters", "run"), CASES.values(), ids=CASES)
 @pytest.mark.slow
 def test_together_is_one_after_the_other_bit_for_bit(name, options, masters, run, device):
-    made = [train(way, MultiPrecision(make(name, **options), masters), **run) for way in (one_by_one, together, at_once)]
+    made = [train(way, make(name, **options), masters, **run) for way in (one_by_one, together, at_once)]
     assert made[0] == made[1] == made[2]
 
 
@@ -105,8 +115,8 @@ def test_sgd_is_mxnets_own_with_its_multi_precision_bit_for_bit(dtypes, options)
         inner.set_wd_mult({1: 3.0})
         return inner
 
-    made = train(together, MultiPrecision(sgd()), dtypes, rescale=2.0**-16)
-    assert made == train(at_once, sgd(), dtypes, rescale=2.0**-16)
+    made = train(together, sgd(), dtypes=dtypes, rescale=2.0**-16)
+    assert made == train(at_once, sgd(), None, dtypes, rescale=2.0**-16)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -119,36 +129,37 @@ def test_mxnets_operator_for_many_is_not_called_for_large_weights(dtype, monkeyp
         return call(*inputs, **options)
 
     monkeypatch.setattr(mx.optimizer.optimizer, "multi_sgd_mom_update", spy)
-    train(together, MultiPrecision(make("sgd")), [dtype] * 5)
+    train(together, make("sgd"), dtypes=[dtype] * 5)
     assert sizes and max(sizes) <= module._SMALL < max(np.prod(shape) for shape in SHAPES)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_each_context_has_its_own_weights_updated(name, gpu):
     """As with the group2ctxs of a Module: an updater's weights need not lie on one context."""
-    whole, parted = (train(together, MultiPrecision(make(name)), moved=moved) for moved in ((), (1, 3)))
+    whole, parted = (train(together, make(name), moved=moved) for moved in ((), (1, 3)))
     assert whole[:2] == parted[:2]  # the counts are of one context
 
 
 def test_weights_of_a_gpu_go_in_parts_of_bounded_size(gpu, monkeypatch):
     """The float32 copies of gradients are transient; a step has few at a time."""
     sizes, widen = [], arrays.widen
-    monkeypatch.setattr("mxmp.train.masters.MOST_ELEMENTS", 20)
-    monkeypatch.setattr("mxmp.train.masters.widen", lambda a: sizes.append(sum(x.size for x in a)) or widen(a))
-    train(together, MultiPrecision(make("adam")), ["float16"] * 5, steps=1)
+    monkeypatch.setattr("mxmp.train.kernels.MOST_ELEMENTS", 20)
+    monkeypatch.setattr("mxmp.train.kernels.widen", lambda a: sizes.append(sum(x.size for x in a)) or widen(a))
+    train(together, make("adam"), dtypes=["float16"] * 5, steps=1)
     assert [size for size in sizes if size] == [12, 4200, 20, 4097]
 
 
 @pytest.mark.parametrize("size_waited_for", [1, 2**16])
 def test_the_flag_tells_whether_weights_are_their_masters_rounded(size_waited_for, monkeypatch):
     monkeypatch.setattr("mxmp.train.masters._WAITED", size_waited_for)
-    for masters in (False, True):
-        updater, weights = updater_of(make("sgd"), masters), values(0)
+    for kept in (False, True):
+        updater, weights = mx.optimizer.get_updater(make("sgd")), values(0)
+        masters = Masters(updater.optimizer, kept)
         weights[0][0, 1] = np.nan
-        pairs = [(updater, [Update(k, weight, weight) for k, weight in enumerate(weights)])]
+        pairs = [(masters, [Update(k, weight, weight) for k, weight in enumerate(weights)])]
         assert masters_flag(pairs) is None  # before the first update
-        together(updater, values(1), weights)
-        assert (masters_flag(pairs) is not None) is masters
+        together(updater, values(1), weights, masters)
+        assert (masters_flag(pairs) is not None) is kept
     assert masters_flag(pairs).asscalar() == 1
     for index in ((0, 0), (-1, -1)):
         before = weights[3].copy()
@@ -180,8 +191,8 @@ def test_an_updater_of_mxnet_takes_over_what_is_written_to_an_array(steps):
     weights, updater = values(0), updater_of(mx.optimizer.SGD(learning_rate=1e-4))
     for step in range(steps):
         one_by_one(updater, values(step), weights)
-    exact = updater.states[0].master.asnumpy()
+    exact = updater.states[0][1].asnumpy()
     weights[0][0] = exact[0] = 3
     with mx.autograd.record():
         one_by_one(updater, [weight * 0 for weight in weights], weights)
-    np.testing.assert_array_equal(updater.states[0].master.asnumpy(), exact)
+    np.testing.assert_array_equal(updater.states[0][1].asnumpy(), exact)

@@ -4,7 +4,6 @@ import contextlib
 
 import mxnet as mx
 import numpy as np
-import pytest
 
 from mxmp.errors import TrainerError
 from mxmp.module import Module
@@ -24,7 +23,6 @@ def adding(base):
     return Adding
 
 
-@pytest.mark.xfail(strict=True, reason="step")
 def test_what_a_subclass_adds_to_gradients_is_not_divided_by_the_scale():
     options = {"learning_rate": 0.125, "rescale_grad": 1.0}
     expected = train(ready(cls=adding(mx.mod.Module), options=options), batches())

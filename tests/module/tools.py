@@ -80,9 +80,10 @@ def train(module, data, epochs=1):
 
 
 def grads(module):
-    """Return the parameters' gradients on the first context, as they are now."""
+    """Return the parameters' gradients on the first context as they are now, times the scale or not."""
     group = module._exec_group
-    return {n: g[0].asnumpy() for n, g in zip(group.param_names, group.grad_arrays) if g[0] is not None}
+    found = [getattr(each, "arrays", each)[0] for each in group.grad_arrays]
+    return {name: grad.asnumpy() for name, grad in zip(group.param_names, found) if grad is not None}
 
 
 def arrays(module, name):
@@ -102,12 +103,13 @@ def bits(arrays):
 def trace(module):
     """Return everything that a skipped step must leave alone, bit for bit; between steps only."""
     weights = module._exec_group.param_arrays
-    return saved_arrays(module.save_optimizer_states), freeze_optimizer(module._optimizer.inner), freeze(weights)
+    return saved_arrays(module.save_optimizer_states), freeze_optimizer(module._optimizer), freeze(weights)
 
 
 def poison(module):
     """Make one gradient on the last context NaN, as an overflow would."""
-    next(g for g in module._exec_group.grad_arrays if g[0] is not None)[-1][:] = np.nan
+    executor = module._exec_group.execs[-1]
+    next(grad for name in module._param_names if (grad := executor.grad_dict[name]) is not None)[:] = np.nan
 
 
 def scale(value, **kwargs):

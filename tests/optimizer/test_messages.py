@@ -82,9 +82,8 @@ OPTIMIZERS = {
     "a trainer's rate": (lambda: Trainer([param([1.0])], "sgd").set_learning_rate("a"), TrainerError,
         "the learning rate is 'a'; expected a finite number."
     ),
-    "lr": (setting(optimizer(), "lr", None), TrainerError, "lr is None; expected a finite number."),
-    "wd": (setting(MultiPrecision(mx.optimizer.SGD()), "wd", np.nan), TrainerError,
-        "wd is nan; expected a finite number."
+    "a rate": (lambda: MultiPrecision(mx.optimizer.SGD()).set_learning_rate(np.nan), TrainerError,
+        "the learning rate is nan; expected a finite number."
     ),
 }  # fmt: skip
 CALLS = {

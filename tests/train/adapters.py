@@ -199,7 +199,7 @@ class Trainer(Parameters):
         with self.scale_loss(losses):
             pass
 
-    optimizer = property(lambda self: self.owner.optimizer.inner)
+    optimizer = property(lambda self: self.owner.optimizer)
 
 
 class ContribAmp(Trainer):
@@ -376,6 +376,10 @@ class Module(Adapter):
     def gradients(self):
         return self._arrays("grad_arrays")
 
+    def written(self):
+        """Who reads ``grad_arrays`` sees true gradients, and has them unscaled."""
+        return {name: getattr(arrays, "arrays", arrays) for name, arrays in self.gradients().items()}
+
     def zero(self):
         for arrays in self.gradients().values():
             for array in arrays:
@@ -389,7 +393,7 @@ class Module(Adapter):
     def step(self):
         return self.owner.update()
 
-    optimizer = property(lambda self: self.owner._optimizer.inner)
+    optimizer = property(lambda self: self.owner._optimizer)
 
 
 class Bucketing(Module):
@@ -416,7 +420,7 @@ class Bucketing(Module):
         return taken
 
     group = property(lambda self: self.owner._curr_module._exec_group)
-    optimizer = property(lambda self: self.owner._curr_module._optimizer.inner)
+    optimizer = property(lambda self: self.owner._curr_module._optimizer)
 
 
 ADAPTERS = [Trainer, ContribAmp, Apex, Shared, Keras, Module, Bucketing]

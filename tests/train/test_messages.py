@@ -4,7 +4,6 @@ import mxnet as mx
 import numpy as np
 
 from mxmp.errors import CheckpointError, StateError, TrainerError
-from mxmp.train.masters import MasterState
 from mxmp.train.step import Observer
 from tests import messages
 from tests.gluon.trainer_tools import backward, param, sgd
@@ -27,7 +26,7 @@ def save_state(state):
         trainer = sgd(w, loss_scale=None)
         backward(trainer, w, 1)
         trainer.step(1)
-        trainer._updaters[0].states[0] = MasterState(None, state)
+        trainer._updaters[0].states[0] = state
         try:
             trainer.save_states(str(tmp_path / "s"))
         finally:

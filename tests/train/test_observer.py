@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 from mxmp.arrays import to_float32
 from mxmp.diagnose import Ledger, Watch
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
-from mxmp.gluon import Trainer
+from mxmp.gluon import Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.train.step import Observer
 from tests.freeze import freeze
@@ -128,7 +128,48 @@ def test_training_is_the_same_bit_for_bit(make, masters):
     assert found[0] == found[1]
 
 
-@pytest.mark.xfail(strict=True, reason="step")
+class Doubled(Observer):
+    """Doubles the outputs of nets, and counts the events of calls."""
+
+    calls, closed = (), 0
+
+    def on_call(self, call):
+        self.calls += (call,)
+        return call.outputs * 2
+
+    def on_close(self):
+        self.closed += 1
+
+
+def shared(*trained):
+    """Return a net of two layers, a trainer for each that is trained, and an observer of each trainer."""
+    net = nn.HybridSequential(prefix="net_")
+    net.add(*(nn.Dense(1, in_units=1, prefix=f"{name}_", weight_initializer="ones") for name in "ab"))
+    net.initialize()
+    trainers = [Trainer(convert(net, "O1")["ab".index(name)], "sgd", loss_scale=8) for name in trained]
+    return net, trainers, [Doubled().attach(trainer) for trainer in trainers]
+
+
+@pytest.mark.parametrize("trained", ["", "a", "ab"])
+def test_every_trainer_of_a_net_is_told_of_its_recorded_calls_and_may_change_its_outputs(trained):
+    net, trainers, observers = shared(*trained)
+    x = mx.nd.ones((1, 1))
+    assert net(x).asscalar() == 1  # not recorded
+    with autograd.record():
+        loss = net(x)
+    assert loss.asscalar() == 2 ** len(trained)
+    for observer in observers:
+        (call,) = observer.calls
+        assert (call.net, call.name, call.context, call.training) == (id(net), "net", mx.cpu(0), True)
+        assert call.inputs[0].asscalar() == 1 and call.graph.converted.decisions.before.heads
+    if trainers:
+        with trainers[0].scale_loss(loss, *trainers[1:]) as scaled:
+            scaled.backward()
+        trainers[0].step(1)
+        trainers[-1].discard_grads()
+        assert [observer.closed for observer in observers] == ([2] if trained == "a" else [1, 1])
+
+
 def test_a_step_whose_running_statistics_cannot_be_put_back_is_told_with_its_error():
     net = nn.BatchNorm(in_channels=2)
     net.initialize()

@@ -161,7 +161,7 @@ def test_contexts_stay_alike_where_the_optimizer_counts_calls_or_draws_noise(mak
 @over(dtype=["float16", "float32"], device=["cpu", "gpu"])
 def test_a_weight_that_is_set_between_steps_counts(make, dtype, device, monkeypatch):
     """Whether a CPU updates the weights, or, as here too, the kernels that a GPU has for many."""
-    monkeypatch.setattr("mxmp.train.masters.on_gpu", lambda array: device == "gpu")
+    monkeypatch.setattr("mxmp.train.kernels.on_gpu", lambda array: device == "gpu")
     training = make(8, dtype=dtype)
     training.run(0.5)
     training.set_weight("a", [4.0, 5.0])

@@ -1,0 +1,302 @@
+"""The window of one training step: from its first scaled loss up to its update.
+
+A scaler has at most one window. A window holds all that is known of its step: the scale, the stage, the gradients that
+backward passes of scaled losses wrote, and the flags that the host reads once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import os
+import threading
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Type
+
+import mxnet as mx
+
+from ..arrays import gather, merge_flags, to_float32
+from ..errors import TrainerError
+from .alive import Alive
+
+LOCK = threading.Condition(threading.RLock())
+"""Held for a moment by whoever opens or leaves a block, and by whoever reads a gradient. It is the only lock of a step.
+
+A thread that reads a gradient waits on it for the blocks of other threads.
+"""
+
+# Another thread may hold the lock in the parent process; the child does not have that thread.
+os.register_at_fork(after_in_child=lambda: LOCK.__init__(threading.RLock()))  # type: ignore[misc]
+
+
+class Stage(enum.Enum):
+    """What the gradients of a window are."""
+
+    SCALED = "of each context, times the scale"
+    SEEN = "of each context, true: somebody has read one"
+    SUMMED = "summed over contexts and workers, times the scale"
+    TRUE = "summed, and true"
+
+
+class Written:
+    """The gradients that backward passes of scaled losses wrote, of all trainers that step on these losses.
+
+    Attributes:
+        ids: The ids of the weights. An id leaves with the first step that uses the gradient.
+        owners: The `mxmp.gluon.gradients.Gradients` of each trainer, or the like of a module.
+    """
+
+    def __init__(self) -> None:
+        self.ids: Set[int] = set()
+        self.owners = Alive()
+
+    def see(self) -> None:
+        """Make all gradients true ones for somebody who reads one; within a block of this thread they stay scaled.
+
+        Waits for the blocks of other threads, unless this thread is in a block itself.
+        """
+        with LOCK:
+            while not in_block() and any(owner.window is not None and owner.window.is_open for owner in self.owners):
+                LOCK.wait(0.1)  # a block whose thread was interrupted may end without notice
+            owners = [owner for owner in self.owners if owner.window is not None]
+            if any(owner.window.is_open for owner in owners):
+                return
+            done: Set[int] = set()
+            for owner in owners:
+                owner.make_true(done)
+
+    def scale_again(self) -> None:
+        """Multiply gradients that somebody has read back to the scale."""
+        for owner in self.owners:
+            owner.step.scale_again()
+
+
+@dataclasses.dataclass(eq=False)
+class Window:
+    """One training step.
+
+    A flag is an array of shape (1,), float32, on a device: 1 or 0.
+
+    Attributes:
+        scale: The factor of the losses; the first one decides.
+        stage: What the gradients are.
+        written: The gradients that a scaled backward wrote.
+        flags: By 'losses', 'gradients', 'statistics' and 'masters': whether all losses are finite, and all gradients
+            were before they were unscaled; whether no running statistic was lost; whether each low precision weight is
+            its float32 master, rounded.
+        known: The flags that the host has read.
+        finite: Whether the gradients are finite; None before the host has read it.
+        reached: Whether a backward came through a scaled loss.
+        awaits_update: Whether ``allreduce_grads`` was called, which ``update`` follows.
+        fault: The error of a step that cannot be made, and its text; None if it can.
+        finite_after: For several losses, the number of each and a flag of the gradients after its backward.
+        shown: Float32 copies that are shown in place of low precision gradients.
+        seen: The arrays that were made true for a reader, and all that gives them back.
+    """
+
+    scale: float = 1.0
+    stage: Stage = Stage.SCALED
+    written: Written = dataclasses.field(default_factory=Written)
+    flags: Dict[str, mx.nd.NDArray] = dataclasses.field(default_factory=dict)
+    known: Dict[str, bool] = dataclasses.field(default_factory=dict)
+    finite: Optional[bool] = None
+    reached: bool = False
+    awaits_update: bool = False
+    fault: Optional[Tuple[Type[TrainerError], str]] = None
+    finite_after: List[Tuple[int, mx.nd.NDArray]] = dataclasses.field(default_factory=list)
+    shown: List[Any] = dataclasses.field(default_factory=list)
+    seen: Sequence[mx.nd.NDArray] = ()
+
+    @property
+    def is_true(self) -> bool:
+        """Whether the gradients are true ones."""
+        return self.stage in (Stage.SEEN, Stage.TRUE)
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the gradients are summed over contexts and workers."""
+        return self.stage in (Stage.SUMMED, Stage.TRUE)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a block of any thread is open."""
+        return any(self in block.windows for block in open_blocks())
+
+    def flag(self, name: str, flag: Optional[mx.nd.NDArray]) -> None:
+        """Add a flag to those of its name; nothing if it is None."""
+        if flag is not None:
+            self.flags[name] = merge_flags([self.flags[name], flag]) if name in self.flags else flag
+
+    def read(self, values: Sequence[mx.nd.NDArray] = ()) -> List[float]:
+        """Copy float32 arrays of shape (1,) and all flags to the host, at once; return the numbers of the arrays.
+
+        On a GPU an inf becomes a NaN.
+        """
+        arrays = [*values, *self.flags.values()]
+        numbers: List[float] = gather(arrays).asnumpy().tolist() if arrays else []
+        self.known.update(zip(self.flags, (number == 1.0 for number in numbers[len(values) :])))
+        self.known.setdefault("losses", True)
+        if self.known.get("gradients") is False:
+            self.finite = False
+        return numbers[: len(values)]
+
+    @property
+    def has_bad_loss(self) -> bool:
+        """Whether the host has read that a loss is not finite by itself."""
+        return self.known.get("losses") is False
+
+    @property
+    def lost_statistics(self) -> bool:
+        """Whether the host has read that running statistics were lost."""
+        return self.known.get("statistics") is False
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Change gradients within this context; if it is cut, the step cannot be made any more."""
+        before = self.fault
+        self.fault = TrainerError, (
+            "an earlier call of this step was interrupted, so that only some of its gradients are changed; call "
+            "discard_grads to start again (with grad_req='add' zero_grad too)."
+        )
+        yield
+        self.fault = before
+
+    def require_sound(self, call: str) -> None:
+        """Raise the error of a step that cannot be made."""
+        if self.fault is not None:
+            kind, text = self.fault
+            raise kind(f"{call}: {text}")
+
+
+def join(windows: Sequence[Window]) -> None:
+    """Let windows have their gradients written together, of owners that step on one loss."""
+    together = windows[0].written
+    for window in windows[1:]:
+        if window.written is not together:
+            together.ids |= window.written.ids
+            for owner in window.written.owners:  # those of earlier blocks too
+                together.owners.add(owner)
+                if owner.window is not None:
+                    owner.window.written = together
+            window.written = together
+
+
+# ------------------------------------------------------------------ blocks
+
+
+class Block:
+    """A block in which backward passes of scaled losses run.
+
+    Attributes:
+        windows: Those of all owners that step on the losses; empty while the block is not open.
+        thread: The number of its thread.
+    """
+
+    windows: Sequence[Window] = ()
+    thread = 0
+
+    def open(self, windows: Sequence[Window]) -> None:
+        """Open the block in this thread."""
+        self.thread = threading.get_ident()
+        _BLOCKS.add(self)
+        self.windows = windows
+
+    def close(self) -> None:
+        """Close the block, also if its thread is interrupted: one that nobody holds any more is closed as well."""
+        self.windows = ()
+        _BLOCKS.discard(self)
+        LOCK.notify_all()
+
+
+_BLOCKS = Alive()
+
+
+def open_blocks() -> List[Block]:
+    """Return the open blocks of all threads."""
+    return [block for block in _BLOCKS if block.windows]
+
+
+def in_block(window: Optional[Window] = None) -> bool:
+    """Return whether this thread is in a block, of any window or of the given one."""
+    mine = threading.get_ident()
+    return any(block.thread == mine and (window is None or window in block.windows) for block in open_blocks())
+
+
+# ------------------------------------------------------------------ who reads a gradient sees a true one
+
+
+class TrueOnRead(List[mx.nd.NDArray]):
+    """The gradients of a weight, one for each context, while they wait for a step: whoever reads one sees a true one.
+
+    Attributes:
+        plain: The list that stood here before, and stands here again after the step.
+        window: The window of the step.
+    """
+
+    def __init__(self, plain: List[mx.nd.NDArray], window: Window) -> None:
+        super().__init__(plain)
+        self.plain, self.window = plain, window
+
+    @property
+    def arrays(self) -> List[mx.nd.NDArray]:
+        """The gradients as they are now; nothing is made true."""
+        return list(super().__iter__())
+
+    @arrays.setter
+    def arrays(self, arrays: List[mx.nd.NDArray]) -> None:
+        super().__setitem__(slice(None), arrays)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether no trainer is alive that would step with them."""
+        return not any(self.window.written.owners)
+
+    def copy(self) -> List[mx.nd.NDArray]:
+        """Return the gradients, true ones from now on, as a plain list."""
+        if not self.is_left:
+            self.window.written.see()
+        elif self.window.stage is Stage.SCALED:
+            self.arrays = [to_float32(array) * (1.0 / self.window.scale) for array in self.arrays]
+            self.window = Window(stage=Stage.SEEN)
+        return self.arrays
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.copy()[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.copy()
+        super().__setitem__(key, value)
+
+    def __contains__(self, array: Any) -> bool:
+        return array in self.copy()
+
+    def __iter__(self) -> Iterator[mx.nd.NDArray]:
+        return iter(self.copy())
+
+    def __reversed__(self) -> Any:
+        return reversed(self.copy())
+
+    def __add__(self, other: Any) -> Any:
+        return self.copy() + other
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self.copy()
+
+    def __mul__(self, count: Any) -> Any:
+        return self.copy() * count
+
+    __rmul__ = __mul__
+    __copy__ = copy
+
+    def pop(self, *index: Any) -> Any:
+        """Return a gradient; it stays here."""
+        return self.copy().pop(*index)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return a plain list for copy and pickle: a copied net has gradients of its own."""
+        return list, (self.arrays,)
+
+
+def plain(arrays: Any) -> Any:
+    """Return the gradients of a weight as they are; nothing is made true."""
+    return arrays.arrays if isinstance(arrays, TrueOnRead) else arrays
