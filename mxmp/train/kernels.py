@@ -18,6 +18,7 @@ from ..arrays import (
     MOST_ELEMENTS,
     by_context,
     chunks,
+    is_low_precision,
     on_gpu,
     round_all,
     round_into,
