@@ -1,19 +1,28 @@
-"""Which trainers of MXNet can become ones of mxmp, and which parameters can be added to a trainer."""
+"""Trainers of MXNet: which can become ones of mxmp, and a warning where one trains a converted net.
+
+Also the notes on parameters of the policy of their net, and which parameters can be added to a trainer.
+"""
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Collection, Iterable, List, Sequence, Type
 
 import mxnet as mx
 
 from ..distributed import distributed
-from ..dtypes import LOW_PRECISION, canonical
+from ..dtypes import BFLOAT16, LOW_PRECISION, canonical
 from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, parse
 from ..mxnet_private import OVERRIDES, TrainerBase, parameters, trainers
 from ..policy import Policy
 from ..train.kvstores import refuse_compression, refuse_update_on_kvstore
+from ..train.multi_precision import MultiPrecision
 from ..train.scaler import ScalerStatus
+
+_LOG = logging.getLogger(__name__)
+_WARNED = "_mxmp_warned"
+"""Attribute of a trainer of MXNet: it has been warned of."""
 
 
 def require_gluon_trainer(trainer: Any, call: str) -> None:
@@ -70,6 +79,47 @@ def _mixed(given: Type[mx.gluon.Trainer], kind: Type[mx.gluon.Trainer]) -> Type[
                 f"from mxmp.gluon.Trainer."
             )
     return type(given.__name__, (kind, given), {"__doc__": given.__doc__, "__module__": given.__module__})
+
+
+def warn_of_plain_trainers(net: mx.gluon.Block, policy: Policy, params: Sequence[mx.gluon.Parameter]) -> bool:
+    """Log one warning for each trainer of MXNet that lacks something to train a converted net's parameters.
+
+    Returns whether any parameter that is trained has a trainer.
+    """
+    trained = [param for param in params if param.grad_req != "null" and parameters.trainer_of(param) is not None]
+    for trainer in dict.fromkeys(map(parameters.trainer_of, trained)):
+        own = [param for param in trained if parameters.trainer_of(param) is trainer]
+        is_known = isinstance(trainer, ScalerStatus) or _WARNED in vars(trainer)
+        missing = [] if is_known else _missing(policy, trainer, own)
+        if missing:
+            setattr(trainer, _WARNED, True)
+            kind = "mx.gluon.Trainer" if type(trainer) is mx.gluon.Trainer else type(trainer).__name__
+            text = (
+                "block '%s' is converted (%s), but parameter '%s' is updated by a plain %s: %s. Use "
+                "mxmp.gluon.Trainer, or call mxmp.gluon.Trainer.adopt(trainer), or amp.init_trainer(trainer)."
+            )
+            _LOG.warning(text, net.name, policy, own[0].name, kind, "; ".join(missing))
+    return bool(trained)
+
+
+def _missing(policy: Policy, trainer: mx.gluon.Trainer, params: Sequence[mx.gluon.Parameter]) -> List[str]:
+    """Return what a trainer of MXNet fails to do for parameters."""
+    found = []
+    if policy.loss_scale not in (None, 1.0):
+        found.append(
+            f"its gradients are not scaled, so that small ones are lost in {policy.compute_dtype} (if you "
+            "scale the loss by hand, give the policy loss_scale=None)"
+        )
+    optimizer, stored = trainers.optimizer(trainer), {canonical(param.dtype) for param in params}
+    if isinstance(optimizer, MultiPrecision):
+        low = [] if optimizer.masters else sorted(stored & set(LOW_PRECISION))
+    else:  # MXNet's own have masters of float16
+        low = sorted(stored & set(LOW_PRECISION[-1:] if optimizer.multi_precision else LOW_PRECISION))
+    if BFLOAT16 in low:
+        found.append("weights stored in bfloat16 have no float32 masters, and MXNet's optimizers cannot update them")
+    elif low and not policy.pure:
+        found.append(f"weights stored in {low[0]} have no float32 masters, so that small updates are rounded away")
+    return found
 
 
 _POLICY = "_mxmp_policy"

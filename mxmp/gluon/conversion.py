@@ -34,7 +34,7 @@ from ..train.alive import Alive
 from ..train.running_stats import UntrainedStats
 from ..train.step import NetCall, Observer, observers_of_calls
 from . import files, regions, storage
-from .adoption import forget_policy, note_policy
+from .adoption import forget_policy, note_policy, warn_of_plain_trainers
 from .blocks import (
     ATTRIBUTE,
     blocks_in,
@@ -49,7 +49,6 @@ from .blocks import (
     unconverted,
 )
 from .cache import ConvertedGraph, LRUCache, Runner, Signature, as_input, on_cpu
-from .plain_trainer import PlainTrainerCheck
 from .regions import current_region, outside_regions
 from .trace import Trace, flat_arguments, trace, trace_before_call
 
@@ -109,7 +108,7 @@ class Conversion:
     current: Optional[ConvertedGraph]
     ran: Dict[bool, ConvertedGraph]
     given_graph: Optional[Tuple[Any, Any]]  # for MXNet, while it partitions a graph
-    plain_trainer: PlainTrainerCheck
+    has_trainer: bool  # that was looked for something that it lacks
     untrained_stats: UntrainedStats
     on_converted: Optional[Callable[[Converted], None]]
     observer: Optional[Observer]
@@ -143,7 +142,7 @@ class Conversion:
                 f"block '{net.name}': under npx.set_np parameters can be stored in float32 alone, but the policy has "
                 f"param_dtype={policy.param_dtype!r}; use one with param_dtype='float32', such as 'O1'."
             )
-        vars(self).update(_fresh_state(net, policy))
+        vars(self).update(_fresh_state())
         self.token = object()
         self.stored: List[gluon.Parameter] = []
         self.is_decided = policy.param_dtype == dtypes.FLOAT32
@@ -335,7 +334,7 @@ class Conversion:
     def _note_recorded(self, graph: ConvertedGraph) -> None:
         heads = () if graph.scaled_heads else graph.loss_heads
         loss_heads.mark(self.net.name, self.params, heads, graph.own_gradients)
-        self.plain_trainer.check(self.params)
+        self.has_trainer = self.has_trainer or warn_of_plain_trainers(self.net, self.policy, self.params)
         if not self._has_gradients:  # those of a copy are attached when it trains first
             storage.attach_gradients(self.params)
             self._has_gradients = True
@@ -606,7 +605,7 @@ class Conversion:
 
     def __getstate__(self) -> Dict[str, Any]:
         """Return the state for copies, which make graphs of their own."""
-        left_out = _fresh_state(self.net, self.policy)
+        left_out = _fresh_state()
         state = {name: value for name, value in vars(self).items() if name not in left_out}
         inside = regions.with_blocks(self.regions, blocks_in(self.net))
         return {**state, "regions": inside, "own_graph": _pack_graph(self.own_graph)}
@@ -615,13 +614,13 @@ class Conversion:
         """Restore a copied state; the net may have no attributes yet."""
         vars(self).update(state)
         self.regions, self.own_graph = regions.by_id(state["regions"]), _unpack_graph(self.own_graph)
-        vars(self).update(_fresh_state(self.net, self.policy))
+        vars(self).update(_fresh_state())
         self.siblings.add(self)
         vars(self.net).update(zip(_GRAPHS, (self.own_graph or (), None, [])))  # which `reduce_ex` left out
         self.net.__class__ = converted_class(plain_class(self.net))
 
 
-def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
+def _fresh_state() -> Dict[str, Any]:
     """Return the attributes that each copy of a conversion begins with anew."""
     return {
         "_calls": LRUCache(MAX_CALLS),
@@ -635,7 +634,7 @@ def _fresh_state(net: gluon.HybridBlock, policy: Policy) -> Dict[str, Any]:
         "ran": {},
         "on_converted": None,
         "observer": None,
-        "plain_trainer": PlainTrainerCheck(net, policy),
+        "has_trainer": False,
         "untrained_stats": UntrainedStats(),
     }
 
