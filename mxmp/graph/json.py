@@ -22,6 +22,9 @@ _NODE_KEYS = {"op", "name", "attrs", "inputs", "subgraphs", "control_deps", "att
 # Each takes an address as the attribute ``info``, and MXNet follows it when it reads the JSON (Init in
 # src/operator/custom/native_op-inl.h and ndarray_op-inl.h at tag 1.9.1).
 _FOLLOW_ADDRESSES = {"_Native", "_NDArray"}
+GRADIENT = "_backward_"
+"""How the names of the operators begin that MXNet adds for gradients."""
+
 _UNLIMITED = 1 << 32  # outputs, more than JSON can name
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
@@ -47,15 +50,18 @@ def to_json(graph: Graph) -> str:
     return _ESCAPE.sub(_unescaped, text) if any(mark in text for mark in ("\\u00", "\\b", "\\f")) else text
 
 
-def check_json(text: str, operators: Collection[str]) -> None:
+def check_json(text: str, operators: Collection[str]) -> Graph:
     """Check that a text is a symbol's JSON, whatever version wrote it; ``operators`` are all of this MXNet.
 
-    Raises GraphError if it is not. It names the first node that is malformed, out of order, of an unknown operator, or
-    of one that follows an address in the file.
+    Returns its graph, in which each node has unlimited outputs. Raises GraphError if it is not one. It names the first
+    node that is malformed, out of order, of an unknown operator, of one that follows an address in the file, or of a
+    gradient's.
     """
     data = _read_json(text)
     _check_data(data, frozenset(operators) | {VARIABLE})
-    verify(_graph_from(data, sized=False))
+    graph = _graph_from(data, sized=False)
+    verify(graph)
+    return graph
 
 
 def _read_json(text: str) -> Any:
@@ -80,7 +86,7 @@ def _graph_from(data: Any, sized: bool = True) -> Graph:
 
 
 def _node_from(data: Dict[str, Any], num_outputs: int, sized: bool) -> Node:
-    attrs = make_attrs(data.get("attrs", {}))
+    attrs = make_attrs({**data.get("param", {}), **data.get("attr", {}), **data.get("attrs", {})})
     inputs = tuple(starmap(Entry, data["inputs"]))
     subgraphs = tuple(_graph_from(body, sized) for body in data.get("subgraphs", ()))
     return Node(data["op"], data["name"], attrs, inputs, num_outputs, subgraphs, tuple(data.get("control_deps", ())))
@@ -134,6 +140,11 @@ def _check_node(position: int, node: Any, operators: Collection[str]) -> None:
         raise GraphError(
             f"{where}: this operator follows a memory address that stands in the file, so no file with it is loaded. "
             f"Write it as a Custom operator."
+        )
+    if node["op"].startswith(GRADIENT):
+        raise GraphError(
+            f"{where}: MXNet adds the operators of gradients itself, and no network has them. Save the network's own "
+            f"symbol."
         )
     if not node.keys() <= _NODE_KEYS:
         raise GraphError(f"{where} has unknown fields {sorted(node.keys() - _NODE_KEYS)}. {HINT}")

@@ -10,15 +10,17 @@ from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 import mxnet as mx
 
 from .. import dtypes
-from ..errors import InferenceError, mxnet_reason
-from ..graph import Graph, Key, from_json, to_json
-from ..mxnet_private import NumpySymbol
+from ..errors import GraphError, InferenceError, mxnet_reason
+from ..graph import GRADIENT, HINT, Graph, Key, from_json, to_json
+from ..mxnet_private import NumpySymbol, count_inputs
 from ..passes import Facts
 from ..passes.control_flow import bodies_of, check_bodies
 
 Shapes = Mapping[str, Tuple[int, ...]]
 Dtypes = Mapping[str, str]
 
+_FUSED = "_sg_"  # the operators of fused subgraphs: _sg_mkldnn_conv
+_VERSION = re.compile(r'"mxnet_version": \["int", (\d+)\]')  # in a graph's metadata
 _OPERATOR = re.compile(r"Error in operator ([^:]+):")
 
 
@@ -27,6 +29,31 @@ def to_graph(symbol: Any) -> Graph:
     graph = from_json(symbol.tojson(remove_amp_cast=False))
     check_bodies(graph)
     return graph
+
+
+def check_inputs(graph: Graph) -> None:
+    """Raise a GraphError that names the first node of a file's graph that has not the inputs of its operator.
+
+    MXNet checks them where it composes a symbol, and not in a file: it then reads beyond a node's inputs, and ends the
+    process. Files before version 0.9 have no auxiliary states, which MXNet adds (UpgradeJSON_000800_000900 in
+    src/nnvm/legacy_json_util.cc at tag 1.9.1).
+    """
+    version = _VERSION.search(graph.metadata)
+    lacks_states = version is None or int(version.group(1)) < 900
+    for node in graph.operators():
+        if node.op.startswith(_FUSED):
+            if len(node.subgraphs) != 1:
+                raise GraphError(f"node {node}: found {len(node.subgraphs)} subgraphs, expected 1. {HINT}")
+            continue  # the subgraph decides, and MXNet compares
+        if node.op.startswith(GRADIENT):
+            continue  # in no file; MXNet cannot make it by itself
+        numbers = count_inputs(node.op, node.attrs, len(node.inputs))
+        if numbers is None:
+            continue  # MXNet says why when it reads it
+        arguments, inputs = numbers
+        fewest = arguments if lacks_states else inputs
+        if not fewest <= len(node.inputs) <= inputs:
+            raise GraphError(f"node {node}: found {len(node.inputs)} inputs, expected {inputs}. {HINT}")
 
 
 def from_graph(graph: Graph, like: Any = None) -> Any:
