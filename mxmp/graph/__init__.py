@@ -19,3 +19,4 @@ from .json import GRADIENT as GRADIENT
 from .json import check_json as check_json
 from .json import from_json as from_json
 from .json import to_json as to_json
+from .json import version_of as version_of

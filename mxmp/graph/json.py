@@ -25,6 +25,8 @@ _FOLLOW_ADDRESSES = {"_Native", "_NDArray"}
 GRADIENT = "_backward_"
 """How the names of the operators begin that MXNet adds for gradients."""
 
+_VERSION = re.compile(r'"mxnet_version": \["int", (\d+)\]')
+_NO_VERSION = 1000000  # from which on MXNet reads no attributes (upgrader_list in src/nnvm/legacy_json_util.cc)
 _UNLIMITED = 1 << 32  # outputs, more than JSON can name
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
@@ -61,7 +63,15 @@ def check_json(text: str, operators: Collection[str]) -> Graph:
     _check_data(data, frozenset(operators) | {VARIABLE})
     graph = _graph_from(data, sized=False)
     verify(graph)
+    if version_of(graph) >= _NO_VERSION:
+        raise GraphError(f"found the version {version_of(graph)} of MXNet, expected one such as 10901 of 1.9.1. {HINT}")
     return graph
+
+
+def version_of(graph: Graph) -> int:
+    """Return the version of MXNet that wrote a graph, 10901 for 1.9.1; that of 0.8, which wrote none, by default."""
+    version = _VERSION.search(graph.metadata)
+    return 800 if version is None else int(version.group(1))
 
 
 def _read_json(text: str) -> Any:
@@ -130,10 +140,10 @@ def _check_data(data: Any, operators: Collection[str]) -> None:
 def _check_node(position: int, node: Any, operators: Collection[str]) -> None:
     if not isinstance(node, dict) or not all(isinstance(node.get(key), str) for key in ("op", "name")):
         raise GraphError(f"node {position}: found {_short(node)}, expected 'op', 'name' and 'inputs'. {HINT}")
-    where = f"node '{node['name']}' ({node['op']})"
+    where = f"node '{node['name']:.80}' ({node['op']:.80})"
     if node["op"] not in operators:
         raise GraphError(
-            f"{where}: this MXNet has no operator '{node['op']}'. If it comes from a library, load that with "
+            f"{where}: this MXNet has no operator '{node['op']:.80}'. If it comes from a library, load that with "
             f"mx.library.load first."
         )
     if node["op"] in _FOLLOW_ADDRESSES:

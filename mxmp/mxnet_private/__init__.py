@@ -230,10 +230,9 @@ def _count_inputs(op: str, attrs: Tuple[Tuple[str, str], ...], count: int) -> Op
 
 def _make_symbol(op: str, attrs: Tuple[Tuple[str, str], ...]) -> Any:
     """Return an operator without inputs, None if it has other attributes."""
-    handle = ctypes.c_void_p()
-    keys, values = (c_str_array(texts) for texts in (zip(*attrs) if attrs else ((), ())))
-    with contextlib.suppress(mx.MXNetError):
-        create = library.MXSymbolCreateAtomicSymbol
+    handle, create = ctypes.c_void_p(), library.MXSymbolCreateAtomicSymbol
+    with contextlib.suppress(mx.MXNetError, UnicodeEncodeError):
+        keys, values = (c_str_array([pair[i] for pair in attrs]) for i in (0, 1))
         check_call(create(operator_handle(op), len(attrs), keys, values, ctypes.byref(handle)))
         return mx.sym.Symbol(handle)
     return None
