@@ -46,6 +46,7 @@ def mxnet_reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     start = max((i for i, line in enumerate(lines) if "MXNetError: " in line), default=max(len(lines) - 1, 0))
     text = " ".join(lines[start:]).rpartition("MXNetError: ")[2]
+    text = text.partition(", Possible Arguments:")[0]  # with the documentation of each
     return _STAMP.sub("", text) or type(error).__name__
 
 

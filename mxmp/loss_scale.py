@@ -372,7 +372,7 @@ def parse(spec: Any) -> LossScale:
             raise LossScaleError(_unknown_spec(spec)) from e
     if isinstance(spec, bool) or not isinstance(spec, numbers.Real):
         raise LossScaleError(_unknown_spec(spec))
-    return StaticLossScale(float(spec))
+    return StaticLossScale(real("loss_scale", spec))
 
 
 def _unknown_spec(spec: Any) -> str:
@@ -395,7 +395,10 @@ def real(name: str, value: Any) -> float:
     """Return a number as a float, or raise LossScaleError with its name."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise LossScaleError(f"{name} is {value!r}; expected a number.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise LossScaleError(f"{name} is {value!r:.80}; expected a number within the range of a float.") from None
 
 
 def factor(name: str, value: Any) -> float:

@@ -67,6 +67,11 @@ class NonFinite(Record):
     keep: Tuple[str, ...] = ()
     inf_from: str = ""
 
+    def __post_init__(self) -> None:
+        """Raise a ValueError if it has not what its sentence reads."""
+        if self.where == LOSS and not self.inputs:
+            raise ValueError("inputs is empty; expected the output that the loss reads.")
+
     def __str__(self) -> str:
         count = f"{self.output.bad:,} of {self.output.size:,} elements"
         more = f" and {len(self.rows) - 5} more" if len(self.rows) > 5 else ""
@@ -91,7 +96,8 @@ class NonFinite(Record):
     def _reached(self) -> str:
         """Return how large the values around it are, as the end of a sentence."""
         reached = [each for each in self.inputs if each.size]
-        end = f"{self.precision} ends at {dtypes.limits(self.precision).max:.5g}"
+        is_low = self.precision in dtypes.LOW_PRECISION
+        end = f"{self.precision} ends at {dtypes.limits(self.precision).max:.5g}" if is_low else ""
         text = ""
         if reached and self.where == PARAMETER:
             return f": it reaches {reached[0].magnitude:.4g}, {end}"
@@ -102,7 +108,7 @@ class NonFinite(Record):
             ends = f"{', '.join(first)} and {end_of_list}" if first else end_of_list
             text = f"; its {'inputs reach' if len(reached) > 1 else 'input reaches'} {ends}"
         text += f", and it reads inf, which comes from '{self.inf_from}'" if self.inf_from else ""
-        text += f", {end}" if self.precision in dtypes.LOW_PRECISION else ""
+        text += f", {end}" if is_low else ""
         if self.float32 is not None and not self.float32.bad:
             text += f"; in float32 it reaches {self.float32.magnitude:.4g}"
         return text

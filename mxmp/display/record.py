@@ -132,14 +132,14 @@ class Record(Shown):
         """
         kind, version = (values.get(name) if isinstance(values, Mapping) else None for name in ("record", "version"))
         if kind != cls._kind:
-            raise cls._error(f"this is no {cls._kind} of mxmp: expected 'record': {cls._kind!r}, found {kind!r}.")
+            raise cls._error(f"this is no {cls._kind} of mxmp: expected 'record': {cls._kind!r}, found {kind!r:.80}.")
         if version != cls._version:
-            raise cls._error(f"the {cls._kind} has version {version!r}; this mxmp reads version {cls._version}.")
+            raise cls._error(f"the {cls._kind} has version {version!r:.80}; this mxmp reads version {cls._version}.")
         try:
             record: Self = _fields_from_plain(cls, values, "")
             return record
         except (ValueError, MxmpError) as e:
-            raise cls._error(f"the {cls._kind} is damaged: {e}") from e
+            raise cls._error(f"the {cls._kind} is damaged: {str(e):.500}") from e
 
     def to_json(self) -> str:
         """Return it as JSON, which `from_json` reads."""
@@ -274,7 +274,7 @@ def _from_plain(hint: Any, value: Any, where: str) -> Any:
     try:
         return getattr(hint, "parse", hint)(value)
     except (ValueError, OverflowError) as e:  # of a number beyond all floats
-        raise ValueError(f"{where} is {value!r:.80}; expected {expected} ({e}).") from e
+        raise ValueError(f"{where} is {value!r:.80}; expected {expected} ({str(e):.200}).") from e
 
 
 def _key(hint: Any, key: str, where: str) -> Any:

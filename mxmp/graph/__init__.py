@@ -15,6 +15,8 @@ from .core import verify as verify
 from .core import with_unique_names as with_unique_names
 from .core import without_versions as without_versions
 from .core import written_positions as written_positions
+from .json import GRADIENT as GRADIENT
 from .json import check_json as check_json
 from .json import from_json as from_json
 from .json import to_json as to_json
+from .json import version_of as version_of

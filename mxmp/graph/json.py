@@ -22,6 +22,11 @@ _NODE_KEYS = {"op", "name", "attrs", "inputs", "subgraphs", "control_deps", "att
 # Each takes an address as the attribute ``info``, and MXNet follows it when it reads the JSON (Init in
 # src/operator/custom/native_op-inl.h and ndarray_op-inl.h at tag 1.9.1).
 _FOLLOW_ADDRESSES = {"_Native", "_NDArray"}
+GRADIENT = "_backward_"
+"""How the names of the operators begin that MXNet adds for gradients."""
+
+_VERSION = re.compile(r'"mxnet_version": \["int", (\d+)\]')
+_NO_VERSION = 1000000  # from which on MXNet reads no attributes (upgrader_list in src/nnvm/legacy_json_util.cc)
 _UNLIMITED = 1 << 32  # outputs, more than JSON can name
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
@@ -47,15 +52,26 @@ def to_json(graph: Graph) -> str:
     return _ESCAPE.sub(_unescaped, text) if any(mark in text for mark in ("\\u00", "\\b", "\\f")) else text
 
 
-def check_json(text: str, operators: Collection[str]) -> None:
+def check_json(text: str, operators: Collection[str]) -> Graph:
     """Check that a text is a symbol's JSON, whatever version wrote it; ``operators`` are all of this MXNet.
 
-    Raises GraphError if it is not. It names the first node that is malformed, out of order, of an unknown operator, or
-    of one that follows an address in the file.
+    Returns its graph, in which each node has unlimited outputs. Raises GraphError if it is not one. It names the first
+    node that is malformed, out of order, of an unknown operator, of one that follows an address in the file, or of a
+    gradient's.
     """
     data = _read_json(text)
     _check_data(data, frozenset(operators) | {VARIABLE})
-    verify(_graph_from(data, sized=False))
+    graph = _graph_from(data, sized=False)
+    verify(graph)
+    if version_of(graph) >= _NO_VERSION:
+        raise GraphError(f"found the version {version_of(graph)} of MXNet, expected one such as 10901 of 1.9.1. {HINT}")
+    return graph
+
+
+def version_of(graph: Graph) -> int:
+    """Return the version of MXNet that wrote a graph, 10901 for 1.9.1; that of 0.8, which wrote none, by default."""
+    version = _VERSION.search(graph.metadata)
+    return 800 if version is None else int(version.group(1))
 
 
 def _read_json(text: str) -> Any:
@@ -80,7 +96,7 @@ def _graph_from(data: Any, sized: bool = True) -> Graph:
 
 
 def _node_from(data: Dict[str, Any], num_outputs: int, sized: bool) -> Node:
-    attrs = make_attrs(data.get("attrs", {}))
+    attrs = make_attrs({**data.get("param", {}), **data.get("attr", {}), **data.get("attrs", {})})
     inputs = tuple(starmap(Entry, data["inputs"]))
     subgraphs = tuple(_graph_from(body, sized) for body in data.get("subgraphs", ()))
     return Node(data["op"], data["name"], attrs, inputs, num_outputs, subgraphs, tuple(data.get("control_deps", ())))
@@ -124,16 +140,21 @@ def _check_data(data: Any, operators: Collection[str]) -> None:
 def _check_node(position: int, node: Any, operators: Collection[str]) -> None:
     if not isinstance(node, dict) or not all(isinstance(node.get(key), str) for key in ("op", "name")):
         raise GraphError(f"node {position}: found {_short(node)}, expected 'op', 'name' and 'inputs'. {HINT}")
-    where = f"node '{node['name']}' ({node['op']})"
+    where = f"node '{node['name']:.80}' ({node['op']:.80})"
     if node["op"] not in operators:
         raise GraphError(
-            f"{where}: this MXNet has no operator '{node['op']}'. If it comes from a library, load that with "
+            f"{where}: this MXNet has no operator '{node['op']:.80}'. If it comes from a library, load that with "
             f"mx.library.load first."
         )
     if node["op"] in _FOLLOW_ADDRESSES:
         raise GraphError(
             f"{where}: this operator follows a memory address that stands in the file, so no file with it is loaded. "
             f"Write it as a Custom operator."
+        )
+    if node["op"].startswith(GRADIENT):
+        raise GraphError(
+            f"{where}: MXNet adds the operators of gradients itself, and no network has them. Save the network's own "
+            f"symbol."
         )
     if not node.keys() <= _NODE_KEYS:
         raise GraphError(f"{where} has unknown fields {sorted(node.keys() - _NODE_KEYS)}. {HINT}")

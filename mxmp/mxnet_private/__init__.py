@@ -14,13 +14,14 @@ import contextlib
 import ctypes
 import functools
 import inspect
+import re
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
 
 import mxnet as mx
 from mxnet import gluon
-from mxnet.base import c_str, check_call, py_str
+from mxnet.base import c_str, c_str_array, check_call, py_str
 from mxnet.module.executor_group import DataParallelExecutorGroup
 
 from ..errors import DependencyError
@@ -234,6 +235,46 @@ def operator_name(op: str) -> str:
     name = ctypes.c_char_p()
     check_call(library.MXSymbolGetAtomicSymbolName(operator_handle(op), ctypes.byref(name)))
     return str(py_str(name.value))
+
+
+# Of attributes of variables, as files before 0.9 have them (kHiddenKeys in src/c_api/c_api_symbolic.cc at tag 1.9.1).
+_OF_VARIABLES = re.compile("^(?:{0})|(?:{0})$".format("ctx_group|lr_mult|wd_mult|force_mirroring|mirror_stage"))
+_UNNAMED_INPUTS = 16  # more than any operator has that does not name its inputs
+
+
+def count_inputs(op: str, attrs: Tuple[Tuple[str, str], ...], count: int) -> Optional[Tuple[int, int]]:
+    """Return the numbers of arguments and of all inputs, auxiliary states too, of an operator that reads ``count``.
+
+    None if MXNet does not make the operator with these attributes.
+    """
+    attrs = tuple((key, value) for key, value in attrs if not _OF_VARIABLES.search(key))
+    # A user's class may be registered anew.
+    count_them = _count_inputs.__wrapped__ if op in ("Custom", "_npi_Custom") else _count_inputs
+    return count_them(op, attrs, count)
+
+
+@functools.lru_cache(maxsize=4096)
+def _count_inputs(op: str, attrs: Tuple[Tuple[str, str], ...], count: int) -> Optional[Tuple[int, int]]:
+    # An operator that names its inputs gets variables for those that lack; another takes the right number only.
+    for number in (count, *range(_UNNAMED_INPUTS)):
+        symbol = _make_symbol(op, attrs)
+        if symbol is None:
+            return None
+        with contextlib.suppress(mx.MXNetError):
+            compose(symbol, *(mx.sym.var(f"input{i}") for i in range(number)), name="node")
+            return len(symbol.list_arguments()), len(symbol.list_inputs())
+    # MXNet reads the number of multi_sgd_mom_update's inputs from another operator's parameters, and fails.
+    return max(count, 1), max(count, 1)
+
+
+def _make_symbol(op: str, attrs: Tuple[Tuple[str, str], ...]) -> Any:
+    """Return an operator without inputs, None if it has other attributes."""
+    handle, create = ctypes.c_void_p(), library.MXSymbolCreateAtomicSymbol
+    with contextlib.suppress(mx.MXNetError, UnicodeEncodeError):
+        keys, values = (c_str_array([pair[i] for pair in attrs]) for i in (0, 1))
+        check_call(create(operator_handle(op), len(attrs), keys, values, ctypes.byref(handle)))
+        return mx.sym.Symbol(handle)
+    return None
 
 
 # Gluon blocks: children, cached graphs, and the calls on the way of a hybridized block.

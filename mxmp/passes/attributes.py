@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any, Dict, Mapping, Sequence, Set
 
@@ -30,6 +31,8 @@ of that operator and name reads.
 
 PRECISION_ATTR = "__mxmp_precision__"
 """Precision that ``mxmp.gluon.precision`` and ``set_policy`` ask for, for the operators of a region or block."""
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # characters that escapes of JSON give, and MXNet cannot read
 
 CUSTOM = "Custom"
 """The operator that hands all its attributes to the user's code as arguments, so that it must get none of mxmp.
@@ -67,19 +70,32 @@ def note_of(node: Node) -> Mapping[str, Any]:
         PassError: If an attribute of mxmp is not as mxmp wrote it.
     """
     text = node.get(BEFORE_ATTR)
-    if text is None and (node.get(MARK_ATTR) is None or node.inputs):
+    is_whole = node.get(MARK_ATTR) is None or bool(node.inputs)
+    if text is None and is_whole:
         return {}
     try:
         note: Mapping[str, Any] = json.loads(text or "")
-        ports = [port for port, *_ in note.get("ports", [])]
-        values = note.get("attrs", {}).values()
-        texts = [note.get("op", ""), note.get("name", ""), *(value for value in values if value is not None)]
-        if all(type(port) is int and 0 <= port < len(node.inputs) for port in ports):
-            if all(isinstance(value, str) for value in texts):
-                return note
-    except (ValueError, TypeError, AttributeError):
+        if is_whole and _is_note(node, note):
+            return note
+    except (ValueError, TypeError, AttributeError, RecursionError):
         pass  # no JSON, or of another form
-    raise PassError(f"node {node}: its attributes that begin with '__mxmp' were changed; convert the original again.")
+    raise changed(node)
+
+
+def _is_note(node: Node, note: Mapping[str, Any]) -> bool:
+    """Return whether a note has the form in which mxmp writes it, or raise the errors of another one."""
+    attrs = note.get("attrs", {})
+    texts = [note.get("op", ""), note.get("name", ""), *attrs, *(text for text in attrs.values() if text is not None)]
+    for port, *source in note.get("ports", ()):
+        if type(port) is not int or not 0 <= port < len(node.inputs) or len(source) not in (0, 2):
+            return False
+        texts += source
+    return all(isinstance(text, str) and not _NO_TEXT.search(text) for text in texts)
+
+
+def changed(node: Node) -> PassError:
+    """Return the error about a node whose attributes of mxmp are not as mxmp wrote them."""
+    return PassError(f"node {node}: its attributes that begin with '__mxmp' were changed; convert the original again.")
 
 
 def is_converted(graph: Graph) -> bool:

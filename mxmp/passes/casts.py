@@ -14,7 +14,17 @@ from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..graph.core import make_attrs
 from ..policy import Policy
 from ..rules import RULES, RuleSet
-from .attributes import CAST_MARK, FACTOR_MARK, MARK_ATTR, device_attrs, is_converted, note_of, noting, original
+from .attributes import (
+    CAST_MARK,
+    FACTOR_MARK,
+    MARK_ATTR,
+    changed,
+    device_attrs,
+    is_converted,
+    note_of,
+    noting,
+    original,
+)
 from .base import Pass, rewritten
 from .facts import CAST_OPS, Facts
 from .plan import Plan, make_plan
@@ -276,6 +286,8 @@ class EraseCasts(Pass):
                         widenings[widening] = Entry(builder.add(Node(op, name, _WIDENS, (inputs[port],))))
                         restored.add(widening)
                     inputs[port] = widenings[widening]
+                elif builder.nodes[inputs[port].node].is_variable:
+                    raise changed(node)
                 else:
                     inputs[port] = builder.nodes[inputs[port].node].inputs[0]
             new = Entry(builder.copy(position, original(node).rewired(tuple(inputs))))

@@ -140,6 +140,11 @@ class Comparison(Record):
     loss_scale: Optional[float] = None
     lowered_from: Optional[float] = None
 
+    def __post_init__(self) -> None:
+        """Raise a ValueError if the loss scale that was lowered is missing."""
+        if self.lowered_from is not None and self.loss_scale is None:
+            raise ValueError("loss_scale is None; expected a number beside lowered_from.")
+
     @property
     def has_gradients(self) -> bool:
         """Whether gradients were compared."""

@@ -64,7 +64,7 @@ def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]
     casts: Dict[int, Dict[Cast, None]] = {}
     for position, entry in pairs:
         cast = after.nodes[entry.node]
-        if _is_cast(cast) and position in source:
+        if _is_cast(cast) and position in source and cast.inputs[0].node in source:
             tensor = cast.inputs[0]._replace(node=source[cast.inputs[0].node])
             giver = before.nodes[tensor.node]
             name = "" if giver.is_variable else giver.name
@@ -105,5 +105,6 @@ def cast_bytes(facts: Facts, after: Graph, where: Mapping[int, int]) -> Optional
         return None
     source = {new: old for old, new in where.items()}
     tensors = (node.inputs[0] for node in after.nodes if _is_cast(node))
-    sizes = [facts.size(tensor._replace(node=source[tensor.node])) for tensor in tensors]
+    read = [tensor._replace(node=source[tensor.node]) if tensor.node in source else None for tensor in tensors]
+    sizes = [None if tensor is None else facts.size(tensor) for tensor in read]
     return total(None if size is None else size * (dtypes.ITEM_BYTES[dtypes.FLOAT32] + _LOW_BYTES) for size in sizes)

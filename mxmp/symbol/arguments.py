@@ -16,7 +16,7 @@ from ..passes import Facts
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..report import Removed
-from .inference import Shapes, infer_network, to_graph
+from .inference import Shapes, check_inputs, infer_network, to_graph
 
 PolicyLike = Union[str, Policy]
 """A policy, or the text of one."""
@@ -84,8 +84,12 @@ def make_model(sym: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = N
 
 
 def require_symbol(sym: Any) -> Any:
-    """Return a symbol, or raise a ConvertError that says what it is, or which two variables share a name."""
+    """Return a symbol, or raise a ConvertError that says what it is, or which two variables share a name.
+
+    A GraphError names a node that MXNet read from a file with too few inputs.
+    """
     if isinstance(sym, mx.sym.Symbol):
+        check_inputs(to_graph(sym))
         names = sym.list_inputs()
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)

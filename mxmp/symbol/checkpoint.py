@@ -18,7 +18,7 @@ from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, Policy
 from ..files import manifest_of, require_file, require_set, saving
 from ..graph import check_json
 from ..passes.decide import OF_REGION
-from .inference import to_graph
+from .inference import check_inputs, to_graph
 
 _NOT_WHOLE = "what was written is not whole; is the disk full?"
 
@@ -62,7 +62,7 @@ def load_symbol(file: str) -> Any:
     try:
         with open(file, encoding="utf-8") as stream:
             text = stream.read()
-        check_json(text, mx.operator.get_all_registered_operators())
+        check_inputs(check_json(text, mx.operator.get_all_registered_operators()))
         symbol = mx.sym.load_json(text)
         to_graph(symbol)  # which checks the bodies of loops
         return symbol

@@ -10,15 +10,17 @@ from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 import mxnet as mx
 
 from .. import dtypes
-from ..errors import InferenceError, mxnet_reason
-from ..graph import Graph, Key, from_json, to_json
-from ..mxnet_private import NumpySymbol
-from ..passes import Facts
+from ..errors import GraphError, InferenceError, mxnet_reason
+from ..graph import GRADIENT, HINT, Graph, Key, from_json, to_json, version_of
+from ..mxnet_private import NumpySymbol, count_inputs
+from ..passes import EraseCasts, Facts
+from ..passes.base import PassResult
 from ..passes.control_flow import bodies_of, check_bodies
 
 Shapes = Mapping[str, Tuple[int, ...]]
 Dtypes = Mapping[str, str]
 
+_FUSED = "_sg_"  # the operators of fused subgraphs: _sg_mkldnn_conv
 _OPERATOR = re.compile(r"Error in operator ([^:]+):")
 
 
@@ -27,6 +29,41 @@ def to_graph(symbol: Any) -> Graph:
     graph = from_json(symbol.tojson(remove_amp_cast=False))
     check_bodies(graph)
     return graph
+
+
+def check_inputs(graph: Graph, attributes: bool = False) -> None:
+    """Raise a GraphError that names the first node of a file's graph that has not the inputs of its operator.
+
+    MXNet checks them where it composes a symbol, and not in a file: it then reads beyond a node's inputs, and ends the
+    process. Files before version 0.9 have no auxiliary states, which MXNet adds (UpgradeJSON_000800_000900 in
+    src/nnvm/legacy_json_util.cc at tag 1.9.1). Attributes that an operator does not have are refused if asked for;
+    where MXNet reads the graph next, it names them itself.
+    """
+    lacks_states = version_of(graph) < 900
+    for node in graph.operators():
+        if node.op.startswith(_FUSED):
+            if len(node.subgraphs) != 1:
+                raise GraphError(f"node {node}: found {len(node.subgraphs)} subgraphs, expected 1. {HINT}")
+            continue  # the subgraph decides, and MXNet compares
+        if node.op.startswith(GRADIENT):
+            continue  # in no file; MXNet cannot make it by itself
+        numbers = count_inputs(node.op, node.attrs, len(node.inputs))
+        if numbers is None and attributes:
+            raise GraphError(f"node {node}: MXNet has no such operator with these attributes. {HINT}")
+        if numbers is None:
+            continue
+        arguments, inputs = numbers
+        fewest = arguments if lacks_states else inputs
+        if not fewest <= len(node.inputs) <= inputs:
+            raise GraphError(f"node {node}: found {len(node.inputs)} inputs, expected {inputs}. {HINT}")
+
+
+def erase_casts(graph: Graph) -> PassResult:
+    """Return a graph as it was before mxmp converted it; a GraphError names a node that it cannot have been."""
+    erased = EraseCasts()(graph)
+    if erased.modified:  # by notes in attributes, which stand in files
+        check_inputs(erased.graph, attributes=True)
+    return erased
 
 
 def from_graph(graph: Graph, like: Any = None) -> Any:
@@ -153,3 +190,5 @@ def _infer(function: Any, known: Mapping[str, Any], what: str) -> Any:
         node = f"node '{match.group(1)}'" if match else "the network"
         reason = _OPERATOR.split(mxnet_reason(e))[-1].strip()
         raise InferenceError(f"{node}: MXNet cannot infer its {what}: {reason}") from e
+    except KeyError as e:  # of numpy's dtypes by the numbers in ``__dtype__``
+        raise InferenceError(f"the network: it has the dtype number {e}, and MXNet has no such dtype.") from e

@@ -36,6 +36,7 @@ Arrays = Dict[str, "np.ndarray[Any, Any]"]
 _HEADER = "header"
 _NPY: Any = np.lib.format  # numpy gives its functions no types
 _PLAIN = (type(None), bool, int, float, str)
+_WITHOUT_ARRAYS = ("version", "extra", "params", "optimizer", "num_update", "counts", "scheduler")  # parts of a file
 _MAX_DEPTH = 50  # of values within values; what optimizers keep has 5 at most
 _NO_TUPLES = frozenset(  # opcodes of pickles, by what they give
     "SHORT_BINUNICODE BINUNICODE BINUNICODE8 SHORT_BINBYTES BINBYTES BINBYTES8 BYTEARRAY8 EMPTY_LIST EMPTY_DICT "
@@ -111,6 +112,12 @@ def _parts(value: Any) -> Optional[Sequence[Any]]:
     if type(value) is dict:
         return (*value, *value.values())
     return value if type(value) in (list, tuple) else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is made of plain ones, without arrays."""
+    parts = _parts(value)
+    return type(value) in _PLAIN if parts is None else all(map(_is_plain, parts))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -248,7 +255,8 @@ def read(fname: str) -> Dict[str, Any]:
                 "of mxmp or of MXNet wrote."
             ) from e
     if content.get("version", VERSION) != VERSION:
-        raise StateError(f"{fname}: version is {content['version']!r}; expected {VERSION}; it comes from another mxmp.")
+        version = f"{content['version']!r:.80}"
+        raise StateError(f"{fname}: version is {version}; expected {VERSION}; it comes from another mxmp.")
     return content
 
 
@@ -273,8 +281,12 @@ def _read_archive(stream: BinaryIO) -> Dict[str, Any]:
     with np.load(stream, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     content = json.loads(str(arrays.pop(_HEADER)[()]), object_hook=_Decoder(arrays, size))
+    _require_sound(content, size)
     if content["format"] != FORMAT:
         raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
+    for name in _WITHOUT_ARRAYS:
+        if not _is_plain(content.get(name)):
+            raise ValueError(f"its {name} holds an array")
     return dict(content)
 
 

@@ -102,7 +102,7 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
         if "extra" in content:
             scaler.check_dict(content["extra"])
     except LossScaleError as e:
-        raise StateError(f"{fname}: the loss scale does not load: {e}") from e
+        raise StateError(f"{fname}: the loss scale does not load: {str(e):.400}") from e
     except TrainerError as e:
         raise TrainerError(f"{fname}: its loss scale does not fit, so that nothing of it is loaded: {e}") from e
     # From here on nothing fails; what is interrupted is put back.
@@ -165,8 +165,9 @@ class _Loaded:
                 raise self._error(f"{group}.{name}", repr(value), f"absent: {type(owner).__name__} has no such field")
             # None fits what an optimizer computes, such as LARS's cur_lr before the first update.
             lacks = value is None and present[name] is not None and options.get(name) is not None
-            if lacks or not _same_kind(value, present[name]) or (name in options and not _is_usable(name, value)):
-                raise self._error(f"{group}.{name}", repr(value), f"the like of {present[name]!r}")
+            if lacks or not _same_kind(name, value, present[name]) or (name in options and not _is_usable(name, value)):
+                like = "a number or None" if present[name] is None else f"the like of {present[name]!r}"
+                raise self._error(f"{group}.{name}", repr(value), like)
         # What an optimizer keeps of each weight on itself, as LBSGD does, is by index too.
         return {name: _placed(self._by_index(value), self._target.contexts[0]) for name, value in fields.items()}
 
@@ -227,7 +228,7 @@ class _Loaded:
             for index in each:
                 is_known = _is_whole(index) and index < len(self._target.params)
                 expected = f"an index from 0 to {len(self._target.params) - 1}"
-                self._require(is_known, f"{name}[{number}][{index!r}]", "of no parameter", expected)
+                self._require(is_known, f"{name}[{number}][{index!r:.80}]", "of no parameter", expected)
         return [self._by_index(each) for each in found]
 
     def _require_shapes(self, where: str, index: int, state: Any) -> None:
@@ -280,12 +281,16 @@ def _text(value: Any) -> str:
     return f"{canonical(value.dtype)} {value.shape}" if is_array else f"a {type(value).__name__}"
 
 
-def _same_kind(a: Any, b: Any) -> bool:
+# Fields of MXNet's optimizers that are numbers or None (python/mxnet/optimizer/optimizer.py at tag 1.9.1).
+_NUMBERS_OR_NONE = {"lr", "clip_gradient", "clip_weights", "lower_bound", "upper_bound", "last_lr", "cur_lr"}
+
+
+def _same_kind(name: str, a: Any, b: Any) -> bool:
     """Return whether a loaded field can stand where ``b`` stood; one may be None, as before the first update."""
     number = (int, float, np.number)
-    if isinstance(a, number) and isinstance(b, number):
+    if isinstance(a, number) and (isinstance(b, number) or name in _NUMBERS_OR_NONE):
         return isinstance(a, bool) == isinstance(b, bool)
-    return a is None or b is None or type(a) is type(b)
+    return a is None or (b is None and name not in _NUMBERS_OR_NONE) or type(a) is type(b)
 
 
 def _is_usable(name: str, option: Any) -> bool:

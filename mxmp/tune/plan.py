@@ -82,8 +82,8 @@ class HoldsFor:
 
 def _text(value: Any) -> str:
     if isinstance(value, tuple) and value and isinstance(value[0], str):
-        return ", ".join(value)
-    return "none" if value is None else str(value)
+        return f"{', '.join(value):.200}"
+    return "none" if value is None else f"{value!s:.200}"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from mxmp.diagnose import (
     find_nonfinite,
     read_run,
 )
+from mxmp.errors import ConvertError
 from tests.diagnose.nets import L2, backward, dense, made, trainer_of
 
 BATCH = {"data": mx.nd.full((2, 3), 300)}
@@ -44,6 +45,24 @@ def test_a_result_is_written_and_read_back_and_shows_itself_as_a_page_and_in_a_n
     found, node = RESULTS[name](), "fc0" if name == "Comparison" else "square"
     assert type(found).from_json(found.to_json()) == found
     assert node in found.to_html() and node in found._repr_html_() and "<html" not in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "name, changes, message",
+    [
+        ("Comparison", {"lowered_from": 2.0}, "loss_scale is None; expected a number beside lowered_from"),
+        ("NonFinite", {"where": "loss", "inputs": []}, "inputs is empty; expected the output that the loss reads"),
+    ],
+)
+def test_a_result_that_lacks_what_its_sentences_say_is_refused(name, changes, message):
+    found = RESULTS[name]()
+    with pytest.raises(ConvertError, match=message):
+        type(found).from_dict({**found.to_dict(), **changes})
+
+
+def test_a_precision_that_was_changed_in_a_file_is_shown_as_it_is():
+    found = RESULTS["NonFinite"]()
+    assert "'square' (elemwise_mul, nix)" in str(type(found).from_dict({**found.to_dict(), "precision": "nix"}))
 
 
 @pytest.mark.parametrize("name", ["square", "square[0]"])

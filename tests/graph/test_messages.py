@@ -17,7 +17,7 @@ def file(x=None, relu=None, add=None, **fields):
     changes = (X, x), (RELU, relu), (ADD, add)
     nodes = [new if isinstance(new, int) else {**node, **(new or {})} for node, new in changes]
     text = json.dumps({"nodes": nodes, "arg_nodes": [0], "heads": [[2, 0, 0]], **fields})
-    return lambda: check_json(text, {"relu", "elemwise_add", "_foreach", "_Native", "_NDArray"})
+    return lambda: check_json(text, {"relu", "elemwise_add", "_foreach", "_Native", "_NDArray", "_backward_relu"})
 
 
 def text(content):
@@ -62,6 +62,9 @@ MESSAGES = {
     "an address in a body": (file(relu={"subgraphs": [{**BODY, "nodes": [X, {**RELU, "op": "_NDArray"}]}]}), GraphError,
         "node 'r' (_NDArray): this operator follows a memory address that stands in the file, so no file with it is "
         "loaded. Write it as a Custom operator."),
+    "an operator of a gradient": (file(relu={"op": "_backward_relu"}), GraphError,
+        "node 'r' (_backward_relu): MXNet adds the operators of gradients itself, and no network has them. Save the "
+        "network's own symbol."),
     "attributes": (file(add={"attrs": [1]}), GraphError,
         "node 'sum' (elemwise_add): 'attrs' is [1]; expected names and texts. The file is truncated or was "
         "edited by hand."),

@@ -15,6 +15,7 @@ FIELDS = [
     ({"init_scale": -2.0}, "init_scale=-2.0..."),
     ({"init_scale": math.nan}, "init_scale=nan..."),
     ({"init_scale": math.inf}, "init_scale=inf..."),
+    ({"init_scale": 10**400}, "init_scale is 1000...; expected a number within the range of a float."),
     ({"init_scale": "big"}, "init_scale is 'big'; expected a number..."),
     ({"init_scale": True}, "init_scale is True..."),
     ({"init_scale": 2.0**25}, "...outside ...max_scale=16777216.0..."),

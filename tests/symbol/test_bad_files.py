@@ -6,9 +6,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.errors import CheckpointError, MxmpError, ParamsError, PassError, PolicyError
+from mxmp.errors import CheckpointError, InferenceError, MxmpError, ParamsError, PassError, PolicyError
 from mxmp.gluon import freeze
-from mxmp.symbol import convert_checkpoint, convert_model, load_params, load_symbol
+from mxmp.symbol import convert_checkpoint, convert_model, convert_symbol, load_params, load_symbol
 from tests.symbol.refusals import assert_clear, nothing_written, refused
 from tests.symbol.small import convolutional, dense, params_of
 
@@ -91,20 +91,28 @@ CHANGES = {
     "attribute has no such value": ("fc", lambda g, n: n["attrs"].update(num_hidden="many"), "num_hidden"),
     "unknown attribute": ("fc", lambda g, n: n["attrs"].update(bogus="1"), "bogus"),
     "attribute lacks": ("fc", lambda g, n: n["attrs"].pop("num_hidden"), "num_hidden"),
-    "too few inputs": ("fc", lambda g, n: n["inputs"].pop(), "'fc'"),
-    "too many inputs": ("fc", lambda g, n: n["inputs"].append([0, 0, 0]), "'fc'"),
+    "too few inputs": ("fc", lambda g, n: n["inputs"].pop(), "'fc' (FullyConnected): found 2 inputs, expected 3"),
+    "too many inputs": ("fc", lambda g, n: n["inputs"].append([0, 0, 0]), "'fc' (FullyConnected): found 4 inputs, expected 3"),
     "unknown field": ("act", lambda g, n: n.update(extra=1), "extra"),
     "control dependency on a later node": ("bn", lambda g, n: n.update(control_deps=[9]), "'bn' (BatchNorm)"),
     "bodies are a number": ("act", lambda g, n: n.update(subgraphs=5), "'act' (relu)"),
     "unknown operator": ("act", lambda g, n: n.update(op="_my_op"), "mx.library.load"),
     "body: unknown operator": ("inner", lambda g, n: n.update(op="_my_op"), "'inner' (_my_op)"),
     "body: input beyond": ("inner", lambda g, n: n["inputs"][0].__setitem__(0, 99), "'inner' (FullyConnected): input 0"),
-    "body: variable lost": ("inner", lambda g, n: n["inputs"].pop(), "_foreach0"),
+    "body: variable lost": ("inner", lambda g, n: n["inputs"].pop(), "'inner' (FullyConnected): found 1 inputs, expected 2"),
     "body without heads": ("_foreach0", lambda g, n: n["subgraphs"][0].update(heads=[]), "no outputs"),
     "no body": ("_foreach0", lambda g, n: n.update(subgraphs=[]), "_foreach0"),
     "wrong places of data": ("_foreach0", lambda g, n: n["attrs"].update(in_data_locs="[7]"), "_foreach0"),
     "places are no list": ("_foreach0", lambda g, n: n["attrs"].update(in_data_locs="nix"), "_foreach0"),
 }
+
+
+CHANGES.update({
+    "attribute of no characters": ("fc", lambda g, n: n["attrs"].update(num_hidden="\ud800"), "MXNet cannot load it"),
+    "no version": ("fc", lambda g, n: g["attrs"].update(mxnet_version=["int", 2**31 - 1]), "found the version 2147483647 of MXNet"),
+    "an attribute that is explained at length": ("bn", lambda g, n: n["attrs"].update(kernel="3"), "Cannot find argument 'kernel'"),
+    "a long operator": ("fc", lambda g, n: n.update(op="a" * 5000), "no operator 'aaa"),
+})
 
 
 @pytest.mark.parametrize("node, change, name", CHANGES.values(), ids=CHANGES.keys())
@@ -201,6 +209,42 @@ def test_a_mark_that_does_not_fit_names_the_file_that_it_is_in(by, attrs, error,
             files.convert()
         else:
             freeze(files.prefix if by == "freeze" else (files.symbol_file, files.params_file), "mixed_float16")
+
+
+def test_a_number_of_no_dtype_is_named():
+    with refused(InferenceError, "it has the dtype number -7"):
+        convert_symbol(mx.sym.relu(mx.sym.var("x", attr={"__dtype__": "-7"})))
+
+
+NOTES = {  # of how a node was before mxmp converted it
+    "of other inputs": ("x", '{"op": "BatchNorm"}'),
+    "of other attributes": ("bn", '{"op": "Custom"}'),
+    "no operator": ("bn", '{"op": "nix"}'),
+    "a number": ("bn", '{"name": 5}'),
+    "a zero byte": ("bn", '{"name": "a\\u0000"}'),
+    "a surrogate": ("bn", '{"name": "\\ud800"}'),
+    "an attribute's name": ("bn", '{"attrs": {"\\ud800": "1"}}'),
+    "a port beyond": ("bn", '{"ports": [[9]]}'),
+    "a port of a variable": ("bn", '{"ports": [[1]]}'),
+    "half a source": ("bn", '{"ports": [[0, "Cast"]]}'),
+    "numbers for a source": ("bn", '{"ports": [[0, 1, 2]]}'),
+    "brackets": ("bn", "[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("node, note", NOTES.values(), ids=NOTES)
+def test_a_note_that_was_changed_names_its_node(node, note):
+    graph = json.loads(convert_symbol(NETWORK, "O1", SHAPES).tojson(remove_amp_cast=False))
+    named(graph, node).setdefault("attrs", {})["__mxmp_before__"] = note
+    with refused(MxmpError, f"node '{node}' ("):
+        convert_symbol(mx.sym.load_json(json.dumps(graph)), "float32")
+
+
+def test_a_mark_on_a_node_without_inputs_names_it():
+    graph = json.loads(convert_symbol(NETWORK, "O1", SHAPES).tojson(remove_amp_cast=False))
+    named(graph, "x")["attrs"]["__mxmp__"] = "cast"
+    with refused(PassError, "node 'x' (null): its attributes that begin with '__mxmp' were changed"):
+        convert_symbol(mx.sym.load_json(json.dumps(graph)), "float32")
 
 
 def test_freeze_names_the_file_of_parameters_that_are_not_the_symbols(files):

@@ -317,8 +317,21 @@ HEADERS = {
     "longer rows": (rows("good", [6, 3]), "header has a .row_sparse"),
     "no rows": (rows("good", [6]), "header has a .row_sparse"),
     "good rows": (rows("good", [6, 2]), "fields.lr is \n<RowSparse.*; expected the like of 0.001"),
-    "deep": ({"extra": json.loads("[" * 900 + "]" * 900)}, "loss scale does not load"),
-}
+    "deep": ({"extra": json.loads("[" * 900 + "]" * 900)}, "too many within each other"),
+    "a large number": ({"num_update": 10**400}, "it holds a number of more than 64 bits"),
+    "a clipping": ({"fields": {"clip_gradient": {"a": 1}}}, "fields.clip_gradient is {'a': 1}; expected a number or None"),
+    "a long version": ({"version": "a" * 5000}, "version is 'aaa"),
+    "a long scale": ({"extra": {**EXTRA, "loss_scale": "a" * 5000}}, "does not load: a loss scale's state is 'aaa"),
+    "a long index": (states("a" * 5000, None), r"states\[0\]\['aaa"),
+    **{f"an array in {name}": (change, f"its {name} holds an array") for name, change in {
+        "version": {"version": ENTRY},
+        "params": {"params": [{"name": "p0", "shape": ENTRY}] * 3},
+        "optimizer": {"optimizer": ENTRY},
+        "scheduler": {"scheduler": [ENTRY]},
+        "counts": {"counts": {"$dict": [[0, ENTRY]]}},
+        "extra": {"extra": {"loss_scale": {"kind": {"$tuple": [ENTRY, None]}}}},
+    }.items()},
+}  # fmt: skip
 MORE = {"good": [0, 3], "beyond": [0, 9], "below": [-1, 3], "disorder": [3, 0], "text": ["a"]}
 MORE = {"values": np.ones((2, 2), np.float32), **{name: np.array(value) for name, value in MORE.items()}}
 
