@@ -13,7 +13,7 @@ from typing import Any, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 
-from ..arrays import all_finite, scale_in_place
+from ..arrays import all_finite, is_low_precision, scale_in_place
 from ..errors import StaleGradientError, TrainerError, UnscaledLossError
 from ..mxnet_private import fresh_among, is_fresh, parameters, trainers
 from ..train import loss_heads
@@ -45,7 +45,7 @@ class Gradients(Weights):
         self._taken: Optional[List[List[Update]]] = None
         self.has_averages = False  # whether the parameters have averages in the place of their values
         self._cleared: List[mx.nd.NDArray] = []  # weights whose gradient was stale when it was reduced
-        self._thread = threading.get_ident()  # that trains
+        self._thread: Optional[int] = None  # that trains; not known before the first step
         _ALL.add(self)
 
     @property
@@ -149,12 +149,19 @@ class Gradients(Weights):
         is_mine = any(owner is self for owner in arrays.window.written.owners)
         return is_mine and window is not None and arrays.window.written is window.written
 
-    def begin(self) -> None:
+    def begin(self, waits: bool) -> None:
         """Let gradients that were written before the first block of a step be stale, which are not scaled.
 
-        Raise if the block would add to one; a host read for it, because ``zero_grad`` leaves it fresh.
+        Raise if the block would add to one; a host read for it, because ``zero_grad`` leaves it fresh. Raise too if it
+        ``waits`` for a step: an earlier block without a scale wrote it.
         """
         for param, data in self.fresh():
+            if waits:
+                raise TrainerError(
+                    f"scale_loss: the gradient of parameter '{param.name}' waits for a step, and is not scaled: an "
+                    "earlier block of its trainer, which has no loss scale, wrote it. Step before this block, or scale "
+                    "all losses of the step in one block."
+                )
             if param.grad_req == "add" and any(grad.asnumpy().any() for grad in plain(_gradients(param))):
                 raise TrainerError(
                     "scale_loss: a backward outside of scale_loss, or in a block that raised, has written the gradient "
@@ -180,7 +187,7 @@ class Gradients(Weights):
     def make_true(self, done: Set[int]) -> None:
         """Make the gradients that wait true ones, but those of parameters whose ids are ``done``; these are added."""
         window = self.window
-        if window is None or window.stage is not Stage.SCALED or window.scale == 1.0 or window.fault is not None:
+        if window is None or window.stage is not Stage.SCALED or window.fault is not None:
             return
         written, grads = window.written.ids, {}
         for index, param in enumerate(self._params):
@@ -198,12 +205,16 @@ class Gradients(Weights):
         ids = {id(data) for _, data in found}
         window.written.ids |= ids
         for param, data in found:
-            if window.scale != 1.0 and not isinstance(_gradients(param), TrueOnRead):
+            if not isinstance(_gradients(param), TrueOnRead) and self._shows_another(window, data):
                 parameters.gradients.set(param, TrueOnRead(_gradients(param), window))
             is_fresh.set(data, False)
         return ids
 
     # ------------------------------------------------------------------ what is fresh
+
+    def _shows_another(self, window: Window, weight: mx.nd.NDArray) -> bool:
+        """Return whether a reader sees another gradient than backward wrote."""
+        return window.scale != 1.0 or (self.scaler.active and is_low_precision(weight))
 
     def fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
         """Return the parameters, with their arrays, whose gradient backward has written and nothing has noted."""
@@ -237,13 +248,26 @@ class Gradients(Weights):
         pairs = (zip(_arrays(param) or (), plain(_gradients(param)) or ()) for param in self._trained())
         return [grad for each in pairs for data, grad in each if id(data) in ids]
 
+    @property
+    def _is_of_this_thread(self) -> bool:
+        """Whether no other thread may be training."""
+        return threading.active_count() == 1 or self._thread == threading.get_ident()
+
+    def unnote(self, ids: Set[int]) -> None:
+        """Let MXNet's flags tell again of gradients, by the ids of their weights, in place of the window."""
+        for data in (data for param in self._trained() for data in _arrays(param) or ()):
+            if id(data) in ids:
+                is_fresh.set(data, True)
+        if self.window is not None:
+            self.window.written.ids -= ids
+
     def fresh_of_others(self, named: Sequence[Gradients]) -> List[mx.nd.NDArray]:
         """Return the weights with fresh gradients of trainers of this thread that have no scale and are not named."""
         return [
             data
             for other in _ALL
-            if other not in named and not other.scaler.active and other._thread == threading.get_ident()
-            for _, data in (other.fresh() if other.window is None else ())
+            if other not in named and not other.scaler.checks and other._is_of_this_thread
+            for _, data in (other.fresh() if other.window is None or not other.window.is_summed else ())
         ]
 
     def discard(self) -> None:
@@ -365,8 +389,9 @@ class Gradients(Weights):
                 continue
             if arrays.window is window or any(owner is self for owner in arrays.window.written.owners):
                 vars(param)[parameters.gradients.name] = arrays.plain
-        if self.window is not None:
-            self.window.written.owners.discard(self)
+        if window is not None:
+            window.written.owners.discard(self)
+            window.written.ids -= {id(data) for param in self._params for data in _arrays(param) or ()}
         self._cleared.clear()
         self._taken, self._thread = None, threading.get_ident()
         loss_heads.forget(self._params)
@@ -405,6 +430,7 @@ class LossBlock(Block):
         self._unscaled: Set[int] = set()  # and of those that other backward passes did
         self._begins: List[Scaler] = []  # whose window begins here
         self._set_aside: List[mx.nd.NDArray] = []  # weights of other trainers, with gradients from before
+        self._running = 0  # backward passes
         self._heads: Any = ()  # loss heads of other trainers' nets, with their scales before
         self._flag: Optional[mx.nd.NDArray] = None  # whether the losses are finite
 
@@ -422,7 +448,7 @@ class LossBlock(Block):
                 if scaler.window is None or not scaler.window.reached:
                     self._begins.append(scaler)
                     if working:
-                        gradients.begin()
+                        gradients.begin(waits=scaler.window is not None and not scaler.active)
                 else:
                     gradients.require_scaled("scale_loss")
             scaled = self._multiply(scale, working)
@@ -434,38 +460,61 @@ class LossBlock(Block):
             windows = [scaler.scaled(scale) for scaler in self._scalers]
             join(windows)
             self._before = set(windows[0].written.ids)
-            self._set_aside = self._gradients[0].fresh_of_others(self._gradients) if working else []
-            for data in self._set_aside:
-                is_fresh.set(data, False)
-            self.open(windows)
-            self._heads = HEAD_SCALE.write(scale, self._trainers)
-            for trainer, gradients in zip(self._trainers, self._gradients):
-                if trainer._scaler.active:
-                    trainer._training_step.keep_running_stats(gradients.running_stats())
+            try:
+                self._set_aside = self._gradients[0].fresh_of_others(self._gradients) if working else []
+                for data in self._set_aside:
+                    is_fresh.set(data, False)
+                self._heads = HEAD_SCALE.write(scale, self._trainers)
+                for scaler, gradients in zip(self._scalers, self._gradients):
+                    if scaler.active:
+                        gradients.step.keep_running_stats(gradients.running_stats())
+                for other in open_blocks():
+                    if any(window in other.windows for window in windows):
+                        self.is_alone = other.is_alone = False
+                self.open(windows)
+            except BaseException:
+                self._leave(windows)
+                raise
             return scaled
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
-        windows, self.windows = self.windows, ()
         begins = [scaler in self._begins for scaler in self._scalers]
         with LOCK:
-            self.close()
-            HEAD_SCALE.give_back(self._heads)
+            windows = self.windows
             try:
-                if error is not None:
-                    explain_unrecorded(self._losses, error)
-                else:
+                explain_unrecorded(self._losses, error)
+                if error is None:
                     self._finish(windows)
-            finally:
-                self._give_back()
-                for scaler, window in zip(self._scalers, windows) if self._losses or error is not None else ():
-                    if not window.reached and window.fault is None and not window.is_open:
-                        scaler.end_step()  # a block that raised leaves no step behind
+            except BaseException:
+                self._leave(windows)
+                raise
+            if error is None:
+                self._close(windows, has_raised=False)
+            else:
+                self._leave(windows)
         for scaler, first in zip(self._scalers, begins) if error is None else ():
             for observer in list(scaler.observers.values()):
                 observer.on_losses(self._arrays, first)
 
-    def _give_back(self) -> None:
-        """Let gradients of trainers that were not named be stale where this block wrote them, times its scale."""
+    def _leave(self, windows: Sequence[Window]) -> None:
+        """Leave a block that raises: MXNet's flags tell again of all that it wrote, so that no step uses it."""
+        noted = windows[0].written.ids - self._before if self.is_alone else set()
+        for gradients in self._gradients:
+            gradients.unnote(self._told | noted)
+        self._close(windows, has_raised=True)
+
+    def _close(self, windows: Sequence[Window], has_raised: bool) -> None:
+        """Close the block, also one that was not opened; a window that no backward has reached ends.
+
+        Gradients of trainers that were not named are stale where this block wrote them, times its scale.
+        """
+        self.close()
+        HEAD_SCALE.give_back(self._heads)
+        for scaler, gradients, window in zip(self._scalers, self._gradients, windows):
+            is_unused = not window.reached and window.fault is None and not window.is_open
+            if is_unused and (self._losses or has_raised):
+                gradients.release()
+                scaler.end_step()
         written = self._gradients[0].fresh_of_others(self._gradients) if self._losses else []
         for data in written:
             is_fresh.set(data, False)
@@ -526,8 +575,14 @@ class LossBlock(Block):
             yield
             return
         with LOCK:
+            if self._running or (loss.reached and not loss.is_told):  # by autograd.backward before
+                self.is_alone = False
+            self._running += 1
             before = self._collect()
-        yield
+        try:
+            yield
+        finally:
+            self._running -= 1
         with LOCK:
             after = self._collect()
             loss.is_told = True
@@ -544,7 +599,7 @@ class LossBlock(Block):
             return
         try:
             reached = require_backward(self._losses, self._written)
-            are_told = all(each.is_told or each.factor is None for each in self._losses) and not open_blocks()
+            are_told = self.is_alone and all(each.is_told or each.factor is None for each in self._losses)
             if are_told:
                 self._unscaled |= {id(data) for gradients in self._gradients for _, data in gradients.fresh()}
                 if self._unscaled:

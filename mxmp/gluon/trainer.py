@@ -399,7 +399,7 @@ class Trainer(ScalerStatus, TrainerBase):
         reading one unscales all of them, on the device. Still scaled are ``param.data().grad``, arrays that were
         taken before, and gradients after a block that raised.
 
-        Threads that scale losses of one trainer take turns, block by block.
+        Several threads may have blocks of one trainer open at once. Step after all of them.
 
         Args:
             loss: An NDArray of any shape and floating point dtype, on any context, or nested
@@ -410,13 +410,12 @@ class Trainer(ScalerStatus, TrainerBase):
             loss_id: Number of the loss, of which each has a scale of its own: see ``num_losses`` of `adopt`.
 
         Raises:
-            TrainerError: Inside another block, after `unscale`, or if ``loss`` is no loss; if a loss head
-                within the net keeps the scale from the gradients (one that runs eagerly is looked for in the
+            TrainerError: Inside another block of the same trainer, after `unscale`, or if ``loss`` is no loss; if a
+                loss head within the net keeps the scale from the gradients (one that runs eagerly is looked for in the
                 trainer's first step alone). At the end of the block if no backward was called on the losses that it
-                yields, on each of several losses, if its backward overwrote gradients of an earlier block, or
-                if gradients wait for the step of another trainer; or at its beginning if it would add to gradients
-                that a backward outside of scale_loss wrote. Without a loss scale nothing of this is
-                checked but the calls.
+                yields, on each of several losses, if its backward overwrote gradients of an earlier block, or if
+                gradients wait for the step of another trainer; or at its beginning if it would add to gradients that a
+                backward outside of scale_loss wrote. Without a loss scale nothing of this is checked but the calls.
         """
         trainers = (self, *others)
         for trainer in trainers:
@@ -474,7 +473,7 @@ class Trainer(ScalerStatus, TrainerBase):
                 "unscale: the gradients of this window are unscaled already; call unscale once, "
                 "after the last backward, then step; to leave a step out call discard_grads."
             )
-        self._begin("unscale")
+        self._require("unscale")
         self._training_step.unscale(self._gradients)
 
     def clip_global_norm(self, max_norm: float, batch_size: Optional[float] = None) -> float:
@@ -504,7 +503,7 @@ class Trainer(ScalerStatus, TrainerBase):
         """
         require_positive("clip_global_norm: max_norm", max_norm)
         rescale = 1.0 if batch_size is None else self._rescale("clip_global_norm", batch_size)
-        self._begin("clip_global_norm")
+        self._require("clip_global_norm")
         return self._training_step.clip_global_norm(self._gradients, max_norm, rescale)
 
     def clip_value(self, max_value: float, batch_size: Optional[float] = None) -> None:
@@ -522,7 +521,7 @@ class Trainer(ScalerStatus, TrainerBase):
         """
         require_positive("clip_value: max_value", max_value)
         rescale = 1.0 if batch_size is None else self._rescale("clip_value", batch_size)
-        self._begin("clip_value")
+        self._require("clip_value")
         self._training_step.clip_value(self._gradients, max_value / rescale)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
@@ -545,7 +544,7 @@ class Trainer(ScalerStatus, TrainerBase):
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
         rescale = self._rescale("step", batch_size)
-        self._begin("step", ignore_stale_grad, check_stale=True)
+        self._require("step", ignore_stale_grad, check_stale=True)
         return self._finish(rescale)
 
     def allreduce_grads(self) -> None:
@@ -560,7 +559,7 @@ class Trainer(ScalerStatus, TrainerBase):
                 "allreduce_grads: the gradients are reduced already; call update or step, or discard_grads to leave "
                 "that step out."
             )
-        self._begin("allreduce_grads")
+        self._require("allreduce_grads")
         self._training_step.unscale(self._gradients)
         self._scaler.begun().awaits_update = True
 
@@ -602,10 +601,6 @@ class Trainer(ScalerStatus, TrainerBase):
         self._training_step.discard(self._gradients)
 
     # The window.
-
-    def _begin(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> None:
-        """Raise if ``call`` cannot come now; else let parameters have plain lists of gradients again."""
-        self._require(call, ignore_stale, check_stale)
 
     def _require(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> None:
         self._scaler.require_closed(call)

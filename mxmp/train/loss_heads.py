@@ -259,6 +259,7 @@ def explain_unrecorded(losses: Sequence[ScaledLoss], error: Optional[BaseExcepti
 # ------------------------------------------------------------------ loss heads that read the scale
 
 _MOST_HEADS = 1024  # calls with loss heads whose backward is still to come
+_MOST_PASSED = 8  # blocks that such a call waits for its own; calls that are recorded for evaluation have none
 
 
 class _HeadCall:
@@ -266,6 +267,7 @@ class _HeadCall:
 
     def __init__(self, scale: mx.nd.NDArray) -> None:
         self.scale, self.value, self.thread = scale, 1.0, threading.get_ident()
+        self.passed = 0  # blocks of this thread by other trainers, without a backward
         self.trainers: Sequence["weakref.ref[Any]"] = ()
 
     def write(self, value: float) -> None:
@@ -287,6 +289,7 @@ class HeadScale(gluon.Parameter):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__("mxmp_loss_scale", grad_req="null", shape=(1,))
         self._calls: List[_HeadCall] = []
+        self._full = 32  # calls, at which those that have ended are left out
 
     def __reduce__(self) -> str:
         return "HEAD_SCALE"
@@ -297,9 +300,12 @@ class HeadScale(gluon.Parameter):  # type: ignore[misc]
             scale = mx.nd.ones((1,), ctx=ctx or mx.context.current_context())
         if autograd.is_recording():
             call = _HeadCall(scale)
-            with LOCK:  # calls of this thread end once a backward has freed their graph
-                waiting = [each for each in self._calls if each.thread != call.thread or is_recorded(each.scale)]
-                self._calls = [*waiting[1 - _MOST_HEADS :], call]
+            with LOCK:
+                if len(self._calls) >= self._full:  # calls of this thread end once a backward has freed their graph
+                    waiting = [each for each in self._calls if each.thread != call.thread or is_recorded(each.scale)]
+                    self._calls = waiting[1 - _MOST_HEADS :]
+                    self._full = max(32, 2 * len(self._calls))
+                self._calls.append(call)
         return scale
 
     def note_trainers(self, params: Iterable[Any]) -> None:
@@ -319,9 +325,11 @@ class HeadScale(gluon.Parameter):  # type: ignore[misc]
         with autograd.pause():
             for call in list(self._calls):
                 own = call.is_of(trainers)
-                if not own and call.thread == threading.get_ident():
+                is_near = call.thread == threading.get_ident() and call.passed < _MOST_PASSED
+                if is_near and not own:
+                    call.passed += 1
                     changed.append((call, call.value))
-                if own or call.thread == threading.get_ident():
+                if own or is_near:
                     call.write(scale)
         return changed
 

@@ -190,10 +190,12 @@ class Block:
     Attributes:
         windows: Those of all owners that step on the losses; empty while the block is not open.
         thread: The number of its thread.
+        is_alone: Whether no other block of its windows was open with it, and no two of its backward passes at once.
     """
 
     windows: Sequence[Window] = ()
     thread = 0
+    is_alone = True
 
     def open(self, windows: Sequence[Window]) -> None:
         """Open the block in this thread."""

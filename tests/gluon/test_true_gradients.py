@@ -78,6 +78,14 @@ def test_who_reads_a_gradient_sees_the_true_one(dtype, contexts, look):
     assert w._grad is plain and type(plain) is list
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_of_low_precision_are_seen_in_float32_at_a_scale_of_1_too(dtype):
+    (w,), trainer = make(dtype, names="a", loss_scale=1)
+    backward(trainer, [w])
+    assert mx.gluon.utils.clip_global_norm([w.grad()], 1.0) < 1 and w.grad().dtype == np.float32
+    assert trainer.step(1) and weights(w) == [[0.875, -2.125]]
+
+
 @pytest.mark.parametrize("dtype, contexts, splits", [("float32", 2, True), ("float16", 2, True), ("float32", 1, False)])
 def test_clipping_gradients_that_were_read_is_what_it_is_without_a_scale(dtype, contexts, splits):
     """As GluonNLP's scripts train: with the loss scale in the gradients nothing would be trained."""

@@ -67,3 +67,77 @@ def test_a_trainer_without_a_scale_that_is_forgotten_in_scale_loss_takes_no_scal
         np.testing.assert_array_equal(value(b.data()), [1])
     else:
         np.testing.assert_array_equal(value(b.data()), [0.5])
+
+
+def joint(trainers, *params):
+    """Run a backward in one block of several trainers, which gives each parameter the gradient 0.5."""
+    with autograd.record():
+        loss = loss_of(list(params), 0.5)
+    with trainers[0].scale_loss(loss, *trainers[1:]) as scaled:
+        scaled.backward()
+
+
+def test_discarded_gradients_stay_discarded_when_their_trainers_meet_again():
+    a, b, c = (param([1.0], name=name, grad_req="add" if name == "a" else "write") for name in "abc")
+    first, second = sgd(a, 64), sgd([b, c], 64)
+    joint([first, second], a, b)
+    second.discard_grads()
+    joint([first, second], a, c)
+    assert second.step(1, ignore_stale_grad=True) and first.step(1)
+    assert [value(each.data()).item() for each in (a, b, c)] == [0, 1, 0.5]
+
+
+def test_a_gradient_that_was_discarded_is_no_overwritten_one():
+    a, b = (param([1.0], name=name) for name in "ab")
+    first, second = sgd(a, 64), sgd(b, 64)
+    joint([first, second], a, b)
+    second.discard_grads()
+    with pytest.raises(TrainerError, match="parameter 'a' from an earlier"):
+        joint([first, second], a, b)
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_a_block_without_a_scale_does_not_hide_that_a_later_one_of_another_trainer_wrote_its_gradient(grad_req):
+    a, b = (param([1.0], name=name, grad_req=grad_req) for name in "ab")
+    plain, scaled = sgd(a, None), sgd(b, 1024)
+    backward(plain, a, 0.25)
+    backward(scaled, [a, b], 0.5)
+    assert scaled.step(1)
+    with pytest.raises(TrainerError, match="no parameter has a gradient"):
+        plain.step(1)
+
+
+def test_a_gradient_that_waits_unscaled_is_not_dropped_by_a_scaled_block():
+    a, b = (param([1.0], name=name) for name in "ab")
+    plain, scaled = sgd(a, None), sgd(b, 1024)
+    backward(plain, a, 0.25)
+    with pytest.raises(TrainerError, match="'a' waits for a step, and is not scaled"):
+        joint([scaled, plain], b)
+    assert plain.step(1) and value(a.data()) == [0.75]
+
+
+def test_two_backward_passes_of_one_loss_in_a_block_add_up():
+    w = param([1.0], grad_req="add")
+    trainer = sgd(w, 64)
+    with autograd.record():
+        loss = loss_of(w, 0.25)
+    with trainer.scale_loss(loss) as scaled:
+        autograd.backward([scaled], retain_graph=True)
+        scaled.backward()
+    assert trainer.step(1) and value(w.data()) == [0.5]
+
+
+def test_a_gradient_that_a_block_added_before_it_raised_is_told_of_by_the_next():
+    w = param([1.0], grad_req="add")
+    trainer = sgd(w, 64)
+    with autograd.record():
+        loss = loss_of(w, 0.25)
+    with pytest.raises(KeyError), trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+        raise KeyError
+    with pytest.raises(TrainerError, match="in a block that raised, has written"):
+        backward(trainer, w, 0.25)
+    w.zero_grad()
+    trainer.discard_grads()
+    backward(trainer, w, 0.25)
+    assert trainer.step(1) and value(w.data()) == [0.75]

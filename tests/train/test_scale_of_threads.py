@@ -254,3 +254,42 @@ def test_blocks_of_one_trainer_in_two_threads_may_be_open_at_once_or_the_second_
         assert errors == [None, None]
         assert trainer.step(1)
         np.testing.assert_array_equal(value(w.data(TWO[0])), [0.5, 1.5])
+
+
+@pytest.mark.parametrize("by_block", [True, False], ids=["a block for each thread", "one block"])
+def test_backward_passes_of_threads_are_told_from_those_of_other_losses(by_block):
+    def run(ctx):
+        with autograd.record():
+            loss = loss_of(w, 0.25, ctx)
+        with trainer.scale_loss(loss) as scaled:
+            scaled.backward()
+
+    w = param([1.0], ctx=TWO)
+    trainer = sgd(w, 64, lr=2.0**-4)
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(64):
+            if by_block:
+                list(pool.map(run, TWO))
+            else:
+                with autograd.record():
+                    losses = [loss_of(w, 0.25, ctx) for ctx in TWO]
+                with trainer.scale_loss(losses) as scaled:
+                    list(pool.map(lambda each: each.backward(), scaled))
+            assert trainer.step(1)
+    assert value(w.data(TWO[0])) == [1 - 64 * 0.5 * 2.0**-4]
+
+
+def test_a_block_that_is_interrupted_while_it_begins_is_closed(monkeypatch):
+    w = param([1.0])
+    trainer = sgd(w, 64)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer._training_step, "keep_running_stats", lambda stats: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as kept:
+            trainer.scale_loss(mx.nd.ones((1,))).__enter__()
+    assert kept.value is not None
+    trainer.discard_grads()
+    with autograd.record():
+        loss = loss_of(w, 0.25)
+    with trainer.scale_loss(loss) as scaled:
+        scaled.backward()
+    assert trainer.step(1) and value(w.data()) == [0.75]
