@@ -17,8 +17,7 @@ COLUMNS = {
         "Gluon": ["hybridized", "fused", "mxmp float32, frozen", "contrib.amp", "mxmp, fused", "mxmp, frozen"],
     },
     "training": {
-        "": ["float32", "float32, written out", "contrib.amp", "mixed_bfloat16", "bfloat16, stored", "float16 O1",
-             "float16 O2"]
+        "": ["float32", "contrib.amp", "mixed_bfloat16", "bfloat16, stored", "float16 O1", "float16 O2"],
     },
     "tune": {objective: ["float32", "untuned", "tuned"] for objective in ("training", "inference")},
     "trainer-step": {"": ["mx.gluon", "mxmp"]},
