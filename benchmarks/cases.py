@@ -243,33 +243,33 @@ def _pass(name: str, objective: str, policy: Optional[Policy], options: Options)
 
 
 def trainer_step(dtype: str, options: Options) -> List[Column]:
-    """Return a step of each trainer on ResNet-50's parameters: SGD with momentum, the gradients lie there."""
+    """Return a step of each trainer on ResNet-50's parameters: SGD with momentum, behind a backward."""
 
-    def start(make: Callable[..., Any], gradient: float, **how: Any) -> Started:
+    def start(make: Callable[..., Any], **how: Any) -> Started:
         net = make_net("resnet18_v1" if options.image_size else "resnet50_v1")
         net.initialize(mx.init.Xavier())
         net(mx.nd.zeros((1, 3, 64, 64)))
         net.cast(dtype)
         params = list(net.collect_params().values())
         settings = {"learning_rate": 1e-3, "momentum": 0.9, "multi_precision": make is gluon.Trainer}
-        trainer, loss = make(params, "sgd", settings, **how), mx.nd.ones(1)
-        trained = [param for param in params if param.grad_req != "null"]
-        for param in trained:
-            param.grad()[:] = gradient
+        trainer, trained = make(params, "sgd", settings, **how), [each for each in params if each.grad_req != "null"]
 
-        def prepare() -> None:  # leaves the trainer as backward does
-            if make is mxmp.gluon.Trainer:
-                with trainer.scale_loss(loss):
-                    pass
-            for param in trained:
-                param.data()._fresh_grad = True
+        def prepare() -> None:
+            with autograd.record():
+                # All gradients are 2**-10, times the scale.
+                loss = mx.nd.add_n(*((each.data().astype(FLOAT32) * 2.0**-10).sum() for each in trained))
+                if make is gluon.Trainer:
+                    loss.backward()
+                else:
+                    with trainer.scale_loss(loss) as scaled:
+                        scaled.backward()
 
         return Started(lambda: _update(trainer, 1), prepare, warmup=FIRST_STEPS)
 
-    scale = 2.0**16
+    scale = DynamicLossScale(2.0**16)
     return [
-        Column("mx.gluon", lambda: start(gluon.Trainer, 2.0**-10), is_base=True),
-        Column("mxmp", lambda: start(mxmp.gluon.Trainer, scale * 2.0**-10, loss_scale=DynamicLossScale(scale))),
+        Column("mx.gluon", lambda: start(gluon.Trainer), is_base=True),
+        Column("mxmp", lambda: start(mxmp.gluon.Trainer, loss_scale=scale)),
     ]
 
 
