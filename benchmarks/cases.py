@@ -50,6 +50,11 @@ class Options:
     seed: int = 0
     small: bool = False
 
+    @property
+    def leave_out(self) -> bool:
+        """Whether rounds are left out in which other programs took much: their time counts, and is looked at."""
+        return not self.cpu_time and not self.small
+
 
 @dataclass(frozen=True)
 class Started:
