@@ -39,6 +39,7 @@ TEST = [
     "mypy>=1.5",
     "nbclient>=0.8",
     "onnxruntime>=1.15",
+    "openvino>=2024.4",  # the last for Python 3.8; a wheel of some 45 MB for each Python
     "pytest>=7.4",
     "pytest-timeout>=2.1",
     "pytest-xdist>=3.3",

@@ -30,6 +30,7 @@ from mxmp.files import replacing
 from mxmp.tune.benchmark import output_error
 from mxmp.tune.race import FEWEST, NOISY, Rounds
 
+from . import other_work
 from .cases import GROUPS, ONNX_COLUMNS, PEER, Column, Options, Started, missing_packages
 from .tables import REVISION, file_of, read_records
 from .zoo import is_network
@@ -53,6 +54,7 @@ class Result:
     values: Dict[str, Any] = field(default_factory=dict)
     missing: str = ""  # why it did not run
     noisy: bool = False  # the base's own rounds scatter so much that nothing can be told
+    left_out: int = 0  # rounds in which other programs took more than `other_work.MOST` of a core
 
 
 Found = Dict[Case, List[Result]]
@@ -106,6 +108,7 @@ class Remote:
 
     def __init__(self, case: Case, number: int, options: Options) -> None:
         self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self.process_id = self._process.submit(os.getpid).result()
         self.facts = self._process.submit(_start, case, number, options).result()
 
     def lap(self) -> float:
@@ -146,16 +149,25 @@ def measure(case: Case, options: Options) -> List[Result]:
                 timers[column.front, column.name] = timer
             except (mx.MXNetError, MxmpError, RuntimeError) as e:
                 result.missing = f"fails: {mxnet_reason(e) if isinstance(e, mx.MXNetError) else e}"
-    rounds, until = Rounds(), begin + (options.seconds or group.seconds)
     laps: Any = {key: timer.lap for key, timer in timers.items() if timer.facts[0]}
+    processes = [timer.process_id for timer in timers.values()] if apart else []
+    rounds, left_out, until = Rounds(), 0, begin + (options.seconds or group.seconds)
     try:
-        for number in range(options.rounds if laps else 0):
-            if number < FEWEST or time.perf_counter() < until:
-                rounds.run(laps)
+        # On a busy machine as many are left out at most as are wanted.
+        while laps and len(rounds.times) < options.rounds and left_out < options.rounds:
+            if len(rounds.times) >= FEWEST and time.perf_counter() >= until:
+                break
+            others = other_work.OtherWork(processes)
+            rounds.run(laps)
+            if options.leave_out and others.cores() > other_work.MOST:
+                rounds.times.pop()
+                left_out += 1
     finally:
         for timer in timers.values() if apart else ():
             timer.close()
     _compare(columns, results, {key: timer.facts for key, timer in timers.items()}, rounds)
+    for result in results:
+        result.left_out = left_out
     return results
 
 
@@ -213,13 +225,16 @@ def plot(found: Found, path: str) -> None:
 
 
 def missing_lines(found: Found) -> List[str]:
-    """Return a line for each reason why columns did not run somewhere."""
+    """Return a line for each reason why columns did not run somewhere, and one for the rounds that were left out."""
     lines: Dict[str, Dict[str, None]] = {}
     for (group, case), results in found.items():
         for each in results:
             if each.missing:
                 lines.setdefault(f"{group}, {each.name}: {each.missing}", {})[case] = None
-    return [f"{line} ({', '.join(cases)})" for line, cases in lines.items()]
+    busy = {case: results[0].left_out for case, results in found.items() if results and results[0].left_out}
+    counts = ", ".join(f"{'/'.join(case)} {count}" for case, count in busy.items())
+    said = f"rounds left out, in which other programs took more than {other_work.MOST} of a core: {counts}"
+    return [*(f"{line} ({', '.join(cases)})" for line, cases in lines.items()), *([said] if busy else [])]
 
 
 def _panels(found: Found) -> Any:

@@ -82,7 +82,7 @@ def inference(records: Sequence[Record]) -> List[str]:
 
 def training(records: Sequence[Record]) -> List[str]:
     """Return the table of training of each processor."""
-    names = ["float32, written out", PEER, "mixed_bfloat16", "bfloat16, stored", "float16 O1", "float16 O2"]
+    names = [PEER, "mixed_bfloat16", "bfloat16, stored", "float16 O1", "float16 O2"]
     return _tables(records, "training", [("", name) for name in names], "")
 
 

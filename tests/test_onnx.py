@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from mxnet.gluon.model_zoo import vision
 from onnx import TensorProto
 
 import symbols
@@ -349,3 +350,48 @@ def test_a_model_for_inference(policy, tmp_path):
     expected = run_mxnet(symbol, {**values, **{name: array.asnumpy() for name, array in {**args, **aux}.items()}})
     tolerance = 8 * (EPS if policy == "O2" else np.finfo(np.float32).eps)
     np.testing.assert_allclose(run(found, values), expected, atol=tolerance * np.abs(expected).max())
+
+
+def classifier(name, size):
+    """Return a classifier whose BatchNorms have the statistics of its images, its parameters, and two images."""
+    mx.random.seed(0)
+    net = vision.get_model(name, classes=10)
+    net.initialize(mx.init.MSRAPrelu("in", slope=0))
+    images = mx.nd.random.normal(shape=(8 if size == 64 else 2, 3, size, size))
+    with mx.autograd.train_mode():
+        net(images)
+    for each, param in net.collect_params(".*running_(mean|var)").items():  # of which a tenth is new
+        param.set_data(param.data() * 10 if each.endswith("mean") else (param.data() - 0.9) * 10)
+    symbol, params = net(mx.sym.var("data")), net.collect_params().values()
+    states = symbol.list_auxiliary_states()
+    args, aux = ({p.name: p.data() for p in params if (p.name in states) == kind} for kind in (False, True))
+    return net, (symbol, args, aux), images[:2]
+
+
+CLASSIFIERS = {"resnet18_v1": 64, "resnet18_v2": 64, "mobilenet1.0": 64, "mobilenetv2_1.0": 64, "squeezenet1.1": 224, "densenet121": 224}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, size", CLASSIFIERS.items(), ids=CLASSIFIERS)
+def test_openvino_computes_what_the_network_does_in_bfloat16_too(name, size, tmp_path):
+    """As docs/guides/deploy_cpu.md shows it: folded in float32, exported, in bfloat16 by OpenVINO's hint.
+
+    The networks have 20 to 120 layers, each of which rounds its weights and its output by half an eps at most. They
+    add up as a random walk does: some 5 eps of the largest output, with 16 a bound. What is wrongly translated differs
+    by as much as the output itself. In float32 sums are made in other orders, thousands of terms each.
+    """
+    import openvino  # of the tests alone
+
+    net, model, images = classifier(name, size)
+    folded = convert_model(*model, "float32", for_inference=True)
+    file = export_model(*folded, str(tmp_path / "net.onnx"), {"data": images.shape})
+    core, found = openvino.Core(), {}
+    hints = ["f32", "bf16"] if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") else ["f32"]
+    for hint in hints:
+        compiled = core.compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": hint})
+        found[hint] = compiled([images.asnumpy()])[0]
+    expected = net(images).asnumpy()
+    for hint, result in found.items():
+        eps = {"f32": 128 * 2**-23, "bf16": 16 * 2**-7}[hint]
+        assert np.abs(result - expected).max() <= eps * np.abs(expected).max()
+    assert hints == ["f32"] or (found["f32"] != found["bf16"]).any()  # otherwise the hint did nothing

@@ -1,12 +1,17 @@
 """The benchmarks at their smallest: what they write and print. Times are not looked at, but for those that are told."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from itertools import chain, repeat
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-from benchmarks import cases, runner, zoo
+from benchmarks import cases, other_work, runner, zoo
 from benchmarks.__main__ import main
 from benchmarks.cases import GROUPS, Column, Group, Options, Started
 from mxmp.devices.speed import runs_bfloat16
@@ -17,8 +22,7 @@ COLUMNS = {
         "Gluon": ["hybridized", "fused", "mxmp float32, frozen", "contrib.amp", "mxmp, fused", "mxmp, frozen"],
     },
     "training": {
-        "": ["float32", "float32, written out", "contrib.amp", "mixed_bfloat16", "bfloat16, stored", "float16 O1",
-             "float16 O2"]
+        "": ["float32", "contrib.amp", "mixed_bfloat16", "bfloat16, stored", "float16 O1", "float16 O2"],
     },
     "tune": {objective: ["float32", "untuned", "tuned"] for objective in ("training", "inference")},
     "trainer-step": {"": ["mx.gluon", "mxmp"]},
@@ -80,8 +84,10 @@ def test_the_list_names_every_case(capsys):
     assert [line.strip() for line in lines if line[:1] == " "] == [case for group in GROUPS.values() for case in group.cases]
 
 
-def told(monkeypatch, columns, **how):
-    """Have a group of one case whose laps take the seconds that are told, round by round."""
+def told(monkeypatch, columns, others=(), **how):
+    """Have a group of one case whose laps take the seconds that are told, and other programs cores, round by round."""
+    cores = chain(others, repeat(0.0))
+    monkeypatch.setattr(other_work.OtherWork, "cores", lambda self: next(cores))
 
     class Timer:
         def __init__(self, started, cpu_time):
@@ -112,13 +118,36 @@ def test_a_case_whose_base_scatters_is_called_noisy(monkeypatch, capsys):
     assert "case (noisy)" in capsys.readouterr().out
 
 
+def test_rounds_with_much_other_work_are_left_out(monkeypatch, capsys):
+    found = told(monkeypatch, [("base", True, [1, 9, 2, 3])], others=[0.14, 0.16])["told", "case"][0]
+    assert (found.seconds, found.left_out) == ([1, 2, 3], 1)
+    said = "rounds left out, in which other programs took more than 0.15 of a core: told/case 1"
+    assert said in capsys.readouterr().out
+
+
+def test_on_a_machine_that_is_never_free_a_case_ends_without_a_time(monkeypatch):
+    found = told(monkeypatch, [("base", True, [1, 2, 3, 4])], others=[1.0] * 9)["told", "case"][0]
+    assert (found.seconds, found.left_out) == ([], 3)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="only Linux counts it there")
+def test_other_work_is_that_of_all_processes_but_those_that_are_timed():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            everything, others = other_work.OtherWork(), other_work.OtherWork([busy.pid])
+            time.sleep(1)
+            assert everything.cores() - others.cores() > other_work.MOST
+        finally:
+            busy.kill()
+
+
 def test_a_column_that_fails_is_a_line_and_no_end(monkeypatch, capsys):
     def fail():
         raise mx.MXNetError("Traceback:\n  File x\nMXNetError: no such kernel")
 
     columns = [Column("base", lambda: Started(mx.nd.waitall), is_base=True), Column("broken", fail)]
     monkeypatch.setitem(GROUPS, "told", Group("", lambda case, options: columns, ("case",), "case", 0.0))
-    base, broken = runner.run([("told", "case")], Options(rounds=2))["told", "case"]
+    base, broken = runner.run([("told", "case")], Options(rounds=2, cpu_time=True))["told", "case"]
     assert len(base.seconds) == 2 and broken.seconds == []
     assert "told, broken: fails: " in capsys.readouterr().out and "no such kernel" in broken.missing
 
