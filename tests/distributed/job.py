@@ -50,7 +50,7 @@ def flat(arrays):
 
 def state(net, trainer):
     """Return weights and masters."""
-    masters = [trainer._updaters[0].states[i].master for i in range(len(trainer._params))]
+    masters = list(trainer.master_params())
     return {"weights": flat([p.data() for p in net.collect_params().values()]), "masters": flat(masters)}
 
 
