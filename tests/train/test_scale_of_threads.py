@@ -132,6 +132,7 @@ def test_a_head_may_wait_for_its_backward_while_another_net_with_a_head_steps(th
 # In a process of its own, where no loss head has run before.
 BLOCK_THAT_IS_LEFT = """
 import threading
+import mxmp  # before MXNet, which newer versions of Python need
 import mxnet as mx
 from tests.gluon.trainer_tools import loss_of, param, sgd
 from tests.train.test_scale_of_threads import Head, autograd
@@ -194,6 +195,7 @@ FORK = """
 import os
 import threading
 import time
+import mxmp
 import mxnet as mx
 from mxnet.gluon import nn
 from mxmp.gluon import convert
