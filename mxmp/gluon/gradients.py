@@ -45,7 +45,7 @@ class Gradients(Weights):
         self._taken: Optional[List[List[Update]]] = None
         self.has_averages = False  # whether the parameters have averages in the place of their values
         self._cleared: List[mx.nd.NDArray] = []  # weights whose gradient was stale when it was reduced
-        self._thread: Optional[int] = None  # that trains; not known before the first step
+        self._thread = threading.get_ident()  # of the last step; before that, the one that made the trainer
         _ALL.add(self)
 
     @property
@@ -248,11 +248,6 @@ class Gradients(Weights):
         pairs = (zip(_arrays(param) or (), plain(_gradients(param)) or ()) for param in self._trained())
         return [grad for each in pairs for data, grad in each if id(data) in ids]
 
-    @property
-    def _is_of_this_thread(self) -> bool:
-        """Whether no other thread may be training."""
-        return threading.active_count() == 1 or self._thread == threading.get_ident()
-
     def unnote(self, ids: Set[int]) -> None:
         """Let MXNet's flags tell again of gradients, by the ids of their weights, in place of the window."""
         for data in (data for param in self._trained() for data in _arrays(param) or ()):
@@ -266,7 +261,7 @@ class Gradients(Weights):
         return [
             data
             for other in _ALL
-            if other not in named and not other.scaler.checks and other._is_of_this_thread
+            if other not in named and not other.scaler.checks and other._thread == threading.get_ident()
             for _, data in (other.fresh() if other.window is None or not other.window.is_summed else ())
         ]
 
