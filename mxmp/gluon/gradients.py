@@ -131,7 +131,7 @@ class Gradients(Weights):
                     "that step first, or give its gradients up by its discard_grads(); a loss that both step on is "
                     "scaled for both at once: first.scale_loss(loss, second)."
                 )
-            if param.grad_req == "add" and any(grad.asnumpy().any() for grad in arrays.plain):
+            if _adds_to_numbers(param):
                 raise TrainerError(
                     f"{call}: the gradient of parameter '{param.name}', to which this backward adds (grad_req='add'), "
                     "was scaled by a trainer that is gone. Now call zero_grad on the parameters to start again."
@@ -142,12 +142,9 @@ class Gradients(Weights):
         return any(owner is not self for owner in arrays.window.written.owners)
 
     def _waits_with(self, arrays: TrueOnRead) -> bool:
-        """Return whether a parameter's gradients wait for this step; what an interrupted one left is given back."""
+        """Return whether gradients wait for this step, perhaps with those of other trainers."""
         window = self.window
-        if arrays.window is window:
-            return True
-        is_mine = any(owner is self for owner in arrays.window.written.owners)
-        return is_mine and window is not None and arrays.window.written is window.written
+        return window is not None and arrays.window.written is window.written
 
     def begin(self, waits: bool) -> None:
         """Let gradients that were written before the first block of a step be stale, which are not scaled.
@@ -162,7 +159,7 @@ class Gradients(Weights):
                     "earlier block of its trainer, which has no loss scale, wrote it. Step before this block, or scale "
                     "all losses of the step in one block."
                 )
-            if param.grad_req == "add" and any(grad.asnumpy().any() for grad in plain(_gradients(param))):
+            if _adds_to_numbers(param):
                 raise TrainerError(
                     "scale_loss: a backward outside of scale_loss, or in a block that raised, has written the gradient "
                     f"of parameter '{param.name}', to which this block would add (grad_req='add'). Scale every loss of "
@@ -218,9 +215,8 @@ class Gradients(Weights):
 
     def fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
         """Return the parameters, with their arrays, whose gradient backward has written and nothing has noted."""
-        trained = (param for param in self._params if param.grad_req != "null")
         return fresh_among(
-            (param, data) for param in trained for data in _arrays(param) or parameters.checked_arrays(param)
+            (param, data) for param in self._trained() for data in _arrays(param) or parameters.checked_arrays(param)
         )
 
     @property
@@ -230,11 +226,11 @@ class Gradients(Weights):
             return {id(update.weight) for group in self._taken for update in group}
         return set() if self.window is None else self.window.written.ids
 
-    def adding(self) -> Iterator[mx.nd.NDArray]:
-        """Yield the weights to whose gradients backward adds."""
+    def adding(self) -> Iterator[int]:
+        """Yield the ids of the weights to whose gradients backward adds."""
         for param in self._params:
             if param.grad_req == "add":
-                yield from _arrays(param) or ()
+                yield from map(id, _arrays(param) or ())
 
     def named(self, ids: Set[int]) -> Iterator[mx.gluon.Parameter]:
         """Yield the parameters of some weights."""
@@ -398,6 +394,11 @@ class Gradients(Weights):
         return [(param.name, data) for param in stats for data in _arrays(param) or ()]
 
 
+def _adds_to_numbers(param: mx.gluon.Parameter) -> bool:
+    """Return whether a backward adds to a gradient that is not zero; a host read."""
+    return param.grad_req == "add" and any(grad.asnumpy().any() for grad in plain(_gradients(param)))
+
+
 def _not_scaled(call: str, param: mx.gluon.Parameter, data: mx.nd.NDArray) -> TrainerError:
     return TrainerError(
         f"{call}: the gradient of parameter '{param.name}' on {data.ctx} was written by a backward outside of "
@@ -426,7 +427,7 @@ class LossBlock(Block):
         self._begins: List[Scaler] = []  # whose window begins here
         self._set_aside: List[mx.nd.NDArray] = []  # weights of other trainers, with gradients from before
         self._running = 0  # backward passes
-        self._heads: Any = ()  # loss heads of other trainers' nets, with their scales before
+        self._heads: List[Any] = []  # loss heads of other trainers' nets, with their scales before
         self._flag: Optional[mx.nd.NDArray] = None  # whether the losses are finite
 
     def __enter__(self) -> Any:
@@ -435,7 +436,7 @@ class LossBlock(Block):
                 scaler.require_can_scale("scale_loss")
             for gradients in self._gradients:
                 gradients.require_own("scale_loss")
-            scale = self._common_scale()
+            scale = self._chosen_scale()
             working = [scaler for scaler in self._scalers if scaler.active or scale != 1.0]
             for scaler, gradients in zip(self._scalers, self._gradients):
                 if scaler.window is not None and scaler.window.is_open:
@@ -459,7 +460,7 @@ class LossBlock(Block):
                 self._set_aside = self._gradients[0].fresh_of_others(self._gradients) if working else []
                 for data in self._set_aside:
                     is_fresh.set(data, False)
-                self._heads = HEAD_SCALE.write(scale, self._trainers)
+                HEAD_SCALE.write(scale, self._trainers, self._heads)
                 for scaler, gradients in zip(self._scalers, self._gradients):
                     if scaler.active:
                         gradients.step.keep_running_stats(gradients.running_stats())
@@ -518,7 +519,8 @@ class LossBlock(Block):
             if id(data) not in ids:
                 is_fresh.set(data, True)
 
-    def _common_scale(self) -> float:
+    def _chosen_scale(self) -> float:
+        """Choose one of several losses, and return the scale of all trainers."""
         begun = {scaler.window.scale for scaler in self._scalers if scaler.window is not None and scaler.window.reached}
         several = [scaler for scaler in self._scalers if self._loss_id != 0 or scaler.num_losses > 1]
         if several:
@@ -582,8 +584,10 @@ class LossBlock(Block):
             after = self._collect()
             loss.is_told = True
             self._told |= after
-            adding = {id(data) for each in self._gradients for data in each.adding()}
-            self._unscaled |= {each for each in before if each in adding or each not in after}
+            self._unscaled |= before & self._adding() | before - after
+
+    def _adding(self) -> Set[int]:
+        return set().union(*(gradients.adding() for gradients in self._gradients))
 
     def _collect(self) -> Set[int]:
         return set().union(*(gradients.collect() for gradients in self._gradients))
@@ -614,7 +618,7 @@ class LossBlock(Block):
         for window in windows:
             window.flag("losses", self._flag)
             window.reached = window.reached or reached
-        overwritten = written & self._before - {id(data) for each in self._gradients for data in each.adding()}
+        overwritten = written & self._before - self._adding()
         if overwritten:
             text = (
                 f"a backward overwrote the gradient of parameter '{self._name(overwritten)}' from an earlier "

@@ -111,6 +111,7 @@ class ScaledLoss:
 
     Attributes:
         path: The name of the loss in errors: 'loss', 'loss[1]'.
+        loss: The loss as it was given.
         wide: ``loss`` in float32, or float64.
         scaled: ``wide`` times the loss scale.
         factor: The loss scale as a variable of autograd, whose gradient every backward pass through
@@ -316,12 +317,12 @@ class HeadScale(gluon.Parameter):  # type: ignore[misc]
             if mine:
                 mine[-1].trainers = [weakref.ref(each) for each in trainers.values()]
 
-    def write(self, scale: float, trainers: Sequence[Any]) -> List[Tuple[_HeadCall, float]]:
+    def write(self, scale: float, trainers: Sequence[Any], changed: List[Tuple[_HeadCall, float]]) -> None:
         """Have the gradients of loss heads multiplied by a scale: in calls of this thread, and of the trainers' nets.
 
-        Returns the calls of other nets, with their scales before, for `give_back`.
+        Calls of other nets are noted in ``changed``, with their scales before, each before it changes: for `give_back`,
+        also where this is interrupted.
         """
-        changed = []
         with autograd.pause():
             for call in list(self._calls):
                 own = call.is_of(trainers)
@@ -331,7 +332,6 @@ class HeadScale(gluon.Parameter):  # type: ignore[misc]
                     changed.append((call, call.value))
                 if own or is_near:
                     call.write(scale)
-        return changed
 
     def forget(self, trainer: Any) -> None:
         """Forget the calls of nets that a trainer trains: its step is over."""

@@ -150,11 +150,10 @@ class Scaler:
             self.window = Window()
         return self.window
 
-    def scaled(self, scale: float, loss_flag: Optional[mx.nd.NDArray] = None) -> Window:
-        """Return the window of losses that were multiplied by a scale; a flag says whether they are finite."""
+    def scaled(self, scale: float) -> Window:
+        """Return the window of losses that were multiplied by a scale."""
         window = self.window = self.window or Window(scale)
         window.scale = scale
-        window.flag("losses", loss_flag)
         return window
 
     def end_step(self) -> None:

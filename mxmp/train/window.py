@@ -91,7 +91,7 @@ class Window:
         fault: The error of a step that cannot be made, and its text; None if it can.
         finite_after: For several losses, the number of each and a flag of the gradients after its backward.
         shown: Float32 copies that are shown in place of low precision gradients.
-        seen: The arrays that were made true for a reader, and all that gives them back.
+        seen: The arrays that were divided by the scale for a reader; a further block multiplies them again.
     """
 
     scale: float = 1.0
@@ -204,7 +204,7 @@ class Block:
         self.windows = windows
 
     def close(self) -> None:
-        """Close the block, also if its thread is interrupted: one that nobody holds any more is closed as well."""
+        """Close the block. One that nobody holds any more, because its thread was interrupted, is closed already."""
         self.windows = ()
         _BLOCKS.discard(self)
         LOCK.notify_all()

@@ -89,6 +89,24 @@ def test_a_block_that_is_cut_leaves_the_gradients_of_other_nets_unscaled():
     alone(cut_blocks_with_heads)
 
 
+def cut_beginnings_with_heads():
+    """The other net is called before the block, which writes to the array that its head reads."""
+    (net, recorded), (other, recorded_other) = net_with_head(), net_with_head()
+    trainer = Trainer(net, "sgd", loss_scale=1024)
+    for line in itertools.count(1):
+        waiting, block = recorded_other(), trainer.scale_loss(recorded())
+        if not interrupted(block.__enter__, line):
+            break
+        waiting.backward()
+        np.testing.assert_array_equal(other.weight.grad().asnumpy(), [1, 2])
+        trainer.discard_grads()
+    assert line > 50
+
+
+def test_a_block_that_is_cut_while_it_begins_gives_calls_of_other_nets_their_scale_back():
+    alone(cut_beginnings_with_heads)
+
+
 def test_an_accumulators_loop_that_is_cut_leaves_grad_req_and_the_trainers_own_step():
     def run_backward(x):
         with autograd.record():
