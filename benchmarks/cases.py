@@ -348,7 +348,7 @@ class Group:
 
 
 _RESNET20, _SMALL = "cifar_resnet20_v1", "mobilenet0.25"
-_TRAINED = (_RESNET20, "resnet18_v1", "resnet50_v1", "mobilenet1.0", "lstm", "bert_small")
+_TRAINED = (_RESNET20, "resnet18_v1", "resnet50_v1", "mobilenet1.0", "alexnet", "lstm", "bert_small")
 _TUNED = (_RESNET20, "resnet18_v1", "resnet50_v1", "mobilenet1.0", "mobilenetv2_1.0", "lstm", "bert_mini")
 _PLACED = ("resnet152_v1", "inceptionv3", "lstm", "bert_small")
 

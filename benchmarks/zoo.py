@@ -20,8 +20,9 @@ IMAGE_SIZES = {**dict.fromkeys((*_RESNETS, *_OTHERS), 224), "inceptionv3": 299}
 """The networks whose inference is timed, and the height and width of the images that each was made for."""
 
 TASKS = {
-    **{"cifar_resnet20_v1": (128, 32), "resnet18_v1": (32, 32), "resnet50_v1": (8, 224), "mobilenet1.0": (16, 128)},
-    **{"mobilenetv2_1.0": (16, 128), "lstm": (32, 35), "bert_small": (8, 128), "bert_mini": (8, 128)},
+    **{"cifar_resnet20_v1": (128, 32), "resnet18_v1": (32, 32), "resnet50_v1": (8, 224), "mobilenet1.0": (8, 224)},
+    **{"mobilenetv2_1.0": (8, 224), "alexnet": (16, 224)},
+    **{"lstm": (32, 35), "bert_small": (8, 128), "bert_mini": (8, 128)},
 }
 """The networks that are trained, with the usual batch and the size of images, or the words of a sentence."""
 
