@@ -255,6 +255,11 @@ class Policy:
                 return dtype, f"{field[:-1]} override {key!r}"
         return None
 
+    def names_node(self, name: str) -> bool:
+        """Return whether an override by name matches a node."""
+        whole, patterns = self._names
+        return name in whole or any(_applies("names", key, "", name) for key, _ in patterns)
+
     @functools.cached_property
     def _names(self) -> Tuple[Dict[str, Overrides], Overrides]:
         """The overrides of whole names and those of patterns.

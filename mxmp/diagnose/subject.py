@@ -514,10 +514,10 @@ class NetSubject(Subject):
         decisions = []
         for traced, call in self._distinct():
             shapes = traced.shapes(flat_arguments(tuple(map(as_input, call.inputs))).arrays)
-            params = frozenset(n for n, param in traced.params.items() if not isinstance(param, gluon.Constant))
-            inputs = traced.variables.difference(traced.params)
+            data = traced.data
+            params = frozenset(traced.params) - data
             try:
-                converted = convert_graph(traced.symbol, policy, shapes, traced.types, params, inputs=inputs)
+                converted = convert_graph(traced.symbol, policy, shapes, traced.types, params, inputs=data)
             except ConvertError as e:
                 raise type(e)(f"block '{call.block.name}': {e}") from e
             decisions.append(converted.decisions)

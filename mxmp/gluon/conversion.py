@@ -423,7 +423,6 @@ class Conversion:
         if conversion_of(self.net) is self:  # else those of the conversion before it, which is still to be removed
             low = (n for n, p in traced.params.items() if isinstance(p, storage.LowPrecisionParameter))
             stored = frozenset(low)
-        inputs = frozenset(traced.variables).difference(traced.params)
         try:
             return convert_graph(
                 traced.symbol,
@@ -434,7 +433,7 @@ class Conversion:
                 stored,
                 beyond_range(self.ranges, self.policy),
                 graph=traced.graph,
-                inputs=inputs,
+                inputs=traced.data,
                 storable=self._storable(traced),
             )
         except ConvertError as e:
@@ -460,8 +459,7 @@ class Conversion:
             return frozenset()
         others = (each for each in self.siblings.conversions if each is not self and each.is_decided)
         fixed = {id(param) for each in others for param in each.params}
-        may = (n for n, p in traced.params.items() if id(p) not in fixed and not isinstance(p, gluon.Constant))
-        return frozenset(may)
+        return frozenset(n for n, p in traced.params.items() if id(p) not in fixed) - traced.data
 
     def _store(self, converted: Converted) -> None:
         """Store parameters in the dtypes that a graph wants; graphs for other dtypes are forgotten."""

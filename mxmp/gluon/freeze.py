@@ -313,7 +313,7 @@ def _source_of_net(
     given = make_model(traced.symbol, shapes, dtypes, ranges)
     known = ({}, {}) if conversion is None else (conversion.ranges, traced.types)
     types, magnitudes = {**known[1], **given.dtypes}, {**known[0], **given.ranges}
-    model = Model(given.symbol, {**sizes, **given.shapes}, types, magnitudes)
+    model = Model(given.symbol, {**sizes, **given.shapes}, types, magnitudes, constants=traced.data)
     states = set(traced.symbol.list_auxiliary_states())
     values = {name: parameters.reduced(param) for name, param in traced.params.items()}
     return Source(

@@ -19,7 +19,7 @@ from mxnet import gluon
 from .. import dtypes
 from ..errors import ConvertError, MxmpError
 from ..graph import Graph
-from ..mxnet_private import blocks
+from ..mxnet_private import blocks, parameters
 from ..symbol import to_graph
 from ..symbol.rewrite import ShapeOutcomes
 from . import regions
@@ -121,6 +121,16 @@ class Trace:
     def variables(self) -> FrozenSet[str]:
         """The names of inputs and parameters that the graph reads."""
         return frozenset(self.symbol.list_inputs())
+
+    @property
+    def data(self) -> FrozenSet[str]:
+        """The names of inputs and constants: parameters that nothing trains are data, as inputs are."""
+        constants = (
+            name
+            for name, param in self.params.items()
+            if isinstance(param, gluon.Constant) or not parameters.is_differentiable(param)
+        )
+        return self.variables.difference(self.params).union(constants)
 
     def outcomes(self, dtype: str) -> ShapeOutcomes:
         """Return what evaluates the conditions on shapes in it, for the low precision dtype of a policy."""

@@ -62,6 +62,7 @@ class Conversions:
         params: Names of the parameters and auxiliary states.
         contexts: Where it runs.
         loss_heads: Names of Custom operators that are loss heads.
+        fixed: Names of parameters that no optimizer has: their values are data.
         scaled: Whether loss heads get a loss scale.
         trains: Whether executors run backward.
         adds: Whether gradients are added to earlier ones.
@@ -73,6 +74,7 @@ class Conversions:
     params: FrozenSet[str]
     contexts: Sequence[mx.Context]
     loss_heads: FrozenSet[str] = frozenset()
+    fixed: FrozenSet[str] = frozenset()
     scaled: bool = False
     trains: bool = True
     adds: bool = False
@@ -106,7 +108,8 @@ class Conversions:
         inputs = list(inputs)
         shapes = {desc.name: tuple(desc.shape) for desc in inputs}
         types = _input_types(self.symbol, inputs)
-        converted = convert_graph(self.symbol, self.policy, shapes, types, self.params, stored)
+        data = frozenset(self.symbol.list_arguments()).difference(self.params) | self.fixed
+        converted = convert_graph(self.symbol, self.policy, shapes, types, self.params, stored, inputs=data)
         scaling = converted
         outputs: Tuple[int, ...] = ()
         if self.scaled:

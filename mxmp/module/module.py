@@ -196,7 +196,8 @@ class Module(PolicyStatus, ModuleBase):
             self._join(shared._scaler)
             self._writes = shared._writes
         params, scaled = frozenset([*self.mx_param_names, *self.mx_aux_names]), for_training and self._scaler.active
-        given = (params, self.mx_context, self._loss_heads, scaled, for_training, accumulates(grad_req))
+        fixed = frozenset(self.mx_fixed_param_names or ())
+        given = (params, self.mx_context, self._loss_heads, fixed, scaled, for_training, accumulates(grad_req))
         self._conversions = Conversions(symbol, self._policy, *given)
         descs = describe(self, data_shapes, label_shapes)
         self._use(self._convert(descs, shared), descs, shared.mx_exec_group if shared else None)

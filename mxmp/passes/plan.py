@@ -10,7 +10,8 @@ from ..graph import Entry, Graph, Key
 from ..policy import Policy
 from ..rules import RULES, RuleSet
 from .control_flow import Body, bodies_of
-from .decide import FLOAT32, FREE, LOW, Verdict, classify, moves
+from .dataflow import classify
+from .decide import FLOAT32, FREE, LOW, Verdict, moves
 from .facts import Facts
 from .place import Placement, place
 from .reasons import Reason

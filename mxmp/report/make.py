@@ -9,7 +9,8 @@ from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence
 from .. import dtypes
 from ..graph import Entry, Graph
 from ..passes.attributes import BEFORE_ATTR, MARK_ATTR
-from ..passes.decide import FLOAT32, FREE, KEEP, Verdict, classify
+from ..passes.dataflow import classify
+from ..passes.decide import FLOAT32, FREE, KEEP, Verdict
 from ..passes.facts import Facts
 from ..passes.plan import Plan
 from ..passes.reasons import Reason

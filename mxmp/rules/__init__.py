@@ -1,11 +1,16 @@
 """Internal: the precisions that each MXNet operator may run in, by category, port and condition."""
 
+from .core import ADDS as ADDS
 from .core import ALLOW as ALLOW
 from .core import CLEAR as CLEAR
 from .core import DENY as DENY
 from .core import EVERY as EVERY
 from .core import GIVEN as GIVEN
 from .core import INFER as INFER
+from .core import MULTIPLIES as MULTIPLIES
+from .core import OVER as OVER
+from .core import RESTARTS as RESTARTS
+from .core import TIMES as TIMES
 from .core import Call as Call
 from .core import Rule as Rule
 from .core import RuleSet as RuleSet

@@ -125,13 +125,28 @@ def scalars_representable(*keys: str) -> Condition:
     return condition
 
 
+def reduced_elements(call: Call) -> Optional[int]:
+    """Return how many elements a reduction makes one of, None if unknown."""
+    shape = known_shape(call, 0)
+    return None if shape is None else math.prod(shape[axis] for axis in _reduced_axes(call.attrs, len(shape)))
+
+
+def pooled_elements(call: Call) -> Optional[int]:
+    """Return how many elements a window of Pooling has, None if unknown."""
+    shape, kernel = known_shape(call, 0), sizes_of(call.attrs, "kernel")
+    if not flag_of(call.attrs, "global_pool", False):
+        return math.prod(kernel)
+    return None if shape is None else math.prod(shape[2:])
+
+
 def short_reduction(call: Call) -> Optional[str]:
     """Forbid reductions over more than ``MAX_REDUCTION`` elements, or over unknown many."""
-    shape = known_shape(call, 0)
-    if shape is None:
-        return "the length of the reduction is unknown"
-    length = math.prod(shape[axis] for axis in _reduced_axes(call.attrs, len(shape)))
-    return f"it reduces {length} elements, more than {MAX_REDUCTION}" if length > MAX_REDUCTION else None
+    return _reduction_of(reduced_elements(call))
+
+
+def short_pooling(call: Call) -> Optional[str]:
+    """Forbid windows of more than ``MAX_REDUCTION`` elements, or of unknown many."""
+    return _reduction_of(pooled_elements(call))
 
 
 def short_windows(call: Call) -> Optional[str]:
@@ -311,7 +326,7 @@ _LOW = frozenset(dtypes.LOW_PRECISION)
 
 SHAPE_CONDITIONS: Dict[Condition, FrozenSet[str]] = {
     sound_convolution: frozenset({dtypes.BFLOAT16}),
-    **dict.fromkeys((short_reduction, short_windows, small_magnification), _LOW),
+    **dict.fromkeys((short_reduction, short_pooling, short_windows, small_magnification), _LOW),
     **dict.fromkeys((short_products, short_gemm2, few_rows, few_points, short_bias, short_upsampling), _LOW),
     **dict.fromkeys((short_gradients, short_slopes, short_broadcast_to, short_broadcast_like), _LOW),
 }
@@ -338,6 +353,12 @@ def _reduced_axes(attrs: Mapping[str, str], ndim: int) -> Tuple[int, ...]:
         return tuple(range(ndim))  # 'exclude' or not
     axes = {a % ndim for a in ((axis,) if isinstance(axis, int) else axis)}
     return tuple(set(range(ndim)) - axes if value_of(attrs, "exclude") else axes)
+
+
+def _reduction_of(length: Optional[int]) -> Optional[str]:
+    if length is None:
+        return "the length of the reduction is unknown"
+    return f"it reduces {length} elements, more than {MAX_REDUCTION}" if length > MAX_REDUCTION else None
 
 
 def _gradient_of(call: Call, length: int) -> Optional[str]:

@@ -29,6 +29,18 @@ DENY = "deny"
 
 CATEGORIES = (ALLOW, INFER, CLEAR, DENY)
 
+ADDS = "adds"
+"""Results are sums of as many values as the inputs are together."""
+
+MULTIPLIES = "multiplies"
+"""Results are products of the inputs."""
+
+TIMES, OVER = "times", "over"
+"""The input times the scalar, or divided by it."""
+
+RESTARTS = "restarts"
+"""Results have a size of their own, whatever is read."""
+
 EVERY: Sequence[int] = range(1 << 16)
 """All ports, however many a call has (``keep=EVERY``)."""
 
@@ -108,9 +120,17 @@ class Rule:
         condition: Says why a particular call must stay in float32.
         taints: Whether values of a call that the condition forbids are unsafe for what follows. They are
             not where the condition is for how sums are rounded alone.
+        size: How the size of its results follows from that of its inputs: ``ADDS``, ``MULTIPLIES``, ``TIMES``, ``OVER``
+            or ``RESTARTS``; by default it is the largest of theirs. An allow operator restarts.
+        sums: Tells of how many values each result is the sum; None if it is no sum.
         positions: Whether it gives positions or counts, which no low precision holds: under every policy it
             runs in float32, and so does what carries them on.
+        counts: Whether it gives positions unless it reads what a product has rounded.
+        maps_positions: Whether a product of positions stays float32: its results are positions too.
         truth: Whether it gives 0 and 1 alone.
+        saturates: Whether results come so close to 1 that their distance from it needs float32.
+        shifts: Whether it may give that distance, as ``1 - x`` does.
+        magnifies: Whether it reads that distance, as a logarithm does.
         widens: Attribute with which the operator reads low precision data, and computes in and gives
             float32; empty if it has none. It saves a cast.
         stand_ins: Operators that compute the same where this one has no low precision kernel, or none whose sums
@@ -136,8 +156,15 @@ class Rule:
     when: Tuple[Tuple[str, str], ...] = ()
     condition: Optional[Condition] = None
     taints: bool = True
+    size: str = ""
+    sums: Optional[Callable[[Call], Optional[int]]] = None
     positions: bool = False
+    counts: bool = False
+    maps_positions: bool = False
     truth: bool = False
+    saturates: bool = False
+    shifts: bool = False
+    magnifies: bool = False
     reason: str = ""
     widens: str = ""
     stand_ins: Tuple[Tuple[int, str], ...] = ()

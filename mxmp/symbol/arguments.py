@@ -34,8 +34,8 @@ HEADROOM = 2.0
 class Model(NamedTuple):
     """A symbol with what is known about its inputs.
 
-    ``ranges`` has magnitudes measured, of outputs too, and ``removed`` what the network had that the symbol lacks,
-    because inference does not need it.
+    ``ranges`` has magnitudes measured, of outputs too, ``removed`` what the network had that the symbol lacks, because
+    inference does not need it, and ``constants`` the names of parameters that nothing trains.
     """
 
     symbol: Any
@@ -43,6 +43,7 @@ class Model(NamedTuple):
     dtypes: Dict[str, str]
     ranges: Mapping[str, float] = {}
     removed: Removed = Removed()
+    constants: FrozenSet[str] = frozenset()
 
     def known(self, args: Mapping[str, Any], aux: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, str]]:
         """Return the shapes and dtypes of inputs and parameters; shapes only if some input's is known."""

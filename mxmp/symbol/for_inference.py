@@ -264,5 +264,6 @@ def fold_model(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict[str
     def remaining(values: Mapping[str, _Value]) -> Dict[str, _Value]:
         return {name: value for name, value in values.items() if name in names or name not in old}
 
-    prepared = Model(found.symbol, remaining(model.shapes), remaining(model.dtypes), ranges, found.removed)
+    sizes, types = remaining(model.shapes), remaining(model.dtypes)
+    prepared = Model(found.symbol, sizes, types, ranges, found.removed, model.constants)
     return prepared, remaining({**args, **folded}), remaining(aux)

@@ -91,7 +91,7 @@ def _convert(
             allowed,
             out_of_range=out_of_range | beyond_range(model.ranges, policy),
             final=True,
-            inputs=frozenset(model.symbol.list_arguments()) - set(args),
+            inputs=frozenset(model.symbol.list_arguments()).difference(args) | model.constants,
             removed=model.removed,
         )
     require_fit(converted.decisions.before, converted.decisions.facts, shapes, model.shapes)

@@ -9,6 +9,7 @@ from mxnet.gluon import nn, rnn
 from mxmp.gluon import convert, report
 from mxmp.module import Module
 from mxmp.policy import Policy
+from mxmp.symbol import convert_symbol, on_cpu
 
 
 class Behind(mx.gluon.HybridBlock):
@@ -51,7 +52,9 @@ ONE = np.ones((1, 1, 1, 1))
 
 def positions(product):
     """Return a function that adds its input to the sine of what a product makes of the positions up to 4096."""
-    return lambda F, x: F.broadcast_add(F.reshape(x, (1, 1)), F.sin(F.reshape(product(F, F.arange(0, 4096)), (4096, 1))))
+    return lambda F, x: F.broadcast_add(
+        F.reshape(x, (1, 1)), F.sin(F.reshape(product(F, F.arange(0, 4096)), (4096, 1)))
+    )
 
 
 def column(F, counted):
@@ -81,20 +84,78 @@ CASES = {
     "the logarithm of a sigmoid": (
         lambda F, x: -F.log(F.clip(1 - F.sigmoid(x), 1e-12, 1)), np.full((1, 1, 1, 1), 10), {}),
     "a large constant, one image": (
-        lambda F, x, large: F.broadcast_mul(x, large), np.full((1, 1, 1, 1), 0.5), {"large": LARGE}),
+        lambda F, x, large: F.broadcast_mul(x, large) * 1e-3, np.full((1, 1, 1, 1), 2), {"large": LARGE}),
     "a large constant, two images": (
-        lambda F, x, large: F.broadcast_mul(x, large), np.full((2, 1, 1, 1), 0.5), {"large": LARGE}),
+        lambda F, x, large: F.broadcast_mul(x, large) * 1e-3, np.full((2, 1, 1, 1), 2), {"large": LARGE}),
 }  # fmt: skip
 
 
-@pytest.mark.xfail(strict=True, reason="engine")
+RELATIVES = {
+    "a sum of a product of sums": (lambda F, x: F.sum(F.sum(x, axis=3) * F.sum(x, axis=3)) * 1e-6, IMAGE, {}),
+    "a sum of many sums": (
+        lambda F, x: F.add_n(*[F.sum(x, axis=3) for _ in range(8)]).reshape((0, -1)) * 1e-3, 32 * IMAGE, {}),
+    "a pooling of sums": (
+        lambda F, x: F.Pooling(F.sum(x, axis=3, keepdims=True), kernel=(8, 1), stride=(8, 1), pool_type="sum") * 1e-3,
+        64 * IMAGE, {}),
+    "a global pooling that sums": (
+        lambda F, x: F.Pooling(x, kernel=(1, 1), global_pool=True, pool_type="sum").reshape((0, -1)) / 512**2, IMAGE, {}),
+    "a mean of sums": (lambda F, x: F.sum(F.mean(F.sum(x, axis=3), axis=1), axis=1) / 512**2, IMAGE, {}),
+    "small factors": (lambda F, x: x * 1e-3 * 1e-3 * 1e3 * 1e3, ONE, {}),
+    "large factors": (lambda F, x: x * 300 * 300 * 1e-5, ONE, {}),
+    "a quotient of small factors": (lambda F, x: x / 1000 / 1000 * 1e3 * 1e3, ONE, {}),
+    "focal loss": (lambda F, x: -1e13 * (1 - F.sigmoid(x)) ** 2 * F.log(F.sigmoid(x)), 10 * ONE, {}),
+    "label smoothing": (
+        lambda F, x: -(0.9 * F.log(F.sigmoid(x) + 1e-12) + 0.1 * F.log(1 - F.sigmoid(x) + 1e-12)), 11 * ONE, {}),
+    "cross entropy of a softmax": (
+        lambda F, x: -F.log(F.clip(1 - F.softmax(F.concat(x, F.zeros_like(x), dim=1), axis=1), 1e-12, 1)), 10 * ONE, {}),
+    "a reciprocal of a distance": (lambda F, x: 1e-4 / (1 - F.sigmoid(x)), 10 * ONE, {}),
+    "an inverse function": (lambda F, x: F.arctanh(F.tanh(x)), 4 * ONE, {}),
+    "rotary positions": (
+        lambda F, x: F.broadcast_mul(
+            x.reshape((1, 1)), F.cos(F.broadcast_mul(F.arange(0, 4096).reshape((-1, 1)), F.exp(-F.arange(0, 8))))
+        ), ONE, {}),
+    "Fourier features": (
+        lambda F, x, waves: F.broadcast_add(
+            x.reshape((1, 1)), F.sin(F.dot(F.arange(0, 4096).reshape((-1, 2)), waves))
+        ), ONE, {"waves": mx.nd.array([[0.37, 1.21], [0.73, 0.11]])}),
+    "rounded positions": (
+        lambda F, x: F.broadcast_add(x.reshape((1, 1)), F.floor(column(F, F.arange(0, 4096)) / 3)) * 1e-3, ONE, {}),
+}  # fmt: skip
+CASES.update(RELATIVES)
+
+
+def bound(policy, function, data, **constants):
+    """Return what `step` does, of a symbol."""
+    weight = mx.sym.var("weight", shape=(1, 1, 1, 1))
+    layer = mx.sym.Convolution(mx.sym.var("data"), weight, kernel=(1, 1), num_filter=1, no_bias=True)
+    symbol = function(mx.sym, layer, **{name: mx.sym.var(name) for name in constants})
+    names = ["data", *constants]
+    symbol = convert_symbol(
+        symbol, policy, {"data": data.shape, **{n: v.shape for n, v in constants.items()}}, data_names=names
+    )
+    symbol = on_cpu(symbol) if policy != "float32" else symbol
+    given = {"data": mx.nd.array(data), "weight": mx.nd.ones((1, 1, 1, 1)), **constants}
+    types = symbol.infer_type(**{name: "float32" for name in names})[0]
+    given = {n: given[n].astype(dtype) for n, dtype in zip(symbol.list_arguments(), types)}
+    grads = {"data": mx.nd.zeros(data.shape)}
+    executor = symbol.bind(mx.cpu(), given, grads, {n: "write" if n == "data" else "null" for n in given})
+    outputs = executor.forward(is_train=True)
+    executor.backward([mx.nd.ones_like(each) for each in outputs])
+    return outputs[0].asnumpy(), grads["data"].asnumpy()
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("run", [step, bound], ids=["Gluon", "Symbol"])
+@pytest.mark.parametrize("policy, tolerance", [("O1", 1), ("O2", 1), ("mixed_bfloat16", 50)])
 @pytest.mark.parametrize("function, data, constants", CASES.values(), ids=CASES)
-def test_values_under_o1_are_those_of_float32(function, data, constants):
-    for expected, found in zip(*(step(policy, function, data, **constants) for policy in ("float32", "O1"))):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+def test_values_are_those_of_float32(function, data, constants, policy, tolerance, run):
+    (output, gradient), (found, gradient_found) = (
+        run(each, function, data, **constants) for each in ("float32", policy)
+    )
+    np.testing.assert_allclose(found, output, rtol=1e-4 * tolerance, atol=1e-3 * tolerance)
+    np.testing.assert_allclose(gradient_found, gradient, rtol=1e-3 * tolerance, atol=1e-3 * tolerance)
 
 
-@pytest.mark.xfail(strict=True, reason="engine")
 @pytest.mark.parametrize("op", ["sigmoid", "tanh"])
 def test_an_output_that_saturates_keeps_its_distance_from_one(op):
     data = np.full((1, 1, 1, 1), {"sigmoid": 9.75, "tanh": 4}[op])
@@ -135,7 +196,6 @@ TABLES = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="engine")
 @pytest.mark.parametrize("function, table", TABLES.values(), ids=TABLES)
 def test_a_parameter_that_is_not_differentiable_is_data(function, table):
     data = mx.nd.full((1, 1, 1, 4), 0.25)
@@ -143,7 +203,6 @@ def test_a_parameter_that_is_not_differentiable_is_data(function, table):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.xfail(strict=True, reason="engine")
 def test_a_fixed_argument_of_a_module_is_data():
     def output(policy):
         layer = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, no_bias=True, name="fc")
@@ -190,12 +249,13 @@ READERS = {
 OVERRIDES = {"a block": {"blocks": {"net_wide_": "float32"}}, "a name": {"names": {"net_wide_fwd": "float32"}}}
 
 
-@pytest.mark.xfail(strict=True, reason="engine")
 @pytest.mark.parametrize("override", OVERRIDES.values(), ids=OVERRIDES)
 @pytest.mark.parametrize("function, weight", READERS.values(), ids=READERS)
 def test_an_override_to_float32_reaches_its_readers_up_to_the_next_layer(function, weight, override):
     policies = "float32", Policy.parse("O1", **override)
-    expected, found = (convert(Wide(function, weight), policy)(mx.nd.ones((1, 1, 1, 1))).asnumpy() for policy in policies)
+    expected, found = (
+        convert(Wide(function, weight), policy)(mx.nd.ones((1, 1, 1, 1))).asnumpy() for policy in policies
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 

@@ -4,7 +4,8 @@ import mxnet as mx
 import pytest
 
 from mxmp.passes import Facts, classify, make_plan
-from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW, depends_on_shapes, last_layer, shape_outcome
+from mxmp.passes.dataflow import last_layer
+from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW, depends_on_shapes, shape_outcome
 from mxmp.policy import Policy
 from mxmp.rules import RULES
 from mxmp.symbol import infer_facts, to_graph

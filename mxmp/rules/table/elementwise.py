@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any, Dict
+
 from ..conditions import short_gradients, short_slopes
-from ..core import DENY, INFER
+from ..core import ADDS, DENY, INFER, MULTIPLIES, OVER, RESTARTS, TIMES
 from .build import BFLOAT16_ALONE, TYPED, Rules, compares, moves, never_cast, rules, scalar_rules, short_sums, variant
 
 # The gradient of what is broadcast is a sum.
 _BROADCAST = short_sums(short_gradients)
 _SUM = "exponentials and their sum"
+_SOFTMAX: Dict[str, Any] = {"reason": _SUM, "size": RESTARTS, "saturates": True}
 _LENGTHS = variant("use_length", "True")
 _STEEP = "steep where float16 and bfloat16 are coarse"
+_ADDS: Dict[str, Any] = {"size": ADDS, "shifts": True}
+_BOUNDED: Dict[str, Any] = {"size": RESTARTS, "saturates": True}
+_RECIPROCAL: Dict[str, Any] = {"reason": "reciprocal", "no_bfloat16": True, "magnifies": True}
+_POWER: Dict[str, Any] = {"reason": "power", "no_bfloat16": True, "magnifies": True}
+_LOGARITHM: Dict[str, Any] = {"reason": "logarithm", "no_bfloat16": True, "magnifies": True}
 
 ELEMENTWISE: Rules = (
     # Arithmetic:
-    *rules(INFER, "elemwise_add add_n"),
+    *rules(INFER, "elemwise_add add_n", **_ADDS),
     # MXNet's own bfloat16 kernels cut off what does not fit; see ``rules`` in build.py.
-    *rules(INFER, "elemwise_sub elemwise_mul elemwise_div _scatter_elemwise_div _grad_add", no_bfloat16=True),
-    *rules(INFER, "broadcast_add broadcast_sub broadcast_mul broadcast_div", no_bfloat16=True, **_BROADCAST),
-    *rules(INFER, "_npi_add _npi_subtract _npi_multiply", no_bfloat16=True, **_BROADCAST),
+    *rules(INFER, "elemwise_sub _grad_add", no_bfloat16=True, **_ADDS),
+    *rules(INFER, "elemwise_mul", no_bfloat16=True, size=MULTIPLIES),
+    *rules(INFER, "elemwise_div _scatter_elemwise_div", no_bfloat16=True),
+    *rules(INFER, "broadcast_add broadcast_sub _npi_add _npi_subtract", no_bfloat16=True, **_ADDS, **_BROADCAST),
+    *rules(INFER, "broadcast_mul _npi_multiply", no_bfloat16=True, size=MULTIPLIES, **_BROADCAST),
+    *rules(INFER, "broadcast_div", no_bfloat16=True, **_BROADCAST),
     # numpy's division takes bfloat16 for an integer, and means to give float32.
     *rules(INFER, "_npi_true_divide", no_bfloat16=True, **_BROADCAST),
-    *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar _mul_scalar", no_bfloat16=True),
-    *scalar_rules(INFER, "scalar", "_div_scalar _scatter_plus_scalar _scatter_minus_scalar", no_bfloat16=True),
-    *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar _npi_rsubtract_scalar", no_bfloat16=True),
-    *scalar_rules(INFER, "scalar", "_npi_multiply_scalar _npi_true_divide_scalar", no_bfloat16=True),
+    *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar", no_bfloat16=True, shifts=True),
+    *scalar_rules(INFER, "scalar", "_scatter_plus_scalar _scatter_minus_scalar", no_bfloat16=True),
+    *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar", no_bfloat16=True, shifts=True),
+    *scalar_rules(INFER, "scalar", "_npi_rsubtract_scalar", no_bfloat16=True, shifts=True),
+    *scalar_rules(INFER, "scalar", "_mul_scalar _npi_multiply_scalar", no_bfloat16=True, shifts=True, size=TIMES),
+    *scalar_rules(INFER, "scalar", "_div_scalar _npi_true_divide_scalar", no_bfloat16=True, shifts=True, size=OVER),
     # Their bfloat16 gradients are 0.
     *rules(INFER, "_mod broadcast_mod _npi_mod", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_mod_scalar _rmod_scalar _npi_mod_scalar _npi_rmod_scalar", no_bfloat16=True),
@@ -70,11 +83,12 @@ ELEMENTWISE: Rules = (
     # Activations:
     *moves("relu _npx_relu"),
     # In bfloat16 Activation rounds, which is oneDNN's; these cut off.
-    *rules(INFER, "sigmoid _npx_sigmoid tanh _npi_tanh softsign erf hard_sigmoid", no_bfloat16=True),
+    *rules(INFER, "sigmoid _npx_sigmoid tanh _npi_tanh softsign erf", no_bfloat16=True, **_BOUNDED),
+    *rules(INFER, "hard_sigmoid", no_bfloat16=True, size=RESTARTS),
     *moves("Activation", when=variant("act_type", "relu")),
     *rules(DENY, "Activation", when=variant("act_type", "softrelu"), reason="log(1 + exp(x))"),
-    *rules(INFER, "Activation", when=variant("act_type", "softsign"), no_bfloat16=True),
-    *rules(INFER, "Activation"),
+    *rules(INFER, "Activation", when=variant("act_type", "softsign"), no_bfloat16=True, **_BOUNDED),
+    *rules(INFER, "Activation", **_BOUNDED),  # sigmoid, tanh
     *rules(INFER, "LeakyReLU", when=variant("act_type", "prelu"), no_bfloat16=True, **short_sums(short_slopes)),
     *rules(INFER, "LeakyReLU", when=variant("act_type", "selu"), no_bfloat16=True),
     *rules(INFER, "LeakyReLU", when=variant("act_type", "rrelu"), no_bfloat16=True),
@@ -82,33 +96,37 @@ ELEMENTWISE: Rules = (
     *rules(INFER, "Dropout", no_bfloat16=True),
     # Roots:
     *rules(INFER, "sqrt cbrt _npi_sqrt _npi_cbrt _contrib_div_sqrt_dim", no_bfloat16=True),
-    *rules(DENY, "rsqrt rcbrt reciprocal _npi_reciprocal", reason="reciprocal", no_bfloat16=True),
-    *rules(DENY, "_rdiv_scalar _npi_rtrue_divide_scalar", reason="reciprocal", scalars=("scalar",), no_bfloat16=True),
+    *rules(DENY, "rsqrt rcbrt reciprocal _npi_reciprocal", **_RECIPROCAL),
+    *rules(DENY, "_rdiv_scalar _npi_rtrue_divide_scalar", scalars=("scalar",), **_RECIPROCAL),
     # Softmax: none of these widens: where ``dtype`` asks for float32 of float16 data, MXNet still subtracts the maximum
     # and sums the exponentials in float16, or at least the former with MXNET_SAFE_ACCUMULATION (nn/softmax-inl.h).
-    *rules(DENY, "softmax", when=_LENGTHS + TYPED, keep=(1,), keep_outputs=(0,), reason=_SUM, no_bfloat16=True),
-    *rules(DENY, "softmax", when=_LENGTHS, keep=(1,), reason=_SUM, no_bfloat16=True),
-    *rules(DENY, "softmax log_softmax softmin", when=TYPED, keep_outputs=(0,), reason=_SUM, no_bfloat16=True),
-    *rules(DENY, "softmax log_softmax", reason=_SUM),
-    *rules(DENY, "softmin", reason=_SUM, no_bfloat16=True),
+    *rules(DENY, "softmax", when=_LENGTHS + TYPED, keep=(1,), keep_outputs=(0,), no_bfloat16=True, **_SOFTMAX),
+    *rules(DENY, "softmax", when=_LENGTHS, keep=(1,), no_bfloat16=True, **_SOFTMAX),
+    *rules(DENY, "softmax softmin", when=TYPED, keep_outputs=(0,), no_bfloat16=True, **_SOFTMAX),
+    *rules(DENY, "log_softmax", when=TYPED, keep_outputs=(0,), reason=_SUM, no_bfloat16=True),
+    *rules(DENY, "softmax", **_SOFTMAX),
+    *rules(DENY, "log_softmax", reason=_SUM),
+    *rules(DENY, "softmin", no_bfloat16=True, **_SOFTMAX),
     *rules(DENY, "SoftmaxActivation", reason=_SUM, no_low=True),  # the gradient reads real_t
     # Exponentials:
     *rules(DENY, "exp expm1 sinh cosh _npi_exp _npi_expm1 _npi_sinh _npi_cosh", reason="exponential", no_bfloat16=True),
-    *rules(DENY, "log log2 log10 log1p _npi_log _npi_log2 _npi_log10 _npi_log1p", reason="logarithm", no_bfloat16=True),
+    *rules(DENY, "log log2 log10 log1p _npi_log _npi_log2 _npi_log10 _npi_log1p", **_LOGARITHM),
     # Powers:
-    *rules(DENY, "square _npi_square broadcast_power _power _npi_power", reason="power", no_bfloat16=True),
-    *rules(DENY, "_npi_ldexp _npi_polyval", reason="power", no_bfloat16=True),
-    *rules(DENY, "_power_scalar _rpower_scalar", reason="power", scalars=("scalar",), no_bfloat16=True),
-    *rules(DENY, "_npi_power_scalar _npi_rpower_scalar", reason="power", scalars=("scalar",), no_bfloat16=True),
-    *rules(DENY, "_npi_ldexp_scalar _npi_rldexp_scalar", reason="power", scalars=("scalar",), no_bfloat16=True),
-    *rules(DENY, "_contrib_quadratic", reason="power", scalars=("a", "b", "c"), no_bfloat16=True),
+    *rules(DENY, "square _npi_square broadcast_power _power _npi_power", **_POWER),
+    *rules(DENY, "_npi_ldexp _npi_polyval", **_POWER),
+    *rules(DENY, "_power_scalar _rpower_scalar", scalars=("scalar",), **_POWER),
+    *rules(DENY, "_npi_power_scalar _npi_rpower_scalar", scalars=("scalar",), **_POWER),
+    *rules(DENY, "_npi_ldexp_scalar _npi_rldexp_scalar", scalars=("scalar",), **_POWER),
+    *rules(DENY, "_contrib_quadratic", scalars=("a", "b", "c"), **_POWER),
     *rules(DENY, "_hypot broadcast_hypot _npi_hypot", reason="sum of squares", no_bfloat16=True),
     *rules(DENY, "_hypot_scalar", reason="sum of squares", scalars=("scalar",), no_bfloat16=True),
     # Trigonometry:
-    *rules(INFER, "sin cos arctan arcsinh degrees radians", no_bfloat16=True),
-    *rules(INFER, "_npi_sin _npi_cos _npi_arctan _npi_arcsinh _npi_degrees _npi_radians", no_bfloat16=True),
+    *rules(INFER, "sin cos _npi_sin _npi_cos", no_bfloat16=True, size=RESTARTS),
+    *rules(INFER, "arctan arcsinh degrees radians", no_bfloat16=True),
+    *rules(INFER, "_npi_arctan _npi_arcsinh _npi_degrees _npi_radians", no_bfloat16=True),
     *rules(INFER, "_npi_arctan2", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_npi_arctan2_scalar _npi_rarctan2_scalar", no_bfloat16=True),
-    *rules(DENY, "tan arcsin arccos arctanh arccosh gamma gammaln erfinv", reason=_STEEP, no_bfloat16=True),
-    *rules(DENY, "_npi_tan _npi_arcsin _npi_arccos _npi_arctanh _npi_arccosh", reason=_STEEP, no_bfloat16=True),
+    *rules(DENY, "tan gamma gammaln _npi_tan", reason=_STEEP, no_bfloat16=True),
+    *rules(DENY, "arcsin arccos arctanh arccosh erfinv", reason=_STEEP, no_bfloat16=True, magnifies=True),
+    *rules(DENY, "_npi_arcsin _npi_arccos _npi_arctanh _npi_arccosh", reason=_STEEP, no_bfloat16=True, magnifies=True),
 )

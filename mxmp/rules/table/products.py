@@ -28,12 +28,13 @@ _SOLVER = "a decomposition or solver"  # in float32 and float64 alone
 PRODUCTS: Rules = (
     # Products:
     *rules(ALLOW, "Convolution", condition=sound_convolution, taints=False),
-    *rules(ALLOW, "FullyConnected"),
+    *rules(ALLOW, "FullyConnected", maps_positions=True),
     *rules(ALLOW, "Convolution_v1", no_bfloat16=True, **short_sums(short_bias)),
-    *rules(ALLOW, "Deconvolution dot", no_bfloat16=True),
-    *rules(ALLOW, "_np_dot _npi_tensordot _npi_tensordot_int_axes _npi_einsum", no_bfloat16=True),
-    *rules(ALLOW, "batch_dot", no_bfloat16=True, condition=short_products),
-    *rules(ALLOW, "_npi_matmul", no_bfloat16=True, condition=short_products, **_NUMPY_DOT),
+    *rules(ALLOW, "Deconvolution", no_bfloat16=True),
+    *rules(ALLOW, "dot _np_dot", no_bfloat16=True, maps_positions=True),
+    *rules(ALLOW, "_npi_tensordot _npi_tensordot_int_axes _npi_einsum", no_bfloat16=True, maps_positions=True),
+    *rules(ALLOW, "batch_dot", no_bfloat16=True, condition=short_products, maps_positions=True),
+    *rules(ALLOW, "_npi_matmul", no_bfloat16=True, condition=short_products, **_NUMPY_DOT, maps_positions=True),
     # Attention:
     *rules(ALLOW, "_contrib_interleaved_matmul_selfatt_qk", no_bfloat16=True),
     *rules(ALLOW, "_contrib_interleaved_matmul_selfatt_valatt", no_bfloat16=True),
@@ -45,8 +46,9 @@ PRODUCTS: Rules = (
     *rules(ALLOW, "RNN", when=_LENGTHS, keep=(3,), no_bfloat16=True, **_RNN),
     *rules(ALLOW, "RNN", no_bfloat16=True, **_RNN),
     # Linear algebra:
-    *rules(ALLOW, "_linalg_gemm _linalg_syrk _linalg_trmm", no_low=True),
-    *rules(ALLOW, "_linalg_gemm2", no_low=True, condition=short_gemm2, **_GEMM2),
+    *rules(ALLOW, "_linalg_gemm", no_low=True, maps_positions=True),
+    *rules(ALLOW, "_linalg_syrk _linalg_trmm", no_low=True),
+    *rules(ALLOW, "_linalg_gemm2", no_low=True, condition=short_gemm2, **_GEMM2, maps_positions=True),
     # Other products:
     *rules(DENY, "_contrib_DeformableConvolution", reason=_POSITIONS, no_low=True),
     *rules(DENY, "_contrib_ModulatedDeformableConvolution", reason=_POSITIONS, no_low=True),

@@ -1,0 +1,501 @@
+"""How values flow through a graph: the marks of its entries, which decide over the operators that read them.
+
+`classify` gives the verdicts on all nodes. `decide.Decider` decides on each operator by itself. A sweep forward marks
+what entries are (tainted, wide, positions, close to 1, ...), and a sweep back what is required of them. Each rule says
+what its operator does to marks.
+
+float16 has no odd integers above 2048 and bfloat16 none above 256. A counter that a network casts to int32, an index
+that it computes, and what argmax or arange gives are exact in float32, and stay so under every policy. What a matrix
+product gave is rounded already: behind it only the last step before the integer is taken in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+
+from .. import dtypes
+from ..errors import PolicyError
+from ..graph import Entry, Graph, Key, Node
+from ..policy import Policy
+from ..rules import ALLOW, CLEAR, DENY, EVERY, INFER, Call, Rule, RuleSet
+from ..rules.conditions import unsafe_scalar
+from .control_flow import Body, bodies_of, carried
+from .decide import FLOAT32, FREE, KEEP, LOW, VARIABLE, Decider, Verdict, moves
+from .facts import CAST_OPS, Facts
+from .reasons import Reason
+from .sizes import find_sizes
+
+
+class Mark:
+    """What is known of the values of an entry."""
+
+    TAINTED = 1 << 0  # an operator that needs float32 gave them: infer operators that read them need it too
+    FORCED = 1 << 1  # an override keeps them in float32: so do all that read them, but for a layer
+    WIDE = 1 << 2  # inputs of the network, or constants: not narrowed to save bytes
+    OWN = 1 << 3  # a variable's own values
+    BEYOND = 1 << 4  # may be beyond the low precision dtype's range
+    TRUTH = 1 << 5  # answers, 0 and 1, about wide values
+    ROUNDED = 1 << 6  # a product has rounded what they descend from
+    HOLDS = 1 << 7  # some are positions
+    NEAR_ONE = 1 << 8  # so close to 1 that their distance from it needs float32
+
+
+class Need:
+    """What is required of the values of an entry; of the first three the greater includes the smaller."""
+
+    POSITIONS = 0b1  # positions among them are exact
+    UNROUNDED = 0b11  # all are that no product has rounded
+    INTEGER = 0b111  # they are taken for integers, so that the last step before is float32 too
+    DISTANCE = 0b1000  # their distance from 1
+    FLOAT32 = 0b10000  # somebody reads them in float32
+
+
+_CARRIED = Mark.TAINTED | Mark.FORCED | Mark.WIDE | Mark.ROUNDED | Mark.HOLDS | Mark.NEAR_ONE
+"""The marks that enter bodies of control flow, and leave them."""
+
+_ASKED = {Reason.OVERRIDE, Reason.REGION}
+"""The kinds of reasons that are a user's wish."""
+
+NAMED = "its outputs have names of their own"
+"""The reason given for an operator that gives outputs of the network under names that no cast can have."""
+
+
+def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tuple[Verdict, ...]:
+    """Return a verdict for every node of a graph, the bodies of control flow included.
+
+    Deny operators taint what reads them: an infer operator that reads, directly or through clear operators, the output
+    of a deny operator (or of another tainted one) is pinned to float32. Operators that are pinned and have an unsafe
+    scalar taint as deny operators do. Within a loop its state carries the taint into the next iteration. What is
+    float32 only because MXNet has no other kernel for it passes a taint on, and taints nothing itself. What an override
+    keeps in float32 stays so up to the next layer, in clear operators too.
+
+    A sum of sums is pinned where it has more than ``MAX_REDUCTION`` terms in all, and a product of scalars where it
+    leaves the dtype's range (`find_sizes`).
+
+    No float32 input of the network (data, labels, states, constants) is narrowed to save bytes, only for an allow
+    operator. Such values are wide, and so is all that infer and clear operators compute from wide values alone, and
+    from 0 and 1 where those compare wide values: an infer operator that reads some is pinned to float32. From wide and other
+    values together it computes something that may be narrowed again, if an allow operator is still to come: else a
+    network that adds its input to a layer would be float32 as a whole.
+
+    Clear operators that carry a variable's own values, or wide ones, to where float32 is wanted are pinned too (a
+    detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and lose half pixels. Positions
+    and what is read as integers are exact under every policy. A sigmoid that is an output, or that a logarithm reads,
+    is float32, on the way there too. With ``policy.last_layer_fp32`` the last layer is pinned to float32, unless an
+    override says otherwise.
+
+    Raises PolicyError, naming the node, if an override asks for what MXNet has no kernel for, or for another precision
+    of outputs that have names of their own.
+    """
+    last = last_layer(graph, rules) if policy.last_layer_fp32 else frozenset()
+    flow = Dataflow(graph, Decider(policy, rules), facts, last, _before_layers(graph, rules), _unnameable(graph, facts))
+    variables = ((i, node.name) for i, node in enumerate(graph.nodes) if node.is_variable)
+    inputs = ((name in facts.inputs, facts.dtype(Entry(i))) for i, name in variables)
+    flow.forward([Mark.WIDE if wide and dtype not in dtypes.LOW_PRECISION else 0 for wide, dtype in inputs])
+    tells = policy.output_dtype == dtypes.FLOAT32 and not policy.pure
+    flow.backward([Need.POSITIONS | (Need.DISTANCE if tells else 0)] * len(graph.heads))
+    return tuple(flow.verdicts)
+
+
+class Dataflow:
+    """The marks of a graph or of a body, and the verdicts that follow from them.
+
+    Attributes:
+        decider: None for the condition of a loop, which is left as it is.
+        last: Positions of the operators of the last layer, if that is to be float32.
+        leading: Positions of nodes that an allow operator comes behind, or may come.
+        named: Positions of nodes whose outputs have names that no cast can have.
+        marks: By entry; none where a key is missing.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        decider: Decider,
+        facts: Facts,
+        last: FrozenSet[int] = frozenset(),
+        leading: FrozenSet[int] = frozenset(),
+        named: FrozenSet[int] = frozenset(),
+        is_condition: bool = False,
+    ) -> None:
+        self._graph, self._decider, self._facts = graph, decider, facts
+        self._policy, self._rules = decider.policy, decider.rules
+        self._last, self._leading, self._named = last, leading, named
+        self._is_condition = is_condition
+        self._found = [None if n.is_variable else self._rules.find(n.op, dict(n.attrs)) for n in graph.nodes]
+        self._reasons = find_sizes(graph, self._found, facts, self._policy.compute_dtype)
+        self._bodies: Dict[Key, Dataflow] = {}
+        self._required: Dict[Key, int] = {}
+        self.marks: Dict[Key, int] = {}
+        self.verdicts: List[Verdict] = []
+
+    # ------------------------------------------------------------------ forward: what values are
+
+    def forward(self, entering: Sequence[int]) -> List[int]:
+        """Mark entries and give a verdict on each node; return the marks of the outputs, given those of variables."""
+        self.verdicts, self.marks = [], {}
+        variables = [i for i, node in enumerate(self._graph.nodes) if node.is_variable]
+        for variable, mark in zip(variables, entering):
+            own = Mark.OWN if self._facts.dtype(Entry(variable)) == dtypes.FLOAT32 else 0
+            self._mark((variable, 0), mark | own)
+        beyond = self._facts.nodes_out_of_range(self._graph)
+        for position, node in enumerate(self._graph.nodes):
+            if position in beyond:
+                self._mark_all(position, node, Mark.BEYOND)
+            bodies = bodies_of(node)
+            if bodies:
+                verdict = self._enter(position, node, bodies)
+            elif node.is_variable:
+                verdict = VARIABLE
+            else:
+                verdict = self._pass(position, node)
+            self.verdicts.append(verdict)
+        return [self.marks.get(head.key, 0) & _CARRIED for head in self._graph.heads]
+
+    def _mark(self, key: Key, mark: int) -> None:
+        if mark:
+            self.marks[key] = self.marks.get(key, 0) | mark
+
+    def _mark_all(self, position: int, node: Node, mark: int) -> None:
+        for index in range(node.num_outputs) if mark else ():
+            self._mark((position, index), mark)
+
+    def _source(self, entries: Sequence[Entry], mark: int) -> Node:
+        """Return the node that gives the first entry with a mark."""
+        return self._graph.nodes[next(e.node for e in entries if self.marks.get(e.key, 0) & mark)]
+
+    def _pass(self, position: int, node: Node) -> Verdict:
+        """Return the verdict on an operator, and mark what it gives."""
+        rule = self._found[position]
+        read = self._read(node, rule)
+        self._mark_numbers(position, node, rule, read)
+        if self._is_condition:
+            return Verdict(KEEP, "the condition of a loop", rule)
+        verdict = self._decider(self._graph, position, self._facts, is_last=position in self._last)
+        if position in self._named and self._policy.output_dtype == dtypes.FLOAT32 and verdict.label in (LOW, FREE):
+            if verdict.label == LOW and self._policy.names_node(node.name):
+                raise PolicyError(
+                    f"{verdict.reason} asks for {self._policy.compute_dtype} at node {node}, but {NAMED}, and come in "
+                    f"float32 as outputs of the network. Leave it in float32."
+                )
+            verdict = Verdict(FLOAT32, NAMED, verdict.rule, kinds=(Reason.NAMED,))
+        data = [entry for port, entry in enumerate(node.inputs) if verdict.input_in_precision(port)]
+        carried_by_data = 0
+        for entry in data:
+            carried_by_data |= self.marks.get(entry[:2], 0)
+        verdict = self._pin_out_of_range(position, node, data, carried_by_data, verdict)
+        verdict = self._pin_mapped(position, node, verdict)
+        if not self._policy.pure:
+            verdict = self._pin_forced(position, node, data, carried_by_data, verdict)
+        if verdict.label == FREE and position in self._reasons:
+            verdict = Verdict(FLOAT32, self._reasons[position], verdict.rule, kinds=(Reason.MANY_TERMS,))
+        verdict = self._pin_tainted(position, node, data, carried_by_data, verdict)
+        if verdict.label == FREE and position in self._named:
+            return Verdict(LOW, NAMED, verdict.rule, kinds=(Reason.NAMED,))
+        if not self._policy.pure:
+            verdict = self._keep_wide(position, node, read, verdict)
+            if moves(verdict) and carried_by_data & (Mark.OWN | Mark.WIDE):
+                self._mark_all(position, node, Mark.OWN)
+        return verdict
+
+    def _read(self, node: Node, rule: Optional[Rule]) -> int:
+        """Return the marks of all values that an operator reads."""
+        read = 0
+        for port, entry in enumerate(node.inputs):
+            mark = self.marks.get(entry[:2], 0)
+            if mark and (rule is None or rule.reads(port)):
+                read |= mark
+        return read
+
+    def _mark_numbers(self, position: int, node: Node, rule: Optional[Rule], read: int) -> None:
+        """Mark positions, what is rounded, and what is close to 1."""
+        outputs: Sequence[int] = range(node.num_outputs)
+        numbers = read & (Mark.ROUNDED | Mark.HOLDS | Mark.NEAR_ONE)
+        if node.op in CAST_OPS:  # one to integers ends all rounding before it
+            mark = numbers if _is_float(node) else 0
+        elif rule is None:
+            mark = numbers & Mark.ROUNDED
+        elif rule.category == ALLOW:
+            mark = 0 if self._maps_positions(node, rule) else Mark.ROUNDED
+        elif rule.positions:
+            mark, outputs = Mark.HOLDS, [i for i in outputs if i in rule.keep_outputs] or outputs
+        else:
+            rounded = numbers & Mark.ROUNDED and not rule.truth
+            carries = rule.category == CLEAR or (rule.category == INFER and not rounded and not rule.truth)
+            mark = (Mark.ROUNDED if rounded else 0) | (numbers & Mark.HOLDS if carries else 0)
+            mark |= Mark.HOLDS if rule.counts and not rounded else 0
+            near = rule.saturates or (numbers & Mark.NEAR_ONE and (rule.category == CLEAR or rule.shifts))
+            mark |= Mark.NEAR_ONE if near else 0
+            outputs = outputs if rule.counts else [i for i in outputs if i not in rule.keep_outputs]
+        for index in outputs if mark else ():
+            self._mark((position, index), mark)
+
+    def _maps_positions(self, node: Node, rule: Rule) -> bool:
+        """Return whether a product reads positions that nothing has rounded."""
+        marks = (self.marks.get(entry[:2], 0) for port, entry in enumerate(node.inputs) if rule.reads(port))
+        return rule.maps_positions and any(mark & Mark.HOLDS and not mark & Mark.ROUNDED for mark in marks)
+
+    def _pin_out_of_range(
+        self, position: int, node: Node, data: Sequence[Entry], read: int, verdict: Verdict
+    ) -> Verdict:
+        """Pin what gives or reads values beyond the low precision dtype's range."""
+        given = self.marks.get((position, 0), 0)
+        if not (read | given) & Mark.BEYOND or verdict.label not in (LOW, FREE) or verdict.rule is None:
+            return verdict
+        beyond = f"beyond {self._policy.compute_dtype}'s range"
+        if given & Mark.BEYOND:
+            return Verdict(FLOAT32, f"its values are {beyond}", verdict.rule)
+        if verdict.rule.category == CLEAR:
+            self._mark_all(position, node, Mark.BEYOND)
+        return Verdict(FLOAT32, f"'{self._source(data, Mark.BEYOND).name}' has values {beyond}", verdict.rule)
+
+    def _pin_forced(self, position: int, node: Node, data: Sequence[Entry], read: int, verdict: Verdict) -> Verdict:
+        """Pin what reads values that an override keeps in float32, up to the next layer, and pass this on."""
+        rule = verdict.rule
+        if rule is None or verdict.label not in (FREE, FLOAT32):
+            return verdict
+        if verdict.label == FLOAT32 and _ASKED & set(verdict.kinds):
+            self._mark_all(position, node, Mark.FORCED | Mark.TAINTED)
+        elif read & Mark.FORCED and rule.category != ALLOW:
+            self._mark_all(position, node, Mark.FORCED)
+            if verdict.label == FREE:
+                reason = f"behind {self._source(data, Mark.FORCED)}, which an override keeps in float32"
+                return Verdict(FLOAT32, reason, rule, kinds=(Reason.AFTER_OVERRIDE,))
+        return verdict
+
+    def _pin_mapped(self, position: int, node: Node, verdict: Verdict) -> Verdict:
+        """Pin a product of positions; it taints what reads it."""
+        rule = verdict.rule
+        if rule is None or verdict.label == KEEP or not self._maps_positions(node, rule):
+            return verdict
+        if verdict.label == LOW and _ASKED & set(verdict.kinds):
+            return verdict
+        self._mark_all(position, node, Mark.TAINTED)
+        if verdict.label == FLOAT32:
+            return verdict
+        return Verdict(FLOAT32, Reason.EXACT.value, rule, kinds=(Reason.EXACT,))
+
+    def _pin_tainted(self, position: int, node: Node, data: Sequence[Entry], read: int, verdict: Verdict) -> Verdict:
+        """Pin an infer operator behind a deny operator, and pass the taint on."""
+        if verdict.rule is None or verdict.label not in (FREE, FLOAT32):
+            return verdict
+        category, scalars = verdict.rule.category, verdict.rule.scalars
+        if read & Mark.TAINTED and category == INFER and verdict.label == FREE:
+            reason = f"infer behind {self._source(data, Mark.TAINTED)}"
+            verdict = Verdict(FLOAT32, reason, verdict.rule, kinds=(Reason.INFER_BEHIND,))
+        own = verdict.taints and category in (DENY, INFER)
+        if scalars and not own:  # 1 - clip(x, 0, 0.9999) in float16 would still be 0
+            call = Call(dict(node.attrs), (), self._policy.compute_dtype)
+            own = unsafe_scalar(call, scalars) is not None
+        if (own and verdict.label == FLOAT32) or (read & Mark.TAINTED and category != ALLOW):
+            self._mark_all(position, node, Mark.TAINTED)
+        return verdict
+
+    def _keep_wide(self, position: int, node: Node, read: int, verdict: Verdict) -> Verdict:
+        """Pin an infer operator that reads wide values, and pass these on."""
+        rule = verdict.rule
+        if not read & Mark.WIDE or verdict.label == LOW or (rule is not None and rule.category not in (INFER, CLEAR)):
+            return verdict
+        if rule is None and (node.op not in CAST_OPS or node.get("dtype") in dtypes.LOW_PRECISION):
+            return verdict
+        entries = [entry for port, entry in enumerate(node.inputs) if rule is None or rule.reads(port)]
+        only = all(self.marks.get(entry.key, 0) & (Mark.WIDE | Mark.TRUTH) for entry in entries)
+        if only or position not in self._leading:
+            self._mark_all(position, node, Mark.TRUTH if rule is not None and rule.truth else Mark.WIDE)
+        if rule is not None and rule.category == INFER and verdict.label == FREE:
+            reason = f"wide values of '{self._source(entries, Mark.WIDE).name}'"
+            return Verdict(FLOAT32, reason, rule, taints=False, kinds=(Reason.WIDE,))
+        return verdict
+
+    def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Verdict:
+        """Return the verdict on a control flow node, with those on the nodes of its bodies."""
+        verdicts: List[Tuple[Verdict, ...]] = [()] * len(bodies)
+        leads = position in self._leading or _is_layer(node, self._rules)
+        for number, body in enumerate(bodies):
+            facts = self._facts.bodies.get((position, number))
+            is_left = body.is_condition or facts is None
+            last = last_layer(body.graph, self._rules) if position in self._last else frozenset()
+            leading = frozenset(range(len(body.graph.nodes)) if leads else ())
+            inner = Dataflow(body.graph, self._decider, facts or Facts({}), last, leading, is_condition=is_left)
+            self._bodies[position, number] = inner
+            entering = [self.marks.get(node.inputs[port].key, 0) & _CARRIED for port in body.ports]
+            leaving = carried(entering, body.states, inner.forward)
+            for index, mark in enumerate(() if body.is_condition else leaving):
+                self._mark((position, index), mark)
+        return Verdict(KEEP, "control flow, its bodies are converted", bodies=tuple(verdicts))
+
+    # ------------------------------------------------------------------ back: what is required of them
+
+    def backward(self, wanted: Sequence[int]) -> List[int]:
+        """Pin what must be float32 for those behind it; return what is required of variables, given that of outputs."""
+        self._required = {}
+        for head, need in zip(self._graph.heads, wanted):
+            self._require(head, need | Need.FLOAT32)
+        for position in reversed(range(len(self._graph.nodes))):
+            node, rule = self._graph.nodes[position], self._found[position]
+            bodies = bodies_of(node)
+            if node.is_variable:
+                continue
+            if bodies:
+                self._leave(position, node, bodies)
+            elif node.op in CAST_OPS:
+                need = self._needed(position, node)
+                self._require(node.inputs[0], need & ~Need.FLOAT32 if _is_float(node) else Need.INTEGER)
+            elif rule is not None:
+                self._require_kept(node, rule)
+                self._settle(position, node, rule)
+            self._carry(position, node)
+        return [self._required.get((i, 0), 0) for i, node in enumerate(self._graph.nodes) if node.is_variable]
+
+    def _require(self, entry: Entry, need: int) -> None:
+        """Note what is required of an entry, as far as its marks say that it has such values."""
+        mark, key = self.marks.get(entry[:2], 0), entry[:2]
+        exact = need & Need.INTEGER
+        if exact == Need.POSITIONS and not mark & Mark.HOLDS:
+            exact = 0
+        distance = need & Need.DISTANCE if mark & Mark.NEAR_ONE else 0
+        need = exact | distance | (need & Need.FLOAT32)
+        if need:
+            self._required[key] = self._required.get(key, 0) | need
+
+    def _needed(self, position: int, node: Node) -> int:
+        need = 0
+        for index in range(node.num_outputs):
+            need |= self._required.get((position, index), 0)
+        return need
+
+    def _require_kept(self, node: Node, rule: Rule) -> None:
+        """Require integers of indices, lengths and labels.
+
+        Samplers read shapes and parameters, which need not be exact.
+        """
+        if rule.keep and not (rule.keep is EVERY and rule.category == INFER):
+            for entry in (entry for port, entry in enumerate(node.inputs) if port in rule.keep):
+                self._require(entry, Need.INTEGER)
+
+    def _settle(self, position: int, node: Node, rule: Rule) -> None:
+        """Pin an operator whose results must be exact, and require the same of what it reads."""
+        needed, given, read = self._needed(position, node), 0, self._read(node, rule)
+        for index in range(node.num_outputs):
+            given |= self.marks.get((position, index), 0)
+        data = [entry for port, entry in enumerate(node.inputs) if rule.reads(port)]
+        if (rule.magnifies and not self._policy.pure) or (
+            needed & Need.DISTANCE and (rule.category == CLEAR or rule.shifts)
+        ):
+            for entry in data:
+                self._require(entry, Need.DISTANCE)
+        if needed & Need.DISTANCE and (rule.saturates or read & Mark.NEAR_ONE):
+            self._pin(position, Reason.NEAR_ONE)
+        if rule.positions:
+            self._pin(position, Reason.EXACT)
+        if rule.positions or rule.category == ALLOW:
+            return
+        need, rounded = needed & Need.INTEGER, read & Mark.ROUNDED
+        holds = given & Mark.HOLDS or (rule.truth and read & Mark.HOLDS)  # compares them
+        if need < Need.INTEGER and rounded:
+            need = Need.POSITIONS if need and holds else 0
+        elif not need and holds:
+            need = Need.POSITIONS
+        if not need or (rule.truth and rounded):
+            return
+        self._pin(position, Reason.EXACT)
+        last_step = need == Need.INTEGER and rounded and rule.category != CLEAR and not rule.preserves_grid
+        for entry in data:
+            self._require(entry, Need.POSITIONS if last_step else need)
+
+    def _pin(self, position: int, reason: Reason) -> None:
+        """Pin an operator to float32, unless an override says otherwise."""
+        verdict = self.verdicts[position]
+        if verdict.label in (FREE, LOW) and not _ASKED & set(verdict.kinds):
+            self.verdicts[position] = Verdict(FLOAT32, reason.value, verdict.rule, taints=False, kinds=(reason,))
+
+    def _carry(self, position: int, node: Node) -> None:
+        """Pin a free clear operator between a float32 variable, or wide values, and a reader of float32."""
+        outputs = [i for i in range(node.num_outputs) if self.marks.get((position, i), 0) & Mark.HOLDS]
+        verdict = self.verdicts[position]
+        if not self._policy.pure:
+            own = any(self.marks.get((position, i), 0) & (Mark.OWN | Mark.WIDE) for i in range(node.num_outputs))
+            if verdict.label == FREE and own and self._needed(position, node) & Need.FLOAT32:
+                verdict = Verdict(FLOAT32, Reason.EXACT.value, verdict.rule, kinds=(Reason.EXACT,))
+            for port, entry in enumerate(node.inputs) if verdict.label in (FLOAT32, KEEP) else ():
+                if not verdict.accepts_any(port):
+                    self._require(entry, Need.FLOAT32)
+        self.verdicts[position] = replace(verdict, positions=frozenset(outputs)) if outputs else verdict
+
+    def _leave(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
+        """Require what the bodies require; in loops counters stay exact in every iteration."""
+        verdicts: List[Tuple[Verdict, ...]] = []
+        for number, body in enumerate(bodies):
+            inner = self._bodies[position, number]
+            wanted = [
+                Need.UNROUNDED if body.is_condition else self._required.get((position, i), 0)
+                for i in range(len(body.graph.heads))
+            ]
+            for _, head in body.states:
+                wanted[head] |= Need.UNROUNDED
+            links = [(head, variable) for variable, head in body.states]
+            held = carried(wanted, links, inner.backward)
+            for need, port in zip(held, body.ports):
+                self._require(node.inputs[port], need)
+            is_left = body.is_condition or (position, number) not in self._facts.bodies
+            verdicts.append(() if is_left else tuple(inner.verdicts))
+        self.verdicts[position] = replace(self.verdicts[position], bodies=tuple(verdicts))
+
+
+def _is_float(node: Node) -> bool:
+    return node.get("dtype") in (*dtypes.PRECISIONS, "float64")
+
+
+# ------------------------------------------------------------------ what comes behind
+
+
+def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
+    """Return the nodes that give an output of the graph under a name that no cast can have.
+
+    A cast's output is called ``<name>_output``; what some operators call theirs (SliceChannel's
+    ``<name>_output0``) can be kept only by giving that output in the dtype that is wanted.
+    """
+    heads = (head for head in graph.heads if not graph.nodes[head.node].is_variable)
+    names = {head: facts.output_names.get(head.key, "_output") for head in heads}  # unknown: taken for the common one
+    return frozenset(head.node for head, name in names.items() if not name.endswith("_output"))
+
+
+def last_layer(graph: Graph, rules: RuleSet) -> FrozenSet[int]:
+    """Return the operators of the last layer, by position.
+
+    For each output these are the ``allow`` operators that are met first on the way back from it, on every path that
+    values take, and all operators behind them. A loop or condition with one in a body ends the way too: the last layer
+    is within it then, found from the outputs of the body.
+    """
+    found: Set[int] = set()
+    waiting = [head.node for head in graph.heads]
+    while waiting:
+        position = waiting.pop()
+        node = graph.nodes[position]
+        if node.is_variable or position in found:
+            continue
+        found.add(position)
+        if not _is_layer(node, rules):
+            rule = rules.find(node.op, dict(node.attrs))
+            waiting += [e.node for port, e in enumerate(node.inputs) if rule is None or rule.reads(port)]
+    return frozenset(found)
+
+
+def _before_layers(graph: Graph, rules: RuleSet) -> FrozenSet[int]:
+    """Return the nodes whose values reach an allow operator, by position."""
+    found: Set[int] = set()
+    for position in reversed(range(len(graph.nodes))):
+        node = graph.nodes[position]
+        if position in found or _is_layer(node, rules):
+            found.update(entry.node for entry in node.inputs)
+    return frozenset(found)
+
+
+def _is_layer(node: Node, rules: RuleSet) -> bool:
+    """Return whether a node is an allow operator, or has one in a body."""
+    rule = rules.find(node.op, dict(node.attrs))
+    if rule is not None and rule.category == ALLOW:
+        return True
+    bodies = (body.graph for body in bodies_of(node) if not body.is_condition)
+    return any(_is_layer(inner, rules) for body in bodies for inner in body.nodes)
