@@ -54,7 +54,7 @@ class Need:
 _CARRIED = Mark.TAINTED | Mark.FORCED | Mark.WIDE | Mark.ROUNDED | Mark.HOLDS | Mark.NEAR_ONE
 """The marks that enter bodies of control flow, and leave them."""
 
-_ASKED = {Reason.OVERRIDE, Reason.REGION}
+_ASKED = {Reason.OVERRIDE, Reason.OPERATOR, Reason.REGION}
 """The kinds of reasons that are a user's wish."""
 
 NAMED = "its outputs have names of their own"
@@ -68,7 +68,7 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     of a deny operator (or of another tainted one) is pinned to float32. Operators that are pinned and have an unsafe
     scalar taint as deny operators do. Within a loop its state carries the taint into the next iteration. What is
     float32 only because MXNet has no other kernel for it passes a taint on, and taints nothing itself. What an override
-    keeps in float32 stays so up to the next layer, in clear operators too.
+    by name or block keeps in float32 stays so up to the next layer, in clear operators too.
 
     A sum of sums is pinned where it has more than ``MAX_REDUCTION`` terms in all, and a product of scalars where it
     leaves the dtype's range (`find_sizes`).
@@ -255,7 +255,7 @@ class Dataflow:
         rule = verdict.rule
         if rule is None or verdict.label not in (FREE, FLOAT32):
             return verdict
-        if verdict.label == FLOAT32 and _ASKED & set(verdict.kinds):
+        if verdict.label == FLOAT32 and {Reason.OVERRIDE, Reason.REGION} & set(verdict.kinds):
             self._mark_all(position, node, Mark.FORCED | Mark.TAINTED)
         elif read & Mark.FORCED and rule.category != ALLOW:
             self._mark_all(position, node, Mark.FORCED)

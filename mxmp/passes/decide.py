@@ -122,7 +122,9 @@ def _override(node: Node, policy: Policy) -> _Wanted:
         dtype = policy.compute_dtype if region == LOW else region
         return dtype, f"{OF_REGION} {region!r} (region or set_policy)", Reason.REGION
     override = policy.override(node.op, node.name, node.attrs)
-    return None if override is None else (*override, Reason.OVERRIDE)
+    if override is None:
+        return None
+    return (*override, Reason.OPERATOR if override[1].startswith("op ") else Reason.OVERRIDE)
 
 
 def _without_rule(node: Node, wanted: _Wanted) -> Verdict:

@@ -116,7 +116,7 @@ def test_prelu_gets_the_gradient_that_it_gets_operator_by_operator(policy):
 def test_shapes_convert_anew_only_where_verdicts_change_and_training_goes_on(monkeypatch):
     """A reduction that is too long for float16, over 1024 elements, moves to float32; scale and monitor go along."""
     made, convert_graph = [], binding.convert_graph
-    monkeypatch.setattr(binding, "convert_graph", lambda *args: made.append(args) or convert_graph(*args))
+    monkeypatch.setattr(binding, "convert_graph", lambda *args, **more: made.append(args) or convert_graph(*args, **more))
     steps = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, flatten=False, name="fc")
     symbol = mx.sym.SoftmaxOutput(mx.sym.mean(steps, axis=1, name="mean"), name="softmax")
     module, monitor = ready(symbol, "O2", (2, 4, 3), loss_scale=8), mx.mon.Monitor(1, pattern="softmax_output")

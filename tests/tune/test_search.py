@@ -59,7 +59,7 @@ def test_the_fewest_operators_are_found_where_float16_fails(name, policy):
     if name == "long_sum":
         states = {row.name: row.kept for row in result.rows}
         assert states["longsum_relu0"] == "follows"  # it reads what float32 reads: one cast less
-        assert result.float32_operators == (0, len(wide)) == (0, 3)
+        assert result.float32_operators == (0, len(wide)) == (0, 4)
 
 
 def test_nothing_is_kept_where_nothing_is_needed(monkeypatch, capsys):
@@ -108,7 +108,11 @@ def test_an_operator_that_alone_is_needed_is_found_whatever_follows_it(policy):
         return evaluate
 
     assert len(names) >= 4
-    assert [search(net, needs(name), 0.5, policy).kept for name in names] == [(name,) for name in names]
+    kept = [search(net, needs(name), 0.5, policy).kept for name in names]
+    # The rules have the second call of the activation in float32, so that no trial puts its name low: the first call
+    # follows the layer before it.
+    follows = {"net_act_fwd": "net_dense0_fwd"} if policy == "O1" else {}
+    assert kept == [(follows.get(name, name),) for name in names]
 
 
 @pytest.mark.parametrize("call", [4, 7, None])
@@ -365,7 +369,7 @@ def test_inputs_that_are_no_float32_keep_their_dtype():
 def test_a_folded_model_needs_what_it_needs_itself():
     """Of a convolution beyond float16's range, BatchNorm, which brings it back, and squares that leave it again."""
     conv = mx.sym.Convolution(mx.sym.var("data"), num_filter=4, kernel=(3, 3), name="conv")
-    features = mx.sym.BatchNorm(conv, fix_gamma=False, name="norm") * 300
+    features = mx.sym.BatchNorm(conv, fix_gamma=False, name="norm") * 200
     squares = mx.sym.elemwise_mul(features, features, name="squares")
     scaled = mx.sym._internal._mul_scalar(squares, scalar=1e-4, name="scaled")
     symbol = mx.sym.FullyConnected(scaled, num_hidden=3, name="scores")
