@@ -75,9 +75,9 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
 
     No float32 input of the network (data, labels, states, constants) is narrowed to save bytes, only for an allow
     operator. Such values are wide, and so is all that infer and clear operators compute from wide values alone, and
-    from 0 and 1 where those compare wide values: an infer operator that reads some is pinned to float32. From wide and other
-    values together it computes something that may be narrowed again, if an allow operator is still to come: else a
-    network that adds its input to a layer would be float32 as a whole.
+    from 0 and 1 where those compare wide values: an infer operator that reads some is pinned to float32. From wide and
+    other values together it computes something that may be narrowed again, if an allow operator is still to come: else
+    a network that adds its input to a layer would be float32 as a whole.
 
     Clear operators that carry a variable's own values, or wide ones, to where float32 is wanted are pinned too (a
     detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and lose half pixels. Positions
