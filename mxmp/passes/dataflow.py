@@ -181,21 +181,21 @@ class Dataflow:
                 )
             verdict = Verdict(FLOAT32, NAMED, verdict.rule, kinds=(Reason.NAMED,))
         data = [entry for port, entry in enumerate(node.inputs) if verdict.input_in_precision(port)]
-        carried_by_data = 0
+        marks = 0
         for entry in data:
-            carried_by_data |= self.marks.get(entry[:2], 0)
-        verdict = self._pin_out_of_range(position, node, data, carried_by_data, verdict)
+            marks |= self.marks.get(entry[:2], 0)
+        verdict = self._pin_out_of_range(position, node, data, marks, verdict)
         verdict = self._pin_mapped(position, node, verdict)
         if not self._policy.pure:
-            verdict = self._pin_forced(position, node, data, carried_by_data, verdict)
+            verdict = self._pin_forced(position, node, data, marks, verdict)
         if verdict.label == FREE and position in self._reasons:
             verdict = Verdict(FLOAT32, self._reasons[position], verdict.rule, kinds=(Reason.MANY_TERMS,))
-        verdict = self._pin_tainted(position, node, data, carried_by_data, verdict)
+        verdict = self._pin_tainted(position, node, data, marks, verdict)
         if verdict.label == FREE and position in self._named:
             return Verdict(LOW, NAMED, verdict.rule, kinds=(Reason.NAMED,))
         if not self._policy.pure:
             verdict = self._keep_wide(position, node, read, verdict)
-            if moves(verdict) and carried_by_data & (Mark.OWN | Mark.WIDE):
+            if moves(verdict) and marks & (Mark.OWN | Mark.WIDE):
                 self._mark_all(position, node, Mark.OWN)
         return verdict
 

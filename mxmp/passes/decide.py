@@ -185,12 +185,13 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
     the facts, those on bodies included, only shapes are looked at.
     """
     found: List[Any] = []
-    for position, rule in shape_dependent(graph, dtype, rules):
+    dependent = shape_dependent(graph, dtype, rules)
+    for position, rule in dependent:
         node = graph.nodes[position]
         call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
         found.append((rule.forbids(call) is None, rules.stand_in(rule, call)))
-    rules_found = [None if node.is_variable else rules.find(node.op, dict(node.attrs)) for node in graph.nodes]
-    found += sorted(find_sizes(graph, rules_found, facts, dtype))
+    if any(rule.sums is not None for _, rule in dependent):
+        found += sorted(find_sizes(graph, [rules.find(n.op, dict(n.attrs)) for n in graph.nodes], facts, dtype))
     for node in _written_by_shape(graph, dtype):
         found.append(shape_choice(node, tuple(facts.shape(entry) for entry in node.inputs)))
     keys = ((position, number) for position, node in enumerate(graph.nodes) for number in range(len(node.subgraphs)))
