@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, Node
@@ -51,16 +51,11 @@ def positions(before: Graph, after: Graph) -> Dict[int, int]:
             waiting.setdefault((node.op, names.get(position, node.name)), []).append(position)
     found = {}
     for position, node in enumerate(before.nodes):
-        for op in (node.op, *_stand_ins(node)):
-            if waiting.get((op, node.name)):
-                found[position] = waiting[op, node.name].pop()
-                break
+        ops = (node.op, *(op for rule in RULES.variants(node.op) for _, op in rule.stand_ins))
+        places = [waiting[op, node.name] for op in ops if waiting.get((op, node.name))]
+        if places:
+            found[position] = places[0].pop()
     return found
-
-
-def _stand_ins(node: Node) -> Iterator[str]:
-    """Yield the operators that a conversion may have put in a node's place."""
-    return (op for rule in RULES.variants(node.op) for _, op in rule.stand_ins)
 
 
 def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]) -> Dict[int, Tuple[Cast, ...]]:
