@@ -40,7 +40,7 @@ def cast_op(dtype: str, low_dtype: str) -> str:
 
 @dataclass(frozen=True)
 class InsertCasts(Pass):
-    """Rewrites a float32 graph so that it runs under a policy; ``EraseCasts`` is the inverse.
+    """Rewrites a float32 graph so that it runs under a policy; ``EraseCasts`` takes its casts out.
 
     Every tensor is cast once to the dtype that some of its readers want; outputs come in the policy's output dtype and
     keep their names. Without ``facts`` every entry counts as float32 of unknown shape, without a ``plan`` one is made.
@@ -219,8 +219,8 @@ class _Inserter:
 class EraseCasts(Pass):
     """Takes out the nodes that mxmp inserted, and the dtypes that it declared; the network's own casts stay.
 
-    An operator that mxmp changed stays what it became, which computes the same in float32: another operator that stands
-    in, a scalar that was clamped, an attribute that asks for float32. A stand-in with a factor is as before.
+    An operator that mxmp changed stays what it became: another one that stands in for it, one that gives float32 by an
+    attribute, one with a clamped scalar. A product with a factor is gemm2 again, because the factor is taken out.
     """
 
     name: ClassVar[str] = "erase-casts"

@@ -192,7 +192,7 @@ def convert_graph(
 
 
 def _without_casts(symbol: Any, graph: Optional[Graph]) -> Tuple[Any, Graph]:
-    """Return a symbol, and its graph, as they were before mxmp converted it, if it did."""
+    """Return a symbol and its graph without the casts of an earlier conversion."""
     erased = erase_casts(to_graph(symbol) if graph is None else graph)
     if not erased.modified:
         return symbol, erased.graph
