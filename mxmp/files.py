@@ -27,6 +27,7 @@ from .errors import CheckpointError
 
 Records = Dict[str, Optional[Dict[str, Any]]]  # of a manifest, by name of the file; None: of an older set
 
+_NO_NETWORK = ValueError, TypeError, KeyError, AttributeError, RecursionError  # of JSON that is not a symbol's
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp\Z")
 
 
@@ -175,7 +176,7 @@ def _record(name: str, path: str) -> Dict[str, Any]:
     of loops, which MXNet makes of them.
     """
     if path.endswith("-symbol.json"):
-        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError), open(name, encoding="utf-8") as file:
+        with contextlib.suppress(*_NO_NETWORK), open(name, encoding="utf-8") as file:
             network = json.dumps(json.load(file, object_hook=_without_names), sort_keys=True)
             return {"network_sha256": hashlib.sha256(network.encode()).hexdigest()}
     digest = hashlib.sha256()
