@@ -27,6 +27,7 @@ from .errors import CheckpointError
 
 Records = Dict[str, Optional[Dict[str, Any]]]  # of a manifest, by name of the file; None: of an older set
 
+_NO_NETWORK = ValueError, TypeError, KeyError, AttributeError, RecursionError  # of JSON that is not a symbol's
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp\Z")
 
 
@@ -171,11 +172,12 @@ def _record(name: str, path: str) -> Dict[str, Any]:
     """Return the size and the hash of the file that is, or will be, at a path; of a symbol the hash of its network.
 
     All epochs share the file of the symbol, and the names of operators without one of their own count on from one
-    save to the next (``reshape0``, ``reshape1``): they are no part of the network.
+    save to the next (``reshape0``, ``reshape1``). They are no part of the network, and neither are names in the bodies
+    of loops, which MXNet makes of them.
     """
     if path.endswith("-symbol.json"):
-        with contextlib.suppress(ValueError, RecursionError), open(name, encoding="utf-8") as file:
-            network = json.dumps(json.load(file, object_hook=_without_name), sort_keys=True)
+        with contextlib.suppress(*_NO_NETWORK), open(name, encoding="utf-8") as file:
+            network = json.dumps(json.load(file, object_hook=_without_names), sort_keys=True)
             return {"network_sha256": hashlib.sha256(network.encode()).hexdigest()}
     digest = hashlib.sha256()
     with open(name, "rb") as file:
@@ -184,11 +186,13 @@ def _record(name: str, path: str) -> Dict[str, Any]:
         return {"size": file.tell(), "sha256": digest.hexdigest()}
 
 
-def _without_name(node: Dict[str, Any]) -> Dict[str, Any]:
-    """Return a node of a symbol's JSON without its name, unless it is a variable; any other object as it is."""
-    if node.get("op", "null") == "null":
-        return node
-    return {key: value for key, value in node.items() if key != "name"}
+def _without_names(data: Dict[str, Any]) -> Dict[str, Any]:
+    """Return a node of a symbol's JSON, or its attributes, without names, except for that of a parameter or input."""
+    for body in data.get("subgraphs", ()):
+        for node in body["nodes"]:
+            node.pop("name", None)
+    names = {"__subgraph_name__"} | ({"name"} if data.get("op", "null") != "null" else set())
+    return {key: value for key, value in data.items() if key not in names}
 
 
 def _fits(path: str, records: Records) -> bool:

@@ -168,7 +168,7 @@ class Measure:
             outputs = [key for key in float32_outputs(decisions) if not is_loss_head(decisions.before.nodes[key[0]])]
             self._exact = Instrument(exact, *fixed, outputs=outputs, ports=self._ports, loss_heads=heads)
             where = positions(decisions.before, decisions.after)
-            self._low_ports = {(where[i], port): (i, port) for i, port in self._ports if i in where}
+            self._low_ports = {(where[i], port): (i, port) for i, port in self._ports}
             self._converted = Instrument(low, *fixed, ports=self._low_ports, loss_heads=heads)
 
     def __call__(self, values: Values, losses: Optional[Losses] = None, scale: float = 1.0) -> Measured:

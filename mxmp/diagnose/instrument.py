@@ -359,8 +359,6 @@ def side_by_side(decisions: Decisions, after: Facts) -> SideBySide:
     heads: List[Entry] = []
     compared: Dict[Key, Tuple[int, int, int]] = {}
     for position, index in float32_outputs(decisions):
-        if position not in where:  # a cast of the network's own that nothing reads any more
-            continue
         key, first = (where[position], index), len(heads)
         entries = [carried[key], *([Entry(own[position], index)] if position in own else [])]
         heads.append(copies.builder.mapped(Entry(position, index)))

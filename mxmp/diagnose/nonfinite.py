@@ -11,9 +11,9 @@ from ..display import blocks as show
 from ..display.record import Record
 from ..errors import ConvertError, MxmpError
 from ..graph import Graph, Key, Node
-from ..passes.attributes import MARK_ATTR
+from ..passes.attributes import is_inserted
 from .ranges import ValueRange
-from .replay import Seen, is_inserted
+from .replay import Seen
 
 T = TypeVar("T")
 
@@ -322,7 +322,7 @@ def _to_keep(position: int, seen: Seen, readers: Mapping[Key, Sequence[Tuple[int
         position = source
 
     def is_ours(number: int) -> bool:
-        return graph.nodes[number].get(MARK_ATTR) is not None
+        return is_inserted(graph.nodes[number])
 
     def following(number: int) -> List[int]:
         outputs = range(graph.nodes[number].num_outputs if is_ours(number) or number == position else 0)

@@ -17,8 +17,8 @@ from mxnet import autograd, gluon
 from .. import dtypes
 from ..arrays import is_low_precision, leaves, nested
 from ..gluon.blocks import blocks_in, conversions_of
-from ..graph import Entry, Graph, Key, Node
-from ..passes.attributes import MARK_ATTR, original
+from ..graph import Entry, Graph, Key
+from ..passes.attributes import is_inserted
 from ..passes.facts import Facts
 from ..report.counts import positions
 from ..train.masters import masters_of, rounds_to
@@ -327,7 +327,7 @@ class Names:
             return node.name, node.op
         node = self.graph.nodes[position]
         if not is_inserted(node):
-            return node.name, original(node).op
+            return node.name, node.op
         return self.of(node.inputs[0].node)[0], "cast"
 
     def of_output(self, key: Key) -> str:
@@ -336,11 +336,6 @@ class Names:
         if key[0] not in self.source:
             return self.of_output(node.inputs[0].key) if is_inserted(node) else self.graph.entry_name(Entry(*key))
         return self.before.entry_name(Entry(self.source[key[0]], key[1]))
-
-
-def is_inserted(node: Node) -> bool:
-    """Return whether a conversion has inserted a node: a cast, as a rule."""
-    return node.get(MARK_ATTR) is not None and bool(node.inputs)
 
 
 class _View:

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
-from typing import Any, Dict, Mapping, Sequence, Set
+from typing import Dict, Set
 
 from ..errors import PassError
 from ..graph import Graph, Node
 from ..policy import BLOCKS_ATTR, blocks_on
 
 MARK_ATTR = "__mxmp__"
-"""Says what a node that mxmp inserted is for: ``CAST_MARK``, ``FACTOR_MARK`` or ``SCALE_MARK``."""
+"""Says what a node that mxmp inserted is for: one of the marks below. Erasing takes these nodes out."""
 
 CAST_MARK = "cast"
+OUTPUT_MARK = "output"
+"""A cast that has the name of the operator that it reads, so that an output of the network keeps its name."""
+
 FACTOR_MARK = "factor"
 """A multiplication in front of a stand-in, whose operator has no factor of its own."""
 
 SCALE_MARK = "loss_scale"
 """Part of the multiplication of a gradient by the loss scale."""
 
-BEFORE_ATTR = "__mxmp_before__"
-"""On a node that mxmp changed: JSON of what it was before, for files, which hold no other trace of that.
+DTYPE_ATTR = "__mxmp_dtype__"
+"""On a variable whose dtype mxmp declared: the dtype's number that it declared before, empty if none.
 
-``op``, ``name`` and ``attrs`` (null for none) are those that differ. ``ports`` are the inputs that read a cast of the
-network's own where mxmp would have put one: ``[port]`` reads an equal cast, ``[port, op, name]`` what the widening cast
-of that operator and name reads.
+It tells weights that a conversion stored in low precision from those that the network has so by itself.
 """
 
 PRECISION_ATTR = "__mxmp_precision__"
 """Precision that ``mxmp.gluon.precision`` and ``set_policy`` ask for, for the operators of a region or block."""
-
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # characters that escapes of JSON give, and MXNet cannot read
 
 CUSTOM = "Custom"
 """The operator that hands all its attributes to the user's code as arguments, so that it must get none of mxmp.
@@ -42,55 +39,9 @@ is left as it is in every region.
 """
 
 
-def noting(before: Node, after: Node, ports: Sequence[Sequence[Any]] = ()) -> Node:
-    """Return the new form of a node with a note of the old one, if they differ or ``ports`` are to be noted."""
-    if not ports and (before.op, before.name) == (after.op, after.name) and before.attrs == after.attrs:
-        return after
-    pairs = ("op", before.op, after.op), ("name", before.name, after.name)
-    note: Dict[str, Any] = {key: old for key, old, new in pairs if old != new}
-    was, now = dict(before.attrs), dict(after.attrs)
-    note["attrs"] = {key: was.get(key) for key in {**was, **now} if was.get(key) != now.get(key)}
-    note["ports"] = list(ports)
-    return after.with_attrs({BEFORE_ATTR: json.dumps({k: v for k, v in note.items() if v}, sort_keys=True)})
-
-
-def original(node: Node) -> Node:
-    """Return a node as it was before mxmp changed it, but for its inputs."""
-    note = note_of(node)
-    if not note:
-        return node
-    changed = node._replace(op=note.get("op", node.op), name=note.get("name", node.name))
-    return changed.with_attrs({**note.get("attrs", {}), BEFORE_ATTR: None})
-
-
-def note_of(node: Node) -> Mapping[str, Any]:
-    """Return what a node notes of how it was before mxmp changed it.
-
-    Raises:
-        PassError: If an attribute of mxmp is not as mxmp wrote it.
-    """
-    text = node.get(BEFORE_ATTR)
-    is_whole = node.get(MARK_ATTR) is None or bool(node.inputs)
-    if text is None and is_whole:
-        return {}
-    try:
-        note: Mapping[str, Any] = json.loads(text or "")
-        if is_whole and _is_note(node, note):
-            return note
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        pass  # no JSON, or of another form
-    raise changed(node)
-
-
-def _is_note(node: Node, note: Mapping[str, Any]) -> bool:
-    """Return whether a note has the form in which mxmp writes it, or raise the errors of another one."""
-    attrs = note.get("attrs", {})
-    texts = [note.get("op", ""), note.get("name", ""), *attrs, *(text for text in attrs.values() if text is not None)]
-    for port, *source in note.get("ports", ()):
-        if type(port) is not int or not 0 <= port < len(node.inputs) or len(source) not in (0, 2):
-            return False
-        texts += source
-    return all(isinstance(text, str) and not _NO_TEXT.search(text) for text in texts)
+def is_inserted(node: Node) -> bool:
+    """Return whether a conversion has inserted a node: a cast, as a rule."""
+    return node.get(MARK_ATTR) is not None
 
 
 def changed(node: Node) -> PassError:

@@ -1,36 +1,32 @@
-"""Casts between float32 and low precision: one per tensor and dtype, shared by its readers; and the way back.
-
-A cast of the network's own that gives the same stands for one of mxmp's. So does what the network's own cast widens:
-float16 to float32 to float16 is the identity, while float32 to float16 to float32 is a rounding and stays.
-"""
+"""Casts between float32 and low precision: one per tensor and dtype, shared by its readers; and the way back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import AbstractSet, Any, ClassVar, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import AbstractSet, ClassVar, Dict, Optional, Tuple, Union
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
-from ..graph.core import make_attrs
 from ..policy import Policy
 from ..rules import RULES, RuleSet
 from .attributes import (
     CAST_MARK,
+    DTYPE_ATTR,
     FACTOR_MARK,
     MARK_ATTR,
+    OUTPUT_MARK,
     changed,
     device_attrs,
     is_converted,
-    note_of,
-    noting,
-    original,
+    is_inserted,
 )
 from .base import Pass, rewritten
-from .facts import CAST_OPS, Facts
+from .facts import Facts
 from .plan import Plan, make_plan
 
 _OUTPUT = "_output"
-_WIDENS = make_attrs({"dtype": dtypes.FLOAT32})
+# The one operator with a factor of its own that others stand in for (`mxmp.rules.table.products`), and these.
+_GEMM2, _PRODUCTS = "_linalg_gemm2", ("dot", "batch_dot")
 
 
 def cast_op(dtype: str, low_dtype: str) -> str:
@@ -44,7 +40,7 @@ def cast_op(dtype: str, low_dtype: str) -> str:
 
 @dataclass(frozen=True)
 class InsertCasts(Pass):
-    """Rewrites a float32 graph so that it runs under a policy; ``EraseCasts`` is the inverse.
+    """Rewrites a float32 graph so that it runs under a policy; ``EraseCasts`` takes its casts out.
 
     Every tensor is cast once to the dtype that some of its readers want; outputs come in the policy's output dtype and
     keep their names. Without ``facts`` every entry counts as float32 of unknown shape, without a ``plan`` one is made.
@@ -59,7 +55,7 @@ class InsertCasts(Pass):
     def requires(self, graph: Graph) -> None:
         """Refuse a graph that has been converted already."""
         for node in graph.operators():
-            if node.get(MARK_ATTR) is not None:
+            if is_inserted(node):
                 self.refuse(f"node {node} is a cast of mxmp; erase the casts first.")
 
     def run(self, graph: Graph) -> Graph:
@@ -95,28 +91,14 @@ class _Inserter:
         self.casts: Dict[Tuple[Key, str], Entry] = {}
         self.added: Dict[Key, Tuple[Key, str]] = {}  # new entries that have the shape of old ones, with their dtypes
         self.bodies = dict(facts.bodies)
-        self.own_casts = _own_casts(graph, self.low_dtype)
-        self.copied: Set[int] = set()
-        self.ports: Dict[int, List[Sequence[Any]]] = {}  # for the notes of nodes that read other casts than mxmp's
 
     def run(self) -> Graph:
-        for position in range(len(self.graph.nodes)):
-            self._copy(position)
-        new_head = self._exit if self.low_heads is not None else self._head
-        heads = [new_head(number, head) for number, head in enumerate(self.graph.heads)]
         for position, node in enumerate(self.graph.nodes):
-            new = self.builder.mapped(Entry(position)).node
-            self.builder.nodes[new] = noting(node, self.builder.nodes[new], self.ports.get(position, ()))
-        return self.builder.finish(heads)
-
-    def _copy(self, position: int) -> None:
-        if position in self.copied:  # a cast of the network's own that a node before it reads now
-            return
-        self.copied.add(position)
-        node = self.graph.nodes[position]
-        self.builder.copy(position, node if node.is_variable else self._operator(position, node))
-        if position in self.plan.low_params:
-            self._declare(Entry(position), self.low_dtype)
+            self.builder.copy(position, node if node.is_variable else self._operator(position, node))
+            if position in self.plan.low_params:
+                self._declare(Entry(position), self.low_dtype)
+        new_head = self._exit if self.low_heads is not None else self._head
+        return self.builder.finish([new_head(number, head) for number, head in enumerate(self.graph.heads)])
 
     def _operator(self, position: int, node: Node) -> Node:
         """Return the new form of an operator."""
@@ -157,14 +139,6 @@ class _Inserter:
         wanted = self.low_dtype if self.plan.reads_low(position, port) else dtypes.FLOAT32
         if dtype is None or dtype == wanted or self.plan.verdicts[position].accepts_any(port):
             return self.builder.mapped(entry)
-        own, source = self.own_casts.get(entry), self.graph.nodes[entry.node]
-        if wanted == self.low_dtype and own is not None:
-            self._copy(own)
-            self.ports.setdefault(position, []).append([port])
-            return Entry(self.builder.mapped(Entry(own)).node)
-        if wanted == self.low_dtype and is_widening(source) and self.facts.dtype(source.inputs[0]) == wanted:
-            self.ports.setdefault(position, []).append([port, source.op, source.name])
-            return self.builder.mapped(source.inputs[0])
         return self._cast(entry, wanted, position)
 
     def facts_after(self) -> Facts:
@@ -191,8 +165,9 @@ class _Inserter:
         """Declare the dtype of a variable, which MXNet does not infer through a cast."""
         position = self.builder.mapped(entry).node
         node = self.builder.nodes[position]
-        if node.is_variable and self.low_heads is None and dtypes.from_flag(node.get("__dtype__") or "") != dtype:
-            self.builder.nodes[position] = node.with_attrs({"__dtype__": dtypes.to_flag(dtype)})
+        declared = node.get("__dtype__") or ""
+        if node.is_variable and self.low_heads is None and dtypes.from_flag(declared) != dtype:
+            self.builder.nodes[position] = node.with_attrs({"__dtype__": dtypes.to_flag(dtype), DTYPE_ATTR: declared})
 
     def _cast(self, entry: Entry, dtype: str, reader: int) -> Entry:
         key = (entry.key, dtype)
@@ -234,68 +209,41 @@ class _Inserter:
         if self.builder.nodes[new.node].name == name:
             self._rename(new, self.builder.unique(f"{name}_{self._dtype(head)}"))
             self._rename(cast, name)
+            self.builder.nodes[cast.node] = self.builder.nodes[cast.node].with_attrs({MARK_ATTR: OUTPUT_MARK})
 
     def _rename(self, entry: Entry, name: str) -> None:
         self.builder.nodes[entry.node] = self.builder.nodes[entry.node]._replace(name=name)
 
 
-def _own_casts(graph: Graph, dtype: str) -> Dict[Entry, int]:
-    """Return the positions of the network's own casts that give what one of mxmp's to a dtype would, by their inputs.
-
-    ``Cast`` truncates to bfloat16 where ``amp_cast`` rounds; to float16 both give the same.
-    """
-    ops = ("amp_cast",) if dtype == dtypes.BFLOAT16 else CAST_OPS
-    casts: Dict[Entry, int] = {}
-    for position, node in enumerate(graph.nodes):
-        if node.op in ops and node.get("dtype") == dtype and not node.control_deps:
-            casts.setdefault(node.inputs[0], position)
-    return casts
-
-
-def is_widening(node: Node) -> bool:
-    """Return whether a node does nothing but cast to float32."""
-    return node.op in CAST_OPS and node.attrs == _WIDENS
-
-
 @dataclass(frozen=True)
 class EraseCasts(Pass):
-    """Removes the casts that ``InsertCasts`` inserted, not the network's own; other nodes are as they were before."""
+    """Takes out the nodes that mxmp inserted, and the dtypes that it declared; the network's own casts stay.
+
+    An operator that mxmp changed stays what it became: another one that stands in for it, one that gives float32 by an
+    attribute, one with a clamped scalar. A product with a factor is gemm2 again, because the factor is taken out.
+    """
 
     name: ClassVar[str] = "erase-casts"
 
     def run(self, graph: Graph) -> Graph:
-        """Return the graph as it was before insertion."""
+        """Return the graph without them."""
         if not is_converted(graph):
             return graph
-        widenings: Dict[_Widening, Entry] = {}  # the network's own casts to float32
-        restored: Set[_Widening] = set()  # those of them that came early, for a reader
 
         def visit(builder: GraphBuilder, position: int, node: Node) -> Union[Node, Entry]:
-            note, inputs = note_of(node), list(node.inputs)
-            if node.get(MARK_ATTR) is not None:
-                return inputs[0]
-            own = (node.op, node.name, inputs[0]) if is_widening(node) else None
-            if own in restored:
-                restored.discard(own)
-                return widenings[own]
-            for port, *source in note.get("ports", ()):
-                if source:  # the port read a cast to float32 of this operator and name, of which it reads the source
-                    op, name = source
-                    widening = op, name, inputs[port]
-                    if widening not in widenings:
-                        widenings[widening] = Entry(builder.add(Node(op, name, _WIDENS, (inputs[port],))))
-                        restored.add(widening)
-                    inputs[port] = widenings[widening]
-                elif builder.nodes[inputs[port].node].is_variable:
+            if is_inserted(node):
+                if not node.inputs or node.num_outputs > 1:
                     raise changed(node)
-                else:
-                    inputs[port] = builder.nodes[inputs[port].node].inputs[0]
-            new = Entry(builder.copy(position, original(node).rewired(tuple(inputs))))
-            if own is not None:
-                widenings.setdefault(own, new)
-            return new
+                if node.get(MARK_ATTR) == OUTPUT_MARK:
+                    operator = node.inputs[0].node
+                    builder.nodes[operator] = builder.nodes[operator]._replace(name=node.name)
+                return node.inputs[0]
+            factor = graph.nodes[graph.nodes[position].inputs[0].node] if node.inputs else node
+            if factor.get(MARK_ATTR) == FACTOR_MARK:
+                if node.op not in _PRODUCTS:
+                    raise changed(node)
+                return node._replace(op=_GEMM2).with_attrs({"alpha": factor.get("scalar")})
+            declared = node.get(DTYPE_ATTR)
+            return node if declared is None else node.with_attrs({"__dtype__": declared or None, DTYPE_ATTR: None})
 
         return rewritten(graph, visit, body=self.run)
-
-
-_Widening = Tuple[str, str, Entry]  # operator, name, the new entry that it widens

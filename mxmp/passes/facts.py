@@ -8,7 +8,7 @@ from typing import Container, Dict, FrozenSet, Mapping, Optional, Set, Tuple, Ty
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key, Node, written_positions
-from .attributes import MARK_ATTR
+from .attributes import is_inserted
 
 Named = Tuple[str, int]
 """A node's name and the number of an output."""
@@ -121,7 +121,7 @@ def float32_entries(graph: Graph, facts: Facts) -> Dict[Named, Optional[Shape]]:
 def cast_from(graph: Graph, entry: Entry, wide: Container[Named]) -> Optional[Entry]:
     """Return the float32 entry that mxmp casts an entry from; None if it does not, or from none of ``wide``."""
     cast = graph.nodes[entry.node]
-    if cast.op != "amp_cast" or cast.get(MARK_ATTR) is None:
+    if cast.op != "amp_cast" or not is_inserted(cast):
         return None
     source = cast.inputs[0]
     return source if (graph.nodes[source.node].name, source.index) in wide else None

@@ -6,9 +6,10 @@ from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, Node
-from ..passes.attributes import CAST_MARK, FACTOR_MARK, MARK_ATTR, original
+from ..passes.attributes import CAST_MARK, FACTOR_MARK, MARK_ATTR, OUTPUT_MARK, is_inserted
 from ..passes.facts import Facts
 from ..passes.plan import Plan
+from ..rules import RULES
 from .report import Cast, total
 
 MANY_READERS = 32  # of one cast, beyond which a report warns: the gradients of 64 have overflowed float16
@@ -17,7 +18,7 @@ _LOW_BYTES = dtypes.ITEM_BYTES[dtypes.FLOAT16]  # bfloat16 is as small
 
 
 def _is_cast(node: Node) -> bool:
-    return node.get(MARK_ATTR) == CAST_MARK
+    return node.get(MARK_ATTR) in (CAST_MARK, OUTPUT_MARK)
 
 
 def inserted_casts(graph: Graph) -> List[Node]:
@@ -42,14 +43,19 @@ def widely_read(graph: Graph) -> Tuple[Tuple[str, int], ...]:
 def positions(before: Graph, after: Graph) -> Dict[int, int]:
     """Return the position of each node of a graph in the converted graph; both are in the order that MXNet writes."""
     waiting: Dict[Tuple[str, str], List[int]] = {}
+    casts = (node for node in after.nodes if node.get(MARK_ATTR) == OUTPUT_MARK)
+    names = {cast.inputs[0].node: cast.name for cast in casts}
     for position in reversed(range(len(after.nodes))):
         node = after.nodes[position]
-        if node.get(MARK_ATTR) is None:
-            node = original(node)
-            waiting.setdefault((node.op, node.name), []).append(position)
-    # A cast of the network's own that has no reader any more is in the graph before alone.
-    pairs = ((position, waiting.get((node.op, node.name))) for position, node in enumerate(before.nodes))
-    return {position: places.pop() for position, places in pairs if places}
+        if not is_inserted(node):
+            waiting.setdefault((node.op, names.get(position, node.name)), []).append(position)
+    found = {}
+    for position, node in enumerate(before.nodes):
+        ops = (node.op, *(op for rule in RULES.variants(node.op) for _, op in rule.stand_ins))
+        places = [waiting[op, node.name] for op in ops if waiting.get((op, node.name))]
+        if places:
+            found[position] = places[0].pop()
+    return found
 
 
 def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]) -> Dict[int, Tuple[Cast, ...]]:
@@ -92,7 +98,7 @@ def activation_bytes(graph: Graph, facts: Facts, plan: Optional[Plan] = None) ->
     ``plan`` says what is to be in low precision, where that is not in the graph yet.
     """
     read = set(graph.consumers()) | {(head.node, head.index) for head in graph.heads}
-    kept = (key for key in read if not graph.nodes[key[0]].is_variable and graph.nodes[key[0]].get(MARK_ATTR) is None)
+    kept = (key for key in read if not graph.nodes[key[0]].is_variable and not is_inserted(graph.nodes[key[0]]))
     return total(_entry_bytes(facts, Entry(*key), plan is not None and plan.gives_low(*key)) for key in kept)
 
 

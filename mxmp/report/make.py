@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence
 
 from .. import dtypes
 from ..graph import Entry, Graph
-from ..passes.attributes import BEFORE_ATTR, MARK_ATTR
+from ..passes.attributes import DTYPE_ATTR, is_inserted
 from ..passes.dataflow import classify
 from ..passes.decide import FLOAT32, FREE, KEEP, Verdict
 from ..passes.facts import Facts
@@ -190,8 +190,8 @@ def _precision(verdict: Verdict, graph: Graph, position: int, facts: Facts) -> s
 
 def _plainest_policy(graph: Graph, facts: Facts) -> Policy:
     """Return the plainest policy that a converted graph may come from."""
-    cast_to = [node.get("dtype") for node in graph.operators() if node.get(MARK_ATTR) is not None]
-    cast_to += [dtypes.from_flag(n.get("__dtype__") or "") for n in graph.nodes if n.get(BEFORE_ATTR) is not None]
+    cast_to = [node.get("dtype") for node in graph.operators() if is_inserted(node)]
+    cast_to += [dtypes.from_flag(n.get("__dtype__") or "") for n in graph.nodes if n.get(DTYPE_ATTR) is not None]
     low = next((dtype for dtype in cast_to if dtype in dtypes.LOW_PRECISION), None) or dtypes.FLOAT16
     gives_low = any(facts.dtype(head) == low for head in graph.heads)
     return Policy(compute_dtype=low, output_dtype=low if gives_low else FLOAT32)

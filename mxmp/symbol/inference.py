@@ -31,13 +31,12 @@ def to_graph(symbol: Any) -> Graph:
     return graph
 
 
-def check_inputs(graph: Graph, attributes: bool = False) -> None:
+def check_inputs(graph: Graph) -> None:
     """Raise a GraphError that names the first node of a file's graph that has not the inputs of its operator.
 
     MXNet checks them where it composes a symbol, and not in a file: it then reads beyond a node's inputs, and ends the
     process. Files before version 0.9 have no auxiliary states, which MXNet adds (UpgradeJSON_000800_000900 in
-    src/nnvm/legacy_json_util.cc at tag 1.9.1). Attributes that an operator does not have are refused if asked for;
-    where MXNet reads the graph next, it names them itself.
+    src/nnvm/legacy_json_util.cc at tag 1.9.1). MXNet itself refuses attributes that an operator does not have.
     """
     lacks_states = version_of(graph) < 900
     for node in graph.operators():
@@ -48,8 +47,6 @@ def check_inputs(graph: Graph, attributes: bool = False) -> None:
         if node.op.startswith(GRADIENT):
             continue  # in no file; MXNet cannot make it by itself
         numbers = count_inputs(node.op, node.attrs, len(node.inputs))
-        if numbers is None and attributes:
-            raise GraphError(f"node {node}: MXNet has no such operator with these attributes. {HINT}")
         if numbers is None:
             continue
         arguments, inputs = numbers
@@ -59,11 +56,8 @@ def check_inputs(graph: Graph, attributes: bool = False) -> None:
 
 
 def erase_casts(graph: Graph) -> PassResult:
-    """Return a graph as it was before mxmp converted it; a GraphError names a node that it cannot have been."""
-    erased = EraseCasts()(graph)
-    if erased.modified:  # by notes in attributes, which stand in files
-        check_inputs(erased.graph, attributes=True)
-    return erased
+    """Return a graph without the casts of an earlier conversion."""
+    return EraseCasts()(graph)
 
 
 def from_graph(graph: Graph, like: Any = None) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from .. import dtypes
 from ..arrays import amp_cast, settle, view
 from ..graph import Graph
-from ..passes.attributes import BEFORE_ATTR, MARK_ATTR, original
+from ..passes.attributes import DTYPE_ATTR, is_inserted
 from ..policy import Policy, check_matches
 from .arguments import Model, beyond_range, blaming_params, require_fit
 from .inference import to_graph
@@ -140,7 +140,7 @@ def _union(sets: Iterable[FrozenSet[str]]) -> FrozenSet[str]:
 
 def _read_exactly(graph: Graph) -> FrozenSet[str]:
     """Return the variables that something else than a cast of mxmp reads, or that are outputs."""
-    readers = [node for node in graph.nodes if node.get(MARK_ATTR) is None]
+    readers = [node for node in graph.nodes if not is_inserted(node)]
     entries = [entry for node in readers for entry in node.inputs] + list(graph.heads)
     return frozenset(graph.nodes[entry.node].name for entry in entries if graph.nodes[entry.node].is_variable)
 
@@ -206,8 +206,8 @@ def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:
     low = low_dtypes(arrays)
     wanted: Dict[str, str] = {}
     for node in to_graph(symbol).nodes if low else ():
-        if node.is_variable and node.name in low and node.get(BEFORE_ATTR) is not None:
-            declared = original(node).get("__dtype__") or ""
+        declared = node.get(DTYPE_ATTR)
+        if node.name in low and declared is not None:
             wanted[node.name] = dtypes.from_flag(declared) or dtypes.FLOAT32
     for name, dtype in own_low_dtypes(symbol).items():
         if name not in arrays:

@@ -26,7 +26,7 @@ from ..passes import (
     WidenSlowKernels,
     make_plan,
 )
-from ..passes.attributes import MARK_ATTR, without_blocks
+from ..passes.attributes import is_inserted, without_blocks
 from ..passes.control_flow import bodies_of
 from ..passes.cpu.depthwise import GroupDepthwise
 from ..passes.cpu.guards import GuardTransposed, is_prelu, is_transposed
@@ -192,7 +192,7 @@ def convert_graph(
 
 
 def _without_casts(symbol: Any, graph: Optional[Graph]) -> Tuple[Any, Graph]:
-    """Return a symbol, and its graph, as they were before mxmp converted it, if it did."""
+    """Return a symbol and its graph without the casts of an earlier conversion."""
     erased = erase_casts(to_graph(symbol) if graph is None else graph)
     if not erased.modified:
         return symbol, erased.graph
@@ -289,7 +289,7 @@ def read_low(graph: Graph) -> FrozenSet[str]:
     reaching: Set[int] = set()  # positions of nodes whose values do
     for position in reversed(range(len(graph.nodes))):
         node = graph.nodes[position]
-        casts_low = node.get(MARK_ATTR) is not None and node.get("dtype") in dtypes.LOW_PRECISION
+        casts_low = is_inserted(node) and node.get("dtype") in dtypes.LOW_PRECISION
         if casts_low or (position in reaching and _is_clear(node)):
             reaching.update(entry.node for entry in node.inputs)
         for body in bodies_of(node):

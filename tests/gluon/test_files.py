@@ -14,7 +14,7 @@ from mxmp.errors import CheckpointError
 from mxmp.gluon import convert, export, restore
 from mxmp.gluon.storage import reading_stored
 from tests.full_disk import files_of_at_most
-from tests.gluon.nets import X, cnn, exact, exported, imported, sequence, started, train
+from tests.gluon.nets import X, cnn, exact, exported, imported, precisions, sequence, started, train
 from tests.symbol.refusals import nothing_written, refused
 
 DATA = mx.nd.ones((2, 30))
@@ -224,3 +224,17 @@ def test_parameters_are_loaded_into_a_net_whose_inputs_are_not_known(policy, tmp
         net.load_parameters(file, cast_dtype=True, dtype_source="saved")
         assert (net(inputs).asnumpy() == 6).all()
         assert {array.dtype for array in saved(net, tmp_path).values()} == {np.float32}
+
+
+@pytest.mark.parametrize("again", ["O1", "O2", "mixed_bfloat16", "float32"])
+@pytest.mark.parametrize("first", ["O1", "O2", "O3", "mixed_bfloat16"])
+def test_an_exported_net_is_imported_and_converted_to_any_policy(first, again, tmp_path):
+    exported_net, fresh = cnn(first), cnn(again)
+    block = convert(imported(exported(exported_net, tmp_path)), again)
+    expected, like, found = (net(X).asnumpy() for net in (cnn(), fresh, block))
+    assert np.abs(found - expected).max() < 2.0**-5 * np.abs(expected).max()
+    assert again != first or np.array_equal(found, like)
+    assert precisions(block) == precisions(fresh)
+    params = [net.collect_params().items() for net in (block, fresh)]
+    types = [{name: np.dtype(param.dtype) for name, param in each} for each in params]
+    assert types[0] == types[1]

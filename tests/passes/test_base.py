@@ -81,7 +81,7 @@ TEXTS = {
     "head renamed": "x = null()\nd = dot(x, x)\nreturn d",
     "head also read": "x = null()\nd = dot(x, x)\nf = dot(d, d)\ne = exp(d)\nreturn d, f, e",
     "user's casts stay": "x = null()\nc = Cast(x) {dtype: float16}\nd = dot(c, c)\nb = dot(x, x)\nreturn d, b",
-    "a user's cast serves": "x = null()\nd = dot(x, x)\nc = Cast(x) {dtype: float16}\nb = dot(c, c)\nreturn d, b",
+    "a user's cast comes later": "x = null()\nd = dot(x, x)\nc = Cast(x) {dtype: float16}\nb = dot(c, c)\nreturn d, b",
     "a user's widening": "x = null() {__dtype__: 2}\nu = Cast(x) {dtype: float32}\nd = dot(u, u)\nreturn d",
     "parameters": "x = null()\nw = null() {__dtype__: 0}\nu = null()\nd = dot(x, w)\nf = dot(d, u)\nreturn f",
 }

@@ -294,8 +294,7 @@ def test_operators_on_the_grid_get_no_rounding():
         "parts = SliceChannel(flat) {num_outputs: 2} x2",
         "other_cast_float16_as_float16 = Cast(other) {dtype: float16}",
         "other_cast_float16_as_float32 = Cast(other_cast_float16_as_float16) {dtype: float32}",
-        "fc_float16 = FullyConnected(parts, other_cast_float16_as_float32) "
-        '{__mxmp_before__: {"name": "fc"}; no_bias: True; num_hidden: 2}',
+        "fc_float16 = FullyConnected(parts, other_cast_float16_as_float32) {no_bias: True; num_hidden: 2}",
         "fc_float16_as_float16 = Cast(fc_float16) {dtype: float16}",
         "fc = Cast(fc_float16_as_float16) {dtype: float32}",
         "return fc",

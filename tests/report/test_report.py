@@ -57,7 +57,7 @@ def test_casts_of_outputs_are_named_and_those_that_the_network_had_itself_not_co
     assert casts_of(found) == [("d", ("x to float16", "w to float16", "d_output to float32"))]
     own = "x = null()\nw = null()\nh = Cast(x) {dtype: float16}\nd = dot(x, w)\nreturn d, h"
     found = report_of(own, {"x": (2, 3), "w": (3, 4), "h": (2, 3), "d": (2, 4)})
-    assert (found.casts, found.cast_bytes) == (2, 6 * (3 * 4 + 2 * 4))  # w, and d at the output; x has one
+    assert (found.casts, found.cast_bytes) == (3, 6 * (2 * 3 + 3 * 4 + 2 * 4))  # x, w, and d at the output
 
 
 def test_twins_have_their_own_casts():

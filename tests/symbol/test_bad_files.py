@@ -192,17 +192,18 @@ def test_a_wrong_policy_for_a_checkpoint_writes_nothing(files):
 
 
 MARKS = {  # attributes of mxmp that a file may have, and what is said of them
-    "a region in another dtype": ({"__mxmp_precision__": "bfloat16"}, PolicyError, "precision 'bfloat16'"),
-    "a region in no dtype": ({"__mxmp_precision__": "nix"}, PolicyError, "precision 'nix'"),
-    "a note": ({"__mxmp_before__": "{"}, PassError, "begin with '__mxmp'"),
+    "a region in another dtype": ("fc", {"__mxmp_precision__": "bfloat16"}, PolicyError, "precision 'bfloat16'"),
+    "a region in no dtype": ("fc", {"__mxmp_precision__": "nix"}, PolicyError, "precision 'nix'"),
+    "an inserted node": ("x", {"__mxmp__": "cast"}, PassError, "node 'x' (null): its attributes that begin with '__mxmp'"),
+    "a declared dtype": ("x", {"__mxmp_dtype__": "-7"}, InferenceError, "MXNet cannot infer its dtypes"),
 }
 
 
-@pytest.mark.parametrize("attrs, error, message", MARKS.values(), ids=MARKS)
+@pytest.mark.parametrize("node, attrs, error, message", MARKS.values(), ids=MARKS)
 @pytest.mark.parametrize("by", ["convert_checkpoint", "freeze", "freeze of two files"])
-def test_a_mark_that_does_not_fit_names_the_file_that_it_is_in(by, attrs, error, message, files):
+def test_a_mark_that_does_not_fit_names_the_file_that_it_is_in(by, node, attrs, error, message, files):
     graph = json.loads(files.symbol_file.read_text())
-    named(graph, "fc")["attrs"].update(attrs)
+    named(graph, node).setdefault("attrs", {}).update(attrs)
     files.symbol_file.write_text(json.dumps(graph))
     with nothing_written(files.folder), refused(error, f"{files.symbol_file}: ", message):
         if by == "convert_checkpoint":
@@ -216,34 +217,18 @@ def test_a_number_of_no_dtype_is_named():
         convert_symbol(mx.sym.relu(mx.sym.var("x", attr={"__dtype__": "-7"})))
 
 
-NOTES = {  # of how a node was before mxmp converted it
-    "of other inputs": ("x", '{"op": "BatchNorm"}'),
-    "of other attributes": ("bn", '{"op": "Custom"}'),
-    "no operator": ("bn", '{"op": "nix"}'),
-    "a number": ("bn", '{"name": 5}'),
-    "a zero byte": ("bn", '{"name": "a\\u0000"}'),
-    "a surrogate": ("bn", '{"name": "\\ud800"}'),
-    "an attribute's name": ("bn", '{"attrs": {"\\ud800": "1"}}'),
-    "a port beyond": ("bn", '{"ports": [[9]]}'),
-    "a port of a variable": ("bn", '{"ports": [[1]]}'),
-    "half a source": ("bn", '{"ports": [[0, "Cast"]]}'),
-    "numbers for a source": ("bn", '{"ports": [[0, 1, 2]]}'),
-    "brackets": ("bn", "[" * 100_000),
+INSERTED = {  # nodes that carry the mark of an inserted one, and what they cannot be
+    "a variable": ("x", "cast"),
+    "several outputs": ("bn", "cast"),
+    "a factor of no product": ("x_cast_float16", "factor"),
 }
 
 
-@pytest.mark.parametrize("node, note", NOTES.values(), ids=NOTES)
-def test_a_note_that_was_changed_names_its_node(node, note):
+@pytest.mark.parametrize("node, mark", INSERTED.values(), ids=INSERTED)
+def test_a_mark_on_a_node_that_no_conversion_inserts_is_refused(node, mark):
     graph = json.loads(convert_symbol(NETWORK, "O1", SHAPES).tojson(remove_amp_cast=False))
-    named(graph, node).setdefault("attrs", {})["__mxmp_before__"] = note
-    with refused(MxmpError, f"node '{node}' ("):
-        convert_symbol(mx.sym.load_json(json.dumps(graph)), "float32")
-
-
-def test_a_mark_on_a_node_without_inputs_names_it():
-    graph = json.loads(convert_symbol(NETWORK, "O1", SHAPES).tojson(remove_amp_cast=False))
-    named(graph, "x")["attrs"]["__mxmp__"] = "cast"
-    with refused(PassError, "node 'x' (null): its attributes that begin with '__mxmp' were changed"):
+    named(graph, node).setdefault("attrs", {})["__mxmp__"] = mark
+    with refused(PassError, "its attributes that begin with '__mxmp' were changed; convert the original again"):
         convert_symbol(mx.sym.load_json(json.dumps(graph)), "float32")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mxmp.checkpoint import saved_epochs
 from mxmp.errors import CheckpointError
-from mxmp.symbol import convert_checkpoint, convert_model, save_checkpoint, to_graph
+from mxmp.symbol import convert_checkpoint, convert_model, load_checkpoint, save_checkpoint, to_graph
 from tests.symbol.refusals import contents, nothing_written, refused
 from tests.symbol.small import convolutional, dtypes_of, params_of
 
@@ -88,3 +88,57 @@ def test_the_epochs_that_are_there(tmp_path):
         (tmp_path / f"a[b]-{name}.params").touch()
     (tmp_path / "a[b]-more-0001.params").touch()
     assert saved_epochs(prefix) == [3, 12345]
+
+
+def layer(data, name):
+    """Return a layer whose parameters have names, and whose operator has one that counts on."""
+    variables = (mx.sym.var(f"{name}_{kind}", shape=shape) for kind, shape in (("weight", (4, 4)), ("bias", (4,))))
+    return mx.sym.FullyConnected(data, *variables, num_hidden=4)
+
+
+def foreach():
+    def step(row, state):
+        new = mx.sym.tanh(layer(row + state, "a"))
+        return new, new
+
+    return mx.sym.contrib.foreach(step, mx.sym.expand_dims(mx.sym.var("x"), axis=0), mx.sym.var("s"))[0]
+
+
+def while_loop():
+    def step(i, y):
+        new = layer(y, "a")
+        return new, (i + 1, new)
+
+    loop = mx.sym.contrib.while_loop(lambda i, y: i < 3, step, [mx.sym.var("i"), mx.sym.var("x")], max_iterations=3)
+    return mx.sym.Group([loop[0], loop[1][1]])
+
+
+BUILT_AGAIN = {  # networks whose operators have other names each time that they are built
+    "layers": lambda: layer(mx.sym.relu(layer(mx.sym.var("x"), "a")), "b"),
+    "a product with a factor": lambda: mx.sym.linalg.gemm2(layer(mx.sym.var("x"), "a"), mx.sym.var("b_weight"), alpha=0.5),
+    "foreach": foreach,
+    "while_loop": while_loop,
+    "cond": lambda: mx.sym.contrib.cond(
+        mx.sym.sum(mx.sym.var("y")) > 0, lambda: layer(mx.sym.var("x"), "a"), lambda: layer(mx.sym.var("x"), "b")
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1", "O2", "mixed_bfloat16"])
+@pytest.mark.parametrize("make", BUILT_AGAIN.values(), ids=BUILT_AGAIN)
+def test_all_epochs_fit_a_network_that_was_built_again(make, policy, tmp_path):
+    prefix, shapes = str(tmp_path / "net"), {"x": (2, 4), "s": (2, 4), "i": (1,), "y": (1,)}
+    saved = []
+    for epoch in (1, 2):
+        symbol = make()
+        names = [name for name in symbol.list_arguments() if name not in shapes]
+        args = {name: mx.nd.full((4,) if "bias" in name else (4, 4), epoch) for name in names}
+        known = {name: shape for name, shape in shapes.items() if name in symbol.list_arguments()}
+        save_checkpoint(prefix, epoch, *convert_model(symbol, args, {}, policy, known))
+        saved.append(Path(f"{prefix}-symbol.json").read_text())
+    assert saved[0] != saved[1]
+    for epoch in (1, 2):
+        assert {array.asnumpy().max() for array in load_checkpoint(prefix, epoch).arg_params.values()} == {epoch}
+    save_checkpoint(prefix, 3, *convert_model(mx.sym.relu(symbol[0]), args, {}, policy, known))
+    with refused(CheckpointError, "does not fit"):
+        load_checkpoint(prefix, 1)

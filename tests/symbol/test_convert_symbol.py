@@ -170,7 +170,8 @@ def test_a_product_between_amp_casts_of_its_own_can_be_converted_twice(alpha):
     net = mx.sym.amp_cast(product, dtype="float16", name="result")
     once = convert_symbol(net, "O1", shapes=shapes)
     assert convert_symbol(once, "O1", shapes=shapes).tojson() == once.tojson()
-    assert convert_symbol(once, "O0", shapes=shapes).tojson() == net.tojson()
+    (back,) = (node for node in to_graph(convert_symbol(once, "O0", shapes=shapes)).operators() if "cast" not in node.op)
+    assert back.op == ("dot" if alpha == 1 else "_linalg_gemm2")
     assert_facts(convert(net, "O1", shapes), shapes)
 
 
