@@ -71,7 +71,17 @@ _BY_TEXT = {**_DTYPES, **{name: name for name in (*_DTYPES.values(), *_CHOICES, 
 _WILD = frozenset("*?[")
 
 BLOCKS_ATTR = "__mxmp_blocks__"
-"""On a node while its network is converted: the policy's patterns that lead to a block around it by its path."""
+"""On a node while its network is converted: what is said of the blocks around it, the strongest last, joined by commas.
+
+A mark is a pattern of the policy that leads to the block by its path, or ``path=precision`` as ``set_policy`` says:
+``float32``, `LOW` or `AS_POLICY`.
+"""
+
+LOW = "low"
+"""The precision of a block or region that is in the policy's compute dtype, whatever the operators need."""
+
+AS_POLICY = "policy"
+"""The precision of a block or region in which the policy decides as outside of all of them."""
 
 AUTO = "auto"
 """The text of the policy that is chosen for a device where a network is converted (`mxmp.devices.auto`)."""
@@ -136,9 +146,11 @@ class Policy:
         loss_scale: None, 'dynamic' or a number: the loss scale for a trainer.
         chosen: One sentence on why 'auto' chose this policy; empty otherwise. It is neither compared nor printed.
 
-    Overrides are given as dicts or pairs. A name overrules a block, a block overrules an
-    operator; between patterns of one kind, low precision overrules float32 (a forced include
-    beats an exclude). A region marked by ``mxmp.gluon.precision`` overrules all of them.
+    Overrides are given as dicts or pairs. A name overrules a block, a block overrules an operator. Between patterns of
+    names, low precision overrules float32 (a forced include beats an exclude). Of blocks within each other the
+    innermost decides; a path overrules a prefix, and a longer pattern overrules a shorter one.
+    ``mxmp.gluon.set_policy`` gives a block such an override too. A region marked by ``mxmp.gluon.precision`` overrules
+    all of them.
 
     Raises:
         PolicyError: If a dtype is unknown or the fields contradict each other.
@@ -242,18 +254,30 @@ class Policy:
             attrs: Its attributes, which the policies of contrib.amp's lists decide by.
         """
         whole, patterns = self._names
-        for field, pairs in (
-            ("names", (*whole.get(name, ()), *patterns)),
-            ("blocks", self.blocks),
-            ("ops", self.ops),
-        ):
-            marked = blocks_on(attrs) if field == "blocks" else ()
-            matching = [(dtype, key) for key, dtype in pairs if key in marked or _applies(field, key, op, name)]
-            if matching:
-                # A forced include beats an exclude, whichever is written first.
-                dtype, key = min(matching, key=lambda pair: pair[0] == dtypes.FLOAT32)
-                return dtype, f"{field[:-1]} override {key!r}"
-        return None
+        named = [pair for pair in (*whole.get(name, ()), *patterns) if fnmatchcase(name, pair[0])]
+        if named:
+            # A forced include beats an exclude, whichever is written first.
+            key, dtype = min(named, key=lambda pair: pair[1] == dtypes.FLOAT32)
+            return dtype, f"name override {key!r}"
+        block = self._block_override(name, blocks_on(attrs))
+        if block is not None and block[0] != AS_POLICY:
+            return block
+        return next(((dtype, f"op override {op!r}") for key, dtype in self.ops if key == op), None)
+
+    def _block_override(self, name: str, marks: Sequence[str]) -> Optional[Tuple[str, str]]:
+        """Return (precision, reason) of the innermost block around a node that an override is about."""
+        dtype_of = dict(self.blocks)
+        for mark in reversed(marks):
+            key, is_own, precision = mark.partition("=")
+            if is_own:
+                return self.compute_dtype if precision == LOW else precision, f"block override {key!r} (set_policy)"
+            if key in dtype_of:
+                return dtype_of[key], f"block override {key!r}"
+        prefixes = [pair for pair in self.blocks if _applies("blocks", pair[0], "", name)]
+        if not prefixes:
+            return None
+        key, dtype = max(prefixes, key=by_length)
+        return dtype, f"block override {key!r}"
 
     @functools.cached_property
     def _names(self) -> Tuple[Dict[str, Overrides], Overrides]:
@@ -329,8 +353,13 @@ def check_matches(
                 raise PolicyError(f"{field}: {problem.format(repr(key))}{nearest}.")
 
 
+def by_length(override: Tuple[str, str]) -> Tuple[int, bool]:
+    """Return a key that sorts overrides of blocks by strength: the longest is the last; of two, low precision."""
+    return len(override[0]), override[1] != dtypes.FLOAT32
+
+
 def blocks_on(attrs: Iterable[Tuple[str, str]]) -> Sequence[str]:
-    """Return the policy's patterns of blocks that a node with these attributes is marked with."""
+    """Return the marks of blocks on a node with these attributes, as `BLOCKS_ATTR` has them."""
     return next((value.split(",") for key, value in attrs if key == BLOCKS_ATTR), [])
 
 

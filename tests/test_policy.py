@@ -102,6 +102,13 @@ def test_block_patterns_take_a_name_or_a_prefix(key):
     assert policy.override("relu", "net0_stage10_relu0_fwd") is None
 
 
+def test_the_longest_prefix_of_a_block_decides():
+    policy = Policy.parse("O1", blocks={"net0": "float16", "net0_stage1": "float32", "net0_stage?": "float16"})
+    assert policy.override("relu", "net0_stage1_relu0_fwd") == ("float16", "block override 'net0_stage?'")
+    policy = Policy.parse("O1", blocks={"net0": "float16", "net0_stage1": "float32"})
+    assert policy.override("relu", "net0_stage1_relu0_fwd") == ("float32", "block override 'net0_stage1'")
+
+
 def test_patterns_that_match_pass():
     nodes = [("Convolution", "net0_conv0_fwd"), ("softmax", "net0_softmax0")]
     policy = Policy.parse("O1", names={"*conv?_fwd": "float32"}, blocks={"net0": "float16"}, ops={"softmax": "float32"})

@@ -17,6 +17,7 @@ from ..errors import InferenceError, PassError
 from ..graph import without_versions
 from ..mxnet_private import blocks, register_op_hook
 from ..passes import ScaleLoss
+from ..passes.attributes import without_blocks
 from ..symbol import Converted
 from ..symbol.monitors import NetworkNames
 from ..train.loss_heads import HEAD_SCALE, loss_heads, own_gradients
@@ -164,7 +165,7 @@ class ConvertedGraph:
     @functools.cached_property
     def runs_as_written(self) -> bool:
         """Whether the net may as well run operator by operator: conversion changed nothing, and no loss is scaled."""
-        same = without_versions(self.converted.graph) == without_versions(self.trace.graph)
+        same = without_versions(self.converted.graph) == without_versions(without_blocks(self.trace.graph))
         return same and not self.loss_heads and self.converted.on_cpu() is self.converted.symbol
 
     @property

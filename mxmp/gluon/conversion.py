@@ -129,7 +129,6 @@ class Conversion:
         """Trace and convert the net if its inputs can be guessed; change nothing. Regions are looked up if None."""
         self.net, self.policy, self.ranges = net, policy, dict(ranges or {})
         self.regions = regions.find_regions(net, policy) if inside is None else inside
-        regions.check_regions(self.regions, policy)
         self._require_kernels(storage.contexts_of(net.collect_params().values()))
         warn_if_slow(policy.compute_dtype)
         if policy.out_of_range != Policy().out_of_range:

@@ -26,7 +26,7 @@ from ..passes import (
     WidenSlowKernels,
     make_plan,
 )
-from ..passes.attributes import MARK_ATTR, without_blocks
+from ..passes.attributes import MARK_ATTR, marked_blocks, without_blocks
 from ..passes.control_flow import bodies_of
 from ..passes.cpu.depthwise import GroupDepthwise
 from ..passes.cpu.guards import GuardTransposed, is_prelu, is_transposed
@@ -184,7 +184,7 @@ def convert_graph(
     plan = make_plan(graph, policy, facts, stored=stored, final=final, storable=storable)
     inserted, new_facts = InsertCasts(policy, facts, plan=plan).with_facts(graph)
     after, new_facts = in_written_order(inserted), new_facts.in_written_order(inserted)
-    if policy.blocks:
+    if marked_blocks(after):
         after = without_blocks(after)
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)
     decisions = Decisions(policy, graph, facts, plan, after, removed or Removed())
