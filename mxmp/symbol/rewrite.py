@@ -108,8 +108,8 @@ class Converted:
         If it ``trains``, its gradients are guarded too, and oneDNN's layouts kept apart where its backward pass would
         be slow. ``fused`` says that MXNet partitions it, so that convolutions take in the operators behind them.
         ``written`` are the variables whose gradients, if they have any, are not added to earlier ones. If it is
-        ``watched``, by an op hook or a monitor, its operators stay the network's: none is written out or padded, and
-        weights need not earn their casts.
+        ``watched``, by a diagnosis, its operators stay the network's: none is written out or padded, and weights need
+        not earn their casts.
         """
         return self._symbol_of(self.running_graph(True, trains, fused, written, watched))
 
