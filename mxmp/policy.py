@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape
@@ -35,7 +34,8 @@ from typing import (
 )
 
 from . import dtypes
-from .errors import DtypeError, PolicyError, did_you_mean
+from .errors import DtypeError, LossScaleError, PolicyError, did_you_mean
+from .loss_scale import DynamicLossScale, LossScale, parse
 from .names import refuse_call
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Policy:
         names: Pairs (pattern of node names, dtype); ``*``, ``?`` and ``[...]`` as in a shell.
         blocks: Pairs (pattern of Gluon blocks, dtype); applies to all within the block. A pattern is compared with
             prefixes (``resnet0_stage1_``) and with paths, as ``load_parameters`` names them (``features.0.body``).
-        loss_scale: None, 'dynamic' or a number: the loss scale for a trainer.
+        loss_scale: The loss scale for a trainer: None, 'dynamic' or a number between 2**-126 and 2**126.
         chosen: One sentence on why 'auto' chose this policy; empty otherwise. It is neither compared nor printed.
 
     Overrides are given as dicts or pairs. A name overrules a block, a block overrules an operator. Between patterns of
@@ -479,15 +479,14 @@ def _overrides(field: str, value: Union[Mapping[str, Any], Iterable[Tuple[str, A
 def _loss_scale(value: Any) -> Union[None, str, float]:
     if value is None or (isinstance(value, str) and value.lower() == "none"):
         return None
-    if value == "dynamic":
-        return "dynamic"
     try:
-        number = math.nan if isinstance(value, bool) else float(value)  # True is a mistake, not a scale of 1
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise PolicyError(f"loss_scale={value!r}: expected None, 'dynamic' or a positive, finite number.")
-    return number
+        scale = parse(value)
+    except LossScaleError:
+        scale = value
+    if scale is value:  # no loss scale; or a LossScale, which has no text, for a trainer
+        text = f"loss_scale={value!r:.80}: expected None, 'dynamic' or a number between 2**-126 and 2**126."
+        raise PolicyError(f"{text} Give a LossScale to the trainer." if isinstance(value, LossScale) else text)
+    return "dynamic" if isinstance(scale, DynamicLossScale) else float(scale.value)
 
 
 def _shown(value: Any) -> str:

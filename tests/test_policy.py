@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mxmp
+from mxmp.errors import LossScaleError, PolicyError
+from mxmp.loss_scale import parse
 from mxmp.policy import PRESETS, Policy, PolicyChanges, check_matches
 
 
@@ -80,6 +82,18 @@ def test_policy_is_a_value():
     assert hash(Policy.parse("O1")) == hash(Policy.parse("mixed_float16")) and Policy.parse("O2").out_of_range == "clamp"
     with pytest.raises(dataclasses.FrozenInstanceError):
         Policy().compute_dtype = "float16"
+
+
+@pytest.mark.parametrize("scale", [None, "dynamic", "Dynamic", 1.0, 128, "128", 2.0**-126, 2.0**126, 2.0**-127, 2.0**127, 0, "fast"])
+def test_it_takes_the_loss_scales_that_trainers_take(scale):
+    def taken(take):
+        try:
+            return take()
+        except (PolicyError, LossScaleError):
+            return "refused"
+
+    found = taken(lambda: parse(Policy.parse("O1", loss_scale=scale).loss_scale))
+    assert found == taken(lambda: parse(scale))
 
 
 def test_override_precedence():
