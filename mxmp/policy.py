@@ -73,7 +73,7 @@ _WILD = frozenset("*?[")
 BLOCKS_ATTR = "__mxmp_blocks__"
 """On a node while its network is converted: what is said of the blocks around it, the strongest last, joined by commas.
 
-A mark is a pattern of the policy that leads to the block by its path, or ``path=precision`` as ``set_policy`` says:
+A mark is a pattern of the policy that names the block by its path or prefix, or ``path=precision`` as ``set_policy`` says:
 ``float32``, `LOW` or `AS_POLICY`.
 """
 
@@ -148,9 +148,8 @@ class Policy:
 
     Overrides are given as dicts or pairs. A name overrules a block, a block overrules an operator. Between patterns of
     names, low precision overrules float32 (a forced include beats an exclude). Of blocks within each other the
-    innermost decides; a path overrules a prefix, and a longer pattern overrules a shorter one.
-    ``mxmp.gluon.set_policy`` gives a block such an override too. A region marked by ``mxmp.gluon.precision`` overrules
-    all of them.
+    innermost decides; between patterns of one block, the longest. ``mxmp.gluon.set_policy`` gives a block such an
+    override too. A region marked by ``mxmp.gluon.precision`` overrules all of them.
 
     Raises:
         PolicyError: If a dtype is unknown or the fields contradict each other.
@@ -260,15 +259,15 @@ class Policy:
             key, dtype = min(named, key=lambda pair: pair[1] == dtypes.FLOAT32)
             return dtype, f"name override {key!r}"
         block = self._block_override(name, blocks_on(attrs))
-        if block is not None and block[0] != AS_POLICY:
-            return block
-        return next(((dtype, f"op override {op!r}") for key, dtype in self.ops if key == op), None)
+        return block or next(((dtype, f"op override {op!r}") for key, dtype in self.ops if key == op), None)
 
     def _block_override(self, name: str, marks: Sequence[str]) -> Optional[Tuple[str, str]]:
-        """Return (precision, reason) of the innermost block around a node that an override is about."""
+        """Return (dtype, reason) of the innermost block around a node that an override is about."""
         dtype_of = dict(self.blocks)
         for mark in reversed(marks):
             key, is_own, precision = mark.partition("=")
+            if precision == AS_POLICY:
+                break
             if is_own:
                 return self.compute_dtype if precision == LOW else precision, f"block override {key!r} (set_policy)"
             if key in dtype_of:

@@ -258,7 +258,8 @@ def find_regions(net: gluon.Block, policy: Policy) -> BlockRegions:
 
 def _own_marks(block: gluon.Block, paths: Sequence[str], policy: Policy) -> List[str]:
     """Return what is said of one block, the strongest last: the longest pattern, and what `set_policy` gave it."""
-    matching = [pair for pair in policy.blocks if any(fnmatchcase(path, pair[0]) for path in paths)]
+    names = [*paths, block.prefix, block.prefix.rstrip("_")]
+    matching = [pair for pair in policy.blocks if any(name and fnmatchcase(name, pair[0]) for name in names)]
     marks = [key for key, _ in sorted(matching, key=by_length)]
     if _NOTE in vars(block):
         name = re.sub("[,=]", "?", paths[0] if paths else block.name)

@@ -85,7 +85,11 @@ def test_a_name_beats_a_path_and_a_path_beats_an_operator():
         ("block:1.*=float16,block:1.0=float32", FLOAT16, FLOAT16),  # of one block: the longer one decides
         ("block:*=float16,block:1.0=float32", FLOAT32, FLOAT16),
         ("block:1.?=float16,block:1.0=float32", FLOAT16, FLOAT16),  # as long: low precision
-        ("block:1=float16,block:c_=float32", FLOAT16, FLOAT16),  # a path before a prefix
+        ("block:1=float16,block:c_=float32", FLOAT16, FLOAT32),  # a prefix further in
+        ("block:net_=float16,block:1.1=float32", FLOAT16, FLOAT32),
+        ("block:1=float32,block:c=float16", FLOAT32, FLOAT16),
+        ("block:inner_=float32", FLOAT32, FLOAT32),  # of blocks with prefixes of their own
+        ("block:inne*=float32,block:1=float16", FLOAT32, FLOAT32),
     ],
 )
 def test_of_blocks_the_innermost_decides(overrides, b, c):
