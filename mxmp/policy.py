@@ -73,8 +73,8 @@ _WILD = frozenset("*?[")
 BLOCKS_ATTR = "__mxmp_blocks__"
 """On a node while its network is converted: what is said of the blocks around it, the strongest last, joined by commas.
 
-A mark is a pattern of the policy that names the block by its path or prefix, or ``path=precision`` as ``set_policy`` says:
-``float32``, `LOW` or `AS_POLICY`.
+A mark is a pattern of the policy that names the block by its path or prefix, or ``path=precision`` as ``set_policy``
+says: ``float32``, `LOW` or `AS_POLICY`.
 """
 
 LOW = "low"
