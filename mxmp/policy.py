@@ -267,7 +267,7 @@ class Policy:
         for mark in reversed(marks):
             key, is_own, precision = mark.partition("=")
             if precision == AS_POLICY:
-                break
+                return None
             if is_own:
                 return self.compute_dtype if precision == LOW else precision, f"block override {key!r} (set_policy)"
             if key in dtype_of:

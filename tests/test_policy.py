@@ -84,7 +84,9 @@ def test_policy_is_a_value():
         Policy().compute_dtype = "float16"
 
 
-@pytest.mark.parametrize("scale", [None, "dynamic", "Dynamic", 1.0, 128, "128", 2.0**-126, 2.0**126, 2.0**-127, 2.0**127, 0, "fast"])
+@pytest.mark.parametrize(
+    "scale", [None, "dynamic", "Dynamic", 1.0, 128, "128", 2.0**-126, 2.0**126, 2.0**-127, 2.0**127, 0, "fast"]
+)
 def test_it_takes_the_loss_scales_that_trainers_take(scale):
     def taken(take):
         try:

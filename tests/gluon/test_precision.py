@@ -367,7 +367,7 @@ def test_it_is_further_in_than_a_region_around_the_call_of_its_block():
         pytest.param({"inner_": "float32"}, "name:c_*=float16", {"a", "c", "d"}, id="a name"),
         pytest.param({"a_": "low"}, "name:a_*=float32", {"b", "c", "d"}, id="a name, against low"),
         pytest.param({"inner_": "low"}, "block:b_=float32", {"a", "c", "d"}, id="a prefix further in"),
-        pytest.param({"net_": "mixed_float16"}, "block:b_=float32", {"a", "c", "d"}, id="in a block that is as the policy"),
+        pytest.param({"net_": "mixed_float16"}, "block:b_=float32", {"a", "c", "d"}, id="in a block as the policy"),
     ],
 )
 def test_it_is_an_override_of_the_policy_like_others(policies, spec, low):
@@ -385,6 +385,12 @@ def test_reports_and_errors_name_the_block_by_its_path():
     set_policy(started(without_kernel)[1], "low")
     with pytest.raises(PolicyError, match=r"^block override '1' \(set_policy\) asks for float16 at node 'net_syrk'"):
         convert(without_kernel, "O1")(SQUARE)
+
+
+def test_it_is_further_in_than_a_prefix_of_the_blocks_around():
+    net = started(sequence(dense("net_a_"), dense("net_b_")))
+    set_policy(net[1], "mixed_float16")
+    assert low_layers(net, "O1,block:net_=float32") == [{"net_b"}, {"net_a"}]
 
 
 def test_the_name_of_a_block_may_have_any_characters():
