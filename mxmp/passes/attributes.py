@@ -30,7 +30,7 @@ of that operator and name reads.
 """
 
 PRECISION_ATTR = "__mxmp_precision__"
-"""Precision that ``mxmp.gluon.precision`` and ``set_policy`` ask for, for the operators of a region or block."""
+"""Precision that ``mxmp.gluon.precision`` asks for, for the operators of a region."""
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")  # characters that escapes of JSON give, and MXNet cannot read
 
@@ -108,7 +108,7 @@ def is_converted(graph: Graph) -> bool:
 
 
 def marked_blocks(graph: Graph) -> Set[str]:
-    """Return the patterns of blocks that the nodes of a graph, and of its bodies, are marked with."""
+    """Return the marks of blocks that the nodes of a graph, and of its bodies, have."""
     return {pattern for node in graph.operators() for pattern in blocks_on(node.attrs)}
 
 
