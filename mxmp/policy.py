@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape
@@ -35,7 +34,8 @@ from typing import (
 )
 
 from . import dtypes
-from .errors import DtypeError, PolicyError, did_you_mean
+from .errors import DtypeError, LossScaleError, PolicyError, did_you_mean
+from .loss_scale import DynamicLossScale, LossScale, parse
 from .names import refuse_call
 
 if TYPE_CHECKING:
@@ -71,7 +71,17 @@ _BY_TEXT = {**_DTYPES, **{name: name for name in (*_DTYPES.values(), *_CHOICES, 
 _WILD = frozenset("*?[")
 
 BLOCKS_ATTR = "__mxmp_blocks__"
-"""On a node while its network is converted: the policy's patterns that lead to a block around it by its path."""
+"""On a node while its network is converted: what is said of the blocks around it, the strongest last, joined by commas.
+
+A mark is a pattern of the policy that names the block by its path or prefix, or ``path=precision`` as ``set_policy``
+says: ``float32``, `LOW` or `AS_POLICY`.
+"""
+
+LOW = "low"
+"""The precision of a block or region that is in the policy's compute dtype, whatever the operators need."""
+
+AS_POLICY = "policy"
+"""The precision of a block or region in which the policy decides as outside of all of them."""
 
 AUTO = "auto"
 """The text of the policy that is chosen for a device where a network is converted (`mxmp.devices.auto`)."""
@@ -133,12 +143,13 @@ class Policy:
         names: Pairs (pattern of node names, dtype); ``*``, ``?`` and ``[...]`` as in a shell.
         blocks: Pairs (pattern of Gluon blocks, dtype); applies to all within the block. A pattern is compared with
             prefixes (``resnet0_stage1_``) and with paths, as ``load_parameters`` names them (``features.0.body``).
-        loss_scale: None, 'dynamic' or a number: the loss scale for a trainer.
+        loss_scale: The loss scale for a trainer: None, 'dynamic' or a number between 2**-126 and 2**126.
         chosen: One sentence on why 'auto' chose this policy; empty otherwise. It is neither compared nor printed.
 
-    Overrides are given as dicts or pairs. A name overrules a block, a block overrules an
-    operator; between patterns of one kind, low precision overrules float32 (a forced include
-    beats an exclude). A region marked by ``mxmp.gluon.precision`` overrules all of them.
+    Overrides are given as dicts or pairs. A name overrules a block, a block overrules an operator. Between patterns of
+    names, low precision overrules float32 (a forced include beats an exclude). Of blocks within each other the
+    innermost decides; between patterns of one block, the longest. ``mxmp.gluon.set_policy`` gives a block such an
+    override too. A region marked by ``mxmp.gluon.precision`` overrules all of them.
 
     Raises:
         PolicyError: If a dtype is unknown or the fields contradict each other.
@@ -242,23 +253,30 @@ class Policy:
             attrs: Its attributes, which the policies of contrib.amp's lists decide by.
         """
         whole, patterns = self._names
-        for field, pairs in (
-            ("names", (*whole.get(name, ()), *patterns)),
-            ("blocks", self.blocks),
-            ("ops", self.ops),
-        ):
-            marked = blocks_on(attrs) if field == "blocks" else ()
-            matching = [(dtype, key) for key, dtype in pairs if key in marked or _applies(field, key, op, name)]
-            if matching:
-                # A forced include beats an exclude, whichever is written first.
-                dtype, key = min(matching, key=lambda pair: pair[0] == dtypes.FLOAT32)
-                return dtype, f"{field[:-1]} override {key!r}"
-        return None
+        named = [pair for pair in (*whole.get(name, ()), *patterns) if fnmatchcase(name, pair[0])]
+        if named:
+            # A forced include beats an exclude, whichever is written first.
+            key, dtype = min(named, key=lambda pair: pair[1] == dtypes.FLOAT32)
+            return dtype, f"name override {key!r}"
+        block = self._block_override(name, blocks_on(attrs))
+        return block or next(((dtype, f"op override {op!r}") for key, dtype in self.ops if key == op), None)
 
-    def names_node(self, name: str) -> bool:
-        """Return whether an override by name matches a node."""
-        whole, patterns = self._names
-        return name in whole or any(_applies("names", key, "", name) for key, _ in patterns)
+    def _block_override(self, name: str, marks: Sequence[str]) -> Optional[Tuple[str, str]]:
+        """Return (dtype, reason) of the innermost block around a node that an override is about."""
+        dtype_of = dict(self.blocks)
+        for mark in reversed(marks):
+            key, is_own, precision = mark.partition("=")
+            if precision == AS_POLICY:
+                return None
+            if is_own:
+                return self.compute_dtype if precision == LOW else precision, f"block override {key!r} (set_policy)"
+            if key in dtype_of:
+                return dtype_of[key], f"block override {key!r}"
+        prefixes = [pair for pair in self.blocks if _applies("blocks", pair[0], "", name)]
+        if not prefixes:
+            return None
+        key, dtype = max(prefixes, key=by_length)
+        return dtype, f"block override {key!r}"
 
     @functools.cached_property
     def _names(self) -> Tuple[Dict[str, Overrides], Overrides]:
@@ -334,8 +352,13 @@ def check_matches(
                 raise PolicyError(f"{field}: {problem.format(repr(key))}{nearest}.")
 
 
+def by_length(override: Tuple[str, str]) -> Tuple[int, bool]:
+    """Return a key that sorts overrides of blocks by strength: the longest is the last; of two, low precision."""
+    return len(override[0]), override[1] != dtypes.FLOAT32
+
+
 def blocks_on(attrs: Iterable[Tuple[str, str]]) -> Sequence[str]:
-    """Return the policy's patterns of blocks that a node with these attributes is marked with."""
+    """Return the marks of blocks on a node with these attributes, as `BLOCKS_ATTR` has them."""
     return next((value.split(",") for key, value in attrs if key == BLOCKS_ATTR), [])
 
 
@@ -455,15 +478,14 @@ def _overrides(field: str, value: Union[Mapping[str, Any], Iterable[Tuple[str, A
 def _loss_scale(value: Any) -> Union[None, str, float]:
     if value is None or (isinstance(value, str) and value.lower() == "none"):
         return None
-    if value == "dynamic":
-        return "dynamic"
     try:
-        number = math.nan if isinstance(value, bool) else float(value)  # True is a mistake, not a scale of 1
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise PolicyError(f"loss_scale={value!r}: expected None, 'dynamic' or a positive, finite number.")
-    return number
+        scale = parse(value)
+    except LossScaleError:
+        scale = value
+    if scale is value:  # no loss scale; or a LossScale, which has no text, for a trainer
+        text = f"loss_scale={value!r:.80}: expected None, 'dynamic' or a number between 2**-126 and 2**126."
+        raise PolicyError(f"{text} Give a LossScale to the trainer." if isinstance(value, LossScale) else text)
+    return "dynamic" if isinstance(scale, DynamicLossScale) else float(scale.value)
 
 
 def _shown(value: Any) -> str:

@@ -26,6 +26,7 @@ from mxmp.errors import (
 )
 from mxmp.estimator import MixedPrecisionHandler
 from mxmp.files import replacing, saving
+from mxmp.loss_scale import StaticLossScale
 from mxmp.onnx import export_model, exportable
 from mxmp.policy import Policy, check_matches
 from mxmp.symbol import convert_symbol
@@ -54,10 +55,13 @@ POLICIES = {
     'last layer neither': ('O1,last_layer_fp32=yes', {}, "policy 'O1,last_layer_fp32=yes': last_layer_fp32='yes': expected True or False."),
     'pure float32': ('O0', {'pure': True}, "pure=True with compute_dtype='float32' makes no sense: everything is float32 already."),
     'loss scale in float32': ('O0', {'loss_scale': 'dynamic'}, "loss_scale='dynamic' with compute_dtype='float32' makes no sense: float32 gradients need no scaling. Set compute_dtype, or leave loss_scale out."),
-    'negative loss scale': ('O1', {'loss_scale': -1}, "loss_scale=-1: expected None, 'dynamic' or a positive, finite number."),
-    'NaN loss scale': ('O1,loss_scale=nan', {}, "policy 'O1,loss_scale=nan': loss_scale='nan': expected None, 'dynamic' or a positive, finite number."),
-    'word as loss scale': ('O1', {'loss_scale': 'dynamc'}, "loss_scale='dynamc': expected None, 'dynamic' or a positive, finite number."),
-    'loss scale True': ('O1', {'loss_scale': True}, "loss_scale=True: expected None, 'dynamic' or a positive, finite number."),
+    'negative loss scale': ('O1', {'loss_scale': -1}, "loss_scale=-1: expected None, 'dynamic' or a number between 2**-126 and 2**126."),
+    'NaN loss scale': ('O1,loss_scale=nan', {}, "policy 'O1,loss_scale=nan': loss_scale='nan': expected None, 'dynamic' or a number between 2**-126 and 2**126."),
+    'loss scale that no trainer takes': ('O1,loss_scale=1e300', {}, "policy 'O1,loss_scale=1e300': loss_scale='1e300': expected None, 'dynamic' or a number between 2**-126 and 2**126."),
+    'loss scale of many digits': ('O1', {'loss_scale': 10**400}, "loss_scale=1000...: expected None, 'dynamic' or a number between 2**-126 and 2**126."),
+    'loss scale as an object': ('O1', {'loss_scale': StaticLossScale(3)}, "loss_scale=StaticLossScale(value=3.0): expected None, 'dynamic' or a number between 2**-126 and 2**126. Give a LossScale to the trainer."),
+    'word as loss scale': ('O1', {'loss_scale': 'dynamc'}, "loss_scale='dynamc': expected None, 'dynamic' or a number between 2**-126 and 2**126."),
+    'loss scale True': ('O1', {'loss_scale': True}, "loss_scale=True: expected None, 'dynamic' or a number between 2**-126 and 2**126."),
     'override in another dtype': ('O1', {'ops': {'softmax': 'bfloat16'}}, "ops: 'softmax' is set to bfloat16, but compute_dtype='float16'; use float16 or float32."),
     'an override twice': ('O1,op:a=float16,op:a=float32', {}, "policy 'O1,op:a=float16,op:a=float32': ops: 'a' is given twice; keep one of them."),
     'an override twice in pairs': ('O1', {'names': [('a', 'float16'), ('b', 'float32'), ('a', 'float32')]}, "names: 'a' is given twice; keep one of them."),

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mxmp
+from mxmp.errors import LossScaleError, PolicyError
+from mxmp.loss_scale import parse
 from mxmp.policy import PRESETS, Policy, PolicyChanges, check_matches
 
 
@@ -82,6 +84,20 @@ def test_policy_is_a_value():
         Policy().compute_dtype = "float16"
 
 
+@pytest.mark.parametrize(
+    "scale", [None, "dynamic", "Dynamic", 1.0, 128, "128", 2.0**-126, 2.0**126, 2.0**-127, 2.0**127, 0, "fast"]
+)
+def test_it_takes_the_loss_scales_that_trainers_take(scale):
+    def taken(take):
+        try:
+            return take()
+        except (PolicyError, LossScaleError):
+            return "refused"
+
+    found = taken(lambda: parse(Policy.parse("O1", loss_scale=scale).loss_scale))
+    assert found == taken(lambda: parse(scale))
+
+
 def test_override_precedence():
     names = {"*conv0*": "float32", "net0_stage1_conv0_fwd": "float16"}
     policy = Policy.parse("O1", ops={"Convolution": "float32"}, blocks={"net0_stage1": "float16"}, names=names)
@@ -100,6 +116,13 @@ def test_block_patterns_take_a_name_or_a_prefix(key):
     policy = Policy.parse("O1", blocks={key: "float32"})
     assert policy.override("relu", "net0_stage1_relu0_fwd") is not None
     assert policy.override("relu", "net0_stage10_relu0_fwd") is None
+
+
+def test_the_longest_prefix_of_a_block_decides():
+    policy = Policy.parse("O1", blocks={"net0": "float16", "net0_stage1": "float32", "net0_stage?": "float16"})
+    assert policy.override("relu", "net0_stage1_relu0_fwd") == ("float16", "block override 'net0_stage?'")
+    policy = Policy.parse("O1", blocks={"net0": "float16", "net0_stage1": "float32"})
+    assert policy.override("relu", "net0_stage1_relu0_fwd") == ("float32", "block override 'net0_stage1'")
 
 
 def test_patterns_that_match_pass():

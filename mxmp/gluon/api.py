@@ -30,7 +30,7 @@ from .blocks import block_names, blocks_in, conversion_of, conversions_of, desce
 from .conversion import Conversion, Siblings
 from .files import require_folder
 from .freeze import model_for_inference
-from .regions import BlockRegions, find_regions
+from .regions import BlockRegions, find_regions, require_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -88,6 +88,7 @@ def convert(
     for root in found:
         storage.refuse_cast(root)
         _refuse_frozen(root)
+    require_dtype(net, policy)
     regions = find_regions(net, policy)
     if all(_is_current(conversion_of(root), policy, regions, measured) for root in found):
         return net

@@ -17,8 +17,8 @@ from ..errors import InferenceError, PassError
 from ..graph import without_versions
 from ..mxnet_private import blocks, register_op_hook
 from ..passes import ScaleLoss
+from ..passes.attributes import without_blocks
 from ..symbol import Converted
-from ..symbol.monitors import NetworkNames
 from ..train.loss_heads import HEAD_SCALE, loss_heads, own_gradients
 from . import storage
 from .blocks import plain_class
@@ -43,7 +43,6 @@ class Signature(NamedTuple):
     region: Optional[str]  # the innermost around it, None outside of regions
     on_cpu: bool
     adds: bool  # whether gradients are added to earlier ones, where that matters
-    watched: bool  # by an op hook, where that matters
     nesting: Tuple[str, Any]  # of its inputs
     types: Tuple[Any, ...]
     shapes: Optional[Tuple[Any, ...]]  # None where no verdict depends on them
@@ -105,14 +104,12 @@ class Runner(NamedTuple):
     graph: ConvertedGraph
     op: Any
     reads: Sequence[Tuple[bool, Any]]  # (True, number of an input) or (False, parameter), in its inputs' order
-    on_cpu: bool
 
     def __call__(self, net: gluon.HybridBlock, arrays: Sequence[Any]) -> Any:
         """Run it on the arrays of a call of the net."""
         callback = blocks.op_hook(net)
         if callback is not None:
-            names = self.graph.names_on_cpu if self.on_cpu else self.graph.names
-            register_op_hook(self.op, names.wrap(callback), blocks.monitors_all(net))
+            register_op_hook(self.op, callback, blocks.monitors_all(net))
         with storage.reading_stored():
             outputs = self.op(*[arrays[read] if is_input else read.data() for is_input, read in self.reads])
         outputs = [outputs] if isinstance(outputs, mx.nd.NDArray) else outputs
@@ -164,7 +161,7 @@ class ConvertedGraph:
     @functools.cached_property
     def runs_as_written(self) -> bool:
         """Whether the net may as well run operator by operator: conversion changed nothing, and no loss is scaled."""
-        same = without_versions(self.converted.graph) == without_versions(self.trace.graph)
+        same = without_versions(self.converted.graph) == without_versions(without_blocks(self.trace.graph))
         return same and not self.loss_heads and self.converted.on_cpu() is self.converted.symbol
 
     @property
@@ -175,16 +172,6 @@ class ConvertedGraph:
         sizes = {node.name: facts.shapes.get((i, 0)) for i, node in enumerate(nodes) if node.name in inputs}
         return {name: size for name, size in sizes.items() if size is not None}
 
-    @functools.cached_property
-    def names(self) -> NetworkNames:
-        """The net's names of its tensors, for op hooks on a GPU."""
-        return NetworkNames(self.converted, self.converted.on_gpu(trains=True), on_cpu=False)
-
-    @functools.cached_property
-    def names_on_cpu(self) -> NetworkNames:
-        """The same on a CPU; the graph that trains has all nodes that the one for inference has."""
-        return NetworkNames(self.converted, self.converted.on_cpu(trains=True, watched=True), on_cpu=True)
-
     def runner(self, conversion: Any, signature: Signature, args: Tuple[Any, ...]) -> Runner:
         """Return what runs the calls of a net with a signature, of which ``args`` is one."""
         backend = blocks.backend(conversion.net)
@@ -193,7 +180,7 @@ class ConvertedGraph:
         # Training keeps layouts apart, see `SeparateLayouts`, and scales loss heads.
         low = conversion.policy.compute_dtype == dtypes.BFLOAT16
         differs = backend or self.loss_heads or self.converted.guards_training or (low and signature.on_cpu)
-        key = signature.on_cpu, signature.adds, signature.watched, signature.trains if differs else None, backend
+        key = signature.on_cpu, signature.adds, signature.trains if differs else None, backend
         if key not in self._runners:
             symbol = self._symbol_for(signature, bool(backend), args)
             make = self._partition if backend else self._operator
@@ -213,7 +200,7 @@ class ConvertedGraph:
                 with contextlib.suppress(InferenceError):  # MXNet says so where it runs
                     converted = converted.with_graph(converted.graph, shapes=shapes)
         written = frozenset() if signature.adds else frozenset(self.trace.params)
-        return converted.on_cpu(signature.trains, fused, written, signature.watched)
+        return converted.on_cpu(signature.trains, fused, written)
 
     def _operator(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
         params = {**self.trace.params, HEAD_SCALE.name: HEAD_SCALE}
@@ -222,7 +209,7 @@ class ConvertedGraph:
             text = f"block '{conversion.net.name}': {', '.join(unused)}: not used by any computation."
             warnings.warn(text, stacklevel=2)
         flags = self._flags(conversion.net, signature)
-        return Runner(self, *make_operator(symbol, self.trace.inputs, params, flags), signature.on_cpu)
+        return Runner(self, *make_operator(symbol, self.trace.inputs, params, flags))
 
     def _partition(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
         """Have MXNet partition the graph by the net's backend, and make the operator."""
@@ -232,7 +219,7 @@ class ConvertedGraph:
             blocks.flags.set(net, self._flags(net, signature))
             with storage.reading_stored():
                 getattr(plain_class(net), blocks.build_cache.name)(net, *without_constants(args))
-            return Runner(self, blocks.cached_op(net), list(blocks.cached_op_args(net)), signature.on_cpu)
+            return Runner(self, blocks.cached_op(net), list(blocks.cached_op_args(net)))
         finally:
             conversion.given_graph = None
             blocks.flags.set(net, flags)

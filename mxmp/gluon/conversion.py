@@ -129,7 +129,6 @@ class Conversion:
         """Trace and convert the net if its inputs can be guessed; change nothing. Regions are looked up if None."""
         self.net, self.policy, self.ranges = net, policy, dict(ranges or {})
         self.regions = regions.find_regions(net, policy) if inside is None else inside
-        regions.check_regions(self.regions, policy)
         self._require_kernels(storage.contexts_of(net.collect_params().values()))
         warn_if_slow(policy.compute_dtype)
         if policy.out_of_range != Policy().out_of_range:
@@ -324,7 +323,6 @@ class Conversion:
             cpu,
             # `GuardAmpCasts` has to know, on a CPU, where gradients are added to earlier ones.
             cpu and (recording or training) and "add" in (param.grad_req for param in self.params),
-            cpu and self.policy.compute_dtype == dtypes.BFLOAT16 and blocks.op_hook(self.net) is not None,
             # Layers of gluon.rnn note there whether they were called without states, and then return none.
             (nesting, getattr(self.net, "skip_states", None)),
             tuple([getattr(each, "dtype", None) for each in arrays]),
@@ -384,9 +382,7 @@ class Conversion:
     def trace_for(self, args: Tuple[Any, ...]) -> Trace:
         """Return the net's trace for a call; the same one for calls whose graphs are alike."""
         arrays, nesting = flat_arguments(args)
-        signature = self._signature(arrays, nesting)._replace(
-            on_cpu=False, recording=False, adds=False, watched=False, shapes=None
-        )
+        signature = self._signature(arrays, nesting)._replace(on_cpu=False, recording=False, adds=False, shapes=None)
         traced: Optional[Trace] = self._traces.get(signature)
         if traced is None:
             traced = trace(self.net, args, self.own_graph, self.regions)

@@ -38,7 +38,7 @@ from ..symbol.inference import infer_network
 from ..symbol.rewrite import emulated
 from .blocks import FROZEN, block_names, conversion_of, frozen_model, plain_class, roots
 from .cache import make_operator
-from .regions import BlockRegions, find_named, find_regions, outside_regions
+from .regions import BlockRegions, find_regions, outside_regions
 from .storage import contexts_of
 from .trace import Trace, arguments, flat_arguments, trace, trace_before_call
 
@@ -300,9 +300,8 @@ def _source_of_net(
     if roots(net) != [net]:
         names = ", ".join(root.name for root in roots(net))
         raise ConvertError(f"{where} ({type(net).__name__}) has no graph of its own; freeze the blocks in it: {names}.")
-    inside = find_regions(net, policy or Policy()) if conversion is None else conversion.regions
-    if policy is not None:
-        inside = inside._replace(named=find_named(net, policy))
+    is_new = conversion is None or policy is not None
+    inside = find_regions(net, policy or Policy()) if is_new else conversion.regions
     traced, sizes = _trace(net, conversion, inside)
     lacking = [name for name, param in traced.params.items() if not is_initialized(param)]
     if lacking:

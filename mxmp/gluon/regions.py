@@ -1,30 +1,14 @@
-"""Regions of precision: ``precision`` around code, ``set_policy`` for blocks, and traces of blocks in their own."""
+"""``precision`` around code, ``set_policy`` for blocks, and traces whose operators are marked with both."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import inspect
+import re
 import sys
-import warnings
-from contextvars import ContextVar
 from fnmatch import fnmatchcase
-from types import FrameType
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    TypeVar,
-    Union,
-)
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 import mxnet as mx
 from mxnet import gluon
@@ -34,18 +18,13 @@ from ..errors import ConvertError, DtypeError, PolicyError
 from ..graph import Graph
 from ..mxnet_private import attr_scope, blocks, leave_attr_scope, put_scopes_back, scope_attrs, thread_scopes
 from ..passes.attributes import CUSTOM, PRECISION_ATTR
-from ..passes.decide import LOW
-from ..policy import BLOCKS_ATTR, Policy
+from ..policy import AS_POLICY, BLOCKS_ATTR, LOW, Policy, by_length
 from ..symbol import from_graph, to_graph
 from .blocks import blocks_in, paths_in, undone
 
-POLICY = "policy"  # where the net's policy decides, as outside of all regions
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_Own = TypeVar("_Own")
 _LAZY = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-_FORWARD = frozenset({"forward", "hybrid_forward"})
-_KNOWN = (dtypes.FLOAT32, LOW, POLICY, *dtypes.LOW_PRECISION)
+_PRECISIONS = (dtypes.FLOAT32, LOW, AS_POLICY, *dtypes.LOW_PRECISION)
 
 
 class precision(contextlib.ContextDecorator):
@@ -54,9 +33,9 @@ class precision(contextlib.ContextDecorator):
     Within ``hybrid_forward`` it marks the operators that are created inside, which conversion reads;
     it overrules every other setting of the policy. Around the call of a converted net it holds for
     that call: the net has a graph for each kind of region. Regions nest, and the innermost decides.
-    One object may be entered again and again, also within itself. It changes nothing where
-    nothing is converted. A net that is not converted, but hybridized, keeps for its converted blocks the
-    region that it was first called in.
+    Each thread has its own. One object may be entered again and again, also within itself. It changes
+    nothing where nothing is converted. A net that is not converted, but hybridized, keeps for its
+    converted blocks the region that it was first called in.
 
     In a float32 region a converted net whose operators are then all float32, parameters included
     (no 'O2'), is run under ``autograd.record`` as it was written, operator by operator: MXNet has no
@@ -77,7 +56,8 @@ class precision(contextlib.ContextDecorator):
     (FullyConnectedGradGradCompute in src/operator/nn/fully_connected-inl.h fills a part with 0); those of relu can end
     the process.
 
-    A function that is decorated must run when it is called: no generator, no coroutine.
+    Leave regions in the reverse order, with no ``yield`` or ``await`` inside: the code that runs meanwhile would be in
+    the region too. A function that is decorated must run when it is called: no generator, no coroutine.
 
     Args:
         dtype: 'float32'; 'low' for the policy's compute dtype, or that dtype by name (which is an
@@ -98,52 +78,21 @@ class precision(contextlib.ContextDecorator):
 
     def __init__(self, dtype: str) -> None:
         try:
-            name = dtype if dtype in (LOW, POLICY) else dtypes.canonical(dtype)
+            name = dtype if dtype in (LOW, AS_POLICY) else dtypes.canonical(dtype)
         except DtypeError as e:
-            text = f"precision({dtype!r}): unknown dtype {dtype!r}; expected one of {', '.join(_KNOWN)}."
+            text = f"precision({dtype!r}): unknown dtype {dtype!r}; expected one of {', '.join(_PRECISIONS)}."
             raise DtypeError(text) from e
-        if name not in _KNOWN:
-            raise PolicyError(f"precision({dtype!r}): expected one of {', '.join(_KNOWN)}.")
+        if name not in _PRECISIONS:
+            raise PolicyError(f"precision({dtype!r}): expected one of {', '.join(_PRECISIONS)}.")
         self._region = name
 
     def __enter__(self) -> precision:
         # A scope for each entry, so that this object has no state.
-        scope = _Scope(_CURRENT.get(), None if self._region == POLICY else self._region, self)
-        scope.__enter__()
-        attrs = _ScopeAttrs(scope_attrs(scope))  # its own copy of the attributes of the outer scopes
-        attrs.pop(PRECISION_ATTR, None)
-        if scope.region is not None:
-            attrs[PRECISION_ATTR] = scope.region
-        scope_attrs.set(scope, attrs)
-        _CURRENT.set(scope)
+        _Scope({PRECISION_ATTR: None if self._region == AS_POLICY else self._region}).__enter__()
         return self
 
     def __exit__(self, kind: Any, error: Any, stack: Any) -> None:
-        inner, scope = None, _CURRENT.get()
-        while scope is not None and scope.entry is not self:  # a generator may end within a region of its caller's
-            inner, scope = scope, scope.outer
-        if scope is None:
-            raise PolicyError(
-                f"precision({self._region!r}): it is left in another thread, task or generator than it was entered in; "
-                "open and close a region in the same function, with no yield or await inside."
-            )
-        if inner is None:
-            _CURRENT.set(scope.outer)
-        else:
-            inner.outer = scope.outer
-        if scope.outer is not None:
-            scope.outer.is_used |= scope.is_used
-        is_innermost: bool = attr_scope() is scope
-        if is_innermost:
-            leave_attr_scope(kind, error, stack)
-        else:  # a coroutine that ran meanwhile is in a region, whose scope goes back to this one
-            scope_attrs(scope).pop(PRECISION_ATTR, None)
-        if not scope.is_used and kind is None and scope.region is not None and not _in_forward(sys._getframe(1)):
-            warnings.warn(
-                f"precision({self._region!r}): no converted net was called within this region, and no symbol made, so "
-                "that it changed nothing; convert the net first: mxmp.gluon.convert(net, policy).",
-                stacklevel=2,
-            )
+        leave_attr_scope(kind, error, stack)
 
     def __call__(self, func: _Function) -> _Function:
         """Return a function that runs in this region."""
@@ -157,24 +106,21 @@ class precision(contextlib.ContextDecorator):
 
 
 class _Scope(mx.AttrScope):
-    """One entry of a region. As MXNet's own scope it marks the symbols that are made in it.
+    """A scope of MXNet, which marks the symbols that are made in it; None takes a mark of the scopes around away."""
 
-    MXNet has one scope for each thread; the region of calls is in a context variable, which coroutines have of their
-    own too.
-    """
-
-    def __init__(self, outer: Optional[_Scope], region: Optional[str], entry: Optional[precision]) -> None:
+    def __init__(self, changes: Mapping[str, Optional[str]]) -> None:
         super().__init__()
-        self.outer, self.region, self.entry, self.is_used = outer, region, entry, False
+        self.changes = changes
 
-    def get(self, attr: Any) -> Any:
-        """Return the attributes of a symbol that is made."""
-        self.is_used = True
-        return super().get(attr)
+    def __enter__(self) -> _Scope:
+        super().__enter__()
+        attrs = {**scope_attrs(self), **self.changes}
+        scope_attrs.set(self, _ScopeAttrs({key: mark for key, mark in attrs.items() if mark is not None}))
+        return self
 
 
 class _ScopeAttrs(Dict[str, str]):
-    """The attributes that a scope sets; the function that makes a ``Custom`` operator does not see the region's.
+    """The attributes that a scope sets; the function that makes a ``Custom`` operator does not see the marks.
 
     MXNet copies them into each scope within (AttrScope in python/mxnet/attribute.py), and from there into the arguments
     of the function that makes a symbol, which asks for the keys.
@@ -194,85 +140,55 @@ class _ScopeAttrs(Dict[str, str]):
         return {key: "" for key in super().keys() if key not in (PRECISION_ATTR, BLOCKS_ATTR)}.keys()
 
 
-_CURRENT: ContextVar[Optional[_Scope]] = ContextVar("mxmp_precision", default=None)
+def _current_mark(key: str) -> Optional[str]:
+    """Return an attribute that operators get which this thread makes now, None if they do not get it."""
+    scope = attr_scope()
+    return None if scope is None else scope_attrs(scope).get(key)
 
 
 def current_region() -> Optional[str]:
-    """Return the precision of the innermost region, None outside of regions; who asks uses it."""
-    scope = _CURRENT.get()
-    if scope is None:
-        return None
-    scope.is_used = True
-    return scope.region
+    """Return the precision of the innermost region, None outside of regions."""
+    return _current_mark(PRECISION_ATTR)
 
 
 @contextlib.contextmanager
 def scopes_kept() -> Iterator[None]:
-    """Be in the present region and scopes of MXNet again after this context, whatever interrupts it."""
-    region, scopes = _CURRENT.get(), thread_scopes()
-
-    def put_back() -> None:
-        _CURRENT.set(region)
-        put_scopes_back(scopes)
-
-    with undone(put_back):
+    """Be in the present scopes of MXNet, and so in the present region, after this context, whatever interrupts it."""
+    scopes = thread_scopes()
+    with undone(lambda: put_scopes_back(scopes)):
         yield
 
 
 @contextlib.contextmanager
 def outside_regions() -> Iterator[None]:
     """Be in no region that the user may be in within this context."""
-    with scopes_kept(), precision(POLICY):
+    with scopes_kept(), precision(AS_POLICY):
         yield
 
 
-def _in_forward(frame: Optional[FrameType]) -> bool:
-    """Return whether code is within the ``forward`` of a block, which may not be converted yet."""
-    while frame is not None:
-        if frame.f_code.co_name in _FORWARD:
-            return True
-        frame = frame.f_back
-    return False
+_NOTE = "_mxmp_block_policy"
+"""Attribute of a block: the precision that `set_policy` gave it, and the compute dtype with it, None for any."""
 
-
-_ATTRIBUTE = "_mxmp_policy"
 _ENTRANCES = ("forward", "unroll")  # through which a block is entered, whoever calls it
 
-
-class BlockRegion(NamedTuple):
-    """The region that a block runs in, its own or that of the nearest block around it."""
-
-    region: str  # as for `precision`
-    dtype: Optional[str]  # the compute dtype that it was given with, None for any
-    owner: int  # the id of the block that it was given to
-    name: str  # of that block
-
-
-class BlockRegions(NamedTuple):
-    """How the blocks of a net run, by the blocks' ids; those for which nothing is said are left out.
-
-    Attributes:
-        given: The regions that `set_policy` gave.
-        named: The patterns of the net's policy that name a block, or one around it, by its path; joined by commas.
-    """
-
-    given: Dict[int, BlockRegion]
-    named: Dict[int, str]
+BlockRegions = Mapping[int, Tuple[str, ...]]
+"""The marks of the operators in blocks, by the blocks' ids; the outermost first, as ``BLOCKS_ATTR`` has them."""
 
 
 def set_policy(block: gluon.Block, policy: Union[None, str, Policy]) -> gluon.Block:
     """Give a block a precision of its own within the net that it is part of, as Keras gives one to a layer.
 
-    It holds for all within the block, except blocks with one of their own, from the next ``convert`` of the
-    block or of a net around it on; call ``convert`` again if the net is converted already. A
-    ``precision`` region within ``hybrid_forward`` overrules it. The last layer in float32:
-    ``set_policy(net.output, "float32")``. It holds for the block's call and, of a recurrent cell,
-    for ``unroll``; operators of its other methods have the precision of their caller.
+    It is an override of the policy for all within the block, as ``blocks=`` gives one by name: the innermost block
+    decides, a pattern of ``names=`` overrules it, and so does a ``precision`` region within ``hybrid_forward``. It
+    holds from the next ``convert`` of the block or of a net around it on; call ``convert`` again if the net is
+    converted already. The last layer in float32: ``set_policy(net.output, "float32")``. It holds for the block's call
+    and, of a recurrent cell, for ``unroll``; operators of its other methods have the precision of their caller.
+    Exported files do not hold it.
 
     Args:
         block: Any Gluon block.
-        policy: 'float32'; 'mixed_float16' or 'mixed_bfloat16', for the precision that the net's own policy decides,
-            which must be of that dtype (within a block that is float32); 'low' for low precision
+        policy: 'float32'; 'mixed_float16' or 'mixed_bfloat16', for the precision that the net's own policy decides
+            by operator, which must be of that dtype (within a block that is float32); 'low' for low precision
             whatever the operators need; or None to take it away.
 
     Returns:
@@ -285,12 +201,12 @@ def set_policy(block: gluon.Block, policy: Union[None, str, Policy]) -> gluon.Bl
     if not isinstance(block, gluon.Block):
         raise ConvertError(f"set_policy: expected a Gluon block, found {type(block).__name__}.")
     if policy is None:
-        vars(block).pop(_ATTRIBUTE, None)
+        vars(block).pop(_NOTE, None)
     elif policy == LOW:
-        vars(block)[_ATTRIBUTE] = LOW, None
+        vars(block)[_NOTE] = LOW, None
     else:
         dtype = _dtype(block, Policy.parse(policy))
-        vars(block)[_ATTRIBUTE] = (dtype, None) if dtype == dtypes.FLOAT32 else (POLICY, dtype)
+        vars(block)[_NOTE] = (dtype, None) if dtype == dtypes.FLOAT32 else (AS_POLICY, dtype)
     return block
 
 
@@ -308,67 +224,62 @@ def _dtype(block: gluon.Block, policy: Policy) -> str:
     return policy.compute_dtype
 
 
-def find_regions(net: gluon.Block, policy: Policy) -> BlockRegions:
-    """Return the regions of a net's blocks, and which of them a policy names by their paths."""
-
-    def own_region(block: gluon.Block, inherited: Optional[BlockRegion]) -> Optional[BlockRegion]:
-        given = vars(block).get(_ATTRIBUTE)
-        return inherited if given is None else BlockRegion(given[0], given[1], id(block), block.name)
-
-    return BlockRegions(_handed_down(net, own_region), find_named(net, policy))
-
-
-def find_named(net: gluon.Block, policy: Policy) -> Dict[int, str]:
-    """Return which blocks of a net a policy names by the paths to them, as `BlockRegions`."""
-    names: Dict[int, FrozenSet[str]] = {}
-    for path, block in paths_in(net).items() if policy.blocks else ():
-        matching = frozenset(pattern for pattern, _ in policy.blocks if fnmatchcase(path, pattern))
-        names[id(block)] = names.get(id(block), frozenset()) | matching
-
-    def own_names(block: gluon.Block, inherited: Optional[FrozenSet[str]]) -> Optional[FrozenSet[str]]:
-        return (inherited or frozenset()) | names.get(id(block), frozenset()) or None
-
-    return {number: ",".join(sorted(own)) for number, own in _handed_down(net, own_names).items()}
-
-
-def _handed_down(net: gluon.Block, own_of: Callable[[gluon.Block, Optional[_Own]], Optional[_Own]]) -> Dict[int, _Own]:
-    """Return the values that blocks have of their own or from those around them, by the blocks' ids.
-
-    A block that gets different ones from different blocks has none: what calls it decides.
-    """
-    found: Dict[int, Set[Optional[_Own]]] = {}
-    waiting: List[Tuple[gluon.Block, Optional[_Own]]] = [(net, None)]
-    while waiting:
-        block, inherited = waiting.pop()
-        own = own_of(block, inherited)
-        if own not in found.setdefault(id(block), set()):
-            found[id(block)].add(own)
-            waiting += [(child, own) for child in reversed(blocks.children(block))]
-    agreed = {number: next(iter(values)) for number, values in found.items() if len(values) == 1}
-    return {number: own for number, own in agreed.items() if own is not None}
-
-
-def check_regions(regions: BlockRegions, policy: Policy) -> None:
-    """Raise a PolicyError that names the first block whose region asks for another low precision dtype."""
-    for own in regions.given.values():
-        if own.dtype not in (None, policy.compute_dtype):
+def require_dtype(net: gluon.Block, policy: Policy) -> None:
+    """Raise a PolicyError that names a block in a net if `set_policy` gave it another dtype than the policy has."""
+    for block in blocks_in(net):
+        _, dtype = vars(block).get(_NOTE, (None, None))
+        if dtype not in (None, policy.compute_dtype):
             raise PolicyError(
-                f"block '{own.name}': set_policy gave it compute_dtype={own.dtype!r}, but the net's policy has "
-                f"{policy.compute_dtype!r}; convert the net with 'mixed_{own.dtype}', or call set_policy again."
+                f"block '{block.name}': set_policy gave it compute_dtype={dtype!r}, but the net's policy has "
+                f"{policy.compute_dtype!r}; convert the net with 'mixed_{dtype}', or call set_policy again."
             )
+
+
+def find_regions(net: gluon.Block, policy: Policy) -> BlockRegions:
+    """Return the marks of the operators in the blocks of a net: what `set_policy` and the policy say of their blocks.
+
+    A block that stands in two places has the marks that both have. Where it is called it gets those of the caller too.
+    """
+    paths: Dict[int, List[str]] = {id(net): []}
+    for path, block in paths_in(net).items():
+        paths.setdefault(id(block), []).append(path)
+    found: Dict[int, Tuple[str, ...]] = {}
+    waiting: List[Tuple[gluon.Block, Tuple[str, ...]]] = [(net, ())]
+    while waiting:
+        block, around = waiting.pop()
+        marks = _joined(around, _own_marks(block, paths[id(block)], policy))
+        before = found.get(id(block), marks)
+        agreed = tuple(mark for mark in before if mark in marks)
+        if id(block) not in found or agreed != before:
+            found[id(block)] = agreed
+            waiting += [(child, agreed) for child in blocks.children(block)]
+    return {number: marks for number, marks in found.items() if marks}
+
+
+def _own_marks(block: gluon.Block, paths: Sequence[str], policy: Policy) -> List[str]:
+    """Return what is said of one block, the strongest last: the longest pattern, and what `set_policy` gave it."""
+    names = [*paths, block.prefix, block.prefix.rstrip("_")]
+    matching = [pair for pair in policy.blocks if any(name and fnmatchcase(name, pair[0]) for name in names)]
+    marks = [key for key, _ in sorted(matching, key=by_length)]
+    if _NOTE in vars(block):
+        name = re.sub("[,=]", "?", paths[0] if paths else block.name)
+        marks.append(f"{name}={vars(block)[_NOTE][0]}")
+    return marks
+
+
+def _joined(around: Sequence[str], marks: Sequence[str]) -> Tuple[str, ...]:
+    return (*around, *(mark for mark in marks if mark not in around))
 
 
 @contextlib.contextmanager
 def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
-    """Trace a net and the blocks in it in their own regions within this context.
+    """Have the operators of a net and of the blocks in it marked where the net is traced within this context.
 
     A block is entered through ``forward`` or ``unroll``, whoever calls it: a parent may call the blocks
-    within one that has a region. What that block itself calls is in its region already.
+    within one that has a policy of its own.
     """
-    inside: List[int] = []
     kept: List[Tuple[gluon.Block, str, Any]] = []
-    known = {*regions.given, *regions.named}
-    parts = [block for block in blocks_in(net)[1:] if id(block) in known or isinstance(block, gluon.SymbolBlock)]
+    parts = [block for block in blocks_in(net)[1:] if id(block) in regions or isinstance(block, gluon.SymbolBlock)]
 
     def put_back() -> None:
         for block, name, given in kept:
@@ -376,61 +287,42 @@ def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
             if given is not None:
                 vars(block)[name] = given
 
-    with undone(put_back), _entered(regions.given.get(id(net)), inside), _named(regions.named.get(id(net))):
+    with undone(put_back), _marked(regions.get(id(net), ())):
         for block in parts:
             for name in _ENTRANCES:
                 if hasattr(block, name):
                     kept.append((block, name, vars(block).get(name)))
-                    vars(block)[name] = _within_region(block, name, regions, inside)
+                    vars(block)[name] = _marking(block, name, regions.get(id(block), ()))
         yield
 
 
-def _within_region(block: gluon.Block, name: str, regions: BlockRegions, inside: List[int]) -> Callable[..., Any]:
-    method, own, patterns = getattr(block, name), regions.given.get(id(block)), regions.named.get(id(block))
+def _marking(block: gluon.Block, name: str, marks: Sequence[str]) -> Callable[..., Any]:
+    method = getattr(block, name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _entered(own, inside), _named(patterns), _source_in_region(block):
+        with _marked(marks), _source_in_region(block):
             return method(*args, **kwargs)
 
     return run
 
 
 @contextlib.contextmanager
-def _entered(own: Optional[BlockRegion], inside: List[int]) -> Iterator[None]:
-    """Enter a region unless its block is being traced already; its id is in ``inside`` then."""
-    if own is None or own.owner in inside:
+def _marked(marks: Sequence[str]) -> Iterator[None]:
+    """Mark the operators that are made within this context; where `set_policy` says so, in no region around it."""
+    text = _current_mark(BLOCKS_ATTR)
+    around = text.split(",") if text else []
+    joined = _joined(around, marks)
+    changes: Dict[str, Optional[str]] = {BLOCKS_ATTR: ",".join(joined) or None}
+    if any("=" in mark for mark in joined[len(around) :]):
+        changes[PRECISION_ATTR] = None
+    with _Scope(changes):
         yield
-        return
-    inside.append(own.owner)
-    try:
-        with precision(own.region):
-            yield
-    finally:
-        inside.pop()
-
-
-@contextlib.contextmanager
-def _named(patterns: Optional[str]) -> Iterator[None]:
-    """Mark the symbols that are made within this context with the patterns that name their block, if any do."""
-    if patterns is None:
-        yield
-        return
-    with _Scope(_CURRENT.get(), None, None) as scope:
-        scope_attrs(scope)[BLOCKS_ATTR] = patterns
-        yield
-
-
-def _current_attrs() -> Dict[str, str]:
-    """Return the marks of operators that are made here."""
-    scope, region = attr_scope(), current_region()
-    patterns = None if scope is None else scope_attrs(scope).get(BLOCKS_ATTR)
-    return {key: mark for key, mark in ((PRECISION_ATTR, region), (BLOCKS_ATTR, patterns)) if mark is not None}
 
 
 @contextlib.contextmanager
 def _source_in_region(block: gluon.Block) -> Iterator[None]:
     """Put the operators of a SymbolBlock, which exist already, in the current region within this context."""
-    if not isinstance(block, gluon.SymbolBlock) or not _current_attrs():
+    if not isinstance(block, gluon.SymbolBlock):
         yield
         return
     inputs, symbol = source = blocks.cached_graph(block)
@@ -442,9 +334,9 @@ def _source_in_region(block: gluon.Block) -> Iterator[None]:
 
 
 def in_current_region(symbol: Any) -> mx.sym.Symbol:
-    """Return a symbol with the operators that are in no region put in the current one."""
-    attrs = _current_attrs()
-    return from_graph(_within(to_graph(symbol), attrs), symbol) if attrs else symbol
+    """Return a symbol with the operators that have no marks marked as those that are made here."""
+    marks = {key: mark for key in (PRECISION_ATTR, BLOCKS_ATTR) for mark in [_current_mark(key)] if mark is not None}
+    return from_graph(_within(to_graph(symbol), marks), symbol) if marks else symbol
 
 
 def _within(graph: Graph, attrs: Dict[str, str]) -> Graph:
@@ -457,14 +349,11 @@ def _within(graph: Graph, attrs: Dict[str, str]) -> Graph:
     return dataclasses.replace(graph, nodes=tuple(nodes))
 
 
-def with_blocks(inside: BlockRegions, among: Sequence[gluon.Block]) -> Tuple[List[Any], List[Any]]:
-    """Return the regions of a net's blocks with the blocks themselves, since copies have other ids."""
-    known = {id(block): block for block in among}
-    given = [(known[i], region, known.get(region.owner)) for i, region in inside.given.items() if i in known]
-    return given, [(known[i], patterns) for i, patterns in inside.named.items() if i in known]
+def with_blocks(inside: BlockRegions, among: Sequence[gluon.Block]) -> List[Tuple[gluon.Block, Tuple[str, ...]]]:
+    """Return the marks of a net's blocks with the blocks themselves, since copies have other ids."""
+    return [(block, inside[id(block)]) for block in among if id(block) in inside]
 
 
-def by_id(packed: Tuple[List[Any], List[Any]]) -> BlockRegions:
-    """Return the regions that `with_blocks` packed, by the ids of the copied blocks."""
-    given = {id(block): own if owner is None else own._replace(owner=id(owner)) for block, own, owner in packed[0]}
-    return BlockRegions(given, {id(block): patterns for block, patterns in packed[1]})
+def by_id(packed: Sequence[Tuple[gluon.Block, Tuple[str, ...]]]) -> BlockRegions:
+    """Return the marks that `with_blocks` packed, by the ids of the copied blocks."""
+    return {id(block): marks for block, marks in packed}

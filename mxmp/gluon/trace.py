@@ -163,8 +163,7 @@ def trace(
     Raises:
         ConvertError: If its ``hybrid_forward`` fails on symbols; it names the block.
     """
-    region = regions.precision(regions.current_region() or regions.POLICY)  # MXNet's scope may be another coroutine's
-    with _Tracing.lock, regions.scopes_kept(), blocks.graph_kept(net), region, regions.entered(net, inside):
+    with _Tracing.lock, regions.scopes_kept(), blocks.graph_kept(net), regions.entered(net, inside):
         if own_graph is None:
             blocks.cached_graph.set(net, ())
             try:

@@ -18,7 +18,6 @@ from ..passes.facts import CAST_OPS
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..symbol import Converted, convert_graph, from_graph, to_graph
-from ..symbol.monitors import NetworkNames, WatchedExecutor
 from ..symbol.rewrite import ShapeOutcomes
 from ..train.loss_heads import own_gradients
 
@@ -66,7 +65,6 @@ class Conversions:
         scaled: Whether loss heads get a loss scale.
         trains: Whether executors run backward.
         adds: Whether gradients are added to earlier ones.
-        watched: Whether a monitor sees the executors.
     """
 
     symbol: Any
@@ -78,7 +76,6 @@ class Conversions:
     scaled: bool = False
     trains: bool = True
     adds: bool = False
-    watched: bool = False
     _outcomes: Optional[ShapeOutcomes] = field(default=None, init=False)
     _runnables: Dict[Any, Runnable] = field(default_factory=dict, init=False)
 
@@ -119,7 +116,7 @@ class Conversions:
             outputs = _loss_outputs(scaling.graph, self.loss_heads)
         if on_cpu:  # MXNet fuses what is bound to infer
             written = frozenset() if self.adds else frozenset(shapes) | self.params
-            symbol = scaling.on_cpu(self.trains, not self.trains, written, self.watched)
+            symbol = scaling.on_cpu(self.trains, not self.trains, written)
         else:
             symbol = scaling.on_gpu(self.trains)
         symbol = _declaring(symbol, scaling, self.params)
@@ -208,24 +205,20 @@ class Writes:
 
 
 class Watching:
-    """A monitor at work on the executors of a module, which it sees by the network's own names."""
+    """A monitor at work on the executors of a module, of which there are others for other shapes."""
 
     def __init__(self) -> None:
         self.monitor: Any = None
-        self._watched: List[WatchedExecutor] = []
+        self._executors: List[Any] = []
 
-    def see(self, group: DataParallelExecutorGroup, runnable: Runnable) -> None:
+    def see(self, group: DataParallelExecutorGroup) -> None:
         """Let the monitor, if there is one, see the executors of a group, and no earlier ones."""
         if self.monitor is None:
             return
         held = getattr(self.monitor, "exes", [])
-        held[:] = [executor for executor in held if executor not in self._watched]
-        self._watched = [
-            WatchedExecutor(executor, NetworkNames(runnable.scaling, runnable.symbol, runnable.on_cpu))
-            for executor in group.execs
-        ]
-        for watched in self._watched:
-            self.monitor.install(watched)
+        held[:] = [executor for executor in held if executor not in self._executors]
+        self._executors = list(group.execs)
+        group.install_monitor(self.monitor)
 
 
 # ---------------------------------------------------------------------- data and labels

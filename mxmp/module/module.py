@@ -214,7 +214,7 @@ class Module(PolicyStatus, ModuleBase):
             self._use(runnable, descs, self.mx_exec_group)
             return
         super().reshape(*descs)
-        self._watching.see(self.mx_exec_group, runnable)
+        self._watching.see(self.mx_exec_group)
 
     def _convert(self, descs: Any, shared: Optional[Module]) -> Runnable:
         """Return the conversion for data and labels; a module that shares its parameters says how they are stored."""
@@ -237,7 +237,7 @@ class Module(PolicyStatus, ModuleBase):
         self._write_loss_scale(1.0)
         self.mx_total_exec_bytes = modules.group_exec_bytes(group)
         if self.binded:
-            self._watching.see(group, runnable)
+            self._watching.see(group)
 
     def _place_params(self, shared: Optional[Module]) -> None:
         """Share the host's parameters, copy them to the devices, or make room for them."""
@@ -254,19 +254,14 @@ class Module(PolicyStatus, ModuleBase):
             self.mx_aux_params = host_zeros(group.aux_names, group.aux_arrays)
 
     def install_monitor(self, mon: Any) -> None:
-        """Install a monitor on all executors; it sees the network's own names and float32 values.
+        """Install a monitor on all executors; it sees the operators that run, as with contrib.amp.
 
-        It does not see nodes that mxmp puts in, such as casts. Gradients are scaled by the loss scale.
+        Casts are among them, and values are in the dtypes in which they are computed; on a CPU float16 is emulated in
+        float32. The network's outputs have their names. Gradients are scaled by the loss scale.
         """
-        runnable = self._bound("install_monitor")
+        self._bound("install_monitor")
         self._watching.monitor = mon
-        assert self._conversions is not None
-        if runnable.on_cpu and self._policy.compute_dtype == BFLOAT16 and not self._conversions.watched:
-            self._conversions = replace(self._conversions, watched=True)
-            descs = self.mx_data_shapes, self.mx_label_shapes
-            self._use(self._convert(descs, self), descs, self.mx_exec_group)
-        else:
-            self._watching.see(self.mx_exec_group, runnable)
+        self._watching.see(self.mx_exec_group)
 
     def _bound(self, call: str) -> Runnable:
         if not self.binded or self._runnable is None:

@@ -177,7 +177,6 @@ copy_from_numpy = method(mx.nd.NDArray, "_sync_copyfrom", "fills an array of any
 compose = method(mx.sym.Symbol, "_compose", "gives the variables of a symbol other symbols, by name")
 register_op_hook = method(mx.nd.CachedOp, "_register_op_hook", "has a cached operator report what its operators give")
 NumpySymbol = global_name(mx.sym.numpy, "_Symbol", "the class of symbols of mx.np")
-executor_symbol = attribute(mx.executor.Executor, "_symbol", "the symbol that an executor runs, read by monitors")
 kvstore_updater = attribute(mx.kvstore.KVStore, "_updater", "the updater within a local kvstore; None without one")
 send_command_to_servers = method(mx.kvstore.KVStore, "_send_command_to_servers", "sets the servers' multi_precision")
 create_kvstore = global_name(mx.model, "_create_kvstore", "makes the kvstore of a module: (store, updates on it)")

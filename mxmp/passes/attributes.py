@@ -29,7 +29,7 @@ It tells weights that a conversion stored in low precision from those that the n
 """
 
 PRECISION_ATTR = "__mxmp_precision__"
-"""Precision that ``mxmp.gluon.precision`` and ``set_policy`` ask for, for the operators of a region or block."""
+"""Precision that ``mxmp.gluon.precision`` asks for, for the operators of a region."""
 
 CUSTOM = "Custom"
 """The operator that hands all its attributes to the user's code as arguments, so that it must get none of mxmp.
@@ -59,7 +59,7 @@ def is_converted(graph: Graph) -> bool:
 
 
 def marked_blocks(graph: Graph) -> Set[str]:
-    """Return the patterns of blocks that the nodes of a graph, and of its bodies, are marked with."""
+    """Return the marks of blocks that the nodes of a graph, and of its bodies, have."""
     return {pattern for node in graph.operators() for pattern in blocks_on(node.attrs)}
 
 

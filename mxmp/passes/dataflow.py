@@ -174,10 +174,11 @@ class Dataflow:
             return Verdict(KEEP, "the condition of a loop", rule)
         verdict = self._decider(self._graph, position, self._facts, is_last=position in self._last)
         if position in self._named and self._policy.output_dtype == dtypes.FLOAT32 and verdict.label in (LOW, FREE):
-            if verdict.label == LOW and self._policy.names_node(node.name):
+            if verdict.label == LOW and _ASKED & set(verdict.kinds):
+                low = self._policy.compute_dtype
                 raise PolicyError(
-                    f"{verdict.reason} asks for {self._policy.compute_dtype} at node {node}, but {NAMED}, and come in "
-                    f"float32 as outputs of the network. Leave it in float32."
+                    f"{verdict.reason} asks for {low} at node {node}, but {NAMED}, so that the outputs come in "
+                    f"float32. Leave it in float32, or set output_dtype={low!r}."
                 )
             verdict = Verdict(FLOAT32, NAMED, verdict.rule, kinds=(Reason.NAMED,))
         data = [entry for port, entry in enumerate(node.inputs) if verdict.input_in_precision(port)]

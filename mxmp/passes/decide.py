@@ -12,6 +12,7 @@ from typing import Any, FrozenSet, List, Optional, Tuple
 from .. import dtypes
 from ..errors import PolicyError
 from ..graph import Entry, Graph, Node
+from ..policy import LOW as LOW
 from ..policy import Policy
 from ..rules import ALLOW, CLEAR, DENY, RULES, Call, Rule, RuleSet
 from ..rules.conditions import SHAPE_CONDITIONS, clamped_scalars, value_of
@@ -22,7 +23,6 @@ from .reasons import Reason
 from .sizes import find_sizes
 
 FLOAT32 = "float32"
-LOW = "low"
 FREE = "free"
 KEEP = "keep"
 """The labels. A node that is kept is left unchanged, and so are its inputs."""
@@ -120,7 +120,7 @@ def _override(node: Node, policy: Policy) -> _Wanted:
     region = node.get(PRECISION_ATTR)
     if region is not None and policy.is_mixed:
         dtype = policy.compute_dtype if region == LOW else region
-        return dtype, f"{OF_REGION} {region!r} (region or set_policy)", Reason.REGION
+        return dtype, f"{OF_REGION} {region!r} (region)", Reason.REGION
     override = policy.override(node.op, node.name, node.attrs)
     if override is None:
         return None

@@ -34,7 +34,7 @@ from ..graph.core import make_attrs
 from ..rules import RULES, Rule, RuleSet
 from ..rules.conditions import value_of
 from .base import Pass
-from .facts import CAST_OPS, Facts, Named
+from .facts import CAST_OPS, Facts
 
 _Forms = Dict[Key, Entry]
 
@@ -62,29 +62,6 @@ class Emulate(Pass):
         if not has_float16(self.facts):
             return graph
         return _Emulator(graph, self.facts, self.rules, self.native).run()
-
-
-def emulated_entries(
-    graph: Graph, facts: Facts, rules: RuleSet = RULES, native: bool = False
-) -> Dict[Key, Tuple[Named, Named]]:
-    """Return the entries of the emulated graph that hold the values of a graph's entries.
-
-    Of each, by node name and output: what the operator gives in float32, and what that is rounded to; the same twice
-    where nothing is rounded. Nothing where there is no float16.
-    """
-    if not has_float16(facts):
-        return {}
-    emulator = _Emulator(graph, facts, rules, native)
-    emulator.run()
-
-    def named(entry: Entry) -> Named:
-        return emulator.builder.nodes[entry.node].name, entry.index
-
-    found = {}
-    for key in ((i, index) for i, node in enumerate(graph.nodes) for index in range(node.num_outputs)):
-        computed = emulator.builder.mapped(Entry(*key))
-        found[key] = named(computed), named(emulator.on_grid.get(key) or emulator.real.get(key) or computed)
-    return found
 
 
 def has_float16(facts: Facts) -> bool:

@@ -26,7 +26,7 @@ from ..passes import (
     WidenSlowKernels,
     make_plan,
 )
-from ..passes.attributes import is_inserted, without_blocks
+from ..passes.attributes import is_inserted, marked_blocks, without_blocks
 from ..passes.control_flow import bodies_of
 from ..passes.cpu.depthwise import GroupDepthwise
 from ..passes.cpu.guards import GuardTransposed, is_prelu, is_transposed
@@ -108,8 +108,8 @@ class Converted:
         If it ``trains``, its gradients are guarded too, and oneDNN's layouts kept apart where its backward pass would
         be slow. ``fused`` says that MXNet partitions it, so that convolutions take in the operators behind them.
         ``written`` are the variables whose gradients, if they have any, are not added to earlier ones. If it is
-        ``watched``, by an op hook or a monitor, its operators stay the network's: none is written out or padded, and
-        weights need not earn their casts.
+        ``watched``, by a diagnosis, its operators stay the network's: none is written out or padded, and weights need
+        not earn their casts.
         """
         return self._symbol_of(self.running_graph(True, trains, fused, written, watched))
 
@@ -184,7 +184,7 @@ def convert_graph(
     plan = make_plan(graph, policy, facts, stored=stored, final=final, storable=storable)
     inserted, new_facts = InsertCasts(policy, facts, plan=plan).with_facts(graph)
     after, new_facts = in_written_order(inserted), new_facts.in_written_order(inserted)
-    if policy.blocks:
+    if marked_blocks(after):
         after = without_blocks(after)
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)
     decisions = Decisions(policy, graph, facts, plan, after, removed or Removed())

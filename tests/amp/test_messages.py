@@ -170,7 +170,7 @@ APEX = {
         "min_scale=-1.0 is no loss scale; expected a positive, finite number between 2**-126 and 2**126, so "
         "that it and its inverse are float32 numbers."),
     "dinamic": (lambda: initialize(loss_scale="dinamic"), PolicyError,
-        "loss_scale='dinamic': expected None, 'dynamic' or a positive, finite number."),
+        "loss_scale='dinamic': expected None, 'dynamic' or a number between 2**-126 and 2**126."),
     "0 losses": (lambda: initialize(num_losses=0), amp.AmpError, "num_losses=0: expected a whole number from 1 on."),
     "one of the trainers": (
         lambda: initialize(trainers=[sgd(), sgd(update_on_kvstore=True)]), TrainerError,

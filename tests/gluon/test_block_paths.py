@@ -72,11 +72,29 @@ def test_a_path_and_a_prefix_and_a_pattern_may_stand_together():
     assert precisions(convert(two(), "O1,block:1.*=float32"), SQUARE) == {"a": FLOAT16, "b": FLOAT32, "c": FLOAT32}
 
 
-def test_a_name_beats_a_path_and_a_path_beats_an_operator_and_low_precision_beats_float32():
+def test_a_name_beats_a_path_and_a_path_beats_an_operator():
     spec = "O1,block:1=float32,name:b_fwd=float16,op:FullyConnected=float16"
     assert precisions(convert(two(), spec), SQUARE) == {"a": FLOAT16, "b": FLOAT16, "c": FLOAT32}
-    spec = "O1,block:1=float32,block:1.0=float16"
-    assert precisions(convert(two(), spec), SQUARE) == {"a": FLOAT16, "b": FLOAT16, "c": FLOAT32}
+
+
+@pytest.mark.parametrize(
+    "overrides, b, c",
+    [
+        ("block:1=float32,block:1.0=float16", FLOAT16, FLOAT32),
+        ("block:1=float16,block:1.0=float32", FLOAT32, FLOAT16),
+        ("block:1.*=float16,block:1.0=float32", FLOAT16, FLOAT16),  # of one block: the longer one decides
+        ("block:*=float16,block:1.0=float32", FLOAT32, FLOAT16),
+        ("block:1.?=float16,block:1.0=float32", FLOAT16, FLOAT16),  # as long: low precision
+        ("block:1=float16,block:c_=float32", FLOAT16, FLOAT32),  # a prefix further in
+        ("block:net_=float16,block:1.1=float32", FLOAT16, FLOAT32),
+        ("block:1=float32,block:c=float16", FLOAT32, FLOAT16),
+        ("block:inner_=float32", FLOAT32, FLOAT32),  # of blocks with prefixes of their own
+        ("block:inne*=float32,block:1=float16", FLOAT32, FLOAT32),
+    ],
+)
+def test_of_blocks_the_innermost_decides(overrides, b, c):
+    found = precisions(convert(two(), f"O1,{overrides}"), SQUARE)
+    assert (found["b"], found["c"]) == (b, c)
 
 
 def test_a_region_and_the_policy_of_a_block_beat_a_path():

@@ -6,7 +6,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.gluon import Trainer, convert, precision
+from mxmp.gluon import Trainer, convert, precision, set_policy
 from tests.freeze import freeze
 from tests.gluon.trainer_tools import run_backward
 
@@ -65,7 +65,6 @@ def step(net, trainer):
 @pytest.mark.behaviour("gradient penalty")
 @pytest.mark.parametrize("hybridized", [False, True], ids=["plain", "hybridized"])
 @pytest.mark.parametrize("policy", ["O1", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
-@pytest.mark.filterwarnings("ignore:precision:UserWarning")  # around calls of the reference
 def test_training_equals_the_float32_net_bit_for_bit(policy, hybridized):
     """A scale of a power of two moves exponents alone."""
     net, reference = make(policy, hybridized), make()
@@ -79,8 +78,12 @@ def test_training_equals_the_float32_net_bit_for_bit(policy, hybridized):
 
 
 @pytest.mark.behaviour("gradient penalty")
-def test_the_gradient_of_the_penalty_is_that_of_differences():
-    net, x = make("O1"), mx.nd.array(X)
+@pytest.mark.parametrize("policy", ["O1", "O1,block:second=float32", "set_policy"])
+def test_the_gradient_of_the_penalty_is_that_of_differences(policy):
+    net, x = make(), mx.nd.array(X)
+    if policy == "set_policy":
+        set_policy(net.second, "float32")
+    convert(net, "O1" if policy == "set_policy" else policy)
     x.attach_grad()
 
     def value():

@@ -126,11 +126,6 @@ class Scaled(nn.Dense):
         return super().forward(x / 255)
 
 
-def plain_region():
-    with precision("float32"):
-        dense()(X)
-
-
 def low_region():
     net = convert(dense(), "O1")
     with precision("bfloat16"):
@@ -252,7 +247,7 @@ CONVERSIONS = {
         "float32. Input 'data' is uint8: give x.astype('float32')"
     ),
     "call: another low dtype": (low_region, PolicyError,
-        "precision 'bfloat16' (region or set_policy) asks for bfloat16 at node 'net_fwd' (FullyConnected), "
+        "precision 'bfloat16' (region) asks for bfloat16 at node 'net_fwd' (FullyConnected), "
         "but the policy's compute_dtype is float16; use float16 or float32."
     ),
     "report: no block": (lambda: report(None), ConvertError, "report: expected a Gluon block, found NoneType."),
@@ -314,10 +309,6 @@ CONVERSIONS = {
     "precision: a partial": (lambda: precision("low")(functools.partial(generator, X)), PolicyError,
         "precision('low'): functools.partial(<function generator at ...>, ...) is a generator or coroutine "
         "function, which runs late; open the region within it, with no yield or await inside."
-    ),
-    "precision: no converted net": (plain_region, UserWarning,
-        "precision('float32'): no converted net was called within this region, and no symbol made, so that it changed "
-        "nothing; convert the net first: mxmp.gluon.convert(net, policy)."
     ),
     "convert: another dtype than a block's": (
         lambda: convert(sequence(set_policy(nn.Dense(2, prefix="inner_"), "mixed_float16")), "mixed_bfloat16"), PolicyError,

@@ -1,7 +1,5 @@
 """``precision``: regions around calls and in hybrid_forward; ``set_policy``: blocks with a precision of their own."""
 
-import asyncio
-import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from mxmp.diagnose import compare
 from mxmp.errors import ConvertError, PolicyError
 from mxmp.gluon import convert, export, precision, report, restore, set_policy
 from mxmp.gluon.blocks import conversion_of
@@ -156,7 +155,6 @@ def test_regions_nest_and_the_innermost_decides(outer, inner, expected):
     assert dtypes(net) == expected
 
 
-@pytest.mark.filterwarnings("ignore:precision:UserWarning")
 def test_one_object_is_entered_twice_and_nested_and_ends_with_an_exception():
     region, other = precision("float32"), precision("low")
     for _ in range(2):
@@ -172,7 +170,6 @@ def test_one_object_is_entered_twice_and_nested_and_ends_with_an_exception():
 
 def test_regions_are_of_one_thread():
     with ThreadPoolExecutor() as pool, precision("float32"):
-        mx.sym.var("x")
         assert pool.submit(current_region).result() is None and current_region() == "float32"
 
 
@@ -208,27 +205,6 @@ def test_a_thread_is_given_the_graph_of_its_own_region(region, other, monkeypatc
 def test_other_attributes_are_kept():
     with mx.AttrScope(ctx_group="dev1"), precision("float32"):
         assert mx.sym.relu(mx.sym.var("x")).attr("ctx_group") == "dev1"
-
-
-def test_a_generator_may_end_within_a_region_of_its_caller():
-    def within_float32():
-        with precision("float32"):
-            yield mx.sym.var("x")
-
-    generator = within_float32()
-    next(generator)
-    with precision("low"):
-        next(generator, None)
-        assert current_region() == "low"
-    assert current_region() is None
-
-
-def test_a_region_that_is_left_elsewhere_is_an_error():
-    region = precision("float32").__enter__()
-    mx.sym.var("x")
-    with pytest.raises(PolicyError, match=r"^precision\('float32'\): it is left in another thread, task or generator"):
-        contextvars.Context().run(region.__exit__, None, None, None)
-    region.__exit__(None, None, None)
 
 
 def test_a_decorated_function_runs_in_its_region():
@@ -269,25 +245,9 @@ def test_an_error_in_the_net_as_written_leaves_it_converted():
     assert net[0]._active and np.array_equal(values(net), converted)
 
 
-def test_coroutines_have_regions_of_their_own():
-    net, order = convert(mlp(), "O1"), []
-    outside = values(net)
-
-    async def within(region):
-        with precision(region):
-            await asyncio.sleep(0)
-            order.append(region)
-            outputs = values(net)
-            await asyncio.sleep(0)
-            assert current_region() == region
-            return outputs
-
-    async def main():
-        return await asyncio.gather(within("float32"), within("low"), within("float32"))
-
-    exact, low, again = asyncio.run(main())
-    assert order == ["float32", "low", "float32"] and np.array_equal(exact, again) and not np.array_equal(exact, low)
-    assert current_region() is None and np.array_equal(values(net), outside)
+def test_a_net_keeps_no_mark_of_a_region_around_its_call():
+    net = convert(mlp(), "O1")
+    values(net, "float32")
     assert net(mx.sym.var("data")).attr("__mxmp_precision__") is None
 
 
@@ -371,13 +331,86 @@ def test_blocks_compute_under_their_own_policies(make, policies, low, high):
     assert low_layers(net) == [low, high]
 
 
-def test_it_is_further_in_than_a_region_around_the_call():
-    net = three()
-    set_policy(net[1], "float32")
+@pytest.mark.parametrize("kind", [nn.HybridSequential, PastTheParent])
+def test_it_is_further_in_than_a_region_around_the_call(kind):
+    net = started(sequence(inner(), kind=kind))
+    set_policy(net[0], "float32")
     convert(net, "O1")
     with precision("low"):
         within = net(SQUARE).asnumpy()
     assert np.array_equal(within, net(SQUARE).asnumpy())
+
+
+class RegionAround(nn.HybridSequential):
+    def hybrid_forward(self, F, x):
+        with precision("low"):
+            return super().hybrid_forward(F, x)
+
+
+def test_it_is_further_in_than_a_region_around_the_call_of_its_block():
+    net = started(sequence(dense("a_"), inner(), dense("d_"), kind=RegionAround))
+    set_policy(net[1], "float32")
+    set_policy(net[1][1], "mixed_float16")
+    assert low_layers(net) == [{"a", "c", "d"}, {"b"}]
+
+
+@pytest.mark.parametrize(
+    "policies, spec, low",
+    [
+        pytest.param({"inner_": "float32"}, "block:1.0=float16", {"a", "b", "d"}, id="a path further in"),
+        pytest.param({"c_": "float32"}, "block:1=float16", {"a", "b", "d"}, id="a path further out"),
+        pytest.param({"c_": "float32"}, "block:1*=float16", {"a", "b", "d"}, id="a pattern of both"),
+        pytest.param({"inner_": "float32"}, "block:1=float16", {"a", "d"}, id="the same block"),
+        pytest.param({"inner_": "mixed_float16"}, "block:1=float32", {"a", "b", "c", "d"}, id="as the policy decides"),
+        pytest.param({"inner_": "mixed_float16"}, "op:FullyConnected=float32", set(), id="which decides by operator"),
+        pytest.param({"inner_": "float32"}, "op:FullyConnected=float16", {"a", "d"}, id="an operator"),
+        pytest.param({"inner_": "float32"}, "name:c_*=float16", {"a", "c", "d"}, id="a name"),
+        pytest.param({"a_": "low"}, "name:a_*=float32", {"b", "c", "d"}, id="a name, against low"),
+        pytest.param({"inner_": "low"}, "block:b_=float32", {"a", "c", "d"}, id="a prefix further in"),
+        pytest.param({"net_": "mixed_float16"}, "block:b_=float32", {"a", "c", "d"}, id="in a block as the policy"),
+    ],
+)
+def test_it_is_an_override_of_the_policy_like_others(policies, spec, low):
+    net = three()
+    net.apply(lambda block: set_policy(block, policies.get(block.prefix)))
+    assert low_layers(net, f"O1,{spec}")[0] == low
+
+
+def test_reports_and_errors_name_the_block_by_its_path():
+    net = three()
+    set_policy(net[1][0], "float32")
+    low_layers(net)
+    assert {row.name: row.reason for row in report(net).rows}["b_fwd"] == "block override '1.0' (set_policy)"
+    without_kernel = sequence(dense("a_"), Function(lambda net, F, x: F.linalg.syrk(x, name="syrk")))
+    set_policy(started(without_kernel)[1], "low")
+    with pytest.raises(PolicyError, match=r"^block override '1' \(set_policy\) asks for float16 at node 'net_syrk'"):
+        convert(without_kernel, "O1")(SQUARE)
+
+
+def test_it_is_further_in_than_a_prefix_of_the_blocks_around():
+    net = started(sequence(dense("net_a_"), dense("net_b_")))
+    set_policy(net[1], "mixed_float16")
+    assert low_layers(net, "O1,block:net_=float32") == [{"net_b"}, {"net_a"}]
+
+
+def test_the_name_of_a_block_may_have_any_characters():
+    net = three()
+    net.register_child(started(dense("e_")), "x=1,y[0]")
+    set_policy(net._children["x=1,y[0]"], "float32")
+    assert low_layers(net) == [{"a", "b", "c", "d"}, {"e"}]
+
+
+def test_files_do_not_hold_it(tmp_path):
+    net = set_policy(three(), "float32")
+    low_layers(net)
+    symbol, _ = export(net, str(tmp_path / "net"))
+    assert "__mxmp" not in Path(symbol).read_text()
+
+
+def test_a_network_that_is_diagnosed_may_have_it():
+    net = three()
+    set_policy(net[1], "mixed_float16")
+    assert [row.name for row in compare(net, SQUARE, policy="O1").rows]
 
 
 def test_a_symbol_block_within():
@@ -410,6 +443,9 @@ def test_a_block_that_stands_in_two_places_goes_by_what_calls_it():
     set_policy(net[0], "float32")
     low_layers(net)
     assert [row.precision for row in report(net).rows] == ["float32", "float16"]
+    set_policy(shared, "low")
+    low_layers(net)
+    assert [row.precision for row in report(net).rows] == ["float16", "float16"]
 
 
 def test_converting_again_takes_notice_of_a_change():

@@ -56,7 +56,7 @@ VERDICTS = {
         "net_d_fwd = exp(net_c_fwd) {__mxmp_precision__: low}\nreturn net_d_fwd",
         Policy.parse("O1", ops={"softmax": "float16"}, blocks={"net_a": "float32"}, names={"net_c*": "float16"}),
         {"net_a_fwd": FLOAT32, "net_b_soft": LOW, "net_d_fwd": LOW,
-         "net_c_fwd": (FLOAT32, "precision 'float32' (region or set_policy)")}),
+         "net_c_fwd": (FLOAT32, "precision 'float32' (region)")}),
 }  # fmt: skip
 
 

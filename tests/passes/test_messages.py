@@ -73,7 +73,7 @@ MESSAGES = {
         "op override '_linalg_gemm2' asks for float16 at node 'scores' (_linalg_gemm2), but MXNet 1.9.1 has "
         "no sound float16 kernel for _linalg_gemm2. Leave it in float32."),
     "a region in another dtype": (insert("c = dot(x, x) {__mxmp_precision__: bfloat16}"), PolicyError,
-        "precision 'bfloat16' (region or set_policy) asks for bfloat16 at node 'c' (dot), but the policy's "
+        "precision 'bfloat16' (region) asks for bfloat16 at node 'c' (dot), but the policy's "
         "compute_dtype is float16; use float16 or float32."),
     "a name that is taken": (scale("loss_scale = null()\ny = make_loss(loss_scale)\nreturn y"), PassError,
         "pass scale-loss: the graph has a node 'loss_scale' already; rename it, or erase the loss scale."),

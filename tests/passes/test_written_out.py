@@ -1,16 +1,12 @@
 """Operators of float32 that are slow to train on a CPU, written out as others; MXNet's own are the oracle."""
 
-import ctypes
-
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-from mxnet.base import NDArrayHandle
 from mxnet.gluon import nn
 
 from mxmp.gluon import Trainer, convert
-from mxmp.module import Module
 from mxmp.passes import GuardLayouts
 from mxmp.passes.cpu.written_out import WriteOut
 from mxmp.passes.facts import float32_entries
@@ -315,61 +311,6 @@ def test_a_network_of_them_trains_as_in_float32_with_a_partial_batch(run):
     run.clear()
     np.testing.assert_allclose(trained("mixed_bfloat16"), expected, rtol=1e-5)
     assert len(run) == 1 and not GONE & {node.op for node in run[0].operators()}  # one conversion for both batches
-
-
-def hooked(policy):
-    """Return what a hook sees of a call that is recorded: names, operators and shapes."""
-
-    def callback(name, op, handle):
-        array = mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
-        seen.append((name.decode(), op.decode(), array.shape))
-
-    mx.random.seed(0)
-    seen, net = [], Net()
-    net.initialize(mx.init.Xavier())
-    net.hybridize()
-    net = convert(net, policy)
-    for hook in (None, callback):
-        net.register_op_hook(hook, monitor_all=True)
-        with autograd.record():
-            net(mx.nd.ones(DATA["data"]))
-        mx.nd.waitall()
-    return sorted(seen)
-
-
-@pytest.mark.filterwarnings("ignore:register_op_hook is experimental:UserWarning")
-def test_a_hook_sees_the_operators_as_they_were_written(run):
-    assert hooked("mixed_bfloat16") == hooked("float32")
-
-
-def monitored(policy):
-    """Return what a monitor sees of a second step of a module, and the weights behind the third."""
-    data = mx.sym.Convolution(mx.sym.var("data"), num_filter=16, kernel=(3, 3), name="conv")
-    data = mx.sym.InstanceNorm(mx.sym.clip(data, 0, 6, name="clip"), *map(mx.sym.var, ("gamma", "beta")), name="norm")
-    dense = mx.sym.FullyConnected(data, num_hidden=3, name="fc")
-    module = Module(mx.sym.SoftmaxOutput(dense, name="softmax"), policy=policy)
-    module.bind([("data", DATA["data"])], [("softmax_label", (32,))])
-    mx.random.seed(0)
-    module.init_params(mx.init.Xavier())
-    module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.01})
-    monitor = mx.mon.Monitor(1, lambda array: array.copy(), "(conv|clip|norm)_output")
-    for number in range(3):
-        if number == 1:
-            module.install_monitor(monitor)
-            monitor.tic()
-        batch = mx.nd.array(np.random.RandomState(number).randn(*DATA["data"]))
-        module.forward_backward(mx.io.DataBatch([batch], [mx.nd.arange(32) % 3]))
-        if number == 1:
-            seen = {name: array.asnumpy() for _, name, array in monitor.queue}
-        module.update()
-    return {**seen, **{name: array.asnumpy() for name, array in module.get_params()[0].items()}}
-
-
-def test_a_monitor_of_a_module_sees_them_too(run):
-    found, expected = monitored("mixed_bfloat16"), monitored("float32")
-    assert found.keys() == expected.keys() > {"conv_output", "norm_output", "clip_output"}
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, atol=1e-4 * np.abs(value).max(), err_msg=name)
 
 
 @pytest.mark.bfloat16

@@ -158,10 +158,10 @@ def test_the_result_is_json_and_a_table():
 # ------------------------------------------------------------------ nets of every kind, left as they were
 
 
-def squares(prefix="net_"):
+def squares(prefix="net_", layer=nn.Dense):
     """Return a dense layer, its square, which leaves float16's range, and another layer."""
     return chain(prefix, lambda: [
-        nn.Dense(8, in_units=8), function(lambda F, x: x * x), nn.Dense(4, in_units=8),
+        nn.Dense(8, in_units=8), function(lambda F, x: x * x), layer(4, in_units=8),
         function(lambda F, x: x * 1e-5), nn.BatchNorm(in_channels=4),
     ], mx.init.Normal(1.0))  # fmt: skip
 
@@ -273,11 +273,22 @@ def test_a_net_is_searched_for_the_shapes_that_evaluate_uses():
         assert result.kept == () and len(result.rows) == low
 
 
-def test_regions_hold():
-    net = squares()
-    mxmp.gluon.set_policy(net[2], "low")
-    with pytest.raises(TuneError, match=r"float16 is asked for by name of 'net_dense1_fwd' \(FullyConnected\)"):
+class _Region(nn.Dense):
+    """A layer in low precision whatever the policy says."""
+
+    def hybrid_forward(self, F, x, **params):
+        with mxmp.gluon.precision("low"):
+            return super().hybrid_forward(F, x, **params)
+
+
+def test_regions_hold_and_names_overrule_the_policies_of_blocks():
+    net = squares(layer=_Region)
+    with pytest.raises(TuneError, match=r"float16 is asked for by name of 'net__region0_fwd' \(FullyConnected\)"):
         find(net, error_of(net, DATA))
+    net = squares()
+    needed = find(net, error_of(net, DATA)).kept
+    mxmp.gluon.set_policy(net[2], "low")
+    assert find(net, error_of(net, DATA)).kept == needed
     mxmp.gluon.set_policy(net[2], "float32")
     assert find(net, error_of(net, DATA)).kept == ("net__mul0",)
 
