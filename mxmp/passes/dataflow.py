@@ -189,7 +189,8 @@ class Dataflow:
         verdict = self._pin_mapped(position, node, verdict)
         if not self._policy.pure:
             verdict = self._pin_forced(position, node, data, marks, verdict)
-        if verdict.label == FREE and position in self._reasons:
+        is_free = verdict.label == FREE or (verdict.label == LOW and Reason.ALLOW in verdict.kinds)
+        if is_free and position in self._reasons:
             verdict = Verdict(FLOAT32, self._reasons[position], verdict.rule, kinds=(Reason.MANY_TERMS,))
         verdict = self._pin_tainted(position, node, data, marks, verdict)
         if verdict.label == FREE and position in self._named:
@@ -285,7 +286,8 @@ class Dataflow:
         if read & Mark.TAINTED and category == INFER and verdict.label == FREE:
             reason = f"infer behind {self._source(data, Mark.TAINTED)}"
             verdict = Verdict(FLOAT32, reason, verdict.rule, kinds=(Reason.INFER_BEHIND,))
-        own = verdict.taints and category in (DENY, INFER)
+        is_sum = Reason.MANY_TERMS in verdict.kinds or (category == ALLOW and not verdict.kinds)  # too long
+        own = verdict.taints and (category in (DENY, INFER) or is_sum)
         if scalars and not own:  # 1 - clip(x, 0, 0.9999) in float16 would still be 0
             call = Call(dict(node.attrs), (), self._policy.compute_dtype)
             own = unsafe_scalar(call, scalars) is not None

@@ -20,7 +20,7 @@ from .attributes import PRECISION_ATTR
 from .cpu.written_out import is_shaped, shape_choice
 from .facts import CAST_OPS, Facts
 from .reasons import Reason
-from .sizes import find_sizes
+from .sizes import find_sizes, is_layer
 
 FLOAT32 = "float32"
 FREE = "free"
@@ -206,8 +206,11 @@ def shape_dependent(graph: Graph, dtype: str, rules: RuleSet = RULES) -> List[Tu
         conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
         return (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype)
 
+    def multiplies(position: int, rule: Rule) -> bool:
+        return rule.category == ALLOW and dtype in rule.dtypes and not is_layer(graph, graph.nodes[position], rule)
+
     found = ((position, rules.find(node.op, dict(node.attrs))) for position, node in enumerate(graph.nodes))
-    return [(position, rule) for position, rule in found if rule is not None and depends(rule)]
+    return [(i, rule) for i, rule in found if rule is not None and (depends(rule) or multiplies(i, rule))]
 
 
 def _written_by_shape(graph: Graph, dtype: str) -> List[Node]:

@@ -139,6 +139,17 @@ def pooled_elements(call: Call) -> Optional[int]:
     return None if shape is None else math.prod(shape[2:])
 
 
+def multiplied_elements(call: Call) -> Optional[int]:
+    """Return how many products each element of a matrix product sums, None if unknown."""
+    shape = known_shape(call, 0)
+    if shape is None:
+        return None
+    if "num_hidden" in call.attrs:  # FullyConnected
+        return math.prod(shape[1:]) if flag_of(call.attrs, "flatten", True) else shape[-1]
+    is_transposed = len(shape) > 1 and flag_of(call.attrs, "transpose_a", False)
+    return shape[-2] if is_transposed else shape[-1]
+
+
 def short_reduction(call: Call) -> Optional[str]:
     """Forbid reductions over more than ``MAX_REDUCTION`` elements, or over unknown many."""
     return _reduction_of(reduced_elements(call))

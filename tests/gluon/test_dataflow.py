@@ -100,6 +100,14 @@ RELATIVES = {
     "a global pooling that sums": (
         lambda F, x: F.Pooling(x, kernel=(1, 1), global_pool=True, pool_type="sum").reshape((0, -1)) / 512**2, IMAGE, {}),
     "a mean of sums": (lambda F, x: F.sum(F.mean(F.sum(x, axis=3), axis=1), axis=1) / 512**2, IMAGE, {}),
+    "Dice loss by dot": (
+        lambda F, x: 1 - 2 * F.dot(F.reshape(x, (-1,)), F.reshape(x, (-1,))).reshape((1,)) / (total(F, x + x) + 1), IMAGE, {}),
+    "a product of features": (
+        lambda F, x: F.batch_dot(x.reshape((1, 64, -1)), x.reshape((1, 64, -1)), transpose_b=True).reshape((0, -1)) / 512**2 * 64,
+        8 * IMAGE, {}),
+    "a pooling by dot": (lambda F, x: F.dot(F.reshape(x, (1, -1)), F.ones((512 * 512, 1))) / 512**2, IMAGE, {}),
+    "a pooling by a layer": (
+        lambda F, x: F.FullyConnected(x, F.ones((1, 512 * 512)), num_hidden=1, no_bias=True) / 512**2, IMAGE, {}),
     "small factors": (lambda F, x: x * 1e-3 * 1e-3 * 1e3 * 1e3, ONE, {}),
     "large factors": (lambda F, x: x * 300 * 300 * 1e-5, ONE, {}),
     "a quotient of small factors": (lambda F, x: x / 1000 / 1000 * 1e3 * 1e3, ONE, {}),

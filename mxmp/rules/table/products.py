@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from ..conditions import short_bias, short_gemm2, short_products, sound_convolution, without_tensor_cores
+from ..conditions import (
+    multiplied_elements,
+    short_bias,
+    short_gemm2,
+    short_products,
+    sound_convolution,
+    without_tensor_cores,
+)
 from ..core import ALLOW, CLEAR, DENY
 from .build import Rules, never_cast, rules, short_sums, variant
 
 # With a matrix or a vector on the right numpy's dot is the same product, accumulated in float32.
 _NUMPY_DOT: Dict[str, Any] = {"stand_ins": ((1, "_np_dot"), (2, "_np_dot")), "stand_in_port": 1}
+
+# Products of matrices: of positions they stay float32, and of computed values they may be as large as sums.
+_MATRICES: Dict[str, Any] = {"maps_positions": True, "sums": multiplied_elements}
 
 _LENGTHS = variant("use_sequence_length", "True")
 _RNN: Dict[str, Any] = {"condition": without_tensor_cores, "taints": False}
@@ -28,13 +38,13 @@ _SOLVER = "a decomposition or solver"  # in float32 and float64 alone
 PRODUCTS: Rules = (
     # Products:
     *rules(ALLOW, "Convolution", condition=sound_convolution, taints=False),
-    *rules(ALLOW, "FullyConnected", maps_positions=True),
+    *rules(ALLOW, "FullyConnected", **_MATRICES),
     *rules(ALLOW, "Convolution_v1", no_bfloat16=True, **short_sums(short_bias)),
     *rules(ALLOW, "Deconvolution", no_bfloat16=True),
-    *rules(ALLOW, "dot _np_dot", no_bfloat16=True, maps_positions=True),
+    *rules(ALLOW, "dot _np_dot", no_bfloat16=True, **_MATRICES),
     *rules(ALLOW, "_npi_tensordot _npi_tensordot_int_axes _npi_einsum", no_bfloat16=True, maps_positions=True),
-    *rules(ALLOW, "batch_dot", no_bfloat16=True, condition=short_products, maps_positions=True),
-    *rules(ALLOW, "_npi_matmul", no_bfloat16=True, condition=short_products, **_NUMPY_DOT, maps_positions=True),
+    *rules(ALLOW, "batch_dot", no_bfloat16=True, condition=short_products, **_MATRICES),
+    *rules(ALLOW, "_npi_matmul", no_bfloat16=True, condition=short_products, **_NUMPY_DOT, **_MATRICES),
     # Attention:
     *rules(ALLOW, "_contrib_interleaved_matmul_selfatt_qk", no_bfloat16=True),
     *rules(ALLOW, "_contrib_interleaved_matmul_selfatt_valatt", no_bfloat16=True),
@@ -46,9 +56,9 @@ PRODUCTS: Rules = (
     *rules(ALLOW, "RNN", when=_LENGTHS, keep=(3,), no_bfloat16=True, **_RNN),
     *rules(ALLOW, "RNN", no_bfloat16=True, **_RNN),
     # Linear algebra:
-    *rules(ALLOW, "_linalg_gemm", no_low=True, maps_positions=True),
+    *rules(ALLOW, "_linalg_gemm", no_low=True, **_MATRICES),
     *rules(ALLOW, "_linalg_syrk _linalg_trmm", no_low=True),
-    *rules(ALLOW, "_linalg_gemm2", no_low=True, condition=short_gemm2, **_GEMM2, maps_positions=True),
+    *rules(ALLOW, "_linalg_gemm2", no_low=True, condition=short_gemm2, **_GEMM2, **_MATRICES),
     # Other products:
     *rules(DENY, "_contrib_DeformableConvolution", reason=_POSITIONS, no_low=True),
     *rules(DENY, "_contrib_ModulatedDeformableConvolution", reason=_POSITIONS, no_low=True),
