@@ -18,7 +18,7 @@ from .. import dtypes
 from ..errors import PolicyError
 from ..graph import Entry, Graph, Key, Node
 from ..policy import Policy
-from ..rules import ALLOW, CLEAR, DENY, EVERY, INFER, Call, Rule, RuleSet
+from ..rules import ALLOW, CLEAR, DENY, EVERY, INFER, MULTIPLIES, Call, Rule, RuleSet
 from ..rules.conditions import unsafe_scalar
 from .control_flow import Body, bodies_of, carried
 from .decide import FLOAT32, FREE, KEEP, LOW, VARIABLE, Decider, Verdict, moves
@@ -39,6 +39,7 @@ class Mark:
     ROUNDED = 1 << 6  # a product has rounded what they descend from
     HOLDS = 1 << 7  # some are positions
     NEAR_ONE = 1 << 8  # so close to 1 that their distance from it needs float32
+    OF_NEAR_ONE = 1 << 9  # products of such values
 
 
 class Need:
@@ -48,10 +49,13 @@ class Need:
     UNROUNDED = 0b11  # all are that no product has rounded
     INTEGER = 0b111  # they are taken for integers, so that the last step before is float32 too
     DISTANCE = 0b1000  # their distance from 1
-    FLOAT32 = 0b10000  # somebody reads them in float32
+    OF_DISTANCE = 0b10000  # that, and the distance of what they are products of
+    FLOAT32 = 0b100000  # somebody reads them in float32
 
 
-_CARRIED = Mark.TAINTED | Mark.FORCED | Mark.WIDE | Mark.ROUNDED | Mark.HOLDS | Mark.NEAR_ONE
+_NEAR = Mark.NEAR_ONE | Mark.OF_NEAR_ONE
+
+_CARRIED = Mark.TAINTED | Mark.FORCED | Mark.WIDE | Mark.ROUNDED | Mark.HOLDS | _NEAR
 """The marks that enter bodies of control flow, and leave them."""
 
 _ASKED = {Reason.OVERRIDE, Reason.OPERATOR, Reason.REGION}
@@ -213,7 +217,7 @@ class Dataflow:
     def _mark_numbers(self, position: int, node: Node, rule: Optional[Rule], read: int) -> None:
         """Mark positions, what is rounded, and what is close to 1."""
         outputs: Sequence[int] = range(node.num_outputs)
-        numbers = read & (Mark.ROUNDED | Mark.HOLDS | Mark.NEAR_ONE)
+        numbers = read & (Mark.ROUNDED | Mark.HOLDS | _NEAR)
         if node.op in CAST_OPS:  # one to integers ends all rounding before it
             mark = numbers if _is_float(node) else 0
         elif rule is None:
@@ -227,8 +231,12 @@ class Dataflow:
             carries = rule.category == CLEAR or (rule.category == INFER and not rounded and not rule.truth)
             mark = (Mark.ROUNDED if rounded else 0) | (numbers & Mark.HOLDS if carries else 0)
             mark |= Mark.HOLDS if rule.counts and not rounded else 0
-            near = rule.saturates or (numbers & Mark.NEAR_ONE and (rule.category == CLEAR or rule.shifts))
-            mark |= Mark.NEAR_ONE if near else 0
+            if rule.saturates:
+                mark |= Mark.NEAR_ONE
+            elif rule.category == CLEAR or rule.shifts:
+                mark |= numbers & _NEAR
+            elif rule.size == MULTIPLIES and numbers & _NEAR:
+                mark |= Mark.OF_NEAR_ONE
             outputs = outputs if rule.counts else [i for i in outputs if i not in rule.keep_outputs]
         for index in outputs if mark else ():
             self._mark((position, index), mark)
@@ -357,7 +365,8 @@ class Dataflow:
         exact = need & Need.INTEGER
         if exact == Need.POSITIONS and not mark & Mark.HOLDS:
             exact = 0
-        distance = need & Need.DISTANCE if mark & Mark.NEAR_ONE else 0
+        distance = need & (Need.DISTANCE if mark & Mark.NEAR_ONE else 0)
+        distance |= need & (Need.OF_DISTANCE if mark & _NEAR else 0)
         need = exact | distance | (need & Need.FLOAT32)
         if need:
             self._required[key] = self._required.get(key, 0) | need
@@ -383,13 +392,15 @@ class Dataflow:
         for index in range(node.num_outputs):
             given |= self.marks.get((position, index), 0)
         data = [entry for port, entry in enumerate(node.inputs) if rule.reads(port)]
-        if (rule.magnifies and not self._policy.pure) or (
-            needed & Need.DISTANCE and (rule.category == CLEAR or rule.shifts)
-        ):
-            for entry in data:
-                self._require(entry, Need.DISTANCE)
-        if needed & Need.DISTANCE and (rule.saturates or read & Mark.NEAR_ONE):
+        distance = needed & (Need.DISTANCE | Need.OF_DISTANCE)
+        if distance and (rule.saturates or read & _NEAR):
             self._pin(position, Reason.NEAR_ONE)
+        if rule.category != CLEAR and not rule.shifts:
+            distance &= Need.OF_DISTANCE if rule.size == MULTIPLIES else 0
+        if rule.magnifies and not self._policy.pure:
+            distance |= Need.OF_DISTANCE
+        for entry in data if distance else ():
+            self._require(entry, distance)
         if rule.positions:
             self._pin(position, Reason.EXACT)
         if rule.positions or rule.category == ALLOW:

@@ -114,6 +114,8 @@ RELATIVES = {
     "focal loss": (lambda F, x: -1e13 * (1 - F.sigmoid(x)) ** 2 * F.log(F.sigmoid(x)), 10 * ONE, {}),
     "label smoothing": (
         lambda F, x: -(0.9 * F.log(F.sigmoid(x) + 1e-12) + 0.1 * F.log(1 - F.sigmoid(x) + 1e-12)), 11 * ONE, {}),
+    "cross entropy in one logarithm": (
+        lambda F, x: -F.log(F.zeros_like(x) * F.sigmoid(x) + F.ones_like(x) * (1 - F.sigmoid(x))), 10 * ONE, {}),
     "cross entropy of a softmax": (
         lambda F, x: -F.log(F.clip(1 - F.softmax(F.concat(x, F.zeros_like(x), dim=1), axis=1), 1e-12, 1)), 10 * ONE, {}),
     "a reciprocal of a distance": (lambda F, x: 1e-4 / (1 - F.sigmoid(x)), 10 * ONE, {}),
