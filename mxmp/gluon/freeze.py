@@ -40,7 +40,7 @@ from .blocks import FROZEN, block_names, conversion_of, frozen_model, plain_clas
 from .cache import make_operator
 from .regions import BlockRegions, find_named, find_regions, outside_regions
 from .storage import contexts_of
-from .trace import Trace, arguments, flat_arguments, trace, trace_before_call
+from .trace import Trace, arguments, flat_arguments, trace
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -332,7 +332,7 @@ def _source_of_net(
 def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tuple[Trace, Dict[str, Any]]:
     """Return the float32 graph of a net, and the shapes of inputs that are known.
 
-    It is that of the last call for inference; else it is traced, as it was called or as its signature suggests.
+    It is that of the last call for inference; else it is traced as it was called.
     """
     ran, frozen = {} if conversion is None else conversion.ran, frozen_model(net)
     own = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and blocks.cached_graph(net)
@@ -349,13 +349,10 @@ def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tup
         called = blocks.cached_graph(net)  # MXNet's, perhaps of a region or of training, or partitioned by a backend
         if called:
             return trace(net, arguments(called[0], blocks.formats(net)[0]), None, inside), {}
-        guess = trace_before_call(net, inside)
-    if guess is None or guess.variables.difference(guess.params, (each.name for each in guess.inputs)):
-        raise ConvertError(
-            f"block '{net.name}' ({type(net).__name__}) cannot be traced before its first call; convert or hybridize "
-            f"it, and run one batch."
-        )
-    return guess, {}
+    raise ConvertError(
+        f"block '{net.name}' ({type(net).__name__}) cannot be traced before its first call; convert or hybridize "
+        f"it, and run one batch."
+    )
 
 
 # ------------------------------------------------------------------ to a block

@@ -56,6 +56,7 @@ class Scaler:
         explain: Runs the present step again, without dropout, and says why it is not finite; None if that is not found
             out.
         bad_input: Says which input of the present step holds inf or NaN; None if none is known to.
+        default: Gives the loss scale up to the first step; None if that is over, or a loss scale was set or loaded.
     """
 
     nonfinite_loss = "raise"
@@ -80,6 +81,7 @@ class Scaler:
         self.owners = Alive()
         self.explain: Where = lambda: None
         self.bad_input: Where = lambda: None
+        self.default: Optional[Callable[[], LossScale]] = None
 
     # ------------------------------------------------------------------ the loss scale
 
@@ -95,10 +97,20 @@ class Scaler:
         self._replace([value] * len(self._scales))
 
     def _replace(self, values: Sequence[LossScale]) -> None:
+        self.default = None
         if self.shared is None:
             self._scales = list(values)
         else:
             self.shared._value = values[0]
+
+    def read_default(self) -> None:
+        """Take the loss scale that `default` gives now, up to the first step."""
+        if self.default is None or self.window is not None:
+            return
+        value = self.default()
+        if value != self._scales[0]:
+            self.validate(value)
+            self._scales = [value] * len(self._scales)
 
     def validate(self, value: LossScale) -> None:
         """Raise if an owner cannot work with a loss scale."""
@@ -158,7 +170,7 @@ class Scaler:
 
     def end_step(self) -> None:
         """Forget the present step."""
-        self.window = None
+        self.window = self.default = None
 
     # ------------------------------------------------------------------ preconditions
 
@@ -508,6 +520,7 @@ class ScalerStatus:
     @property
     def loss_scale(self) -> LossScale:
         """The present loss scale. May be set between steps, to whatever the constructor takes."""
+        self._scaler.read_default()
         return self._scaler.loss_scale
 
     @loss_scale.setter
@@ -533,7 +546,7 @@ class ScalerStatus:
     def nonfinite_loss(self, value: str) -> None:
         if value not in ("raise", "skip"):
             raise TrainerError(f"nonfinite_loss is {value!r}; expected 'raise' or 'skip'.")
-        if value == "skip" and not self._scaler.active:
+        if value == "skip" and isinstance(self.loss_scale, NoOpLossScale):
             raise TrainerError(
                 "nonfinite_loss='skip', but without a loss scale nothing is checked; give loss_scale=1, which checks "
                 "and does not scale."
