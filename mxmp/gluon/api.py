@@ -241,15 +241,16 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
         epoch: Number in the name of the second.
         for_inference: Whether the written model will only infer. Then it is the model of `freeze` under the net's own
             policy: BatchNorm folded in float32, dropout gone, weights stored in the dtype in which they are read. No
-            backend has partitioned it, so that it loads everywhere. A net that is not converted is written too, in
-            float32. An ``export`` that the net's class defines is not called. A frozen block is written as it is.
+            backend has partitioned it, so that it loads everywhere. A hybridized net that is not converted is written
+            too, in float32. An ``export`` that the net's class defines is not called. A frozen block is written as it
+            is.
 
     Returns:
         The paths written, ``<path>-symbol.json`` and ``<path>-<epoch>.params``.
 
     Raises:
-        ConvertError: If the net is not converted, or has not seen a batch yet. For inference: if it cannot be traced
-            without one, or a parameter has no value.
+        ConvertError: If the net is not converted, or has not seen a batch yet; for inference it may be hybridized in
+            place of converted. If a parameter has no value.
     """
     if not isinstance(net, gluon.Block) or not isinstance(path, (str, os.PathLike)):
         kinds = f"net is a {type(net).__name__}, path a {type(path).__name__}"

@@ -191,11 +191,10 @@ def freeze(
     Inputs and outputs are nested as in the net's own call, have its order, and floating point outputs have the policy's
     ``output_dtype``, float32 unless it says otherwise. Outputs of a model or of files are one array or a flat list;
     inputs have the symbol's order, and the order of their numbers if they are called data0, data1, ... as by Gluon. For
-    another order give a SymbolBlock. Of a net that is converted or hybridized the optional inputs are those of its last
-    call; any other net is frozen without them.
+    another order give a SymbolBlock. Optional inputs of a net are those of its last call.
 
     Args:
-        net: A HybridBlock, converted or not, whose parameters have values; a SymbolBlock; a model, (symbol,
+        net: A HybridBlock that was converted or hybridized, and then called; a SymbolBlock; a model, (symbol,
             arg_params, aux_params) or as ``convert_model`` returns it; the prefix of a checkpoint's files, of epoch 0,
             or the pair of their paths, as ``export`` returns it. Of a block whose class has a ``forward`` of its own,
             its ``hybrid_forward`` is frozen, with a warning.
@@ -350,8 +349,7 @@ def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tup
         if called:
             return trace(net, arguments(called[0], blocks.formats(net)[0]), None, inside), {}
     raise ConvertError(
-        f"block '{net.name}' ({type(net).__name__}) cannot be traced before its first call; convert or hybridize "
-        f"it, and run one batch."
+        f"block '{net.name}' ({type(net).__name__}) has no graph yet; convert or hybridize it, and run one batch."
     )
 
 

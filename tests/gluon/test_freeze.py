@@ -298,7 +298,7 @@ def test_an_optional_input_is_that_of_the_last_call_of_a_hybridized_net_as_the_e
     net = started(sequence(nn.Dense(3, in_units=4), kind=WithMask))
     others = [each for each in ((STATE,), (STATE, STATE[:, :3])) if len(each) != len(given)]
     net(*others[0])
-    with pytest.raises(ConvertError, match="cannot be traced before its first call; convert or hybridize it, and run"):
+    with pytest.raises(ConvertError, match="has no graph yet; convert or hybridize it, and run"):
         freeze(net, "float32")  # of an eager call nothing is known
     net.hybridize()
     net(*others[0])

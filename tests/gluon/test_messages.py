@@ -376,7 +376,7 @@ NOTHING_TO_FREEZE = (
     "expected a HybridBlock, a model (symbol, arg_params, aux_params), the prefix of a checkpoint, or the paths of its "
     "two files."
 )
-NOT_CALLED = "block 'net' (Dense) cannot be traced before its first call; convert or hybridize it, and run one batch."
+NOT_CALLED = "block 'net' (Dense) has no graph yet; convert or hybridize it, and run one batch."
 INFERENCE = {
     "freeze: a number": (lambda: freeze(3), ConvertError, f"freeze: found a int; {NOTHING_TO_FREEZE}"),
     "freeze: a symbol": (lambda: freeze(SYMBOL), ConvertError, f"freeze: found a Symbol; {NOTHING_TO_FREEZE}"),
@@ -400,10 +400,10 @@ INFERENCE = {
     ),
     "freeze: an eager call": (lambda: freeze(started(nn.Dense(2, prefix="net_"))), ConvertError, NOT_CALLED),
     "freeze: not called": (lambda: freeze(Untraceable(prefix="net_")), ConvertError,
-        "block 'net' (Untraceable) cannot be traced before its first call; convert or hybridize it, and run one batch."
+        "block 'net' (Untraceable) has no graph yet; convert or hybridize it, and run one batch."
     ),
     "freeze: no states": (lambda: freeze(started(rnn.LSTM(3, input_size=2, prefix="net_"))), ConvertError,
-        "block 'net' (LSTM) cannot be traced before its first call; convert or hybridize it, and run one batch."
+        "block 'net' (LSTM) has no graph yet; convert or hybridize it, and run one batch."
     ),
     "freeze: no GPU": (lambda: freeze(ran(dense()), ctx=mx.gpu(7)), ConvertError,
         "freeze: ctx is gpu(7), but MXNet finds ... GPUs here."
