@@ -27,7 +27,7 @@ from ..passes.emulate import has_float16
 from ..policy import Policy
 from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
-from ..symbol.inference import erase_casts
+from ..symbol.inference import erase_casts, infer_shapes
 from ..train import loss_heads
 from ..train.alive import Alive
 from ..train.running_stats import UntrainedStats
@@ -400,15 +400,17 @@ class Conversion:
         deferred = [name for name, param in traced.params.items() if is_deferred(param)]
         if not deferred:
             return {}
-        given = {s.name: each.shape for s, each in zip(traced.inputs, arrays) if s.name in traced.variables}
-        sizes, _, states = traced.symbol.infer_shape(**given)
-        if sizes is None:
+        given = {symbol.name: each.shape for symbol, each in zip(traced.inputs, arrays)}
+        try:
+            found = infer_shapes(traced.symbol, given)
+        except InferenceError as e:
+            raise InferenceError(f"block '{self.net.name}': {e}") from e
+        missing = [name for name in deferred if name not in found]
+        if missing:
             raise ConvertError(
-                f"block '{self.net.name}': the shapes of parameters, such as '{deferred[0]}', do not follow "
+                f"block '{self.net.name}': the shapes of parameters, such as '{missing[0]}', do not follow "
                 "from those of the inputs; give them where the blocks are made (in_units, in_channels, ...)."
             )
-        names = (*traced.symbol.list_arguments(), *traced.symbol.list_auxiliary_states())
-        found = dict(zip(names, (*sizes, *states)))
         return {name: found[name] for name in deferred}
 
     def _initialize(self, shapes: Mapping[str, Any], traced: Trace) -> None:
