@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _FLOAT32 = "_mxmp_float32"
-"""Where a net converted to a float32 policy, which runs as it was written, holds it, with its report if known."""
+"""Where a net converted to a float32 policy, which runs as it was written, holds it."""
 
 def convert(
     net: gluon.Block,
@@ -90,10 +90,8 @@ def convert(
         return net
     replaced = conversions_of(blocks_in(*found))
     require_masters(param for conversion in replaced for param in conversion.stored)
-    conversions = [Conversion(root, policy, regions, measured) for root in found]
     siblings = Siblings()  # they may share parameters
-    for conversion in conversions:
-        siblings.add(conversion)
+    conversions = [Conversion(root, policy, regions, measured, siblings) for root in found]
     names = block_names(net)
     check_blocks(policy, names)
     _MatchCheck(policy, names, conversions)
@@ -108,7 +106,7 @@ def convert(
             if policy.is_mixed or conversion.changes_float32:
                 conversion.install()
             else:
-                vars(conversion.net)[_FLOAT32] = policy, conversion.converted and conversion.converted.report
+                vars(conversion.net)[_FLOAT32] = policy
         note_policy(net.collect_params().values(), policy)  # those too that belong to a plain Block itself
     except BaseException:
         for conversion in conversions_of(blocks_in(*found)):
@@ -140,7 +138,7 @@ def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None
     """Convert several nets, or leave all of them as they were; raises as `convert`."""
     known = blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
     before = [(each.net, each.policy, each.ranges) for each in conversions_of(known)]
-    before += [(block, vars(block)[_FLOAT32][0], {}) for block in known if _FLOAT32 in vars(block)]
+    before += [(block, vars(block)[_FLOAT32], {}) for block in known if _FLOAT32 in vars(block)]
     done: List[gluon.Block] = []
     try:
         for net in nets:
@@ -195,7 +193,7 @@ def restore(net: gluon.Block) -> gluon.Block:
     for conversion in conversions:
         conversion.remove()
     policies = [conversion.policy for conversion in conversions]
-    policies += [vars(block).pop(_FLOAT32)[0] for block in inside if _FLOAT32 in vars(block)]
+    policies += [vars(block).pop(_FLOAT32) for block in inside if _FLOAT32 in vars(block)]
     for policy in policies:
         forget_policy(net.collect_params().values(), policy)
     return net
@@ -331,9 +329,9 @@ def _report(net: gluon.Block) -> Optional[Report]:
     frozen = frozen_model(net)
     if frozen is not None:
         return frozen.report  # type: ignore[no-any-return]
-    policy, known = vars(net).get(_FLOAT32, (None, None))
-    if policy is None or known is not None:
-        return known  # type: ignore[no-any-return]
+    policy = vars(net).get(_FLOAT32)
+    if policy is None:
+        return None
     graph = blocks.cached_graph(net)
     if not graph:
         raise ConvertError(

@@ -127,6 +127,7 @@ class Conversion:
         policy: Policy,
         inside: Optional[regions.BlockRegions] = None,
         ranges: Optional[Mapping[str, float]] = None,
+        siblings: Optional[Siblings] = None,
     ) -> None:
         """Check that the policy suits the net; change and trace nothing. Regions are looked up if None."""
         self.net, self.policy, self.ranges = net, policy, dict(ranges or {})
@@ -152,7 +153,7 @@ class Conversion:
             self.own_graph = _without_casts(net) or blocks.cached_graph(net)
             if frozen_model(net):  # whose own graph is guarded and emulated
                 self.own_graph = self.own_graph[0], frozen_model(net).symbol
-        Siblings().add(self)
+        (siblings or Siblings()).add(self)
 
     def convert_symbol(self) -> None:
         """Convert the graph of a SymbolBlock; for other blocks do nothing."""
@@ -568,15 +569,6 @@ class Conversion:
 
         The graph of inference if the net has been called for inference; of several the one that ran last.
         """
-        files.export(self.net, self.graph_to_export(path), path, epoch, remove_amp_cast)
-
-    def graph_to_export(self, path: str) -> ConvertedGraph:
-        """Return the graph of inference that ran last, or of training if there is none.
-
-        Raises:
-            ConvertError: If the net has not been called outside of regions, and is no SymbolBlock; or if there is no
-                folder to write to.
-        """
         files.require_folder(path)
         graph = self.ran.get(False, self.ran.get(True, self.shapeless))
         if graph is None:
@@ -584,7 +576,7 @@ class Conversion:
                 f"block '{self.net.name}' has not been called yet outside of precision regions, so its parameters and "
                 f"shapes are not known; run one batch before exporting."
             )
-        return graph
+        files.export(self.net, graph, path, epoch, remove_amp_cast)
 
     def repr(self) -> str:
         """Return the net's text, and that it is converted."""

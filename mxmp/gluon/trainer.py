@@ -125,7 +125,7 @@ class Trainer(ScalerStatus, TrainerBase):
                 raise TrainerError(f"loss_scale={loss_scale!r}, but the LossScaleOptimizer has one; leave it out.")
             given, (optimizer, loss_scale) = optimizer, optimizer.peek_optimizer_and_scale("Trainer")
         given_params = listed(params)
-        scaler = Scaler(policys_loss_scale(given_params) if _is_policys(loss_scale) else loss_scale)
+        scaler = _make_scaler(loss_scale, given_params)
         require_known(kvstore)
         if not isinstance(optimizer, (str, mx.optimizer.Optimizer)):
             raise TrainerError(f"optimizer is {optimizer!r}; expected a name or an mx.optimizer.Optimizer.")
@@ -138,8 +138,6 @@ class Trainer(ScalerStatus, TrainerBase):
             super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, False)
             self._require_fitting(scaler.loss_scale)
             self._scaler = scaler
-            if _is_policys(loss_scale):
-                scaler.default = functools.partial(policys_loss_scale, self.mx_params)
             self.nonfinite_loss, self.max_nonfinite_losses = nonfinite_loss, max_nonfinite_losses
             self._attach_scaler(scaler)
         except BaseException:
@@ -177,9 +175,7 @@ class Trainer(ScalerStatus, TrainerBase):
             LossScaleError: If ``loss_scale`` is not one.
         """
         require_gluon_trainer(trainer, "adopt")
-        default = functools.partial(policys_loss_scale, trainers.params(trainer)) if _is_policys(loss_scale) else None
-        scaler = Scaler(default() if default else loss_scale, num_losses)
-        scaler.default = default
+        scaler = _make_scaler(loss_scale, trainers.params(trainer), num_losses)
         kind = adoptable(trainer, scaler.loss_scale, cls)
         is_ours = isinstance(trainer, Trainer)
         with all_or_none([trainer, *([trainer._training_step] if is_ours else [])]):
@@ -643,6 +639,12 @@ class Trainer(ScalerStatus, TrainerBase):
 
 def _is_policys(loss_scale: Any) -> bool:
     return isinstance(loss_scale, str) and loss_scale == "policy"
+
+
+def _make_scaler(loss_scale: Any, params: Any, num_losses: int = 1) -> Scaler:
+    """Return the scaler of a trainer of some parameters; one that follows their policy up to the first step."""
+    default = functools.partial(policys_loss_scale, params) if _is_policys(loss_scale) else None
+    return Scaler(loss_scale, num_losses, default)
 
 
 class _ArgumentError(TrainerError, TypeError):

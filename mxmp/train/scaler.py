@@ -39,6 +39,7 @@ class Scaler:
             gradients. After each backward pass it is noted, on a GPU without waiting for it, whether they are finite.
             In a skipped step the scale of the loss that made them non-finite backs off; losses before it count as
             finite, and of those after it nothing is known.
+        default: Gives the loss scale in place of ``loss_scale``, and is asked again up to the first step.
 
     Attributes:
         window: All that is known of the present step; None between steps.
@@ -56,14 +57,17 @@ class Scaler:
         explain: Runs the present step again, without dropout, and says why it is not finite; None if that is not found
             out.
         bad_input: Says which input of the present step holds inf or NaN; None if none is known to.
-        default: Gives the loss scale up to the first step; None if that is over, or a loss scale was set or loaded.
+        default: As above; None if there is none, the first step is over, or a loss scale was set or loaded.
     """
 
     nonfinite_loss = "raise"
     max_nonfinite_losses = 10
     skips_of_all = 0
 
-    def __init__(self, loss_scale: Any, num_losses: int = 1) -> None:
+    def __init__(
+        self, loss_scale: Any, num_losses: int = 1, default: Optional[Callable[[], LossScale]] = None
+    ) -> None:
+        self.default, loss_scale = default, default() if default else loss_scale
         self.shared = loss_scale if isinstance(loss_scale, SharedLossScale) else None
         if self.shared is not None and num_losses > 1:
             raise TrainerError("loss_scale: a SharedLossScale is for trainers with one loss; leave num_losses out.")
@@ -81,7 +85,6 @@ class Scaler:
         self.owners = Alive()
         self.explain: Where = lambda: None
         self.bad_input: Where = lambda: None
-        self.default: Optional[Callable[[], LossScale]] = None
 
     # ------------------------------------------------------------------ the loss scale
 
