@@ -357,6 +357,13 @@ def by_length(override: Tuple[str, str]) -> Tuple[int, bool]:
     return len(override[0]), override[1] != dtypes.FLOAT32
 
 
+def check_blocks(policy: Policy, blocks: Sequence[str]) -> None:
+    """Raise PolicyError, with the nearest names, if an override of a block is about no path or prefix of a block."""
+    for key, _ in policy.blocks if policy.must_match else ():
+        if not any(fnmatchcase(block, key) or _applies("blocks", key, "", block) for block in blocks):
+            raise PolicyError(f"blocks: {key!r} matches no block{did_you_mean(key, blocks, in_order=True)}.")
+
+
 def blocks_on(attrs: Iterable[Tuple[str, str]]) -> Sequence[str]:
     """Return the marks of blocks on a node with these attributes, as `BLOCKS_ATTR` has them."""
     return next((value.split(",") for key, value in attrs if key == BLOCKS_ATTR), [])

@@ -226,6 +226,7 @@ def test_the_way_to_low_storage_and_back_loses_nothing():
     """O1 -> O2 -> O1 without a step between is O1 all along: masters and momentum are exact."""
     there, stayed, handler = fit(make()), fit(make()), MixedPrecisionHandler("O2")
     handler.train_begin(there)
+    there.net(PIXELS)
     handler.batch_end(there)
     assert there.net.collect_params()[WEIGHT].data().dtype == np.float16
     assert values(fit(there).net) == values(fit(stayed).net)
@@ -311,7 +312,7 @@ def test_restore_gives_an_mxmp_trainer_its_loss_scale_back():
     ("options", "policy", "error", "match"),
     [
         ({"update_on_kvstore": True}, "O1", TrainerError, "update_on_kvstore=True updates weights inside"),
-        ({}, "O2,name:net_dense0_fwd=float32", PolicyError, "matches no node"),  # of the net for validation
+        ({}, "O2,block:net_dense0_=float32", PolicyError, "matches no block"),  # of the net for validation
     ],
     ids=["kvstore", "pattern"],
 )

@@ -30,6 +30,7 @@ from ..errors import (
     listed,
     mxnet_reason,
 )
+from ..gluon.adoption import policies_of
 from ..gluon.blocks import blocks_in, conversions_of
 from ..gluon.storage import LowPrecisionParameter, contexts_of, dtype_of
 from ..gluon.trainer import Trainer
@@ -511,10 +512,13 @@ def _check_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Traine
                 text = "the trainer has no loss scale, so that small gradients become 0 in float16"
                 found.add("no_loss_scale", f"{text}; give it loss_scale='dynamic'.", "note")
             continue
-        low = [param.name for param in private.params(trainer) if dtype_of(param) in dtypes.LOW_PRECISION]
+        params = private.params(trainer)
+        low = [param.name for param in params if dtype_of(param) in dtypes.LOW_PRECISION]
+        stores = low or any(policy.param_dtype in dtypes.LOW_PRECISION for policy in policies_of(params))
         reasons = ["gradients are not scaled, so that small ones become 0"] if scaled else []
-        if low and not getattr(private.optimizer(trainer), "multi_precision", False):
-            reasons.append(f"weights in low precision, {listed(low)}, have no float32 masters")
+        if stores and not getattr(private.optimizer(trainer), "multi_precision", False):
+            names = f", {listed(low)}," if low else ""
+            reasons.append(f"weights in low precision{names} have no float32 masters")
         if reasons:
             found.add(
                 "plain_trainer",

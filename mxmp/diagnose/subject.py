@@ -442,8 +442,8 @@ class NetSubject(Subject):
                 )
         policies = []
         for conversion in conversions_of(blocks_in(net)):
-            converted = conversion.current.converted if conversion.current else conversion.early
-            policies.append(_as_converted(conversion.policy, [converted.decisions] if converted else ()))
+            decisions = [conversion.converted.decisions] if conversion.converted else ()
+            policies.append(_as_converted(conversion.policy, decisions))
         self.policy = next((each for each in policies if each.is_mixed), (*policies, None)[0])
 
     @contextlib.contextmanager

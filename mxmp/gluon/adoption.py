@@ -144,8 +144,8 @@ def policies_of(params: Iterable[Any]) -> List[Policy]:
     return [vars(param)[_POLICY] for param in params if _POLICY in getattr(param, "__dict__", {})]
 
 
-def policys_loss_scale(params: Iterable[Any]) -> Any:
-    """Return the loss scale that the policy of the parameters' net says; 'dynamic' for those of none.
+def policys_loss_scale(params: Iterable[Any]) -> LossScale:
+    """Return the loss scale that the policy of the parameters' net says; a dynamic one for those of none.
 
     Raises TrainerError if they are of nets whose policies say different things.
     """
@@ -155,7 +155,7 @@ def policys_loss_scale(params: Iterable[Any]) -> Any:
             f"the parameters are of nets with policies that say different loss scales, {scales[0]} and {scales[1]}; "
             "give loss_scale, or make a trainer for each net."
         )
-    return scales[0] if scales else "dynamic"
+    return scales[0] if scales else parse("dynamic")
 
 
 def listed(params: Any) -> List[Any]:

@@ -16,9 +16,7 @@ from ..devices.check import amx_notes
 from ..errors import ConvertError, TrainerError
 from ..mxnet_private import blocks, parameters
 from ..passes.attributes import marked_blocks
-from ..passes.decide import shape_dependent
-from ..passes.reasons import Reason
-from ..policy import Policy, PolicyChanges, check_matches
+from ..policy import Policy, PolicyChanges, check_blocks, check_matches
 from ..report import Report, merge
 from ..symbol import Converted, convert_graph, from_graph, save_checkpoint, to_graph
 from ..symbol.arguments import beyond_range, checked_ranges
@@ -36,13 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _FLOAT32 = "_mxmp_float32"
-"""Where a net converted to a float32 policy, which runs as it was written, holds it, with its report if known."""
-
-_BEFORE_CALL = (
-    "The net has not been called since its conversion, so that shapes are not known: operators that depend on them, "
-    "and those between layers, may run in another precision. Call it once, and take its report again."
-)
-
+"""Where a net converted to a float32 policy, which runs as it was written, holds it."""
 
 def convert(
     net: gluon.Block,
@@ -54,6 +46,9 @@ def convert(
 
     The net keeps its parameters with their names, its API and its state of hybridization. It
     always runs as a graph from now on, hybridized or not. Works before and after ``initialize``.
+    The policy is checked and noted; the first call converts the net's graph, with the shapes of the batch, and stores
+    parameters. A SymbolBlock has its graph, and is converted at once. A copy of a converted net, or one from a pickle,
+    has float32 parameters, and is converted at its own first call.
     Blocks inside that were converted before are converted anew, with this policy. A net that is converted to it
     already stays as it is, unless blocks were put into it. On CPU contexts float16 is emulated: float32 arithmetic,
     rounded to float16.
@@ -73,14 +68,16 @@ def convert(
         The same net.
 
     Raises:
-        PolicyError: If the policy is invalid, one of its patterns matches nothing, or a block has one
+        PolicyError: If the policy is invalid, one of its patterns of blocks matches none, or a block has one
             of its own that does not fit (``set_policy``).
-        ConvertError: If the net cannot be traced or does not type-check by itself; the
-            message names the block or node, and the net is as it was. A net whose inputs are not
-            known yet is checked at its first call. If it has a block that is frozen in low precision, ``net.cast`` has
-            put its parameters in low precision, or ``ranges`` has none of the net's outputs, or one beyond the range
-            that it lacks. Also if the policy uses bfloat16 and parameters are on a GPU, for which MXNet has no bfloat16
+        ConvertError: If the net has a block that is frozen in low precision, or ``net.cast`` has put its parameters in
+            low precision. Also if the policy uses bfloat16 and parameters are on a GPU, for which MXNet has no bfloat16
             kernels; a call with inputs on one says the same.
+
+    The first call raises, and leaves net and parameters as they were; ``convert`` itself of a SymbolBlock:
+        PolicyError: If a pattern of operators or names matches nothing.
+        ConvertError: If the net cannot be traced or does not type-check by itself; the message names the block or node.
+            If ``ranges`` has none of the net's outputs, or one beyond the range that the net lacks.
     """
     found, measured = roots(net), checked_ranges(ranges)
     contexts = [context for root in found for context in storage.contexts_of(root.collect_params().values())]
@@ -94,11 +91,13 @@ def convert(
         return net
     replaced = conversions_of(blocks_in(*found))
     require_masters(param for conversion in replaced for param in conversion.stored)
-    conversions = [Conversion(root, policy, regions, measured) for root in found]
     siblings = Siblings()  # they may share parameters
+    conversions = [Conversion(root, policy, regions, measured, siblings) for root in found]
+    names = block_names(net)
+    check_blocks(policy, names)
+    _MatchCheck(policy, names, conversions)
     for conversion in conversions:
-        siblings.add(conversion)
-    _MatchCheck(policy, block_names(net), conversions)
+        conversion.convert_symbol()
     in_float32 = {root: vars(root).get(_FLOAT32) for root in found}
     try:
         for conversion in replaced:
@@ -108,7 +107,7 @@ def convert(
             if policy.is_mixed or conversion.changes_float32:
                 conversion.install()
             else:
-                vars(conversion.net)[_FLOAT32] = policy, conversion.early and conversion.early.report
+                vars(conversion.net)[_FLOAT32] = policy
         note_policy(net.collect_params().values(), policy)  # those too that belong to a plain Block itself
     except BaseException:
         for conversion in conversions_of(blocks_in(*found)):
@@ -140,7 +139,7 @@ def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None
     """Convert several nets, or leave all of them as they were; raises as `convert`."""
     known = blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
     before = [(each.net, each.policy, each.ranges) for each in conversions_of(known)]
-    before += [(block, vars(block)[_FLOAT32][0], {}) for block in known if _FLOAT32 in vars(block)]
+    before += [(block, vars(block)[_FLOAT32], {}) for block in known if _FLOAT32 in vars(block)]
     done: List[gluon.Block] = []
     try:
         for net in nets:
@@ -195,7 +194,7 @@ def restore(net: gluon.Block) -> gluon.Block:
     for conversion in conversions:
         conversion.remove()
     policies = [conversion.policy for conversion in conversions]
-    policies += [vars(block).pop(_FLOAT32)[0] for block in inside if _FLOAT32 in vars(block)]
+    policies += [vars(block).pop(_FLOAT32) for block in inside if _FLOAT32 in vars(block)]
     for policy in policies:
         forget_policy(net.collect_params().values(), policy)
     return net
@@ -204,35 +203,32 @@ def restore(net: gluon.Block) -> gluon.Block:
 def report(net: gluon.Block) -> Report:
     """Return the precision of each operator of a converted net, and why: of one to 'O0', a report of a float32 net.
 
-    Before the net's first call shapes are not known. Then the precision of some operators may be another one than in
-    the call, and a note says so.
+    It is that of the net's last call; of a SymbolBlock that was not called, one without shapes, so that operators which
+    depend on them may run in another precision.
     A note of the report names the blocks that no conversion reaches, with the parameters that are their own.
 
     Raises:
         ConvertError: If it is no block, not converted, within a converted net, or has to see one batch first.
     """
     found: List[Report] = []
-    notes: Set[str] = set()
     for block in _require_whole(net, "report"):
         conversion = conversion_of(block)
-        each = _report(block) if conversion is None else conversion.report()
-        if conversion is not None and conversion.current is None and _may_change(conversion.early):
-            notes.add(_BEFORE_CALL)
+        each = _report(block) if conversion is None else _report_of(conversion)
         if each is not None:
             found.append(each)
     if not found:
         raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
     merged = merge(found)
     unreached = _unreached(net) if conversion_of(net) is None and conversions_of(blocks_in(net)) else ()
-    return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count), *notes, *unreached))
+    return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count), *unreached))
 
 
-def _may_change(converted: Converted) -> bool:
-    """Return whether an operator that is float32 where shapes are not known may be another where they are."""
-    before, dtype = converted.decisions.before, converted.decisions.policy.compute_dtype
-    shaped = {before.nodes[position].name for position, _ in shape_dependent(before, dtype)}
-    rows = (row for row in converted.report.rows if row.precision == dtypes.FLOAT32)
-    return dtype != dtypes.FLOAT32 and any(row.name in shaped or Reason.CHEAPEST in row.kinds for row in rows)
+def _report_of(conversion: Conversion) -> Report:
+    if conversion.converted is None:
+        raise ConvertError(
+            f"block '{conversion.net.name}' is converted at its first call; call it with one batch before its report."
+        )
+    return conversion.converted.report
 
 
 def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:
@@ -244,15 +240,16 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
         epoch: Number in the name of the second.
         for_inference: Whether the written model will only infer. Then it is the model of `freeze` under the net's own
             policy: BatchNorm folded in float32, dropout gone, weights stored in the dtype in which they are read. No
-            backend has partitioned it, so that it loads everywhere. A net that is not converted is written too, in
-            float32. An ``export`` that the net's class defines is not called. A frozen block is written as it is.
+            backend has partitioned it, so that it loads everywhere. A hybridized net that is not converted is written
+            too, in float32. An ``export`` that the net's class defines is not called. A frozen block is written as it
+            is.
 
     Returns:
         The paths written, ``<path>-symbol.json`` and ``<path>-<epoch>.params``.
 
     Raises:
-        ConvertError: If the net is not converted, or has not seen a batch yet. For inference: if it cannot be traced
-            without one, or a parameter has no value.
+        ConvertError: If the net is not converted, or has not seen a batch yet; for inference it may be hybridized in
+            place of converted. If a parameter has no value.
     """
     if not isinstance(net, gluon.Block) or not isinstance(path, (str, os.PathLike)):
         kinds = f"net is a {type(net).__name__}, path a {type(path).__name__}"
@@ -333,9 +330,9 @@ def _report(net: gluon.Block) -> Optional[Report]:
     frozen = frozen_model(net)
     if frozen is not None:
         return frozen.report  # type: ignore[no-any-return]
-    policy, known = vars(net).get(_FLOAT32, (None, None))
-    if policy is None or known is not None:
-        return known  # type: ignore[no-any-return]
+    policy = vars(net).get(_FLOAT32)
+    if policy is None:
+        return None
     graph = blocks.cached_graph(net)
     if not graph:
         raise ConvertError(
@@ -371,7 +368,7 @@ class _MatchCheck:
 
     Each pattern of a policy matches something, each output with a range beyond low precision's is one of the net, and
     so is one at least of all that have a range.
-    Here if the graphs are known already; else the conversions add them when they are called.
+    The conversions add their graphs when these are made.
     """
 
     def __init__(self, policy: Policy, names: Sequence[str], conversions: Sequence[Conversion]) -> None:
@@ -385,8 +382,6 @@ class _MatchCheck:
         self.count = len(conversions) if policy.has_overrides or self.ranges else 0
         for number, conversion in enumerate(conversions):
             conversion.on_converted = functools.partial(self.add, number)
-            if conversion.early is not None:
-                conversion.on_converted(conversion.early)
 
     def add(self, number: int, converted: Converted) -> None:
         """Add the graph of one conversion; raise an error if it was the last and a name matches nothing."""

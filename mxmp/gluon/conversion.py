@@ -1,10 +1,10 @@
 r"""The conversion of one net: what runs its calls, and what stands in for its methods.
 
-A call has a signature, which finds the operator that runs it. A new signature has the net traced, its parameters
-initialized and stored as the policy says, and the trace converted with true shapes::
+A call has a signature, which finds the operator that runs it. A new signature has the net traced, the trace converted
+with true shapes, and the parameters initialized and stored as the policy says::
 
     call -> signature --found--> CachedOp
-                      \--new--> trace -> initialize -> convert -> store -> CachedOp
+                      \--new--> trace -> convert -> initialize -> store -> CachedOp
 
 `install` gives the net the class of `blocks.converted_class`, whose methods are those of this object.
 """
@@ -25,10 +25,9 @@ from ..errors import ConvertError, InferenceError
 from ..mxnet_private import blocks, compose, is_deferred, parameters
 from ..passes.emulate import has_float16
 from ..policy import Policy
-from ..report import Report
 from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
-from ..symbol.inference import erase_casts
+from ..symbol.inference import erase_casts, infer_shapes
 from ..train import loss_heads
 from ..train.alive import Alive
 from ..train.running_stats import UntrainedStats
@@ -50,7 +49,7 @@ from .blocks import (
 )
 from .cache import ConvertedGraph, LRUCache, Runner, Signature, as_input, on_cpu
 from .regions import current_region, outside_regions
-from .trace import Trace, flat_arguments, trace, trace_before_call
+from .trace import Trace, flat_arguments, trace
 
 MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
 MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
@@ -94,17 +93,18 @@ class Conversion:
     """The mixed precision of one HybridBlock.
 
     Attributes:
-        early: The conversion for inputs of unknown shape, for errors and reports; None if the net must be called first.
+        shapeless: The graph of a SymbolBlock, converted without shapes; None for other blocks, which a call traces.
         stored: The parameters that it has put in low precision.
         is_decided: Whether it is decided which these are, for good: from the first call on.
         token: Stands for it in the blocks within the net; copied with them, as an id is not.
         current: The graph that ran last, outside of regions.
         ran: The graphs that ran last outside of regions, for inference (False) and in training mode (True).
-        on_converted: Called with each conversion of a graph.
+        on_converted: Called with each conversion of a graph, before anything is changed.
         observer: Is told of recorded calls in the place of the trainers' observers; None for these.
     """
 
     siblings: Siblings
+    shapeless: Optional[ConvertedGraph]
     current: Optional[ConvertedGraph]
     ran: Dict[bool, ConvertedGraph]
     given_graph: Optional[Tuple[Any, Any]]  # for MXNet, while it partitions a graph
@@ -112,6 +112,8 @@ class Conversion:
     untrained_stats: UntrainedStats
     on_converted: Optional[Callable[[Converted], None]]
     observer: Optional[Observer]
+    stored: List[gluon.Parameter]
+    is_decided: bool
     _collected: Optional[List[gluon.Parameter]]
     _calls: LRUCache[Runner]
     _graphs: LRUCache[ConvertedGraph]
@@ -125,8 +127,9 @@ class Conversion:
         policy: Policy,
         inside: Optional[regions.BlockRegions] = None,
         ranges: Optional[Mapping[str, float]] = None,
+        siblings: Optional[Siblings] = None,
     ) -> None:
-        """Trace and convert the net if its inputs can be guessed; change nothing. Regions are looked up if None."""
+        """Check that the policy suits the net; change and trace nothing. Regions are looked up if None."""
         self.net, self.policy, self.ranges = net, policy, dict(ranges or {})
         self.regions = regions.find_regions(net, policy) if inside is None else inside
         self._require_kernels(storage.contexts_of(net.collect_params().values()))
@@ -141,30 +144,25 @@ class Conversion:
                 f"block '{net.name}': under npx.set_np parameters can be stored in float32 alone, but the policy has "
                 f"param_dtype={policy.param_dtype!r}; use one with param_dtype='float32', such as 'O1'."
             )
-        vars(self).update(_fresh_state())
-        self.token = object()
-        self.stored: List[gluon.Parameter] = []
-        self.is_decided = policy.param_dtype == dtypes.FLOAT32
+        vars(self).update(self._fresh_state())
+        self.token, self.on_converted = object(), None
         previous = conversion_of(net)
         self.own_graph = previous.own_graph if previous else None
         if self.own_graph is None and isinstance(net, gluon.SymbolBlock):
             self.own_graph = _without_casts(net) or blocks.cached_graph(net)
             if frozen_model(net):  # whose own graph is guarded and emulated
                 self.own_graph = self.own_graph[0], frozen_model(net).symbol
-        Siblings().add(self)
-        self.early: Optional[Converted] = self._convert_early()
+        (siblings or Siblings()).add(self)
 
-    def _convert_early(self) -> Optional[Converted]:
+    def convert_symbol(self) -> None:
+        """Convert the graph of a SymbolBlock; for other blocks do nothing."""
+        if self.own_graph is None:
+            return
         with outside_regions():
-            if self.own_graph is not None:
-                return self._convert(trace(self.net, (), self.own_graph, self.regions), {})
-            guess = trace_before_call(self.net, self.regions)
-        try:
-            return None if guess is None else self._convert(guess, {})
-        except InferenceError:
-            if storage.cast_by_hand(self.net):
-                raise
-            return None  # the inputs were guessed wrong
+            traced = trace(self.net, (), self.own_graph, self.regions)
+        self.shapeless = ConvertedGraph(traced, self._convert(traced, {}))
+        if self.on_converted is not None:
+            self.on_converted(self.shapeless.converted)
 
     @property
     def params(self) -> List[gluon.Parameter]:
@@ -179,16 +177,15 @@ class Conversion:
 
         Those of mxmp are taken out. Those of another stay, and are emulated on a CPU.
         """
-        if self.own_graph is not None and self.early is not None and has_float16(self.early.decisions.facts):
+        if self.shapeless is not None and has_float16(self.shapeless.converted.decisions.facts):
             return True
         return any(_without_casts(block) for block in blocks_in(self.net))
 
-    def report(self) -> Report:
-        """Return the report of the graph that ran last; of the early conversion before a call."""
-        converted = self.current.converted if self.current else self.early
-        if converted is None:
-            raise ConvertError(f"block '{self.net.name}' has to see one batch before its report is known.")
-        return converted.report
+    @property
+    def converted(self) -> Optional[Converted]:
+        """The conversion of the graph that ran last; of a SymbolBlock that was not called, the one without shapes."""
+        graph = self.current or self.shapeless
+        return None if graph is None else graph.converted
 
     # -------------------------------------------------------------- on and off the net
 
@@ -205,10 +202,9 @@ class Conversion:
                 blocks.cached_graph.set(block, imported)
         self.clear_cached_op()
         note_policy(self.params, self.policy)
-        if self.early is not None:
-            if self.own_graph is not None:
-                blocks.cached_graph.set(self.net, (self.own_graph[0], self.early.symbol))
-            self._store(self.early)
+        if self.shapeless is not None:
+            blocks.cached_graph.set(self.net, (self.shapeless.trace.inputs, self.shapeless.converted.symbol))
+            self._store(self.shapeless.converted)
         self.net.__class__ = converted_class(plain_class(self.net))
 
     def remove(self) -> None:
@@ -360,14 +356,15 @@ class Conversion:
             with outside_regions():  # a region holds for a call, not for what is stored
                 self._graph_for(signature._replace(region=None), args, arrays)
         traced = self.trace_for(args)
-        self._initialize(traced, arrays)
-        shapes = traced.shapes(arrays)
+        deferred = self._deferred_shapes(traced, arrays)
+        shapes = {**traced.shapes(arrays), **deferred}
         outcome = traced.outcomes(self.policy.compute_dtype)(shapes)
         graph: Optional[ConvertedGraph] = self._graphs.get((traced, outcome))
         if graph is None:
             converted = self._convert(traced, shapes)
             if self.on_converted is not None:
                 self.on_converted(converted)
+            self._initialize(deferred, traced)
             self._store(converted)
             self.is_decided = True
             graph = ConvertedGraph(traced, converted)
@@ -376,6 +373,8 @@ class Conversion:
             for call, runner in list(self._calls.items()) if dropped is not None else ():
                 if runner.graph is dropped:
                     self._calls.pop(call, None)
+        elif deferred:
+            self._initialize(deferred, traced)
         blocks.set_graph(self.net, (traced.inputs, graph.converted.symbol), traced.formats)
         return graph
 
@@ -393,25 +392,31 @@ class Conversion:
             self._is_shaped = self._is_shaped or traced.outcomes(self.policy.compute_dtype).depends
         return traced
 
-    def _initialize(self, traced: Trace, arrays: List[Any]) -> None:
-        """Finish deferred initialization, in the order of the graph's inputs: random values are those MXNet gives."""
-        deferred = {name: param for name, param in traced.params.items() if is_deferred(param)}
+    def _deferred_shapes(self, traced: Trace, arrays: List[Any]) -> Dict[str, Any]:
+        """Return the shapes, by name, of the parameters that get their values in this call."""
+        deferred = [name for name, param in traced.params.items() if is_deferred(param)]
         if not deferred:
-            return
-        given = {s.name: each.shape for s, each in zip(traced.inputs, arrays) if s.name in traced.variables}
-        sizes, _, states = traced.symbol.infer_shape(**given)
-        if sizes is None:
+            return {}
+        given = {symbol.name: each.shape for symbol, each in zip(traced.inputs, arrays)}
+        try:
+            found = infer_shapes(traced.symbol, given)
+        except InferenceError as e:
+            raise InferenceError(f"block '{self.net.name}': {e}") from e
+        missing = [name for name in deferred if name not in found]
+        if missing:
             raise ConvertError(
-                f"block '{self.net.name}': the shapes of parameters, such as '{next(iter(deferred))}', do not follow "
+                f"block '{self.net.name}': the shapes of parameters, such as '{missing[0]}', do not follow "
                 "from those of the inputs; give them where the blocks are made (in_units, in_channels, ...)."
             )
-        names = (*traced.symbol.list_arguments(), *traced.symbol.list_auxiliary_states())
-        found = dict(zip(names, (*sizes, *states)))
-        for name, param in deferred.items():
-            param.shape = found[name]
-        for name in traced.symbol.list_inputs():
-            if name in deferred:
-                parameters.finish_deferred_init(deferred[name])
+        return {name: found[name] for name in deferred}
+
+    def _initialize(self, shapes: Mapping[str, Any], traced: Trace) -> None:
+        """Finish deferred initialization, in the order of the graph's inputs: random values are those MXNet gives."""
+        for name, shape in shapes.items():
+            traced.params[name].shape = shape
+        for name in traced.symbol.list_inputs() if shapes else ():
+            if name in shapes:
+                parameters.finish_deferred_init(traced.params[name])
 
     def _convert(self, traced: Trace, shapes: Any) -> Converted:
         """Return the conversion of a trace."""
@@ -463,10 +468,10 @@ class Conversion:
         for param in self.params:
             if read.get(param.name) == dtypes.FLOAT32:  # low precision is what a file of an earlier conversion has
                 storage.widen(param)
-        for param in self.params if converted.low_params and not self.is_decided else ():
-            if param.name in converted.low_params and storage.dtype_of(param) == dtypes.FLOAT32:
-                self.stored.append(param)
-                storage.store_low(param, self.policy.param_dtype)
+        if converted.low_params and not self.is_decided:
+            chosen = [param for param in self.params if param.name in converted.low_params]
+            wide = [param for param in chosen if storage.dtype_of(param) == dtypes.FLOAT32]
+            storage.store_all_low(wide, self.policy.param_dtype, self.stored)
         if len(self.stored) > count:
             for sibling in self.siblings.conversions:  # which may read them
                 sibling.forget_graphs()
@@ -558,24 +563,14 @@ class Conversion:
 
         The graph of inference if the net has been called for inference; of several the one that ran last.
         """
-        files.export(self.net, self.graph_to_export(path), path, epoch, remove_amp_cast)
-
-    def graph_to_export(self, path: str) -> ConvertedGraph:
-        """Return the graph of inference that ran last, or of training if there is none.
-
-        Raises:
-            ConvertError: If the net has not been called outside of regions, or if there is no folder to write to.
-        """
         files.require_folder(path)
-        graph = self.ran.get(False, self.ran.get(True))
-        if graph is None and self.own_graph is not None and self.early is not None:  # it has its graph before a call
-            graph = ConvertedGraph(trace(self.net, (), self.own_graph, self.regions), self.early)
+        graph = self.ran.get(False, self.ran.get(True, self.shapeless))
         if graph is None:
             raise ConvertError(
                 f"block '{self.net.name}' has not been called yet outside of precision regions, so its parameters and "
                 f"shapes are not known; run one batch before exporting."
             )
-        return graph
+        files.export(self.net, graph, path, epoch, remove_amp_cast)
 
     def repr(self) -> str:
         """Return the net's text, and that it is converted."""
@@ -598,8 +593,8 @@ class Conversion:
             return (make, args, state, *rest)
 
     def __getstate__(self) -> Dict[str, Any]:
-        """Return the state for copies, which make graphs of their own."""
-        left_out = _fresh_state()
+        """Return the state for copies: what `convert` noted, as a copy is converted at its own first call."""
+        left_out = self._fresh_state()
         state = {name: value for name, value in vars(self).items() if name not in left_out}
         inside = regions.with_blocks(self.regions, blocks_in(self.net))
         return {**state, "regions": inside, "own_graph": _pack_graph(self.own_graph)}
@@ -608,29 +603,30 @@ class Conversion:
         """Restore a copied state; the net may have no attributes yet."""
         vars(self).update(state)
         self.regions, self.own_graph = regions.by_id(state["regions"]), _unpack_graph(self.own_graph)
-        vars(self).update(_fresh_state())
+        vars(self).update(self._fresh_state())
         self.siblings.add(self)
         vars(self.net).update(zip(_GRAPHS, (self.own_graph or (), None, [])))  # which `reduce_ex` left out
         self.net.__class__ = converted_class(plain_class(self.net))
 
-
-def _fresh_state() -> Dict[str, Any]:
-    """Return the attributes that each copy of a conversion begins with anew."""
-    return {
-        "_calls": LRUCache(MAX_CALLS),
-        "_graphs": LRUCache(MAX_GRAPHS),
-        "_traces": LRUCache(MAX_GRAPHS),
-        "_collected": None,
-        "_is_shaped": False,
-        "_has_gradients": False,
-        "given_graph": None,
-        "current": None,
-        "ran": {},
-        "on_converted": None,
-        "observer": None,
-        "has_trainer": False,
-        "untrained_stats": UntrainedStats(),
-    }
+    def _fresh_state(self) -> Dict[str, Any]:
+        """Return the attributes that each copy of a conversion begins with anew."""
+        return {
+            "_calls": LRUCache(MAX_CALLS),
+            "_graphs": LRUCache(MAX_GRAPHS),
+            "_traces": LRUCache(MAX_GRAPHS),
+            "_collected": None,
+            "_is_shaped": False,
+            "_has_gradients": False,
+            "stored": [],
+            "is_decided": self.policy.param_dtype == dtypes.FLOAT32,
+            "shapeless": None,
+            "given_graph": None,
+            "current": None,
+            "ran": {},
+            "observer": None,
+            "has_trainer": False,
+            "untrained_stats": UntrainedStats(),
+        }
 
 
 def _without_casts(block: gluon.Block) -> Optional[Tuple[Any, Any]]:

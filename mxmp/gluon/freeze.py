@@ -40,7 +40,7 @@ from .blocks import FROZEN, block_names, conversion_of, frozen_model, plain_clas
 from .cache import make_operator
 from .regions import BlockRegions, find_regions, outside_regions
 from .storage import contexts_of
-from .trace import Trace, arguments, flat_arguments, trace, trace_before_call
+from .trace import Trace, arguments, flat_arguments, trace
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -191,11 +191,10 @@ def freeze(
     Inputs and outputs are nested as in the net's own call, have its order, and floating point outputs have the policy's
     ``output_dtype``, float32 unless it says otherwise. Outputs of a model or of files are one array or a flat list;
     inputs have the symbol's order, and the order of their numbers if they are called data0, data1, ... as by Gluon. For
-    another order give a SymbolBlock. Of a net that is converted or hybridized the optional inputs are those of its last
-    call; any other net is frozen without them.
+    another order give a SymbolBlock. Optional inputs of a net are those of its last call.
 
     Args:
-        net: A HybridBlock, converted or not, whose parameters have values; a SymbolBlock; a model, (symbol,
+        net: A HybridBlock that was converted or hybridized, and then called; a SymbolBlock; a model, (symbol,
             arg_params, aux_params) or as ``convert_model`` returns it; the prefix of a checkpoint's files, of epoch 0,
             or the pair of their paths, as ``export`` returns it. Of a block whose class has a ``forward`` of its own,
             its ``hybrid_forward`` is frozen, with a warning.
@@ -331,7 +330,7 @@ def _source_of_net(
 def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tuple[Trace, Dict[str, Any]]:
     """Return the float32 graph of a net, and the shapes of inputs that are known.
 
-    It is that of the last call for inference; else it is traced, as it was called or as its signature suggests.
+    It is that of the last call for inference; else it is traced as it was called.
     """
     ran, frozen = {} if conversion is None else conversion.ran, frozen_model(net)
     own = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and blocks.cached_graph(net)
@@ -348,13 +347,9 @@ def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tup
         called = blocks.cached_graph(net)  # MXNet's, perhaps of a region or of training, or partitioned by a backend
         if called:
             return trace(net, arguments(called[0], blocks.formats(net)[0]), None, inside), {}
-        guess = trace_before_call(net, inside)
-    if guess is None or guess.variables.difference(guess.params, (each.name for each in guess.inputs)):
-        raise ConvertError(
-            f"block '{net.name}' ({type(net).__name__}) cannot be traced before its first call; convert or hybridize "
-            f"it, and run one batch."
-        )
-    return guess, {}
+    raise ConvertError(
+        f"block '{net.name}' ({type(net).__name__}) has no graph yet; convert or hybridize it, and run one batch."
+    )
 
 
 # ------------------------------------------------------------------ to a block

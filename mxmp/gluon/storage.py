@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 from types import FrameType
-from typing import Any, Iterable, Iterator, List, Optional, Type
+from typing import Any, Iterable, Iterator, List, Optional, Sequence, Type
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -24,7 +24,7 @@ from ..train.masters import (
     keep_masters,
     masters_of,
     set_master,
-    without_owner,
+    without_masters,
 )
 from .blocks import blocks_in, conversion_of, holds_converted, is_part, undone
 
@@ -76,8 +76,12 @@ class LowPrecisionParameter(ParameterBase):
         super().mx_finish_deferred_init()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Return the state for pickle and copy, with the user's class of parameters."""
-        return _make_empty, (vars(self)[_CLASS],), without_owner(vars(self))
+        """Return the state for pickle and copy: of a float32 parameter of the user's class, with the exact value."""
+        state, dtype = without_masters(vars(self)), dtypes.to_numpy(dtypes.FLOAT32)
+        values = [value.copy() for value in exact_values(self)] if is_initialized(self) else None
+        gradients = parameters.gradients(self)
+        parameters.replace(state, dtype, values, gradients and list(map(to_float32, gradients)))
+        return object.__new__, (state.pop(_CLASS),), state
 
     def data(self, ctx: Optional[mx.Context] = None) -> mx.nd.NDArray:
         """Return the value as it is stored; a block that was not converted gets it in float32.
@@ -248,6 +252,22 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
     _replace(param, dtype, [round_to(array, dtype) for array in exact])
 
 
+def store_all_low(params: Sequence[gluon.Parameter], dtype: str, stored: List[gluon.Parameter]) -> None:
+    """Store float32 parameters in low precision, or none of them; each is in ``stored`` from before its change on."""
+    exact, before = [parameters.arrays(param) for param in params], len(stored)
+    try:
+        for param in params:
+            stored.append(param)
+            store_low(param, dtype)
+    except BaseException:
+        for param, arrays in zip(stored[before:], exact):
+            store_float32(param)
+            if arrays is not None:
+                _replace(param, dtypes.FLOAT32, arrays)
+        del stored[before:]
+        raise
+
+
 def store_float32(param: gluon.Parameter) -> None:
     """Store a low precision parameter in float32: its master where it has one."""
     if not isinstance(param, LowPrecisionParameter):
@@ -296,13 +316,6 @@ def in_float32(params: Iterable[gluon.Parameter]) -> Iterator[None]:
         yield
 
 
-def _make_empty(kind: Any) -> gluon.Parameter:
-    """Return a low precision parameter without attributes, of a class that was the user's."""
-    param = kind.__new__(kind)
-    param.__class__ = _low_class(kind)
-    return param
-
-
 def _low_class(kind: Type[gluon.Parameter]) -> Type[gluon.Parameter]:
     if kind is gluon.Parameter:
         return LowPrecisionParameter
@@ -314,8 +327,8 @@ def _replace(param: gluon.Parameter, dtype: str, arrays: List[mx.nd.NDArray]) ->
     with autograd.pause():
         gradients = parameters.gradients(param)
         if gradients is not None:
-            gradients = [round_to(grad, dtype) for grad in gradients]
+            gradients = [each if dtypes.canonical(each.dtype) == dtype else round_to(each, dtype) for each in gradients]
         # All at once, whatever interrupts this; the dtype is equal to its name and to its type.
-        parameters.replace(param, dtypes.to_numpy(dtype), arrays, gradients)
+        parameters.replace(vars(param), dtypes.to_numpy(dtype), arrays, gradients)
         if gradients is not None:
             autograd.mark_variables(arrays, gradients, param.grad_req)

@@ -1,10 +1,9 @@
-"""Trace nets: the graph that a net is for a call, or before any; errors name the block that cannot be traced."""
+"""Trace nets: the graph that a net is for a call; errors name the block that cannot be traced."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import numbers
 import os
 import threading
@@ -19,11 +18,11 @@ from mxnet import gluon
 from .. import dtypes
 from ..errors import ConvertError, MxmpError
 from ..graph import Graph
-from ..mxnet_private import blocks, parameters
+from ..mxnet_private import NumpySymbol, blocks, parameters
 from ..symbol import to_graph
 from ..symbol.rewrite import ShapeOutcomes
 from . import regions
-from .blocks import plain_class, unconverted, undone
+from .blocks import unconverted, undone
 
 Shape = Tuple[int, ...]
 
@@ -168,7 +167,7 @@ def trace(
             blocks.cached_graph.set(net, ())
             try:
                 with unconverted(), _constants_given(net, args):
-                    inputs, symbol = blocks.get_graph(net, *without_constants(args))
+                    inputs, symbol = blocks.get_graph(net, *_numpy_arrays(without_constants(args)))
             except Exception as e:
                 raise _trace_error(net, e) from e
         else:
@@ -178,6 +177,13 @@ def trace(
         if own_graph is None:
             traced.arguments = arguments(inputs, traced.formats[0], args)
         return traced
+
+
+def _numpy_arrays(arg: Any) -> Any:
+    """Return arguments with arrays in the place of numpy symbols: MXNet makes numpy symbols of arrays only."""
+    if isinstance(arg, (list, tuple)):
+        return tuple(map(_numpy_arrays, arg))
+    return mx.np.zeros(1) if isinstance(arg, NumpySymbol) else arg
 
 
 def arguments(inputs: Sequence[Any], nesting: Any, args: Tuple[Any, ...] = ()) -> Tuple[Any, ...]:
@@ -225,35 +231,6 @@ def _with_constants(inputs: Any, constants: Any) -> Any:
     if isinstance(constants, tuple):
         return [_with_constants(*pair) for pair in zip(inputs, constants)]
     return inputs if constants is None else constants
-
-
-def trace_before_call(net: gluon.HybridBlock, inside: regions.BlockRegions) -> Optional[Trace]:
-    """Return what a net is for inputs that its signature suggests, None where it cannot be traced like this.
-
-    A guess: it reports errors before the first batch.
-    """
-    count = _input_count(net)
-    inputs = [mx.sym.var(name) for name in (["data"] if count == 1 else [f"data{i}" for i in range(count)])]
-    if mx.util.is_np_array():
-        inputs = [symbol.as_np_ndarray() for symbol in inputs]
-    try:
-        own = {name: param.var() for name, param in blocks.registered_params(net).items()}
-        with _Tracing.lock, regions.scopes_kept(), regions.entered(net, inside), unconverted(), net.name_scope():
-            out = net.hybrid_forward(mx.sym, *inputs, **own)
-        outputs, nesting = blocks.flatten(out, "output")
-        formats = blocks.flatten(inputs, "input")[1], nesting
-        params = list(blocks.collected_params(net).values())
-        return Trace(mx.sym.Group(outputs, type(outputs[0])), inputs, formats, params)
-    except Exception:
-        return None
-
-
-def _input_count(net: gluon.HybridBlock) -> int:
-    own = blocks.registered_params(net)
-    signature = inspect.signature(plain_class(net).hybrid_forward)
-    parameters: List[inspect.Parameter] = list(signature.parameters.values())[2:]
-    inputs = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty and p.name not in own]
-    return max(1, len(inputs))
 
 
 def _trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:

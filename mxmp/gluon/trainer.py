@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterator, Optional
@@ -81,7 +82,7 @@ class Trainer(ScalerStatus, TrainerBase):
             So asynchronous kvstores and row_sparse parameters are refused too; row_sparse gradients are not.
         loss_scale: 'dynamic', a number, a `LossScale`, a `SharedLossScale`, or None for no scaling
             and no checks. 'policy' takes that of the parameters' converted net, and 'dynamic' for those
-            of none.
+            of none; it is read at the trainer's first step, so that the net may be converted until then.
         nonfinite_loss: For a step whose loss is NaN or inf by itself: 'raise' a NonFiniteLossError, or 'skip',
             which leaves the loss scale as it is, for a NaN batch is no overflow. Needs a loss scale, such as 1.
         max_nonfinite_losses: How many steps in a row 'skip' skips; the next one raises. Both may be set later, also
@@ -124,7 +125,7 @@ class Trainer(ScalerStatus, TrainerBase):
                 raise TrainerError(f"loss_scale={loss_scale!r}, but the LossScaleOptimizer has one; leave it out.")
             given, (optimizer, loss_scale) = optimizer, optimizer.peek_optimizer_and_scale("Trainer")
         given_params = listed(params)
-        scaler = Scaler(policys_loss_scale(given_params) if _is_policys(loss_scale) else loss_scale)
+        scaler = _make_scaler(loss_scale, given_params)
         require_known(kvstore)
         if not isinstance(optimizer, (str, mx.optimizer.Optimizer)):
             raise TrainerError(f"optimizer is {optimizer!r}; expected a name or an mx.optimizer.Optimizer.")
@@ -174,9 +175,7 @@ class Trainer(ScalerStatus, TrainerBase):
             LossScaleError: If ``loss_scale`` is not one.
         """
         require_gluon_trainer(trainer, "adopt")
-        if _is_policys(loss_scale):
-            loss_scale = policys_loss_scale(trainers.params(trainer))
-        scaler = Scaler(loss_scale, num_losses)
+        scaler = _make_scaler(loss_scale, trainers.params(trainer), num_losses)
         kind = adoptable(trainer, scaler.loss_scale, cls)
         is_ours = isinstance(trainer, Trainer)
         with all_or_none([trainer, *([trainer._training_step] if is_ours else [])]):
@@ -314,6 +313,7 @@ class Trainer(ScalerStatus, TrainerBase):
     @property
     def _amp_loss_scaler(self) -> AmpLossScaler:
         """The loss scale by the names that clients of contrib.amp use."""
+        self._scaler.read_default()
         return AmpLossScaler(self._scaler)
 
     @_amp_loss_scaler.setter
@@ -372,9 +372,16 @@ class Trainer(ScalerStatus, TrainerBase):
 
     def _target(self) -> Target:
         """Return what states are saved from and loaded into."""
+        self._scaler.read_default()
         self._prepare()
         updaters, contexts = self._gradients.updaters, self.mx_contexts
         return Target(self.mx_optimizer, updaters, self._gradients.masters, contexts[: len(updaters)], self.mx_params)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """Return the state for copy and pickle, of nets too whose parameters know it: without the kvstore."""
+        state = vars(self).copy()
+        trainers.forget_kvstore(state)
+        return state
 
     def __repr__(self) -> str:
         """Return what it trains, by which optimizer and with which loss scale."""
@@ -424,6 +431,7 @@ class Trainer(ScalerStatus, TrainerBase):
                     f"scale_loss: expected further trainers of mxmp, found a {type(trainer).__name__} of "
                     f"{type(trainer).__module__}; see Trainer.adopt."
                 )
+            trainer._scaler.read_default()
             if trainer._scaler.active:
                 loss_heads.refuse(trainer.mx_params)
         return LossBlock(loss, trainers, loss_id)
@@ -604,6 +612,7 @@ class Trainer(ScalerStatus, TrainerBase):
 
     def _require(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> None:
         self._scaler.require_closed(call)
+        self._scaler.read_default()
         self._prepare()
         self._gradients.require(call, ignore_stale and not self._scaler.checks)
         self._scaler.require_scaled(call)
@@ -630,6 +639,12 @@ class Trainer(ScalerStatus, TrainerBase):
 
 def _is_policys(loss_scale: Any) -> bool:
     return isinstance(loss_scale, str) and loss_scale == "policy"
+
+
+def _make_scaler(loss_scale: Any, params: Any, num_losses: int = 1) -> Scaler:
+    """Return the scaler of a trainer of some parameters; one that follows their policy up to the first step."""
+    default = functools.partial(policys_loss_scale, params) if _is_policys(loss_scale) else None
+    return Scaler(loss_scale, num_losses, default)
 
 
 class _ArgumentError(TrainerError, TypeError):

@@ -420,9 +420,11 @@ def is_initialized(param: gluon.Parameter) -> bool:
     return parameters.arrays(param) is not None
 
 
-def replace_arrays(param: gluon.Parameter, dtype: Any, arrays: List[Any], gradients: Optional[List[Any]]) -> None:
-    """Give a parameter a dtype, values and gradients, all in one step."""
-    vars(param).update(_dtype=dtype, _data=arrays, _grad=gradients)
+def replace_arrays(
+    attributes: Dict[str, Any], dtype: Any, arrays: Optional[List[Any]], gradients: Optional[List[Any]]
+) -> None:
+    """Give the attributes of a parameter, or of a copy of it, a dtype, values and gradients, all in one step."""
+    attributes.update(_dtype=dtype, _data=arrays, _grad=gradients)
 
 
 def is_deferred(param: gluon.Parameter) -> bool:
@@ -535,8 +537,17 @@ _TRAINER_CALLS = {
     "init_params": ("_init_params", "gives the kvstore the parameters that are initialized by now"),
     "reset_kvstore": ("_reset_kvstore", "forgets the kvstore when states or contexts are loaded"),
 }
+
+
+def forget_kvstore(attributes: Dict[str, Any]) -> None:
+    """Make the attributes of a trainer those of a copy whose kvstore is still to be opened."""
+    params = list(attributes[_TRAINER["params"].name])
+    attributes.update(_kvstore=None, _kv_initialized=False, _update_on_kvstore=None, _params_to_init=params)
+
+
 trainers = SimpleNamespace(
     **_TRAINER,
+    forget_kvstore=forget_kvstore,
     **each(method, gluon.Trainer, _TRAINER_CALLS),
     allreduce_grads=method(gluon.Trainer, "_allreduce_grads", "sums gradients over contexts and workers"),
 )

@@ -120,6 +120,13 @@ def infer_network(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, para
     return infer_facts(symbol, graph, shapes, known, params)
 
 
+def infer_shapes(symbol: Any, shapes: Shapes) -> Dict[str, Tuple[int, ...]]:
+    """Return the shapes that MXNet infers for variables from those of inputs; what is unknown is left out."""
+    args, _, states = _infer(symbol.infer_shape_partial, shapes, "shapes")
+    names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
+    return {name: size for name, size in zip(names, (*(args or ()), *(states or ()))) if size and min(size) > 0}
+
+
 def infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:
     """Return the dtypes that MXNet infers for variables from those of some of them; what is unknown is left out."""
     args, _, states = _infer(symbol.infer_type_partial, _to_numpy(types), "dtypes")

@@ -74,9 +74,9 @@ def exact_value(weight: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArr
     return master
 
 
-def without_owner(state: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the attributes of a parameter for a copy of it, whose masters no optimizer has."""
-    return {name: value for name, value in state.items() if name != _OWNER}
+def without_masters(state: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the attributes of a parameter for a copy of it, which has no masters."""
+    return {name: value for name, value in state.items() if name not in (_KEPT, _OWNER)}
 
 
 def is_owned(param: mx.gluon.Parameter) -> bool:
@@ -208,8 +208,7 @@ class ParameterWithMasters(ParameterBase):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return the state for pickle and copy, with the class that the parameter had before."""
         kind = type(self).__bases__[-1]
-        state = {name: value for name, value in vars(self).items() if name not in (_KEPT, _OWNER)}
-        return object.__new__, (kind,), state
+        return object.__new__, (kind,), without_masters(vars(self))
 
 
 @functools.lru_cache(maxsize=None)

@@ -39,6 +39,7 @@ class Scaler:
             gradients. After each backward pass it is noted, on a GPU without waiting for it, whether they are finite.
             In a skipped step the scale of the loss that made them non-finite backs off; losses before it count as
             finite, and of those after it nothing is known.
+        default: Gives the loss scale in place of ``loss_scale``, and is asked again up to the first step.
 
     Attributes:
         window: All that is known of the present step; None between steps.
@@ -56,13 +57,17 @@ class Scaler:
         explain: Runs the present step again, without dropout, and says why it is not finite; None if that is not found
             out.
         bad_input: Says which input of the present step holds inf or NaN; None if none is known to.
+        default: As above; None if there is none, the first step is over, or a loss scale was set or loaded.
     """
 
     nonfinite_loss = "raise"
     max_nonfinite_losses = 10
     skips_of_all = 0
 
-    def __init__(self, loss_scale: Any, num_losses: int = 1) -> None:
+    def __init__(
+        self, loss_scale: Any, num_losses: int = 1, default: Optional[Callable[[], LossScale]] = None
+    ) -> None:
+        self.default, loss_scale = default, default() if default else loss_scale
         self.shared = loss_scale if isinstance(loss_scale, SharedLossScale) else None
         if self.shared is not None and num_losses > 1:
             raise TrainerError("loss_scale: a SharedLossScale is for trainers with one loss; leave num_losses out.")
@@ -95,10 +100,20 @@ class Scaler:
         self._replace([value] * len(self._scales))
 
     def _replace(self, values: Sequence[LossScale]) -> None:
+        self.default = None
         if self.shared is None:
             self._scales = list(values)
         else:
             self.shared._value = values[0]
+
+    def read_default(self) -> None:
+        """Take the loss scale that `default` gives now, up to the first step."""
+        if self.default is None or self.window is not None:
+            return
+        value = self.default()
+        if value != self._scales[0]:
+            self.validate(value)
+            self._scales = [value] * len(self._scales)
 
     def validate(self, value: LossScale) -> None:
         """Raise if an owner cannot work with a loss scale."""
@@ -158,7 +173,7 @@ class Scaler:
 
     def end_step(self) -> None:
         """Forget the present step."""
-        self.window = None
+        self.window = self.default = None
 
     # ------------------------------------------------------------------ preconditions
 
@@ -508,6 +523,7 @@ class ScalerStatus:
     @property
     def loss_scale(self) -> LossScale:
         """The present loss scale. May be set between steps, to whatever the constructor takes."""
+        self._scaler.read_default()
         return self._scaler.loss_scale
 
     @loss_scale.setter
@@ -533,7 +549,7 @@ class ScalerStatus:
     def nonfinite_loss(self, value: str) -> None:
         if value not in ("raise", "skip"):
             raise TrainerError(f"nonfinite_loss is {value!r}; expected 'raise' or 'skip'.")
-        if value == "skip" and not self._scaler.active:
+        if value == "skip" and isinstance(self.loss_scale, NoOpLossScale):
             raise TrainerError(
                 "nonfinite_loss='skip', but without a loss scale nothing is checked; give loss_scale=1, which checks "
                 "and does not scale."

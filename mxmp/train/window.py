@@ -295,8 +295,8 @@ class TrueOnRead(List[mx.nd.NDArray]):
         return self.copy().pop(*index)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Return a plain list for copy and pickle: a copied net has gradients of its own."""
-        return list, (self.arrays,)
+        """Return a plain list of true gradients for copy and pickle: a copied net has gradients of its own."""
+        return list, (self.copy(),)
 
 
 def plain(arrays: Any) -> Any:

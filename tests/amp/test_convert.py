@@ -257,7 +257,9 @@ def test_a_frozen_block_is_read_as_it_was_converted_without_the_casts_that_emula
     net = nn.HybridSequential(prefix="frozen_")
     net.add(nn.Dense(4, in_units=3, activation="relu", prefix="frozen_a_"), nn.Dense(2, in_units=4, prefix="frozen_b_"))
     net.initialize()
+    net.hybridize()
     x = mx.nd.ones((2, 3))
+    net(x)
     converted = amp.convert_hybrid_block(mxmp.gluon.freeze(net, policy))
     assert mxmp.gluon.report(converted).count == {"float16": 3}
     np.testing.assert_allclose(converted(x).asnumpy(), net(x).asnumpy(), atol=2e-3)

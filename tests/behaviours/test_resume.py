@@ -78,5 +78,6 @@ def test_a_run_stopped_and_resumed_is_bit_identical(level, contexts, tmp_path):
         begin = stop
 
     assert found == losses and len(set(losses)) == STEPS
+    assert run(resumed, again, contexts, [STEPS]) == run(net, trainer, contexts, [STEPS])
     assert bits(resumed, again) == bits(net, trainer)
     assert trainer.skipped_steps == (trainer.loss_scale != NoOpLossScale())

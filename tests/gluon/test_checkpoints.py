@@ -8,14 +8,15 @@ import pytest
 from mxmp.errors import CheckpointError, TrainerError
 from mxmp.gluon import Trainer, load_checkpoint, save_checkpoint
 from tests.freeze import freeze, saved_arrays, scale_of
-from tests.gluon.nets import cnn, exact, step
+from tests.gluon.nets import X, cnn, exact, step
 from tests.gluon.trainer_tools import backward
 from tests.killed import killed_at_each_rename
 
 
 def trained(steps=0, policy="O2"):
-    """Return a net and its trainer after some steps."""
+    """Return a net that was called, and its trainer, after some steps."""
     net = cnn(policy)
+    net(X)
     trainer = Trainer(net, "adam", {"learning_rate": 0.01}, loss_scale=128)
     for _ in range(steps):
         step(net, trainer)
@@ -38,6 +39,18 @@ def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(policy, tmp_path):
     for each in ((net, trainer), resumed):
         step(*each)
     assert seen(*resumed) == seen(net, trainer)
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_run_goes_on_from_a_checkpoint_that_is_loaded_before_the_first_call(policy, tmp_path):
+    prefix, pair = str(tmp_path / "net"), trained(2, policy)
+    save_checkpoint(prefix, 7, *pair)
+    net = cnn(policy)
+    resumed = net, Trainer(net, "adam", {"learning_rate": 0.01}, loss_scale=128)
+    load_checkpoint(prefix, 7, *resumed)
+    for each in (pair, resumed):
+        step(*each)
+    assert seen(*resumed) == seen(*pair)
 
 
 @pytest.mark.parametrize("older", ["a set", "no manifest", "nothing"])

@@ -210,6 +210,7 @@ def whole(units=3, hidden=4):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_part_of_a_converted_net_is_called_and_trained_by_itself(policy, hybridized):
     net, plain = convert(whole(), policy), whole()
+    net(X)
     if hybridized:
         net.hybridize()
     for _ in range(2):
@@ -217,7 +218,7 @@ def test_a_part_of_a_converted_net_is_called_and_trained_by_itself(policy, hybri
         assert difference(features, plain[0](X)) < 8 * EPS and features.dtype == np.float32
         assert difference(net[1](features), plain(X)) < 16 * EPS
         assert difference(net(X), plain(X)) < 16 * EPS
-    assert difference(copy.deepcopy(net[0])(X), features) == 0
+    assert difference(copy.deepcopy(net[0])(X), features) < 8 * EPS  # from the exact weights
     for each in (net, plain):
         recorded(lambda x, each=each: each[1](each[0](x)), X)
     for param, expected in zip(net.collect_params().values(), plain.collect_params().values()):
@@ -242,7 +243,7 @@ def test_parameters_that_another_conversion_stored_low_name_the_block_to_convert
     first = started(nn.Dense(3, in_units=3, prefix="first_"))
     second = nn.Dense(3, in_units=3, prefix="second_", params=first.params)
     expected = second(X)
-    convert(first, policy)
+    convert(first, policy)(X)
     if hybridized:
         second.hybridize()
     message = (
@@ -290,6 +291,8 @@ def make():
 @pytest.mark.parametrize("policy", ["O0", "float32"])
 def test_the_report_of_a_float32_policy(policy):
     net = convert(make(), policy)
+    net.hybridize()
+    net(X)
     for _ in range(2):
         rows = report(net)
         assert rows.policy == str(Policy.parse(policy)) and rows.casts == 0 and rows.count == {"float32": 4}
@@ -303,7 +306,7 @@ def test_the_report_of_a_float32_policy(policy):
 
 
 class TwoInputs(gluon.HybridBlock):
-    """A net whose inputs cannot be guessed."""
+    """A net of a pair."""
 
     def hybrid_forward(self, F, pair):
         return F.dot(pair[0], pair[1])
@@ -333,6 +336,8 @@ def test_a_net_that_was_cast_is_converted_once_it_is_cast_back(convert_it):
 def test_a_cast_to_float32_leaves_a_net_with_float32_parameters_converted(policy, kind, dtype):
     """Every script of GluonCV casts its net to the dtype of an option, which is float32 by default."""
     net = convert(started(sequence(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4), kind=kind)), policy)
+    for block in net._children.values() if kind is nn.Sequential else [net]:
+        block.hybridize()
     net.cast(dtype)
     expected, rows = net(X), report(net).rows
     values = {name: param.data() for name, param in net.collect_params().items()}
@@ -342,7 +347,10 @@ def test_a_cast_to_float32_leaves_a_net_with_float32_parameters_converted(policy
 
 
 def test_a_cast_to_float32_leaves_a_frozen_float32_block_fused():
-    block = freeze(make(), "float32")
+    net = make()
+    net.hybridize()
+    net(X)
+    block = freeze(net, "float32")
     expected, operator = block(X).asnumpy(), block._cached_op
     block.cast("float32")
     assert np.array_equal(block(X).asnumpy(), expected) and block._cached_op is operator
@@ -445,7 +453,7 @@ def test_zero_grad_of_all_parameters_knows_their_dtype(dtype):
     """MXNet's operator for many arrays has no bfloat16, and fails at a later wait."""
     net = sequence(make(), nn.BatchNorm(in_channels=2))
     net[1].initialize()
-    cast(net, dtype)
+    cast(net, dtype)(X)
     params = net.collect_params()
     gradients = [param.grad() for param in params.values() if param.grad_req != "null"]
     for grad in gradients:
@@ -541,8 +549,12 @@ def test_the_report_names_the_blocks_that_no_conversion_reaches():
     )
     assert note in " ".join(str(report(net)).split())
     assert not report(net.head).notes
-    assert "No conversion" not in str(report(convert(make(), "O1")))
-    assert not report(convert(net, "O0")).notes
+    whole = convert(make(), "O1")
+    whole(X)
+    assert "No conversion" not in str(report(whole))
+    convert(net, "O0").hybridize()
+    net(X)
+    assert not report(net).notes
 
 
 def test_the_report_names_a_layer_that_was_not_converted_beside_one_that_was():

@@ -138,6 +138,7 @@ def test_disable_gives_copies_back(request):
 
 def test_a_shallow_copy_is_not_converted():
     net = cnn("O1")
+    net(X)
     other = copy.copy(net)
     with pytest.raises(ConvertError, match="is not converted"):
         report(other)

@@ -133,6 +133,7 @@ MIXED = ["O1", "O2", "O3"]
 def rounded(policy):
     """The net that is exported, with the values that its files hold."""
     net = cnn(policy)
+    net(X)
     for param in net.collect_params().values():
         param.set_data(param.data().astype("float32"))
     return restore(net)
@@ -209,7 +210,7 @@ def test_an_imported_net_is_compared_and_left_as_it_was(tmp_path):
 
 
 class Pair(nn.HybridSequential):
-    """Its inputs cannot be guessed, so that it is converted at its first call."""
+    """Its input is a pair."""
 
     def hybrid_forward(self, F, pair):
         return self[0](pair[0]) + pair[1]

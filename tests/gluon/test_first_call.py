@@ -33,7 +33,6 @@ def values(net, x=X):
 
 def test_casts_stand_where_the_sizes_of_the_batch_make_them_cheapest():
     net = convert(make(lambda F, y: F.exp(F.slice_axis(y, axis=1, begin=0, end=1))), "O1")
-    assert report(net).activation_bytes is None
     net(X)
     assert operator_precisions(net)["slice_axis"] == "float16" and report(net).activation_bytes is not None
 

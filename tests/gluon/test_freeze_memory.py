@@ -26,6 +26,7 @@ def infer_by_mobilenets():
     for name in ("mobilenet0.25", "mobilenetv2_0.25"):  # of 8, 16, 24 channels
         net = vision.get_model(name, classes=10)
         net.initialize()
+        net.hybridize()
         net(mx.nd.ones((1, 3, 32, 32)))
         block = freeze(net, "mixed_bfloat16")
         for batch, size in ((2, 64), (1, 32), (3, 64)):  # memory and kernels anew

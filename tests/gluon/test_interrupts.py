@@ -84,6 +84,7 @@ def test_a_net_converted_to_float32_is_that_after_an_interrupt():
     for line in itertools.count(1, 40):
         convert(net, "O0")
         went_on = not interrupted(lambda: convert(net, "O2"), line)
+        net(X)
         assert went_on or report(net).policy == str(mxmp.Policy())
         restore(net)
         if went_on:

@@ -99,6 +99,7 @@ def test_masters_follow_what_is_loaded(policy, steps, tmp_path):
 @pytest.mark.parametrize("dtype, half_ulp", [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
 def test_values_are_rounded_to_nearest_even_and_gradients_have_their_dtype(dtype, half_ulp):
     net = cnn(f"param={dtype},compute={dtype}")
+    net(X)
     weight = net[3].weight
     weight.set_data(mx.nd.full((5, 64), 1 + 3 * half_ulp))  # half way, to the even neighbour above
     tripled = recorded(lambda: 3 * mx.nd.amp_cast(weight.data(), dtype="float32"))
@@ -163,10 +164,11 @@ class Answering(gluon.Parameter):
 def test_a_parameter_of_any_class_stays_one_and_can_be_copied_and_pickled(duplicate):
     net = cnn()
     net[3].weight.__class__ = Answering
-    convert(net, "O2")
+    convert(net, "O2")(X)
     before, twin = exact(net)["3.weight"], duplicate(net[3].weight)
-    assert isinstance(net[3].weight, Answering) and twin.answer() == 42 and twin.data().dtype == np.float16
-    np.testing.assert_array_equal(twin._reduce().asnumpy(), before)
+    assert net[3].weight.dtype == np.float16 and isinstance(net[3].weight, Answering)
+    assert type(twin) is Answering and twin.answer() == 42 and twin.data().dtype == twin.grad().dtype == np.float32
+    np.testing.assert_array_equal(twin.data().asnumpy(), before)
     twin.set_data(mx.nd.zeros((5, 64)))
     assert not twin._reduce().asnumpy().any()
     np.testing.assert_array_equal(exact(restore(net))["3.weight"], before)
@@ -212,7 +214,10 @@ CLIP = 0.0625  # which float16 has
 def dense(policy=None, ctx=None):
     net = started(nn.Dense(4, in_units=8, use_bias=False, prefix="net_"), ctx)
     net.weight.set_data(mx.nd.array(START))
-    return convert(net, policy) if policy else net
+    if policy:
+        contexts = net.weight.list_ctx()
+        convert(net, policy)(DATA.as_in_context(contexts[0]))
+    return net
 
 
 def saved_weight(net, folder):
@@ -288,7 +293,7 @@ def test_a_parameter_that_is_frozen_before_its_conversion_has_no_master(frozen_b
     net = dense()
     if frozen_before:
         net.weight.grad_req = "null"
-    convert(net, "O2")
+    convert(net, "O2")(DATA)
     net.weight.grad_req = "null"
     net.weight.set_data(mx.nd.array(2 * START))
     expected = START.astype("float16") * np.float16(2) if frozen_before else 2 * START

@@ -113,7 +113,7 @@ def test_multipliers_of_parameters_count():
 def test_masters_of_all_contexts_are_those_of_the_first():
     """An update too small for float16 is in the float32 value of every context."""
     net = initialized(gluon.nn.Dense(1, in_units=2, use_bias=False), mx.init.One(), ctx=TWO)
-    mxmp.gluon.convert(net, "O2")
+    mxmp.gluon.convert(net, "O2")(mx.nd.ones((1, 2)))
     assert step(LossScaleOptimizer(sgd(lr=2.0**-14), initial_scale=8), [net.weight])
     assert net.weight.data(TWO[0]).asnumpy().tolist() == [[1.0, 1.0]]
     mxmp.gluon.restore(net)

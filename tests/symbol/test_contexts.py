@@ -52,10 +52,10 @@ def module(*contexts):
     made.bind([("data", (2, 4))], [("softmax_label", (2,))])
 
 
-def loaded(tmp_path):
-    dense(mx.cpu(), prefix="a_").save_parameters(str(tmp_path / "a.params"))
-    net = mxmp.gluon.cast(gluon.nn.Dense(3, in_units=4, prefix="a_"), "bfloat16")
-    net.load_parameters(str(tmp_path / "a.params"), ctx=GPU)
+def stored():
+    net = mxmp.gluon.cast(dense(mx.cpu(), prefix="a_"), "bfloat16")
+    net(mx.nd.ones((2, 4)))
+    net.initialize(ctx=GPU, force_reinit=True)
 
 
 CALLS = {
@@ -70,7 +70,7 @@ CALLS = {
 }
 MESSAGES = {
     **{name: (call, ConvertError, where + REFUSAL) for name, (where, call) in CALLS.items()},
-    "loaded": (loaded, ConvertError, "parameter 'a_weight' is stored in bfloat16 on cpu(1), but MXNet..."),
+    "stored": (stored, ConvertError, "parameter 'a_weight' is stored in bfloat16 on cpu(1), but MXNet..."),
     "a GPU, real or not there": (lambda: module(mx.gpu(0)), ConvertError,
         "...uses bfloat16 on gpu(0), but MXNet 1.9.1 has no bfloat16 kernels..."),
 }  # fmt: skip

@@ -135,6 +135,7 @@ def test_the_first_batch_is_taken_without_what_the_network_does_not_take(build, 
 @pytest.mark.parametrize("kind", ["net", "model"])
 def test_a_frozen_network_gives_what_freeze_does(kind, fused):
     net = convnet()
+    net.hybridize()
     net(BATCH)
     given, batch = (net, BATCH) if kind == "net" else (make_model(classifier(loss=False)), {"data": BATCH})
     workload = read_workload(given, [batch], False, for_inference=True)

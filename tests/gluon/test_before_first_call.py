@@ -1,0 +1,260 @@
+"""What a user does between ``convert`` and the first call, which converts the net."""
+
+import copy
+import pickle
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+from mxnet.gluon import nn
+
+from mxmp.errors import ConvertError, InferenceError, PolicyError, TrainerError
+from mxmp.gluon import Trainer, cast, convert, export, freeze, report, restore
+from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
+from tests.gluon.nets import X, cnn, exact, exported, imported, sequence, started, step
+
+WEIGHT = "net_dense0_weight"
+
+
+def stored(net):
+    return {name: np.dtype(param.dtype).name for name, param in net.collect_params().items()}
+
+
+def bits(net):
+    return {name: value.tobytes() for name, value in exact(net).items()}
+
+
+# ---------------------------------------------------------------------- nothing is traced, nothing is stored
+
+
+def test_the_first_call_stores_what_the_policy_says():
+    net = convert(cnn(), "O2")
+    assert set(stored(net).values()) == {"float32"}
+    net(X)
+    assert stored(net)[WEIGHT] == "float16" and stored(net)["net_batchnorm0_gamma"] == "float32"
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "O3"])
+def test_a_trainer_that_is_made_before_the_call_trains_as_one_that_is_made_after_it(policy):
+    nets = [cnn(policy), cnn(policy)]
+    nets[1](X)
+    trainers = [Trainer(net, "adam", {"learning_rate": 0.01}) for net in nets]
+    for _ in range(3):
+        for net, trainer in zip(nets, trainers):
+            step(net, trainer)
+    assert bits(nets[0]) == bits(nets[1]) and stored(nets[0]) == stored(nets[1])
+    assert trainers[0].loss_scale == trainers[1].loss_scale
+
+
+def test_a_trainer_takes_the_loss_scale_of_the_policy_that_its_first_step_finds():
+    net = cnn()
+    trainer = Trainer(net, "sgd")
+    assert trainer.loss_scale == DynamicLossScale()
+    convert(net, "O1,loss_scale=64")
+    assert trainer.loss_scale == StaticLossScale(64)
+    convert(net, "O1,loss_scale=32")
+    step(net, trainer)
+    convert(net, "O1,loss_scale=16")
+    step(net, trainer)
+    assert trainer.loss_scale == StaticLossScale(32)
+
+
+def test_a_loss_scale_that_is_set_or_loaded_is_kept(tmp_path):
+    net = cnn("O1,loss_scale=64")
+    chosen, saved, loaded = (Trainer(net, "sgd") for _ in range(3))
+    chosen.loss_scale = 8
+    saved.save_states(str(tmp_path / "states"))
+    loaded.load_states(str(tmp_path / "states"))
+    convert(net, "O3")
+    assert chosen.loss_scale == StaticLossScale(8) and loaded.loss_scale == StaticLossScale(64)
+    assert saved.loss_scale == NoOpLossScale()
+
+
+def test_policies_that_contradict_each_other_are_refused_by_the_first_step():
+    net = sequence(cnn("O1,loss_scale=64"), started(nn.Dense(2, in_units=5)), kind=nn.Sequential)
+    trainer = Trainer(net, "sgd")
+    convert(net[1], "O1,loss_scale=32")
+    with pytest.raises(TrainerError, match="policies that say different loss scales"):
+        step(net, trainer)
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_parameters_are_saved_and_loaded(policy, tmp_path):
+    source, net = cnn(), cnn(policy)
+    source[3].weight.set_data(source[3].weight.data() + 1)
+    source.save_parameters(str(tmp_path / "source"))
+    net.load_parameters(str(tmp_path / "source"))
+    net.save_parameters(str(tmp_path / "net"))
+    saved = {name: array.asnumpy().tobytes() for name, array in mx.nd.load(str(tmp_path / "net")).items()}
+    assert saved == bits(source) == bits(net)
+    np.testing.assert_array_equal(net(X).asnumpy(), convert(source, policy)(X).asnumpy())
+    assert bits(net) == saved
+
+
+def test_what_needs_a_graph_asks_for_a_batch(tmp_path):
+    net = cnn("O2")
+    with pytest.raises(ConvertError, match="block 'net' is converted at its first call; call it with one batch"):
+        report(net)
+    with pytest.raises(ConvertError, match="block 'net' has not been called yet outside of precision regions"):
+        export(net, str(tmp_path / "net"))
+    with pytest.raises(ConvertError, match="block 'net' .* has no graph yet; convert or hybridize it, and run one"):
+        freeze(net)
+    assert not list(tmp_path.iterdir())
+    expected = net(X).asnumpy()
+    assert report(net).count["float16"] and export(net, str(tmp_path / "net"))
+    assert abs(freeze(net)(X).asnumpy() - expected).max() < 0.01
+
+
+def test_a_report_names_the_block_that_was_not_called():
+    net = convert(sequence(cnn(), started(nn.Dense(2, in_units=5, prefix="last_")), kind=nn.Sequential), "O1")
+    net[0](X)
+    with pytest.raises(ConvertError, match="block 'last' is converted at its first call"):
+        report(net)
+    assert report(net[0]).count["float16"]
+
+
+def test_parameters_are_collected_as_they_are():
+    net = cnn("O2")
+    params = net.collect_params()
+    params.zero_grad()
+    params.setattr("lr_mult", 2.0)
+    net(X)
+    assert list(params) == list(net.collect_params()) and params[WEIGHT] is net[3].weight
+    assert net[3].weight.lr_mult == 2.0 and not net[3].weight.grad().asnumpy().any()
+
+
+# ---------------------------------------------------------------------- another policy, or none
+
+
+def test_another_policy_takes_the_place_of_one_that_was_never_used():
+    net = convert(cnn("O2"), "O1")
+    net(X)
+    assert set(stored(net).values()) == {"float32"} and report(net).policy.startswith("param=float32,compute=float16")
+    cast(net, "float16")(X)
+    assert stored(net)[WEIGHT] == "float16"
+
+
+def test_restore_leaves_nothing():
+    net, expected = cnn(), cnn()(X).asnumpy()
+    before = bits(net), {name: set(vars(param)) for name, param in net.collect_params().items()}
+    restore(convert(net, "O2"))
+    assert (bits(net), {name: set(vars(param)) for name, param in net.collect_params().items()}) == before
+    assert np.array_equal(net(X).asnumpy(), expected)
+
+
+# ---------------------------------------------------------------------- patterns that match nothing
+
+
+@pytest.mark.parametrize("initialized", [True, False])
+@pytest.mark.parametrize(
+    "pattern, message",
+    [
+        ("op:Convolutoin=float32", "ops: the network has no operator 'Convolutoin'"),
+        ("name:net_typo=float32", "names: 'net_typo' matches no node"),
+    ],
+)
+def test_a_pattern_of_operators_or_names_that_matches_nothing_is_refused_by_the_call(pattern, message, initialized):
+    net = cnn() if initialized else started(sequence(nn.Dense(5, flatten=True), nn.Dense(2)))
+    convert(net, f"O2,{pattern}")
+    before = {name: (param.dtype, param.shape, param._data) for name, param in net.collect_params().items()}
+    for _ in range(2):
+        with pytest.raises(PolicyError, match=message):
+            net(X)
+    assert {name: (param.dtype, param.shape, param._data) for name, param in net.collect_params().items()} == before
+    assert restore(net)(X).shape[0] == len(X)
+    convert(net, "O2")(X)
+    assert report(net).count["float16"]
+
+
+def test_a_pattern_of_blocks_that_matches_none_is_refused_at_once():
+    net = cnn()
+    with pytest.raises(PolicyError, match="blocks: 'typo' matches no block; expected one of 0, 1, 2, 3, net_, "):
+        convert(net, "O1,block:typo=float32")
+    with pytest.raises(ConvertError, match="is not converted"):
+        report(net)
+
+
+def test_an_input_that_does_not_fit_leaves_parameters_as_they_were():
+    net = started(sequence(nn.Dense(5, in_units=108, prefix="a_"), nn.Dense(2, prefix="b_")))
+    convert(net, "O2")
+    with pytest.raises(InferenceError, match="block 'net': node 'a_fwd': MXNet cannot infer its shapes"):
+        net(X[:, :2])
+    assert set(stored(net).values()) == {"float32"} and net[1].weight.shape == (2, 0)
+    assert net(X).shape == (4, 2) and set(stored(net).values()) == {"float16"}
+
+
+# ---------------------------------------------------------------------- a SymbolBlock has its graph
+
+
+def test_a_symbol_block_is_converted_at_once(tmp_path):
+    net = cnn()
+    net.hybridize()
+    block = imported(exported(net, tmp_path))
+    plain = block(X).asnumpy()
+    convert(block, "O2")
+    assert report(block).count["float16"] and "float16" in stored(block).values()
+    files = export(block, str(tmp_path / "low"))
+    assert np.array_equal(convert(imported(files), "O2")(X).asnumpy(), block(X).asnumpy())
+    with pytest.raises(PolicyError, match="names: 'typo' matches no node"):
+        convert(block, "O1,name:typo=float32")
+    assert report(block).policy.startswith("param=float16")
+    assert np.array_equal(restore(block)(X).asnumpy(), plain)
+
+
+# ---------------------------------------------------------------------- copies
+
+
+HOW = {"deepcopy": copy.deepcopy, "pickle": lambda net: pickle.loads(pickle.dumps(net))}
+COPIES = pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+
+
+@COPIES
+@pytest.mark.parametrize("is_called", [False, True])
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_copy_has_exact_float32_values_and_is_converted_by_its_own_call(policy, is_called, how):
+    net = cnn(policy)
+    if is_called:
+        step(net, Trainer(net, "adam", {"learning_rate": 0.01}, loss_scale=128))
+    twin = how(net)
+    assert set(stored(twin).values()) == {"float32"} and bits(twin) == bits(net)
+    assert all(type(param) is gluon.Parameter for param in twin.collect_params().values())
+    with pytest.raises(ConvertError, match="is converted at its first call"):
+        report(twin)
+    assert np.array_equal(twin(X).asnumpy(), net(X).asnumpy())
+    assert stored(twin) == stored(net) and report(twin) == report(net)
+
+
+@COPIES
+def test_a_copy_is_refused_the_pattern_that_its_net_is(how):
+    twin = how(convert(cnn(), "O1,name:typo=float32"))
+    with pytest.raises(PolicyError, match="names: 'typo' matches no node"):
+        twin(X)
+
+
+@COPIES
+@pytest.mark.parametrize("contexts", [1, 2])
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_net_is_copied_between_a_block_and_its_step(policy, contexts, how):
+    contexts = [mx.cpu(index) for index in range(contexts)]
+    net, other = cnn(policy, ctx=contexts), cnn(policy, ctx=contexts)
+    trainer, alone = (Trainer(each, "sgd", {"learning_rate": 0.1}, loss_scale=64) for each in (net, other))
+    step(net, trainer), step(other, alone)
+    with mx.autograd.record():
+        losses = [net(X.as_in_context(ctx)).square().mean() for ctx in contexts]
+        with trainer.scale_loss(losses) as scaled:
+            mx.autograd.backward(scaled)
+    twin = how(net)
+    assert set(stored(twin).values()) == {"float32"} and bits(twin) == bits(net)
+    for ctx in contexts:
+        np.testing.assert_array_equal(twin[3].weight.grad(ctx).asnumpy(), net[3].weight.grad(ctx).asnumpy())
+    assert trainer.step(1)
+    before = bits(net)
+    twin.collect_params().reset_ctx(contexts)  # MXNet's copies of arrays are all on one CPU context
+    step(twin, Trainer(twin, "sgd", {"learning_rate": 0.1}, loss_scale=64))
+    step(other, alone)
+    found, expected = bits(twin), bits(other)
+    assert all(found[name] == expected[name] for name in found if "running" not in name) and bits(net) == before
