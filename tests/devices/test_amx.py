@@ -209,7 +209,8 @@ print(type(sys.meta_path[0]).__name__ == "AfterImport", "mxmp.devices.amx" in sy
 @pytest.mark.filterwarnings("ignore::mxmp.errors.SlowPrecisionWarning")
 def test_reports_of_bfloat16_say_that_it_is_off(on_processor):
     on_processor(XEON._replace(amx=AmxStatus(False, "ALL is set.", "Unset it.")))
-    net = gluon.nn.Dense(3, in_units=4)
+    data = mx.sym.var("data", dtype="float32")
+    net = gluon.SymbolBlock(mx.sym.FullyConnected(data, num_hidden=3), data)  # which has its report without a call
     net.initialize()
     text = "AMX is off: ALL is set. Unset it."
     for policy, lines in [("O1", 0), ("mixed_bfloat16", 1)]:
@@ -295,9 +296,12 @@ print([batch.mean().asscalar() for batch in loader])
 def test_a_script_that_imports_mxmp_and_freezes_has_it(environ, printed):
     code = """
 import mxmp
+import mxnet as mx
 from mxnet import gluon
 net = gluon.nn.Dense(64, in_units=64)
 net.initialize()
+net.hybridize()
+net(mx.nd.ones((1, 64)))
 print("bfloat16" in str(next(iter(mxmp.gluon.freeze(net).collect_params().values())).dtype), end=" ")
 """
     assert run_python(code + BITS, **environ).split() == printed.split()

@@ -280,19 +280,16 @@ def test_a_warning_that_is_an_error_leaves_the_net_as_it_was(on_processor):
             convert()
     assert type(net) is gluon.nn.Dense and net(mx.nd.ones((2, 4))).dtype == np.float32
     with pytest.warns(SlowPrecisionWarning):
-        mxmp.gluon.convert(net, "mixed_bfloat16")
-    assert mxmp.gluon.report(net).rows
+        assert mxmp.gluon.convert(net, "mixed_bfloat16") is net
 
 
 def test_a_net_is_refused_where_it_runs_on_a_processor_without_avx512(on_processor):
-    """It is converted and looked at all the same: another machine may run it."""
     on_processor(processor_of(NO_BFLOAT16, name="Xeon"))
     net = dense()
     mxmp.gluon.convert(net, "mixed_bfloat16")
     text = r"^block '\w+' computes in bfloat16, which MXNet does not run on this processor \(Xeon\): it needs AVX-512"
     with pytest.raises(ConvertError, match=text):
         net(mx.nd.ones((2, 4)))
-    assert mxmp.gluon.report(net).rows
     mxmp.gluon.convert(net, "float32")
     assert net(mx.nd.ones((2, 4))).shape == (2, 3)
 

@@ -30,7 +30,10 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
 def dense():
-    net = gluon.nn.Dense(3, in_units=4, prefix="net_")
+    """Return a block that has its graph, so that it need not run to be converted."""
+    data = mx.sym.var("data", dtype="float32")
+    net = gluon.SymbolBlock(mx.sym.FullyConnected(data, num_hidden=3, name="dense"), data)
+    net.collect_params()["dense_weight"].shape, net.collect_params()["dense_bias"].shape = (3, 4), (3,)
     net.initialize()
     return net
 
