@@ -192,9 +192,10 @@ def freeze(
     ``output_dtype``, float32 unless it says otherwise. Outputs of a model or of files are one array or a flat list;
     inputs have the symbol's order, and the order of their numbers if they are called data0, data1, ... as by Gluon. For
     another order give a SymbolBlock. Optional inputs of a net are those of its last call.
+    A net that was not called is frozen with as many inputs as there are ``shapes``, one unless they are given.
 
     Args:
-        net: A HybridBlock that was converted or hybridized, and then called; a SymbolBlock; a model, (symbol,
+        net: A HybridBlock, converted or not, whose parameters have values; a SymbolBlock; a model, (symbol,
             arg_params, aux_params) or as ``convert_model`` returns it; the prefix of a checkpoint's files, of epoch 0,
             or the pair of their paths, as ``export`` returns it. Of a block whose class has a ``forward`` of its own,
             its ``hybrid_forward`` is frozen, with a warning.
@@ -301,7 +302,7 @@ def _source_of_net(
         raise ConvertError(f"{where} ({type(net).__name__}) has no graph of its own; freeze the blocks in it: {names}.")
     is_new = conversion is None or policy is not None
     inside = find_regions(net, policy or Policy()) if is_new else conversion.regions
-    traced, sizes = _trace(net, conversion, inside)
+    traced, sizes = _trace(net, conversion, inside, max(len(shapes or ()), 1))
     lacking = [name for name, param in traced.params.items() if not is_initialized(param)]
     if lacking:
         raise ConvertError(
@@ -327,10 +328,13 @@ def _source_of_net(
     )
 
 
-def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tuple[Trace, Dict[str, Any]]:
+def _trace(
+    net: gluon.HybridBlock, conversion: Any, inside: BlockRegions, count: int
+) -> Tuple[Trace, Dict[str, Any]]:
     """Return the float32 graph of a net, and the shapes of inputs that are known.
 
-    It is that of the last call for inference; else it is traced as it was called.
+    It is that of the last call for inference; else it is traced as it was called. A net that was not called, or only
+    operator by operator, is traced with ``count`` inputs.
     """
     ran, frozen = {} if conversion is None else conversion.ran, frozen_model(net)
     own = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and blocks.cached_graph(net)
@@ -347,9 +351,16 @@ def _trace(net: gluon.HybridBlock, conversion: Any, inside: BlockRegions) -> Tup
         called = blocks.cached_graph(net)  # MXNet's, perhaps of a region or of training, or partitioned by a backend
         if called:
             return trace(net, arguments(called[0], blocks.formats(net)[0]), None, inside), {}
-    raise ConvertError(
-        f"block '{net.name}' ({type(net).__name__}) has no graph yet; convert or hybridize it, and run one batch."
-    )
+        inputs = [mx.sym.var(f"data{i}") for i in range(count)]
+        if mx.util.is_np_array():
+            inputs = [variable.as_np_ndarray() for variable in inputs]
+        try:
+            return trace(net, tuple(inputs), None, inside), {}
+        except ConvertError as e:
+            raise ConvertError(
+                f"block '{net.name}' ({type(net).__name__}) cannot be traced before its first call; convert or "
+                f"hybridize it, and run one batch."
+            ) from e
 
 
 # ------------------------------------------------------------------ to a block

@@ -101,12 +101,24 @@ def test_what_needs_a_graph_asks_for_a_batch(tmp_path):
         report(net)
     with pytest.raises(ConvertError, match="block 'net' has not been called yet outside of precision regions"):
         export(net, str(tmp_path / "net"))
-    with pytest.raises(ConvertError, match="block 'net' .* has no graph yet; convert or hybridize it, and run one"):
-        freeze(net)
     assert not list(tmp_path.iterdir())
     expected = net(X).asnumpy()
     assert report(net).count["float16"] and export(net, str(tmp_path / "net"))
     assert abs(freeze(net)(X).asnumpy() - expected).max() < 0.01
+
+
+class Sum(gluon.HybridBlock):
+    def hybrid_forward(self, F, x, y):
+        return x + y
+
+
+@pytest.mark.parametrize("policy", ["float32", "O1"])
+def test_a_net_that_was_not_called_is_frozen(policy):
+    """With one input, or as many as have shapes."""
+    net, pair = cnn("O2"), Sum(prefix="pair_")
+    assert abs(freeze(net, policy)(X).asnumpy() - cnn("O2")(X).asnumpy()).max() < 0.01
+    y = mx.nd.ones((2, 3))
+    assert (freeze(pair, policy, shapes={"data0": (2, 3), "data1": (2, 3)})(y, 2 * y).asnumpy() == 3).all()
 
 
 def test_a_report_names_the_block_that_was_not_called():

@@ -60,13 +60,6 @@ def called(net, *args):
     return convert(net, "O1")(*args)
 
 
-def ran(net):
-    """Return a net that is hybridized and called."""
-    net.hybridize()
-    net(mx.nd.ones((2, 3)))
-    return net
-
-
 def half(net):
     net.cast("float16")
     return net
@@ -202,7 +195,7 @@ CONVERSIONS = {
         "over the dtypes of parameters; leave cast('float32') out, or undo the conversion by mxmp.gluon.restore(net) "
         "first."
     ),
-    "cast: a frozen block": (lambda: freeze(ran(dense()), "O1").cast("float32"), ConvertError,
+    "cast: a frozen block": (lambda: freeze(dense(), "O1").cast("float32"), ConvertError,
         "block '...' is frozen with weights in float16, a snapshot; leave cast('float32') out, or freeze the net that "
         "it was made of under another policy."
     ),
@@ -367,7 +360,10 @@ NOTHING_TO_FREEZE = (
     "expected a HybridBlock, a model (symbol, arg_params, aux_params), the prefix of a checkpoint, or the paths of its "
     "two files."
 )
-NOT_CALLED = "block 'net' (Dense) has no graph yet; convert or hybridize it, and run one batch."
+NO_VALUE = (
+    "block 'net': parameter 'net_weight' has no value yet; initialize or load it, and run one batch if its shape "
+    "follows from the input's."
+)
 INFERENCE = {
     "freeze: a number": (lambda: freeze(3), ConvertError, f"freeze: found a int; {NOTHING_TO_FREEZE}"),
     "freeze: a symbol": (lambda: freeze(SYMBOL), ConvertError, f"freeze: found a Symbol; {NOTHING_TO_FREEZE}"),
@@ -385,51 +381,48 @@ INFERENCE = {
     "freeze: no block with a graph": (lambda: freeze(nn.Sequential(prefix="net_")), ConvertError,
         "block 'net' (Sequential) holds no HybridBlock, so there is no graph to convert."
     ),
-    "freeze: no value": (lambda: freeze(gluon.SymbolBlock(SYMBOL, mx.sym.var("data"))), ConvertError,
-        "block '...': parameter 'net_fwd_weight' has no value yet; initialize or load it, and run one batch if its shape "
-        "follows from the input's."
-    ),
-    "freeze: an eager call": (lambda: freeze(started(nn.Dense(2, prefix="net_"))), ConvertError, NOT_CALLED),
+    "freeze: no value": (lambda: freeze(nn.Dense(2, prefix="net_")), ConvertError, NO_VALUE),
+    "freeze: no shape": (lambda: freeze(started(nn.Dense(2, prefix="net_"))), ConvertError, NO_VALUE),
     "freeze: not called": (lambda: freeze(Untraceable(prefix="net_")), ConvertError,
-        "block 'net' (Untraceable) has no graph yet; convert or hybridize it, and run one batch."
+        "block 'net' (Untraceable) cannot be traced before its first call; convert or hybridize it, and run one batch."
     ),
     "freeze: no states": (lambda: freeze(started(rnn.LSTM(3, input_size=2, prefix="net_"))), ConvertError,
-        "block 'net' (LSTM) has no graph yet; convert or hybridize it, and run one batch."
+        "block 'net' (LSTM) cannot be traced before its first call; convert or hybridize it, and run one batch."
     ),
-    "freeze: no GPU": (lambda: freeze(ran(dense()), ctx=mx.gpu(7)), ConvertError,
+    "freeze: no GPU": (lambda: freeze(dense(), ctx=mx.gpu(7)), ConvertError,
         "freeze: ctx is gpu(7), but MXNet finds ... GPUs here."
     ),
-    "freeze: context": (lambda: freeze(ran(dense()), ctx="gpu"), ConvertError,
+    "freeze: context": (lambda: freeze(dense(), ctx="gpu"), ConvertError,
         "freeze: ctx is 'gpu'; expected a context, such as mx.cpu() or mx.gpu(0)."
     ),
-    "freeze: policy": (lambda: freeze(ran(dense()), "O7"), PolicyError,
+    "freeze: policy": (lambda: freeze(dense(), "O7"), PolicyError,
         "unknown policy 'O7'; the nearest are O3, O2, O1."
     ),
-    "freeze: a field": (lambda: freeze(ran(dense()), speed=1), PolicyError,
+    "freeze: a field": (lambda: freeze(dense(), speed=1), PolicyError,
         "unknown policy field 'speed'; the nearest are pure."
     ),
-    "freeze: bfloat16 on a GPU": (lambda: freeze(ran(dense()), "bf16", ctx=mx.gpu(0)), ConvertError,
+    "freeze: bfloat16 on a GPU": (lambda: freeze(dense(), "bf16", ctx=mx.gpu(0)), ConvertError,
         "block 'net': policy 'param=float32,compute=bfloat16,output=float32' uses bfloat16 on gpu(0), but MXNet 1.9.1 "
         "has no bfloat16 kernels for GPUs. Take a float16 policy there, such as 'O1', or run on a CPU."
     ),
-    "freeze: an input": (lambda: freeze(ran(dense()), shapes={"date": (1,)}), ConvertError,
+    "freeze: an input": (lambda: freeze(dense(), shapes={"date": (1,)}), ConvertError,
         "shapes: the symbol has no variable 'date'; the nearest are data."
     ),
-    "freeze: a shape": (lambda: freeze(ran(dense()), shapes={"data": (1, 4)}), InferenceError,
+    "freeze: a shape": (lambda: freeze(dense(), shapes={"data": (1, 4)}), InferenceError,
         "block 'net': node 'net_fwd': MXNet cannot infer its shapes: Shape inconsistent, Provided = [2,3], inferred "
         "shape=(2,4)"
     ),
-    "freeze: a pattern": (lambda: freeze(ran(dense()), "O2,name:nothing=float32"), PolicyError,
+    "freeze: a pattern": (lambda: freeze(dense(), "O2,name:nothing=float32"), PolicyError,
         "names: 'nothing' matches no node; expected one of net_fwd."
     ),
-    "freeze: a pattern of an option": (lambda: freeze(ran(dense()), names={"nothing": "float32"}), PolicyError,
+    "freeze: a pattern of an option": (lambda: freeze(dense(), names={"nothing": "float32"}), PolicyError,
         "names: 'nothing' matches no node; expected one of net_fwd."
     ),
-    "freeze: an input too many": (lambda: freeze(ran(dense()), "float32")(X, X), ConvertError,
+    "freeze: an input too many": (lambda: freeze(dense(), "float32")(X, X), ConvertError,
         "block '...' was frozen with the inputs data; this call gives 2, or nests them differently. Hybridize the net "
         "that it was made of, call the net as you call the block, and freeze it again."
     ),
-    "freeze: a forward": (lambda: freeze(ran(started(Scaled(2, in_units=3, prefix="net_")))), UserWarning,
+    "freeze: a forward": (lambda: freeze(started(Scaled(2, in_units=3, prefix="net_"))), UserWarning,
         "freeze: block 'net': hybrid_forward is frozen, without Scaled.forward around it."
     ),
     "export for inference: no folder": (
@@ -442,8 +435,8 @@ INFERENCE = {
         ConvertError,
         "block 'net' (Sequential) has no graph of its own; freeze the blocks in it: net.",
     ),
-    "export for inference: not called": (
-        lambda: export(nn.Dense(2, prefix="net_"), "net", for_inference=True), ConvertError, NOT_CALLED
+    "export for inference: no value": (
+        lambda: export(nn.Dense(2, prefix="net_"), "net", for_inference=True), ConvertError, NO_VALUE
     ),
 }  # fmt: skip
 TRAINERS = {
