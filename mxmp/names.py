@@ -26,7 +26,7 @@ PUBLIC: Dict[str, List[str]] = {
         "disable_casts init init_trainer initialize list_conditional_fp32_ops list_fp32_ops "
         "list_loss_output_functions list_lp16_fp32_ops list_lp16_ops list_lp16_use_fp32_params "
         "list_widest_type_cast lists load_state_dict master_params scale_loss state_dict unscale",
-        "mxmp.diagnose": "Advice AmxStatus CSVLogger Check Comparison Diagnosis Finding Ledger LoopFinding "
+        "mxmp.diagnose": "AmxStatus CSVLogger Check Comparison Diagnosis Finding Gradients LoopFinding "
         "LoopFindings Magnitudes NodeComparison NonFinite OutputComparison Run StepLogger StepRecord "
         "TensorBoardLogger ValueRange Verdict Watch amx_status check_devices check_loop checking compare examine "
         "explain fastest_policy find_nonfinite measure_gradients measure_ranges read_run runs_bfloat16",

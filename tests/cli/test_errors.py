@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
         args[name] = mx.nd.ones((7, *args[name].shape[1:]))
         mx.model.save_checkpoint(str(folder / name), 3, network(), args, aux)
     mxmp("convert", prefix, 3, "-o", folder / "low")
-    for file in ("taken-symbol.json", "taken-0004.params", "page.html", "text.npz", "run/ledger.json"):
+    for file in ("taken-symbol.json", "taken-0004.params", "page.html", "text.npz", "run/gradients.json"):
         (folder / file).write_text("{")
     data = np.zeros(SHAPES["data"], np.float32)
     objects, words = np.array([{}], dtype=object), np.array(["a"])
@@ -190,7 +190,7 @@ REFUSED = [
     # Runs, programs and jobs.
     ("report empty -o new.html", 1, "none of report.json"),
     ("report missing -o new.html", 1, "there is no such folder or file"),
-    ("report run -o new.html", 1, "ledger.json: this is no ledger of mxmp: it is no JSON"),
+    ("report run -o new.html", 1, "gradients.json: this is no gradients of mxmp: it is no JSON"),
     ("report run -o page.html", 1, "page.html: it exists"),
     ("report run -o nowhere/page.html", 1, "there is no folder"),
     ("run nowhere.py --option", 2, "there is no file 'nowhere.py'"),
