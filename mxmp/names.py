@@ -44,7 +44,7 @@ PUBLIC: Dict[str, List[str]] = {
         "mxmp.symbol": "Checkpoint Converted ConvertedBuckets ConvertedModel convert_buckets convert_checkpoint "
         "convert_graph convert_model convert_symbol from_graph infer_facts load_checkpoint load_params load_symbol "
         "on_cpu save_checkpoint to_graph",
-        "mxmp.tune": "Change HoldsFor Measured SearchResult SearchRow Tolerance TuneResult load search tune",
+        "mxmp.tune": "PolicySpeed SearchResult SearchRow SpeedComparison compare_speed search",
     }.items()
 }
 """The names in docs/reference, by module: what `dir` shows. A module cannot be asked: importing one imports MXNet."""
@@ -96,7 +96,7 @@ GUESSES: Dict[str, List[str]] = {
         "debug_nans",
         "mxmp.diagnose.runs_bfloat16": "is_bf16_supported is_bfloat16_supported",
         "mxmp.diagnose.examine": "doctor",
-        "mxmp.tune.tune": "autotune benchmark",
+        "mxmp.tune.compare_speed": "autotune benchmark",
     }.items()
 }
 """The names that users of other libraries try, by ours (docs/guides/coming_from/names.md)."""
