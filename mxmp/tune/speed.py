@@ -35,7 +35,7 @@ from ..diagnose.progress import showing_progress
 from ..diagnose.subject import losses_of, read_subject
 from ..errors import MxmpError, PolicyError, SlowPrecisionWarning, TuneError, did_you_mean, mxnet_reason
 from ..gluon import Trainer, convert, freeze, restore
-from ..gluon.blocks import roots
+from ..gluon.blocks import frozen_model, roots
 from ..gluon.storage import contexts_of
 from ..loss_scale import DynamicLossScale
 from ..module import Module
@@ -135,8 +135,8 @@ def compare_speed(
     """
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise TuneError(f"seconds is {seconds!r}; expected a positive number.")
-    if not isinstance(optimizer, str):
-        raise TuneError(f"optimizer is a {type(optimizer).__name__}; expected the name of one, such as 'sgd'.")
+    if not isinstance(optimizer, str) or optimizer.lower() not in mx.optimizer.Optimizer.opt_registry:
+        raise TuneError(f"optimizer is {optimizer!r}; expected the name of an optimizer of MXNet, such as 'sgd'.")
     options = {**(optimizer_params or {}), "learning_rate": 0.0}
     training = None if loss is None else Training(loss, optimizer, options)
     read = _read_net if isinstance(network, gluon.Block) else _read_model
@@ -249,6 +249,8 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training]) 
     if training is not None and not callable(training.loss):
         kind = type(training.loss).__name__
         raise TuneError(f"loss is a {kind}; expected a function of the net's outputs and the label, or None.")
+    if frozen_model(net) is not None:
+        raise TuneError(f"network: block '{net.name}' is frozen under a policy; give the net that it was made of.")
     params = net.collect_params()
     lacking = [name for name, each in params.items() if not (is_initialized(each) or parameters.is_deferred(each))]
     if lacking:
@@ -260,13 +262,11 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training]) 
     arrays = [each for each in leaves(example.inputs) if each is not None]
     context, size = arrays[0].ctx, arrays[0].shape[0]
 
-    def copied() -> gluon.Block:
-        own = _copy_of(net, context)
+    def copied(policy: str) -> gluon.Block:
+        own = convert(_copy_of(net, context), policy)
         with autograd.pause(train_mode=False):  # which tells shapes, and how its inputs are nested
             call_net(own, example.inputs, without_loss=training is None)
         return own
-
-    source = copied()
 
     def infer(policy: Policy) -> Run:
         frozen = freeze(source, policy, ctx=context)
@@ -274,7 +274,7 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training]) 
 
     def train(policy: Policy) -> Run:
         assert training is not None
-        own, loss = convert(copied(), policy), training.loss
+        own, loss = convert(copied("float32"), policy), training.loss
         trainer = Trainer(own, training.optimizer, training.options, loss_scale=_loss_scale(policy))
 
         def step() -> None:
@@ -286,15 +286,18 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training]) 
 
         return step
 
-    return Workload(context, infer if training is None else train)
+    if training is not None:
+        return Workload(context, train)
+    source = copied("O1")  # a net that is converted knows its graph, whatever it is called with
+    return Workload(context, infer)
 
 
 def _copy_of(net: gluon.Block, context: mx.Context) -> gluon.Block:
     """Return a copy of a net on one context, in float32, hybridized."""
     try:
         own = copy.deepcopy(net)
-    except TypeError as e:  # of a lock, a file and the like among its attributes
-        raise TuneError(f"network: block '{net.name}' cannot be copied: {e}.") from e
+    except TypeError as e:  # of a lock or a file among its attributes
+        raise TuneError(f"network: block '{net.name}' cannot be copied ({e}); give a net that can be.") from e
     restore(own)
     if contexts_of(own.collect_params().values()) not in ([], [context]):
         own.collect_params().reset_ctx(context)

@@ -9,6 +9,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from mxmp.errors import ConvertError, PolicyError, TuneError
+from mxmp.gluon import freeze
 from mxmp.tune import PolicySpeed, SpeedComparison, compare_speed, search
 from mxmp.tune.accuracy import Tolerance
 from tests import messages
@@ -143,7 +144,11 @@ SPEED = {
     "seconds of text": (lambda: compared(seconds="60"), TuneError, "seconds is '60'; expected a positive number."),
     "nan seconds": (lambda: compared(seconds=math.nan), TuneError, "seconds is nan; expected a positive number."),
     "an optimizer": (lambda: compared(optimizer=mx.optimizer.SGD()), TuneError,
-        "optimizer is a SGD; expected the name of one, such as 'sgd'."),
+        "optimizer is <...SGD object at ...>; expected the name of an optimizer of MXNet, such as 'sgd'."),
+    "an unknown optimizer": (lambda: compared(optimizer="sgdd"), TuneError,
+        "optimizer is 'sgdd'; expected the name of an optimizer of MXNet, such as 'sgd'."),
+    "a frozen block": (lambda: compare_speed(freeze(dense(), "float32"), [DATA]), TuneError,
+        "network: block '...' is frozen under a policy; give the net that it was made of."),
     "the loss of a net": (lambda: compared(loss=True), TuneError,
         "loss is a bool; expected a function of the net's outputs and the label, or None."),
     "the loss of a model": (lambda: compare_speed(model(), [{"data": IMAGES}], loss=gluon.loss.L2Loss()), TuneError,
@@ -163,7 +168,7 @@ SPEED = {
     "another shape": (lambda: compare_speed(dense(), [mx.nd.ones((2, 5))]), ConvertError,
         "batches: 'data' has shape (2, 5): ..."),
     "a lock": (lambda: compare_speed(locked(), [DATA]), TuneError,
-        "network: block 'net' cannot be copied: cannot pickle '_thread.lock' object."),
+        "network: block 'net' cannot be copied (cannot pickle '_thread.lock' object); give a net that can be."),
     "two graphs, frozen": (lambda: compare_speed(two_graphs(), [IMAGES], ["O1"]), TuneError,
         "network: it does not run under 'O1', the first policy: block 'two' (Sequential) has no graph of its own; "
         "freeze the blocks in it: ..."),

@@ -242,6 +242,16 @@ def test_a_net_whose_shapes_are_not_known_yet_and_one_on_two_contexts_run():
     assert net[0].weight.shape == (3, 0)  # the copies alone were called
 
 
+def test_nets_of_numpy_arrays_run():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(3, in_units=4), nn.Dense(2, in_units=3))
+        net.initialize()
+        batch = mx.np.ones((2, 4)), mx.np.ones((2, 2))
+        for loss in (None, gluon.loss.L2Loss()):
+            assert all(row.seconds for row in compare_speed(net, [batch], ["float32", "O1"], loss, **SHORT).rows)
+
+
 def test_progress_is_shown_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
