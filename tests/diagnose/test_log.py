@@ -95,6 +95,28 @@ def test_a_step_that_raised_is_recorded_at_once_in_one_line(end):
     assert log.records[0].error.startswith("NonFiniteLossError: the loss itself is NaN")
 
 
+@pytest.mark.parametrize("sparse, share", [(False, "2.5 %"), (True, "12.5 %")])
+def test_a_skipped_step_names_the_gradients_that_are_not_finite_the_smallest_share_first(sparse, share):
+    """Of a row_sparse gradient the stored rows count: two of ten, with four elements each."""
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Embedding(10, 4, sparse_grad=sparse), gluon.nn.Dense(2, in_units=8, use_bias=False))
+    net.initialize()
+    trainer = trainer_of(net, 8.0)
+    with Listed().attach(trainer) as log:
+        with autograd.record():
+            loss = net(mx.nd.array([[1, 2]])).sum()
+            with trainer.scale_loss(loss) as scaled:
+                scaled.backward()
+        rows, grad = np.ones((2, 4), np.float32), net[0].weight.grad()
+        rows[1, 1] = np.nan
+        stored = mx.nd.sparse.row_sparse_array((rows, [1, 2]), shape=(10, 4))
+        grad[:] = stored if sparse else stored.tostype("default")
+        net[1].weight.grad()[:] = np.inf
+        assert not trainer.step(1)
+    assert log.records[0].why == f"gradients not finite: 'net_embedding0_weight' ({share}), 'net_dense0_weight' (100 %)"
+
+
 # ---------------------------------------------------------------------- the end of a log
 
 
