@@ -1,4 +1,4 @@
-"""``mxmp convert`` and ``mxmp benchmark``: what is made of a checkpoint, and how fast it is."""
+"""``mxmp convert`` and ``mxmp benchmark``: checkpoints, converted and timed."""
 
 from __future__ import annotations
 

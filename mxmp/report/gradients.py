@@ -88,7 +88,7 @@ class Magnitudes:
         """Return the share of `total` that becomes 0 in low precision, from 0 to 1.
 
         Args:
-            scale: A factor on the values; a power of two, for the counts tell no more.
+            scale: A factor on the values; a power of two, because the counts tell no more.
             dtype: 'float16' or 'bfloat16'.
 
         Raises:
@@ -155,7 +155,7 @@ class Gradients(Record, Mapping[str, Magnitudes]):
         return self.sections()
 
     def sections(self, most: Optional[int] = _ROWS) -> List[Section]:
-        """Return what is shown.
+        """Return the parts of its page.
 
         Args:
             most: How many layers a terminal lists, those that lose most first; None for all.
@@ -197,7 +197,7 @@ class Gradients(Record, Mapping[str, Magnitudes]):
 
 
 def _in_float16(exponent: int) -> str:
-    """Return what float16 makes of values above 2**(exponent - 1) and up to 2**exponent."""
+    """Return the fate in float16 of values above 2**(exponent - 1) and up to 2**exponent."""
     range_of = limits(FLOAT16)
     if exponent < _log2(range_of.smallest_subnormal):
         return "0"

@@ -37,7 +37,6 @@ from ..errors import MxmpError, PolicyError, SlowPrecisionWarning, TuneError, di
 from ..gluon import Trainer, convert, freeze, restore
 from ..gluon.blocks import frozen_model, roots
 from ..gluon.storage import contexts_of
-from ..loss_scale import DynamicLossScale
 from ..module import Module
 from ..mxnet_private import blocks, is_initialized, parameters
 from ..passes.scale_loss import is_loss_head
@@ -63,7 +62,7 @@ _MOST_ROUNDS = 101
 _SHORTEST = 0.02  # seconds of a lap: other programs disturb shorter ones by more
 _MOST_RUNS = 100  # in a lap
 _FIRST_STEPS = 10  # of a trainer, in which it compares low precision weights with their masters
-_INIT_SCALE = 2.0**10  # of losses: so low that no step is skipped, which would be a shorter one
+_LOSS_SCALE = 2.0**10  # in place of a dynamic one: so low that no step is skipped, which would be a shorter one
 
 
 class Workload(NamedTuple):
@@ -137,7 +136,7 @@ def compare_speed(
         raise TuneError(f"seconds is {seconds!r}; expected a positive number.")
     if not isinstance(optimizer, str) or optimizer.lower() not in mx.optimizer.Optimizer.opt_registry:
         raise TuneError(f"optimizer is {optimizer!r}; expected the name of an optimizer of MXNet, such as 'sgd'.")
-    options = {**(optimizer_params or {}), "learning_rate": 0.0}
+    options = {**copy.deepcopy(dict(optimizer_params or {})), "learning_rate": 0.0}
     training = None if loss is None else Training(loss, optimizer, options)
     read = _read_net if isinstance(network, gluon.Block) else _read_model
     workload = read(network, batches, training)
@@ -218,7 +217,7 @@ def _started(workload: Workload, policy: Policy, training: bool) -> Run:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let nothing warn of a slow precision, which the clock tells here, and MXNet write no line for what is bound.
+    """Let nothing warn of a slow precision, which the clock tells here, and MXNet write no line for each bind.
 
     MXNet reads that variable once, at its first bind (src/executor/graph_executor.cc).
     """
@@ -323,13 +322,14 @@ def _most_inputs(net: gluon.Block) -> Optional[int]:
     return sum(a.kind is a.POSITIONAL_OR_KEYWORD and a.name not in own for a in arguments)
 
 
-def _loss_scale(policy: Policy) -> Any:
-    return DynamicLossScale(_INIT_SCALE) if policy.loss_scale == "dynamic" else policy.loss_scale
+def _loss_scale(policy: Policy) -> Union[None, str, float]:
+    """Return a loss scale that stays as it is: a dynamic one grows until a step is skipped."""
+    return _LOSS_SCALE if policy.loss_scale == "dynamic" else policy.loss_scale
 
 
 def _require_taken(taken: bool) -> None:
     if taken is False:
-        text = f"its gradients are not finite at a loss scale of {_INIT_SCALE:g}"
+        text = f"its gradients are not finite at a loss scale of {_LOSS_SCALE:g}"
         raise TuneError(f"{text}, and a step that is skipped is shorter than others; see mxmp.diagnose.explain.")
 
 
@@ -388,7 +388,7 @@ def _module_step(subject: Any, values: Mapping[str, Any], policy: Policy, traini
     return step
 
 
-# ------------------------------------------------------------------ what the command line times
+# ------------------------------------------------------------------ for the command line
 
 
 def context_of(gpu: Optional[int]) -> mx.Context:
@@ -403,7 +403,7 @@ def make_batch(model: Checkpoint, shapes: Mapping[str, Any], types: Mapping[str,
     """Return inputs of a checkpoint's network: random numbers from 0 to 1, integers 0 or 1, labels 0.
 
     Args:
-        model: A symbol and its parameters; its inputs are what has no values there.
+        model: A symbol and its parameters; its inputs are the variables without values there.
         shapes: Shapes of all inputs but labels, by name.
         types: Dtypes of those that are neither float32 nor declare theirs.
 
