@@ -33,10 +33,16 @@ def squares(name="square"):
     return sym, {"fc_weight": mx.nd.ones((2, 3))}, {}
 
 
+def trained():
+    sym = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, no_bias=True, name="fc")
+    return mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(sym, name="square"))), {"fc_weight": mx.nd.ones((2, 3))}, {}
+
+
 RESULTS = {
     "Comparison": lambda: COMPARISON,
     "NonFinite": lambda: find_nonfinite(squares(), BATCH, "O3"),
     "Verdict": lambda: explain(squares(), BATCH, "O3"),
+    "Gradients": lambda: measure_gradients(*trained(), [BATCH]),
 }
 
 
