@@ -104,10 +104,11 @@ def compare_speed(
     times are those of finished kernels; no test has run there.
 
     Args:
-        network: A Gluon net whose parameters have values; (symbol, arg_params, aux_params); or a bound Module.
+        network: A Gluon net whose parameters have values, for inference a HybridBlock; (symbol, arg_params,
+            aux_params); or a bound Module, which runs on its first context.
         batches: Batches with the shapes of the real work, of which the first one is taken: a DataLoader, a DataIter,
             a list of tuples; of a symbol or Module also dicts of NDArrays by input. Without a loss a net is called
-            with as many arrays of a batch as it has inputs. The network runs where its batch lies.
+            with as many arrays of a batch as it has inputs. A net or symbol runs where its batch lies.
         policies: Policies or their names, such as 'auto' or 'O1'. The others are compared with the first one. Unless
             given: 'float32', and those that the device runs by itself.
         loss: None for inference. For training steps of a Gluon net, a function of its outputs and the label, which is
