@@ -262,19 +262,13 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training]) 
     arrays = [each for each in leaves(example.inputs) if each is not None]
     context, size = arrays[0].ctx, arrays[0].shape[0]
 
-    def copied(policy: str) -> gluon.Block:
-        own = convert(_copy_of(net, context), policy)
-        with autograd.pause(train_mode=False):  # which tells shapes, and how its inputs are nested
-            call_net(own, example.inputs, without_loss=training is None)
-        return own
-
     def infer(policy: Policy) -> Run:
         frozen = freeze(source, policy, ctx=context)
         return lambda: frozen(*example.inputs)
 
     def train(policy: Policy) -> Run:
         assert training is not None
-        own, loss = convert(copied("float32"), policy), training.loss
+        own, loss = convert(_copy_of(net, context), policy), training.loss
         trainer = Trainer(own, training.optimizer, training.options, loss_scale=_loss_scale(policy))
 
         def step() -> None:
@@ -288,14 +282,24 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training]) 
 
     if training is not None:
         return Workload(context, train)
-    source = copied("O1")  # a net that is converted knows its graph, whatever it is called with
+    source = convert(_copy_of(net, context), "O1")  # so that it knows its graph, whatever it is called with
+    with autograd.pause(train_mode=False):
+        call_net(source, example.inputs, without_loss=True)
     return Workload(context, infer)
 
 
 def _copy_of(net: gluon.Block, context: mx.Context) -> gluon.Block:
     """Return a copy of a net on one context, in float32, hybridized."""
+    operators: Dict[int, Any] = {}
+
+    def leave_out(block: gluon.Block) -> None:
+        operator = blocks.cached_op(block) if isinstance(block, gluon.HybridBlock) else None
+        if operator is not None:  # which cannot be copied; the copy makes its own when it is called
+            operators[id(operator)] = None
+
+    net.apply(leave_out)
     try:
-        own = copy.deepcopy(net)
+        own = copy.deepcopy(net, operators)
     except TypeError as e:  # of a lock or a file among its attributes
         raise TuneError(f"network: block '{net.name}' cannot be copied ({e}); give a net that can be.") from e
     restore(own)

@@ -122,8 +122,10 @@ def state_of(net):
 
 @pytest.mark.parametrize("loss", [None, SOFTMAX], ids=["inference", "training"])
 @pytest.mark.parametrize("policy", [None, "O2"])
-def test_copies_of_a_net_run_and_the_net_stays(policy, loss):
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_copies_of_a_net_run_and_the_net_stays(hybrid, policy, loss):
     net = convnet()
+    net.hybridize(hybrid)
     net(IMAGES)
     if policy:
         mxmp.gluon.convert(net, policy)
@@ -238,7 +240,7 @@ def test_a_net_whose_shapes_are_not_known_yet_and_one_on_two_contexts_run():
     net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
     batch = mx.nd.ones((2, 4), mx.cpu(1)), mx.nd.ones((2, 2), mx.cpu(1))
     for loss in (None, gluon.loss.L2Loss()):
-        assert all(row.seconds for row in compare_speed(net, [batch], ["float32", "O1"], loss, **SHORT).rows)
+        assert all(row.seconds for row in compare_speed(net, [batch], ["float32", "O1", "O2"], loss, **SHORT).rows)
     assert net[0].weight.shape == (3, 0)  # the copies alone were called
 
 
