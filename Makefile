@@ -25,7 +25,7 @@ test-processors: $(VENV)/.test
 		PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 --dist worksteal --timeout 300 \
 		--processor "$$kind" --deselect tests/devices/test_amx.py tests/passes tests/devices tests/diagnose/test_doctor.py \
 		tests/gluon/test_freeze.py tests/gluon/test_convert.py tests/symbol/test_convert.py tests/module/test_binding.py \
-		tests/tune/test_candidates.py tests/tune/test_plan.py $(ARGS) </dev/null || exit 1; done
+		tests/tune/test_speed.py $(ARGS) </dev/null || exit 1; done
 
 # What depends on the versions of Python and numpy, for a second environment: stand-ins for what they removed, commands,
 # files, states, the step in every front, a conversion of each network.
@@ -45,7 +45,7 @@ test-gpu-record: $(VENV)-gpu-record/.built
 	@OMP_NUM_THREADS=1 $(VENV)-gpu-record/bin/python -m pytest --slow -n 2 --dist loadgroup --timeout 300 \
 		tests/gpu_record $(ARGS)
 
-# What the tables of the README and the pages come from, with nothing else running: `python -m benchmarks.tables`. CASES=tune runs the tuner's.
+# What the tables of the README and the pages come from, with nothing else running: `python -m benchmarks.tables`.
 CASES ?= inference training trainer-step conversion placement
 bench: $(VENV)/.demo
 	@$(VENV)/bin/python -m benchmarks --threads 2 --store benchmarks/results --plot benchmarks/results/bench.png $(ARGS) $(CASES)

@@ -26,13 +26,12 @@ def main(argv: Optional[List[str]] = None) -> int:
     add("--store", default="", metavar="FOLDER", help="write it into a file of this kind of processor, for the tables")
     add("--plot", default="", metavar="FILE", help="draw it")
     add("--threads", type=int, help="of MXNet's operators; default: OMP_NUM_THREADS, or all cores")
-    add("--policy", default="mixed_bfloat16", help="of inference, training and tune; default: %(default)s")
+    add("--policy", default="mixed_bfloat16", help="of inference and training; default: %(default)s")
     add("--float16", action="store_true", help="train in emulated float16, O1 and O2, too")
     add("--batch-size", type=int, default=0, help="default: each case's own")
     add("--image-size", type=int, default=0, help="or words of a sentence; default: each case's own")
     add("--rounds", type=int, default=11, help="at most; default: %(default)s")
     add("--seconds", type=float, default=0.0, help="about how long a case may take, once it has 5 rounds")
-    add("--tuning-seconds", type=float, default=20.0, help="of each run of the tuner; default: %(default)s")
     add("--cpu-time", action="store_true", help="the process's CPU time, on a machine that others use; for one thread")
     add("--seed", type=int, default=0, help="default: %(default)s")
     add("--small", action="store_true", help="one small case of each group, in this process: tries the benchmarks out")
@@ -52,7 +51,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         parser.exit(2, f"python -m benchmarks: {e}\n")
     options = vars(args)
     if args.small:
-        options.update(batch_size=2, image_size=32, rounds=1, tuning_seconds=0.5)
+        options.update(batch_size=2, image_size=32, rounds=1)
     run(cases, Options(**{each.name: options[each.name] for each in fields(Options)}), args.json, args.plot, args.store)
     return 0
 

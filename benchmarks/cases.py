@@ -6,7 +6,6 @@ import gc
 import math
 import os
 import tempfile
-import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
@@ -21,7 +20,6 @@ from mxmp.loss_scale import DynamicLossScale
 from mxmp.passes import classify, place
 from mxmp.rules import RULES
 from mxmp.symbol import convert_model, convert_symbol, infer_facts, on_cpu, to_graph
-from mxmp.tune import tune as tune_policy
 
 from .zoo import IMAGE_SIZES, Model, Task, make_model, make_net, make_task, undecided_inputs
 
@@ -45,7 +43,6 @@ class Options:
     image_size: int = 0
     rounds: int = 11  # at most
     seconds: float = 0.0  # about, once there are five rounds
-    tuning_seconds: float = 20.0
     cpu_time: bool = False
     seed: int = 0
     small: bool = False
@@ -214,39 +211,6 @@ def _update(trainer: Any, batch_size: int) -> None:
         raise RuntimeError("a step was skipped, which takes less time than others")
 
 
-def tune(name: str, options: Options) -> List[Column]:
-    """Return float32, the policy as it is, and that of the tuner, in training and in inference, all built anew."""
-    untuned, columns = Policy.parse(options.policy), []
-    for objective in ("training", "inference"):
-
-        def column(title: str, policy: Optional[Policy], objective: str = objective, **values: Any) -> Column:
-            is_measured = values.get("returned") not in (FLOAT32, "untuned")  # those have columns
-            dtype = policy.compute_dtype if policy is not None and is_measured else FLOAT32
-            run = (lambda: _pass(name, objective, policy, options)) if is_measured else lambda: None
-            return Column(title, lambda: Started(run(), values=values), dtype, title == FLOAT32, objective)
-
-        task, begin = make_task(name, options.batch_size, options.image_size, options.seed), time.perf_counter()
-        how = {"seconds": options.tuning_seconds, "forward": lambda net, batch: net(*batch), "progress": False}
-        result = tune_policy(task.net, [task.inputs], untuned, objective, **how)
-        took = f"{time.perf_counter() - begin:.1f} s"
-        tuned = column("tuned", result.policy, returned=result.fastest, after=took)
-        columns += [column(FLOAT32, None), column("untuned", untuned), tuned]
-    return columns
-
-
-def _pass(name: str, objective: str, policy: Optional[Policy], options: Options) -> Run:
-    task = make_task(name, options.batch_size, options.image_size, options.seed)
-    if policy is not None:
-        mxmp.gluon.convert(task.net, policy)
-
-    def train() -> None:
-        with autograd.record():
-            loss = _loss(task)
-        loss.backward()
-
-    return train if objective == "training" else lambda: task.net(*task.inputs)
-
-
 def trainer_step(dtype: str, options: Options) -> List[Column]:
     """Return a step of each trainer on ResNet-50's parameters: SGD with momentum, behind a backward."""
 
@@ -349,13 +313,11 @@ class Group:
 
 _RESNET20, _SMALL = "cifar_resnet20_v1", "mobilenet0.25"
 _TRAINED = (_RESNET20, "resnet18_v1", "resnet50_v1", "mobilenet1.0", "alexnet", "lstm", "bert_small")
-_TUNED = (_RESNET20, "resnet18_v1", "resnet50_v1", "mobilenet1.0", "mobilenetv2_1.0", "lstm", "bert_mini")
 _PLACED = ("resnet152_v1", "inceptionv3", "lstm", "bert_small")
 
 GROUPS = {
     "inference": Group("inference, and errors of the logits", inference, tuple(IMAGE_SIZES), _SMALL, 30, True),
     "training": Group("a training step, forward to update", training, _TRAINED, _RESNET20, 60, True, True),
-    "tune": Group("float32, a policy, and what the tuner returns", tune, _TUNED, _RESNET20, 70, True),
     "trainer-step": Group("the trainer's step alone", trainer_step, ("float32", "float16"), "float32", 15),
     "conversion": Group("converting a model", conversion, ("resnet152_v1",), _SMALL, 30),
     "placement": Group("casts, their bytes, the time of the minimum cut", placement, _PLACED, _SMALL, 10),

@@ -27,8 +27,7 @@ from mxmp.devices.speed import runs_bfloat16
 from mxmp.dtypes import BFLOAT16
 from mxmp.errors import MxmpError, did_you_mean, mxnet_reason
 from mxmp.files import replacing
-from mxmp.tune.benchmark import output_error
-from mxmp.tune.race import FEWEST, NOISY, Rounds
+from mxmp.tune.speed import FEWEST, NOISY, Rounds
 
 from . import other_work
 from .cases import GROUPS, ONNX_COLUMNS, PEER, Column, Options, Started, missing_packages
@@ -72,6 +71,17 @@ def choose(wanted: Sequence[str], small: bool = False) -> List[Case]:
             raise ValueError(f"{name} has no case {case!r}{did_you_mean(case, group.cases)}.")
         chosen += [(name, each) for each in ([case] if case else [group.small] if small else group.cases)]
     return list(dict.fromkeys(chosen))
+
+
+def output_error(output: Any, exact: Any) -> float:
+    """Return the error of an output where float32's is finite, in float64, whose squares always fit."""
+    # float32's squares overflow from 1.8e19 on, and vanish below 1e-23.
+    is_finite = np.isfinite(exact)
+    right, value = (np.where(is_finite, array, 0).astype(np.float64).ravel() for array in (exact, output))
+    if not np.isfinite(value).all():
+        return math.inf
+    difference, size = float(np.linalg.norm(value - right)), float(np.linalg.norm(right))
+    return difference / size if size else (0.0 if difference == 0 else math.inf)
 
 
 class Timer:

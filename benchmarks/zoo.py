@@ -128,7 +128,7 @@ def make_task(name: str, batch_size: int = 0, size: int = 0, seed: int = 0) -> T
     usual = TASKS.get(name, (32, 32) if name.startswith("cifar") else (4, IMAGE_SIZES.get(name, 224)))
     batch, size = batch_size or usual[0], size or usual[1]
     make = {"lstm": _lstm, "bert_small": _bert, "bert_mini": _bert}.get(name, _classifier)
-    with mx.name.NameManager():  # counts names from 0 on: a plan of the tuner names them
+    with mx.name.NameManager():  # counts names from 0 on
         task = make(name, batch, size, rng)
     task.net.hybridize(static_alloc=True, static_shape=True)
     task.net(*task.inputs)  # completes the shapes, and with them the initialization

@@ -164,7 +164,7 @@ class LaunchError(MxmpError, RuntimeError):
 
 
 class TuneError(MxmpError, RuntimeError):
-    """A network cannot be tuned as it was asked, or a tuned policy does not hold here."""
+    """A network cannot be timed or searched as it was asked."""
 
 
 class SlowPrecisionWarning(UserWarning):

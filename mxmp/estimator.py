@@ -99,7 +99,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
         policy: A policy or its name.
         loss_scale: 'policy' for the policy's; or 'dynamic', a number, a `LossScale`, or None for no
             scaling and no checks.
-        observers: Observers of the steps, such as a `mxmp.diagnose.Ledger`: each one's ``attach`` is called
+        observers: Observers of the steps, such as a `mxmp.diagnose.Watch`: each one's ``attach`` is called
             with the trainer when a fit begins, and its ``detach``, if it has one, when it ends, so that a log writes
             its last step; one that was attached to the trainer before stays attached.
 
@@ -129,7 +129,8 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
         self.observers = tuple(observers)
         for each in self.observers:
             if not callable(getattr(each, "attach", None)):
-                raise TrainerError(f"observers holds a {type(each).__name__}, which has no attach; expected a Ledger.")
+                found = f"observers holds a {type(each).__name__}, which has no attach"
+                raise TrainerError(f"{found}; expected a mxmp.diagnose.Watch or a log of steps.")
         self._attached: List[Any] = []  # observers that were not attached before
         self._first_batch, self._epoch, self._skipped = True, 0, 0
 

@@ -26,7 +26,7 @@ PUBLIC: Dict[str, List[str]] = {
         "disable_casts init init_trainer initialize list_conditional_fp32_ops list_fp32_ops "
         "list_loss_output_functions list_lp16_fp32_ops list_lp16_ops list_lp16_use_fp32_params "
         "list_widest_type_cast lists load_state_dict master_params scale_loss state_dict unscale",
-        "mxmp.diagnose": "Advice AmxStatus CSVLogger Check Comparison Diagnosis Finding Ledger LoopFinding "
+        "mxmp.diagnose": "AmxStatus CSVLogger Check Comparison Diagnosis Finding Gradients LoopFinding "
         "LoopFindings Magnitudes NodeComparison NonFinite OutputComparison Run StepLogger StepRecord "
         "TensorBoardLogger ValueRange Verdict Watch amx_status check_devices check_loop checking compare examine "
         "explain fastest_policy find_nonfinite measure_gradients measure_ranges read_run runs_bfloat16",
@@ -44,7 +44,7 @@ PUBLIC: Dict[str, List[str]] = {
         "mxmp.symbol": "Checkpoint Converted ConvertedBuckets ConvertedModel convert_buckets convert_checkpoint "
         "convert_graph convert_model convert_symbol from_graph infer_facts load_checkpoint load_params load_symbol "
         "on_cpu save_checkpoint to_graph",
-        "mxmp.tune": "Change HoldsFor Measured SearchResult SearchRow Tolerance TuneResult load search tune",
+        "mxmp.tune": "PolicySpeed SearchResult SearchRow SpeedComparison compare_speed search",
     }.items()
 }
 """The names in docs/reference, by module: what `dir` shows. A module cannot be asked: importing one imports MXNet."""
@@ -96,7 +96,7 @@ GUESSES: Dict[str, List[str]] = {
         "debug_nans",
         "mxmp.diagnose.runs_bfloat16": "is_bf16_supported is_bfloat16_supported",
         "mxmp.diagnose.examine": "doctor",
-        "mxmp.tune.tune": "autotune benchmark",
+        "mxmp.tune.compare_speed": "autotune benchmark",
     }.items()
 }
 """The names that users of other libraries try, by ours (docs/guides/coming_from/names.md)."""

@@ -9,7 +9,7 @@ import click
 
 from .. import __version__
 from ..errors import MxmpError, mxnet_reason, visible
-from .checkpoints import benchmark, convert, tune
+from .checkpoints import benchmark, convert
 from .diagnose import compare, inspect, ranges, report
 from .environment import build, doctor, launch, run
 from .interrupts import INTERRUPTED, LINE
@@ -42,10 +42,10 @@ class CommandLine(click.Group):
 @click.group("mxmp", cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mxmp")
 def commands() -> None:
-    """Mixed precision for Apache MXNet: convert checkpoints, tune them, look at what is decided and at the machine."""
+    """Mixed precision for Apache MXNet: convert checkpoints, time them, look at what is decided and at the machine."""
 
 
-for command in (benchmark, build, compare, convert, doctor, inspect, launch, ranges, report, run, tune):
+for command in (benchmark, build, compare, convert, doctor, inspect, launch, ranges, report, run):
     commands.add_command(command)
 
 

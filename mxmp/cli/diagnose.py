@@ -301,8 +301,8 @@ def ranges(
     What is beyond half of float16's range stays in float32 if a conversion is given the ranges, for a batch does not
     have the largest value of all; the options that have `mxmp convert` do that are printed. With --gradients:
     which share of each activation's gradient becomes 0 in float16 without a loss scale, and the largest scale
-    that keeps it finite. Labels that are not given are zeros: what loss heads alone read beside their data, and
-    inputs whose names end in 'label'.
+    that keeps it finite; and the share of all gradients in each power of two. Labels that are not given are zeros: what
+    loss heads alone read beside their data, and inputs whose names end in 'label'.
 
     \b
     Example:
@@ -318,7 +318,7 @@ def ranges(
         model, batch, naming_files = load_network(prefix, epoch, shapes, types, data, complete=True)
         with naming_files():
             network, args, aux = model
-            largest, counted = diagnose.measure_ranges(network, args, aux, [batch]), {}
+            largest, counted = diagnose.measure_ranges(network, args, aux, [batch]), None
             if gradients:  # with zeros for labels that are missing
                 plain = symbol.convert_model(network, args, aux, "O0")
                 held = {**plain.arg_params, **plain.aux_params}
@@ -327,10 +327,9 @@ def ranges(
             inputs = {name: array.shape for name, array in batch.items()}
             kept = _kept_in_float32(model, inputs, types, largest)
         largest = dict(sorted(largest.items(), key=lambda pair: -pair[1]))
-        counted = dict(sorted(counted.items(), key=lambda pair: -pair[1].share_lost()))
         if as_json:
             values = {"data": data or RANDOM, "largest_of_float16": _LIMIT, "ranges": largest, "keep_float32": kept}
-            print_json({**values, **({"gradients": _magnitudes(counted)} if gradients else {})})
+            print_json({**values, **({"gradients": _magnitudes(counted)} if counted is not None else {})})
         else:
             _print_ranges(largest, counted, None if list_all else _MOST)
             # Quoted for a shell, to be copied to the end of a command.
@@ -353,18 +352,19 @@ def _kept_in_float32(model: Any, shapes: Any, types: Any, ranges: Mapping[str, f
     return list(dict.fromkeys(map(pattern_of, names)))
 
 
-def _magnitudes(counted: Mapping[str, Any]) -> Dict[str, Any]:
+def _magnitudes(counted: Any) -> Dict[str, Any]:
     """Return the magnitudes of gradients as plain values."""
     values = {}
     for name, each in counted.items():
         counts = {"values": each.total, "zeros": each.zeros, "nonfinite": each.nonfinite, "largest": each.largest}
-        values[name] = {**counts, "share_lost": each.share_lost(), "largest_scale": each.largest_scale()}
+        found = {"share_lost": each.share_lost(), "largest_scale": each.largest_scale(), "counts": each.counts}
+        values[name] = {**counts, **found}
     return values
 
 
-def _print_ranges(largest: Mapping[str, float], counted: Mapping[str, Any], most: Optional[int]) -> None:
-    """Print a table of tensors and one of their gradients, if there are any."""
-    from ..display import NUMBER, SHARE, Column, Table, terminal
+def _print_ranges(largest: Mapping[str, float], counted: Any, most: Optional[int]) -> None:
+    """Print a table of tensors, and what was counted of their gradients, None if nothing was."""
+    from ..display import NUMBER, Column, Table, terminal
     from ..symbol.arguments import HEADROOM
 
     rows: List[Tuple[Any, ...]] = []
@@ -373,13 +373,10 @@ def _print_ranges(largest: Mapping[str, float], counted: Mapping[str, Any], most
         near = "near its end: float32 if ranges are given" if value * HEADROOM > _LIMIT else ""
         rows.append((name, value, value / _LIMIT, "beyond float16" if value > _LIMIT else near))
     columns = [Column("tensor"), Column("largest", NUMBER), Column("of float16's largest", NUMBER), Column("note")]
-    tables = [Table("Largest magnitudes", columns, rows, "tensors; --all lists more", most)]
-    rows = [(name, each.largest, each.share_lost(), each.largest_scale()) for name, each in counted.items()]
-    columns = [Column("gradient of"), Column("largest", NUMBER), Column("0 in float16 unscaled", SHARE)]
-    columns.append(Column("largest scale", NUMBER))
-    tables += [Table("Gradients", columns, rows, "gradients; --all lists more", most)] if rows else []
-    for table in tables:
-        stdout().print(terminal.table(table))
+    console = stdout()
+    console.print(terminal.table(Table("Largest magnitudes", columns, rows, "tensors; --all lists more", most)))
+    for part in [] if counted is None else terminal.parts("Gradients", counted.sections(most), width=console.width):
+        console.print(part)
 
 
 @click.command()
@@ -390,10 +387,10 @@ def report(run: str, out: str, title: Optional[str], force: bool) -> None:
     """Write what is known of a run as one HTML page.
 
     RUN is a folder with any of these files, or one of them: report.json (a report's to_json),
-    ledger.json (of gradients), compare.json (errors by layer), steps.csv (loss and scale), verdict.json
+    gradients.json (measured ones), compare.json (errors by layer), steps.csv (loss and scale), verdict.json
     (why a step was not finite, of `explain` or a Watch). The page shows
     the network with its precisions and casts, tables that sort and filter, and charts. It is complete in
-    itself: nothing is loaded from a network. Its verdict, warnings and advice are printed too.
+    itself: nothing is loaded from a network. Its verdict and warnings are printed too.
 
     \b
     Example:
@@ -406,7 +403,7 @@ def report(run: str, out: str, title: Optional[str], force: bool) -> None:
         found = read_run(run)
         found.to_html(out, title)
         pairs = [("written", out)] + ([("verdict", str(found.verdict))] if found.verdict else [])
-        pairs += [("warning", each) for each in found.warnings] + [("advice", each) for each in found.advice]
+        pairs += [("warning", each) for each in found.warnings]
         if found.missing and os.path.isdir(run):
             pairs.append(("not there", ", ".join(found.missing)))
         print_pairs(pairs)

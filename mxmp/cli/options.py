@@ -15,7 +15,6 @@ from glob import escape, glob
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from .. import dtypes
 from ..checkpoint import checkpoint_files
@@ -58,15 +57,6 @@ def require_new(*paths: str, force: bool) -> None:
         # A link that leads nowhere is in the way too, which `exists` does not see.
         if os.path.lexists(path) and not force:
             raise CheckpointError(f"{path}: it exists; give another name to -o, or --force to overwrite it.")
-
-
-def refuse_beside(ctx: click.Context, option: str, *others: str) -> None:
-    """Refuse an option that has the whole policy together with others, given by the names of their arguments."""
-    # Defaults are not told from what was typed by the values.
-    names = {each.name: each.opts[0] for each in ctx.command.params}
-    given = [names[name] for name in others if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE]
-    if given:
-        raise click.UsageError(f"{option} has the whole policy; leave {given[0]} out.", ctx)
 
 
 def _read_shape(text: str) -> Tuple[str, Any]:
@@ -129,36 +119,6 @@ def batch_option(help: str = "") -> Callable[[Command], Command]:
     said = "A batch: arrays by names of inputs, as numpy.savez writes them; random numbers from 0 to 1 unless given."
     path = click.Path(exists=True, dir_okay=False)
     return click.option("--data", type=path, metavar="FILE.npz", help=f"{said} {help}".strip())
-
-
-def timing_options(seconds: float, help: str) -> Callable[[Command], Command]:
-    """Return what adds the options of a command that times a network; its ``seconds``, and the help on them, differ."""
-    options = [
-        click.option(
-            "--objective",
-            type=click.Choice(["training", "inference"]),
-            help="What is timed: forward and backward, or forward alone; training unless --for-inference is given.",
-        ),
-        click.option("--for-inference", is_flag=True, help="Time inference with BatchNorm folded, as convert does it."),
-        click.option(
-            "--seconds",
-            type=click.FloatRange(min=0, min_open=True),
-            default=seconds,
-            show_default=True,
-            help=help,
-        ),
-    ]
-
-    return partial(_added, options=options)
-
-
-def require_timed(ctx: click.Context, objective: Optional[str], for_inference: bool, shapes: Dict[str, Any]) -> str:
-    """Return what is to be timed, 'training' or 'inference'; refuse options that contradict, and missing shapes."""
-    if for_inference and objective == "training":
-        raise click.UsageError("--for-inference is for --objective inference.", ctx)
-    if not shapes:
-        raise click.UsageError("give --shape of every input, such as data:8,3,224,224.", ctx)
-    return objective or ("inference" if for_inference else "training")
 
 
 _INPUTS = slice(1, 3)  # of the options below
@@ -237,7 +197,7 @@ def load_network(
     from ..diagnose.batches import load_batch
     from ..symbol.arguments import check_params
     from ..symbol.checkpoint import load_checkpoint, naming_files
-    from ..tune.workload import make_batch
+    from ..tune.speed import make_batch
 
     model, naming = load_checkpoint(prefix, epoch), partial(naming_files, *checkpoint_files(prefix, epoch))
     with naming():  # before what lacks is taken for an input

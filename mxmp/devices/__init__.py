@@ -4,5 +4,5 @@
 - `amx` switches AMX on for MXNet, when the user asks for it.
 - `check` says what a policy means on each device, and what bfloat16 means on the processor: by flags and a table of
   what the released wheels hold for GPUs. Nothing is measured.
-- `speed` has the clock, for ``mxmp doctor`` and `tune`, and says what its times hold for.
+- `speed` has the clock, for ``mxmp doctor``, and describes the machine.
 """

@@ -1,7 +1,7 @@
-"""The clock: how fast bfloat16 is on this machine's processor beside float32, and what measured times hold for.
+"""The clock: how fast bfloat16 is on this machine's processor beside float32, and what this machine is.
 
 Flags tell roughly, the clock more: the same instruction set is 1.7 times as fast as float32 on one processor and 0.7
-times on another. ``mxmp doctor`` and `tune` measure; nothing is kept. What runs is what a network in 'mixed_bfloat16'
+times on another. ``mxmp doctor`` measures; nothing is kept. What runs is what a network in 'mixed_bfloat16'
 does in its middle: two 3x3 convolutions with 128 channels of 28x28, batch 2, and two dense layers of 512 units, batch
 256, each with a relu behind it, forward and backward. Weights are stored in float32 and cast in each run. Between the
 two layers oneDNN keeps its own layouts, as in a network. The times have the casts and reorders of weights and their
@@ -23,7 +23,7 @@ from .. import dtypes
 from . import amx
 from .processor import read_processor
 
-LONG, SHORT = 1.0, 0.4  # seconds of measuring: for ``mxmp doctor``, and for the tuner, which has others to measure
+LONG, SHORT = 1.0, 0.4  # seconds of measuring: for ``mxmp doctor``, and for who has others to measure
 _FEWEST, _MOST = 4, 40  # rounds
 
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")

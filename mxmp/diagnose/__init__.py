@@ -13,7 +13,8 @@ from ..report import read_run as read_run
 from ..report.comparison import Comparison as Comparison
 from ..report.comparison import NodeComparison as NodeComparison
 from ..report.comparison import OutputComparison as OutputComparison
-from ..report.ledger import Advice as Advice
+from ..report.gradients import Gradients as Gradients
+from ..report.gradients import Magnitudes as Magnitudes
 from .check_loop import LoopFinding as LoopFinding
 from .check_loop import LoopFindings as LoopFindings
 from .check_loop import check_loop as check_loop
@@ -25,13 +26,11 @@ from .doctor import examine as examine
 from .explain import Verdict as Verdict
 from .explain import explain as explain
 from .explain import find_nonfinite as find_nonfinite
-from .ledger import Ledger as Ledger
 from .log import CSVLogger as CSVLogger
 from .log import StepLogger as StepLogger
 from .log import StepRecord as StepRecord
 from .log import TensorBoardLogger as TensorBoardLogger
 from .nonfinite import NonFinite as NonFinite
-from .ranges import Magnitudes as Magnitudes
 from .ranges import ValueRange as ValueRange
 from .ranges import measure_gradients as measure_gradients
 from .ranges import measure_ranges as measure_ranges

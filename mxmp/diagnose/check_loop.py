@@ -128,7 +128,7 @@ def check_loop(net: Nets, trainer: Trainers, loop: Callable[[], Any], speed: boo
     """Run two steps of a training loop and return its mistakes.
 
     A dry run: parameters, gradients, running statistics, optimizer states, update counts, loss scale and learning rate
-    schedule are as before after it; logs and ledgers of mxmp on the trainer do not see its steps. Other changes
+    schedule are as before after it; logs of mxmp on the trainer do not see its steps. Other changes
     of the loop stay: the files of hooks and other logs, the state of random numbers, an iterator that it reads. A
     Module needs none: its ``fit`` makes the steps by itself.
 

@@ -460,7 +460,7 @@ def _sentence(where: NonFinite) -> str:
 _GROWN = " If the loss has just grown, lower the learning rate instead."
 _DIVERGED = (
     " Values this large, in float32 too, are those of a run that diverges: if they have grown, lower the learning rate "
-    "or clip gradients instead. A mxmp.diagnose.Ledger says whether they grow."
+    "or clip gradients instead."
 )
 
 _NO_FAULT = (

@@ -43,7 +43,7 @@ def kept_training(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer]
 
     That is all that `kept` puts back, here with nets converted as they are, and of trainers: optimizer states, masters,
     update counts, learning rate schedule, loss scale, and hooks and methods of the one object. Observers of the
-    trainers, such as logs and ledgers, are told of none of these steps, and observe again after it.
+    trainers, such as logs, are told of none of these steps, and observe again after it.
 
     Not put back is what is outside of these: what step hooks, and logs that are not of mxmp, do; the state of random
     numbers; iterators that are read.

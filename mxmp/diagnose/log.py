@@ -18,17 +18,17 @@ import os
 import secrets
 import time
 import weakref
-from typing import Any, BinaryIO, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import mxnet as mx
 import numpy as np
 from mxnet.gluon.contrib.estimator import BatchEnd, TrainBegin, TrainEnd
 
 from ..arrays import copies_in_float32, is_low_precision, sum_of_squares, to_float32
-from ..errors import CheckpointError, DependencyError, TrainerError
+from ..errors import CheckpointError, DependencyError, TrainerError, listed
 from ..files import require_folder
 from ..train.step import Observer, StepEnd, Weights, scaler_of
-from .exponents import why_skipped
+from .ranges import ranges_of
 
 FILE = "steps.csv"
 """The name of a `CSVLogger`'s file in the folder of a run."""
@@ -39,9 +39,6 @@ _SKIPPED = "skipped_steps"
 _TAGS = {
     "scale": "loss_scale",
     "grad_norm": "gradients/norm",
-    "zero_share": "gradients/zero_share",
-    "subnormal_share": "gradients/subnormal_share",
-    "largest": "gradients/largest",
     "loss": "loss",
 }
 """Under which name TensorBoard shows a field of a step."""
@@ -64,9 +61,6 @@ class StepRecord(NamedTuple):
             was not.
         loss: Mean of the losses that `StepLogger.log` was given, of all batches of the step; without any, of those that
             went to ``scale_loss``.
-        zero_share: Share of the gradients' elements that became zero, of the ledger's last sample.
-        subnormal_share: Share of those that are subnormal, likewise.
-        largest: The largest magnitude of a gradient, likewise.
         error: The error that the step raised, in one line.
         why: Of a skipped step: the weights whose gradients were not finite, each with the share of its elements, the
             smallest share first. Backward spreads inf and NaN to ever more elements, so that one is likely the
@@ -80,9 +74,6 @@ class StepRecord(NamedTuple):
     next_scale: float
     grad_norm: Optional[float] = None
     loss: Optional[float] = None
-    zero_share: Optional[float] = None
-    subnormal_share: Optional[float] = None
-    largest: Optional[float] = None
     error: str = ""
     why: str = ""
 
@@ -122,12 +113,10 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
     priority = _BEFORE_THE_STEP
     path = ""  # of what is written to
 
-    def __init__(self, every: int, ledger: Any) -> None:
+    def __init__(self, every: int) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise TrainerError(f"{type(self).__name__}: every={every!r}; expected a whole number of steps, 1 or more.")
-        if ledger is not None and not callable(getattr(ledger, "shares", None)):
-            raise TrainerError(f"{type(self).__name__}: ledger is a {type(ledger).__name__}, which has no shares().")
-        self._every, self._ledger = every, ledger
+        self._every = every
         self._count, self._begin = 0, 0.0
         self._seconds = 0.0  # of the last step
         self._skipped = 0  # how many steps were skipped, up to the one that is written
@@ -233,16 +222,15 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
 
     def on_skip(self, weights: Weights) -> None:
         """Note which gradients are not finite."""
-        self._step.why = why_skipped(weights)
+        self._step.why = _why_skipped(weights)
 
     def on_end(self, end: StepEnd) -> None:
         """Write the step before, and keep this one until the next ends."""
         self._flush()
-        shares = self._ledger.shares() if self._ledger is not None else {}
         error = "" if end.error is None else " ".join(f"{type(end.error).__name__}: {end.error}".split())
         self._seconds = time.monotonic() - self._begin
         record = StepRecord(end.number, self._seconds, end.taken, end.scale, end.loss_scale.value, error=error)
-        self._step.record, self._step.is_skipped = record._replace(**shares), end.skipped
+        self._step.record, self._step.is_skipped = record, end.skipped
         if not (end.taken or end.skipped or error):
             self._step.why = "the loss is not finite"
         self._pending, self._step = self._step, _Step()
@@ -284,7 +272,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
 
 
 class CSVLogger(StepLogger):
-    """Writes a line per training step: number, seconds, scale, gradient norm, loss, shares of the ledger, errors.
+    """Writes a line per training step: number, seconds, scale, gradient norm, loss, errors.
 
     The columns are the fields of `StepRecord`; an empty cell was not measured, ``taken`` is 0 or 1. Each line
     is written whole, so that a process that is killed leaves whole lines. A file that is there already goes on: steps
@@ -294,11 +282,10 @@ class CSVLogger(StepLogger):
         path: A file that ends in ``.csv``; else the folder of a run, which is made if it is missing and gets a
             ``steps.csv``.
         every: In which steps the gradient norm is computed: the first, and then one in so many.
-        ledger: A ledger on the same trainer, whose shares are recorded.
 
     Raises:
         CheckpointError: If the file cannot be written, has other columns, or another log is writing it.
-        TrainerError: If ``every`` is no positive whole number, or ``ledger`` has no shares.
+        TrainerError: If ``every`` is no positive whole number.
 
     Example:
         >>> import tempfile
@@ -307,8 +294,8 @@ class CSVLogger(StepLogger):
         steps.csv
     """
 
-    def __init__(self, path: Path, *, every: int = 10, ledger: Any = None) -> None:
-        super().__init__(every, ledger)
+    def __init__(self, path: Path, *, every: int = 10) -> None:
+        super().__init__(every)
         self.path = _file_of(path)
         with _writing(self.path):
             self._file = open(self.path, "ab+", buffering=0)
@@ -363,28 +350,26 @@ class CSVLogger(StepLogger):
 class TensorBoardLogger(StepLogger):
     """Writes the scalars of each training step to an event file: ``tensorboard --logdir FOLDER`` shows them.
 
-    They are ``loss_scale``, ``skipped_steps`` (of the trainer, so far), ``gradients/norm``, ``loss`` if it is given,
-    and of a ledger ``gradients/zero_share``, ``gradients/subnormal_share`` and ``gradients/largest``; `StepRecord`
-    explains each. Numbers that are not finite, such as the norm of a skipped step, are left out. The file is brought up
-    to date every five seconds and at the end. A resumed run that is given the same folder goes on in a second file
-    there.
+    They are ``loss_scale``, ``skipped_steps`` (of the trainer, so far), ``gradients/norm``, and ``loss`` if it is
+    given; `StepRecord` explains each. Numbers that are not finite, such as the norm of a skipped step, are left out.
+    The file is brought up to date every five seconds and at the end. A resumed run that is given the same folder goes
+    on in a second file there.
 
     Args:
         folder: Of the event files; made if it is missing.
         every: In which steps the gradient norm is computed: the first, and then one in so many.
-        ledger: A ledger on the same trainer, whose shares are recorded.
 
     Raises:
         DependencyError: If tensorboardX is missing: ``pip install './mxmp[tensorboard]'``.
         CheckpointError: If the folder cannot be written.
-        TrainerError: If ``every`` is no positive whole number, or ``ledger`` has no shares.
+        TrainerError: If ``every`` is no positive whole number.
     """
 
     # tensorboardX's SummaryWriter writes from a thread of its own: where the disk is full that ends, and training
     # waits for ever. Its EventsWriter, which is called here, writes at once.
 
-    def __init__(self, folder: Path, *, every: int = 10, ledger: Any = None) -> None:
-        super().__init__(every, ledger)
+    def __init__(self, folder: Path, *, every: int = 10) -> None:
+        super().__init__(every)
         if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
             raise CheckpointError(f"TensorBoardLogger: folder is {folder!r}; expected the folder of the event files.")
         try:
@@ -478,6 +463,31 @@ def _norm(weights: Weights, scale: float) -> Callable[[], float]:
         low = [grad for grad in grads if is_low_precision(grad)]
         squares.append(sum_of_squares([*copies_in_float32(low), *(g for g in grads if not is_low_precision(g))]))
     return lambda: float(np.sqrt(np.max([_number(square) for square in squares], initial=0.0))) / scale
+
+
+def _why_skipped(weights: Weights) -> str:
+    """Return in a line which gradients of a skipped step are not finite, the smallest share first; '' if all are.
+
+    Of several contexts the smallest share of a gradient counts. Waits for the gradients; they are read once for all
+    logs of a step. Of a row_sparse gradient the stored rows count.
+    """
+    if weights.seen is None:
+        weights.seen = _nonfinite_shares(weights)
+    shares: Dict[str, float] = weights.seen
+    names = sorted(shares, key=lambda name: shares[name])
+    text = listed(names, [f" ({100 * shares[name]:.3g} %)" for name in names])
+    return f"gradients not finite: {text}" if names else ""
+
+
+def _nonfinite_shares(weights: Weights) -> Dict[str, float]:
+    shares: Dict[str, float] = {}
+    for group in weights.groups():
+        named = ((weights.name(update.index), update.grad.as_nd_ndarray()) for update in group)
+        grads = {name: grad if grad.stype == "default" else grad.data for name, grad in named}
+        for each in ranges_of({name: grad for name, grad in grads.items() if grad.size}):
+            if each.bad:
+                shares[each.name] = min(each.bad / each.size, shares.get(each.name, 1.0))
+    return shares
 
 
 def _mean(loss: Any) -> Tuple[Any, int]:

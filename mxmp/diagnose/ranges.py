@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, overload
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd, gluon
 
 from .. import dtypes
 from ..arrays import is_low_precision, to_float32
-from ..errors import ConvertError, LossScaleError
+from ..errors import ConvertError
 from ..gluon.blocks import roots
 from ..gluon.cache import as_input
 from ..gluon.conversion import Conversion
@@ -28,6 +26,7 @@ from ..gluon.trace import flat_arguments
 from ..graph import Graph
 from ..mxnet_private import NumpySymbol, blocks
 from ..policy import Policy
+from ..report.gradients import Gradients, Magnitudes
 from ..symbol.inference import from_graph, infer_facts, to_graph
 from ..train.loss_heads import is_recorded
 from .batches import Batches, call_net, read_examples, read_loader
@@ -126,88 +125,6 @@ def ranges_of(arrays: Dict[str, Any]) -> List[ValueRange]:
     """Return the ranges of arrays by name, all on one context."""
     sizes = [array.size for array in arrays.values()]
     return read_ranges(list(arrays), sizes, Summaries()(list(arrays.values())))
-
-
-# ---------------------------------------------------------------------- a histogram of magnitudes
-
-class Magnitudes:
-    """A histogram of log2 of absolute values.
-
-    Attributes:
-        counts: By exponent e: how many values are above 2**(e - 1) and at most 2**e. A `mxmp.diagnose.Ledger`
-            counts otherwise: from 2**e to below 2**(e + 1).
-        zeros: How many are 0.
-        nonfinite: How many are infinite or NaN.
-        largest: The largest finite absolute value, 0 if there is none.
-    """
-
-    def __init__(self) -> None:
-        self.counts: Dict[int, int] = {}
-        self.zeros = self.nonfinite = 0
-        self.largest = 0.0
-
-    def __repr__(self) -> str:
-        ends = f" up to 2**{max(self.counts)}, at least 2**{min(self.counts) - 1}" if self.counts else ""
-        return f"Magnitudes({self.total:,} values{ends}; {self.zeros:,} are 0, {self.nonfinite:,} inf or NaN)"
-
-    @property
-    def total(self) -> int:
-        """How many values there are, but for those that are 0, infinite or NaN."""
-        return sum(self.counts.values())
-
-    def add(self, values: np.ndarray[Any, Any]) -> None:
-        """Add the values of an array of any shape and floating point dtype."""
-        values = np.abs(values.astype(np.float64).reshape(-1))
-        finite = values[np.isfinite(values)]
-        nonzero = finite[finite > 0]
-        self.nonfinite += values.size - finite.size
-        self.zeros += finite.size - nonzero.size
-        self.largest = max(self.largest, float(finite.max(initial=0.0)))
-        mantissas, exponents = np.frexp(nonzero)  # mantissas from 0.5, excluding 1
-        exponents = exponents - (mantissas == 0.5)  # a power of two falls to the values below it
-        least = exponents.min(initial=0)
-        counts = np.bincount(exponents - least)
-        self._merge({int(i + least): int(counts[i]) for i in np.flatnonzero(counts)})
-
-    def _merge(self, counts: Mapping[int, int]) -> None:
-        for exponent, count in counts.items():
-            self.counts[exponent] = self.counts.get(exponent, 0) + count
-
-    def merge(self, other: Magnitudes) -> None:
-        """Add the values that another one counted."""
-        self._merge(other.counts)
-        self.zeros += other.zeros
-        self.nonfinite += other.nonfinite
-        self.largest = max(self.largest, other.largest)
-
-    def share_lost(self, scale: float = 1.0, dtype: str = "float16") -> float:
-        """Return the share of `total` that becomes 0 in low precision, from 0 to 1.
-
-        Args:
-            scale: A factor on the values; a power of two, for the counts tell no more.
-            dtype: 'float16' or 'bfloat16'.
-
-        Raises:
-            LossScaleError: If the scale is no power of two.
-        """
-        shift = _log2(scale)
-        least = _log2(dtypes.limits(dtypes.canonical(dtype)).smallest_subnormal)
-        # Half of the least number, and all below, is rounded to 0: ties go to even.
-        lost = sum(count for exponent, count in self.counts.items() if exponent + shift <= least - 1)
-        return lost / self.total if self.total else 0.0
-
-    def largest_scale(self, dtype: str = "float16") -> float:
-        """Return the largest power of two that leaves all values finite in low precision; 1 if there is no value."""
-        if not self.largest:
-            return 1.0
-        return 2.0 ** math.floor(math.log2(dtypes.limits(dtypes.canonical(dtype)).max / self.largest))
-
-
-def _log2(scale: float) -> int:
-    mantissa, exponent = math.frexp(scale) if scale > 0 and math.isfinite(scale) else (0.0, 0)
-    if mantissa != 0.5:
-        raise LossScaleError(f"scale is {scale!r}; expected a power of two.")
-    return exponent - 1
 
 
 # ---------------------------------------------------------------------- graphs that are measured
@@ -397,16 +314,16 @@ def measure_ranges(*args: Any, **kwargs: Any) -> Dict[str, float]:  # noqa: D417
 @overload
 def measure_gradients(
     sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], batches: Batches, ctx: Any = None
-) -> Dict[str, Magnitudes]: ...
+) -> Gradients: ...
 
 
 @overload
 def measure_gradients(
     net: gluon.Block, loss: Any, loader: Any, *, batches: Optional[int] = None
-) -> Dict[str, Magnitudes]: ...
+) -> Gradients: ...
 
 
-def measure_gradients(*args: Any, **kwargs: Any) -> Dict[str, Magnitudes]:  # noqa: D417 - the overloads have them
+def measure_gradients(*args: Any, **kwargs: Any) -> Gradients:  # noqa: D417 - the overloads have them
     """Run a float32 network forward and backward and count the gradients of its activations by magnitude.
 
     Called as ``measure_gradients(net, loss, loader)`` for a Gluon net, or as ``measure_gradients(sym, arg_params,
@@ -427,7 +344,8 @@ def measure_gradients(*args: Any, **kwargs: Any) -> Dict[str, Magnitudes]:  # no
         ctx: Where a symbol runs; the CPU unless given.
 
     Returns:
-        By the name of an output ('conv0_output'): the magnitudes of its gradient over all batches. Left out are
+        A mapping from the name of an output ('conv0_output') to the magnitudes of its gradient over all batches.
+        ``print`` shows which share of all lies in which power of two, and how many become 0 in float16. Left out are
         outputs without a gradient in training, or with 0 everywhere: outputs that nothing reads, those of loss heads,
         and those that depend on no parameter that is trained.
 
@@ -489,7 +407,7 @@ def _ranges(runs: Sequence[ReducedValues]) -> Dict[str, float]:
 
 def _gradients_of_net(
     net: gluon.Block, loss: Any, loader: Any, *, batches: Optional[int] = None
-) -> Dict[str, Magnitudes]:
+) -> Gradients:
     counts: Dict[str, Magnitudes] = {}
     if not callable(loss):
         raise ConvertError(f"loss is a {type(loss).__name__}; expected a function of the net's output and the label.")
@@ -507,7 +425,7 @@ def _gradients_of_net(
 
 def _gradients_of_symbol(
     sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], batches: Batches, ctx: Any = None
-) -> Dict[str, Magnitudes]:
+) -> Gradients:
     subject = SymbolSubject(sym, arg_params, aux_params, ctx)
     model, ctx = subject.model, subject.context
     held = {**model.arg_params, **model.aux_params}
@@ -538,13 +456,13 @@ def _gradients_of_symbol(
     return _gradients(list(runs.values()), counts)
 
 
-def _gradients(runs: Sequence[TappedGradients], counts: Mapping[str, Magnitudes]) -> Dict[str, Magnitudes]:
+def _gradients(runs: Sequence[TappedGradients], counts: Mapping[str, Magnitudes]) -> Gradients:
     """Return the counts in the order of the network, but for gradients that are 0 everywhere; warn of inf and NaN."""
     names = dict.fromkeys(name for run in runs for name in run.outputs if name in counts)
     gradients = {name: counts[name] for name in names if counts[name].total or counts[name].nonfinite}
     bad = {name: each.nonfinite for name, each in gradients.items() if each.nonfinite}
     _warn("measure_gradients: inf or NaN in the gradients of", bad, "all others are counted")
-    return gradients
+    return Gradients(gradients)
 
 
 for _function in (_ranges_of_net, _ranges_of_symbol, _gradients_of_net, _gradients_of_symbol):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 from ..display import Figures, Notes, Record, Section, Shown
 from ..errors import CheckpointError, ConvertError, MxmpError
 from .comparison import Comparison
-from .ledger import LedgerRecord
+from .gradients import Gradients
 from .report import Report
 from .steps import Steps
 
@@ -43,7 +43,7 @@ _FILES: Dict[str, Tuple[str, Any]] = {
     "report.json": ("report", Report),
     "verdict.json": ("verdict", VerdictText),
     "steps.csv": ("log", Steps),
-    "ledger.json": ("gradients", LedgerRecord),
+    "gradients.json": ("gradients", Gradients),
     "compare.json": ("comparison", Comparison),
 }
 
@@ -60,7 +60,7 @@ class Run(Shown):
         report: The decisions on the network, from report.json.
         verdict: Why a step was not finite, from verdict.json.
         log: The log of steps, from steps.csv.
-        gradients: The ledger of gradients, from ledger.json.
+        gradients: The magnitudes of gradients, from gradients.json.
         comparison: The comparison with float32, from compare.json.
     """
 
@@ -68,18 +68,13 @@ class Run(Shown):
     report: Optional[Report] = None
     verdict: Optional[VerdictText] = None
     log: Optional[Steps] = None
-    gradients: Optional[LedgerRecord] = None
+    gradients: Optional[Gradients] = None
     comparison: Optional[Comparison] = None
 
     @property
     def steps(self) -> Optional[Sequence[Mapping[str, Any]]]:
         """A mapping for each step of the log."""
         return None if self.log is None else self.log.steps
-
-    @property
-    def ledger(self) -> Optional[Dict[str, Any]]:
-        """The plain values of the ledger, as ledger.json has them."""
-        return None if self.gradients is None else self.gradients.to_dict()
 
     @property
     def compare(self) -> Optional[Dict[str, Any]]:
@@ -95,15 +90,7 @@ class Run(Shown):
     @property
     def warnings(self) -> List[str]:
         """Sentences to notice about the conversion, as the page has them."""
-        return self._noticed("Warning")
-
-    @property
-    def advice(self) -> List[str]:
-        """The ledger's advice."""
-        return self._noticed("Advice")
-
-    def _noticed(self, kind: str) -> List[str]:
-        notes = (block for block in self._sections()[0].blocks if isinstance(block, Notes) and block.kind == kind)
+        notes = (block for block in self._sections()[0].blocks if isinstance(block, Notes) and block.kind == "Warning")
         return [sentence for block in notes for sentence in block.sentences]
 
     @property
@@ -112,10 +99,9 @@ class Run(Shown):
 
     @property
     def _lead(self) -> str:
-        """The policy, but for its loss scale: the figures of the steps and the ledger have it."""
+        """The policy, but for its loss scale: the figures of the steps have it."""
         fields = self.report.policy.split(",") if self.report else []
-        is_alone = self.log is None and self.gradients is None
-        return ",".join(field for field in fields if is_alone or not field.startswith("loss_scale="))
+        return ",".join(field for field in fields if self.log is None or not field.startswith("loss_scale="))
 
     def _sections(self) -> List[Section]:
         """Return the figures and notes of all parts first, then their other blocks; the table of operators last."""
@@ -128,9 +114,8 @@ class Run(Shown):
             for section in part.sections(order) if isinstance(part, Comparison) else part._sections():
                 others = [block for block in section.blocks if not isinstance(block, (Figures, Notes))]
                 notes += [block for block in section.blocks if isinstance(block, Notes)]
-                if part is not self.gradients or self.log is None:  # the log of steps says the same, and more
-                    tables = (block for block in section.blocks if isinstance(block, Figures))
-                    figures += [each for block in tables for each in block.figures]
+                tables = (block for block in section.blocks if isinstance(block, Figures))
+                figures += [each for block in tables for each in block.figures]
                 if others:
                     sections.append(Section(section.title, others, section.lead))
         sections.sort(key=lambda section: section.title == "Operators")
@@ -141,7 +126,8 @@ def read_run(path: str) -> Run:
     """Return the parts of a run that are there.
 
     Args:
-        path: A folder with any of report.json, ledger.json, compare.json, steps.csv and verdict.json, or one such file.
+        path: A folder with any of report.json, gradients.json, compare.json, steps.csv and verdict.json; or one of
+            these files.
 
     Raises:
         CheckpointError: If there is none of them, or one is broken; the message names it.

@@ -1,4 +1,4 @@
-"""A log of training steps, as a page shows it: loss, scale, gradient norm and shares, with the skipped steps marked."""
+"""A log of training steps, as a page shows it: loss, scale and gradient norm, with the skipped steps marked."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ Step = Mapping[str, Any]
 
 _MOST_SKIPS = 2000  # rows of their table
 _TRUTH = {"": None, "1": True, "true": True, "0": False, "false": False}
-_NUMBERS = (
-    *("step", "seconds", "scale", "next_scale", "grad_norm", "loss"),
-    *("zero_share", "subnormal_share", "largest"),
-)
+_NUMBERS = "step", "seconds", "scale", "next_scale", "grad_norm", "loss"
 
 # Caption, columns with their names in the legend, and scale of each chart.
 _CHARTS = (
     ("Loss", {"loss": "loss"}, "auto"),
     ("Loss scale", {"scale": "scale"}, "log2"),
     ("Norm of the gradients", {"grad_norm": "norm"}, "auto"),
-    ("Shares of gradient elements", {"zero_share": "zero", "subnormal_share": "subnormal"}, "share"),
-    ("Largest gradient", {"largest": "largest"}, "auto"),
 )
 _SKIPS = (
     Column("step", NUMBER),

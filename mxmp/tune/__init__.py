@@ -1,16 +1,12 @@
-"""Tuning: policies that are found by measuring, for speed or for accuracy."""
+"""Tuning: policies compared by speed, and one that is found by accuracy."""
 
 from ..display import terminal  # noqa: F401  # before rich, see there
 from ..names import hooks as _hooks
-from .by_accuracy import SearchResult as SearchResult
-from .by_accuracy import SearchRow as SearchRow
-from .by_accuracy import Tolerance as Tolerance
-from .by_accuracy import search as search
-from .by_time import tune as tune
-from .candidates import Change as Change
-from .plan import HoldsFor as HoldsFor
-from .plan import TuneResult as TuneResult
-from .plan import load as load
-from .race import Measured as Measured
+from .accuracy import search as search
+from .records import PolicySpeed as PolicySpeed
+from .records import SearchResult as SearchResult
+from .records import SearchRow as SearchRow
+from .records import SpeedComparison as SpeedComparison
+from .speed import compare_speed as compare_speed
 
 globals().update(_hooks(__name__))

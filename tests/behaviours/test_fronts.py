@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp import amp
 from mxmp.diagnose import compare, explain
-from mxmp.errors import CheckpointError, LossScaleError, TuneError
+from mxmp.errors import CheckpointError, LossScaleError
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.optimizer import LossScaleOptimizer
 from tests.freeze import freeze
@@ -336,16 +336,12 @@ def test_compare_leaves_the_net_as_it_was(policy, gradients, kind):
 # Tuning, the command line.
 
 
-def test_a_plan_is_used_again_where_it_holds_and_refused_elsewhere(tmp_path):
-    file = str(tmp_path / "plan.json")
-    found = mxmp.tune.tune(make(), [X], seconds=0.5, store=file)
-    again = mxmp.tune.load(file, make(), [X])
-    assert str(again.policy) == str(found.policy)
-    with pytest.raises(TuneError, match="shape"):
-        mxmp.tune.load(file, make(), [X[:2]])
-    for other in (make(flatten=False), make(layers=3)):
-        with pytest.raises(TuneError, match="network: found another one"):
-            mxmp.tune.load(file, other, [X])
+def test_speeds_are_compared_without_a_change_and_the_fastest_is_a_policy():
+    net = make()
+    before = freeze(values(net))
+    found = mxmp.tune.compare_speed(net, [X], ["float32", "O1"], seconds=0.01)
+    assert [row.policy for row in found.rows] == ["float32", "O1"] and freeze(values(net)) == before
+    assert found.fastest in ("float32", "O1") and mxmp.gluon.convert(net, found.fastest) is net
 
 
 def mxmp_command(*args, cwd):

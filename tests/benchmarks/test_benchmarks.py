@@ -24,7 +24,6 @@ COLUMNS = {
     "training": {
         "": ["float32", "contrib.amp", "mixed_bfloat16", "bfloat16, stored", "float16 O1", "float16 O2"],
     },
-    "tune": {objective: ["float32", "untuned", "tuned"] for objective in ("training", "inference")},
     "trainer-step": {"": ["mx.gluon", "mxmp"]},
     "conversion": {
         what: ["contrib.amp", "mxmp"]
@@ -75,7 +74,7 @@ def test_cases_are_chosen_by_group_by_name_and_by_any_classifier():
     assert runner.choose([]) == [(name, case) for name, group in GROUPS.items() for case in group.cases]
     wanted = ["training/lstm", "placement/mobilenet0.25", "training/lstm"]
     assert runner.choose(wanted) == [("training", "lstm"), ("placement", "mobilenet0.25")]
-    assert runner.choose(["tune"], small=True) == [("tune", "cifar_resnet20_v1")]
+    assert runner.choose(["training"], small=True) == [("training", "cifar_resnet20_v1")]
 
 
 def test_the_list_names_every_case(capsys):
@@ -173,3 +172,20 @@ def test_casts_are_counted_with_their_bytes():
 def test_a_copy_of_a_network_gives_the_same_logits():
     model = zoo.make_model("mobilenet0.25", 2, 32)
     np.testing.assert_array_equal(model.copy()(model.images).asnumpy(), model.net(model.images).asnumpy())
+
+
+@pytest.mark.parametrize(
+    ("output", "exact", "error"),
+    [
+        ([np.nan, 1.0], [2.0, 1.0], np.inf),
+        ([np.inf, 1.0], [2.0, 1.0], np.inf),
+        ([np.inf, 1.5], [np.inf, 1.0], 0.5),
+        ([1.5e30, 0.0], [1e30, 0.0], 0.5),
+        ([1.5e-30, 0.0], [1e-30, 0.0], 0.5),
+        ([0.0], [0.0], 0.0),
+        ([1.0], [0.0], np.inf),
+    ],
+)
+def test_errors_of_extreme_outputs(output, exact, error):
+    arrays = np.array(output, np.float32), np.array(exact, np.float32)
+    assert runner.output_error(*arrays) == pytest.approx(error, rel=1e-6)

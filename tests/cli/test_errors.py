@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 import mxmp as package
-from mxmp.tune.plan import digest
 from tests.cli.checkpoints import SHAPES, contents, mxmp, network, params, save
-from tests.tune.results import result
 
 
 def refused(match, *args, code=1):
@@ -43,7 +41,7 @@ def folder(tmp_path_factory):
         args[name] = mx.nd.ones((7, *args[name].shape[1:]))
         mx.model.save_checkpoint(str(folder / name), 3, network(), args, aux)
     mxmp("convert", prefix, 3, "-o", folder / "low")
-    for file in ("taken-symbol.json", "taken-0004.params", "page.html", "text.npz", "run/ledger.json"):
+    for file in ("taken-symbol.json", "taken-0004.params", "page.html", "text.npz", "run/gradients.json"):
         (folder / file).write_text("{")
     data = np.zeros(SHAPES["data"], np.float32)
     objects, words = np.array([{}], dtype=object), np.array(["a"])
@@ -53,7 +51,6 @@ def folder(tmp_path_factory):
     np.savez(folder / "wrong.npz", data=data, wrong=data)
     np.save(folder / "array.npy", data)
     (folder / "cut.npz").write_bytes((folder / "batch.npz").read_bytes()[:100])
-    result("mixed_bfloat16", network=digest([network()])).save(str(folder / "plan.json"))
     return folder
 
 
@@ -91,8 +88,8 @@ REFUSED = [
     *((f"inspect net --policy O2 {options}", code, match) for options, code, match in POLICIES),
     *((f"convert {name} 3 -o out {options}", 1, match) for name, options, match in PARAMS),
     *((f"inspect {name} --epoch 3 {options}", 1, match) for name, options, match in PARAMS),
-    *((f"{command} mixed 3 {SHAPE}", 1, PARAMS[0][2]) for command in ("tune", "benchmark", "compare", "ranges")),
-    *((f"{command} fc_weight 3 {SHAPE}", 1, "fc_weight-0003.params: " + UNFIT.format("fc_weight")) for command in ("tune", "benchmark")),
+    *((f"{command} mixed 3 {SHAPE}", 1, PARAMS[0][2]) for command in ("benchmark", "compare", "ranges")),
+    (f"benchmark fc_weight 3 {SHAPE}", 1, "fc_weight-0003.params: " + UNFIT.format("fc_weight")),
     *((f"{command} fc_weight 3 {SHAPE}", 1, "'fc_weight'") for command in ("compare", "ranges")),
     ("inspect net --shape data:2,4,8,8", 1, "net-0003.params: 'conv_weight' of node .* correct the shapes"),
     ("inspect low --shape data:2,3,9,9", 1, "low-0003.params: 'fc_weight' of node .* correct the shapes"),
@@ -132,22 +129,9 @@ REFUSED = [
     ("convert net", 2, "Missing argument 'EPOCH'"),
     ("convert net 3", 2, "Missing option '-o'"),
     ("convret", 2, "No such command 'convret'"),
-    # Plans.
-    *(
-        (f"convert net 3 -o out {first} {second}", 2, f"--tuned has the whole policy; leave {option.split()[0]} out")
-        for option in ("--policy O1", "--keep-float32 fc", "--output-dtype bfloat16")
-        for first, second in ((option, "--tuned plan.json"), ("--tuned plan.json", option))
-    ),
-    ("convert net 3 -o out --tuned plan.json --for-inference", 1, "tuned without --for-inference"),
-    ("convert net 3 -o out --tuned plan.json --shape data:1,3,8,8", 1, r"shape of data: found \(1, 3, 8, 8\), expected \(2"),
-    ("convert net 3 -o out --tuned plan.json --dtype data:int32", 1, "dtype of data: found int32, expected float32"),
-    ("convert other 3 -o out --tuned plan.json", 1, "network: found another one"),
-    ("convert net 3 -o out --tuned none.json", 2, "none.json' does not exist"),
-    ("convert net 3 -o out --tuned net-symbol.json", 1, "net-symbol.json: this is no tuned plan"),
     # Times.
     *(
-        (f"{command} {options}", code, match)
-        for command in ("tune net 3", "benchmark net")
+        (f"benchmark net {options}", code, match)
         for options, code, match in [
             ("", 2, "give --shape of every input, such as data:8,3,224,224"),
             ("--shape softmax_label:2", 1, "input 'data' has no shape; give --shape data:SIZES"),
@@ -155,14 +139,11 @@ REFUSED = [
             (f"{SHAPE} --dtype dota:int32", 1, "has no input 'dota'"),
             ("--shape data:2,3", 1, "MXNet cannot infer its shapes"),
             (f"{SHAPE} --policy O9", 2, "unknown policy 'O9'"),
-            (f"{SHAPE} --objective speed", 2, "'speed' is not one of"),
-            (f"{SHAPE} --objective training --for-inference", 2, "--for-inference is for --objective inference"),
+            (f"{SHAPE} --policy O1,name:typo=float32", 1, "names: 'typo' matches no node"),
+            (f"{SHAPE} --objective speed", 2, "No such option"),
             (f"{SHAPE} --seconds 0", 2, r"0(.0)? is not in the range x>0"),
         ]
     ),
-    (f"tune net 3 {SHAPE} --policy O0", 1, "is float32 already"),
-    (f"tune net 3 {SHAPE} --policy O1", 1, "it computes in float16, which is emulated on a CPU"),
-    (f"tune net 3 {SHAPE} -o nowhere/plan.json", 1, "there is no folder"),
     (f"benchmark net {SHAPE} --keep-float32 fc", 2, "give --policy too"),
     (f"benchmark net {SHAPE} --gpu 99", 1, "--gpu 99: MXNet finds "),
     (f"benchmark two {SHAPE}", 1, "two: give the EPOCH of its parameters; there are epochs 3, 12"),
@@ -190,7 +171,7 @@ REFUSED = [
     # Runs, programs and jobs.
     ("report empty -o new.html", 1, "none of report.json"),
     ("report missing -o new.html", 1, "there is no such folder or file"),
-    ("report run -o new.html", 1, "ledger.json: this is no ledger of mxmp: it is no JSON"),
+    ("report run -o new.html", 1, "gradients.json: this is no gradients of mxmp: it is no JSON"),
     ("report run -o page.html", 1, "page.html: it exists"),
     ("report run -o nowhere/page.html", 1, "there is no folder"),
     ("run nowhere.py --option", 2, "there is no file 'nowhere.py'"),
@@ -236,8 +217,8 @@ def test_an_error_of_mxnet_is_one_line(tmp_path):
 
 def test_version_and_help_name_the_commands_and_their_arguments():
     assert mxmp("--version")[0] == f"mxmp, version {package.__version__}\n"
-    assert {"convert", "inspect", "tune"} <= set(mxmp("--help")[0].split())
-    assert all("PREFIX" in mxmp(command, "-h")[0] for command in ("convert", "inspect", "tune"))
+    assert {"benchmark", "convert", "inspect"} <= set(mxmp("--help")[0].split())
+    assert all("PREFIX" in mxmp(command, "-h")[0] for command in ("benchmark", "convert", "inspect"))
 
 
 def loops():

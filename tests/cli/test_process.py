@@ -107,7 +107,7 @@ import mxmp.cli.commands
 from mxmp.cli import main
 print(json.dumps([fork(lambda: main(args.split())) for args in json.loads(sys.argv[1])]))
 """
-COMMANDS = "benchmark build convert doctor inspect launch ranges run tune".split()
+COMMANDS = "benchmark build convert doctor inspect launch ranges run".split()
 CLICK = tuple(map(int, version("click").split(".")[:2]))
 ANSWERED = {  # and the exit codes; the files that NET and SAVED stand for
     "--help": 0,
@@ -120,10 +120,9 @@ ANSWERED = {  # and the exit codes; the files that NET and SAVED stand for
     "convert net three -o out": 2,
     "convert net 3 -o out --policy O9": 2,
     "convert net 3 -o out --dtype data:int7": 2,
-    "convert net 3 -o out --tuned TAKEN-0003.params --policy O1": 2,
     "inspect net --shape data:2x3": 2,
+    "benchmark net 3 --shape data:2,3 --seconds 0": 2,
     "tune net 3": 2,
-    "tune net 3 --shape data:2,3 --objective speed": 2,
     "inspect net-symbol.json": 2,
     "doctor --policy O1,loss_scale=-1": 2,
     "launch -n 0 true": 2,
@@ -137,8 +136,6 @@ ANSWERED = {  # and the exit codes; the files that NET and SAVED stand for
     "convert SAVED 3 -o TAKEN": 1,
     "inspect NET": 1,
     "inspect SAVED --epoch 4": 1,
-    "tune NET 3 --shape data:1": 1,
-    "tune SAVED 3 --shape data:1 -o SAVED-0003.params": 1,
     "benchmark NET --shape data:1": 1,
     "benchmark SAVED 4 --shape data:1": 1,
     "compare NET 3 --shape data:1": 1,

@@ -18,7 +18,6 @@ from mxmp.symbol import convert_model, convert_symbol, to_graph
 from tests.devices.machines import install_cards
 from tests.passes.graphs import converted
 from tests.processors import pin, processor_of
-from tests.tune.networks import convnet
 
 ROOT = Path(__file__).resolve().parents[2]
 OFF = processor_of(AMX, amx=AmxStatus(False, "ALL is set.", "Unset it."))
@@ -211,18 +210,10 @@ def test_freeze_without_a_policy_warns_where_amx_is_off(on_processor):
     assert mxmp.gluon.report(frozen).notes[0].endswith(NOTE)
 
 
-@pytest.mark.filterwarnings("ignore::mxmp.errors.SlowPrecisionWarning")
-def test_tune_and_benchmark_note_it(on_processor, monkeypatch):
+def test_a_comparison_of_speeds_notes_it(on_processor):
     on_processor(OFF)
-    monkeypatch.setattr("mxmp.tune.by_time.runs_bfloat16", lambda: False)
-    monkeypatch.setattr("mxmp.tune.benchmark.runs_bfloat16", lambda: False)
-    batch = mx.nd.ones((2, 3, 16, 16))
-    assert NOTE in mxmp.tune.tune(convnet(channels=16), [batch], seconds=0.1, progress=False).notes
-    from mxmp.tune.benchmark import benchmark
-
-    policies, inputs = {"mixed_bfloat16": Policy.parse("mixed_bfloat16")}, {"data": mx.nd.ones((2, 4))}
-    found = benchmark((symbol(), *params()), inputs, policies, "inference", False, 0.01, False)
-    assert found.notes == (NOTE,) and NOTE in str(found)
+    found = mxmp.tune.compare_speed(dense(), [mx.nd.ones((2, 4))], ["float32", "mixed_bfloat16"], seconds=0.01)
+    assert NOTE in found.notes and NOTE in str(found).replace("\n", " ").replace("  ", " ")
 
 
 # ------------------------------------------------------------------ what runs

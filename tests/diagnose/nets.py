@@ -107,8 +107,8 @@ def module_of(sym, shape=(4, 6), kind=Module, params=None, factor=0.1, label=Non
 
 
 class Listed(diagnose.StepLogger):
-    def __init__(self, every=1, ledger=None):
-        super().__init__(every, ledger)
+    def __init__(self, every=1):
+        super().__init__(every)
         self.records, self.ended = [], 0
 
     def _write(self, record):

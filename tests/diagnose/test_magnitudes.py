@@ -53,6 +53,11 @@ def test_the_largest_scale_leaves_all_values_finite():
     assert counted(np.zeros(3)).largest_scale() == 1.0
 
 
+def test_shares_are_of_the_values_that_are_not_0_by_growing_exponent():
+    found = counted(np.float32([0.0, 0.0, 3.0, 4.0, 0.25, 5.0, np.inf]))
+    assert list(found.shares.items()) == [(-2, 0.25), (2, 0.5), (3, 0.25)]
+
+
 def test_two_counts_become_the_count_of_both():
     one, two = counted(VALUES[:10], [0.0, np.inf]), counted(VALUES[5:])
     one.merge(two)

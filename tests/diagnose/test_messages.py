@@ -13,7 +13,6 @@ from mxmp import diagnose
 from mxmp.diagnose import (
     Comparison,
     CSVLogger,
-    Ledger,
     Magnitudes,
     NonFinite,
     TensorBoardLogger,
@@ -30,12 +29,10 @@ from mxmp.errors import (
     CheckpointError,
     ConvertError,
     DependencyError,
-    DtypeError,
     InferenceError,
     LossScaleError,
     ParamsError,
     PolicyError,
-    StateError,
     TrainerError,
 )
 from mxmp.symbol import convert_model, convert_symbol
@@ -105,10 +102,6 @@ def convert(**ranges):
 
 def converted_net(ranges):
     return mxmp.gluon.convert(net(), "O1", ranges=ranges)(DATA)
-
-
-def ledger(**changes):
-    return Ledger.from_dict({**Ledger().to_dict(), **changes})
 
 
 def attached():
@@ -290,7 +283,7 @@ TABLE = {
     "a call that lacks its loader": (lambda: measure_ranges(net()), TypeError, "measure_ranges() missing 1 required positional argument: 'loader'"),
     "a range of a net that is a text": (lambda: converted_net({"net_fwd_output": "large"}), ConvertError, "ranges: 'net_fwd_output' is 'large'; expected its largest magnitude, a number from 0 on."),
     **{f"a scale of {scale}": (given(Magnitudes().share_lost, scale), LossScaleError, "scale is ...; expected a power of two.") for scale in (0, -2.0, 3, float("inf"), float("nan"))},
-    # Loops, watches, ledgers and logs.
+    # Loops, watches and logs.
     "no loop": (lambda: check_loop(net(), TRAINER, None), TrainerError, "check_loop: loop is a NoneType; give a function that makes one step."),
     "a trainer in place of a net": (lambda: check_loop(TRAINER, net(), print), TrainerError, "check_loop: net is a Trainer; expected a gluon.Block."),
     "no trainer": (lambda: check_loop(net(), None, print), TrainerError, "check_loop: trainer is a NoneType; expected a gluon.Trainer."),
@@ -299,18 +292,8 @@ TABLE = {
     "a number as the loss of a watch": (lambda: Watch(3), TrainerError, "Watch: loss is a int; expected a Block, such as gluon.loss.L2Loss(), whose calls are noted, as those of a function cannot be: put it into a Block, leave loss out, or call mxmp.diagnose.explain. Give the trainer or module to attach: Watch(loss).attach(trainer)."),
     "a trainer as the loss of a watch": (lambda: Watch(TRAINER), TrainerError, "Watch: loss is a Trainer; expected a Block, such as gluon.loss.L2Loss(), whose calls are noted, as those of a function cannot be: put it into a Block, leave loss out, or call mxmp.diagnose.explain. Give the trainer or module to attach: Watch(loss).attach(trainer)."),
     "a function as the loss of a watch": (lambda: Watch(lambda out: out), TrainerError, "Watch: loss is a function; expected a Block, such as gluon.loss.L2Loss(), whose calls are noted, as those of a function cannot be: put it into a Block, leave loss out, or call mxmp.diagnose.explain. Give the trainer or module to attach: Watch(loss).attach(trainer)."),
-    "a ledger of another dtype": (lambda: Ledger(dtype="float32"), DtypeError, "dtype='float32'; expected 'float16' or 'bfloat16'."),
-    "a ledger of an object": (lambda: Ledger().attach(object()), TrainerError, "expected a trainer, a module or a LossScaleOptimizer of mxmp, found a object of builtins; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."),
-    "an observer that is a text": (lambda: mxmp.estimator.MixedPrecisionHandler("O1", observers=["ledger"]), TrainerError, "observers holds a str, which has no attach; expected a Ledger."),
-    **{f"a ledger every {every!r} steps": (given(Ledger, every), TrainerError, "every=...; expected a positive number of steps.") for every in (0, -1, 1.5, True, "2", None)},
-    "no record of a ledger": (lambda: ledger(record="tune"), StateError, "this is no ledger of mxmp: expected 'record': 'ledger', found 'tune'."),
-    "another version of a ledger": (lambda: ledger(version=0), StateError, "the ledger has version 0; this mxmp reads version 1."),
-    "a damaged ledger, every": (lambda: ledger(every=0), StateError, "the ledger is damaged: every=0; expected a positive number of steps."),
-    "a damaged ledger, dtype": (lambda: ledger(dtype="float32"), StateError, "the ledger is damaged: dtype='float32'; expected 'float16' or 'bfloat16'."),
-    "a damaged ledger, scales": (lambda: ledger(scales={"x": [1, 2]}), StateError, "the ledger is damaged: scales has the key 'x'; expected a whole number below 2**63."),
-    "a damaged ledger, layers": (lambda: ledger(layers=[{"name": "w", "elements": 3, "largest": None}]), StateError, "the ledger is damaged: layers[0].largest is None; expected a number."),
+    "an observer that is a text": (lambda: mxmp.estimator.MixedPrecisionHandler("O1", observers=["watch"]), TrainerError, "observers holds a str, which has no attach; expected a mxmp.diagnose.Watch or a log of steps."),
     **{f"a log every {every!r} steps": (given(Listed, every), TrainerError, "Listed: every=...; expected a whole number of steps, 1 or more.") for every in (0, -1, 1.5, True, None, "1")},
-    "a log of no ledger": (lambda: Listed(1, {}), TrainerError, "Listed: ledger is a dict, which has no shares()."),
     "a log of an optimizer": (lambda: Listed().attach(mx.optimizer.SGD()), TrainerError, "expected a trainer, a module or a LossScaleOptimizer of mxmp, found a SGD of mxnet.optimizer.optimizer; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."),
     "a loss for a log that is not attached": (lambda: Listed().log(loss=1.0), TrainerError, "log: this Listed is not attached; call attach(trainer) first."),
     "a log that is closed": (lambda: closed().attach(TRAINER), TrainerError, "attach: this Listed is closed; make another."),

@@ -11,12 +11,12 @@ from mxmp import Policy
 from mxmp.diagnose import (
     Comparison,
     CSVLogger,
-    Ledger,
     NodeComparison,
     OutputComparison,
     compare,
     explain,
     find_nonfinite,
+    measure_gradients,
     read_run,
 )
 from mxmp.errors import ConvertError
@@ -33,10 +33,16 @@ def squares(name="square"):
     return sym, {"fc_weight": mx.nd.ones((2, 3))}, {}
 
 
+def trained():
+    sym = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, no_bias=True, name="fc")
+    return mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(sym, name="square"))), {"fc_weight": mx.nd.ones((2, 3))}, {}
+
+
 RESULTS = {
     "Comparison": lambda: COMPARISON,
     "NonFinite": lambda: find_nonfinite(squares(), BATCH, "O3"),
     "Verdict": lambda: explain(squares(), BATCH, "O3"),
+    "Gradients": lambda: measure_gradients(*trained(), [BATCH]),
 }
 
 
@@ -96,14 +102,14 @@ def test_what_a_run_leaves_is_read_and_shown(tmp_path):
     data, label, net, losses = mx.nd.random.normal(shape=(5, 4)), mx.nd.ones((5, 3)), made(dense(8, 3), mx.init.Xavier()), []
     net(data)
     trainer = trainer_of(mxmp.gluon.convert(net, "O1"), "dynamic")
-    ledger = Ledger(every=1).attach(trainer)
-    with CSVLogger(tmp_path, every=1, ledger=ledger).attach(trainer) as log:
+    with CSVLogger(tmp_path, every=1).attach(trainer) as log:
         for number in range(3):
             losses.append(backward(trainer, lambda: L2(net(data), label)).mean().asscalar().item())
             net[1].weight.grad()[:] *= float("inf") if number == 1 else 1
             trainer.step(5)
         log.log(loss=7.0)
-    results = {"ledger": ledger, "report": mxmp.gluon.report(net), "compare": compare(net, (data, label), "O1", loss=L2)}
+    gradients = measure_gradients(net, L2, [(data, label)])
+    results = {"gradients": gradients, "report": mxmp.gluon.report(net), "compare": compare(net, (data, label), "O1", loss=L2)}
     for name, result in results.items():
         result.save(str(tmp_path / f"{name}.json"))
     found, why = read_run(tmp_path), "gradients not finite: 'net_dense1_weight' (100 %)"

@@ -1,4 +1,4 @@
-"""Invented runs: a small network's report, and a ledger, a comparison and steps that show every case."""
+"""Invented runs: a small network's report, measured gradients, a comparison and steps that show every case."""
 
 import math
 
@@ -7,7 +7,7 @@ from mxmp.display.page import fragment
 from mxmp.passes.reasons import Reason
 from mxmp.report import Cast, Report, Row, Run
 from mxmp.report.comparison import Comparison, NodeComparison, OutputComparison
-from mxmp.report.ledger import Layer, LedgerRecord
+from mxmp.report.gradients import Gradients, Magnitudes
 from mxmp.report.steps import Steps
 
 HOSTILE = "<script>window.broken = true</script>\"'&<img src=x onerror=alert(1)>"
@@ -46,14 +46,11 @@ def report(count=12, **changes):
     return Report(**{**fields, **changes})
 
 
-def ledger(**changes):
-    layers = [
-        Layer(f"block{i}_conv_weight", 64 * 4**i, {0: {e: 10 + i for e in range(-28 + i, 2 + i)}}, {0: i}, 2.0**i)
-        for i in range(8)
-    ]
-    layers.append(Layer(HOSTILE, 64, largest=math.inf))
-    fields = {"every": 10, "steps": 100, "sampled": 10, "scales": {10: (98, 2)}, "last_scale": 32768.0}
-    return LedgerRecord(**{**fields, "layers": tuple(layers), **changes})
+def gradients():
+    layers = {
+        f"block{i}_conv_output": Magnitudes({e: 10 + i for e in range(-28 + i, 2 + i)}, i, 0, 2.0 ** (1 + i)) for i in range(8)
+    }
+    return Gradients({**layers, HOSTILE: Magnitudes(nonfinite=64)})
 
 
 def compare(**changes):
@@ -71,11 +68,10 @@ def steps(count=300):
         skipped = i in (40, 41, 200)
         found.append({"step": float(i), "seconds": 0.1 * i, "taken": not skipped, "scale": 2.0 ** (8 + i // 50),
                       "next_scale": 256.0, "grad_norm": math.inf if skipped else 1.0 + i % 7, "loss": 5.0 / (1 + i),
-                      "zero_share": 0.01 if i % 10 == 0 else None, "subnormal_share": None, "largest": None,
                       "error": HOSTILE if i == 40 else None, "why": None})  # fmt: skip
     return Steps(found)
 
 
 def whole(name="A run", **changes):
-    parts = {"report": report(notes=("Slow here.",)), "log": steps(), "gradients": ledger(), "comparison": compare()}
+    parts = {"report": report(notes=("Slow here.",)), "log": steps(), "gradients": gradients(), "comparison": compare()}
     return Run(name, **{**parts, **changes})

@@ -188,21 +188,17 @@ def test_the_verdict_on_attention_names_the_override_that_mends_it(run, tmp_path
     assert "net_attention_scores" in kept.to_html()
 
 
-def test_the_ledger_names_layers_that_vanish_and_a_scale_that_keeps_them(run):
-    printed = run("broken_vanishing_gradients", "--steps", 8).splitlines()
-    scale = numbers(printed[1], "loss scale")[0]
-    assert scale > 1 and f"2**{round(np.log2(scale))}" in printed[3]
-    assert printed[2] == "Nothing is wrong with the gradients that were seen."
-    assert re.match("At the scale of 1 an estimated .* most of '[a-z0-9_]*_weight'", printed[3])
+def test_gradients_that_vanish_are_counted_and_a_scale_keeps_them(run):
+    first, _, second, _, last = run("broken_vanishing_gradients", "--steps", 8).splitlines()
+    (lost, few), (lost_scaled, few_scaled) = (map(int, re.findall(r"(\d+)%", line)) for line in (first, second))
+    assert lost > 20 and lost + few > 90 and lost_scaled == 0 and few_scaled <= 5
+    assert 1 < numbers(second, "loss scale")[0] < numbers(last, "gradients:")[0]
 
 
 def test_updates_are_lost_in_float16_alone_and_not_with_masters(run):
-    *scores, sentence = run("broken_lost_update", "--steps", 20).splitlines()
+    scores = run("broken_lost_update", "--steps", 20).splitlines()
     masters, alone = (float(line.partition("%")[0].rpartition(" ")[2]) for line in scores)
     assert masters > 2 * alone
-    assert "of the updates are lost" in sentence and "'net_dense1_weight'" in sentence
-    assert float(sentence.partition("%")[0]) > 80
-    assert sentence.endswith("Keep float32 masters: multi_precision=True.")
 
 
 def test_the_verdict_on_a_nan_image_names_input_and_row(run):

@@ -12,20 +12,21 @@ import pytest
 from mxmp.diagnose import Verdict
 from mxmp.errors import CheckpointError
 from mxmp.report import RUN_FILES, read_run
+from mxmp.report.gradients import Gradients
 from mxmp.report.steps import Steps
 from tests import messages
-from tests.display.runs import compare, ledger, report, steps, whole
+from tests.display.runs import compare, gradients, report, steps, whole
 
-NAMES = ("step", "seconds", "taken", "scale", "next_scale", "grad_norm", "loss", "zero_share", "subnormal_share")
+NAMES = ("step", "seconds", "taken", "scale", "next_scale", "grad_norm", "loss")
 
 
 def run_in(folder):
     run = folder / "resnet"
     run.mkdir()
-    for name, part in {"report": report(), "ledger": ledger(), "compare": compare()}.items():
+    for name, part in {"report": report(), "gradients": gradients(), "compare": compare()}.items():
         part.save(run / f"{name}.json")
     with open(run / "steps.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, (*NAMES, "largest", "error"), extrasaction="ignore")
+        writer = csv.DictWriter(file, (*NAMES, "error"), extrasaction="ignore")
         writer.writeheader()
         writer.writerows({**row, "taken": int(row["taken"])} for row in steps().steps)
     Verdict("data", "data: input 'x' holds NaN. Look at how it is read.").save(run / "verdict.json")
@@ -40,10 +41,10 @@ def folder(tmp_path):
 def test_a_whole_run_is_read_and_has_a_page_with_a_section_for_each_part(folder):
     run = read_run(folder)
     assert (run.name, run.missing) == ("resnet", ())
-    assert (run.report, run.gradients, run.comparison, run.verdict.kind) == (report(), ledger(), compare(), "data")
-    assert (run.ledger, run.compare) == (ledger().to_dict(), compare().to_dict())
+    assert (run.report, run.gradients, run.comparison, run.verdict.kind) == (report(), gradients(), compare(), "data")
+    assert run.compare == compare().to_dict()
     assert len(run.steps) == 300 and [run.steps[number]["taken"] for number in (0, 40)] == [True, False]
-    assert run.steps[0]["largest"] is None and run.steps[3]["loss"] == 1.25
+    assert run.steps[40]["why"] is None and run.steps[3]["loss"] == 1.25
     titles = "Summary", "Network", "Steps", "Gradients by layer", "Errors by layer", "Operators"
     assert all(f">{title}</h2>" in run.to_html() for title in titles) and "<title>resnet</title>" in run.to_html()
     assert "<title>Mine</title>" in run.to_html(title="Mine")
@@ -51,7 +52,7 @@ def test_a_whole_run_is_read_and_has_a_page_with_a_section_for_each_part(folder)
 
 MARKS = {
     "report.json": ">Operators</h2>",
-    "ledger.json": ">Gradients by layer</h2>",
+    "gradients.json": ">Gradients by layer</h2>",
     "compare.json": ">Errors by layer</h2>",
     "steps.csv": ">Steps</h2>",
     "verdict.json": "holds NaN",
@@ -79,9 +80,9 @@ BROKEN = {  # a file, its content, and what is wrong with it
     "a list": ("report.json", "[1]", "expected 'record': 'report', found None"),
     "a name": ("report.json", changed(report(), rows=[{"name": 1}]), "rows[0].name is 1; expected text"),
     "a count": ("report.json", changed(report(), casts=10**400), "casts is 1000...; expected a whole number"),
-    "another record": ("ledger.json", changed(compare()), "expected 'record': 'ledger', found 'comparison'"),
-    "a version": ("ledger.json", changed(ledger(), version=3), "has version 3; this mxmp reads version 1"),
-    "counts": ("ledger.json", changed(ledger(), layers=[{"name": "a", "counts": {"x": {}}}]), "layers[0].counts has the key 'x'"),
+    "another record": ("gradients.json", changed(compare()), "expected 'record': 'gradients', found 'comparison'"),
+    "a version": ("gradients.json", changed(gradients(), version=3), "has version 3; this mxmp reads version 1"),
+    "counts": ("gradients.json", changed(gradients(), layers={"a": {"counts": {"x": 1}}}), "layers['a'].counts has the key 'x'"),
     "an error": ("compare.json", changed(compare(), outputs=[{"name": "o", "error": []}]), "outputs[0].error is []"),
     "other columns": ("steps.csv", "a,b\n1,2\n", "no column 'step'"),
     "no columns": ("steps.csv", "", "no column 'step'"),
@@ -89,10 +90,6 @@ BROKEN = {  # a file, its content, and what is wrong with it
     "taken": ("steps.csv", "step,taken\n1,maybe\n", "line 2 has taken='maybe'; expected 1 or 0"),
     "no step": ("steps.csv", "step,loss\n,1\n", "line 2 has no step"),
     "a cut line": ("steps.csv", "step,loss,why\n1,2,\n2,1.", "line 3 is cut: it has fewer columns than the first"),
-    "a dtype": ("ledger.json", changed(ledger(), dtype="banana"), "dtype is 'banana'; expected 'float16' or 'bfloat16'"),
-    "a scale": ("ledger.json", changed(ledger(), last_scale=-1), "last_scale is -1.0; expected a positive number"),
-    "a scale of NaN": ("ledger.json", changed(ledger(), last_scale="nan"), "last_scale is nan; expected a positive number"),
-    "steps": ("ledger.json", changed(ledger(), steps=0, scales={"0": [0, 3]}), "its counts of steps do not fit each other"),
     "bytes": ("report.json", b"step\n\xff\xfe\x00", "it is no text in UTF-8"),
     "bytes of steps": ("steps.csv", b"step\n\xff\xfe\x00", "it is no text in UTF-8"),
 }
@@ -114,7 +111,7 @@ def read_folder(path):
 TABLE = {
     **{f"{name}: {what}": (read_broken(name, content), CheckpointError, f"...{name}: ...{text}...") for what, (name, content, text) in BROKEN.items()},
     "a folder in a file's place": (lambda path: read_folder(path / "report.json"), CheckpointError, ".../report.json cannot be read: Is a directory..."),
-    "an empty folder": (read_run, CheckpointError, "...: none of report.json, verdict.json, steps.csv, ledger.json, compare.json is in ..."),
+    "an empty folder": (read_run, CheckpointError, "...: none of report.json, verdict.json, steps.csv, gradients.json, compare.json is in ..."),
     "no folder": (lambda path: read_run(path / "missing"), CheckpointError, ".../missing: there is no such folder or file..."),
 }  # fmt: skip
 
@@ -140,20 +137,19 @@ def test_steps_are_read_from_a_table(folder, text, found):
 def test_a_run_of_no_steps_and_no_operators_is_a_page(folder):
     (folder / "steps.csv").write_text("step,loss\n")
     report(rows=()).save(folder / "report.json")
-    ledger(layers=(), steps=0, sampled=0, scales={}, last_scale=None).save(folder / "ledger.json")
+    Gradients({}).save(folder / "gradients.json")
     compare(rows=(), outputs=()).save(folder / "compare.json")
     assert ">Gradients by layer</h2>" in read_run(folder).to_html()
 
 
-def test_figures_warnings_and_advice_of_all_parts_come_first_and_errors_follow_the_network():
+def test_figures_and_warnings_of_all_parts_come_first_and_errors_follow_the_network():
     run = whole(comparison=compare(rows=compare().rows[::-1]))
     assert run.warnings == ["Slow here.", "No rule for Custom: left as they were."]
-    assert run.advice == list(ledger().advice().sentences) and run._lead == "param=float32,compute=float16,output=float32"
+    assert run._lead == "param=float32,compute=float16,output=float32"
     first, mark, rest = run.to_html().partition('<section id="network"')
-    for each in ("Slow here.", *run.advice, "operators in float16", "seconds per step"):
+    for each in ("Slow here.", "become 0 in float16", "operators in float16", "seconds per step"):
         assert each in first and each not in rest
     assert "<dt>last scale</dt><dd><b>8,192</b> <span>256 to 8,192</span>" in first
-    assert "32,768" in whole(log=None).to_html() and "32,768" not in first + rest  # the steps say more than the ledger
     assert "from the network's inputs to its outputs" in html.unescape(rest)
 
 
@@ -162,9 +158,15 @@ def figures_of(text):
     return {what: (figure, remark) for what, figure, remark in found}
 
 
-@pytest.mark.parametrize("is_dynamic, remark", [(False, "at most 2⁷"), (True, "dynamic; a static one at most 2⁷")])
-def test_a_limit_is_advised_to_a_static_scale_alone(is_dynamic, remark):
-    assert figures_of(ledger(is_dynamic=is_dynamic).to_html())["loss scale at the end"][1] == remark
+def test_gradients_show_how_many_become_0_and_the_largest_scale_that_keeps_all_finite():
+    figures = figures_of(gradients().to_html())
+    assert figures["gradients"] == ("3,332", "28 are 0 in float32") and figures["largest loss scale"][0] == "2⁷"
+    share, total = gradients().total.share_lost(), gradients().total
+    assert share == sum(count for e, count in total.counts.items() if e <= -25) / 3240 and 0.03 < share < 0.04
+    assert figures["become 0 in float16"][0] == f"{100 * share:.3g} %"
+    text = str(gradients())
+    assert re.search(r"2⁻²⁶ to 2⁻²⁵ .* 0 ", text) and re.search(r"2⁻²⁵ to 2⁻²⁴ .* subnormal ", text)
+    assert not re.search(r"2⁻¹³ to 2⁻¹² .* subnormal ", text)
 
 
 # ---------------------------------------------------------------------- steps
@@ -182,7 +184,7 @@ def test_steps_show_what_was_logged_and_no_more():
 
 @pytest.mark.parametrize("values", [[1e17], [1e17, 1e17], [-1.7e308, 1.7e308], [0.0, 5e-323], [5e-324], [math.inf]], ids=str)
 def test_extreme_values_are_a_page(values):
-    names = ("loss", "scale", "zero_share", "seconds")
+    names = ("loss", "scale", "grad_norm", "seconds")
     text = Steps([{"step": min(i, each), **dict.fromkeys(names, each)} for i, each in enumerate(values)]).to_html()
     assert not re.search(r'd="[^"]*(nan|inf)', text) and ">Steps</h2>" in text
 

@@ -10,11 +10,12 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp.arrays import to_float32
-from mxmp.diagnose import Ledger, Watch
+from mxmp.diagnose import Watch
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.gluon import Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.train.step import Observer
+from tests.diagnose.nets import Listed
 from tests.freeze import freeze
 from tests.train.adapters import ADAPTERS, START
 
@@ -96,7 +97,7 @@ def test_an_error_ends_a_step_that_was_not_taken(clips):
     assert not notes.ends[0].taken and notes.ends[0].skipped and isinstance(notes.ends[0].error, LossScaleError)
 
 
-@pytest.mark.parametrize("watching", [Notes, Watch, Ledger])
+@pytest.mark.parametrize("watching", [Notes, Watch])
 def test_an_observer_is_attached_to_one_owner_until_it_is_detached(watching):
     """Which may be adopted again in between."""
     (first, other), observer = (ADAPTERS[0](1.0).owner for _ in range(2)), watching()
@@ -117,7 +118,7 @@ def test_an_observer_is_attached_to_one_owner_until_it_is_detached(watching):
 @pytest.mark.parametrize("masters", [True, False])
 def test_training_is_the_same_bit_for_bit(make, masters):
     found = []
-    for watching in (None, Ledger(every=1)):
+    for watching in (None, Listed()):
         options = {"learning_rate": 0.01, "momentum": 0.9, "multi_precision": masters}
         adapter = make(DynamicLossScale(init_scale=4, growth_interval=2), options=options, dtype="float16", contexts=2)
         observer = watching and watching.attach(adapter.owner)

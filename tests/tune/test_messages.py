@@ -1,35 +1,44 @@
-"""Every message of mxmp.tune: bad arguments, networks, batches, metrics and files of plans."""
+"""Every message of mxmp.tune: bad arguments, networks, batches and metrics."""
 
-import dataclasses
-import json
 import math
+import threading
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from mxmp.errors import CheckpointError, ConvertError, DtypeError, PolicyError, TuneError
-from mxmp.policy import Policy
-from mxmp.tune import Tolerance, TuneResult, load, search, tune
-from mxmp.tune.benchmark import benchmark
-from mxmp.tune.plan import digest
-from mxmp.tune.workload import read_workload
+from mxmp.errors import ConvertError, PolicyError, TuneError
+from mxmp.gluon import freeze
+from mxmp.tune import PolicySpeed, SpeedComparison, compare_speed, search
+from mxmp.tune.accuracy import Tolerance
 from tests import messages
 from tests.cli.checkpoints import network
-from tests.tune.networks import WithMask, chain, convnet, dense, energy, function, make_module, model, two_graphs
-from tests.tune.results import result
+from tests.tune.networks import chain, classifier, convnet, dense, energy, make_module, model, two_graphs
 
 DATA, IMAGES = mx.nd.ones((2, 4)), mx.nd.ones((2, 3, 8, 8))
-NOWHERE, HOLDS = Policy.parse("O1,name:nowhere=float32"), result().holds_for
 
 
 def searched(net=None, evaluate=lambda net: net(DATA).shape[0], tolerance=0.1, policy="O2", **options):
     return search(dense() if net is None else net, evaluate, tolerance, policy, **options)
 
 
-def tuned(**options):
-    return tune(convnet(), [IMAGES], **options)
+def compared(policies=("float32",), **options):
+    return compare_speed(convnet(), [IMAGES], policies, **options)
+
+
+def given(policies):
+    return lambda: compared(policies)
+
+
+def locked():
+    net = dense()
+    net.lock = threading.Lock()
+    return net
+
+
+def speeds():
+    return SpeedComparison(False, (PolicySpeed("float32", 1.0),), "a processor", "AMX", True)
 
 
 def too_large(higher):
@@ -40,35 +49,6 @@ def too_large(higher):
 def gives(*values):
     waiting = iter(values)
     return Tolerance(dense(), lambda net: [net(DATA), next(waiting)][1], 0.1)
-
-
-def folded_or_not(folded):
-    batches, options = [{"data": IMAGES}], {"objective": "inference"}
-    within = Tolerance(model(), lambda candidate: 1.0, 0.1, batches=batches, for_inference=folded)
-    tune(model(), batches, within=within, for_inference=not folded, **options)
-
-
-def written(tmp_path, content):
-    """Return the name of a file with these bytes or this plan."""
-    file = tmp_path / "plan.json"
-    file.write_bytes(content if isinstance(content, bytes) else content.to_json().encode())
-    return str(file)
-
-
-def loaded(tmp_path, net_or_model=None, batches=None, **options):
-    return load(written(tmp_path, result(network=digest([network()]))), net_or_model, batches, **options)
-
-
-def total(net):
-    return float(net(DATA).sum().asscalar())
-
-
-def plan_of(**fields):
-    return TuneResult.from_dict({**json.loads(result().to_json()), **fields})
-
-
-def read(network_of, batches, **options):
-    return read_workload(network_of, batches, False, **options)
 
 
 SEARCH = {
@@ -153,143 +133,53 @@ SEARCH = {
         "evaluate gave 0.9 and then 0.7 for the same network in float32, which is more apart than the "
         "tolerance 0.1; take the same data and seeds in each call, or a tolerance beyond that noise."),
 }  # fmt: skip
-TUNE = {
-    "float32": (lambda: tuned(policy="float32"), PolicyError,
-        "policy: 'param=float32,compute=float32,output=float32' is float32 already; give one with a low "
-        "precision to tune."),
-    "no policy": (lambda: tuned(policy="01"), PolicyError, "unknown policy '01'; the nearest are O1, O0."),
-    "float16": (lambda: tuned(policy="O1"), TuneError,
-        "policy: it computes in float16, which is emulated on a CPU, and the time of that says nothing of a "
-        "GPU's. Give batches on a GPU, or tune a policy of bfloat16."),
-    "names": (lambda: tuned(names={"typo*": "float32"}), PolicyError,
-        "names: 'typo*' matches no node; expected one of net_batchnorm0_fwd, net_conv0_fwd, net_dense0_fwd, "
-        "net_relu0_fwd."),
-    "ops": (lambda: tuned(ops={"Typo": "float32"}), PolicyError,
-        "ops: the network has no operator 'Typo'; expected one of Activation, BatchNorm, Convolution, "
-        "FullyConnected."),
-    "objective": (lambda: tuned(objective="speed"), TuneError,
-        "objective is 'speed'; expected 'training' or 'inference'."),
-    "0 seconds": (lambda: tuned(seconds=0), TuneError, "seconds is 0; expected a positive number."),
-    "seconds of text": (lambda: tuned(seconds="60"), TuneError, "seconds is '60'; expected a positive number."),
-    "nan seconds": (lambda: tuned(seconds=math.nan), TuneError, "seconds is nan; expected a positive number."),
-    "folded training": (lambda: tuned(for_inference=True), TuneError,
-        "for_inference=True needs objective='inference'; found objective='training'."),
-    "within": (lambda: tuned(within=0.02), TuneError,
-        "within is a float; expected a mxmp.tune.Tolerance of the same network."),
-    "store": (lambda: tuned(store=3), TuneError, "store is a int; expected the name of a file."),
-    "no folder": (lambda: tuned(store="nowhere/plan.json"), CheckpointError,
-        "nowhere/plan.json: there is no folder ...; make it first."),
-    "another network": (
-        lambda: tune(dense(), [DATA], within=Tolerance(dense("other_"), total, 0.1)), TuneError,
-        "within: it measures another network (..., expected ...): other operators or names. Make the Tolerance of the "
-        "network that is tuned."),
-    "folded tolerance": (
-        lambda: folded_or_not(True), TuneError,
-        "within: it measures the network with for_inference=True, but it is tuned with for_inference=False; "
-        "give both the same."),
-    "unfolded tolerance": (
-        lambda: folded_or_not(False), TuneError,
-        "within: it measures the network with for_inference=False, but it is tuned with for_inference=True; "
-        "give both the same."),
-    "nothing": (lambda: read(convnet(), []), ConvertError, "batches is empty; give one batch at least."),
-    "a batch alone": (lambda: read(convnet(), IMAGES), ConvertError,
+SPEED = {
+    "no policy": (lambda: compared(["01"]), PolicyError, "unknown policy '01'; the nearest are O1, O0."),
+    **{f"policies {policies!r}": (given(policies), TuneError,
+        f"policies is {policies!r}; expected policies or their names, such as ['float32', 'auto'].")
+       for policies in ([], 3, ["O1", 3], {"O1": "O1"})},
+    "names": (lambda: compared(["float32", "O1,name:typo*=float32"]), PolicyError,
+        "names: 'typo*' matches no node; expected one of ..."),
+    "0 seconds": (lambda: compared(seconds=0), TuneError, "seconds is 0; expected a positive number."),
+    "seconds of text": (lambda: compared(seconds="60"), TuneError, "seconds is '60'; expected a positive number."),
+    "nan seconds": (lambda: compared(seconds=math.nan), TuneError, "seconds is nan; expected a positive number."),
+    "an optimizer": (lambda: compared(optimizer=mx.optimizer.SGD()), TuneError,
+        "optimizer is <...SGD object at ...>; expected the name of an optimizer of MXNet, such as 'sgd'."),
+    "an unknown optimizer": (lambda: compared(optimizer="sgdd"), TuneError,
+        "optimizer is 'sgdd'; expected the name of an optimizer of MXNet, such as 'sgd'."),
+    "a frozen block": (lambda: compare_speed(freeze(dense(), "float32"), [DATA]), TuneError,
+        "network: block '...' is frozen under a policy; give the net that it was made of."),
+    "the loss of a net": (lambda: compared(loss=True), TuneError,
+        "loss is a bool; expected a function of the net's outputs and the label, or None."),
+    "the loss of a model": (lambda: compare_speed(model(), [{"data": IMAGES}], loss=gluon.loss.L2Loss()), TuneError,
+        "loss is a L2Loss; a symbol has its loss heads in it: give True for training steps, or None."),
+    "no loss head": (lambda: compare_speed(make_module(classifier(loss=False)), [{"data": IMAGES}], loss=True), TuneError,
+        "loss: no output (fc_output) is of a loss head, such as SoftmaxOutput; leave it out."),
+    "nothing": (lambda: compare_speed(convnet(), []), ConvertError, "batches is empty; give one batch at least."),
+    "a batch alone": (lambda: compare_speed(convnet(), IMAGES), ConvertError,
         "batches is a NDArray; expected a DataLoader, a list of batches or a DataIter."),
-    "no network": (lambda: read(3, [IMAGES]), ConvertError,
+    "no network": (lambda: compare_speed(3, [IMAGES]), ConvertError,
         "net_or_model is a int; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is "
         "bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
-    "another input": (lambda: read(model(), [{"dta": IMAGES}]), ConvertError,
+    "no values": (lambda: compare_speed(nn.Dense(4, prefix="net_"), [DATA]), TuneError,
+        "network: parameter 'net_weight' has no value; initialize or load the net first."),
+    "another input": (lambda: compare_speed(model(), [{"dta": IMAGES}]), ConvertError,
         "batches: the network has no input 'dta'; the nearest are data."),
-    "forward of a model": (
-        lambda: read(model(), [IMAGES], forward=print), TuneError,
-        "forward is a builtin_function_or_method for a tuple; it is a function of a Gluon net and a batch."),
-    "no forward": (lambda: read(convnet(), [IMAGES], forward=3), TuneError,
-        "forward is a int for a HybridSequential; it is a function of a Gluon net and a batch."),
-    "no call": (lambda: read(convnet(), [IMAGES], forward=lambda net, batch: None), ConvertError,
-        "block 'net': parameter 'net_dense0_weight' has no values; load or train the net first, or run one "
-        "batch if its shapes are not known yet."),
-    "two arrays or one": (
-        lambda: read(WithMask(prefix="mask_"), [(IMAGES, mx.nd.zeros(2))]), TuneError,
-        "batches: the net takes 1 to 2 arrays, and a batch has 2; say with forward= which it gets: "
-        "forward=lambda net, batch: net(batch[0])."),
-    "two graphs, frozen": (
-        lambda: read(two_graphs(), [IMAGES], for_inference=True), TuneError,
-        "for_inference: block 'two' has 2 graphs; tune the blocks in it."),
-    "a frozen Module": (
-        lambda: read(make_module(), [{"data": IMAGES}], for_inference=True), TuneError,
-        "for_inference: a Module is not frozen; give its symbol with its parameters, (symbol, arg_params, "
-        "aux_params), or leave for_inference out."),
-    "names that change": (lambda: read(function(lambda F, x: F.relu(x)), [IMAGES]), ConvertError,
-        "block '': operators in it get other names each time it is traced, 'relu...' (relu) for example, so that "
-        "no policy can name them. Make it with a prefix: HybridLambda(prefix='net_')."),
-    "a benchmark's pattern": (lambda: benchmark(model(), {"data": IMAGES}, {"mine": NOWHERE}, "inference", False, 1e-3, False), PolicyError,
-        "names: 'nowhere' matches no node; expected one of act, bn, conv, fc, flat, softmax."),
-}  # fmt: skip
-PLAN = {
-    "policy": (lambda: plan_of(policy="mixed_bfloat17"), TuneError,
-        "the tuned plan is damaged: policy is 'mixed_bfloat17'; expected the text of a Policy (unknown policy "
-        "'mixed_bfloat17'; the nearest are mixed_bfloat16, mixed_float16, bfloat16.)."),
-    "objective": (
-        lambda: plan_of(objective="speed"), TuneError,
-        "the tuned plan is damaged: objective is 'speed'; expected 'training' or 'inference'."),
-    "candidates": (lambda: plan_of(candidates=[{"name": "x"}]), TuneError,
-        "the tuned plan is damaged: candidates[0].seconds is missing; expected a value."),
-    "holds_for": (lambda: plan_of(holds_for={}), TuneError,
-        "the tuned plan is damaged: holds_for.machine is missing; expected a value."),
-    "version": (lambda: plan_of(version=3), TuneError, "the tuned plan has version 3; this mxmp reads version 1."),
-    "record": (lambda: plan_of(record="ledger"), TuneError,
-        "this is no tuned plan of mxmp: expected 'record': 'tuned plan', found 'ledger'."),
-    "empty": (lambda tmp_path: load(written(tmp_path, b"")), CheckpointError,
-        ".../plan.json: this is no tuned plan of mxmp: it is no JSON (Expecting value: line 1 column 1 (char "
-        "0))."),
-    "no text": (lambda tmp_path: load(written(tmp_path, b"\xff\xfe\x00")), CheckpointError, ".../plan.json: it is no text in UTF-8."),
-    "other JSON": (lambda tmp_path: load(written(tmp_path, b'{"seconds": {}}')), CheckpointError,
-        ".../plan.json: this is no tuned plan of mxmp: expected 'record': 'tuned plan', found None."),
-    "missing": (lambda tmp_path: load(str(tmp_path / "no.json")), CheckpointError,
-        ".../no.json cannot be read: No such file or directory"),
-    "path": (lambda: load(0), TuneError, "path is a int; expected the name of a file."),
-    "a device": (
-        lambda tmp_path: load(written(tmp_path, result(holds_for=dataclasses.replace(HOLDS, device="Tesla V100")))), TuneError,
-        ".../plan.json: the plan does not hold here. device: found GPU, expected Tesla V100. Tune again here."),
-    "a shape": (
-        lambda tmp_path: loaded(tmp_path, shapes={"data": (4, 3, 8, 8)}), TuneError,
-        ".../plan.json: the plan does not hold here. shape of data: found (4, 3, 8, 8), expected (2, 3, 8, 8). "
-        "Tune again here."),
-    "a dtype": (
-        lambda tmp_path: loaded(tmp_path, dtypes={"data": "uint8"}), TuneError,
-        ".../plan.json: the plan does not hold here. dtype of data: found uint8, expected float32. Tune again "
-        "here."),
-    "a network": (
-        lambda tmp_path: loaded(tmp_path, mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3)), TuneError,
-        ".../plan.json: the plan does not hold here. network: found another one (..., expected ...). Tune again here."),
-    "a batch": (
-        lambda tmp_path: loaded(tmp_path, model(), [{"data": mx.nd.ones((4, 3, 8, 8))}]), TuneError,
-        ".../plan.json: the plan does not hold here. shape of data: found (4, 3, 8, 8), expected (2, 3, 8, 8). "
-        "Tune again here."),
-    "a batch's dtype": (
-        lambda tmp_path: loaded(tmp_path, model(), [{"data": IMAGES.astype("int32")}]), TuneError,
-        ".../plan.json: the plan does not hold here. dtype of data: found int32, expected float32. Tune again here."),
-    "no shape": (
-        lambda tmp_path: loaded(tmp_path, shapes={"data": 2}), TuneError,
-        "shapes is {'data': 2}; expected shapes by the names of inputs, {'data': (8, 3)}."),
-    "no shapes": (lambda tmp_path: loaded(tmp_path, shapes=(4, 5)), TuneError,
-        "shapes is (4, 5); expected shapes by the names of inputs, a dict."),
-    "no dtypes": (
-        lambda tmp_path: loaded(tmp_path, dtypes="int32"), TuneError,
-        "dtypes is 'int32'; expected dtypes by the names of inputs, a dict."),
-    "an unknown dtype": (lambda tmp_path: loaded(tmp_path, dtypes={"data": "int31"}), DtypeError,
-        "unknown dtype 'int31'; expected float16, bfloat16 or float32."),
-    "batches and shapes": (
-        lambda tmp_path: loaded(tmp_path, model(), [{"data": IMAGES}], shapes={}), TuneError,
-        "shapes: the batches tell the shapes of the inputs already; give one of the two."),
-    "batches and dtypes": (
-        lambda tmp_path: loaded(tmp_path, model(), [{"data": IMAGES}], dtypes={}), TuneError,
-        "dtypes: the batches tell the dtypes of the inputs already; give one of the two."),
-    "a net alone": (lambda tmp_path: loaded(tmp_path, gluon.nn.Dense(3)), TuneError,
-        "batches: give one, with which the net is called once: its graph is not known before."),
+    "another shape": (lambda: compare_speed(dense(), [mx.nd.ones((2, 5))]), ConvertError,
+        "batches: 'data' has shape (2, 5): ..."),
+    "a lock": (lambda: compare_speed(locked(), [DATA]), TuneError,
+        "network: block 'net' cannot be copied (cannot pickle '_thread.lock' object); give a net that can be."),
+    "two graphs, frozen": (lambda: compare_speed(two_graphs(), [IMAGES], ["O1"]), TuneError,
+        "network: it does not run under 'O1', the first policy: block 'two' (Sequential) has no graph of its own; "
+        "freeze the blocks in it: ..."),
+    "no rows": (lambda: SpeedComparison.from_dict({**speeds().to_dict(), "rows": []}), TuneError,
+        "the speed comparison is damaged: rows is empty; expected a row for each policy."),
+    "another record": (lambda: SpeedComparison.from_dict({"record": "report"}), TuneError,
+        "this is no speed comparison of mxmp: expected 'record': 'speed comparison', found 'report'."),
 }  # fmt: skip
 
 
-PARTS = {"search": SEARCH, "tune": TUNE, "plan": PLAN}
+PARTS = {"search": SEARCH, "speed": SPEED}
 TABLE = {f"{part}: {name}": row for part, rows in PARTS.items() for name, row in rows.items()}
 
 

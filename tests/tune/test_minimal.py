@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from mxmp.tune.minimal import minimal_set
+from mxmp.tune.accuracy import minimal_set
 
 
 def run(items, passes):

@@ -14,8 +14,10 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.errors import TuneError
+from mxmp.policy import pattern_of
 from mxmp.symbol import ConvertedModel, convert_model
 from mxmp.tune import SearchResult, search
+from mxmp.tune.accuracy import with_names
 from tests.tune.networks import FAILING, chain, error_of, function, make_module
 
 TOLERANCE = 0.01
@@ -405,3 +407,16 @@ def test_a_folded_model_needs_what_it_needs_itself():
         return set(search((symbol, args, aux), evaluate, 0.02, "O2", **options).kept)
 
     assert (kept(folded=True), kept(folded=False)) == ({"squares", "scaled"}, {"conv", "norm", "squares", "scaled"})
+
+
+NAMES = ["fc", "fc[1]", "a*b", "why?", "a,b", "a=b", " padded ", "[", "x]y", "a[!b]c", "tab\t"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pattern_matches_its_name_alone_unless_it_cannot_be_written(name):
+    policy = mxmp.Policy.parse(str(with_names(mxmp.Policy.parse("O2"), [pattern_of(name)])))
+    assert policy.override("Convolution", name)[0] == "float32"
+    others = {other for other in [*NAMES, "fcc", "fc1", "aab", "whyy", "abc"] if policy.override("", other)} - {name}
+    assert not others or any(character in name for character in ",= ") or name != name.strip()
+    kept = with_names(mxmp.Policy.parse("O2,name:a=float16,op:softmax=float16"), ["b"])
+    assert kept == mxmp.Policy.parse("O2,name:a=float16,name:b=float32,op:softmax=float16")

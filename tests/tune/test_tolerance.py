@@ -10,7 +10,8 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.errors import NonFiniteLossError, TuneError
-from mxmp.tune import Tolerance, search
+from mxmp.tune import search
+from mxmp.tune.accuracy import Tolerance
 from tests.tune.networks import chain, dense
 
 DATA = mx.nd.ones((2, 4))
@@ -80,6 +81,6 @@ def test_a_loss_that_is_not_finite_in_low_precision_is_out_of_tolerance():
     ],
 )
 def test_bfloat16_is_refused_where_mxnet_runs_none(ask, monkeypatch):
-    monkeypatch.setattr("mxmp.tune.by_accuracy.runs_bfloat16", lambda: False)
+    monkeypatch.setattr("mxmp.tune.accuracy.runs_bfloat16", lambda: False)
     with pytest.raises(TuneError, match="policy: it computes in bfloat16, and MXNet runs none on this processor"):
         ask()

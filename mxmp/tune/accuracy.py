@@ -8,19 +8,20 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from dataclasses import dataclass
 from typing import (
     Any,
     Callable,
-    ClassVar,
     Dict,
     FrozenSet,
+    Generator,
+    Iterable,
     Iterator,
     List,
     Optional,
     Sequence,
     Set,
     Tuple,
+    TypeVar,
     Union,
 )
 
@@ -33,131 +34,16 @@ from ..diagnose.batches import Batches, read_loader
 from ..diagnose.compare import Errors, node_errors
 from ..diagnose.progress import showing_progress
 from ..diagnose.subject import CALLS, NetSubject, Subject, SymbolSubject, read_subject
-from ..display import NUMBER, Column, Facts, Record, Section, Table
 from ..errors import NonFiniteLossError, TuneError
 from ..graph import Graph, Node
 from ..passes.attributes import PRECISION_ATTR
 from ..policy import Policy, pattern_of
 from ..report import Row
-from .candidates import with_names
-from .minimal import minimal_set
-from .plan import digest
+from .records import SearchResult, SearchRow
+
+T = TypeVar("T")
 
 _MAX_EVALUATIONS = 200
-_COLUMNS = (
-    Column("node"),
-    Column("operator"),
-    Column("own error", NUMBER, "Of the operator alone, on float32's inputs."),
-    Column("carried error", NUMBER, "In the network in low precision."),
-    Column("kept", help="'yes': in float32, by an override of its name; 'follows': because its neighbours are."),
-    Column("metric without", NUMBER, "Of the network found, with this operator in low precision too."),
-)
-
-
-@dataclass(frozen=True)
-class SearchRow:
-    """An operator that the policy given has in low precision.
-
-    An error is the 2-norm of the difference from float32 over that of float32's values, of the worst
-    output and batch. It is inf where float32 is finite and low precision is not, NaN where nothing could be compared.
-
-    Attributes:
-        name: The node's name in the network.
-        op: Its operator.
-        own: The error of the operator by itself, whose inputs are float32's, rounded.
-        carried: The error that the network in low precision has there.
-        kept: 'yes' if the policy found keeps it in float32, 'follows' if it is in float32 because of those that are
-            kept (the rules want it behind them, or casts are saved), 'no' if it is in low precision, and 'cannot' if
-            the policy or a region asks for low precision by its name.
-        metric_without: The network's metric if it were in low precision too, the others as found; of those kept, None
-            where that was not measured.
-    """
-
-    name: str
-    op: str
-    own: float
-    carried: float
-    kept: str
-    metric_without: Optional[float] = None
-
-
-@dataclass(frozen=True)
-class SearchResult(Record):
-    """The policy found, with the measurements.
-
-    Attributes:
-        policy: The policy given, with overrides ``name:NODE=float32`` for the operators to keep; it prints and parses.
-            If the search was ended, others that follow these may be put in low precision by name, as was measured.
-        metric: The network's metric under it.
-        reference: The metric in float32.
-        given: The metric under the policy given, before any override.
-        tolerance: How far the metric may be off, in its unit.
-        higher_is_better: Whether a metric is better if it is higher.
-        evaluations: How often ``evaluate`` was called, twice of them in float32.
-        is_minimal: Whether each operator that is kept was seen to be needed: in low precision, one at a time, they put
-            the metric out of tolerance. False if the search was ended before.
-        float32_operators: How many operators are in float32 under the policy given, and under the policy found.
-        operators: How many operators there are in all.
-        rows: One per operator that the policy given has in low precision, the largest errors first.
-    """
-
-    _kind: ClassVar[str] = "search by accuracy"
-    _title: ClassVar[str] = "mxmp search"
-    _error = TuneError
-
-    policy: Policy
-    metric: float
-    reference: float
-    given: float
-    tolerance: float
-    higher_is_better: bool
-    evaluations: int
-    is_minimal: bool
-    float32_operators: Tuple[int, int]
-    operators: int
-    rows: Tuple[SearchRow, ...]
-
-    @property
-    def kept(self) -> Tuple[str, ...]:
-        """Names of the operators that the policy found keeps in float32, the largest errors first."""
-        return tuple(dict.fromkeys(row.name for row in self.rows if row.kept == "yes"))
-
-    @property
-    def summary(self) -> List[str]:
-        """The result in a few lines."""
-        return [f"{name}: {text}" for name, text in self._facts()]
-
-    def _facts(self) -> List[Tuple[str, str]]:
-        before, after = self.float32_operators
-        kept, follow = (sum(row.kept == state for row in self.rows) for state in ("yes", "follows"))
-        needed = "each of them is needed" if kept else "none is needed"
-        better = "higher" if self.higher_is_better else "lower"
-        return [
-            (
-                "metric",
-                f"{self.metric:.6g}, {self.reference:.6g} in float32, {self.given:.6g} under the policy given; "
-                f"{better} is better, tolerance {self.tolerance:.6g}",
-            ),
-            (
-                "kept in float32",
-                f"{kept} operators by {len(self.kept)} names, "
-                + (needed if self.is_minimal else "the best found before the search was ended"),
-            ),
-            (
-                "in float32 in all",
-                f"{after} of {self.operators} operators, {follow} of them follow; {before} under the policy given",
-            ),
-            ("evaluations", f"{self.evaluations}"),
-        ]
-
-    def _sections(self) -> List[Section]:
-        rows = [(row.name, row.op, row.own, row.carried, row.kept, row.metric_without) for row in self.rows]
-        table = Table("operators in low precision under the policy given", _COLUMNS, rows, "operators")
-        return [Section("Operators to keep in float32", [table, Facts(self._facts())])]
-
-    @property
-    def _lead(self) -> str:
-        return str(self.policy)
 
 
 # ------------------------------------------------------------------ one policy, judged
@@ -180,7 +66,6 @@ class Tolerance:
 
     Attributes:
         subject: The network.
-        for_inference: Whether the network is measured with BatchNorm folded.
         reference: The metric in float32.
         evaluations: How often ``evaluate`` was called.
 
@@ -209,32 +94,12 @@ class Tolerance:
         for name, flag in (("higher_is_better", higher_is_better), ("for_inference", for_inference)):
             if not isinstance(flag, bool):
                 raise TuneError(f"{name}={flag!r}: expected True or False.")
-        self.tolerance, self.higher_is_better, self.for_inference = limit, higher_is_better, for_inference
+        self.tolerance, self.higher_is_better = limit, higher_is_better
         self.subject = _read(net_or_model, batches, ctx, for_inference)
         self.evaluations = 0
-        self._owner, self._evaluate = net_or_model, evaluate
+        self._evaluate = evaluate
         self._metrics: Dict[Tuple[Graph, ...], float] = {}
         self.reference = self._measure_float32()
-
-    def require_measures(self, net_or_model: Any, symbols: Sequence[Any], for_inference: bool) -> None:
-        """Raise a TuneError unless it is this network that is measured, with BatchNorm folded or not.
-
-        It is if it is the same object, or has the same operators with their names and attributes; values of parameters
-        are not compared.
-        """
-        if self.for_inference != for_inference:
-            raise TuneError(
-                f"within: it measures the network with for_inference={self.for_inference}, but it is tuned with "
-                f"for_inference={for_inference}; give both the same."
-            )
-        both = symbols, self.subject.symbols()
-        expected, measured = ({digest([symbol]) for symbol in network} for network in both)
-        if self._owner is not net_or_model and not expected <= measured:
-            raise TuneError(
-                f"within: it measures another network ({', '.join(sorted(measured))}, expected "
-                f"{', '.join(sorted(expected))}): other operators or names. Make the Tolerance of the network that is "
-                f"tuned."
-            )
 
     def allows(self, policy: Union[str, Policy]) -> bool:
         """Return whether the network's metric under a policy is within the tolerance: not if it is not finite.
@@ -393,6 +258,11 @@ class LowOperators:
         return {pattern_of(row.name) for row in rows if row.precision == dtypes.FLOAT32}
 
 
+def with_names(policy: Policy, patterns: Iterable[str], dtype: str = dtypes.FLOAT32) -> Policy:
+    """Return a policy that has the operators of some patterns of names in a precision, and is the same otherwise."""
+    return policy.replace(names={**dict(policy.names), **dict.fromkeys(patterns, dtype)})
+
+
 def _nodes(graph: Graph) -> Iterator[Node]:
     """Yield the operators of a graph, and those in bodies."""
     for node in graph.operators():
@@ -484,12 +354,6 @@ def search(
             for_inference=for_inference,
         )
         return _Search(judge, parsed, max_evaluations, show).run()
-
-
-def search_within(judge: Tolerance, policy: Policy, progress: bool) -> Policy:
-    """Return the policy that `search` finds beginning with another, given what tells whether one is good enough."""
-    with showing_progress(progress) as show:
-        return _Search(judge, policy, _MAX_EVALUATIONS, show).run().policy
 
 
 class _Ended(Exception):
@@ -606,3 +470,69 @@ class _Search:
 
 def _count_float32(rows: Sequence[Row]) -> int:
     return sum(row.precision == dtypes.FLOAT32 for row in rows)
+
+
+# ------------------------------------------------------------------ the smallest set that passes
+
+
+def minimal_set(items: Sequence[T]) -> Generator[FrozenSet[T], bool, FrozenSet[T]]:
+    """Propose sets of items, be sent whether each passes, and return a passing one that no item can leave.
+
+    First the shortest beginning of the items that passes is looked for: lengths that double, then bisection. Then
+    items are removed from it, half of them at once, then quarters, in the end one by one, the last first; until each
+    item alone is needed. A set may be proposed twice.
+
+    The set returned is 1-minimal, whatever passes: it passes, and it does not if any one item leaves it. It is a
+    smallest set if supersets of passing sets pass and there is one 1-minimal set, or if items simply add up and are
+    given in the order of what they add.
+
+    Args:
+        items: The items, those that are probably needed first. All of them together have to pass, none must not.
+
+    References:
+        Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002, for the removal
+        (delta debugging), https://doi.org/10.1109/32.988498
+    """
+    needed = yield from _shortest_beginning(items)
+    return (yield from _without_needless(items[:needed]))
+
+
+def _shortest_beginning(items: Sequence[T]) -> Generator[FrozenSet[T], bool, int]:
+    """Return how many of the first items pass, with one item less of which the test fails."""
+    # Invariant: the first ``fails`` items fail, and, once the first loop ends, the first ``passes`` pass.
+    fails, passes = 0, min(1, len(items))
+    while passes < len(items) and not (yield frozenset(items[:passes])):
+        fails, passes = passes, min(2 * passes, len(items))
+    while passes - fails > 1:
+        middle = (fails + passes) // 2
+        if (yield frozenset(items[:middle])):
+            passes = middle
+        else:
+            fails = middle
+    return passes
+
+
+def _without_needless(items: Sequence[T]) -> Generator[FrozenSet[T], bool, FrozenSet[T]]:
+    """Return a 1-minimal set of those among items that pass."""
+    kept = list(items)
+    size = max(1, len(kept) // 2)
+    # At size 1 a round without a removal has shown each item to be needed; after a removal others may not be.
+    while True:
+        shorter = yield from _without_groups(kept, size)
+        if size == 1 and len(shorter) == len(kept):
+            return frozenset(kept)
+        kept, size = shorter, max(1, min(size, len(shorter)) // 2)
+
+
+def _without_groups(items: List[T], size: int) -> Generator[FrozenSet[T], bool, List[T]]:
+    """Return items without those groups of neighbours, of a size, that can leave one after the other."""
+    kept = list(items)
+    for start, end in reversed(_groups(len(items), size)):
+        shorter = kept[:start] + kept[end:]
+        if shorter and (yield frozenset(shorter)):
+            kept = shorter
+    return kept
+
+
+def _groups(count: int, size: int) -> List[Tuple[int, int]]:
+    return [(start, min(start + size, count)) for start in range(0, count, size)]

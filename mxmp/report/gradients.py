@@ -1,0 +1,206 @@
+"""The magnitudes of gradients, counted by powers of two: for each layer, and of all layers together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Type
+
+import numpy as np
+
+from ..display import (
+    BAR,
+    NUMBER,
+    SHARE,
+    SPARK,
+    Column,
+    Figures,
+    Histogram,
+    Record,
+    Section,
+    Table,
+    figure,
+    power,
+    share,
+)
+from ..dtypes import FLOAT16, canonical, limits
+from ..errors import ConvertError, LossScaleError, MxmpError
+
+_ROWS = 20  # of the table of layers on a terminal
+
+
+@dataclass(repr=False)
+class Magnitudes:
+    """A histogram of log2 of absolute values.
+
+    Attributes:
+        counts: By exponent e: how many values are above 2**(e - 1) and at most 2**e.
+        zeros: How many are 0.
+        nonfinite: How many are infinite or NaN.
+        largest: The largest finite absolute value, 0 if there is none.
+    """
+
+    counts: Dict[int, int] = field(default_factory=dict)
+    zeros: int = 0
+    nonfinite: int = 0
+    largest: float = 0.0
+
+    def __repr__(self) -> str:
+        ends = f" up to 2**{max(self.counts)}, at least 2**{min(self.counts) - 1}" if self.counts else ""
+        return f"Magnitudes({self.total:,} values{ends}; {self.zeros:,} are 0, {self.nonfinite:,} inf or NaN)"
+
+    @property
+    def total(self) -> int:
+        """How many values there are, without those that are 0, infinite or NaN."""
+        return sum(self.counts.values())
+
+    @property
+    def shares(self) -> Dict[int, float]:
+        """The share of `total` that is above 2**(e - 1) and at most 2**e, by exponent e in growing order."""
+        return {exponent: self.counts[exponent] / self.total for exponent in sorted(self.counts)}
+
+    def add(self, values: np.ndarray[Any, Any]) -> None:
+        """Add the values of an array of any shape and floating point dtype."""
+        values = np.abs(values.astype(np.float64).reshape(-1))
+        finite = values[np.isfinite(values)]
+        nonzero = finite[finite > 0]
+        self.nonfinite += values.size - finite.size
+        self.zeros += finite.size - nonzero.size
+        self.largest = max(self.largest, float(finite.max(initial=0.0)))
+        mantissas, exponents = np.frexp(nonzero)  # mantissas from 0.5, excluding 1
+        exponents = exponents - (mantissas == 0.5)  # a power of two falls to the values below it
+        least = exponents.min(initial=0)
+        counts = np.bincount(exponents - least)
+        self._merge({int(i + least): int(counts[i]) for i in np.flatnonzero(counts)})
+
+    def _merge(self, counts: Mapping[int, int]) -> None:
+        for exponent, count in counts.items():
+            self.counts[exponent] = self.counts.get(exponent, 0) + count
+
+    def merge(self, other: Magnitudes) -> None:
+        """Add the values that another one counted."""
+        self._merge(other.counts)
+        self.zeros += other.zeros
+        self.nonfinite += other.nonfinite
+        self.largest = max(self.largest, other.largest)
+
+    def share_lost(self, scale: float = 1.0, dtype: str = FLOAT16) -> float:
+        """Return the share of `total` that becomes 0 in low precision, from 0 to 1.
+
+        Args:
+            scale: A factor on the values; a power of two, because the counts tell no more.
+            dtype: 'float16' or 'bfloat16'.
+
+        Raises:
+            LossScaleError: If the scale is no power of two.
+        """
+        shift = _log2(scale)
+        least = _log2(limits(canonical(dtype)).smallest_subnormal)
+        # Half of the least number, and all below, is rounded to 0: ties go to even.
+        lost = sum(count for exponent, count in self.counts.items() if exponent + shift <= least - 1)
+        return lost / self.total if self.total else 0.0
+
+    def largest_scale(self, dtype: str = FLOAT16) -> float:
+        """Return the largest power of two that leaves all values finite in low precision; 1 if there is no value."""
+        if not self.largest:
+            return 1.0
+        return 2.0 ** math.floor(math.log2(limits(canonical(dtype)).max / self.largest))
+
+
+def _log2(scale: float) -> int:
+    mantissa, exponent = math.frexp(scale) if scale > 0 and math.isfinite(scale) else (0.0, 0)
+    if mantissa != 0.5:
+        raise LossScaleError(f"scale is {scale!r}; expected a power of two.")
+    return exponent - 1
+
+
+@dataclass(frozen=True)
+class Gradients(Record, Mapping[str, Magnitudes]):
+    """The gradients of a network's activations by magnitude: a mapping from the names of outputs.
+
+    ``print`` shows which share lies in which power of two and which becomes 0 in float16, and the layers that lose
+    most. A page has the histogram, against float16's range.
+
+    Attributes:
+        layers: The magnitudes of each gradient, by the name of the output, in the network's order.
+
+    References:
+        Micikevicius et al., "Mixed Precision Training", 2017, https://arxiv.org/abs/1710.03740, figure 3
+    """
+
+    _kind: ClassVar[str] = "gradients"
+    _title: ClassVar[str] = "Gradients"
+    _error: ClassVar[Type[MxmpError]] = ConvertError
+
+    layers: Dict[str, Magnitudes]
+
+    def __getitem__(self, name: str) -> Magnitudes:
+        return self.layers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @property
+    def total(self) -> Magnitudes:
+        """The magnitudes of all gradients together."""
+        total = Magnitudes()
+        for each in self.layers.values():
+            total.merge(each)
+        return total
+
+    def _sections(self) -> List[Section]:
+        return self.sections()
+
+    def sections(self, most: Optional[int] = _ROWS) -> List[Section]:
+        """Return the parts of its page.
+
+        Args:
+            most: How many layers a terminal lists, those that lose most first; None for all.
+        """
+        total = self.total
+        count = total.total + total.zeros + total.nonfinite
+        figures = [
+            ("gradients", figure(count), f"{figure(total.zeros)} are 0 in float32"),
+            ("become 0 in float16", share(total.share_lost()), "of the others, without a loss scale"),
+            ("largest loss scale", power(_log2(total.largest_scale())), "that keeps all finite in float16"),
+        ]
+        # A histogram's bar ``e`` begins at 2**e; a count of magnitudes ends there.
+        bars = {exponent - 1: count for exponent, count in total.counts.items()}
+        drawn = Histogram("All gradients, against float16's range", bars, FLOAT16, total.zeros)
+        rows = [(f"{power(e - 1)} to {power(e)}", part, _in_float16(e)) for e, part in total.shares.items()]
+        columns = [Column("magnitude"), Column("share", BAR, "Of the gradients that are not 0."), Column("in float16")]
+        by_power = Table("All gradients by powers of two", columns, rows, "powers of two")
+        summary = Section("Gradients", [Figures(figures)])
+        return [summary, Section("Gradients by layer", [drawn, by_power, self._table(most)])]
+
+    def _table(self, most: Optional[int]) -> Table:
+        columns = (
+            Column("gradient of"),
+            Column("values", NUMBER),
+            Column("zero", SHARE, "Share that is 0 in float32: behind a ReLU that is off, say."),
+            Column("0 in float16 unscaled", SHARE, "Share of the others that becomes 0 in float16."),
+            Column("largest", NUMBER),
+            Column("largest scale", NUMBER, "The largest loss scale that leaves all finite in float16."),
+            Column("inf or NaN", NUMBER),
+            Column("magnitudes", SPARK, "By powers of two; shaded where float16 has none."),
+        )
+        rows = []
+        for name, each in sorted(self.layers.items(), key=lambda pair: -pair[1].share_lost()):
+            values, bars = each.total + each.zeros, {exponent - 1: count for exponent, count in each.counts.items()}
+            zero = each.zeros / values if values else None
+            fits = each.largest, each.largest_scale(), each.nonfinite or None
+            rows.append((name, values + each.nonfinite, zero, each.share_lost(), *fits, bars))
+        return Table("Gradients by layer", columns, rows, "gradients", most)
+
+
+def _in_float16(exponent: int) -> str:
+    """Return the fate in float16 of values above 2**(exponent - 1) and up to 2**exponent."""
+    range_of = limits(FLOAT16)
+    if exponent < _log2(range_of.smallest_subnormal):
+        return "0"
+    if exponent <= _log2(range_of.tiny):
+        return "subnormal"
+    return "inf" if 2.0 ** (exponent - 1) > range_of.max else ""

@@ -1,0 +1,506 @@
+"""compare_speed: a network under several policies, which take turns on the clock.
+
+Two runs of the same training step differ by 4 to 6 % on a machine with other work, single ones by 20 %. So times are
+compared within rounds, never between them. A difference counts only if it is larger than that, and if so many rounds
+agree on it that it is hardly chance.
+
+network, batches -> Workload -> a lap for each policy -> Rounds -> SpeedComparison
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import math
+import sys
+import time
+import warnings
+from statistics import median
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+from .. import dtypes
+from ..arrays import leaves
+from ..devices.amx import variable_set
+from ..devices.auto import fastest_policy, parse_policy
+from ..devices.check import amx_notes
+from ..devices.processor import read_processor
+from ..devices.speed import runs_bfloat16
+from ..diagnose.batches import Batches, call_net, inputs_of, read_loader
+from ..diagnose.progress import showing_progress
+from ..diagnose.subject import losses_of, read_subject
+from ..errors import MxmpError, PolicyError, SlowPrecisionWarning, TuneError, did_you_mean, mxnet_reason
+from ..gluon import Trainer, convert, freeze, restore
+from ..gluon.blocks import frozen_model, roots
+from ..gluon.storage import contexts_of
+from ..module import Module
+from ..mxnet_private import blocks, is_initialized, parameters
+from ..passes.scale_loss import is_loss_head
+from ..policy import Policy
+from ..symbol import Checkpoint, to_graph
+from ..symbol.arguments import label_names
+from .records import FASTER, SAME, SLOWER, PolicySpeed, SpeedComparison
+
+Run = Callable[[], Any]
+"""Runs a network once, without waiting for its results, which it may return."""
+
+Lap = Callable[[], float]
+"""Runs a network once and returns the seconds that it took, its results computed."""
+
+SECONDS = 30.0  # about how long the rounds may take
+
+MARGIN = 0.05  # a difference below this share of the time is noise
+FEWEST = 5  # rounds without which nothing is said to be faster: five that agree are chance once in 32 times
+CHANCE = 1 / 16  # of two that are equally fast, how often so many rounds may agree: 6 of 7, 13 of 18
+NOISY = 0.15  # rounds of one network that scatter by more around their median are those of a noisy machine
+
+_MOST_ROUNDS = 101
+_SHORTEST = 0.02  # seconds of a lap: other programs disturb shorter ones by more
+_MOST_RUNS = 100  # in a lap
+_FIRST_STEPS = 10  # of a trainer, in which it compares low precision weights with their masters
+_LOSS_SCALE = 2.0**10  # in place of a dynamic one: so low that no step is skipped, which would be a shorter one
+
+
+class Workload(NamedTuple):
+    """A network with a batch.
+
+    Attributes:
+        context: Where it runs.
+        start: Returns a function that runs a copy of it, built under a policy.
+    """
+
+    context: mx.Context
+    start: Callable[[Policy], Run]
+
+
+class Training(NamedTuple):
+    """How whole steps are trained: the loss, and the optimizer with its options."""
+
+    loss: Any
+    optimizer: str
+    options: Dict[str, Any]
+
+
+def compare_speed(
+    network: Any,
+    batches: Batches,
+    policies: Union[None, str, Policy, Sequence[Union[str, Policy]]] = None,
+    loss: Any = None,
+    *,
+    optimizer: str = "sgd",
+    optimizer_params: Optional[Mapping[str, Any]] = None,
+    seconds: float = SECONDS,
+    progress: Optional[bool] = None,
+) -> SpeedComparison:
+    """Time a network under several policies on this machine, in turns.
+
+    Without a loss inference is timed, and the network is frozen for it, as `mxmp.gluon.freeze` does it. With a loss
+    whole training steps are timed: forward, backward and update. Copies of the network run; the network stays as it
+    is. Each policy runs once in each round, so that other work on the machine slows all of them alike. On a GPU the
+    times are those of finished kernels; no test has run there.
+
+    Args:
+        network: A Gluon net whose parameters have values, for inference a HybridBlock; (symbol, arg_params,
+            aux_params); or a bound Module, which runs on its first context.
+        batches: Batches with the shapes of the real work, of which the first one is taken: a DataLoader, a DataIter,
+            a list of tuples; of a symbol or Module also dicts of NDArrays by input. Without a loss a net is called
+            with as many arrays of a batch as it has inputs. A net or symbol runs where its batch lies.
+        policies: Policies or their names, such as 'auto' or 'O1'. The others are compared with the first one. Unless
+            given: 'float32', and those that the device runs by itself.
+        loss: None for inference. For training steps of a Gluon net, a function of its outputs and the label, which is
+            the last array of a batch; of a symbol or Module, which has its loss heads in it, True.
+        optimizer: The name of the optimizer of training steps.
+        optimizer_params: Its options. The learning rate is 0 in any case, so that all steps are alike.
+        seconds: About how long the rounds may take; there are at least five.
+        progress: Whether to show a bar on stderr; by default if that is a terminal.
+
+    Returns:
+        The times. Its ``fastest`` is a policy to convert with.
+
+    Raises:
+        PolicyError: If a policy is invalid, or one of its patterns matches nothing.
+        TuneError: If an argument is wrong, or the network does not run under the first policy.
+        ConvertError: If the network or the batch cannot be read.
+
+    Example:
+        >>> net = mx.gluon.nn.Dense(4, in_units=8)
+        >>> net.initialize()
+        >>> found = compare_speed(net, [mx.nd.ones((2, 8))], ["float32", "O1"], seconds=0.01)
+        >>> found.fastest, found.rows[1].emulated
+        ('float32', True)
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        raise TuneError(f"seconds is {seconds!r}; expected a positive number.")
+    if not isinstance(optimizer, str) or optimizer.lower() not in mx.optimizer.Optimizer.opt_registry:
+        raise TuneError(f"optimizer is {optimizer!r}; expected the name of an optimizer of MXNet, such as 'sgd'.")
+    options = {**copy.deepcopy(dict(optimizer_params or {})), "learning_rate": 0.0}
+    training = None if loss is None else Training(loss, optimizer, options)
+    read = _read_net if isinstance(network, gluon.Block) else _read_model
+    workload = read(network, batches, training)
+    named, notes = _named(policies, workload.context)
+    with showing_progress(sys.stderr.isatty() if progress is None else progress) as show:
+        rounds, failures = _measure(workload, named, seconds, training is not None, show)
+    rows = tuple(_row(name, policy, rounds, failures, workload.context) for name, policy in named.items())
+    on_cpu, processor = workload.context.device_type != "gpu", read_processor()
+    notes += amx_notes([policy.compute_dtype for policy in named.values()] if on_cpu else [])
+    if any(row.emulated for row in rows):
+        notes.append("float16 is emulated on a CPU: its time says nothing of a GPU's.")
+    if (rows[0].spread or 0.0) > NOISY:
+        text = f"times of {rows[0].policy} differ by {rows[0].spread:.0%} from their median"
+        notes.append(f"This machine is noisy: {text}. End other programs, and measure again.")
+    device = processor.name if on_cpu else str(workload.context)
+    kind, amx = (processor.kind.name, processor.amx.on) if on_cpu else ("", False)
+    return SpeedComparison(training is not None, rows, device, kind, amx, tuple(notes))
+
+
+def _named(policies: Any, context: mx.Context) -> Tuple[Dict[str, Policy], List[str]]:
+    """Return the policies by their texts, and notes on those that 'auto' chose."""
+    with _quiet():
+        if policies is None:
+            on_gpu = context.device_type == "gpu"
+            usual = ("O1", "O2") if on_gpu else ("mixed_bfloat16", "bfloat16") if runs_bfloat16() else ()
+            notes = [fastest_policy([context]).chosen]
+            return {name: Policy.parse(name) for name in ("float32", *usual)}, notes
+        given = [policies] if isinstance(policies, (str, Policy)) else policies
+        if not (isinstance(given, (list, tuple)) and given and all(isinstance(each, (str, Policy)) for each in given)):
+            raise TuneError(f"policies is {policies!r}; expected policies or their names, such as ['float32', 'auto'].")
+        named = {str(each): parse_policy(each, [context]) for each in given}
+        return named, [policy.chosen for policy in named.values() if policy.chosen]
+
+
+def _measure(
+    workload: Workload,
+    named: Mapping[str, Policy],
+    seconds: float,
+    training: bool,
+    show: Callable[[str, Optional[float]], None],
+) -> Tuple[Rounds, Dict[str, str]]:
+    """Return the times of the policies that run, and why the others do not."""
+    # All networks are in memory at a time: the rounds have to have every policy in them to be compared.
+    rounds, watch = Rounds(), Stopwatch()
+    laps: Dict[str, Lap] = {}
+    failures: Dict[str, str] = {}
+    for name, policy in named.items():
+        show(f"start {name}", None)
+        try:
+            laps[name] = watch.lap_of(_started(workload, policy, training))
+        except PolicyError:
+            raise
+        except (mx.MXNetError, MxmpError) as e:
+            failures[name] = str(e) if isinstance(e, MxmpError) else mxnet_reason(e)
+            if not laps:
+                raise TuneError(f"network: it does not run under '{name}', the first policy: {failures[name]}") from e
+    begin = time.perf_counter()
+    # At least as many rounds as a verdict needs, also where one takes longer than all of the time.
+    for number in range(_MOST_ROUNDS):
+        passed = (time.perf_counter() - begin) / seconds
+        if number >= FEWEST and passed > 1:
+            break
+        show(f"round {number + 1}", passed)
+        rounds.run(laps)
+    return rounds, failures
+
+
+def _started(workload: Workload, policy: Policy, training: bool) -> Run:
+    """Return a function that runs the network under a policy, once it has run."""
+    with _quiet():
+        run = workload.start(policy)
+        low = training and policy.param_dtype != dtypes.FLOAT32
+        for _ in range(_FIRST_STEPS + 1 if low else 1):  # has oneDNN generate its code
+            run()
+        mx.nd.waitall()
+    return run
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let nothing warn of a slow precision, which the clock tells here, and MXNet write no line for each bind.
+
+    MXNet reads that variable once, at its first bind (src/executor/graph_executor.cc).
+    """
+    with warnings.catch_warnings(), variable_set("MXNET_SUBGRAPH_VERBOSE", "0"):
+        warnings.simplefilter("ignore", SlowPrecisionWarning)
+        yield
+
+
+def _row(
+    name: str, policy: Policy, rounds: Rounds, failures: Mapping[str, str], context: mx.Context
+) -> PolicySpeed:
+    emulated = context.device_type != "gpu" and dtypes.FLOAT16 in (policy.compute_dtype, policy.param_dtype)
+    if name in failures:
+        return PolicySpeed(name, emulated=emulated, failure=failures[name])
+    first = next(iter(rounds.times[0]))
+    slower = SLOWER if rounds.is_faster(first, name) else SAME
+    verdict = "" if name == first else FASTER if rounds.is_faster(name, first) else slower
+    times = tuple(times[name] for times in rounds.times)
+    numbers = rounds.seconds(name), rounds.scatter(name), rounds.ratio(name, first)
+    return PolicySpeed(name, *numbers, verdict, times, emulated)
+
+
+# ------------------------------------------------------------------ Gluon nets
+
+
+def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training]) -> Workload:
+    """Return the workload of a Gluon net with the first of some batches."""
+    if training is not None and not callable(training.loss):
+        kind = type(training.loss).__name__
+        raise TuneError(f"loss is a {kind}; expected a function of the net's outputs and the label, or None.")
+    if frozen_model(net) is not None:
+        raise TuneError(f"network: block '{net.name}' is frozen under a policy; give the net that it was made of.")
+    params = net.collect_params()
+    lacking = [name for name, each in params.items() if not (is_initialized(each) or parameters.is_deferred(each))]
+    if lacking:
+        raise TuneError(f"network: parameter '{lacking[0]}' has no value; initialize or load the net first.")
+    example = next(read_loader(batches, 1, "batches")).for_net(labelled=training is not None)
+    if training is None:
+        example = example._replace(inputs=example.inputs[: _most_inputs(net)])
+    example = example.beside(net)
+    arrays = [each for each in leaves(example.inputs) if each is not None]
+    context, size = arrays[0].ctx, arrays[0].shape[0]
+
+    def infer(policy: Policy) -> Run:
+        frozen = freeze(source, policy, ctx=context)
+        return lambda: frozen(*example.inputs)
+
+    def train(policy: Policy) -> Run:
+        assert training is not None
+        own, loss = convert(_copy_of(net, context), policy), training.loss
+        trainer = Trainer(own, training.optimizer, training.options, loss_scale=_loss_scale(policy))
+
+        def step() -> None:
+            with autograd.record():
+                losses = losses_of(loss, call_net(own, example.inputs), example.label)
+                with trainer.scale_loss(list(losses)) as scaled:
+                    autograd.backward(scaled)
+            _require_taken(trainer.step(size))
+
+        return step
+
+    if training is not None:
+        return Workload(context, train)
+    source = convert(_copy_of(net, context), "O1")  # so that it knows its graph, whatever it is called with
+    with autograd.pause(train_mode=False):
+        call_net(source, example.inputs, without_loss=True)
+    return Workload(context, infer)
+
+
+def _copy_of(net: gluon.Block, context: mx.Context) -> gluon.Block:
+    """Return a copy of a net on one context, in float32, hybridized."""
+    operators: Dict[int, Any] = {}
+
+    def leave_out(block: gluon.Block) -> None:
+        operator = blocks.cached_op(block) if isinstance(block, gluon.HybridBlock) else None
+        if operator is not None:  # which cannot be copied; the copy makes its own when it is called
+            operators[id(operator)] = None
+
+    net.apply(leave_out)
+    try:
+        own = copy.deepcopy(net, operators)
+    except TypeError as e:  # of a lock or a file among its attributes
+        raise TuneError(f"network: block '{net.name}' cannot be copied ({e}); give a net that can be.") from e
+    restore(own)
+    if contexts_of(own.collect_params().values()) not in ([], [context]):
+        own.collect_params().reset_ctx(context)
+    # A conversion runs a net's graph whether it is hybridized or not: float32 is to be run as well.
+    for block in roots(own):
+        if not blocks.is_active(block):
+            block.hybridize()
+    return own
+
+
+def _most_inputs(net: gluon.Block) -> Optional[int]:
+    """Return how many inputs a net takes at most, None if as many as it is given."""
+    if isinstance(net, gluon.SymbolBlock):
+        return len(blocks.cached_graph(net)[0])
+    if isinstance(net, (gluon.nn.Sequential, gluon.nn.HybridSequential)):
+        return 1
+    hybrid = isinstance(net, gluon.HybridBlock) and type(net).forward is gluon.HybridBlock.forward
+    own = blocks.registered_params(net) if hybrid else {}
+    function = type(net).hybrid_forward if hybrid else type(net).forward
+    arguments = list(inspect.signature(function).parameters.values())[2 if hybrid else 1 :]
+    if any(argument.kind is argument.VAR_POSITIONAL for argument in arguments):
+        return None
+    return sum(a.kind is a.POSITIONAL_OR_KEYWORD and a.name not in own for a in arguments)
+
+
+def _loss_scale(policy: Policy) -> Union[None, str, float]:
+    """Return a loss scale that stays as it is: a dynamic one grows until a step is skipped."""
+    return _LOSS_SCALE if policy.loss_scale == "dynamic" else policy.loss_scale
+
+
+def _require_taken(taken: bool) -> None:
+    if taken is False:
+        text = f"its gradients are not finite at a loss scale of {_LOSS_SCALE:g}"
+        raise TuneError(f"{text}, and a step that is skipped is shorter than others; see mxmp.diagnose.explain.")
+
+
+# ------------------------------------------------------------------ symbols
+
+
+def _read_model(network: Any, batches: Batches, training: Optional[Training]) -> Workload:
+    """Return the workload of a model or Module with the first of some batches."""
+    subject: Any = read_subject(network)
+    if training is not None and training.loss is not True:
+        kind = type(training.loss).__name__
+        raise TuneError(f"loss is a {kind}; a symbol has its loss heads in it: give True for training steps, or None.")
+    subject = subject.take(read_loader(batches, 1, "batches"))
+    if subject.module is None:
+        subject.context = next(iter(subject.batches[0].values())).context
+    if training is not None:
+        graph = to_graph(subject.model.symbol)
+        if not any(is_loss_head(graph.nodes[head.node]) for head in graph.heads):
+            outputs = ", ".join(subject.model.symbol.list_outputs())
+            raise TuneError(f"loss: no output ({outputs}) is of a loss head, such as SoftmaxOutput; leave it out.")
+    values, names = subject.filled()[0], list(subject.inputs())
+    values = {name: values[name].as_in_context(subject.context) for name in names}
+
+    def infer(policy: Policy) -> Run:
+        shapes = {name: array.shape for name, array in values.items()}
+        types = {name: dtypes.canonical(array.dtype) for name, array in values.items()}
+        frozen = freeze(tuple(subject.model), policy, shapes, types, ctx=subject.context)
+        arrays = [values[variable.name] for variable in blocks.cached_graph(frozen)[0]]
+        return lambda: frozen(*arrays)
+
+    def train(policy: Policy) -> Run:
+        assert training is not None
+        return _module_step(subject, values, policy, training)
+
+    return Workload(subject.context, infer if training is None else train)
+
+
+def _module_step(subject: Any, values: Mapping[str, Any], policy: Policy, training: Training) -> Run:
+    """Return a function that makes a training step of a Module of its own."""
+    symbol, args, aux = subject.model
+    known = label_names(symbol) | frozenset(subject.module.label_names or () if subject.module is not None else ())
+    labels = [name for name in values if name in known]
+    data = [name for name in values if name not in known]
+    described = {name: mx.io.DataDesc(name, array.shape, array.dtype) for name, array in values.items()}
+    scale = _loss_scale(policy)
+    module = Module(symbol, data, labels, context=subject.context, policy=policy, loss_scale=scale)
+    module.bind([described[name] for name in data], [described[name] for name in labels] or None, for_training=True)
+    module.set_params(args, aux)
+    module.init_optimizer(None, training.optimizer, training.options)
+    batch = mx.io.DataBatch([values[name] for name in data], [values[name] for name in labels])
+
+    def step() -> None:
+        module.forward_backward(batch)
+        _require_taken(module.update())
+
+    return step
+
+
+# ------------------------------------------------------------------ for the command line
+
+
+def context_of(gpu: Optional[int]) -> mx.Context:
+    """Return the context of a GPU, or of the processor; a TuneError if MXNet has no such GPU."""
+    count = mx.context.num_gpus()
+    if gpu is not None and gpu >= count:
+        raise TuneError(f"--gpu {gpu}: MXNet finds {count} GPUs here; `mxmp doctor` says why.")
+    return mx.cpu() if gpu is None else mx.gpu(gpu)
+
+
+def make_batch(model: Checkpoint, shapes: Mapping[str, Any], types: Mapping[str, str]) -> Dict[str, mx.nd.NDArray]:
+    """Return inputs of a checkpoint's network: random numbers from 0 to 1, integers 0 or 1, labels 0.
+
+    Args:
+        model: A symbol and its parameters; its inputs are the variables without values there.
+        shapes: Shapes of all inputs but labels, by name.
+        types: Dtypes of those that are neither float32 nor declare theirs.
+
+    Raises:
+        TuneError: If an input has no shape, or there is none of a name that is given.
+    """
+    declared, labels = inputs_of(model.symbol, {**model.arg_params, **model.aux_params}), label_names(model.symbol)
+    for name in (*shapes, *types):
+        if name not in declared:
+            raise TuneError(f"the network has no input {name!r}{did_you_mean(name, declared)}.")
+    random, batch = np.random.RandomState(0), {}
+    for name, dtype in {**declared, **types}.items():
+        if name in shapes:
+            values = random.uniform(size=shapes[name]) if "float" in dtype else random.randint(0, 2, shapes[name])
+            batch[name] = mx.nd.array(values * (name not in labels)).astype(dtype)
+        elif name not in labels:
+            raise TuneError(f"input {name!r} has no shape; give --shape {name}:SIZES.")
+    return batch
+
+
+# ------------------------------------------------------------------ the clock
+
+
+class Stopwatch:
+    """Times networks in turns: each lap has as many runs as the first network needs for one that is long enough."""
+
+    def __init__(self) -> None:
+        self._runs = 0  # in a lap
+
+    def lap_of(self, run: Run) -> Lap:
+        """Return a function that runs a network and returns the seconds of one run, its results computed."""
+
+        def lap() -> float:
+            start = time.perf_counter()
+            for _ in range(self._runs or 1):
+                run()
+                mx.nd.waitall()
+            seconds = (time.perf_counter() - start) / (self._runs or 1)
+            if not self._runs:
+                self._runs = min(max(1, round(_SHORTEST / seconds)), _MOST_RUNS)
+                return lap() if self._runs > 1 else seconds
+            return seconds
+
+        return lap
+
+
+class Rounds:
+    """The times of contenders, round by round: a dict of seconds by name each, the oldest first."""
+
+    def __init__(self) -> None:
+        self.times: List[Dict[str, float]] = []
+
+    def run(self, laps: Mapping[str, Lap]) -> None:
+        """Let contenders take one turn each, in the reverse order of the round before."""
+        order = list(laps) if len(self.times) % 2 == 0 else list(laps)[::-1]
+        times = {name: laps[name]() for name in order}
+        self.times.append({name: times[name] for name in laps})
+
+    def seconds(self, name: str) -> Optional[float]:
+        """Return the median of a contender's times, None if it has none."""
+        times = [times[name] for times in self.times if name in times]
+        return median(times) if times else None
+
+    def ratio(self, name: str, other: str) -> Optional[float]:
+        """Return the time of one contender divided by that of another: the median over rounds that both ran in."""
+        ratios = self._ratios(name, other)
+        return median(ratios) if ratios else None
+
+    def is_faster(self, name: str, other: str) -> bool:
+        """Return whether one contender was faster than another by more than the noise."""
+        return is_faster(self._ratios(name, other))
+
+    def scatter(self, name: str) -> float:
+        """Return how far the times of a contender are from their median: the median distance divided by the median."""
+        middle = self.seconds(name)
+        if not middle:
+            return 0.0
+        return median(abs(times[name] - middle) for times in self.times if name in times) / middle
+
+    def _ratios(self, name: str, other: str) -> List[float]:
+        both = (times for times in self.times if name in times and times.get(other, 0) > 0)
+        return [times[name] / times[other] for times in both]
+
+
+def is_faster(ratios: Sequence[float]) -> bool:
+    """Return whether ratios of times, a round each, say that the first is faster by more than the noise.
+
+    Their median is below 1 by more than `MARGIN`, and so many of them are below 1 that chance alone gives that at most
+    once in 16 times (the sign test), and with that margin far less often.
+    """
+    if len(ratios) < FEWEST:
+        return False
+    agreeing = sum(ratio < 1 for ratio in ratios)
+    chance = sum(math.comb(len(ratios), count) for count in range(agreeing, len(ratios) + 1)) / 2 ** len(ratios)
+    return median(ratios) < 1 - MARGIN and chance <= CHANCE
