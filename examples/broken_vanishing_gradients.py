@@ -6,6 +6,7 @@ background, and one task of several: its gradients are so small that float16 los
 the loss falls. ``measure_gradients`` counts the gradients by powers of two, and tells the scale that keeps them.
 
 Run ``python broken_vanishing_gradients.py``::
+
     loss scale 1: 30% of the gradients become 0, 70% are subnormal
     loss scale 1: loss 0.03039 to 0.00602
     loss scale 16384: 0% of the gradients become 0, 5% are subnormal

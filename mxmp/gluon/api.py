@@ -74,10 +74,10 @@ def convert(
             low precision. Also if the policy uses bfloat16 and parameters are on a GPU, for which MXNet has no bfloat16
             kernels; a call with inputs on one says the same.
 
-    The first call raises, and leaves net and parameters as they were; ``convert`` itself of a SymbolBlock:
-        PolicyError: If a pattern of operators or names matches nothing.
-        ConvertError: If the net cannot be traced or does not type-check by itself; the message names the block or node.
-            If ``ranges`` has none of the net's outputs, or one beyond the range that the net lacks.
+    The first call raises, and leaves net and parameters as they were (``convert`` itself of a SymbolBlock): a
+    PolicyError if a pattern of operators or names matches nothing; a ConvertError, which names the block or node, if the
+    net cannot be traced or does not type-check by itself, or if ``ranges`` has none of the net's outputs, or one beyond
+    the range that the net lacks.
     """
     found, measured = roots(net), checked_ranges(ranges)
     contexts = [context for root in found for context in storage.contexts_of(root.collect_params().values())]

@@ -166,6 +166,7 @@ def test_conversion_works_at_any_time(order, in_channels, policy):
     assert net(batch()).dtype == np.float32
 
 
+@pytest.mark.bfloat16
 def test_another_policy_replaces_the_first_in_all_parts():
     net = make()
     net(batch())
