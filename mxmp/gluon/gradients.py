@@ -468,10 +468,10 @@ class LossBlock(Block):
                     if any(window in other.windows for window in windows):
                         self.is_alone = other.is_alone = False
                 self.open(windows)
+                return scaled
             except BaseException:
                 self._leave(windows)
                 raise
-            return scaled
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
         begins = [scaler in self._begins for scaler in self._scalers]
