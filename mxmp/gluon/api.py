@@ -15,12 +15,12 @@ from ..devices.auto import parse_policy
 from ..devices.check import amx_notes
 from ..errors import ConvertError, TrainerError
 from ..mxnet_private import blocks, parameters
+from ..passes import EraseCasts
 from ..passes.attributes import marked_blocks
 from ..policy import Policy, PolicyChanges, check_blocks, check_matches
 from ..report import Report, merge
 from ..symbol import Converted, convert_graph, from_graph, save_checkpoint, to_graph
 from ..symbol.arguments import beyond_range, checked_ranges
-from ..symbol.inference import erase_casts
 from ..train.masters import follow_weights, require_masters
 from . import storage
 from .adoption import forget_policy, note_policy
@@ -289,7 +289,7 @@ def as_symbol_block(net: gluon.HybridBlock, ctx: Any = None) -> gluon.SymbolBloc
         raise ConvertError(f"block '{net.name}' has no graph yet; hybridize it and run one batch, then convert it.")
     inputs, symbol = blocks.cached_graph(net)
     symbol = frozen_model(net).symbol if frozen_model(net) else symbol  # its own graph is guarded and emulated
-    result = gluon.SymbolBlock(from_graph(erase_casts(to_graph(symbol)).graph, symbol), inputs)
+    result = gluon.SymbolBlock(from_graph(EraseCasts()(to_graph(symbol)).graph, symbol), inputs)
     originals = net.collect_params()
     for name, param in result.collect_params().items():
         original = originals[name]

@@ -23,11 +23,12 @@ from .. import dtypes
 from ..devices.check import require_bfloat16, warn_if_slow
 from ..errors import ConvertError, InferenceError
 from ..mxnet_private import blocks, compose, is_deferred, parameters
+from ..passes import EraseCasts
 from ..passes.emulate import has_float16
 from ..policy import Policy
 from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
-from ..symbol.inference import erase_casts, infer_shapes
+from ..symbol.inference import infer_shapes
 from ..train import loss_heads
 from ..train.alive import Alive
 from ..train.running_stats import UntrainedStats
@@ -637,7 +638,7 @@ def _without_casts(block: gluon.Block) -> Optional[Tuple[Any, Any]]:
     if not isinstance(block, gluon.SymbolBlock):
         return None
     inputs, symbol = blocks.cached_graph(block)
-    erased = erase_casts(to_graph(symbol))
+    erased = EraseCasts()(to_graph(symbol))
     return (inputs, from_graph(erased.graph, symbol)) if erased.modified else None
 
 

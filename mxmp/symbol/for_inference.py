@@ -17,7 +17,7 @@ from .. import dtypes
 from ..arrays import settle
 from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
-from ..passes import DropDropout, FoldBatchNorm, GuardFusedSums, GuardSlices, OrderFusedSums, Sequential
+from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums, GuardSlices, OrderFusedSums, Sequential
 from ..passes.cpu.fit import Fit
 from ..passes.cpu.merge import Merged
 from ..passes.cpu.norms import Norm, write_norms
@@ -25,7 +25,7 @@ from ..passes.fold import Fold, Sources, activation_of, find_dropouts, find_fold
 from ..report import DROPPED, FOLDED, Removed, Row
 from ..rules.conditions import VECTOR
 from .arguments import Model, blaming_params
-from .inference import Dtypes, Shapes, erase_casts, from_graph, infer_network, to_graph
+from .inference import Dtypes, Shapes, from_graph, infer_network, to_graph
 from .params import round_to
 
 Arrays = Mapping[str, Any]
@@ -74,7 +74,7 @@ def prepare(
         InferenceError: If the network does not type-check; the message names the node.
     """
     given = to_graph(symbol) if graph is None else graph
-    before = erase_casts(given).graph
+    before = EraseCasts()(given).graph
     graph = in_written_order(DropDropout()(before).graph)
     source = symbol if graph == given else from_graph(graph, symbol)
     facts = infer_network(source, graph, shapes or {}, types or {}, params)

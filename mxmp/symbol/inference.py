@@ -13,8 +13,7 @@ from .. import dtypes
 from ..errors import GraphError, InferenceError, mxnet_reason
 from ..graph import GRADIENT, HINT, Graph, Key, from_json, to_json, version_of
 from ..mxnet_private import NumpySymbol, count_inputs
-from ..passes import EraseCasts, Facts
-from ..passes.base import PassResult
+from ..passes import Facts
 from ..passes.control_flow import bodies_of, check_bodies
 
 Shapes = Mapping[str, Tuple[int, ...]]
@@ -53,11 +52,6 @@ def check_inputs(graph: Graph) -> None:
         fewest = arguments if lacks_states else inputs
         if not fewest <= len(node.inputs) <= inputs:
             raise GraphError(f"node {node}: found {len(node.inputs)} inputs, expected {inputs}. {HINT}")
-
-
-def erase_casts(graph: Graph) -> PassResult:
-    """Return a graph without the casts of an earlier conversion."""
-    return EraseCasts()(graph)
 
 
 def from_graph(graph: Graph, like: Any = None) -> Any:

@@ -12,6 +12,7 @@ from ..errors import InferenceError
 from ..graph import Entry, Graph, Node, in_written_order, renamed, with_unique_names
 from ..passes import (
     Emulate,
+    EraseCasts,
     Facts,
     GuardAmpCasts,
     GuardBranches,
@@ -42,7 +43,6 @@ from .arguments import make_model
 from .inference import (
     Dtypes,
     Shapes,
-    erase_casts,
     from_graph,
     infer_facts,
     infer_network,
@@ -193,7 +193,7 @@ def convert_graph(
 
 def _without_casts(symbol: Any, graph: Optional[Graph]) -> Tuple[Any, Graph]:
     """Return a symbol and its graph without the casts of an earlier conversion."""
-    erased = erase_casts(to_graph(symbol) if graph is None else graph)
+    erased = EraseCasts()(to_graph(symbol) if graph is None else graph)
     if not erased.modified:
         return symbol, erased.graph
     source = from_graph(erased.graph, symbol)
