@@ -77,7 +77,8 @@ def convert(
     The first call raises, and leaves net and parameters as they were (``convert`` itself of a SymbolBlock): a
     PolicyError if a pattern of operators or names matches nothing; a ConvertError, which names the block or node, if
     the net cannot be traced or does not type-check by itself, or if ``ranges`` has none of the net's outputs, or one
-    beyond the range that the net lacks.
+    beyond the range that the net lacks. Of a plain Block the HybridBlocks that ran before stay as their calls left
+    them.
     """
     found, measured = roots(net), checked_ranges(ranges)
     contexts = [context for root in found for context in storage.contexts_of(root.collect_params().values())]

@@ -383,6 +383,12 @@ class Trainer(ScalerStatus, TrainerBase):
         trainers.forget_kvstore(state)
         return state
 
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Restore a copied state, and the parameters of its optimizers, which MXNet leaves out of a copy."""
+        vars(self).update(state)
+        for optimizer in (self.mx_optimizer, *(updater.optimizer for updater in self.mx_updaters)):
+            optimizer.param_dict = dict(enumerate(self.mx_params))
+
     def __repr__(self) -> str:
         """Return what it trains, by which optimizer and with which loss scale."""
         return (

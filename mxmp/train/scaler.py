@@ -113,6 +113,7 @@ class Scaler:
         value = self.default()
         if value != self._scales[0]:
             self.validate(value)
+            _require_checks(self.nonfinite_loss, value)
             self._scales = [value] * len(self._scales)
 
     def validate(self, value: LossScale) -> None:
@@ -549,11 +550,7 @@ class ScalerStatus:
     def nonfinite_loss(self, value: str) -> None:
         if value not in ("raise", "skip"):
             raise TrainerError(f"nonfinite_loss is {value!r}; expected 'raise' or 'skip'.")
-        if value == "skip" and isinstance(self.loss_scale, NoOpLossScale):
-            raise TrainerError(
-                "nonfinite_loss='skip', but without a loss scale nothing is checked; give loss_scale=1, which checks "
-                "and does not scale."
-            )
+        _require_checks(value, self.loss_scale)
         self._scaler.nonfinite_loss = value
 
     @property
@@ -618,3 +615,12 @@ def _found_out(find: Where) -> Optional[str]:
     except Exception:  # an explanation that fails must not hide what it was to explain
         _LOG.debug("the step cannot be run again", exc_info=True)
         return None
+
+
+def _require_checks(nonfinite_loss: str, loss_scale: LossScale) -> None:
+    """Raise if losses are to be skipped that nothing checks."""
+    if nonfinite_loss == "skip" and isinstance(loss_scale, NoOpLossScale):
+        raise TrainerError(
+            "nonfinite_loss='skip', but without a loss scale nothing is checked; give loss_scale=1, which checks and "
+            "does not scale."
+        )

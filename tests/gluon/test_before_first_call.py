@@ -47,6 +47,28 @@ def test_a_trainer_that_is_made_before_the_call_trains_as_one_that_is_made_after
     assert trainers[0].loss_scale == trainers[1].loss_scale
 
 
+def test_a_trainer_that_skips_losses_needs_a_loss_scale_at_its_first_step():
+    net = cnn()
+    trainer = Trainer(net, "sgd", {"learning_rate": 0.1}, nonfinite_loss="skip")
+    convert(net, "O1", loss_scale=1.0)
+    convert(net, "float32")
+    with pytest.raises(TrainerError, match="without a loss scale nothing is checked; give loss_scale=1"):
+        step(net, trainer)
+
+
+def test_a_copied_trainer_trains_as_the_other_one():
+    net = cnn("O2")
+    net(X)
+    net.collect_params()["net_dense0_bias"].lr_mult = 0.0
+    trainer = Trainer(net, "sgd", {"learning_rate": 0.01, "momentum": 0.9})
+    step(net, trainer)
+    copied = copy.deepcopy((net, trainer))
+    for each in ((net, trainer), copied):
+        for _ in range(2):
+            step(*each)
+    assert bits(copied[0]) == bits(net)
+
+
 def test_a_trainer_takes_the_loss_scale_of_the_policy_that_its_first_step_finds():
     net = cnn()
     trainer = Trainer(net, "sgd")
