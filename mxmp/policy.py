@@ -312,15 +312,6 @@ class Policy:
         )
 
 
-def only_matching(policy: Policy, nodes: Sequence[Tuple[str, str]]) -> Policy:
-    """Return a policy without the overrides that apply to none of some nodes, each (operator, name)."""
-    matching: Any = {
-        field: tuple(pair for pair in getattr(policy, field) if _applies_to_any(field, pair[0], nodes))
-        for field in _OVERRIDES.values()
-    }
-    return policy.replace(**matching)
-
-
 def check_matches(
     policy: Policy,
     nodes: Sequence[Tuple[str, str]],

@@ -385,7 +385,7 @@ class Trainer(ScalerStatus, TrainerBase):
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Restore a copied state, and the parameters of its optimizers, which MXNet leaves out of a copy."""
-        vars(self).update(state)
+        self.__dict__.update(state)
         for optimizer in (self.mx_optimizer, *(updater.optimizer for updater in self.mx_updaters)):
             optimizer.param_dict = dict(enumerate(self.mx_params))
 
