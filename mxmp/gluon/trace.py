@@ -134,7 +134,8 @@ class Trace:
     def outcomes(self, dtype: str) -> ShapeOutcomes:
         """Return what evaluates the conditions on shapes in it, for the low precision dtype of a policy."""
         if dtype not in self._outcomes:
-            self._outcomes[dtype] = ShapeOutcomes(self.symbol, dtype, self.types, frozenset(self.params), self.graph)
+            params = frozenset(self.params)
+            self._outcomes[dtype] = ShapeOutcomes(self.symbol, dtype, self.types, params, self.data, self.graph)
         return self._outcomes[dtype]
 
     def converts_like(self, other: Trace) -> bool:

@@ -79,6 +79,11 @@ class Conversions:
     _outcomes: Optional[ShapeOutcomes] = field(default=None, init=False)
     _runnables: Dict[Any, Runnable] = field(default_factory=dict, init=False)
 
+    @property
+    def _data(self) -> FrozenSet[str]:
+        """The names of inputs, and of parameters that no optimizer has."""
+        return frozenset(self.symbol.list_arguments()).difference(self.params) | self.fixed
+
     def find(self, inputs: Sequence[mx.io.DataDesc], stored: FrozenSet[str]) -> Runnable:
         """Return the conversion for data and labels of these shapes, one that was made before where it is the same.
 
@@ -91,7 +96,7 @@ class Conversions:
         """
         if self._outcomes is None:
             types = _input_types(self.symbol, inputs)
-            self._outcomes = ShapeOutcomes(self.symbol, self.policy.compute_dtype, types, self.params)
+            self._outcomes = ShapeOutcomes(self.symbol, self.policy.compute_dtype, types, self.params, self._data)
         outcome = self._outcomes({desc.name: tuple(desc.shape) for desc in inputs})
         if outcome not in self._runnables:
             self._runnables[outcome] = self.prepare(inputs, stored)
@@ -105,8 +110,7 @@ class Conversions:
         inputs = list(inputs)
         shapes = {desc.name: tuple(desc.shape) for desc in inputs}
         types = _input_types(self.symbol, inputs)
-        data = frozenset(self.symbol.list_arguments()).difference(self.params) | self.fixed
-        converted = convert_graph(self.symbol, self.policy, shapes, types, self.params, stored, inputs=data)
+        converted = convert_graph(self.symbol, self.policy, shapes, types, self.params, stored, inputs=self._data)
         scaling = converted
         outputs: Tuple[int, ...] = ()
         if self.scaled:

@@ -105,12 +105,15 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
 class Dataflow:
     """The marks of a graph or of a body, and the verdicts that follow from them.
 
-    Attributes:
-        decider: None for the condition of a loop, which is left as it is.
+    Args:
         last: Positions of the operators of the last layer, if that is to be float32.
         leading: Positions of nodes that an allow operator comes behind, or may come.
         named: Positions of nodes whose outputs have names that no cast can have.
+        is_condition: Whether it is the condition of a loop or branch, or a body without facts, which is left as it is.
+
+    Attributes:
         marks: By entry; none where a key is missing.
+        verdicts: By position; those of control flow have their bodies' after `backward`.
     """
 
     def __init__(
@@ -320,8 +323,7 @@ class Dataflow:
         return verdict
 
     def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Verdict:
-        """Return the verdict on a control flow node, with those on the nodes of its bodies."""
-        verdicts: List[Tuple[Verdict, ...]] = [()] * len(bodies)
+        """Mark what the bodies of a control flow node give, and return the verdict on the node."""
         leads = position in self._leading or _is_layer(node, self._rules)
         for number, body in enumerate(bodies):
             facts = self._facts.bodies.get((position, number))
@@ -334,7 +336,7 @@ class Dataflow:
             leaving = carried(entering, body.states, inner.forward)
             for index, mark in enumerate(() if body.is_condition else leaving):
                 self._mark((position, index), mark)
-        return Verdict(KEEP, "control flow, its bodies are converted", bodies=tuple(verdicts))
+        return Verdict(KEEP, "control flow, its bodies are converted")
 
     # ------------------------------------------------------------------ back: what is required of them
 
@@ -452,8 +454,7 @@ class Dataflow:
             held = carried(wanted, links, inner.backward)
             for need, port in zip(held, body.ports):
                 self._require(node.inputs[port], need)
-            is_left = body.is_condition or (position, number) not in self._facts.bodies
-            verdicts.append(() if is_left else tuple(inner.verdicts))
+            verdicts.append(() if inner._is_condition else tuple(inner.verdicts))
         self.verdicts[position] = replace(self.verdicts[position], bodies=tuple(verdicts))
 
 

@@ -7,7 +7,7 @@ neighbours have their say.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, FrozenSet, List, Optional, Tuple
+from typing import AbstractSet, Any, FrozenSet, List, Optional, Tuple
 
 from .. import dtypes
 from ..errors import PolicyError
@@ -171,9 +171,14 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
     return None
 
 
-def depends_on_shapes(graph: Graph, dtype: str, rules: RuleSet = RULES) -> bool:
-    """Return whether the verdicts on a graph, or the operators that run it, may change with shapes of its inputs."""
-    return bool(shape_dependent(graph, dtype, rules) or _written_by_shape(graph, dtype)) or any(
+def depends_on_shapes(
+    graph: Graph, dtype: str, rules: RuleSet = RULES, data: AbstractSet[str] = frozenset()
+) -> bool:
+    """Return whether the verdicts on a graph, or the operators that run it, may change with shapes of its inputs.
+
+    ``data`` has the names of inputs and constants, which are no weights.
+    """
+    return bool(shape_dependent(graph, dtype, rules, data) or _written_by_shape(graph, dtype)) or any(
         depends_on_shapes(body, dtype, rules) for node in graph.nodes for body in node.subgraphs
     )
 
@@ -182,10 +187,10 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
     """Return a key of the decisions that depend on shapes: where it is equal, one converted graph runs both.
 
     Gluon converts a net once per outcome, not once per shape of its inputs. The graph is one without casts of mxmp; of
-    the facts, those on bodies included, only shapes are looked at.
+    the facts, those on bodies included, only shapes are looked at, and which variables are data.
     """
     found: List[Any] = []
-    dependent = shape_dependent(graph, dtype, rules)
+    dependent = shape_dependent(graph, dtype, rules, facts.inputs)
     for position, rule in dependent:
         node = graph.nodes[position]
         call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
@@ -199,7 +204,9 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
     return (*found, *(shape_outcome(body, dtype, body_facts, rules) for body, body_facts in inner))
 
 
-def shape_dependent(graph: Graph, dtype: str, rules: RuleSet = RULES) -> List[Tuple[int, Rule]]:
+def shape_dependent(
+    graph: Graph, dtype: str, rules: RuleSet, data: AbstractSet[str] = frozenset()
+) -> List[Tuple[int, Rule]]:
     """Return position and rule of the operators for which shapes decide whether they run in a dtype."""
 
     def depends(rule: Rule) -> bool:
@@ -207,7 +214,8 @@ def shape_dependent(graph: Graph, dtype: str, rules: RuleSet = RULES) -> List[Tu
         return (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype)
 
     def multiplies(position: int, rule: Rule) -> bool:
-        return rule.category == ALLOW and dtype in rule.dtypes and not is_layer(graph, graph.nodes[position], rule)
+        computes = rule.category == ALLOW and dtype in rule.dtypes
+        return computes and not is_layer(graph, graph.nodes[position], rule, data)
 
     found = ((position, rules.find(node.op, dict(node.attrs))) for position, node in enumerate(graph.nodes))
     return [(i, rule) for i, rule in found if rule is not None and (depends(rule) or multiplies(i, rule))]

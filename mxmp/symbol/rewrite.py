@@ -310,16 +310,23 @@ class ShapeOutcomes:
     """Tells for given shapes which conditions on shapes hold in a network, by one shape inference.
 
     Two calls of a converted net need two conversions only where this differs. The arguments are those of
-    `convert_graph`; ``dtype`` is the low precision dtype in question.
+    `convert_graph`; ``dtype`` is the low precision dtype in question, ``data`` the names of inputs and constants.
     """
 
     def __init__(
-        self, symbol: Any, dtype: str, types: Dtypes, params: FrozenSet[str], graph: Optional[Graph] = None
+        self,
+        symbol: Any,
+        dtype: str,
+        types: Dtypes,
+        params: FrozenSet[str],
+        data: FrozenSet[str],
+        graph: Optional[Graph] = None,
     ) -> None:
+        self._data = data
         self._source, self._graph = _without_casts(symbol, graph)
         self._dtype = dtype
         self._types: Optional[Dtypes] = None
-        self.depends = depends_on_shapes(self._graph, dtype)
+        self.depends = depends_on_shapes(self._graph, dtype, data=data)
         if self.depends and any(node.subgraphs for node in self._graph.nodes):
             # Shapes in bodies of control flow need the dtypes of all that these read.
             facts = infer_network(self._source, self._graph, {}, types, params)
@@ -330,4 +337,4 @@ class ShapeOutcomes:
         if not self.depends:
             return ()
         facts = infer_facts(self._source, self._graph, shapes, self._types, frozenset())
-        return shape_outcome(self._graph, self._dtype, facts)
+        return shape_outcome(self._graph, self._dtype, replace(facts, inputs=self._data))

@@ -277,3 +277,24 @@ def test_the_gates_of_a_gru_stay_low():
     cell(mx.nd.ones((2, 4)), cell.begin_state(2))
     precisions = {row.name.rpartition("t0_")[2]: row.precision for row in report(cell).rows}
     assert {precisions[name] for name in ("z_act", "r_act", "h_act", "minus0", "mul0", "mul1")} == {"float16"}
+
+
+class WithMask(mx.gluon.HybridBlock):
+    """A layer whose output is multiplied by an input."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(8, flatten=False, in_units=8, weight_initializer="ones")
+
+    def hybrid_forward(self, F, x, mask):
+        return F.dot(self.dense(x).transpose((0, 2, 1)), mask)
+
+
+def test_a_longer_batch_is_float32_whatever_ran_first():
+    """An input is no weight: the product with it is a sum, as long as the batch says."""
+    net = WithMask()
+    net.initialize()
+    convert(net, "O1")
+    for length in (10, 30000):
+        found = net(mx.nd.ones((2, length, 8)), mx.nd.ones((length, 2)))
+        np.testing.assert_array_equal(found.asnumpy(), 8 * length)
