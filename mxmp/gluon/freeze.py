@@ -229,7 +229,7 @@ def freeze(
             text = f"freeze: block '{net.name}': hybrid_forward is frozen, without {kind.__name__}.forward around it."
             warnings.warn(text, stacklevel=2)
     parsed = _policy(source, context, policy, changes)
-    if isinstance(net, gluon.Block) and parsed.blocks:  # traced again, its blocks named as the policy names them
+    if isinstance(net, gluon.Block) and (policy is not None or parsed.blocks):  # traced with the blocks' marks of now
         source = _source_of_net(net, shapes, dtypes, ranges, parsed)
     require_kernels(parsed, [context], source.where)
     if context.device_type == "gpu" and context.device_id >= mx.context.num_gpus():

@@ -574,3 +574,10 @@ def test_patterns_of_other_parts_of_a_net_are_no_error(tmp_path):
     called(convert(outer, "O1,name:last_fwd=float32"))
     inference_files(outer[0], tmp_path)
     assert "BatchNorm" not in ops(load_checkpoint(str(tmp_path / "net"), 0).symbol)
+
+
+def test_set_policy_after_the_conversion_holds_where_a_policy_is_given():
+    net = called(convert(small(), "O1"))
+    set_policy(net[0], "float32")
+    rows = [row for row in report(freeze(net, "O1")).rows if row.op == "Convolution"]
+    assert [row.precision for row in rows] == ["float32", "float16"]
