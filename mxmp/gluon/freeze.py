@@ -92,7 +92,7 @@ class Source(NamedTuple):
                 raise type(e)(f"{self.where}: {e}") from e
 
 
-class FrozenBlock(gluon.SymbolBlock):  # type: ignore[misc]  # MXNet has no types
+class FrozenBlock(gluon.SymbolBlock):
     """A SymbolBlock that infers alone: it refuses to be recorded, as its gradients would be zeros.
 
     Attributes:

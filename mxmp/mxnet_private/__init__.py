@@ -70,7 +70,7 @@ class attribute(property):
         self.name, self.read = name, attrgetter(name)
         own = getattr(owner, name, None)
         if isinstance(own, property) and own.fset is not None:
-            self.set = own.fset  # type: ignore[method-assign]  # one call less for each weight of each step
+            self.set = own.fset  # type: ignore[method-assign, assignment]  # one call less for each weight of each step
         super().__init__(self.read, self.set, doc=purpose)
 
     def __call__(self, value_of: Any) -> Any:

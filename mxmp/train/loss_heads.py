@@ -83,7 +83,7 @@ def told(product: Any) -> ContextManager[Any]:
     return contextlib.nullcontext() if block is None else block.backward_of(product.loss)
 
 
-class Product(mx.nd.NDArray):  # type: ignore[misc]
+class Product(mx.nd.NDArray):
     """A loss times the scale, which tells its block of each ``backward``."""
 
     __slots__ = ("block", "loss")
@@ -94,7 +94,7 @@ class Product(mx.nd.NDArray):  # type: ignore[misc]
             super().backward(*args, **kwargs)
 
 
-class NumpyProduct(mx.np.ndarray):  # type: ignore[misc]
+class NumpyProduct(mx.np.ndarray):
     """The same of ``mx.np``."""
 
     __slots__ = ("block", "loss")
@@ -279,7 +279,7 @@ class _HeadCall:
         return any(each() is trainer for each in self.trainers for trainer in trainers)
 
 
-class HeadScale(gluon.Parameter):  # type: ignore[misc]
+class HeadScale(gluon.Parameter):
     """The loss scale that loss heads of converted nets read, an array of its own for each call.
 
     A net runs before its loss is scaled, so the array is 1 at first, and the block of `scale_loss` writes the scale:

@@ -318,7 +318,7 @@ class _Unpickler(pickle.Unpickler):
     def _array_class(self, kind: Any) -> Any:
         """Return a class whose arrays are checked before MXNet reads them, and are of the given class then."""
 
-        class Array(kind):  # type: ignore[misc]
+        class Array(kind):
             __slots__ = ()  # which lets its class be changed
 
             def __setstate__(array, state: Dict[str, Any]) -> None:
