@@ -195,6 +195,7 @@ def load_network(
     The batch is that of the file ``data``, else random numbers; ``complete`` fills in what the file lacks.
     """
     from ..diagnose.batches import load_batch
+    from ..diagnose.subject import inputs_of
     from ..symbol.arguments import check_params
     from ..symbol.checkpoint import load_checkpoint, naming_files
     from ..tune.speed import make_batch
@@ -202,7 +203,7 @@ def load_network(
     model, naming = load_checkpoint(prefix, epoch), partial(naming_files, *checkpoint_files(prefix, epoch))
     with naming():  # before what lacks is taken for an input
         check_params(model.symbol, model.arg_params, model.aux_params, shapes)
-    batch = {} if data is None else load_batch(data, model.symbol, types)
+    batch = {} if data is None else load_batch(data, types, inputs_of(model.symbol, ()))
     # The file decides; a shape that says the same is let through.
     for name in shapes.keys() & batch.keys():
         if tuple(shapes[name]) != batch[name].shape:
