@@ -46,7 +46,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": ["gallery"],
     "plot_gallery": False,
     "filename_pattern": r"\.py$",
-    "ignore_pattern": r"__init__\.py$",
+    "ignore_pattern": r"sample_data\.py$",
     "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
     "show_memory": False,

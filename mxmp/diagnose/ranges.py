@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, overload
 
@@ -27,6 +26,7 @@ from ..gluon.storage import contexts_of, refuse_cast
 from ..gluon.trace import flat_arguments
 from ..graph import Graph
 from ..policy import Policy
+from ..report.explanation import ValueRange
 from ..report.gradients import Gradients, Magnitudes
 from ..symbol.inference import from_graph, infer_facts, to_graph
 from ..train.loss_heads import is_recorded
@@ -42,47 +42,6 @@ _LOG = logging.getLogger(__name__)
 _NAMED = 3  # tensors that a warning names
 
 _LARGEST = 3.4028234663852886e38  # of float32: stands for no finite value at all
-
-
-@dataclass(frozen=True)
-class ValueRange:
-    """The values of one tensor.
-
-    Attributes:
-        name: Its name: that of an output, an input or a parameter.
-        size: How many elements it has.
-        nans: How many are NaN.
-        infs: How many are inf or -inf.
-        smallest: The smallest finite value; 0 if there is none.
-        largest: The largest finite value; 0 if there is none.
-    """
-
-    name: str
-    size: int
-    nans: int
-    infs: int
-    smallest: float
-    largest: float
-
-    @property
-    def bad(self) -> int:
-        """How many elements are inf or NaN."""
-        return self.nans + self.infs
-
-    @property
-    def magnitude(self) -> float:
-        """The largest finite absolute value."""
-        return max(abs(self.smallest), abs(self.largest))
-
-    @property
-    def kinds(self) -> str:
-        """'inf', 'NaN', 'inf and NaN', or 'finite values'."""
-        kinds = [kind for kind, count in (("inf", self.infs), ("NaN", self.nans)) if count]
-        return " and ".join(kinds) or "finite values"
-
-    def times(self, factor: float) -> ValueRange:
-        """Return the range of the values times a positive factor."""
-        return replace(self, smallest=self.smallest * factor, largest=self.largest * factor)
 
 
 def summarize(F: Any, x: Any) -> Any:

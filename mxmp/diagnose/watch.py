@@ -16,8 +16,9 @@ from ..errors import TrainerError
 from ..gluon import Trainer
 from ..module import BucketingModule, Module
 from ..module.binding import LOSS_SCALE
+from ..report.explanation import NO_FAULT, Explanation
 from ..train.step import Observer, StepEnd, Weights
-from .explain import NO_FAULT, Verdict, judge, nan_given
+from .explain import judge, nan_given
 from .replay import MOST_CALLS, Gradients, KeptCall, LossGradients, Recorder, Replay
 from .subject import Call
 
@@ -96,13 +97,13 @@ class Watch(Observer):
         self._labels.clear()
         super().detach()
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Explanation:
         """Return why the last step was skipped, by running it again with the weights that are there now.
 
         Those are the step's own if it was skipped and nothing has written them since.
 
         Returns:
-            The verdict; 'no fault found' for a step that is finite.
+            The explanation; 'no fault found' for a step that is finite.
 
         Raises:
             TrainerError: If no step was made since it watches, or the nets of the trainer are not converted.

@@ -41,9 +41,9 @@ from ..module import Module
 from ..mxnet_private import is_deferred, is_initialized
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
+from ..report.tuning import FASTER, SAME, SLOWER, PolicySpeed, SpeedComparison
 from ..symbol import Checkpoint, to_graph
 from ..symbol.arguments import label_names
-from .records import FASTER, SAME, SLOWER, PolicySpeed, SpeedComparison
 
 Run = Callable[[], Any]
 """Runs a network once, without waiting for its results, which it may return."""
