@@ -56,8 +56,3 @@ sphinx_gallery_conf = {
     "min_reported_time": 1e9,
     "show_signature": False,
 }
-
-
-def setup(app):
-    """Leave out what `mxmp.mxnet_private` gives the classes that inherit from MXNet's."""
-    app.connect("autodoc-skip-member", lambda app, what, name, *rest: True if name.startswith("mx_") else None)
