@@ -43,7 +43,7 @@ def draw(policy):
     dtypes = {param.name: np.dtype(param.dtype).name for param in net.collect_params().values()}
     rows = mxmp.gluon.report(net).rows
     height = TOP + STEP * len(rows) + 34
-    parts = [f'<text x="420" y="24" text-anchor="middle">data, float32</text>']
+    parts = ['<text x="420" y="24" text-anchor="middle">data, float32</text>']
     for number, row in enumerate(rows):
         y = TOP + STEP * number
         casts = {each.tensor: each.dtype for each in row.casts}
@@ -60,13 +60,12 @@ def draw(policy):
                 parts.append(cast(245, y + 19, casts[own[0]]))
         parts.append(box(340, y, 160, f"{name}, {row.precision}", row.precision))
     end = TOP + STEP * len(rows)
-    parts.append(f'<path d="M420 {end - 36} V{end - 8}"/><text x="420" y="{end + 10}" text-anchor="middle">output, float32</text>')
+    parts.append(f'<path d="M420 {end - 36} V{end - 8}"/>')
+    parts.append(f'<text x="420" y="{end + 10}" text-anchor="middle">output, float32</text>')
     title = f"A network under {policy}: {', '.join(f'{NAMES.get(row.op, row.op)} in {row.precision}' for row in rows)}"
-    body = "".join(parts)
-    return (
-        f'<figure class="network"><svg viewBox="-4 0 508 {height - 20}" role="img" aria-label="{html.escape(title)}">{body}</svg>'
-        f"<figcaption>{html.escape(policy)}</figcaption></figure>"
-    )
+    start = f'<svg viewBox="-4 0 508 {height - 20}" role="img" aria-label="{html.escape(title)}">'
+    caption = f"<figcaption>{html.escape(policy)}</figcaption>"
+    return f'<figure class="network">{start}{"".join(parts)}</svg>{caption}</figure>'
 
 
 class Network(Directive):
