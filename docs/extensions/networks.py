@@ -11,7 +11,8 @@ from mxnet.gluon import nn
 
 NAMES = {"FullyConnected": "Dense", "Activation": "relu"}
 PARAMETERS = {"Convolution": "conv0_", "BatchNorm": "batchnorm0_", "FullyConnected": "dense0_"}
-TOP, STEP, HEIGHT = 60, 74, 38  # units of the drawing: the first box, from box to box, of a box
+TOP, STEP, HEIGHT = 62, 78, 40  # units of the drawing: the first box, from box to box, of a box
+LEFT, MIDDLE, CENTER, WIDTH = 132, 181, 315, 170  # right end of weights, their casts; middle and width of operators
 
 
 def make(policy):
@@ -28,13 +29,23 @@ def make(policy):
 def box(x, y, width, text, dtype):
     """Return a rectangle in the colour of a dtype, with a text."""
     rect = f'<rect class="{dtype}" x="{x}" y="{y}" width="{width}" height="{HEIGHT}" rx="6"/>'
-    return f'{rect}<text x="{x + width / 2}" y="{y + 24}" text-anchor="middle">{html.escape(text)}</text>'
+    return rect + label(x + width / 2, y + 25, text)
+
+
+def label(x, y, text, kind="text"):
+    """Return a text around a point."""
+    return f'<text class="{kind}" x="{x}" y="{y}" text-anchor="middle">{html.escape(text)}</text>'
 
 
 def cast(x, y, dtype):
     """Return the mark of a cast to a dtype."""
-    rect = f'<rect class="{dtype} cast" x="{x - 52}" y="{y - 10}" width="104" height="20" rx="10"/>'
-    return f'{rect}<text class="small" x="{x}" y="{y + 4}" text-anchor="middle">cast to {dtype}</text>'
+    rect = f'<rect class="{dtype}" x="{x - 37}" y="{y - 11}" width="74" height="22" rx="11"/>'
+    return rect + label(x, y + 5, f"to {dtype}", "small")
+
+
+def line(x, y, to):
+    """Return an arrow from one place to another."""
+    return f'<path d="M{x} {y} {to}"/>'
 
 
 def draw(policy):
@@ -42,29 +53,25 @@ def draw(policy):
     net = make(policy)
     dtypes = {param.name: np.dtype(param.dtype).name for param in net.collect_params().values()}
     rows = mxmp.gluon.report(net).rows
-    height = TOP + STEP * len(rows) + 34
-    parts = ['<text x="420" y="24" text-anchor="middle">data, float32</text>']
+    parts = [label(CENTER, TOP - STEP + HEIGHT - 5, "data, float32")]
     for number, row in enumerate(rows):
         y = TOP + STEP * number
         casts = {each.tensor: each.dtype for each in row.casts}
-        of_data = [dtype for tensor, dtype in casts.items() if tensor not in dtypes]
-        parts.append(f'<path d="M420 {y - 30} V{y}"/>')
-        if of_data:
-            parts.append(cast(420, y - 18, of_data[0]))
-        name = NAMES.get(row.op, row.op)
-        prefix = PARAMETERS.get(row.op)
-        if prefix:
-            own = [param for param in dtypes if param.startswith(f"net_{prefix}")]
-            parts += [f'<path d="M150 {y + 19} H340"/>', box(0, y, 150, f"weights, {dtypes[own[0]]}", dtypes[own[0]])]
-            if own[0] in casts:
-                parts.append(cast(245, y + 19, casts[own[0]]))
-        parts.append(box(340, y, 160, f"{name}, {row.precision}", row.precision))
+        parts.append(line(CENTER, y - STEP + HEIGHT, f"V{y}"))
+        parts += [cast(CENTER, y - 19, dtype) for tensor, dtype in casts.items() if tensor not in dtypes]
+        weights = [name for name in dtypes if name.startswith(f"net_{PARAMETERS.get(row.op)}")]
+        if weights:
+            stored = dtypes[weights[0]]
+            parts.append(line(LEFT, y + HEIGHT / 2, f"H{CENTER - WIDTH / 2}"))
+            parts.append(box(0, y, LEFT, f"weights, {stored}", stored))
+            parts += [cast(MIDDLE, y + HEIGHT / 2, casts[name]) for name in weights[:1] if name in casts]
+        text = f"{NAMES.get(row.op, row.op)}, {row.precision}"
+        parts.append(box(CENTER - WIDTH / 2, y, WIDTH, text, row.precision))
     end = TOP + STEP * len(rows)
-    parts.append(f'<path d="M420 {end - 36} V{end - 8}"/>')
-    parts.append(f'<text x="420" y="{end + 10}" text-anchor="middle">output, float32</text>')
-    title = f"A network under {policy}: {', '.join(f'{NAMES.get(row.op, row.op)} in {row.precision}' for row in rows)}"
-    start = f'<svg viewBox="-4 0 508 {height - 20}" role="img" aria-label="{html.escape(title)}">'
-    caption = f"<figcaption>{html.escape(policy)}</figcaption>"
+    parts += [line(CENTER, end - STEP + HEIGHT, f"V{end - 14}"), label(CENTER, end + 2, "output, float32")]
+    title = ", ".join(f"{NAMES.get(row.op, row.op)} in {row.precision}" for row in rows)
+    start = f'<svg viewBox="-2 0 404 {end + 10}" role="img" aria-label="A network under {policy}: {title}">'
+    caption = f"<figcaption>The network under {policy}</figcaption>"
     return f'<figure class="network">{start}{"".join(parts)}</svg>{caption}</figure>'
 
 
