@@ -14,7 +14,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import Estimator
 
 import mxmp
-from mxmp.cli.commands import commands as mxmp_commands
+from mxmp.cli import commands as mxmp_commands
 from mxmp.diagnose import runs_bfloat16
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from dataclasses import dataclass
@@ -63,6 +64,13 @@ class Steps(Shown):
                 last[step["step"]] = step
         return cls([last[number] for number in sorted(last)])
 
+    @staticmethod
+    def is_log(path: str) -> bool:
+        """Return whether a file begins as a CSVLogger's."""
+        with contextlib.suppress(OSError), open(path, encoding="utf-8-sig", errors="replace") as file:
+            return {"step", "taken", "scale"} <= set(file.readline(1000).strip().split(","))
+        return False
+
     def _sections(self) -> List[Section]:
         if not self.steps:
             return []
@@ -89,7 +97,8 @@ class Steps(Shown):
         figures = [("steps", f"{len(self.steps):,}", f"{skipped:,} skipped")]
         for name in ("loss", "scale"):
             values = [step[name] for step in self.steps if step.get(name) is not None]
-            span = f"{figure(min(values))} to {figure(max(values))}" if len(set(values)) > 1 else ""
+            finite = [value for value in values if math.isfinite(value)]
+            span = f"{figure(min(finite))} to {figure(max(finite))}" if len(set(finite)) > 1 else ""
             figures += [(f"last {name}", figure(values[-1]), span)] if values else []
         # Between two steps; where a run was resumed, time may go back, which is left out.
         seconds = [step.get("seconds") for step in self.steps]

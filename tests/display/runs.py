@@ -73,5 +73,5 @@ def steps(count=300):
 
 
 def whole(name="A run", **changes):
-    parts = {"report": report(notes=("Slow here.",)), "log": steps(), "gradients": gradients(), "comparison": compare()}
-    return Run(name, **{**parts, **changes})
+    parts = {"report": report(notes=("Slow here.",)), "steps": steps(), "gradients": gradients(), "compare": compare()}
+    return Run(name, {f"{part}.json": record for part, record in {**parts, **changes}.items()})
