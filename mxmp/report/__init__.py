@@ -2,8 +2,7 @@
 
 from ..names import refuse_call
 from ..passes.reasons import Reason
-from .counts import activation_bytes, variable_bytes
-from .make import Decisions, Removed, make_report, report_converted
+from .make import Decisions, Removed, activation_bytes, make_report, report_converted, variable_bytes
 from .report import DROPPED, FOLDED, Cast, Report, Row, legend, merge, operator_table, policy_name
 from .run import RUN_FILES, Run, read_run
 

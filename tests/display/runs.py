@@ -8,7 +8,7 @@ from mxmp.passes.reasons import Reason
 from mxmp.report import Cast, Report, Row, Run
 from mxmp.report.comparison import Comparison, NodeComparison, OutputComparison
 from mxmp.report.gradients import Gradients, Magnitudes
-from mxmp.report.steps import Steps
+from mxmp.report.run import Steps
 
 HOSTILE = "<script>window.broken = true</script>\"'&<img src=x onerror=alert(1)>"
 

@@ -18,7 +18,7 @@ from mxmp.report.comparison import Comparison
 from mxmp.report.doctor import DoctorReport, Finding
 from mxmp.report.explanation import NonFinite, ValueRange
 from mxmp.report.gradients import Gradients, Ranges
-from mxmp.report.steps import Steps
+from mxmp.report.run import Steps
 from mxmp.report.tuning import PolicySpeed, SearchResult, SearchRow, SpeedComparison
 from tests import messages
 from tests.display.runs import compare, gradients, report, steps, whole
