@@ -93,7 +93,7 @@ def global_pool(data: Any, name: str = "global_pool") -> Any:
     return mx.sym.Pooling(data, kernel=(1, 1), global_pool=True, pool_type="avg", name=name)
 
 
-def classifier(data: Any, num_classes: int, name: str = "fc") -> Any:
+def classifier(data: Any, num_classes: object, name: str = "fc") -> Any:
     """Return the last layer and its loss head: ``softmax``, with the label ``softmax_label`` (N,).
 
     Raises:

@@ -21,10 +21,9 @@ from mxnet import gluon
 
 from .. import dtypes
 from ..arrays import is_low_precision, leaves, nested, to_float32
-from ..errors import CheckpointError, ConvertError, did_you_mean, mxnet_reason
+from ..errors import ConvertError, did_you_mean, mxnet_reason
 from ..gluon.blocks import plain_class
 from ..gluon.storage import contexts_of
-from ..mxnet_private import blocks
 
 Batches = Union[Iterable[Any], mx.io.DataIter]
 """One batch or several, in any of the forms above."""
@@ -258,7 +257,7 @@ _ANY = 2**31
 def arguments_of(function: Callable[..., Any]) -> Arguments:
     """Return how many arguments a net, a loss or any other function takes, as far as its signature says."""
     if isinstance(function, gluon.SymbolBlock):
-        count = len(blocks.cached_graph(function)[0])
+        count = len(function._cached_graph[0])
         return Arguments(count, count)
     own: Any = {}
     skipped = 0
@@ -267,7 +266,7 @@ def arguments_of(function: Callable[..., Any]) -> Arguments:
         has_call = kind.__call__ is not gluon.Block.__call__  # of a recurrent layer, whose states are optional
         is_hybrid = isinstance(function, gluon.HybridBlock) and kind.forward is gluon.HybridBlock.forward
         if is_hybrid and not has_call:
-            own, skipped = blocks.registered_params(function), 2
+            own, skipped = function._reg_params, 2
         function = kind.__call__ if has_call else kind.hybrid_forward if is_hybrid else kind.forward
     try:
         given = list(inspect.signature(function).parameters.values())
@@ -325,37 +324,3 @@ def _shape(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_shape, value))})"
     return str(getattr(value, "shape", value))
-
-
-# ---------------------------------------------------------------------- files
-
-
-def load_batch(path: str, types: Mapping[str, str], declared: Mapping[str, str]) -> Dict[str, mx.nd.NDArray]:
-    """Return the arrays of a .npz file by name.
-
-    Args:
-        path: The file.
-        types: Dtypes by name, as a user asks for them.
-        declared: Those that the network declares; float32 for the others.
-
-    Raises:
-        CheckpointError: If the file cannot be read, has no arrays, or holds NaN.
-    """
-    try:
-        with open(path, "rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            arrays = {name: loaded[name] for name in getattr(loaded, "files", ())}
-    except OSError as e:
-        raise CheckpointError(f"{path}: it cannot be read: {e.strerror or e}.") from e
-    except Exception:  # zipfile, zlib and numpy, which evaluates an array's header, raise all sorts
-        arrays = {}
-    # numpy gives the bytes of a member that is no array.
-    if not arrays or not all(getattr(array, "dtype", np.dtype(object)).kind in _NUMBERS for array in arrays.values()):
-        raise CheckpointError(
-            f"{path}: it is no .npz file with an array of numbers for each input; write one with numpy.savez."
-        )
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and np.isnan(array).any():
-            raise CheckpointError(f"{path}: '{name}' holds NaN, which hides everything else; mend the file.")
-    chosen = {name: types.get(name) or declared.get(name) or dtypes.FLOAT32 for name in arrays}
-    return {name: mx.nd.array(array, dtype=chosen[name]) for name, array in arrays.items()}

@@ -46,7 +46,7 @@ from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..report import Decisions
 from ..report.comparison import Comparison, NodeComparison, OutputComparison
-from ..report.counts import positions
+from ..report.make import positions
 from ..report.report import AS_IT_WAS
 from ..rules import RULES
 from .batches import Batches

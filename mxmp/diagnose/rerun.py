@@ -23,17 +23,17 @@ from typing import (
 
 import mxnet as mx
 from mxnet import autograd, gluon
+from mxnet.gluon.block import _regroup
 
 from .. import dtypes
 from ..arrays import is_low_precision, leaves, nested
 from ..errors import ConvertError, mxnet_reason
 from ..graph import Entry, Graph, Key
-from ..mxnet_private import blocks
 from ..passes.attributes import is_inserted
 from ..passes.facts import Facts
 from ..report import Decisions
-from ..report.counts import positions
 from ..report.explanation import ValueRange
+from ..report.make import positions
 from ..train.masters import masters_of, rounds_to
 from ..train.step import NetCall, Observer
 from .batches import LossFunction, losses_of
@@ -86,7 +86,7 @@ class Call:
     def nested(self, outputs: Sequence[Any]) -> Any:
         """Return outputs of its graph as a net gives them: nested, and arrays of ``mx.np`` after ``npx.set_np()``."""
         arrays = [each.as_np_ndarray() for each in outputs] if mx.util.is_np_array() else list(outputs)
-        return blocks.regroup(arrays, self.out_format)
+        return _regroup(arrays, self.out_format)
 
 
 class KeptCall(NamedTuple):

@@ -47,7 +47,7 @@ from ..gluon.regions import find_regions
 from ..gluon.trace import Trace, trace
 from ..graph import Graph
 from ..module import Module
-from ..mxnet_private import ModuleBase, is_fresh, made_with, modules, parameters
+from ..mxnet_private import is_initialized, made_with
 from ..passes import is_converted
 from ..passes.attributes import marked_blocks
 from ..policy import Policy, pattern_of
@@ -265,12 +265,12 @@ class SymbolSubject(Subject):
             raise ConvertError(f"the {kind} is not bound, or has no parameters; call bind and set_params.")
         buckets = module if isinstance(module, mx.mod.BucketingModule) else None
         if buckets is not None:
-            module = modules.current(buckets) if bucket is None else modules.buckets(buckets)[bucket]
-            if bucket is not None and module is not modules.current(buckets):
-                modules.sync_params_from_devices(module)  # which hold the values of another bucket's step
+            module = buckets._curr_module if bucket is None else buckets._buckets[bucket]
+            if bucket is not None and module is not buckets._curr_module:
+                module._sync_params_from_devices()  # which hold the values of another bucket's step
         source = buckets if bucket is None and buckets is not None else module
         args, aux = source.get_params()
-        subject = cls(module.symbol, args, aux, ModuleBase.mx_context(module)[0])
+        subject = cls(module.symbol, args, aux, module._context[0])
         subject.module, subject.buckets = module, buckets
         subject.policy = module.policy if isinstance(module, Module) else None
         return subject
@@ -290,7 +290,7 @@ class SymbolSubject(Subject):
     def _of_bucket(self, key: Any) -> SymbolSubject:
         if self.buckets is None or key is None:
             return self
-        bound = modules.buckets(self.buckets)
+        bound = self.buckets._buckets
         if key not in bound:
             raise ConvertError(
                 f"batches are of bucket {key!r}, which is not bound; run one of them by the module first, or give "
@@ -399,7 +399,7 @@ class SymbolSubject(Subject):
             module.label_shapes,
             for_training=module.for_training,
             inputs_need_grad=module.inputs_need_grad,
-            grad_req=ModuleBase.mx_grad_req(module),
+            grad_req=module._grad_req,
         )
         made.set_params(*self.given[1:])
         return made
@@ -495,7 +495,7 @@ class NetSubject(Subject):
         self._noted: List[KeptCall] = []
         self._recorder: Optional[Recorder] = None
         for param in net.collect_params().values():
-            if not parameters.is_initialized(param):
+            if not is_initialized(param):
                 raise ConvertError(
                     f"block '{net.name}': parameter '{param.name}' has no values; load or train the net first, or run "
                     f"one batch if its shapes are not known yet."
@@ -548,7 +548,7 @@ class NetSubject(Subject):
         traced: Trace = noted.graph.trace
         decisions = self._converted(policy, noted).decisions
         inputs = {symbol.name: array for symbol, array in zip(traced.inputs, noted.inputs)}
-        params = {name: parameters.reduced(param) for name, param in traced.params.items()}
+        params = {name: param._reduce() for name, param in traced.params.items()}
         read = decisions.facts.variable_dtypes(decisions.before)
         # An imported net may store in low precision what it reads in float32.
         wide = {n: to_float32(each) if read.get(n) == dtypes.FLOAT32 else each for n, each in params.items()}
@@ -689,7 +689,7 @@ class _State:
         self._containers = [(value, value.copy()) for value in values if type(value) in (list, dict)]
         with autograd.pause():
             arrays = [each for param in params for value in vars(param).values() for each in _arrays_in(value)]
-            self._arrays = [(array, array.copy(), is_fresh(array)) for array in arrays]
+            self._arrays = [(array, array.copy(), array._fresh_grad) for array in arrays]
 
     def put_back(self) -> None:
         """Make all of it as it was. Nothing is emptied first: an interrupt at any line leaves objects that work."""
@@ -708,8 +708,8 @@ class _State:
             for array, copy, _ in self._arrays:
                 copy.copyto(array)
         for array, _, was_fresh in self._arrays:
-            if is_fresh(array) != was_fresh:
-                is_fresh.set(array, was_fresh)
+            if array._fresh_grad != was_fresh:
+                array._fresh_grad = was_fresh
 
 
 def _keep_keys(values: Dict[Any, Any], wanted: Dict[Any, Any]) -> None:

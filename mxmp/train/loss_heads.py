@@ -21,7 +21,7 @@ from ..arrays import is_low_precision
 from ..errors import NoBackwardError, TrainerError, UnscaledLossError
 from ..graph import Entry, Graph, Node
 from ..graph.core import VARIABLE, make_attrs
-from ..mxnet_private import ignores_output_gradient, is_fresh, parameters
+from ..mxnet_private import ignores_output_gradient
 from ..passes.attributes import CUSTOM
 from ..passes.scale_loss import is_loss_head
 from .window import LOCK
@@ -41,7 +41,7 @@ _NODE_ATTRIBUTE = re.compile(r"\t(.*?)=(.*)")
 def is_recorded(array: mx.nd.NDArray) -> bool:
     """Return whether autograd has a node for an array; False again after a backward that freed its graph."""
     try:
-        is_fresh.set(array, is_fresh(array))  # refused by MXNet where there is no node to keep it
+        array._fresh_grad = array._fresh_grad  # refused by MXNet where there is no node to keep it
     except mx.MXNetError:
         return False
     return True
@@ -138,7 +138,7 @@ class ScaledLoss:
     def reached(self) -> bool:
         """Whether a backward pass came through; ``autograd.grad`` counts where it frees the graph."""
         # The flag of the product's own node is set when it is made and goes with the node.
-        return self.factor is not None and bool(is_fresh(self.factor) or not is_fresh(self.scaled))
+        return self.factor is not None and bool(self.factor._fresh_grad or not self.scaled._fresh_grad)
 
 
 class Factors:
@@ -158,8 +158,8 @@ class Factors:
         # Recorded outside of record() too, where the forward pass has ended already.
         with autograd.record():
             scaled = wide * factor
-        is_fresh.set(factor, False)
-        is_fresh.set(scaled, True)
+        factor._fresh_grad = False
+        scaled._fresh_grad = True
         return ScaledLoss(path, loss, wide, scaled, factor)
 
     def release(self) -> None:
@@ -311,7 +311,7 @@ class HeadScale(gluon.Parameter):
 
     def note_trainers(self, params: Iterable[Any]) -> None:
         """Note the trainers of a net whose recorded call in this thread was the last one with loss heads."""
-        trainers = {id(each): each for each in map(parameters.trainer_of, params) if each is not None}
+        trainers = {id(each): each for each in (param._trainer for param in params) if each is not None}
         with LOCK:
             mine = [each for each in self._calls if each.thread == threading.get_ident()]
             if mine:

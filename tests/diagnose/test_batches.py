@@ -1,8 +1,5 @@
 """A batch means the same in every form, for every function and every kind of network; and what nets and losses take."""
 
-import io
-import zipfile
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -10,8 +7,8 @@ from mxnet import gluon
 
 import mxmp
 from mxmp.diagnose import compare, explain, measure_gradients, measure_ranges
-from mxmp.diagnose.batches import arguments_of, load_batch, losses_of, read_batches
-from mxmp.errors import CheckpointError, ConvertError, TuneError
+from mxmp.diagnose.batches import arguments_of, losses_of, read_batches
+from mxmp.errors import ConvertError, TuneError
 from mxmp.tune import compare_speed
 from tests.diagnose.nets import L2, SOFTMAX, Applied, chain, made, model, where
 
@@ -266,22 +263,3 @@ def test_arrays_are_taken_to_where_a_net_is(ctx):
         example = batch.for_net(arguments_of(net), SOFTMAX).beside(net)
         assert example.inputs[0].ctx == example.labels[0].ctx == expected
     assert explain(net, (X, Y), loss=SOFTMAX).kind == "no fault found"
-
-
-DAMAGES = {  # of the header of an array in a file of a batch
-    "open brackets": lambda data: data[:10] + b"(" * (len(data) - 11) + b"\n",
-    "a huge shape": lambda data: data.replace(b"(2, 3), }" + b" " * 12, b"(2, 30000000000000), }"),
-    "another version": lambda data: data[:6] + b"\x09" + data[7:],
-    "objects": lambda data: data.replace(b"<f4", b"|O8"),
-    "no array": lambda data: b"",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_file_of_a_batch_is_named(damage, tmp_path):
-    array, file = io.BytesIO(), tmp_path / "batch.npz"
-    np.save(array, np.ones((2, 3), np.float32))
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("data.npy", damage(array.getvalue()))
-    with pytest.raises(CheckpointError, match=f"{file}: it is no .npz file with an array of numbers for each input"):
-        load_batch(str(file), {}, {})
