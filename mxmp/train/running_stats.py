@@ -12,7 +12,7 @@ from ..arrays import all_finite, copy_all, merge_flags, on_gpu, to_float32, view
 from ..dtypes import canonical
 from ..errors import NonFiniteLossError
 from ..mxnet_private import parameters
-from .scaler import Scaler, worth_a_line
+from .scaler import Scaler, should_log
 
 _LOG = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class RunningStats:
 
     def _log(self, names: List[str]) -> None:
         self._put_back += bool(names)
-        if names and worth_a_line(self._put_back):
+        if names and should_log(self._put_back):
             text = "%s not finite after a forward pass on NaN or inf, and put back; such passes so far: %d"
             _LOG.warning(text, ", ".join(map(repr, names)), self._put_back)
 
