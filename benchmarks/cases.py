@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
@@ -112,7 +113,7 @@ def inference(name: str, options: Options) -> List[Column]:
         net("mxmp, frozen", lambda: mxmp.gluon.freeze(model.copy(), stored, shapes), {}),
     ]
     columns += [
-        Column(title, lambda title=title: Started(_onnx_file(model, title)), front="Gluon")
+        Column(title, partial(_onnx_file, model, title), front="Gluon")
         for title in ONNX_COLUMNS
         if not missing_packages(title)
     ]
@@ -136,7 +137,7 @@ def _call(net: Any, model: Model, flags: Dict[str, Any]) -> Run:
     return lambda: net(model.images)
 
 
-def _onnx_file(model: Model, title: str) -> Run:
+def _onnx_file(model: Model, title: str) -> Started:
     """Return a run of the exported ONNX file, in float32."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
     images = model.images.asnumpy()
@@ -146,15 +147,15 @@ def _onnx_file(model: Model, title: str) -> Run:
         if title == "OpenVINO":
             import openvino
 
-            settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-            compiled = openvino.Core().compile_model(file, "CPU", settings)
-            return lambda: compiled([images])[0]
+            hints = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+            compiled = openvino.Core().compile_model(file, "CPU", hints)
+            return Started(lambda: compiled([images])[0])
         import onnxruntime
 
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = threads
         session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, {"data": images})[0]
+    return Started(lambda: session.run(None, {"data": images})[0])
 
 
 def training(name: str, options: Options) -> List[Column]:

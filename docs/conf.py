@@ -46,15 +46,10 @@ sphinx_gallery_conf = {
     "gallery_dirs": ["gallery"],
     "plot_gallery": False,
     "filename_pattern": r"\.py$",
-    "ignore_pattern": r"__init__\.py$",
+    "ignore_pattern": r"sample_data\.py$",
     "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
     "show_memory": False,
     "min_reported_time": 1e9,
     "show_signature": False,
 }
-
-
-def setup(app):
-    """Leave out what `mxmp.mxnet_private` gives the classes that inherit from MXNet's."""
-    app.connect("autodoc-skip-member", lambda app, what, name, *rest: True if name.startswith("mx_") else None)

@@ -23,8 +23,8 @@ from gluoncv.model_zoo import get_model
 from mxnet import autograd, gluon
 from mxnet.gluon.data import ArrayDataset, DataLoader
 from mxnet.gluon.data.vision import ImageFolderDataset, ImageRecordDataset, transforms
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+
+from sample_data import digits  # beside this file: for a first try
 
 parser = argparse.ArgumentParser(description="Train an image classifier with Gluon.")
 parser.add_argument("--network", default="cifar_resnet20_v1", help="a name of GluonCV's model zoo")
@@ -51,11 +51,7 @@ def read(part):
 if args.data:
     sets = read("train"), read("val")
 else:
-    digits = load_digits()
-    images = mx.nd.array(digits.images[:, None].repeat(3, axis=1) / 16)
-    images = mx.nd.contrib.BilinearResize2D(images, height=args.size, width=args.size).asnumpy()
-    parts = train_test_split(images, digits.target, test_size=597, stratify=digits.target, random_state=0)
-    sets = ArrayDataset(parts[0], parts[2]), ArrayDataset(parts[1], parts[3])
+    sets = tuple(ArrayDataset(*part) for part in digits(args.size, channels=3))
 training = DataLoader(sets[0], args.batch_size, shuffle=True, last_batch="discard")
 held_out = DataLoader(sets[1], args.batch_size)
 

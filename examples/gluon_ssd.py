@@ -27,8 +27,9 @@ from gluoncv.utils.metrics import VOC07MApMetric
 from mxnet import autograd
 from mxnet.gluon import nn
 from mxnet.gluon.data import ArrayDataset, DataLoader
-from sklearn.datasets import load_digits
 from tqdm import tqdm
+
+from sample_data import scenes  # beside this file: for a first try
 
 parser = argparse.ArgumentParser(description="Train GluonCV's SSD.")
 parser.add_argument("--data", metavar="FOLDER", help="with train.rec and val.rec, or VOCdevkit")
@@ -44,25 +45,8 @@ ctx = mx.gpu() if mx.context.num_gpus() else mx.cpu()
 np.random.seed(args.seed)
 mx.random.seed(args.seed)
 
-
-def draw_scenes(digits, labels, count):
-    """Return images with two digits each on noise, and rows of a box (in pixels) and its class."""
-    half, edge = args.size // 2, 24
-    images = np.random.uniform(-0.5, 0.5, (count, 3, args.size, args.size))
-    boxes = np.zeros((count, 2, 5))
-    for image, rows in zip(images, boxes):
-        for place, row in enumerate(rows):  # one digit in the left half, one in the right half
-            chosen = np.random.randint(len(digits))
-            left, top = place * half + np.random.randint(half - edge + 1), np.random.randint(args.size - edge + 1)
-            image[:, top : top + edge, left : left + edge] += np.kron(digits[chosen], np.ones((3, 3))) / 8
-            row[:] = left, top, left + edge, top + edge, labels[chosen]
-    return ArrayDataset(images.astype("float32"), boxes.astype("float32"))
-
-
 if args.data is None:
-    digits = load_digits()
-    sets = [draw_scenes(digits.images[:1200], digits.target[:1200], args.images)]
-    sets.append(draw_scenes(digits.images[1200:], digits.target[1200:], args.images // 4))
+    sets = [ArrayDataset(*part) for part in scenes(args.size, args.images)]
 else:
     if os.path.isfile(f"{args.data}/train.rec"):
         sets = [RecordFileDetection(f"{args.data}/{part}.rec") for part in ("train", "val")]

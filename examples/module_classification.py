@@ -7,10 +7,10 @@ own: the loss scale, float32 masters and skipped steps are inside. Checkpoints a
 Run ``python module_classification.py`` for scikit-learn's handwritten digits, or give ``--data`` a folder
 with ``train.rec`` and ``val.rec``, or with the four unpacked files of MNIST or Fashion-MNIST::
 
-    Epoch[0] Validation-accuracy=0.317188
-    Epoch[1] Validation-accuracy=0.803125
-    Epoch[2] Validation-accuracy=0.975000
-    Epoch[9] Validation-accuracy=0.992188
+    Epoch[0] Validation-accuracy=0.431250
+    Epoch[1] Validation-accuracy=0.939063
+    Epoch[2] Validation-accuracy=0.979688
+    Epoch[9] Validation-accuracy=0.990625
     loss scale 256, 1 steps skipped
 """
 
@@ -22,8 +22,8 @@ import sys
 import mxmp  # before mxnet
 import mxnet as mx
 import numpy as np
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+
+from sample_data import digits  # beside this file: for a first try
 
 parser = argparse.ArgumentParser(description="Train an image classifier with Module.")
 parser.add_argument("--data", metavar="FOLDER", help="with train.rec and val.rec, or MNIST's idx files")
@@ -43,11 +43,9 @@ mx.random.seed(args.seed)
 def read():
     """Return batches of images to train on and of images held out."""
     if args.data is None:
-        digits = load_digits()
-        images = digits.images[:, None].repeat(2, axis=2).repeat(2, axis=3) / 16
-        parts = train_test_split(images, digits.target, test_size=597, stratify=digits.target, random_state=0)
-        training = mx.io.NDArrayIter(parts[0], parts[2], args.batch_size, shuffle=True, last_batch_handle="discard")
-        return training, mx.io.NDArrayIter(parts[1], parts[3], args.batch_size)
+        training, held_out = digits(16)
+        batches = mx.io.NDArrayIter(*training, args.batch_size, shuffle=True, last_batch_handle="discard")
+        return batches, mx.io.NDArrayIter(*held_out, args.batch_size)
     files = [os.path.join(args.data, name) for name in ("train.rec", "val.rec")]
     if os.path.isfile(files[0]):
         options = {"data_shape": (3, 32, 32), "resize": 32, "scale": 1 / 255, "batch_size": args.batch_size}

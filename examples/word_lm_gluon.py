@@ -13,11 +13,7 @@ Python's standard library, or give ``--text`` a file::
 """
 
 import argparse
-import collections
-import glob
 import math
-import os
-import re
 
 import mxmp  # before mxnet
 import mxnet as mx
@@ -26,6 +22,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 from rich.console import Console
 from rich.progress import track
+
+from sample_data import lines, numbers  # beside this file: reads a text
 
 parser = argparse.ArgumentParser(description="Train an LSTM language model with Gluon.")
 parser.add_argument("--text", metavar="FILE", help="in UTF-8; default: modules of Python's standard library")
@@ -43,14 +41,8 @@ mx.random.seed(args.seed)
 
 def read_words():
     """Return the first words of a text as numbers, the most frequent word first; 0 is any other word."""
-    files = [args.text] if args.text else sorted(glob.glob(os.path.join(os.path.dirname(os.__file__), "*.py")))
-    words = []
-    for file in files:
-        with open(file, encoding="utf-8") as text:
-            words += re.findall(r"\w+|[^\w\s]|\n", text.read())
-    words = words[: args.words]
-    frequent = [word for word, _ in collections.Counter(words).most_common(args.vocabulary - 1)]
-    number = {word: index for index, word in enumerate(frequent, 1)}
+    words = [word for line in lines(args.text) for word in (*line, "\n")][: args.words]
+    number = numbers(words, args.vocabulary, first=1)
     return np.array([number.get(word, 0) for word in words], dtype="float32")
 
 

@@ -26,9 +26,9 @@ PUBLIC: Dict[str, List[str]] = {
         "disable_casts init init_trainer initialize list_conditional_fp32_ops list_fp32_ops "
         "list_loss_output_functions list_lp16_fp32_ops list_lp16_ops list_lp16_use_fp32_params "
         "list_widest_type_cast lists load_state_dict master_params scale_loss state_dict unscale",
-        "mxmp.diagnose": "AmxStatus CSVLogger Check Comparison Diagnosis Finding Gradients LoopFinding "
+        "mxmp.diagnose": "AmxStatus CSVLogger Comparison DoctorReport Explanation Finding Gradients LoopFinding "
         "LoopFindings Magnitudes NodeComparison NonFinite OutputComparison Run StepLogger StepRecord "
-        "TensorBoardLogger ValueRange Verdict Watch amx_status check_devices check_loop checking compare examine "
+        "TensorBoardLogger ValueRange Watch amx_status check_devices check_loop checking compare doctor "
         "explain fastest_policy find_nonfinite measure_gradients measure_ranges read_run runs_bfloat16",
         "mxmp.distributed": "Engine Horovod KVStore ParameterServer distributed",
         "mxmp.errors": " ".join(errors.__all__),
@@ -95,7 +95,6 @@ GUESSES: Dict[str, List[str]] = {
         "mxmp.diagnose.find_nonfinite": "detect_anomaly set_detect_anomaly check_numerics enable_check_numerics "
         "debug_nans",
         "mxmp.diagnose.runs_bfloat16": "is_bf16_supported is_bfloat16_supported",
-        "mxmp.diagnose.examine": "doctor",
         "mxmp.tune.compare_speed": "autotune benchmark",
     }.items()
 }

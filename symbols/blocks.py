@@ -93,13 +93,13 @@ def global_pool(data: Any, name: str = "global_pool") -> Any:
     return mx.sym.Pooling(data, kernel=(1, 1), global_pool=True, pool_type="avg", name=name)
 
 
-def classifier(data: Any, num_classes: int, name: str = "fc") -> Any:
+def classifier(data: Any, num_classes: object, name: str = "fc") -> Any:
     """Return the last layer and its loss head: ``softmax``, with the label ``softmax_label`` (N,).
 
     Raises:
         ValueError: If ``num_classes`` is not a positive integer.
     """
-    if not isinstance(num_classes, numbers.Integral) or isinstance(num_classes, bool) or num_classes < 1:
+    if isinstance(num_classes, bool) or not isinstance(num_classes, numbers.Integral) or num_classes < 1:
         raise ValueError(f"num_classes={num_classes!r}: expected a positive integer.")
     logits = mx.sym.FullyConnected(data, num_hidden=int(num_classes), name=name)
     return mx.sym.SoftmaxOutput(logits, name="softmax")

@@ -27,6 +27,8 @@ def draw(text, path):
 def draw_all(app):
     """Draw the picture of each page of the gallery, in the place of the one that all have alike."""
     for script in sorted(Path(app.srcdir, "../examples").glob("*.py")):
+        if re.search(app.config.sphinx_gallery_conf["ignore_pattern"], str(script)):
+            continue
         draw(output(script), Path(app.srcdir, "gallery", "images", "thumb", f"sphx_glr_{script.stem}_thumb.png"))
 
 

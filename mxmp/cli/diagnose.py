@@ -387,10 +387,10 @@ def report(run: str, out: str, title: Optional[str], force: bool) -> None:
     """Write what is known of a run as one HTML page.
 
     RUN is a folder with any of these files, or one of them: report.json (a report's to_json),
-    gradients.json (measured ones), compare.json (errors by layer), steps.csv (loss and scale), verdict.json
+    gradients.json (measured ones), compare.json (errors by layer), steps.csv (loss and scale), explanation.json
     (why a step was not finite, of `explain` or a Watch). The page shows
     the network with its precisions and casts, tables that sort and filter, and charts. It is complete in
-    itself: nothing is loaded from a network. Its verdict and warnings are printed too.
+    itself: nothing is loaded from a network. Its explanation and warnings are printed too.
 
     \b
     Example:
@@ -402,7 +402,7 @@ def report(run: str, out: str, title: Optional[str], force: bool) -> None:
     with working():
         found = read_run(run)
         found.to_html(out, title)
-        pairs = [("written", out)] + ([("verdict", str(found.verdict))] if found.verdict else [])
+        pairs = [("written", out)] + ([("explanation", str(found.explanation))] if found.explanation else [])
         pairs += [("warning", each) for each in found.warnings]
         if found.missing and os.path.isdir(run):
             pairs.append(("not there", ", ".join(found.missing)))

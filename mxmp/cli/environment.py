@@ -41,10 +41,10 @@ def doctor(ctx: click.Context, text: str, as_json: bool) -> None:
       mxmp doctor --policy mixed_bfloat16
     """  # noqa: D301 - click keeps the lines behind its mark as they are
     policy = make_policy(text, (), None, None, takes_auto=True)
-    from ..diagnose import examine
+    from ..diagnose import doctor as examine_machine
 
     with working():
-        found = examine(policy)
+        found = examine_machine(policy)
         if as_json:
             print_json(found.to_dict())
         else:

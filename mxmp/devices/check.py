@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import warnings
-from dataclasses import dataclass
 from typing import Iterable, List, NamedTuple, Optional, Tuple, Union
 
 import mxnet as mx
@@ -24,6 +23,7 @@ from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import ConvertError, SlowPrecisionWarning, mxnet_reason
 from ..policy import Policy
 from ..processors import Processor
+from ..report.doctor import Finding
 from .processor import read_processor
 
 _LOG = logging.getLogger(__name__)
@@ -47,24 +47,6 @@ class Gpu(NamedTuple):
     index: int  # type: ignore[assignment]  # as nvidia-smi counts, CUDA may do otherwise; it hides tuple.index
     name: str
     capability: Optional[Capability]  # None if the driver does not tell
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Whether one device runs a policy in hardware.
-
-    Attributes:
-        device: Number and name of the device.
-        ok: Whether MXNet runs the policy there in hardware, and bfloat16 no slower than float32; None if that is
-            not known.
-        message: One sentence, which names the device.
-        advice: The remedy; empty if there is none.
-    """
-
-    device: str
-    ok: Optional[bool]
-    message: str
-    advice: str = ""
 
 
 def check_devices(policy: Union[str, Policy]) -> List[Finding]:
@@ -125,9 +107,9 @@ def check_gpu(gpu: Gpu, dtype: str) -> Finding:
     if gpu.capability is None:
         text = f"{device}: its driver does not tell its compute capability; released MXNets have {RELEASED}."
         advice = "Look it up at https://developer.nvidia.com/cuda-gpus; float16 needs 7.0 to be fast."
-        return Finding(device, None, text, advice)
+        return Finding(device, text, None, advice)
     ok, text, advice = _verdict(gpu.name, gpu.capability, dtype)
-    return Finding(device, ok, "{}, compute capability {}.{}: {}.".format(device, *gpu.capability, text), advice)
+    return Finding(device, "{}, compute capability {}.{}: {}.".format(device, *gpu.capability, text), ok, advice)
 
 
 def has_tensor_cores(gpu: Gpu) -> bool:
@@ -140,13 +122,13 @@ def check_cpu(processor: Processor, dtype: str) -> Finding:
     """Return whether a processor runs a canonical dtype in hardware, by its kind."""
     device = f"CPU ({processor.name})"
     if dtype == FLOAT32:
-        return Finding(device, True, f"{device}: float32 runs as ever.")
+        return Finding(device, f"{device}: float32 runs as ever.")
     ok, text, advice = _verdict_on_bfloat16(processor)
     if dtype == FLOAT16:
         other = "take mixed_bfloat16" if ok else "train on a GPU of compute capability 7.0 or later"
         text = "float16 is emulated: float32 arithmetic with results rounded to float16, which is slower than float32"
-        return Finding(device, False, f"{device}: {text}.", processor.amx.advice or f"For speed {other}.")
-    return Finding(device, ok, f"{device}: {text}.", advice)
+        return Finding(device, f"{device}: {text}.", False, processor.amx.advice or f"For speed {other}.")
+    return Finding(device, f"{device}: {text}.", ok, advice)
 
 
 def warn_if_slow(dtype: str) -> None:

@@ -3,7 +3,6 @@
 from ..display import terminal  # noqa: F401, I001  # before rich, see there
 from ..devices.amx import amx_status as amx_status
 from ..devices.auto import fastest_policy as fastest_policy
-from ..devices.check import Finding as Finding
 from ..processors import AmxStatus as AmxStatus
 from ..devices.check import check_devices as check_devices
 from ..devices.speed import runs_bfloat16 as runs_bfloat16
@@ -13,6 +12,11 @@ from ..report import read_run as read_run
 from ..report.comparison import Comparison as Comparison
 from ..report.comparison import NodeComparison as NodeComparison
 from ..report.comparison import OutputComparison as OutputComparison
+from ..report.doctor import DoctorReport as DoctorReport
+from ..report.doctor import Finding as Finding
+from ..report.explanation import Explanation as Explanation
+from ..report.explanation import NonFinite as NonFinite
+from ..report.explanation import ValueRange as ValueRange
 from ..report.gradients import Gradients as Gradients
 from ..report.gradients import Magnitudes as Magnitudes
 from .check_loop import LoopFinding as LoopFinding
@@ -20,18 +24,13 @@ from .check_loop import LoopFindings as LoopFindings
 from .check_loop import check_loop as check_loop
 from .check_loop import checking as checking
 from .compare import compare as compare
-from .doctor import Check as Check
-from .doctor import Diagnosis as Diagnosis
-from .doctor import examine as examine
-from .explain import Verdict as Verdict
+from .machine import doctor as doctor
 from .explain import explain as explain
 from .explain import find_nonfinite as find_nonfinite
 from .log import CSVLogger as CSVLogger
 from .log import StepLogger as StepLogger
 from .log import StepRecord as StepRecord
 from .log import TensorBoardLogger as TensorBoardLogger
-from .nonfinite import NonFinite as NonFinite
-from .ranges import ValueRange as ValueRange
 from .ranges import measure_gradients as measure_gradients
 from .ranges import measure_ranges as measure_ranges
 from .watch import Watch as Watch

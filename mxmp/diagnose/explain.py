@@ -5,16 +5,15 @@ may call several networks, each on values of an earlier one. They are gone over 
 data unless an earlier call has given inf or NaN, in float32 or in low precision.
 
     find_nonfinite, explain: a network and a batch -> replays --+
-    Watch, a trainer's or module's step            -> replays --+--> find, judge --> NonFinite, Verdict
+    Watch, a trainer's or module's step            -> replays --+--> find, judge --> NonFinite, Explanation
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import (
     Any,
     Callable,
-    Dict,
     Iterator,
     List,
     Mapping,
@@ -29,15 +28,29 @@ from mxnet import autograd
 
 from .. import dtypes
 from ..arrays import to_float32
-from ..display import blocks as show
 from ..errors import ConvertError
 from ..gluon.api import convert
 from ..policy import Policy
-from ..report.run import VerdictText
+from ..report.explanation import (
+    BACKWARD,
+    BAD_DATA,
+    BAD_PARAMETERS,
+    BROKEN,
+    DATA,
+    FORWARD,
+    LOSS,
+    NO_FAULT,
+    OUT_OF_RANGE,
+    PARAMETER,
+    SCALE_TOO_HIGH,
+    Explanation,
+    NonFinite,
+    ValueRange,
+)
 from .batches import Batch, call_net, one_batch
 from .kept import kept
-from .nonfinite import BACKWARD, DATA, FORWARD, LOSS, PARAMETER, NonFinite, first_backward, first_forward
-from .ranges import ValueRange, ranges_of
+from .nonfinite import first_backward, first_forward
+from .ranges import ranges_of
 from .replay import Gradients, KeptCall, LossGradients, Replay, Seen, is_real, recording
 from .subject import (
     NOTED_IN_FLOAT32,
@@ -50,60 +63,10 @@ from .subject import (
     run_backward,
 )
 
-SCALE_TOO_HIGH = "scale too high"
-OUT_OF_RANGE = "activation out of range"
-BROKEN = "float32 model broken"
-BAD_DATA = "data"
-BAD_PARAMETERS = "parameters"
-NO_FAULT = "no fault found"
-"""The kinds of a verdict."""
-
 _STEP = 8.0  # by which the scale falls from replay to replay
 _FLOAT16_END = dtypes.limits(dtypes.FLOAT16).max
 _FAR = 2.0**20 * _FLOAT16_END  # of values
 _FAR_GRADIENT = 2.0**6 * _FLOAT16_END  # of the loss itself, not scaled
-
-
-@dataclass(frozen=True)
-class Verdict(VerdictText):
-    """Why a step is not finite.
-
-    Attributes:
-        kind: 'scale too high' (the skip was right), 'activation out of range' (of low precision, at any scale: forward,
-            or in a gradient at scale 1; of that 1/8 and 1/64 are tried too), 'float32 model broken', 'data',
-            'parameters', or 'no fault found'.
-        text: Sentences that say so and end in the remedy.
-        node: Where inf or NaN comes up first; None if it does nowhere.
-        scale: The loss scale of the step.
-        finite_scale: The largest scale tried at which the step is finite; None if none was, or none was looked for.
-    """
-
-    node: Optional[NonFinite] = None
-    scale: float = 1.0
-    finite_scale: Optional[float] = None
-
-    @property
-    def overrides(self) -> str:
-        """The overrides of a policy that mend an activation, gradient or parameter out of low precision's range.
-
-        'name:conv3=float32', for ``f"O1,{verdict.overrides}"``; '' for every other fault.
-        """
-        mends = self.kind in (OUT_OF_RANGE, BAD_PARAMETERS) and self.node is not None
-        return self.node.overrides if mends and self.node is not None else ""
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Return the fields as plain JSON data, with the overrides."""
-        return {**super().to_dict(), "overrides": self.overrides}
-
-    def _sections(self) -> List[show.Section]:
-        facts = [("verdict", self.kind), ("loss scale", show.figure(self.scale))]
-        if self.finite_scale is not None:
-            facts.append(("finite at a loss scale of", show.figure(self.finite_scale)))
-        blocks = show.Facts(facts), show.Notes([self.text], "Verdict")
-        sections = [show.Section("Why the step is not finite", blocks)]
-        if self.node is None:
-            return sections
-        return [*sections, *replace(self.node, keep=self.node.keep if self.overrides else ())._sections()]
 
 
 # ---------------------------------------------------------------------- what is at fault in a step
@@ -305,7 +268,7 @@ def _nan_in_batch(replays: Sequence[Replay], exact: Sequence[Seen]) -> Optional[
 # ---------------------------------------------------------------------- verdicts
 
 
-def judge(replays: Sequence[Replay], scale: float = 1.0) -> Verdict:
+def judge(replays: Sequence[Replay], scale: float = 1.0) -> Explanation:
     """Return the verdict on a step, whose losses were multiplied by ``scale``.
 
     Each call of the network is run again: in float32, in low precision at the step's scale, and at 1/8 of it and so on
@@ -318,11 +281,11 @@ def judge(replays: Sequence[Replay], scale: float = 1.0) -> Verdict:
     if data is None:
         return verdict
     if verdict.kind == NO_FAULT:
-        return Verdict(BAD_DATA, f"the step is finite, but {_of_fault(_Fault(BAD_DATA, data))}", data, scale)
+        return Explanation(BAD_DATA, f"the step is finite, but {_of_fault(_Fault(BAD_DATA, data))}", data, scale)
     return replace(verdict, text=f"{verdict.text} Besides, {_sentence(data)}")
 
 
-def _judged(replays: Sequence[Replay], exact: Sequence[Seen], scale: float) -> Verdict:
+def _judged(replays: Sequence[Replay], exact: Sequence[Seen], scale: float) -> Explanation:
     """Return the verdict on a step by what is not finite in it."""
 
     def is_finite(runs: Sequence[Seen]) -> bool:
@@ -336,7 +299,7 @@ def _judged(replays: Sequence[Replay], exact: Sequence[Seen], scale: float) -> V
     fault = _fault_of(replays, exact, given)
     if fault is not None:
         text = f"{_of_fault(fault)}{_diverged(replays, exact, fault.node)}"
-        return Verdict(fault.kind, text, fault.node, scale)
+        return Explanation(fault.kind, text, fault.node, scale)
     if is_finite(given):
         return _without_fault(replays, scale, _first_value(replays, exact, given, harmful=False))
     # Then whether a lower scale would do, and else which value leaves the range at the lowest.
@@ -345,19 +308,19 @@ def _judged(replays: Sequence[Replay], exact: Sequence[Seen], scale: float) -> V
     if scale > lowest and is_finite(base):
         finite = _finite_scale(scale, is_finite_at)
         where = _first_gradient(exact, given)
-        return Verdict(SCALE_TOO_HIGH, _too_high(where, scale, finite), where, scale, finite)
+        return Explanation(SCALE_TOO_HIGH, _too_high(where, scale, finite), where, scale, finite)
     where = _first(replays, exact, base)
     if where is not None and where.where == PARAMETER:
-        return Verdict(BAD_PARAMETERS, _of_fault(_Fault(BAD_PARAMETERS, where)), where, scale)
+        return Explanation(BAD_PARAMETERS, _of_fault(_Fault(BAD_PARAMETERS, where)), where, scale)
     below = None
     if where is not None and where.where == BACKWARD:
         below = next(filter(is_finite_at, (lowest / _STEP, lowest / _STEP**2)), None)
-    return Verdict(
+    return Explanation(
         OUT_OF_RANGE, f"{_out_of_range(where, below)}{_diverged(replays, exact, where)}", where, scale, below
     )
 
 
-def _without_fault(replays: Sequence[Replay], scale: float, lost: Optional[NonFinite]) -> Verdict:
+def _without_fault(replays: Sequence[Replay], scale: float, lost: Optional[NonFinite]) -> Explanation:
     """Return the verdict on a step that is finite, with weights that may have become NaN after it.
 
     ``lost`` is an inf or NaN of low precision that does not reach its end: a tanh may have made 1 of it.
@@ -365,9 +328,9 @@ def _without_fault(replays: Sequence[Replay], scale: float, lost: Optional[NonFi
     bad = next((each for replay in replays for each in replay.parameters() if each.nans), None)
     if bad is None:
         besides = "" if lost is None else f" Besides, {_sentence(lost)} That does not reach the outputs as such."
-        return Verdict(NO_FAULT, f"{_NO_FAULT}{besides}", None, scale)
+        return Explanation(NO_FAULT, f"{_NO_FAULT}{besides}", None, scale)
     fault = _bad_parameter(bad)
-    return Verdict(fault.kind, f"the step is finite, but {_of_fault(fault)}", fault.node, scale)
+    return Explanation(fault.kind, f"the step is finite, but {_of_fault(fault)}", fault.node, scale)
 
 
 def _finite_scale(scale: float, is_finite_at: Callable[[float], bool]) -> float:
@@ -522,7 +485,7 @@ def explain(
     loss: Union[None, str, LossFunction] = None,
     loss_scale: float = 1.0,
     ctx: Any = None,
-) -> Verdict:
+) -> Explanation:
     """Return whether inf or NaN in a training step on a batch is a bug, an overflow, or bad data.
 
     The step runs in float32, at the loss scale given, and at 1/8 of it and so on down to 1; at 1/8 and 1/64 too where a

@@ -2,139 +2,16 @@
 
 from __future__ import annotations
 
-import glob
-from dataclasses import dataclass, replace
-from typing import Any, Callable, ClassVar, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Type, TypeVar
+from dataclasses import replace
+from typing import Callable, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
 
 from .. import dtypes
-from ..display import blocks as show
-from ..display.record import Record
-from ..errors import ConvertError, MxmpError
 from ..graph import Graph, Key, Node
 from ..passes.attributes import is_inserted
-from .ranges import ValueRange
+from ..report.explanation import BACKWARD, FORWARD, NonFinite, ValueRange
 from .replay import Seen
 
 T = TypeVar("T")
-
-FORWARD, BACKWARD, DATA, PARAMETER, LOSS = "forward", "backward", "data", "parameter", "loss"
-"""Where inf or NaN comes up: `NonFinite.where`."""
-
-_COLUMNS = (
-    show.Column("tensor"),
-    show.Column("what it is"),
-    show.Column("elements", show.NUMBER),
-    show.Column("NaN", show.NUMBER),
-    show.Column("inf", show.NUMBER),
-    show.Column("smallest", show.NUMBER, "The smallest finite value"),
-    show.Column("largest", show.NUMBER, "The largest finite value"),
-)
-
-
-@dataclass(frozen=True)
-class NonFinite(Record):
-    """Where inf or NaN comes up first.
-
-    Attributes:
-        where: 'forward' or 'backward', a node of the network; 'data' or 'parameter', a value that it is given, or, of a
-            parameter in low precision, one out of its range; 'loss', the loss outside of the network.
-        name: The node, input or parameter.
-        op: The node's operator; empty if it is no node. A cast that a conversion put in is a 'cast'.
-        precision: The dtype in which it is: 'float16', 'bfloat16' or 'float32'.
-        output: The array that holds inf or NaN: the node's output; backward, the gradient that it hands on.
-        inputs: The node's inputs; backward, the gradients of its outputs come before them.
-        float32: The same output in float32, a gradient at the same loss scale; None where that is not known.
-        rows: Of data, the rows (numbers along the first axis) that hold inf or NaN.
-        keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision
-            that read its output. Those follow that fail alike: whose values (of the same operator) or gradients are
-            beyond the range too, in float32.
-        inf_from: Of a node whose output is NaN because of an inf that it reads, the node that this comes from, such as
-            an attention mask's -inf; '' if it reads none.
-    """
-
-    _kind: ClassVar[str] = "finding of inf or NaN"
-    _title: ClassVar[str] = "Where inf or NaN comes up first"
-    _error: ClassVar[Type[MxmpError]] = ConvertError
-
-    where: str
-    name: str
-    op: str
-    precision: str
-    output: ValueRange
-    inputs: Tuple[ValueRange, ...] = ()
-    float32: Optional[ValueRange] = None
-    rows: Tuple[int, ...] = ()
-    keep: Tuple[str, ...] = ()
-    inf_from: str = ""
-
-    def __post_init__(self) -> None:
-        """Raise a ValueError if it has not what its sentence reads."""
-        if self.where == LOSS and not self.inputs:
-            raise ValueError("inputs is empty; expected the output that the loss reads.")
-
-    def __str__(self) -> str:
-        count = f"{self.output.bad:,} of {self.output.size:,} elements"
-        more = f" and {len(self.rows) - 5} more" if len(self.rows) > 5 else ""
-        listed = ", ".join(map(str, self.rows[:5]))
-        rows = f", in row{'s' if len(self.rows) > 1 else ''} {listed}{more}" if self.rows else ""
-        if self.where in (DATA, PARAMETER):
-            kind = "input" if self.where == DATA else "parameter"
-            if self.precision in dtypes.LOW_PRECISION:
-                return f"{kind} '{self.name}' is {self.output.kinds} in {self.precision} in {count}{self._reached()}"
-            return f"{kind} '{self.name}' holds {self.output.kinds} in {count}{rows}"
-        if self.where == LOSS:
-            return (
-                f"the gradient of the loss with respect to '{self.name}' is {self.output.kinds} in {count}{rows}, "
-                f"though that output is finite: it reaches {self.inputs[0].magnitude:.4g}"
-            )
-        node = f"'{self.name}' ({self.op}, {self.precision})"
-        if self.where == FORWARD:
-            return f"forward: {node} gives {self.output.kinds} in {count}{self._reached()}"
-        gradient = f"a gradient of {self.output.kinds} in {count} for '{self.output.name}'"
-        return f"backward: {node} gives {gradient}{self._reached()}"
-
-    def _reached(self) -> str:
-        """Return how large the values around it are, as the end of a sentence."""
-        reached = [each for each in self.inputs if each.size]
-        is_low = self.precision in dtypes.LOW_PRECISION
-        end = f"{self.precision} ends at {dtypes.limits(self.precision).max:.5g}" if is_low else ""
-        text = ""
-        if reached and self.where == PARAMETER:
-            return f": it reaches {reached[0].magnitude:.4g}, {end}"
-        if reached and self.where == BACKWARD:
-            text = f"; the gradient that it gets reaches {reached[0].magnitude:.4g}"
-        elif reached:
-            *first, end_of_list = [f"{each.magnitude:.4g}" for each in reached[:3]]
-            ends = f"{', '.join(first)} and {end_of_list}" if first else end_of_list
-            text = f"; its {'inputs reach' if len(reached) > 1 else 'input reaches'} {ends}"
-        text += f", and it reads inf, which comes from '{self.inf_from}'" if self.inf_from else ""
-        text += f", {end}" if is_low else ""
-        if self.float32 is not None and not self.float32.bad:
-            text += f"; in float32 it reaches {self.float32.magnitude:.4g}"
-        return text
-
-    @property
-    def overrides(self) -> str:
-        """What keeps `keep` in float32, as overrides of a policy: 'name:conv3=float32'; '' if there is nothing."""
-        return float32_overrides(self.keep)
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Return the fields as plain JSON data, with the sentence and the overrides."""
-        return {**super().to_dict(), "overrides": self.overrides, "text": str(self)}
-
-    def _sections(self) -> List[show.Section]:
-        ranges = [("what holds it", self.output), *(("what is read", each) for each in self.inputs)]
-        ranges += [] if self.float32 is None else [("the same in float32", self.float32)]
-        rows = [(r.name, kind, r.size, r.nans, r.infs, r.smallest, r.largest) for kind, r in ranges]
-        facts = [("where", self.where), ("name", self.name), ("precision", self.precision)]
-        facts += [("overrides that mend it", show.wrappable(self.overrides))] if self.overrides else []
-        blocks = show.Facts(facts), show.Table("Values around it", _COLUMNS, rows, "tensors")
-        return [show.Section(self._title, blocks, str(self))]
-
-
-def float32_overrides(names: Iterable[str], ending: str = "") -> str:
-    """Return overrides that keep operators in float32: those named, or with "*" those whose names begin so."""
-    return ",".join(dict.fromkeys(f"name:{glob.escape(name)}{ending}=float32" for name in names))
 
 
 def first_forward(seen: Seen, exact: Seen, allowed: bool = True, harmful: bool = True) -> Optional[NonFinite]:

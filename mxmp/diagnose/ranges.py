@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, overload
 
 import mxnet as mx
 from mxnet import autograd, gluon
+from mxnet.gluon.block import _regroup
+from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from .. import dtypes
 from ..arrays import is_low_precision, to_float32
@@ -24,8 +25,8 @@ from ..gluon.conversion import Conversion
 from ..gluon.storage import contexts_of, refuse_cast
 from ..gluon.trace import flat_arguments
 from ..graph import Graph
-from ..mxnet_private import NumpySymbol, blocks
 from ..policy import Policy
+from ..report.explanation import ValueRange
 from ..report.gradients import Gradients, Magnitudes
 from ..symbol.inference import from_graph, infer_facts, to_graph
 from ..train.loss_heads import is_recorded
@@ -41,47 +42,6 @@ _LOG = logging.getLogger(__name__)
 _NAMED = 3  # tensors that a warning names
 
 _LARGEST = 3.4028234663852886e38  # of float32: stands for no finite value at all
-
-
-@dataclass(frozen=True)
-class ValueRange:
-    """The values of one tensor.
-
-    Attributes:
-        name: Its name: that of an output, an input or a parameter.
-        size: How many elements it has.
-        nans: How many are NaN.
-        infs: How many are inf or -inf.
-        smallest: The smallest finite value; 0 if there is none.
-        largest: The largest finite value; 0 if there is none.
-    """
-
-    name: str
-    size: int
-    nans: int
-    infs: int
-    smallest: float
-    largest: float
-
-    @property
-    def bad(self) -> int:
-        """How many elements are inf or NaN."""
-        return self.nans + self.infs
-
-    @property
-    def magnitude(self) -> float:
-        """The largest finite absolute value."""
-        return max(abs(self.smallest), abs(self.largest))
-
-    @property
-    def kinds(self) -> str:
-        """'inf', 'NaN', 'inf and NaN', or 'finite values'."""
-        kinds = [kind for kind, count in (("inf", self.infs), ("NaN", self.nans)) if count]
-        return " and ".join(kinds) or "finite values"
-
-    def times(self, factor: float) -> ValueRange:
-        """Return the range of the values times a positive factor."""
-        return replace(self, smallest=self.smallest * factor, largest=self.largest * factor)
 
 
 def summarize(F: Any, x: Any) -> Any:
@@ -251,13 +211,13 @@ def looked_into(
         values.update((name, param.data(arrays[0].ctx)) for name, param in traced.params.items())
         if id(traced) not in runs:
             runs[id(traced)] = make(traced, values)
-        return blocks.regroup(runs[id(traced)](values), traced.formats[1])
+        return _regroup(runs[id(traced)](values), traced.formats[1])
 
     with kept(subject.net):
         for root in roots(net):
             refuse_cast(root)
-            vars(root)[blocks.call_cached_op.name] = partial(forward, Conversion(root, Policy()))
-            blocks.is_active.set(root, True)
+            vars(root)["_call_cached_op"] = partial(forward, Conversion(root, Policy()))
+            root._active = True
         yield (contexts_of(net.collect_params().values()) or [mx.context.current_context()])[0], runs
     if not runs:
         raise ConvertError(f"block '{net.name}': calling it called none of the HybridBlocks in it; measure these.")

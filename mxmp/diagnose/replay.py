@@ -21,10 +21,11 @@ from ..graph import Entry, Graph, Key
 from ..passes.attributes import is_inserted
 from ..passes.facts import Facts
 from ..report.counts import positions
+from ..report.explanation import ValueRange
 from ..train.masters import masters_of, rounds_to
 from ..train.step import NetCall, Observer
 from .instrument import Instrument, facts_of, in_dtypes, read_outputs, variable_dtypes, without_dropout
-from .ranges import Summaries, ValueRange, ranges_of, read_ranges, summarize
+from .ranges import Summaries, ranges_of, read_ranges, summarize
 from .subject import Call
 
 MOST_CALLS = 256  # that are kept of one step of a trainer

@@ -16,8 +16,9 @@ from ..errors import TrainerError
 from ..gluon import Trainer
 from ..module import BucketingModule, Module
 from ..module.binding import LOSS_SCALE
+from ..report.explanation import NO_FAULT, Explanation
 from ..train.step import Observer, StepEnd, Weights
-from .explain import NO_FAULT, Verdict, judge, nan_given
+from .explain import judge, nan_given
 from .replay import MOST_CALLS, Gradients, KeptCall, LossGradients, Recorder, Replay
 from .subject import Call
 
@@ -96,13 +97,13 @@ class Watch(Observer):
         self._labels.clear()
         super().detach()
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Explanation:
         """Return why the last step was skipped, by running it again with the weights that are there now.
 
         Those are the step's own if it was skipped and nothing has written them since.
 
         Returns:
-            The verdict; 'no fault found' for a step that is finite.
+            The explanation; 'no fault found' for a step that is finite.
 
         Raises:
             TrainerError: If no step was made since it watches, or the nets of the trainer are not converted.
@@ -128,7 +129,7 @@ class Watch(Observer):
             self._scale = owner._scaler.begun().scale
             self._replays = calls_of(owner).replays(self._scale, self._of_loss)
         else:
-            module = owner if isinstance(owner, Module) else owner.mx_current
+            module = owner if isinstance(owner, Module) else owner._curr_module
             self._scale = module._backward_scale
             self._replays = _of_module(module, copied=True)
         self._labels.clear()
@@ -191,11 +192,11 @@ def _of_module(module: Module, copied: bool = False) -> List[Replay]:
 
     ``copied`` says whether data and labels are copied, which the next batch overwrites.
     """
-    runnable, group, out_grads = module._bound("replay"), module.mx_exec_group, module._out_grads
+    runnable, group, out_grads = module._bound("replay"), module._exec_group, module._out_grads
     data = [*group.data_names, *(group.label_names or ())]
     trained = frozenset(weight.name for weight in module._trained())
     replays = []
-    for executor, context in zip(group.execs, module.mx_context):
+    for executor, context in zip(group.execs, module._context):
         values = {**executor.arg_dict, **executor.aux_dict}
         values.pop(LOSS_SCALE, None)
         names = [name for name in data if name in values]

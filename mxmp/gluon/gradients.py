@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+from operator import attrgetter
 from typing import Any, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 
 from ..arrays import all_finite, is_low_precision, scale_in_place
 from ..errors import StaleGradientError, TrainerError, UnscaledLossError
-from ..mxnet_private import fresh_among, is_fresh, parameters, trainers
+from ..mxnet_private import checked_arrays, fresh_among
 from ..train import loss_heads
 from ..train.kernels import Update
 from ..train.loss_heads import HEAD_SCALE, ScaledLoss, explain_unrecorded, mapped, refuse_recorded, require_backward
@@ -26,9 +27,9 @@ from ..train.step import Step, Weights
 from ..train.window import BLOCKS, LOCK, Alive, Block, Stage, TrueOnRead, Window, join, open_blocks, plain
 
 # Asked of every weight at every step.
-_fresh = is_fresh.read
-_arrays, _gradients = parameters.arrays.read, parameters.gradients.read
-_is_differentiable = parameters.is_differentiable.read
+_fresh = attrgetter("_fresh_grad")
+_arrays, _gradients = attrgetter("_data"), attrgetter("_grad")
+_is_differentiable = attrgetter("_differentiable")
 
 
 _ALL = Alive()  # of all trainers: a scaled backward may reach parameters of one that was not named
@@ -45,10 +46,10 @@ class Gradients(Weights):
     """
 
     def __init__(self, trainer: Any, step: Step) -> None:
-        self.step, self.scaler, self.optimizer = step, step.scaler, trainer.mx_optimizer
+        self.step, self.scaler, self.optimizer = step, step.scaler, trainer._optimizer
         self._trainer = trainer
-        self._params: Sequence[mx.gluon.Parameter] = trainer.mx_params  # may grow later
-        self._masters = [Masters(each.optimizer, trainer.multi_precision) for each in trainer.mx_updaters]
+        self._params: Sequence[mx.gluon.Parameter] = trainer._params  # may grow later
+        self._masters = [Masters(each.optimizer, trainer.multi_precision) for each in trainer._updaters]
         self._taken: Optional[List[List[Update]]] = None
         self.has_averages = False
         self._cleared: List[mx.nd.NDArray] = []  # weights whose gradient was stale when it was reduced
@@ -109,7 +110,7 @@ class Gradients(Weights):
         cleared = {id(data) for data in self._cleared}
         written = self._ids
         for param in self._trained():
-            for data in _arrays(param) or parameters.checked_arrays(param):
+            for data in _arrays(param) or checked_arrays(param):
                 if id(data) in cleared or not (id(data) in written or _fresh(data)):
                     raise StaleGradientError(
                         f"{call}: the gradient of parameter '{param.name}' on context {data.ctx} has not "
@@ -147,7 +148,7 @@ class Gradients(Weights):
                     f"{call}: the gradient of parameter '{param.name}', to which this backward adds (grad_req='add'), "
                     "was scaled by a trainer that is gone. Now call zero_grad on the parameters to start again."
                 )
-            parameters.gradients.set(param, arrays.plain)
+            param._grad = arrays.plain
 
     def _waits_for_another(self, arrays: TrueOnRead) -> bool:
         return any(owner is not self for owner in arrays.window.written.owners)
@@ -171,7 +172,7 @@ class Gradients(Weights):
                     f"of parameter '{param.name}', to which this block would add (grad_req='add'). Scale every loss of "
                     "a step. Now call zero_grad and discard_grads to start again."
                 )
-            is_fresh.set(data, False)
+            data._fresh_grad = False
 
     # ------------------------------------------------------------------ who reads sees true gradients
 
@@ -198,8 +199,8 @@ class Gradients(Weights):
         for param, data in found:
             shows_another = window.scale != 1.0 or (self.scaler.active and is_low_precision(data))
             if shows_another and not isinstance(_gradients(param), TrueOnRead):
-                parameters.gradients.set(param, TrueOnRead(_gradients(param), window))
-            is_fresh.set(data, False)
+                param._grad = TrueOnRead(_gradients(param), window)
+            data._fresh_grad = False
         return ids
 
     # ------------------------------------------------------------------ what is fresh
@@ -247,7 +248,7 @@ class Gradients(Weights):
         """Let MXNet's flags tell again of gradients, by the ids of their weights, in place of the window."""
         for data in (data for param in self._trained() for data in _arrays(param) or ()):
             if id(data) in ids:
-                is_fresh.set(data, True)
+                data._fresh_grad = True
         if self.scaler.window is not None:
             self.scaler.window.written.ids -= ids
 
@@ -263,7 +264,7 @@ class Gradients(Weights):
     def discard(self) -> None:
         """Let all gradients be stale, those that backward wrote after `unscale` too."""
         for _, data in self.fresh():
-            is_fresh.set(data, False)
+            data._fresh_grad = False
 
     def _trained(self) -> Iterator[mx.gluon.Parameter]:
         return (param for param in self._params if param.grad_req != "null")
@@ -273,7 +274,7 @@ class Gradients(Weights):
     @property
     def updaters(self) -> Any:  # type: ignore[override]
         """The trainer's updaters, as many as work."""
-        return self._trainer.mx_updaters[:1] if self.kvstore else self._trainer.mx_updaters
+        return self._trainer._updaters[:1] if self.kvstore else self._trainer._updaters
 
     @property
     def masters(self) -> Any:  # type: ignore[override]
@@ -283,7 +284,7 @@ class Gradients(Weights):
     @property
     def kvstore(self) -> Any:
         """The trainer's kvstore."""
-        return self._trainer.mx_kvstore
+        return self._trainer._kvstore
 
     def groups(self) -> List[List[Update]]:
         """Return the gradients that wait, per context; from now on this step alone has them."""
@@ -291,7 +292,7 @@ class Gradients(Weights):
             if not self._is_scaled:
                 self.collect()
             ids = self._ids
-            taken: List[List[Update]] = [[] for _ in self._trainer.mx_contexts or ()]
+            taken: List[List[Update]] = [[] for _ in self._trainer._contexts or ()]
             for index, param in enumerate(self._params):
                 if param.grad_req == "null":
                     continue
@@ -325,7 +326,7 @@ class Gradients(Weights):
                 continue  # it is gone, or shows them already
             if not isinstance(found, TrueOnRead):
                 found = TrueOnRead(found, self.scaler.begun())
-                parameters.gradients.set(param, found)
+                param._grad = found
             found.show(arrays)
         if self._taken is not None:
             self._taken = [
@@ -348,7 +349,7 @@ class Gradients(Weights):
             self.collect()
         written = self._ids
         for param in self._trained():
-            weights = parameters.checked_arrays(param)
+            weights = checked_arrays(param)
             missing = [k for k, data in enumerate(weights) if id(data) not in written]
             for k in missing if len(missing) < len(weights) else ():
                 grad = plain(_gradients(param))[k].as_nd_ndarray()
@@ -358,11 +359,11 @@ class Gradients(Weights):
 
     def reduce(self) -> None:
         """Sum the gradients over contexts and workers."""
-        trainers.allreduce_grads(self._trainer)
+        self._trainer._allreduce_grads()
 
     def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
         """Give all contexts the weights of the first, whose masters are the only ones from now on."""
-        for index in indices if len(self.updaters) < len(self._trainer.mx_contexts) else ():
+        for index in indices if len(self.updaters) < len(self._trainer._contexts) else ():
             copy_to_other_contexts(self._params[index].list_data(), self._params[index])
 
     def release(self) -> None:
@@ -373,7 +374,7 @@ class Gradients(Weights):
             if not isinstance(arrays, TrueOnRead):
                 continue
             if arrays.window is window or any(owner is self for owner in arrays.window.written.owners):
-                vars(param)[parameters.gradients.name] = arrays.plain
+                vars(param)["_grad"] = arrays.plain
         if window is not None:
             window.written.owners.discard(self)
             window.written.ids -= {id(data) for param in self._params for data in _arrays(param) or ()}
@@ -458,7 +459,7 @@ class LossBlock(Block):
             try:
                 self._set_aside = self._gradients[0].fresh_of_others(self._gradients) if working else []
                 for data in self._set_aside:
-                    is_fresh.set(data, False)
+                    data._fresh_grad = False
                 HEAD_SCALE.write(scale, self._trainers, self._heads)
                 for scaler, gradients in zip(self._scalers, self._gradients):
                     if scaler.active:
@@ -518,11 +519,11 @@ class LossBlock(Block):
                 scaler.end_step()
         written = self._gradients[0].fresh_of_others(self._gradients) if self._losses else []
         for data in written:
-            is_fresh.set(data, False)
+            data._fresh_grad = False
         ids = {id(data) for data in written}
         for data in self._set_aside:
             if id(data) not in ids:
-                is_fresh.set(data, True)
+                data._fresh_grad = True
 
     def _chosen_scale(self) -> float:
         """Choose one of several losses, and return the scale of all trainers."""

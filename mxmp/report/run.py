@@ -5,43 +5,20 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ..display import Figures, Notes, Record, Section, Shown
-from ..errors import CheckpointError, ConvertError, MxmpError
+from ..display import Figures, Notes, Section, Shown
+from ..errors import CheckpointError
 from .comparison import Comparison
+from .explanation import Explanation
 from .gradients import Gradients
 from .report import Report
 from .steps import Steps
 
-
-@dataclass(frozen=True)
-class VerdictText(Record):
-    """The text of a `mxmp.diagnose.Verdict`, read from its file without MXNet.
-
-    Attributes:
-        kind: The kind of the verdict, such as 'activation out of range'.
-        text: The sentences that say so and end in what to do.
-    """
-
-    _kind: ClassVar[str] = "verdict"
-    _title: ClassVar[str] = "Why a step is not finite"
-    _error: ClassVar[Type[MxmpError]] = ConvertError
-
-    kind: str
-    text: str
-
-    def __str__(self) -> str:
-        return self.text if self.text.startswith(f"{self.kind}: ") else f"{self.kind}: {self.text}"
-
-    def _sections(self) -> List[Section]:
-        return [Section(self._title, [Notes([str(self)], "Verdict")])]
-
-
 # The part that each file of a run is, and what reads it; in the order of the page.
 _FILES: Dict[str, Tuple[str, Any]] = {
     "report.json": ("report", Report),
-    "verdict.json": ("verdict", VerdictText),
+    "explanation.json": ("explanation", Explanation),
     "steps.csv": ("log", Steps),
     "gradients.json": ("gradients", Gradients),
     "compare.json": ("comparison", Comparison),
@@ -58,7 +35,7 @@ class Run(Shown):
     Attributes:
         name: The folder's or file's, which the page takes for its title.
         report: The decisions on the network, from report.json.
-        verdict: Why a step was not finite, from verdict.json.
+        explanation: Why a step was not finite, from explanation.json.
         log: The log of steps, from steps.csv.
         gradients: The magnitudes of gradients, from gradients.json.
         comparison: The comparison with float32, from compare.json.
@@ -66,7 +43,7 @@ class Run(Shown):
 
     name: str
     report: Optional[Report] = None
-    verdict: Optional[VerdictText] = None
+    explanation: Optional[Explanation] = None
     log: Optional[Steps] = None
     gradients: Optional[Gradients] = None
     comparison: Optional[Comparison] = None
@@ -83,9 +60,9 @@ class Run(Shown):
 
     @property
     def missing(self) -> Tuple[str, ...]:
-        """The names of the files that are not there, but for the verdict's: a run without a fault has none."""
+        """The names of the files that are not there, except the explanation's: a run without a fault has none."""
         absent = (name for name, (part, _) in _FILES.items() if getattr(self, part) is None)
-        return tuple(name for name in absent if name != "verdict.json")
+        return tuple(name for name in absent if name != "explanation.json")
 
     @property
     def warnings(self) -> List[str]:
@@ -126,7 +103,7 @@ def read_run(path: str) -> Run:
     """Return the parts of a run that are there.
 
     Args:
-        path: A folder with any of report.json, gradients.json, compare.json, steps.csv and verdict.json; or one of
+        path: A folder with any of report.json, gradients.json, compare.json, steps.csv and explanation.json; or one of
             these files.
 
     Raises:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, List, Mapping
 
 import mxnet as mx
 import numpy as np
@@ -86,7 +86,7 @@ def check(library: str) -> None:
             np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32), err_msg=f"array {number}")
 
 
-def run_block(rounding: Dict[str, Callable[[Any], Any]], static: bool) -> List[np.ndarray]:
+def run_block(rounding: Mapping[str, Callable[..., Any]], static: bool) -> List[np.ndarray[Any, Any]]:
     """Run a residual block twice, forward and backward; return its outputs and gradients, of which some are added up.
 
     One of its inputs has all float16 values, each a little changed, infinite ones and NaN too.

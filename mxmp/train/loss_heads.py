@@ -21,7 +21,7 @@ from ..arrays import is_low_precision
 from ..errors import NoBackwardError, TrainerError, UnscaledLossError
 from ..graph import Entry, Graph, Node
 from ..graph.core import VARIABLE, make_attrs
-from ..mxnet_private import ignores_output_gradient, is_fresh, parameters
+from ..mxnet_private import ignores_output_gradient
 from ..passes.attributes import CUSTOM
 from ..passes.scale_loss import is_loss_head
 from .window import LOCK
@@ -41,7 +41,7 @@ _NODE_ATTRIBUTE = re.compile(r"\t(.*?)=(.*)")
 def is_recorded(array: mx.nd.NDArray) -> bool:
     """Return whether autograd has a node for an array; False again after a backward that freed its graph."""
     try:
-        is_fresh.set(array, is_fresh.read(array))  # refused by MXNet where there is no node to keep it
+        array._fresh_grad = array._fresh_grad  # refused by MXNet where there is no node to keep it
     except mx.MXNetError:
         return False
     return True
@@ -77,7 +77,7 @@ _DO = (
 )
 
 
-class _Product(mx.nd.NDArray):  # type: ignore[misc]
+class _Product(mx.nd.NDArray):
     """A loss times the scale, which tells its block, if that is there still, of each ``backward``."""
 
     __slots__ = ("block", "loss")
@@ -89,7 +89,7 @@ class _Product(mx.nd.NDArray):  # type: ignore[misc]
             super().backward(*args, **kwargs)
 
 
-class _NumpyProduct(_Product, mx.np.ndarray):  # type: ignore[misc]
+class _NumpyProduct(_Product, mx.np.ndarray):
     """The same of ``mx.np``."""
 
     __slots__ = ()
@@ -128,7 +128,7 @@ class ScaledLoss:
     def reached(self) -> bool:
         """Whether a backward pass came through; ``autograd.grad`` counts where it frees the graph."""
         # The flag of the product's own node is set when it is made and goes with the node.
-        return self.factor is not None and bool(is_fresh.read(self.factor) or not is_fresh.read(self.scaled))
+        return self.factor is not None and bool(self.factor._fresh_grad or not self.scaled._fresh_grad)
 
 
 class Factors:
@@ -148,8 +148,8 @@ class Factors:
         # Recorded outside of record() too, where the forward pass has ended already.
         with autograd.record():
             scaled = wide * factor
-        is_fresh.set(factor, False)
-        is_fresh.set(scaled, True)
+        factor._fresh_grad = False
+        scaled._fresh_grad = True
         return ScaledLoss(path, loss, wide, scaled, factor)
 
     def release(self) -> None:
@@ -269,7 +269,7 @@ class _HeadCall:
         return any(each() is trainer for each in self.trainers for trainer in trainers)
 
 
-class HeadScale(gluon.Parameter):  # type: ignore[misc]
+class HeadScale(gluon.Parameter):
     """The loss scale that loss heads of converted nets read, an array of its own for each call.
 
     A net runs before its loss is scaled, so the array is 1 at first, and the block of `scale_loss` writes the scale:
@@ -301,7 +301,7 @@ class HeadScale(gluon.Parameter):  # type: ignore[misc]
 
     def note_trainers(self, params: Iterable[Any]) -> None:
         """Note the trainers of a net whose recorded call in this thread was the last one with loss heads."""
-        trainers = {id(each): each for each in map(parameters.trainer_of, params) if each is not None}
+        trainers = {id(each): each for each in (param._trainer for param in params) if each is not None}
         with LOCK:
             mine = [each for each in self._calls if each.thread == threading.get_ident()]
             if mine:

@@ -24,7 +24,7 @@ from ..arrays import leaves, to_float32
 from ..dtypes import FLOAT32, LOW_PRECISION, canonical
 from ..errors import LossScaleError, StateError, TrainerError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale
-from ..mxnet_private import is_initialized, optimizers
+from ..mxnet_private import is_initialized
 from .masters import Masters, follow_weights, keep_masters, require_masters
 from .multi_precision import parted
 from .scaler import Scaler
@@ -120,8 +120,8 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
         if optimizer.lr_scheduler is not None:
             vars(optimizer.lr_scheduler).update(scheduler_fields)
         if counts is not None:
-            optimizers.all_update_counts.set(optimizer, counts)
-            optimizers.update_counts.set(optimizer, counts[0])
+            optimizer._all_index_update_counts = counts
+            optimizer._index_update_count = counts[0]
             optimizer.num_update = content["num_update"]
     # Without a scale nothing is checked any more: that is never without a word.
     lost = isinstance(scaler.loss_scale, NoOpLossScale) and not isinstance(before, NoOpLossScale)

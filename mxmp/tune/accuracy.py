@@ -39,7 +39,7 @@ from ..graph import Graph, Node
 from ..passes.attributes import PRECISION_ATTR
 from ..policy import Policy, pattern_of
 from ..report import Row
-from .records import SearchResult, SearchRow
+from ..report.tuning import SearchResult, SearchRow
 
 T = TypeVar("T")
 

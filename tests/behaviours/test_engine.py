@@ -518,7 +518,7 @@ def test_a_converted_model_computes_in_onnxruntime_what_it_does_in_mxnet(make, t
 
 
 def test_float16_on_a_cpu_is_said_to_be_emulated():
-    (finding,) = (each for each in mxmp.diagnose.check_devices("O1") if "CPU" in each.device.upper())
+    (finding,) = (each for each in mxmp.diagnose.check_devices("O1") if "CPU" in each.subject.upper())
     assert finding.ok is False and "emulate" in finding.message
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from mxmp.cli import diagnose as work
 from mxmp.devices import check
-from mxmp.diagnose import Comparison, compare, doctor, measure_gradients, measure_ranges
+from mxmp.diagnose import Comparison, compare, measure_gradients, measure_ranges
+from mxmp.diagnose import machine as doctor_module
 from mxmp.processors import EMULATED
-from mxmp.report.run import VerdictText
+from mxmp.report.explanation import Explanation
 from mxmp.symbol import convert_checkpoint, load_checkpoint
 from tests.cli.checkpoints import SHAPE, SHAPES, contents, mxmp, network, params, said, save, table
 from tests.devices.machines import install_cards
@@ -131,7 +132,7 @@ def machine(tmp_path, monkeypatch, on_processor):
         install_cards(tmp_path, monkeypatch, cards)
         on_processor(EMULATED)
         monkeypatch.setenv("COLUMNS", str(columns))
-        for module in (check, doctor):
+        for module in (check, doctor_module):
             monkeypatch.setattr(module, "is_for_gpus", lambda: cuda)
         return mxmp("doctor", *args, code=code)[0]
 
@@ -141,7 +142,7 @@ def machine(tmp_path, monkeypatch, on_processor):
 def test_each_row_of_doctor_is_what_was_found_and_what_to_do_and_the_end_what_to_use(machine):
     out = machine(cards=[A100, H100])
     rows, gpus = {row[0]: row[1:] for row in table(out)}, [row[1:] for row in table(out) if row[0] == "GPU"]
-    assert rows["what"] == ["found", "what to do"] and rows["MXNet"][0].endswith(mx.libinfo.find_lib_path()[0])
+    assert rows["subject"] == ["finding", "what to do"] and rows["MXNet"][0].endswith(mx.libinfo.find_lib_path()[0])
     assert rows["MXNET_SAFE_ACCUMULATION"][1].startswith("Set it to 1: softmax, LayerNorm and norm in float16")
     assert gpus[0] == ["GPU 0 (NVIDIA A100), compute capability 8.0: float16 runs on its tensor cores.", ""]
     assert gpus[1][1].startswith("Build MXNet for this card")
@@ -153,10 +154,10 @@ def test_the_exit_code_of_doctor_is_1_where_no_device_runs_the_policy(machine):
     last = machine(cards=[H100], code=1).splitlines()[-1]
     assert "float16 does not run in hardware on this machine. Use float32, which is MXNet's own, to train here" in last
     assert "float32 runs in hardware here" in machine("--policy", "O0", cards=[H100])
-    assert [row[0] for row in table(machine(cuda=False, code=1)) if row[2:] and row[2]] == ["what", "CPU"]
+    assert [row[0] for row in table(machine(cuda=False, code=1)) if row[2:] and row[2]] == ["subject", "CPU"]
     found = json.loads(machine("--json", cards=[H100], code=1))
     assert (found["dtype"], found["ok"], found["devices"]) == ("float16", False, [])
-    advice = [(each["ok"], each["advice"][:11]) for each in found["checks"] if each["what"] == "GPU"]
+    advice = [(each["ok"], each["advice"][:11]) for each in found["findings"] if each["subject"] == "GPU"]
     assert advice == [(False, "Build MXNet")]
 
 
@@ -181,10 +182,10 @@ def test_a_page_is_written_over_another_and_its_warnings_and_verdict_are_printed
     assert table(mxmp(*args)[0]) == [["written", str(page)], warning, ["not there", "steps.csv, gradients.json, compare.json"]]
     assert page.read_text().startswith("<!DOCTYPE html>") and "<title>My run</title>" in page.read_text()
     gradients().save(run / "gradients.json")
-    VerdictText("data", "'data' holds NaN in row 3.").save(run / "verdict.json")
+    Explanation("data", "'data' holds NaN in row 3.").save(run / "explanation.json")
     lines = table(mxmp(*args)[0])
     assert ["not there", "steps.csv, compare.json"] in lines and "All gradients" in page.read_text()
-    assert warning in lines and ["verdict", "data: 'data' holds NaN in row 3."] in lines
+    assert warning in lines and ["explanation", "data: 'data' holds NaN in row 3."] in lines
 
 
 def test_what_inspect_prints_is_a_run(prefix, tmp_path):

@@ -59,9 +59,9 @@ def test_check_devices_judges_every_card_and_the_processor(policy, ok, machine):
     *cards, processor = check_devices(policy)
     assert [finding.ok for finding in cards] == ok
     for index, (finding, (name, _)) in enumerate(zip(cards, CARDS)):
-        assert finding.device == f"GPU {index} ({name})"
-        assert finding.message.startswith(finding.device)
-    assert processor.device.startswith("CPU (")
+        assert finding.subject == f"GPU {index} ({name})"
+        assert finding.message.startswith(finding.subject)
+    assert processor.subject.startswith("CPU (")
 
 
 FLOAT32_ONLY = "Take float32 unless memory is short."
@@ -103,7 +103,7 @@ def test_cards_that_mxnet_sees_alone_are_unknown(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
     *found, _ = check_devices("O1")
-    assert [each.device for each in found] == [f"GPU {i} (which nvidia-smi does not list)" for i in range(2)]
+    assert [each.subject for each in found] == [f"GPU {i} (which nvidia-smi does not list)" for i in range(2)]
     assert all(each.ok is None for each in found)
 
 
@@ -155,7 +155,7 @@ def test_a_machine_without_a_working_driver_has_no_gpu(script, fake, tmp_path, m
     fake(script) if script else monkeypatch.setenv("PATH", str(tmp_path))
     assert read_gpus() == []
     (finding,) = check_devices("O1")
-    assert finding.device.startswith("CPU")
+    assert finding.subject.startswith("CPU")
 
 
 def test_a_program_that_hangs_is_given_up(fake, monkeypatch, caplog):

@@ -180,7 +180,7 @@ def test_the_doctor_says_what_auto_takes(kind, on_processor, tmp_path, monkeypat
     install_cards(tmp_path, monkeypatch, [])
     on_processor(kind)
     name = "mixed_bfloat16" if fastest_policy().is_mixed else "float32"
-    assert name in mxmp.diagnose.examine("O1").use
+    assert name in mxmp.diagnose.doctor("O1").use
 
 
 # ------------------------------------------------------------------ where AMX is off
@@ -254,7 +254,7 @@ READS = {
 }
 """What asks about this machine's processor, and the files that may: all others ask `read_processor`."""
 
-FLAGS = {"processors.py", "devices/processor.py", "devices/speed.py", "diagnose/doctor.py"}
+FLAGS = {"processors.py", "devices/processor.py", "devices/speed.py", "diagnose/machine.py"}
 """The files that name flags: the kinds, and what is shown of a machine."""
 
 

@@ -1,4 +1,4 @@
-"""examine on machines made up of a library, a list of cards and an environment."""
+"""The doctor on machines made up of a library, a list of cards and an environment."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ import pytest
 
 from mxmp import compat, rounding
 from mxmp.devices import check, speed
-from mxmp.diagnose import Diagnosis, doctor, examine
+from mxmp.diagnose import DoctorReport, doctor, machine
 from mxmp.processors import AMD, AMX, EMULATED, INTEL, KINDS, NO_BFLOAT16, UNKNOWN, AmxStatus
 from tests.devices.machines import install_cards
 from tests.processors import ON, processor_of
@@ -28,17 +28,17 @@ def on(tmp_path, monkeypatch, on_processor):
     def examine_there(policy, *cards, kind=NO_BFLOAT16, ratio=None, cuda=True, environ=None, **processor):
         install_cards(tmp_path, monkeypatch, cards)
         on_processor(processor_of(kind, name="Xeon", **processor))
-        for module in (check, doctor):
+        for module in (check, machine):
             monkeypatch.setattr(module, "is_for_gpus", lambda: cuda)
         found = None if ratio is None else speed.Speed(ratio, ratio)
         monkeypatch.setattr(speed, "bfloat16_speed", lambda seconds: found)
-        return examine(policy, environ or {})
+        return doctor(policy, environ or {})
 
     return examine_there
 
 
-def checks(found, what):
-    return [check for check in found.checks if check.what == what]
+def findings(report, subject):
+    return [finding for finding in report.findings if finding.subject == subject]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_the_devices_are_those_that_run_the_policy_in_hardware(on, policy, cards
 )
 def test_a_variable_is_judged_by_its_value(on, name, value, policy, ok):
     found = on(policy, A100, kind=AMD, environ={} if value is None else {name: value})
-    (check,) = checks(found, name)
-    assert check.ok is ok and bool(check.advice) == (ok is not True)
-    assert check.found.startswith("not set, which is ") if value is None else check.found == repr(value)
+    (finding,) = findings(found, name)
+    assert finding.ok is ok and bool(finding.advice) == (ok is not True)
+    assert finding.message.startswith("not set, which is ") if value is None else finding.message == repr(value)
     assert found.ok == (ok is not False)
 
 
@@ -133,40 +133,40 @@ def test_it_ends_with_what_to_train_and_infer_with_whatever_was_asked(on, policy
 def test_the_clock_changes_no_advice(on, kind):
     slow, fast = (on("mixed_bfloat16", kind=kind, ratio=ratio) for ratio in (0.5, 2.0))
     assert (slow.use, slow.devices, slow.ok) == (fast.use, fast.devices, fast.ok)
-    assert [(each.what, each.ok, each.advice) for each in slow.checks] == [(each.what, each.ok, each.advice) for each in fast.checks]
+    assert [(each.subject, each.ok, each.advice) for each in slow.findings] == [(each.subject, each.ok, each.advice) for each in fast.findings]
 
 
 def test_a_diagnosis_is_shown_and_kept(on, tmp_path):
     found = on("O1", A100)
     found.save(str(tmp_path / "doctor.json"))
-    assert Diagnosis.load(str(tmp_path / "doctor.json")) == found and found.to_dict()["ok"] is True
+    assert DoctorReport.load(str(tmp_path / "doctor.json")) == found and found.to_dict()["ok"] is True
     assert "runs on its tensor cores" in found._repr_html_()
 
 
 def test_a_cpu_build_runs_on_no_card_and_says_what_to_install_if_there_is_one(on):
     found = on("O1", A100, cuda=False)
     assert not found.ok and str(found).startswith("float16 does not run in hardware on this machine. Use ")
-    assert checks(found, "GPU code")[0].found == "none: this MXNet is for CPUs"
-    assert checks(found, "GPU")[0].advice == "Install mxnet-cu112 1.9.1 in place of this MXNet."
+    assert findings(found, "GPU code")[0].message == "none: this MXNet is for CPUs"
+    assert findings(found, "GPU")[0].advice == "Install mxnet-cu112 1.9.1 in place of this MXNet."
     found = on("O1", cuda=False, environ={"MXNET_CUDA_ALLOW_TENSOR_CORE": "0", "MXNET_FC_TRUE_FP16": "1"})
-    assert checks(found, "GPU")[0].found == "none"
-    assert [check.what for check in found.checks if check.advice] == ["CPU"]  # nothing is to be done about GPUs
+    assert findings(found, "GPU")[0].message == "none"
+    assert [each.subject for each in found.findings if each.advice] == ["CPU"]  # nothing is to be done about GPUs
 
 
 def test_it_names_the_command_that_builds_the_rounding_operators(on, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert "`mxmp build` compiles an operator" in checks(on("O1"), "emulated float16")[0].found
+    assert "`mxmp build` compiles an operator" in findings(on("O1"), "emulated float16")[0].message
     rounding.path().parent.mkdir()
     rounding.path().write_bytes(b"")
-    assert checks(on("O1"), "emulated float16")[0].found.endswith(str(rounding.path()))
+    assert findings(on("O1"), "emulated float16")[0].message.endswith(str(rounding.path()))
 
 
 def test_versions_and_flags_are_those_of_this_process(on):
     found = on("O1", kind=AMX, flags=frozenset(["avx512bw", "amx_bf16"]))
-    assert checks(found, "Python")[0].found == platform.python_version() and checks(found, "numpy")[0].found == np.__version__
-    assert checks(found, "MXNet")[0].found.startswith(f"{mx.__version__} with ")
-    assert checks(found, "CPU flags")[0].found == "avx512bw: yes, amx_bf16: yes, avx512_bf16: no"
-    assert "unknown" in checks(on("O1", kind=UNKNOWN), "CPU flags")[0].found
+    assert findings(found, "Python")[0].message == platform.python_version() and findings(found, "numpy")[0].message == np.__version__
+    assert findings(found, "MXNet")[0].message.startswith(f"{mx.__version__} with ")
+    assert findings(found, "CPU flags")[0].message == "avx512bw: yes, amx_bf16: yes, avx512_bf16: no"
+    assert "unknown" in findings(on("O1", kind=UNKNOWN), "CPU flags")[0].message
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_versions_and_flags_are_those_of_this_process(on):
     ],
 )
 def test_it_says_whether_amx_is_on(policy, status, found, ok, on):
-    (check,) = checks(on(policy, kind=AMX, amx=status), "AMX")
-    assert (check.found, check.ok, check.advice) == (found, ok, "" if ok else "Unset it.")
+    (finding,) = findings(on(policy, kind=AMX, amx=status), "AMX")
+    assert (finding.message, finding.ok, finding.advice) == (found, ok, "" if ok else "Unset it.")
 
 
 @pytest.mark.parametrize(
@@ -190,16 +190,16 @@ def test_it_says_whether_amx_is_on(policy, status, found, ok, on):
     ],
 )
 def test_it_says_how_fast_bfloat16_was_when_it_was_measured(ratio, text, on):
-    (check,) = checks(on("mixed_bfloat16", ratio=ratio), "bfloat16")
-    assert check.found == text and check.ok
+    (finding,) = findings(on("mixed_bfloat16", ratio=ratio), "bfloat16")
+    assert finding.message == text and finding.ok
     assert str(on("mixed_bfloat16")).startswith("bfloat16 does not run in hardware on this machine, or is slower than")
 
 
 def test_the_installed_library_and_this_environment_are_taken_unless_given(monkeypatch):
     monkeypatch.setenv("MXNET_FC_TRUE_FP16", "1")
-    found = examine()
-    assert checks(found, "MXNet")[0].found.endswith(mx.libinfo.find_lib_path()[0])
-    assert checks(found, "MXNET_FC_TRUE_FP16")[0].found == "'1'"
+    found = doctor()
+    assert findings(found, "MXNet")[0].message.endswith(mx.libinfo.find_lib_path()[0])
+    assert findings(found, "MXNET_FC_TRUE_FP16")[0].message == "'1'"
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ def test_the_installed_library_and_this_environment_are_taken_unless_given(monke
 def test_it_says_whether_mxnet_has_a_view_of_numpy(needed, installed, found, ok, on, monkeypatch):
     monkeypatch.setattr(compat, "needed", lambda: needed)
     monkeypatch.setattr(compat, "installed", lambda: installed)
-    (check,) = checks(on("O0"), "view of numpy")
-    assert (check.found, check.ok, bool(check.advice)) == (found, ok, ok is None)
+    (finding,) = findings(on("O0"), "view of numpy")
+    assert (finding.message, finding.ok, bool(finding.advice)) == (found, ok, ok is None)
 
 
 @pytest.mark.bfloat16

@@ -13,10 +13,10 @@ from mxmp import diagnose
 from mxmp.diagnose import (
     Comparison,
     CSVLogger,
+    Explanation,
     Magnitudes,
     NonFinite,
     TensorBoardLogger,
-    Verdict,
     Watch,
     check_loop,
     compare,
@@ -188,7 +188,7 @@ DTYPES = {
 
 RESULTS = {
     f"{kind.__name__}: {what}": (call, error, text)
-    for kind in (Comparison, NonFinite, Verdict)
+    for kind in (Comparison, NonFinite, Explanation)
     for what, call, error, text in [
         ("an empty object", given(kind.from_json, "{}"), ConvertError, "this is no ... of mxmp: expected 'record': ..., found None..."),
         ("no JSON", on_a_path(kind.load, lambda folder: a_file(folder, "other.json", "{")), CheckpointError, "...other.json: this is no ...: it is no JSON..."),
@@ -204,7 +204,7 @@ TABLE = {
     # Batches.
     "a policy without low precision": (lambda: compare(net(), DATA, "O0"), ConvertError, "policy 'param=float32,compute=float32,output=float32' is float32, so there is nothing to compare; give one such as 'O2'."),
     "an unknown policy": (lambda: compare(net(), DATA, "O9"), PolicyError, "unknown policy 'O9'; the nearest are O3, O2, O1."),
-    "an unknown policy of a machine": (lambda: diagnose.examine("O7"), PolicyError, "unknown policy 'O7'; the nearest are O3, O2, O1."),
+    "an unknown policy of a machine": (lambda: diagnose.doctor("O7"), PolicyError, "unknown policy 'O7'; the nearest are O3, O2, O1."),
     "no batches": (lambda: compare(net(), None), ConvertError, "batches is a NoneType; expected a DataLoader, a list of batches or a DataIter."),
     "empty batches": (lambda: compare(net(), []), ConvertError, "batches is empty; give one batch at least."),
     "a dict for a net": (lambda: compare(net(), {"data": DATA}), ConvertError, "batches: a batch is a dict, which is for a symbol or Module; a Gluon net takes an array, a tuple or list of arrays in the order of its inputs, or a DataBatch."),

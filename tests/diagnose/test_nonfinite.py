@@ -7,7 +7,7 @@ from mxnet import gluon
 
 from mxmp import diagnose
 from mxmp import gluon as mixed
-from mxmp.diagnose import Verdict, explain, find_nonfinite
+from mxmp.diagnose import Explanation, explain, find_nonfinite
 from tests.diagnose.nets import INF, L2, NAN, SOFTMAX, Applied, chain, data, dense, ended, linear, made
 
 X, LABELS = mx.nd.array(np.linspace(-1, 1, 48).reshape(8, 6)), mx.nd.arange(8) % 4
@@ -156,7 +156,7 @@ VERDICTS = {  # a net, a batch, a loss and a policy; the kind of the verdict, th
 def test_a_verdict_names_what_is_at_fault_and_says_where_a_run_diverges(make, batch, loss, policy, kind, name, text):
     verdict = explain(make(), batch, policy, loss=loss)
     assert verdict.kind == kind and (verdict.node is None if name is None else verdict.node.name.startswith(name)), verdict
-    assert text in verdict.text and (FAR in verdict.text) == (text == FAR) and Verdict.from_dict(verdict.to_dict()) == verdict
+    assert text in verdict.text and (FAR in verdict.text) == (text == FAR) and Explanation.from_dict(verdict.to_dict()) == verdict
 
 
 # ---------------------------------------------------------------------- the nodes to keep in float32

@@ -41,7 +41,7 @@ def trained():
 RESULTS = {
     "Comparison": lambda: COMPARISON,
     "NonFinite": lambda: find_nonfinite(squares(), BATCH, "O3"),
-    "Verdict": lambda: explain(squares(), BATCH, "O3"),
+    "Explanation": lambda: explain(squares(), BATCH, "O3"),
     "Gradients": lambda: measure_gradients(*trained(), [BATCH]),
 }
 
@@ -82,7 +82,7 @@ def test_the_overrides_of_a_verdict_mend_the_activation(name):
 
 def test_a_verdict_that_nothing_mends_shows_no_overrides():
     """Of a gradient that overflows at the step's scale alone, or of values that float32 does not hold."""
-    of_range = RESULTS["Verdict"]()
+    of_range = RESULTS["Explanation"]()
     for verdict, mends in ((of_range, True), (replace(of_range, kind="scale too high"), False)):
         assert bool(verdict.overrides) == mends == ("overrides that mend it" in verdict.to_html())
     assert explain(squares(), {"data": mx.nd.full((2, 3), 1e30)}, "O3").overrides == ""

@@ -22,12 +22,13 @@ import mxmp
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+DATA = "sample_data"  # what several scripts read; it is no script
+SCRIPTS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != DATA)
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Return a function that runs a copy of a script in a folder that has mxmp alone, and returns its output."""
+    """Return a function that runs a copy of a script in a folder that has mxmp and data at hand, and returns its output."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "mxmp").symlink_to(ROOT / "mxmp")
@@ -35,6 +36,7 @@ def run(tmp_path):
 
     def call(script, *args, code=0):
         copy = shutil.copy(ROOT / "examples" / f"{script}.py", tmp_path)
+        shutil.copy(ROOT / "examples" / f"{DATA}.py", tmp_path)
         command = [sys.executable, "-W", "ignore", copy, *map(str, args)]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
         assert done.returncode == code, done.stdout + done.stderr
@@ -57,7 +59,7 @@ def numbers(text, name):
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_is_short_and_imports_nothing_of_the_repository_but_mxmp(path):
+def test_a_script_is_short_and_imports_nothing_of_the_repository_but_mxmp_and_data_at_hand(path):
     source = path.read_text("utf-8")
     modules = [
         name.split(".")[0]
@@ -93,6 +95,25 @@ def write_records(path, labels):
     record.close()
 
 
+def write_idx(path, array):
+    """Write an array of bytes as MNIST's files have it."""
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+def write_voc(root, part, names):
+    """Write a part of PASCAL VOC 2007: an image for each name, with one object of it."""
+    for folder in ("Annotations", "ImageSets/Main", "JPEGImages"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / "ImageSets" / "Main" / f"{part}.txt").write_text("".join(f"{part}{k}\n" for k in range(len(names))))
+    box = "<xmin>10</xmin><ymin>10</ymin><xmax>30</xmax><ymax>35</ymax>"
+    for number, name in enumerate(names):
+        Image.fromarray(np.full((48, 48, 3), 6 * number, np.uint8)).save(root / "JPEGImages" / f"{part}{number}.jpg")
+        found = f"<object><name>{name}</name><difficult>0</difficult><bndbox>{box}</bndbox></object>"
+        size = "<size><width>48</width><height>48</height></size>"
+        (root / "Annotations" / f"{part}{number}.xml").write_text(f"<annotation>{size}{found}</annotation>")
+
+
 def test_gluon_classification_reads_folders_on_two_contexts_with_another_network(run, tmp_path):
     for part in ("train", "val"):
         for kind in ("cat", "dog"):
@@ -110,16 +131,57 @@ def test_module_classification_learns_and_resumes(run, tmp_path):
     assert {array.dtype for array in loaded[1].values()} == {np.float32}
 
 
-def test_classifiers_and_detectors_read_record_files(run, tmp_path):
+PARTS = ("train", "val")
+SMALL = ("--data", ".", "--epochs", 1, "--batch-size", 8, "--classes")
+
+
+@pytest.fixture
+def scenes(tmp_path):
+    """Write record files of 16 scenes for each part."""
     box = [0.2, 0.2, 0.6, 0.7]
-    for part in ("train", "val"):
+    for part in PARTS:
         write_records(tmp_path / f"{part}.rec", [[2, 5, 0, *box], [2, 5, 1, *box, 0, *box]] * 8)
-    small = ("--data", ".", "--epochs", 1, "--batch-size", 8, "--classes")
-    assert numbers(run("gluon_ssd", *small, "cat", "dog"), "mean average precision")
-    assert numbers(run("symbol_ssd", *small, "cat", "dog"), "mean average precision")
-    for part in ("train", "val"):
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Write record files of 16 images of two classes for each part."""
+    for part in PARTS:
         write_records(tmp_path / f"{part}.rec", [0.0, 1.0] * 8)
-    assert numbers(run("module_classification", *small, 2), "Validation-accuracy")
+
+
+def test_gluons_detector_reads_record_files(run, scenes):
+    assert numbers(run("gluon_ssd", *SMALL, "cat", "dog"), "mean average precision")
+
+
+def test_the_symbolic_detector_reads_record_files_and_its_schedule_counts_their_batches(run, scenes):
+    text = run("symbol_ssd", *SMALL, "cat", "dog", "--epochs", 2, "--images", 8)
+    assert numbers(text, "mean average precision") and numbers(text, "learning rate") == [0.0015, 0]
+
+
+def test_gluons_detector_reads_pascal_voc(run, tmp_path):
+    for part in ("trainval", "test"):
+        write_voc(tmp_path / "VOC2007", part, ["cat", "dog"] * 4)
+    assert numbers(run("gluon_ssd", *SMALL, "cat", "dog"), "mean average precision")
+
+
+@pytest.mark.parametrize("script, measure", [("gluon_classification", "accuracy"), ("module_classification", "Validation-accuracy")])
+def test_a_classifier_reads_record_files(run, images, script, measure):
+    assert 0 <= numbers(run(script, *SMALL, 2), measure)[0] <= 1
+
+
+def test_module_classification_reads_the_files_of_mnist(run, tmp_path):
+    for part in ("train", "t10k"):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte", np.arange(16 * 28 * 28).reshape(16, 28, 28))
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.arange(16) % 10)
+    assert 0 <= numbers(run("module_classification", *SMALL, 10), "Validation-accuracy")[0] <= 1
+
+
+@pytest.mark.parametrize("script", ["word_lm_gluon", "word_lm_module"])
+def test_a_language_model_reads_a_file(run, script, tmp_path):
+    (tmp_path / "text.txt").write_text("one two three four five six seven\n" * 1500, encoding="utf-8")
+    text = run(script, "--text", "text.txt", "--vocabulary", 12, "--hidden", 8, "--epochs", 1)
+    assert 1 < numbers(text, "perplexity")[0] < 12
 
 
 @pytest.mark.parametrize("script", ["gluon_ssd", "symbol_ssd"])
@@ -233,15 +295,16 @@ def test_the_demo_refuses_an_unknown_policy_in_its_last_line(run):
     assert "unknown policy 'O9'" in run("digits", "--modes", "O9", code=1).splitlines()[-1]
 
 
-def test_the_papers_networks_train_and_are_converted_from_the_clone(tmp_path):
+@pytest.mark.parametrize("data", [(), ("--data", ".")], ids=["digits", "record files"])
+def test_the_papers_networks_train_and_are_converted_from_the_clone(data, images, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def call(name, *args):
         command = [sys.executable, "-W", "ignore", "-m", f"symbols.examples.{name}", *args]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
 
-    trained = call("train", "lenet", "--size", "20", "--epochs", "1", "--batch-size", "64")
+    trained = call("train", "lenet", "--size", "20", "--epochs", "1", "--batch-size", "16", *data)
     assert "Validation-accuracy" in trained.stdout, trained.stderr
-    converted = call("convert", "lenet", "1", "half", "--size", "20")
+    converted = call("convert", "lenet", "1", "half", "--size", "20", *data)
     sizes = [int(value.replace(",", "")) for value in re.findall(r"right, ([\d,]+) bytes", converted.stdout)]
     assert sizes[1] < 0.6 * sizes[0], converted.stderr

@@ -16,7 +16,6 @@ FILES = {
     "mlp": "mlp", "lenet": "lenet", "alexnet_2012": "alexnet", "vgg11_bn": "vgg",
     "googlenet": "googlenet", "inception_bn": "inception_bn",
     "inception_v3": "inception_v3", "mobilenet0.25": "mobilenet", "mobilenet_v2_0.35": "mobilenet_v2",
-    "densenet121": "densenet",
 }  # fmt: skip
 """All that are recorded, and the file of each: one per structure. More layers of the same kinds ask nothing else."""
 

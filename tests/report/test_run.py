@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from mxmp.diagnose import Verdict
+from mxmp.diagnose import Explanation
 from mxmp.errors import CheckpointError
 from mxmp.report import RUN_FILES, read_run
 from mxmp.report.gradients import Gradients
@@ -29,7 +29,7 @@ def run_in(folder):
         writer = csv.DictWriter(file, (*NAMES, "error"), extrasaction="ignore")
         writer.writeheader()
         writer.writerows({**row, "taken": int(row["taken"])} for row in steps().steps)
-    Verdict("data", "data: input 'x' holds NaN. Look at how it is read.").save(run / "verdict.json")
+    Explanation("data", "data: input 'x' holds NaN. Look at how it is read.").save(run / "explanation.json")
     return run
 
 
@@ -41,7 +41,7 @@ def folder(tmp_path):
 def test_a_whole_run_is_read_and_has_a_page_with_a_section_for_each_part(folder):
     run = read_run(folder)
     assert (run.name, run.missing) == ("resnet", ())
-    assert (run.report, run.gradients, run.comparison, run.verdict.kind) == (report(), gradients(), compare(), "data")
+    assert (run.report, run.gradients, run.comparison, run.explanation.kind) == (report(), gradients(), compare(), "data")
     assert run.compare == compare().to_dict()
     assert len(run.steps) == 300 and [run.steps[number]["taken"] for number in (0, 40)] == [True, False]
     assert run.steps[40]["why"] is None and run.steps[3]["loss"] == 1.25
@@ -55,19 +55,19 @@ MARKS = {
     "gradients.json": ">Gradients by layer</h2>",
     "compare.json": ">Errors by layer</h2>",
     "steps.csv": ">Steps</h2>",
-    "verdict.json": "holds NaN",
+    "explanation.json": "holds NaN",
 }
 
 
 @pytest.mark.parametrize("name", RUN_FILES)
 def test_each_file_may_be_missing_may_be_all_that_there_is_and_may_have_another_name(folder, name):
     one = read_run(folder / name)
-    assert set(one.missing) == set(RUN_FILES) - {name, "verdict.json"} and one.name == name
+    assert set(one.missing) == set(RUN_FILES) - {name, "explanation.json"} and one.name == name
     assert one.to_html().startswith("<!DOCTYPE html>")
     other = (folder / name).rename(folder.parent / f"mine.{name.rpartition('.')[2]}")  # it is known by its content
     assert dataclasses.replace(read_run(other), name=name) == one
     rest, text = read_run(folder), read_run(folder).to_html()
-    assert rest.missing == ((name,) if name != "verdict.json" else ())
+    assert rest.missing == ((name,) if name != "explanation.json" else ())
     assert [file for file, mark in MARKS.items() if mark not in text] == [name]
 
 
@@ -111,7 +111,7 @@ def read_folder(path):
 TABLE = {
     **{f"{name}: {what}": (read_broken(name, content), CheckpointError, f"...{name}: ...{text}...") for what, (name, content, text) in BROKEN.items()},
     "a folder in a file's place": (lambda path: read_folder(path / "report.json"), CheckpointError, ".../report.json cannot be read: Is a directory..."),
-    "an empty folder": (read_run, CheckpointError, "...: none of report.json, verdict.json, steps.csv, gradients.json, compare.json is in ..."),
+    "an empty folder": (read_run, CheckpointError, "...: none of report.json, explanation.json, steps.csv, gradients.json, compare.json is in ..."),
     "no folder": (lambda path: read_run(path / "missing"), CheckpointError, ".../missing: there is no such folder or file..."),
 }  # fmt: skip
 

@@ -82,7 +82,6 @@ ZOO = {
     **{"vgg11_bn": ("vgg11_bn", 32), "mobilenet_v2_1.0": ("mobilenetv2_1.0", 64)},
     "googlenet_bn": ("googlenet", 224),  # Gluon's last pooling has a window of 7
     "inception_v3": ("inceptionv3", 299),  # and of 8
-    "densenet121": ("densenet121", 224),  # a window of 7
 }
 
 

@@ -77,10 +77,6 @@ COUNTS = {
     "mobilenet0.5": 1_331_592,
     "mobilenet0.25": 470_072,
     "mobilenet_v2_1.0": 3_504_872,
-    "densenet121": 7_978_856,
-    "densenet161": 28_681_000,
-    "densenet169": 14_149_480,
-    "densenet201": 20_013_928,
 }
 
 
@@ -239,7 +235,6 @@ MESSAGES = {
     "resnet": (refused("resnet", num_layers=51), ValueError, "num_layers=51: expected one of 18, 34, 50, 101, 152."),
     "resnet version": (refused("resnet", version="v3"), ValueError, "version='v3': expected one of 'v1', 'v1b', 'v2'."),
     "resnext": (refused("resnext", num_layers=152), ValueError, "num_layers=152: expected one of 50, 101."),
-    "densenet": (refused("densenet", num_layers=120), ValueError, "num_layers=120: expected one of 121, 161, 169, 201."),
     "cifar": (refused("cifar_resnet", num_layers=21), ValueError, "num_layers=21: expected 6n + 2, such as 20, 32, 44, 56 or 110."),
     "cifar version": (refused("cifar_resnet", version="v1b"), ValueError, "version='v1b': expected one of 'v1', 'v2'."),
     "alexnet": (refused("alexnet", columns=3), ValueError, "columns=3: expected one of 1, 2."),

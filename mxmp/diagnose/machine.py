@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
-from typing import Any, Callable, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from dataclasses import replace
+from typing import Callable, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -13,12 +13,12 @@ import numpy as np
 from .. import compat, rounding
 from ..devices import amx, speed
 from ..devices.auto import parse_policy
-from ..devices.check import RELEASED, Finding, check_devices, has_tensor_cores, is_for_gpus, read_gpus
+from ..devices.check import RELEASED, check_devices, has_tensor_cores, is_for_gpus, read_gpus
 from ..devices.processor import read_processor
-from ..display import Column, Notes, Record, Section, Table
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..policy import Policy
 from ..processors import AmxStatus, Processor
+from ..report.doctor import DoctorReport, Finding
 
 GPU, CPU = "GPU", "CPU"
 
@@ -26,76 +26,10 @@ _INSTRUCTIONS = ("avx512bw", "amx_bf16", "avx512_bf16")  # MXNet runs bfloat16 f
 _FEATURES = {"CUDA": "CUDA", "CUDNN": "cuDNN", "NCCL": "NCCL", "MKLDNN": "oneDNN", "DIST_KVSTORE": "parameter server"}
 
 
-@dataclass(frozen=True)
-class Check:
-    """One check of this machine.
-
-    Attributes:
-        what: The thing that was checked.
-        found: The finding.
-        ok: False if it keeps the policy out of this machine's hardware, None if that is not known or a
-            change is worth while.
-        advice: The remedy; empty if there is none.
-    """
-
-    what: str
-    found: str
-    ok: Optional[bool] = True
-    advice: str = ""
-
-
-@dataclass(frozen=True)
-class Diagnosis(Record):
-    """Whether a policy runs in hardware on this machine, and all checks that tell.
-
-    Attributes:
-        policy: The policy, as text.
-        dtype: Its compute dtype.
-        devices: The devices that run it in hardware, bfloat16 no slower than float32, or may for all that is
-            known; empty if none does.
-        use: The policies to train and to infer with here, in one sentence.
-        checks: Everything that was looked at.
-    """
-
-    _kind: ClassVar[str] = "doctor"
-    _title: ClassVar[str] = "mxmp doctor"
-
-    policy: str
-    dtype: str
-    devices: Tuple[str, ...]
-    use: str
-    checks: Tuple[Check, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether a device runs the policy in hardware, or may for all that is known."""
-        return bool(self.devices)
-
-    def __str__(self) -> str:
-        """Return whether a device does, and what to use here."""
-        if self.ok:
-            return f"{self.dtype} runs in hardware here: {', '.join(self.devices)}. {self.use}"
-        slower = ", or is slower than float32" if self.dtype == BFLOAT16 else ""
-        return f"{self.dtype} does not run in hardware on this machine{slower}. {self.use}"
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Return it as plain values, with ``ok`` for those who read them."""
-        return {**super().to_dict(), "ok": self.ok}
-
-    @property
-    def _lead(self) -> str:
-        return self.policy
-
-    def _sections(self) -> List[Section]:
-        rows = [(check.what, check.found, check.advice) for check in self.checks]
-        columns = [Column(title) for title in ("what", "found", "what to do")]
-        return [Section("This machine", [Notes([str(self)]), Table("Checks", columns, rows, "checks")])]
-
-
-def examine(
+def doctor(
     policy: Union[str, Policy] = "O1",
     environ: Optional[Mapping[str, str]] = None,
-) -> Diagnosis:
+) -> DoctorReport:
     """Return why a policy does not run in hardware on this machine, or not as fast as it could, and which one to use.
 
     Starts ``nvidia-smi`` if there is one. Where the processor runs bfloat16, convolutions and matrix products are
@@ -110,7 +44,7 @@ def examine(
         PolicyError: If the policy is not one.
 
     Example:
-        >>> print(examine("O0"))  # doctest: +ELLIPSIS
+        >>> print(doctor("O0"))  # doctest: +ELLIPSIS
         float32 runs in hardware here: ...
     """
     parsed, processor = parse_policy(policy), read_processor()
@@ -122,22 +56,22 @@ def examine(
     features = mx.runtime.Features()
     built = [text for name, text in _FEATURES.items() if name in features and features.is_enabled(name)]
     library = f"{mx.__version__} with {', '.join(built) or 'none of its options'}: {mx.libinfo.find_lib_path()[0]}"
-    checks = [
-        Check("Python", platform.python_version()),  # these fit, or mxmp would not have been imported
-        Check("numpy", np.__version__),
+    findings = [
+        Finding("Python", platform.python_version()),  # these fit, or mxmp would not have been imported
+        Finding("numpy", np.__version__),
         _view(),
-        Check("MXNet", library),
-        Check("GPU code", f"{RELEASED}, as a released wheel" if is_for_gpus() else "none: this MXNet is for CPUs"),
-        Check("processor", f"{processor.name}, of the kind '{processor.kind.name}'"),
+        Finding("MXNet", library),
+        Finding("GPU code", f"{RELEASED}, as a released wheel" if is_for_gpus() else "none: this MXNet is for CPUs"),
+        Finding("processor", f"{processor.name}, of the kind '{processor.kind.name}'"),
         _instructions(processor),
         _amx(processor.amx),
         _speed(measured),
-        Check("emulated float16", rounding.state()),
-        *([] if GPU in kinds else [Check(GPU, "none")]),
-        *(Check(_kind(finding), finding.message, finding.ok, finding.advice) for finding in found[dtype]),
+        Finding("emulated float16", rounding.state()),
+        *([] if GPU in kinds else [Finding(GPU, "none")]),
+        *(replace(finding, subject=_kind(finding)) for finding in found[dtype]),
         *(variable.check(environ, dtype if variable.devices in kinds else "") for variable in _VARIABLES),
     ]
-    return Diagnosis(str(parsed), dtype, running[dtype], _use(running, processor), tuple(checks))
+    return DoctorReport(str(parsed), dtype, running[dtype], _use(running, processor), tuple(findings))
 
 
 def _use(running: Mapping[str, Sequence[str]], processor: Processor) -> str:
@@ -159,36 +93,37 @@ def _use(running: Mapping[str, Sequence[str]], processor: Processor) -> str:
 def _running(findings: Sequence[Finding], environ: Mapping[str, str], dtype: str) -> Tuple[str, ...]:
     """Return the devices that run a dtype for all that is known, and that no variable keeps from it."""
     closed = {each.devices for each in _VARIABLES if each.check(environ, dtype).ok is False}
-    return tuple(each.device for each in findings if each.ok is not False and _kind(each) not in closed)
+    return tuple(each.subject for each in findings if each.ok is not False and _kind(each) not in closed)
 
 
 def _kind(finding: Finding) -> str:
-    return GPU if finding.device.startswith(GPU) else CPU
+    return GPU if finding.subject.startswith(GPU) else CPU
 
 
-def _view() -> Check:
+def _view() -> Finding:
     if not compat.needed():
-        return Check("view of numpy", "none; MXNet takes this Python and numpy as they are")
+        return Finding("view of numpy", "none; MXNet takes this Python and numpy as they are")
     if compat.installed():
-        return Check("view of numpy", "MXNet has mxmp's, with the names that numpy has removed")
-    return Check("view of numpy", "none, though MXNet needs one", None, "Import mxmp before MXNet.")
+        return Finding("view of numpy", "MXNet has mxmp's, with the names that numpy has removed")
+    return Finding("view of numpy", "none, though MXNet needs one", None, "Import mxmp before MXNet.")
 
 
-def _instructions(processor: Processor) -> Check:
+def _instructions(processor: Processor) -> Finding:
     flags = processor.flags
     if not flags:
-        return Check("CPU flags", "unknown; this system does not list them", None)
-    return Check("CPU flags", ", ".join(f"{flag}: {'yes' if flag in flags else 'no'}" for flag in _INSTRUCTIONS))
+        return Finding("CPU flags", "unknown; this system does not list them", None)
+    return Finding("CPU flags", ", ".join(f"{flag}: {'yes' if flag in flags else 'no'}" for flag in _INSTRUCTIONS))
 
 
-def _amx(found: AmxStatus) -> Check:
-    return Check("AMX", f"{'on' if found.on else 'off'}: {found.reason}", None if found.advice else True, found.advice)
+def _amx(found: AmxStatus) -> Finding:
+    state = f"{'on' if found.on else 'off'}: {found.reason}"
+    return Finding("AMX", state, None if found.advice else True, found.advice)
 
 
-def _speed(found: Optional[speed.Speed]) -> Check:
+def _speed(found: Optional[speed.Speed]) -> Finding:
     if found is None:
-        return Check("bfloat16", "not measured: it does not run on this processor")
-    return Check("bfloat16", f"measured: {found}")
+        return Finding("bfloat16", "not measured: it does not run on this processor")
+    return Finding("bfloat16", f"measured: {found}")
 
 
 def _is_off(value: Optional[str]) -> bool:
@@ -219,12 +154,12 @@ class _Variable(NamedTuple):
     ok: Optional[bool]  # False if it then keeps them out of the hardware, None if a change is worth while
     advice: str
 
-    def check(self, environ: Mapping[str, str], dtype: str) -> Check:
+    def check(self, environ: Mapping[str, str], dtype: str) -> Finding:
         """Return its value, and what to do about it for a canonical dtype."""
         value = environ.get(self.name)
         text = f"not set, which is {self.default}" if value is None else repr(value)
         hurts = dtype in self.dtypes and self.hurts(value)
-        return Check(self.name, text, self.ok, self.advice) if hurts else Check(self.name, text)
+        return Finding(self.name, text, self.ok, self.advice) if hurts else Finding(self.name, text)
 
 
 _LOW = (FLOAT16, BFLOAT16)
