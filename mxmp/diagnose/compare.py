@@ -48,7 +48,7 @@ from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..report import Decisions
 from ..report.comparison import Comparison, NodeComparison, OutputComparison
-from ..report.counts import positions
+from ..report.make import positions
 from ..report.report import AS_IT_WAS
 from ..rules import RULES
 from ..symbol.inference import to_graph

@@ -404,28 +404,34 @@ def context_of(gpu: Optional[int]) -> mx.Context:
     return mx.cpu() if gpu is None else mx.gpu(gpu)
 
 
-def make_batch(model: Checkpoint, shapes: Mapping[str, Any], types: Mapping[str, str]) -> Dict[str, mx.nd.NDArray]:
-    """Return inputs of a checkpoint's network: random numbers from 0 to 1, integers 0 or 1, labels 0.
+def make_batch(
+    model: Checkpoint, shapes: Mapping[str, Any], types: Mapping[str, str], arrays: Optional[Mapping[str, Any]] = None
+) -> Dict[str, mx.nd.NDArray]:
+    """Return inputs of a checkpoint's network: arrays, or random numbers from 0 to 1, integers 0 or 1, labels 0.
 
     Args:
         model: A symbol and its parameters; its inputs are the variables without values there.
-        shapes: Shapes of all inputs but labels, by name.
-        types: Dtypes of those that are neither float32 nor declare theirs.
+        shapes: Shapes of the inputs that have no array, by name; labels may be left out.
+        types: Dtypes of the inputs that are neither float32 nor declare their dtype.
+        arrays: Values of inputs by name, as numpy has them.
 
     Raises:
-        TuneError: If an input has no shape, or there is none of a name that is given.
+        TuneError: If an input has no shape, or if there is no input of a name that is given.
     """
+    arrays = arrays or {}
     declared, labels = inputs_of(model.symbol, {**model.arg_params, **model.aux_params}), label_names(model.symbol)
-    for name in (*shapes, *types):
+    for name in (*shapes, *types, *arrays):
         if name not in declared:
             raise TuneError(f"the network has no input {name!r}{did_you_mean(name, declared)}.")
     random, batch = np.random.RandomState(0), {}
     for name, dtype in {**declared, **types}.items():
-        if name in shapes:
+        if name in arrays:
+            batch[name] = mx.nd.array(arrays[name], dtype=dtype)
+        elif name in shapes:
             values = random.uniform(size=shapes[name]) if "float" in dtype else random.randint(0, 2, shapes[name])
             batch[name] = mx.nd.array(values * (name not in labels)).astype(dtype)
         elif name not in labels:
-            raise TuneError(f"input {name!r} has no shape; give --shape {name}:SIZES.")
+            raise TuneError(f"input {name!r} has no shape; give --shape {name}:SIZES, or --data.")
     return batch
 
 
