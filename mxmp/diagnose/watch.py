@@ -235,7 +235,7 @@ def explain_step(owner: Any) -> Optional[str]:
     else:
         calls, window = calls_of(owner), owner._scaler.begun()
         replays, scale = calls.replays(window.scale), window.scale
-        outside = window.has_bad_loss and calls.is_complete
+        outside = "losses" in window.failed and calls.is_complete
     if not replays:
         return None
     verdict = judge([replay.with_masters().without_dropout() for replay in replays], scale)

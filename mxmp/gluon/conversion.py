@@ -32,9 +32,9 @@ from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
 from ..symbol.inference import infer_shapes
 from ..train import loss_heads
-from ..train.alive import Alive
 from ..train.running_stats import UntrainedStats
 from ..train.step import NetCall, Observer, observers_of_calls
+from ..train.window import Alive
 from . import files, regions, storage
 from .adoption import forget_policy, note_policy, warn_of_plain_trainers
 from .blocks import (

@@ -10,11 +10,12 @@ all of it before anything is changed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import logging
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -28,7 +29,6 @@ from .masters import Masters, follow_weights, keep_masters, require_masters
 from .multi_precision import parted
 from .scaler import Scaler
 from .state_files import NOT_STATE, content_of, foreign, read, same, write
-from .undo import all_or_none
 
 _LOG = logging.getLogger(__name__)
 
@@ -129,6 +129,26 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
         overruled.append(f"loss_scale={scaler.loss_scale} (not {before})")
     if overruled:
         _LOG.warning("%s decides over %s; to change that, set it after loading.", fname, ", ".join(overruled))
+
+
+@contextlib.contextmanager
+def all_or_none(objects: Iterable[Any]) -> Iterator[None]:
+    """Give objects their present class and attributes back if anything ends this context early; None is left out.
+
+    What an attribute refers to is not looked into: change it by giving the object another one.
+    """
+    before = [(each, type(each), dict(vars(each))) for each in objects if each is not None]
+    try:
+        yield
+    except BaseException:
+        for each, kind, attributes in before:
+            present = vars(each)
+            present.update(attributes)
+            for name in present.keys() - attributes.keys():
+                del present[name]
+            if type(each) is not kind:
+                each.__class__ = kind
+        raise
 
 
 class _Loaded:
