@@ -184,7 +184,7 @@ def _inspected_graph(symbol: Any, params: Any, policy: Any, shapes: Any, types: 
         after = graph, infer_facts(symbol, graph, facts[0], undeclared, names)
         report = report_converted(before, decisions.facts, *after)
     else:
-        require_matches(policy, [converted])
+        require_matches(policy, converted)
     if params is None:
         variables = names | frozenset(symbol.list_auxiliary_states())
         both = [variable_bytes(*view, variables) for view in ((decisions.before, decisions.facts), after)]

@@ -9,8 +9,8 @@ from .cpu.guards import GuardAmpCasts as GuardAmpCasts
 from .cpu.guards import GuardBranches as GuardBranches
 from .cpu.guards import GuardFusedSums as GuardFusedSums
 from .cpu.guards import GuardGradientSums as GuardGradientSums
-from .cpu.guards import GuardInPlace as GuardInPlace
 from .cpu.guards import GuardLayouts as GuardLayouts
+from .cpu.guards import GuardPRelu as GuardPRelu
 from .cpu.guards import GuardSlices as GuardSlices
 from .cpu.guards import OrderFusedSums as OrderFusedSums
 from .cpu.layouts import Layouts as Layouts

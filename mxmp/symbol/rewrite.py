@@ -17,8 +17,8 @@ from ..passes import (
     GuardAmpCasts,
     GuardBranches,
     GuardGradientSums,
-    GuardInPlace,
     GuardLayouts,
+    GuardPRelu,
     InsertCasts,
     Layouts,
     Pass,
@@ -273,7 +273,7 @@ def emulated(
 
 def _guards(trains: bool, low: AbstractSet[Named] = frozenset()) -> Tuple[Pass, ...]:
     """Return the passes for what MXNet gets wrong on any device; ``low`` are entries in bfloat16."""
-    return (GuardInPlace(trains), *([GuardBranches(low)] if trains else []))
+    return (GuardPRelu(), GuardBranches(low)) if trains else ()
 
 
 def rounds_natively(facts: Facts) -> bool:
