@@ -18,7 +18,7 @@ from .. import dtypes
 from ..arrays import is_low_precision, leaves, nested
 from ..gluon.blocks import blocks_in, conversions_of
 from ..graph import Entry, Graph, Key
-from ..passes.attributes import is_inserted
+from ..passes.base import is_inserted
 from ..passes.facts import Facts
 from ..report.counts import positions
 from ..report.explanation import ValueRange

@@ -1,8 +1,8 @@
 """Internal: passes over a graph: decide (classify, place), edit (insert, fold, erase casts), emulate."""
 
-from .attributes import is_converted as is_converted
 from .base import Pass as Pass
 from .base import Sequential as Sequential
+from .base import is_converted as is_converted
 from .casts import EraseCasts as EraseCasts
 from .casts import InsertCasts as InsertCasts
 from .cpu.guards import GuardAmpCasts as GuardAmpCasts

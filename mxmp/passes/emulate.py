@@ -31,9 +31,9 @@ import numpy as np
 from .. import dtypes
 from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
-from ..rules import RULES, Rule, RuleSet
+from ..rules import Rule
 from ..rules.conditions import sizes_of, value_of
-from .base import Pass, beside
+from .base import Pass, beside, rule_of
 from .facts import CAST_OPS, Facts
 
 _Forms = Dict[Key, Entry]
@@ -54,14 +54,13 @@ class Emulate(Pass):
 
     name: ClassVar[str] = "emulate"
     facts: Facts = field(default_factory=lambda: Facts({}))
-    rules: RuleSet = RULES
     native: bool = False
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph in float32 arithmetic with float16 rounding."""
         if not has_float16(self.facts):
             return graph
-        return _Emulator(graph, self.facts, self.rules, self.native).run()
+        return _Emulator(graph, self.facts, self.native).run()
 
 
 def has_float16(facts: Facts) -> bool:
@@ -76,11 +75,10 @@ class _Emulator:
     and ``real`` (a float16 tensor, for the operators that mxmp has no rule for and for float16 outputs).
     """
 
-    def __init__(self, graph: Graph, facts: Facts, rules: RuleSet, native: bool, is_body: bool = False) -> None:
+    def __init__(self, graph: Graph, facts: Facts, native: bool, is_body: bool = False) -> None:
         self.graph = graph
         self.is_body = is_body
         self.facts = facts
-        self.rules = rules
         self.native = native
         self.builder = GraphBuilder(graph)
         self.on_grid: _Forms = {}
@@ -90,7 +88,7 @@ class _Emulator:
 
     def run(self) -> Graph:
         for position, node in enumerate(self.graph.nodes):
-            rule = self.rules.find(node.op, dict(node.attrs))
+            rule = rule_of(node)
             if node.op in CAST_OPS:
                 self._cast(position, node)
             elif (position, 0) in self.facts.bodies or (self.is_body and node.is_variable):
@@ -149,7 +147,7 @@ class _Emulator:
         if forms is self.on_grid:
             read = self._as_grid
             facts = (self.facts.bodies[position, number] for number in range(len(bodies)))
-            bodies = tuple(_Emulator(*each, self.rules, self.native, is_body=True).run() for each in zip(bodies, facts))
+            bodies = tuple(_Emulator(*each, self.native, is_body=True).run() for each in zip(bodies, facts))
         new = self.builder.copy(position, node.rewired(tuple(map(read, node.inputs)), bodies))
         for index in range(node.num_outputs):
             if self._is_float16(Entry(position, index)):

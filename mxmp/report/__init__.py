@@ -1,7 +1,7 @@
 """What a conversion decided and why, in casts and bytes, as a table, a page or JSON."""
 
 from ..names import refuse_call
-from ..passes.reasons import Reason
+from ..passes.decide import Reason
 from .counts import activation_bytes, variable_bytes
 from .make import Decisions, Removed, make_report, report_converted
 from .report import DROPPED, FOLDED, Cast, Report, Row, legend, merge, operator_table

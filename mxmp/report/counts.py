@@ -6,7 +6,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from .. import dtypes
 from ..graph import Entry, Graph, Node
-from ..passes.attributes import CAST_MARK, FACTOR_MARK, MARK_ATTR, OUTPUT_MARK, is_inserted
+from ..passes.base import CAST_MARK, FACTOR_MARK, MARK_ATTR, OUTPUT_MARK, is_inserted
 from ..passes.facts import Facts
 from ..passes.plan import Plan
 from ..rules import RULES

@@ -19,7 +19,7 @@ from ..display import (
     size,
     wrappable,
 )
-from ..passes.reasons import Reason
+from ..passes.decide import Reason
 
 AS_IT_WAS = "as it was"  # the precision of a node that is not touched
 FOLDED = "folded"  # of a BatchNorm that the layer before it computes, in inference

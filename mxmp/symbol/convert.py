@@ -14,10 +14,9 @@ from ..checkpoint import check_out_prefix, checkpoint_files
 from ..devices.auto import parse_policy
 from ..devices.processor import read_processor
 from ..dtypes import BFLOAT16
-from ..passes.attributes import marked_blocks
+from ..passes.base import marked_blocks
 from ..passes.cpu.fit import find_fit
-from ..passes.cpu.merge import merge_windows
-from ..passes.cpu.norms import find_norms, low_norms
+from ..passes.cpu.frozen import find_norms, low_norms, merge_windows
 from ..policy import Policy, PolicyChanges
 from ..report import Decisions, Report
 from .arguments import (

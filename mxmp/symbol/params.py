@@ -15,7 +15,7 @@ import numpy as np
 from .. import dtypes
 from ..arrays import amp_cast, settle, view
 from ..graph import Graph
-from ..passes.attributes import DTYPE_ATTR, is_inserted
+from ..passes.base import DTYPE_ATTR, is_inserted
 from ..policy import Policy, check_matches
 from .arguments import Model, beyond_range, blaming_params, require_fit
 from .inference import to_graph

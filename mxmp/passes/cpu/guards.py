@@ -22,8 +22,7 @@ from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...graph.core import make_attrs
 from ...rules.conditions import sizes_of, value_of
-from ..attributes import device_attrs
-from ..base import Copy, MakeCopy, Pass, beside, rewritten, with_copies
+from ..base import Copy, MakeCopy, Pass, beside, device_attrs, rewritten, with_copies
 from ..control_flow import bodies_of
 from ..emulate import deconvolution_in_float64, has_float64_deconvolution
 from ..facts import Named, Shape, declared_dtype
