@@ -21,8 +21,10 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "networks",
     "operators",
     "thumbnails",
+    "tour",
 ]
 exclude_patterns = ["build", "extensions"]
 myst_enable_extensions = ["colon_fence"]
@@ -32,6 +34,7 @@ html_theme = "furo"
 html_title = f"mxmp {release}"
 html_static_path = ["static"]
 html_css_files = ["mxmp.css"]
+html_js_files = ["search.js"]
 html_theme_options = {"source_directory": "docs/"}
 
 napoleon_use_ivar = True  # fields of named tuples are documented once
@@ -53,8 +56,3 @@ sphinx_gallery_conf = {
     "min_reported_time": 1e9,
     "show_signature": False,
 }
-
-
-def setup(app):
-    """Leave out what `mxmp.mxnet_private` gives the classes that inherit from MXNet's."""
-    app.connect("autodoc-skip-member", lambda app, what, name, *rest: True if name.startswith("mx_") else None)

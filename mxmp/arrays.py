@@ -24,11 +24,10 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.base import check_call
+from mxnet.base import _LIB, check_call
 
 from .dtypes import BFLOAT16, FLOAT16, NUMPY_BFLOAT16, PRECISIONS, canonical
 from .errors import TrainerError
-from .mxnet_private import library, multiply
 
 T = TypeVar("T")
 
@@ -53,7 +52,7 @@ def address(array: mx.nd.NDArray) -> int:
     """Return where an array begins, 0 for a row_sparse one without rows; waits for whatever writes it."""
     array.wait_to_read()  # or a layout of oneDNN could be changed while it is looked at
     pointer = ctypes.c_void_p()
-    check_call(library.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
 
 
@@ -65,7 +64,7 @@ def settle(array: mx.nd.NDArray) -> mx.nd.NDArray:
     for a move that has yet to be queued: of 435 weights that were copied into a file's pages right after a call 277 had
     part of the old layout and part of the new one. It is queued before what reads the weight has ended.
     """
-    check_call(library.MXNDArrayWaitToWrite(array.handle))  # for what reads it
+    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))  # for what reads it
     array.wait_to_read()
     return array
 
@@ -481,7 +480,7 @@ def scale_in_place(arrays: Iterable[mx.nd.NDArray], factor: float) -> None:
         for group in together:
             scale_all(group, factor)
         for array in others:
-            multiply(array, scalar=factor, out=array)
+            mx.nd._internal._mul_scalar(array, scalar=factor, out=array)
 
 
 def clip_in_place(arrays: Iterable[mx.nd.NDArray], max_value: float) -> None:

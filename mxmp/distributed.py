@@ -15,12 +15,11 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import check_call
+from mxnet.base import _LIB, check_call
 
 from .arrays import is_low_precision, round_into, to_float32
 from .errors import DependencyError, TrainerError
 from .launch import LAUNCHED
-from .mxnet_private import library, send_command_to_servers
 from .names import hooks as _hooks
 
 globals().update(_hooks(__name__))
@@ -94,10 +93,10 @@ class ParameterServer(Engine):
         if self.rank == 0:
             # The servers would add other dtypes in float32 or not, as their memory happens to be: multi_precision_ of
             # KVStoreDistServer is never initialized (src/kvstore/kvstore_dist_server.h). Now they do.
-            send_command_to_servers(store, 1, "")  # kSetMultiPrecision of CommandType there
+            store._send_command_to_servers(1, "")  # kSetMultiPrecision of CommandType there
         if os.environ.get(LAUNCHED) == "1":
             # A worker that fails would wait at its end for others, which wait for its gradients.
-            check_call(library.MXKVStoreSetBarrierBeforeExit(store.handle, ctypes.c_int(0)))
+            check_call(_LIB.MXKVStoreSetBarrierBeforeExit(store.handle, ctypes.c_int(0)))
 
     def broadcast(self, key: str, array: mx.nd.NDArray) -> None:
         """Give an array worker 0's value."""

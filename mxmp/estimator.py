@@ -23,7 +23,6 @@ from .gluon.adoption import adoptable
 from .gluon.api import convert_all
 from .gluon.blocks import descendants
 from .loss_scale import LossScale, NoOpLossScale, parse
-from .mxnet_private.estimators import BatchProcessorBase, split_batch
 from .names import hooks as _hooks
 from .policy import Policy
 from .train.step import scaler_of
@@ -43,7 +42,7 @@ class _Applied:
     loss_scale: Optional[LossScale]  # what the handler gave the trainer, at its start; None before that
 
 
-class ScalingBatchProcessor(BatchProcessorBase):
+class ScalingBatchProcessor(BatchProcessor):
     """A batch processor around another, whose ``fit_batch`` runs backward on the scaled losses.
 
     Data, labels, predictions and losses come back as MXNet's own ``fit_batch`` gives them; the
@@ -62,9 +61,9 @@ class ScalingBatchProcessor(BatchProcessorBase):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
-    def mx_split_batch(self, batch: Any, ctx: Any, batch_axis: int = 0) -> Any:
+    def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> Any:
         """Return the data and labels of a batch for each context, as the inner processor does."""
-        return split_batch(self.inner, batch, ctx, batch_axis)
+        return self.inner._get_data_and_label(batch, ctx, batch_axis)
 
     def evaluate_batch(self, estimator: Estimator, val_batch: Any, batch_axis: int = 0) -> Any:
         """Evaluate a batch as the inner processor does."""
@@ -72,7 +71,7 @@ class ScalingBatchProcessor(BatchProcessorBase):
 
     def fit_batch(self, estimator: Estimator, train_batch: Any, batch_axis: int = 0) -> Any:
         """Run forward and backward on a batch, as MXNet's ``fit_batch`` but with the losses scaled."""
-        data, label = self.mx_split_batch(train_batch, estimator.context, batch_axis)
+        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
         with autograd.record():
             pred = [estimator.net(x) for x in data]
             loss = [estimator.loss(y_hat, y) for y_hat, y in zip(pred, label)]

@@ -12,7 +12,7 @@ from .arrays import is_low_precision, leaves, nested, to_float32
 from .dtypes import FLOAT32, PRECISIONS, canonical
 from .errors import LossScaleError, TrainerError
 from .loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossScale
-from .mxnet_private import multiply, parameters
+from .mxnet_private import is_initialized
 from .names import hooks as _hooks
 from .train import states
 from .train.kernels import Update
@@ -186,7 +186,7 @@ class LossScaleOptimizer(ScalerStatus):
             refuse_recorded(losses)
             scaler.has_checked_heads = True
         begins = scaler.window is None
-        scaler.scaled(scale).flag("losses", all_finite([each.wide for each in losses]) if losses else None)
+        scaler.begun(scale).flag("losses", all_finite([each.wide for each in losses]) if losses else None)
         self._scaled.extend(losses)
         for observer in list(scaler.observers.values()):
             observer.on_losses([each.loss for each in losses], begins)
@@ -426,7 +426,7 @@ def _name_of(weight: Weight, index: int) -> str:
 def _arrays_of(weight: Weight, index: int = 0) -> List[mx.nd.NDArray]:
     """Return the value of a weight on each context, or raise if it is no weight or not initialized."""
     if isinstance(weight, mx.gluon.Parameter):
-        if not parameters.is_initialized(weight):
+        if not is_initialized(weight):
             raise TrainerError(f"parameter '{weight.name}' is not initialized yet; run a forward pass first.")
         return list(weight.list_data())
     if not isinstance(weight, mx.nd.NDArray):
@@ -478,7 +478,7 @@ def _read_grads(grads: Any) -> List[Any]:
 def _unscaled(grad: mx.nd.NDArray, factor: float) -> mx.nd.NDArray:
     """Return a gradient times a factor, in float32 if it has low precision; dense or row_sparse."""
     with mx.autograd.pause():
-        result = multiply(to_float32(grad.as_nd_ndarray()), scalar=factor)
+        result = mx.nd._internal._mul_scalar(to_float32(grad.as_nd_ndarray()), scalar=factor)
     return result.as_np_ndarray() if isinstance(grad, mx.np.ndarray) else result
 
 
@@ -519,7 +519,7 @@ def _make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight], s
             raise TrainerError(
                 f"apply_gradients: the gradient of {_name_of(weight, number)} is {text}; expected {expected}."
             )
-        own = (parameters.gradients(weight) or ()) if isinstance(weight, mx.gluon.Parameter) else ()
+        own = (weight._grad or ()) if isinstance(weight, mx.gluon.Parameter) else ()
         if any(id(each) in {*scaled, *map(id, own)} for each in grads):
             raise TrainerError(
                 f"apply_gradients: the gradient of {_name_of(weight, number)} is an array that backward wrote, scaled; "

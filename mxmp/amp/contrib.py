@@ -24,7 +24,7 @@ from ..gluon.adoption import policies_of, require_gluon_trainer
 from ..gluon.api import as_symbol_block, convert, is_fixed, restore
 from ..gluon.blocks import blocks_in, conversion_of, conversions_of, plain_class
 from ..module import BucketingModule
-from ..mxnet_private import blocks, made_with, modules
+from ..mxnet_private import made_with
 from ..train.state_files import is_saved_by_mxmp
 from .operators import AmpError, ListPolicy, list_policy
 
@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 # HybridBlock's method that runs the graph of a hybridized net on arrays, and that of any SymbolBlock. Nets that run
 # eagerly, and the trace of a net by symbols, do not come here (HybridBlock.forward in python/mxnet/gluon/block.py).
-_CALL = blocks.call_cached_op.name
+_CALL = "_call_cached_op"
 
 
 # What MXNet says of an operator whose inputs have two dtypes (ElemwiseAttr in src/operator/elemwise_op_common.h,
@@ -68,7 +68,7 @@ class _Hook:
                     convert(net, self.policy)
                     vars(net)["_mxmp_amp"] = _Member(net)
             if conversion_of(net) is not None:
-                return blocks.call_cached_op(net, *args)
+                return net._call_cached_op(*args)
         return self.original(net, *args)
 
     def explaining(self) -> Callable[..., Any]:
@@ -236,7 +236,7 @@ def scale_loss(
     hook = installed_hook()
     if hook is not None and not hook.has_warned:
         hook.has_warned = True
-        if not hook.nets and not any(policies_of(owner.mx_params) for owner in owners):
+        if not hook.nets and not any(policies_of(owner._params) for owner in owners):
             _LOG.warning(
                 "amp.init has converted no net so far: it reaches nets that are hybridized; call net.hybridize(), or "
                 "mxmp.gluon.convert"
@@ -374,7 +374,7 @@ def convert_hybrid_block(
     """
     lists = target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
     copy = as_symbol_block(block, ctx)
-    return convert(copy, list_policy(*lists, [blocks.cached_graph(copy)[1]]))
+    return convert(copy, list_policy(*lists, [copy._cached_graph[1]]))
 
 
 def convert_bucketing_module(
@@ -415,13 +415,13 @@ def convert_bucketing_module(
             f"bucketing_mod is a {type(bucketing_mod).__name__}; expected a BucketingModule that is bound and has "
             "parameters: call bind and init_params first."
         )
-    symbols = {key: bucket.symbol for key, bucket in modules.buckets(bucketing_mod).items()}
+    symbols = {key: bucket.symbol for key, bucket in bucketing_mod._buckets.items()}
     # Copies: the two modules train apart.
     args, aux = ({name: array.copy() for name, array in arrays.items()} for arrays in bucketing_mod.get_params())
     return BucketingModule.load_dict(
         symbols,
-        modules.sym_gen(bucketing_mod),
-        modules.default_key(bucketing_mod),
+        bucketing_mod._sym_gen,
+        bucketing_mod._default_bucket_key,
         args,
         aux,
         policy=list_policy(*lists, symbols.values()),

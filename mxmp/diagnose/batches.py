@@ -34,7 +34,7 @@ from mxnet import gluon
 
 from .. import dtypes
 from ..arrays import leaves, nested
-from ..errors import CheckpointError, ConvertError, InferenceError, MxmpError, did_you_mean, listed, mxnet_reason
+from ..errors import ConvertError, InferenceError, MxmpError, did_you_mean, listed, mxnet_reason
 from ..gluon.storage import contexts_of
 from ..symbol import ConvertedModel
 from ..symbol.arguments import label_names
@@ -270,32 +270,6 @@ def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any], labels: bool = 
             shape = f", of shape {tuple(size)}" if known else ""
             raise ConvertError(f"batches: a batch lacks the input '{name}'{shape}; give it, also if it is a label.")
     return {**given, **{name: mx.nd.zeros(size) for name, size in missing.items()}}
-
-
-def load_batch(path: str, symbol: Any, types: Mapping[str, str]) -> Dict[str, mx.nd.NDArray]:
-    """Return the arrays of a .npz file by name, in the dtypes that are given, that a symbol declares, or float32.
-
-    Raises:
-        CheckpointError: If the file cannot be read, or has no arrays.
-    """
-    try:
-        with open(path, "rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            arrays = {name: loaded[name] for name in getattr(loaded, "files", ())}
-    except OSError as e:
-        raise CheckpointError(f"{path}: it cannot be read: {e.strerror or e}.") from e
-    except Exception:  # zipfile, zlib and numpy, which evaluates an array's header, raise all sorts
-        arrays = {}
-    # Of a member that is no array numpy gives the bytes.
-    if not arrays or not all(getattr(array, "dtype", np.dtype(object)).kind in _NUMBERS for array in arrays.values()):
-        raise CheckpointError(
-            f"{path}: it is no .npz file with an array of numbers for each input; write one with numpy.savez."
-        )
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and np.isnan(array).any():
-            raise CheckpointError(f"{path}: '{name}' holds NaN, which hides everything else; mend the file.")
-    declared = inputs_of(symbol, (), list(arrays))
-    return {name: mx.nd.array(array, dtype=types.get(name) or declared[name]) for name, array in arrays.items()}
 
 
 # ---------------------------------------------------------------------- batches that do not fit

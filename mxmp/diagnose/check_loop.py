@@ -35,8 +35,7 @@ from ..gluon.blocks import blocks_in, conversions_of
 from ..gluon.storage import LowPrecisionParameter, contexts_of, dtype_of
 from ..gluon.trainer import Trainer
 from ..loss_scale import DynamicLossScale, NoOpLossScale
-from ..mxnet_private import is_fresh, parameters
-from ..mxnet_private import trainers as private
+from ..mxnet_private import checked_arrays, is_initialized
 from ..train.step import scaler_of
 from .kept import kept_training
 from .tensor_cores import BATCH, Uneven, uneven_layers
@@ -244,8 +243,8 @@ class _Step:
 
     def params(self) -> List[gluon.Parameter]:
         """Return the parameters that are trained."""
-        trained = (param for param in private.params(self.trainer) if param.grad_req != "null")
-        return [param for param in trained if parameters.is_initialized(param)]
+        trained = (param for param in self.trainer._params if param.grad_req != "null")
+        return [param for param in trained if is_initialized(param)]
 
 
 class _Watch:
@@ -431,10 +430,10 @@ class _Watch:
 
 def _is_fresh(param: gluon.Parameter) -> bool:
     """Return whether backward has written a parameter's gradient since the last step, on any context."""
-    arrays = parameters.checked_arrays(param) if parameters.is_initialized(param) else ()
-    scaler = getattr(parameters.trainer_of(param), "_scaler", None)
+    arrays = checked_arrays(param) if is_initialized(param) else ()
+    scaler = getattr(param._trainer, "_scaler", None)
     noted = scaler.window.written.ids if scaler is not None and scaler.window is not None else ()
-    return any(id(array) in noted or is_fresh(array) for array in arrays)
+    return any(id(array) in noted or array._fresh_grad for array in arrays)
 
 
 def _may_recover(step: _Step) -> bool:
@@ -484,8 +483,8 @@ def _check_nets(nets: Sequence[gluon.Block], found: LoopFindings) -> None:
 
 def _check_finite(nets: Sequence[gluon.Block], steps: int, found: LoopFindings) -> None:
     """Find parameters that are inf or NaN, after so many steps; those that were so before are found once."""
-    params = [p for net in nets for p in net.collect_params().values() if parameters.is_initialized(p)]
-    held = [(p.name, parameters.checked_arrays(p)) for p in params if "float" in dtype_of(p)]
+    params = [p for net in nets for p in net.collect_params().values() if is_initialized(p)]
+    held = [(p.name, checked_arrays(p)) for p in params if "float" in dtype_of(p)]
     bad = [name for name, arrays in held if not all_finite(arrays).asnumpy().item()]
     if not bad or "weights_not_finite" in found.kinds:
         return
@@ -500,7 +499,7 @@ def _check_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Traine
     """Find trainers of MXNet where the nets need one of mxmp."""
     scaled = any(each.policy.loss_scale not in (None, 1.0) for each in conversions_of(blocks_in(*nets)))
     own = {id(param) for net in nets for param in net.collect_params().values()}
-    if not any(id(param) in own for trainer in trainers for param in private.params(trainer)):
+    if not any(id(param) in own for trainer in trainers for param in trainer._params):
         found.add(
             "wrong_trainer",
             f"the trainer has none of the parameters of {listed([net.name for net in nets])}, so that it does not "
@@ -512,11 +511,11 @@ def _check_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Traine
                 text = "the trainer has no loss scale, so that small gradients become 0 in float16"
                 found.add("no_loss_scale", f"{text}; give it loss_scale='dynamic'.", "note")
             continue
-        params = private.params(trainer)
+        params = trainer._params
         low = [param.name for param in params if dtype_of(param) in dtypes.LOW_PRECISION]
         stores = low or any(policy.param_dtype in dtypes.LOW_PRECISION for policy in policies_of(params))
         reasons = ["gradients are not scaled, so that small ones become 0"] if scaled else []
-        if stores and not getattr(private.optimizer(trainer), "multi_precision", False):
+        if stores and not getattr(trainer._optimizer, "multi_precision", False):
             names = f", {listed(low)}," if low else ""
             reasons.append(f"weights in low precision{names} have no float32 masters")
         if reasons:

@@ -37,18 +37,18 @@ from typing import (
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
+from mxnet.gluon.block import _regroup
 
 from .. import dtypes
 from ..errors import ConvertError
 from ..gluon.blocks import roots
 from ..graph import Key
-from ..mxnet_private import blocks
 from ..passes.decide import KEEP
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..report import Decisions
 from ..report.comparison import Comparison, NodeComparison, OutputComparison
-from ..report.counts import positions
+from ..report.make import positions
 from ..report.report import AS_IT_WAS
 from ..rules import RULES
 from ..symbol.inference import to_graph
@@ -517,7 +517,7 @@ def _read(subject: Subject, batches: Any, loss: Optional[LossFunction]) -> _Comp
 
         def losses(call: Call) -> Losses:
             label = examples[call.number].label
-            return lambda outputs: losses_of(given, blocks.regroup(_as_of_net(outputs), call.out_format), label)
+            return lambda outputs: losses_of(given, _regroup(_as_of_net(outputs), call.out_format), label)
 
         return _Compared(subject, True, losses)
     gradients = _gradients_between(subject, examples, loss)

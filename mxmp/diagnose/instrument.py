@@ -43,7 +43,7 @@ from ..passes.casts import cast_op
 from ..passes.facts import Facts, declared_dtype
 from ..passes.scale_loss import is_loss_head
 from ..report import Decisions
-from ..report.counts import positions
+from ..report.make import positions
 from ..rules import RULES
 from ..symbol import Converted
 from ..symbol.inference import from_graph, infer_facts, infer_variables, to_graph

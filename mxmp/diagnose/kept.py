@@ -12,8 +12,6 @@ from ..distributed import distributed
 from ..errors import TrainerError
 from ..gluon.api import restore
 from ..gluon.blocks import blocks_in, conversions_of
-from ..mxnet_private import is_fresh
-from ..mxnet_private import trainers as private
 from ..train.scaler import ScalerStatus
 from ..train.step import scaler_of
 
@@ -54,7 +52,7 @@ def kept_training(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer]
     """
     for trainer in trainers:
         _require_own_update(trainer)
-    state = _State(nets, [param for trainer in trainers for param in private.params(trainer)])
+    state = _State(nets, [param for trainer in trainers for param in trainer._params])
     with autograd.pause():
         for trainer in trainers:
             state.walk(trainer)
@@ -68,11 +66,11 @@ def kept_training(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer]
 
 
 def _require_own_update(trainer: gluon.Trainer) -> None:
-    is_ready = private.is_kvstore_ready(trainer)
-    store = private.kvstore(trainer) if is_ready else private.kvstore_params(trainer)["kvstore"]
+    is_ready = trainer._kv_initialized
+    store = trainer._kvstore if is_ready else trainer._kvstore_params["kvstore"]
     if store and distributed(store):
         raise TrainerError("the trainer's kvstore sums over workers, where no dry run can be; check on one machine.")
-    if is_ready and store and private.updates_on_kvstore(trainer):
+    if is_ready and store and trainer._update_on_kvstore:
         raise TrainerError(
             "the trainer's kvstore is set up and updates weights by itself, which cannot be undone; check the loop "
             "before its first step, or make the trainer with update_on_kvstore=False."
@@ -129,7 +127,7 @@ class _State:
         self._objects.append((value, type(value), dict(vars(value))))
 
     def _keep_array(self, array: mx.nd.NDArray) -> None:
-        self._arrays.append((array, array.copy(), is_fresh(array)))
+        self._arrays.append((array, array.copy(), array._fresh_grad))
 
     def put_back(self) -> None:
         """Make all of it as it was. Nothing is emptied first: an interrupt at any line leaves objects that work."""
@@ -148,8 +146,8 @@ class _State:
             for array, copy, _ in self._arrays:
                 copy.copyto(array)
         for array, _, was_fresh in self._arrays:
-            if is_fresh(array) != was_fresh:
-                is_fresh.set(array, was_fresh)
+            if array._fresh_grad != was_fresh:
+                array._fresh_grad = was_fresh
 
 
 def _keep_keys(values: Dict[Any, Any], wanted: Dict[Any, Any]) -> None:

@@ -13,6 +13,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 import mxnet as mx
 from mxnet import autograd, gluon
+from mxnet.gluon.block import _regroup
+from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from .. import dtypes
 from ..arrays import is_low_precision, to_float32
@@ -23,7 +25,6 @@ from ..gluon.conversion import Conversion
 from ..gluon.storage import contexts_of, refuse_cast
 from ..gluon.trace import flat_arguments
 from ..graph import Graph
-from ..mxnet_private import NumpySymbol, blocks
 from ..policy import Policy
 from ..report.explanation import ValueRange
 from ..report.gradients import Gradients, Magnitudes
@@ -210,13 +211,13 @@ def looked_into(
         values.update((name, param.data(arrays[0].ctx)) for name, param in traced.params.items())
         if id(traced) not in runs:
             runs[id(traced)] = make(traced, values)
-        return blocks.regroup(runs[id(traced)](values), traced.formats[1])
+        return _regroup(runs[id(traced)](values), traced.formats[1])
 
     with kept(subject.net):
         for root in roots(net):
             refuse_cast(root)
-            vars(root)[blocks.call_cached_op.name] = partial(forward, Conversion(root, Policy()))
-            blocks.is_active.set(root, True)
+            vars(root)["_call_cached_op"] = partial(forward, Conversion(root, Policy()))
+            root._active = True
         yield (contexts_of(net.collect_params().values()) or [mx.context.current_context()])[0], runs
     if not runs:
         raise ConvertError(f"block '{net.name}': calling it called none of the HybridBlocks in it; measure these.")

@@ -20,8 +20,8 @@ from ..gluon.blocks import blocks_in, conversions_of
 from ..graph import Entry, Graph, Key
 from ..passes.attributes import is_inserted
 from ..passes.facts import Facts
-from ..report.counts import positions
 from ..report.explanation import ValueRange
+from ..report.make import positions
 from ..train.masters import masters_of, rounds_to
 from ..train.step import NetCall, Observer
 from .instrument import Instrument, facts_of, in_dtypes, read_outputs, variable_dtypes, without_dropout

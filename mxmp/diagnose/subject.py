@@ -48,7 +48,7 @@ from ..gluon.conversion import Conversion
 from ..gluon.trace import Trace, flat_arguments
 from ..graph import Graph
 from ..module import Module
-from ..mxnet_private import ModuleBase, made_with, modules, parameters
+from ..mxnet_private import is_initialized, made_with
 from ..passes import is_converted
 from ..policy import Policy, pattern_of
 from ..report import DROPPED, FOLDED, Decisions, Row
@@ -263,12 +263,12 @@ class SymbolSubject(Subject):
             raise ConvertError(f"the {kind} is not bound, or has no parameters; call bind, set_params.")
         buckets = module if isinstance(module, mx.mod.BucketingModule) else None
         if buckets is not None:
-            module = modules.current(buckets) if bucket is None else modules.buckets(buckets)[bucket]
-            if bucket is not None and module is not modules.current(buckets):
-                modules.sync_params_from_devices(module)  # which hold the values of another bucket's step
+            module = buckets._curr_module if bucket is None else buckets._buckets[bucket]
+            if bucket is not None and module is not buckets._curr_module:
+                module._sync_params_from_devices()  # which hold the values of another bucket's step
         source = buckets if bucket is None and buckets is not None else module
         args, aux = source.get_params()
-        subject = cls(module.symbol, args, aux, ModuleBase.mx_context(module)[0])
+        subject = cls(module.symbol, args, aux, module._context[0])
         subject.module, subject.buckets = module, buckets
         subject.policy = module.policy if isinstance(module, Module) else None
         return subject
@@ -286,10 +286,10 @@ class SymbolSubject(Subject):
         return subject
 
     def _of_bucket(self, keys: Sequence[Any]) -> SymbolSubject:
-        keys = [] if self.buckets is None else list(dict.fromkeys(key for key in keys if key is not None))
-        if not keys:
+        keys = list(dict.fromkeys(key for key in keys if key is not None))
+        if self.buckets is None or not keys:
             return self
-        bound = modules.buckets(self.buckets)
+        bound = self.buckets._buckets
         if len(keys) > 1:
             named = ", ".join(map(repr, keys))
             raise ConvertError(f"batches are of the buckets {named}; give those of one bucket at a time.")
@@ -390,7 +390,7 @@ class SymbolSubject(Subject):
             module.label_shapes,
             for_training=module.for_training,
             inputs_need_grad=module.inputs_need_grad,
-            grad_req=ModuleBase.mx_grad_req(module),
+            grad_req=module._grad_req,
         )
         made.set_params(*self.given[1:])
         return made
@@ -435,7 +435,7 @@ class NetSubject(Subject):
         self._traces: List[Trace] = []
         self._roots = roots(net)
         for param in net.collect_params().values():
-            if not parameters.is_initialized(param):
+            if not is_initialized(param):
                 raise ConvertError(
                     f"block '{net.name}': parameter '{param.name}' has no values; load or train the net first, or run "
                     f"one batch if its shapes are not known yet."
@@ -527,7 +527,7 @@ class NetSubject(Subject):
         """Return the calls that were noted, with values as float32 has them."""
         decided = {id(traced): each for (traced, _), each in zip(self._distinct(), self.decisions(policy))}
         with kept(self.net):
-            params = {param.name: parameters.reduced(param) for param in self.net.collect_params().values()}
+            params = {param.name: param._reduce() for param in self.net.collect_params().values()}
         calls = []
         for number, (traced, call) in enumerate(zip(self.traces(), self.noted)):
             decisions = decided[id(traced)]

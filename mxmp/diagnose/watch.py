@@ -129,7 +129,7 @@ class Watch(Observer):
             self._scale = owner._scaler.begun().scale
             self._replays = calls_of(owner).replays(self._scale, self._of_loss)
         else:
-            module = owner if isinstance(owner, Module) else owner.mx_current
+            module = owner if isinstance(owner, Module) else owner._curr_module
             self._scale = module._backward_scale
             self._replays = _of_module(module, copied=True)
         self._labels.clear()
@@ -192,11 +192,11 @@ def _of_module(module: Module, copied: bool = False) -> List[Replay]:
 
     ``copied`` says whether data and labels are copied, which the next batch overwrites.
     """
-    runnable, group, out_grads = module._bound("replay"), module.mx_exec_group, module._out_grads
+    runnable, group, out_grads = module._bound("replay"), module._exec_group, module._out_grads
     data = [*group.data_names, *(group.label_names or ())]
     trained = frozenset(weight.name for weight in module._trained())
     replays = []
-    for executor, context in zip(group.execs, module.mx_context):
+    for executor, context in zip(group.execs, module._context):
         values = {**executor.arg_dict, **executor.aux_dict}
         values.pop(LOSS_SCALE, None)
         names = [name for name in data if name in values]
@@ -236,7 +236,7 @@ def explain_step(owner: Any) -> Optional[str]:
     else:
         calls, window = calls_of(owner), owner._scaler.begun()
         replays, scale = calls.replays(window.scale), window.scale
-        outside = window.has_bad_loss and calls.is_complete
+        outside = "losses" in window.failed and calls.is_complete
     if not replays:
         return None
     verdict = judge([replay.with_masters().without_dropout() for replay in replays], scale)

@@ -11,7 +11,6 @@ from mxnet import gluon
 
 from ..arrays import require_positive
 from ..errors import TrainerError
-from ..mxnet_private import parameters
 from .blocks import undone
 from .trainer import Trainer
 
@@ -201,15 +200,14 @@ class Accumulator:
         """Drop the gradients, zero them, and begin a group."""
         self._batches, self._samples = 0, 0
         for trainer in self._trainers:
-            with contextlib.suppress(gluon.parameter.DeferredInitializationError):  # no gradients yet
-                trainer.discard_grads()
+            trainer.discard_grads()
         for param in self._params():
             param.zero_grad()
 
     def _require_dense(self) -> None:
         """Raise if MXNet cannot add up a parameter's gradients: those of a sparse one are written only."""
         for param in self._params():
-            if parameters.grad_storage_type(param) != "default":
+            if param._grad_stype != "default":
                 raise TrainerError(
                     f"Accumulator: the gradient of parameter '{param.name}' is row_sparse, which MXNet does not add "
                     "up; make its layer with sparse_grad=False."
@@ -217,7 +215,7 @@ class Accumulator:
 
     def _params(self) -> List[gluon.Parameter]:
         """Return all parameters that are trained."""
-        found: Dict[int, gluon.Parameter] = {id(p): p for trainer in self._trainers for p in trainer.mx_params}
+        found: Dict[int, gluon.Parameter] = {id(p): p for trainer in self._trainers for p in trainer._params}
         return [param for param in found.values() if param.grad_req != "null"]
 
     def _refuse_other_steps(self, trainer: Trainer, updated: bool) -> None:

@@ -1,10 +1,12 @@
 """Trainers of MXNet: which can become ones of mxmp, and a warning where one trains a converted net.
 
-Also the notes on parameters of the policy of their net, and which parameters can be added to a trainer.
+Also the notes on parameters of the policy of their net, which parameters can be added to a trainer, and the loss scale
+by the names that clients of contrib.amp use.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any, Collection, Iterable, List, Sequence, Type
 
@@ -12,13 +14,13 @@ import mxnet as mx
 
 from ..distributed import distributed
 from ..dtypes import BFLOAT16, LOW_PRECISION, canonical
-from ..errors import TrainerError
-from ..loss_scale import LossScale, NoOpLossScale, parse
-from ..mxnet_private import OVERRIDES, TrainerBase, parameters, trainers
+from ..errors import LossScaleError, TrainerError
+from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, parse
+from ..mxnet_private import is_deferred, is_initialized
 from ..policy import Policy
 from ..train.kvstores import refuse_compression, refuse_update_on_kvstore
 from ..train.multi_precision import MultiPrecision
-from ..train.scaler import ScalerStatus
+from ..train.scaler import Scaler, ScalerStatus
 
 _LOG = logging.getLogger(__name__)
 _WARNED = "_mxmp_warned"
@@ -38,8 +40,8 @@ def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer])
         trainer._scaler.require_ready("initializing a trainer again")
         trainer._scaler.validate(loss_scale)
         return type(trainer)
-    store = trainers.kvstore(trainer) if trainers.is_kvstore_ready(trainer) else None
-    if store and trainers.updates_on_kvstore(trainer):
+    store = trainer._kvstore if trainer._kv_initialized else None
+    if store and trainer._update_on_kvstore:
         raise TrainerError(
             "the kvstore of this trainer is set up already and updates weights by itself, before any check and without "
             "float32 masters; make the trainer with update_on_kvstore=False."
@@ -48,19 +50,19 @@ def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer])
         raise TrainerError(
             f"kvstore '{store.type}' of this trainer is set up already; adopt the trainer before its first step."
         )
-    for updater in trainers.updaters(trainer):
+    for updater in trainer._updaters:
         for index in updater.states:
-            param = trainers.params(trainer)[index]
+            param = trainer._params[index]
             if canonical(param.dtype) in LOW_PRECISION:
                 raise TrainerError(
                     f"the trainer has made a step or loaded states, and parameter '{param.name}' is stored in "
                     f"{canonical(param.dtype)}, so that its optimizer state may lack a float32 master; set the "
                     "trainer up before its first step."
                 )
-    if not distributed(trainers.kvstore_params(trainer)["kvstore"]):
-        refuse_compression(trainers.compression_params(trainer), not isinstance(loss_scale, NoOpLossScale), False)
-    settings = trainers.kvstore_params(trainer)
-    refuse_update_on_kvstore(settings["kvstore"], settings["update_on_kvstore"], trainers.params(trainer))
+    if not distributed(trainer._kvstore_params["kvstore"]):
+        refuse_compression(trainer._compression_params, not isinstance(loss_scale, NoOpLossScale), False)
+    settings = trainer._kvstore_params
+    refuse_update_on_kvstore(settings["kvstore"], settings["update_on_kvstore"], trainer._params)
     return _mixed(type(trainer), kind)
 
 
@@ -68,9 +70,8 @@ def _mixed(given: Type[mx.gluon.Trainer], kind: Type[mx.gluon.Trainer]) -> Type[
     """Return a class that is mxmp's trainer and the given one, or raise if that has a step of its own."""
     if given is mx.gluon.Trainer:
         return kind
-    own = (vars(base).items() for base in kind.__mro__[: kind.__mro__.index(TrainerBase)])
-    names = {name for items in own for name, value in items if callable(value) and not name.startswith("__")}
-    ours = {OVERRIDES[TrainerBase].get(name, name) for name in names}
+    own = (vars(base).items() for base in kind.__mro__[: kind.__mro__.index(mx.gluon.Trainer)])
+    ours = {name for items in own for name, value in items if callable(value) and not name.startswith("__")}
     for base in given.__mro__[: given.__mro__.index(mx.gluon.Trainer)]:
         both = sorted(ours & set(vars(base)))
         if both:
@@ -86,9 +87,9 @@ def warn_of_plain_trainers(net: mx.gluon.Block, policy: Policy, params: Sequence
 
     Returns whether any parameter that is trained has a trainer.
     """
-    trained = [param for param in params if param.grad_req != "null" and parameters.trainer_of(param) is not None]
-    for trainer in dict.fromkeys(map(parameters.trainer_of, trained)):
-        own = [param for param in trained if parameters.trainer_of(param) is trainer]
+    trained = [param for param in params if param.grad_req != "null" and param._trainer is not None]
+    for trainer in dict.fromkeys(param._trainer for param in trained):
+        own = [param for param in trained if param._trainer is trainer]
         is_known = isinstance(trainer, ScalerStatus) or _WARNED in vars(trainer)
         missing = [] if is_known else _missing(policy, trainer, own)
         if missing:
@@ -110,7 +111,7 @@ def _missing(policy: Policy, trainer: mx.gluon.Trainer, params: Sequence[mx.gluo
             f"its gradients are not scaled, so that small ones are lost in {policy.compute_dtype} (if you "
             "scale the loss by hand, give the policy loss_scale=None)"
         )
-    optimizer, stored = trainers.optimizer(trainer), {canonical(param.dtype) for param in params}
+    optimizer, stored = trainer._optimizer, {canonical(param.dtype) for param in params}
     if isinstance(optimizer, MultiPrecision):
         low = [] if optimizer.masters else sorted(stored & set(LOW_PRECISION))
     else:  # MXNet's own have masters of float16
@@ -170,11 +171,11 @@ def require_addable(param: Any, known: Collection[str], contexts: Sequence[mx.Co
     """Raise if a parameter cannot be added to a trainer that has the ``known`` names on some contexts."""
     if not isinstance(param, mx.gluon.Parameter):
         raise TrainerError(f"add_params: expected gluon Parameters, found a {type(param).__name__}.")
-    if not parameters.is_initialized(param) and not parameters.is_deferred(param):
+    if not is_initialized(param) and not is_deferred(param):
         raise TrainerError(f"add_params: parameter '{param.name}' is not initialized; call its initialize first.")
     if param.name in known:
         raise TrainerError(f"add_params: the trainer has a parameter '{param.name}' already.")
-    if "row_sparse" in (parameters.storage_type(param), parameters.grad_storage_type(param)):
+    if "row_sparse" in (param._stype, param._grad_stype):
         raise TrainerError(
             f"add_params: parameter '{param.name}' or its gradient is row_sparse, for which MXNet chooses the kvstore "
             "when the trainer is made; give it to the constructor."
@@ -183,3 +184,90 @@ def require_addable(param: Any, known: Collection[str], contexts: Sequence[mx.Co
         raise TrainerError(
             f"add_params: parameter '{param.name}' is on {param.list_ctx()}; those of the trainer are on {contexts}."
         )
+
+
+# ------------------------------------------------------------------ names of contrib.amp
+
+
+class AmpLossScaler:
+    """``trainer._amp_loss_scaler``: a view of a trainer's loss scale by the names that contrib.amp has for it.
+
+    Sockeye, for one, saves and restores a run by them. A change is made as by ``trainer.loss_scale``: between steps
+    alone. Only a dynamic scale grows: for others ``_unskipped`` is 0, and the numbers that say when it grows are not
+    kept.
+
+    References:
+        python/mxnet/contrib/amp/loss_scaler.py at tag 1.9.1.
+    """
+
+    def __init__(self, scaler: Scaler) -> None:
+        self._scaler = scaler
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the next loss."""
+        return self._scaler.loss_scale.value
+
+    @property
+    def _loss_scale(self) -> float:
+        return self.loss_scale
+
+    @_loss_scale.setter
+    def _loss_scale(self, value: Any) -> None:
+        scale = self._scaler.loss_scale
+        if value == scale.value:
+            return
+        if isinstance(scale, NoOpLossScale):
+            raise LossScaleError(
+                f"_loss_scale={value!r}, but the trainer has no loss scale, as by default with bfloat16; set its "
+                "loss_scale to 'dynamic' or a number first."
+            )
+        if isinstance(scale, DynamicLossScale):
+            self._scaler.loss_scale = dataclasses.replace(scale, value=value, warming_up=False)
+        else:
+            self._scaler.loss_scale = parse(value)
+
+    # In contrib.amp a new scale is used one step late. Here it is used at once, so that the two are always equal.
+    _next_loss_scale = _loss_scale
+
+    @property
+    def _unskipped(self) -> int:
+        return getattr(self._scaler.loss_scale, "growth_tracker", 0)
+
+    @_unskipped.setter
+    def _unskipped(self, value: int) -> None:
+        self._change(growth_tracker=value)
+
+    @property
+    def _scale_seq_len(self) -> int:
+        return getattr(self._scaler.loss_scale, "growth_interval", DynamicLossScale.growth_interval)
+
+    @_scale_seq_len.setter
+    def _scale_seq_len(self, value: int) -> None:
+        tracker = self._unskipped
+        self._change(growth_interval=value, growth_tracker=tracker if tracker < value else 0)
+
+    def _change(self, **fields: Any) -> None:
+        scale = self._scaler.loss_scale
+        if isinstance(scale, DynamicLossScale):
+            self._scaler.loss_scale = dataclasses.replace(scale, **fields)
+
+    def has_overflow(self, params: Any) -> bool:
+        """Return False: MXNet's own step, which asks, runs only where a kvstore updates, and then nothing is checked.
+
+        See Trainer._update in python/mxnet/gluon/trainer.py.
+        """
+        return False
+
+
+class _MixedUpError(TrainerError, AttributeError):
+    """A function of contrib.amp was given a trainer of mxmp; for ``hasattr`` the trainer lacks what it asks for."""
+
+
+def mixed_up(function: str) -> TrainerError:
+    """Return the error for a function of contrib.amp that was given a trainer of mxmp."""
+    return _MixedUpError(
+        f"{function} of mxnet.contrib.amp was called with a trainer of mxmp, whose loss scale it does not know: call "
+        f"that of mxmp.amp (`from mxmp import amp`). If a library calls it, run the program by `mxmp run --amp float16 "
+        f"SCRIPT`, which puts mxmp.amp in the place of mxnet.contrib.amp."
+    )

@@ -14,7 +14,6 @@ from ..arrays import to_float32
 from ..devices.auto import parse_policy
 from ..devices.check import amx_notes
 from ..errors import ConvertError, TrainerError
-from ..mxnet_private import blocks, parameters
 from ..passes import EraseCasts
 from ..passes.attributes import marked_blocks
 from ..policy import Policy, PolicyChanges, check_blocks, check_matches
@@ -24,7 +23,17 @@ from ..symbol.arguments import beyond_range, checked_ranges
 from ..train.masters import follow_weights, require_masters
 from . import storage
 from .adoption import forget_policy, note_policy
-from .blocks import block_names, blocks_in, conversion_of, conversions_of, descendants, frozen_model, is_part, roots
+from .blocks import (
+    block_names,
+    blocks_in,
+    children,
+    conversion_of,
+    conversions_of,
+    descendants,
+    frozen_model,
+    is_part,
+    roots,
+)
 from .conversion import Conversion, Siblings
 from .files import require_folder
 from .freeze import model_for_inference
@@ -286,9 +295,9 @@ def as_symbol_block(net: gluon.HybridBlock, ctx: Any = None) -> gluon.SymbolBloc
     """
     if not isinstance(net, gluon.HybridBlock):
         raise ConvertError(f"block is a {type(net).__name__}; expected a HybridBlock.")
-    if not blocks.cached_graph(net):
+    if not net._cached_graph:
         raise ConvertError(f"block '{net.name}' has no graph yet; hybridize it and run one batch, then convert it.")
-    inputs, symbol = blocks.cached_graph(net)
+    inputs, symbol = net._cached_graph
     symbol = frozen_model(net).symbol if frozen_model(net) else symbol  # its own graph is guarded and emulated
     result = gluon.SymbolBlock(from_graph(EraseCasts()(to_graph(symbol)).graph, symbol), inputs)
     originals = net.collect_params()
@@ -296,7 +305,7 @@ def as_symbol_block(net: gluon.HybridBlock, ctx: Any = None) -> gluon.SymbolBloc
         original = originals[name]
         param.grad_req, param.lr_mult, param.wd_mult = original.grad_req, original.lr_mult, original.wd_mult
         contexts = original.list_ctx() if ctx is None else ctx
-        parameters.load_value(param, to_float32(parameters.reduced(original)), contexts)
+        param._load_init(to_float32(original._reduce()), contexts)
     return result
 
 
@@ -334,7 +343,7 @@ def _report(net: gluon.Block) -> Optional[Report]:
     policy = vars(net).get(_FLOAT32)
     if policy is None:
         return None
-    graph = blocks.cached_graph(net)
+    graph = net._cached_graph
     if not graph:
         raise ConvertError(
             f"block '{net.name}' is float32, and its inputs are not known; hybridize it and run one batch before its "
@@ -356,7 +365,7 @@ def _unreached(net: gluon.Block) -> Tuple[str, ...]:
         if names or not type(block).__module__.startswith("mxnet."):
             text = f"'{block.name}' ({type(block).__name__}"
             found.append(f"{text}, with {', '.join(names)})" if names else f"{text})")
-        waiting += [child for child in blocks.children(block) if child not in waiting]
+        waiting += [child for child in children(block) if child not in waiting]
     note = (
         "No conversion reaches these blocks, whose operators run in float32: {}. To convert them too, write plain "
         "Blocks as HybridBlocks, and convert the whole net."

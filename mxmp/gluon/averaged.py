@@ -12,7 +12,7 @@ from ..arrays import is_low_precision, round_into, to_float32
 from ..dtypes import PRECISIONS, canonical
 from ..errors import StateError, TrainerError
 from ..files import path_of
-from ..mxnet_private import blocks, parameters
+from ..mxnet_private import is_initialized
 from ..train.masters import exact_value as _exact_value
 from ..train.masters import is_owned, masters_of
 from . import files
@@ -35,7 +35,7 @@ def exact_value(param: gluon.Parameter, ctx: mx.Context | None = None) -> mx.nd.
     """
     if not isinstance(param, gluon.Parameter):
         raise TrainerError(f"exact_value: expected a gluon Parameter, found a {type(param).__name__}.")
-    if not parameters.is_initialized(param):
+    if not is_initialized(param):
         raise TrainerError(f"exact_value: parameter '{param.name}' is not initialized.")
     with autograd.pause():
         weight = param.list_data()[0] if ctx is None else param.data(ctx)
@@ -80,7 +80,7 @@ class averaged:
         self.decay = float(decay)
         params: Dict[str, gluon.Parameter] = net.collect_params()
         for name, param in params.items():
-            if not parameters.is_initialized(param):
+            if not is_initialized(param):
                 raise TrainerError(
                     f"averaged: parameter '{name}' has no value yet; initialize the net, and run one batch if its "
                     f"shapes follow from the input's. Then call averaged(net)."
@@ -157,7 +157,7 @@ class averaged:
 
     def _saved_names(self) -> Dict[str, str]:
         """Return the names that ``net.save_parameters`` gives to parameters: those of the parameters themselves."""
-        paths = {path: param.name for path, param in blocks.params_by_path(self._net).items()}
+        paths = {path: param.name for path, param in self._net._collect_params_with_prefix().items()}
         rest = set(self._values) - set(paths.values())  # of a net whose own ``collect_params`` has more
         return {**paths, **{name: name for name in sorted(rest)}}
 
@@ -168,7 +168,7 @@ class averaged:
         A step within it of a trainer of mxmp is a TrainerError, for its changes would be gone.
         """
         own = {name: _exact_values(param) for name, param in self._params.items()}
-        owners = map(parameters.trainer_of, self._params.values())
+        owners = [param._trainer for param in self._params.values()]
         trainers = {owner for owner in owners if isinstance(owner, Trainer) and not owner._gradients.has_averages}
 
         def give_back() -> None:

@@ -10,7 +10,6 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple, Type
 from mxnet import gluon
 
 from ..errors import ConvertError
-from ..mxnet_private import blocks
 
 ATTRIBUTE = "_mxmp_conversion"  # where a net holds its conversion
 FROZEN = "_mxmp_frozen"  # where a frozen block holds its model, without parameters
@@ -21,19 +20,13 @@ _UNCONVERTED: ContextVar[bool] = ContextVar("mxmp_unconverted", default=False)
 
 _EAGER: ContextVar[bool] = ContextVar("mxmp_eager", default=False)
 
-_PRIVATE = (
-    blocks.get_graph,
-    blocks.build_cache,
-    blocks.call_cached_op,
-    blocks.clear_cached_op,
-    blocks.infer_shapes,
-)
+_PRIVATE = ("_get_graph", "_build_cache", "_call_cached_op", "_clear_cached_op", "_deferred_infer_shape")
 _PUBLIC = (
     *("hybrid_forward", "forward", "cast", "summary", "collect_params"),
     *("save_parameters", "save_params", "load_parameters", "export"),
     *("__repr__", "__reduce_ex__"),
 )
-REPLACED = {**{name: name.strip("_") for name in _PUBLIC}, **{each.name: each.name.lstrip("_") for each in _PRIVATE}}
+REPLACED = {**{name: name.strip("_") for name in _PUBLIC}, **{name: name.lstrip("_") for name in _PRIVATE}}
 """The methods of a block that its conversion stands in for, by MXNet's name: the names of the conversion's."""
 
 
@@ -45,8 +38,55 @@ def blocks_in(*nets: gluon.Block) -> List[gluon.Block]:
         block = waiting.pop(0)
         if id(block) not in found:
             found[id(block)] = block
-            waiting += blocks.children(block)
+            waiting += children(block)
     return list(found.values())
+
+
+def children(block: gluon.Block) -> List[gluon.Block]:
+    """Return the blocks that a block has registered."""
+    return list(block._children.values())
+
+
+def collected_params(block: gluon.Block) -> Dict[str, gluon.Parameter]:
+    """Return the parameters that ``collect_params`` gives, without its look for blocks in lists.
+
+    That look takes most of its time, and warns of such blocks: for the warning call the method itself.
+    """
+    params: Dict[str, gluon.Parameter] = {}
+    waiting = [block]
+    while waiting:
+        inner = waiting.pop()
+        has_own = plain_class(inner).collect_params is not gluon.Block.collect_params
+        for name, param in (inner.collect_params() if has_own else inner.params).items():
+            if params.setdefault(name, param) is not param:
+                return dict(block.collect_params().items())  # raises: two parameters have one name
+        if not has_own:
+            waiting.extend(reversed(children(inner)))
+    return params
+
+
+def set_graph(block: gluon.HybridBlock, graph: Tuple[Any, Any], formats: Tuple[Any, Any]) -> None:
+    """Give a block a graph, and the nesting of its inputs and outputs.
+
+    ``Block.__setattr__``, which looks for parameters and blocks, is left out: each call of a net sets them.
+    """
+    vars(block).update(_cached_graph=graph, _in_format=formats[0], _out_format=formats[1])
+
+
+def set_op(block: gluon.HybridBlock, op: Any, args: List[Any]) -> None:
+    """Give a block a cached operator and its arguments."""
+    vars(block).update(_cached_op=op, _cached_op_args=args)
+
+
+@contextlib.contextmanager
+def graph_kept(block: gluon.HybridBlock) -> Iterator[None]:
+    """Put a block's graph, formats and scope, which tracing changes, back at the end of this context."""
+    graph, formats, scope = block._cached_graph, (block._in_format, block._out_format), dict(vars(block._scope))
+    try:
+        yield
+    finally:
+        set_graph(block, graph, formats)
+        vars(block._scope).update(scope)
 
 
 def descendants(block: gluon.Block) -> List[gluon.Block]:
@@ -60,7 +100,7 @@ def paths_in(net: gluon.Block) -> Dict[str, gluon.Block]:
     waiting = [("", net)]
     while waiting:
         before, block = waiting.pop(0)
-        inside = [(f"{before}{name}", child) for name, child in blocks.named_children(block).items()]
+        inside = [(f"{before}{name}", child) for name, child in block._children.items()]
         found.update(inside)
         waiting += [(f"{path}.", child) for path, child in inside]
     return found
@@ -82,7 +122,7 @@ def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
         if isinstance(block, gluon.HybridBlock) and _has_graph(block):
             found[id(block)] = block
         else:
-            waiting += reversed(blocks.children(block))
+            waiting += reversed(children(block))
     if not found:
         raise ConvertError(
             f"block '{net.name}' ({type(net).__name__}) holds no HybridBlock, so there is no graph to convert."
@@ -175,8 +215,8 @@ _HYBRIDIZED = _Hybridized(True)
 def eager(net: gluon.HybridBlock) -> Iterator[None]:
     """Have a net and the blocks in it run operator by operator, neither converted nor hybridized."""
     for block in blocks_in(net):
-        if isinstance(block, gluon.HybridBlock) and blocks.is_active(block):
-            blocks.is_active.set(block, _HYBRIDIZED)  # for good: other threads see no difference
+        if isinstance(block, gluon.HybridBlock) and block._active:
+            block._active = _HYBRIDIZED  # for good: other threads see no difference
     before = _EAGER.get()
     with unconverted(), undone(lambda: _EAGER.set(before)):
         _EAGER.set(True)

@@ -11,11 +11,11 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Ord
 
 import mxnet as mx
 from mxnet import gluon
+from mxnet.gluon.block import _regroup
 
 from .. import dtypes
 from ..errors import InferenceError, PassError
 from ..graph import without_versions
-from ..mxnet_private import blocks, register_op_hook
 from ..passes import ScaleLoss
 from ..passes.attributes import without_blocks
 from ..symbol import Converted
@@ -107,13 +107,13 @@ class Runner(NamedTuple):
 
     def __call__(self, net: gluon.HybridBlock, arrays: Sequence[Any]) -> Any:
         """Run it on the arrays of a call of the net."""
-        callback = blocks.op_hook(net)
+        callback = net._callback
         if callback is not None:
-            register_op_hook(self.op, callback, blocks.monitors_all(net))
+            self.op._register_op_hook(callback, net._monitor_all)
         with storage.reading_stored():
             outputs = self.op(*[arrays[read] if is_input else read.data() for is_input, read in self.reads])
         outputs = [outputs] if isinstance(outputs, mx.nd.NDArray) else outputs
-        return blocks.regroup(outputs, self.graph.trace.formats[1])
+        return _regroup(outputs, self.graph.trace.formats[1])
 
 
 def make_operator(
@@ -174,7 +174,7 @@ class ConvertedGraph:
 
     def runner(self, conversion: Any, signature: Signature, args: Tuple[Any, ...]) -> Runner:
         """Return what runs the calls of a net with a signature, of which ``args`` is one."""
-        backend = blocks.backend(conversion.net)
+        backend = conversion.net._backend
         if backend in ONLY_INFER and signature.trains:
             backend = None
         # Training keeps layouts apart, see `SeparateLayouts`, and scales loss heads.
@@ -213,16 +213,16 @@ class ConvertedGraph:
 
     def _partition(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
         """Have MXNet partition the graph by the net's backend, and make the operator."""
-        net, flags = conversion.net, blocks.flags(conversion.net)
+        net, flags = conversion.net, conversion.net._flags
         conversion.given_graph = self.trace.inputs, symbol
         try:
-            blocks.flags.set(net, self._flags(net, signature))
+            net._flags = self._flags(net, signature)
             with storage.reading_stored():
-                getattr(plain_class(net), blocks.build_cache.name)(net, *without_constants(args))
-            return Runner(self, blocks.cached_op(net), list(blocks.cached_op_args(net)))
+                plain_class(net)._build_cache(net, *without_constants(args))
+            return Runner(self, net._cached_op, list(net._cached_op_args))
         finally:
             conversion.given_graph = None
-            blocks.flags.set(net, flags)
+            net._flags = flags
 
     def _flags(self, net: gluon.HybridBlock, signature: Signature) -> List[Tuple[str, Any]]:
         """Return the flags of ``hybridize`` for the operator.
@@ -236,9 +236,9 @@ class ConvertedGraph:
         training graph into bulks of 15 operators and waits for the GPU after each, and casts are operators too: the 89
         of a ResNet-50 under O1 would add six waits to its forward pass. A size that the user gave stays.
         """
-        flags = dict(blocks.flags(net))
+        flags = dict(net._flags)
         operators = self.converted.graph.operators()
-        if signature.on_cpu and any(node.op == "RNN" for node in operators) or blocks.backend(net):
+        if signature.on_cpu and any(node.op == "RNN" for node in operators) or net._backend:
             flags.pop(_STATIC, None)
         if any(node.subgraphs for node in self.converted.graph.nodes):
             flags.pop(_STATIC, None)

@@ -14,15 +14,17 @@ from __future__ import annotations
 import copyreg
 import os
 import threading
+from operator import attrgetter
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple, Type
 
 import mxnet as mx
 from mxnet import autograd, gluon
+from mxnet.gluon.block import _BlockScope, _regroup
 
 from .. import dtypes
 from ..devices.check import require_bfloat16, warn_if_slow
 from ..errors import ConvertError, InferenceError
-from ..mxnet_private import blocks, compose, is_deferred, parameters
+from ..mxnet_private import is_deferred
 from ..passes import EraseCasts
 from ..passes.emulate import has_float16
 from ..policy import Policy
@@ -30,14 +32,15 @@ from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
 from ..symbol.inference import infer_shapes
 from ..train import loss_heads
-from ..train.alive import Alive
 from ..train.running_stats import UntrainedStats
 from ..train.step import NetCall, Observer, observers_of_calls
+from ..train.window import Alive
 from . import files, regions, storage
 from .adoption import forget_policy, note_policy, warn_of_plain_trainers
 from .blocks import (
     ATTRIBUTE,
     blocks_in,
+    collected_params,
     conversion_of,
     converted_class,
     descendants,
@@ -46,6 +49,8 @@ from .blocks import (
     join,
     leave,
     plain_class,
+    set_graph,
+    set_op,
     unconverted,
 )
 from .cache import ConvertedGraph, LRUCache, Runner, Signature, as_input, on_cpu
@@ -55,10 +60,10 @@ from .trace import Trace, flat_arguments, trace
 MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
 MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
 
-_trainer_of = parameters.trainer_of.read  # asked of every parameter at every recorded call
+_trainer_of = attrgetter("_trainer")  # asked of every parameter at every recorded call
 
 # What a net holds for its graphs; a cached operator cannot be copied.
-_GRAPHS = (blocks.cached_graph.name, blocks.cached_op.name, blocks.cached_op_args.name)
+_GRAPHS = ("_cached_graph", "_cached_op", "_cached_op_args")
 
 
 class Siblings:
@@ -150,7 +155,7 @@ class Conversion:
         previous = conversion_of(net)
         self.own_graph = previous.own_graph if previous else None
         if self.own_graph is None and isinstance(net, gluon.SymbolBlock):
-            self.own_graph = _without_casts(net) or blocks.cached_graph(net)
+            self.own_graph = _without_casts(net) or net._cached_graph
             if frozen_model(net):  # whose own graph is guarded and emulated
                 self.own_graph = self.own_graph[0], frozen_model(net).symbol
         (siblings or Siblings()).add(self)
@@ -169,7 +174,7 @@ class Conversion:
     def params(self) -> List[gluon.Parameter]:
         """The net's parameters, as they were at its last trace."""
         if self._collected is None:
-            self._collected = list(blocks.collected_params(self.net).values())
+            self._collected = list(collected_params(self.net).values())
         return self._collected
 
     @property
@@ -200,11 +205,11 @@ class Conversion:
             join(block, self)
             imported = _without_casts(block)
             if imported:
-                blocks.cached_graph.set(block, imported)
+                block._cached_graph = imported
         self.clear_cached_op()
         note_policy(self.params, self.policy)
         if self.shapeless is not None:
-            blocks.cached_graph.set(self.net, (self.shapeless.trace.inputs, self.shapeless.converted.symbol))
+            self.net._cached_graph = (self.shapeless.trace.inputs, self.shapeless.converted.symbol)
             self._store(self.shapeless.converted)
         self.net.__class__ = converted_class(plain_class(self.net))
 
@@ -218,9 +223,9 @@ class Conversion:
         forget_policy(self.params, self.policy)
         self.is_decided = self.policy.param_dtype == dtypes.FLOAT32
         self.net.__class__ = plain_class(self.net)
-        blocks.clear_cached_op(self.net)
+        self.net._clear_cached_op()
         if self.own_graph is not None:
-            blocks.cached_graph.set(self.net, self.own_graph)
+            self.net._cached_graph = self.own_graph
         self.stored.clear()
         vars(self.net).pop(ATTRIBUTE, None)  # last: until then `restore` finds it
 
@@ -295,7 +300,8 @@ class Conversion:
     def _compose(self, args: Tuple[Any, ...]) -> Any:
         """Return the outputs of the converted net for symbols."""
         # A SymbolBlock enters no scope of its own.
-        inside = blocks.is_in_scope(self.net) if self.own_graph is None else blocks.is_any_in_scope()
+        scope = self.net._scope._old_scope if self.own_graph is None else getattr(_BlockScope._current, "value", None)
+        inside = scope is not None
         if inside:
             self._require_kernels([mx.context.current_context()])
         traced = trace(self.net, args, self.own_graph, self.regions)
@@ -307,8 +313,8 @@ class Conversion:
             symbol = (converted.on_cpu if on_cpu() else converted.on_gpu)(converted.guards_training)
         names = symbol.list_inputs()
         pairs = zip(traced.inputs, flat_arguments(args).arrays)
-        compose(symbol, **{var.name: each for var, each in pairs if var.name in names})
-        return blocks.regroup(list(symbol), traced.formats[1])
+        symbol._compose(**{var.name: each for var, each in pairs if var.name in names})
+        return _regroup(list(symbol), traced.formats[1])
 
     def _signature(self, arrays: List[Any], nesting: str) -> Signature:
         recording, training = autograd.is_recording(), autograd.is_training()
@@ -376,7 +382,7 @@ class Conversion:
                     self._calls.pop(call, None)
         elif deferred:
             self._initialize(deferred, traced)
-        blocks.set_graph(self.net, (traced.inputs, graph.converted.symbol), traced.formats)
+        set_graph(self.net, (traced.inputs, graph.converted.symbol), traced.formats)
         return graph
 
     def trace_for(self, args: Tuple[Any, ...]) -> Trace:
@@ -417,7 +423,7 @@ class Conversion:
             traced.params[name].shape = shape
         for name in traced.symbol.list_inputs() if shapes else ():
             if name in shapes:
-                parameters.finish_deferred_init(traced.params[name])
+                traced.params[name]._finish_deferred_init()
 
     def _convert(self, traced: Trace, shapes: Any) -> Converted:
         """Return the conversion of a trace."""
@@ -500,7 +506,7 @@ class Conversion:
         with arrays[0].ctx, self.siblings.lock:
             runner = self._new_runner(self._signature(arrays, nesting), args, arrays)
             self._calls.put(self._signature(arrays, nesting), runner)  # in place of one without the backend
-        blocks.set_op(self.net, runner.op, list(runner.reads))
+        set_op(self.net, runner.op, list(runner.reads))
 
     def deferred_infer_shape(self, *args: Any) -> None:
         """Infer the shapes of parameters, and initialize them."""
@@ -508,7 +514,7 @@ class Conversion:
 
     def clear_cached_op(self) -> None:
         """Forget all graphs of the net."""
-        getattr(plain_class(self.net), blocks.clear_cached_op.name)(self.net)
+        plain_class(self.net)._clear_cached_op(self.net)
         self.forget_graphs()
         self._traces, self._is_shaped = LRUCache(MAX_GRAPHS), False
         self._collected, self.current, self.ran, self._has_gradients = None, None, {}, False
@@ -583,8 +589,8 @@ class Conversion:
         """Return the net's state for pickle and copy, as ``__reduce_ex__``, without graphs: a copy makes its own."""
         with self.siblings.lock:
             for block in descendants(self.net):  # which may have been called by itself
-                if isinstance(block, gluon.HybridBlock) and blocks.cached_op(block) is not None:
-                    blocks.clear_cached_op(block)
+                if isinstance(block, gluon.HybridBlock) and block._cached_op is not None:
+                    block._clear_cached_op()
             kind: Any = plain_class(self.net)
             make, args, state, *rest = kind.__reduce_ex__(self.net, protocol)
             if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle finds the plain class alone, by name
@@ -637,7 +643,7 @@ def _without_casts(block: gluon.Block) -> Optional[Tuple[Any, Any]]:
     """
     if not isinstance(block, gluon.SymbolBlock):
         return None
-    inputs, symbol = blocks.cached_graph(block)
+    inputs, symbol = block._cached_graph
     erased = EraseCasts()(to_graph(symbol))
     return (inputs, from_graph(erased.graph, symbol)) if erased.modified else None
 

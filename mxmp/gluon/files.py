@@ -10,7 +10,6 @@ from mxnet import MXNetError, gluon
 from ..checkpoint import check_arrays_file
 from ..errors import ConvertError, mxnet_reason
 from ..files import is_local, saving
-from ..mxnet_private import blocks, parameters
 from ..symbol import save_checkpoint
 from ..symbol.checkpoint import require_whole
 from . import storage
@@ -52,11 +51,11 @@ def export(net: gluon.HybridBlock, graph: ConvertedGraph, path: str, epoch: int,
     kind = plain_class(net)
     with storage.reading_stored():
         if kind.export is not gluon.HybridBlock.export:  # the user's own writes what it likes
-            blocks.cached_graph.set(net, (graph.trace.inputs, symbol))
-            blocks.cached_op_args.set(net, [(False, param) for param in params.values()])
+            net._cached_graph = (graph.trace.inputs, symbol)
+            net._cached_op_args = [(False, param) for param in params.values()]
             kind.export(net, path, epoch, remove_amp_cast=remove_amp_cast)
             return
-        values = {name: parameters.reduced(param) for name, param in params.items()}
+        values = {name: param._reduce() for name, param in params.items()}
     aux = {name: values[name] for name in symbol.list_auxiliary_states() if name in values}
     args = {name: values[name] for name in symbol.list_arguments() if name in values}
     save_checkpoint(path, epoch, symbol, args, aux, remove_amp_cast=remove_amp_cast)

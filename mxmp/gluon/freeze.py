@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
+from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from .. import dtypes as dtypes_
 from ..checkpoint import checkpoint_files
@@ -27,7 +28,7 @@ from ..devices.check import require_bfloat16, warn_if_slow
 from ..errors import ConvertError
 from ..files import manifest_of, require_set
 from ..graph import Graph
-from ..mxnet_private import NumpySymbol, ParameterBase, blocks, is_initialized, parameters
+from ..mxnet_private import is_initialized
 from ..passes import GuardInPlace
 from ..policy import AUTO, Policy, PolicyChanges, is_auto
 from ..symbol import from_graph, load_params, load_symbol, to_graph
@@ -36,7 +37,7 @@ from ..symbol.checkpoint import naming_files
 from ..symbol.convert import ConvertedModel, convert_models
 from ..symbol.inference import infer_network
 from ..symbol.rewrite import emulated
-from .blocks import FROZEN, block_names, conversion_of, frozen_model, plain_class, roots
+from .blocks import FROZEN, block_names, conversion_of, frozen_model, plain_class, roots, set_graph, set_op
 from .cache import make_operator
 from .regions import BlockRegions, find_regions, outside_regions
 from .storage import contexts_of
@@ -107,11 +108,11 @@ class FrozenBlock(gluon.SymbolBlock):
         Under static flags MXNet reports only some of the operators to a hook. The defect: StaticRunOps,
         src/imperative/cached_op.cc, runs prepared operators without a word to it.
         """
-        flags = [flag for flag in blocks.flags(self) if flag[0] not in ("static_alloc", "static_shape")]
-        if blocks.op_hook(self) is not None and flags != blocks.flags(self):
+        flags = [flag for flag in self._flags if flag[0] not in ("static_alloc", "static_shape")]
+        if self._callback is not None and flags != self._flags:
             self.hybridize(**dict(flags))
             if self.make_fused is not None:
-                blocks.set_op(self, *self.make_fused(flags))
+                set_op(self, *self.make_fused(flags))
         if autograd.is_recording() and isinstance(x, mx.nd.NDArray) and frozen_model(self):
             raise ConvertError(
                 f"block '{self.name}' is frozen, and has no gradients; call it outside of autograd.record, or within "
@@ -122,7 +123,7 @@ class FrozenBlock(gluon.SymbolBlock):
         except ValueError as e:
             if _OTHER_INPUTS not in str(e):
                 raise
-            inputs, count = blocks.cached_graph(self)[0], len(flat_arguments((x, *args)).arrays)
+            inputs, count = self._cached_graph[0], len(flat_arguments((x, *args)).arrays)
             raise ConvertError(
                 f"block '{self.name}' was frozen with the inputs {', '.join(each.name for each in inputs)}; this call "
                 f"gives {count}, or nests them differently. Hybridize the net that it was made of, call the net as "
@@ -140,10 +141,10 @@ class FrozenBlock(gluon.SymbolBlock):
             )
 
 
-class FrozenParameter(ParameterBase):
+class FrozenParameter(gluon.Parameter):
     """A parameter of a frozen block, which runs with what oneDNN made of its value: it takes no other."""
 
-    def mx_load_value(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
+    def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Refuse to load a value."""
         self._refuse()
 
@@ -151,7 +152,7 @@ class FrozenParameter(ParameterBase):
         """Refuse to be initialized again."""
         self._refuse()
 
-    def mx_init_arrays(self, data: Any, ctx_list: Any) -> None:
+    def _init_impl(self, data: Any, ctx_list: Any) -> None:
         """Refuse to be copied to another context."""
         self._refuse()
 
@@ -314,7 +315,7 @@ def _source_of_net(
     types, magnitudes = {**known[1], **given.dtypes}, {**known[0], **given.ranges}
     model = Model(given.symbol, {**sizes, **given.shapes}, types, magnitudes, constants=traced.data)
     states = set(traced.symbol.list_auxiliary_states())
-    values = {name: parameters.reduced(param) for name, param in traced.params.items()}
+    values = {name: param._reduce() for name, param in traced.params.items()}
     return Source(
         where,
         model,
@@ -337,7 +338,7 @@ def _trace(
     operator by operator, is traced with ``count`` inputs.
     """
     ran, frozen = {} if conversion is None else conversion.ran, frozen_model(net)
-    own = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and blocks.cached_graph(net)
+    own = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and net._cached_graph
     graph = ran.get(False) or ran.get(True)
     if graph and (own or False in ran) and inside == conversion.regions:
         return graph.trace, graph.input_shapes
@@ -348,9 +349,9 @@ def _trace(
             traced = trace(net, graph.trace.arguments, None, inside)
             traced.types = graph.trace.types
             return traced, graph.input_shapes
-        called = blocks.cached_graph(net)  # MXNet's, perhaps of a region or of training, or partitioned by a backend
+        called = net._cached_graph  # MXNet's, perhaps of a region or of training, or partitioned by a backend
         if called:
-            return trace(net, arguments(called[0], blocks.formats(net)[0]), None, inside), {}
+            return trace(net, arguments(called[0], net._in_format), None, inside), {}
         inputs = [mx.sym.var(f"data{i}") for i in range(count)]
         if mx.util.is_np_array():
             inputs = [variable.as_np_ndarray() for variable in inputs]
@@ -379,7 +380,7 @@ def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.
     own.setattr("grad_req", "null")
     own.load_dict({**args, **aux}, context, ignore_extra=True, cast_dtype=True, dtype_source="saved")
     if source.formats is not None:
-        blocks.set_graph(block, (inputs, running), source.formats)
+        set_graph(block, (inputs, running), source.formats)
     # With static shapes MXNet runs loops wrongly, see `cache.ConvertedGraph`; without them what is fused is slow.
     static, backend = not any(node.subgraphs for node in graph.nodes), _backend()
     block.hybridize(static_alloc=True, static_shape=static)
@@ -388,7 +389,7 @@ def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.
         fused = running.optimize_for(backend, ctx=context)
         fused = fused.as_np_ndarray() if isinstance(symbol, NumpySymbol) else fused
         vars(block)["make_fused"] = functools.partial(make_operator, fused, inputs, own)
-        blocks.set_op(block, *block.make_fused(blocks.flags(block)))
+        set_op(block, *block.make_fused(block._flags))
     for param in own.values():
         param.__class__ = FrozenParameter
     vars(block)[FROZEN] = dataclasses.replace(model, arg_params={}, aux_params={})

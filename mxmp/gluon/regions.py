@@ -12,15 +12,15 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 import mxnet as mx
 from mxnet import gluon
+from mxnet.gluon.block import _BlockScope
 
 from .. import dtypes
 from ..errors import ConvertError, DtypeError, PolicyError
 from ..graph import Graph
-from ..mxnet_private import attr_scope, blocks, leave_attr_scope, put_scopes_back, scope_attrs, thread_scopes
 from ..passes.attributes import CUSTOM, PRECISION_ATTR
 from ..policy import AS_POLICY, BLOCKS_ATTR, LOW, Policy, by_length
 from ..symbol import from_graph, to_graph
-from .blocks import blocks_in, paths_in, undone
+from .blocks import blocks_in, children, paths_in, undone
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _LAZY = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
@@ -92,7 +92,7 @@ class precision(contextlib.ContextDecorator):
         return self
 
     def __exit__(self, kind: Any, error: Any, stack: Any) -> None:
-        leave_attr_scope(kind, error, stack)
+        mx.AttrScope._current.value.__exit__(kind, error, stack)
 
     def __call__(self, func: _Function) -> _Function:
         """Return a function that runs in this region."""
@@ -108,14 +108,16 @@ class precision(contextlib.ContextDecorator):
 class _Scope(mx.AttrScope):
     """A scope of MXNet, which marks the symbols that are made in it; None takes a mark of the scopes around away."""
 
+    _attr: Any  # MXNet's
+
     def __init__(self, changes: Mapping[str, Optional[str]]) -> None:
         super().__init__()
         self.changes = changes
 
     def __enter__(self) -> _Scope:
         super().__enter__()
-        attrs = {**scope_attrs(self), **self.changes}
-        scope_attrs.set(self, _ScopeAttrs({key: mark for key, mark in attrs.items() if mark is not None}))
+        attrs = {**self._attr, **self.changes}
+        self._attr = _ScopeAttrs({key: mark for key, mark in attrs.items() if mark is not None})
         return self
 
 
@@ -142,8 +144,8 @@ class _ScopeAttrs(Dict[str, str]):
 
 def _current_mark(key: str) -> Optional[str]:
     """Return an attribute that operators get which this thread makes now, None if they do not get it."""
-    scope = attr_scope()
-    return None if scope is None else scope_attrs(scope).get(key)
+    scope = getattr(mx.AttrScope._current, "value", None)
+    return None if scope is None else scope._attr.get(key)
 
 
 def current_region() -> Optional[str]:
@@ -154,8 +156,15 @@ def current_region() -> Optional[str]:
 @contextlib.contextmanager
 def scopes_kept() -> Iterator[None]:
     """Be in the present scopes of MXNet, and so in the present region, after this context, whatever interrupts it."""
-    scopes = thread_scopes()
-    with undone(lambda: put_scopes_back(scopes)):
+    innermost = mx.AttrScope._current, mx.name.NameManager._current, _BlockScope._current  # each thread's
+    scopes = [(local, dict(vars(local))) for local in innermost]
+
+    def put_back() -> None:
+        for local, values in scopes:
+            vars(local).clear()
+            vars(local).update(values)
+
+    with undone(put_back):
         yield
 
 
@@ -252,7 +261,7 @@ def find_regions(net: gluon.Block, policy: Policy) -> BlockRegions:
         agreed = tuple(mark for mark in before if mark in marks)
         if id(block) not in found or agreed != before:
             found[id(block)] = agreed
-            waiting += [(child, agreed) for child in blocks.children(block)]
+            waiting += [(child, agreed) for child in children(block)]
     return {number: marks for number, marks in found.items() if marks}
 
 
@@ -325,12 +334,12 @@ def _source_in_region(block: gluon.Block) -> Iterator[None]:
     if not isinstance(block, gluon.SymbolBlock):
         yield
         return
-    inputs, symbol = source = blocks.cached_graph(block)
-    blocks.cached_graph.set(block, (inputs, in_current_region(symbol)))
+    inputs, symbol = source = block._cached_graph
+    block._cached_graph = (inputs, in_current_region(symbol))
     try:
         yield
     finally:
-        blocks.cached_graph.set(block, source)
+        block._cached_graph = source
 
 
 def in_current_region(symbol: Any) -> mx.sym.Symbol:

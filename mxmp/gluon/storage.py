@@ -14,10 +14,11 @@ from mxnet import autograd, gluon
 from .. import dtypes
 from ..arrays import to_float32
 from ..errors import ConvertError
-from ..mxnet_private import ParameterBase, blocks, is_deferred, is_initialized, parameters
+from ..mxnet_private import is_deferred, is_initialized
 from ..symbol.arguments import refuse_gpus
 from ..symbol.params import round_to
 from ..train.masters import (
+    FollowedParameter,
     exact_value,
     follow_weights,
     forget_masters,
@@ -33,54 +34,56 @@ _LOCAL = threading.local()  # has ``reads_stored`` while a converted net reads i
 _CLASS = "_mxmp_class"  # attribute of a low precision parameter that holds the class it had before
 
 
-class LowPrecisionParameter(ParameterBase):
+class LowPrecisionParameter(FollowedParameter):
     """A parameter stored in low precision, whose saved, loaded and set values are float32: its master's.
 
     Values that are loaded or set are rounded to nearest even. `store_low` gives a parameter this class.
     """
 
-    def mx_reduce(self) -> mx.nd.NDArray:
+    _deferred_init: Any  # MXNet's
+
+    def _reduce(self) -> mx.nd.NDArray:
         """Return the float32 value on the CPU, the mean over contexts that have values of their own.
 
         Within `reading_stored` it is the value as it is stored.
         """
         if getattr(_LOCAL, "reads_stored", False):
-            stored: mx.nd.NDArray = super().mx_reduce()
+            stored: mx.nd.NDArray = super()._reduce()
             return stored
         with autograd.pause():
             values = [value.copyto(mx.cpu()) for value in exact_values(self)]
             alike = all((value == values[0]).min().asscalar() for value in values[1:])
             return values[0] if alike else mx.nd.add_n(*values) / len(values)
 
-    def mx_load_value(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
+    def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Load a value of any floating point dtype; it is stored in the dtype that this parameter has."""
         wide = _to_float32(data)
-        super().mx_load_value(round_to(wide, dtype_of(self)), ctx)
+        super()._load_init(round_to(wide, dtype_of(self)), ctx)
         self._keep(wide)
 
-    def mx_init_arrays(self, data: Any, ctx_list: Any) -> None:
+    def _init_impl(self, data: Any, ctx_list: Any) -> None:
         """Set the initial value on the given contexts."""
         _require_kernels(self.name, dtype_of(self), ctx_list)
         wide = _to_float32(data)
-        super().mx_init_arrays(round_to(wide, dtype_of(self)), ctx_list)
+        super()._init_impl(round_to(wide, dtype_of(self)), ctx_list)
         self._keep(wide)
 
-    def mx_finish_deferred_init(self) -> None:
+    def _finish_deferred_init(self) -> None:
         """Initialize in float32, with the values that a float32 parameter gets."""
-        if self.mx_deferred_init and self.mx_deferred_init[3] is None:
-            init, ctx, default_init, _ = self.mx_deferred_init
+        if self._deferred_init and self._deferred_init[3] is None:
+            init, ctx, default_init, _ = self._deferred_init
             with autograd.pause():
                 data = mx.nd.zeros(self.shape, ctx=mx.cpu())
                 mx.init.create(default_init)(mx.init.InitDesc(self.name, {"__init__": init}), data)
-            self.mx_deferred_init = init, ctx, default_init, data
-        super().mx_finish_deferred_init()
+            self._deferred_init = init, ctx, default_init, data
+        super()._finish_deferred_init()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return the state for pickle and copy: of a float32 parameter of the user's class, with the exact value."""
         state, dtype = without_masters(vars(self)), dtypes.to_numpy(dtypes.FLOAT32)
         values = [value.copy() for value in exact_values(self)] if is_initialized(self) else None
-        gradients = parameters.gradients(self)
-        parameters.replace(state, dtype, values, gradients and list(map(to_float32, gradients)))
+        gradients = self._grad
+        state.update(_dtype=dtype, _data=values, _grad=gradients and list(map(to_float32, gradients)))
         return object.__new__, (state.pop(_CLASS),), state
 
     def data(self, ctx: Optional[mx.Context] = None) -> mx.nd.NDArray:
@@ -104,7 +107,7 @@ class LowPrecisionParameter(ParameterBase):
         """
         given = getattr(data, "dtype", None)
         wide, is_stored = _to_float32(data), given is not None and dtypes.canonical(given) == dtype_of(self)
-        if self.mx_arrays is None:  # until shapes are known; then `mx_init_arrays` rounds it
+        if self._data is None:  # until shapes are known; then `_init_impl` rounds it
             super().set_data(wide)
             return
         super().set_data(round_to(wide, dtype_of(self)))
@@ -198,7 +201,7 @@ def contexts_of(params: Iterable[gluon.Parameter]) -> List[mx.Context]:
 def attach_gradients(params: Iterable[gluon.Parameter]) -> None:
     """Attach the gradients of copied parameters again, which MXNet's copies of them lose."""
     for param in params:
-        arrays, gradients = parameters.arrays(param), parameters.gradients(param)
+        arrays, gradients = param._data, param._grad
         if arrays is not None and gradients is not None and any(array.grad is None for array in arrays):
             autograd.mark_variables(arrays, gradients, param.grad_req)
 
@@ -230,7 +233,7 @@ def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]
     casts = (gluon.Block.cast, gluon.HybridBlock.cast)
     own = [block for block in blocks_in(net) if not isinstance(block, gluon.SymbolBlock)]
     chosen = [block for block in own if norms or type(block).cast in casts]
-    params = [param for block in chosen for param in blocks.registered_params(block).values()]
+    params = [param for block in chosen for param in block._reg_params.values()]
     return [param for param in params if not isinstance(param, LowPrecisionParameter)]
 
 
@@ -244,7 +247,7 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
     vars(param)[_CLASS] = type(param)
     param.__class__ = _low_class(type(param))
     if not is_initialized(param):
-        parameters.dtype.set(param, dtypes.to_numpy(dtype))
+        param._dtype = dtypes.to_numpy(dtype)
         return
     exact = [array.detach() for array in param.list_data()]  # without the float32 gradients that these hold
     if param.grad_req != "null":
@@ -254,7 +257,7 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
 
 def store_all_low(params: Sequence[gluon.Parameter], dtype: str, stored: List[gluon.Parameter]) -> None:
     """Store float32 parameters in low precision, or none of them; each is in ``stored`` from before its change on."""
-    exact, before = [parameters.arrays(param) for param in params], len(stored)
+    exact, before = [param._data for param in params], len(stored)
     try:
         for param in params:
             stored.append(param)
@@ -275,7 +278,7 @@ def store_float32(param: gluon.Parameter) -> None:
     if is_initialized(param):
         _replace(param, dtypes.FLOAT32, exact_values(param))
     else:
-        parameters.dtype.set(param, dtypes.to_numpy(dtypes.FLOAT32))
+        param._dtype = dtypes.to_numpy(dtypes.FLOAT32)
     param.__class__ = vars(param)[_CLASS]
     forget_masters(param)
 
@@ -325,10 +328,10 @@ def _low_class(kind: Type[gluon.Parameter]) -> Type[gluon.Parameter]:
 def _replace(param: gluon.Parameter, dtype: str, arrays: List[mx.nd.NDArray]) -> None:
     """Give a parameter other arrays, as ``Parameter.cast`` does."""
     with autograd.pause():
-        gradients = parameters.gradients(param)
+        gradients = param._grad
         if gradients is not None:
             gradients = [each if dtypes.canonical(each.dtype) == dtype else round_to(each, dtype) for each in gradients]
         # All at once, whatever interrupts this; the dtype is equal to its name and to its type.
-        parameters.replace(vars(param), dtypes.to_numpy(dtype), arrays, gradients)
+        vars(param).update(_dtype=dtypes.to_numpy(dtype), _data=arrays, _grad=gradients)
         if gradients is not None:
             autograd.mark_variables(arrays, gradients, param.grad_req)

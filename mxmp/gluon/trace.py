@@ -14,15 +14,16 @@ from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, S
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
+from mxnet.gluon.block import _flatten
+from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from .. import dtypes
 from ..errors import ConvertError, MxmpError
 from ..graph import Graph
-from ..mxnet_private import NumpySymbol, blocks, parameters
 from ..symbol import to_graph
 from ..symbol.rewrite import ShapeOutcomes
 from . import regions
-from .blocks import unconverted, undone
+from .blocks import collected_params, graph_kept, unconverted, undone
 
 Shape = Tuple[int, ...]
 
@@ -60,9 +61,9 @@ class Arguments(NamedTuple):
 def flat_arguments(args: Tuple[Any, ...]) -> Arguments:
     """Return the arguments of a call, which may be nested and have None and constants among them."""
     try:
-        flat, nesting = blocks.flatten(args, "input")
+        flat, nesting = _flatten(args, "input")
     except ValueError:  # MXNet takes arrays, symbols and None alone
-        flat, nesting = blocks.flatten(without_constants(args), "input")
+        flat, nesting = _flatten(without_constants(args), "input")
         nesting = nesting, repr(_constants_in(args))
     return Arguments([each for each in flat if each is not None], str(nesting))
 
@@ -127,7 +128,7 @@ class Trace:
         constants = (
             name
             for name, param in self.params.items()
-            if isinstance(param, gluon.Constant) or not parameters.is_differentiable(param)
+            if isinstance(param, gluon.Constant) or not param._differentiable
         )
         return self.variables.difference(self.params).union(constants)
 
@@ -163,18 +164,18 @@ def trace(
     Raises:
         ConvertError: If its ``hybrid_forward`` fails on symbols; it names the block.
     """
-    with _Tracing.lock, regions.scopes_kept(), blocks.graph_kept(net), regions.entered(net, inside):
+    with _Tracing.lock, regions.scopes_kept(), graph_kept(net), regions.entered(net, inside):
         if own_graph is None:
-            blocks.cached_graph.set(net, ())
+            net._cached_graph = ()
             try:
                 with unconverted(), _constants_given(net, args):
-                    inputs, symbol = blocks.get_graph(net, *_numpy_arrays(without_constants(args)))
+                    inputs, symbol = net._get_graph(*_numpy_arrays(without_constants(args)))
             except Exception as e:
                 raise _trace_error(net, e) from e
         else:
             inputs, symbol = own_graph[0], regions.in_current_region(own_graph[1])
-        params = list(blocks.collected_params(net).values())
-        traced = Trace(symbol, inputs, blocks.formats(net), params, flat_arguments(args).arrays)
+        params = list(collected_params(net).values())
+        traced = Trace(symbol, inputs, (net._in_format, net._out_format), params, flat_arguments(args).arrays)
         if own_graph is None:
             traced.arguments = arguments(inputs, traced.formats[0], args)
         return traced

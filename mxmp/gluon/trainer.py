@@ -15,10 +15,9 @@ from ..arrays import is_low_precision, require_positive
 from ..distributed import KVStore, distributed
 from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, parse
-from ..mxnet_private import TrainerBase, parameters, trainers
+from ..mxnet_private import is_deferred, is_initialized
 from ..optimizer import LossScaleOptimizer
 from ..train import loss_heads, states
-from ..train.amp_loss_scaler import AmpLossScaler
 from ..train.kvstores import (
     init_param,
     open_for_trainer,
@@ -30,11 +29,12 @@ from ..train.multi_precision import require_finite, unwrapped
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale, explain_steps
 from ..train.states import Target
 from ..train.step import Step
-from ..train.undo import all_or_none
 from ..train.window import Stage
 from .adoption import (
+    AmpLossScaler,
     adoptable,
     listed,
+    mixed_up,
     policys_loss_scale,
     require_addable,
     require_gluon_trainer,
@@ -44,7 +44,7 @@ from .gradients import Gradients, LossBlock
 _LOG = logging.getLogger(__name__)
 
 
-class Trainer(ScalerStatus, TrainerBase):
+class Trainer(ScalerStatus, mx.gluon.Trainer):
     """Applies an optimizer to parameters, as ``mx.gluon.Trainer``, in mixed precision.
 
     Three things are added. The loss is scaled, and a step whose gradients are not finite is
@@ -94,10 +94,13 @@ class Trainer(ScalerStatus, TrainerBase):
         LossScaleError: If ``loss_scale`` is not one.
     """
 
+    _params_to_init: Any  # MXNet's
+
     multi_precision: bool
     """Whether low precision parameters have float32 masters."""
 
     _training_step: Step
+    _gradients: Gradients
 
     def __init__(
         self,
@@ -133,7 +136,7 @@ class Trainer(ScalerStatus, TrainerBase):
             raise TrainerError("there are no parameters to train; is the net empty?")
         refuse_update_on_kvstore(kvstore, update_on_kvstore, given_params)
         own = [param for param in given_params if isinstance(param, mx.gluon.Parameter)]
-        owners = [(param, parameters.trainer_of(param)) for param in own]
+        owners = [(param, param._trainer) for param in own]
         try:
             super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, False)
             self._require_fitting(scaler.loss_scale)
@@ -142,14 +145,14 @@ class Trainer(ScalerStatus, TrainerBase):
             self._attach_scaler(scaler)
         except BaseException:
             for param, owner in owners:
-                parameters.trainer_of.set(param, owner)
+                param._trainer = owner
             raise
-        if not kvstore and len(self.mx_contexts) > 1:
+        if not kvstore and len(self._contexts) > 1:
             text = "kvstore=%r with %d contexts: their gradients are not summed, and their parameters drift apart"
-            _LOG.warning(text, kvstore, len(self.mx_contexts))
+            _LOG.warning(text, kvstore, len(self._contexts))
         if given is not None:
             given.hand_over("Trainer")
-        if distributed(kvstore) and not any(map(parameters.is_deferred, self.mx_params)):
+        if distributed(kvstore) and not any(map(is_deferred, self._params)):
             self._prepare()
 
     @classmethod
@@ -175,17 +178,17 @@ class Trainer(ScalerStatus, TrainerBase):
             LossScaleError: If ``loss_scale`` is not one.
         """
         require_gluon_trainer(trainer, "adopt")
-        scaler = _make_scaler(loss_scale, trainers.params(trainer), num_losses)
+        scaler = _make_scaler(loss_scale, trainer._params, num_losses)
         kind = adoptable(trainer, scaler.loss_scale, cls)
         is_ours = isinstance(trainer, Trainer)
-        with all_or_none([trainer, *([trainer._training_step] if is_ours else [])]):
+        with states.all_or_none([trainer, *([trainer._training_step] if is_ours else [])]):
             if not is_ours:
-                settings = {**trainers.kvstore_params(trainer), "update_on_kvstore": False}
-                trainers.kvstore_params.set(trainer, settings)
-                made = [(updater.states, updater.states_synced) for updater in trainers.updaters(trainer)]
+                settings = {**trainer._kvstore_params, "update_on_kvstore": False}
+                trainer._kvstore_params = settings
+                made = [(updater.states, updater.states_synced) for updater in trainer._updaters]
                 trainer.__class__ = kind
-                trainers.init_optimizer(trainer, trainers.optimizer(trainer), {"multi_precision": multi_precision})
-                for updater, (present, synced) in zip(trainers.updaters(trainer), made):
+                trainer._init_optimizer(trainer._optimizer, {"multi_precision": multi_precision})
+                for updater, (present, synced) in zip(trainer._updaters, made):
                     updater.states, updater.states_synced = present, synced
             trainer._attach_scaler(scaler)
         return trainer
@@ -205,16 +208,16 @@ class Trainer(ScalerStatus, TrainerBase):
         """
         self._scaler.require_ready("add_params")
         added = listed(params)
-        known = set(self.mx_param_indices)
+        known = set(self._param2idx)
         for param in added:
-            require_addable(param, known, self.mx_contexts)
+            require_addable(param, known, self._contexts)
             known.add(param.name)
-        for index, param in enumerate(added, len(self.mx_params)):
-            self.mx_params.append(param)
-            self.mx_param_indices[param.name] = index
-            self.mx_optimizer.param_dict[index] = param
-            self.mx_params_to_init.append(param)
-            parameters.set_trainer(param, self)
+        for index, param in enumerate(added, len(self._params)):
+            self._params.append(param)
+            self._param2idx[param.name] = index
+            self._optimizer.param_dict[index] = param
+            self._params_to_init.append(param)
+            param._set_trainer(self)
         self._training_step.compare_again()
 
     def register_step_hook(self, hook: Callable[[Any, bool], None]) -> HookHandle:
@@ -247,11 +250,11 @@ class Trainer(ScalerStatus, TrainerBase):
             fname: Any name; the format is .npz with a JSON header, and no pickle.
 
         Raises:
-            TrainerError: Between backward and step: gradients are not saved. Or if a parameter was written to past its
-                float32 master.
+            TrainerError: Between backward and step: gradients are not saved. Or if a parameter has no value yet,
+                because its shape follows from the first input. Or if one was written to past its float32 master.
         """
         self._require_between_steps("save_states")
-        states.save(fname, self._target(), self._scaler.to_dict())
+        states.save(fname, self._target("save_states"), self._scaler.to_dict())
 
     def load_states(self, fname: str) -> None:
         """Load states that `save_states` saved; the file decides over every field it has.
@@ -269,17 +272,13 @@ class Trainer(ScalerStatus, TrainerBase):
             FileNotFoundError: If there is no such file.
         """
         self._require_between_steps("load_states")
-        states.restore(fname, self._target(), self._scaler)
+        states.restore(fname, self._target("load_states"), self._scaler)
         self._training_step.compare_again()
 
     def _require_between_steps(self, call: str) -> None:
         """Raise if gradients wait for a step, which are no part of a state."""
         self._scaler.require_ready(call)
         self._gradients.require_used(call)
-
-    def _call_hooks(self, updated: bool) -> None:
-        for hook in list(self._step_hooks.values()):
-            hook(self, updated)
 
     def _set_loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
@@ -301,12 +300,13 @@ class Trainer(ScalerStatus, TrainerBase):
         if scaler.shared is not None:
             scaler.shared.attach(scaler)
         if "_gradients" in vars(self):
-            self._training_step.scaler = scaler
+            self._training_step.scaler = self._gradients.scaler = scaler
             return
-        self._training_step, self._gradients = Step(scaler), Gradients(self)
+        self._training_step = Step(scaler)
+        self._gradients = Gradients(self, self._training_step)
         self._step_hooks: Dict[int, Callable[[Any, bool], None]] = OrderedDict()
-        if all(parameters.is_initialized(param) for param in self.mx_params):
-            self._training_step.keep_running_stats(self._gradients.running_stats())
+        if all(is_initialized(param) for param in self._params):
+            self._training_step.running_stats.keep(self._gradients.running_stats())
 
     # ------------------------------------------------------------------ names of contrib.amp
 
@@ -318,14 +318,14 @@ class Trainer(ScalerStatus, TrainerBase):
 
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, _: Any) -> None:
-        raise _mixed_up("init_trainer")
+        raise mixed_up("init_trainer")
 
     @property
     def _amp_original_scale(self) -> float:
         """Nothing that a trainer of mxmp has: contrib.amp's scale_loss reads it, and would scale behind our back."""
-        raise _mixed_up("scale_loss")
+        raise mixed_up("scale_loss")
 
-    def mx_init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:
+    def _init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:
         """Make the optimizer and the updaters."""
         options = dict(optimizer_params)
         masters = options.pop("multi_precision", True)
@@ -336,7 +336,7 @@ class Trainer(ScalerStatus, TrainerBase):
                 f"optimizer_params has {sorted(options)}, but the optimizer is an instance; set them on it."
             )
         optimizer, self.multi_precision = unwrapped(optimizer, masters)
-        super().mx_init_optimizer(optimizer, {})
+        super()._init_optimizer(optimizer, {})
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate; a TrainerError if it is no finite number."""
@@ -346,53 +346,59 @@ class Trainer(ScalerStatus, TrainerBase):
     # ------------------------------------------------------------------ kvstore
 
     def _prepare(self) -> None:
-        if not self.mx_is_kvstore_ready:
-            trainers.init_kvstore(self)
-        if self.mx_params_to_init:
-            trainers.init_params(self)
+        """Open the kvstore, and give it the parameters that have values by now."""
+        if not self._kv_initialized:
+            self._init_kvstore()
+        if self._params_to_init:
+            self._init_params()
 
     def _require_fitting(self, loss_scale: LossScale) -> None:
         """Raise if gradients would be compressed where a loss scale forbids it."""
-        if not distributed(self.mx_kvstore_params["kvstore"]):  # which refuses it under any loss scale
-            refuse_compression(self.mx_compression_params, not isinstance(loss_scale, NoOpLossScale), False)
+        if not distributed(self._kvstore_params["kvstore"]):  # which refuses it under any loss scale
+            refuse_compression(self._compression_params, not isinstance(loss_scale, NoOpLossScale), False)
 
-    def mx_init_kvstore(self) -> None:
+    def _init_kvstore(self) -> None:
         """Open the kvstore; one of mxmp where it is distributed."""
-        options = self.mx_kvstore_params
-        options["kvstore"] = open_for_trainer(options["kvstore"], self.mx_compression_params, self.mx_params)
-        super().mx_init_kvstore()
+        options = self._kvstore_params
+        options["kvstore"] = open_for_trainer(options["kvstore"], self._compression_params, self._params)
+        super()._init_kvstore()
 
-    def mx_init_params(self) -> None:
+    def _init_params(self) -> None:
         """Give the kvstore the parameters that are initialized by now, and all workers those of worker 0."""
-        summed = self.mx_params_to_init if self.mx_kvstore else ()
-        ready = [param for param in summed if not parameters.is_deferred(param)]
-        done = {param.name for param in ready if init_param(self.mx_kvstore, self.mx_param_indices[param.name], param)}
-        self.mx_params_to_init = [param for param in self.mx_params_to_init if param.name not in done]
-        super().mx_init_params()
+        summed = self._params_to_init if self._kvstore else ()
+        ready = [param for param in summed if not is_deferred(param)]
+        done = {param.name for param in ready if init_param(self._kvstore, self._param2idx[param.name], param)}
+        self._params_to_init = [param for param in self._params_to_init if param.name not in done]
+        super()._init_params()
 
-    def _target(self) -> Target:
-        """Return what states are saved from and loaded into."""
+    def _target(self, call: str) -> Target:
+        """Return the optimizer, states and parameters that a call saves or loads."""
+        for param in self._params:
+            if is_deferred(param):
+                raise TrainerError(
+                    f"{call}: parameter '{param.name}' has no value yet: its shape follows from the first input. Call "
+                    f"the net once, or load its parameters; then call {call}."
+                )
         self._scaler.read_default()
         self._prepare()
-        updaters, contexts = self._gradients.updaters, self.mx_contexts
-        return Target(self.mx_optimizer, updaters, self._gradients.masters, contexts[: len(updaters)], self.mx_params)
+        updaters, contexts = self._gradients.updaters, self._contexts
+        return Target(self._optimizer, updaters, self._gradients.masters, contexts[: len(updaters)], self._params)
 
     def __getstate__(self) -> Dict[str, Any]:
         """Return the state for copy and pickle, of nets too whose parameters know it: without the kvstore."""
-        state = vars(self).copy()
-        trainers.forget_kvstore(state)
-        return state
+        unopened = dict(_kvstore=None, _kv_initialized=False, _update_on_kvstore=None)
+        return {**vars(self), **unopened, "_params_to_init": list(self._params)}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Restore a copied state, and the parameters of its optimizers, which MXNet leaves out of a copy."""
         self.__dict__.update(state)
-        for optimizer in (self.mx_optimizer, *(updater.optimizer for updater in self.mx_updaters)):
-            optimizer.param_dict = dict(enumerate(self.mx_params))
+        for optimizer in (self._optimizer, *(updater.optimizer for updater in self._updaters)):
+            optimizer.param_dict = dict(enumerate(self._params))
 
     def __repr__(self) -> str:
         """Return what it trains, by which optimizer and with which loss scale."""
         return (
-            f"{type(self).__name__}({len(self.mx_params)} parameters, {type(self.mx_optimizer).__name__}, "
+            f"{type(self).__name__}({len(self._params)} parameters, {type(self._optimizer).__name__}, "
             f"learning_rate={self.learning_rate:g}, loss_scale={self.loss_scale!r}, "
             f"skipped_steps={self.skipped_steps})"
         )
@@ -437,9 +443,10 @@ class Trainer(ScalerStatus, TrainerBase):
                     f"scale_loss: expected further trainers of mxmp, found a {type(trainer).__name__} of "
                     f"{type(trainer).__module__}; see Trainer.adopt."
                 )
-            trainer._scaler.read_default()
+            if trainer._scaler.default is not None:
+                trainer._scaler.read_default()
             if trainer._scaler.active:
-                loss_heads.refuse(trainer.mx_params)
+                loss_heads.refuse(trainer._params)
         return LossBlock(loss, trainers, loss_id)
 
     def master_params(self) -> Iterator[mx.nd.NDArray]:
@@ -455,7 +462,7 @@ class Trainer(ScalerStatus, TrainerBase):
         window = self._scaler.window
         if window is not None and not (window.is_summed or window.is_open):
             self.unscale()
-        for index, param in enumerate(self.mx_params):
+        for index, param in enumerate(self._params):
             if param.grad_req != "null":
                 yield self._master(index, param)
 
@@ -558,8 +565,8 @@ class Trainer(ScalerStatus, TrainerBase):
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
         rescale = self._rescale("step", batch_size)
-        self._require("step", ignore_stale_grad, check_stale=True)
-        return self._finish(rescale)
+        has_grads = self._require("step", ignore_stale_grad, check_stale=True)
+        return self._update_or_skip(rescale, has_grads)
 
     def allreduce_grads(self) -> None:
         """Reduce the gradients over the contexts and make them true ones, as `unscale`; then call `update`.
@@ -593,13 +600,13 @@ class Trainer(ScalerStatus, TrainerBase):
             LossScaleError: As `step`.
         """
         rescale = self._rescale("update", batch_size)
-        self._require("update", ignore_stale_grad, check_stale=True)
-        if self.mx_kvstore and not (self._scaler.window is not None and self._scaler.window.is_summed):
+        has_grads = self._require("update", ignore_stale_grad, check_stale=True)
+        if self._kvstore and not (self._scaler.window is not None and self._scaler.window.is_summed):
             raise TrainerError(
                 "update came before allreduce_grads, so that every context and worker would use its own gradients "
                 "alone; call step, or allreduce_grads first."
             )
-        return self._finish(rescale)
+        return self._update_or_skip(rescale, has_grads)
 
     def discard_grads(self) -> None:
         """Give up the present window: its gradients count as used, and nothing is updated.
@@ -614,32 +621,34 @@ class Trainer(ScalerStatus, TrainerBase):
         self._gradients.discard()
         self._training_step.discard(self._gradients)
 
-    # The window.
+    # ------------------------------------------------------------------ shared by the calls of a step
 
-    def _require(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> None:
+    def _require(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> bool:
+        """Raise unless a call may use the gradients of a step now; return whether there are any."""
         self._scaler.require_closed(call)
-        self._scaler.read_default()
-        self._prepare()
-        self._gradients.require(call, ignore_stale and not self._scaler.checks)
-        self._scaler.require_scaled(call)
+        if self._scaler.default is not None:
+            self._scaler.read_default()
+        if self._params_to_init or not self._kv_initialized:
+            self._prepare()
+        has_grads = self._gradients.require(call, ignore_stale and not self._scaler.checks)
         if check_stale and not ignore_stale:
             self._gradients.require_all(call)
-        if ignore_stale and isinstance(self.mx_kvstore, KVStore):
+        if ignore_stale and isinstance(self._kvstore, KVStore):
             raise TrainerError(
-                f"{call}: ignore_stale_grad=True with kvstore '{self.mx_kvstore.type}': a worker does not know which "
+                f"{call}: ignore_stale_grad=True with kvstore '{self._kvstore.type}': a worker does not know which "
                 "gradients are stale on the others; set grad_req='null' where nothing is to be trained."
             )
+        return has_grads
 
     def _rescale(self, call: str, batch_size: Any) -> float:
         require_positive(f"{call}: batch_size", batch_size)
-        return float(self.mx_scale / batch_size)
+        return float(self._scale / batch_size)
 
-    def _finish(self, rescale: float) -> bool:
+    def _update_or_skip(self, rescale: float, has_grads: bool) -> bool:
         """Update or skip, and call the hooks."""
-        self._training_step.reduce(self._gradients)
-        any_fresh = any(self._gradients.groups())
-        updated = self._training_step.run(self._gradients, rescale) and any_fresh
-        self._call_hooks(updated)
+        updated = self._training_step.run(self._gradients, rescale) and has_grads
+        for hook in list(self._step_hooks.values()):
+            hook(self, updated)
         return updated
 
 
@@ -655,16 +664,3 @@ def _make_scaler(loss_scale: Any, params: Any, num_losses: int = 1) -> Scaler:
 
 class _ArgumentError(TrainerError, TypeError):
     """An argument is not one of the trainer's."""
-
-
-class _MixedUpError(TrainerError, AttributeError):
-    """A function of contrib.amp was given a trainer of mxmp; for ``hasattr`` the trainer lacks what it asks for."""
-
-
-def _mixed_up(function: str) -> TrainerError:
-    """Return the error for a function of contrib.amp that was given a trainer of mxmp."""
-    return _MixedUpError(
-        f"{function} of mxnet.contrib.amp was called with a trainer of mxmp, whose loss scale it does not know: call "
-        f"that of mxmp.amp (`from mxmp import amp`). If a library calls it, run the program by `mxmp run --amp float16 "
-        f"SCRIPT`, which puts mxmp.amp in the place of mxnet.contrib.amp."
-    )

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
+from mxnet.module.base_module import _parse_data_desc
 from mxnet.module.executor_group import DataParallelExecutorGroup
 
 from .. import dtypes
 from ..devices.check import warn_if_slow
 from ..graph import Entry, Graph
-from ..mxnet_private import parse_data_desc
 from ..passes import ScaleLoss
 from ..passes.facts import CAST_OPS
 from ..passes.scale_loss import is_loss_head
@@ -168,27 +168,27 @@ def _declaring(symbol: Any, converted: Converted, params: FrozenSet[str]) -> Any
 
 def make_group(module: Any, symbol: Any, shared_group: Any) -> DataParallelExecutorGroup:
     """Return executors of a symbol for the shapes of a module of ours; they share parameters with another group's."""
-    names = set(module.mx_param_names)
+    names = set(module._param_names)
     group = DataParallelExecutorGroup(
         symbol,
-        module.mx_context,
-        module.mx_work_load_list,
-        module.mx_data_shapes,
-        module.mx_label_shapes,
+        module._context,
+        module._work_load_list,
+        module._data_shapes,
+        module._label_shapes,
         [name for name in symbol.list_arguments() if name in names],
         module.for_training,
         module.inputs_need_grad,
         shared_group,
         logger=module.logger,
-        fixed_param_names=module.mx_fixed_param_names,
-        grad_req=module.mx_grad_req,
-        group2ctxs=module.mx_group2ctxs,
-        state_names=module.mx_state_names,
+        fixed_param_names=module._fixed_param_names,
+        grad_req=module._grad_req,
+        group2ctxs=module._group2ctxs,
+        state_names=module._state_names,
     )
     # A cast behind an output has the output's name, but not the attribute that says where its batch is.
-    layouts = [output.attr("__layout__") for output in module.mx_symbol]
+    layouts = [output.attr("__layout__") for output in module._symbol]
     group.output_layouts = [mx.io.DataDesc.get_batch_axis(layout) for layout in layouts]
-    if not module.mx_label_shapes:  # labels that the symbol does not use reach metrics alone
+    if not module._label_shapes:  # labels that the symbol does not use reach metrics alone
         group.label_names, group.label_layouts = module.label_names, [0] * len(module.label_names)
     return group
 
@@ -244,8 +244,8 @@ def describe(module: Any, data_shapes: Any, label_shapes: Any) -> Tuple[Any, Any
     is computed from the data's. The policy decides it here: what is in another float dtype comes as float32, unless its
     variable declares a dtype.
     """
-    symbol, names = module.mx_symbol, set(module.mx_symbol.list_arguments())
-    data, labels = parse_data_desc(module.data_names, module.label_names, data_shapes, label_shapes)
+    symbol, names = module._symbol, set(module._symbol.list_arguments())
+    data, labels = _parse_data_desc(module.data_names, module.label_names, data_shapes, label_shapes)
     if not any(desc.name in names for desc in labels or ()):
         labels = None
     wide = [

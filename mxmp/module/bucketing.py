@@ -9,7 +9,6 @@ import mxnet as mx
 
 from ..errors import TrainerError
 from ..loss_scale import LossScale
-from ..mxnet_private import BucketingModuleBase, modules
 from ..policy import Policy
 from ..report import Report
 from ..train.scaler import Scaler
@@ -17,7 +16,7 @@ from .common import PolicyStatus, load_buckets, loss_scale_of, policy_of, save_c
 from .module import Module
 
 
-class BucketingModule(PolicyStatus, BucketingModuleBase):
+class BucketingModule(PolicyStatus, mx.mod.BucketingModule):
     """Trains symbols of several input lengths as ``mx.mod.BucketingModule``, in mixed precision.
 
     Every bucket is a `Module`, converted for its own shapes. All share parameters, masters,
@@ -79,23 +78,23 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
 
     def _require_fitting(self, loss_scale: LossScale) -> None:
         """Raise if the executors of any bucket have no input for a loss scale."""
-        for module in self.mx_buckets.values():
+        for module in self._buckets.values():
             module._require_fitting(loss_scale)
 
     # ------------------------------------------------------------------ buckets
 
     def _add_bucket(self, key: Any, symbol: Any = None) -> None:
         """Make the module of a bucket where it is missing; it is bound later, by MXNet."""
-        if key not in self.mx_buckets:
-            generated, data_names, label_names = modules.make_symbol(self, key)
+        if key not in self._buckets:
+            generated, data_names, label_names = self._call_sym_gen(key)
             module = Module(generated if symbol is None else symbol, data_names, label_names, **self._options)
             module._scaler = self._scaler
-            self.mx_buckets[key] = module
+            self._buckets[key] = module
 
-    def mx_reset_bind(self) -> None:
+    def _reset_bind(self) -> None:
         """Forget the buckets, but for a new one under the default key."""
-        super().mx_reset_bind()
-        self._add_bucket(self.mx_default_key)
+        super()._reset_bind()
+        self._add_bucket(self._default_bucket_key)
 
     def bind(
         self,
@@ -114,22 +113,22 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
             PassError: As above.
             TrainerError: As above.
         """
-        before = self.mx_current
+        before = self._curr_module
         if force_rebind and before is not None:
             before.discard_grads()
-        self._add_bucket(self.mx_default_key)
+        self._add_bucket(self._default_bucket_key)
         super().bind(data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
-        if self.optimizer_initialized and self.mx_current is not before:
-            self.mx_current.borrow_optimizer(before)
-            self.mx_current._note_write(self.mx_current.mx_arg_params)  # contexts without a kvstore get their mean
+        if self.optimizer_initialized and self._curr_module is not before:
+            self._curr_module.borrow_optimizer(before)
+            self._curr_module._note_write(self._curr_module._arg_params)  # contexts without a kvstore get their mean
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
         """Make a bucket the current one; it is converted and bound the first time."""
-        known = bucket_key in self.mx_buckets and self.mx_buckets[bucket_key].binded
+        known = bucket_key in self._buckets and self._buckets[bucket_key].binded
         self._add_bucket(bucket_key)
         super().switch_bucket(bucket_key, data_shapes, label_shapes)
-        if self.mx_monitor is not None and not known:
-            self.mx_current.install_monitor(self.mx_monitor)
+        if self._monitor is not None and not known:
+            self._curr_module.install_monitor(self._monitor)
 
     def get_params(self) -> Any:
         """Return the float32 parameters, of all buckets, and the auxiliary states: `Module.get_params`.
@@ -139,11 +138,11 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
         """
         current = self._current("get_params")
         # MXNet asks the current bucket, which may lack parameters that the default one has.
-        self.mx_current = self.mx_buckets[self.mx_default_key]
+        self._curr_module = self._buckets[self._default_bucket_key]
         try:
             return super().get_params()
         finally:
-            self.mx_current = current
+            self._curr_module = current
 
     # ------------------------------------------------------------------ training
 
@@ -156,11 +155,11 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
     ) -> None:
         """Set up the optimizer for the parameters of the default bucket: `Module.init_optimizer`."""
         current = self._current("init_optimizer")
-        self.mx_current = self.mx_buckets[self.mx_default_key]
+        self._curr_module = self._buckets[self._default_bucket_key]
         try:
             super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         finally:
-            self.mx_current = current
+            self._curr_module = current
 
     def unscale(self) -> None:
         """Make the gradients true ones: `Module.unscale`."""
@@ -173,7 +172,7 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
     def update(self) -> bool:
         """Update the parameters or skip: `Module.update`."""
         module = self._current("update")
-        self.mx_params_dirty = True
+        self._params_dirty = True
         return module.update()
 
     def discard_grads(self) -> None:
@@ -181,7 +180,7 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
         self._current("discard_grads").discard_grads()
 
     def _current(self, call: str) -> Module:
-        current: Optional[Module] = self.mx_current
+        current: Optional[Module] = self._curr_module
         if current is None:
             raise TrainerError(f"{call}: the module is not bound; call bind first.")
         return current
@@ -205,8 +204,8 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
         """
         if save_optimizer_states:
             self._current("save_checkpoint")._require_between_steps("save_checkpoint")
-        keys = list(self.mx_buckets)
-        symbols = {f"{prefix}-{key}-symbol.json": self.mx_sym_gen(key)[0] for key in keys}
+        keys = list(self._buckets)
+        symbols = {f"{prefix}-{key}-symbol.json": self._sym_gen(key)[0] for key in keys}
         save_checkpoint(self, prefix, epoch, save_optimizer_states, symbols, remove_amp_cast, keys)
 
     def save_optimizer_states(self, fname: str) -> None:
@@ -216,7 +215,7 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
     def load_optimizer_states(self, fname: str) -> None:
         """Load states that `save_optimizer_states` saved."""
         self._current("load_optimizer_states").load_optimizer_states(fname)
-        self.mx_params_dirty = True
+        self._params_dirty = True
 
     @classmethod
     def load(
@@ -245,7 +244,7 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
         """
         symbols, *params = load_buckets(prefix, epoch, load_optimizer_states)
         module = cls.load_dict(symbols, sym_gen, default_bucket_key, *params, **kwargs)
-        module.mx_current.mx_preload_opt_states = next(iter(states_files(prefix, epoch, load_optimizer_states)), None)
+        module._curr_module._preload_opt_states = next(iter(states_files(prefix, epoch, load_optimizer_states)), None)
         return module
 
     @classmethod
@@ -280,7 +279,7 @@ class BucketingModule(PolicyStatus, BucketingModuleBase):
         for key, symbol in sym_dict.items():
             module._add_bucket(key, symbol)
         module._add_bucket(default_bucket_key)
-        current = module.mx_current = module.mx_buckets[default_bucket_key]
-        current.mx_arg_params, current.mx_aux_params = arg_params, aux_params
+        current = module._curr_module = module._buckets[default_bucket_key]
+        current._arg_params, current._aux_params = arg_params, aux_params
         current.params_initialized = module.params_initialized = True
         return module

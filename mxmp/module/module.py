@@ -16,7 +16,6 @@ from ..dtypes import BFLOAT16, FLOAT16, canonical
 from ..errors import ConvertError, TrainerError
 from ..files import saving
 from ..loss_scale import LossScale, NoOpLossScale
-from ..mxnet_private import ModuleBase, modules
 from ..optimizer import LossScaleOptimizer
 from ..passes import EraseCasts
 from ..policy import Policy, check_matches
@@ -39,7 +38,7 @@ _INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default
 _WHOLE_NUMBERS = 2048  # up to which float16 has all of them: its numbers have 11 bits
 
 
-class Module(PolicyStatus, ModuleBase):
+class Module(PolicyStatus, mx.mod.Module):
     """Trains and runs a symbol as ``mx.mod.Module``, in mixed precision.
 
     The symbol stays as it was given, and so do ``symbol``, parameters and checkpoints, which are
@@ -92,6 +91,11 @@ class Module(PolicyStatus, ModuleBase):
         PolicyError: If the policy is not one.
         LossScaleError: If the loss scale is not one.
     """
+
+    _arg_params: Any  # MXNet's, as are the next three: type checkers do not know them
+    _aux_params: Any
+    _update_on_kvstore: Any
+    _preload_opt_states: Any
 
     binded: bool
     optimizer_initialized: bool
@@ -167,27 +171,27 @@ class Module(PolicyStatus, ModuleBase):
         if force_rebind and self.binded:
             if self.params_initialized:
                 self.get_params()
-            modules.reset_bind(self)
+            self._reset_bind()
             self.discard_grads()
         if self.binded:
             self.logger.warning("Already bound, ignoring bind()")
             return
         if inputs_need_grad and not for_training:
             raise TrainerError("bind: inputs_need_grad=True needs for_training=True.")
-        symbol, shared = self.mx_symbol, shared_module
+        symbol, shared = self._symbol, shared_module
         if shared is not None and not (isinstance(shared, Module) and shared.binded and shared.params_initialized):
             raise TrainerError(
                 f"bind: shared_module is {shared!r}; expected a bound and initialized mxmp.module.Module."
             )
-        require_kernels(self._policy, self.mx_context, f"bind: symbol '{symbol.name or symbol}'")
+        require_kernels(self._policy, self._context, f"bind: symbol '{symbol.name or symbol}'")
         if isinstance(grad_req, (list, tuple)):  # the graph that is bound has one argument more
             grad_req = dict(zip(symbol.list_arguments(), grad_req))
-        self.for_training, self.inputs_need_grad, self.mx_grad_req = for_training, inputs_need_grad, grad_req
+        self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
         if shared is None:  # a bucket may lack what a pattern of the policy means
             graph = EraseCasts()(to_graph(symbol)).graph
             check_matches(self._policy, [(node.op, node.name) for node in graph.operators()])
         else:
-            unknown = [name for name in self.mx_param_names if name not in shared.mx_param_names]
+            unknown = [name for name in self._param_names if name not in shared._param_names]
             if unknown:
                 raise TrainerError(
                     f"bind: parameters {unknown} are missing in the module that is shared with; the default bucket "
@@ -195,12 +199,12 @@ class Module(PolicyStatus, ModuleBase):
                 )
             self._join(shared._scaler)
             self._writes = shared._writes
-        params, scaled = frozenset([*self.mx_param_names, *self.mx_aux_names]), for_training and self._scaler.active
-        fixed = frozenset(self.mx_fixed_param_names or ())
-        given = (params, self.mx_context, self._loss_heads, fixed, scaled, for_training, accumulates(grad_req))
+        params, scaled = frozenset([*self._param_names, *self._aux_names]), for_training and self._scaler.active
+        fixed = frozenset(self._fixed_param_names or ())
+        given = (params, self._context, self._loss_heads, fixed, scaled, for_training, accumulates(grad_req))
         self._conversions = Conversions(symbol, self._policy, *given)
         descs = describe(self, data_shapes, label_shapes)
-        self._use(self._convert(descs, shared), descs, shared.mx_exec_group if shared else None)
+        self._use(self._convert(descs, shared), descs, shared._exec_group if shared else None)
         self._place_params(shared)
         if shared is not None and shared.optimizer_initialized:
             self.borrow_optimizer(shared)
@@ -211,10 +215,10 @@ class Module(PolicyStatus, ModuleBase):
         before, descs = self._bound("reshape"), describe(self, data_shapes, label_shapes)
         runnable = self._convert(descs, self)
         if runnable.converted.graph != before.converted.graph:
-            self._use(runnable, descs, self.mx_exec_group)
+            self._use(runnable, descs, self._exec_group)
             return
         super().reshape(*descs)
-        self._watching.see(self.mx_exec_group)
+        self._watching.see(self._exec_group)
 
     def _convert(self, descs: Any, shared: Optional[Module]) -> Runnable:
         """Return the conversion for data and labels; a module that shares its parameters says how they are stored."""
@@ -231,27 +235,27 @@ class Module(PolicyStatus, ModuleBase):
 
     def _use(self, runnable: Runnable, descs: Any, shared_group: Any) -> None:
         """Make executors for data and labels; they share parameters with another group's."""
-        self.mx_data_shapes, self.mx_label_shapes = descs
+        self._data_shapes, self._label_shapes = descs
         group = make_group(self, runnable.symbol, shared_group)
-        self._runnable, self.mx_exec_group, self._writes_fused = runnable, group, None
+        self._runnable, self._exec_group, self._writes_fused = runnable, group, None
         self._write_loss_scale(1.0)
-        self.mx_total_exec_bytes = modules.group_exec_bytes(group)
+        self._total_exec_bytes = group._total_exec_bytes
         if self.binded:
             self._watching.see(group)
 
     def _place_params(self, shared: Optional[Module]) -> None:
         """Share the host's parameters, copy them to the devices, or make room for them."""
-        group = self.mx_exec_group
+        group = self._exec_group
         if shared is not None:
             self.params_initialized = True
-            self.mx_arg_params, self.mx_aux_params = shared.mx_arg_params, shared.mx_aux_params
+            self._arg_params, self._aux_params = shared._arg_params, shared._aux_params
         elif self.params_initialized:
-            self.mx_arg_params = {name: to_float32(array) for name, array in self.mx_arg_params.items()}
-            group.set_params(self.mx_arg_params, self.mx_aux_params)
-            self._note_write(self.mx_arg_params)
+            self._arg_params = {name: to_float32(array) for name, array in self._arg_params.items()}
+            group.set_params(self._arg_params, self._aux_params)
+            self._note_write(self._arg_params)
         else:
-            self.mx_arg_params = host_zeros(group.param_names, group.param_arrays)
-            self.mx_aux_params = host_zeros(group.aux_names, group.aux_arrays)
+            self._arg_params = host_zeros(group.param_names, group.param_arrays)
+            self._aux_params = host_zeros(group.aux_names, group.aux_arrays)
 
     def install_monitor(self, mon: Any) -> None:
         """Install a monitor on all executors; it sees the operators that run, as with contrib.amp.
@@ -261,7 +265,7 @@ class Module(PolicyStatus, ModuleBase):
         """
         self._bound("install_monitor")
         self._watching.monitor = mon
-        self._watching.see(self.mx_exec_group)
+        self._watching.see(self._exec_group)
 
     def _bound(self, call: str) -> Runnable:
         if not self.binded or self._runnable is None:
@@ -289,7 +293,7 @@ class Module(PolicyStatus, ModuleBase):
             return
         super().init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
         if applies:
-            self._note_write(self.mx_arg_params)
+            self._note_write(self._arg_params)
 
     def set_params(
         self,
@@ -306,8 +310,8 @@ class Module(PolicyStatus, ModuleBase):
         if applies:  # else init_params has done it
             names = self._low_weights() & set(arg_params)
             for name in names:
-                arg_params[name].copyto(self.mx_arg_params[name])
-            self._note_write({name: self.mx_arg_params[name] for name in names})  # in float32, whatever they were
+                arg_params[name].copyto(self._arg_params[name])
+            self._note_write({name: self._arg_params[name] for name in names})  # in float32, whatever they were
 
     def get_params(self) -> Any:
         """Return the float32 parameters and the auxiliary states, as ``mx.mod.Module.get_params``.
@@ -315,25 +319,25 @@ class Module(PolicyStatus, ModuleBase):
         Raises:
             TrainerError: If a parameter was written to past its float32 master.
         """
-        if self._training is not None and not self.mx_params_dirty:
+        if self._training is not None and not self._params_dirty:
             self._training.require_masters(self._trained())
         return super().get_params()
 
-    def mx_sync_params_from_devices(self) -> None:
+    def _sync_params_from_devices(self) -> None:
         """Bring the host's parameters up to date: the masters of low precision weights, or their values widened."""
-        if self.mx_updates_on_kvstore:
-            super().mx_sync_params_from_devices()
+        if self._update_on_kvstore:
+            super()._sync_params_from_devices()
             return
-        training, group = self._training, self.mx_exec_group
+        training, group = self._training, self._exec_group
         if training is not None:
             training.require_masters(self._trained())
         for weight in weights_of(group):
             arrays = weight.arrays if training is None else weight.arrays[: len(training.updaters)]
             exact = [self._exact(weight.name, number, array) for number, array in enumerate(arrays)]
-            store_mean(exact, self.mx_arg_params[weight.name])
+            store_mean(exact, self._arg_params[weight.name])
         for name, arrays in zip(group.aux_names, group.aux_arrays):
-            store_mean(arrays, self.mx_aux_params[name])
-        self.mx_params_dirty = False
+            store_mean(arrays, self._aux_params[name])
+        self._params_dirty = False
 
     def _exact(self, name: str, number: int, array: mx.nd.NDArray) -> mx.nd.NDArray:
         """Return a weight's master; without one the host's value where that still rounds to it."""
@@ -341,7 +345,7 @@ class Module(PolicyStatus, ModuleBase):
             return array
         master = None if self._training is None else self._training.master(name, number)
         if master is None:
-            master = self.mx_arg_params[name].copyto(array.ctx)
+            master = self._arg_params[name].copyto(array.ctx)
             follow(master, array)
         return master
 
@@ -352,10 +356,10 @@ class Module(PolicyStatus, ModuleBase):
             self._training.set_masters(self._trained(), values)
 
     def _trained(self) -> List[Weight]:
-        return [weight for weight in weights_of(self.mx_exec_group) if plain(weight.grads)[0] is not None]
+        return [weight for weight in weights_of(self._exec_group) if plain(weight.grads)[0] is not None]
 
     def _low_weights(self) -> FrozenSet[str]:
-        return frozenset(weight.name for weight in weights_of(self.mx_exec_group) if weight.is_low)
+        return frozenset(weight.name for weight in weights_of(self._exec_group) if weight.is_low)
 
     # ------------------------------------------------------------------ optimizer and loss scale
 
@@ -392,29 +396,29 @@ class Module(PolicyStatus, ModuleBase):
             _, self.loss_scale = optimizer.peek_optimizer_and_scale("Module")
             optimizer, _ = optimizer.hand_over("Module")
         self.get_params()
-        low, compression = bool(self._low_weights()), self.mx_compression_params
+        low, compression = bool(self._low_weights()), self._compression_params
         refuse_compression(compression, self._scaler.active, low)
-        store, capable = open_for_module(kvstore, compression, len(self.mx_context), self.mx_arg_params)
+        store, capable = open_for_module(kvstore, compression, len(self._context), self._arg_params)
         self.discard_grads()
         self._writes.count += 1
         if updates_on_kvstore(store, capable, self._scaler.active, low):
             self._training = None
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
             return
-        weights = weights_of(self.mx_exec_group)
-        batch_size = self.mx_exec_group.batch_size * (store.num_workers if store is not None else 1)
+        weights = weights_of(self._exec_group)
+        batch_size = self._exec_group.batch_size * (store.num_workers if store is not None else 1)
         names = [weight.name for weight in weights]
-        made, masters = make_optimizer(optimizer, dict(optimizer_params), self.mx_symbol, names, 1.0 / batch_size)
+        made, masters = make_optimizer(optimizer, dict(optimizer_params), self._symbol, names, 1.0 / batch_size)
         if store is not None and compression:
             store.set_gradient_compression(compression)
-        self._training = Training(self._scaler, made, masters, store, self.mx_context, weights, self.mx_arg_params)
-        self._training.set_masters(self._trained(), self.mx_arg_params)
-        self.mx_optimizer, self.mx_kvstore, self.mx_updates_on_kvstore = made, store, False
-        self.mx_updater = self._training.updaters[0]
+        self._training = Training(self._scaler, made, masters, store, self._context, weights, self._arg_params)
+        self._training.set_masters(self._trained(), self._arg_params)
+        self._optimizer, self._kvstore, self._update_on_kvstore = made, store, False
+        self._updater = self._training.updaters[0]
         self.optimizer_initialized = True
-        if self.mx_preload_opt_states is not None:
-            self.load_optimizer_states(self.mx_preload_opt_states)
-            self.mx_preload_opt_states = None
+        if self._preload_opt_states is not None:
+            self.load_optimizer_states(self._preload_opt_states)
+            self._preload_opt_states = None
 
     def borrow_optimizer(self, shared_module: Any) -> None:
         """Train with another module's optimizer, kvstore and loss scale.
@@ -463,13 +467,13 @@ class Module(PolicyStatus, ModuleBase):
         A module that is bound to infer uses the parameters that were set, or trained by a module that it shares them
         with. As in MXNet a write to executors' arrays may not be seen: bind anew.
         """
-        require_bfloat16(self._policy.compute_dtype, self.mx_context, f"forward: symbol '{self.mx_symbol.name}'")
+        require_bfloat16(self._policy.compute_dtype, self._context, f"forward: symbol '{self._symbol.name}'")
         if self.binded and not self.for_training and self._bound("forward").on_cpu:
             if self._writes_fused not in (None, self._writes.count):
-                self._use(self._bound("forward"), (self.mx_data_shapes, self.mx_label_shapes), self.mx_exec_group)
+                self._use(self._bound("forward"), (self._data_shapes, self._label_shapes), self._exec_group)
             self._writes_fused = self._writes.count
         self._warn_of_rounded_labels(data_batch)
-        super().forward(as_bound(data_batch, self.mx_data_shapes, self.mx_label_shapes), is_train)
+        super().forward(as_bound(data_batch, self._data_shapes, self._label_shapes), is_train)
 
     def _warn_of_rounded_labels(self, data_batch: Any) -> None:
         """Say once if labels come in float16 and there are more classes than it has whole numbers."""
@@ -521,18 +525,18 @@ class Module(PolicyStatus, ModuleBase):
         if out_grads is not None and scale != 1.0:
             out_grads = [to_float32(grad) * scale for grad in out_grads]
         if scaler.active and self._training is not None:
-            self._step.keep_running_stats(self._running_stats())
+            self._step.running_stats.keep(self._running_stats())
         super().backward(out_grads)
         self._writes.count += 1  # MXNet's BatchNorm writes its running statistics in the backward pass
         self._backward_scale = scale
-        if scaler.active or accumulates(self.mx_grad_req):
-            window = scaler.scaled(scale)
+        if scaler.active or accumulates(self._grad_req):
+            window = scaler.begun(scale)
             if scale != 1.0:
                 self._reader.show(window)
 
     def _write_loss_scale(self, scale: float) -> None:
         """Set the loss scale that executors read, if they have an input for it."""
-        for executor in self.mx_exec_group.execs:
+        for executor in self._exec_group.execs:
             if LOSS_SCALE in executor.arg_dict:
                 executor.arg_dict[LOSS_SCALE][:] = scale
 
@@ -611,13 +615,13 @@ class Module(PolicyStatus, ModuleBase):
             return True
         if self._scaler.active:
             self._require_gradients("update")
-        self.mx_params_dirty = True  # auxiliary states change in a skipped step as well
-        return self._training.step.run(self._step_weights(self._training), self.mx_optimizer.rescale_grad)
+        self._params_dirty = True  # auxiliary states change in a skipped step as well
+        return self._training.step.run(self._step_weights(self._training), self._optimizer.rescale_grad)
 
     def discard_grads(self) -> None:
         """Give up the present window: its gradients count as used, and nothing is updated."""
         if self.binded:
-            hide(self.mx_exec_group)
+            hide(self._exec_group)
         self._step.discard()
 
     @property
@@ -628,13 +632,13 @@ class Module(PolicyStatus, ModuleBase):
     def _step_weights(self, training: Optional[Training]) -> BoundWeights:
         """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
         numbers = self._bound("update").loss_outputs
-        losses = [executor.outputs[number] for executor in self.mx_exec_group.execs for number in numbers]
+        losses = [executor.outputs[number] for executor in self._exec_group.execs for number in numbers]
         explain_steps(self._scaler, self)  # of the modules that share a scaler, the one that steps
-        return BoundWeights(training, self._trained(), losses, self._running_stats(), self.mx_exec_group)
+        return BoundWeights(training, self._trained(), losses, self._running_stats(), self._exec_group)
 
     def _running_stats(self) -> Named:
         """Return the running statistics by name, on every context."""
-        group = self.mx_exec_group
+        group = self._exec_group
         return [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
 
     def _require_gradients(self, call: str) -> Training:
@@ -693,9 +697,9 @@ class Module(PolicyStatus, ModuleBase):
         states = states_files(prefix, epoch, load_optimizer_states)
         symbol, arg_params, aux_params = load_checkpoint(prefix, epoch, *states)
         module = cls(symbol, **kwargs)
-        module.mx_arg_params, module.mx_aux_params = arg_params, aux_params
+        module._arg_params, module._aux_params = arg_params, aux_params
         module.params_initialized = True
-        module.mx_preload_opt_states = next(iter(states), None)
+        module._preload_opt_states = next(iter(states), None)
         return module
 
     def save_optimizer_states(self, fname: str) -> None:
@@ -731,5 +735,5 @@ class Module(PolicyStatus, ModuleBase):
         if self._training is None:
             super().load_optimizer_states(fname)
         else:
-            self._training.load(fname, self._trained(), self.mx_arg_params)
-            self.mx_params_dirty = True
+            self._training.load(fname, self._trained(), self._arg_params)
+            self._params_dirty = True

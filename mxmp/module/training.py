@@ -208,7 +208,7 @@ class Reader:
     def show(self, window: Window) -> None:
         """Let the lists of gradients tell who reads one."""
         window.written.owners.add(self)
-        arrays = self._module().mx_exec_group.grad_arrays  # type: ignore[union-attr]
+        arrays = self._module()._exec_group.grad_arrays  # type: ignore[union-attr]
         for number, each in enumerate(arrays):
             if not isinstance(each, TrueOnRead) or each.window is not window:
                 arrays[number] = TrueOnRead(getattr(each, "plain", each), window)
@@ -279,7 +279,7 @@ class BoundWeights(Weights):
         for index, arrays in grads.items():
             found = self._weights[index].grads
             if isinstance(found, TrueOnRead):
-                found.arrays = arrays
+                found.show(arrays)
             else:
                 found[:] = arrays
 

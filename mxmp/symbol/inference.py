@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 
 import mxnet as mx
+from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from .. import dtypes
 from ..errors import GraphError, InferenceError, mxnet_reason
 from ..graph import GRADIENT, HINT, Graph, Key, from_json, to_json, version_of
-from ..mxnet_private import NumpySymbol, count_inputs
+from ..mxnet_private import count_inputs
 from ..passes import Facts
 from ..passes.control_flow import bodies_of, check_bodies
 

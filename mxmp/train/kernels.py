@@ -25,7 +25,6 @@ from ..arrays import (
     to_float32,
     widen,
 )
-from ..mxnet_private import optimizers
 from .masters import Masters
 
 # Elements of weights that go together on a CPU: MXNet's kernel for many walks the longest as often as there are weights
@@ -74,7 +73,7 @@ def update(updater: mx.optimizer.Updater, masters: Masters, updates: Sequence[Up
     """
     optimizer = masters.optimizer
     for group in by_context(updates, [each.weight for each in updates]):
-        optimizers.set_current_context(optimizer, group[0].weight.ctx.device_id)
+        optimizer._set_current_context(group[0].weight.ctx.device_id)
         weights = [_with_state(updater, masters, each) for each in group]
         for part in _parts(_without_kernel_for_masters(optimizer, weights)):
             update_part(optimizer, part)
@@ -101,7 +100,7 @@ def _without_kernel_for_masters(optimizer: mx.optimizer.Optimizer, weights: List
     done = [each for each in weights if each.master is not None and each.is_plain and each.grad.dtype == np.float16]
     for part in chunks(done, MOST_ARRAYS):
         index, weight, grad, state, master, _ = map(list, zip(*part))
-        optimizers.update_sgd(optimizer, index, weight, grad, list(zip(state, master)), multi_precision=True)
+        optimizer._update_impl(index, weight, grad, list(zip(state, master)), multi_precision=True)
     indices = {each.index for each in done}
     return [each for each in weights if each.index not in indices]
 
@@ -132,17 +131,18 @@ def update_part(optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) ->
     grads = iter(_widened([each.grad for each in low]))
     wide = {each.index: Weight(each.index, master, next(grads), each.state) for each, master in zip(low, masters)}
     _update_wide(optimizer, [wide.get(each.index, each) for each in weights])
-    plain = [number for number, each in enumerate(low) if each.is_plain]
-    round_all([masters[number] for number in plain], [low[number].weight for number in plain])
-    for master, each in zip(masters, low):
-        if not each.is_plain:
+    together = {number for number, each in enumerate(low) if each.is_plain}
+    if together:
+        round_all([masters[number] for number in together], [low[number].weight for number in together])
+    for number, (master, each) in enumerate(zip(masters, low)):
+        if number not in together:
             round_into(master, each.weight)
 
 
 def _widened(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
     """Return arrays in float32: dense float16 ones of a GPU together, others one by one."""
     fit = [k for k, each in enumerate(arrays) if on_gpu(each) and each.dtype == np.float16 and each.stype == "default"]
-    together = dict(zip(fit, widen([arrays[k] for k in fit])))
+    together = dict(zip(fit, widen([arrays[k] for k in fit]))) if fit else {}
     return [together[k] if k in together else to_float32(each) for k, each in enumerate(arrays)]
 
 
@@ -169,11 +169,11 @@ def _update_wide(optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -
 def _update_sgd(sgd: mx.optimizer.SGD, weights: Sequence[Weight]) -> None:
     """Update float32 weights of a CPU, each by the kernel for one, which does what that for many does in its order."""
     indices = [each.index for each in weights]
-    optimizers.update_count(sgd, indices)
+    sgd._update_count(indices)
     options = {"momentum": sgd.momentum, "rescale_grad": sgd.rescale_grad}
     if sgd.clip_gradient:
         options["clip_gradient"] = sgd.clip_gradient
-    rates = zip(weights, optimizers.learning_rates(sgd, indices), optimizers.weight_decays(sgd, indices))
+    rates = zip(weights, sgd._get_lrs(indices), sgd._get_wds(indices))
     for (_, weight, grad, momentum, *_), rate, decay in rates:
         mx.nd.sgd_mom_update(weight, grad, momentum, out=weight, lr=_exactly(rate), wd=_exactly(decay), **options)
 

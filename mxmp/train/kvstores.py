@@ -14,7 +14,6 @@ import mxnet as mx
 from ..arrays import is_low_precision, round_into, to_float32
 from ..distributed import KVStore, distributed
 from ..errors import TrainerError, did_you_mean
-from ..mxnet_private import create_kvstore, parameters
 from .masters import copy_to_other_contexts, exact_value, keep_masters
 
 _KINDS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync", "p3store_dist", "horovod")
@@ -46,7 +45,7 @@ def open_for_trainer(kvstore: Any, compression: Any, params: Sequence[mx.gluon.P
             "leave it out, or take mxmp.distributed.KVStore(..., transport='float16')."
         )
     for param in params:
-        storage = parameters.grad_storage_type(param)
+        storage = param._grad_stype
         if storage != "default":
             raise TrainerError(
                 f"parameter '{param.name}' has a {storage} gradient, which a distributed kvstore can sum "
@@ -62,7 +61,7 @@ def open_for_module(kvstore: Any, compression: Any, contexts: int, values: Dict[
     """
     if distributed(kvstore) and not compression:
         return _open_distributed(kvstore), False
-    store, capable = create_kvstore(kvstore, contexts, values)
+    store, capable = mx.model._create_kvstore(kvstore, contexts, values)
     return store, bool(capable)
 
 
@@ -96,7 +95,7 @@ def refuse_update_on_kvstore(kvstore: Any, choice: Any, params: Iterable[Any]) -
         params: The parameters; MXNet updates row_sparse ones on the kvstore only.
     """
     own = [param for param in params if isinstance(param, mx.gluon.Parameter)]
-    sparse = [param.name for param in own if parameters.storage_type(param) != "default"]
+    sparse = [param.name for param in own if param._stype != "default"]
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
     if choice:
         cause, cure = "update_on_kvstore=True", "leave update_on_kvstore out"

@@ -11,7 +11,7 @@ import dataclasses
 import re
 import threading
 import weakref
-from typing import Any, Callable, Container, ContextManager, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -21,7 +21,7 @@ from ..arrays import is_low_precision
 from ..errors import NoBackwardError, TrainerError, UnscaledLossError
 from ..graph import Entry, Graph, Node
 from ..graph.core import VARIABLE, make_attrs
-from ..mxnet_private import ignores_output_gradient, is_fresh, parameters
+from ..mxnet_private import ignores_output_gradient
 from ..passes.attributes import CUSTOM
 from ..passes.scale_loss import is_loss_head
 from .window import LOCK
@@ -41,7 +41,7 @@ _NODE_ATTRIBUTE = re.compile(r"\t(.*?)=(.*)")
 def is_recorded(array: mx.nd.NDArray) -> bool:
     """Return whether autograd has a node for an array; False again after a backward that freed its graph."""
     try:
-        is_fresh.set(array, is_fresh(array))  # refused by MXNet where there is no node to keep it
+        array._fresh_grad = array._fresh_grad  # refused by MXNet where there is no node to keep it
     except mx.MXNetError:
         return False
     return True
@@ -77,32 +77,22 @@ _DO = (
 )
 
 
-def told(product: Any) -> ContextManager[Any]:
-    """Tell the block of a product, if it is there still, of a backward within this context."""
-    block = product.block()
-    return contextlib.nullcontext() if block is None else block.backward_of(product.loss)
-
-
-class Product(mx.nd.NDArray):
-    """A loss times the scale, which tells its block of each ``backward``."""
+class _Product(mx.nd.NDArray):
+    """A loss times the scale, which tells its block, if that is there still, of each ``backward``."""
 
     __slots__ = ("block", "loss")
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients, as ``NDArray.backward``."""
-        with told(self):
+        """Compute the gradients, as the ``backward`` of an array of this kind."""
+        block = self.block()
+        with contextlib.nullcontext() if block is None else block.backward_of(self.loss):
             super().backward(*args, **kwargs)
 
 
-class NumpyProduct(mx.np.ndarray):
+class _NumpyProduct(_Product, mx.np.ndarray):
     """The same of ``mx.np``."""
 
-    __slots__ = ("block", "loss")
-
-    def backward(self, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients, as ``ndarray.backward``."""
-        with told(self):
-            super().backward(*args, **kwargs)
+    __slots__ = ()
 
 
 @dataclasses.dataclass
@@ -128,7 +118,7 @@ class ScaledLoss:
 
     def tell(self, block: Any) -> mx.nd.NDArray:
         """Return the product as an array that tells a block of each ``backward``."""
-        kind: Any = NumpyProduct if isinstance(self.scaled, mx.np.ndarray) else Product
+        kind: Any = _NumpyProduct if isinstance(self.scaled, mx.np.ndarray) else _Product
         handle, self.scaled.handle = self.scaled.handle, None  # one owner at any time, who frees it
         product = kind(handle)
         product.block, product.loss, self.scaled = weakref.ref(block), self, product
@@ -138,7 +128,7 @@ class ScaledLoss:
     def reached(self) -> bool:
         """Whether a backward pass came through; ``autograd.grad`` counts where it frees the graph."""
         # The flag of the product's own node is set when it is made and goes with the node.
-        return self.factor is not None and bool(is_fresh(self.factor) or not is_fresh(self.scaled))
+        return self.factor is not None and bool(self.factor._fresh_grad or not self.scaled._fresh_grad)
 
 
 class Factors:
@@ -158,8 +148,8 @@ class Factors:
         # Recorded outside of record() too, where the forward pass has ended already.
         with autograd.record():
             scaled = wide * factor
-        is_fresh.set(factor, False)
-        is_fresh.set(scaled, True)
+        factor._fresh_grad = False
+        scaled._fresh_grad = True
         return ScaledLoss(path, loss, wide, scaled, factor)
 
     def release(self) -> None:
@@ -200,7 +190,7 @@ def mapped(loss: Any, function: Callable[[str, mx.nd.NDArray], mx.nd.NDArray], p
         )
     if not is_low_precision(loss) and loss.dtype not in (np.float32, np.float64):
         raise TrainerError(f"scale_loss: {path} has dtype {np.dtype(loss.dtype)}; expected a float.")
-    if isinstance(loss, (Product, NumpyProduct)) and getattr(loss.block(), "windows", None):
+    if isinstance(loss, _Product) and getattr(loss.block(), "windows", None):
         raise TrainerError(
             f"scale_loss: {path} is scaled by another trainer already. To scale one loss for several "
             "trainers call first.scale_loss(loss, second)."
@@ -311,7 +301,7 @@ class HeadScale(gluon.Parameter):
 
     def note_trainers(self, params: Iterable[Any]) -> None:
         """Note the trainers of a net whose recorded call in this thread was the last one with loss heads."""
-        trainers = {id(each): each for each in map(parameters.trainer_of, params) if each is not None}
+        trainers = {id(each): each for each in (param._trainer for param in params) if each is not None}
         with LOCK:
             mine = [each for each in self._calls if each.thread == threading.get_ident()]
             if mine:

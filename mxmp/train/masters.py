@@ -19,7 +19,6 @@ from mxnet import autograd
 
 from ..arrays import is_low_precision, merge_flags, on_gpu, round_into, settle, to_float32, view
 from ..errors import TrainerError
-from ..mxnet_private import ParameterBase
 
 _KEPT = "_mxmp_masters"
 _OWNER = "_mxmp_optimizer"
@@ -158,7 +157,11 @@ def written_past(name: str) -> TrainerError:
     )
 
 
-class ParameterWithMasters(ParameterBase):
+class FollowedParameter(mx.gluon.Parameter):
+    """A parameter whose masters follow what is set and loaded."""
+
+
+class ParameterWithMasters(FollowedParameter):
     """A parameter that a trainer of mxmp has a master of, which follows what is set and loaded.
 
     A low precision parameter gets this class with its master, and keeps it; a copy has the class that it had before.
@@ -177,9 +180,9 @@ class ParameterWithMasters(ParameterBase):
             super().set_data(data)
             follow_weights(self)
 
-    def mx_load_value(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
+    def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Load a value, as from a file."""
-        super().mx_load_value(data, ctx, cast_dtype, dtype_source)
+        super()._load_init(data, ctx, cast_dtype, dtype_source)
         self._follow()
 
     def cast(self, dtype: Any) -> None:
@@ -200,9 +203,9 @@ class ParameterWithMasters(ParameterBase):
         else:
             forget_masters(self)
 
-    def mx_init_arrays(self, data: Any, ctx_list: Any) -> None:
+    def _init_impl(self, data: Any, ctx_list: Any) -> None:
         """Set an initial value, again."""
-        super().mx_init_arrays(data, ctx_list)
+        super()._init_impl(data, ctx_list)
         follow_weights(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -297,7 +300,7 @@ def own(param: mx.gluon.Parameter, optimizer: mx.optimizer.Optimizer) -> None:
     owner = getattr(param, _OWNER, None)
     if owner is None or owner() is not optimizer:
         setattr(param, _OWNER, weakref.ref(optimizer))
-    if not isinstance(param, ParameterBase):  # nor one of `mxmp.gluon` that a conversion stores, which follows too
+    if not isinstance(param, FollowedParameter):
         kind: Any = type(param)
         param.__class__ = _class_with_masters(kind)
 

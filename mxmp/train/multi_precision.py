@@ -9,7 +9,6 @@ import mxnet as mx
 
 from ..arrays import is_low_precision, to_float32
 from ..errors import TrainerError
-from ..mxnet_private import OptimizerBase, optimizers
 from .kernels import Weight, update_part
 from .masters import (
     Masters,
@@ -61,7 +60,7 @@ def _of_inner(name: str) -> Any:
     return property(read, write, doc=f"``{name}`` of the inner optimizer.")
 
 
-class MultiPrecision(OptimizerBase):
+class MultiPrecision(mx.optimizer.Optimizer):
     """An optimizer that runs another one in float32 on float16 and bfloat16 weights.
 
     It is for ``mx.gluon.Trainer``, ``mx.mod.Module`` and loops with an ``mx.optimizer.Updater``. The trainers and
@@ -159,9 +158,9 @@ class MultiPrecision(OptimizerBase):
         """Set weight decay multipliers by name or index."""
         self.inner.set_wd_mult(args_wd_mult)
 
-    def mx_set_current_context(self, device_id: int) -> None:
+    def _set_current_context(self, device_id: int) -> None:
         """Choose the device whose counts the inner optimizer uses."""
-        optimizers.set_current_context(self.inner, device_id)
+        self.inner._set_current_context(device_id)
 
     def create_state(self, index: int, weight: mx.nd.NDArray) -> Any:
         """Return the inner optimizer's state of a weight."""

@@ -11,8 +11,7 @@ import numpy as np
 from ..arrays import all_finite, copy_all, merge_flags, on_gpu, to_float32, views
 from ..dtypes import canonical
 from ..errors import NonFiniteLossError
-from ..mxnet_private import parameters
-from .scaler import Scaler, worth_a_line
+from .scaler import Scaler, should_log
 
 _LOG = logging.getLogger(__name__)
 
@@ -133,7 +132,7 @@ class RunningStats:
 
     def _log(self, names: List[str]) -> None:
         self._put_back += bool(names)
-        if names and worth_a_line(self._put_back):
+        if names and should_log(self._put_back):
             text = "%s not finite after a forward pass on NaN or inf, and put back; such passes so far: %d"
             _LOG.warning(text, ", ".join(map(repr, names)), self._put_back)
 
@@ -165,8 +164,8 @@ class UntrainedStats:
         if self._is_told or self._skips == Scaler.skips_of_all:
             return
         self._skips = Scaler.skips_of_all
-        stats = [param for param in params if not parameters.is_differentiable(param)]
-        arrays = [(param.name, data) for param in stats for data in parameters.arrays(param) or ()]
+        stats = [param for param in params if not param._differentiable]
+        arrays = [(param.name, data) for param in stats for data in param._data or ()]
         lost = dict.fromkeys(name for name, data in arrays if np.isnan(to_float32(data).asnumpy()).any())
         if lost:
             self._is_told = True

@@ -26,7 +26,6 @@ import numpy as np
 from ..checkpoint import are_rows, check_array
 from ..errors import StateError
 from ..files import path_of, require_file, saving
-from ..mxnet_private import copy_from_numpy, optimizers
 from .multi_precision import MultiPrecision
 
 FORMAT, VERSION = "mxmp-optimizer-states", 1
@@ -54,8 +53,8 @@ NOT_STATE = {
     "aggregate_num",
     "multi_precision",
     "num_update",
-    optimizers.all_update_counts.name,
-    optimizers.update_counts.name,
+    "_all_index_update_counts",
+    "_index_update_count",
 }
 
 
@@ -184,7 +183,7 @@ class _Decoder:
         if self._left < 0:  # it is named again and again, to fill the memory with copies
             raise ValueError("its arrays are larger than the file")
         loaded = mx.nd.empty(array.shape, mx.cpu(), array.dtype)
-        copy_from_numpy(loaded, array)
+        loaded._sync_copyfrom(array)
         return loaded
 
     def _row_sparse(self, values: mx.nd.NDArray, rows: mx.nd.NDArray, shape: List[int]) -> mx.nd.NDArray:
@@ -207,7 +206,7 @@ def content_of(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
     return {
         "optimizer": type(optimizer).__name__,
         "num_update": optimizer.num_update,
-        "counts": {device: dict(counts) for device, counts in optimizers.all_update_counts(optimizer).items()},
+        "counts": {device: dict(counts) for device, counts in optimizer._all_index_update_counts.items()},
         "fields": _fields(optimizer),
         "scheduler": type(scheduler).__name__,
         "scheduler_fields": {} if scheduler is None else _fields(scheduler),

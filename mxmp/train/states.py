@@ -10,11 +10,12 @@ all of it before anything is changed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import logging
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -23,12 +24,11 @@ from ..arrays import leaves, to_float32
 from ..dtypes import FLOAT32, LOW_PRECISION, canonical
 from ..errors import LossScaleError, StateError, TrainerError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale
-from ..mxnet_private import is_initialized, optimizers
+from ..mxnet_private import is_initialized
 from .masters import Masters, follow_weights, keep_masters, require_masters
 from .multi_precision import parted
 from .scaler import Scaler
 from .state_files import NOT_STATE, content_of, foreign, read, same, write
-from .undo import all_or_none
 
 _LOG = logging.getLogger(__name__)
 
@@ -120,8 +120,8 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
         if optimizer.lr_scheduler is not None:
             vars(optimizer.lr_scheduler).update(scheduler_fields)
         if counts is not None:
-            optimizers.all_update_counts.set(optimizer, counts)
-            optimizers.update_counts.set(optimizer, counts[0])
+            optimizer._all_index_update_counts = counts
+            optimizer._index_update_count = counts[0]
             optimizer.num_update = content["num_update"]
     # Without a scale nothing is checked any more: that is never without a word.
     lost = isinstance(scaler.loss_scale, NoOpLossScale) and not isinstance(before, NoOpLossScale)
@@ -129,6 +129,26 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
         overruled.append(f"loss_scale={scaler.loss_scale} (not {before})")
     if overruled:
         _LOG.warning("%s decides over %s; to change that, set it after loading.", fname, ", ".join(overruled))
+
+
+@contextlib.contextmanager
+def all_or_none(objects: Iterable[Any]) -> Iterator[None]:
+    """Give objects their present class and attributes back if anything ends this context early; None is left out.
+
+    What an attribute refers to is not looked into: change it by giving the object another one.
+    """
+    before = [(each, type(each), dict(vars(each))) for each in objects if each is not None]
+    try:
+        yield
+    except BaseException:
+        for each, kind, attributes in before:
+            present = vars(each)
+            present.update(attributes)
+            for name in present.keys() - attributes.keys():
+                del present[name]
+            if type(each) is not kind:
+                each.__class__ = kind
+        raise
 
 
 class _Loaded:

@@ -38,7 +38,7 @@ from ..gluon import Trainer, convert, freeze, restore
 from ..gluon.blocks import frozen_model, roots
 from ..gluon.storage import contexts_of
 from ..module import Module
-from ..mxnet_private import blocks, is_initialized, parameters
+from ..mxnet_private import is_deferred, is_initialized
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..report.tuning import FASTER, SAME, SLOWER, PolicySpeed, SpeedComparison
@@ -252,7 +252,7 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training]) 
     if frozen_model(net) is not None:
         raise TuneError(f"network: block '{net.name}' is frozen under a policy; give the net that it was made of.")
     params = net.collect_params()
-    lacking = [name for name, each in params.items() if not (is_initialized(each) or parameters.is_deferred(each))]
+    lacking = [name for name, each in params.items() if not (is_initialized(each) or is_deferred(each))]
     if lacking:
         raise TuneError(f"network: parameter '{lacking[0]}' has no value; initialize or load the net first.")
     example = next(read_loader(batches, 1, "batches")).for_net(labelled=training is not None)
@@ -293,7 +293,7 @@ def _copy_of(net: gluon.Block, context: mx.Context) -> gluon.Block:
     operators: Dict[int, Any] = {}
 
     def leave_out(block: gluon.Block) -> None:
-        operator = blocks.cached_op(block) if isinstance(block, gluon.HybridBlock) else None
+        operator = block._cached_op if isinstance(block, gluon.HybridBlock) else None
         if operator is not None:  # which cannot be copied; the copy makes its own when it is called
             operators[id(operator)] = None
 
@@ -307,7 +307,7 @@ def _copy_of(net: gluon.Block, context: mx.Context) -> gluon.Block:
         own.collect_params().reset_ctx(context)
     # A conversion runs a net's graph whether it is hybridized or not: float32 is to be run as well.
     for block in roots(own):
-        if not blocks.is_active(block):
+        if not block._active:
             block.hybridize()
     return own
 
@@ -315,11 +315,11 @@ def _copy_of(net: gluon.Block, context: mx.Context) -> gluon.Block:
 def _most_inputs(net: gluon.Block) -> Optional[int]:
     """Return how many inputs a net takes at most, None if as many as it is given."""
     if isinstance(net, gluon.SymbolBlock):
-        return len(blocks.cached_graph(net)[0])
+        return len(net._cached_graph[0])
     if isinstance(net, (gluon.nn.Sequential, gluon.nn.HybridSequential)):
         return 1
     hybrid = isinstance(net, gluon.HybridBlock) and type(net).forward is gluon.HybridBlock.forward
-    own = blocks.registered_params(net) if hybrid else {}
+    own = net._reg_params if hybrid else {}
     function = type(net).hybrid_forward if hybrid else type(net).forward
     arguments = list(inspect.signature(function).parameters.values())[2 if hybrid else 1 :]
     if any(argument.kind is argument.VAR_POSITIONAL for argument in arguments):
@@ -362,7 +362,7 @@ def _read_model(network: Any, batches: Batches, training: Optional[Training]) ->
         shapes = {name: array.shape for name, array in values.items()}
         types = {name: dtypes.canonical(array.dtype) for name, array in values.items()}
         frozen = freeze(tuple(subject.model), policy, shapes, types, ctx=subject.context)
-        arrays = [values[variable.name] for variable in blocks.cached_graph(frozen)[0]]
+        arrays = [values[variable.name] for variable in frozen._cached_graph[0]]
         return lambda: frozen(*arrays)
 
     def train(policy: Policy) -> Run:
@@ -404,28 +404,34 @@ def context_of(gpu: Optional[int]) -> mx.Context:
     return mx.cpu() if gpu is None else mx.gpu(gpu)
 
 
-def make_batch(model: Checkpoint, shapes: Mapping[str, Any], types: Mapping[str, str]) -> Dict[str, mx.nd.NDArray]:
-    """Return inputs of a checkpoint's network: random numbers from 0 to 1, integers 0 or 1, labels 0.
+def make_batch(
+    model: Checkpoint, shapes: Mapping[str, Any], types: Mapping[str, str], arrays: Optional[Mapping[str, Any]] = None
+) -> Dict[str, mx.nd.NDArray]:
+    """Return inputs of a checkpoint's network: arrays, or random numbers from 0 to 1, integers 0 or 1, labels 0.
 
     Args:
         model: A symbol and its parameters; its inputs are the variables without values there.
-        shapes: Shapes of all inputs but labels, by name.
-        types: Dtypes of those that are neither float32 nor declare theirs.
+        shapes: Shapes of the inputs that have no array, by name; labels may be left out.
+        types: Dtypes of the inputs that are neither float32 nor declare their dtype.
+        arrays: Values of inputs by name, as numpy has them.
 
     Raises:
-        TuneError: If an input has no shape, or there is none of a name that is given.
+        TuneError: If an input has no shape, or if there is no input of a name that is given.
     """
+    arrays = arrays or {}
     declared, labels = inputs_of(model.symbol, {**model.arg_params, **model.aux_params}), label_names(model.symbol)
-    for name in (*shapes, *types):
+    for name in (*shapes, *types, *arrays):
         if name not in declared:
             raise TuneError(f"the network has no input {name!r}{did_you_mean(name, declared)}.")
     random, batch = np.random.RandomState(0), {}
     for name, dtype in {**declared, **types}.items():
-        if name in shapes:
+        if name in arrays:
+            batch[name] = mx.nd.array(arrays[name], dtype=dtype)
+        elif name in shapes:
             values = random.uniform(size=shapes[name]) if "float" in dtype else random.randint(0, 2, shapes[name])
             batch[name] = mx.nd.array(values * (name not in labels)).astype(dtype)
         elif name not in labels:
-            raise TuneError(f"input {name!r} has no shape; give --shape {name}:SIZES.")
+            raise TuneError(f"input {name!r} has no shape; give --shape {name}:SIZES, or --data.")
     return batch
 
 

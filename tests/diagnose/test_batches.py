@@ -1,7 +1,5 @@
 """One batch or several: the same for every function, of arrays of MXNet and of numpy."""
 
-import io
-import zipfile
 
 import mxnet as mx
 import numpy as np
@@ -9,8 +7,8 @@ import pytest
 from mxnet import gluon
 
 from mxmp.diagnose import compare, explain, find_nonfinite
-from mxmp.diagnose.batches import load_batch, one_batch, read_loader, some_batches
-from mxmp.errors import CheckpointError, ConvertError
+from mxmp.diagnose.batches import one_batch, read_loader, some_batches
+from mxmp.errors import ConvertError
 from tests.diagnose.nets import L2, SOFTMAX, made
 
 X, Y = np.random.RandomState(0).randn(4, 5).astype("float32"), np.array([0, 1, 2, 0])
@@ -115,22 +113,3 @@ def test_arrays_are_taken_to_where_a_net_is(ctx):
         example = one_batch(given).for_net(True).beside(net)
         assert example.inputs[0].ctx == example.label.ctx == expected
     assert explain(net, (X, Y), loss=SOFTMAX).kind == "no fault found"
-
-
-DAMAGES = {  # of the header of an array in a file of a batch
-    "open brackets": lambda data: data[:10] + b"(" * (len(data) - 11) + b"\n",
-    "a huge shape": lambda data: data.replace(b"(2, 3), }" + b" " * 12, b"(2, 30000000000000), }"),
-    "another version": lambda data: data[:6] + b"\x09" + data[7:],
-    "objects": lambda data: data.replace(b"<f4", b"|O8"),
-    "no array": lambda data: b"",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_file_of_a_batch_is_named(damage, tmp_path):
-    array, file = io.BytesIO(), tmp_path / "batch.npz"
-    np.save(array, np.ones((2, 3), np.float32))
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("data.npy", damage(array.getvalue()))
-    with pytest.raises(CheckpointError, match=f"{file}: it is no .npz file with an array of numbers for each input"):
-        load_batch(str(file), mx.sym.var("data"), {})

@@ -4,7 +4,7 @@ import pytest
 from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
-from mxmp.mxnet_private import blocks
+from mxmp.gluon.blocks import collected_params
 from tests.gluon.nets import sequence
 
 
@@ -39,9 +39,9 @@ MAKERS = {
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_parameters_are_those_of_collect_params_in_its_order(make):
     net = make()
-    assert list(blocks.collected_params(net).items()) == list(net.collect_params().items())
+    assert list(collected_params(net).items()) == list(net.collect_params().items())
 
 
 def test_two_parameters_of_one_name_are_refused():
     with pytest.raises(AssertionError, match="different Parameters with the same name 'same_weight'"):
-        blocks.collected_params(sequence(*[nn.Dense(2, prefix="same_") for _ in range(2)], kind=nn.Sequential))
+        collected_params(sequence(*[nn.Dense(2, prefix="same_") for _ in range(2)], kind=nn.Sequential))

@@ -8,7 +8,6 @@ import pytest
 
 from mxmp import arrays
 from mxmp.errors import TrainerError
-from mxmp.mxnet_private import optimizers
 from mxmp.optimizer import MultiPrecision
 from mxmp.train import kernels as module
 from mxmp.train.kernels import Update, update
@@ -62,7 +61,7 @@ def train(way, optimizer, masters=True, dtypes=MIXED, grads=None, sparse=(), ste
         way(updater, given, weights, *([own] if way is together else []))
     states = [updater.states[k] for k in range(len(weights))]
     states = [joined(optimizer, own.arrays[k], each) if k in own.arrays else each for k, each in enumerate(states)]
-    return freeze([weights, states, optimizer.num_update, sorted(optimizers.update_counts(optimizer).items())])
+    return freeze([weights, states, optimizer.num_update, sorted(optimizer._index_update_count.items())])
 
 
 @pytest.fixture

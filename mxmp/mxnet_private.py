@@ -1,0 +1,140 @@
+"""Functions of MXNet that Python reaches only by private names or by the C _LIB.
+
+All other private names stand where they are used; tests/test_mxnet_private.py lists them by file. Internal: it can
+change with any version of mxmp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import re
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.base import _LIB, c_str, c_str_array, check_call, py_str
+
+_Pair = TypeVar("_Pair", bound=Tuple[Any, Any])
+
+
+# ------------------------------------------------------------------ parameters and arrays
+
+
+def is_initialized(param: gluon.Parameter) -> bool:
+    """Return whether a parameter has values."""
+    return param._data is not None
+
+
+def is_deferred(param: gluon.Parameter) -> bool:
+    """Return whether a parameter gets its values at the first call, when its shape is known."""
+    return bool(param._deferred_init)
+
+
+def checked_arrays(param: gluon.Parameter) -> List[mx.nd.NDArray]:
+    """Return a parameter's values on each context, dense or sparse; raise MXNet's error if it has none yet."""
+    return list(param._check_and_get(param._data, list))
+
+
+def fresh_among(pairs: Iterable[_Pair]) -> Iterator[_Pair]:
+    """Yield the pairs whose second item is an array with a fresh gradient: backward wrote it since the flag was unset.
+
+    ``array._fresh_grad`` says so of one array; of many this takes less than half as long.
+    """
+    state = ctypes.c_int()
+    reference, read = ctypes.byref(state), _LIB.MXNDArrayGetGradState
+    for pair in pairs:
+        check_call(read(pair[1].handle, reference))
+        if state.value:
+            yield pair
+
+
+# ------------------------------------------------------------------ modules
+
+
+def made_with(module: mx.mod.BaseModule) -> Dict[str, Any]:
+    """Return the options that a Module or BucketingModule of MXNet's was made with, by their names there."""
+    names = ("context", "work_load_list", "fixed_param_names", "state_names", "group2ctxs", "compression_params")
+    return {name: getattr(module, f"_{name}") for name in names}
+
+
+# ------------------------------------------------------------------ operators
+
+
+def ignores_output_gradient(attrs: Mapping[str, str]) -> bool:
+    """Return whether a ``Custom`` operator says that it ignores the gradients of its outputs (``need_top_grad=False``).
+
+    Its CustomOpProp is made once more, as for each symbol. False where it cannot be made.
+    """
+    before = set(mx.operator._registry.ref_holder)
+    try:
+        made = mx.sym.Custom(name="mxmp", **{key: text for key, text in attrs.items() if not key.startswith("__")})
+    except mx.MXNetError:
+        return False
+    held = list(mx.operator._registry.ref_holder.items())
+    del made  # which drops the CustomOpProp from there
+    found = [each for key, each in held if key not in before and isinstance(each, mx.operator.CustomOpProp)]
+    return bool(found) and not any(map(_uses_output_gradient, found))
+
+
+def _uses_output_gradient(prop: mx.operator.CustomOpProp) -> bool:
+    outputs, inputs = len(prop.list_outputs()), len(prop.list_arguments())
+    numbers = list(range(outputs + inputs + outputs))
+    parts = numbers[:outputs], numbers[outputs : outputs + inputs], numbers[outputs + inputs :]
+    return any(number < outputs for number in prop.declare_backward_dependency(*parts))
+
+
+@functools.lru_cache(maxsize=None)
+def operator_handle(op: str) -> Any:
+    """Return MXNet's handle of an operator, aliases included; MXNetError if there is none of that name."""
+    handle = ctypes.c_void_p()
+    check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
+    return handle
+
+
+def operator_name(op: str) -> str:
+    """Return the name that an operator has in graphs: 'Concat' of 'concat'; MXNetError if there is none."""
+    name = ctypes.c_char_p()
+    check_call(_LIB.MXSymbolGetAtomicSymbolName(operator_handle(op), ctypes.byref(name)))
+    return str(py_str(name.value))
+
+
+# Of attributes of variables, as files before 0.9 have them (kHiddenKeys in src/c_api/c_api_symbolic.cc at tag 1.9.1).
+_OF_VARIABLES = re.compile("^(?:{0})|(?:{0})$".format("ctx_group|lr_mult|wd_mult|force_mirroring|mirror_stage"))
+_UNNAMED_INPUTS = 16  # more than any operator has that does not name its inputs
+
+
+def count_inputs(op: str, attrs: Tuple[Tuple[str, str], ...], count: int) -> Optional[Tuple[int, int]]:
+    """Return the numbers of arguments and of all inputs, auxiliary states too, of an operator that reads ``count``.
+
+    None if MXNet does not make the operator with these attributes.
+    """
+    attrs = tuple((key, value) for key, value in attrs if not _OF_VARIABLES.search(key))
+    # A user's class may be registered anew.
+    count_them = _count_inputs.__wrapped__ if op in ("Custom", "_npi_Custom") else _count_inputs
+    return count_them(op, attrs, count)
+
+
+@functools.lru_cache(maxsize=4096)
+def _count_inputs(op: str, attrs: Tuple[Tuple[str, str], ...], count: int) -> Optional[Tuple[int, int]]:
+    # An operator that names its inputs gets variables for those that lack; another takes the right number only.
+    for number in (count, *range(_UNNAMED_INPUTS)):
+        symbol = _make_symbol(op, attrs)
+        if symbol is None:
+            return None
+        with contextlib.suppress(mx.MXNetError):
+            symbol._compose(*(mx.sym.var(f"input{i}") for i in range(number)), name="node")
+            return len(symbol.list_arguments()), len(symbol.list_inputs())
+    # MXNet reads the number of multi_sgd_mom_update's inputs from another operator's parameters, and fails.
+    return max(count, 1), max(count, 1)
+
+
+def _make_symbol(op: str, attrs: Tuple[Tuple[str, str], ...]) -> Any:
+    """Return an operator without inputs, None if it has other attributes."""
+    handle, create = ctypes.c_void_p(), _LIB.MXSymbolCreateAtomicSymbol
+    with contextlib.suppress(mx.MXNetError, UnicodeEncodeError):
+        keys, values = (c_str_array([pair[i] for pair in attrs]) for i in (0, 1))
+        check_call(create(operator_handle(op), len(attrs), keys, values, ctypes.byref(handle)))
+        return mx.sym.Symbol(handle)
+    return None
