@@ -1,6 +1,6 @@
 """Writes the tables of the README and of the pages: ``python -m benchmarks.tables``.
 
-With two files of results it prints how they differ: ``python -m benchmarks.tables benchmarks/results/amx.json new.json``.
+With two files of results it prints how they differ: ``python -m benchmarks.tables before.json after.json``.
 
 Those of speeds are made from `RESULTS`, where ``make bench`` stores one file for each kind of processor; that of the
 kinds from `mxmp.processors.KINDS`. A result of another `REVISION` is left out.
@@ -111,7 +111,7 @@ def updated(text: str, file: str, records: Sequence[Record]) -> str:
 
 
 def compared(before: Record, after: Record) -> List[str]:
-    """Return a row for each column that both records have, with its speed to the base before and after, slowest first."""
+    """Return a row for each column that both records have, with its speed before and after, the slowest first."""
     rows = []
     for each in after["cases"]:
         group, case = each["group"], each["case"]
@@ -120,7 +120,8 @@ def compared(before: Record, after: Record) -> List[str]:
             old, new = (speed(record, group, case, front, name) for record in (before, after))
             if name != column["base"] and old and new:
                 rows.append((new / old, f"{group}/{case}", ", ".join(filter(None, (front, name))), old, new))
-    lines = [f"| {case} | {name} | {old:.2f} | {new:.2f} | {ratio:.2f} |" for ratio, case, name, old, new in sorted(rows)]
+    rows.sort()
+    lines = [f"| {case} | {name} | {old:.2f} | {new:.2f} | {ratio:.2f} |" for ratio, case, name, old, new in rows]
     return ["| case | column | before | after | after / before |", "|---" * 5 + "|", *lines]
 
 
