@@ -19,8 +19,7 @@ from ..module.binding import LOSS_SCALE
 from ..report.explanation import NO_FAULT, Explanation
 from ..train.step import Observer, StepEnd, Weights
 from .explain import judge, nan_given
-from .replay import MOST_CALLS, Gradients, KeptCall, LossGradients, Recorder, Replay
-from .subject import Call
+from .rerun import MOST_CALLS, Call, Gradients, KeptCall, LossGradients, Recorder, Replay, as_outputs
 
 
 class Watch(Observer):
@@ -145,7 +144,7 @@ class Watch(Observer):
     def _of_loss(self, outputs: Any) -> Optional[LossGradients]:
         """Return what computes the gradients of a call's outputs, if the loss was called with these."""
         labels = next((given[1:] for given in self._labels if given and given[0] is outputs), None)
-        return None if labels is None else LossGradients(self._loss, labels, outputs)
+        return None if labels is None else LossGradients(self._loss, labels, as_outputs(outputs))
 
 
 # ---------------------------------------------------------------------- the steps of trainers
