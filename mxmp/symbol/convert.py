@@ -136,7 +136,7 @@ def convert_symbol(
     converted = convert_graph(
         sym, parsed, model.shapes, model.dtypes, params, out_of_range=beyond, final=True, inputs=inputs
     )
-    require_matches(parsed, converted)
+    require_matches(parsed, [converted])
     return converted.symbol
 
 
@@ -219,7 +219,7 @@ def convert_prepared(
         model, args, aux = write_norms_of(model, args, aux, [norm for norm in norms if norm.name in low])
         converted, out_of_range = convert_with_params(model, args, aux, policy)
     if check:
-        require_matches(policy, converted, blocks, marked)
+        require_matches(policy, [converted], blocks, marked)
     stored, changes = store(policy, converted, args)
     symbol, layers = converted.symbol, _NONE
     if kind is not None:

@@ -62,14 +62,14 @@ def convert_with_params(
 
 
 def require_matches(
-    policy: Policy, converted: Converted, blocks: Sequence[str] = (), marked: Container[str] = ()
+    policy: Policy, parts: Sequence[Converted], blocks: Sequence[str] = (), marked: Container[str] = ()
 ) -> None:
-    """Raise a PolicyError if one of the policy's patterns matches no operator of a converted symbol.
+    """Raise a PolicyError if one of the policy's patterns matches no operator of the converted parts of a network.
 
-    ``blocks`` and ``marked`` are as for `check_matches`, of the net that it is from.
+    ``blocks`` and ``marked`` are as for `check_matches`, of the net that they are from.
     """
     if policy.has_overrides:
-        check_matches(policy, [(row.op, row.name) for row in converted.report.rows], blocks, marked)
+        check_matches(policy, [(row.op, row.name) for each in parts for row in each.report.rows], blocks, marked)
 
 
 def _convert(
