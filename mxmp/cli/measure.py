@@ -127,19 +127,19 @@ def ranges(
         require_new(out, force=force)
     epoch = read_epoch(prefix, epoch)
     from .. import diagnose, symbol
-    from ..diagnose.batches import fill_inputs
+    from ..diagnose.subject import fill_inputs
     from ..display import terminal
     from ..report.gradients import Ranges
 
     model, batch, naming_files = load_network(prefix, epoch, shapes, types, data)
     with naming_files():
         network, args, aux = model
-        largest, counted = diagnose.measure_ranges(network, args, aux, [batch]), None
+        largest, counted = diagnose.measure_ranges(tuple(model), batch), None
         if gradients:  # with zeros for labels that are missing
             plain = symbol.convert_model(network, args, aux, "O0")
             held = {**plain.arg_params, **plain.aux_params}
-            filled = {name: array for name, array in fill_inputs(plain, batch).items() if name not in held}
-            counted = diagnose.measure_gradients(network, args, aux, [filled])
+            filled = {name: array for name, array in fill_inputs(plain, batch)[0].items() if name not in held}
+            counted = diagnose.measure_gradients(tuple(model), filled)
         inputs = {name: array.shape for name, array in batch.items()}
         kept = tuple(_kept_in_float32(model, inputs, types, largest))
     largest = dict(sorted(largest.items(), key=lambda pair: -pair[1]))

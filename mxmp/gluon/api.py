@@ -15,7 +15,7 @@ from ..devices.auto import parse_policy
 from ..devices.check import amx_notes
 from ..errors import ConvertError, TrainerError
 from ..passes import EraseCasts
-from ..passes.attributes import marked_blocks
+from ..passes.base import marked_blocks
 from ..policy import Policy, PolicyChanges, check_blocks, check_matches
 from ..report import Report, merge
 from ..symbol import Converted, convert_graph, from_graph, save_checkpoint, to_graph

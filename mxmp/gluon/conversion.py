@@ -32,9 +32,9 @@ from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
 from ..symbol.inference import infer_shapes
 from ..train import loss_heads
-from ..train.alive import Alive
 from ..train.running_stats import UntrainedStats
 from ..train.step import NetCall, Observer, observers_of_calls
+from ..train.window import Alive
 from . import files, regions, storage
 from .adoption import forget_policy, note_policy, warn_of_plain_trainers
 from .blocks import (
@@ -106,7 +106,7 @@ class Conversion:
         current: The graph that ran last, outside of regions.
         ran: The graphs that ran last outside of regions, for inference (False) and in training mode (True).
         on_converted: Called with each conversion of a graph, before anything is changed.
-        observer: Is told of recorded calls in the place of the trainers' observers; None for these.
+        observer: Is told of all calls, recorded or not, in the place of the trainers' observers; None for these.
     """
 
     siblings: Siblings
@@ -257,11 +257,9 @@ class Conversion:
                 with eager(self.net):
                     return gluon.HybridBlock.forward(self.net, *args)  # the net's own one has called us
         outputs = runner(self.net, arrays)
-        if not signature.recording:
-            return outputs
-        if graph.scaled_heads is not None:
+        if signature.recording and graph.scaled_heads is not None:
             loss_heads.HEAD_SCALE.note_trainers(self.params)
-        return self._told(graph, arrays, outputs)
+        return self._told(graph, arrays, outputs) if signature.recording or self.observer is not None else outputs
 
     def _told(self, graph: ConvertedGraph, arrays: List[Any], outputs: Any) -> Any:
         """Tell the observers of the net's trainers of a recorded call, and return the outputs that they give."""

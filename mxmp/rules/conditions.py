@@ -351,7 +351,7 @@ def without_tensor_cores(call: Call) -> Optional[str]:
     For float16 it asks cuDNN for CUDNN_DEFAULT_MATH whatever is set (``cudnn_tensor_core_ = false`` in rnn-inl.h at
     tag 1.9.1). By cuDNN 8's API reference (cudnnMathType_t) that permits no tensor cores before A100, and from A100 on
     TF32, which is for float32 data. For float32 MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION=1 permits those of float16
-    on all cards. Weights would be cast at every step too. docs/guides/policies.md has an estimate of both.
+    on all cards. Weights would be cast at every step too. docs/kernels.md has an estimate of both.
     """
     return f"MXNet runs it without tensor cores in {call.dtype}, which float32 may have"
 

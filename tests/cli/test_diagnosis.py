@@ -65,7 +65,7 @@ def test_compare_takes_the_policy_of_a_converted_checkpoint(prefix, tmp_path):
 
 def test_the_ranges_of_a_batch_are_those_measured_the_largest_first(prefix, batch):
     out, err = mxmp("ranges", prefix, 3, "--data", batch)
-    expected = measure_ranges(network(), *params(network()), [{"data": mx.nd.array(DATA)}])
+    expected = measure_ranges((network(), *params(network())), [{"data": mx.nd.array(DATA)}])
     rows = {row[0]: float(row[1].replace(",", "")) for row in table(out) if len(row) == 3 and row[0] != "tensor"}
     assert err == "" and batch in out and rows.keys() == expected.keys()
     assert list(rows.values()) == sorted(rows.values(), reverse=True)
@@ -94,7 +94,7 @@ def test_the_options_that_ranges_print_keep_in_float32_what_the_ranges_do(values
 
 def test_the_json_of_ranges_has_the_numbers(prefix, batch):
     found = json.loads(mxmp("ranges", prefix, 3, "--data", batch, "--shape", SHAPE, "--gradients", "--json")[0])
-    expected = measure_gradients(network(), *params(network()), [BATCH])
+    expected = measure_gradients((network(), *params(network())), [BATCH])
     assert found["data"] == batch and found["gradients"]["layers"].keys() == expected.keys()
     counted = Ranges.from_dict(found).gradients["fc_output"]
     assert counted.total == expected["fc_output"].total
@@ -105,7 +105,7 @@ def test_the_worst_ranges_are_listed_and_how_many_more_there_are(prefix, monkeyp
     monkeypatch.setattr(measure, "_ROWS", 3)
     short, whole = (mxmp("ranges", prefix, 3, "--shape", SHAPE, "--gradients", *more)[0] for more in ((), ("--all",)))
     shown, all_rows = ([row[:2] for row in table(out) if len(row) > 2 and row[0] != "tensor"] for out in (short, whole))
-    count = len(measure_ranges(network(), *params(network()), [{"data": mx.nd.array(DATA)}]))
+    count = len(measure_ranges((network(), *params(network())), [{"data": mx.nd.array(DATA)}]))
     assert shown[:3] == all_rows[:3] and len(shown) < len(all_rows) > count
     assert f"3 of {count} tensors" in short and said(short)["--all"] == "lists all tensors" and "--all" not in whole
 
