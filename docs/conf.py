@@ -21,8 +21,10 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "networks",
     "operators",
     "thumbnails",
+    "tour",
 ]
 exclude_patterns = ["build", "extensions"]
 myst_enable_extensions = ["colon_fence"]
@@ -32,6 +34,7 @@ html_theme = "furo"
 html_title = f"mxmp {release}"
 html_static_path = ["static"]
 html_css_files = ["mxmp.css"]
+html_js_files = ["search.js"]
 html_theme_options = {"source_directory": "docs/"}
 
 napoleon_use_ivar = True  # fields of named tuples are documented once

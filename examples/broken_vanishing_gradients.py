@@ -92,7 +92,7 @@ def subnormal_share(scale):
 images, *label = draw_scenes(np.random.RandomState(0))
 net = make_net()
 net(images)  # which tells the shapes of its parameters
-total = mxmp.diagnose.measure_gradients(net, find_loss, [(images, label)]).total
+total = mxmp.diagnose.measure_gradients(net, (images, label), loss=find_loss).total
 least = next(scale for scale in 2.0 ** np.arange(40) if subnormal_share(scale) < 0.05)
 for scale in (1.0, least):
     lost, subnormal = total.share_lost(scale), subnormal_share(scale)

@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 AT_FLOOR = ("raise", "warn", "hold")
 """What a dynamic scale can do when its floor does not help."""
 
-# How a dynamic scale without an init_scale finds its level; docs/guides/policies.md has the measurements.
+# How a dynamic scale without an init_scale finds its level; docs/performance.md has the measurements.
 _WARM_UP_START = 2.0**8  # few gradients are lost from here on
 _WARM_UP_END = 2.0**15  # the largest power of two in float16: a float16 loss bears it
 _WARM_UP_BACKOFF = 2.0**-3  # leaves room for gradients that grow, as those of a GAN do

@@ -29,7 +29,7 @@ PUBLIC: Dict[str, List[str]] = {
         "mxmp.diagnose": "AmxStatus CSVLogger Comparison DoctorReport Explanation Finding Gradients LoopFinding "
         "LoopFindings Magnitudes NodeComparison NonFinite OutputComparison Run StepLogger StepRecord "
         "TensorBoardLogger ValueRange Watch amx_status check_devices check_loop checking compare doctor "
-        "explain fastest_policy find_nonfinite measure_gradients measure_ranges read_run runs_bfloat16",
+        "explain fastest_policy measure_gradients measure_ranges read_run runs_bfloat16",
         "mxmp.distributed": "Engine Horovod KVStore ParameterServer distributed",
         "mxmp.errors": " ".join(errors.__all__),
         "mxmp.estimator": "MixedPrecisionHandler ScalingBatchProcessor",
@@ -92,7 +92,7 @@ GUESSES: Dict[str, List[str]] = {
         "mxmp.estimator.MixedPrecisionHandler": "Estimator MixedPrecision MixedPrecisionCallback",
         "mxnet.gluon": "nn rnn loss data utils Block HybridBlock SymbolBlock Parameter",
         # What goes wrong, and how fast it is: TensorFlow, PyTorch, JAX.
-        "mxmp.diagnose.find_nonfinite": "detect_anomaly set_detect_anomaly check_numerics enable_check_numerics "
+        "mxmp.diagnose.explain": "detect_anomaly set_detect_anomaly check_numerics enable_check_numerics "
         "debug_nans",
         "mxmp.diagnose.runs_bfloat16": "is_bf16_supported is_bfloat16_supported",
         "mxmp.tune.compare_speed": "autotune benchmark",

@@ -186,7 +186,7 @@ class LossScaleOptimizer(ScalerStatus):
             refuse_recorded(losses)
             scaler.has_checked_heads = True
         begins = scaler.window is None
-        scaler.scaled(scale).flag("losses", all_finite([each.wide for each in losses]) if losses else None)
+        scaler.begun(scale).flag("losses", all_finite([each.wide for each in losses]) if losses else None)
         self._scaled.extend(losses)
         for observer in list(scaler.observers.values()):
             observer.on_losses([each.loss for each in losses], begins)
@@ -314,7 +314,7 @@ class LossScaleOptimizer(ScalerStatus):
             CheckpointError: If ``fname`` is a folder or no path.
             FileNotFoundError: If there is no such file.
         """
-        states.restore(fname, self._target("load_states"), self._scaler, make_loss_scale(True, None, None))
+        states.restore(fname, self._target("load_states"), self._scaler)
         self._training_step.compare_again()
 
     def _set_weights(self, weights: List[Weight]) -> None:

@@ -1,5 +1,6 @@
 """The code of the README and of the guides runs, and prints what they say."""
 
+import ast
 import os
 import re
 import shlex
@@ -13,7 +14,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import Estimator
 
 import mxmp
-from mxmp.cli.commands import commands as mxmp_commands
+from mxmp.cli import commands as mxmp_commands
 from mxmp.diagnose import runs_bfloat16
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -134,3 +135,23 @@ def test_code_imports_mxmp_before_mxnet_and_links_lead_to_files(page):
     assert "mxnet" not in [names[0] for names in imports if names] or page.stem == "python"  # tells of scripts that do not
     links = LINK.findall(page.read_text(encoding="utf-8"))
     assert not [link for link in links if link != "gallery/index.rst" and not (page.parent / link).exists()]  # that is built
+
+
+def messages_of_the_code():
+    """Return all texts in the code of mxmp, blanks as one; a line break stands for each value that is put in."""
+    for module in (ROOT / "mxmp").rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "\n" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_the_page_of_errors_quotes_messages_of_the_code():
+    """Those of MXNet and of Python left out."""
+    page = (DOCS / "guides" / "troubleshooting" / "errors.md").read_text(encoding="utf-8")
+    quoted = [line for block in re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+    own = [re.sub(r"^\w+: ", "", line) for line in quoted if not re.match("AttributeError|MXNetError", line)]
+    known = [re.sub("[ ]+", " ", text) for text in messages_of_the_code()]
+    parts = {part.strip() for line in own for part in line.split("...") if len(part.strip()) > 3}
+    assert len(own) > 25 and not sorted(part for part in parts if not any(part in text for text in known))

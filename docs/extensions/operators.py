@@ -5,7 +5,6 @@ import re
 
 from docutils.core import publish_doctree
 from docutils.parsers.rst import Directive
-
 from mxmp.dtypes import BFLOAT16, FLOAT16
 from mxmp.rules import RULES, conditions
 from mxmp.rules.core import EVERY, GIVEN

@@ -1,28 +1,74 @@
-"""Internal: the command line, which parses arguments, prints, and does nothing else.
+"""Internal: the command line ``mxmp``, which parses arguments, calls the library and prints.
 
-No module here imports MXNet, numpy or rich, which take seconds to import: a command imports them once its arguments are
+No module here imports MXNet, numpy or rich, which take seconds to import. A command imports them once its arguments are
 checked, so that ``--help`` and wrong arguments are answered at once.
 """
 
 from __future__ import annotations
 
-from .interrupts import end_at_once
+import logging
+import sys
+from typing import Any, NoReturn, Optional, Sequence
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn, Optional, Sequence
+import click
+
+from .. import __version__
+from ..errors import MxmpError, mxnet_reason, visible
+from .checkpoints import convert, inspect
+from .environment import Program, build, doctor, launch, run
+from .measure import benchmark, compare, ranges, report
+
+INTERRUPTED = 130
+"""The exit code that a shell expects of a program that Ctrl-C ended: 128 and the signal's number."""
+
+
+class CommandLine(click.Group):
+    """A group of commands of which each error is one line and an exit code.
+
+    0 is success. 1 is work that failed, or a machine without the hardware that ``doctor`` looked for. 2 is click's own
+    code for arguments that cannot be used. 130 is Ctrl-C.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except MxmpError as e:
+            # MXNet's reasons, which messages quote, have several lines.
+            _fail(ctx, " ".join(line.strip() for line in str(e).split("\n")))
+        except KeyboardInterrupt:
+            click.echo("mxmp: interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+        except Exception as e:
+            mxnet = sys.modules.get("mxnet.base")  # not imported here, only to know its error
+            if mxnet is None or not isinstance(e, mxnet.MXNetError):
+                raise
+            _fail(ctx, f"MXNet: {mxnet_reason(e)}")
+
+
+@click.group("mxmp", cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mxmp")
+@click.pass_context
+def commands(ctx: click.Context) -> None:
+    """Mixed precision for Apache MXNet.
+
+    Convert checkpoints, time them, see what is decided about a network, and ask about this machine.
+    """
+    if ctx.invoked_subcommand != run.name:  # whose script configures its own logging
+        logging.basicConfig(format="mxmp: %(levelname)s: %(message)s")
+
+
+for command in (benchmark, build, compare, convert, doctor, inspect, launch, ranges, report, run):
+    commands.add_command(command)
+
+
+def _fail(ctx: click.Context, message: str) -> NoReturn:
+    click.echo(f"mxmp: error: {visible(message)}", err=True)
+    ctx.exit(1)
 
 
 def main(args: Optional[Sequence[str]] = None, prog_name: str = "mxmp") -> NoReturn:
-    """Run the program ``mxmp`` and end the process.
-
-    From here on Ctrl-C ends it with one line and the exit code 130. Before, while Python starts and finds this
-    function, it is Python's to handle, and so it is for a program that ``mxmp run`` runs.
-    """
-    end_at_once()
-    from .commands import commands
-    from .environment import Program
-
+    """Run the program ``mxmp`` and end the process."""
     try:
         commands.main(args, prog_name)
     except Program as e:

@@ -17,38 +17,33 @@ import click
 
 from .. import dtypes
 from .. import launch as jobs
-from .interrupts import as_python, raising
-from .options import make_policy, print_json, stdout, working
+from .options import console, give, make_policy, require_new, result_options
 
-_FILE = 100  # columns of a file or pipe; sentences wrap
 _REPLACED = "mxnet.contrib.amp"
 
 
 @click.command()
 @click.option("--policy", "text", default="auto", show_default=True, help="The policy; its compute dtype counts.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@result_options
 @click.pass_context
-def doctor(ctx: click.Context, text: str, as_json: bool) -> None:
-    """Say whether this machine runs a policy in hardware, what to do about what does not, and what to use here.
+def doctor(ctx: click.Context, text: str, out: Optional[str], force: bool, as_json: bool) -> None:
+    """Say whether this machine runs a policy in hardware, and which policies to use here.
 
-    Looks at the versions, at this machine's devices and at the environment variables that matter. Where the
-    processor runs bfloat16, convolutions and matrix products are measured in it and in float32. The
-    exit code is 1 if no device runs the policy in hardware, as float16 on a machine without a GPU, and 0
-    otherwise. Unless it is given, the policy is 'auto', the one that is fastest here.
+    Looks at the versions, the devices and the environment variables that matter, and says what to do about each fault.
+    Where the processor runs bfloat16, its speed is measured beside float32's. The exit code is 1 if no device runs the
+    policy in hardware, as float16 on a machine without a GPU. The policy 'auto' is the fastest one on this machine.
 
     \b
     Example:
       mxmp doctor --policy mixed_bfloat16
     """  # noqa: D301 - click keeps the lines behind its mark as they are
-    policy = make_policy(text, (), None, None, takes_auto=True)
-    from ..diagnose import doctor as examine_machine
+    policy = make_policy(text)
+    if out is not None:
+        require_new(out, force=force)
+    from .. import diagnose
 
-    with working():
-        found = examine_machine(policy)
-        if as_json:
-            print_json(found.to_dict())
-        else:
-            stdout(_FILE).print(found)
+    found = diagnose.doctor(policy)
+    give(found, out, as_json, lambda: console().print(found))
     ctx.exit(0 if found.ok else 1)
 
 
@@ -64,8 +59,7 @@ def build() -> None:
     """
     from ..rounding.build import build
 
-    with working():
-        click.echo(f"kept: {build()}")
+    click.echo(f"kept: {build()}")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -146,8 +140,7 @@ def launch(
     # It ends like a program that a signal ended, but not before the processes have.
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        with raising():
-            end = jobs.run(jobs.plan(command, workers, servers, [host], port), timeout)
+        end = jobs.run(jobs.plan(command, workers, servers, [host], port), timeout)
     finally:
         signal.signal(signal.SIGTERM, before)
     if end.reason:
@@ -181,7 +174,6 @@ class Program(BaseException):
         Errors leave it as they leave Python: with the traceback of the program alone.
         """
         self.__traceback__ = None  # it holds the frames of the command line
-        as_python()
         # The full path, as Python's own `__file__` is: the script may change the folder.
         name = self._name if self._is_module else os.path.join(os.getcwd(), self._name)
         sys.argv[:] = [name, *self._args]

@@ -1,10 +1,8 @@
-"""Arguments, options and outputs that commands share, as values that the library takes."""
+"""The arguments and options that commands share, the inputs that they name, and the ways to print a result."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import os
 import re
 import sys
@@ -12,26 +10,35 @@ import warnings
 from collections import Counter
 from functools import partial
 from glob import escape, glob
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import click
 
 from .. import dtypes
-from ..checkpoint import checkpoint_files
+from ..checkpoint import checkpoint_files, describe_epochs, params_file_of, require_checkpoint, saved_epochs
 from ..errors import CheckpointError, DtypeError, PolicyError, SlowPrecisionWarning
 from ..files import require_folder
 from ..policy import Policy, is_auto
-from .interrupts import raising
+
+DEFAULT_POLICY = "O2"
+"""The policy of a checkpoint unless another is given; weights are stored in float16."""
+
+RANDOM = "random numbers from 0 to 1"
+"""The inputs of a network that is run without ``--data``."""
 
 _FILE_OF_PREFIX = re.compile(r"(.+)(-symbol\.json|-\d{4,}\.params)")
+_NUMBERS = "biuf"  # the kinds of numpy's dtypes that MXNet has
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Pairs = List[Tuple[str, str]]
 
 
+# ---------------------------------------------------------------------- arguments and options
+
+
 def check_prefix(ctx: click.Context, param: click.Parameter, text: str, read: bool = False) -> str:
-    """Return the prefix of a checkpoint's files, folder included; with ``read`` there have to be such files."""
-    # Shells complete the names of files, and of a checkpoint's these begin with its prefix.
+    """Return the prefix of a checkpoint's files, folder included. With ``read`` the files have to exist."""
+    # Shells complete the names of files, and a checkpoint's files begin with its prefix.
     match = _FILE_OF_PREFIX.fullmatch(text)
     if match:
         raise click.BadParameter(f"{text!r} is a file; give its prefix, {match.group(1)!r}.", ctx, param)
@@ -42,21 +49,6 @@ def check_prefix(ctx: click.Context, param: click.Parameter, text: str, read: bo
     if not text or text.endswith("/"):
         raise click.BadParameter(f"{text!r} is a folder; put a name behind it, such as '{text}net'.", ctx, param)
     return text
-
-
-def require_new(*paths: str, force: bool) -> None:
-    """Check, before any work, that the files that ``-o`` names can be made: in a folder, and not there, or may go.
-
-    Raises:
-        CheckpointError: If not; it names the first that cannot.
-    """
-    for path in paths:
-        require_folder(path)
-        if os.path.isdir(path):
-            raise CheckpointError(f"{path}: it is a folder; give another name to -o.")
-        # A link that leads nowhere is in the way too, which `exists` does not see.
-        if os.path.lexists(path) and not force:
-            raise CheckpointError(f"{path}: it exists; give another name to -o, or --force to overwrite it.")
 
 
 def _read_shape(text: str) -> Tuple[str, Any]:
@@ -91,43 +83,27 @@ def _once_each(ctx: click.Context, param: click.Parameter, pairs: Sequence[Tuple
     return dict(pairs)
 
 
-def model_options(command: Command) -> Command:
-    """Add the options that say what is known about a network and how it is to be converted."""
-    return _added(command, _MODEL_OPTIONS)
+def _decorator(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
-def input_options(command: Command) -> Command:
-    """Add the options that say what is known about a network's inputs."""
-    return _added(command, _MODEL_OPTIONS[_INPUTS])
+checkpoint_arguments = _decorator(
+    click.argument("prefix", callback=partial(check_prefix, read=True)),
+    click.argument("epoch", type=click.IntRange(min=0), required=False),
+)
+"""PREFIX [EPOCH]: the files of a checkpoint."""
 
-
-def _added(command: Command, options: Sequence[Callable[[Any], Any]]) -> Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def out_option(help: str, required: bool = False) -> Callable[[Command], Command]:
-    """Return what adds -o, a file to write, and --force."""
-    out = click.option("-o", "--out", type=click.Path(), metavar="FILE", required=required, help=help)
-    force = click.option("--force", is_flag=True, help="Overwrite a file that exists.")
-    return partial(_added, options=[out, force])
-
-
-def batch_option(help: str = "") -> Callable[[Command], Command]:
-    """Return what adds --data, a file with a batch; ``help`` is what is said of it besides."""
-    said = "A batch: arrays by names of inputs, as numpy.savez writes them; random numbers from 0 to 1 unless given."
-    path = click.Path(exists=True, dir_okay=False)
-    return click.option("--data", type=path, metavar="FILE.npz", help=f"{said} {help}".strip())
-
-
-_INPUTS = slice(1, 3)  # of the options below
-_MODEL_OPTIONS: List[Callable[[Any], Any]] = [
+input_options = _decorator(
     click.option(
-        "--keep-float32",
-        metavar="PATTERN",
-        multiple=True,
-        help="Keep the nodes of these names in float32; *, ? and [...] as in a shell. Repeatable.",
+        "--data",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE.npz",
+        help="The inputs: arrays by name, as numpy.savez writes them. Their shapes need no --shape.",
     ),
     click.option(
         "--shape",
@@ -136,8 +112,7 @@ _MODEL_OPTIONS: List[Callable[[Any], Any]] = [
         metavar="NAME:SIZES",
         multiple=True,
         callback=_once_each,
-        help="Shape of an input: data:1,3,224,224. With the shapes of all inputs, casts are placed where they move "
-        "the fewest bytes. Repeatable.",
+        help="The shape of an input, such as data:1,3,224,224. Repeatable.",
     ),
     click.option(
         "--dtype",
@@ -146,29 +121,54 @@ _MODEL_OPTIONS: List[Callable[[Any], Any]] = [
         metavar="NAME:DTYPE",
         multiple=True,
         callback=_once_each,
-        help="Dtype of an input that is not float32: data:int32. Repeatable.",
+        help="The dtype of an input that is not float32, such as data:int32. Repeatable.",
     ),
-    click.option("--output-dtype", metavar="DTYPE", help="Dtype of the outputs, in place of the policy's."),
+)
+"""--data, --shape and --dtype: the inputs of a network."""
+
+conversion_options = _decorator(
+    click.option(
+        "--keep-float32",
+        metavar="PATTERN",
+        multiple=True,
+        help="Keep the operators of these names in float32; *, ? and [...] as in a shell. Repeatable.",
+    ),
+    click.option("--output-dtype", metavar="DTYPE", help="The dtype of the outputs, in place of the policy's."),
     click.option(
         "--out-of-range",
         metavar="clamp|float32",
-        help="What becomes of parameters beyond the dtype's range: clamped, or their readers stay in float32.",
+        help="How parameters beyond the dtype's range are stored: clamped to it, or in float32 with their readers.",
     ),
-]
+)
+"""--keep-float32 and its like: changes of a policy."""
+
+
+def out_options(help: str, required: bool = False) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``-o``, a file to write, and ``--force``."""
+    return _decorator(
+        click.option("-o", "--out", type=click.Path(), metavar="FILE", required=required, help=help),
+        click.option("--force", is_flag=True, help="Overwrite a file that exists."),
+    )
+
+
+result_options = _decorator(
+    out_options("Write the result as JSON, which `mxmp report` shows."),
+    click.option("--json", "as_json", is_flag=True, help="Print the same JSON instead of tables."),
+)
+"""-o, --force and --json: where the result goes."""
 
 
 def make_policy(
     text: str,
-    keep_float32: Sequence[str],
-    output_dtype: Optional[str],
-    out_of_range: Optional[str],
-    takes_auto: bool = False,
+    keep_float32: Sequence[str] = (),
+    output_dtype: Optional[str] = None,
+    out_of_range: Optional[str] = None,
 ) -> Policy:
-    """Return the policy that the options describe; ``takes_auto`` says whether the command takes 'auto'."""
-    # What is not given is left to the policy's text, which may have it.
+    """Return the policy that the options describe."""
+    # An option that is not given leaves the field to the policy's text.
     changes = {"output_dtype": output_dtype, "out_of_range": out_of_range}
     parse: Callable[..., Policy] = Policy.parse
-    if takes_auto and is_auto(text):
+    if is_auto(text):
         from ..devices.auto import parse_policy
 
         parse = parse_policy
@@ -182,87 +182,152 @@ def make_policy(
         raise click.UsageError(str(e), click.get_current_context()) from e
 
 
-# ---------------------------------------------------------------------- what commands read
-
-RANDOM = "random numbers from 0 to 1"
+# ---------------------------------------------------------------------- files and inputs
 
 
-def load_network(
-    prefix: str, epoch: int, shapes: Any, types: Any, data: Optional[str] = None, complete: bool = False
-) -> Any:
-    """Return a checkpoint, a batch for it, and a function of a context in which errors name its files.
+def require_new(*paths: str, force: bool) -> None:
+    """Check before any work that the files of ``-o`` can be written.
 
-    The batch is that of the file ``data``, else random numbers; ``complete`` fills in what the file lacks.
+    Raises:
+        CheckpointError: If a folder is missing, or a file exists and ``force`` is false. It names the first such file.
     """
-    from ..diagnose.batches import load_batch
+    for path in paths:
+        require_folder(path)
+        if os.path.isdir(path):
+            raise CheckpointError(f"{path}: it is a folder; give another name to -o.")
+        # A link that leads nowhere is in the way too, which `exists` does not see.
+        if os.path.lexists(path) and not force:
+            raise CheckpointError(f"{path}: it exists; give another name to -o, or --force to overwrite it.")
+
+
+def read_epoch(prefix: str, epoch: Optional[int]) -> int:
+    """Return the epoch of a checkpoint whose files exist: the one that is given, or the only one that there is.
+
+    Raises:
+        CheckpointError: If a file is missing, or if no epoch is given and there is not exactly one.
+    """
+    require_checkpoint(prefix)
+    epochs = saved_epochs(prefix) if epoch is None else [epoch]
+    if len(epochs) != 1:
+        there = describe_epochs(prefix) or "there are none"
+        raise CheckpointError(f"{prefix}: give the EPOCH of its parameters; {there}.")
+    params_file_of(prefix, epochs[0])
+    return epochs[0]
+
+
+def read_shapes(shapes: Mapping[str, Any], data: Optional[str]) -> Dict[str, Any]:
+    """Return the shapes of inputs, those of the arrays of ``--data`` among them."""
+    return {**shapes, **{name: array.shape for name, array in _read_arrays(shapes, data).items()}}
+
+
+def _read_arrays(shapes: Mapping[str, Any], path: Optional[str]) -> Dict[str, Any]:
+    """Return the numpy arrays of a .npz file by name, none without a file.
+
+    Raises:
+        CheckpointError: If the file cannot be read, or holds anything else than arrays of numbers.
+        click.UsageError: If an array has another shape than ``shapes`` say.
+    """
+    if path is None:
+        return {}
+    import numpy as np
+
+    try:
+        with open(path, "rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            arrays = {name: loaded[name] for name in getattr(loaded, "files", ())}
+    except OSError as e:
+        raise CheckpointError(f"{path}: it cannot be read: {e.strerror or e}.") from e
+    except Exception:  # zipfile, zlib and numpy, which evaluates an array's header, raise all sorts
+        arrays = {}
+    # For a member that is no array numpy gives the bytes.
+    if not arrays or not all(getattr(array, "dtype", np.dtype(object)).kind in _NUMBERS for array in arrays.values()):
+        raise CheckpointError(
+            f"{path}: it is no .npz file with an array of numbers for each input; write one with numpy.savez."
+        )
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise CheckpointError(f"{path}: '{name}' holds NaN, which hides everything else; mend the file.")
+        if name in shapes and tuple(shapes[name]) != array.shape:
+            sizes = ",".join(map(str, shapes[name]))
+            raise click.UsageError(
+                f"--shape {name}:{sizes} contradicts --data {path}, in which '{name}' has the shape {array.shape}; "
+                f"leave --shape out, or give another batch.",
+                click.get_current_context(),
+            )
+    return arrays
+
+
+def require_inputs(shapes: Mapping[str, Any], data: Optional[str]) -> None:
+    """Check before any work that a network that is to be run has inputs."""
+    if not shapes and data is None:
+        text = "give --data, or --shape of every input, such as --shape data:8,3,224,224."
+        raise click.UsageError(text, click.get_current_context())
+
+
+def load_network(prefix: str, epoch: int, shapes: Any, types: Any, data: Optional[str]) -> Any:
+    """Return a checkpoint, a batch for it, and a function of a context in which errors name the checkpoint's files.
+
+    The inputs that ``data`` lacks are random numbers from 0 to 1, or integers 0 or 1. Labels that are given a shape are
+    0; others are left out.
+
+    Raises:
+        TuneError: If an input has no shape, or if there is no input of a name that is given.
+    """
     from ..symbol.arguments import check_params
     from ..symbol.checkpoint import load_checkpoint, naming_files
     from ..tune.speed import make_batch
 
+    arrays = _read_arrays(shapes, data)
     model, naming = load_checkpoint(prefix, epoch), partial(naming_files, *checkpoint_files(prefix, epoch))
-    with naming():  # before what lacks is taken for an input
+    with naming():  # before a missing parameter is taken for an input
         check_params(model.symbol, model.arg_params, model.aux_params, shapes)
-    batch = {} if data is None else load_batch(data, model.symbol, types)
-    # The file decides; a shape that says the same is let through.
-    for name in shapes.keys() & batch.keys():
-        if tuple(shapes[name]) != batch[name].shape:
-            sizes = ",".join(map(str, shapes[name]))
-            raise click.UsageError(
-                f"--shape {name}:{sizes} contradicts --data {data}, in which '{name}' has the shape "
-                f"{batch[name].shape}; leave --shape out, or give another batch.",
-                click.get_current_context(),
-            )
-    if data is None or complete:
-        shapes = {**shapes, **{name: array.shape for name, array in batch.items()}}
-        batch = {**make_batch(model, shapes, types), **batch}
-    return model, batch, naming
+    return model, make_batch(model, shapes, types, arrays), naming
 
 
-# ---------------------------------------------------------------------- what commands print
-
-NARROW = 80
-"""Columns of a terminal, below which names would be broken."""
-
-_UNLIMITED = 10_000  # columns; a pipe has no width, and a name in one piece can be searched for
+# ---------------------------------------------------------------------- results
 
 
-@contextlib.contextmanager
-def working() -> Iterator[None]:
-    """Do the work of a command whose imports are over: Ctrl-C raises KeyboardInterrupt, warnings are one line each."""
-    logging.basicConfig(format="mxmp: %(levelname)s: %(message)s")
-    with raising():
-        yield
+def console() -> Any:
+    """Return rich's console for results, as wide as the terminal.
 
-
-def stdout(width: int = _UNLIMITED) -> Any:
-    """Return rich's console for results, as wide as the terminal or a variable COLUMNS says, else as given.
-
-    What the terminal's encoding lacks is escaped, as Python does on stderr.
+    A pipe or file has no width, so that a name in it is in one piece and can be searched for. Characters that the
+    encoding lacks are escaped, as Python does on stderr.
     """
     from rich.console import Console
 
     # A stream that a test or a notebook has put there may lack it.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
-    columns = os.environ.get("COLUMNS", "")
-    known = sys.stdout.isatty() or (columns.isdigit() and width < _UNLIMITED)
-    return Console(width=None if known else width, highlight=False, markup=False, emoji=False)
+    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, markup=False, emoji=False)
 
 
 def print_pairs(pairs: Sequence[Tuple[str, str]]) -> None:
-    """Print things, each with a text."""
+    """Print names, each with a text."""
     from ..display import terminal
 
-    stdout().print(terminal.pairs(pairs))
+    console().print(terminal.pairs(pairs))
 
 
-def print_json(values: Any) -> None:
-    """Print plain values."""
-    click.echo(json.dumps(values, indent=2))
+def give(result: Any, out: Optional[str], as_json: bool, show: Callable[[], None], **more: Any) -> None:
+    """Write a record to the file of ``-o``, and print it: as JSON, or by ``show``.
+
+    ``more`` are values that the JSON has besides the record's.
+    """
+    from ..display import save_text
+
+    text = json.dumps({**result.to_dict(), **more}, indent=2, allow_nan=False)
+    if out is not None:
+        save_text(f"{text}\n", out)
+    if as_json:  # for programs: nothing else may be printed
+        click.echo(text)
+        return
+    show()
+    if out is not None:
+        print_pairs([("written", out)])
 
 
 def value_pairs(changes: Sequence[Any], out_of_range: Sequence[str], widened: Mapping[str, str], dtype: str) -> Pairs:
-    """Return what to say of parameters: whose values did not fit into low precision, or were rounded before."""
+    """Return a line for each parameter whose values do not fit into low precision, or were rounded before."""
     pairs = [
         ("clamped", f"{each.name}: {_values(each.clamped)} beyond {dtype}'s range, the largest {each.largest:g}")
         for each in changes

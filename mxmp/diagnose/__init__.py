@@ -26,13 +26,12 @@ from .check_loop import checking as checking
 from .compare import compare as compare
 from .machine import doctor as doctor
 from .explain import explain as explain
-from .explain import find_nonfinite as find_nonfinite
 from .log import CSVLogger as CSVLogger
 from .log import StepLogger as StepLogger
 from .log import StepRecord as StepRecord
 from .log import TensorBoardLogger as TensorBoardLogger
-from .ranges import measure_gradients as measure_gradients
-from .ranges import measure_ranges as measure_ranges
+from .measure import measure_gradients as measure_gradients
+from .measure import measure_ranges as measure_ranges
 from .watch import Watch as Watch
 
 globals().update(_hooks(__name__))

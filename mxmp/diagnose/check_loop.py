@@ -490,7 +490,7 @@ def _check_finite(nets: Sequence[gluon.Block], steps: int, found: LoopFindings) 
         return
     why = ", which no step mends: load an earlier checkpoint, or initialize the net again"
     if steps:
-        where = "mxmp.diagnose.find_nonfinite says where that begins"
+        where = "mxmp.diagnose.explain says where that begins"
         why = f" after {steps} steps: the loss or its gradients were; {where}"
     found.add("weights_not_finite", f"parameters are inf or NaN{why}. They are {listed(bad)}.")
 

@@ -15,10 +15,10 @@ References:
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections import Counter, defaultdict
-from itertools import repeat
 from typing import (
     Any,
     Callable,
@@ -37,27 +37,24 @@ from typing import (
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.gluon.block import _regroup
 
 from .. import dtypes
 from ..errors import ConvertError
-from ..gluon.blocks import roots
 from ..graph import Key
 from ..passes.decide import KEEP
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..report import Decisions
 from ..report.comparison import Comparison, NodeComparison, OutputComparison
-from ..report.counts import positions
+from ..report.make import positions
 from ..report.report import AS_IT_WAS
 from ..rules import RULES
-from ..symbol.inference import to_graph
-from .batches import call_net, some_batches
+from .batches import Batches
 from .instrument import (
+    Arrays,
     Instrument,
     Port,
     Reading,
-    Values,
     facts_of,
     float32_outputs,
     in_dtypes,
@@ -68,19 +65,8 @@ from .instrument import (
     without_dropout,
 )
 from .progress import showing_progress
-from .replay import recording
-from .subject import (
-    NOTED_IN_FLOAT32,
-    Call,
-    LossFunction,
-    NetSubject,
-    Subject,
-    SymbolSubject,
-    losses_of,
-    read_subject,
-    require_scale,
-    run_backward,
-)
+from .rerun import Call, Gradients, Replay, run_backward
+from .subject import FEW, Loss, SymbolSubject, read_subject, require_scale
 
 SCALE = 1024.0
 """The loss scale that is tried first."""
@@ -88,11 +74,6 @@ SCALE = 1024.0
 PROJECTIONS = 8
 """How many random directions of the outputs are followed back. With as few output elements, each is, and nothing is
 random; else the norm is off by a quarter (its standard deviation)."""
-
-_FLOAT32 = Policy.parse("float32")
-
-Losses = Callable[[List[Any]], Sequence[Any]]
-"""Returns the losses, NDArrays of any shape, of a graph's outputs."""
 
 # By operator, the inputs that it adds to its output, so that their gradients are sums over the output's.
 _ADDED: Mapping[str, Tuple[int, ...]] = {
@@ -171,12 +152,12 @@ class Measure:
             self._low_ports = {(where[i], port): (i, port) for i, port in self._ports}
             self._converted = Instrument(low, *fixed, ports=self._low_ports, loss_heads=heads)
 
-    def __call__(self, values: Values, losses: Optional[Losses] = None, scale: float = 1.0) -> Measured:
+    def __call__(self, values: Arrays, gradients: Optional[Gradients] = None, scale: float = 1.0) -> Measured:
         """Return the errors on a batch.
 
         Args:
             values: The values of all variables by name.
-            losses: Gives the losses, if gradients are compared and the network has no loss heads.
+            gradients: Those of the outputs, if gradients are compared.
             scale: The loss scale of the gradients, a power of two.
 
         Raises:
@@ -194,8 +175,8 @@ class Measure:
             broken += [key] if key in self._heads and next(norms) else []
         # Behind the norms are the own errors themselves, which contributions multiply by derivatives.
         differences = dict(zip(self._keys, reading.reductions[count:]))
-        gradients = self._gradients(values, losses, scale, reading) if self._trains else {}
-        return Measured(errors, differences, frozenset(broken), gradients)
+        of_inputs = {} if gradients is None else self._gradients(values, gradients, scale, reading)
+        return Measured(errors, differences, frozenset(broken), of_inputs)
 
     def _norms(self, heads: List[Any]) -> List[Any]:
         """Return, for each output compared, the 2-norms of float32's values and of the differences from it.
@@ -222,7 +203,7 @@ class Measure:
 
     # ------------------------------------------------------------------ contributions
 
-    def contributions(self, values: Values, own: Mapping[Key, Any]) -> Dict[int, float]:
+    def contributions(self, values: Arrays, own: Mapping[Key, Any]) -> Dict[int, float]:
         """Return by how much each node's own error moves the outputs, to first order, as a share of these.
 
         It is the 2-norm over that of float32's outputs; of several outputs, the root of the sum of the squares. NaN if
@@ -256,7 +237,7 @@ class Measure:
     # ------------------------------------------------------------------ gradients
 
     def _gradients(
-        self, values: Values, losses: Optional[Losses], scale: float, both: Reading
+        self, values: Arrays, gradients: Gradients, scale: float, both: Reading
     ) -> Dict[int, Errors]:
         """Return the errors of the gradients that each node gives of what it reads, of the worst input.
 
@@ -264,7 +245,7 @@ class Measure:
         may be 0 but for rounding, as that of a bias before BatchNorm. Where it is less than the rounding of its terms
         alone (2**-11 of their 2-norm for float16, 2**-8 for bfloat16), its error is measured against that norm.
         """
-        exact = self._backward(self._exact, values, losses, 1.0)
+        exact = self._backward(self._exact, values, gradients, 1.0)
         right, totals = exact.at_ports(), exact.at_outputs()
         rounded = dtypes.limits(self.decisions.policy.compute_dtype).eps / 2
         nodes = self.decisions.before.nodes
@@ -284,21 +265,15 @@ class Measure:
         for port, new in self._own_ports.items():
             errors[port[0]] = errors[port[0]].worst(Errors(own=error(port, own[new])))
         # Carried: backward of the whole converted network, from the scaled loss.
-        carried = self._backward(self._converted, values, losses, scale).at_ports()
+        carried = self._backward(self._converted, values, gradients, scale).at_ports()
         for new, port in self._low_ports.items():
             errors[port[0]] = errors[port[0]].worst(Errors(carried=error(port, carried[new])))
         return errors
 
-    def _backward(self, instrument: Instrument, values: Values, losses: Optional[Losses], scale: float) -> Reading:
-        """Run forward and backward from the losses times the loss scale."""
+    def _backward(self, instrument: Instrument, values: Arrays, gradients: Gradients, scale: float) -> Reading:
+        """Run forward, and backward from the gradients of the outputs times the loss scale."""
         reading = instrument(values, scale)
-        if losses is None:
-            heads = reading.outputs
-            seeds = [mx.nd.full(head.shape, scale, head.ctx) for head in heads]
-        else:
-            with autograd.record(train_mode=True):
-                heads, seeds = [each * scale for each in losses(reading.outputs)], None
-        run_backward(heads, seeds)
+        gradients.run_backward(reading.outputs, scale)
         return reading
 
 
@@ -386,11 +361,13 @@ def node_errors(calls: Sequence[Call]) -> Dict[str, Errors]:
 
 
 def compare(
-    net_or_model: Any,
-    batches: Any,
+    network: Any,
+    batches: Batches,
     policy: Union[None, str, Policy] = None,
     *,
-    loss: Optional[Callable[..., Any]] = None,
+    loss: Loss = None,
+    labels: Optional[int] = None,
+    max_batches: Optional[int] = FEW,
     loss_scale: Optional[float] = None,
     ctx: Any = None,
     progress: bool = True,
@@ -414,25 +391,22 @@ def compare(
     error.
 
     Args:
-        net_or_model: A Gluon net with values, converted or not, hybridized or not; a Module or BucketingModule of MXNet
-            or mxmp that is bound (of buckets that of the batches' ``bucket_key``, without one that which ran last); a
-            `mxmp.symbol.ConvertedModel`; or a tuple ``(symbol, arg_params, aux_params)``. It is left as it is;
-            `explain` and `find_nonfinite` take the same. The forward hooks of a net are called with it, several
-            times for each batch. Of a plain Block the HybridBlocks in it are compared one by one, each with float32's
-            inputs and gradients.
-        batches: One batch, or several of which the worst of each error counts. A batch is an array, a tuple or list of
-            arrays, in the order in which the network takes them, a DataBatch, or, of a symbol or Module, a dict of
-            arrays by input; of NDArrays or numpy's arrays. Several are a DataLoader, a DataIter, or a list of tuples,
-            lists, dicts or DataBatches.
-            With ``loss`` the last of a tuple or list is the label: ``loss(net(*batch[:-1]), batch[-1])``. A symbol or
-            Module takes its labels as inputs; those may be left out of which MXNet infers the shapes, and then no
-            gradients are compared: names that end in 'label', and the inputs that only loss heads read beside
-            their data. Every other input must be there, and a net's label for ``loss``.
+        network: A Gluon net with values, converted or not, hybridized or not; a Module or BucketingModule of MXNet or
+            mxmp that is bound; a `mxmp.symbol.ConvertedModel`; or a tuple ``(symbol, arg_params, aux_params)``. It is
+            left as it is. Its forward hooks are called. In a plain Block the HybridBlocks are compared one by one, each
+            with float32's inputs and gradients.
+        batches: A DataLoader, a DataIter, a list of batches, or one batch. A batch is what a DataLoader yields: an
+            array, or a tuple or list of arrays, the network's inputs first and labels last; or a DataBatch; or, for a
+            symbol or Module, a dict of arrays by input. The worst of each error counts. A symbol reads its labels as
+            inputs. Without them no gradients are compared. Every other input must be there.
         policy: The policy; None for the network's own if it is converted, and 'O1' for others. A symbol or checkpoint
-            that is converted does not hold its policy, so it has to be given.
-        loss: Gives the loss of a Gluon net's output and a label, an NDArray of any shape or a list of them; with it,
-            gradients are compared. Of a symbol or Module gradients are compared if it has loss heads, and batches hold
-            their labels.
+            that is converted does not hold its policy: give one.
+        loss: The loss of a Gluon net, a function of its outputs and the labels that gives NDArrays of any shape; with
+            it, gradients are compared. 'outputs' says that the net returns its losses. A symbol or Module has loss
+            heads.
+        labels: How many arrays at the end of a net's batch are labels; None for as many as net and loss tell by their
+            signatures.
+        max_batches: How many batches are read at most; None for all.
         loss_scale: A factor on gradients while they are in low precision, a power of two. Unless given it is
             1024, or where gradients are not finite at that, the largest power of two below at which they are; 1 if
             they are at none.
@@ -459,118 +433,57 @@ def compare(
         >>> compare((root, {}, {}), {"data": mx.nd.full((2, 3), 300)}, "O3").rows[0].name
         'square'
     """
-    subject = read_subject(net_or_model, loss, ctx)
+    subject = read_subject(network, loss, ctx)
     given = None if loss_scale is None else require_scale(loss_scale)
     parsed = subject.policy_or(policy)
     if not parsed.is_mixed:
         raise ConvertError(f"policy '{parsed}' is float32, so there is nothing to compare; give one such as 'O2'.")
+    subject.give(batches, labels, max_batches)
     with showing_progress(progress and sys.stderr.isatty()) as show_progress:
         show_progress("convert", 0.0)
-        compared = _read(subject, batches, loss)
-        calls = compared.subject.calls(parsed)
-        for call in calls:
-            _require_numbers(call.values)
-        runs = _Runs(calls, compared, show_progress)
-        scale = runs.finite_scale(given) if compared.has_losses else None
+        with contextlib.closing(subject.runs(parsed)) as batch_runs:
+            replays = [replay for several in batch_runs for replay in several]
+        for replay in replays:
+            _require_numbers(replay.call.values)
+        of_symbol = isinstance(subject, SymbolSubject)
+        has_gradients = all(_has_gradients(replay, of_symbol) for replay in replays)
+        runs = _Runs(replays, has_gradients, of_symbol, show_progress)
+        scale = runs.finite_scale(given) if has_gradients else None
         merged = _Merged()
-        for call, measured, measure in zip(calls, runs.at(scale or 1.0), runs.measures):
-            show_progress(f"contributions: batch {call.number + 1}", 0.5 + 0.5 * call.number / len(calls))
+        for replay, measured, measure in zip(replays, runs.at(scale or 1.0), runs.measures):
+            call = replay.call
+            show_progress(f"contributions: batch {call.number + 1}", 0.5 + 0.5 * call.number / len(replays))
             merged.add(call.decisions, measured, measure.contributions(call.values, measured.own))
     return merged.result(parsed, scale, SCALE if given is None and scale not in (None, SCALE) else None)
 
 
-class _Compared(NamedTuple):
-    """A network that has batches.
-
-    Attributes:
-        subject: The network.
-        has_losses: Whether gradients can be compared.
-        losses: Gives the losses of a call's outputs; None where loss heads do.
-    """
-
-    subject: Subject
-    has_losses: bool
-    losses: Callable[[Call], Optional[Losses]] = lambda call: None
+def _has_gradients(replay: Replay, of_symbol: bool) -> bool:
+    """Return whether the gradients of a call can be compared: a symbol has to have loss heads and all labels."""
+    if not of_symbol:
+        return replay.gradients is not None
+    return not replay.call.lacking and any(map(is_loss_head, replay.call.decisions.before.nodes))
 
 
-def _read(subject: Subject, batches: Any, loss: Optional[LossFunction]) -> _Compared:
-    """Return a network with its batches; ConvertError if they do not fit it."""
-    if isinstance(subject, SymbolSubject):
-        subject = subject.take(some_batches(batches))
-        needed = [n for n in subject.inputs() if n in subject.model.symbol.list_inputs()]
-        heads = any(is_loss_head(node) for node in to_graph(subject.model.symbol).nodes)
-        return _Compared(subject, heads and all(name in batch for batch in subject.batches for name in needed))
-    assert isinstance(subject, NetSubject)
-    net = subject.net
-    examples = [each.for_net(loss is not None).beside(net) for each in some_batches(batches)]
-    if loss is not None and not all(example.has_label for example in examples):
-        raise ConvertError("batches: a batch has no label for loss; give tuples of the net's inputs and a label.")
-    subject.count = sys.maxsize  # a plain Block may call one of its own several times
-    if loss is None or [*roots(net)] == [net]:
-        with subject.watched(), subject.under(_FLOAT32), autograd.pause():
-            for example in examples:
-                call_net(net, example.inputs, without_loss=loss is None)
-
-        if loss is None:
-            return _Compared(subject, False)
-        given = loss
-
-        def losses(call: Call) -> Losses:
-            label = examples[call.number].label
-            return lambda outputs: losses_of(given, _regroup(_as_of_net(outputs), call.out_format), label)
-
-        return _Compared(subject, True, losses)
-    gradients = _gradients_between(subject, examples, loss)
-
-    def products(call: Call) -> Losses:
-        """Return the function whose gradients are those between the blocks: the sum of products with the outputs."""
-        return lambda outputs: [out * gradient for out, gradient in zip(outputs, gradients[call.number] or repeat(0))]
-
-    return _Compared(subject, True, products)
-
-
-def _as_of_net(outputs: List[Any]) -> List[Any]:
-    """Return the outputs of a graph as those of a Gluon net: arrays of ``mx.np`` after ``npx.set_np()``."""
-    return [output.as_np_ndarray() for output in outputs] if mx.util.is_np_array() else outputs
-
-
-def _gradients_between(subject: NetSubject, examples: Sequence[Any], loss: LossFunction) -> List[Sequence[Any]]:
-    """Return the gradients of the outputs of each call that is noted of a HybridBlock in a plain Block, in float32.
-
-    They are those of a run in inference: dropout drops nothing, and no random number is drawn. A call that the net does
-    not record has none.
-    """
-    gradients: Dict[int, List[Sequence[Any]]] = defaultdict(list)
-    with subject.watched(), subject.under(NOTED_IN_FLOAT32):
-        for example in examples:
-            with recording(subject.net) as recorder:
-                with autograd.record(train_mode=False):
-                    losses = losses_of(loss, call_net(subject.net, example.inputs), example.label)
-                run_backward(losses, train=False)
-            for call, zeros in recorder.calls:
-                gradients[call.net].append([zero.grad.as_nd_ndarray().copy() for zero in zeros])
-    return [gradients[id(call.block)].pop(0) if call.recorded else () for call in subject.noted]
-
-
-def _require_numbers(values: Values) -> None:
+def _require_numbers(values: Arrays) -> None:
     """Raise a ConvertError if an input or a parameter holds NaN, which hides every error."""
     for name, array in values.items():
         plain = array.as_nd_ndarray()
         if (plain != plain).max().asnumpy().reshape(-1)[0]:
-            raise ConvertError(f"batches: '{name}' holds NaN, beside which no error can be seen; see find_nonfinite.")
+            raise ConvertError(f"batches: '{name}' holds NaN, which hides all errors; see mxmp.diagnose.explain.")
 
 
 class _Runs:
     """Measures all calls, at one loss scale after the other; what was measured at a scale is kept."""
 
-    def __init__(self, calls: Sequence[Call], compared: _Compared, progress: Callable[[str, float], Any]) -> None:
-        self._calls, self._compared, self._progress = calls, compared, progress
+    def __init__(
+        self, replays: Sequence[Replay], has_gradients: bool, scales: bool, progress: Callable[[str, float], Any]
+    ) -> None:
+        self._replays, self._has_gradients, self._progress = replays, has_gradients, progress
         of_graph: Dict[int, Measure] = {}
-        scales = isinstance(compared.subject, SymbolSubject)
-        for call in calls:
+        for call in (replay.call for replay in replays):
             if id(call.decisions) not in of_graph:
-                of_graph[id(call.decisions)] = Measure(call, compared.has_losses, scales=scales)
-        self.measures = [of_graph[id(call.decisions)] for call in calls]
+                of_graph[id(call.decisions)] = Measure(call, has_gradients, scales=scales)
+        self.measures = [of_graph[id(replay.call.decisions)] for replay in replays]
         self._at: Dict[float, List[Measured]] = {}
 
     def at(self, scale: float) -> List[Measured]:
@@ -578,10 +491,11 @@ class _Runs:
         if scale not in self._at:
             self._at = {at: measured for at, measured in self._at.items() if at == 1.0}  # the arrays are large
             results: List[Measured] = []
-            for call, measure in zip(self._calls, self.measures):
-                self._progress(f"loss scale {scale:g}: batch {call.number + 1}", 0.5 * len(results) / len(self._calls))
-                losses = self._compared.losses(call) if self._compared.has_losses else None
-                results.append(measure(call.values, losses, scale))
+            for replay, measure in zip(self._replays, self.measures):
+                share = 0.5 * len(results) / len(self._replays)
+                self._progress(f"loss scale {scale:g}: batch {replay.call.number + 1}", share)
+                gradients = replay.gradients if self._has_gradients else None
+                results.append(measure(replay.call.values, gradients, scale))
             self._at[scale] = results
         return self._at[scale]
 

@@ -10,6 +10,7 @@ data unless an earlier call has given inf or NaN, in float32 or in low precision
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import (
     Any,
@@ -24,12 +25,9 @@ from typing import (
 )
 
 import numpy as np
-from mxnet import autograd
 
 from .. import dtypes
 from ..arrays import to_float32
-from ..errors import ConvertError
-from ..gluon.api import convert
 from ..policy import Policy
 from ..report.explanation import (
     BACKWARD,
@@ -47,21 +45,11 @@ from ..report.explanation import (
     NonFinite,
     ValueRange,
 )
-from .batches import Batch, call_net, one_batch
-from .kept import kept
+from .batches import Batches
+from .instrument import ranges_of
 from .nonfinite import first_backward, first_forward
-from .ranges import ranges_of
-from .replay import Gradients, KeptCall, LossGradients, Replay, Seen, is_real, recording
-from .subject import (
-    NOTED_IN_FLOAT32,
-    LossFunction,
-    NetSubject,
-    SymbolSubject,
-    losses_of,
-    read_subject,
-    require_scale,
-    run_backward,
-)
+from .rerun import Replay, Values, is_real
+from .subject import FEW, Loss, read_subject, require_scale
 
 _STEP = 8.0  # by which the scale falls from replay to replay
 _FLOAT16_END = dtypes.limits(dtypes.FLOAT16).max
@@ -79,16 +67,7 @@ class _Fault(NamedTuple):
     node: NonFinite
 
 
-def find(replays: Sequence[Replay], scale: float = 1.0) -> Optional[NonFinite]:
-    """Return where inf or NaN comes up first in a step, None if it does nowhere."""
-    replays = _without_spoilt(replays, scale)
-    exact, low = _runs(replays, None), _runs(replays, scale)
-    fault = _fault_of(replays, exact, low)
-    finding = _first(replays, exact, low) if fault is None else fault.node
-    return finding or _nan_in_batch(replays, exact)
-
-
-def _runs(replays: Sequence[Replay], scale: Optional[float]) -> List[Seen]:
+def _runs(replays: Sequence[Replay], scale: Optional[float]) -> List[Values]:
     """Run calls in low precision at a loss scale, or with None in float32."""
     return [each.run(False) if scale is None else each.run(True, scale) for each in replays]
 
@@ -111,11 +90,11 @@ def _without_spoilt(replays: Sequence[Replay], scale: float) -> List[Replay]:
     return judged
 
 
-def _overflows(seen: Seen) -> bool:
+def _overflows(seen: Values) -> bool:
     return any(each.bad for each in (*seen.outputs, *seen.backward.values()))
 
 
-def _first(replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Seen]) -> Optional[NonFinite]:
+def _first(replays: Sequence[Replay], exact: Sequence[Values], low: Sequence[Values]) -> Optional[NonFinite]:
     """Return the first inf or NaN in low precision that float32 does not have.
 
     That which reaches an output of the network comes first, then a gradient, then what does no harm. But a gradient
@@ -128,7 +107,7 @@ def _first(replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Seen]
 
 
 def _first_value(
-    replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Seen], harmful: bool = True
+    replays: Sequence[Replay], exact: Sequence[Values], low: Sequence[Values], harmful: bool = True
 ) -> Optional[NonFinite]:
     for replay, other, seen in zip(replays, exact, low):
         finding = first_forward(seen, other, harmful=harmful)
@@ -137,7 +116,7 @@ def _first_value(
     return None
 
 
-def _first_gradient(exact: Sequence[Seen], low: Sequence[Seen]) -> Optional[NonFinite]:
+def _first_gradient(exact: Sequence[Values], low: Sequence[Values]) -> Optional[NonFinite]:
     """Return the gradient that low precision makes inf or NaN first, in the order of backward."""
     pairs = zip(reversed(low), reversed(exact))
     return next(filter(None, (first_backward(seen, other) for seen, other in pairs)), None)
@@ -156,7 +135,7 @@ def _or_parameter(finding: NonFinite, replay: Replay) -> NonFinite:
     return finding
 
 
-def _fault_of(replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Seen]) -> Optional[_Fault]:
+def _fault_of(replays: Sequence[Replay], exact: Sequence[Values], low: Sequence[Values]) -> Optional[_Fault]:
     """Return what makes float32's run of a step non-finite; None if it is finite.
 
     Where inputs are not finite because low precision overflows in an earlier call, it is that call.
@@ -184,7 +163,7 @@ def _fault_of(replays: Sequence[Replay], exact: Sequence[Seen], low: Sequence[Se
     return None if finding is None else _Fault(BROKEN, finding)
 
 
-def _fault_in_forward(replay: Replay, exact: Seen, low: Seen, spoilt: bool) -> Optional[_Fault]:
+def _fault_in_forward(replay: Replay, exact: Values, low: Values, spoilt: bool) -> Optional[_Fault]:
     """Return the fault in one call; ``spoilt``: whether an earlier one has or may have given inf or NaN."""
     if exact.is_broken:
         data = _bad_data(replay, spoilt)
@@ -254,7 +233,7 @@ def nan_given(replay: Replay) -> Optional[str]:
     return None if finding is None else str(finding)
 
 
-def _nan_in_batch(replays: Sequence[Replay], exact: Sequence[Seen]) -> Optional[NonFinite]:
+def _nan_in_batch(replays: Sequence[Replay], exact: Sequence[Values]) -> Optional[NonFinite]:
     """Return the first input or label of a step that holds NaN, though the step may be finite; None if none does."""
     spoilt = False
     for replay, seen in zip(replays, exact):
@@ -285,10 +264,10 @@ def judge(replays: Sequence[Replay], scale: float = 1.0) -> Explanation:
     return replace(verdict, text=f"{verdict.text} Besides, {_sentence(data)}")
 
 
-def _judged(replays: Sequence[Replay], exact: Sequence[Seen], scale: float) -> Explanation:
+def _judged(replays: Sequence[Replay], exact: Sequence[Values], scale: float) -> Explanation:
     """Return the verdict on a step by what is not finite in it."""
 
-    def is_finite(runs: Sequence[Seen]) -> bool:
+    def is_finite(runs: Sequence[Values]) -> bool:
         return not any(run.worse_than(other) for run, other in zip(runs, exact))
 
     def is_finite_at(scale: float) -> bool:
@@ -328,7 +307,7 @@ def _without_fault(replays: Sequence[Replay], scale: float, lost: Optional[NonFi
     bad = next((each for replay in replays for each in replay.parameters() if each.nans), None)
     if bad is None:
         besides = "" if lost is None else f" Besides, {_sentence(lost)} That does not reach the outputs as such."
-        return Explanation(NO_FAULT, f"{_NO_FAULT}{besides}", None, scale)
+        return Explanation(NO_FAULT, f"{_NO_FAULT}{besides}", lost, scale)
     fault = _bad_parameter(bad)
     return Explanation(fault.kind, f"the step is finite, but {_of_fault(fault)}", fault.node, scale)
 
@@ -392,7 +371,7 @@ def _out_of_range(where: Optional[NonFinite], below: Optional[float] = None) -> 
     return f"{text} {_sentence(where)} {advice}"
 
 
-def _diverged(replays: Sequence[Replay], exact: Sequence[Seen], where: Optional[NonFinite]) -> str:
+def _diverged(replays: Sequence[Replay], exact: Sequence[Values], where: Optional[NonFinite]) -> str:
     """Return the hint that a run diverges, or may for all that one step shows; '' where nothing says so.
 
     It is sure where values or gradients in float32 are far beyond float16's range, and the data are not. Values are
@@ -432,114 +411,60 @@ _NO_FAULT = (
 )
 
 
-# ---------------------------------------------------------------------- a network and a batch
+# ---------------------------------------------------------------------- a network and batches
 
-def find_nonfinite(
-    net_or_model: Any,
-    batch: Any,
+
+def explain(
+    network: Any,
+    batches: Batches,
     policy: Union[None, str, Policy] = None,
     *,
-    loss: Union[None, str, LossFunction] = None,
+    loss: Loss = None,
+    labels: Optional[int] = None,
+    max_batches: Optional[int] = FEW,
     loss_scale: float = 1.0,
     ctx: Any = None,
-) -> Optional[NonFinite]:
-    """Return the first node of a network whose output or gradient is inf or NaN, in the order in which it runs.
+) -> Explanation:
+    """Return whether inf or NaN in a training step is a bug, an overflow, or bad data, and where it comes from.
 
-    The network runs twice, in float32 and as it is converted. An inf that float32 has too is no fault as long as
-    float32's result is finite: the -inf of an attention mask. If float32's is not, the first operator is named that
-    gives inf or NaN in float32 though it reads none; or the data or the parameter that holds it. Where an operator's
-    own constant is inf (a mask's ``m * -inf``), the one that makes NaN of it is named instead: the softmax of a row
-    that is masked wholly. Bodies of control flow are not looked into: the node around them is named. No argument is
-    changed, but dropout draws random numbers.
+    The step of each batch runs in float32, at the loss scale given, and at 1/8 of it and so on down to 1; at 1/8 and
+    1/64 too where a gradient leaves the range at 1. The first batch that has a fault is explained.
+
+    An inf that float32 has too is no fault as long as float32's result is finite: the -inf of an attention mask. If
+    float32's is not, the first operator is named that gives inf or NaN in float32 though it reads none; or the data or
+    the parameter that holds it. The bodies of control flow are not looked into: the node around them is named. No
+    argument is changed, but dropout draws random numbers.
 
     Args:
-        net_or_model: A network, as for `compare`.
-        batch: One batch, as for `compare`; with ``loss``, its last array is the label, which must be there. Of a symbol
-            or Module labels may be left out as for `compare`: they are zeros, of which gradients are looked at then.
+        network: A network, as for `compare`.
+        batches: Batches, as for `compare`. A symbol's labels may be left out: they are zeros then.
         policy: The policy; None for the network's own if it is converted, and 'O1' for others, as for `compare`.
-        loss: ``loss(outputs, label)`` gives the loss of a Gluon net, an NDArray or nested lists of them: then backward
-            runs too. Where the loss reads no label, end the batch with None. 'outputs' says that the net computes its
-            losses by itself, as GluonCV's YOLO does, and returns them; no array of the batch is a label then. A Module
-            or symbol has loss heads, whose backward always runs.
+        loss: The loss of a Gluon net, as for `compare`: then backward runs too. A symbol or Module has loss heads,
+            whose backward always runs.
+        labels: As for `compare`.
+        max_batches: As for `compare`.
         loss_scale: The loss scale; positive.
         ctx: Where a symbol runs, the CPU unless given; a net and a Module run where their parameters are.
 
     Returns:
-        Where it comes up first; None if all is finite. Faults that reach an output of the network come first, then
-        gradients, in the order of backward, then those that do no harm. ``str()`` of it is a sentence.
+        The explanation; ``print`` it. Its ``overrides`` mend an activation that leaves float16's range. Its ``node``
+        says where inf or NaN comes up first.
 
     Raises:
-        ConvertError: If the network or the batch is none, or they do not fit each other; or if the policy computes in
+        ConvertError: If the network or a batch is none, or they do not fit each other; or if the policy computes in
             bfloat16, which MXNet does not run here.
         PolicyError: If the policy is not one.
         LossScaleError: If ``loss_scale`` is not positive and finite.
     """
-    return find(_replays(net_or_model, batch, policy, loss, ctx), require_scale(loss_scale))
-
-
-def explain(
-    net_or_model: Any,
-    batch: Any,
-    policy: Union[None, str, Policy] = None,
-    *,
-    loss: Union[None, str, LossFunction] = None,
-    loss_scale: float = 1.0,
-    ctx: Any = None,
-) -> Explanation:
-    """Return whether inf or NaN in a training step on a batch is a bug, an overflow, or bad data.
-
-    The step runs in float32, at the loss scale given, and at 1/8 of it and so on down to 1; at 1/8 and 1/64 too where a
-    gradient leaves the range at 1.
-
-    The arguments are those of `find_nonfinite`, and so are the errors raised.
-
-    Returns:
-        The verdict; ``print`` it. Its ``overrides`` mend an activation that leaves float16's range.
-    """
-    return judge(_replays(net_or_model, batch, policy, loss, ctx), require_scale(loss_scale))
-
-
-def _replays(network: Any, batch: Any, policy: Any, loss: Union[None, str, LossFunction], ctx: Any) -> List[Replay]:
-    """Return the calls of a network for a batch."""
-    inside = loss == "outputs"
-    loss = (lambda outputs, label: outputs) if inside else loss
-    subject = read_subject(network, loss, ctx)
-    wanted, read = subject.policy_or(policy), one_batch(batch)
-    if isinstance(subject, SymbolSubject):
-        (call,) = subject.take([read]).calls(wanted)
-        return [Replay(call, Gradients())]
-    assert isinstance(subject, NetSubject)
-    return _of_net(subject.net, read, wanted, loss, inside)
-
-
-def _of_net(net: Any, batch: Batch, policy: Policy, loss: Any, inside: bool) -> List[Replay]:
-    """Run a net once, with the loss if there is one, and return its calls; ``inside``: the net computes it."""
-    inputs, label, has_label = batch.for_net(loss is not None and not inside).beside(net)
-    if loss is not None and not has_label and not inside:
-        raise ConvertError(
-            "batch has no label, which loss reads; give a tuple of inputs and, last, the label, or None for a loss "
-            "that reads none."
-        )
-    with kept(net):  # which gives it as it was written
-        # What is not converted runs as it was written, unseen: a float32 net is converted to nothing but float32.
-        convert(net, policy if policy.is_mixed else NOTED_IN_FLOAT32)
-        with recording(net) as recorder, autograd.record(train_mode=loss is not None):
-            outputs = call_net(net, inputs, without_loss=loss is None)
-            losses = None if loss is None else losses_of(loss, outputs, label)
-        noted = recorder.calls
-        if not noted:
-            raise ConvertError(f"block '{net.name}' ran no HybridBlock on this batch, so there is no graph to look at.")
-        has_gradients = losses is not None and not (len(noted) == 1 and noted[0].call.outputs is outputs)
-        if losses is not None and has_gradients:
-            run_backward(losses)
-        last = LossGradients(loss, [label], outputs) if loss is not None else None
-        noted = noted if has_gradients else [KeptCall(each.call) for each in noted]
-        replays = [Replay.of_net(each, 1.0, last if each.call.outputs is outputs else None) for each in noted]
-        replays = [replay.with_masters() for replay in replays]
-    return replays if policy.is_mixed else [_in_float32(replay) for replay in replays]
-
-
-def _in_float32(replay: Replay) -> Replay:
-    """Return a call of a network that is not converted."""
-    decisions = replay.call.decisions
-    return replace(replay, call=replace(replay.call, decisions=replace(decisions, after=decisions.before)))
+    subject, scale = read_subject(network, loss, ctx), require_scale(loss_scale)
+    wanted = subject.policy_or(policy)
+    subject.give(batches, labels, max_batches)
+    found = None
+    with contextlib.closing(subject.runs(wanted, train=loss is not None)) as runs:
+        for replays in runs:
+            one = judge([each if wanted.is_mixed else each.in_float32() for each in replays], scale)
+            found = found or one
+            if one.kind != NO_FAULT:
+                return one
+    assert found is not None  # as there is one batch at least
+    return found

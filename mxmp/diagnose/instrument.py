@@ -43,12 +43,13 @@ from ..passes.casts import cast_op
 from ..passes.facts import Facts, declared_dtype
 from ..passes.scale_loss import is_loss_head
 from ..report import Decisions
-from ..report.counts import positions
+from ..report.explanation import ValueRange
+from ..report.make import positions
 from ..rules import RULES
 from ..symbol import Converted
-from ..symbol.inference import from_graph, infer_facts, infer_variables, to_graph
+from ..symbol.inference import from_graph, infer_facts, infer_variables
 
-Values = Mapping[str, Any]
+Arrays = Mapping[str, Any]
 """NDArrays of all variables of a graph by name."""
 
 Port = Tuple[int, int]
@@ -98,7 +99,7 @@ class Instrument:
     Args:
         graph: The graph, with casts or in float32.
         decisions: The decisions on the network that it is made of.
-        values: Values of its variables, of which shapes and dtypes are taken.
+        values: Arrays of its variables, of which shapes and dtypes are taken.
         context: Where it runs: float16 is emulated on a CPU.
         outputs: The outputs of nodes that are tapped.
         ports: The inputs of nodes that are tapped.
@@ -117,7 +118,7 @@ class Instrument:
         self,
         graph: Graph,
         decisions: Decisions,
-        values: Values,
+        values: Arrays,
         context: Any,
         *,
         outputs: Collection[Key] = (),
@@ -158,7 +159,7 @@ class Instrument:
         self._run, self._states = Runner(symbol), frozenset(symbol.list_auxiliary_states())
 
     def __call__(
-        self, values: Values, scale: float = 1.0, training: bool = True, trained: Collection[str] = ()
+        self, values: Arrays, scale: float = 1.0, training: bool = True, trained: Collection[str] = ()
     ) -> Reading:
         """Run once on the values of a batch; nothing that is given is changed.
 
@@ -181,7 +182,7 @@ class Instrument:
                 results = self._run({**scales, **given, **zeros})
         return Reading(results[: self._count], results[self._count :], {**zeros, **written}, self.taps)
 
-    def _shapes(self, values: Values) -> Dict[str, Tuple[int, ...]]:
+    def _shapes(self, values: Arrays) -> Dict[str, Tuple[int, ...]]:
         """Return the shapes of the zeros that taps add, for values of these shapes."""
         key = _shapes_of(values)
         if key not in self._facts:
@@ -189,7 +190,7 @@ class Instrument:
         return {name: self._facts[key].shapes[entry.key] for name, entry in self._tapped.items()}
 
 
-def _shapes_of(values: Values) -> FrozenSet[Tuple[str, Tuple[int, ...]]]:
+def _shapes_of(values: Arrays) -> FrozenSet[Tuple[str, Tuple[int, ...]]]:
     return frozenset((name, array.shape) for name, array in values.items())
 
 
@@ -203,13 +204,13 @@ class Runner:
         except mx.MXNetError as e:  # of an operator without a gradient, also if none is asked for
             raise ConvertError(f"MXNet cannot run the network in one piece: {mxnet_reason(e)}") from e
 
-    def __call__(self, values: Values) -> List[Any]:
+    def __call__(self, values: Arrays) -> List[Any]:
         """Return the outputs."""
         outputs = self._run(*[values[name] for name in self.names])
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
-def facts_of(graph: Graph, values: Values) -> Facts:
+def facts_of(graph: Graph, values: Arrays) -> Facts:
     """Return the facts that MXNet infers of a graph for variables of the shapes and dtypes of these values."""
     symbol = from_graph(graph)
     read = {name: values[name] for name in symbol.list_inputs() if name in values}
@@ -230,7 +231,7 @@ def variable_dtypes(graph: Graph) -> Dict[str, str]:
     return found
 
 
-def in_dtypes(wanted: Mapping[str, str], values: Values) -> Dict[str, Any]:
+def in_dtypes(wanted: Mapping[str, str], values: Arrays) -> Dict[str, Any]:
     """Return values in the dtypes that variables have, float32 for low precision where none is known."""
     given = dict(values)
     for name, array in values.items():
@@ -467,17 +468,11 @@ def is_unwritten(node: Node) -> bool:
     return rule is not None and rule.unwritten_gradient
 
 
-def in_float32(symbol: Any) -> Any:
-    """Return a symbol that computes in float32 where a network computes in low precision of its own accord.
+def in_float32(graph: Graph) -> Graph:
+    """Return a graph that computes in float32 where a network computes in low precision of its own accord.
 
     Nothing overflows in it that float32 holds, and it runs on a CPU, where MXNet has no products in float16.
     """
-    graph = to_graph(symbol)
-    wide = _in_float32(graph)
-    return symbol if wide == graph else from_graph(wide, symbol)
-
-
-def _in_float32(graph: Graph) -> Graph:
     nodes = []
     for node in graph.nodes:
         changes: Dict[str, Optional[str]] = {}
@@ -485,5 +480,53 @@ def _in_float32(graph: Graph) -> Graph:
             changes["dtype"] = dtypes.FLOAT32
         if node.is_variable and declared_dtype(node) in dtypes.LOW_PRECISION:
             changes["__dtype__"] = dtypes.to_flag(dtypes.FLOAT32)
-        nodes.append(node.with_attrs(changes)._replace(subgraphs=tuple(map(_in_float32, node.subgraphs))))
+        nodes.append(node.with_attrs(changes)._replace(subgraphs=tuple(map(in_float32, node.subgraphs))))
     return replace(graph, nodes=tuple(nodes))
+
+
+# ---------------------------------------------------------------------- ranges of values
+
+_LARGEST = dtypes.limits(dtypes.FLOAT32).max  # stands for no finite value at all
+
+
+def summarize(F: Any, x: Any) -> Any:
+    """Return four numbers about an array or symbol, in float32: how many are inf or NaN, how many NaN, the finite ends.
+
+    Counts of 0 are exact for arrays of any size.
+    """
+    x = F.BlockGrad(F.cast(x, dtype="float32"))
+    product, zeros = x * 0, F.zeros_like(x)
+    is_finite = product == 0
+    smallest = F.min(F.where(is_finite, x, zeros + _LARGEST))
+    largest = F.max(F.where(is_finite, x, zeros - _LARGEST))
+    return F.stack(F.sum(product != 0), F.sum(x != x), smallest, largest)
+
+
+class Summaries:
+    """Sums up arrays that are not in a graph."""
+
+    def __init__(self) -> None:
+        self._operator = mx.nd.CachedOp(summarize(mx.sym, mx.sym.var("x")))
+
+    def __call__(self, arrays: Sequence[Any]) -> List[Any]:
+        """Return what `summarize` gives for each array; nothing is recorded."""
+        with autograd.pause():
+            return [self._operator(array.as_nd_ndarray()) for array in arrays]
+
+
+def read_ranges(names: Sequence[str], sizes: Sequence[int], summaries: Sequence[mx.nd.NDArray]) -> List[ValueRange]:
+    """Return what summaries of arrays of known sizes say, which all lie on one context, by one host read."""
+    if not summaries:
+        return []
+    rows = mx.nd.concat(*[each.as_nd_ndarray() for each in summaries], dim=0).asnumpy().reshape(-1, 4).tolist()
+    ranges = []
+    for name, size, (bad, nans, low, high) in zip(names, sizes, rows):
+        low, high = (low, high) if low <= high else (0.0, 0.0)
+        ranges.append(ValueRange(name, max(size, round(bad)), round(nans), round(bad - nans), low, high))
+    return ranges
+
+
+def ranges_of(arrays: Dict[str, Any]) -> List[ValueRange]:
+    """Return the ranges of arrays by name, all on one context."""
+    sizes = [array.size for array in arrays.values()]
+    return read_ranges(list(arrays), sizes, Summaries()(list(arrays.values())))

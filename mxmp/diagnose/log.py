@@ -28,7 +28,7 @@ from ..arrays import copies_in_float32, is_low_precision, sum_of_squares, to_flo
 from ..errors import CheckpointError, DependencyError, TrainerError, listed
 from ..files import require_folder
 from ..train.step import Observer, StepEnd, Weights, scaler_of
-from .ranges import ranges_of
+from .instrument import ranges_of
 
 FILE = "steps.csv"
 """The name of a `CSVLogger`'s file in the folder of a run."""

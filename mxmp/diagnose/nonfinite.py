@@ -9,12 +9,12 @@ from .. import dtypes
 from ..graph import Graph, Key, Node
 from ..passes.attributes import is_inserted
 from ..report.explanation import BACKWARD, FORWARD, NonFinite, ValueRange
-from .replay import Seen
+from .rerun import Values
 
 T = TypeVar("T")
 
 
-def first_forward(seen: Seen, exact: Seen, allowed: bool = True, harmful: bool = True) -> Optional[NonFinite]:
+def first_forward(seen: Values, exact: Values, allowed: bool = True, harmful: bool = True) -> Optional[NonFinite]:
     """Return the first operator whose output has more inf and NaN than in float32.
 
     Args:
@@ -45,7 +45,7 @@ def first_forward(seen: Seen, exact: Seen, allowed: bool = True, harmful: bool =
     return intended
 
 
-def first_backward(seen: Seen, exact: Optional[Seen]) -> Optional[NonFinite]:
+def first_backward(seen: Values, exact: Optional[Values]) -> Optional[NonFinite]:
     """Return the operator whose backward gives inf or NaN first, in the order in which backward runs.
 
     ``exact`` is float32's run, whose gradients are no fault where they are not finite by themselves.
@@ -75,7 +75,7 @@ def first_backward(seen: Seen, exact: Optional[Seen]) -> Optional[NonFinite]:
     return None
 
 
-def _with_alike(finding: NonFinite, seen: Seen, exact: Mapping[Key, ValueRange]) -> NonFinite:
+def _with_alike(finding: NonFinite, seen: Values, exact: Mapping[Key, ValueRange]) -> NonFinite:
     """Return a finding that keeps in float32 all operators which fail like it: ``exact`` has float32's ranges.
 
     Else a policy that is mended finds the next of them, one at a time.
@@ -94,13 +94,13 @@ def _with_alike(finding: NonFinite, seen: Seen, exact: Mapping[Key, ValueRange])
     return replace(finding, keep=tuple(dict.fromkeys(keep)))
 
 
-def _given_to(position: int, seen: Seen) -> List[ValueRange]:
+def _given_to(position: int, seen: Values) -> List[ValueRange]:
     """Return the gradients that a node's outputs get."""
     count = seen.names.graph.nodes[position].num_outputs
     return [seen.backward[position, n] for n in range(count) if (position, n) in seen.backward]
 
 
-def _inputs_of(position: int, seen: Seen) -> List[ValueRange]:
+def _inputs_of(position: int, seen: Values) -> List[ValueRange]:
     keys = (entry.key for entry in seen.names.graph.nodes[position].inputs)
     return [seen.forward[key] for key in keys if key in seen.forward]
 
@@ -133,7 +133,7 @@ def _has_infinite_constant(node: Node) -> bool:
     return False
 
 
-def _inf_from(position: int, seen: Seen) -> str:
+def _inf_from(position: int, seen: Values) -> str:
     """Return the node that the first inf comes from which a node reads; '' if it reads none."""
 
     def is_inf(key: Key) -> bool:
@@ -146,7 +146,7 @@ def _inf_from(position: int, seen: Seen) -> str:
     return seen.names.of(min(origins))[0] if origins else ""
 
 
-def _reaching(seen: Seen) -> Set[Key]:
+def _reaching(seen: Values) -> Set[Key]:
     """Return the outputs of nodes from which inf or NaN reaches an output of the network, all the way as inf or NaN."""
     graph = seen.names.graph
 
@@ -157,7 +157,7 @@ def _reaching(seen: Seen) -> Set[Key]:
     return set(_closure([head.key for head, output in zip(graph.heads, seen.outputs) if output.bad], sources))
 
 
-def _is_excused(position: int, seen: Seen) -> bool:
+def _is_excused(position: int, seen: Values) -> bool:
     """Return whether a node hands on what it reads: inf for inf, NaN for NaN; or depends on constants alone."""
     graph = seen.names.graph
     inputs = _inputs_of(position, seen)
@@ -168,7 +168,12 @@ def _is_excused(position: int, seen: Seen) -> bool:
 
 
 def _finding(
-    where: str, position: int, output: ValueRange, inputs: Sequence[ValueRange], seen: Seen, same: Optional[ValueRange]
+    where: str,
+    position: int,
+    output: ValueRange,
+    inputs: Sequence[ValueRange],
+    seen: Values,
+    same: Optional[ValueRange],
 ) -> NonFinite:
     """Return the finding at a node; the precision is that of its arithmetic: backward, that of what it reads."""
     read = [seen.types.get(entry.key) for entry in seen.names.graph.nodes[position].inputs]
@@ -180,7 +185,7 @@ def _finding(
     return NonFinite(where, name, op, str(precision or dtypes.FLOAT32), output, tuple(inputs), same, keep=keep)
 
 
-def _to_keep(position: int, seen: Seen, readers: Mapping[Key, Sequence[Tuple[int, int]]]) -> Tuple[str, ...]:
+def _to_keep(position: int, seen: Values, readers: Mapping[Key, Sequence[Tuple[int, int]]]) -> Tuple[str, ...]:
     """Return a node and those in low precision that read its output, casts passed over.
 
     Of an inserted cast those that read it, and the node that it casts if that is in low precision. ``readers`` are the

@@ -1,32 +1,31 @@
-"""A network of any front, read in one way: its float32 graphs and the batches that they are called with.
+"""Read a network of any kind with its batches: its float32 graphs, and the calls that batches make of them.
 
 A `Subject` is a Gluon net, converted or not (`NetSubject`), or a symbol with parameters, a checkpoint, a bound Module
-(`SymbolSubject`). What belongs to the user is left as it was found. For every policy it gives
+(`SymbolSubject`). All that belongs to the user is left as it was found.
 
-- ``calls(policy)``: for each call of a graph what a conversion decides (`mxmp.report.Decisions`: the float32 graph with
-  its facts, and the converted one) and the values of all variables by name;
-- ``under(policy)``: the network itself, converted, for as long as a user's function runs it.
+    network, batches -> Subject.runs(policy) -> for each batch a list of `mxmp.diagnose.rerun.Replay`: calls of graphs
+                                                with values, decisions of the policy, and gradients of outputs
 
-A net has a graph for each HybridBlock outside of all others, and perhaps for each kind of call.
+A symbol has one graph. A net has one for each HybridBlock outside of all others, and perhaps for each kind of call. It
+runs in float32 for each batch, so that its calls are seen.
 """
 
 from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import (
     Any,
-    Callable,
+    Collection,
     ContextManager,
     Dict,
     FrozenSet,
+    Generator,
     Iterable,
     Iterator,
     List,
     Mapping,
-    NamedTuple,
     Optional,
     Sequence,
     Tuple,
@@ -37,33 +36,48 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import leaves, nested, to_float32
+from ..arrays import leaves, to_float32
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
-from ..errors import ConvertError, LossScaleError, mxnet_reason
-from ..gluon.api import convert
-from ..gluon.blocks import blocks_in, conversions_of, roots
-from ..gluon.cache import as_input
+from ..errors import ConvertError, LossScaleError, MxmpError, listed, mxnet_reason
+from ..gluon.api import convert, restore
+from ..gluon.blocks import block_names, blocks_in, conversions_of, roots
 from ..gluon.conversion import Conversion
-from ..gluon.trace import Trace, flat_arguments
+from ..gluon.regions import find_regions
+from ..gluon.trace import Trace, trace
 from ..graph import Graph
 from ..module import Module
 from ..mxnet_private import is_initialized, made_with
 from ..passes import is_converted
+from ..passes.attributes import marked_blocks
 from ..policy import Policy, pattern_of
 from ..report import DROPPED, FOLDED, Decisions, Row
-from ..symbol import ConvertedModel, convert_graph, convert_model, on_cpu, to_graph
-from ..symbol.arguments import require_symbol
-from .batches import Batch, fill_inputs, inputs_of
-from .kept import kept
+from ..symbol import Converted, ConvertedModel, convert_graph, convert_model, on_cpu, to_graph
+from ..symbol.arguments import label_names, require_symbol
+from ..symbol.params import require_matches
+from ..train.step import NetCall
+from .batches import OUTPUTS, Batch, Batches, LossFunction, arguments_of, losses_of, read_batches
+from .rerun import (
+    Call,
+    FirstCalls,
+    Gradients,
+    KeptCall,
+    LossGradients,
+    Recorder,
+    Replay,
+    as_outputs,
+    run_backward,
+)
 
-CALLS = 2
-"""How many calls of each block are noted where errors only say what to try first."""
+FIRST_CALLS = 2
+"""How many batches of a symbol, or calls of a net, errors are measured on where they only say what to try first."""
 
-NOTED_IN_FLOAT32 = Policy.parse("O1", names={"*": dtypes.FLOAT32})
-"""A policy under which a net runs in float32, and its calls are noted: a net that is not converted has none."""
+FEW = 8
+"""How many batches of a loader are read unless a user says so, where each takes seconds."""
 
-LossFunction = Callable[..., Any]
+Loss = Union[None, bool, str, LossFunction]
+
+Shapes = Mapping[str, Tuple[int, ...]]
 
 _NETWORKS = (
     "a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple "
@@ -73,46 +87,42 @@ _DEFAULT = "O1"
 _POLICIES = 8  # whose decisions are kept
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of one graph of a network.
-
-    Attributes:
-        name: The name of the block or symbol, for errors.
-        decisions: What a conversion decides, with the graph before and after it; one object for the calls of a graph.
-        values: NDArrays of all variables by name, on one context.
-        inputs: The names of those that are data or labels.
-        trained: The names of those whose gradients a step uses.
-        context: Where it runs.
-        training: Whether it runs in training mode.
-        loss_heads: The names of Custom operators that are loss heads.
-        number: Which call of a net it is, or which batch of a symbol.
-        out_format: How a net's outputs are nested, None of a symbol.
-    """
-
-    name: str
-    decisions: Decisions
-    values: Mapping[str, Any]
-    inputs: Sequence[str]
-    trained: FrozenSet[str]
-    context: Any
-    training: bool = True
-    loss_heads: FrozenSet[str] = frozenset()
-    number: int = 0
-    out_format: Any = None
-
-
 class Subject(ABC):
-    """A float32 network that can be looked at under any policy.
+    """A float32 network that can be looked at under any policy, with the batches that `give` was given.
 
     Attributes:
         policy: The policy that it is converted by; None if it is not converted.
     """
 
     policy: Optional[Policy] = None
+    labels: Optional[int] = None
+    _given: Batches = ()
+    _max_batches: Optional[int] = None
 
-    def __init__(self) -> None:
-        self._decisions: Dict[Policy, List[Decisions]] = {}  # the oldest first
+    def give(self, batches: Batches, labels: Optional[int] = None, max_batches: Optional[int] = None) -> None:
+        """Take batches, which `runs` reads, for the network.
+
+        Args:
+            batches: One batch or several.
+            labels: How many of a batch's last arrays are labels; None for as many as the loss reads.
+            max_batches: How many batches are read at most; None for all.
+        """
+        self._given, self.labels, self._max_batches = batches, labels, max_batches
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches, each as it is read."""
+        return read_batches(self._given, self._max_batches)
+
+    @abstractmethod
+    def runs(self, policy: Policy, train: bool = False) -> Generator[List[Replay], None, None]:
+        """Yield the calls of graphs that each batch makes, with values as float32 has them.
+
+        Use it with ``contextlib.closing``: a net is put back when it ends.
+
+        Args:
+            policy: The policy whose decisions the calls have.
+            train: Whether a net runs in training mode meanwhile.
+        """
 
     @abstractmethod
     def watched(self) -> ContextManager[None]:
@@ -123,25 +133,12 @@ class Subject(ABC):
         """Give the network under a policy, for a function of the user."""
 
     @abstractmethod
-    def symbols(self) -> List[Any]:
-        """Return the network's symbols in float32, as far as they are known."""
-
-    @abstractmethod
     def calls(self, policy: Policy) -> List[Call]:
-        """Return the calls that were noted, each on the values that float32 gives it."""
+        """Return the calls that were noted, or that the batches taken make, with values as float32 has them."""
 
     @abstractmethod
-    def _decide(self, policy: Policy) -> List[Decisions]:
-        """Return what a conversion to a policy decides, for each graph of the network."""
-
     def decisions(self, policy: Policy) -> List[Decisions]:
-        """Return what a conversion to a policy decides, for each graph of the network."""
-        # A search asks for the same few policies again and again.
-        if policy not in self._decisions:
-            if len(self._decisions) == _POLICIES:
-                del self._decisions[next(iter(self._decisions))]
-            self._decisions[policy] = self._decide(policy)
-        return self._decisions[policy]
+        """Return what a conversion to a policy decides, for each graph of the network that is known."""
 
     def graphs(self, policy: Policy) -> Tuple[Graph, ...]:
         """Return the converted graphs under a policy: where they are equal, so is everything that is measured."""
@@ -168,7 +165,7 @@ class Subject(ABC):
         return policy
 
 
-def read_subject(network: Any, loss: Any = None, ctx: Any = None) -> Subject:
+def read_subject(network: Any, loss: Loss = None, ctx: Any = None) -> Subject:
     """Return a network that a user gives; ``loss`` and ``ctx`` are checked for whether they go with it.
 
     Raises:
@@ -176,24 +173,22 @@ def read_subject(network: Any, loss: Any = None, ctx: Any = None) -> Subject:
     """
     if isinstance(network, gluon.Block):
         _refuse("ctx", ctx, "is for a symbol with parameters; a Gluon net runs where its inputs are")
-        if loss is not None and not callable(loss):
-            raise ConvertError(f"loss is a {type(loss).__name__}; expected a function of the net's output and a label.")
-        return NetSubject(network)
-    no_loss = partial(_refuse, "loss", loss, "is for a Gluon net; a symbol or Module has its loss heads")
+        if loss is not None and loss != OUTPUTS and not callable(loss):
+            kind = type(loss).__name__
+            raise ConvertError(f"loss is a {kind}; expected a function of the net's outputs and the labels.")
+        return NetSubject(network, loss)
+    if loss is not None and loss is not True:
+        _refuse("loss", loss, "is for a Gluon net; a symbol or Module has its loss heads")
     if isinstance(network, (mx.mod.Module, mx.mod.BucketingModule)):
-        no_loss()
         _refuse("ctx", ctx, "is for a symbol with parameters; a Module runs where it is bound")
         return SymbolSubject.of_module(network)
     parts = tuple(network) if isinstance(network, (ConvertedModel, tuple, list)) else ()
     if len(parts) != 3 or not isinstance(parts[0], mx.sym.Symbol):
         kind = f"{type(network).__name__} of {len(parts)}" if parts else type(network).__name__
-        raise ConvertError(f"net_or_model is a {kind}; expected {_NETWORKS}.")
+        raise ConvertError(f"network is a {kind}; expected {_NETWORKS}.")
     for name, part in zip(("arg_params", "aux_params"), parts[1:]):
         if not isinstance(part, Mapping):
-            raise ConvertError(
-                f"net_or_model: {name} is a {type(part).__name__}; expected a dict by name, {{}} for none."
-            )
-    no_loss()
+            raise ConvertError(f"network: {name} is a {type(part).__name__}; expected a dict by name, {{}} for none.")
     subject = SymbolSubject(require_symbol(parts[0]), parts[1], parts[2], ctx)
     if isinstance(network, ConvertedModel):
         subject.policy = _as_converted(network.decisions.policy, [network.decisions])
@@ -216,11 +211,19 @@ def _refuse(name: str, value: Any, why: str) -> None:
         raise ConvertError(f"{name} {why}. Leave {name} out.")
 
 
+def require_scale(scale: Any) -> float:
+    """Return a loss scale; LossScaleError unless it is positive and finite."""
+    is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if not is_number or not 0 < scale < float("inf"):
+        raise LossScaleError(f"loss_scale is {scale!r}; expected a positive and finite number.")
+    return float(scale)
+
+
 # ---------------------------------------------------------------------- symbols, models, Modules
 
 
 class SymbolSubject(Subject):
-    """A symbol with its parameters, of a Module perhaps; `take` gives it its batches.
+    """A symbol with its parameters, of a Module perhaps.
 
     Args:
         symbol: The symbol, converted or not.
@@ -233,7 +236,7 @@ class SymbolSubject(Subject):
         module: The Module that it is of; of a BucketingModule that of the bucket which ran last.
         buckets: The BucketingModule that the module is of.
         model: The network as it is without casts, parameters in float32.
-        batches: The values of inputs by name, for each batch that was taken.
+        taken: The values of inputs by name, for each batch that `take` was given.
     """
 
     module: Any = None
@@ -242,25 +245,24 @@ class SymbolSubject(Subject):
     def __init__(
         self, symbol: Any, args: Mapping[str, Any], aux: Mapping[str, Any], ctx: Any = None, for_inference: bool = False
     ) -> None:
-        super().__init__()
         self.given, self._for_inference = (symbol, args, aux), for_inference
         self.model = convert_model(symbol, args, aux, "O0")  # without casts, should it be converted
         self.context = ctx or mx.cpu()
-        self.batches: List[Mapping[str, Any]] = []
+        self.taken: List[Mapping[str, Any]] = []
         self._last: Optional[Tuple[Policy, ConvertedModel]] = None
+        self._decided: Dict[Policy, Decisions] = {}
+        self._of_buckets: Dict[Any, SymbolSubject] = {}
 
     @classmethod
     def of_module(cls, module: Any, bucket: Any = None) -> SymbolSubject:
         """Return a bound Module as a subject, or that of a BucketingModule which has a key or, without one, ran last.
 
-        A BucketingModule stays at its present bucket.
-
         Raises:
-            ConvertError: If it is not bound.
+            ConvertError: If it is not bound, or has no parameters.
         """
         if not (module.binded and module.params_initialized):
             kind = type(module).__name__
-            raise ConvertError(f"the {kind} is not bound, or has no parameters; call bind, set_params.")
+            raise ConvertError(f"the {kind} is not bound, or has no parameters; call bind and set_params.")
         buckets = module if isinstance(module, mx.mod.BucketingModule) else None
         if buckets is not None:
             module = buckets._curr_module if bucket is None else buckets._buckets[bucket]
@@ -274,31 +276,37 @@ class SymbolSubject(Subject):
         return subject
 
     def take(self, batches: Iterable[Batch]) -> SymbolSubject:
-        """Return the subject with batches: this, or that of the bucket which they are of.
+        """Return the subject with batches: this, or that of the bucket which the first batch is of.
 
         Raises:
-            ConvertError: If a batch does not fit, or they are of several buckets, or of one that is not bound.
+            ConvertError: If a batch does not fit, or is of a bucket that is not bound.
         """
         batches = list(batches)
-        subject = self._of_bucket([batch.bucket for batch in batches])
+        subject = self._of_bucket(batches[0].bucket)
         names = subject.inputs()
-        subject.batches = [batch.by_name(names) for batch in batches]
+        subject.taken = [batch.by_name(names) for batch in batches]
         return subject
 
-    def _of_bucket(self, keys: Sequence[Any]) -> SymbolSubject:
-        keys = list(dict.fromkeys(key for key in keys if key is not None))
-        if self.buckets is None or not keys:
+    def _of_bucket(self, key: Any) -> SymbolSubject:
+        if self.buckets is None or key is None:
             return self
         bound = self.buckets._buckets
-        if len(keys) > 1:
-            named = ", ".join(map(repr, keys))
-            raise ConvertError(f"batches are of the buckets {named}; give those of one bucket at a time.")
-        if keys[0] not in bound:
+        if key not in bound:
             raise ConvertError(
-                f"batches are of bucket {keys[0]!r}, which is not bound; run one of them by the module first, or give "
+                f"batches are of bucket {key!r}, which is not bound; run one of them by the module first, or give "
                 f"batches of {', '.join(map(repr, bound))}."
             )
-        return self if bound[keys[0]] is self.module else SymbolSubject.of_module(self.buckets, keys[0])
+        if bound[key] is self.module:
+            return self
+        if key not in self._of_buckets:
+            self._of_buckets[key] = SymbolSubject.of_module(self.buckets, key)
+        return self._of_buckets[key]
+
+    def runs(self, policy: Policy, train: bool = False) -> Generator[List[Replay], None, None]:
+        """Yield a call for each batch; the gradients of loss heads are ones."""
+        for number, batch in enumerate(self.batches()):
+            for call in self.take([batch]).calls(policy):
+                yield [Replay(replace(call, number=number), Gradients())]
 
     def inputs(self) -> Dict[str, str]:
         """Return the dtypes of the inputs by name, in the order in which arrays without names are taken."""
@@ -306,17 +314,13 @@ class SymbolSubject(Subject):
         order = [] if module is None else [*module.data_names, *(module.label_names or ())]
         return inputs_of(self.model.symbol, {*self.model.arg_params, *self.model.aux_params}, order)
 
-    def filled(self, labels: bool = False) -> List[Dict[str, Any]]:
-        """Return the values of all variables for each batch; zeros for labels that lack, unless they are needed."""
-        return [fill_inputs(self.model, batch, labels) for batch in self.batches]
-
-    def symbols(self) -> List[Any]:
-        """Return the one symbol."""
-        return [self.model.symbol]
-
     def watched(self) -> ContextManager[None]:
         """Note nothing: the batches are given."""
         return contextlib.nullcontext()
+
+    def filled(self) -> List[Tuple[Dict[str, Any], FrozenSet[str]]]:
+        """Return the values of all variables for each batch, and the names of labels that lack and are zeros."""
+        return [fill_inputs(self.model, batch) for batch in self.taken]
 
     def calls(self, policy: Policy) -> List[Call]:
         """Return a call for each batch, on the values of the first context of a Module."""
@@ -324,13 +328,13 @@ class SymbolSubject(Subject):
         folded = self.converted(Policy()).arg_params if self._for_inference else {}
         params = {*self.model.arg_params, *self.model.aux_params}
         inputs = [name for name in self.model.symbol.list_inputs() if name not in params]
-        fixed = str(self.model.symbol.name), decisions
-        trained, module = frozenset(self.model.arg_params), self.module
+        name, trained, module = str(self.model.symbol.name), frozenset(self.model.arg_params), self.module
         heads = module._loss_heads if isinstance(module, Module) else frozenset()
         training = module is None or module.for_training
+        fixed = inputs, trained, self.context, training, heads
         return [
-            Call(*fixed, {**values, **folded}, inputs, trained, self.context, training, heads, number)
-            for number, values in enumerate(self.filled())
+            Call(name, decisions, {**values, **folded}, *fixed, number, lacking=lacking)
+            for number, (values, lacking) in enumerate(self.filled())
         ]
 
     def policy_or(self, given: Union[None, str, Policy]) -> Policy:
@@ -350,7 +354,7 @@ class SymbolSubject(Subject):
     def converted(self, policy: Policy) -> ConvertedModel:
         """Return the model under a policy, for inputs of the first batch's shapes; the last one is kept."""
         if self._last is None or self._last[0] != policy:
-            values, held = self.filled()[0], {*self.model.arg_params, *self.model.aux_params}
+            values, held = self.filled()[0][0], {*self.model.arg_params, *self.model.aux_params}
             inputs = {name: array for name, array in values.items() if name not in held}
             shapes = {name: array.shape for name, array in inputs.items()}
             types = {name: dtypes.canonical(array.dtype) for name, array in inputs.items()}
@@ -359,8 +363,13 @@ class SymbolSubject(Subject):
             self._last = policy, model
         return self._last[1]
 
-    def _decide(self, policy: Policy) -> List[Decisions]:
-        return [self.converted(policy).decisions]
+    def decisions(self, policy: Policy) -> List[Decisions]:
+        """Return what a conversion to a policy decides, for inputs of the first batch's shapes."""
+        # A search asks for the same few policies again and again, whose models are not kept: these are large.
+        if policy not in self._decided:
+            _make_room(self._decided)
+            self._decided[policy] = self.converted(policy).decisions
+        return [self._decided[policy]]
 
     @contextlib.contextmanager
     def under(self, policy: Policy) -> Iterator[Any]:
@@ -373,7 +382,7 @@ class SymbolSubject(Subject):
             return
         model = self.converted(policy)
         types = {name: dtype for name, dtype in self.inputs().items() if dtype != dtypes.FLOAT32}
-        types.update((name, dtypes.canonical(array.dtype)) for name, array in self.batches[0].items())
+        types.update((name, dtypes.canonical(array.dtype)) for name, array in self.taken[0].items())
         runs = model.symbol if self.context.device_type == "gpu" else on_cpu(model.symbol, types)
         args, aux = (
             {name: array.copyto(self.context) for name, array in params.items()}
@@ -396,44 +405,95 @@ class SymbolSubject(Subject):
         return made
 
 
+def _make_room(kept: Dict[Policy, Any]) -> None:
+    """Delete the oldest of what is kept for policies if it is as much as is to be kept."""
+    if len(kept) == _POLICIES:
+        del kept[next(iter(kept))]
+
+
+def inputs_of(symbol: Any, params: Collection[str], order: Sequence[str] = ()) -> Dict[str, str]:
+    """Return the dtypes that a symbol's inputs declare, float32 without, by name, labels among them.
+
+    They are in the ``order`` given, that of a Module's data and labels, and else as MXNet lists them.
+    """
+    inputs = order or [name for name in symbol.list_inputs() if name not in params]
+    attributes = symbol.attr_dict()
+    flags = {name: attributes.get(name, {}).get("__dtype__", "") for name in inputs}
+    return {name: dtypes.from_flag(flag) or dtypes.FLOAT32 for name, flag in flags.items()}
+
+
+def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any]) -> Tuple[Dict[str, Any], FrozenSet[str]]:
+    """Return the values of all inputs by name, and the names of the labels that a batch lacks, whose values are zeros.
+
+    Raises:
+        ConvertError: If the batch does not fit the parameters, or lacks an input that is no label.
+    """
+    sym, given = model.symbol, {**model.arg_params, **model.aux_params, **batch}
+    sizes = require_fit(sym, {name: array.shape for name, array in given.items()}, list(batch))
+    missing = {name: size for name, size in zip(sym.list_arguments(), sizes) if name not in given}
+    optional = label_names(sym) if missing else ()
+    for name, size in missing.items():
+        if name not in optional or not size or 0 in size:
+            raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
+    return {**given, **{name: mx.nd.zeros(size) for name, size in missing.items()}}, frozenset(missing)
+
+
+def require_fit(symbol: Any, shapes: Shapes, inputs: Sequence[str]) -> List[Any]:
+    """Return the shapes of all arguments of a symbol, as far as MXNet infers them; ConvertError if they do not fit.
+
+    ``shapes`` has those of parameters and of ``inputs``, which a batch has.
+    """
+    known = {name: shapes[name] for name in symbol.list_inputs() if name in shapes}
+    batch = {name: known[name] for name in inputs}
+
+    def inferred(of: Shapes) -> Tuple[List[Any], Dict[str, Any]]:
+        args, _, aux = symbol.infer_shape_partial(**of)
+        sizes = zip((*symbol.list_arguments(), *symbol.list_auxiliary_states()), (*(args or ()), *(aux or ())))
+        return list(args or ()), {name: size for name, size in sizes if size and min(size) > 0}  # else not known
+
+    with contextlib.suppress(mx.MXNetError):
+        args, needed = inferred(known)
+        # MXNet overwrites some shapes that do not fit, such as BatchNorm's.
+        if all(needed.get(name, shape) == shape for name, shape in known.items()):
+            return args
+    text = " and ".join(f"'{name}' has shape {shape}" for name, shape in batch.items())
+    try:
+        # MXNet names one of the shapes that do not fit; of the batch by itself it infers all.
+        needed = inferred(batch)[1]
+        unfit = [name for name, shape in known.items() if needed.get(name, shape) != shape]
+        if not unfit:
+            return inferred(known)[0]
+    except mx.MXNetError as e:
+        raise ConvertError(f"batches: {text}: {mxnet_reason(e)}") from e
+    texts = [f" of shape {known[name]} would have to be {needed[name]}" for name in unfit]
+    raise ConvertError(
+        f"batches: {text}, for which {listed(unfit, texts)}: give batches of another shape, or the parameters of this "
+        f"network."
+    )
+
+
 # ---------------------------------------------------------------------- Gluon nets
 
 
-class BlockCall(NamedTuple):
-    """A call of a block that has a graph.
-
-    Attributes:
-        block: The block.
-        inputs: Copies of what it was called with.
-        recorded: Whether autograd recorded it.
-        flags: The block's own flags at that time: an RNN's `__call__` notes whether states were given.
-    """
-
-    block: gluon.HybridBlock
-    inputs: Tuple[Any, ...]
-    recorded: bool
-    flags: Mapping[str, bool]
-
-
 class NetSubject(Subject):
-    """A Gluon net: converted for as long as it runs under a policy, and put back after it.
+    """A Gluon net: converted for as long as it runs, and put back after it.
 
     Args:
         net: The net, whose parameters have values.
-        count: How many calls of each block are noted.
-        training: Whether graphs are traced in training mode.
+        loss: The loss of its outputs and labels, 'outputs' if these are losses; None for none.
 
     Attributes:
         net: The net.
-        noted: The calls that were noted.
     """
 
-    def __init__(self, net: gluon.Block, count: int = CALLS, training: bool = False) -> None:
-        super().__init__()
-        self.net, self.count, self.training = net, count, training
-        self.noted: List[BlockCall] = []
-        self._traces: List[Trace] = []
+    def __init__(self, net: gluon.Block, loss: Loss = None) -> None:
+        self.net, self.inside = net, loss == OUTPUTS
+        self.loss: Any = (lambda outputs: outputs) if self.inside else loss
         self._roots = roots(net)
+        self._graphs: Dict[int, Tuple[Trace, NetCall]] = {}  # each with its first call, by the id of the trace
+        self._decided: Dict[Policy, Dict[int, Converted]] = {}  # the oldest policy first
+        self._noted: List[KeptCall] = []
+        self._recorder: Optional[Recorder] = None
         for param in net.collect_params().values():
             if not is_initialized(param):
                 raise ConvertError(
@@ -446,148 +506,219 @@ class NetSubject(Subject):
             policies.append(_as_converted(conversion.policy, decisions))
         self.policy = next((each for each in policies if each.is_mixed), (*policies, None)[0])
 
+    def runs(self, policy: Policy, train: bool = False) -> Generator[List[Replay], None, None]:
+        """Yield the calls of each batch; the gradients of their outputs are those of the loss, None without one."""
+        with kept(self.net):
+            takes, labels = arguments_of(self.net), 0 if self.inside else self.labels
+            conversions = install_float32(self.net, policy)
+            for number, batch in enumerate(self.batches()):
+                inputs, given = batch.for_net(takes, self.loss, labels).beside(self.net)
+                recorder = Recorder(None)
+                for conversion in conversions:
+                    conversion.observer = recorder
+                with autograd.record(train_mode=train):
+                    outputs = call_net(self.net, inputs)
+                    losses = None if self.loss is None else losses_of(self.loss, outputs, given)
+                calls = recorder.calls
+                if not calls:
+                    raise ConvertError(f"block '{self.net.name}' ran no HybridBlock on this batch, so it has no graph.")
+                last = None if losses is None else LossGradients(self.loss, given, as_outputs(outputs))
+                is_last = [each.call.outputs is outputs for each in calls]
+                if losses is not None and is_last != [True]:
+                    run_backward(losses, train=train)
+                yield [
+                    self._replay(each, policy, number, last if is_end else None, losses is not None)
+                    for each, is_end in zip(calls, is_last)
+                ]
+                if number == 0:
+                    made = [*self._decided[policy].values()]
+                    marked = {mark for each in made for mark in marked_blocks(each.decisions.before)}
+                    require_matches(policy, made, block_names(self.net), marked)
+
+    def _replay(
+        self, kept_call: KeptCall, policy: Policy, number: int, last: Optional[Gradients], has_losses: bool
+    ) -> Replay:
+        """Return a call with the gradients of its outputs: ``last`` if these are the net's, else those of backward."""
+        gradients = last
+        if has_losses and last is None:
+            gradients = Gradients([zero.grad.as_nd_ndarray().copy() for zero in kept_call.zeros])
+        return Replay(self._call(kept_call.call, policy, number), gradients)
+
+    def _call(self, noted: NetCall, policy: Policy, number: int) -> Call:
+        traced: Trace = noted.graph.trace
+        decisions = self._converted(policy, noted).decisions
+        inputs = {symbol.name: array for symbol, array in zip(traced.inputs, noted.inputs)}
+        params = {name: param._reduce() for name, param in traced.params.items()}
+        read = decisions.facts.variable_dtypes(decisions.before)
+        # An imported net may store in low precision what it reads in float32.
+        wide = {n: to_float32(each) if read.get(n) == dtypes.FLOAT32 else each for n, each in params.items()}
+        trained = frozenset(name for name, param in traced.params.items() if param.grad_req != "null")
+        fixed = {**wide, **inputs}, list(inputs), trained, noted.context
+        return Call(noted.name, decisions, *fixed, noted.training, number=number, out_format=traced.formats[1])
+
+    def _converted(self, policy: Policy, noted: NetCall) -> Converted:
+        """Return what a policy makes of the graph of a call."""
+        traced: Trace = noted.graph.trace
+        self._graphs.setdefault(id(traced), (traced, noted))
+        if policy not in self._decided:
+            _make_room(self._decided)
+        made = self._decided.setdefault(policy, {})
+        if id(traced) not in made:
+            params = frozenset(traced.params) - traced.data
+            shapes, types = traced.shapes(noted.inputs), traced.types
+            try:
+                made[id(traced)] = convert_graph(traced.symbol, policy, shapes, types, params, inputs=traced.data)
+            except ConvertError as e:
+                raise type(e)(f"block '{noted.name}': {e}") from e
+        return made[id(traced)]
+
+    def decisions(self, policy: Policy) -> List[Decisions]:
+        """Return what a conversion to a policy decides, for each graph of the net that has run."""
+        return [self._converted(policy, call).decisions for _, call in self._graphs.values()]
+
+    def calls(self, policy: Policy) -> List[Call]:
+        """Return the calls that were noted, with values as float32 has them."""
+        with kept(self.net):
+            return [self._call(each.call, policy, number) for number, each in enumerate(self._noted)]
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Note the first calls of each block that has a graph; ConvertError if there was none."""
-
-        def note(block: gluon.HybridBlock, inputs: Tuple[Any, ...]) -> None:
-            if sum(call.block is block for call in self.noted) < self.count:
-                recorded = autograd.is_recording()
-                with autograd.pause():
-                    copies = nested(inputs, lambda each: each.copy() if hasattr(each, "copy") else each)
-                flags = {n: flag for n, flag in vars(block).items() if isinstance(flag, bool) and n[:1] != "_"}
-                self.noted.append(BlockCall(block, copies, recorded, flags))  # copies: a reader may fill arrays again
-
-        handles = [root.register_forward_pre_hook(note) for root in self._roots]
+        self._recorder = FirstCalls(FIRST_CALLS)
         try:
             yield
         finally:
-            for handle in handles:
-                handle.detach()
-        if not self.noted:
+            recorder, self._recorder = self._recorder, None
+        self._noted = recorder.calls
+        if not self._noted:
             raise ConvertError(
                 f"evaluate did not call block '{self.net.name}' ({type(self.net).__name__}), so nothing is known of "
                 f"what it runs; call the net that evaluate is given."
             )
+        for each in self._noted:
+            self._converted(Policy(), each.call)
 
     @contextlib.contextmanager
     def under(self, policy: Policy) -> Iterator[Any]:
         """Give the net itself, converted."""
         with kept(self.net):
-            # As it was written it is in float32, whatever `set_policy` says of blocks in it, but for graphs with casts.
-            if policy.is_mixed or any(isinstance(root, gluon.SymbolBlock) for root in self._roots):
+            if policy.is_mixed:
                 convert(self.net, policy)
+            else:
+                for conversion in install_float32(self.net, policy):
+                    conversion.observer = self._recorder
             yield self.net
+            for root, traced in self._traced():
+                require_same_names(root, traced)
 
-    def traces(self) -> List[Trace]:
-        """Return the float32 graph of each call that was noted; the same one for calls whose graphs are alike.
-
-        Raises:
-            ConvertError: If operators get other names each time that the net is traced.
-        """
-        if len(self._traces) < len(self.noted):
-            with kept(self.net), autograd.pause(train_mode=self.training):
-                tracers = {id(root): Conversion(root, Policy()) for root in self._roots}
-
-                def trace(call: BlockCall, tracer: Conversion) -> Trace:
-                    vars(call.block).update(call.flags)
-                    return tracer.trace_for(tuple(map(as_input, call.inputs)))
-
-                # Calls of one block whose graphs are alike share a trace.
-                self._traces = [trace(call, tracers[id(call.block)]) for call in self.noted]
-                for traced, call in {id(t): (t, call) for t, call in zip(self._traces, self.noted)}.values():
-                    require_same_names(self.net, traced, trace(call, Conversion(call.block, Policy())))
-        return self._traces
-
-    def symbols(self) -> List[Any]:
-        """Return the symbols of the calls that were noted, one for each."""
-        return [traced.symbol for traced in self.traces()]
-
-    def _distinct(self) -> List[Tuple[Trace, BlockCall]]:
-        """Return the graphs of the net, each with its first call."""
-        first: Dict[int, Tuple[Trace, BlockCall]] = {}
-        for traced, call in zip(self.traces(), self.noted):
-            first.setdefault(id(traced), (traced, call))
-        return list(first.values())
-
-    def _decide(self, policy: Policy) -> List[Decisions]:
-        decisions = []
-        for traced, call in self._distinct():
-            shapes = traced.shapes(flat_arguments(tuple(map(as_input, call.inputs))).arrays)
-            data = traced.data
-            params = frozenset(traced.params) - data
-            try:
-                converted = convert_graph(traced.symbol, policy, shapes, traced.types, params, inputs=data)
-            except ConvertError as e:
-                raise type(e)(f"block '{call.block.name}': {e}") from e
-            decisions.append(converted.decisions)
-        return decisions
-
-    def calls(self, policy: Policy) -> List[Call]:
-        """Return the calls that were noted, with values as float32 has them."""
-        decided = {id(traced): each for (traced, _), each in zip(self._distinct(), self.decisions(policy))}
-        with kept(self.net):
-            params = {param.name: param._reduce() for param in self.net.collect_params().values()}
-        calls = []
-        for number, (traced, call) in enumerate(zip(self.traces(), self.noted)):
-            decisions = decided[id(traced)]
-            arrays = flat_arguments(tuple(map(as_input, call.inputs))).arrays
-            inputs = {symbol.name: array for symbol, array in zip(traced.inputs, arrays)}
-            read = decisions.facts.variable_dtypes(decisions.before)
-            # An imported net may store in low precision what it reads in float32.
-            wide = {n: to_float32(each) if read.get(n) == dtypes.FLOAT32 else each for n, each in params.items()}
-            trained = frozenset(name for name, param in traced.params.items() if param.grad_req != "null")
-            fixed = str(call.block.name), decisions, {**wide, **inputs}, list(inputs), trained, arrays[0].ctx
-            calls.append(Call(*fixed, number=number, out_format=traced.formats[1]))
-        return calls
+    def _traced(self) -> Iterator[Tuple[gluon.HybridBlock, Trace]]:
+        """Yield the traces of the calls that are noted, with their blocks; none of a SymbolBlock."""
+        by_id = {id(root): root for root in self._roots if not isinstance(root, gluon.SymbolBlock)}
+        calls = [each.call for each in self._recorder.calls] if self._recorder is not None else []
+        return ((by_id[call.net], call.graph.trace) for call in calls if call.net in by_id)
 
 
-def require_same_names(net: gluon.Block, traced: Trace, again: Trace) -> None:
+def install_float32(net: gluon.Block, policy: Policy) -> List[Conversion]:
+    """Have the graphs of a net run in float32, marked as a policy says of its blocks; return what sees their calls.
+
+    A region or a name that asks for low precision does not get it. `kept` undoes it.
+    """
+    regions = find_regions(net, policy)
+    conversions = [Conversion(root, Policy(), regions) for root in roots(net)]
+    for conversion in conversions:
+        conversion.convert_symbol()
+        conversion.install()
+    return conversions
+
+
+def require_same_names(net: gluon.HybridBlock, traced: Trace) -> None:
     """Raise a ConvertError unless all operators of a net have the same names when it is traced a second time."""
+    again = trace(net, traced.arguments, None, find_regions(net, Policy()))
     names = {node.name for node in traced.graph.operators()}
     for node in again.graph.operators():
         if node.name not in names:
             raise ConvertError(
                 f"block '{net.name}': operators in it get other names each time it is traced, {node} for example, so "
-                f"that no policy can name them. Make it with a prefix: {type(net).__name__}(prefix='net_')."
+                f"that no policy can name them. Make it with a prefix: prefix='net_'."
             )
 
 
-# ---------------------------------------------------------------------- losses
-
-
-def require_scale(scale: Any) -> float:
-    """Return a loss scale; LossScaleError unless it is positive and finite."""
-    is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
-    if not is_number or not 0 < scale < float("inf"):
-        raise LossScaleError(f"loss_scale is {scale!r}; expected a positive and finite number.")
-    return float(scale)
-
-
-def losses_of(loss: LossFunction, output: Any, label: Any) -> Sequence[Any]:
-    """Return the losses of a batch, NDArrays; ConvertError if the loss fails or gives something else."""
+def call_net(net: gluon.Block, inputs: Sequence[Any]) -> Any:
+    """Return what a net gives for a batch; ConvertError if that does not fit it."""
     try:
-        value = loss(output, label)
-    except (mx.MXNetError, ValueError) as e:  # ValueError is that of a reshape
-        labelled = "no label" if label is None else f"a label of shape {_shape(label)}"
-        shapes = f"an output of shape {_shape(output)} and {labelled}"
-        raise ConvertError(f"batches: the loss fails on {shapes}: {mxnet_reason(e)}") from e
-    losses = list(leaves(value))
-    if not losses or not all(isinstance(each, mx.nd.NDArray) for each in losses):
-        kind = ", ".join(type(each).__name__ for each in losses) or "nothing"
-        raise ConvertError(f"loss gave {kind}; expected the loss of the batch, an NDArray of any shape.")
-    return losses
+        return net(*inputs)
+    except (mx.MXNetError, TypeError, ValueError, ConvertError) as e:  # a wrong count of arguments, a reshape, a trace
+        arrays = [each for each in leaves(inputs) if each is not None]
+        names = ["data"] if len(arrays) == 1 else [f"data{number}" for number in range(len(arrays))]
+        types = [dtypes.canonical(array.dtype) for array in arrays]
+        notes = [f" of shape {each.shape}, {dtype}" for each, dtype in zip(arrays, types)]
+        given = listed(names, notes, most=len(names))
+        reason = str(e) if isinstance(e, MxmpError) else mxnet_reason(e)
+        several = " Arrays of a tuple or list are one batch; several batches are a list of tuples." if names[1:] else ""
+        raise ConvertError(f"batches: block '{net.name}' fails on {given}: {reason.rstrip('.')}.{several}") from e
 
 
-def _shape(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(_shape, value))})"
-    return str(getattr(value, "shape", value))
+# ---------------------------------------------------------------------- nets that are put back
 
 
-def run_backward(losses: Sequence[Any], grads: Optional[Sequence[Any]] = None, train: bool = True) -> None:
-    """Run backward from the losses of a batch, or outputs and their gradients; ConvertError where MXNet cannot."""
+@contextlib.contextmanager
+def kept(net: gluon.Block) -> Iterator[None]:
+    """Give the net as it was written within this context, and as it was found after it, also after an exception.
+
+    That includes its policy and graphs, whether it is hybridized, and the very arrays of its parameters, statistics and
+    gradients, whose values are copied for that. What backward writes in it counts as no gradient for a trainer's step.
+    """
+    state = _State(net)
     try:
-        autograd.backward(list(losses), grads, train_mode=train)
-    except mx.MXNetError as e:
-        raise ConvertError(f"gradients: MXNet cannot run the network backward: {mxnet_reason(e)}") from e
+        restore(net)
+        yield
+    finally:
+        state.put_back()
+
+
+class _State:
+    """The state of a net: classes and attributes of its blocks and parameters, containers in them, values of arrays."""
+
+    def __init__(self, net: gluon.Block) -> None:
+        inside = blocks_in(net)
+        params = list({id(param): param for param in net.collect_params().values()}.values())
+        # Attributes are kept one level deep: blocks, conversions and parameters refer to one another.
+        kept_objects = (*inside, *conversions_of(inside), *params)
+        self._objects = [(each, type(each), dict(vars(each))) for each in kept_objects]
+        values = [value for each in kept_objects for value in vars(each).values()]
+        self._containers = [(value, value.copy()) for value in values if type(value) in (list, dict)]
+        with autograd.pause():
+            arrays = [each for param in params for value in vars(param).values() for each in _arrays_in(value)]
+            self._arrays = [(array, array.copy(), array._fresh_grad) for array in arrays]
+
+    def put_back(self) -> None:
+        """Make all of it as it was. Nothing is emptied first: an interrupt at any line leaves objects that work."""
+        for value, kind, attributes in self._objects:
+            vars(value).update(attributes)
+            if type(value) is not kind:  # has all attributes by now, and those of its former class until then
+                value.__class__ = kind
+            _keep_keys(vars(value), attributes)
+        for container, copy in self._containers:
+            if isinstance(container, dict):
+                container.update(copy)
+                _keep_keys(container, copy)
+            else:
+                container[:] = copy
+        with autograd.pause():
+            for array, copy, _ in self._arrays:
+                copy.copyto(array)
+        for array, _, was_fresh in self._arrays:
+            if array._fresh_grad != was_fresh:
+                array._fresh_grad = was_fresh
+
+
+def _keep_keys(values: Dict[Any, Any], wanted: Dict[Any, Any]) -> None:
+    """Delete the keys that are not in another dict."""
+    for key in [key for key in values if key not in wanted]:
+        del values[key]
+
+
+def _arrays_in(value: Any) -> Iterable[mx.nd.NDArray]:
+    """Yield the arrays in an attribute of a parameter: values, gradients and float32 masters."""
+    items: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (each for each in items if isinstance(each, mx.nd.NDArray))

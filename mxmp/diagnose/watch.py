@@ -19,8 +19,7 @@ from ..module.binding import LOSS_SCALE
 from ..report.explanation import NO_FAULT, Explanation
 from ..train.step import Observer, StepEnd, Weights
 from .explain import judge, nan_given
-from .replay import MOST_CALLS, Gradients, KeptCall, LossGradients, Recorder, Replay
-from .subject import Call
+from .rerun import MOST_CALLS, Call, Gradients, KeptCall, LossGradients, Recorder, Replay, as_outputs
 
 
 class Watch(Observer):
@@ -145,7 +144,7 @@ class Watch(Observer):
     def _of_loss(self, outputs: Any) -> Optional[LossGradients]:
         """Return what computes the gradients of a call's outputs, if the loss was called with these."""
         labels = next((given[1:] for given in self._labels if given and given[0] is outputs), None)
-        return None if labels is None else LossGradients(self._loss, labels, outputs)
+        return None if labels is None else LossGradients(self._loss, labels, as_outputs(outputs))
 
 
 # ---------------------------------------------------------------------- the steps of trainers
@@ -236,7 +235,7 @@ def explain_step(owner: Any) -> Optional[str]:
     else:
         calls, window = calls_of(owner), owner._scaler.begun()
         replays, scale = calls.replays(window.scale), window.scale
-        outside = window.has_bad_loss and calls.is_complete
+        outside = "losses" in window.failed and calls.is_complete
     if not replays:
         return None
     verdict = judge([replay.with_masters().without_dropout() for replay in replays], scale)

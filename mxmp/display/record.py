@@ -79,7 +79,7 @@ class Shown:
         """Yield its parts, for a console of rich."""
         from . import terminal
 
-        return terminal.parts(self._title, self._sections(), self._lead, options.max_width)
+        return terminal.parts(self, options.max_width)
 
     def __str__(self) -> str:
         from . import terminal

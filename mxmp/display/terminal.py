@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 import random
-from typing import Any, Iterator, List, Sequence
+from dataclasses import replace
+from typing import Any, Iterator, List, Optional, Sequence
 
 from ..errors import visible
 from . import blocks
@@ -35,18 +36,20 @@ def text(shown: Any, width: int = WIDTH) -> str:
     return str(output.getvalue())
 
 
-def parts(title: str, sections: Sequence[blocks.Section], lead: str = "", width: int = WIDTH) -> Iterator[Any]:
-    """Yield the parts of some sections, for rich.
+def parts(shown: Any, width: int = WIDTH, most: Optional[int] = None) -> Iterator[Any]:
+    """Yield the parts of a record, for rich.
 
     Args:
-        title: The line above them, with the lead.
-        sections: As a page has them.
-        lead: The text beside the title.
+        shown: The record, a `Shown`.
         width: Columns of the terminal.
+        most: The number of rows in tables that are cut; the tables' own unless given.
     """
+    title, lead = shown._title, shown._lead
     yield _sentence(f"{title}: {blocks.wrappable(lead)}" if lead else title, style="bold")
-    for section in reversed(sections):
+    for section in reversed(shown._sections()):
         for block in sorted(section.blocks, key=lambda block: not isinstance(block, blocks.Table)):
+            if isinstance(block, blocks.Table) and most is not None and block.most is not None:
+                block = replace(block, most=most)
             yield from _drawn(block, width)
 
 
@@ -80,8 +83,8 @@ def table(block: blocks.Table, narrow: bool = False) -> Table:
             before.append(i)
         else:
             groups.append([i])
-    more = len(block.rows) - (len(block.rows) if block.most is None else block.most)
-    below = [f"{block.most:,} of {len(block.rows):,} {block.unit}"] if more > 0 else []
+    is_cut = block.most is not None and block.most < len(block.rows)
+    below = [f"{block.most:,} of {len(block.rows):,} {block.unit}"] if is_cut else []
     below += [f"{word}: {meaning}" for word, meaning in block.legend]
     caption = Text("\n".join(map(visible, below))) if below else None
     drawn = Table(title=Text(visible(block.caption)), caption=caption, caption_justify="left")

@@ -200,8 +200,7 @@ class Accumulator:
         """Drop the gradients, zero them, and begin a group."""
         self._batches, self._samples = 0, 0
         for trainer in self._trainers:
-            with contextlib.suppress(gluon.parameter.DeferredInitializationError):  # no gradients yet
-                trainer.discard_grads()
+            trainer.discard_grads()
         for param in self._params():
             param.zero_grad()
 

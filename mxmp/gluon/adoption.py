@@ -1,10 +1,12 @@
 """Trainers of MXNet: which can become ones of mxmp, and a warning where one trains a converted net.
 
-Also the notes on parameters of the policy of their net, and which parameters can be added to a trainer.
+Also the notes on parameters of the policy of their net, which parameters can be added to a trainer, and the loss scale
+by the names that clients of contrib.amp use.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any, Collection, Iterable, List, Sequence, Type
 
@@ -12,13 +14,13 @@ import mxnet as mx
 
 from ..distributed import distributed
 from ..dtypes import BFLOAT16, LOW_PRECISION, canonical
-from ..errors import TrainerError
-from ..loss_scale import LossScale, NoOpLossScale, parse
+from ..errors import LossScaleError, TrainerError
+from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, parse
 from ..mxnet_private import is_deferred, is_initialized
 from ..policy import Policy
 from ..train.kvstores import refuse_compression, refuse_update_on_kvstore
 from ..train.multi_precision import MultiPrecision
-from ..train.scaler import ScalerStatus
+from ..train.scaler import Scaler, ScalerStatus
 
 _LOG = logging.getLogger(__name__)
 _WARNED = "_mxmp_warned"
@@ -182,3 +184,90 @@ def require_addable(param: Any, known: Collection[str], contexts: Sequence[mx.Co
         raise TrainerError(
             f"add_params: parameter '{param.name}' is on {param.list_ctx()}; those of the trainer are on {contexts}."
         )
+
+
+# ------------------------------------------------------------------ names of contrib.amp
+
+
+class AmpLossScaler:
+    """``trainer._amp_loss_scaler``: a view of a trainer's loss scale by the names that contrib.amp has for it.
+
+    Sockeye, for one, saves and restores a run by them. A change is made as by ``trainer.loss_scale``: between steps
+    alone. Only a dynamic scale grows: for others ``_unskipped`` is 0, and the numbers that say when it grows are not
+    kept.
+
+    References:
+        python/mxnet/contrib/amp/loss_scaler.py at tag 1.9.1.
+    """
+
+    def __init__(self, scaler: Scaler) -> None:
+        self._scaler = scaler
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the next loss."""
+        return self._scaler.loss_scale.value
+
+    @property
+    def _loss_scale(self) -> float:
+        return self.loss_scale
+
+    @_loss_scale.setter
+    def _loss_scale(self, value: Any) -> None:
+        scale = self._scaler.loss_scale
+        if value == scale.value:
+            return
+        if isinstance(scale, NoOpLossScale):
+            raise LossScaleError(
+                f"_loss_scale={value!r}, but the trainer has no loss scale, as by default with bfloat16; set its "
+                "loss_scale to 'dynamic' or a number first."
+            )
+        if isinstance(scale, DynamicLossScale):
+            self._scaler.loss_scale = dataclasses.replace(scale, value=value, warming_up=False)
+        else:
+            self._scaler.loss_scale = parse(value)
+
+    # In contrib.amp a new scale is used one step late. Here it is used at once, so that the two are always equal.
+    _next_loss_scale = _loss_scale
+
+    @property
+    def _unskipped(self) -> int:
+        return getattr(self._scaler.loss_scale, "growth_tracker", 0)
+
+    @_unskipped.setter
+    def _unskipped(self, value: int) -> None:
+        self._change(growth_tracker=value)
+
+    @property
+    def _scale_seq_len(self) -> int:
+        return getattr(self._scaler.loss_scale, "growth_interval", DynamicLossScale.growth_interval)
+
+    @_scale_seq_len.setter
+    def _scale_seq_len(self, value: int) -> None:
+        tracker = self._unskipped
+        self._change(growth_interval=value, growth_tracker=tracker if tracker < value else 0)
+
+    def _change(self, **fields: Any) -> None:
+        scale = self._scaler.loss_scale
+        if isinstance(scale, DynamicLossScale):
+            self._scaler.loss_scale = dataclasses.replace(scale, **fields)
+
+    def has_overflow(self, params: Any) -> bool:
+        """Return False: MXNet's own step, which asks, runs only where a kvstore updates, and then nothing is checked.
+
+        See Trainer._update in python/mxnet/gluon/trainer.py.
+        """
+        return False
+
+
+class _MixedUpError(TrainerError, AttributeError):
+    """A function of contrib.amp was given a trainer of mxmp; for ``hasattr`` the trainer lacks what it asks for."""
+
+
+def mixed_up(function: str) -> TrainerError:
+    """Return the error for a function of contrib.amp that was given a trainer of mxmp."""
+    return _MixedUpError(
+        f"{function} of mxnet.contrib.amp was called with a trainer of mxmp, whose loss scale it does not know: call "
+        f"that of mxmp.amp (`from mxmp import amp`). If a library calls it, run the program by `mxmp run --amp float16 "
+        f"SCRIPT`, which puts mxmp.amp in the place of mxnet.contrib.amp."
+    )

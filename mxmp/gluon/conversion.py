@@ -67,7 +67,7 @@ class Conversion:
         last_graph: The graph that ran last, outside of regions.
         last_graph_by_mode: The graphs that ran last outside of regions, in inference (False) and training mode (True).
         partitioned: The graph that MXNet gets while it partitions the net: (inputs, symbol).
-        observer: Is told of recorded calls in the place of the trainers' observers; None for these.
+        observer: Is told of all calls, recorded or not, in the place of the trainers' observers; None for these.
     """
 
     siblings: Siblings
@@ -251,11 +251,9 @@ class Conversion:
         runner.report_to_hook(self.net)
         outputs = runner.op(*runner.values(arrays))
         outputs = _regroup([outputs] if isinstance(outputs, mx.nd.NDArray) else outputs, graph.trace.formats[1])
-        if not signature.recording:
-            return outputs
-        if graph.scaled_heads is not None:
+        if signature.recording and graph.scaled_heads is not None:
             loss_heads.HEAD_SCALE.note_trainers(self.params)
-        return self._told(graph, arrays, outputs)
+        return self._told(graph, arrays, outputs) if signature.recording or self.observer is not None else outputs
 
     def _told(self, graph: ConvertedGraph, arrays: List[Any], outputs: Any) -> Any:
         """Tell the observers of the net's trainers of a recorded call, and return the outputs that they give."""

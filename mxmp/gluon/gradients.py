@@ -18,14 +18,13 @@ from ..arrays import all_finite, is_low_precision, scale_in_place
 from ..errors import StaleGradientError, TrainerError, UnscaledLossError
 from ..mxnet_private import checked_arrays, fresh_among
 from ..train import loss_heads
-from ..train.alive import Alive
 from ..train.kernels import Update
 from ..train.loss_heads import HEAD_SCALE, ScaledLoss, explain_unrecorded, mapped, refuse_recorded, require_backward
 from ..train.masters import Masters, copy_to_other_contexts
 from ..train.running_stats import Named
 from ..train.scaler import Scaler
 from ..train.step import Step, Weights
-from ..train.window import LOCK, Block, Stage, TrueOnRead, Window, join, open_blocks, plain
+from ..train.window import BLOCKS, LOCK, Alive, Block, Stage, TrueOnRead, Window, join, open_blocks, plain
 
 # Asked of every weight at every step.
 _fresh = attrgetter("_fresh_grad")
@@ -37,23 +36,25 @@ _ALL = Alive()  # of all trainers: a scaled backward may reach parameters of one
 
 
 class Gradients(Weights):
-    """The gradients that backward wrote since a trainer's last step."""
+    """The gradients that backward wrote since a trainer's last step.
 
-    def __init__(self, trainer: Any) -> None:
+    Attributes:
+        step: The step of the trainer.
+        scaler: The scaler of the trainer.
+        optimizer: The trainer's optimizer.
+        has_averages: Whether the parameters have averages in the place of their values.
+    """
+
+    def __init__(self, trainer: Any, step: Step) -> None:
+        self.step, self.scaler, self.optimizer = step, step.scaler, trainer._optimizer
         self._trainer = trainer
         self._params: Sequence[mx.gluon.Parameter] = trainer._params  # may grow later
         self._masters = [Masters(each.optimizer, trainer.multi_precision) for each in trainer._updaters]
         self._taken: Optional[List[List[Update]]] = None
-        self.has_averages = False  # whether the parameters have averages in the place of their values
+        self.has_averages = False
         self._cleared: List[mx.nd.NDArray] = []  # weights whose gradient was stale when it was reduced
         self._thread = threading.get_ident()  # of the last step; before that, the one that made the trainer
         _ALL.add(self)
-
-    @property
-    def scaler(self) -> Scaler:
-        """The scaler of the trainer."""
-        scaler: Scaler = self._trainer._scaler
-        return scaler
 
     @property
     def window(self) -> Optional[Window]:
@@ -62,15 +63,15 @@ class Gradients(Weights):
 
     # ------------------------------------------------------------------ preconditions
 
-    def require(self, call: str, allow_missing: bool = False) -> None:
-        """Raise if ``call`` has no gradients to use, unless it can do without, or if others were written."""
+    def require(self, call: str, allow_missing: bool = False) -> bool:
+        """Raise if a call cannot use the gradients; return whether there are any, without which it may do."""
         if self.has_averages:
             raise TrainerError(
                 f"{call} was called within `averaged.swapped_in()`, after which the net has its own values again, so "
                 "that the step would be lost; end that context first."
             )
         self.require_own(call)
-        window, fresh = self.window, next(self.fresh(), None)
+        window, fresh = self.scaler.window, next(self.fresh(), None)
         if window is not None:
             window.require_sound(call)
         if fresh is not None and window is not None and (window.is_true or window.is_summed):
@@ -80,7 +81,8 @@ class Gradients(Weights):
             )
         if fresh is not None and self._is_scaled:
             raise _not_scaled(call, *fresh)
-        if fresh is None and not allow_missing and self._taken is None and next(self.named(self._ids), None) is None:
+        is_missing = fresh is None and self._taken is None and next(self.named(self._ids), None) is None
+        if is_missing and not allow_missing:
             raise StaleGradientError(
                 f"{call}: backward was called on the scaled loss, but it depends on no parameter of this trainer; "
                 "give the trainer the parameters of the net that made the loss, and scale the loss for those "
@@ -89,11 +91,19 @@ class Gradients(Weights):
                 else f"{call}: no parameter has a gradient from after the last step; run backward first, or leave "
                 f"{call} out. Only a trainer with loss_scale=None steps without one, with ignore_stale_grad=True."
             )
+        if window is None and self.scaler.active:
+            raise UnscaledLossError(
+                f"{call}: the loss of this step was not scaled, but the loss scale is "
+                f"{self.scaler.loss_scale.value:g}. Run backward as `with trainer.scale_loss(loss) as scaled: "
+                "scaled.backward()`, or create the trainer with loss_scale=None. A loss on which a second trainer "
+                "steps is scaled for both: first.scale_loss(loss, second)."
+            )
+        return not is_missing
 
     @property
     def _is_scaled(self) -> bool:
         """Whether all gradients of the present step are to come from scaled losses."""
-        return self.window is not None and bool(self.scaler.checks)
+        return self.scaler.window is not None and self.scaler.checks
 
     def require_all(self, call: str) -> None:
         """Raise if the gradient of any parameter on any context is stale."""
@@ -120,9 +130,10 @@ class Gradients(Weights):
 
     def require_own(self, call: str) -> None:
         """Raise if a gradient waits for the step of another trainer, or was scaled by one that is gone."""
+        window = self.scaler.window
         for param in self._trained():
             arrays = _gradients(param)
-            if not isinstance(arrays, TrueOnRead) or self._waits_with(arrays):
+            if not isinstance(arrays, TrueOnRead) or (window and window.written is arrays.window.written):
                 continue
             if self._waits_for_another(arrays):
                 gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
@@ -141,11 +152,6 @@ class Gradients(Weights):
 
     def _waits_for_another(self, arrays: TrueOnRead) -> bool:
         return any(owner is not self for owner in arrays.window.written.owners)
-
-    def _waits_with(self, arrays: TrueOnRead) -> bool:
-        """Return whether gradients wait for this step, perhaps with those of other trainers."""
-        window = self.window
-        return window is not None and arrays.window.written is window.written
 
     def begin(self, waits: bool) -> None:
         """Let gradients that were written before the first block of a step be stale, which are not scaled.
@@ -168,23 +174,11 @@ class Gradients(Weights):
                 )
             data._fresh_grad = False
 
-    def require_scaled(self, call: str) -> None:
-        """Raise if a backward outside of the blocks has written a gradient of a step that has a scale."""
-        fresh = next(self.fresh(), None) if self._is_scaled else None
-        if fresh is not None:
-            raise _not_scaled(call, *fresh)
-
     # ------------------------------------------------------------------ who reads sees true gradients
-
-    @property
-    def step(self) -> Step:
-        """The step of the trainer."""
-        step: Step = self._trainer._training_step
-        return step
 
     def make_true(self, done: Set[int]) -> None:
         """Make the gradients that wait true ones, but those of parameters whose ids are ``done``; these are added."""
-        window = self.window
+        window = self.scaler.window
         if window is None or window.stage is not Stage.SCALED or window.fault is not None:
             return
         written, grads = window.written.ids, {}
@@ -203,28 +197,24 @@ class Gradients(Weights):
         ids = {id(data) for _, data in found}
         window.written.ids |= ids
         for param, data in found:
-            if not isinstance(_gradients(param), TrueOnRead) and self._shows_another(window, data):
+            shows_another = window.scale != 1.0 or (self.scaler.active and is_low_precision(data))
+            if shows_another and not isinstance(_gradients(param), TrueOnRead):
                 param._grad = TrueOnRead(_gradients(param), window)
             data._fresh_grad = False
         return ids
 
     # ------------------------------------------------------------------ what is fresh
 
-    def _shows_another(self, window: Window, weight: mx.nd.NDArray) -> bool:
-        """Return whether a reader sees another gradient than backward wrote."""
-        return window.scale != 1.0 or (self.scaler.active and is_low_precision(weight))
-
     def fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
         """Return the parameters, with their arrays, whose gradient backward has written and nothing has noted."""
-        params = self._trained()
-        return fresh_among((param, data) for param in params for data in _arrays(param) or checked_arrays(param))
+        return fresh_among((param, data) for param in self._trained() for data in _arrays(param) or ())
 
     @property
     def _ids(self) -> Set[int]:
         """The ids of the weights whose gradients the step uses."""
         if self._taken is not None:
             return {id(update.weight) for group in self._taken for update in group}
-        return set() if self.window is None else self.window.written.ids
+        return set() if self.scaler.window is None else self.scaler.window.written.ids
 
     def adding(self) -> Iterator[int]:
         """Yield the ids of the weights to whose gradients backward adds."""
@@ -244,13 +234,23 @@ class Gradients(Weights):
         pairs = (zip(_arrays(param) or (), plain(_gradients(param)) or ()) for param in self._trained())
         return [grad for each in pairs for data, grad in each if id(data) in ids]
 
+    def bring_to(self, scale: float) -> None:
+        """Bring gradients that wait to the scale of one of several losses: a step has one scale at any time.
+
+        That is exact in float32; float16 may lose bits.
+        """
+        window = self.scaler.begun()
+        with window.changing():
+            scale_in_place(self.written_grads(), scale / window.scale)
+            window.scale = scale
+
     def unnote(self, ids: Set[int]) -> None:
         """Let MXNet's flags tell again of gradients, by the ids of their weights, in place of the window."""
         for data in (data for param in self._trained() for data in _arrays(param) or ()):
             if id(data) in ids:
                 data._fresh_grad = True
-        if self.window is not None:
-            self.window.written.ids -= ids
+        if self.scaler.window is not None:
+            self.scaler.window.written.ids -= ids
 
     def fresh_of_others(self, named: Sequence[Gradients]) -> List[mx.nd.NDArray]:
         """Return the weights with fresh gradients of trainers of this thread that have no scale and are not named."""
@@ -270,11 +270,6 @@ class Gradients(Weights):
         return (param for param in self._params if param.grad_req != "null")
 
     # ------------------------------------------------------------------ the weights of a step
-
-    @property
-    def optimizer(self) -> Any:
-        """The trainer's optimizer."""
-        return self._trainer._optimizer
 
     @property
     def updaters(self) -> Any:  # type: ignore[override]
@@ -332,7 +327,7 @@ class Gradients(Weights):
             if not isinstance(found, TrueOnRead):
                 found = TrueOnRead(found, self.scaler.begun())
                 param._grad = found
-            found.arrays = arrays
+            found.show(arrays)
         if self._taken is not None:
             self._taken = [
                 [each._replace(grad=grads[each.index][k]) if each.index in grads else each for each in group]
@@ -373,7 +368,7 @@ class Gradients(Weights):
 
     def release(self) -> None:
         """Give the parameters their own lists of gradients back, and forget the window's."""
-        window = self.window
+        window = self.scaler.window
         for param in self._params:
             arrays = _gradients(param)
             if not isinstance(arrays, TrueOnRead):
@@ -441,20 +436,25 @@ class LossBlock(Block):
             for scaler, gradients in zip(self._scalers, self._gradients):
                 if scaler.window is not None and scaler.window.is_open:
                     continue  # another thread is running a backward
+                fresh = None
                 if scaler.window is None or not scaler.window.reached:
                     self._begins.append(scaler)
                     if working:
                         gradients.begin(waits=scaler.window is not None and not scaler.active)
-                else:
-                    gradients.require_scaled("scale_loss")
+                elif scaler.checks:
+                    fresh = next(gradients.fresh(), None)
+                if fresh is not None:
+                    raise _not_scaled("scale_loss", *fresh)
             scaled = self._multiply(scale, working)
-            for gradients in self._gradients:
-                if gradients.window is not None:
-                    gradients.window.written.scale_again()
-            self._choose(scale)
+            for gradients, window in zip(self._gradients, [scaler.window for scaler in self._scalers]):
+                if window is not None:
+                    window.written.scale_again()
+                    if window.reached and window.scale != scale:
+                        gradients.bring_to(scale)
             self._flag = all_finite([each.wide for each in self._losses]) if self._losses else None
-            windows = [scaler.scaled(scale) for scaler in self._scalers]
-            join(windows)
+            windows = [scaler.begun(scale) for scaler in self._scalers]
+            if len(windows) > 1:
+                join(windows)
             self._before = set(windows[0].written.ids)
             try:
                 self._set_aside = self._gradients[0].fresh_of_others(self._gradients) if working else []
@@ -463,11 +463,13 @@ class LossBlock(Block):
                 HEAD_SCALE.write(scale, self._trainers, self._heads)
                 for scaler, gradients in zip(self._scalers, self._gradients):
                     if scaler.active:
-                        gradients.step.keep_running_stats(gradients.running_stats())
+                        gradients.step.running_stats.keep(gradients.running_stats())
                 for other in open_blocks():
                     if any(window in other.windows for window in windows):
                         self.is_alone = other.is_alone = False
-                self.open(windows)
+                self.thread = threading.get_ident()
+                BLOCKS.add(self)
+                self.windows = windows
                 return scaled
             except BaseException:
                 self._leave(windows)
@@ -478,9 +480,10 @@ class LossBlock(Block):
         with LOCK:
             windows = self.windows
             try:
-                explain_unrecorded(self._losses, error)
                 if error is None:
                     self._finish(windows)
+                else:
+                    explain_unrecorded(self._losses, error)
             except BaseException:
                 self._leave(windows)
                 raise
@@ -504,8 +507,11 @@ class LossBlock(Block):
 
         Gradients of trainers that were not named are stale where this block wrote them, times its scale.
         """
-        self.close()
-        HEAD_SCALE.give_back(self._heads)
+        self.windows = ()
+        BLOCKS.discard(self)
+        LOCK.notify_all()
+        if self._heads:
+            HEAD_SCALE.give_back(self._heads)
         for scaler, gradients, window in zip(self._scalers, self._gradients, windows):
             is_unused = not window.reached and window.fault is None and not window.is_open
             if is_unused and (self._losses or has_raised):
@@ -553,18 +559,6 @@ class LossBlock(Block):
             working[0].has_checked_heads = True
         return scaled
 
-    def _choose(self, scale: float) -> None:
-        """Bring gradients that wait to the scale of one of several losses: a step has one scale at any time.
-
-        That is exact in float32; float16 may lose bits.
-        """
-        for gradients in self._gradients:
-            window = gradients.window
-            if window is not None and window.reached and window.scale != scale:
-                with window.changing():
-                    scale_in_place(gradients.written_grads(), scale / window.scale)
-                    window.scale = scale
-
     @contextlib.contextmanager
     def backward_of(self, loss: ScaledLoss) -> Iterator[None]:
         """Run a backward of a scaled loss within this context, and tell its gradients from those of others."""
@@ -584,7 +578,8 @@ class LossBlock(Block):
             after = self._collect()
             loss.is_told = True
             self._told |= after
-            self._unscaled |= before & self._adding() | before - after
+            if before:
+                self._unscaled |= before & self._adding() | before - after
 
     def _adding(self) -> Set[int]:
         return set().union(*(gradients.adding() for gradients in self._gradients))
@@ -618,8 +613,9 @@ class LossBlock(Block):
         for window in windows:
             window.flag("losses", self._flag)
             window.reached = window.reached or reached
-        overwritten = written & self._before - self._adding()
-        if overwritten:
+        overwritten = written & self._before
+        if overwritten and overwritten - self._adding():
+            overwritten -= self._adding()
             text = (
                 f"a backward overwrote the gradient of parameter '{self._name(overwritten)}' from an earlier "
                 "scale_loss block of the same step. Was step forgotten between them? If that gradient is not wanted, "
@@ -631,7 +627,7 @@ class LossBlock(Block):
             raise TrainerError(f"scale_loss: {text}")
         for scaler, gradients in zip(self._scalers, self._gradients):
             if self._loss_id != 0 or scaler.num_losses > 1:
-                scaler.note(gradients.written_grads())
+                scaler.record_finite(gradients.written_grads())
 
     def _name(self, ids: Set[int]) -> str:
         return next(str(param.name) for each in self._gradients for param in each.named(ids))
@@ -643,20 +639,3 @@ class LossBlock(Block):
         """
         fresh = (param for gradients in self._gradients for param, _ in gradients.fresh())
         return next((str(param.name) for param in fresh), None)
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise: the block is no loss, and has neither ``backward`` nor the rest of one."""
-        raise _NoLossError(
-            f"scale_loss(loss) was used as a loss (its {name}), but is a block, which yields the scaled loss; write "
-            "`with trainer.scale_loss(loss) as scaled: scaled.backward()`."
-        )
-
-    def _refuse(self, *args: Any) -> Any:
-        return self.value
-
-    __len__ = __iter__ = __getitem__ = __neg__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __pow__ = _refuse
-
-
-class _NoLossError(TrainerError, AttributeError):
-    """The block of scale_loss was used as a loss; ``hasattr`` says that it lacks what a loss has."""

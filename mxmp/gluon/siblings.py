@@ -11,7 +11,7 @@ from ..passes.attributes import marked_blocks
 from ..policy import Policy, check_matches
 from ..symbol import Converted
 from ..symbol.arguments import beyond_range
-from ..train.alive import Alive
+from ..train.window import Alive
 
 
 class Siblings:

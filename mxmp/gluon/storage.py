@@ -18,13 +18,11 @@ from ..mxnet_private import is_deferred, is_initialized
 from ..symbol.arguments import refuse_gpus
 from ..symbol.params import round_to
 from ..train.masters import (
-    FollowedParameter,
+    ParameterWithMasters,
     exact_value,
-    follow_weights,
+    float32_value,
     forget_masters,
     keep_masters,
-    masters_of,
-    set_master,
     without_masters,
 )
 from .blocks import blocks_in, conversion_of, holds_converted, is_part, undone
@@ -34,7 +32,7 @@ _LOCAL = threading.local()  # has ``reads_stored`` while a converted net reads i
 _CLASS = "_mxmp_class"  # attribute of a low precision parameter that holds the class it had before
 
 
-class LowPrecisionParameter(FollowedParameter):
+class LowPrecisionParameter(ParameterWithMasters):
     """A parameter stored in low precision, whose saved, loaded and set values are float32: its master's.
 
     Values that are loaded or set are rounded to nearest even. `store_low` gives a parameter this class.
@@ -57,16 +55,16 @@ class LowPrecisionParameter(FollowedParameter):
 
     def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Load a value of any floating point dtype; it is stored in the dtype that this parameter has."""
-        wide = _to_float32(data)
-        super()._load_init(round_to(wide, dtype_of(self)), ctx)
-        self._keep(wide)
+        value = float32_value(data)
+        super()._load_init(round_to(value, dtype_of(self)), ctx)
+        self._keep(value)
 
     def _init_impl(self, data: Any, ctx_list: Any) -> None:
         """Set the initial value on the given contexts."""
         _require_kernels(self.name, dtype_of(self), ctx_list)
-        wide = _to_float32(data)
-        super()._init_impl(round_to(wide, dtype_of(self)), ctx_list)
-        self._keep(wide)
+        value = float32_value(data)
+        super()._init_impl(round_to(value, dtype_of(self)), ctx_list)
+        self._keep(value)
 
     def _finish_deferred_init(self) -> None:
         """Initialize in float32, with the values that a float32 parameter gets."""
@@ -97,24 +95,6 @@ class LowPrecisionParameter(FollowedParameter):
             _require_converted(self, caller)
         return super().data(ctx)
 
-    def set_data(self, data: Any) -> None:
-        """Set the value on all contexts, from an NDArray or a numpy array of any dtype.
-
-        A value in the dtype that is stored comes from ``data()``, as in ``p.set_data(p.data().clip(-c, c))``: elements
-        that it leaves as they are keep their masters, so that steps below half a unit in the last place still add up.
-        Where it has another element, and of a value in any other dtype, all of it is the master from now on.
-        """
-        given = getattr(data, "dtype", None)
-        wide, is_stored = _to_float32(data), given is not None and dtypes.canonical(given) == dtype_of(self)
-        if self._data is None:  # until shapes are known; then `_init_impl` rounds it
-            super().set_data(wide)
-            return
-        super().set_data(round_to(wide, dtype_of(self)))
-        if not is_stored:
-            self._keep(wide)
-        else:
-            follow_weights(self)
-
     def cast(self, dtype: Any) -> None:
         """Store the parameter in another dtype, as ``Parameter.cast``, from its exact value."""
         name = dtypes.canonical(dtype)
@@ -123,11 +103,6 @@ class LowPrecisionParameter(FollowedParameter):
             store_low(self, name)
         elif name != dtypes.FLOAT32:
             self.cast(dtype)  # as the class that it has again
-
-    def _keep(self, wide: mx.nd.NDArray) -> None:
-        """Make a float32 value the master, in the arrays that an optimizer may hold already."""
-        if self.grad_req != "null" or masters_of(self):
-            set_master(self, wide)
 
 
 class CollectedParameters(gluon.ParameterDict):
@@ -294,12 +269,6 @@ def _require_kernels(name: str, dtype: str, contexts: Iterable[mx.Context]) -> N
     """Refuse a parameter in bfloat16 on a GPU, which MXNet fails to write, and says so at some later read."""
     if dtype == dtypes.BFLOAT16:
         refuse_gpus(contexts, f"parameter '{name}' is stored in bfloat16")
-
-
-def _to_float32(data: Any) -> mx.nd.NDArray:
-    if not isinstance(data, mx.nd.NDArray):
-        return mx.nd.array(data)
-    return to_float32(data.as_nd_ndarray()).astype(dtypes.FLOAT32, copy=False)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ from ..loss_scale import LossScale, NoOpLossScale, parse
 from ..mxnet_private import is_deferred, is_initialized
 from ..optimizer import LossScaleOptimizer
 from ..train import loss_heads, states
-from ..train.amp_loss_scaler import AmpLossScaler
 from ..train.kvstores import (
     init_param,
     open_for_trainer,
@@ -30,11 +29,12 @@ from ..train.multi_precision import require_finite, unwrapped
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale, explain_steps
 from ..train.states import Target
 from ..train.step import Step
-from ..train.undo import all_or_none
 from ..train.window import Stage
 from .adoption import (
+    AmpLossScaler,
     adoptable,
     listed,
+    mixed_up,
     policys_loss_scale,
     require_addable,
     require_gluon_trainer,
@@ -100,6 +100,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
     """Whether low precision parameters have float32 masters."""
 
     _training_step: Step
+    _gradients: Gradients
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         scaler = _make_scaler(loss_scale, trainer._params, num_losses)
         kind = adoptable(trainer, scaler.loss_scale, cls)
         is_ours = isinstance(trainer, Trainer)
-        with all_or_none([trainer, *([trainer._training_step] if is_ours else [])]):
+        with states.all_or_none([trainer, *([trainer._training_step] if is_ours else [])]):
             if not is_ours:
                 settings = {**trainer._kvstore_params, "update_on_kvstore": False}
                 trainer._kvstore_params = settings
@@ -249,11 +250,11 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             fname: Any name; the format is .npz with a JSON header, and no pickle.
 
         Raises:
-            TrainerError: Between backward and step: gradients are not saved. Or if a parameter was written to past its
-                float32 master.
+            TrainerError: Between backward and step: gradients are not saved. Or if a parameter has no value yet,
+                because its shape follows from the first input. Or if one was written to past its float32 master.
         """
         self._require_between_steps("save_states")
-        states.save(fname, self._target(), self._scaler.to_dict())
+        states.save(fname, self._target("save_states"), self._scaler.to_dict())
 
     def load_states(self, fname: str) -> None:
         """Load states that `save_states` saved; the file decides over every field it has.
@@ -271,17 +272,13 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             FileNotFoundError: If there is no such file.
         """
         self._require_between_steps("load_states")
-        states.restore(fname, self._target(), self._scaler)
+        states.restore(fname, self._target("load_states"), self._scaler)
         self._training_step.compare_again()
 
     def _require_between_steps(self, call: str) -> None:
         """Raise if gradients wait for a step, which are no part of a state."""
         self._scaler.require_ready(call)
         self._gradients.require_used(call)
-
-    def _call_hooks(self, updated: bool) -> None:
-        for hook in list(self._step_hooks.values()):
-            hook(self, updated)
 
     def _set_loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
@@ -303,12 +300,13 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         if scaler.shared is not None:
             scaler.shared.attach(scaler)
         if "_gradients" in vars(self):
-            self._training_step.scaler = scaler
+            self._training_step.scaler = self._gradients.scaler = scaler
             return
-        self._training_step, self._gradients = Step(scaler), Gradients(self)
+        self._training_step = Step(scaler)
+        self._gradients = Gradients(self, self._training_step)
         self._step_hooks: Dict[int, Callable[[Any, bool], None]] = OrderedDict()
         if all(is_initialized(param) for param in self._params):
-            self._training_step.keep_running_stats(self._gradients.running_stats())
+            self._training_step.running_stats.keep(self._gradients.running_stats())
 
     # ------------------------------------------------------------------ names of contrib.amp
 
@@ -320,12 +318,12 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
 
     @_amp_loss_scaler.setter
     def _amp_loss_scaler(self, _: Any) -> None:
-        raise _mixed_up("init_trainer")
+        raise mixed_up("init_trainer")
 
     @property
     def _amp_original_scale(self) -> float:
         """Nothing that a trainer of mxmp has: contrib.amp's scale_loss reads it, and would scale behind our back."""
-        raise _mixed_up("scale_loss")
+        raise mixed_up("scale_loss")
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:
         """Make the optimizer and the updaters."""
@@ -348,6 +346,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
     # ------------------------------------------------------------------ kvstore
 
     def _prepare(self) -> None:
+        """Open the kvstore, and give it the parameters that have values by now."""
         if not self._kv_initialized:
             self._init_kvstore()
         if self._params_to_init:
@@ -372,8 +371,14 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         self._params_to_init = [param for param in self._params_to_init if param.name not in done]
         super()._init_params()
 
-    def _target(self) -> Target:
-        """Return what states are saved from and loaded into."""
+    def _target(self, call: str) -> Target:
+        """Return the optimizer, states and parameters that a call saves or loads."""
+        for param in self._params:
+            if is_deferred(param):
+                raise TrainerError(
+                    f"{call}: parameter '{param.name}' has no value yet: its shape follows from the first input. Call "
+                    f"the net once, or load its parameters; then call {call}."
+                )
         self._scaler.read_default()
         self._prepare()
         updaters, contexts = self._gradients.updaters, self._contexts
@@ -438,7 +443,8 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
                     f"scale_loss: expected further trainers of mxmp, found a {type(trainer).__name__} of "
                     f"{type(trainer).__module__}; see Trainer.adopt."
                 )
-            trainer._scaler.read_default()
+            if trainer._scaler.default is not None:
+                trainer._scaler.read_default()
             if trainer._scaler.active:
                 loss_heads.refuse(trainer._params)
         return LossBlock(loss, trainers, loss_id)
@@ -559,8 +565,8 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
         rescale = self._rescale("step", batch_size)
-        self._require("step", ignore_stale_grad, check_stale=True)
-        return self._finish(rescale)
+        has_grads = self._require("step", ignore_stale_grad, check_stale=True)
+        return self._update_or_skip(rescale, has_grads)
 
     def allreduce_grads(self) -> None:
         """Reduce the gradients over the contexts and make them true ones, as `unscale`; then call `update`.
@@ -594,13 +600,13 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             LossScaleError: As `step`.
         """
         rescale = self._rescale("update", batch_size)
-        self._require("update", ignore_stale_grad, check_stale=True)
+        has_grads = self._require("update", ignore_stale_grad, check_stale=True)
         if self._kvstore and not (self._scaler.window is not None and self._scaler.window.is_summed):
             raise TrainerError(
                 "update came before allreduce_grads, so that every context and worker would use its own gradients "
                 "alone; call step, or allreduce_grads first."
             )
-        return self._finish(rescale)
+        return self._update_or_skip(rescale, has_grads)
 
     def discard_grads(self) -> None:
         """Give up the present window: its gradients count as used, and nothing is updated.
@@ -615,14 +621,16 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         self._gradients.discard()
         self._training_step.discard(self._gradients)
 
-    # The window.
+    # ------------------------------------------------------------------ shared by the calls of a step
 
-    def _require(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> None:
+    def _require(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> bool:
+        """Raise unless a call may use the gradients of a step now; return whether there are any."""
         self._scaler.require_closed(call)
-        self._scaler.read_default()
-        self._prepare()
-        self._gradients.require(call, ignore_stale and not self._scaler.checks)
-        self._scaler.require_scaled(call)
+        if self._scaler.default is not None:
+            self._scaler.read_default()
+        if self._params_to_init or not self._kv_initialized:
+            self._prepare()
+        has_grads = self._gradients.require(call, ignore_stale and not self._scaler.checks)
         if check_stale and not ignore_stale:
             self._gradients.require_all(call)
         if ignore_stale and isinstance(self._kvstore, KVStore):
@@ -630,17 +638,17 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
                 f"{call}: ignore_stale_grad=True with kvstore '{self._kvstore.type}': a worker does not know which "
                 "gradients are stale on the others; set grad_req='null' where nothing is to be trained."
             )
+        return has_grads
 
     def _rescale(self, call: str, batch_size: Any) -> float:
         require_positive(f"{call}: batch_size", batch_size)
         return float(self._scale / batch_size)
 
-    def _finish(self, rescale: float) -> bool:
+    def _update_or_skip(self, rescale: float, has_grads: bool) -> bool:
         """Update or skip, and call the hooks."""
-        self._training_step.reduce(self._gradients)
-        any_fresh = any(self._gradients.groups())
-        updated = self._training_step.run(self._gradients, rescale) and any_fresh
-        self._call_hooks(updated)
+        updated = self._training_step.run(self._gradients, rescale) and has_grads
+        for hook in list(self._step_hooks.values()):
+            hook(self, updated)
         return updated
 
 
@@ -656,16 +664,3 @@ def _make_scaler(loss_scale: Any, params: Any, num_losses: int = 1) -> Scaler:
 
 class _ArgumentError(TrainerError, TypeError):
     """An argument is not one of the trainer's."""
-
-
-class _MixedUpError(TrainerError, AttributeError):
-    """A function of contrib.amp was given a trainer of mxmp; for ``hasattr`` the trainer lacks what it asks for."""
-
-
-def _mixed_up(function: str) -> TrainerError:
-    """Return the error for a function of contrib.amp that was given a trainer of mxmp."""
-    return _MixedUpError(
-        f"{function} of mxnet.contrib.amp was called with a trainer of mxmp, whose loss scale it does not know: call "
-        f"that of mxmp.amp (`from mxmp import amp`). If a library calls it, run the program by `mxmp run --amp float16 "
-        f"SCRIPT`, which puts mxmp.amp in the place of mxnet.contrib.amp."
-    )

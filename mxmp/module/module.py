@@ -525,12 +525,12 @@ class Module(PolicyStatus, mx.mod.Module):
         if out_grads is not None and scale != 1.0:
             out_grads = [to_float32(grad) * scale for grad in out_grads]
         if scaler.active and self._training is not None:
-            self._step.keep_running_stats(self._running_stats())
+            self._step.running_stats.keep(self._running_stats())
         super().backward(out_grads)
         self._writes.count += 1  # MXNet's BatchNorm writes its running statistics in the backward pass
         self._backward_scale = scale
         if scaler.active or accumulates(self._grad_req):
-            window = scaler.scaled(scale)
+            window = scaler.begun(scale)
             if scale != 1.0:
                 self._reader.show(window)
 

@@ -279,7 +279,7 @@ class BoundWeights(Weights):
         for index, arrays in grads.items():
             found = self._weights[index].grads
             if isinstance(found, TrueOnRead):
-                found.arrays = arrays
+                found.show(arrays)
             else:
                 found[:] = arrays
 

@@ -18,13 +18,27 @@ from .. import dtypes
 from ..errors import PolicyError
 from ..graph import Entry, Graph, Key, Node
 from ..policy import Policy
-from ..rules import ALLOW, CLEAR, DENY, EVERY, INFER, MULTIPLIES, Call, Rule, RuleSet
+from ..rules import (
+    ALLOW,
+    CLEAR,
+    DENY,
+    DIVIDES,
+    EVERY,
+    INFER,
+    MAGNIFIES,
+    RESTARTS,
+    SATURATES,
+    SHIFTS,
+    Call,
+    Rule,
+    RuleSet,
+)
 from ..rules.conditions import unsafe_scalar
 from .control_flow import Body, bodies_of, carried
 from .decide import FLOAT32, FREE, KEEP, LOW, VARIABLE, Decider, Verdict, moves
 from .facts import CAST_OPS, Facts
 from .reasons import Reason
-from .sizes import find_sizes
+from .sizes import Sizes, find_sizes
 
 
 class Mark:
@@ -39,7 +53,7 @@ class Mark:
     ROUNDED = 1 << 6  # a product has rounded what they descend from
     HOLDS = 1 << 7  # some are positions
     NEAR_ONE = 1 << 8  # so close to 1 that their distance from it needs float32
-    OF_NEAR_ONE = 1 << 9  # products of such values
+    OF_NEAR_ONE = 1 << 9  # computed from such values, so that it may depend on that distance
 
 
 class Need:
@@ -49,7 +63,7 @@ class Need:
     UNROUNDED = 0b11  # all are that no product has rounded
     INTEGER = 0b111  # they are taken for integers, so that the last step before is float32 too
     DISTANCE = 0b1000  # their distance from 1
-    OF_DISTANCE = 0b10000  # that, and the distance of what they are products of
+    OF_DISTANCE = 0b10000  # that, and the distance of the values that they are computed from
     FLOAT32 = 0b100000  # somebody reads them in float32
 
 
@@ -110,6 +124,7 @@ class Dataflow:
         leading: Positions of nodes that an allow operator comes behind, or may come.
         named: Positions of nodes whose outputs have names that no cast can have.
         is_condition: Whether it is the condition of a loop or branch, or a body without facts, which is left as it is.
+        sizes: Of a body, what `find_sizes` says of it.
 
     Attributes:
         marks: By entry; none where a key is missing.
@@ -125,13 +140,14 @@ class Dataflow:
         leading: FrozenSet[int] = frozenset(),
         named: FrozenSet[int] = frozenset(),
         is_condition: bool = False,
+        sizes: Optional[Sizes] = None,
     ) -> None:
         self._graph, self._decider, self._facts = graph, decider, facts
         self._policy, self._rules = decider.policy, decider.rules
         self._last, self._leading, self._named = last, leading, named
         self._is_condition = is_condition
         self._found = [None if n.is_variable else self._rules.find(n.op, dict(n.attrs)) for n in graph.nodes]
-        self._reasons = find_sizes(graph, self._found, facts, self._policy.compute_dtype)
+        self._sizes = sizes or find_sizes(graph, self._rules, facts, self._policy.compute_dtype)
         self._bodies: Dict[Key, Dataflow] = {}
         self._required: Dict[Key, int] = {}
         self.marks: Dict[Key, int] = {}
@@ -197,8 +213,8 @@ class Dataflow:
         if not self._policy.pure:
             verdict = self._pin_forced(position, node, data, marks, verdict)
         is_free = verdict.label == FREE or (verdict.label == LOW and Reason.ALLOW in verdict.kinds)
-        if is_free and position in self._reasons:
-            verdict = Verdict(FLOAT32, self._reasons[position], verdict.rule, kinds=(Reason.MANY_TERMS,))
+        if is_free and position in self._sizes.reasons:
+            verdict = Verdict(FLOAT32, self._sizes.reasons[position], verdict.rule, kinds=(Reason.MANY_TERMS,))
         verdict = self._pin_tainted(position, node, data, marks, verdict)
         if verdict.label == FREE and position in self._named:
             return Verdict(LOW, NAMED, verdict.rule, kinds=(Reason.NAMED,))
@@ -227,6 +243,7 @@ class Dataflow:
             mark = numbers & Mark.ROUNDED
         elif rule.category == ALLOW:
             mark = 0 if self._maps_positions(node, rule) else Mark.ROUNDED
+            mark |= Mark.OF_NEAR_ONE if numbers & _NEAR and position in self._sizes.products else 0
         elif rule.positions:
             mark, outputs = Mark.HOLDS, [i for i in outputs if i in rule.keep_outputs] or outputs
         else:
@@ -234,11 +251,11 @@ class Dataflow:
             carries = rule.category == CLEAR or (rule.category == INFER and not rounded and not rule.truth)
             mark = (Mark.ROUNDED if rounded else 0) | (numbers & Mark.HOLDS if carries else 0)
             mark |= Mark.HOLDS if rule.counts and not rounded else 0
-            if rule.saturates:
+            if rule.distance == SATURATES:
                 mark |= Mark.NEAR_ONE
-            elif rule.category == CLEAR or rule.shifts:
+            elif rule.category == CLEAR or rule.distance == SHIFTS:
                 mark |= numbers & _NEAR
-            elif rule.size == MULTIPLIES and numbers & _NEAR:
+            elif numbers & _NEAR and rule.size != RESTARTS and not rule.truth:
                 mark |= Mark.OF_NEAR_ONE
             outputs = outputs if rule.counts else [i for i in outputs if i not in rule.keep_outputs]
         for index in outputs if mark else ():
@@ -330,7 +347,15 @@ class Dataflow:
             is_left = body.is_condition or facts is None
             last = last_layer(body.graph, self._rules) if position in self._last else frozenset()
             leading = frozenset(range(len(body.graph.nodes)) if leads else ())
-            inner = Dataflow(body.graph, self._decider, facts or Facts({}), last, leading, is_condition=is_left)
+            inner = Dataflow(
+                body.graph,
+                self._decider,
+                facts or Facts({}),
+                last,
+                leading,
+                is_condition=is_left,
+                sizes=self._sizes.bodies.get((position, number)),
+            )
             self._bodies[position, number] = inner
             entering = [self.marks.get(node.inputs[port].key, 0) & _CARRIED for port in body.ports]
             leaving = carried(entering, body.states, inner.forward)
@@ -395,11 +420,12 @@ class Dataflow:
             given |= self.marks.get((position, index), 0)
         data = [entry for port, entry in enumerate(node.inputs) if rule.reads(port)]
         distance = needed & (Need.DISTANCE | Need.OF_DISTANCE)
-        if distance and (rule.saturates or read & _NEAR):
+        if distance and (rule.distance == SATURATES or read & _NEAR):
             self._pin(position, Reason.NEAR_ONE)
-        if rule.category != CLEAR and not rule.shifts:
-            distance &= Need.OF_DISTANCE if rule.size == MULTIPLIES else 0
-        if rule.magnifies and not self._policy.pure:
+        if rule.category != CLEAR and rule.distance != SHIFTS:
+            distance &= Need.OF_DISTANCE if rule.size != RESTARTS else 0
+        reads = rule.distance == MAGNIFIES or (rule.distance == DIVIDES and self.marks.get(data[1].key, 0) & _NEAR)
+        if reads and not self._policy.pure:
             distance |= Need.OF_DISTANCE
         for entry in data if distance else ():
             self._require(entry, distance)

@@ -17,10 +17,11 @@ from ..policy import Policy
 from ..rules import ALLOW, CLEAR, DENY, RULES, Call, Rule, RuleSet
 from ..rules.conditions import SHAPE_CONDITIONS, clamped_scalars, value_of
 from .attributes import PRECISION_ATTR
+from .control_flow import bodies_of
 from .cpu.written_out import is_shaped, shape_choice
 from .facts import CAST_OPS, Facts
 from .reasons import Reason
-from .sizes import find_sizes, is_layer
+from .sizes import data_of_body, find_sizes, is_layer
 
 FLOAT32 = "float32"
 FREE = "free"
@@ -178,8 +179,11 @@ def depends_on_shapes(
 
     ``data`` has the names of inputs and constants, which are no weights.
     """
+    bodies = ((node, body) for node in graph.nodes for body in bodies_of(node) if not body.is_condition)
     return bool(shape_dependent(graph, dtype, rules, data) or _written_by_shape(graph, dtype)) or any(
-        depends_on_shapes(body, dtype, rules) for node in graph.nodes for body in node.subgraphs
+        (body.states and body.sliced and dtype in dtypes.LOW_PRECISION)  # how many terms add up in a state
+        or depends_on_shapes(body.graph, dtype, rules, data_of_body(graph, node, body, data))
+        for node, body in bodies
     )
 
 
@@ -189,19 +193,24 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES
     Gluon converts a net once per outcome, not once per shape of its inputs. The graph is one without casts of mxmp; of
     the facts, those on bodies included, only shapes are looked at, and which variables are data.
     """
+    return (find_sizes(graph, rules, facts, dtype).pinned(), *_outcome_by_node(graph, dtype, facts, rules))
+
+
+def _outcome_by_node(graph: Graph, dtype: str, facts: Facts, rules: RuleSet) -> Tuple[Any, ...]:
     found: List[Any] = []
-    dependent = shape_dependent(graph, dtype, rules, facts.inputs)
-    for position, rule in dependent:
+    for position, rule in shape_dependent(graph, dtype, rules, facts.inputs):
         node = graph.nodes[position]
         call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
         found.append((rule.forbids(call) is None, rules.stand_in(rule, call)))
-    if any(rule.sums is not None for _, rule in dependent):
-        found += sorted(find_sizes(graph, [rules.find(n.op, dict(n.attrs)) for n in graph.nodes], facts, dtype))
     for node in _written_by_shape(graph, dtype):
         found.append(shape_choice(node, tuple(facts.shape(entry) for entry in node.inputs)))
-    keys = ((position, number) for position, node in enumerate(graph.nodes) for number in range(len(node.subgraphs)))
-    inner = ((graph.nodes[key[0]].subgraphs[key[1]], facts.bodies[key]) for key in keys if key in facts.bodies)
-    return (*found, *(shape_outcome(body, dtype, body_facts, rules) for body, body_facts in inner))
+    for position, node in enumerate(graph.nodes):
+        for number, body in enumerate(bodies_of(node)):
+            if (position, number) in facts.bodies:
+                data = data_of_body(graph, node, body, facts.inputs)
+                inner = replace(facts.bodies[position, number], inputs=data)
+                found += _outcome_by_node(body.graph, dtype, inner, rules)
+    return tuple(found)
 
 
 def shape_dependent(

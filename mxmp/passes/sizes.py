@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, Dict, NamedTuple, Optional, Sequence
+from dataclasses import replace
+from typing import AbstractSet, Any, Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
 
 from .. import dtypes
-from ..graph import Graph, Key, Node
-from ..rules import ADDS, ALLOW, MULTIPLIES, OVER, RESTARTS, TIMES, Call, Rule
+from ..graph import Entry, Graph, Key, Node
+from ..rules import ADDS, ALLOW, MULTIPLIES, OVER, RESTARTS, TIMES, Call, Rule, RuleSet
 from ..rules.conditions import MAX_REDUCTION, value_of
+from .control_flow import Body, bodies_of
 from .facts import Facts
 
 
-class _Size(NamedTuple):
+class Size(NamedTuple):
     """How large values are, where those of a layer count as 1.
 
     Attributes:
@@ -23,27 +25,73 @@ class _Size(NamedTuple):
     terms: float = 1.0
     factor: float = 1.0
 
+    def at_least(self, other: "Size") -> "Size":
+        """Return the larger of both in each respect."""
+        return Size(max(self.terms, other.terms), max(self.factor, other.factor))
 
-_ONE = _Size()
+
+_ONE = Size()
 
 _MOVES = frozenset("Reshape transpose expand_dims squeeze Flatten SwapAxis Cast amp_cast _np_transpose".split())
 """What may stand between a weight and its product."""
 
 
-def find_sizes(graph: Graph, found: Sequence[Optional[Rule]], facts: Facts, dtype: str) -> Dict[int, str]:
-    """Return the operators whose results are too large or too small for a dtype, with the reason.
+class Sizes(NamedTuple):
+    """The sizes in a graph.
+
+    Attributes:
+        reasons: The operators whose results are too large or too small for the dtype, by position, with the reason.
+        heads: The sizes of the outputs.
+        products: The allow operators that multiply no weight, by position.
+        bodies: The same of the bodies of control flow nodes, by (node, number of the body); none for a condition.
+    """
+
+    reasons: Dict[int, str]
+    products: Set[int]
+    heads: List[Size]
+    bodies: Dict[Key, "Sizes"]
+
+    def pinned(self) -> Tuple[Any, ...]:
+        """Return which operators leave the range, those in bodies included, as a key."""
+        return (*sorted(self.reasons), *((key, body.pinned()) for key, body in sorted(self.bodies.items())))
+
+
+def find_sizes(graph: Graph, rules: RuleSet, facts: Facts, dtype: str, entering: Sequence[Size] = ()) -> Sizes:
+    """Return the sizes in a graph, and which operators leave the range of a dtype.
 
     Terms multiply along sums and products, whatever way these are written, and so do scalars. Both start anew behind a
     layer or a norm. A mean is as large as what it reads. A matrix product without a weight is a sum, and no layer.
+
+    Args:
+        graph: The graph, or the body of a control flow node.
+        rules: The rules of operators.
+        facts: Facts on the graph; ``inputs`` names its variables that are no weights.
+        dtype: The dtype whose range is asked for.
+        entering: Of a body, the sizes of its variables in order.
     """
-    sizes: Dict[Key, _Size] = {}
+    variables = [position for position, node in enumerate(graph.nodes) if node.is_variable]
+    sizes: Dict[Key, Size] = {(position, 0): size for position, size in zip(variables, entering)}
     reasons: Dict[int, str] = {}
+    products: Set[int] = set()
+    bodies: Dict[Key, Sizes] = {}
     limits = dtypes.limits(dtype) if dtype in dtypes.LOW_PRECISION else None
-    for position, (node, rule) in enumerate(zip(graph.nodes, found)):
-        if rule is None or rule.size == RESTARTS:
+    for position, node in enumerate(graph.nodes):
+        for number, body in enumerate(bodies_of(node)):
+            if body.is_condition or (position, number) not in facts.bodies:
+                continue
+            inner_facts = replace(facts.bodies[position, number], inputs=data_of_body(graph, node, body, facts.inputs))
+            read = [sizes.get(node.inputs[port].key, _ONE) for port in body.ports]
+            inner = _find_in_body(body, rules, inner_facts, dtype, read, _rounds(node, body, facts))
+            bodies[position, number] = inner
+            for index, size in enumerate(inner.heads):
+                sizes[position, index] = sizes.get((position, index), _ONE).at_least(size)
+        rule = None if node.is_variable else rules.find(node.op, dict(node.attrs))
+        if rule is None or rule.size == RESTARTS or node.subgraphs:
             continue
-        if rule.category == ALLOW and is_layer(graph, node, rule, facts.inputs):
-            continue
+        if rule.category == ALLOW:
+            if is_layer(graph, node, rule, facts.inputs):
+                continue
+            products.add(position)
         read = [sizes.get(entry[:2], _ONE) for port, entry in enumerate(node.inputs) if rule.reads(port)]
         if not read or (not rule.size and rule.sums is None and all(size is _ONE for size in read)):
             continue
@@ -52,26 +100,60 @@ def find_sizes(graph: Graph, found: Sequence[Optional[Rule]], facts: Facts, dtyp
             sizes.update(((position, index), size) for index in range(node.num_outputs))
         if limits is None or not (rule.size or rule.sums):
             continue
-        if size.terms > MAX_REDUCTION:
+        if size.terms == math.inf:
+            reasons[position] = f"it may sum more than {MAX_REDUCTION} terms in all"
+        elif size.terms > MAX_REDUCTION:
             reasons[position] = f"it sums {size.terms:g} terms in all, more than {MAX_REDUCTION}"
         elif not limits.tiny <= size.factor <= limits.max:
             reasons[position] = f"with the scalars before it, it multiplies by {size.factor:g}: out of {dtype}'s range"
-    return reasons
+    return Sizes(reasons, products, [sizes.get(head.key, _ONE) for head in graph.heads], bodies)
 
 
-def _size(node: Node, rule: Rule, read: Sequence[_Size], facts: Facts) -> _Size:
+def _find_in_body(
+    body: Body, rules: RuleSet, facts: Facts, dtype: str, entering: Sequence[Size], rounds: float
+) -> Sizes:
+    """Return the sizes in a body, where a loop's state has the size that it has in the last round.
+
+    A state that grows by as many terms in each round is a sum over the rounds, such as ``state + sum(slice)``. A state
+    that grows faster, or by a scalar, is without a bound.
+    """
+    sizes = find_sizes(body.graph, rules, facts, dtype, entering)
+    growth = {state: sizes.heads[head].terms - entering[state].terms for state, head in body.states}
+    last = list(entering)
+    for state, head in body.states:
+        terms, factor = entering[state].terms + max(growth[state], 0) * (rounds - 1), sizes.heads[head].factor
+        last[state] = Size(terms if growth[state] > 0 else entering[state].terms, entering[state].factor)
+        if factor != entering[state].factor:
+            last[state] = last[state]._replace(factor=math.inf if factor > entering[state].factor else 0.0)
+    if last == list(entering):
+        return sizes
+    sizes = find_sizes(body.graph, rules, facts, dtype, last)
+    faster = [state for state, head in body.states if sizes.heads[head].terms > last[state].terms + growth[state]]
+    for state in faster:
+        last[state] = last[state]._replace(terms=math.inf)
+    return find_sizes(body.graph, rules, facts, dtype, last) if faster else sizes
+
+
+def _rounds(node: Node, body: Body, facts: Facts) -> float:
+    """Return how often a loop runs its body at most, infinity if unknown."""
+    rounds = value_of(dict(node.attrs), "max_iterations")
+    slices = (facts.shape(node.inputs[body.ports[variable]]) for variable in body.sliced)
+    return next((shape[0] for shape in slices if shape), math.inf) if rounds is None else float(rounds)
+
+
+def _size(node: Node, rule: Rule, read: Sequence[Size], facts: Facts) -> Size:
     """Return the size of what an operator gives."""
     if rule.size == ADDS:
-        return _Size(sum(size.terms for size in read), max(size.factor for size in read))
+        return Size(sum(size.terms for size in read), max(size.factor for size in read))
     if rule.size == MULTIPLIES or rule.category == ALLOW:
         length = _length(node, rule, facts) if rule.category == ALLOW else 1
-        return _Size(length * math.prod(size.terms for size in read), math.prod(size.factor for size in read))
+        return Size(length * math.prod(size.terms for size in read), math.prod(size.factor for size in read))
     terms, factor = max(size.terms for size in read), max(size.factor for size in read)
     if rule.size in (TIMES, OVER):
         scalar = value_of(dict(node.attrs), "scalar")
         size = abs(scalar) if isinstance(scalar, (int, float)) and scalar and math.isfinite(scalar) else 1.0
-        return _Size(terms, factor * size if rule.size == TIMES else factor / size)
-    return _Size(terms * _length(node, rule, facts), factor)
+        return Size(terms, factor * size if rule.size == TIMES else factor / size)
+    return Size(terms * _length(node, rule, facts), factor)
 
 
 def _length(node: Node, rule: Rule, facts: Facts) -> float:
@@ -85,10 +167,19 @@ def is_layer(graph: Graph, node: Node, rule: Rule, data: AbstractSet[str] = froz
     """Return whether an allow operator multiplies by a weight: a variable that is no data, moved perhaps."""
     if rule.sums is None:
         return True
-    for entry in (entry for port, entry in enumerate(node.inputs) if rule.reads(port)):
-        source = graph.nodes[entry.node]
-        while not source.is_variable and len(source.inputs) == 1 and source.op in _MOVES:
-            source = graph.nodes[source.inputs[0].node]
-        if source.is_variable and source.name not in data:
-            return True
-    return False
+    return any(_is_weight(graph, entry, data) for port, entry in enumerate(node.inputs) if rule.reads(port))
+
+
+def _is_weight(graph: Graph, entry: Entry, data: AbstractSet[str]) -> bool:
+    source = graph.nodes[entry.node]
+    while not source.is_variable and len(source.inputs) == 1 and source.op in _MOVES:
+        source = graph.nodes[source.inputs[0].node]
+    return source.is_variable and source.name not in data
+
+
+def data_of_body(graph: Graph, node: Node, body: Body, data: AbstractSet[str]) -> FrozenSet[str]:
+    """Return the names of the variables of a body that hold no weight: states, and values that its node reads."""
+    states = {state for state, _ in body.states}
+    names = [body.graph.nodes[position].name for position in body.variables()]
+    is_data = (i in states or not _is_weight(graph, node.inputs[port], data) for i, port in enumerate(body.ports))
+    return frozenset(name for name, each in zip(names, is_data) if each)

@@ -2,9 +2,8 @@
 
 from ..names import refuse_call
 from ..passes.reasons import Reason
-from .counts import activation_bytes, variable_bytes
-from .make import Decisions, Removed, make_report, report_converted
-from .report import DROPPED, FOLDED, Cast, Report, Row, legend, merge, operator_table
+from .make import Decisions, Removed, activation_bytes, make_report, report_converted, variable_bytes
+from .report import DROPPED, FOLDED, Cast, Report, Row, legend, merge, operator_table, policy_name
 from .run import RUN_FILES, Run, read_run
 
 __all__ = [
@@ -23,6 +22,7 @@ __all__ = [
     "make_report",
     "merge",
     "operator_table",
+    "policy_name",
     "read_run",
     "report_converted",
     "variable_bytes",

@@ -25,6 +25,7 @@ from ..display import (
     wrappable,
 )
 from ..errors import ConvertError, MxmpError
+from .report import policy_name
 
 
 @dataclass(frozen=True)
@@ -152,25 +153,24 @@ class Comparison(Record):
 
     @property
     def _lead(self) -> str:
-        return self.policy
+        return policy_name(self.policy)
 
     def _sections(self) -> List[Section]:
         return self.sections()
 
-    def sections(self, order: Sequence[str] = (), worst: Optional[int] = WORST) -> List[Section]:
+    def sections(self, order: Sequence[str] = ()) -> List[Section]:
         """Return the parts of its page.
 
         Args:
             order: Names of the network's operators as they run, where that is known: charts follow it.
-            worst: How many operators a terminal shows; None for all.
         """
         rows = [(row.name, row.op, row.precision, *(getattr(row, name) for name in NUMBERS)) for row in self.rows]
-        table = Table("Errors by layer", _COLUMNS, rows, "operators", worst)
+        table = Table("Errors by layer", _COLUMNS, rows, "operators", WORST)
         lead = (
             "Errors relative to float32, the worst of all batches: 'own' is what a node adds, 'carried' what has "
             "added up in it."
         )
-        facts = Facts([("policy", wrappable(self.policy))])
+        facts = Facts([("policy", wrappable(policy_name(self.policy)))])
         return [Section("Errors by layer", (facts, *self._charts(order), table, Notes(self.summary)), lead)]
 
     def _charts(self, order: Sequence[str]) -> Iterator[Lines]:
@@ -223,5 +223,5 @@ class Comparison(Record):
 
         if worst is not None and (not isinstance(worst, int) or isinstance(worst, bool) or worst < 1):
             raise ConvertError(f"worst={worst!r}: expected a whole number from 1 on, or None for all.")
-        parts = terminal.parts(self._title, self.sections(worst=worst), self._lead)
-        return "".join(terminal.text(part) for part in parts)
+        parts = terminal.parts(self, most=len(self.rows) if worst is None else worst)
+        return "".join(map(terminal.text, parts))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Dict, List, Optional, Tuple
 
 from ..display import Column, Notes, Record, Section, Table
 from ..dtypes import BFLOAT16
+from .report import policy_name
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class DoctorReport(Record):
 
     @property
     def _lead(self) -> str:
-        return self.policy
+        return policy_name(self.policy)
 
     def _sections(self) -> List[Section]:
         columns = (Column("subject"), Column("finding"), Column("what to do"))

@@ -1,10 +1,10 @@
-"""The magnitudes of gradients, counted by powers of two: for each layer, and of all layers together."""
+"""The records of `mxmp.diagnose.measure_ranges` and `measure_gradients`: magnitudes of values and of gradients."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Type
+from typing import Any, ClassVar, Dict, Iterator, List, Mapping, Optional, Tuple, Type
 
 import numpy as np
 
@@ -26,7 +26,10 @@ from ..display import (
 from ..dtypes import FLOAT16, canonical, limits
 from ..errors import ConvertError, LossScaleError, MxmpError
 
-_ROWS = 20  # of the table of layers on a terminal
+_ROWS = 20  # of a table on a terminal
+
+HEADROOM = 2.0
+"""How many times larger than measured a value may come to be; a calibration does not see all data."""
 
 
 @dataclass(repr=False)
@@ -152,14 +155,6 @@ class Gradients(Record, Mapping[str, Magnitudes]):
         return total
 
     def _sections(self) -> List[Section]:
-        return self.sections()
-
-    def sections(self, most: Optional[int] = _ROWS) -> List[Section]:
-        """Return the parts of its page.
-
-        Args:
-            most: How many layers a terminal lists, those that lose most first; None for all.
-        """
         total = self.total
         count = total.total + total.zeros + total.nonfinite
         figures = [
@@ -174,9 +169,10 @@ class Gradients(Record, Mapping[str, Magnitudes]):
         columns = [Column("magnitude"), Column("share", BAR, "Of the gradients that are not 0."), Column("in float16")]
         by_power = Table("All gradients by powers of two", columns, rows, "powers of two")
         summary = Section("Gradients", [Figures(figures)])
-        return [summary, Section("Gradients by layer", [drawn, by_power, self._table(most)])]
+        return [summary, Section("Gradients by layer", [drawn, by_power, self._table])]
 
-    def _table(self, most: Optional[int]) -> Table:
+    @property
+    def _table(self) -> Table:
         columns = (
             Column("gradient of"),
             Column("values", NUMBER),
@@ -193,7 +189,7 @@ class Gradients(Record, Mapping[str, Magnitudes]):
             zero = each.zeros / values if values else None
             fits = each.largest, each.largest_scale(), each.nonfinite or None
             rows.append((name, values + each.nonfinite, zero, each.share_lost(), *fits, bars))
-        return Table("Gradients by layer", columns, rows, "gradients", most)
+        return Table("Gradients by layer", columns, rows, "gradients", _ROWS)
 
 
 def _in_float16(exponent: int) -> str:
@@ -204,3 +200,54 @@ def _in_float16(exponent: int) -> str:
     if exponent <= _log2(range_of.tiny):
         return "subnormal"
     return "inf" if 2.0 ** (exponent - 1) > range_of.max else ""
+
+
+# ---------------------------------------------------------------------- ranges of values
+
+
+@dataclass(frozen=True)
+class Ranges(Record, Mapping[str, float]):
+    """The largest magnitudes in a network that ran in float32: a mapping from the names of outputs and variables.
+
+    ``print`` shows them as shares of float16's range. A conversion takes the record: ``convert(net, ranges=...)``.
+
+    Attributes:
+        data: The file of the inputs, or words for them.
+        ranges: The largest magnitudes by name, the largest first.
+        keep_float32: Patterns of the operators that a conversion keeps in float32 because of the ranges.
+        gradients: The gradients of the same network; None if they were not measured.
+    """
+
+    _kind: ClassVar[str] = "ranges"
+    _title: ClassVar[str] = "Largest magnitudes"
+    _error: ClassVar[Type[MxmpError]] = ConvertError
+
+    data: str
+    ranges: Dict[str, float]
+    keep_float32: Tuple[str, ...] = ()
+    gradients: Optional[Gradients] = None
+
+    def __getitem__(self, name: str) -> float:
+        return self.ranges[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.ranges)
+
+    def __len__(self) -> int:
+        return len(self.ranges)
+
+    @property
+    def _lead(self) -> str:
+        return self.data
+
+    def _sections(self) -> List[Section]:
+        end = limits(FLOAT16).max
+        columns = Column("tensor"), Column("largest", NUMBER), Column("of float16's largest", SHARE), Column("note")
+        rows = []
+        for name, value in self.ranges.items():
+            # As a conversion decides: one batch seldom has the largest value of all.
+            near = "near its end: float32 if ranges are given" if value * HEADROOM > end else ""
+            rows.append((name, value, value / end, "beyond float16" if value > end else near))
+        table = Table("Largest magnitudes", columns, rows, "tensors", _ROWS)
+        gradients = [] if self.gradients is None else self.gradients._sections()
+        return [Section("Largest magnitudes", [table]), *gradients]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from ..display import (
     PRECISION,
@@ -19,7 +20,9 @@ from ..display import (
     size,
     wrappable,
 )
+from ..errors import PolicyError
 from ..passes.reasons import Reason
+from ..policy import PRESETS, Policy
 
 AS_IT_WAS = "as it was"  # the precision of a node that is not touched
 FOLDED = "folded"  # of a BatchNorm that the layer before it computes, in inference
@@ -115,6 +118,11 @@ class Report(Record):
     notes: Tuple[str, ...] = field(default=(), compare=False)
 
     @property
+    def policy_name(self) -> str:
+        """The policy as it is read: 'O1' where it is O1."""
+        return policy_name(self.policy)
+
+    @property
     def count(self) -> Dict[str, int]:
         """How many operators compute in each precision."""
         return dict(Counter(row.precision for row in self.rows))
@@ -155,13 +163,13 @@ class Report(Record):
         """
         from ..display import terminal
 
-        return terminal.table(replace(self._operators, caption=wrappable(f"mxmp: {self.policy}")), narrow)
+        return terminal.table(replace(self._operators, caption=wrappable(f"mxmp: {self.policy_name}")), narrow)
 
     # ------------------------------------------------------------------ where it is shown
 
     @property
     def _lead(self) -> str:
-        return self.policy
+        return self.policy_name
 
     def _sections(self) -> List[Section]:
         rows = [row for row in self.rows if row.precision not in _GONE]
@@ -194,6 +202,25 @@ class Report(Record):
         rows = [(row.name, row.op, row.precision, row.reason, ", ".join(map(str, row.casts))) for row in self.rows]
         words = legend(kind for row in self.rows for kind in row.kinds)
         return Table("Operators, in the order in which they run", _COLUMNS, rows, "operators", legend=words)
+
+
+def policy_name(policy: Union[str, Policy]) -> str:
+    """Return the shortest text of a policy: a preset's name, with the fields that differ from it.
+
+    A text that is no policy, such as 'as converted', is returned as it is.
+
+    Example:
+        >>> policy_name("param=float32,compute=float16,output=float32,name:fc=float32,loss_scale=dynamic")
+        'O1,name:fc=float32'
+    """
+    texts, items = [str(policy)], str(policy).split(",")
+    for name in PRESETS:
+        fields = str(Policy.parse(name)).split(",")
+        text = ",".join([name, *(item for item in items if item not in fields)])
+        with contextlib.suppress(PolicyError):
+            if Policy.parse(text) == Policy.parse(policy):
+                texts.append(text)
+    return min(texts, key=len)
 
 
 def legend(kinds: Iterable[Reason]) -> List[Tuple[str, str]]:
@@ -244,4 +271,4 @@ def operator_table(report: Report) -> Table:
         casts = sorted(Counter(cast.dtype for cast in {cast for row in by_op[op] for cast in row.casts}).items())
         rows.append((op, *(count.get(each) for each in precisions), ", ".join(f"{n:,} to {d}" for d, n in casts)))
     columns = [Column("operator"), *(Column(each, "number") for each in precisions), Column("tensors cast for it")]
-    return Table(wrappable(f"mxmp: {report.policy}"), columns, rows, "operators")
+    return Table(wrappable(f"mxmp: {report.policy_name}"), columns, rows, "operators")

@@ -8,6 +8,7 @@ from typing import ClassVar, List, Optional, Tuple
 from ..display import NUMBER, SHARE, Column, Facts, Line, Lines, Notes, Record, Section, Table
 from ..errors import TuneError
 from ..policy import Policy
+from .report import policy_name
 
 FASTER, SLOWER, SAME = "faster", "slower", "within the noise"
 
@@ -83,7 +84,7 @@ class SpeedComparison(Record):
             Column("policy"),
             Column("ms", NUMBER, "Median of the rounds."),
             Column("spread", SHARE, "Median distance of the rounds from their median."),
-            Column(f"time / {first}'s", NUMBER, "Median over the rounds."),
+            Column(f"of {first}'s time", SHARE, "Median over the rounds."),
             Column(""),
         )
         rows = []
@@ -227,4 +228,4 @@ class SearchResult(Record):
 
     @property
     def _lead(self) -> str:
-        return str(self.policy)
+        return policy_name(self.policy)

@@ -4,12 +4,16 @@ from .core import ADDS as ADDS
 from .core import ALLOW as ALLOW
 from .core import CLEAR as CLEAR
 from .core import DENY as DENY
+from .core import DIVIDES as DIVIDES
 from .core import EVERY as EVERY
 from .core import GIVEN as GIVEN
 from .core import INFER as INFER
+from .core import MAGNIFIES as MAGNIFIES
 from .core import MULTIPLIES as MULTIPLIES
 from .core import OVER as OVER
 from .core import RESTARTS as RESTARTS
+from .core import SATURATES as SATURATES
+from .core import SHIFTS as SHIFTS
 from .core import TIMES as TIMES
 from .core import Call as Call
 from .core import Rule as Rule

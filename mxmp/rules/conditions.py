@@ -150,6 +150,34 @@ def multiplied_elements(call: Call) -> Optional[int]:
     return shape[-2] if is_transposed else shape[-1]
 
 
+def tensordot_elements(call: Call) -> Optional[int]:
+    """Return how many products each element of numpy's tensordot sums, None if unknown."""
+    shape = known_shape(call, 0)
+    if shape is None:
+        return None
+    count = value_of(call.attrs, "axes")  # of the last axes of input 0; inner is tensordot over one
+    axes = range(len(shape) - count, len(shape)) if isinstance(count, int) else sizes_of(call.attrs, "a_axes_summed")
+    return math.prod(shape[axis] for axis in axes)
+
+
+def einsum_elements(call: Call) -> Optional[int]:
+    """Return how many products each element of numpy's einsum sums, None if unknown.
+
+    'bij,bjk->bik' sums over j.
+    """
+    inputs, arrow, output = call.attrs.get("subscripts", "").replace(" ", "").partition("->")
+    lengths: Dict[str, int] = {}
+    for port, labels in enumerate(inputs.split(",")):
+        shape = known_shape(call, port)
+        if shape is None:
+            return None
+        before, _, after = labels.partition("...")  # which are never summed
+        lengths.update(zip(before, shape))
+        lengths.update(zip(reversed(after), reversed(shape)))
+    summed = (label for label in lengths if (label not in output if arrow else inputs.count(label) > 1))
+    return math.prod(lengths[label] for label in summed)
+
+
 def short_reduction(call: Call) -> Optional[str]:
     """Forbid reductions over more than ``MAX_REDUCTION`` elements, or over unknown many."""
     return _reduction_of(reduced_elements(call))
@@ -323,7 +351,7 @@ def without_tensor_cores(call: Call) -> Optional[str]:
     For float16 it asks cuDNN for CUDNN_DEFAULT_MATH whatever is set (``cudnn_tensor_core_ = false`` in rnn-inl.h at
     tag 1.9.1). By cuDNN 8's API reference (cudnnMathType_t) that permits no tensor cores before A100, and from A100 on
     TF32, which is for float32 data. For float32 MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION=1 permits those of float16
-    on all cards. Weights would be cast at every step too. docs/guides/policies.md has an estimate of both.
+    on all cards. Weights would be cast at every step too. docs/kernels.md has an estimate of both.
     """
     return f"MXNet runs it without tensor cores in {call.dtype}, which float32 may have"
 

@@ -41,6 +41,18 @@ TIMES, OVER = "times", "over"
 RESTARTS = "restarts"
 """Results have a size of their own, whatever is read."""
 
+SATURATES = "saturates"
+"""Results come so close to 1 that their distance from it needs float32, as those of a sigmoid."""
+
+SHIFTS = "shifts"
+"""Results may be the distance of the inputs from 1, as ``1 - x`` is, or be close to 1 as these are, as a mean is."""
+
+MAGNIFIES = "magnifies"
+"""Reads the distance of its inputs from 1, as a logarithm does."""
+
+DIVIDES = "divides"
+"""Reads the distance of both inputs from 1, if that of the divisor is one."""
+
 EVERY: Sequence[int] = range(1 << 16)
 """All ports, however many a call has (``keep=EVERY``)."""
 
@@ -128,9 +140,8 @@ class Rule:
         counts: Whether it gives positions unless it reads what a product has rounded.
         maps_positions: Whether a product of positions stays float32: its results are positions too.
         truth: Whether it gives 0 and 1 alone.
-        saturates: Whether results come so close to 1 that their distance from it needs float32.
-        shifts: Whether it may give that distance, as ``1 - x`` does.
-        magnifies: Whether it reads that distance, as a logarithm does.
+        distance: What it does with the distance of values from 1: ``SATURATES``, ``SHIFTS``, ``MAGNIFIES`` or
+            ``DIVIDES``. By default results depend on that of the inputs, unless they have a size of their own.
         widens: Attribute with which the operator reads low precision data, and computes in and gives
             float32; empty if it has none. It saves a cast.
         stand_ins: Operators that compute the same where this one has no low precision kernel, or none whose sums
@@ -162,9 +173,7 @@ class Rule:
     counts: bool = False
     maps_positions: bool = False
     truth: bool = False
-    saturates: bool = False
-    shifts: bool = False
-    magnifies: bool = False
+    distance: str = ""
     reason: str = ""
     widens: str = ""
     stand_ins: Tuple[Tuple[int, str], ...] = ()

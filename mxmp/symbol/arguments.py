@@ -16,6 +16,7 @@ from ..passes import Facts
 from ..passes.scale_loss import is_loss_head
 from ..policy import Policy
 from ..report import Removed
+from ..report.gradients import HEADROOM
 from .inference import Shapes, check_inputs, infer_network, to_graph
 
 PolicyLike = Union[str, Policy]
@@ -26,9 +27,6 @@ _PARAMETER_SUFFIXES = ("weight", "bias", "gamma", "beta", "parameters")
 
 LABEL_SUFFIX = "label"
 """How the names of labels end that MXNet gives."""
-
-HEADROOM = 2.0
-"""How many times larger than measured a value may come to be; a calibration does not see all data."""
 
 
 class Model(NamedTuple):

@@ -131,17 +131,18 @@ def update_part(optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) ->
     grads = iter(_widened([each.grad for each in low]))
     wide = {each.index: Weight(each.index, master, next(grads), each.state) for each, master in zip(low, masters)}
     _update_wide(optimizer, [wide.get(each.index, each) for each in weights])
-    plain = [number for number, each in enumerate(low) if each.is_plain]
-    round_all([masters[number] for number in plain], [low[number].weight for number in plain])
-    for master, each in zip(masters, low):
-        if not each.is_plain:
+    together = {number for number, each in enumerate(low) if each.is_plain}
+    if together:
+        round_all([masters[number] for number in together], [low[number].weight for number in together])
+    for number, (master, each) in enumerate(zip(masters, low)):
+        if number not in together:
             round_into(master, each.weight)
 
 
 def _widened(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
     """Return arrays in float32: dense float16 ones of a GPU together, others one by one."""
     fit = [k for k, each in enumerate(arrays) if on_gpu(each) and each.dtype == np.float16 and each.stype == "default"]
-    together = dict(zip(fit, widen([arrays[k] for k in fit])))
+    together = dict(zip(fit, widen([arrays[k] for k in fit]))) if fit else {}
     return [together[k] if k in together else to_float32(each) for k, each in enumerate(arrays)]
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import re
 import threading
 import weakref
-from typing import Any, Callable, Container, ContextManager, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -77,32 +77,22 @@ _DO = (
 )
 
 
-def told(product: Any) -> ContextManager[Any]:
-    """Tell the block of a product, if it is there still, of a backward within this context."""
-    block = product.block()
-    return contextlib.nullcontext() if block is None else block.backward_of(product.loss)
-
-
-class Product(mx.nd.NDArray):
-    """A loss times the scale, which tells its block of each ``backward``."""
+class _Product(mx.nd.NDArray):
+    """A loss times the scale, which tells its block, if that is there still, of each ``backward``."""
 
     __slots__ = ("block", "loss")
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients, as ``NDArray.backward``."""
-        with told(self):
+        """Compute the gradients, as the ``backward`` of an array of this kind."""
+        block = self.block()
+        with contextlib.nullcontext() if block is None else block.backward_of(self.loss):
             super().backward(*args, **kwargs)
 
 
-class NumpyProduct(mx.np.ndarray):
+class _NumpyProduct(_Product, mx.np.ndarray):
     """The same of ``mx.np``."""
 
-    __slots__ = ("block", "loss")
-
-    def backward(self, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients, as ``ndarray.backward``."""
-        with told(self):
-            super().backward(*args, **kwargs)
+    __slots__ = ()
 
 
 @dataclasses.dataclass
@@ -128,7 +118,7 @@ class ScaledLoss:
 
     def tell(self, block: Any) -> mx.nd.NDArray:
         """Return the product as an array that tells a block of each ``backward``."""
-        kind: Any = NumpyProduct if isinstance(self.scaled, mx.np.ndarray) else Product
+        kind: Any = _NumpyProduct if isinstance(self.scaled, mx.np.ndarray) else _Product
         handle, self.scaled.handle = self.scaled.handle, None  # one owner at any time, who frees it
         product = kind(handle)
         product.block, product.loss, self.scaled = weakref.ref(block), self, product
@@ -200,7 +190,7 @@ def mapped(loss: Any, function: Callable[[str, mx.nd.NDArray], mx.nd.NDArray], p
         )
     if not is_low_precision(loss) and loss.dtype not in (np.float32, np.float64):
         raise TrainerError(f"scale_loss: {path} has dtype {np.dtype(loss.dtype)}; expected a float.")
-    if isinstance(loss, (Product, NumpyProduct)) and getattr(loss.block(), "windows", None):
+    if isinstance(loss, _Product) and getattr(loss.block(), "windows", None):
         raise TrainerError(
             f"scale_loss: {path} is scaled by another trainer already. To scale one loss for several "
             "trainers call first.scale_loss(loss, second)."

@@ -11,7 +11,7 @@ import numpy as np
 from ..arrays import all_finite, copy_all, merge_flags, on_gpu, to_float32, views
 from ..dtypes import canonical
 from ..errors import NonFiniteLossError
-from .scaler import Scaler, worth_a_line
+from .scaler import Scaler, should_log
 
 _LOG = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class RunningStats:
 
     def _log(self, names: List[str]) -> None:
         self._put_back += bool(names)
-        if names and worth_a_line(self._put_back):
+        if names and should_log(self._put_back):
             text = "%s not finite after a forward pass on NaN or inf, and put back; such passes so far: %d"
             _LOG.warning(text, ", ".join(map(repr, names)), self._put_back)
 

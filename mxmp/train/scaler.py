@@ -16,11 +16,10 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import mxnet as mx
 
 from ..arrays import all_finite, host_norm, sum_of_squares
-from ..errors import LossScaleError, NonFiniteLossError, TrainerError, UnscaledLossError
+from ..errors import LossScaleError, NonFiniteLossError, TrainerError
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message, parse
-from .alive import Alive
 from .loss_heads import Factors
-from .window import Stage, Window, in_block
+from .window import Alive, Stage, Window, in_block
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,6 +44,7 @@ class Scaler:
         window: All that is known of the present step; None between steps.
         factors: The factors of losses.
         has_checked_heads: Whether a loss was searched for loss heads, which is done with the first.
+        num_losses: How many losses have scales of their own.
         loss_id: The number of the loss that is scaled now.
         skipped_steps: Steps skipped so far.
         consecutive_skips: Steps skipped since the last one that was taken.
@@ -72,7 +72,7 @@ class Scaler:
         if self.shared is not None and num_losses > 1:
             raise TrainerError("loss_scale: a SharedLossScale is for trainers with one loss; leave num_losses out.")
         self._scales: List[LossScale] = [parse(None if self.shared else loss_scale)] * num_losses
-        self.loss_id = 0
+        self.num_losses, self.loss_id = num_losses, 0
         self.window: Optional[Window] = None
         self.factors = Factors()
         self.has_checked_heads = False
@@ -130,11 +130,6 @@ class Scaler:
         """Return all scalers that work with the loss scale."""
         return (self,) if self.shared is None else {self, *self.shared._scalers}
 
-    @property
-    def num_losses(self) -> int:
-        """How many losses have scales of their own."""
-        return len(self._scales)
-
     def select(self, loss_id: int) -> None:
         """Make a loss the one that is scaled, or raise a TrainerError if there is no such loss."""
         if isinstance(loss_id, bool) or not isinstance(loss_id, int) or not 0 <= loss_id < self.num_losses:
@@ -143,8 +138,8 @@ class Scaler:
             )
         self.loss_id = loss_id
 
-    def note(self, grads: List[mx.nd.NDArray]) -> None:
-        """Note whether the gradients of the step are finite after the backward pass of the present loss."""
+    def record_finite(self, grads: List[mx.nd.NDArray]) -> None:
+        """Record whether the gradients of the step are finite after the backward pass of the present loss."""
         if grads and self.window is not None:
             self.window.finite_after.append((self.loss_id, all_finite(grads)))
 
@@ -160,17 +155,17 @@ class Scaler:
 
     # ------------------------------------------------------------------ the window
 
-    def begun(self) -> Window:
-        """Return the window of the present step; without one, a new one of gradients that are not scaled."""
+    def begun(self, scale: Optional[float] = None) -> Window:
+        """Return the window of the present step, which begins here if there is none.
+
+        Args:
+            scale: What the losses were multiplied by; None leaves it as it is, 1 at first.
+        """
         if self.window is None:
             self.window = Window()
+        if scale is not None:
+            self.window.scale = scale
         return self.window
-
-    def scaled(self, scale: float) -> Window:
-        """Return the window of losses that were multiplied by a scale."""
-        window = self.window = self.window or Window(scale)
-        window.scale = scale
-        return window
 
     def end_step(self) -> None:
         """Forget the present step."""
@@ -199,26 +194,10 @@ class Scaler:
         """Raise between a scaled loss of any scaler with this loss scale and the step by which it moves."""
         for scaler in self._sharing():
             scaler.require_between_steps(call)
-            if scaler._waits_for_update:
+            if scaler.shared is not None and scaler in scaler.shared.stepped:
                 raise TrainerError(
                     f"{call} came between a step and the update of its shared loss scale; call its update() first."
                 )
-
-    @property
-    def _waits_for_update(self) -> bool:
-        return self.shared is not None and self in self.shared._stepped
-
-    def require_scaled(self, call: str) -> None:
-        """Raise if losses must be scaled and this step's were not."""
-        if self.window is not None:
-            self.window.require_sound(call)
-        elif self.active:
-            raise UnscaledLossError(
-                f"{call}: the loss of this step was not scaled, but the loss scale is "
-                f"{self.loss_scale.value:g}. Run backward as `with trainer.scale_loss(loss) as scaled: "
-                "scaled.backward()`, or create the trainer with loss_scale=None. A loss on which a second trainer "
-                "steps is scaled for both: first.scale_loss(loss, second)."
-            )
 
     def require_can_scale(self, call: str, step: str = "step") -> None:
         """Raise if a further backward pass would mix gradients: after they were unscaled or summed.
@@ -226,7 +205,7 @@ class Scaler:
         ``call`` is the method that begins one, ``step`` that which ends the step.
         """
         window = self.window
-        if self._waits_for_update:
+        if self.shared is not None and self in self.shared.stepped:
             raise TrainerError(
                 f"{call}: this trainer has made a step since its shared loss scale moved; call update() of the "
                 "SharedLossScale once per iteration, after the steps of all its trainers."
@@ -257,13 +236,14 @@ class Scaler:
 
         Raises NonFiniteLossError if the loss itself was not finite.
         """
-        numbers = self.begun().read(values)
-        if self.begun().has_bad_loss:
-            self.meet_nonfinite_loss()
+        window = self.begun()
+        numbers = window.read(values)
+        if "losses" in window.failed:
+            self.handle_nonfinite_loss()
         return numbers
 
-    def decide(self, finite: bool) -> None:
-        """Note whether the gradients are finite; what was False stays False."""
+    def set_finite(self, finite: bool) -> None:
+        """Set whether the gradients are finite; what was False stays False."""
         window = self.begun()
         window.finite = finite and window.finite is not False
 
@@ -278,24 +258,21 @@ class Scaler:
             # Squares overflow above 1.8e19: such gradients may be finite all the same.
             norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
             if self.checks:
-                self.decide(all(map(math.isfinite, norms)))
+                self.set_finite(all(map(math.isfinite, norms)))
         return math.nan if any(map(math.isnan, norms)) else max(norms)
 
-    def meet_nonfinite_loss(self) -> None:
+    def handle_nonfinite_loss(self) -> None:
         """Have the present step skipped, whose loss is not finite by itself, or raise NonFiniteLossError."""
-        if self.nonfinite_loss == "raise" or self._bad_losses >= self.max_nonfinite_losses:
-            raise self._nonfinite_loss_error()
-        self.begun().known["losses"] = self.begun().finite = False
-
-    def _nonfinite_loss_error(self) -> NonFiniteLossError:
-        self.begun().known["losses"] = False
-        row = self._bad_losses
-        again = f", after {row} steps in a row that were skipped for that" if row else ""
-        return NonFiniteLossError(
-            f"the loss itself is NaN or inf, before any scaling{again}; no loss scale mends that. The "
-            "weights and the loss scale are unchanged. Look at the data, the learning rate and "
-            f"the forward pass: an activation may exceed its dtype.{self._again()}"
-        )
+        window, row = self.begun(), self._bad_losses
+        window.failed.add("losses")
+        if self.nonfinite_loss == "raise" or row >= self.max_nonfinite_losses:
+            again = f", after {row} steps in a row that were skipped for that" if row else ""
+            raise NonFiniteLossError(
+                f"the loss itself is NaN or inf, before any scaling{again}; no loss scale mends that. The "
+                "weights and the loss scale are unchanged. Look at the data, the learning rate and "
+                f"the forward pass: an activation may exceed its dtype.{self._again()}"
+            )
+        window.finite = False
 
     @property
     def next_skip_is_told(self) -> bool:
@@ -306,7 +283,7 @@ class Scaler:
 
     @property
     def _next_skip_is_explained(self) -> bool:
-        return self.consecutive_skips >= 9 and worth_a_line(self.consecutive_skips + 1)
+        return self.consecutive_skips >= 9 and should_log(self.consecutive_skips + 1)
 
     def _again(self) -> str:
         """Return what running the present step again has shown, as the end of a message; empty if nothing."""
@@ -321,7 +298,7 @@ class Scaler:
         ``step`` is its number, for messages; ``first_bad`` finds the name of the first non-finite gradient, slowly. A
         step that was skipped for its loss leaves the scale as it is, for that is no overflow.
         """
-        if self.begun().has_bad_loss:
+        if "losses" in self.begun().failed:
             self._count_bad_loss(step)
             return
 
@@ -351,8 +328,8 @@ class Scaler:
         self._count(False)
         self._bad_losses = row
         if self.shared is not None:
-            self.shared._stepped.add(self)
-        if worth_a_line(row):
+            self.shared.stepped.add(self)
+        if should_log(row):
             scale = self.loss_scale
             text = "step %d skipped, its loss is NaN or inf: %s stays at %g; %d such steps in a row%s"
             again = self._again()
@@ -379,7 +356,7 @@ class Scaler:
     def _log(self, taken: bool, step: int, before: LossScale, after: LossScale) -> None:
         """Log the step that was counted last, if it is worth a line."""
         text = f"{type(after).__name__} {before.value:g} -> {after.value:g}"
-        if not taken and worth_a_line(self.consecutive_skips):
+        if not taken and should_log(self.consecutive_skips):
             line = "step %d skipped, its gradients are not finite%s: %s; %d skipped in a row, %d in all"
             found = _found_out(self.bad_input)
             data = "" if found is None else f", which no loss scale mends, for {found}"
@@ -393,7 +370,8 @@ class Scaler:
         """Return WARNING where the scale cannot fall or has not helped for long, but INFO where another line warns."""
         dynamic = before if isinstance(before, DynamicLossScale) else None
         falls = dynamic is not None and dynamic.value > dynamic.min_scale
-        warned = self.begun().lost_statistics or (dynamic is not None and not falls and dynamic.at_floor == "warn")
+        warned = dynamic is not None and not falls and dynamic.at_floor == "warn"
+        warned = warned or "statistics" in self.begun().failed
         return logging.INFO if warned or (falls and self.consecutive_skips < 10) else logging.WARNING
 
     # ------------------------------------------------------------------ saved states
@@ -462,7 +440,7 @@ class SharedLossScale:
         self._outcomes: List[Tuple[bool, Optional[str]]] = []
         # Those of trainers that are alive: one that was dropped in mid-step must not block the others.
         self._scalers = Alive()
-        self._stepped: weakref.WeakSet[Scaler] = weakref.WeakSet()
+        self.stepped: weakref.WeakSet[Scaler] = weakref.WeakSet()  # which wait for `update`
 
     def __repr__(self) -> str:
         """Return the present loss scale."""
@@ -498,10 +476,10 @@ class SharedLossScale:
             gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
         for scaler in self._scalers:
             scaler.require_between_steps("update of a shared loss scale")
-        if not self._stepped and not self._outcomes:
+        if not self.stepped and not self._outcomes:
             raise TrainerError("update: no trainer has made a step since the last update of the shared loss scale.")
         outcomes, self._outcomes = self._outcomes, []
-        self._stepped.clear()
+        self.stepped.clear()
         if not outcomes:  # steps that say nothing of the scale
             return
         before, bad = self._value, next((where for _, where in outcomes if where is not None), None)
@@ -511,7 +489,7 @@ class SharedLossScale:
 
     def _note(self, scaler: Scaler, finite: bool, where: Where) -> None:
         """Note the outcome of a step."""
-        self._stepped.add(scaler)
+        self.stepped.add(scaler)
         may_give_up = not finite and self._value.value <= getattr(self._value, "min_scale", 0.0)
         self._outcomes.append((finite, where() if may_give_up else None))
 
@@ -591,7 +569,7 @@ def adjusted(loss_scale: LossScale, finite: bool, where: Where) -> LossScale:
         raise LossScaleError(floor_message(loss_scale.floor_skips + 1, loss_scale.min_scale, first_bad)) from e
 
 
-def worth_a_line(count: int) -> bool:
+def should_log(count: int) -> bool:
     """Return whether what happened so often gets a line in the log: the first time, and at 10, 50, 100, 500, ..."""
     return count == 1 or (count >= 10 and str(count).rstrip("0") in ("1", "5"))
 

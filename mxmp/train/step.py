@@ -291,20 +291,20 @@ class Step:
 
     Each method is given the weights, which may be others at each step. What is known of a step is in the scaler's
     window.
+
+    Attributes:
+        scaler: The loss scale, and the window of the present step.
+        running_stats: The last finite running statistics, which fronts keep before each backward pass.
     """
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
-        self._running_stats = RunningStats()
+        self.running_stats = RunningStats()
         self._compared = 0  # steps in which weights were compared with their masters
 
     def compare_again(self) -> None:
         """Compare weights with their masters in the next ten steps, as in the first."""
         self._compared = 0
-
-    def keep_running_stats(self, stats: Named) -> None:
-        """Copy the running statistics, to restore them if a forward pass overflows; before backward."""
-        self._running_stats.keep(stats)
 
     # ------------------------------------------------------------------ true gradients
 
@@ -394,8 +394,7 @@ class Step:
         window, groups = self.scaler.begun(), [group for group in weights.groups() if group]
         if not groups:
             return 0.0
-        self._check_running_stats(weights, window.flags.get("gradients"))
-        self._flag_masters(weights)
+        self._add_flags(weights, window.flags.get("gradients"))
         norms_of = groups[:1] if weights.kvstore else groups
         try:
             norm = self.scaler.read_norm([[update.grad for update in group] for group in norms_of]) * rescale
@@ -420,17 +419,17 @@ class Step:
 
         The optimizer multiplies true gradients by ``rescale``. Returns whether the step was taken. Nothing is updated
         if it raises: NonFiniteLossError if the loss itself was not finite, LossScaleError if the loss scale gave up,
-        TrainerError if a weight was written to past its master.
+        TrainerError if a weight was overwritten past its master.
         """
-        scaler = self.scaler
+        scaler, window = self.scaler, self.scaler.begun()
         self.reduce(weights)
-        if not scaler.begun().is_true and self._unscales_first(weights):
+        if not window.is_true and needs_unscaled_gradients(weights.optimizer, window.scale):
             self.unscale(weights)
         with self._ending(weights) as number:
             finite = self._should_step(weights)
             if finite:
                 self._update(weights, rescale)
-            elif not scaler.begun().has_bad_loss:
+            elif "losses" not in window.failed:
                 self._tell(lambda observer: observer.on_skip(weights))
             scaler.update_scale(finite, number, weights.first_non_finite)
         return finite
@@ -452,7 +451,7 @@ class Step:
             error = e
             raise
         finally:
-            skipped = scaler.skipped_steps > before and not window.has_bad_loss
+            skipped = scaler.skipped_steps > before and "losses" not in window.failed
             end = StepEnd(number, updated, skipped, window.scale, scaler.loss_scale, error)
             self._tell(lambda observer: observer.on_end(end))
 
@@ -463,39 +462,33 @@ class Step:
 
     def end(self, weights: Weights) -> None:
         """End the step: its gradients are used, and running statistics that were lost are restored."""
-        lost = self.scaler.window is not None and self.scaler.window.lost_statistics
+        window = self.scaler.window
         weights.seen = None
         self.discard(weights)
-        if lost:
-            self._running_stats.restore(weights.running_stats())
+        if window is not None and "statistics" in window.failed:
+            self.running_stats.restore(weights.running_stats())
 
     def discard(self, weights: Optional[Weights] = None) -> None:
         """Show the gradients' own arrays again, then forget the step."""
-        if self.scaler.window is not None:
+        if self.scaler.window is not None and self.scaler.window.shown:
             self._hide_float32(self.scaler.window)
         if weights is not None:
             weights.release()
         self.scaler.end_step()
         self._tell(lambda observer: observer.on_close())
 
-    def _unscales_first(self, weights: Weights) -> bool:
-        """Return whether gradients are unscaled before the check: those of a scale below 1 may overflow by it."""
-        scale = self.scaler.begun().scale
-        return scale < 1.0 or (scale != 1.0 and needs_unscaled_gradients(weights.optimizer))
-
     def _should_step(self, weights: Weights) -> bool:
         """Return whether all gradients are finite, by one host read; NonFiniteLossError if the losses are not."""
         scaler, window, grads = self.scaler, self.scaler.begun(), _gradients(weights.groups())
         if grads and window.finite is None:
-            self._flag_masters(weights)
-            if scaler.checks:
-                flag = all_finite(grads)
-                self._check_running_stats(weights, flag)
+            flag = all_finite(grads) if scaler.checks else None
+            self._add_flags(weights, flag)
+            if flag is not None:
                 (finite,) = scaler.read([flag])
-                scaler.decide(finite == 1.0)
+                scaler.set_finite(finite == 1.0)
             elif "masters" in window.flags:
                 scaler.read()
-        if window.known.get("masters") is False:
+        if "masters" in window.failed:
             self._compared = 0
             index = first_written_past(zip(weights.masters, weights.groups()))
             raise written_past("a weight" if index is None else f"parameter '{weights.name(index)}'")
@@ -506,21 +499,25 @@ class Step:
             flag = all_finite(losses)
             flag = flag if weights.workers is None else weights.workers.agree(flag)
             if flag.asscalar() != 1.0:
-                scaler.meet_nonfinite_loss()
+                scaler.handle_nonfinite_loss()
         return taken
 
-    def _flag_masters(self, weights: Weights) -> None:
-        """In the first steps, have it read with the rest whether a weight was written to past its master."""
-        if self._compared < COMPARED_STEPS:
-            flag, workers = masters_flag(zip(weights.masters, weights.groups())), weights.workers
-            if flag is not None:
-                self.scaler.begun().flags["masters"] = flag if workers is None else workers.agree(flag)
+    def _add_flags(self, weights: Weights, grads_finite: Optional[mx.nd.NDArray]) -> None:
+        """Have the one host read of a step tell whether statistics were lost, and in the first steps a master left.
 
-    def _check_running_stats(self, weights: Weights, grad_flag: Optional[mx.nd.NDArray]) -> None:
-        if grad_flag is not None and self.scaler.checks and self.scaler.begun().finite is None:
-            flag = self._running_stats.check(weights.running_stats(), grad_flag)
+        Args:
+            weights: The weights.
+            grads_finite: The flag of the gradients; None if they are not checked.
+        """
+        window, workers = self.scaler.begun(), weights.workers
+        if self._compared < COMPARED_STEPS:
+            flag = masters_flag(zip(weights.masters, weights.groups()))
             if flag is not None:
-                self.scaler.begun().flags["statistics"] = flag
+                window.flags["masters"] = flag if workers is None else workers.agree(flag)
+        if grads_finite is not None and window.finite is None:
+            flag = self.running_stats.check(weights.running_stats(), grads_finite)
+            if flag is not None:
+                window.flags["statistics"] = flag
 
     def _update(self, weights: Weights, rescale: float) -> None:
         """Update the weights; ``rescale_grad`` takes the loss scale out, in float32."""
@@ -564,12 +561,13 @@ class Step:
         window.shown = []
 
 
-def needs_unscaled_gradients(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Return whether an optimizer looks at gradients before it applies ``rescale_grad``.
+def needs_unscaled_gradients(optimizer: mx.optimizer.Optimizer, scale: float) -> bool:
+    """Return whether gradients have to be unscaled before they are checked and updated with.
 
-    LBSGD adds gradients up over several steps, whose scales may differ, and takes norms of them.
+    With a scale below 1 they may overflow when they are unscaled. LBSGD looks at gradients before it applies
+    ``rescale_grad``: it adds those of several steps up, whose scales may differ, and takes norms of them.
     """
-    return isinstance(optimizer, mx.optimizer.LBSGD)
+    return scale < 1.0 or (scale != 1.0 and isinstance(optimizer, mx.optimizer.LBSGD))
 
 
 def _indices(weights: Weights) -> List[int]:

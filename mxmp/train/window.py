@@ -11,13 +11,13 @@ import dataclasses
 import enum
 import os
 import threading
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Type
+import weakref
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Type
 
 import mxnet as mx
 
 from ..arrays import gather, merge_flags, to_float32
 from ..errors import TrainerError
-from .alive import Alive
 
 LOCK = threading.Condition(threading.RLock())
 """Held for a moment by whoever opens or leaves a block, and by whoever reads a gradient. It is the only lock of a step.
@@ -27,6 +27,34 @@ A thread that reads a gradient waits on it for the blocks of other threads.
 
 # Another thread may hold the lock in the parent process; the child does not have that thread.
 os.register_at_fork(after_in_child=lambda: LOCK.__init__(threading.RLock()))  # type: ignore[misc]
+
+
+class Alive:
+    """Objects as long as somebody else refers to them, in the order in which they came.
+
+    Unlike a ``WeakSet`` it may be iterated while other threads add to it: all are looked up at once. A copy of it, or
+    one from a pickle, has the copies of the objects.
+    """
+
+    def __init__(self, objects: Iterable[Any] = ()) -> None:
+        self._objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        for each in objects:
+            self.add(each)
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return Alive, (list(self),)
+
+    def __iter__(self) -> Iterator[Any]:
+        objects = [ref() for ref in self._objects.valuerefs()]
+        return (each for each in objects if each is not None)
+
+    def discard(self, each: Any) -> None:
+        """Forget an object, if it is there."""
+        self._objects.pop(id(each), None)
+
+    def add(self, each: Any) -> None:
+        """Add an object; one that is there already is there once."""
+        self._objects[id(each)] = each
 
 
 class Stage(enum.Enum):
@@ -84,7 +112,7 @@ class Window:
         flags: By 'losses', 'gradients', 'statistics' and 'masters': whether all losses are finite, and all gradients
             were before they were unscaled; whether no running statistic was lost; whether each low precision weight is
             its float32 master, rounded.
-        known: The flags that the host has read.
+        failed: The names of the flags that the host has read as 0.
         finite: Whether the gradients are finite; None before the host has read it.
         reached: Whether a backward came through a scaled loss.
         awaits_update: Whether ``allreduce_grads`` was called, which ``update`` follows.
@@ -98,7 +126,7 @@ class Window:
     stage: Stage = Stage.SCALED
     written: Written = dataclasses.field(default_factory=Written)
     flags: Dict[str, mx.nd.NDArray] = dataclasses.field(default_factory=dict)
-    known: Dict[str, bool] = dataclasses.field(default_factory=dict)
+    failed: Set[str] = dataclasses.field(default_factory=set)
     finite: Optional[bool] = None
     reached: bool = False
     awaits_update: bool = False
@@ -134,21 +162,10 @@ class Window:
         """
         arrays = [*values, *self.flags.values()]
         numbers: List[float] = gather(arrays).asnumpy().tolist() if arrays else []
-        self.known.update(zip(self.flags, (number == 1.0 for number in numbers[len(values) :])))
-        self.known.setdefault("losses", True)
-        if self.known.get("gradients") is False:
+        self.failed |= {name for name, number in zip(self.flags, numbers[len(values) :]) if number != 1.0}
+        if "gradients" in self.failed:
             self.finite = False
         return numbers[: len(values)]
-
-    @property
-    def has_bad_loss(self) -> bool:
-        """Whether the host has read that a loss is not finite by itself."""
-        return self.known.get("losses") is False
-
-    @property
-    def lost_statistics(self) -> bool:
-        """Whether the host has read that running statistics were lost."""
-        return self.known.get("statistics") is False
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
@@ -197,25 +214,14 @@ class Block:
     thread = 0
     is_alone = True
 
-    def open(self, windows: Sequence[Window]) -> None:
-        """Open the block in this thread."""
-        self.thread = threading.get_ident()
-        _BLOCKS.add(self)
-        self.windows = windows
 
-    def close(self) -> None:
-        """Close the block. One that nobody holds any more, because its thread was interrupted, is closed already."""
-        self.windows = ()
-        _BLOCKS.discard(self)
-        LOCK.notify_all()
-
-
-_BLOCKS = Alive()
+BLOCKS = Alive()
+"""The blocks of all threads; one that nobody holds any more, because its thread was interrupted, is closed already."""
 
 
 def open_blocks() -> List[Block]:
     """Return the open blocks of all threads."""
-    return [block for block in _BLOCKS if block.windows]
+    return [block for block in BLOCKS if block.windows]
 
 
 def in_block(window: Optional[Window] = None) -> bool:
@@ -239,13 +245,8 @@ class TrueOnRead(List[mx.nd.NDArray]):
         super().__init__(plain)
         self.plain, self.window = plain, window
 
-    @property
-    def arrays(self) -> List[mx.nd.NDArray]:
-        """The gradients as they are now; nothing is made true."""
-        return list(super().__iter__())
-
-    @arrays.setter
-    def arrays(self, arrays: List[mx.nd.NDArray]) -> None:
+    def show(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        """Let whoever reads see other gradients."""
         super().__setitem__(slice(None), arrays)
 
     @property
@@ -258,9 +259,9 @@ class TrueOnRead(List[mx.nd.NDArray]):
         if not self.is_left:
             self.window.written.see()
         elif self.window.stage is Stage.SCALED:
-            self.arrays = [to_float32(array) * (1.0 / self.window.scale) for array in self.arrays]
+            self.show([to_float32(array) * (1.0 / self.window.scale) for array in plain(self)])
             self.window = Window(stage=Stage.SEEN)
-        return self.arrays
+        return super().copy()
 
     def __getitem__(self, key: Any) -> Any:
         return self.copy()[key]
@@ -301,4 +302,4 @@ class TrueOnRead(List[mx.nd.NDArray]):
 
 def plain(arrays: Any) -> Any:
     """Return the gradients of a weight as they are; nothing is made true."""
-    return arrays.arrays if isinstance(arrays, TrueOnRead) else arrays
+    return list.copy(arrays) if isinstance(arrays, TrueOnRead) else arrays

@@ -30,10 +30,10 @@ import numpy as np
 from .. import dtypes
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
-from ..diagnose.batches import Batches, read_loader
+from ..diagnose.batches import Batches, read_batches
 from ..diagnose.compare import Errors, node_errors
 from ..diagnose.progress import showing_progress
-from ..diagnose.subject import CALLS, NetSubject, Subject, SymbolSubject, read_subject
+from ..diagnose.subject import FIRST_CALLS, NetSubject, Subject, SymbolSubject, read_subject
 from ..errors import NonFiniteLossError, TuneError
 from ..graph import Graph, Node
 from ..passes.attributes import PRECISION_ATTR
@@ -56,7 +56,7 @@ class Tolerance:
     ``evaluate`` uses first, only one. The network is as it was after each measurement.
 
     Args:
-        net_or_model: As for `search`.
+        network: As for `search`.
         evaluate: As for `search`.
         tolerance: As for `search`.
         higher_is_better: As for `search`.
@@ -77,7 +77,7 @@ class Tolerance:
 
     def __init__(
         self,
-        net_or_model: Any,
+        network: Any,
         evaluate: Callable[[Any], float],
         tolerance: float,
         *,
@@ -95,7 +95,7 @@ class Tolerance:
             if not isinstance(flag, bool):
                 raise TuneError(f"{name}={flag!r}: expected True or False.")
         self.tolerance, self.higher_is_better = limit, higher_is_better
-        self.subject = _read(net_or_model, batches, ctx, for_inference)
+        self.subject = _read(network, batches, ctx, for_inference)
         self.evaluations = 0
         self._evaluate = evaluate
         self._metrics: Dict[Tuple[Graph, ...], float] = {}
@@ -192,7 +192,7 @@ def _read(network: Any, batches: Optional[Batches], ctx: Any, for_inference: boo
         # Folded anew under each policy, in float32 and before anything is rounded, as it is deployed.
         symbol, args, aux = subject.given
         subject = SymbolSubject(symbol, args, aux, ctx, for_inference)
-    read: Subject = subject if is_net else subject.take(read_loader(batches, CALLS, "batches"))
+    read: Subject = subject if is_net else subject.take(read_batches(batches, FIRST_CALLS))
     return read
 
 
@@ -275,7 +275,7 @@ def _nodes(graph: Graph) -> Iterator[Node]:
 
 
 def search(
-    net_or_model: Any,
+    network: Any,
     evaluate: Callable[[Any], float],
     tolerance: float,
     policy: Union[str, Policy] = "O2",
@@ -296,7 +296,7 @@ def search(
     deployment on a GPU can be found without one.
 
     Args:
-        net_or_model: A Gluon net with values; a symbol with its parameters, ``(symbol, arg_params, aux_params)``; or a
+        network: A Gluon net with values; a symbol with its parameters, ``(symbol, arg_params, aux_params)``; or a
             Module of MXNet or mxmp that is bound. It is as it was found afterwards, also if ``evaluate`` fails.
         evaluate: Returns a metric of the network that it gets, a number: of the same net, converted; a `ConvertedModel`
             that runs on ``ctx``; or an `mxmp.module.Module` with the same shapes, contexts and parameters. It may train
@@ -345,7 +345,7 @@ def search(
     with showing_progress(progress and sys.stderr.isatty()) as show:
         show("float32", 0.0)
         judge = Tolerance(
-            net_or_model,
+            network,
             evaluate,
             tolerance,
             higher_is_better=higher_is_better,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import math
 import sys
 import time
@@ -30,9 +29,9 @@ from ..devices.auto import fastest_policy, parse_policy
 from ..devices.check import amx_notes
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
-from ..diagnose.batches import Batches, call_net, inputs_of, read_loader
+from ..diagnose.batches import Batches, Example, arguments_of, losses_of, read_batches
 from ..diagnose.progress import showing_progress
-from ..diagnose.subject import losses_of, read_subject
+from ..diagnose.subject import call_net, inputs_of, read_subject
 from ..errors import MxmpError, PolicyError, SlowPrecisionWarning, TuneError, did_you_mean, mxnet_reason
 from ..gluon import Trainer, convert, freeze, restore
 from ..gluon.blocks import frozen_model, roots
@@ -91,6 +90,7 @@ def compare_speed(
     policies: Union[None, str, Policy, Sequence[Union[str, Policy]]] = None,
     loss: Any = None,
     *,
+    labels: Optional[int] = None,
     optimizer: str = "sgd",
     optimizer_params: Optional[Mapping[str, Any]] = None,
     seconds: float = SECONDS,
@@ -113,6 +113,8 @@ def compare_speed(
             given: 'float32', and those that the device runs by itself.
         loss: None for inference. For training steps of a Gluon net, a function of its outputs and the label, which is
             the last array of a batch; of a symbol or Module, which has its loss heads in it, True.
+        labels: How many arrays at the end of a net's batch are labels; None for as many as net and loss tell by their
+            signatures.
         optimizer: The name of the optimizer of training steps.
         optimizer_params: Its options. The learning rate is 0 in any case, so that all steps are alike.
         seconds: About how long the rounds may take; there are at least five.
@@ -140,7 +142,7 @@ def compare_speed(
     options = {**copy.deepcopy(dict(optimizer_params or {})), "learning_rate": 0.0}
     training = None if loss is None else Training(loss, optimizer, options)
     read = _read_net if isinstance(network, gluon.Block) else _read_model
-    workload = read(network, batches, training)
+    workload = read(network, batches, training, labels)
     named, notes = _named(policies, workload.context)
     with showing_progress(sys.stderr.isatty() if progress is None else progress) as show:
         rounds, failures = _measure(workload, named, seconds, training is not None, show)
@@ -244,7 +246,7 @@ def _row(
 # ------------------------------------------------------------------ Gluon nets
 
 
-def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training]) -> Workload:
+def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training], labels: Optional[int]) -> Workload:
     """Return the workload of a Gluon net with the first of some batches."""
     if training is not None and not callable(training.loss):
         kind = type(training.loss).__name__
@@ -255,10 +257,8 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training]) 
     lacking = [name for name, each in params.items() if not (is_initialized(each) or is_deferred(each))]
     if lacking:
         raise TuneError(f"network: parameter '{lacking[0]}' has no value; initialize or load the net first.")
-    example = next(read_loader(batches, 1, "batches")).for_net(labelled=training is not None)
-    if training is None:
-        example = example._replace(inputs=example.inputs[: _most_inputs(net)])
-    example = example.beside(net)
+    loss = None if training is None else training.loss
+    example: Example = next(read_batches(batches, 1)).for_net(arguments_of(net), loss, labels).beside(net)
     arrays = [each for each in leaves(example.inputs) if each is not None]
     context, size = arrays[0].ctx, arrays[0].shape[0]
 
@@ -268,12 +268,12 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training]) 
 
     def train(policy: Policy) -> Run:
         assert training is not None
-        own, loss = convert(_copy_of(net, context), policy), training.loss
+        own = convert(_copy_of(net, context), policy)
         trainer = Trainer(own, training.optimizer, training.options, loss_scale=_loss_scale(policy))
 
         def step() -> None:
             with autograd.record():
-                losses = losses_of(loss, call_net(own, example.inputs), example.label)
+                losses = losses_of(training.loss, call_net(own, example.inputs), example.labels)
                 with trainer.scale_loss(list(losses)) as scaled:
                     autograd.backward(scaled)
             _require_taken(trainer.step(size))
@@ -284,7 +284,7 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training]) 
         return Workload(context, train)
     source = convert(_copy_of(net, context), "O1")  # so that it knows its graph, whatever it is called with
     with autograd.pause(train_mode=False):
-        call_net(source, example.inputs, without_loss=True)
+        call_net(source, example.inputs)
     return Workload(context, infer)
 
 
@@ -312,21 +312,6 @@ def _copy_of(net: gluon.Block, context: mx.Context) -> gluon.Block:
     return own
 
 
-def _most_inputs(net: gluon.Block) -> Optional[int]:
-    """Return how many inputs a net takes at most, None if as many as it is given."""
-    if isinstance(net, gluon.SymbolBlock):
-        return len(net._cached_graph[0])
-    if isinstance(net, (gluon.nn.Sequential, gluon.nn.HybridSequential)):
-        return 1
-    hybrid = isinstance(net, gluon.HybridBlock) and type(net).forward is gluon.HybridBlock.forward
-    own = net._reg_params if hybrid else {}
-    function = type(net).hybrid_forward if hybrid else type(net).forward
-    arguments = list(inspect.signature(function).parameters.values())[2 if hybrid else 1 :]
-    if any(argument.kind is argument.VAR_POSITIONAL for argument in arguments):
-        return None
-    return sum(a.kind is a.POSITIONAL_OR_KEYWORD and a.name not in own for a in arguments)
-
-
 def _loss_scale(policy: Policy) -> Union[None, str, float]:
     """Return a loss scale that stays as it is: a dynamic one grows until a step is skipped."""
     return _LOSS_SCALE if policy.loss_scale == "dynamic" else policy.loss_scale
@@ -341,21 +326,21 @@ def _require_taken(taken: bool) -> None:
 # ------------------------------------------------------------------ symbols
 
 
-def _read_model(network: Any, batches: Batches, training: Optional[Training]) -> Workload:
+def _read_model(network: Any, batches: Batches, training: Optional[Training], labels: Optional[int]) -> Workload:
     """Return the workload of a model or Module with the first of some batches."""
     subject: Any = read_subject(network)
     if training is not None and training.loss is not True:
         kind = type(training.loss).__name__
         raise TuneError(f"loss is a {kind}; a symbol has its loss heads in it: give True for training steps, or None.")
-    subject = subject.take(read_loader(batches, 1, "batches"))
+    subject = subject.take(read_batches(batches, 1))
     if subject.module is None:
-        subject.context = next(iter(subject.batches[0].values())).context
+        subject.context = next(iter(subject.taken[0].values())).context
     if training is not None:
         graph = to_graph(subject.model.symbol)
         if not any(is_loss_head(graph.nodes[head.node]) for head in graph.heads):
             outputs = ", ".join(subject.model.symbol.list_outputs())
             raise TuneError(f"loss: no output ({outputs}) is of a loss head, such as SoftmaxOutput; leave it out.")
-    values, names = subject.filled()[0], list(subject.inputs())
+    values, names = subject.filled()[0][0], list(subject.inputs())
     values = {name: values[name].as_in_context(subject.context) for name in names}
 
     def infer(policy: Policy) -> Run:
@@ -404,28 +389,34 @@ def context_of(gpu: Optional[int]) -> mx.Context:
     return mx.cpu() if gpu is None else mx.gpu(gpu)
 
 
-def make_batch(model: Checkpoint, shapes: Mapping[str, Any], types: Mapping[str, str]) -> Dict[str, mx.nd.NDArray]:
-    """Return inputs of a checkpoint's network: random numbers from 0 to 1, integers 0 or 1, labels 0.
+def make_batch(
+    model: Checkpoint, shapes: Mapping[str, Any], types: Mapping[str, str], arrays: Optional[Mapping[str, Any]] = None
+) -> Dict[str, mx.nd.NDArray]:
+    """Return inputs of a checkpoint's network: arrays, or random numbers from 0 to 1, integers 0 or 1, labels 0.
 
     Args:
         model: A symbol and its parameters; its inputs are the variables without values there.
-        shapes: Shapes of all inputs but labels, by name.
-        types: Dtypes of those that are neither float32 nor declare theirs.
+        shapes: Shapes of the inputs that have no array, by name; labels may be left out.
+        types: Dtypes of the inputs that are neither float32 nor declare their dtype.
+        arrays: Values of inputs by name, as numpy has them.
 
     Raises:
-        TuneError: If an input has no shape, or there is none of a name that is given.
+        TuneError: If an input has no shape, or if there is no input of a name that is given.
     """
+    arrays = arrays or {}
     declared, labels = inputs_of(model.symbol, {**model.arg_params, **model.aux_params}), label_names(model.symbol)
-    for name in (*shapes, *types):
+    for name in (*shapes, *types, *arrays):
         if name not in declared:
             raise TuneError(f"the network has no input {name!r}{did_you_mean(name, declared)}.")
     random, batch = np.random.RandomState(0), {}
     for name, dtype in {**declared, **types}.items():
-        if name in shapes:
+        if name in arrays:
+            batch[name] = mx.nd.array(arrays[name], dtype=dtype)
+        elif name in shapes:
             values = random.uniform(size=shapes[name]) if "float" in dtype else random.randint(0, 2, shapes[name])
             batch[name] = mx.nd.array(values * (name not in labels)).astype(dtype)
         elif name not in labels:
-            raise TuneError(f"input {name!r} has no shape; give --shape {name}:SIZES.")
+            raise TuneError(f"input {name!r} has no shape; give --shape {name}:SIZES, or --data.")
     return batch
 
 

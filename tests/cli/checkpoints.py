@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 from click.testing import CliRunner
 
-from mxmp.cli.commands import commands
+from mxmp.cli import commands
 from tests.symbol.small import params_of
 
 SHAPE = "data:2,3,8,8"

@@ -76,6 +76,9 @@ def test_values_that_do_not_fit_are_listed(options, lines, largest, tmp_path):
     assert np.max(mx.nd.load(str(tmp_path / "out-0003.params"))["arg:fc_weight"].asnumpy()) == largest
 
 
+UNCHANGED = "nothing is changed: the new files hold the same network, because "
+
+
 def notes(out):
     return [row[1] for row in table(out) if row[0] == "note"]
 
@@ -86,11 +89,26 @@ def test_a_network_in_float16_of_its_own_is_said_to_be_unchanged(tmp_path):
     arrays = {"fc_weight": mx.nd.ones((2, 3)).astype("float16"), "fc_bias": mx.nd.zeros(2).astype("float16")}
     mx.model.save_checkpoint(str(tmp_path / "net"), 0, mx.sym.Cast(low, dtype="float32", name="wide"), arrays, {})
     out, _ = mxmp("convert", tmp_path / "net", 0, "-o", tmp_path / "out")
-    unchanged = (
-        "nothing is changed: 2 operators have float16 inputs already, by the network's own casts and dtypes, and no "
-        "other one can run in it"
-    )
-    assert unchanged in notes(out) and unchanged not in notes(converted(tmp_path, "--force"))
+    assert f"{UNCHANGED}2 operators have float16 inputs already, by the network's own casts and dtypes" in notes(out)
+    assert not any(note.startswith(UNCHANGED) for note in notes(converted(tmp_path, "--force")))
+
+
+@pytest.mark.parametrize(
+    "policy, twice, why",
+    [
+        ("O0", False, "the network is float32 already"),
+        ("O1,name:*=float32", False, "no operator of it can run in float16 under this policy"),
+        ("O1", True, "it was converted by this policy before"),
+        ("O2", True, "it was converted by this policy before"),
+    ],
+)
+def test_a_conversion_that_changes_nothing_says_so(policy, twice, why, tmp_path):
+    convert = "convert", save(tmp_path), 3, "--policy", policy, "-o"
+    out, _ = mxmp(*convert, tmp_path / "out")
+    if twice:
+        assert not any(note.startswith(UNCHANGED) for note in notes(out))
+        out, _ = mxmp("convert", tmp_path / "out", "--policy", policy, "-o", tmp_path / "again")
+    assert f"{UNCHANGED}{why}" in notes(out)
 
 
 def test_values_that_were_rounded_before_are_said_to_be(tmp_path):
@@ -119,7 +137,7 @@ def test_surprises_for_the_machine_or_the_reader_are_said(
     install_cards(tmp_path, monkeypatch, cards)
     on_processor(processor_of(AMD if runs_bfloat16 else NO_BFLOAT16, name="Xeon"))
     monkeypatch.setattr(check, "is_for_gpus", lambda: True)
-    found = notes(converted(tmp_path, "--policy", policy))
+    found = [note for note in notes(converted(tmp_path, "--policy", policy)) if not note.startswith(UNCHANGED)]
     assert len(found) == bool(note) and all(each.startswith(note) for each in found)
 
 
@@ -127,7 +145,7 @@ def test_auto_prints_the_policy_the_machine_and_why(tmp_path, on_processor):
     on_processor(processor_of(AMD, name="EPYC"))
     out, _ = mxmp("convert", save(tmp_path), 3, "-o", tmp_path / "out", "--policy", "auto")
     rows = dict(row[:2] for row in table(out))
-    assert rows["policy"].startswith("param=float32,compute=bfloat16") and rows["machine"].startswith("EPYC (avx2, ")
+    assert rows["policy"] == "mixed_bfloat16" and rows["machine"].startswith("EPYC (avx2, ")
     assert rows["note"].startswith("The policy 'auto' takes mixed_bfloat16 here, because this processor (EPYC) is of the kind")
 
 

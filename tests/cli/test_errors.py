@@ -1,9 +1,11 @@
 """Bad input: one line that says what to do, and an exit code; never a traceback, and no file is written."""
 
+import io
 import json
 import re
 import shlex
 import sys
+import zipfile
 from unittest import mock
 
 import mxnet as mx
@@ -87,7 +89,7 @@ REFUSED = [
     *((f"convert net 3 -o out {options}", code, match) for options, code, match in POLICIES),
     *((f"inspect net --policy O2 {options}", code, match) for options, code, match in POLICIES),
     *((f"convert {name} 3 -o out {options}", 1, match) for name, options, match in PARAMS),
-    *((f"inspect {name} --epoch 3 {options}", 1, match) for name, options, match in PARAMS),
+    *((f"inspect {name} 3 {options}", 1, match) for name, options, match in PARAMS),
     *((f"{command} mixed 3 {SHAPE}", 1, PARAMS[0][2]) for command in ("benchmark", "compare", "ranges")),
     (f"benchmark fc_weight 3 {SHAPE}", 1, "fc_weight-0003.params: " + UNFIT.format("fc_weight")),
     *((f"{command} fc_weight 3 {SHAPE}", 1, "'fc_weight'") for command in ("compare", "ranges")),
@@ -112,28 +114,27 @@ REFUSED = [
     ("convert nothing 3 -o net-symbol.json/out", 1, "there is no folder .*net-symbol.json; make it first"),
     ("convert net 3 -o blocked --force", 1, "blocked-symbol.json: it is a folder; give another name to -o"),
     *(
-        (f"convert nothing {epoch} -o taken", 1, f"taken-{end}: it exists; give another name to -o, or --force to overwrite it")
-        for epoch, end in ((3, "symbol.json"), (4, "symbol.json"))
+        (f"convert two {epoch} -o taken", 1, f"taken-{end}: it exists; give another name to -o, or --force to overwrite it")
+        for epoch, end in ((3, "symbol.json"), (12, "symbol.json"))
     ),
     ("convert net 3 -o ./net --force", 1, "-o './net' is the prefix of the checkpoint itself"),
     *(
         (f"{command.format(name, 7)}", 1, f"{name}-0007.params: there is no such file; {there}")
-        for command in ("inspect {} --epoch {}", "convert {} {} -o out")
+        for command in ("inspect {} {}", "convert {} {} -o out")
         for name, there in (("net", "there is epoch 3."), ("two", "there are epochs 3, 12."))
     ),
     *(
         (command.format(epoch), 2, "(No such option|not in the range|not a valid integer)")
-        for command in ("convert net {} -o x", "convert net -o x -- {}", "inspect net --epoch {}")
+        for command in ("convert net {} -o x", "convert net -o x -- {}", "inspect net -- {}")
         for epoch in ("-1", "x", "1.5")
     ),
-    ("convert net", 2, "Missing argument 'EPOCH'"),
-    ("convert net 3", 2, "Missing option '-o'"),
+    ("convert net", 2, "Missing option '-o'"),
     ("convret", 2, "No such command 'convret'"),
     # Times.
     *(
         (f"benchmark net {options}", code, match)
         for options, code, match in [
-            ("", 2, "give --shape of every input, such as data:8,3,224,224"),
+            ("", 2, "give --data, or --shape of every input, such as --shape data:8,3,224,224"),
             ("--shape softmax_label:2", 1, "input 'data' has no shape; give --shape data:SIZES"),
             ("--shape dota:2,3,8,8", 1, "the network has no input 'dota'; the nearest are data"),
             (f"{SHAPE} --dtype dota:int32", 1, "has no input 'dota'"),
@@ -146,15 +147,20 @@ REFUSED = [
     ),
     (f"benchmark net {SHAPE} --keep-float32 fc", 2, "give --policy too"),
     (f"benchmark net {SHAPE} --gpu 99", 1, "--gpu 99: MXNet finds "),
-    (f"benchmark two {SHAPE}", 1, "two: give the EPOCH of its parameters; there are epochs 3, 12"),
+    *(
+        (f"{command} two {SHAPE}{more}", 1, "two: give the EPOCH of its parameters; there are epochs 3, 12")
+        for command, more in (("benchmark", ""), ("compare", ""), ("ranges", ""), ("convert", " -o out"))
+    ),
     # Values.
     ("compare net 3", 2, "give --data, or --shape of every input"),
-    (f"compare net 3 {SHAPE} --data batch.npz", 2, "--data has shapes; leave --shape out"),
-    ("ranges net 3", 2, "give --shape of every input"),
-    (
-        "ranges net 3 --data batch.npz --shape data:1,3,8,8",
-        2,
-        r"--shape data:1,3,8,8 contradicts --data batch.npz, in which 'data' has the shape \(2, 3, 8, 8\)",
+    ("ranges net 3", 2, "give --data, or --shape of every input"),
+    *(
+        (
+            f"{command} net 3 --data batch.npz --shape data:1,3,8,8",
+            2,
+            r"--shape data:1,3,8,8 contradicts --data batch.npz, in which 'data' has the shape \(2, 3, 8, 8\)",
+        )
+        for command in ("ranges", "compare", "benchmark", "inspect", "convert -o out")
     ),
     *((f"{name} net 3 --shape dota:2,3", 1, "the network has no input 'dota'") for name in ("compare", "ranges")),
     *((f"{name} net 3 --data nowhere.npz", 2, "File 'nowhere.npz' does not exist") for name in ("compare", "ranges")),
@@ -169,7 +175,7 @@ REFUSED = [
     (f"compare net 3 {SHAPE} --worst 0", 2, "0 is not in the range"),
     (f"compare net 3 {SHAPE} -o page.html", 1, "page.html: it exists"),
     # Runs, programs and jobs.
-    ("report empty -o new.html", 1, "none of report.json"),
+    ("report empty -o new.html", 1, "empty: this folder holds no result of mxmp, such as report.json"),
     ("report missing -o new.html", 1, "there is no such folder or file"),
     ("report run -o new.html", 1, "gradients.json: this is no gradients of mxmp: it is no JSON"),
     ("report run -o page.html", 1, "page.html: it exists"),
@@ -251,3 +257,21 @@ def test_damaged_attributes_of_a_loop_are_named(loop, key, value, tmp_path):
     (tmp_path / "net-symbol.json").write_text(json.dumps(data))
     match = rf"net-symbol.json: node '{node['name']}' .*: its attributes do not say which .*{key}='"
     refused(match, "inspect", tmp_path / "net", "--shape", "data:2,3,4")
+
+
+DAMAGES = {  # of the header of an array in a file of a batch
+    "open brackets": lambda data: data[:10] + b"(" * (len(data) - 11) + b"\n",
+    "a huge shape": lambda data: data.replace(b"(2, 3), }" + b" " * 12, b"(2, 30000000000000), }"),
+    "another version": lambda data: data[:6] + b"\x09" + data[7:],
+    "objects": lambda data: data.replace(b"<f4", b"|O8"),
+    "no array": lambda data: b"",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_of_a_batch_is_named(damage, tmp_path):
+    array, file = io.BytesIO(), tmp_path / "batch.npz"
+    np.save(array, np.ones((2, 3), np.float32))
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("data.npy", damage(array.getvalue()))
+    refused("batch.npz: it is no .npz file with an array of numbers for each input", "compare", save(tmp_path), 3, "--data", file)

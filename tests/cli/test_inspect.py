@@ -6,7 +6,7 @@ import mxnet as mx
 import pytest
 
 from mxmp import Policy
-from mxmp.cli.diagnose import inspected
+from mxmp.cli.checkpoints import inspected
 from mxmp.passes import is_converted
 from mxmp.symbol import convert_model, convert_symbol, to_graph
 from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, network, params, said, save, table
@@ -100,8 +100,8 @@ def test_bytes_from_shapes_are_those_of_the_file_and_the_epoch_says_which(policy
     prefix, options = save(tmp_path), ("--policy", policy)
     with_file = as_json(prefix, *options, "--shape", SHAPE)
     save(tmp_path, epoch=4, fc_weight=1e5)
-    found, third, fourth = (said(shown(prefix, *options, *more)) for more in ((), ("--epoch", 3), ("--epoch", 4)))
-    there = "bytes unknown; there are epochs 3, 4; --epoch or --shape of every input tells them"
+    found, third, fourth = (said(shown(prefix, *more, *options)) for more in ((), (3,), (4,)))
+    there = "bytes unknown; there are epochs 3, 4; EPOCH or --shape of every input tells them"
     assert (found["parameters"], found["activations"]) == (there, "bytes unknown; --shape of every input tells them")
     assert "clamped" not in third and "clamped" in fourth
     for file in tmp_path.glob("*.params"):

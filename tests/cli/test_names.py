@@ -6,7 +6,7 @@ import sys
 
 import mxnet as mx
 
-from mxmp.cli.commands import commands
+from mxmp.cli import commands
 from mxmp.errors import visible
 from tests.cli.checkpoints import mxmp, table
 from tests.names import EACH

@@ -143,6 +143,11 @@ def split(sym, values, data):
     return [{name: values[name] for name in each if each is data or name not in data} for each in names]
 
 
+def where(*args, **options):
+    """Return where `explain` finds the first inf or NaN."""
+    return diagnose.explain(*args, **options).node
+
+
 def of_symbol(sym, policy="O1", scale=SMALL, batch=None, params=None):
     """Return the verdict on a step of a symbol, its parameters small unless they are given, its labels zeros."""
     batch = {"data": data(), **(batch or {})}

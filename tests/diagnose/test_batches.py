@@ -1,76 +1,208 @@
-"""One batch or several: the same for every function, of arrays of MXNet and of numpy."""
-
-import io
-import zipfile
+"""A batch means the same in every form, for every function and every kind of network; and what nets and losses take."""
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import gluon
 
-from mxmp.diagnose import compare, explain, find_nonfinite
-from mxmp.diagnose.batches import load_batch, one_batch, read_loader, some_batches
-from mxmp.errors import CheckpointError, ConvertError
-from tests.diagnose.nets import L2, SOFTMAX, made
+import mxmp
+from mxmp.diagnose import compare, explain, measure_gradients, measure_ranges
+from mxmp.diagnose.batches import arguments_of, losses_of, read_batches
+from mxmp.errors import ConvertError, TuneError
+from mxmp.tune import compare_speed
+from tests.diagnose.nets import L2, SOFTMAX, Applied, chain, made, model, where
 
-X, Y = np.random.RandomState(0).randn(4, 5).astype("float32"), np.array([0, 1, 2, 0])
+X, Y = np.random.RandomState(0).randn(4, 5).astype("float32"), np.array([0, 1, 2, 0], "float32")
 ND, LABEL = mx.nd.array(X), mx.nd.array(Y)
-ONE = {
-    "array": (ND, [X]),
-    "numpy": (X, [X]),
-    "tuple": ((ND, LABEL), [X, Y]),
-    "list": ([ND, LABEL], [X, Y]),
-    "tuple of numpy": ((X, Y), [X, Y]),
-    "dict": ({"data": X, "label": LABEL}, [X, Y]),
-    "DataBatch": (mx.io.DataBatch([ND], [LABEL]), [X, Y]),
-}
 TWO = np.concatenate([X, X * 2]), np.concatenate([Y, Y])
-SEVERAL = {
-    "tuples": [(X, Y), (X * 2, Y)],
-    "lists": [[ND, LABEL], [ND * 2, LABEL]],
-    "dicts": [{"data": ND, "label": LABEL}, {"data": ND * 2, "label": LABEL}],
-    "DataBatches": [mx.io.DataBatch([ND], [LABEL]), mx.io.DataBatch([ND * 2], [LABEL])],
-    "iterator": mx.io.NDArrayIter(*TWO, batch_size=4),
-    "loader": gluon.data.DataLoader(gluon.data.ArrayDataset(*TWO), batch_size=4),
-    "generator": (pair for pair in [(X, Y), (X * 2, Y)]),
+HALF = ND.astype("float16"), mx.nd.array(X.astype("float16"), dtype="float16").astype("float32")
+
+
+class Pairs(gluon.data.Dataset):
+    """Rows and labels of the two batches."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        return TWO[0][number], TWO[1][number]
+
+
+ONE = {  # forms of one batch
+    "tuple": lambda: (ND, LABEL),
+    "list": lambda: [ND, LABEL],
+    "tuple of numpy": lambda: (X, Y),
+    "numpy in float64": lambda: (X.astype("float64"), Y),
+    "DataBatch": lambda: mx.io.DataBatch([ND], [LABEL]),
+    "a list of it": lambda: [(X, Y)],
+}
+SEVERAL = {  # forms of two
+    "tuples": lambda: [(X, Y), (X * 2, Y)],
+    "lists": lambda: [[ND, LABEL], [ND * 2, LABEL]],
+    "DataBatches": lambda: [mx.io.DataBatch([ND], [LABEL]), mx.io.DataBatch([ND * 2], [LABEL])],
+    "DataIter": lambda: mx.io.NDArrayIter(*TWO, batch_size=4),
+    "DataLoader": lambda: gluon.data.DataLoader(Pairs(), batch_size=4),
+    "generator": lambda: (pair for pair in [(X, Y), (X * 2, Y)]),
+}
+DICT = {"dict": lambda: {"data": X, "softmax_label": Y}, "dicts": lambda: [{"data": ND, "softmax_label": LABEL}]}
+
+
+def dense():
+    return made(gluon.nn.Dense(3, in_units=5, prefix="net_"))
+
+
+def symbol_block():
+    symbol, args, _ = model()
+    net = gluon.SymbolBlock(symbol.get_internals()["second_output"], mx.sym.var("data"))
+    for name, param in net.collect_params().items():
+        param._load_init(args[name], mx.cpu())
+    return net
+
+
+def bound(kind, **options):
+    module = kind(model()[0] if kind in MODULES else lambda key: (model()[0], ("data",), ("softmax_label",)), **options)
+    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    module.set_params(*model()[1:])
+    return module
+
+
+MODULES = mx.mod.Module, mxmp.module.Module
+NETS = {
+    "net": dense,
+    "hybridized net": lambda: (net := dense()).hybridize() or net,
+    "converted net": lambda: mxmp.gluon.convert(dense(), "O2"),
+    "blocks": lambda: made(chain(gluon.nn.Dense(4, in_units=5), gluon.nn.Dense(3, in_units=4))),
+    "SymbolBlock": symbol_block,
+}
+SYMBOLS = {
+    "model": model,
+    "converted model": lambda: mxmp.symbol.convert_model(*model(), "O1"),
+    "Module": lambda: bound(MODULES[0]),
+    "Module of mxmp": lambda: bound(MODULES[1], policy="O1"),
+    "BucketingModule": lambda: bound(mx.mod.BucketingModule, default_bucket_key=5),
+}
+VERBS = {
+    "compare": lambda *args, **loss: [compare(*args, **loss)],
+    "explain": lambda *args, **loss: [explain(*args, loss_scale=2.0**40, **loss)],
+    "measure_ranges": lambda *args, **loss: [measure_ranges(*args, **loss)],
+    "measure_gradients": lambda *args, **loss: [measure_gradients(*args, **loss)],
+    "compare_speed": lambda *args, **loss: [len(compare_speed(*args, ["float32"], seconds=1e-3, **loss).rows)],
 }
 
 
-def values(batch):
-    return [(array if isinstance(array, np.ndarray) else array.asnumpy()).tolist() for array in batch.arrays]
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+@pytest.mark.parametrize("loss", [None, SOFTMAX], ids=["", "loss"])
+@pytest.mark.parametrize("make", NETS.values(), ids=NETS)
+def test_every_form_of_a_batch_gives_the_same_for_a_net(make, loss, verb):
+    options, net = {"loss": loss} if loss else {}, make()
+    if verb is VERBS["measure_gradients"] and loss is None:
+        with pytest.raises(ConvertError, match="the loss of a Gluon net is missing"):
+            verb(net, (X, Y))
+        return
+    if verb is VERBS["compare_speed"] and loss is None and make is NETS["blocks"]:
+        with pytest.raises(TuneError, match="freeze the blocks in it"):
+            verb(net, (X, Y))
+        return
+    for forms in (ONE, SEVERAL):
+        expected, *others = (verb(net, form(), **options) for form in forms.values())
+        assert all(each == expected for each in others)
+    if loss is None and "SymbolBlock" not in str(type(net)):
+        (plain,) = {str(verb(net, form)) for form in (ND, X, [ND], [(X,)])}
+        assert plain == str(verb(net, (X, Y))) or verb is VERBS["compare_speed"]
 
 
-@pytest.mark.parametrize("given, expected", ONE.values(), ids=ONE.keys())
-def test_one_batch_is_read_as_one_and_in_a_list_as_one_of_several(given, expected):
-    (only,), (listed,) = some_batches(given), read_loader([given])
-    assert values(one_batch(given)) == values(only) == values(listed) == [each.tolist() for each in expected]
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+@pytest.mark.parametrize("make", SYMBOLS.values(), ids=SYMBOLS)
+def test_every_form_of_a_batch_gives_the_same_for_a_symbol_or_module(make, verb):
+    network = make()
+    for forms in ({**ONE, **DICT}, SEVERAL):
+        expected, *others = (verb(network, form()) for form in forms.values())
+        assert all(each == expected for each in others)
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-def test_several_batches_are_read_as_several_and_refused_as_one(name):
-    if name != "generator":
-        with pytest.raises(ConvertError, match="batches; give one of them"):
-            one_batch(SEVERAL[name])
-    found = [values(batch) for batch in some_batches(SEVERAL[name])]
-    assert found == [[X.tolist(), Y.tolist()], [(X * 2).tolist(), Y.tolist()]]
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+@pytest.mark.parametrize("make", [dense, lambda: model()], ids=["net", "symbol"])
+def test_a_batch_in_float16_means_its_values_in_float32(make, verb):
+    options = {"loss": SOFTMAX} if make is dense else {}
+    low, wide = (verb(make(), (data, LABEL), **options) for data in HALF)
+    assert low == wide
 
 
-def test_integers_of_numpy_stay_integers_for_a_net_and_get_the_dtype_of_a_symbols_variable():
-    batch = one_batch((X.astype("float64"), Y.astype("int32")))
-    (x,), label, _ = batch.for_net(True)
-    named = batch.by_name({"data": "float32", "label": "float32"})
-    assert [np.dtype(array.dtype).name for array in (x, label)] == ["float32", "int32"]
-    assert [(name, np.dtype(array.dtype).name) for name, array in named.items()] == [("data", "float32"), ("label", "float32")]
+def test_a_symbol_without_loss_heads_leaves_labels_out():
+    headless = (model()[0].get_internals()["second_output"], *model()[1:])
+    for form in {**ONE, "dict": lambda: {"data": X}, "array": lambda: X}.values():
+        assert compare(headless, form()) == compare(headless, X)
 
 
-def test_a_symbol_takes_arrays_in_the_order_of_its_inputs_and_labels_it_lacks_are_left_out():
-    sym = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
-    params = {"fc_weight": mx.nd.ones((3, 5)), "fc_bias": mx.nd.zeros(3)}
-    headed, plain = (mx.sym.SoftmaxOutput(sym, name="softmax"), params, {}), (sym, params, {})
-    expected = compare(headed, {"data": ND, "softmax_label": LABEL})
-    assert compare(headed, (X, Y)) == expected and expected.has_gradients
-    for given in (mx.io.NDArrayIter(X, Y, batch_size=4), mx.io.DataBatch([ND], [LABEL])):
-        assert compare(headed, given) == expected and compare(plain, given).rows == compare(plain, X).rows
+# ---------------------------------------------------------------------- what nets and losses take
+
+
+def two_outputs(F, x, *others):
+    return F.slice_axis(x, axis=1, begin=0, end=2), F.slice_axis(x, axis=1, begin=2, end=4)
+
+
+LOSSES = {  # of a net with two outputs, (4, 2) each: batches, and what the loss gets beside them
+    "outputs and labels": (lambda out, a, b: L2(out[0], a) + L2(out[1], b)),
+    "each output and each label": (lambda first, second, a, b: L2(first, a) + L2(second, b)),
+    "labels as a list": (lambda out, labels: L2(out[0], labels[0]) + L2(out[1], labels[1])),
+}
+A, B = mx.nd.array(np.arange(8).reshape(4, 2)), mx.nd.array(-np.arange(8).reshape(4, 2))
+
+
+class TwoOutputs(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.dense = gluon.nn.Dense(4, in_units=5)
+
+    def hybrid_forward(self, F, x):
+        return two_outputs(F, self.dense(x))
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_loss_gets_two_outputs_and_two_labels_as_its_signature_says(loss):
+    """As an SSD has them."""
+    net, batch = made(TwoOutputs(), mx.init.One()), [(ND, A, B)]
+    expected = measure_gradients(net, batch, loss=LOSSES["outputs and labels"])
+    assert measure_gradients(net, batch, loss=loss) == expected and len(expected) >= 1
+    assert compare(net, batch, loss=loss).has_gradients
+    assert explain(net, batch, loss=loss).kind == "no fault found"
+    assert compare_speed(net, batch, ["float32"], loss, seconds=1e-3).rows[0].seconds
+
+
+def test_labels_may_be_counted_by_the_user():
+    net = made(Applied(lambda F, x, *others: x, inputs=5))
+    with pytest.raises(ConvertError, match="labels=2: a batch has 2 arrays, labels included"):
+        compare(net, (X, Y), labels=2)
+    assert compare(net, (X, Y), labels=1) == compare(net, X)
+
+
+def loss_with_weights(out, label, weights=None):
+    return L2(out, label, weights)
+
+
+COUNTS = {
+    "a dense layer": (gluon.nn.Dense(3), (1, 1)),
+    "a recurrent layer": (gluon.rnn.LSTM(3), (1, 3)),
+    "blocks": (gluon.nn.Sequential(), (1, 1)),
+    "a loss": (SOFTMAX, (2, 3)),
+    "CTC": (gluon.loss.CTCLoss(), (2, 5)),
+    "a function": (loss_with_weights, (2, 3)),
+    "a function of any number": (lambda *args: args[0], (0, 2**31)),
+}
+
+
+@pytest.mark.parametrize("function, counts", COUNTS.values(), ids=COUNTS)
+def test_signatures_say_how_many_arrays_are_taken(function, counts):
+    assert tuple(arguments_of(function)) == counts
+
+
+def test_a_loss_that_takes_the_outputs_only_gets_no_label():
+    net = dense()
+    expected = measure_gradients(net, X, loss=lambda out: out.sum())
+    assert measure_gradients(net, (X, Y), loss=lambda out: out.sum()) == expected
+    assert measure_gradients(net, (X, None), loss=lambda out, _: out.sum()) == expected
+    assert losses_of(lambda out: out, ND, [LABEL])[0] is ND
 
 
 class Lengths(gluon.HybridBlock):
@@ -81,15 +213,30 @@ class Lengths(gluon.HybridBlock):
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_batch_that_a_loader_nests_is_one_batch_and_nested_inputs_stay_nested(kind):
     batch = kind([[ND, LABEL], LABEL])
-    for read in (one_batch(batch), *some_batches(batch), *read_loader([batch])):
+    for (read,) in (read_batches(batch), read_batches([batch])):
         (x, length), y = read.arrays
         assert x.shape == (4, 5) and length.shape == y.shape == (4,)
     assert explain(made(Lengths()), batch, loss=L2).kind == "no fault found"
 
 
 @pytest.mark.parametrize("batch", [[None, X], [[ND, LABEL], None], [[ND, LABEL], X], (X, [ND, LABEL])])
-def test_a_list_with_something_else_than_batches_is_one_batch(batch):
-    assert len(one_batch(batch).arrays) == 2
+def test_a_list_with_an_array_or_none_is_one_batch(batch):
+    (read,) = read_batches(batch)
+    assert len(read.arrays) == 2
+
+
+def test_so_many_batches_are_read_and_no_more():
+    read = []
+    loader = (read.append(each) or each for each in [(X, Y)] * 5)
+    assert len(list(read_batches(loader, 2))) == len(read) == 2
+
+
+def test_integers_of_numpy_stay_integers_for_a_net_and_get_the_dtype_of_a_symbols_variable():
+    (batch,) = read_batches((X.astype("float64"), Y.astype("int32")))
+    (x,), (label,) = batch.for_net(arguments_of(dense()), SOFTMAX)
+    named = batch.by_name({"data": "float32", "label": "float32"})
+    assert [np.dtype(array.dtype).name for array in (x, label)] == ["float32", "int32"]
+    assert [(name, np.dtype(each.dtype).name) for name, each in named.items()] == [("data", "float32"), ("label", "float32")]
 
 
 DATA = mx.sym.var("data")
@@ -104,33 +251,15 @@ SHAPED = {  # networks of which the batch does not say all shapes, and their par
 def test_parameters_may_have_shapes_that_the_batch_does_not_say(sym, shapes, np_shape):
     with mx.util.np_shape(np_shape):
         args = {name: mx.nd.ones(shape) for name, shape in shapes.items()}
-        assert find_nonfinite((sym, args, {}), {"data": mx.nd.ones((4, 5))}, "O1") is None
+        assert where((sym, args, {}), {"data": mx.nd.ones((4, 5))}, "O1") is None
 
 
 @pytest.mark.parametrize("ctx", [[mx.cpu(1)], [mx.cpu(1), mx.cpu(0)]])
 def test_arrays_are_taken_to_where_a_net_is(ctx):
-    net = made(gluon.nn.Dense(3, in_units=5))
+    net = dense()
     net.collect_params().reset_ctx(ctx)
     for given, expected in (((X, Y), ctx[-1]), ((ND.as_in_context(mx.cpu(1)), Y), mx.cpu(1))):
-        example = one_batch(given).for_net(True).beside(net)
-        assert example.inputs[0].ctx == example.label.ctx == expected
+        (batch,) = read_batches(given)
+        example = batch.for_net(arguments_of(net), SOFTMAX).beside(net)
+        assert example.inputs[0].ctx == example.labels[0].ctx == expected
     assert explain(net, (X, Y), loss=SOFTMAX).kind == "no fault found"
-
-
-DAMAGES = {  # of the header of an array in a file of a batch
-    "open brackets": lambda data: data[:10] + b"(" * (len(data) - 11) + b"\n",
-    "a huge shape": lambda data: data.replace(b"(2, 3), }" + b" " * 12, b"(2, 30000000000000), }"),
-    "another version": lambda data: data[:6] + b"\x09" + data[7:],
-    "objects": lambda data: data.replace(b"<f4", b"|O8"),
-    "no array": lambda data: b"",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_file_of_a_batch_is_named(damage, tmp_path):
-    array, file = io.BytesIO(), tmp_path / "batch.npz"
-    np.save(array, np.ones((2, 3), np.float32))
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("data.npy", damage(array.getvalue()))
-    with pytest.raises(CheckpointError, match=f"{file}: it is no .npz file with an array of numbers for each input"):
-        load_batch(str(file), mx.sym.var("data"), {})

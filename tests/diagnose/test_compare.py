@@ -10,7 +10,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import Comparison, NodeComparison, OutputComparison, compare
-from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, Applied, chain, classifier, made, model
+from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, Applied, chain, classifier, made, model, where
 
 BATCH = {"data": DATA, "softmax_label": LABEL}
 
@@ -79,7 +79,7 @@ def test_a_net_with_several_inputs_and_outputs_gives_its_loss_what_it_returns():
 
     net = made(Applied(lambda F, out, y: (out, [y * 2, F.tanh(out)]), inputs=5))
     found = compare(net, [(DATA, DATA * 2, LABEL)], "O1", loss=loss)
-    assert given == [[(4, 4), [(4, 5), (4, 4)]]] * 2 and len(found.outputs) == 3 and found.has_gradients
+    assert all(each == [(4, 4), [(4, 5), (4, 4)]] for each in given) and len(found.outputs) == 3 and found.has_gradients
 
 
 class Paused(nn.Sequential):
@@ -197,9 +197,9 @@ def test_ranges_that_a_network_was_converted_with_hold_for_what_looks_at_it():
     large = mx.sym.square(mx.sym.var("data") * 300, name="large")
     params = {"fc_weight": mx.nd.ones((2, 3)) * 1e-6, "fc_bias": mx.nd.zeros(2)}
     given, batch = (mx.sym.FullyConnected(large, num_hidden=2, name="fc"), params, {}), {"data": mx.nd.ones((4, 3))}
-    ranges = mxmp.diagnose.measure_ranges(*given, [batch])
+    ranges = mxmp.diagnose.measure_ranges(given, batch)
     converted = mxmp.symbol.convert_model(*given, "O3", shapes={"data": (4, 3)}, ranges=ranges)
-    assert mxmp.diagnose.find_nonfinite(converted, batch) is None
+    assert where(converted, batch) is None
     assert all(row.carried < 1e-3 for row in compare(converted, batch).rows)
 
 

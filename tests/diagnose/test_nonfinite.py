@@ -7,8 +7,8 @@ from mxnet import gluon
 
 from mxmp import diagnose
 from mxmp import gluon as mixed
-from mxmp.diagnose import Explanation, explain, find_nonfinite
-from tests.diagnose.nets import INF, L2, NAN, SOFTMAX, Applied, chain, data, dense, ended, linear, made
+from mxmp.diagnose import Explanation, explain
+from tests.diagnose.nets import INF, L2, NAN, SOFTMAX, Applied, chain, data, dense, ended, linear, made, where
 
 X, LABELS = mx.nd.array(np.linspace(-1, 1, 48).reshape(8, 6)), mx.nd.arange(8) % 4
 ONES = mx.nd.ones((2, 6))
@@ -26,7 +26,7 @@ def squares(factor=300.0, policy="O1,op:square=float16"):
 
 
 def test_a_converted_net_is_looked_at_as_it_is_converted_and_the_finding_is_plain_data():
-    found = find_nonfinite(squares(), ONES)
+    found = where(squares(), ONES)
     assert (found.where, found.name, found.op, found.precision) == ("forward", "net_sq", "square", "float16")
     assert (found.output.infs, found.output.nans, found.output.size) == (8, 0, 8)
     assert (found.inputs[0].smallest, found.inputs[0].largest, found.float32.largest) == (1800.0, 1800.0, 1800.0**2)
@@ -40,22 +40,22 @@ def test_a_converted_net_is_looked_at_as_it_is_converted_and_the_finding_is_plai
 
 def test_a_net_that_is_not_converted_is_looked_at_in_o1_unless_a_policy_is_given():
     net = squares(policy=None)
-    assert find_nonfinite(net, ONES * 1e5).precision == "float16" and find_nonfinite(net, ONES, "O0") is None
-    assert find_nonfinite(net, ONES, "O1,op:square=float16").name == "net_sq"
-    assert find_nonfinite(squares(1e20, None), ONES).precision == "float32"
+    assert where(net, ONES * 1e5).precision == "float16" and where(net, ONES, "O0") is None
+    assert where(net, ONES, "O1,op:square=float16").name == "net_sq"
+    assert where(squares(1e20, None), ONES).precision == "float32"
 
 
 def test_with_a_loss_gradients_are_looked_at_in_the_order_of_backward():
     net = with_values(dense(4, 2), policy="O1")
-    assert find_nonfinite(net, BATCH, loss=L2) is None
-    found = find_nonfinite(net, BATCH, loss=L2, loss_scale=2.0**15)
+    assert where(net, BATCH, loss=L2) is None
+    found = where(net, BATCH, loss=L2, loss_scale=2.0**15)
     assert (found.where, found.name, found.output.name) == ("backward", "net_dense1_fwd", "net_dense1_fwd_output")
     assert found.inputs[0].largest == 12 * 2.0**15
 
 
 def test_a_gradient_in_float32_is_said_at_the_loss_scale_of_the_one_beside_it():
     scale, net = 2.0**18, with_values(gluon.nn.Dense(4), mx.init.Constant(0.1))
-    found = find_nonfinite(net, (X, LABELS), "O1", loss=SOFTMAX, loss_scale=scale)
+    found = where(net, (X, LABELS), "O1", loss=SOFTMAX, loss_scale=scale)
     # Softmax of equal logits: the gradient of a right class is 1/4 - 1
     assert found.where == "backward" and found.float32.magnitude == pytest.approx(0.75 * scale, rel=1e-3)
     assert found.inputs[0].magnitude == pytest.approx(found.float32.magnitude, rel=1e-3)
@@ -71,20 +71,20 @@ def test_what_does_harm_is_named_before_what_does_none():
     x, batch = mx.sym.var("data"), {"data": ONES * 30}
     harmless = mx.sym.broadcast_div(mx.sym.ones((1, 1)), 1 + mx.sym.exp(x, name="harmless"), name="sigmoid")
     both = mx.sym.elemwise_add(harmless, mx.sym.square(x * 10, name="harmful"))
-    assert find_nonfinite(model_of(ended(harmless)), batch, "O3").name == "harmless"
+    assert where(model_of(ended(harmless)), batch, "O3").name == "harmless"
     assert explain(model_of(ended(harmless)), batch, "O3").kind == "no fault found"
-    assert find_nonfinite(model_of(ended(both)), batch, "O3").name == "harmful"
+    assert where(model_of(ended(both)), batch, "O3").name == "harmful"
 
 
 def test_data_and_parameters_are_named_as_such_with_the_rows_that_are_bad():
     net, bad = squares(1.0), data((3, 6))
     bad[1] = np.nan
-    found = find_nonfinite(net, bad)
+    found = where(net, bad)
     assert (found.where, found.name, found.rows, str(found)) == ("data", "data", (1,), "input 'data' holds NaN in 6 of 18 elements, in row 1")
     text = "input 'data' holds NaN in 54 of 54 elements, in rows 0, 1, 2, 3, 4 and 4 more. No precision"
     assert text in str(explain(net, mx.nd.full((9, 6), np.nan)))
     net.dense.weight.set_data(mx.nd.full((4, 6), np.inf))
-    assert str(find_nonfinite(net, ONES)) == "parameter 'net_dense0_weight' holds inf in 24 of 24 elements"
+    assert str(where(net, ONES)) == "parameter 'net_dense0_weight' holds inf in 24 of 24 elements"
 
 
 class Masked(gluon.HybridBlock):
@@ -171,8 +171,8 @@ def test_of_operators_with_several_outputs_those_that_fail_count(second, keep):
     args = {f"fc{i}_weight": mx.nd.full((3, 2), 1e-3) for i in (0, 1)}
     small, large = np.ones((4, 2)), np.full((4, 2), 1e5)
     batch = {"data0": np.hstack([large, small]), "data1": np.hstack([small, large])}
-    found = find_nonfinite((sym, args, {}), batch, "O1")
-    assert found.keep == keep and find_nonfinite((sym, args, {}), batch, f"O1,{found.overrides}") is None
+    found = where((sym, args, {}), batch, "O1")
+    assert found.keep == keep and where((sym, args, {}), batch, f"O1,{found.overrides}") is None
 
 
 @pytest.mark.parametrize("factor, size", [(1e6, 1e-3), (1.0, 2e4)], ids=["backward", "forward"])
@@ -214,7 +214,7 @@ def test_a_row_that_a_mask_forbids_wholly_is_the_softmaxs_fault_and_not_the_mask
 
 def test_an_infinite_constant_that_reaches_the_output_as_inf_is_named():
     net = gluon.nn.HybridLambda(lambda F, x: x * np.inf + 1, prefix="net_")
-    assert find_nonfinite(net, mx.nd.ones((2, 3)), "O1").name == "net__mulscalar0"
+    assert where(net, mx.nd.ones((2, 3)), "O1").name == "net__mulscalar0"
 
 
 # ---------------------------------------------------------------------- nets that compute their losses
@@ -242,4 +242,4 @@ def test_a_net_that_computes_its_losses_is_explained_without_a_label(loss, last)
     bad, high = ask(NAN_ROW), ask(scale=2.0**30)
     assert (ask().kind, ask(first=ZEROS * NAN).kind) == ("no fault found", "data")
     assert (bad.kind, bad.node.rows, high.kind, high.node.where) == ("data", (1,), "scale too high", "backward")
-    assert ask(scale=2.0**30, function=find_nonfinite).where == "backward"
+    assert ask(scale=2.0**30, function=where).where == "backward"

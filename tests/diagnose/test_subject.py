@@ -9,8 +9,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.diagnose import compare, explain, find_nonfinite, measure_gradients, measure_ranges
-from mxmp.diagnose.kept import kept
+from mxmp.diagnose import compare, explain, measure_gradients, measure_ranges
+from mxmp.diagnose.subject import kept
 from mxmp.gluon.storage import LowPrecisionParameter
 from tests.diagnose.nets import (
     DATA,
@@ -28,14 +28,15 @@ from tests.diagnose.nets import (
     state,
     step,
     trainer_of,
+    where,
 )
 
 BUCKETING = [mx.mod.BucketingModule, mxmp.module.BucketingModule]
-ASK = pytest.mark.parametrize("ask", [compare, explain, find_nonfinite])
+ASK = pytest.mark.parametrize("ask", [compare, explain])
 
 
 def measure(net, batch, _, loss):
-    return set(measure_ranges(net, [batch])), set(measure_gradients(net, loss, [batch]))
+    return set(measure_ranges(net, batch)), set(measure_gradients(net, batch, loss=loss))
 
 
 def module(kind=mxmp.module.Module, **options):
@@ -69,7 +70,7 @@ def test_all_functions_take_the_same_networks_under_their_own_policy(make, polic
     found = compare(subject, given)
     assert found.rows == compared(policy) and found.policy == str(mxmp.Policy.parse(policy))
     assert explain(subject, {**given, "softmax_label": LABEL}).kind == "activation out of range"
-    assert find_nonfinite(subject, given).name == "first"
+    assert where(subject, given).name == "first"
 
 
 def net_of(policy, hybridized, **flags):
@@ -83,10 +84,10 @@ def test_all_functions_take_a_net_under_its_own_policy(policy, hybridized):
     net = net_of(policy, hybridized)
     assert compare(net, DATA).policy == str(mxmp.Policy.parse(policy or "O1"))
     assert explain(net, DATA).kind == "no fault found"
-    assert find_nonfinite(net, DATA * 1e6).precision == "float16"
+    assert where(net, DATA * 1e6).precision == "float16"
 
 
-@pytest.mark.parametrize("ask", [compare, explain, find_nonfinite, measure])
+@pytest.mark.parametrize("ask", [compare, explain, measure])
 @pytest.mark.parametrize("policy, hybridized", [(None, False), ("O1", True), ("O2", False)])
 def test_a_net_is_left_as_it_was(policy, hybridized, ask):
     net = net_of(policy, hybridized, static_alloc=True)
@@ -119,7 +120,7 @@ def of_two_lengths(kind):
 def test_the_bucket_of_a_batch_is_looked_at(kind):
     module, batch = of_two_lengths(kind), bucket(data((4, 8, 6)))
     current = module._curr_module
-    assert find_nonfinite(module, bucket(data((4, 5, 6))), "O1") is None
+    assert where(module, bucket(data((4, 5, 6))), "O1") is None
     assert {row.name for row in compare(module, bucket(data((4, 5, 6))), "O1").rows} >= {"fc", "of_5"}
     assert compare(module, batch, "O1").rows == compare((module.symbol, *module.get_params()), batch, "O1").rows
     assert explain(module, batch, "O1").kind == "no fault found" and module._curr_module is current

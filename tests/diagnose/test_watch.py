@@ -12,11 +12,12 @@ import pytest
 from mxnet import autograd, gluon
 
 from mxmp import diagnose
-from mxmp.diagnose.replay import recording
+from mxmp.diagnose.rerun import Recorder
 from mxmp.diagnose.watch import calls_of
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.estimator import MixedPrecisionHandler
 from mxmp.gluon import convert
+from mxmp.gluon.blocks import conversion_of
 from mxmp.loss_scale import DynamicLossScale
 from tests.diagnose import nets
 from tests.diagnose.nets import (
@@ -37,6 +38,7 @@ from tests.diagnose.nets import (
     module_of,
     state,
     trainer_of,
+    where,
 )
 
 ONES, ZEROS = mx.nd.ones((4, 6)), mx.nd.zeros((4, 4))
@@ -143,7 +145,7 @@ def test_a_bucketing_module_explains_the_bucket_that_was_used():
     batch = bucket(mx.nd.ones((4, 5, 6)))
     with pytest.raises(NonFiniteLossError, match="'square_of_5'"):
         forward_and_update(module, batch)
-    assert diagnose.find_nonfinite(module, batch).name == "square_of_5"
+    assert where(module, batch).name == "square_of_5"
 
 
 def test_an_explanation_that_fails_leaves_the_message_as_it_is():
@@ -189,13 +191,13 @@ def test_weights_gradients_and_statistics_are_not_touched_by_a_verdict():
 
 def test_no_call_is_lost_where_one_step_is_looked_at():
     net = chain(*(layer(f"fc{number}", 1000.0 if number == 0 else 0.25) for number in range(30)), gluon.nn.Sequential())
-    assert diagnose.find_nonfinite(made(net), mx.nd.full((2, 4), 100), "O1").name == "fc0_fwd"
+    assert where(made(net), mx.nd.full((2, 4), 100), "O1").name == "fc0_fwd"
 
 
 def test_the_last_calls_are_kept_where_there_are_many():
     net = overflowing(factor=1.0)
-    with recording(net) as recorder, autograd.record():
-        recorder.most = 15
+    recorder = conversion_of(net).observer = Recorder(most=15)
+    with autograd.record():
         for number in range(30):
             net(mx.nd.full((1, 6), number))
     assert [each.call.inputs[0].asnumpy()[0, 0] for each in recorder.calls] == list(range(15, 30))

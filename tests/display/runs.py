@@ -8,7 +8,7 @@ from mxmp.passes.reasons import Reason
 from mxmp.report import Cast, Report, Row, Run
 from mxmp.report.comparison import Comparison, NodeComparison, OutputComparison
 from mxmp.report.gradients import Gradients, Magnitudes
-from mxmp.report.steps import Steps
+from mxmp.report.run import Steps
 
 HOSTILE = "<script>window.broken = true</script>\"'&<img src=x onerror=alert(1)>"
 
@@ -73,5 +73,5 @@ def steps(count=300):
 
 
 def whole(name="A run", **changes):
-    parts = {"report": report(notes=("Slow here.",)), "log": steps(), "gradients": gradients(), "comparison": compare()}
-    return Run(name, **{**parts, **changes})
+    parts = {"report": report(notes=("Slow here.",)), "steps": steps(), "gradients": gradients(), "compare": compare()}
+    return Run(name, {f"{part}.json": record for part, record in {**parts, **changes}.items()})

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mxmp.display import Network
-from mxmp.display.layout import layered
-from mxmp.display.network import group, read_positions
+from mxmp.display.network import group, layered, read_positions
 from mxmp.report import Cast, Row
 from tests.display.runs import drawn as html
 

@@ -48,6 +48,7 @@ ANCHORS = mx.nd.array([[[[1001.3, 2003.7, 3001.1, 4005.2]]]])
 LARGE = mx.nd.array([[[[70000.0]]]])
 
 ONE = np.ones((1, 1, 1, 1))
+PROBABLE = np.full((1, 1, 4, 4), 10)
 
 
 def positions(product):
@@ -90,7 +91,50 @@ CASES = {
 }  # fmt: skip
 
 
+def layer(F, x):
+    return F.Convolution(x, F.ones((1, 1, 1, 1)), kernel=(1, 1), num_filter=1, no_bias=True)
+
+
+def row_sum(F, x):
+    """Return the sums of the rows behind a layer, so that they are cheapest in low precision."""
+    return F.sum(layer(F, x), axis=3, keepdims=True)
+
+
+def mean_of_rows(F, rows):
+    """Return the mean of 512 sums, in front of a layer."""
+    return layer(F, F.sum(F.reshape(rows, (1, 1, 512, 1)), axis=2, keepdims=True) / 512**2).reshape((0, -1))
+
+
+def mapped(F, function, x):
+    """Return what a foreach without a state makes of each element."""
+    return F.contrib.foreach(lambda element, state: (function(element), state), x, [F.zeros((1, 1))])[0]
+
+
+def state_of(F, x):
+    """Return the output of the last of 512 rounds that add a row to a state."""
+
+    def add(row, state):
+        return layer(F, state * 1e-4), state + row_sum(F, row)
+
+    outputs, _ = F.contrib.foreach(add, x.reshape((512, 1, 1, 1, 512)), F.zeros((1, 1, 1, 1)))
+    return F.slice_axis(outputs, axis=0, begin=511, end=512).reshape((-1,)) * 0.1
+
+
+def numpy_product(product):
+    """Return a function that multiplies the row of all pixels by itself, with an operator of numpy."""
+    return lambda F, x: product(F.np, F.reshape(x, (1, -1)).as_np_ndarray()).as_nd_ndarray().reshape((-1,)) / 512**2
+
+
 RELATIVES = {
+    "a sum of sums through a foreach": (
+        lambda F, x: mean_of_rows(F, mapped(F, lambda rows: row_sum(F, rows), x.reshape((8, 1, 1, 64, 512)))), 4 * IMAGE, {}),
+    "a sum over the rounds of a foreach": (state_of, 2 * IMAGE, {}),
+    "a product with a captured value in a foreach": (
+        lambda F, x: mapped(F, lambda row: F.dot(row, F.reshape(x, (-1, 1))), F.reshape(x, (1, 1, -1))).reshape((-1,)) / 512**2,
+        IMAGE, {}),
+    "a product of slices in a foreach": (
+        lambda F, x: mapped(F, lambda row: F.dot(row, F.reshape(row, (-1, 1))), F.reshape(x, (1, 1, -1))).reshape((-1,)) / 512**2,
+        IMAGE, {}),
     "a sum of a product of sums": (lambda F, x: F.sum(F.sum(x, axis=3) * F.sum(x, axis=3)) * 1e-6, IMAGE, {}),
     "a sum of many sums": (
         lambda F, x: F.add_n(*[F.sum(x, axis=3) for _ in range(8)]).reshape((0, -1)) * 1e-3, 32 * IMAGE, {}),
@@ -119,6 +163,30 @@ RELATIVES = {
     "cross entropy of a softmax": (
         lambda F, x: -F.log(F.clip(1 - F.softmax(F.concat(x, F.zeros_like(x), dim=1), axis=1), 1e-12, 1)), 10 * ONE, {}),
     "a reciprocal of a distance": (lambda F, x: 1e-4 / (1 - F.sigmoid(x)), 10 * ONE, {}),
+    "a product by einsum": (numpy_product(lambda np, row: np.einsum("ij,ij->i", row, row)), IMAGE, {}),
+    "a product by tensordot": (numpy_product(lambda np, row: np.tensordot(row, row, axes=([1], [1]))), IMAGE, {}),
+    "a product by tensordot over one axis": (
+        numpy_product(lambda np, row: np.tensordot(row, np.transpose(row), axes=1)), IMAGE, {}),
+    "a product by inner": (numpy_product(lambda np, row: np.inner(row, row)), IMAGE, {}),
+    "the logarithm of a mean": (lambda F, x: -F.log(1 - F.mean(F.sigmoid(x), axis=(2, 3))), PROBABLE, {}),
+    "the logarithm of a sum": (lambda F, x: -F.log(16 - F.sum(F.sigmoid(x), axis=(2, 3))), PROBABLE, {}),
+    "the logarithm of a pooling": (
+        lambda F, x: -F.log(1 - F.Pooling(F.sigmoid(x), kernel=(2, 2), pool_type="avg")), PROBABLE, {}),
+    "the logarithm of a global pooling": (
+        lambda F, x: -F.log(1 - F.Pooling(F.sigmoid(x), kernel=(1, 1), global_pool=True, pool_type="avg")), PROBABLE, {}),
+    "the logarithm of an adaptive pooling": (
+        lambda F, x: -F.log(1 - F.contrib.AdaptiveAvgPooling2D(F.sigmoid(x), output_size=2)), PROBABLE, {}),
+    "the logarithm of a resized image": (
+        lambda F, x: -F.log(1 - F.contrib.BilinearResize2D(F.sigmoid(x), height=8, width=8)), PROBABLE, {}),
+    "the logarithm of odds": (lambda F, x: F.log(F.sigmoid(x) / (1 - F.sigmoid(x))), 10 * ONE, {}),
+    "the logarithm of a product": (lambda F, x: -F.log(1 - F.sigmoid(x) * F.sigmoid(x)), 10 * ONE, {}),
+    "the logarithm of a matrix product": (
+        lambda F, x: -F.log(1 - F.batch_dot(F.sigmoid(x).reshape((1, 4, 4)), F.ones((1, 4, 4)) / 4)), PROBABLE, {}),
+    "the logarithm of a root": (lambda F, x: F.log(F.sqrt(1 - F.sigmoid(x))), 10 * ONE, {}),
+    "a quotient by a distance": (lambda F, x: x / (1 - F.sigmoid(x)), 4 * ONE, {}),
+    "shares of distances": (
+        lambda F, x: F.broadcast_div(1 - F.sigmoid(x), F.sum(1 - F.sigmoid(x), axis=(2, 3), keepdims=True)), PROBABLE, {}),
+    "a mean that saturates": (lambda F, x: 1e4 * (1 - F.mean(F.sigmoid(x), axis=(2, 3))), PROBABLE, {}),
     "an inverse function": (lambda F, x: F.arctanh(F.tanh(x)), 4 * ONE, {}),
     "rotary positions": (
         lambda F, x: F.broadcast_mul(
@@ -164,6 +232,20 @@ def test_values_are_those_of_float32(function, data, constants, policy, toleranc
     )
     np.testing.assert_allclose(found, output, rtol=1e-4 * tolerance, atol=1e-3 * tolerance)
     np.testing.assert_allclose(gradient_found, gradient, rtol=1e-3 * tolerance, atol=1e-3 * tolerance)
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
+@pytest.mark.bfloat16
+def test_a_sum_of_sums_through_a_cond_is_that_of_float32(policy):
+    """Without a gradient: MXNet leaves that of the branch which it does not take unwritten (control_flow.cc)."""
+
+    def function(F, x):
+        branches = (lambda: row_sum(F, x)), (lambda: 2 * row_sum(F, x))
+        return mean_of_rows(F, F.contrib.cond(F.ones((1,)) > 0, *branches))
+
+    net = Behind(function)
+    net.initialize()
+    np.testing.assert_allclose(convert(net, policy)(mx.nd.array(4 * IMAGE)).asnumpy(), 2, rtol=0.01)
 
 
 @pytest.mark.parametrize("op", ["sigmoid", "tanh"])

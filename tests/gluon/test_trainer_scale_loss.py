@@ -388,25 +388,6 @@ def test_a_second_trainer_must_be_told_of_a_scaled_loss():
     assert b.data().asscalar() == 0
 
 
-AS_A_LOSS = {
-    "its backward": lambda block: block.backward(),
-    "backward of it": lambda block: autograd.backward(block),
-    "backward of a list": lambda block: autograd.backward([block]),
-    "a factor": lambda block: block * 2,
-    "another factor": lambda block: 2 * block,
-    "a sum": lambda block: sum([block, block]),
-    "its mean": lambda block: block.mean(),
-    "a loop": lambda block: list(block),
-}
-
-
-@pytest.mark.parametrize("use", AS_A_LOSS.values(), ids=AS_A_LOSS)
-def test_a_block_that_is_used_as_a_loss_says_with(use):
-    w = param([1.0])
-    with pytest.raises(TrainerError, match=r"write `with trainer.scale_loss\(loss\) as scaled: scaled.backward\(\)`"):
-        use(sgd(w).scale_loss(recorded(w, 1)))
-
-
 def test_an_error_of_mxnet_in_a_block_comes_out_as_it_is():
     w = param([1.0])
     with pytest.raises(mx.MXNetError, match="my own"), autograd.record(), sgd(w, 8).scale_loss(w.data() * 2):

@@ -12,8 +12,8 @@ import pytest
 from mxnet import gluon
 
 from mxmp.arrays import leaves
-from mxmp.errors import StateError
-from mxmp.gluon import Trainer, convert, exact_value
+from mxmp.errors import StateError, TrainerError
+from mxmp.gluon import Trainer, convert, exact_value, load_checkpoint, save_checkpoint
 from mxmp.optimizer import MultiPrecision
 from mxmp.train import state_files
 from tests.freeze import freeze
@@ -245,7 +245,7 @@ BOMBS = {
 LOADS = """
 import resource, signal, sys
 import mxmp, mxnet as mx
-from mxmp.errors import StateError
+from mxmp.errors import StateError, TrainerError
 from mxmp.train import state_files
 
 signal.alarm(60)
@@ -269,3 +269,31 @@ def test_small_files_that_would_fill_the_memory_or_take_for_ever_are_refused(tmp
     command = [sys.executable, "-c", LOADS, *map(str, files)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.split() == ["refused"] * len(BOMBS)
+
+
+def unshaped(policy=None):
+    """Return a net whose parameters get their shapes at its first call, and its trainer."""
+    net = gluon.nn.Dense(2, prefix="dense_")
+    net.initialize()
+    if policy is not None:
+        convert(net, policy)
+    return net, Trainer(net, "sgd", {"momentum": 0.9}, loss_scale=8)
+
+
+@pytest.mark.parametrize("call", ["save_states", "load_states"])
+def test_states_of_parameters_without_shapes_are_refused_with_what_to_do(call, tmp_path):
+    net, trainer = unshaped()
+    with pytest.raises(TrainerError, match=f"^{call}: parameter 'dense_weight' has no value yet: .* Call the net once"):
+        getattr(trainer, call)(str(tmp_path / "states"))
+    net(mx.nd.ones((1, 3)))
+    trainer.save_states(str(tmp_path / "states"))
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_checkpoint_gives_parameters_their_shapes_and_then_their_states(policy, tmp_path):
+    net, trainer = unshaped(policy)
+    net(mx.nd.ones((1, 3)))
+    save_checkpoint(str(tmp_path / "net"), 1, net, trainer)
+    resumed, loaded = unshaped(policy)
+    load_checkpoint(str(tmp_path / "net"), 1, resumed, loaded)
+    assert freeze(exact_value(resumed.weight)) == freeze(exact_value(net.weight))

@@ -330,7 +330,7 @@ def test_a_net_that_is_copied_before_the_step_has_gradients_of_its_own():
     params, trainer = make()
     backward(trainer, params)
     other = copy.deepcopy(params[0]._grad)
-    assert type(other) is list and other[0] is not params[0]._grad.arrays[0]
+    assert type(other) is list and other[0] is not list.copy(params[0]._grad)[0]
 
 
 def test_row_sparse_gradients_are_true_ones_too():

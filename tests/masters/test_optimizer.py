@@ -145,4 +145,4 @@ def test_a_cast_after_the_first_update_is_an_error(first, second, name):
 
 
 def test_only_lbsgd_needs_unscaled_gradients():
-    assert [n for n in OPTIMIZERS if needs_unscaled_gradients(make(n))] == ["lbsgd"]
+    assert [n for n in OPTIMIZERS if needs_unscaled_gradients(make(n), 2.0)] == ["lbsgd"]

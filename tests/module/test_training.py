@@ -164,7 +164,7 @@ def test_what_is_written_into_true_gradients_that_add_up_stays():
     module = ready(policy="O2", loss_scale=8, bind={"grad_req": "add"})
     module.forward_backward(batches()[0])
     shown = module._exec_group.grad_arrays
-    owned = [each.arrays[0] for each in shown]
+    owned = [list.copy(each)[0] for each in shown]
     module.unscale()
     for each in shown[1:]:
         each[0][:] = 0

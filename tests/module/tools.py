@@ -82,7 +82,7 @@ def train(module, data, epochs=1):
 def grads(module):
     """Return the parameters' gradients on the first context as they are now, times the scale or not."""
     group = module._exec_group
-    found = [getattr(each, "arrays", each)[0] for each in group.grad_arrays]
+    found = [list.copy(each)[0] for each in group.grad_arrays]
     return {name: grad.asnumpy() for name, grad in zip(group.param_names, found) if grad is not None}
 
 

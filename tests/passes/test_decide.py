@@ -1,11 +1,15 @@
 """What is decided before a graph is edited: a verdict per node, storage of parameters, bodies of control flow."""
 
+from dataclasses import replace
+
 import mxnet as mx
 import pytest
 
+from mxmp.graph import Entry, Node
 from mxmp.passes import Facts, classify, make_plan
 from mxmp.passes.dataflow import last_layer
 from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW, depends_on_shapes, shape_outcome
+from mxmp.passes.sizes import find_sizes
 from mxmp.policy import Policy
 from mxmp.rules import RULES
 from mxmp.symbol import infer_facts, to_graph
@@ -147,6 +151,41 @@ def test_equal_outcomes_of_shapes_are_equal_verdicts():
             labels = tuple(verdict.label for verdict in verdicts_of(text, shapes=shapes).values())
             assert found.setdefault(shape_outcome(graph, "float16", facts), labels) == labels
     assert len(found) == len(set(found.values())) > 2
+
+
+def loop(rounds):
+    """Return a graph and facts on a foreach that adds each row to a state, and the state's node within."""
+    body = "d = null()\ns = null()\nt = elemwise_add(s, d)\nreturn d, t"
+    node = Node(
+        "_foreach",
+        "loop",
+        (("in_data_locs", "[0]"), ("in_state_locs", "[1]"), ("num_out_data", "1"), ("remain_locs", "[]")),
+        (Entry(0), Entry(1)),
+        num_outputs=2,
+        subgraphs=(from_text(body),),
+    )
+    graph = from_text("x = null()\nz = null()\nreturn x")
+    graph = replace(graph, nodes=(*graph.nodes, node), heads=(Entry(2, 0), Entry(2, 1)))
+    shapes = {(0, 0): (rounds, 4), (1, 0): (4,)} if rounds else {}
+    facts = replace(Facts.assume_float32(graph), shapes=shapes, bodies={(2, 0): Facts.assume_float32(from_text(body))})
+    return graph, facts
+
+
+@pytest.mark.parametrize(
+    "rounds, reason",
+    [
+        (1023, None),
+        (1024, "it sums 1025 terms in all, more than 1024"),
+        (None, "it may sum more than 1024 terms in all"),
+    ],
+)
+def test_a_state_that_a_loop_adds_to_is_the_sum_of_all_rounds(rounds, reason):
+    graph, facts = loop(rounds)
+    assert find_sizes(graph, RULES, facts, "float16").bodies[2, 0].reasons.get(2) == reason
+    assert depends_on_shapes(graph, "float16")
+    short, short_facts = loop(2)
+    is_alike = shape_outcome(graph, "float16", facts) == shape_outcome(short, "float16", short_facts)
+    assert is_alike == (reason is None)
 
 
 # Storage of parameters.

@@ -1,35 +1,55 @@
 """A run read from its files, and its page: what is there is shown, what is missing said, what is broken named."""
 
 import csv
-import dataclasses
 import html
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
+from mxmp import Policy
 from mxmp.diagnose import Explanation
+from mxmp.display import Shown
 from mxmp.errors import CheckpointError
-from mxmp.report import RUN_FILES, read_run
-from mxmp.report.gradients import Gradients
-from mxmp.report.steps import Steps
+from mxmp.report import RUN_FILES, Report, read_run
+from mxmp.report.comparison import Comparison
+from mxmp.report.doctor import DoctorReport, Finding
+from mxmp.report.explanation import NonFinite, ValueRange
+from mxmp.report.gradients import Gradients, Ranges
+from mxmp.report.run import Steps
+from mxmp.report.tuning import PolicySpeed, SearchResult, SearchRow, SpeedComparison
 from tests import messages
 from tests.display.runs import compare, gradients, report, steps, whole
 
 NAMES = ("step", "seconds", "taken", "scale", "next_scale", "grad_norm", "loss")
 
 
+NODE = NonFinite("forward", "fc1", "FullyConnected", "float16", ValueRange("fc1_output", 8, 0, 2, -1.0, 2.0))
+ROWS = PolicySpeed("float32", 0.01, 0.02, 1.0, "", (0.01,)), PolicySpeed("O2", 0.005, 0.01, 0.5, "faster", (0.005,))
+RESULTS = {
+    "report": report(),
+    "explanation": Explanation("data", "data: input 'x' holds NaN. Look at how it is read."),
+    "nonfinite": NODE,
+    "ranges": Ranges("batch.npz", {"fc_output": 7e4, "data": 1.0}, ("fc",), gradients()),
+    "gradients": gradients(),
+    "compare": compare(),
+    "speed": SpeedComparison(False, ROWS, "Xeon", "AMX", True),
+    "search": SearchResult(Policy.parse("O2"), 0.9, 0.91, 0.5, 0.01, True, 7, True, (1, 2), 9, (SearchRow("fc1", "dot", 0.1, 0.2, "yes"),)),
+    "doctor": DoctorReport("O1", "float16", (), "Use float32.", (Finding("Python", "3.9"),)),
+}  # fmt: skip
+
+
 def run_in(folder):
     run = folder / "resnet"
     run.mkdir()
-    for name, part in {"report": report(), "gradients": gradients(), "compare": compare()}.items():
+    for name, part in RESULTS.items():
         part.save(run / f"{name}.json")
     with open(run / "steps.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, (*NAMES, "error"), extrasaction="ignore")
         writer.writeheader()
         writer.writerows({**row, "taken": int(row["taken"])} for row in steps().steps)
-    Explanation("data", "data: input 'x' holds NaN. Look at how it is read.").save(run / "explanation.json")
     return run
 
 
@@ -39,20 +59,28 @@ def folder(tmp_path):
 
 
 def test_a_whole_run_is_read_and_has_a_page_with_a_section_for_each_part(folder):
+    (folder / "package.json").write_text('{"name": "mine"}')  # not ours
+    (folder / "labels.csv").write_text("step,label\n1,2\n")
+    (folder / "net-symbol.json").write_text("{}")
     run = read_run(folder)
-    assert (run.name, run.missing) == ("resnet", ())
-    assert (run.report, run.gradients, run.comparison, run.explanation.kind) == (report(), gradients(), compare(), "data")
-    assert run.compare == compare().to_dict()
-    assert len(run.steps) == 300 and [run.steps[number]["taken"] for number in (0, 40)] == [True, False]
-    assert run.steps[40]["why"] is None and run.steps[3]["loss"] == 1.25
-    titles = "Summary", "Network", "Steps", "Gradients by layer", "Errors by layer", "Operators"
+    assert run.name == "resnet" and tuple(run.records) == RUN_FILES
+    assert {name: run.records[f"{name}.json"] for name in RESULTS} == {**RESULTS, "report": replace(report(), notes=())}
+    assert run.find(Comparison) == compare() and read_run(folder / "steps.csv").find(Report) is None
+    taken = run.find(Steps).steps
+    assert len(taken) == 300 and [taken[number]["taken"] for number in (0, 40)] == [True, False]
+    assert taken[40]["why"] is None and taken[3]["loss"] == 1.25
+    titles = "Summary", "Network", "Steps", "Errors by layer", "Operators", "Largest magnitudes", "This machine"
     assert all(f">{title}</h2>" in run.to_html() for title in titles) and "<title>resnet</title>" in run.to_html()
     assert "<title>Mine</title>" in run.to_html(title="Mine")
 
 
 MARKS = {
     "report.json": ">Operators</h2>",
-    "gradients.json": ">Gradients by layer</h2>",
+    "nonfinite.json": ">Where inf or NaN comes up first</h2>",
+    "ranges.json": ">Largest magnitudes</h2>",
+    "speed.json": ">Policies in turns</h2>",
+    "search.json": ">Operators to keep in float32</h2>",
+    "doctor.json": ">This machine</h2>",
     "compare.json": ">Errors by layer</h2>",
     "steps.csv": ">Steps</h2>",
     "explanation.json": "holds NaN",
@@ -62,13 +90,36 @@ MARKS = {
 @pytest.mark.parametrize("name", RUN_FILES)
 def test_each_file_may_be_missing_may_be_all_that_there_is_and_may_have_another_name(folder, name):
     one = read_run(folder / name)
-    assert set(one.missing) == set(RUN_FILES) - {name, "explanation.json"} and one.name == name
-    assert one.to_html().startswith("<!DOCTYPE html>")
-    other = (folder / name).rename(folder.parent / f"mine.{name.rpartition('.')[2]}")  # it is known by its content
-    assert dataclasses.replace(read_run(other), name=name) == one
-    rest, text = read_run(folder), read_run(folder).to_html()
-    assert rest.missing == ((name,) if name != "explanation.json" else ())
-    assert [file for file, mark in MARKS.items() if mark not in text] == [name]
+    assert list(one.records) == [name] == [one.name] and one.to_html().startswith("<!DOCTYPE html>")
+    assert isinstance(one.records[name], Shown) and str(one)
+    other = (folder / name).rename(folder / f"mine.{name.rpartition('.')[2]}")  # it is known by its content
+    assert list(read_run(other).records.values()) == list(one.records.values())
+    assert set(read_run(folder).records) == {*RUN_FILES, other.name} - {name}
+    other.unlink()
+    text = read_run(folder).to_html()
+    assert [file for file, mark in MARKS.items() if mark not in text] == ([name] if name in MARKS else [])
+
+
+def test_two_results_of_a_kind_are_both_shown(folder):
+    compare(policy="O2").save(folder / "compare-O2.json")
+    text = read_run(folder).to_html()
+    assert all(f">Errors by layer: {name}</h2>" in text for name in ("compare.json", "compare-O2.json"))
+
+
+OTHERS = {
+    "net-symbol.json": "it belongs to a checkpoint, which `mxmp inspect PREFIX` shows",
+    "net-0003.params": "it belongs to a checkpoint",
+    "page.html": "it is a page already; open it in a browser",
+    "net.states": "it holds the state of a trainer",
+    "mine.txt": "this is no report of mxmp",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_file_that_is_no_result_is_refused_with_advice(name, tmp_path):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=OTHERS[name]):
+        read_run(tmp_path / name)
 
 
 def changed(record, **changes):
@@ -80,7 +131,7 @@ BROKEN = {  # a file, its content, and what is wrong with it
     "a list": ("report.json", "[1]", "expected 'record': 'report', found None"),
     "a name": ("report.json", changed(report(), rows=[{"name": 1}]), "rows[0].name is 1; expected text"),
     "a count": ("report.json", changed(report(), casts=10**400), "casts is 1000...; expected a whole number"),
-    "another record": ("gradients.json", changed(compare()), "expected 'record': 'gradients', found 'comparison'"),
+    "no record": ("gradients.json", "{}", "expected 'record': 'gradients', found None"),
     "a version": ("gradients.json", changed(gradients(), version=3), "has version 3; this mxmp reads version 1"),
     "counts": ("gradients.json", changed(gradients(), layers={"a": {"counts": {"x": 1}}}), "layers['a'].counts has the key 'x'"),
     "an error": ("compare.json", changed(compare(), outputs=[{"name": "o", "error": []}]), "outputs[0].error is []"),
@@ -111,7 +162,7 @@ def read_folder(path):
 TABLE = {
     **{f"{name}: {what}": (read_broken(name, content), CheckpointError, f"...{name}: ...{text}...") for what, (name, content, text) in BROKEN.items()},
     "a folder in a file's place": (lambda path: read_folder(path / "report.json"), CheckpointError, ".../report.json cannot be read: Is a directory..."),
-    "an empty folder": (read_run, CheckpointError, "...: none of report.json, explanation.json, steps.csv, gradients.json, compare.json is in ..."),
+    "an empty folder": (read_run, CheckpointError, "...: this folder holds no result of mxmp, such as report.json, ..."),
     "no folder": (lambda path: read_run(path / "missing"), CheckpointError, ".../missing: there is no such folder or file..."),
 }  # fmt: skip
 
@@ -131,7 +182,7 @@ def test_messages(call, error, text, tmp_path):
 )
 def test_steps_are_read_from_a_table(folder, text, found):
     (folder / "steps.csv").write_text(text)
-    assert [(each["step"], each["loss"], each["taken"]) for each in read_run(folder).steps] == found
+    assert [(each["step"], each["loss"], each["taken"]) for each in read_run(folder).find(Steps).steps] == found
 
 
 def test_a_run_of_no_steps_and_no_operators_is_a_page(folder):
@@ -143,9 +194,9 @@ def test_a_run_of_no_steps_and_no_operators_is_a_page(folder):
 
 
 def test_figures_and_warnings_of_all_parts_come_first_and_errors_follow_the_network():
-    run = whole(comparison=compare(rows=compare().rows[::-1]))
-    assert run.warnings == ["Slow here.", "No rule for Custom: left as they were."]
-    assert run._lead == "param=float32,compute=float16,output=float32"
+    run = whole(compare=compare(rows=compare().rows[::-1]))
+    assert run.remarks == [("warning", "Slow here."), ("warning", "No rule for Custom: left as they were.")]
+    assert run._lead == "O1"
     first, mark, rest = run.to_html().partition('<section id="network"')
     for each in ("Slow here.", "become 0 in float16", "operators in float16", "seconds per step"):
         assert each in first and each not in rest
@@ -187,6 +238,12 @@ def test_extreme_values_are_a_page(values):
     names = ("loss", "scale", "grad_norm", "seconds")
     text = Steps([{"step": min(i, each), **dict.fromkeys(names, each)} for i, each in enumerate(values)]).to_html()
     assert not re.search(r'd="[^"]*(nan|inf)', text) and ">Steps</h2>" in text
+
+
+def test_the_span_of_a_figure_is_that_of_finite_values():
+    losses = [math.nan, 3.0, 2.0, math.inf, math.nan]
+    text = Steps([{"step": i, "loss": loss} for i, loss in enumerate(losses)]).to_html()
+    assert figures_of(text)["last loss"] == ("NaN", "2 to 3")
 
 
 def test_skipped_steps_are_listed_with_why_and_why_the_last_was_not_taken_stands_first(tmp_path):

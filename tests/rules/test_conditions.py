@@ -258,6 +258,25 @@ def test_what_accumulates_in_float32_may_be_long(op):
     assert forbids(op, IN_FLOAT32[op][0], *IN_FLOAT32[op][1]) is None
 
 
+TERMS = {
+    "einsum of matrices": ("_npi_einsum", {"subscripts": "bij,bjk->bik"}, [(2, 3, 5), (2, 5, 7)], 5),
+    "einsum to a number": ("_npi_einsum", {"subscripts": "ij, ij->"}, [(3, 5), (3, 5)], 15),
+    "einsum without an arrow": ("_npi_einsum", {"subscripts": "ij,jk"}, [(3, 5), (5, 7)], 5),
+    "einsum with dots": ("_npi_einsum", {"subscripts": "...ij,jk->...ik"}, [(9, 3, 5), (5, 7)], 5),
+    "einsum with dots in front": ("_npi_einsum", {"subscripts": "i...,i...->..."}, [(3, 5), (3, 5)], 3),
+    "einsum of unknown shapes": ("_npi_einsum", {"subscripts": "ij,jk->ik"}, [(3, 5), None], None),
+    "tensordot": ("_npi_tensordot", {"a_axes_summed": "[0, 2]", "b_axes_summed": "[0, 1]"}, [(3, 5, 7), (3, 7)], 21),
+    "inner": ("_npi_tensordot", {"a_axes_summed": "[-1]", "b_axes_summed": "[-1]"}, [(3, 5), (7, 5)], 5),
+    "tensordot over axes by number": ("_npi_tensordot_int_axes", {"axes": "2"}, [(3, 5, 7), (5, 7)], 35),
+    "an outer product": ("_npi_tensordot_int_axes", {"axes": "0"}, [(3,), (5,)], 1),
+}
+
+
+@pytest.mark.parametrize("op, attrs, shapes, terms", TERMS.values(), ids=TERMS)
+def test_terms_of_a_contraction(op, attrs, shapes, terms):
+    assert RULES.find(op, attrs).sums(Call(attrs, tuple(shapes), "float16")) == terms
+
+
 CONDITIONED = """Convolution_v1 batch_dot _npi_matmul _linalg_gemm2 broadcast_add _npi_add broadcast_to Embedding
 broadcast_like gather_nd take sum""".split()
 

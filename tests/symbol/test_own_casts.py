@@ -66,11 +66,11 @@ def test_a_model_is_converted_whose_layers_are_float16_already(policy, shapes, d
 def test_ranges_and_gradients_are_measured_in_float32(dtype):
     """The values of the second layer leave float16's range, where they would be inf."""
     x = np.sign(X) * 60000
-    found = measure_ranges(network(), parameters(dtype), {}, [{"data": mx.nd.array(x)}])
+    found = measure_ranges((network(), parameters(dtype), {}), [{"data": mx.nd.array(x)}])
     expected = {f"fc{i}_output": np.abs(values).max() for i, values in enumerate(layers(x, np.float32), 1)}
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5) and expected["fc2_output"] > 65504
     batch = {"data": mx.nd.array(X), "label": mx.nd.zeros((2, 4))}
-    gradients = measure_gradients(network(label=True), parameters(dtype), {}, [batch])
+    gradients = measure_gradients((network(label=True), parameters(dtype), {}), [batch])
     largest = np.abs(layers(X, np.float32)[-1]).max() / 4  # the gradient of MXNet's loss head
     assert gradients["fc2_output"].largest == pytest.approx(largest, rel=1e-5)
 

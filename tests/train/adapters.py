@@ -158,7 +158,7 @@ class Parameters(Adapter):
 
     def written(self):
         """Who reads ``p.list_grad()`` sees true gradients, and has them unscaled."""
-        return {p.name: getattr(p._grad, "arrays", p._grad) for p in self.params}
+        return {p.name: list.copy(p._grad) for p in self.params}
 
     def zero(self):
         for p in self.params:
@@ -378,7 +378,7 @@ class Module(Adapter):
 
     def written(self):
         """Who reads ``grad_arrays`` sees true gradients, and has them unscaled."""
-        return {name: getattr(arrays, "arrays", arrays) for name, arrays in self.gradients().items()}
+        return {name: list.copy(arrays) for name, arrays in self.gradients().items()}
 
     def zero(self):
         for arrays in self.gradients().values():

@@ -101,16 +101,16 @@ SEARCH = {
         "batch if its shapes are not known yet."),
     "not bound": (
         lambda: searched(mx.mod.Module(network()), batches=[]), ConvertError,
-        "the Module is not bound, or has no parameters; call bind, set_params."),
+        "the Module is not bound, or has no parameters; call bind and set_params."),
     "no batches": (lambda: searched(make_module(network())), ConvertError,
-        "batches is a NoneType; expected a DataLoader, a list of batches or a DataIter."),
+        "batches is a NoneType; expected a DataLoader, a DataIter, a list of batches, or one batch: ..."),
     "no input": (lambda: searched(make_module(network()), lambda module: 0.0, batches=[{}]), ConvertError,
         "batches: a batch lacks the input 'data'; give it, also if it is a label."),
     "a number": (lambda: searched(3), ConvertError,
-        "net_or_model is a int; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is "
+        "network is a int; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is "
         "bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
     "a pair": (lambda: searched((1, 2)), ConvertError,
-        "net_or_model is a tuple of 2; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that "
+        "network is a tuple of 2; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that "
         "is bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
     "metric nan": (lambda: gives(math.nan), TuneError,
         "evaluate gave nan in float32; the network is broken before its precision is changed."),
@@ -156,17 +156,15 @@ SPEED = {
     "no loss head": (lambda: compare_speed(make_module(classifier(loss=False)), [{"data": IMAGES}], loss=True), TuneError,
         "loss: no output (fc_output) is of a loss head, such as SoftmaxOutput; leave it out."),
     "nothing": (lambda: compare_speed(convnet(), []), ConvertError, "batches is empty; give one batch at least."),
-    "a batch alone": (lambda: compare_speed(convnet(), IMAGES), ConvertError,
-        "batches is a NDArray; expected a DataLoader, a list of batches or a DataIter."),
     "no network": (lambda: compare_speed(3, [IMAGES]), ConvertError,
-        "net_or_model is a int; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is "
+        "network is a int; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is "
         "bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
     "no values": (lambda: compare_speed(nn.Dense(4, prefix="net_"), [DATA]), TuneError,
         "network: parameter 'net_weight' has no value; initialize or load the net first."),
     "another input": (lambda: compare_speed(model(), [{"dta": IMAGES}]), ConvertError,
         "batches: the network has no input 'dta'; the nearest are data."),
     "another shape": (lambda: compare_speed(dense(), [mx.nd.ones((2, 5))]), ConvertError,
-        "batches: 'data' has shape (2, 5): ..."),
+        "batches: block 'net' fails on 'data' of shape (2, 5), float32: ..."),
     "a lock": (lambda: compare_speed(locked(), [DATA]), TuneError,
         "network: block 'net' cannot be copied (cannot pickle '_thread.lock' object); give a net that can be."),
     "two graphs, frozen": (lambda: compare_speed(two_graphs(), [IMAGES], ["O1"]), TuneError,

@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any, Dict
 
 from ..conditions import short_gradients, short_slopes
-from ..core import ADDS, DENY, INFER, MULTIPLIES, OVER, RESTARTS, TIMES
+from ..core import ADDS, DENY, DIVIDES, INFER, MAGNIFIES, MULTIPLIES, OVER, RESTARTS, SATURATES, SHIFTS, TIMES
 from .build import BFLOAT16_ALONE, TYPED, Rules, compares, moves, never_cast, rules, scalar_rules, short_sums, variant
 
 # The gradient of what is broadcast is a sum.
 _BROADCAST = short_sums(short_gradients)
 _SUM = "exponentials and their sum"
-_SOFTMAX: Dict[str, Any] = {"reason": _SUM, "size": RESTARTS, "saturates": True}
+_SOFTMAX: Dict[str, Any] = {"reason": _SUM, "size": RESTARTS, "distance": SATURATES}
 _LENGTHS = variant("use_length", "True")
 _STEEP = "steep where float16 and bfloat16 are coarse"
-_ADDS: Dict[str, Any] = {"size": ADDS, "shifts": True}
-_BOUNDED: Dict[str, Any] = {"size": RESTARTS, "saturates": True}
-_RECIPROCAL: Dict[str, Any] = {"reason": "reciprocal", "no_bfloat16": True, "magnifies": True}
-_POWER: Dict[str, Any] = {"reason": "power", "no_bfloat16": True, "magnifies": True}
-_LOGARITHM: Dict[str, Any] = {"reason": "logarithm", "no_bfloat16": True, "magnifies": True}
+_ADDS: Dict[str, Any] = {"size": ADDS, "distance": SHIFTS}
+_BOUNDED: Dict[str, Any] = {"size": RESTARTS, "distance": SATURATES}
+_RECIPROCAL: Dict[str, Any] = {"reason": "reciprocal", "no_bfloat16": True, "distance": MAGNIFIES}
+_POWER: Dict[str, Any] = {"reason": "power", "no_bfloat16": True, "distance": MAGNIFIES}
+_LOGARITHM: Dict[str, Any] = {"reason": "logarithm", "no_bfloat16": True, "distance": MAGNIFIES}
+_INVERSE: Dict[str, Any] = {"reason": _STEEP, "no_bfloat16": True, "distance": MAGNIFIES}
 
 ELEMENTWISE: Rules = (
     # Arithmetic:
@@ -26,18 +27,18 @@ ELEMENTWISE: Rules = (
     # MXNet's own bfloat16 kernels cut off what does not fit; see ``rules`` in build.py.
     *rules(INFER, "elemwise_sub _grad_add", no_bfloat16=True, **_ADDS),
     *rules(INFER, "elemwise_mul", no_bfloat16=True, size=MULTIPLIES),
-    *rules(INFER, "elemwise_div _scatter_elemwise_div", no_bfloat16=True),
+    *rules(INFER, "elemwise_div _scatter_elemwise_div", no_bfloat16=True, distance=DIVIDES),
     *rules(INFER, "broadcast_add broadcast_sub _npi_add _npi_subtract", no_bfloat16=True, **_ADDS, **_BROADCAST),
     *rules(INFER, "broadcast_mul _npi_multiply", no_bfloat16=True, size=MULTIPLIES, **_BROADCAST),
-    *rules(INFER, "broadcast_div", no_bfloat16=True, **_BROADCAST),
+    *rules(INFER, "broadcast_div", no_bfloat16=True, distance=DIVIDES, **_BROADCAST),
     # numpy's division takes bfloat16 for an integer, and means to give float32.
-    *rules(INFER, "_npi_true_divide", no_bfloat16=True, **_BROADCAST),
-    *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar", no_bfloat16=True, shifts=True),
+    *rules(INFER, "_npi_true_divide", no_bfloat16=True, distance=DIVIDES, **_BROADCAST),
+    *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar", no_bfloat16=True, distance=SHIFTS),
     *scalar_rules(INFER, "scalar", "_scatter_plus_scalar _scatter_minus_scalar", no_bfloat16=True),
-    *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar", no_bfloat16=True, shifts=True),
-    *scalar_rules(INFER, "scalar", "_npi_rsubtract_scalar", no_bfloat16=True, shifts=True),
-    *scalar_rules(INFER, "scalar", "_mul_scalar _npi_multiply_scalar", no_bfloat16=True, shifts=True, size=TIMES),
-    *scalar_rules(INFER, "scalar", "_div_scalar _npi_true_divide_scalar", no_bfloat16=True, shifts=True, size=OVER),
+    *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar", no_bfloat16=True, distance=SHIFTS),
+    *scalar_rules(INFER, "scalar", "_npi_rsubtract_scalar", no_bfloat16=True, distance=SHIFTS),
+    *scalar_rules(INFER, "scalar", "_mul_scalar _npi_multiply_scalar", no_bfloat16=True, distance=SHIFTS, size=TIMES),
+    *scalar_rules(INFER, "scalar", "_div_scalar _npi_true_divide_scalar", no_bfloat16=True, distance=SHIFTS, size=OVER),
     # Their bfloat16 gradients are 0.
     *rules(INFER, "_mod broadcast_mod _npi_mod", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_mod_scalar _rmod_scalar _npi_mod_scalar _npi_rmod_scalar", no_bfloat16=True),
@@ -95,7 +96,8 @@ ELEMENTWISE: Rules = (
     *scalar_rules(INFER, "slope", "LeakyReLU"),
     *rules(INFER, "Dropout", no_bfloat16=True),
     # Roots:
-    *rules(INFER, "sqrt cbrt _npi_sqrt _npi_cbrt _contrib_div_sqrt_dim", no_bfloat16=True),
+    *rules(INFER, "sqrt cbrt _npi_sqrt _npi_cbrt", no_bfloat16=True, distance=MAGNIFIES),
+    *rules(INFER, "_contrib_div_sqrt_dim", no_bfloat16=True),
     *rules(DENY, "rsqrt rcbrt reciprocal _npi_reciprocal", **_RECIPROCAL),
     *rules(DENY, "_rdiv_scalar _npi_rtrue_divide_scalar", scalars=("scalar",), **_RECIPROCAL),
     # Softmax: none of these widens: where ``dtype`` asks for float32 of float16 data, MXNet still subtracts the maximum
@@ -127,6 +129,6 @@ ELEMENTWISE: Rules = (
     *rules(INFER, "_npi_arctan2", no_bfloat16=True, **_BROADCAST),
     *scalar_rules(INFER, "scalar", "_npi_arctan2_scalar _npi_rarctan2_scalar", no_bfloat16=True),
     *rules(DENY, "tan gamma gammaln _npi_tan", reason=_STEEP, no_bfloat16=True),
-    *rules(DENY, "arcsin arccos arctanh arccosh erfinv", reason=_STEEP, no_bfloat16=True, magnifies=True),
-    *rules(DENY, "_npi_arcsin _npi_arccos _npi_arctanh _npi_arccosh", reason=_STEEP, no_bfloat16=True, magnifies=True),
+    *rules(DENY, "arcsin arccos arctanh arccosh erfinv", **_INVERSE),
+    *rules(DENY, "_npi_arcsin _npi_arccos _npi_arctanh _npi_arccosh", **_INVERSE),
 )

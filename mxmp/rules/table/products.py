@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Callable, Dict, Optional
 
 from ..conditions import (
+    einsum_elements,
     multiplied_elements,
     short_bias,
     short_gemm2,
     short_products,
     sound_convolution,
+    tensordot_elements,
     without_tensor_cores,
 )
-from ..core import ALLOW, CLEAR, DENY
+from ..core import ALLOW, CLEAR, DENY, Call
 from .build import Rules, never_cast, rules, short_sums, variant
 
 # With a matrix or a vector on the right numpy's dot is the same product, accumulated in float32.
 _NUMPY_DOT: Dict[str, Any] = {"stand_ins": ((1, "_np_dot"), (2, "_np_dot")), "stand_in_port": 1}
 
 # Products of matrices: of positions they stay float32, and of computed values they may be as large as sums.
-_MATRICES: Dict[str, Any] = {"maps_positions": True, "sums": multiplied_elements}
+def _contracts(sums: Callable[[Call], Optional[int]]) -> Dict[str, Any]:
+    return {"maps_positions": True, "sums": sums}
+
+
+_MATRICES = _contracts(multiplied_elements)
 
 _LENGTHS = variant("use_sequence_length", "True")
 _RNN: Dict[str, Any] = {"condition": without_tensor_cores, "taints": False}
@@ -42,7 +48,8 @@ PRODUCTS: Rules = (
     *rules(ALLOW, "Convolution_v1", no_bfloat16=True, **short_sums(short_bias)),
     *rules(ALLOW, "Deconvolution", no_bfloat16=True),
     *rules(ALLOW, "dot _np_dot", no_bfloat16=True, **_MATRICES),
-    *rules(ALLOW, "_npi_tensordot _npi_tensordot_int_axes _npi_einsum", no_bfloat16=True, maps_positions=True),
+    *rules(ALLOW, "_npi_tensordot _npi_tensordot_int_axes", no_bfloat16=True, **_contracts(tensordot_elements)),
+    *rules(ALLOW, "_npi_einsum", no_bfloat16=True, **_contracts(einsum_elements)),
     *rules(ALLOW, "batch_dot", no_bfloat16=True, condition=short_products, **_MATRICES),
     *rules(ALLOW, "_npi_matmul", no_bfloat16=True, condition=short_products, **_NUMPY_DOT, **_MATRICES),
     # Attention:

@@ -13,24 +13,26 @@ from ..conditions import (
     short_windows,
     small_magnification,
 )
-from ..core import DENY, GIVEN, INFER, RESTARTS
+from ..core import DENY, GIVEN, INFER, RESTARTS, SHIFTS
 from .build import BFLOAT16_ALONE, TYPED, Rules, moves, never_cast, rules, short_sums, variant
 
 _IN_DATA_DTYPE = "accumulates in the dtype of the data"
 _STATISTICS = "statistics in the dtype of the data"
 _HEADS = "SoftmaxOutput SVMOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput"
 _BATCH_NORM: Dict[str, Any] = {"keep": (1, 2, 3, 4), "keep_outputs": (1, 2), "size": RESTARTS}
+_MEAN: Dict[str, Any] = {"condition": short_reduction, "no_bfloat16": True, "distance": SHIFTS}
+_RESIZES: Dict[str, Any] = {"no_bfloat16": True, "distance": SHIFTS}
 _DENSITY = "logarithms and exponentials"
 
 REDUCTIONS: Rules = (
     # Sums:
-    *rules(INFER, "sum", condition=short_reduction, no_bfloat16=True, sums=reduced_elements),
-    *rules(INFER, "mean", condition=short_reduction, no_bfloat16=True),
+    *rules(INFER, "sum", sums=reduced_elements, **_MEAN),
+    *rules(INFER, "mean", **_MEAN),
     # numpy's accumulate in float32 whatever the dtype of the data (numpy/np_broadcast_reduce_op.h);
     # but the sum that a mean divides is stored in the dtype of the output first.
-    *rules(INFER, "_np_sum _npi_mean", when=TYPED, keep_outputs=(0,), no_bfloat16=True),
-    *rules(INFER, "_np_sum", condition=short_reduction, no_bfloat16=True, widens="dtype", sums=reduced_elements),
-    *rules(INFER, "_npi_mean", condition=short_reduction, no_bfloat16=True, widens="dtype"),
+    *rules(INFER, "_np_sum _npi_mean", when=TYPED, keep_outputs=(0,), no_bfloat16=True, distance=SHIFTS),
+    *rules(INFER, "_np_sum", widens="dtype", sums=reduced_elements, **_MEAN),
+    *rules(INFER, "_npi_mean", widens="dtype", **_MEAN),
     *moves("max min _np_max _np_min"),
     # Products:
     *rules(DENY, "prod nanprod nansum", reason=_IN_DATA_DTYPE, no_bfloat16=True),
@@ -38,7 +40,7 @@ REDUCTIONS: Rules = (
     *rules(DENY, "_np_prod", reason="a product", no_bfloat16=True),
     *rules(DENY, "_np_cumsum", when=TYPED, keep_outputs=(0,), reason=_IN_DATA_DTYPE, no_bfloat16=True, counts=True),
     *rules(DENY, "_np_cumsum", reason=_IN_DATA_DTYPE, no_bfloat16=True, counts=True),
-    *rules(DENY, "_np_trace _npi_average", reason=_IN_DATA_DTYPE, no_bfloat16=True),
+    *rules(DENY, "_np_trace _npi_average", reason=_IN_DATA_DTYPE, no_bfloat16=True, distance=SHIFTS),
     # Moments:
     *rules(DENY, "moments _npi_var _npi_std", reason=_STATISTICS, no_bfloat16=True),
     # norm does not widen: behind out_dtype its gradient fails.
@@ -64,12 +66,13 @@ REDUCTIONS: Rules = (
         condition=short_pooling,
         no_bfloat16=True,
         sums=pooled_elements,
+        distance=SHIFTS,
     ),
     *rules(DENY, "Pooling", when=variant("pool_type", "lp"), reason="powers and a root", no_bfloat16=True),
     # oneDNN, which has the bfloat16 kernels, wants a kernel even where global_pool makes it needless.
-    *rules(INFER, "Pooling", when=variant("pool_type", "avg", "kernel", "()"), no_bfloat16=True),
-    *rules(INFER, "Pooling", when=variant("pool_type", "avg", "kernel", GIVEN)),
-    *rules(INFER, "Pooling", when=variant("pool_type", "avg"), no_bfloat16=True),
+    *rules(INFER, "Pooling", when=variant("pool_type", "avg", "kernel", "()"), no_bfloat16=True, distance=SHIFTS),
+    *rules(INFER, "Pooling", when=variant("pool_type", "avg", "kernel", GIVEN), distance=SHIFTS),
+    *rules(INFER, "Pooling", when=variant("pool_type", "avg"), no_bfloat16=True, distance=SHIFTS),
     *moves("Pooling", when=variant("kernel", "()"), no_bfloat16=True),  # 'max', said or by default
     *moves("Pooling", when=variant("kernel", GIVEN)),
     *moves("Pooling", no_bfloat16=True),
@@ -78,11 +81,11 @@ REDUCTIONS: Rules = (
     *rules(DENY, "Pooling_v1", when=variant("pool_type", "sum"), reason=_IN_DATA_DTYPE, no_bfloat16=True),
     *moves("Pooling_v1", no_bfloat16=True),
     # Running sums: in bfloat16 the average of 56x56 values is off by 92%, ...
-    *rules(INFER, "_contrib_AdaptiveAvgPooling2D", condition=short_windows, no_bfloat16=True),
+    *rules(INFER, "_contrib_AdaptiveAvgPooling2D", condition=short_windows, no_bfloat16=True, distance=SHIFTS),
     # ... and the gradient behind a magnification by 8 by 28%.
-    *rules(INFER, "_contrib_BilinearResize2D", shape_only=(1,), condition=small_magnification, no_bfloat16=True),
+    *rules(INFER, "_contrib_BilinearResize2D", shape_only=(1,), condition=small_magnification, **_RESIZES),
     *moves("UpSampling", when=variant("sample_type", "nearest"), no_bfloat16=True, **short_sums(short_upsampling)),
-    *rules(INFER, "UpSampling", no_bfloat16=True),
+    *rules(INFER, "UpSampling", **_RESIZES),
     # Losses:
     # They want labels in the dtype of the data, and labels above 2048 are no float16 integers.
     *rules(DENY, _HEADS, keep=(1,), reason="loss head", no_low=True, loss_head=True),

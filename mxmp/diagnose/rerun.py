@@ -1,34 +1,92 @@
-"""Calls that are kept and run again, in float32 or in low precision at any loss scale, with all values looked at.
+"""Keep calls of networks, and run them again: in float32, or in low precision at any loss scale.
 
-A `Recorder` keeps the recorded calls of converted nets. A `Replay` is a call of a graph with the gradients of its
-outputs. A run of it gives a `Seen`: the ranges of the values of all nodes and of their gradients, under the names of
-the network before its conversion.
+A `Recorder` keeps calls of converted nets. A `Replay` is a call of a graph with the gradients of its outputs. `Rerun`
+runs it, and gives `Values`: the ranges of the values of all nodes and of their gradients, under the names that the
+network has before its conversion.
 """
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import mxnet as mx
 from mxnet import autograd, gluon
+from mxnet.gluon.block import _regroup
 
 from .. import dtypes
 from ..arrays import is_low_precision, leaves, nested
-from ..gluon.blocks import blocks_in, conversions_of
+from ..errors import ConvertError, mxnet_reason
 from ..graph import Entry, Graph, Key
 from ..passes.attributes import is_inserted
 from ..passes.facts import Facts
-from ..report.counts import positions
+from ..report import Decisions
 from ..report.explanation import ValueRange
+from ..report.make import positions
 from ..train.masters import masters_of, rounds_to
 from ..train.step import NetCall, Observer
-from .instrument import Instrument, facts_of, in_dtypes, read_outputs, variable_dtypes, without_dropout
-from .ranges import Summaries, ranges_of, read_ranges, summarize
-from .subject import Call
+from .batches import LossFunction, losses_of
+from .instrument import (
+    Instrument,
+    Summaries,
+    facts_of,
+    in_dtypes,
+    ranges_of,
+    read_outputs,
+    read_ranges,
+    summarize,
+    variable_dtypes,
+    without_dropout,
+)
 
 MOST_CALLS = 256  # that are kept of one step of a trainer
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one graph of a network.
+
+    Attributes:
+        name: The name of the block or symbol, for errors.
+        decisions: What a conversion decides, with the graph before and after it; one object for the calls of a graph.
+        values: NDArrays of all variables by name, on one context.
+        inputs: The names of those that are data or labels.
+        trained: The names of those whose gradients a step uses.
+        context: Where it runs.
+        training: Whether it runs in training mode.
+        loss_heads: The names of Custom operators that are loss heads.
+        number: The number of its batch.
+        out_format: How a net's outputs are nested; None for a symbol.
+        lacking: The names of labels that a batch of a symbol lacks, so that they are zeros.
+    """
+
+    name: str
+    decisions: Decisions
+    values: Mapping[str, Any]
+    inputs: Sequence[str]
+    trained: FrozenSet[str]
+    context: Any
+    training: bool = True
+    loss_heads: FrozenSet[str] = frozenset()
+    number: int = 0
+    out_format: Any = None
+    lacking: FrozenSet[str] = frozenset()
+
+    def nested(self, outputs: Sequence[Any]) -> Any:
+        """Return outputs of its graph as a net gives them: nested, and arrays of ``mx.np`` after ``npx.set_np()``."""
+        arrays = [each.as_np_ndarray() for each in outputs] if mx.util.is_np_array() else list(outputs)
+        return _regroup(arrays, self.out_format)
 
 
 class KeptCall(NamedTuple):
@@ -39,7 +97,7 @@ class KeptCall(NamedTuple):
 
 
 class Recorder(Observer):
-    """Keeps recorded calls of converted nets: the last one of each net on each context, or all with gradients.
+    """Keeps calls of converted nets: the last one of each net on each context, or all with gradients.
 
     Attributes:
         keeps_gradients: Whether all calls are kept, with the gradients of their outputs.
@@ -64,7 +122,8 @@ class Recorder(Observer):
         zeros: List[Any] = []
         outputs = call.outputs
         if self.keeps_gradients:
-            outputs = nested(outputs, lambda output: _with_zero(output, zeros))
+            if autograd.is_recording():
+                outputs = nested(outputs, lambda output: _with_zero(output, zeros))
             self._kept[object()] = KeptCall(call._replace(outputs=outputs), zeros)
             replaced = None
         else:
@@ -76,22 +135,25 @@ class Recorder(Observer):
         self.is_complete = self.is_complete and replaced is None
         return outputs
 
-    def replays(self, scale: float, of_loss: Callable[[Any], Optional[LossGradients]] = lambda _: None) -> List[Replay]:
+    def replays(self, scale: float, of_loss: Callable[[Any], Optional[Gradients]] = lambda _: None) -> List[Replay]:
         """Return the calls as those that can be run again; arguments as of `Replay.of_net`, ``of_loss`` by outputs."""
         return [Replay.of_net(each, scale, of_loss(each.call.outputs), not self.is_complete) for each in self.calls]
 
 
-@contextlib.contextmanager
-def recording(net: gluon.Block) -> Iterator[Recorder]:
-    """Keep all recorded calls of the converted blocks in a net within this context; its trainers are not told."""
-    recorder, conversions = Recorder(most=None), conversions_of(blocks_in(net))
-    try:
-        for conversion in conversions:
-            conversion.observer = recorder
-        yield recorder
-    finally:
-        for conversion in conversions:
-            conversion.observer = None
+class FirstCalls(Recorder):
+    """Keeps copies of the inputs of the first calls of each net, so many of each."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(None)
+        self._count = count
+
+    def on_call(self, call: NetCall) -> Any:
+        """Keep a call if there are not so many of its net."""
+        if sum(each.call.net == call.net for each in self.calls) < self._count:
+            with autograd.pause():
+                copies = [each.copy() if isinstance(each, mx.nd.NDArray) else each for each in call.inputs]
+            self._kept[object()] = KeptCall(call._replace(inputs=copies, outputs=None))
+        return call.outputs
 
 
 def _with_zero(output: Any, zeros: List[Any]) -> Any:
@@ -114,12 +176,22 @@ class Gradients:
 
     follows_outputs = False  # whether they are computed of the outputs that are given
 
-    def __init__(self, arrays: Optional[Sequence[Any]] = None, of_loss: Optional[LossGradients] = None) -> None:
+    def __init__(self, arrays: Optional[Sequence[Any]] = None, of_loss: Optional[Gradients] = None) -> None:
         self._arrays, self.of_loss = arrays, of_loss
 
-    def __call__(self, heads: List[Any]) -> Sequence[Any]:
-        """Return the gradient of each output, None where it has none."""
-        return list(map(mx.nd.ones_like, heads)) if self._arrays is None else self._arrays
+    def __call__(self, heads: List[Any], scale: float = 1.0) -> Sequence[Any]:
+        """Return the gradient of each output times a loss scale, None where it has none."""
+        with autograd.pause():
+            arrays = list(map(mx.nd.ones_like, heads)) if self._arrays is None else self._arrays
+            return [None if each is None else each * scale for each in arrays] if scale != 1.0 else arrays
+
+    def run_backward(self, heads: List[Any], scale: float = 1.0) -> bool:
+        """Run backward from outputs, with their gradients times a loss scale; return whether there are any."""
+        pairs = [(head, each) for head, each in zip(heads, self(heads, scale)) if each is not None]
+        if pairs:
+            seeds = [each.as_nd_ndarray().as_in_context(head.ctx).astype(head.dtype) for head, each in pairs]
+            run_backward([head for head, _ in pairs], seeds)
+        return bool(pairs)
 
     def are_spoilt(self) -> bool:
         """Return whether they are not finite."""
@@ -135,22 +207,46 @@ class Gradients:
 
 
 class LossGradients(Gradients):
-    """Those of a loss that is computed of the outputs: ``loss(outputs, *labels)``.
+    """Those of a loss that is computed of the outputs and some labels.
 
-    ``outputs`` says how outputs are nested, and of which kind each array is.
+    Args:
+        loss: The loss.
+        labels: What it reads beside the outputs.
+        nest: Returns the outputs of a graph as the loss gets them.
     """
 
     follows_outputs = True
 
-    def __init__(self, loss: Callable[..., Any], labels: Sequence[Any], outputs: Any) -> None:
+    def __init__(self, loss: LossFunction, labels: Sequence[Any], nest: Callable[[Sequence[Any]], Any]) -> None:
         super().__init__()
-        self._loss, self._labels, self._outputs = loss, list(labels), outputs
+        self._loss, self._labels, self._nest = loss, list(labels), nest
 
-    def __call__(self, heads: List[Any]) -> Sequence[Any]:
-        """Return the gradient of each output."""
+    def __call__(self, heads: List[Any], scale: float = 1.0) -> Sequence[Any]:
+        """Return the gradient of each output times a loss scale."""
         arrays = [head.detach() for head in heads]
         for array in arrays:
             array.attach_grad()
+        with autograd.record():
+            losses = losses_of(self._loss, self._nest(arrays), self._labels)
+            losses = losses if scale == 1.0 else [each * scale for each in losses]
+        run_backward(losses)
+        return [array.grad for array in arrays]
+
+    def labels(self) -> Dict[str, Any]:
+        """Return the labels."""
+        arrays = [each for label in self._labels for each in leaves(label)]
+        several = len(arrays) > 1
+        return {f"label{number if several else ''}": each for number, each in enumerate(arrays)}
+
+    def cleaned(self) -> LossGradients:
+        """Return the same with 0 in place of inf and NaN in labels."""
+        return LossGradients(self._loss, nested(self._labels, _cleaned), self._nest)
+
+
+def as_outputs(outputs: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that nests arrays as some outputs are, each of the same kind."""
+
+    def nest(arrays: Sequence[Any]) -> Any:
         remaining = iter(arrays)
 
         def given(like: Any) -> Any:
@@ -159,19 +255,17 @@ class LossGradients(Gradients):
             array = next(remaining)
             return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
 
-        with autograd.record():
-            losses = self._loss(nested(self._outputs, given), *self._labels)
-        autograd.backward(list(leaves(losses)))
-        return [array.grad for array in arrays]
+        return nested(outputs, given)
 
-    def labels(self) -> Dict[str, Any]:
-        """Return the labels."""
-        several = len(self._labels) > 1
-        return {f"label{number if several else ''}": each for number, each in enumerate(self._labels)}
+    return nest
 
-    def cleaned(self) -> LossGradients:
-        """Return the same with 0 in place of inf and NaN in labels."""
-        return LossGradients(self._loss, list(map(_cleaned, self._labels)), self._outputs)
+
+def run_backward(losses: Sequence[Any], grads: Optional[Sequence[Any]] = None, train: bool = True) -> None:
+    """Run backward from the losses of a batch, or outputs and their gradients; ConvertError where MXNet cannot."""
+    try:
+        autograd.backward(list(losses), grads, train_mode=train)
+    except mx.MXNetError as e:
+        raise ConvertError(f"gradients: MXNet cannot run the network backward: {mxnet_reason(e)}") from e
 
 
 @dataclass(frozen=True)
@@ -189,13 +283,13 @@ class Replay:
     gradients: Optional[Gradients]
     follows_lost: bool = False
     params: Mapping[str, gluon.Parameter] = field(default_factory=dict, compare=False)
-    _views: Dict[bool, _View] = field(default_factory=dict, compare=False)
+    _reruns: Dict[bool, Rerun] = field(default_factory=dict, compare=False)
 
-    def run(self, low: bool, scale: float = 1.0) -> Seen:
+    def run(self, low: bool, scale: float = 1.0) -> Values:
         """Run it once, as it was converted or in float32, with the loss times ``scale``."""
-        if low not in self._views:
-            self._views[low] = _View(self.call, low)
-        return self._views[low](self.call.values, self.gradients, scale)
+        if low not in self._reruns:
+            self._reruns[low] = Rerun(self.call, low)
+        return self._reruns[low](self.call.values, self.gradients, scale)
 
     def data(self) -> Dict[str, Any]:
         """Return the data: inputs, labels, and what the loss reads besides."""
@@ -221,7 +315,12 @@ class Replay:
         decisions = self.call.decisions
         before, after = without_dropout(decisions.before), without_dropout(decisions.after)
         call = replace(self.call, decisions=replace(decisions, before=before, after=after))
-        return replace(self, call=call, _views={})
+        return replace(self, call=call, _reruns={})
+
+    def in_float32(self) -> Replay:
+        """Return the same of a network that is not converted."""
+        decisions = self.call.decisions
+        return replace(self, call=replace(self.call, decisions=replace(decisions, after=decisions.before)), _reruns={})
 
     def cleaned(self) -> Replay:
         """Return the same with 0 in place of inf and NaN in data and labels."""
@@ -231,7 +330,7 @@ class Replay:
 
     @classmethod
     def of_net(
-        cls, kept: KeptCall, scale: float, of_loss: Optional[LossGradients] = None, follows_lost: bool = False
+        cls, kept: KeptCall, scale: float, of_loss: Optional[Gradients] = None, follows_lost: bool = False
     ) -> Replay:
         """Return a kept call of a converted net.
 
@@ -261,7 +360,7 @@ def _value(param: gluon.Parameter, context: mx.Context) -> mx.nd.NDArray:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Values:
     """The ranges that a run of a graph has shown, under the names of the network that it was made of.
 
     Attributes:
@@ -274,7 +373,7 @@ class Seen:
         scale: The factor of the loss.
     """
 
-    names: Names
+    names: NodeNames
     types: Mapping[Key, str]
     forward: Mapping[Key, ValueRange]
     backward: Mapping[Key, ValueRange]
@@ -302,14 +401,14 @@ class Seen:
         """Whether it is bad, or the loss gives it gradients that are."""
         return self.is_bad or any(each is not None and each.bad for each in self.head_gradients)
 
-    def worse_than(self, exact: Seen) -> bool:
+    def worse_than(self, exact: Values) -> bool:
         """Whether it has inf or NaN in what leaves the network where float32 has none."""
         if self.backward:
             return any(each.bad for each in self._gradients)
         return any(each.bad > other.bad for each, other in zip(self.outputs, exact.outputs))
 
 
-class Names:
+class NodeNames:
     """The names that the nodes of a converted graph have in the network that it was made of.
 
     Attributes:
@@ -339,7 +438,7 @@ class Names:
         return self.before.entry_name(Entry(self.source[key[0]], key[1]))
 
 
-class _View:
+class Rerun:
     """A graph of a call, converted or in float32, whose runs are looked at: all values and gradients."""
 
     def __init__(self, call: Call, low: bool) -> None:
@@ -348,7 +447,7 @@ class _View:
         self._dtypes = variable_dtypes(graph)
         values = in_dtypes(self._dtypes, call.values)
         self._facts: Facts = facts_of(graph, values)
-        self._names = Names(call.decisions.before, graph)
+        self._names = NodeNames(call.decisions.before, graph)
         keys = ((i, n) for i, node in enumerate(graph.nodes) if not node.is_variable for n in range(node.num_outputs))
         self._keys = [key for key in keys if self._facts.dtypes.get(key) in dtypes.PRECISIONS]
         self._summaries = Summaries()
@@ -363,7 +462,7 @@ class _View:
             loss_heads=call.loss_heads,
         )
 
-    def __call__(self, values: Mapping[str, Any], gradients: Optional[Gradients], scale: float) -> Seen:
+    def __call__(self, values: Mapping[str, Any], gradients: Optional[Gradients], scale: float) -> Values:
         """Run it once; gradients are those of the loss times ``scale``. Nothing that is given is changed."""
         call, graph = self._call, self._graph
         reading = self._instrument(values, scale, call.training, call.trained)
@@ -392,7 +491,7 @@ class _View:
         by_key = {key: next(ranges) for key in (*self._keys, *forward)}
         backward = {key: next(ranges) for key in written}
         head_gradients = [None if each is None else next(ranges) for each in given]
-        return Seen(self._names, self._facts.dtypes, by_key, backward, outputs, head_gradients, scale)
+        return Values(self._names, self._facts.dtypes, by_key, backward, outputs, head_gradients, scale)
 
 
 def _dtype(array: Any) -> Optional[str]:
