@@ -41,7 +41,7 @@ PUBLIC: Dict[str, List[str]] = {
         "mxmp.module": "BucketingModule Module",
         "mxmp.onnx": "export_model exportable",
         "mxmp.optimizer": "LossScaleOptimizer MultiPrecision all_finite",
-        "mxmp.symbol": "Checkpoint Converted ConvertedBuckets ConvertedModel convert_buckets convert_checkpoint "
+        "mxmp.symbol": "Checkpoint Converted ConvertedModel convert_checkpoint "
         "convert_graph convert_model convert_symbol from_graph infer_facts load_checkpoint load_params load_symbol "
         "on_cpu save_checkpoint to_graph",
         "mxmp.tune": "PolicySpeed SearchResult SearchRow SpeedComparison compare_speed search",

@@ -16,7 +16,7 @@ from .. import dtypes
 from ..errors import InferenceError, PassError
 from ..graph import without_versions
 from ..passes import ScaleLoss
-from ..passes.attributes import without_blocks
+from ..passes.base import without_blocks
 from ..symbol import Converted
 from ..train.loss_heads import HEAD_SCALE, loss_heads, own_gradients
 from . import storage

@@ -17,7 +17,7 @@ from mxnet.gluon.block import _BlockScope
 from .. import dtypes
 from ..errors import ConvertError, DtypeError, PolicyError
 from ..graph import Graph
-from ..passes.attributes import CUSTOM, PRECISION_ATTR
+from ..passes.base import CUSTOM, PRECISION_ATTR
 from ..policy import AS_POLICY, BLOCKS_ATTR, LOW, Policy, by_length
 from ..symbol import from_graph, to_graph
 from .blocks import blocks_in, children, paths_in, undone

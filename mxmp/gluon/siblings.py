@@ -7,7 +7,7 @@ import threading
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..errors import ConvertError, PolicyError
-from ..passes.attributes import marked_blocks
+from ..passes.base import marked_blocks
 from ..policy import Policy, check_matches
 from ..symbol import Converted
 from ..symbol.arguments import beyond_range
