@@ -194,7 +194,7 @@ class KVStore(mx.kvstore.KVStoreBase):
             raise TrainerError(f"transport={transport!r}; expected 'float32' or 'float16'.")
         self._transport = transport
         self._engine = _make_engine(engine)
-        # By the user's key: the engine's key, and the array of one dimension that is sent. All steps send the same array,
+        # By the user's key: the engine's key, and the array of one dimension that is sent. Each step sends this array,
         # because MXNet sends it while the next operations run.
         self._slots: Dict[Any, Tuple[str, mx.nd.NDArray]] = {}
 
