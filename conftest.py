@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import random
 import shutil
 from typing import Any
 
@@ -25,6 +26,7 @@ def pytest_addoption(parser):
     kinds = [kind.name for kind in KINDS]
     text = "the kind of processor that tests are pinned to which name none"
     parser.addoption("--processor", choices=kinds, default=EMULATED.name, metavar="KIND", help=f"{text}: {kinds}")
+    parser.addoption("--shuffle", metavar="SEED", help="run in an order drawn from a number, or from 'any'")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
     parser.addoption("--native-rounding", action="store_true", help="round emulated float16 by the operators of mxmp")
 
@@ -34,9 +36,32 @@ def pytest_configure(config):
     patch, name = pytest.MonkeyPatch(), config.getoption("--processor")
     pin(patch, processor_of(next(kind for kind in KINDS if kind.name == name)))
     config.add_cleanup(patch.undo)
+    if config.option.shuffle == "any":
+        drawn = str(random.randrange(10**6))
+        config.option.shuffle = getattr(config, "workerinput", {}).get("shuffle", drawn)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Give a process of xdist the number that was drawn."""
+    node.workerinput["shuffle"] = node.config.option.shuffle
+
+
+def pytest_report_header(config):
+    return f"shuffled: --shuffle {config.option.shuffle}" if config.option.shuffle else None
+
+
+def shuffle(items, seed):
+    """Put modules in another order, and the tests of each."""
+    draw = random.Random(seed)
+    places = {name: draw.random() for name in sorted({item.location[0] for item in items})}
+    order = {item: (places[item.location[0]], draw.random()) for item in items}
+    items.sort(key=order.__getitem__)
 
 
 def pytest_collection_modifyitems(config, items):
+    if config.option.shuffle:
+        shuffle(items, config.option.shuffle)
     chosen_by_marker = bool(config.option.markexpr)
     run_slow = config.getoption("--slow") or chosen_by_marker
     for item in items:

@@ -1,5 +1,7 @@
 """Writes the tables of the README and of the pages: ``python -m benchmarks.tables``.
 
+With two files of results it prints how they differ: ``python -m benchmarks.tables before.json after.json``.
+
 Those of speeds are made from `RESULTS`, where ``make bench`` stores one file for each kind of processor; that of the
 kinds from `mxmp.processors.KINDS`. A result of another `REVISION` is left out.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -107,8 +110,27 @@ def updated(text: str, file: str, records: Sequence[Record]) -> str:
     return text
 
 
-def main() -> None:
-    """Write all tables."""
+def compared(before: Record, after: Record) -> List[str]:
+    """Return a row for each column that both records have, with its speed before and after, the slowest first."""
+    rows = []
+    for each in after["cases"]:
+        group, case = each["group"], each["case"]
+        for column in each["columns"]:
+            front, name = column["front"], column["name"]
+            old, new = (speed(record, group, case, front, name) for record in (before, after))
+            if name != column["base"] and old and new:
+                rows.append((new / old, f"{group}/{case}", ", ".join(filter(None, (front, name))), old, new))
+    rows.sort()
+    lines = [f"| {case} | {name} | {old:.2f} | {new:.2f} | {ratio:.2f} |" for ratio, case, name, old, new in rows]
+    return ["| case | column | before | after | after / before |", "|---" * 5 + "|", *lines]
+
+
+def main(files: Sequence[str] = ()) -> None:
+    """Write all tables, or print how two files of results differ."""
+    if files:
+        before, after = (json.loads(Path(file).read_text("utf-8")) for file in files)
+        print(*compared(before, after), sep="\n")
+        return
     records = read_records()
     for file in dict.fromkeys(place for place, _ in TABLES.values()):
         path = ROOT / file
@@ -168,4 +190,4 @@ def _base_ms(record: Record, group: str, case: str, front: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -35,13 +35,13 @@ PUBLIC: Dict[str, List[str]] = {
         "mxmp.estimator": "MixedPrecisionHandler ScalingBatchProcessor",
         "mxmp.gluon": "Accumulator SharedLossScale Trainer adopt_weights averaged cast convert exact_value export "
         "freeze load_checkpoint precision report restore save_checkpoint set_policy",
-        "mxmp.launch": "End LAUNCHED LOOPBACK Process TIMED_OUT free_ports plan run",
+        "mxmp.launch": "JobResult LAUNCHED LOOPBACK Process TIMED_OUT free_ports plan_processes run",
         "mxmp.loss_scale": "AT_FLOOR DynamicLossScale LARGEST_SCALE LossScale NoOpLossScale SMALLEST_SCALE "
         "StaticLossScale parse",
         "mxmp.module": "BucketingModule Module",
         "mxmp.onnx": "export_model exportable",
         "mxmp.optimizer": "LossScaleOptimizer MultiPrecision all_finite",
-        "mxmp.symbol": "Checkpoint Converted ConvertedBuckets ConvertedModel convert_buckets convert_checkpoint "
+        "mxmp.symbol": "Checkpoint Converted ConvertedModel convert_checkpoint "
         "convert_graph convert_model convert_symbol from_graph infer_facts load_checkpoint load_params load_symbol "
         "on_cpu save_checkpoint to_graph",
         "mxmp.tune": "PolicySpeed SearchResult SearchRow SpeedComparison compare_speed search",

@@ -314,7 +314,7 @@ class LossScaleOptimizer(ScalerStatus):
             CheckpointError: If ``fname`` is a folder or no path.
             FileNotFoundError: If there is no such file.
         """
-        states.restore(fname, self._target("load_states"), self._scaler, make_loss_scale(True, None, None))
+        states.restore(fname, self._target("load_states"), self._scaler)
         self._training_step.compare_again()
 
     def _set_weights(self, weights: List[Weight]) -> None:

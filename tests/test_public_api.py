@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "reference").glob("*.rst")))
 DIRECTIVE = re.compile(r"^\.\. (?:auto|py:)(module|class|data|function):: ([\w.]+)\n((?: {3}.+\n)*)", re.MULTILINE)
 MEMBERS = re.compile(r":members:([^:]*)")
-PAGES = sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "architecture.md"})  # which is for developers
+FOR_DEVELOPERS = {ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "maintaining").glob("*.md")}
+PAGES = sorted({*(ROOT / "docs").rglob("*.md")} - FOR_DEVELOPERS)
 USERS = [ROOT / "README.md", *PAGES, *sorted([*(ROOT / "examples").rglob("*.md"), *(ROOT / "examples").rglob("*.py")])]
 
 PACKAGES = ["mxmp", *(module.name for module in pkgutil.walk_packages(mxmp.__path__, "mxmp.") if module.ispkg)]

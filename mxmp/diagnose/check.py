@@ -152,8 +152,8 @@ def _of_policies(nets: Sequence[gluon.Block]) -> Iterator[Finding]:
 def _of_sizes(nets: Sequence[gluon.Block]) -> Iterator[Finding]:
     """Yield sizes of float16 layers that tensor cores do not take, of the graphs that have run."""
     layers: List[Uneven] = []
-    conversions = [each for each in conversions_of(blocks_in(*nets)) if each.current is not None]
-    for decisions in (each.current.converted.decisions for each in conversions):
+    conversions = [each for each in conversions_of(blocks_in(*nets)) if each.last_graph is not None]
+    for decisions in (each.last_graph.converted.decisions for each in conversions):
         rows = {(row.name, row.op) for row in decisions.report.rows if row.precision == dtypes.FLOAT16}
         layers += uneven_layers(decisions.before, decisions.facts, rows)
     named = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import AbstractSet, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ..errors import GraphError
 
@@ -275,21 +275,6 @@ def _require_entry(graph: Graph, entry: Entry, limit: int, *where: object) -> No
     if number >= limit:
         raise GraphError(f"{subject} refers to node {producer}, which comes later or is itself. {HINT}")
     raise GraphError(f"{subject} refers to output {index} of node {producer}, which has {producer.num_outputs}. {HINT}")
-
-
-def ancestors(graph: Graph, entries: Iterable[Entry], sources: AbstractSet[Key] = frozenset()) -> Set[int]:
-    """Return the positions of the nodes that are needed to compute some entries of a graph from ``sources``."""
-    positions: Set[int] = set()
-    # Whoever stands in ``sources`` is at hand, and so is what it needs.
-    waiting = [entry.node for entry in entries if entry.key not in sources]
-    while waiting:
-        position = waiting.pop()
-        if position not in positions:
-            positions.add(position)
-            node = graph.nodes[position]
-            waiting += [entry.node for entry in node.inputs if entry[:2] not in sources]
-            waiting += node.control_deps
-    return positions
 
 
 def in_written_order(graph: Graph) -> Graph:

@@ -8,19 +8,19 @@ from typing import AbstractSet, ClassVar, Dict, Optional, Tuple, Union
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..policy import Policy
-from ..rules import RULES, RuleSet
-from .attributes import (
+from .base import (
     CAST_MARK,
     DTYPE_ATTR,
     FACTOR_MARK,
     MARK_ATTR,
     OUTPUT_MARK,
+    Pass,
     changed,
     device_attrs,
     is_converted,
     is_inserted,
+    rewritten,
 )
-from .base import Pass, rewritten
 from .facts import Facts
 from .plan import Plan, make_plan
 
@@ -49,7 +49,6 @@ class InsertCasts(Pass):
     name: ClassVar[str] = "insert-casts"
     policy: Policy = Policy()
     facts: Optional[Facts] = None
-    rules: RuleSet = RULES
     plan: Optional[Plan] = None
 
     def requires(self, graph: Graph) -> None:
@@ -70,7 +69,7 @@ class InsertCasts(Pass):
         facts = self.facts if self.facts is not None else Facts.assume_float32(graph)
         if not self.policy.is_mixed:
             return graph, facts
-        plan = self.plan if self.plan is not None else make_plan(graph, self.policy, facts, self.rules)
+        plan = self.plan if self.plan is not None else make_plan(graph, self.policy, facts)
         inserter = _Inserter(graph, self.policy, facts, plan)
         return inserter.run(), inserter.facts_after()
 

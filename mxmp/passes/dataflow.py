@@ -31,13 +31,12 @@ from ..rules import (
     SHIFTS,
     Call,
     Rule,
-    RuleSet,
 )
 from ..rules.conditions import unsafe_scalar
+from .base import rule_of
 from .control_flow import Body, bodies_of, carried
-from .decide import FLOAT32, FREE, KEEP, LOW, VARIABLE, Decider, Verdict, moves
+from .decide import FLOAT32, FREE, KEEP, LOW, VARIABLE, Decider, Reason, Verdict, moves
 from .facts import CAST_OPS, Facts
-from .reasons import Reason
 from .sizes import Sizes, find_sizes
 
 
@@ -79,7 +78,7 @@ NAMED = "its outputs have names of their own"
 """The reason given for an operator that gives outputs of the network under names that no cast can have."""
 
 
-def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tuple[Verdict, ...]:
+def classify(graph: Graph, policy: Policy, facts: Facts) -> Tuple[Verdict, ...]:
     """Return a verdict for every node of a graph, the bodies of control flow included.
 
     Deny operators taint what reads them: an infer operator that reads, directly or through clear operators, the output
@@ -106,8 +105,8 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     Raises PolicyError, naming the node, if an override asks for what MXNet has no kernel for, or for another precision
     of outputs that have names of their own.
     """
-    last = last_layer(graph, rules) if policy.last_layer_fp32 else frozenset()
-    flow = Dataflow(graph, Decider(policy, rules), facts, last, _before_layers(graph, rules), _unnameable(graph, facts))
+    last = last_layer(graph) if policy.last_layer_fp32 else frozenset()
+    flow = Dataflow(graph, Decider(policy), facts, last, _before_layers(graph), _unnameable(graph, facts))
     variables = ((i, node.name) for i, node in enumerate(graph.nodes) if node.is_variable)
     inputs = ((name in facts.inputs, facts.dtype(Entry(i))) for i, name in variables)
     flow.forward([Mark.WIDE if wide and dtype not in dtypes.LOW_PRECISION else 0 for wide, dtype in inputs])
@@ -143,11 +142,11 @@ class Dataflow:
         sizes: Optional[Sizes] = None,
     ) -> None:
         self._graph, self._decider, self._facts = graph, decider, facts
-        self._policy, self._rules = decider.policy, decider.rules
+        self._policy = decider.policy
         self._last, self._leading, self._named = last, leading, named
         self._is_condition = is_condition
-        self._found = [None if n.is_variable else self._rules.find(n.op, dict(n.attrs)) for n in graph.nodes]
-        self._sizes = sizes or find_sizes(graph, self._rules, facts, self._policy.compute_dtype)
+        self._found = [rule_of(node) for node in graph.nodes]
+        self._sizes = sizes or find_sizes(graph, facts, self._policy.compute_dtype)
         self._bodies: Dict[Key, Dataflow] = {}
         self._required: Dict[Key, int] = {}
         self.marks: Dict[Key, int] = {}
@@ -341,11 +340,11 @@ class Dataflow:
 
     def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Verdict:
         """Mark what the bodies of a control flow node give, and return the verdict on the node."""
-        leads = position in self._leading or _is_layer(node, self._rules)
+        leads = position in self._leading or _is_layer(node)
         for number, body in enumerate(bodies):
             facts = self._facts.bodies.get((position, number))
             is_left = body.is_condition or facts is None
-            last = last_layer(body.graph, self._rules) if position in self._last else frozenset()
+            last = last_layer(body.graph) if position in self._last else frozenset()
             leading = frozenset(range(len(body.graph.nodes)) if leads else ())
             inner = Dataflow(
                 body.graph,
@@ -502,7 +501,7 @@ def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
     return frozenset(head.node for head, name in names.items() if not name.endswith("_output"))
 
 
-def last_layer(graph: Graph, rules: RuleSet) -> FrozenSet[int]:
+def last_layer(graph: Graph) -> FrozenSet[int]:
     """Return the operators of the last layer, by position.
 
     For each output these are the ``allow`` operators that are met first on the way back from it, on every path that
@@ -517,26 +516,26 @@ def last_layer(graph: Graph, rules: RuleSet) -> FrozenSet[int]:
         if node.is_variable or position in found:
             continue
         found.add(position)
-        if not _is_layer(node, rules):
-            rule = rules.find(node.op, dict(node.attrs))
+        if not _is_layer(node):
+            rule = rule_of(node)
             waiting += [e.node for port, e in enumerate(node.inputs) if rule is None or rule.reads(port)]
     return frozenset(found)
 
 
-def _before_layers(graph: Graph, rules: RuleSet) -> FrozenSet[int]:
+def _before_layers(graph: Graph) -> FrozenSet[int]:
     """Return the nodes whose values reach an allow operator, by position."""
     found: Set[int] = set()
     for position in reversed(range(len(graph.nodes))):
         node = graph.nodes[position]
-        if position in found or _is_layer(node, rules):
+        if position in found or _is_layer(node):
             found.update(entry.node for entry in node.inputs)
     return frozenset(found)
 
 
-def _is_layer(node: Node, rules: RuleSet) -> bool:
+def _is_layer(node: Node) -> bool:
     """Return whether a node is an allow operator, or has one in a body."""
-    rule = rules.find(node.op, dict(node.attrs))
+    rule = rule_of(node)
     if rule is not None and rule.category == ALLOW:
         return True
     bodies = (body.graph for body in bodies_of(node) if not body.is_condition)
-    return any(_is_layer(inner, rules) for body in bodies for inner in body.nodes)
+    return any(_is_layer(inner) for body in bodies for inner in body.nodes)

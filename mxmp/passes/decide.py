@@ -6,22 +6,65 @@ neighbours have their say.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, replace
-from typing import AbstractSet, Any, FrozenSet, List, Optional, Tuple
+from typing import FrozenSet, Optional, Tuple
 
 from .. import dtypes
 from ..errors import PolicyError
 from ..graph import Entry, Graph, Node
 from ..policy import LOW as LOW
 from ..policy import Policy
-from ..rules import ALLOW, CLEAR, DENY, RULES, Call, Rule, RuleSet
-from ..rules.conditions import SHAPE_CONDITIONS, clamped_scalars, value_of
-from .attributes import PRECISION_ATTR
-from .control_flow import bodies_of
-from .cpu.written_out import is_shaped, shape_choice
+from ..rules import ALLOW, CLEAR, DENY, RULES, Call, Rule
+from ..rules.conditions import clamped_scalars, value_of
+from .base import PRECISION_ATTR, rule_of
 from .facts import CAST_OPS, Facts
-from .reasons import Reason
-from .sizes import data_of_body, find_sizes, is_layer
+
+
+class Reason(enum.Enum):
+    """A kind of reason; its value is how reports write it, and files keep it.
+
+    A reason's text names more (the node, the dtype, the rule's own reason), and one text may be of several kinds:
+    'allow, as softmax2' is ``ALLOW`` and ``STAND_IN``. Texts of no kind explain themselves. Legends have the order of
+    this class.
+
+    Attributes:
+        meaning: Explains the word; '' where the text of the reason does.
+    """
+
+    def __new__(cls, word: str, meaning: str) -> Reason:
+        """Make a member of its value and its meaning."""
+        member = object.__new__(cls)
+        member._value_, member.meaning = word, meaning
+        return member
+
+    meaning: str
+
+    ALLOW = "allow", "gains from low precision: matrix products, convolutions"
+    DENY = "deny", "needs float32, for the reason behind it"
+    INFER = "infer", "as safe as what it reads"
+    INFER_BEHIND = "infer behind X", "as safe as what it reads, and X, before it, needs float32"
+    AFTER_OVERRIDE = "behind an override", "reads, on the way to the next layer, what an override keeps in float32"
+    MANY_TERMS = "many terms", "a sum of sums, or a product of factors, that leaves the dtype's range"
+    WIDE = "wide values", "inputs and constants of the network, or computed from these alone"
+    CLEAR = "clear", "only moves or selects values, so that either precision is safe"
+    CHEAPEST = "cheapest", "moves fewest bytes, or takes fewest casts if shapes are unknown; else float32"
+    EXACT = "carries exact values", "counts, indices, values of a variable: never rounded"
+    NEAR_ONE = "close to 1", "an output, or a logarithm, tells how far it is from 1"
+    LAST_LAYER = "last layer", "the policy keeps it in float32 (last_layer_fp32)"
+    PURE = "pure policy", "the policy takes low precision for all that MXNet has a kernel for"
+    KEEP_BATCHNORM = "keep_batchnorm_fp32", "the policy keeps BatchNorm in float32"
+    CLAMPED = "clamped", "a constant beyond the dtype's range, whose largest value it is now"
+    OVERRIDE = "override", "the policy asks for it by name or block, or set_policy for its block"
+    OPERATOR = "op override", "the policy asks for it by the operator"
+    REGION = "region", "a region of the code asks for it"
+    STAND_IN = "as X", "MXNet computes it by its operator X, which has the kernel"
+    AS_CONVERTED = "as converted", "a policy that is not known overruled the rule"
+    NO_KERNEL = "no sound kernel", "MXNet's is missing, or what it gives is wrong or off on average"
+    OWN_CAST = "explicit cast", "the network's own; left as it is"
+    NO_RULE = "no rule", "mxmp does not know which inputs may be cast; left as it is"
+    NAMED = "named outputs", ""  # its outputs have names that no cast can have
+
 
 FLOAT32 = "float32"
 FREE = "free"
@@ -172,69 +215,6 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
     return None
 
 
-def depends_on_shapes(
-    graph: Graph, dtype: str, rules: RuleSet = RULES, data: AbstractSet[str] = frozenset()
-) -> bool:
-    """Return whether the verdicts on a graph, or the operators that run it, may change with shapes of its inputs.
-
-    ``data`` has the names of inputs and constants, which are no weights.
-    """
-    bodies = ((node, body) for node in graph.nodes for body in bodies_of(node) if not body.is_condition)
-    return bool(shape_dependent(graph, dtype, rules, data) or _written_by_shape(graph, dtype)) or any(
-        (body.states and body.sliced and dtype in dtypes.LOW_PRECISION)  # how many terms add up in a state
-        or depends_on_shapes(body.graph, dtype, rules, data_of_body(graph, node, body, data))
-        for node, body in bodies
-    )
-
-
-def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES) -> Tuple[Any, ...]:
-    """Return a key of the decisions that depend on shapes: where it is equal, one converted graph runs both.
-
-    Gluon converts a net once per outcome, not once per shape of its inputs. The graph is one without casts of mxmp; of
-    the facts, those on bodies included, only shapes are looked at, and which variables are data.
-    """
-    return (find_sizes(graph, rules, facts, dtype).pinned(), *_outcome_by_node(graph, dtype, facts, rules))
-
-
-def _outcome_by_node(graph: Graph, dtype: str, facts: Facts, rules: RuleSet) -> Tuple[Any, ...]:
-    found: List[Any] = []
-    for position, rule in shape_dependent(graph, dtype, rules, facts.inputs):
-        node = graph.nodes[position]
-        call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
-        found.append((rule.forbids(call) is None, rules.stand_in(rule, call)))
-    for node in _written_by_shape(graph, dtype):
-        found.append(shape_choice(node, tuple(facts.shape(entry) for entry in node.inputs)))
-    for position, node in enumerate(graph.nodes):
-        for number, body in enumerate(bodies_of(node)):
-            if (position, number) in facts.bodies:
-                data = data_of_body(graph, node, body, facts.inputs)
-                inner = replace(facts.bodies[position, number], inputs=data)
-                found += _outcome_by_node(body.graph, dtype, inner, rules)
-    return tuple(found)
-
-
-def shape_dependent(
-    graph: Graph, dtype: str, rules: RuleSet, data: AbstractSet[str] = frozenset()
-) -> List[Tuple[int, Rule]]:
-    """Return position and rule of the operators for which shapes decide whether they run in a dtype."""
-
-    def depends(rule: Rule) -> bool:
-        conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
-        return (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype)
-
-    def multiplies(position: int, rule: Rule) -> bool:
-        computes = rule.category == ALLOW and dtype in rule.dtypes
-        return computes and not is_layer(graph, graph.nodes[position], rule, data)
-
-    found = ((position, rules.find(node.op, dict(node.attrs))) for position, node in enumerate(graph.nodes))
-    return [(i, rule) for i, rule in found if rule is not None and (depends(rule) or multiplies(i, rule))]
-
-
-def _written_by_shape(graph: Graph, dtype: str) -> List[Node]:
-    """Return the operators that `WriteOut` writes by their shapes in a bfloat16 network."""
-    return [node for node in graph.nodes if is_shaped(node)] if dtype == dtypes.BFLOAT16 else []
-
-
 VARIABLE = Verdict(KEEP, "variable")
 """The verdict on every variable: a graph has more of them than operators."""
 
@@ -249,7 +229,6 @@ class Decider:
     """Decides on each operator by itself, whatever its neighbours run in."""
 
     policy: Policy
-    rules: RuleSet
 
     def __call__(self, graph: Graph, position: int, facts: Facts, is_last: bool = False) -> Verdict:
         """Return the verdict on an operator; ``is_last`` says whether the policy wants it in float32 as a last layer.
@@ -259,7 +238,7 @@ class Decider:
         """
         node, policy = graph.nodes[position], self.policy
         attrs = dict(node.attrs)
-        rule, wanted = self.rules.find(node.op, attrs), _override(node, policy)
+        rule, wanted = rule_of(node), _override(node, policy)
         if rule is None:
             return _without_rule(node, wanted)
         foreign = _foreign_dtype(graph, position, rule, facts)
@@ -274,7 +253,7 @@ class Decider:
         """Return the verdict on a node of float32 data: what is asked for first, then kernels, then the category."""
         low, pure = call.dtype, self.policy.pure
         own, forbidden = low in rule.dtypes, rule.forbids(call)
-        stand_in = self.rules.stand_in(rule, call) if forbidden or not own else ""
+        stand_in = RULES.stand_in(rule, call) if forbidden or not own else ""
         if wanted:
             verdict = _forced(node, rule, wanted, low, own or stand_in != "")
         elif is_last:

@@ -8,7 +8,7 @@ from typing import Container, Dict, FrozenSet, Mapping, Optional, Set, Tuple, Ty
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key, Node, written_positions
-from .attributes import is_inserted
+from .base import is_inserted
 
 Named = Tuple[str, int]
 """A node's name and the number of an output."""

@@ -14,8 +14,7 @@ from typing import ClassVar, Dict, FrozenSet, List, NamedTuple, Optional, Set, T
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..graph.core import VARIABLE, make_attrs
 from ..rules.conditions import flag_of, sizes_of, value_of
-from .attributes import device_attrs
-from .base import Pass, rewritten
+from .base import Pass, device_attrs, rewritten
 from .facts import Facts
 
 

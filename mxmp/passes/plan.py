@@ -8,13 +8,11 @@ from typing import AbstractSet, Dict, FrozenSet, Mapping, Optional, Sequence, Se
 from .. import dtypes
 from ..graph import Entry, Graph, Key
 from ..policy import Policy
-from ..rules import RULES, RuleSet
 from .control_flow import Body, bodies_of
 from .dataflow import classify
-from .decide import FLOAT32, FREE, LOW, Verdict, moves
+from .decide import FLOAT32, FREE, LOW, Reason, Verdict, moves
 from .facts import Facts
 from .place import Placement, place
-from .reasons import Reason
 
 NO_GAIN = "nothing here gains from low precision"
 """The reason given for a free operator of a graph in which no operator is pinned to low precision."""
@@ -59,7 +57,6 @@ def make_plan(
     graph: Graph,
     policy: Policy,
     facts: Facts,
-    rules: RuleSet = RULES,
     stored: FrozenSet[str] = frozenset(),
     final: bool = False,
     storable: Optional[FrozenSet[str]] = None,
@@ -76,7 +73,7 @@ def make_plan(
     A graph with nothing pinned to low precision is float32 throughout: casts for its free operators would save bytes,
     and lose what a loss, say, that is a net of its own reads.
     """
-    verdicts = classify(graph, policy, facts, rules)
+    verdicts = classify(graph, policy, facts)
     if not policy.pure and not any(map(_is_pinned_low, verdicts)):
         verdicts = tuple(map(_without_gain, verdicts))
     verdicts, bodies = _plan_bodies(graph, verdicts, facts, policy)

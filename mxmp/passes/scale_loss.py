@@ -23,9 +23,7 @@ from typing import ClassVar, Dict, FrozenSet, Optional
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import VARIABLE, make_attrs
-from ..rules import RULES
-from .attributes import MARK_ATTR, SCALE_MARK, device_attrs
-from .base import Pass
+from .base import MARK_ATTR, SCALE_MARK, Pass, device_attrs, rule_of
 from .casts import cast_op
 from .facts import Facts
 
@@ -127,5 +125,5 @@ class ScaleLoss(Pass):
 
 def is_loss_head(node: Node) -> bool:
     """Return whether a node starts the backward pass itself and ignores the gradient of its output."""
-    rule = RULES.find(node.op, dict(node.attrs))
+    rule = rule_of(node)
     return rule is not None and rule.loss_head

@@ -8,12 +8,11 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 
 from .. import dtypes
 from ..graph import Entry, Graph, Node
-from ..passes.attributes import CAST_MARK, DTYPE_ATTR, FACTOR_MARK, MARK_ATTR, OUTPUT_MARK, is_inserted
+from ..passes.base import CAST_MARK, DTYPE_ATTR, FACTOR_MARK, MARK_ATTR, OUTPUT_MARK, is_inserted
 from ..passes.dataflow import classify
-from ..passes.decide import FLOAT32, FREE, KEEP, Verdict
+from ..passes.decide import FLOAT32, FREE, KEEP, Reason, Verdict
 from ..passes.facts import Facts
 from ..passes.plan import Plan
-from ..passes.reasons import Reason
 from ..policy import Policy
 from ..rules import RULES
 from .report import AS_IT_WAS, Cast, Report, Row, total
@@ -85,7 +84,7 @@ def report_converted(before: Graph, facts: Facts, after: Graph, after_facts: Fac
     they do not lead to the precision, a policy overruled them, and the row says so. The graph before is without the
     casts of mxmp, as ``EraseCasts`` gives it.
     """
-    verdicts = classify(before, _plainest_policy(after, after_facts), facts, RULES)
+    verdicts = classify(before, _plainest_policy(after, after_facts), facts)
     sizes = activation_bytes(before, facts), activation_bytes(after, after_facts)
     rows = _converted_rows(before, facts, after, after_facts, verdicts)
     return _report(AS_CONVERTED, facts, before, after, rows, sizes)

@@ -19,8 +19,7 @@ from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
 from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums, GuardSlices, OrderFusedSums, Sequential
 from ..passes.cpu.fit import Fit
-from ..passes.cpu.merge import Merged
-from ..passes.cpu.norms import Norm, write_norms
+from ..passes.cpu.frozen import Merged, Norm, write_norms
 from ..passes.fold import Fold, Sources, activation_of, find_dropouts, find_folds
 from ..report import DROPPED, FOLDED, Removed, Row
 from ..rules.conditions import VECTOR
@@ -58,7 +57,6 @@ def prepare(
     shapes: Optional[Shapes] = None,
     types: Optional[Dtypes] = None,
     left: FrozenSet[int] = frozenset(),
-    graph: Optional[Graph] = None,
 ) -> Prepared:
     """Return a symbol prepared for inference; casts that mxmp inserted are taken out.
 
@@ -68,12 +66,11 @@ def prepare(
         shapes: Shapes of its inputs and parameters, if known.
         types: Dtypes of its inputs and parameters, where they are not float32.
         left: BatchNorms that are to be left, as ``Fold.norm`` numbers them.
-        graph: The symbol's graph, if it has been read: ``to_graph(symbol)``.
 
     Raises:
         InferenceError: If the network does not type-check; the message names the node.
     """
-    given = to_graph(symbol) if graph is None else graph
+    given = to_graph(symbol)
     before = EraseCasts()(given).graph
     graph = in_written_order(DropDropout()(before).graph)
     source = symbol if graph == given else from_graph(graph, symbol)
@@ -180,7 +177,7 @@ def _array(values: np.ndarray[Any, Any], like: Any) -> Any:
 def write_norms_of(
     model: Model, args: Arrays, aux: Arrays, norms: Iterable[Norm]
 ) -> Tuple[Model, Dict[str, Any], Dict[str, Any]]:
-    """Return a prepared model with BatchNorm and relu as depthwise convolutions (`mxmp.passes.cpu.norms`).
+    """Return a prepared model with BatchNorm and relu as depthwise convolutions (`mxmp.passes.cpu.frozen`).
 
     A BatchNorm stays where its factors leave bfloat16's range, or its channels fill no vectors.
     """
@@ -219,7 +216,7 @@ def write_norms_of(
 
 
 def merge_params(merged: Sequence[Merged], args: Arrays) -> Dict[str, Any]:
-    """Return a model's arguments with those of merged convolutions in place of the old ones (`passes.cpu.merge`)."""
+    """Return a model's arguments with those of merged convolutions in place of the old ones (`passes.cpu.frozen`)."""
     found = dict(args)
     for name, sources in merged:
         values = [_values(args[source]) for source in sources]

@@ -18,6 +18,7 @@ import numpy as np
 from mxnet import autograd
 
 from ..arrays import is_low_precision, merge_flags, on_gpu, round_into, settle, to_float32, view
+from ..dtypes import FLOAT32, canonical
 from ..errors import TrainerError
 
 _KEPT = "_mxmp_masters"
@@ -101,6 +102,13 @@ def set_master(param: mx.gluon.Parameter, value: mx.nd.NDArray) -> None:
             keep_masters(param, [value.copyto(weight.ctx) for weight in param.list_data()])
 
 
+def float32_value(data: Any) -> mx.nd.NDArray:
+    """Return an array of MXNet or numpy, of any dtype, as an NDArray in float32."""
+    if not isinstance(data, mx.nd.NDArray):
+        return mx.nd.array(data)
+    return to_float32(data.as_nd_ndarray()).astype(FLOAT32, copy=False)
+
+
 def follow_weights(param: mx.gluon.Parameter) -> None:
     """Let the masters of a parameter take over the elements of its weights that they do not round to."""
     for weight in param.list_data() if masters_of(param) else ():
@@ -157,28 +165,38 @@ def written_past(name: str) -> TrainerError:
     )
 
 
-class FollowedParameter(mx.gluon.Parameter):
-    """A parameter whose masters follow what is set and loaded."""
+class ParameterWithMasters(mx.gluon.Parameter):
+    """A parameter stored in low precision, whose float32 master follows the values that are set and loaded.
 
-
-class ParameterWithMasters(FollowedParameter):
-    """A parameter that a trainer of mxmp has a master of, which follows what is set and loaded.
-
-    A low precision parameter gets this class with its master, and keeps it; a copy has the class that it had before.
+    A parameter that ``net.cast`` has put in low precision gets this class with its first master, and keeps it; a copy
+    has the class that it had before. Its files have its own dtype, because MXNet loads no other into such a net
+    (``Parameter._load_init`` in python/mxnet/gluon/parameter.py at tag 1.9.1). A parameter that a conversion stores is
+    a `mxmp.gluon.storage.LowPrecisionParameter`, whose files have float32.
     """
 
     def set_data(self, data: Any) -> None:
-        """Set the value on all contexts, as ``Parameter.set_data``; one of float32 is the master, rounded once."""
-        dtype = getattr(data, "dtype", None)
-        wide = isinstance(data, mx.nd.NDArray) and dtype == np.float32 and is_low_precision(self.list_data()[0])
-        if wide:
-            rounded = mx.nd.empty(data.shape, ctx=data.ctx, dtype=self.list_data()[0].dtype)
-            round_into(data.as_nd_ndarray(), rounded)
-            super().set_data(rounded)
-            set_master(self, data)
-        else:
+        """Set the value on all contexts, from an NDArray or a numpy array of any dtype.
+
+        A value in the dtype that is stored comes from ``data()``, as in ``p.set_data(p.data().clip(-c, c))``: elements
+        that it leaves as they are keep their masters, so that steps below half a unit in the last place still add up.
+        Its other elements, and a value in any other dtype as a whole, are the master from now on.
+        """
+        weight = self._data[0] if self._data else None  # None until shapes are known
+        dtype = None if getattr(data, "dtype", None) is None else canonical(data.dtype)
+        if weight is None or not is_low_precision(weight) or dtype == canonical(weight.dtype):
             super().set_data(data)
             follow_weights(self)
+            return
+        value = float32_value(data)
+        rounded = mx.nd.empty(value.shape, ctx=value.ctx, dtype=weight.dtype)
+        round_into(value, rounded)
+        super().set_data(rounded)
+        self._keep(value)
+
+    def _keep(self, value: mx.nd.NDArray) -> None:
+        """Make a float32 value the master, in the arrays that an optimizer may hold already."""
+        if self.grad_req != "null" or masters_of(self):
+            set_master(self, value)
 
     def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Load a value, as from a file."""
@@ -300,7 +318,7 @@ def own(param: mx.gluon.Parameter, optimizer: mx.optimizer.Optimizer) -> None:
     owner = getattr(param, _OWNER, None)
     if owner is None or owner() is not optimizer:
         setattr(param, _OWNER, weakref.ref(optimizer))
-    if not isinstance(param, FollowedParameter):
+    if not isinstance(param, ParameterWithMasters):
         kind: Any = type(param)
         param.__class__ = _class_with_masters(kind)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import logging
 import re
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -23,7 +22,7 @@ import numpy as np
 from ..arrays import leaves, to_float32
 from ..dtypes import FLOAT32, LOW_PRECISION, canonical
 from ..errors import LossScaleError, StateError, TrainerError
-from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale
+from ..loss_scale import NoOpLossScale
 from ..mxnet_private import is_initialized
 from .masters import Masters, follow_weights, keep_masters, require_masters
 from .multi_precision import parted
@@ -80,12 +79,11 @@ def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
     write(fname, {"extra": extra, **content})
 
 
-def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = DynamicLossScale()) -> None:  # noqa: B008
+def restore(fname: str, target: Target, scaler: Scaler) -> None:
     """Put the states of a file in place, with the loss scale that `save` got from ``scaler.to_dict()``.
 
     It may also be a file that MXNet's own trainer, module or updater wrote, with the indices of the target. The
-    file decides over every field; the log tells where that is not what the caller set up. ``default`` is the loss
-    scale of a caller who gave none, which another one in the file replaces without a word.
+    file decides over every field. A warning is logged where it turns the loss scale off.
 
     Raises:
         StateError: If the file is damaged or does not fit; then, as with all errors, nothing is changed.
@@ -97,7 +95,6 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
     fields = loaded.fields("fields", optimizer)
     scheduler_fields = loaded.fields("scheduler_fields", optimizer.lr_scheduler)
     counts, (states, masters) = loaded.counts(), loaded.states_and_masters()
-    overruled = _overruled(optimizer, fields)
     try:
         if "extra" in content:
             scaler.check_dict(content["extra"])
@@ -123,12 +120,9 @@ def restore(fname: str, target: Target, scaler: Scaler, default: LossScale = Dyn
             optimizer._all_index_update_counts = counts
             optimizer._index_update_count = counts[0]
             optimizer.num_update = content["num_update"]
-    # Without a scale nothing is checked any more: that is never without a word.
-    lost = isinstance(scaler.loss_scale, NoOpLossScale) and not isinstance(before, NoOpLossScale)
-    if lost or _options(before) not in (_options(scaler.loss_scale), _options(default)):
-        overruled.append(f"loss_scale={scaler.loss_scale} (not {before})")
-    if overruled:
-        _LOG.warning("%s decides over %s; to change that, set it after loading.", fname, ", ".join(overruled))
+    if isinstance(scaler.loss_scale, NoOpLossScale) and not isinstance(before, NoOpLossScale):
+        text = "%s turns the loss scale off (before: %s), so that nothing is checked; set loss_scale after loading."
+        _LOG.warning(text, fname, before)
 
 
 @contextlib.contextmanager
@@ -178,14 +172,13 @@ class _Loaded:
     def fields(self, group: str, owner: Any) -> Dict[str, Any]:
         """Return the fields of an optimizer or a scheduler; none that it lacks, nor of another type."""
         present = {} if owner is None else vars(owner)
-        fields, options = self._content.get(group, {}), _options_of(owner)
+        fields = self._content.get(group, {})
         self._require(type(fields) is dict, group, fields, "a dict")
         for name, value in fields.items():
             if name not in present or name in NOT_STATE:
                 raise self._error(f"{group}.{name}", repr(value), f"absent: {type(owner).__name__} has no such field")
-            # None fits what an optimizer computes, such as LARS's cur_lr before the first update.
-            lacks = value is None and present[name] is not None and options.get(name) is not None
-            if lacks or not _same_kind(name, value, present[name]) or (name in options and not _is_usable(name, value)):
+            lacks_rate = name == "lr" and value is None and getattr(owner, "lr_scheduler", None) is None
+            if lacks_rate or not _fits(name, value, present[name]):
                 like = "a number or None" if present[name] is None else f"the like of {present[name]!r}"
                 raise self._error(f"{group}.{name}", repr(value), like)
         # What an optimizer keeps of each weight on itself, as LBSGD does, is by index too.
@@ -305,19 +298,20 @@ def _text(value: Any) -> str:
 _NUMBERS_OR_NONE = {"lr", "clip_gradient", "clip_weights", "lower_bound", "upper_bound", "last_lr", "cur_lr"}
 
 
-def _same_kind(name: str, a: Any, b: Any) -> bool:
-    """Return whether a loaded field can stand where ``b`` stood; one may be None, as before the first update."""
-    number = (int, float, np.number)
-    if isinstance(a, number) and (isinstance(b, number) or name in _NUMBERS_OR_NONE):
-        return isinstance(a, bool) == isinstance(b, bool)
-    return a is None or (b is None and name not in _NUMBERS_OR_NONE) or type(a) is type(b)
+def _fits(name: str, value: Any, present: Any) -> bool:
+    """Return whether a field of an optimizer or a scheduler can have a value in the place of its present one.
 
-
-def _is_usable(name: str, option: Any) -> bool:
-    """Return whether an option is no NaN, and a learning rate finite; a clipping may be inf."""
-    if not isinstance(option, (float, np.floating)):
-        return True
-    return bool(np.isfinite(option) if name in ("lr", "base_lr") else not np.isnan(option))
+    A number may not be NaN, nor a learning rate inf. None stands for what is not computed before the first update, and
+    for numbers that an optimizer may lack.
+    """
+    numbers = (int, float, np.number)
+    is_number = name in _NUMBERS_OR_NONE or isinstance(present, numbers)
+    if value is None:
+        return name in _NUMBERS_OR_NONE or not is_number
+    if is_number and isinstance(value, numbers):
+        is_usable = np.isfinite(value) if name in ("lr", "base_lr") else not np.isnan(value)
+        return bool(is_usable) and isinstance(value, bool) == isinstance(present, bool)
+    return type(value) is type(present) or (present is None and not is_number)
 
 
 def _is_whole(number: Any) -> bool:
@@ -348,28 +342,3 @@ def _link_masters(target: Target) -> None:
             keep_masters(param, masters)
             if is_initialized(param):
                 follow_weights(param)
-
-
-def _options_of(owner: Any) -> Dict[str, Any]:
-    """Return the options of the constructors of an optimizer or a scheduler, with their defaults."""
-    inits = [vars(cls)["__init__"] for cls in type(owner).__mro__[-2::-1] if "__init__" in vars(cls)]
-    parameters = [each for init in inits for each in inspect.signature(init).parameters.values()]
-    scheduler = getattr(owner, "lr_scheduler", None)  # with which lr may be None
-    return {**{each.name: each.default for each in parameters}, "lr": 0.01 if scheduler is None else None}
-
-
-def _overruled(owner: Any, fields: Dict[str, Any]) -> List[str]:
-    """Return the options of an optimizer whose values in a file are others."""
-    options, plain = _options_of(owner), (bool, int, float, str, type(None))
-    return [
-        f"{name}={value!r} (not {vars(owner)[name]!r})"
-        for name, value in fields.items()
-        if name in options and isinstance(value, plain) and value != vars(owner)[name]
-    ]
-
-
-def _options(loss_scale: LossScale) -> Dict[str, Any]:
-    """Return what a user sets of a loss scale, without its state."""
-    state = {"value", "growth_tracker", "hysteresis_tracker", "floor_skips", "warming_up"}
-    fields = loss_scale.to_dict()
-    return {key: value for key, value in fields.items() if key not in state or fields["kind"] == "static"}

@@ -1,5 +1,8 @@
 """The tables of the README and the pages: those that stand there are those of the stored results."""
 
+import copy
+import json
+
 import pytest
 
 from benchmarks import tables
@@ -50,9 +53,21 @@ def test_columns_that_were_not_measured_are_left_out():
     assert tables.training([RECORD])[4] == "| lstm | 200 | 1.25 |"
 
 
-def test_results_of_another_revision_are_absent_and_a_line_says_so(tmp_path):
-    import json
+def test_two_files_are_compared_column_by_column_the_slowest_first(tmp_path, capsys):
+    later = copy.deepcopy(RECORD)
+    later["cases"][0]["columns"][1]["ratio"] = 0.5  # twice as long as before
+    files = [tmp_path / "before.json", tmp_path / "after.json"]
+    for file, record in zip(files, (RECORD, later)):
+        file.write_text(json.dumps(record))
+    tables.main(list(map(str, files)))
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| inference/resnet | Gluon, mxmp, frozen | 4.00 | 2.00 | 0.50 |",
+        "| inference/resnet | Gluon, contrib.amp | 2.00 | 2.00 | 1.00 |",
+        "| training/lstm | mixed_bfloat16 | 1.25 | 1.25 | 1.00 |",
+    ]
 
+
+def test_results_of_another_revision_are_absent_and_a_line_says_so(tmp_path):
     for number, revision in enumerate((tables.REVISION, tables.REVISION - 1, None)):
         machine = {**RECORD["machine"], "revision": revision}
         (tmp_path / f"{number}.json").write_text(json.dumps({**RECORD, "machine": machine}))

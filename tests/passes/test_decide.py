@@ -8,10 +8,9 @@ import pytest
 from mxmp.graph import Entry, Node
 from mxmp.passes import Facts, classify, make_plan
 from mxmp.passes.dataflow import last_layer
-from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW, depends_on_shapes, shape_outcome
-from mxmp.passes.sizes import find_sizes
+from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW
+from mxmp.passes.sizes import depends_on_shapes, find_sizes, shape_outcome
 from mxmp.policy import Policy
-from mxmp.rules import RULES
 from mxmp.symbol import infer_facts, to_graph
 from symbols import get_symbol
 from tests.graph.text import from_text
@@ -22,7 +21,7 @@ def verdicts_of(text, policy="O1", dtypes=None, shapes=None):
     """Return the verdicts by node of a graph behind a variable ``x``."""
     graph, facts = with_facts("x = null()\n" + text, dtypes, shapes)
     policy = Policy.parse(policy) if isinstance(policy, str) else policy
-    return {node.name: verdict for node, verdict in zip(graph.nodes, classify(graph, policy, facts, RULES))}
+    return {node.name: verdict for node, verdict in zip(graph.nodes, classify(graph, policy, facts))}
 
 
 FUSED = "d = Convolution(x, x)\nm = {}(d, d)\na = elemwise_add(m, d)\nreturn a"
@@ -81,7 +80,7 @@ def test_data_that_is_not_float32_is_left_alone(dtype, label):
 
 def test_unknown_dtype_is_left_alone():
     graph = from_text("x = null()\nr = Reshape(x)\nreturn r")
-    verdict = classify(graph, Policy.parse("O1"), Facts({(0, 0): "float32"}), RULES)[1]
+    verdict = classify(graph, Policy.parse("O1"), Facts({(0, 0): "float32"}))[1]
     assert (verdict.label, verdict.reason) == (KEEP, "the dtype of output 0 is unknown")
 
 
@@ -133,7 +132,7 @@ def test_overrides_and_regions_overrule_the_last_layer(changes):
 def test_the_last_layer_of_a_detector_is_its_prediction_heads(train):
     """Its default boxes come from the feature maps too, but from their shapes alone."""
     graph = to_graph(get_symbol("ssd300_vgg16", train=train))
-    found = [graph.nodes[i] for i in last_layer(graph, RULES)]
+    found = [graph.nodes[i] for i in last_layer(graph)]
     maps = ["conv4_3", "fc7", "extra1", "extra2", "extra3", "extra4"]
     convolutions = {node.name for node in found if node.op == "Convolution"}
     assert convolutions == {f"{name}_{head}" for name in maps for head in ("cls", "loc")}
@@ -181,7 +180,7 @@ def loop(rounds):
 )
 def test_a_state_that_a_loop_adds_to_is_the_sum_of_all_rounds(rounds, reason):
     graph, facts = loop(rounds)
-    assert find_sizes(graph, RULES, facts, "float16").bodies[2, 0].reasons.get(2) == reason
+    assert find_sizes(graph, facts, "float16").bodies[2, 0].reasons.get(2) == reason
     assert depends_on_shapes(graph, "float16")
     short, short_facts = loop(2)
     is_alike = shape_outcome(graph, "float16", facts) == shape_outcome(short, "float16", short_facts)

@@ -174,18 +174,14 @@ def test_states_go_to_the_layers_that_they_are_of(before, after, places, name, t
 # Fields of the optimizer, and the loss scale.
 
 
-def test_a_file_decides_over_options_and_the_log_tells_which(tmp_path, caplog):
+def test_a_file_decides_over_options(tmp_path):
     saved, other = Run("sgd", momentum=0.9, wd=0.5, learning_rate=0.5), Run("sgd", wd=0.5)
     saved.step(0)
     saved.trainer.set_learning_rate(0.125)
     saved.save(str(tmp_path / "s"))
-    saved.load(str(tmp_path / "s"))
-    assert caplog.text == ""
     other.load(str(tmp_path / "s"))
     inner = other.trainer.optimizer
     assert (inner.momentum, inner.wd, inner.lr) == (0.9, 0.5, 0.125)
-    assert "lr=0.125 (not 0.01)" in caplog.text and "momentum=0.9 (not 0.0)" in caplog.text
-    assert "wd" not in caplog.text and "loss_scale" not in caplog.text
     assert sorted(other.trainer._updaters[0].states) == [0, 1, 2]  # momenta, which its own options had not made
     other.step(1)
 
@@ -206,14 +202,11 @@ def test_fields_may_be_none_where_an_optimizer_can_have_them_so(tmp_path):
 
 @pytest.mark.parametrize("saved", [DynamicLossScale(init_scale=2.0**10, growth_interval=7), 128, None], ids=str)
 def test_a_file_replaces_the_loss_scale(saved, tmp_path, caplog):
-    """Without a word where none was given, unless nothing is scaled or checked any more."""
+    """Without a word, unless nothing is scaled or checked any more."""
     x, file = param([1.0, 2.0]), str(tmp_path / "t.states")
     mxmp.gluon.Trainer([x], "sgd", kvstore=None, loss_scale=saved).save_states(file)
-    lines = (
-        ({}, "decides over loss_scale=NoOpLossScale" if saved is None else ""),
-        ({"loss_scale": 64}, f"loss_scale={parse(saved)} (not StaticLossScale(value=64.0)"),
-    )
-    for options, line in lines:
+    line = "turns the loss scale off" if saved is None else ""
+    for options in ({}, {"loss_scale": 64}):
         trainer = mxmp.gluon.Trainer([x], "sgd", kvstore=None, **options)
         for text in (line, ""):  # the second load changes nothing
             caplog.clear()

@@ -19,8 +19,7 @@ from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...graph.core import make_attrs
 from ...processors import Kind
 from ...rules.conditions import flag_of, sizes_of, value_of
-from ..attributes import device_attrs
-from ..base import beside, rewritten
+from ..base import beside, device_attrs, rewritten
 from ..facts import CAST_OPS, Facts, Shape
 from .kernels import CHANNELS, NEVER, Channels
 

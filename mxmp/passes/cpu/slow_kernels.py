@@ -14,10 +14,9 @@ from typing import AbstractSet, ClassVar, Dict, Set, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
-from ...rules import RULES
 from ...rules.conditions import VECTOR, value_of
 from ...rules.core import Call
-from ..base import Pass, beside, rewritten
+from ..base import Pass, beside, rewritten, rule_of
 from ..facts import Named, cast_from
 from .kernels import WEIGHTS
 from .layouts import BATCH_NORM, DEFAULT, OWN, Layouts
@@ -149,9 +148,10 @@ def _is_by_element(node: Node) -> bool:
     """Return whether float32 gives what an operator gives in bfloat16, which is slow."""
     if node.op not in _BY_ELEMENT:
         return False
-    attrs = dict(node.attrs)
-    rule = RULES.find(node.op, attrs)
-    return rule is not None and rule.preserves_grid and rule.forbids(Call(attrs, (), dtypes.BFLOAT16)) is None
+    rule = rule_of(node)
+    if rule is None or not rule.preserves_grid:
+        return False
+    return rule.forbids(Call(dict(node.attrs), (), dtypes.BFLOAT16)) is None
 
 
 def _cast(builder: GraphBuilder, node: Node, dtype: str, entry: Entry) -> Entry:

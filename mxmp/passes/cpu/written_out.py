@@ -23,8 +23,7 @@ from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node
 from ...graph.core import make_attrs
 from ...rules.conditions import value_of
-from ..attributes import device_attrs
-from ..base import Pass, beside, rewritten
+from ..base import Pass, beside, device_attrs, rewritten
 from ..facts import Named, Shape
 from .layouts import Layouts
 
