@@ -57,7 +57,7 @@ from .cache import ConvertedGraph, LRUCache, Runner, Signature, as_input, on_cpu
 from .regions import current_region, outside_regions
 from .trace import Trace, flat_arguments, trace
 
-MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
+MAX_CALLS = 4096  # signatures that are remembered; where decisions depend on shapes, each shape is one
 MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
 
 _trainer_of = attrgetter("_trainer")  # asked of every parameter at every recorded call
@@ -124,7 +124,7 @@ class Conversion:
     _calls: LRUCache[Runner]
     _graphs: LRUCache[ConvertedGraph]
     _traces: LRUCache[Trace]
-    _is_shaped: bool  # whether a verdict depends on the shapes of inputs
+    _is_shaped: bool  # whether a decision depends on the shapes of inputs
     _has_gradients: bool
 
     def __init__(
