@@ -34,7 +34,7 @@ parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
 if "DMLC_ROLE" not in os.environ:  # started by hand: start the job, each worker of which runs this script
-    job = mxmp.launch.plan([sys.executable, *sys.argv], args.workers)
+    job = mxmp.launch.plan_processes([sys.executable, *sys.argv], args.workers)
     sys.exit(mxmp.launch.run(job).code)
 
 workers = mxmp.distributed.KVStore("dist_sync")

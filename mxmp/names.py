@@ -35,7 +35,7 @@ PUBLIC: Dict[str, List[str]] = {
         "mxmp.estimator": "MixedPrecisionHandler ScalingBatchProcessor",
         "mxmp.gluon": "Accumulator SharedLossScale Trainer adopt_weights averaged cast convert exact_value export "
         "freeze load_checkpoint precision report restore save_checkpoint set_policy",
-        "mxmp.launch": "End LAUNCHED LOOPBACK Process TIMED_OUT free_ports plan run",
+        "mxmp.launch": "JobResult LAUNCHED LOOPBACK Process TIMED_OUT free_ports plan_processes run",
         "mxmp.loss_scale": "AT_FLOOR DynamicLossScale LARGEST_SCALE LossScale NoOpLossScale SMALLEST_SCALE "
         "StaticLossScale parse",
         "mxmp.module": "BucketingModule Module",

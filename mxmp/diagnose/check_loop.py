@@ -536,7 +536,7 @@ def _check_speed(nets: Sequence[gluon.Block], batches: Sequence[int], found: Loo
         if finding.ok is False:
             found.add("slow_policy", f"{finding.message} {finding.advice}", "note")
     layers: List[Uneven] = []
-    for decisions in (each.current.converted.decisions for each in conversions if each.current is not None):
+    for decisions in (each.last_graph.converted.decisions for each in conversions if each.last_graph is not None):
         rows = {(row.name, row.op) for row in decisions.report.rows if row.precision == dtypes.FLOAT16}
         layers += uneven_layers(decisions.before, decisions.facts, rows)
     named = []

@@ -336,7 +336,7 @@ def _trace(
     It is that of the last call for inference; else it is traced as it was called. A net that was not called, or only
     operator by operator, is traced with ``count`` inputs.
     """
-    ran, frozen = {} if conversion is None else conversion.ran, frozen_model(net)
+    ran, frozen = {} if conversion is None else conversion.last_graph_by_mode, frozen_model(net)
     own = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and net._cached_graph
     graph = ran.get(False) or ran.get(True)
     if graph and (own or False in ran) and inside == conversion.regions:

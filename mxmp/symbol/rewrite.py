@@ -251,7 +251,7 @@ def emulated(
     layouts = Layouts()
     speed: Tuple[Pass, ...] = ()
     running = Emulate(facts, native=rounds_natively(facts))(unique).graph
-    if trains and not has_float16(facts):  # which is computed in float64
+    if trains:
         running = GuardTransposed(float32_entries(unique, facts)).run(running)
     if has_low:
         layouts = Layouts(bfloat16_entries(unique, facts), read_processor().kind)
