@@ -655,8 +655,8 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         """Warn, in the first step, of losses that may be means over the batch which the step divides by."""
         count, self._single_losses = self._single_losses, None
         if count and batch_size > count:
-            text = "step(%g) divides the gradients by %g, but the loss has one element. If that is a mean, call step(1): "
-            text += "otherwise the learning rate is %g times smaller. If it is a sum, all is right."
+            text = "step(%g) divides the gradients by %g, but the loss has one element. If that is a mean, call "
+            text += "step(1): otherwise the learning rate is %g times smaller. If it is a sum, all is right."
             _LOG.warning(text, batch_size, batch_size, batch_size)
 
     def _update_or_skip(self, rescale: float, has_grads: bool) -> bool:
