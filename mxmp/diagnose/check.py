@@ -33,14 +33,15 @@ _NORMS = (gluon.nn.BatchNorm, gluon.nn.LayerNorm, gluon.nn.InstanceNorm, gluon.n
 def check(net: Nets, trainer: Trainers) -> CheckReport:
     """Return the mistakes that a net and its trainer show before they train; nothing is run or changed.
 
-    The trainer has the findings 'plain_trainer' (it is one of MXNet, and float16 needs one of mxmp), 'wrong_trainer' (it
-    has no parameter of the net) and 'no_loss_scale'. Parameters have 'weights_not_finite', 'norm_precision' and
+    The trainer has the findings 'plain_trainer' (it is one of MXNet, and float16 needs one of mxmp), 'wrong_trainer'
+    (it has no parameter of the net) and 'no_loss_scale'. Parameters have 'weights_not_finite', 'norm_precision' and
     'cast_by_hand' (by ``net.cast``), 'frozen_weight' (a Dense layer on a CPU whose bias is trained, which MXNet gets
-    wrong) and 'gradients_add_up' (``grad_req='add'``). The policy has 'output_precision', if the loss is computed in low
-    precision. Notes on speed are 'uneven_sizes', for the graphs that have run, and 'slow_policy'.
+    wrong) and 'gradients_add_up' (``grad_req='add'``). The policy has 'output_precision', if the loss is computed in
+    low precision. Notes on speed are 'uneven_sizes', for the graphs that have run, and 'slow_policy'.
 
-    A trainer of mxmp tells the rest in its first step: a loss that was not scaled, a weight that backward does not reach,
-    gradients that are not fresh. It warns once of a loss with one element whose gradients ``step(batch_size)`` divides.
+    A trainer of mxmp tells the rest in its first step: a loss that was not scaled, a weight that backward does not
+    reach, gradients that are not fresh. It warns once of a loss with one element, if ``step(batch_size)`` divides its
+    gradients.
 
     Args:
         net: The net, converted or not; or a list of nets.
