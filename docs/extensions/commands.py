@@ -3,7 +3,6 @@
 import click
 from docutils import nodes
 from docutils.parsers.rst import Directive
-
 from mxmp.cli import commands
 
 
