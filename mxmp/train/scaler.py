@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import logging
 import math
 import weakref
@@ -17,6 +16,7 @@ import mxnet as mx
 
 from ..arrays import all_finite, host_norm, sum_of_squares
 from ..errors import LossScaleError, NonFiniteLossError, TrainerError
+from ..explainer import explainer
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message, parse
 from .loss_heads import Factors
 from .window import Alive, Stage, Window, in_block
@@ -582,8 +582,8 @@ def explain_steps(scaler: Scaler, owner: Any) -> None:
 
 
 def _ask(name: str, owners: Alive) -> Optional[str]:  # of a module, as scalers are copied and pickled with trainers
-    """Return what diagnosis says of the present step; it is imported by name, because it stands above this file."""
-    ask: Callable[[Any], Optional[str]] = getattr(importlib.import_module("mxmp.diagnose.watch"), name)
+    """Return what `mxmp.diagnose.watch` says of the present step."""
+    ask: Callable[[Any], Optional[str]] = getattr(explainer(), name)
     return next(map(ask, owners), None)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import importlib
 from typing import (
     Any,
     Callable,
@@ -37,6 +36,7 @@ from ..arrays import (
 )
 from ..distributed import KVStore
 from ..errors import NonFiniteLossError, TrainerError
+from ..explainer import explainer
 from ..loss_scale import LossScale
 from .kernels import Update, update
 from .masters import Masters, first_written_past, masters_flag, written_past
@@ -272,9 +272,9 @@ def hand_on_observers(owner: Any, before: Scaler) -> None:
 def observers_of_calls(trainer: Any) -> List[Observer]:
     """Return the observers of a trainer, and among them the one that keeps calls to explain a step that fails.
 
-    `mxmp.diagnose.watch` makes it. That is imported by name, because it stands above this file.
+    `mxmp.diagnose.watch` makes it.
     """
-    importlib.import_module("mxmp.diagnose.watch").calls_of(trainer)
+    explainer().calls_of(trainer)
     return list(trainer._scaler.observers.values())
 
 
