@@ -22,6 +22,7 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "networks",
+    "commands",
     "operators",
     "thumbnails",
     "tour",
