@@ -267,9 +267,9 @@ def placement(name: str, options: Options) -> List[Column]:
     task = make_task(name, options.batch_size or 8, options.image_size, options.seed)
     symbol, shapes = _symbol(task)
     graph, facts = to_graph(symbol), _facts(symbol, shapes)
-    verdicts = classify(graph, Policy.parse("O1"), facts)
+    decisions = classify(graph, Policy.parse("O1"), facts)
     own, peer = convert_symbol(symbol, "O1", shapes=shapes), amp.convert_symbol(symbol)
-    cut = Started(lambda: place(graph, verdicts, facts), values=casts_of(own, shapes))
+    cut = Started(lambda: place(graph, decisions, facts), values=casts_of(own, shapes))
     counts = Started(None, values=casts_of(peer, shapes))
     return [Column("mxmp", lambda: cut, is_base=True), Column(PEER, lambda: counts)]
 

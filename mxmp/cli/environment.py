@@ -152,17 +152,17 @@ def launch(
         if timeout is not None or host != jobs.LOOPBACK:
             raise click.UsageError("--hosts only prints commands; leave --timeout and --host out.", ctx)
         addresses = [address.strip() for address in hosts.split(",")]
-        _print_commands(jobs.plan(command, workers, servers, addresses, port or 9091), addresses)
+        _print_commands(jobs.plan_processes(command, workers, servers, addresses, port or 9091), addresses)
         return
     # It ends like a program that a signal ended, but not before the processes have.
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        end = jobs.run(jobs.plan(command, workers, servers, [host], port), timeout)
+        result = jobs.run(jobs.plan_processes(command, workers, servers, [host], port), timeout)
     finally:
         signal.signal(signal.SIGTERM, before)
-    if end.reason:
-        click.echo(f"mxmp: {end.reason}.", err=True)
-    ctx.exit(end.code)
+    if result.reason:
+        click.echo(f"mxmp: {result.reason}.", err=True)
+    ctx.exit(result.code)
 
 
 def _print_commands(processes: Sequence[jobs.Process], addresses: Sequence[str]) -> None:

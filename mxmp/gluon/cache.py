@@ -47,7 +47,7 @@ class Signature(NamedTuple):
     adds: bool  # whether gradients are added to earlier ones, where that matters
     nesting: Tuple[str, Any]  # of its inputs
     types: Tuple[Any, ...]
-    shapes: Optional[Tuple[Any, ...]]  # None where no verdict depends on them
+    shapes: Optional[Tuple[Any, ...]]  # None where no decision depends on them
 
     @property
     def trains(self) -> bool:

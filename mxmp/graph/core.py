@@ -63,8 +63,8 @@ class Node(NamedTuple):
 
     def get(self, key: str, default: str | None = None) -> str | None:
         """Return an attribute's text, or ``default``."""
-        for found, value in self.attrs:  # a loop: the conversion asks 20,000 times
-            if found == key:
+        for name, value in self.attrs:  # a loop: the conversion asks 20,000 times
+            if name == key:
                 return value
         return default
 
@@ -113,21 +113,21 @@ class Graph:
 
     def operators(self) -> List[Node]:
         """Return all nodes that are no variables, those within bodies of control flow included."""
-        found = []
+        operators = []
         for node in self.nodes:
             if not node.is_variable:
-                found.append(node)
+                operators.append(node)
             for body in node.subgraphs:
-                found.extend(body.operators())
-        return found
+                operators.extend(body.operators())
+        return operators
 
     def consumers(self) -> Dict[Key, List[Tuple[int, int]]]:
         """Return, per entry, the (node, input position) pairs that read it."""
-        found: Dict[Key, List[Tuple[int, int]]] = {}
+        consumers: Dict[Key, List[Tuple[int, int]]] = {}
         for position, node in enumerate(self.nodes):
             for port, entry in enumerate(node.inputs):
-                found.setdefault(entry[:2], []).append((position, port))
-        return found
+                consumers.setdefault(entry[:2], []).append((position, port))
+        return consumers
 
 
 def without_versions(graph: Graph) -> Graph:

@@ -17,7 +17,7 @@ from .cpu.layouts import Layouts as Layouts
 from .cpu.layouts import SeparateLayouts as SeparateLayouts
 from .cpu.slow_kernels import WidenSlowKernels as WidenSlowKernels
 from .dataflow import classify as classify
-from .decide import Verdict as Verdict
+from .decide import Decision as Decision
 from .emulate import Emulate as Emulate
 from .facts import Facts as Facts
 from .fold import DropDropout as DropDropout

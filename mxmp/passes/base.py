@@ -82,7 +82,7 @@ It returns the new form of the node, or the entry of the new graph that its read
 """
 
 
-def rewritten(
+def sweep(
     graph: Graph,
     visit: Visit,
     body: Optional[Callable[[Graph], Graph]] = None,
@@ -104,7 +104,7 @@ def rewritten(
     return builder.finish(heads(builder) if heads is not None else None)
 
 
-def beside(builder: GraphBuilder, node: Node, op: str, word: str, *inputs: Entry, **attrs: str) -> Entry:
+def insert_next_to(builder: GraphBuilder, node: Node, op: str, word: str, *inputs: Entry, **attrs: str) -> Entry:
     """Insert an operator that is named after a node and runs on its device, and return its first output."""
     return builder.insert(op, f"{node.name}_{word}", *inputs, **attrs, **device_attrs(node))
 
@@ -140,7 +140,7 @@ def with_copies(
                 inputs[port] = made[copy, entry.key]
         return node.rewired(tuple(inputs))
 
-    return rewritten(graph, visit, body)
+    return sweep(graph, visit, body)
 
 
 # ------------------------------------------------------------------ attributes that mxmp puts on nodes

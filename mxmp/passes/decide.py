@@ -1,6 +1,6 @@
-"""The verdict on one operator by itself: overrides, kernels, its rule's category and condition.
+"""The decision on one operator by itself: overrides, kernels, its rule's category and condition.
 
-A verdict pins it to float32 or to low precision, or leaves it free. `dataflow.classify` goes through a graph, and lets
+A decision pins it to float32 or to low precision, or leaves it free. `dataflow.classify` goes through a graph, and lets
 neighbours have their say.
 """
 
@@ -46,7 +46,7 @@ class Reason(enum.Enum):
     INFER_BEHIND = "infer behind X", "as safe as what it reads, and X, before it, needs float32"
     AFTER_OVERRIDE = "behind an override", "reads, on the way to the next layer, what an override keeps in float32"
     MANY_TERMS = "many terms", "a sum of sums, or a product of factors, that leaves the dtype's range"
-    WIDE = "wide values", "inputs and constants of the network, or computed from these alone"
+    DATA = "input values", "inputs and constants of the network, or computed only from these"
     CLEAR = "clear", "only moves or selects values, so that either precision is safe"
     CHEAPEST = "cheapest", "moves fewest bytes, or takes fewest casts if shapes are unknown; else float32"
     EXACT = "carries exact values", "counts, indices, values of a variable: never rounded"
@@ -58,7 +58,7 @@ class Reason(enum.Enum):
     OVERRIDE = "override", "the policy asks for it by name or block, or set_policy for its block"
     OPERATOR = "op override", "the policy asks for it by the operator"
     REGION = "region", "a region of the code asks for it"
-    STAND_IN = "as X", "MXNet computes it by its operator X, which has the kernel"
+    SUBSTITUTE = "as X", "MXNet computes it by its operator X, which has the kernel"
     AS_CONVERTED = "as converted", "a policy that is not known overruled the rule"
     NO_KERNEL = "no sound kernel", "MXNet's is missing, or what it gives is wrong or off on average"
     OWN_CAST = "explicit cast", "the network's own; left as it is"
@@ -73,19 +73,19 @@ KEEP = "keep"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """The precision that one node is to run in (``label``), and why (one phrase, for the report).
 
     Attributes:
         kinds: Of the reason; none where its text explains itself.
         taints: Whether, in float32, its values are unsafe for what follows in low precision.
-        widens: Attribute with which this node reads low precision data and gives float32, so that
+        float32_attr: Attribute with which this node reads low precision data and gives float32, so that
             its first input needs no cast; empty if it has none.
-        stand_in: Operator to put in this one's place if it runs in low precision; empty if itself does.
+        substitute: Operator to put in this one's place if it runs in low precision; empty if itself does.
         clamped: Pairs (attribute, text): the scalars that it is to compute with in place of some beyond the low
             precision dtype's range.
-        bodies: Of a control flow node, the verdicts on the nodes of each of its bodies.
-        positions: Numbers of the outputs that hold positions, which come in float32 as outputs of the network too.
+        bodies: Of a control flow node, the decisions on the nodes of each of its bodies.
+        index_outputs: Numbers of the outputs that hold positions, which come in float32 as outputs of the network too.
         low_ports: Of a control flow node, the inputs that its bodies want in low precision.
         low_outputs: Likewise, the outputs that they give in low precision.
     """
@@ -94,11 +94,11 @@ class Verdict:
     reason: str
     rule: Optional[Rule] = None
     taints: bool = True
-    widens: str = ""
-    stand_in: str = ""
+    float32_attr: str = ""
+    substitute: str = ""
     clamped: Tuple[Tuple[str, str], ...] = ()
-    bodies: Tuple[Tuple["Verdict", ...], ...] = ()
-    positions: FrozenSet[int] = frozenset()
+    bodies: Tuple[Tuple["Decision", ...], ...] = ()
+    index_outputs: FrozenSet[int] = frozenset()
     low_ports: FrozenSet[int] = frozenset()
     low_outputs: FrozenSet[int] = frozenset()
     kinds: Tuple[Reason, ...] = ()
@@ -109,7 +109,7 @@ class Verdict:
 
     def accepts_any(self, port: int) -> bool:
         """Return whether an input may have either precision."""
-        return self.rule is not None and (port in self.rule.any or (port == 0 and self.widens != ""))
+        return self.rule is not None and (port in self.rule.any_dtype or (port == 0 and self.float32_attr != ""))
 
     def output_in_precision(self, index: int) -> bool:
         """Return whether an output comes in the precision that the node runs in."""
@@ -127,33 +127,33 @@ _SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStor
 _BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
 
 
-def _clamped(verdict: Verdict, rule: Rule, call: Call) -> Verdict:
-    """Return a verdict that keeps scalars within the low precision dtype's range, as parameters are: none is inf."""
+def _clamped(decision: Decision, rule: Rule, call: Call) -> Decision:
+    """Return a decision that keeps scalars within the low precision dtype's range, as parameters are: none is inf."""
     scalars = clamped_scalars(call, rule.scalars)
     if not scalars:
-        return verdict
+        return decision
     texts = [f"{key}={value_of(call.attrs, key):g} clamped to {float(text):g}" for key, text in scalars.items()]
-    reason, kinds = ", ".join([verdict.reason, *texts]), (*verdict.kinds, Reason.CLAMPED)
-    return replace(verdict, reason=reason, kinds=kinds, clamped=tuple(scalars.items()))
+    reason, kinds = ", ".join([decision.reason, *texts]), (*decision.kinds, Reason.CLAMPED)
+    return replace(decision, reason=reason, kinds=kinds, clamped=tuple(scalars.items()))
 
 
-def _by_category(rule: Rule, call: Call, pure: bool, forbidden: Optional[str]) -> Verdict:
+def _by_category(rule: Rule, call: Call, pure: bool, forbidden: Optional[str]) -> Decision:
     if pure:
-        return Verdict(LOW, "pure policy", rule, kinds=(Reason.PURE,))
+        return Decision(LOW, "pure policy", rule, kinds=(Reason.PURE,))
     if rule.category == DENY:
         reason = f"deny: {rule.reason}" if rule.reason else "deny"
-        return Verdict(FLOAT32, reason, rule, widens=_widens(rule, call), kinds=(Reason.DENY,))
+        return Decision(FLOAT32, reason, rule, float32_attr=_float32_attr(rule, call), kinds=(Reason.DENY,))
     if forbidden:
-        return Verdict(FLOAT32, forbidden, rule, taints=rule.taints, widens=_widens(rule, call))
+        return Decision(FLOAT32, forbidden, rule, taints=rule.taints, float32_attr=_float32_attr(rule, call))
     if rule.category == ALLOW:
-        return Verdict(LOW, "allow", rule, kinds=(Reason.ALLOW,))
+        return Decision(LOW, "allow", rule, kinds=(Reason.ALLOW,))
     kind = Reason.CLEAR if rule.category == CLEAR else Reason.INFER
-    return Verdict(FREE, kind.value, rule, kinds=(kind,))
+    return Decision(FREE, kind.value, rule, kinds=(kind,))
 
 
-def _widens(rule: Rule, call: Call) -> str:
+def _float32_attr(rule: Rule, call: Call) -> str:
     """Return the attribute that saves a cast in front of a call, empty if the network sets it."""
-    return rule.widens if call.attrs.get(rule.widens) in (None, "None") else ""
+    return rule.float32_attr if call.attrs.get(rule.float32_attr) in (None, "None") else ""
 
 
 OF_REGION = "precision"
@@ -171,21 +171,21 @@ def _override(node: Node, policy: Policy) -> _Wanted:
     return (*override, Reason.OPERATOR if override[1].startswith("op ") else Reason.OVERRIDE)
 
 
-def _without_rule(node: Node, wanted: _Wanted) -> Verdict:
+def _without_rule(node: Node, wanted: _Wanted) -> Decision:
     if node.op in CAST_OPS:
-        return Verdict(KEEP, "explicit cast", kinds=(Reason.OWN_CAST,))
+        return Decision(KEEP, "explicit cast", kinds=(Reason.OWN_CAST,))
     if wanted and wanted[0] != dtypes.FLOAT32:
         raise PolicyError(
             f"{wanted[1]} asks for {wanted[0]} at node {node}, but mxmp has no rule for operator "
             f"{node.op!r}, so it does not know which of its inputs may be cast. Leave it in float32."
         )
-    return Verdict(KEEP, "no rule for this operator", kinds=(Reason.NO_RULE,))
+    return Decision(KEEP, "no rule for this operator", kinds=(Reason.NO_RULE,))
 
 
-def _forced(node: Node, rule: Rule, wanted: Tuple[str, str, Reason], low: str, has_kernel: bool) -> Verdict:
+def _forced(node: Node, rule: Rule, wanted: Tuple[str, str, Reason], low: str, has_kernel: bool) -> Decision:
     dtype, why, kind = wanted
     if dtype == dtypes.FLOAT32:
-        return Verdict(FLOAT32, why, rule, kinds=(kind,))
+        return Decision(FLOAT32, why, rule, kinds=(kind,))
     if dtype != low:
         raise PolicyError(
             f"{why} asks for {dtype} at node {node}, but the policy's compute_dtype is {low}; use {low} or float32."
@@ -195,7 +195,7 @@ def _forced(node: Node, rule: Rule, wanted: Tuple[str, str, Reason], low: str, h
             f"{why} asks for {dtype} at node {node}, but MXNet 1.9.1 has no sound {dtype} kernel for "
             f"{node.op}. Leave it in float32."
         )
-    return Verdict(LOW, why, rule, kinds=(kind,))
+    return Decision(LOW, why, rule, kinds=(kind,))
 
 
 def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Optional[str]:
@@ -215,13 +215,13 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
     return None
 
 
-VARIABLE = Verdict(KEEP, "variable")
-"""The verdict on every variable: a graph has more of them than operators."""
+VARIABLE = Decision(KEEP, "variable")
+"""The decision on every variable: a graph has more of them than operators."""
 
 
-def moves(verdict: Verdict) -> bool:
+def moves(decision: Decision) -> bool:
     """Return whether a free operator moves values."""
-    return verdict.label == FREE and verdict.rule is not None and verdict.rule.category == CLEAR
+    return decision.label == FREE and decision.rule is not None and decision.rule.category == CLEAR
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,8 @@ class Decider:
 
     policy: Policy
 
-    def __call__(self, graph: Graph, position: int, facts: Facts, is_last: bool = False) -> Verdict:
-        """Return the verdict on an operator; ``is_last`` says whether the policy wants it in float32 as a last layer.
+    def __call__(self, graph: Graph, position: int, facts: Facts, is_last: bool = False) -> Decision:
+        """Return the decision on an operator; ``is_last`` says whether the policy wants it in float32 as a last layer.
 
         Raises:
             PolicyError: If an override asks for what MXNet has no kernel for.
@@ -243,34 +243,34 @@ class Decider:
             return _without_rule(node, wanted)
         foreign = _foreign_dtype(graph, position, rule, facts)
         if foreign:
-            return Verdict(KEEP, foreign, rule)
+            return Decision(KEEP, foreign, rule)
         if not policy.is_mixed and not wanted:
-            return Verdict(FLOAT32, "the policy computes in float32", rule)
+            return Decision(FLOAT32, "the policy computes in float32", rule)
         call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), policy.compute_dtype)
         return self._by_rule(node, rule, call, wanted, is_last)
 
-    def _by_rule(self, node: Node, rule: Rule, call: Call, wanted: _Wanted, is_last: bool) -> Verdict:
-        """Return the verdict on a node of float32 data: what is asked for first, then kernels, then the category."""
+    def _by_rule(self, node: Node, rule: Rule, call: Call, wanted: _Wanted, is_last: bool) -> Decision:
+        """Return the decision on a node of float32 data: what is asked for first, then kernels, then the category."""
         low, pure = call.dtype, self.policy.pure
-        own, forbidden = low in rule.dtypes, rule.forbids(call)
-        stand_in = RULES.stand_in(rule, call) if forbidden or not own else ""
+        has_kernel, forbidden = low in rule.dtypes, rule.forbids(call)
+        substitute = RULES.substitute(rule, call) if forbidden or not has_kernel else ""
         if wanted:
-            verdict = _forced(node, rule, wanted, low, own or stand_in != "")
+            decision = _forced(node, rule, wanted, low, has_kernel or substitute != "")
         elif is_last:
-            return Verdict(FLOAT32, "last layer", rule, kinds=(Reason.LAST_LAYER,))
-        elif not own and not stand_in:
+            return Decision(FLOAT32, "last layer", rule, kinds=(Reason.LAST_LAYER,))
+        elif not has_kernel and not substitute:
             deny = rule.category == DENY and rule.reason
             reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
             kind = Reason.DENY if deny else Reason.NO_KERNEL
-            verdict = Verdict(FLOAT32, reason, rule, taints=rule.category == DENY, kinds=(kind,))
-            return _clamped(verdict, rule, call) if pure and rule.category != ALLOW else verdict
+            decision = Decision(FLOAT32, reason, rule, taints=rule.category == DENY, kinds=(kind,))
+            return _clamped(decision, rule, call) if pure and rule.category != ALLOW else decision
         elif self.policy.keep_batchnorm_fp32 and node.op in _BATCH_NORMS:
-            return Verdict(FLOAT32, "keep_batchnorm_fp32", rule, kinds=(Reason.KEEP_BATCHNORM,))
+            return Decision(FLOAT32, "keep_batchnorm_fp32", rule, kinds=(Reason.KEEP_BATCHNORM,))
         else:
-            verdict = _by_category(rule, call, pure, "" if own and stand_in else forbidden)
-        if verdict.label == LOW:
-            verdict = _clamped(verdict, rule, call)
-        if not stand_in or verdict.label == FLOAT32:
-            return verdict
-        reason, kinds = f"{verdict.reason}, as {stand_in}", (*verdict.kinds, Reason.STAND_IN)
-        return replace(verdict, reason=reason, kinds=kinds, stand_in=stand_in)
+            decision = _by_category(rule, call, pure, "" if has_kernel and substitute else forbidden)
+        if decision.label == LOW:
+            decision = _clamped(decision, rule, call)
+        if not substitute or decision.label == FLOAT32:
+            return decision
+        reason, kinds = f"{decision.reason}, as {substitute}", (*decision.kinds, Reason.SUBSTITUTE)
+        return replace(decision, reason=reason, kinds=kinds, substitute=substitute)

@@ -33,7 +33,7 @@ from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..rules import Rule
 from ..rules.conditions import sizes_of, value_of
-from .base import Pass, beside, rule_of
+from .base import Pass, insert_next_to, rule_of
 from .facts import CAST_OPS, Facts
 
 _Forms = Dict[Key, Entry]
@@ -114,7 +114,7 @@ class _Emulator:
             self.builder.copy(position, node.rewired((new,)))
             return
         if not is_low:
-            new = self._round(new, node, wide=self.facts.dtype(source) != dtypes.FLOAT32)
+            new = self._round(new, node, by_casts=self.facts.dtype(source) != dtypes.FLOAT32)
         if target == dtypes.FLOAT16:
             self.on_grid[position, 0] = new
         self.builder.redirect(Entry(position), new)
@@ -179,7 +179,7 @@ class _Emulator:
         summed = len(readers) == 1 and old.key not in self.heads and self.graph.nodes[readers[0][0]].op in _SUMS
         if summed and node.op == "BatchNorm":
             return self._round_forward(new, node)
-        return self._round(new, node, wide=node.op == "Deconvolution")  # which may have been computed in float64
+        return self._round(new, node, by_casts=node.op == "Deconvolution")  # which may have been computed in float64
 
     def _round_forward(self, entry: Entry, node: Node) -> Entry:
         """Round a value and let its gradient pass: x + (round(x) - x), without gradient in brackets.
@@ -194,9 +194,9 @@ class _Emulator:
     def _add(self, op: str, node: Node, *inputs: Entry) -> Entry:
         return self.builder.insert(op, f"{node.name}_{op.lower()}", *inputs)
 
-    def _round(self, entry: Entry, node: Node, wide: bool = False) -> Entry:
+    def _round(self, entry: Entry, node: Node, by_casts: bool = False) -> Entry:
         """Round a float32 value and its gradient; one of another dtype, if it is ``wide``, by casts in any case."""
-        if self.native and not wide:
+        if self.native and not by_casts:
             return self.builder.insert(ROUND, f"{node.name}_as_{dtypes.FLOAT32}", entry)
         return self._add_cast(self._add_cast(entry, dtypes.FLOAT16, node), dtypes.FLOAT32, node)
 
@@ -235,7 +235,7 @@ def deconvolution_in_float64(builder: GraphBuilder, node: Node) -> Node:
 
     The node is rewired to the new graph's entries, all float32.
     """
-    casts = (beside(builder, node, "Cast", "float64", entry, dtype="float64") for entry in node.inputs)
+    casts = (insert_next_to(builder, node, "Cast", "float64", entry, dtype="float64") for entry in node.inputs)
     return node.rewired(tuple(casts))
 
 

@@ -27,7 +27,7 @@ from typing import AbstractSet, Dict, FrozenSet, List, Mapping, NamedTuple, Opti
 from .. import dtypes
 from ..errors import PassError
 from ..graph import Entry, Graph, Key
-from .decide import FREE, LOW, Verdict
+from .decide import FREE, LOW, Decision
 from .facts import Facts
 
 Arc = Tuple[int, int, int, int]
@@ -151,7 +151,7 @@ class Tensor(NamedTuple):
 
 def place(
     graph: Graph,
-    verdicts: Sequence[Verdict],
+    decisions: Sequence[Decision],
     facts: Facts,
     low_params: FrozenSet[int] = frozenset(),
     output_low: bool = False,
@@ -164,9 +164,9 @@ def place(
     those that are cheaper so are among the low of the result. ``output_low`` says whether the graph's float32 outputs
     are wanted in low precision, but for positions; ``any_heads`` are the numbers of the outputs that may have either.
     """
-    tensors, all_known = find_tensors(graph, verdicts, facts, low_params, output_low, any_heads, free_params)
+    tensors, all_known = find_tensors(graph, decisions, facts, low_params, output_low, any_heads, free_params)
     if all_known:
-        free = [position for position, verdict in enumerate(verdicts) if verdict.label == FREE]
+        free = [position for position, decision in enumerate(decisions) if decision.label == FREE]
         costs, unit = _costs_in_bytes(tensors, free), _UNIT_BYTES
     else:
         costs, unit = _Costs({}, {tensor.entry.key: 1 for tensor in tensors}), 1
@@ -176,13 +176,13 @@ def place(
     cost += sum(costs.cast[tensor.entry.key] for tensor in casts)
     if cost != flow:
         raise PassError(f"place: the cut costs {cost}, but the maximum flow is {flow}; this is a bug in mxmp.")
-    low = frozenset(free_low) | {position for position, verdict in enumerate(verdicts) if verdict.label == LOW}
+    low = frozenset(free_low) | {position for position, decision in enumerate(decisions) if decision.label == LOW}
     return Placement(low, len(casts), cost * unit, all_known, flow * unit)
 
 
 def find_tensors(
     graph: Graph,
-    verdicts: Sequence[Verdict],
+    decisions: Sequence[Decision],
     facts: Facts,
     low_params: FrozenSet[int] = frozenset(),
     output_low: bool = False,
@@ -194,33 +194,33 @@ def find_tensors(
     Each comes with the node that decides its dtype and those that need one. Tensors that are needed in the dtype that
     they are given in, whatever is decided, are left out. The arguments are those of `place`.
     """
-    own = [_SINK if v.label == LOW else i if v.label == FREE else _SOURCE for i, v in enumerate(verdicts)]
+    sides_of = [_SINK if v.label == LOW else i if v.label == FREE else _SOURCE for i, v in enumerate(decisions)]
     readers: Dict[Key, Set[int]] = {}
     for position, node in enumerate(graph.nodes):
-        verdict = verdicts[position]
+        decision = decisions[position]
         for port, entry in enumerate(node.inputs):
             sides = readers.setdefault(entry.key, set())
-            if port in verdict.low_ports:
+            if port in decision.low_ports:
                 sides.add(_SINK)
-            elif not verdict.accepts_any(port):
-                sides.add(own[position] if verdict.input_in_precision(port) else _SOURCE)
+            elif not decision.accepts_any(port):
+                sides.add(sides_of[position] if decision.input_in_precision(port) else _SOURCE)
     for number, head in enumerate(graph.heads):
         sides = readers.setdefault(head.key, set())
         if number not in any_heads:
-            sides.add(_SINK if output_low and head.index not in verdicts[head.node].positions else _SOURCE)
+            sides.add(_SINK if output_low and head.index not in decisions[head.node].index_outputs else _SOURCE)
     tensors, all_known = [], True
     for (position, index), sides in readers.items():
         entry = Entry(position, index)
         if facts.dtype(entry) != dtypes.FLOAT32:
             continue
-        verdict, size = verdicts[position], facts.size(entry)
+        decision, size = decisions[position], facts.size(entry)
         all_known = all_known and size is not None
-        if position in low_params or index in verdict.low_outputs:
+        if position in low_params or index in decision.low_outputs:
             producer = _SINK
         elif position in free_params:
             producer = position
         else:
-            producer = own[position] if verdict.output_in_precision(index) else _SOURCE
+            producer = sides_of[position] if decision.output_in_precision(index) else _SOURCE
         # A tensor of two fixed sides is nothing to decide; where they differ, its cast counts.
         if producer >= 0 or not sides <= {producer}:
             tensors.append(Tensor(entry, producer, frozenset(sides), size))

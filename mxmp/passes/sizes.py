@@ -189,7 +189,7 @@ def data_of_body(graph: Graph, node: Node, body: Body, data: AbstractSet[str]) -
 def depends_on_shapes(
     graph: Graph, dtype: str, data: AbstractSet[str] = frozenset()
 ) -> bool:
-    """Return whether the verdicts on a graph, or the operators that run it, may change with shapes of its inputs.
+    """Return whether the decisions on a graph, or the operators that run it, may change with shapes of its inputs.
 
     ``data`` has the names of inputs and constants, which are no weights.
     """
@@ -211,20 +211,20 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts) -> Tuple[Any, ...]:
 
 
 def _outcome_by_node(graph: Graph, dtype: str, facts: Facts) -> Tuple[Any, ...]:
-    found: List[Any] = []
+    outcome: List[Any] = []
     for position, rule in shape_dependent(graph, dtype, facts.inputs):
         node = graph.nodes[position]
         call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
-        found.append((rule.forbids(call) is None, RULES.stand_in(rule, call)))
+        outcome.append((rule.forbids(call) is None, RULES.substitute(rule, call)))
     for node in _written_by_shape(graph, dtype):
-        found.append(shape_choice(node, tuple(facts.shape(entry) for entry in node.inputs)))
+        outcome.append(shape_choice(node, tuple(facts.shape(entry) for entry in node.inputs)))
     for position, node in enumerate(graph.nodes):
         for number, body in enumerate(bodies_of(node)):
             if (position, number) in facts.bodies:
                 data = data_of_body(graph, node, body, facts.inputs)
                 inner = replace(facts.bodies[position, number], inputs=data)
-                found += _outcome_by_node(body.graph, dtype, inner)
-    return tuple(found)
+                outcome += _outcome_by_node(body.graph, dtype, inner)
+    return tuple(outcome)
 
 
 def shape_dependent(
@@ -234,14 +234,14 @@ def shape_dependent(
 
     def depends(rule: Rule) -> bool:
         conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
-        return (conditional and dtype in rule.dtypes) or RULES.has_stand_ins(rule, dtype)
+        return (conditional and dtype in rule.dtypes) or RULES.has_substitutes(rule, dtype)
 
     def multiplies(position: int, rule: Rule) -> bool:
         computes = rule.category == ALLOW and dtype in rule.dtypes
         return computes and not is_layer(graph, graph.nodes[position], rule, data)
 
-    found = ((position, rule_of(node)) for position, node in enumerate(graph.nodes))
-    return [(i, rule) for i, rule in found if rule is not None and (depends(rule) or multiplies(i, rule))]
+    rules = ((position, rule_of(node)) for position, node in enumerate(graph.nodes))
+    return [(i, rule) for i, rule in rules if rule is not None and (depends(rule) or multiplies(i, rule))]
 
 
 def _written_by_shape(graph: Graph, dtype: str) -> List[Node]:

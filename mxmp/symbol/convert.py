@@ -232,10 +232,11 @@ def convert_prepared(
         stored, layers = fit_params(fit, stored), fit.layers
         symbol = from_graph(fit.graph, whole.symbol) if layers else whole.symbol
     types = low_dtypes(stored)
-    wide = {name: dtype for name, dtype in low_dtypes(arg_params).items() if name in stored and name not in types}
+    before = low_dtypes(arg_params)
+    widened_dtypes = {name: dtype for name, dtype in before.items() if name in stored and name not in types}
     sizes = bytes_before, total_bytes(stored) + total_bytes(aux)
     outside = tuple(sorted(out_of_range))
-    return ConvertedModel(symbol, stored, aux, converted.decisions, changes, outside, sizes, wide, layers)
+    return ConvertedModel(symbol, stored, aux, converted.decisions, changes, outside, sizes, widened_dtypes, layers)
 
 
 def _contexts(*params: Mapping[str, Any]) -> Iterator[Any]:

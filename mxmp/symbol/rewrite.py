@@ -33,7 +33,7 @@ from ..passes.cpu.channels import GroupDepthwise, pad_channels
 from ..passes.cpu.guards import GuardTransposed, is_prelu, is_transposed
 from ..passes.cpu.written_out import WriteOut
 from ..passes.emulate import has_float16
-from ..passes.facts import Named, bfloat16_entries, float32_entries
+from ..passes.facts import OutputRef, bfloat16_entries, float32_entries
 from ..passes.sizes import depends_on_shapes, shape_outcome
 from ..policy import Policy
 from ..report import Decisions, Removed, Report
@@ -59,7 +59,7 @@ class Converted:
         graph: Its graph.
         facts: MXNet's inference of its dtypes and shapes.
         low_params: Names of the parameters that it wants in low precision.
-        decisions: The verdicts and casts, on the graph as it was before.
+        decisions: The decisions and casts, on the graph as it was before.
     """
 
     symbol: Any
@@ -76,18 +76,18 @@ class Converted:
     @functools.cached_property
     def read_dtypes(self) -> Mapping[str, str]:
         """The dtypes of the variables of the network as it was given, by name, where they are known."""
-        given = self.decisions.removed
-        if given.before is None:
+        removed = self.decisions.removed
+        if removed.before is None:
             return self.decisions.facts.variable_dtypes(self.decisions.before)
-        return given.facts.variable_dtypes(given.before)
+        return removed.facts.variable_dtypes(removed.before)
 
     def with_graph(self, graph: Graph, shapes: Optional[Shapes] = None) -> Converted:
         """Return the same with another graph; its variables have the dtypes and shapes that they had, or ``shapes``."""
-        symbol, known = from_graph(graph, self.symbol), self.facts
+        symbol, facts_before = from_graph(graph, self.symbol), self.facts
         graph = to_graph(symbol)  # in the order that MXNet writes
-        sizes = {n.name: known.shape(Entry(i)) for i, n in enumerate(self.graph.nodes) if n.is_variable}
-        given = {**{name: size for name, size in sizes.items() if size is not None}, **(shapes or {})}
-        facts = infer_facts(symbol, graph, given, known.variable_dtypes(self.graph), known.params)
+        sizes = {n.name: facts_before.shape(Entry(i)) for i, n in enumerate(self.graph.nodes) if n.is_variable}
+        known_shapes = {**{name: size for name, size in sizes.items() if size is not None}, **(shapes or {})}
+        facts = infer_facts(symbol, graph, known_shapes, facts_before.variable_dtypes(self.graph), facts_before.params)
         return replace(self, symbol=symbol, graph=graph, facts=facts)
 
     @functools.cached_property
@@ -255,13 +255,13 @@ def emulated(
         running = GuardTransposed(float32_entries(unique, facts)).run(running)
     if has_low:
         layouts = Layouts(bfloat16_entries(unique, facts), read_processor().kind)
-        wide = {} if watched else float32_entries(unique, facts)
+        float32_shapes = {} if watched else float32_entries(unique, facts)
         if not watched:
-            running, layouts = pad_channels(running, layouts, wide.keys(), fused)
-            running = GroupDepthwise(layouts, wide.keys())(running).graph if trains else running
-        speed = (WidenSlowKernels(layouts, fused, wide.keys() if trains else frozenset()),)
+            running, layouts = pad_channels(running, layouts, float32_shapes.keys(), fused)
+            running = GroupDepthwise(layouts, float32_shapes.keys())(running).graph if trains else running
+        speed = (WidenSlowKernels(layouts, fused, float32_shapes.keys() if trains else frozenset()),)
         if trains:
-            speed += (*([] if watched else [WriteOut(wide, layouts)]), SeparateLayouts(layouts))
+            speed += (*([] if watched else [WriteOut(float32_shapes, layouts)]), SeparateLayouts(layouts))
     names = layouts.shapes.keys()
     guards = *_guards(trains, names), GuardGradientSums(names), GuardLayouts(), GuardAmpCasts(written)
     running = Sequential((*speed, *guards)).apply(running).graph
@@ -270,7 +270,7 @@ def emulated(
     return renamed(running, lambda name: old_names.get(name, name)) if old_names else running
 
 
-def _guards(trains: bool, low: AbstractSet[Named] = frozenset()) -> Tuple[Pass, ...]:
+def _guards(trains: bool, low: AbstractSet[OutputRef] = frozenset()) -> Tuple[Pass, ...]:
     """Return the passes for what MXNet gets wrong on any device; ``low`` are entries in bfloat16."""
     return (GuardPRelu(), GuardBranches(low)) if trains else ()
 

@@ -37,8 +37,8 @@ from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...processors import AMX
 from ...rules.conditions import VECTOR, sizes_of
-from ..base import Pass, beside, rewritten
-from ..facts import Named, Shape, cast_from
+from ..base import Pass, insert_next_to, sweep
+from ..facts import OutputRef, Shape, float32_source
 from .guards import FUSED
 from .kernels import GROUPS
 from .layouts import BATCH_NORM, Layouts
@@ -51,7 +51,9 @@ _PIXELS = 2**10
 _DEPTH = 576  # the products of 64 channels of 3 x 3
 
 
-def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named], fused: bool) -> Tuple[Graph, Layouts]:
+def pad_channels(
+    graph: Graph, layouts: Layouts, float32_entries: AbstractSet[OutputRef], fused: bool
+) -> Tuple[Graph, Layouts]:
     """Return the graph with channels of zeros around convolutions, and its layouts.
 
     Data gets a channel where it is cast from float32: data and weight get it in front of their casts. Weights get more
@@ -64,13 +66,13 @@ def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named], fused
     Args:
         graph: The graph.
         layouts: Those of the graph.
-        wide: Its float32 entries by name.
+        float32_entries: Its float32 entries by name.
         fused: Whether MXNet partitions it.
     """
     has_bodies, amx = any(node.subgraphs for node in graph.nodes), layouts.kind == AMX
     if (amx and not fused) or has_bodies or all(node.op != "Convolution" for node in graph.nodes):
         return graph, layouts
-    shapes: Dict[Named, Optional[Shape]] = dict(layouts.shapes)
+    shapes: Dict[OutputRef, Optional[Shape]] = dict(layouts.shapes)
     keep = {head.node for head in graph.heads}
     if fused:
         keep |= {entry.node for node in graph.nodes if node.op in FUSED for entry in node.inputs}
@@ -80,35 +82,35 @@ def pad_channels(graph: Graph, layouts: Layouts, wide: AbstractSet[Named], fused
         data, weight = (layouts.shape(graph, entry) for entry in old.inputs[:2]) if _is_plain(old) else (None, None)
         if data is None or weight is None:
             return node
-        lacks = data[1] == 1 and weight[2:] == (3, 3) if amx else data[1] % 2 and data[1] <= _MOST
-        source = cast_from(graph, old.inputs[0], wide) if lacks else None
-        units = -weight[0] % VECTOR if position not in keep and not amx and _is_large(data, weight) else 0
-        if source is None and not units:
+        is_padded = data[1] == 1 and weight[2:] == (3, 3) if amx else data[1] % 2 and data[1] <= _MOST
+        source = float32_source(graph, old.inputs[0], float32_entries) if is_padded else None
+        extra_channels = -weight[0] % VECTOR if position not in keep and not amx and _is_large(data, weight) else 0
+        if source is None and not extra_channels:
             return node
-        layer, inputs, depth = _Layer(builder, node), list(node.inputs), weight[1]
+        layer, inputs, in_channels = _Layer(builder, node), list(node.inputs), weight[1]
         if source is not None:
-            inputs[0], depth = layer.low("data", layer.with_channel(builder.mapped(source))), weight[1] + 1
-            shapes[builder.nodes[inputs[0].node].name, 0] = (data[0], depth, *data[2:])
-        for port, word in enumerate(("weight", "bias")[: len(inputs) - 1 if units else 1], 1):
-            param = cast_from(graph, old.inputs[port], wide)
+            inputs[0], in_channels = layer.low("data", layer.with_channel(builder.mapped(source))), weight[1] + 1
+            shapes[builder.nodes[inputs[0].node].name, 0] = (data[0], in_channels, *data[2:])
+        for port, word in enumerate(("weight", "bias")[: len(inputs) - 1 if extra_channels else 1], 1):
+            param = float32_source(graph, old.inputs[port], float32_entries)
             entry = layer.float32(word, inputs[port]) if param is None else builder.mapped(param)
-            if depth > weight[1] and port == 1:
+            if in_channels > weight[1] and port == 1:
                 entry = layer.joined(word, entry, layer.zeros(word, weight[0], 1, *weight[2:]), 1)
-            if units:
-                rest = (depth, *weight[2:]) if port == 1 else ()
-                entry = layer.joined(word, entry, layer.zeros(word, units, *rest), 0)
+            if extra_channels:
+                rest = (in_channels, *weight[2:]) if port == 1 else ()
+                entry = layer.joined(word, entry, layer.zeros(word, extra_channels, *rest), 0)
             inputs[port] = layer.low(word, entry)
         new = node.rewired(tuple(inputs))
-        if not units:
+        if not extra_channels:
             return new
-        longer = Entry(builder.copy(position, new.with_attrs({"num_filter": str(weight[0] + units)})))
+        longer = Entry(builder.copy(position, new.with_attrs({"num_filter": str(weight[0] + extra_channels)})))
         kept = layer.add("slice_axis", "units", longer, axis="1", begin="0", end=str(weight[0]))
         output = shapes.get((node.name, 0))
         shapes[builder.nodes[kept.node].name, 0] = output
-        shapes[node.name, 0] = (output[0], weight[0] + units, *output[2:]) if output is not None else None
+        shapes[node.name, 0] = (output[0], weight[0] + extra_channels, *output[2:]) if output is not None else None
         return kept
 
-    after = rewritten(graph, visit)
+    after = sweep(graph, visit)
     return after if len(after.nodes) > len(graph.nodes) else graph, replace(layouts, shapes=shapes)
 
 
@@ -119,7 +121,7 @@ class _Layer(NamedTuple):
     node: Node
 
     def add(self, op: str, word: str, *inputs: Entry, **attrs: str) -> Entry:
-        return beside(self.builder, self.node, op, word, *inputs, **attrs)
+        return insert_next_to(self.builder, self.node, op, word, *inputs, **attrs)
 
     def float32(self, word: str, entry: Entry) -> Entry:
         return self.add("amp_cast", f"{word}_float32", entry, dtype=dtypes.FLOAT32)
@@ -160,12 +162,12 @@ class GroupDepthwise(Pass):
 
     Attributes:
         layouts: Those of the graph.
-        wide: The names of its float32 entries.
+        float32_entries: The names of its float32 entries.
     """
 
     name: ClassVar[str] = "group-depthwise"
     layouts: Layouts = field(default_factory=Layouts)
-    wide: AbstractSet[Named] = frozenset()
+    float32_entries: AbstractSet[OutputRef] = frozenset()
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with spread weights; bodies of control flow stay as they are."""
@@ -178,7 +180,7 @@ class GroupDepthwise(Pass):
         def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
             old = graph.nodes[position]
             channels = int(old.get("num_filter") or 0) if self._is_depthwise(graph, old, size) else 0
-            source = cast_from(graph, old.inputs[1], self.wide) if channels else None
+            source = float32_source(graph, old.inputs[1], self.float32_entries) if channels else None
             if source is None or not self._is_followed(graph, position, readers):
                 return node
             shape = self.layouts.shape(graph, old.inputs[1])
@@ -189,16 +191,16 @@ class GroupDepthwise(Pass):
             pixels = math.prod(shape[2:])
             # A copy, because Reshape cannot read a weight that oneDNN keeps in a layout of its own
             # (MKLDNNReshapeForward, src/operator/nn/mkldnn/mkldnn_reshape.cc).
-            copied = beside(builder, node, "_copy", "weight_copy", builder.mapped(source))
-            rows = beside(builder, node, "Reshape", "weight_rows", copied, shape=f"({channels}, 1, {pixels})")
-            spread = beside(builder, node, "batch_dot", "weight_spread", masks[channels], rows)
+            copied = insert_next_to(builder, node, "_copy", "weight_copy", builder.mapped(source))
+            rows = insert_next_to(builder, node, "Reshape", "weight_rows", copied, shape=f"({channels}, 1, {pixels})")
+            spread = insert_next_to(builder, node, "batch_dot", "weight_spread", masks[channels], rows)
             whole = f"({channels}, {size}, {', '.join(map(str, shape[2:]))})"
-            weight = beside(builder, node, "Reshape", "weight_groups", spread, shape=whole)
-            low = beside(builder, node, "amp_cast", "weight_bfloat16", weight, dtype=dtypes.BFLOAT16)
+            weight = insert_next_to(builder, node, "Reshape", "weight_groups", spread, shape=whole)
+            low = insert_next_to(builder, node, "amp_cast", "weight_bfloat16", weight, dtype=dtypes.BFLOAT16)
             grouped = node.rewired((node.inputs[0], low, *node.inputs[2:]))
             return grouped.with_attrs({"num_group": str(channels // size)})
 
-        return rewritten(graph, visit)
+        return sweep(graph, visit)
 
     def _is_depthwise(self, graph: Graph, node: Node, size: int) -> bool:
         """Return whether a node is a depthwise convolution of images behind a relu, whose channels fill groups."""
@@ -223,7 +225,7 @@ class GroupDepthwise(Pass):
 
 def _mask(builder: GraphBuilder, node: Node, channels: int, size: int) -> Entry:
     """Add a constant of shape (channels, size, 1): in row c a one at c modulo size, else zeros."""
-    eye = beside(builder, node, "_eye", "diagonal", N=str(size), M=str(size), dtype=dtypes.FLOAT32)
-    tiled = beside(builder, node, "tile", "diagonals", eye, reps=f"({channels // size}, 1)")
-    mask = beside(builder, node, "Reshape", "mask", tiled, shape=f"({channels}, {size}, 1)")
-    return beside(builder, node, "BlockGrad", "mask_fixed", mask)
+    eye = insert_next_to(builder, node, "_eye", "diagonal", N=str(size), M=str(size), dtype=dtypes.FLOAT32)
+    tiled = insert_next_to(builder, node, "tile", "diagonals", eye, reps=f"({channels // size}, 1)")
+    mask = insert_next_to(builder, node, "Reshape", "mask", tiled, shape=f"({channels}, {size}, 1)")
+    return insert_next_to(builder, node, "BlockGrad", "mask_fixed", mask)

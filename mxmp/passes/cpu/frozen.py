@@ -22,7 +22,7 @@ from ...graph import Entry, Graph, GraphBuilder, Node, in_written_order
 from ...graph.core import VARIABLE, make_attrs
 from ...processors import Kind
 from ...rules.conditions import flag_of, sizes_of, value_of
-from ..base import device_attrs, rewritten
+from ..base import device_attrs, sweep
 from ..facts import Facts
 from .fit import params_of
 from .kernels import NORMS, WINDOWS
@@ -69,9 +69,10 @@ def merge_windows(graph: Graph, facts: Facts, kind: Kind) -> Tuple[Graph, Tuple[
         if node.op != "Concat" or value_of(dict(node.attrs), "dim") not in (None, 1) or concat in heads:
             continue
         layers = [layer_of(entry) for entry in node.inputs]
-        found = [layer for layer in layers if layer is not None]
-        positions = [position for _, position in found]
-        if len(found) < len(layers) or len({relu for relu, _ in found}) > 1 or not _is_same(graph, positions, share):
+        fused_layers = [layer for layer in layers if layer is not None]
+        positions = [position for _, position in fused_layers]
+        is_alike = len(fused_layers) == len(layers) and len({has_relu for has_relu, _ in fused_layers}) == 1
+        if not is_alike or not _is_same(graph, positions, share):
             continue
         windows = [number for number, each in enumerate(positions) if _window(graph.nodes[each])[0] == (3, 3)]
         params = [params_of(graph, readers, heads, graph.nodes[each]) for each in positions]
@@ -92,7 +93,7 @@ def merge_windows(graph: Graph, facts: Facts, kind: Kind) -> Tuple[Graph, Tuple[
             return node.with_attrs({"__shape__": None})
         return node.with_attrs({"num_filter": filters[position]}) if position in filters else node
 
-    return in_written_order(rewritten(graph, visit)), tuple(merged)
+    return in_written_order(sweep(graph, visit)), tuple(merged)
 
 
 def _is_same(graph: Graph, positions: List[int], share: float) -> bool:
@@ -172,8 +173,8 @@ def find_norms(graph: Graph, params: FrozenSet[str], kind: Kind) -> Tuple[Norm, 
     readers, heads = graph.consumers(), {head.node for head in graph.heads}
 
     def only_reader(position: int) -> Optional[int]:
-        found = {reader for reader, _ in readers.get((position, 0), ())}
-        return found.pop() if len(found) == 1 and position not in heads else None
+        nodes = {reader for reader, _ in readers.get((position, 0), ())}
+        return nodes.pop() if len(nodes) == 1 and position not in heads else None
 
     def weight_of(position: int) -> Optional[str]:
         node = graph.nodes[position]
@@ -185,7 +186,7 @@ def find_norms(graph: Graph, params: FrozenSet[str], kind: Kind) -> Tuple[Norm, 
         alone = len(readers[node.inputs[1].key]) == 1 and node.inputs[1].node not in heads
         return weight.name if alone and weight.name in params else None
 
-    found: List[Norm] = []
+    norms: List[Norm] = []
     for position, node in enumerate(graph.nodes):
         relu = only_reader(position) if node.op == "BatchNorm" and len(node.inputs) == 5 else None
         if relu is None or graph.nodes[relu].get("act_type") != "relu" or relu in heads:
@@ -199,11 +200,11 @@ def find_norms(graph: Graph, params: FrozenSet[str], kind: Kind) -> Tuple[Norm, 
             continue
         gamma, beta, mean, var = names
         is_fixed, eps = flag_of(attrs, "fix_gamma", True), value_of(attrs, "eps")
-        found.append(
+        norms.append(
             Norm(position, node.name, None if is_fixed else gamma, beta, mean, var, 1e-3 if eps is None else float(eps),
                  tuple(filter(None, weights)))
         )  # fmt: skip
-    return tuple(found)
+    return tuple(norms)
 
 
 def write_norms(graph: Graph, norms: Tuple[Norm, ...], channels: Dict[str, int]) -> Graph:
@@ -218,4 +219,4 @@ def write_norms(graph: Graph, norms: Tuple[Norm, ...], channels: Dict[str, int])
         attrs = {"kernel": "(1, 1)", "num_filter": count, "num_group": count, "no_bias": "False", **device_attrs(node)}
         return Node("Convolution", node.name, make_attrs(attrs), (node.inputs[0], *params))
 
-    return rewritten(graph, visit)
+    return sweep(graph, visit)

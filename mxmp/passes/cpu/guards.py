@@ -22,10 +22,10 @@ from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...graph.core import make_attrs
 from ...rules.conditions import sizes_of, value_of
-from ..base import Copy, MakeCopy, Pass, beside, device_attrs, rewritten, with_copies
+from ..base import Copy, MakeCopy, Pass, device_attrs, insert_next_to, sweep, with_copies
 from ..control_flow import bodies_of
 from ..emulate import deconvolution_in_float64, has_float64_deconvolution
-from ..facts import Named, Shape, declared_dtype
+from ..facts import OutputRef, Shape, declared_dtype
 
 _SHARE_ATTR = "__mxmp_share__"
 
@@ -83,7 +83,7 @@ class GuardAmpCasts(Pass):
 
 def _copier(op: str, **attrs: str) -> MakeCopy:
     """Return what makes copies with an operator that leaves values as they are, on the device of a node."""
-    return lambda builder, node, word, entry: beside(builder, node, op, word, entry, **attrs)
+    return lambda builder, node, word, entry: insert_next_to(builder, node, op, word, entry, **attrs)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class GuardGradientSums(Pass):
     """
 
     name: ClassVar[str] = "guard-gradient-sums"
-    entries: AbstractSet[Named] = frozenset()
+    entries: AbstractSet[OutputRef] = frozenset()
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with identities."""
@@ -189,7 +189,7 @@ class GuardPRelu(Pass):
         def visit(builder: GraphBuilder, _: int, node: Node) -> Node:
             return _prelu(builder, node) if is_prelu(node) else node
 
-        return rewritten(graph, visit, body=self.run)
+        return sweep(graph, visit, body=self.run)
 
 
 def is_prelu(node: Node) -> bool:
@@ -198,7 +198,7 @@ def is_prelu(node: Node) -> bool:
 
 
 def _prelu(builder: GraphBuilder, node: Node) -> Node:
-    add, (data, alpha) = partial(beside, builder, node), node.inputs
+    add, (data, alpha) = partial(insert_next_to, builder, node), node.inputs
     positive = add("_greater_scalar", "positive", data, scalar="0")
     other = add("_minus_scalar", "other", positive, scalar="1")  # -1 where the data is not positive, else 0
     slope = builder.insert(node.op, f"{node.name}_slope", other, alpha, **dict(node.attrs))  # -alpha there
@@ -223,7 +223,7 @@ class GuardTransposed(Pass):
     """
 
     name: ClassVar[str] = "guard-transposed"
-    entries: Mapping[Named, Optional[Shape]] = field(default_factory=dict)
+    entries: Mapping[OutputRef, Optional[Shape]] = field(default_factory=dict)
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with weights whose gradients may be added up."""
@@ -246,7 +246,7 @@ class GuardTransposed(Pass):
             wide = wide._replace(name=builder.unique(f"{node.name}_float64"), control_deps=())
             return Node("Cast", node.name, attrs, (Entry(builder.add(wide)),))
 
-        return rewritten(graph, visit)
+        return sweep(graph, visit)
 
 
 def is_transposed(node: Node) -> bool:
@@ -259,10 +259,10 @@ def _axes(node: Node, key: str) -> Tuple[int, ...]:
 
 
 def _transposed(builder: GraphBuilder, node: Node) -> Node:
-    add, (data, weight, *bias) = partial(beside, builder, node), node.inputs
+    add, (data, weight, *bias) = partial(insert_next_to, builder, node), node.inputs
     weight = add("SwapAxis", "default_layout", weight, dim1="0", dim2="0")  # which inference may have changed
     attrs = {**dict(node.attrs), "no_bias": "True"}
-    own = builder.insert(node.op, f"{node.name}_by_data", data, add("BlockGrad", "constant", weight), **attrs)
+    product = builder.insert(node.op, f"{node.name}_by_data", data, add("BlockGrad", "constant", weight), **attrs)
     groups = int(node.get("num_group") or 1)
     filters = int(node.get("num_filter") or 0)
     depth = filters // groups
@@ -277,10 +277,10 @@ def _transposed(builder: GraphBuilder, node: Node) -> Node:
     nothing = add("elemwise_sub", "nothing", like, add("BlockGrad", "constant_like", like))
     attrs_of_sum = make_attrs(device_attrs(node))
     if not bias:
-        return Node("elemwise_add", node.name, attrs_of_sum, (own, nothing))
+        return Node("elemwise_add", node.name, attrs_of_sum, (product, nothing))
     shape = (1, filters, *(1 for _ in sizes["kernel"]))
     column = add("Reshape", "bias", *bias, shape=str(shape))
-    total = add("elemwise_add", "product", own, nothing)
+    total = add("elemwise_add", "product", product, nothing)
     return Node("broadcast_add", node.name, attrs_of_sum, (total, column))
 
 
@@ -296,7 +296,7 @@ class GuardBranches(Pass):
     """
 
     name: ClassVar[str] = "guard-branches"
-    entries: AbstractSet[Named] = frozenset()  # those in bfloat16, for which where has no gradient
+    entries: AbstractSet[OutputRef] = frozenset()  # those in bfloat16, for which where has no gradient
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with guarded inputs."""
@@ -310,22 +310,22 @@ class GuardBranches(Pass):
             low = [(s.name, i) in self.entries or declared_dtype(s) == dtypes.BFLOAT16 for s, i in sources]
             return node.rewired(_one_branch_each(builder, node, low))
 
-        return rewritten(graph, visit, body=self.run)
+        return sweep(graph, visit, body=self.run)
 
 
 def _one_branch_each(builder: GraphBuilder, node: Node, low: Sequence[bool]) -> Tuple[Entry, ...]:
-    add, (condition, *branches) = partial(beside, builder, node), bodies_of(node)
+    add, (condition, *branches) = partial(insert_next_to, builder, node), bodies_of(node)
     here = _inlined(builder, condition.graph, [node.inputs[port] for port in condition.ports], node.name)
-    found = []
+    guarded = []
     for port, entry in enumerate(node.inputs):
         read = [port in branch.ports for branch in branches]
         if any(read) and not all(read):
-            wide = add("amp_cast", "guard", entry, dtype=dtypes.FLOAT32) if low[port] else entry
-            fixed = add("BlockGrad", "guard", wide)
-            entry = add("_npi_where", "guard", here, *(wide if each else fixed for each in read))
+            in_float32 = add("amp_cast", "guard", entry, dtype=dtypes.FLOAT32) if low[port] else entry
+            fixed = add("BlockGrad", "guard", in_float32)
+            entry = add("_npi_where", "guard", here, *(in_float32 if each else fixed for each in read))
             entry = add("amp_cast", "guard", entry, dtype=dtypes.BFLOAT16) if low[port] else entry
-        found.append(entry if any(read) else add("BlockGrad", "guard", entry))
-    return tuple(found)
+        guarded.append(entry if any(read) else add("BlockGrad", "guard", entry))
+    return tuple(guarded)
 
 
 def _inlined(builder: GraphBuilder, graph: Graph, values: Iterable[Entry], name: str) -> Entry:
@@ -400,7 +400,7 @@ class OrderFusedSums(Pass):
             convolved = [_is_convolved(graph, entry) for entry in graph.nodes[position].inputs]
             return node._replace(inputs=node.inputs[::-1]) if node.op == _SUM and convolved == [False, True] else node
 
-        return rewritten(graph, visit)
+        return sweep(graph, visit)
 
 
 def _is_convolved(graph: Graph, entry: Entry) -> bool:
@@ -422,7 +422,7 @@ class GuardSlices(Pass):
     """
 
     name: ClassVar[str] = "guard-slices"
-    shapes: Mapping[Named, Shape] = field(default_factory=dict)
+    shapes: Mapping[OutputRef, Shape] = field(default_factory=dict)
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph without slices of channels."""
@@ -435,7 +435,7 @@ class GuardSlices(Pass):
             is_other = shape is not None and len(shape) != 4
             return node if is_other else _slice_channels(builder, shape[1] if shape else None, node)
 
-        return rewritten(graph, visit, self.run)
+        return sweep(graph, visit, self.run)
 
 
 def _slice_channels(builder: GraphBuilder, size: Optional[int], node: Node) -> Node:
@@ -459,5 +459,5 @@ def _slice_channels(builder: GraphBuilder, size: Optional[int], node: Node) -> N
     begin, end = ((*each[:1], None, *each[2:]) for each in (begin, end))
     if not any(each is not None for each in (*begin, *end)):
         return node._replace(op="slice_axis", attrs=make_attrs({**attrs, **channels}))
-    entry = beside(builder, node, "slice_axis", "channels", node.inputs[0], **channels)
+    entry = insert_next_to(builder, node, "slice_axis", "channels", node.inputs[0], **channels)
     return node._replace(inputs=(entry,)).with_attrs({"begin": str(begin), "end": str(end)})

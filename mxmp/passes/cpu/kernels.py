@@ -24,11 +24,11 @@ class Channels(NamedTuple):
         depthwise: Of this are the channels of a depthwise convolution a multiple.
     """
 
-    read: int
+    in_channels: int
     windows: int
     pointwise: int
-    given: int
-    gives_pointwise: bool
+    out_channels: int
+    out_channels_pointwise: bool
     depthwise: int
 
 
@@ -36,21 +36,21 @@ CHANNELS: Dict[Kind, Channels] = {
     # ms: 3x3, 80 -> 192, 73 pixels: 51.4, as 96 7.2; 1x1, 144 -> 32, 56 pixels: 1.29, as 160 0.35; 3x3, 64 -> 24,
     # 56 pixels: 6.1, as 32 0.5. Intel Xeon with AMX, batch 8, 2 threads.
     AMX: Channels(
-        read=32,
+        in_channels=32,
         windows=32,
         pointwise=16,
-        given=16,
-        gives_pointwise=True,
+        out_channels=16,
+        out_channels_pointwise=True,
         depthwise=1,
     ),
     # ms: 3x3, 64 -> 24, 56 pixels: 4.15, as 32 0.86; 15 -> 64: 1.24, as 16 0.5; depthwise 3x3, 24: 1.23, as 32 0.39.
     # AMD EPYC (AVX512-BF16), batch 8, 2 threads.
     AMD: Channels(
-        read=2,
+        in_channels=2,
         windows=1,
         pointwise=NEVER,
-        given=16,
-        gives_pointwise=False,
+        out_channels=16,
+        out_channels_pointwise=False,
         depthwise=16,
     ),
 }
