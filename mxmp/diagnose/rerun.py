@@ -29,7 +29,7 @@ from .. import dtypes
 from ..arrays import is_low_precision, leaves, nested
 from ..errors import ConvertError, mxnet_reason
 from ..graph import Entry, Graph, Key
-from ..passes.attributes import is_inserted
+from ..passes.base import is_inserted
 from ..passes.facts import Facts
 from ..report import Decisions
 from ..report.explanation import ValueRange

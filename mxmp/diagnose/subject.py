@@ -49,7 +49,7 @@ from ..graph import Graph
 from ..module import Module
 from ..mxnet_private import is_initialized, made_with
 from ..passes import is_converted
-from ..passes.attributes import marked_blocks
+from ..passes.base import marked_blocks
 from ..policy import Policy, pattern_of
 from ..report import DROPPED, FOLDED, Decisions, Row
 from ..symbol import Converted, ConvertedModel, convert_graph, convert_model, on_cpu, to_graph

@@ -123,17 +123,17 @@ def load_params(file: str) -> Tuple[Dict[str, Any], Dict[str, Any]]:
         CheckpointError: If the file is missing, damaged, or holds something else.
     """
     arrays = load_arrays(file)
-    found: Dict[str, Dict[str, Any]] = {"arg": {}, "aux": {}}
+    params: Dict[str, Dict[str, Any]] = {"arg": {}, "aux": {}}
     for name, array in arrays.items() if isinstance(arrays, dict) else ():
         kind, _, rest = name.partition(":")
-        if kind not in found or not rest:
+        if kind not in params or not rest:
             raise CheckpointError(
                 f"{file}: it holds '{name}'; expected names such as 'arg:fc_weight' or 'aux:bn_mean'."
             )
-        found[kind][rest] = array
+        params[kind][rest] = array
     if arrays and not isinstance(arrays, dict):
         raise CheckpointError(f"{file}: its {len(arrays)} arrays have no names; expected a checkpoint's parameters.")
-    return found["arg"], found["aux"]
+    return params["arg"], params["aux"]
 
 
 def load_checkpoint(prefix: str, epoch: int, *others: str) -> Checkpoint:

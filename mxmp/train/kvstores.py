@@ -66,7 +66,7 @@ def open_for_module(kvstore: Any, compression: Any, contexts: int, values: Dict[
 
 
 def _open_distributed(kvstore: Any) -> KVStore:
-    return kvstore.scoped() if isinstance(kvstore, KVStore) else KVStore(kvstore)
+    return kvstore.with_own_keys() if isinstance(kvstore, KVStore) else KVStore(kvstore)
 
 
 def refuse_compression(compression: Any, is_scaled: bool, is_low: bool) -> None:

@@ -22,7 +22,7 @@ from ..errors import NoBackwardError, TrainerError, UnscaledLossError
 from ..graph import Entry, Graph, Node
 from ..graph.core import VARIABLE, make_attrs
 from ..mxnet_private import ignores_output_gradient
-from ..passes.attributes import CUSTOM
+from ..passes.base import CUSTOM
 from ..passes.scale_loss import is_loss_head
 from .window import LOCK
 

@@ -319,7 +319,7 @@ class Step:
         if weights.kvstore is not None:
             self._show_float32(weights, _indices(weights))  # Sums over contexts and workers may exceed float16.
         if workers is not None and self.scaler.checks and weights.flags_losses:  # One worker's loss decides for all.
-            window.flags["losses"] = workers.agree(window.flags.get("losses"))
+            window.flags["losses"] = workers.all_workers(window.flags.get("losses"))
         with window.changing():
             weights.reduce()
             window.stage = Stage.TRUE if window.is_true else Stage.SUMMED
@@ -504,7 +504,7 @@ class Step:
         losses = () if taken else weights.losses()
         if losses:
             flag = all_finite(losses)
-            flag = flag if weights.workers is None else weights.workers.agree(flag)
+            flag = flag if weights.workers is None else weights.workers.all_workers(flag)
             if flag.asscalar() != 1.0:
                 scaler.handle_nonfinite_loss()
         return taken
@@ -520,7 +520,7 @@ class Step:
         if self._compared < COMPARED_STEPS:
             flag = masters_flag(zip(weights.masters, weights.groups()))
             if flag is not None:
-                window.flags["masters"] = flag if workers is None else workers.agree(flag)
+                window.flags["masters"] = flag if workers is None else workers.all_workers(flag)
         if grads_finite is not None and window.finite is None:
             flag = self.running_stats.check(weights.running_stats(), grads_finite)
             if flag is not None:

