@@ -69,6 +69,17 @@ def settle(array: mx.nd.NDArray) -> mx.nd.NDArray:
     return array
 
 
+def to_default_layout(array: mx.nd.NDArray) -> None:
+    """Move a dense array on a CPU out of a layout of oneDNN's, in place; waits for it.
+
+    A weight that an inference has moved into one stays there in training, where each cast of it takes longer: a step of
+    a ResNet-18 in bfloat16 takes 1.25 times as long.
+    """
+    if not on_gpu(array) and array.stype == "default" and array.size:
+        settle(array)
+        address(array)  # MXNDArrayGetData in src/c_api/c_api.cc at tag 1.9.1 moves it
+
+
 def view(array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
     """Return the values of an array, to be read while nothing writes to it.
 

@@ -19,6 +19,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon.block import _BlockScope, _regroup
 
 from .. import dtypes
+from ..arrays import to_default_layout
 from ..devices.check import require_bfloat16, warn_if_slow
 from ..errors import ConvertError, InferenceError
 from ..mxnet_private import is_deferred
@@ -178,6 +179,9 @@ class Conversion:
         plain_class(self.net)._clear_cached_op(self.net)
         self.forget_calls()
         note_policy(self.params, self.policy)
+        for param in self.params:
+            for data in param._data or ():
+                to_default_layout(data)
         if self.graph_without_shapes is not None:
             graph = self.graph_without_shapes
             self.net._cached_graph = (graph.trace.inputs, graph.converted.symbol)
