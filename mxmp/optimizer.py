@@ -16,8 +16,8 @@ from .mxnet_private import is_initialized
 from .names import hooks as _hooks
 from .train import states
 from .train.kernels import Update
-from .train.loss_heads import ScaledLoss, mapped, refuse_recorded, require_backward
-from .train.masters import Masters, copy_to_other_contexts, follow
+from .train.loss_heads import ScaledLoss, map_losses, refuse_recorded, require_backward
+from .train.masters import Masters, copy_to_other_contexts, sync_master_from_weight
 from .train.multi_precision import MultiPrecision as MultiPrecision
 from .train.multi_precision import require_finite, unwrapped
 from .train.scaler import Scaler, ScalerStatus
@@ -181,12 +181,12 @@ class LossScaleOptimizer(ScalerStatus):
             losses.append(scaler.factors.multiply(path, array, scale))
             return losses[-1].scaled
 
-        scaled = mapped(loss, multiply)
-        if not scaler.has_checked_heads:
+        scaled = map_losses(loss, multiply)
+        if not scaler.has_checked_loss_heads:
             refuse_recorded(losses)
-            scaler.has_checked_heads = True
+            scaler.has_checked_loss_heads = True
         begins = scaler.window is None
-        scaler.begun(scale).flag("losses", all_finite([each.wide for each in losses]) if losses else None)
+        scaler.ensure_window(scale).flag("losses", all_finite([each.cast_loss for each in losses]) if losses else None)
         self._scaled.extend(losses)
         for observer in list(scaler.observers.values()):
             observer.on_losses([each.loss for each in losses], begins)
@@ -326,7 +326,7 @@ class LossScaleOptimizer(ScalerStatus):
         """Let the masters of weights that are no Parameters follow them: whoever writes to an array cannot say so."""
         for index, _, weight in updates:
             if index not in self._inner.param_dict and index in self._masters.arrays:
-                follow(self._masters.arrays[index], weight)
+                sync_master_from_weight(self._masters.arrays[index], weight)
 
     def _target(self, call: str) -> Target:
         self._require_ready(call)

@@ -8,7 +8,7 @@ import mxmp
 
 HERE = os.path.dirname(mxmp.__file__)
 TRAIN = os.path.join(HERE, "train")
-CALLS = tuple(os.path.join(HERE, *path) for path in (("diagnose", "replay.py"), ("diagnose", "watch.py"), ("train", "step.py")))
+CALLS = tuple(os.path.join(HERE, *path) for path in (("diagnose", "rerun.py"), ("diagnose", "watch.py"), ("train", "step.py")))
 """The files that keep the recorded calls of a trainer's nets, and tell of them."""
 
 

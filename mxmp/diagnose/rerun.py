@@ -34,7 +34,7 @@ from ..passes.facts import Facts
 from ..report import Decisions
 from ..report.explanation import ValueRange
 from ..report.make import positions
-from ..train.masters import masters_of, rounds_to
+from ..train.masters import equals_rounded, masters_of
 from ..train.step import NetCall, Observer
 from .batches import LossFunction, losses_of
 from .instrument import (
@@ -355,7 +355,7 @@ def _value(param: gluon.Parameter, context: mx.Context) -> mx.nd.NDArray:
     """Return the value of a parameter: its float32 master, unless the weight was written to past it."""
     weight = param.data(context)
     master = masters_of(param).get(context) if is_low_precision(weight) else None
-    is_master = master is not None and master.shape == weight.shape and rounds_to(master, weight).asscalar() == 1.0
+    is_master = master is not None and master.shape == weight.shape and equals_rounded(master, weight).asscalar() == 1.0
     return master if is_master else weight
 
 

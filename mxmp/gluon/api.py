@@ -18,7 +18,7 @@ from ..policy import Policy, PolicyChanges, check_blocks
 from ..report import Report, merge
 from ..symbol import convert_graph, from_graph, save_checkpoint, to_graph
 from ..symbol.arguments import checked_ranges
-from ..train.masters import follow_weights, require_masters
+from ..train.masters import require_masters, sync_masters_from_weights
 from . import storage
 from .adoption import forget_policy, note_policy
 from .blocks import (
@@ -387,4 +387,4 @@ def adopt_weights(net: gluon.Block) -> None:
     if not isinstance(net, gluon.Block):
         raise TrainerError(f"adopt_weights: expected a Gluon net, found a {type(net).__name__}.")
     for param in net.collect_params().values():
-        follow_weights(param)  # of one that is not initialized there are none
+        sync_masters_from_weights(param)  # of one that is not initialized there are none

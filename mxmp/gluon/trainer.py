@@ -23,7 +23,7 @@ from ..train.kvstores import (
     open_for_trainer,
     refuse_compression,
     refuse_update_on_kvstore,
-    require_known,
+    require_kvstore,
 )
 from ..train.multi_precision import require_finite, unwrapped
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale, explain_steps
@@ -132,7 +132,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             given, (optimizer, loss_scale) = optimizer, optimizer.peek_optimizer_and_scale("Trainer")
         given_params = listed(params)
         scaler = _make_scaler(loss_scale, given_params)
-        require_known(kvstore)
+        require_kvstore(kvstore)
         if not isinstance(optimizer, (str, mx.optimizer.Optimizer)):
             raise TrainerError(f"optimizer is {optimizer!r}; expected a name or an mx.optimizer.Optimizer.")
         if not given_params:
@@ -589,7 +589,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             )
         self._require("allreduce_grads")
         self._training_step.unscale(self._gradients)
-        self._scaler.begun().awaits_update = True
+        self._scaler.ensure_window().awaits_update = True
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
         """Check the gradients and update the parameters, or skip: `step` without reducing.
