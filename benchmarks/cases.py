@@ -19,7 +19,6 @@ from mxnet.contrib import amp
 from mxmp import Policy, dtypes
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.passes import classify, place
-from mxmp.rules import RULES
 from mxmp.symbol import convert_model, convert_symbol, infer_facts, on_cpu, to_graph
 
 from .zoo import IMAGE_SIZES, Model, Task, make_model, make_net, make_task, undecided_inputs
@@ -268,9 +267,9 @@ def placement(name: str, options: Options) -> List[Column]:
     task = make_task(name, options.batch_size or 8, options.image_size, options.seed)
     symbol, shapes = _symbol(task)
     graph, facts = to_graph(symbol), _facts(symbol, shapes)
-    verdicts = classify(graph, Policy.parse("O1"), facts, RULES)
+    decisions = classify(graph, Policy.parse("O1"), facts)
     own, peer = convert_symbol(symbol, "O1", shapes=shapes), amp.convert_symbol(symbol)
-    cut = Started(lambda: place(graph, verdicts, facts), values=casts_of(own, shapes))
+    cut = Started(lambda: place(graph, decisions, facts), values=casts_of(own, shapes))
     counts = Started(None, values=casts_of(peer, shapes))
     return [Column("mxmp", lambda: cut, is_base=True), Column(PEER, lambda: counts)]
 

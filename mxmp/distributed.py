@@ -1,6 +1,6 @@
-"""Several machines: a kvstore that sums gradients over workers without overflow, and its engines.
+"""Training on several machines: a kvstore that sums gradients over workers without overflow.
 
-`KVStore` is the kvstore of a trainer or a module. An `Engine` moves its arrays between workers: MXNet's parameter
+`KVStore` is the kvstore of a trainer or a module. Its `Engine` moves arrays between the workers: MXNet's parameter
 server or Horovod.
 """
 
@@ -28,14 +28,14 @@ _NEEDED = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "DMLC_NUM
 
 _FLAG = "mxmp.flag"
 
-# A process can join a job once: MXNet waits for ever in a second mx.kv.create("dist_sync"). So an engine is held up to
-# the end of the process, though the trainer that joined may be gone: by 'dist' or 'horovod', and by MXNet's KVStore.
+# A process can join a job only once: MXNet waits for ever in a second mx.kv.create("dist_sync"). So an engine is kept
+# until the process ends, even if the trainer that joined is gone. The keys are 'dist', 'horovod' and MXNet's KVStores.
 _JOINED: Dict[Any, Engine] = {}
-_JOINING = threading.Lock()  # over looking up and joining: a second thread gets what the first one joined
+_JOINING = threading.Lock()  # over lookup and joining, so that a second thread gets the same engine
 
 
 class Engine(abc.ABC):
-    """Collective operations, which every worker calls in the same order.
+    """Base of the engines: operations on arrays that every worker calls in the same order.
 
     Attributes:
         kind: The name of the kvstore, as MXNet spells it.
@@ -49,33 +49,33 @@ class Engine(abc.ABC):
     _keys = 0
 
     def new_key(self) -> str:
-        """Return a key that was not used before; the same on every worker that asks as often."""
+        """Return a new key. The n-th call returns the same key on every worker."""
         self._keys += 1
         return f"mxmp.{self._keys}"
 
     @abc.abstractmethod
     def broadcast(self, key: str, array: mx.nd.NDArray) -> None:
-        """Give an array the value that worker 0 has; once for a key, before `sum`. Waits for it."""
+        """Give an array the value that worker 0 has, and wait for it. Call it once for a key, before `sum`."""
 
     @abc.abstractmethod
     def sum(self, key: str, array: mx.nd.NDArray, priority: int) -> None:
-        """Give an array its sum over the workers, in its own dtype; does not wait.
+        """Replace an array by its sum over the workers, in the array's dtype; does not wait.
 
         Args:
             key: The key that it was broadcast under.
             array: The same NDArray at every call for a key.
-            priority: The higher the sooner.
+            priority: A higher priority is sent sooner.
         """
 
 
 class ParameterServer(Engine):
-    """MXNet's own, synchronous: every worker gets the bytes that a server has summed.
+    """The engine of MXNet's synchronous parameter server: a server sums, and all workers get the same bytes.
 
     Args:
         store: 'dist_sync' or its like, or a KVStore of MXNet.
 
     Raises:
-        TrainerError: If this process was not told of its job.
+        TrainerError: If the environment variables that describe the job are missing.
     """
 
     def __init__(self, store: Union[str, mx.kv.KVStore] = "dist_sync") -> None:
@@ -89,28 +89,28 @@ class ParameterServer(Engine):
             store = mx.kv.create(store)
         self._store = store
         self.kind, self.rank, self.size = store.type, store.rank, store.num_workers
-        self._parts: Dict[str, mx.nd.NDArray] = {}  # of float64 keys; MXNet sends them while other work goes on
+        self._parts: Dict[str, mx.nd.NDArray] = {}  # arrays of float64 keys, which MXNet sends while other work goes on
         if self.rank == 0:
-            # The servers would add other dtypes in float32 or not, as their memory happens to be: multi_precision_ of
-            # KVStoreDistServer is never initialized (src/kvstore/kvstore_dist_server.h). Now they do.
+            # multi_precision_ of KVStoreDistServer is never initialized (src/kvstore/kvstore_dist_server.h). So it
+            # depends on chance whether a server adds other dtypes in float32. This command sets it.
             store._send_command_to_servers(1, "")  # kSetMultiPrecision of CommandType there
         if os.environ.get(LAUNCHED) == "1":
-            # A worker that fails would wait at its end for others, which wait for its gradients.
+            # A worker that fails would wait at its end for the others, and the others wait for its gradients.
             check_call(_LIB.MXKVStoreSetBarrierBeforeExit(store.handle, ctypes.c_int(0)))
 
     def broadcast(self, key: str, array: mx.nd.NDArray) -> None:
-        """Give an array worker 0's value."""
+        """Give an array the value that worker 0 has."""
         if array.dtype != np.float64:
             self._store.broadcast(key, array, out=array)
         else:
             parts = self._parts[key] = self._split(array)
             self._store.broadcast(key, parts, out=parts)
             _join(parts[0]).copyto(array)
-        # MXNet orders what is pulled here by nothing against the first gradients that are pushed.
+        # Without this wait the first gradients may be pushed before the value is pulled.
         array.wait_to_read()
 
     def sum(self, key: str, array: mx.nd.NDArray, priority: int) -> None:
-        """Give an array its sum over the workers; float64 exactly but for the rounding of float64 itself."""
+        """Replace an array by its sum over the workers. A float64 sum has no error except float64's own rounding."""
         if array.dtype != np.float64:
             self._store.pushpull(key, array, out=array, priority=priority)
             return
@@ -120,10 +120,10 @@ class ParameterServer(Engine):
         mx.nd.add_n(*(_join(row) for row in parts)).copyto(array)
 
     def _split(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
-        """Return a float64 array of one dimension as float32 parts, (workers, 3, N): 0 but in this worker's row.
+        """Return a float64 array, (N,), as float32 parts, (workers, 3, N). All rows except this worker's are 0.
 
-        The servers add float32, in which a number and zeros add up exactly. Three parts of 24 bits hold the 53 of a
-        float64 number, from 1e-30 up to float32's largest.
+        The servers add in float32, in which a number plus zeros is exact. Three parts of 24 bits hold the 53 bits of a
+        float64 number, from 1e-30 up to float32's largest number.
         """
         parts, rest = [], array
         for _ in range(3):
@@ -135,15 +135,15 @@ class ParameterServer(Engine):
 
 
 def _join(parts: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return float32 parts, (3, N), as the float64 array of which they are."""
+    """Return the float64 array, (N,), that was split into float32 parts, (3, N)."""
     return mx.nd.add_n(*(part.astype("float64") for part in parts))
 
 
 class Horovod(Engine):
-    """Horovod, where it is installed and has started this process (``horovodrun``).
+    """The engine of Horovod, in a process that ``horovodrun`` has started.
 
     Raises:
-        DependencyError: If it is not installed for MXNet.
+        DependencyError: If Horovod is not installed for MXNet.
     """
 
     kind = "horovod"
@@ -161,27 +161,28 @@ class Horovod(Engine):
         self.rank, self.size = self._horovod.rank(), self._horovod.size()
 
     def broadcast(self, key: str, array: mx.nd.NDArray) -> None:
-        """Give an array worker 0's value."""
+        """Give an array the value that worker 0 has."""
         self._horovod.broadcast_(array, root_rank=0, name=f"{key}.broadcast")
         array.wait_to_read()
 
     def sum(self, key: str, array: mx.nd.NDArray, priority: int) -> None:
-        """Give an array its sum over the workers."""
+        """Replace an array by its sum over the workers."""
         self._horovod.allreduce_(array, op=self._horovod.Sum, name=f"{key}.sum", priority=priority)
 
 
 class KVStore(mx.kvstore.KVStoreBase):
-    """Sums over workers, for ``kvstore`` of a trainer or a module.
+    """A kvstore that sums gradients over workers without overflow, for ``kvstore`` of a trainer or a module.
 
-    MXNet's own kvstore sums float16 gradients in float16, where 40000 + 40000 is inf, and does
-    not know how to sum bfloat16. This one sends float32, or float16 divided by the number of
-    workers beforehand, so that no sum of finite values overflows; a gradient below 6e-8 times that
-    number is lost then. Every key costs one array more.
+    MXNet's own kvstore sums float16 gradients in float16, where 40000 + 40000 is inf. It cannot sum bfloat16. This
+    kvstore sends float32. With ``transport="float16"`` it divides by the number of workers before it sends, so that no
+    sum of finite values overflows. Gradients below 6e-8 times the number of workers become 0 then. Every key costs one
+    more array.
 
     Args:
-        engine: 'dist_sync' and MXNet's other names for it, 'horovod', a distributed KVStore of
-            MXNet, or an `Engine`.
-        transport: 'float32', or 'float16' for half the bytes. float64 gradients are sent as such.
+        engine: 'dist_sync' or another name that MXNet has for it, 'horovod', a distributed KVStore of MXNet, or an
+            `Engine`.
+        transport: The dtype that is sent: 'float32', or 'float16' for half the bytes. float64 gradients are sent in
+            float64.
 
     Raises:
         TrainerError: If an argument is none of these.
@@ -193,13 +194,13 @@ class KVStore(mx.kvstore.KVStoreBase):
             raise TrainerError(f"transport={transport!r}; expected 'float32' or 'float16'.")
         self._transport = transport
         self._engine = _make_engine(engine)
-        # By the user's key the engine's, and the array of one dimension that travels. It is the same array at every
-        # step, since MXNet sends it while the next operations are under way.
+        # By the user's key: the engine's key, and the array of one dimension that is sent. Each step sends this array,
+        # because MXNet sends it while the next operations run.
         self._slots: Dict[Any, Tuple[str, mx.nd.NDArray]] = {}
 
     @property
     def type(self) -> str:
-        """The engine's kind: 'dist_sync', 'horovod'."""
+        """The name of the engine's kvstore: 'dist_sync' or 'horovod'."""
         return self._engine.kind
 
     @property
@@ -214,11 +215,11 @@ class KVStore(mx.kvstore.KVStoreBase):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Return False: weights are updated by the workers, all alike."""
+        """Return False, because every worker updates the weights itself, in the same way."""
         return False
 
-    def scoped(self) -> KVStore:
-        """Return a kvstore with the same workers and transport, and keys of its own."""
+    def with_own_keys(self) -> KVStore:
+        """Return a kvstore with the same workers and transport, but with keys of its own."""
         return KVStore(self._engine, self._transport)
 
     def init(self, key: Any, value: mx.nd.NDArray) -> None:
@@ -228,13 +229,13 @@ class KVStore(mx.kvstore.KVStoreBase):
     def broadcast(self, key: Any, value: mx.nd.NDArray, out: Any, priority: int = 0) -> None:
         """Give ``out`` the ``value`` of worker 0, and make the key known.
 
-        Waits until it is there: the first gradients must not overtake it.
+        It waits for the value, because the first gradients must not come before it.
 
         Args:
             key: A number or a string.
-            value: Any shape; float16, bfloat16, float32 or float64.
+            value: An array of any shape; float16, bfloat16, float32 or float64.
             out: One array, or one for each context.
-            priority: Not used.
+            priority: Ignored.
         """
         with mx.autograd.pause():
             wide = to_float32(_flat(key, value)).copy()
@@ -250,8 +251,9 @@ class KVStore(mx.kvstore.KVStoreBase):
         Args:
             key: A key that was broadcast.
             value: One array, or one for each context; float16, bfloat16, float32 or float64.
-            out: Likewise; ``value`` if not given. Float32 holds sums that float16 does not.
-            priority: The higher the sooner.
+            out: One array, or one for each context; ``value`` unless given. Take float32, which holds larger sums than
+                float16.
+            priority: A higher priority is sent sooner.
         """
         if key not in self._slots:
             raise TrainerError(f"pushpull: key {key!r} is not known; broadcast it first.")
@@ -265,11 +267,11 @@ class KVStore(mx.kvstore.KVStoreBase):
             for array in _list(value if out is None else out):
                 _write(total, _dense(key, array))
 
-    def agree(self, flag: Optional[mx.nd.NDArray]) -> mx.nd.NDArray:
+    def all_workers(self, flag: Optional[mx.nd.NDArray]) -> mx.nd.NDArray:
         """Return 1 if a flag is 1 on all workers, else 0; does not wait.
 
         Args:
-            flag: Shape (1,), float32: 0 or 1. None: 1.
+            flag: Shape (1,), float32: 0 or 1. None is 1.
         """
         with mx.autograd.pause():
             flag = mx.nd.ones((1,)) if flag is None else flag
@@ -281,16 +283,16 @@ class KVStore(mx.kvstore.KVStoreBase):
             return buffer == 0
 
     def _open(self, array: mx.nd.NDArray) -> Tuple[str, mx.nd.NDArray]:
-        """Give an array what worker 0 has, and let it travel from now on."""
+        """Give an array the value that worker 0 has, under a new key; return the key and the array."""
         key = self._engine.new_key()
         self._engine.broadcast(key, array)
         return key, array
 
 
 def distributed(kvstore: Any) -> bool:
-    """Return whether ``kvstore`` of a trainer or module means one that `KVStore` is for."""
+    """Return whether a trainer's or module's argument ``kvstore`` means several synchronous workers."""
     if isinstance(kvstore, str):
-        # MXNet's names of its synchronous one.
+        # MXNet's names of its synchronous kvstore.
         return kvstore.lower() in ("dist", "dist_sync", "dist_device_sync", "dist_sync_device", Horovod.kind)
     return isinstance(kvstore, KVStore) or (
         isinstance(kvstore, mx.kv.KVStore) and "dist" in kvstore.type and "async" not in kvstore.type
@@ -306,11 +308,11 @@ def _make_engine(engine: Any) -> Engine:
     key = name if isinstance(engine, str) else engine
     with _JOINING:
         if key not in _JOINED:
-            # Once Python takes its modules apart it may be too late to free MXNet's store, whose threads would then
-            # end the process by SIGABRT.
+            # The store has to be freed before Python clears its modules. Later its threads would end the process by
+            # SIGABRT.
             atexit.register(_JOINED.clear)
             _JOINED[key] = Horovod() if name == Horovod.kind else ParameterServer(engine)
-            _JOINED.setdefault(name, _JOINED[key])  # a name means the job, whoever joined it
+            _JOINED.setdefault(name, _JOINED[key])  # a name means the job, also if a KVStore joined it
         return _JOINED[key]
 
 
@@ -319,23 +321,23 @@ def _list(arrays: Any) -> List[mx.nd.NDArray]:
 
 
 def _dense(key: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return an array of mx.nd or mx.np as one of mx.nd."""
+    """Return an array of mx.nd or mx.np as an array of mx.nd; refuse sparse arrays."""
     if array.stype != "default":
         raise TrainerError(f"key {key!r} is {array.stype}; only dense arrays are summed over workers.")
     return array.as_nd_ndarray()
 
 
 def _flat(key: Any, array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a copy of one dimension, or a view.
+    """Return an array with one dimension: a view of the array, or a copy.
 
-    oneDNN lays out weights of convolutions in a way of its own. MXNet cannot copy a view of them then (CHECK(!is_view)
-    in NDArray::GetMKLDNNData, src/ndarray/ndarray.cc); its operators can read them.
+    MXNet cannot copy a view of a weight that oneDNN keeps in a layout of its own (CHECK(!is_view) in
+    NDArray::GetMKLDNNData, src/ndarray/ndarray.cc). Its operators can read such a weight, so that Reshape copies it.
     """
     array = _dense(key, array)
     return mx.nd.Reshape(array, shape=(-1,)) if array.ndim > 1 and array.size else array.reshape(-1)
 
 
 def _write(source: mx.nd.NDArray, target: mx.nd.NDArray) -> None:
-    """Round an array of one dimension into one of another dtype, context and shape."""
+    """Write an array into another array of the same size: its dtype, context and shape may differ."""
     put = round_into if is_low_precision(target) else mx.nd.NDArray.copyto
     put(source.as_in_context(target.ctx).reshape(target.shape), target)

@@ -1,11 +1,11 @@
 """Starts the processes of a distributed job on this machine, and ends them together.
 
-MXNet's parameter server needs a scheduler, servers and workers, told apart by environment variables (DMLC_ROLE
-and its like). MXNet's wheel has no launcher, and where a process dies the others wait for ever.
+MXNet's parameter server needs a scheduler, servers and workers. Environment variables such as DMLC_ROLE tell each
+process which of them it is. MXNet's wheel has no launcher, and if a process dies the others wait for ever.
 
-`plan` lists the processes of a job; `run` starts them, prints their output, and ends all of them when the workers are
-done, when one process fails, or at Ctrl-C. Each process runs under ``die_with_parent.py``, so that none outlives the
-launcher.
+`plan_processes` lists the processes of a job. `run` starts them and prints their output. It ends all of them when the
+workers are done, when one process fails, or at Ctrl-C. Each process runs under ``die_with_parent.py``, so that none
+outlives the launcher.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ globals().update(_hooks(__name__))
 LOOPBACK = "127.0.0.1"
 
 LAUNCHED = "MXMP_LAUNCH"
-"""Set to 1 for what `run` starts: servers are ended by the launcher, no worker waits for others at its end."""
+"""This variable is 1 in processes that `run` starts. A worker then does not wait for the others at its end."""
 
 TIMED_OUT = 124
 """The exit code of a job that took too long, as that of timeout(1)."""
@@ -47,18 +47,18 @@ _LONGEST_LINE = 65536  # characters; a longer line is printed in several
 # Started by its path, so that neither mxmp nor MXNet is imported.
 _DIE_WITH_PARENT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("die_with_parent.py")))
 
-_Running = Dict[str, "subprocess.Popen[bytes]"]  # by the processes' names
+_Running = Dict[str, "subprocess.Popen[bytes]"]  # by the names of the processes
 
 
 class Process(NamedTuple):
     """One process of a job.
 
     Attributes:
-        name: 'scheduler', 'server 0', 'worker 0'. MXNet ranks workers by address and port, so that
-            the number is the rank, unless a port is taken meanwhile.
-        host: The address it listens on.
-        command: Its command.
-        environment: The variables it needs beyond those that are there.
+        name: 'scheduler', 'server 0', 'worker 0'. The number of a worker is its rank in MXNet, unless another program
+            takes its port before it starts.
+        host: The address that the process listens on.
+        command: The command of the process.
+        environment: The variables that are set for the process, besides those of this process.
     """
 
     name: str
@@ -72,20 +72,20 @@ class Process(NamedTuple):
         return " ".join([*pairs, *map(shlex.quote, self.command)])
 
 
-class End(NamedTuple):
+class JobResult(NamedTuple):
     """How a job ended.
 
     Attributes:
-        code: 0, or the exit code of the process that failed first; 128 and the signal's number if
-            a signal ended it; `TIMED_OUT`.
-        reason: The reason, empty if all went well.
+        code: 0 for success. Else the exit code of the process that failed first, or 128 and the number of the signal
+            that ended it, or `TIMED_OUT`.
+        reason: The reason; empty for success.
     """
 
     code: int
     reason: str
 
 
-def plan(
+def plan_processes(
     command: Sequence[str],
     workers: int,
     servers: int = 1,
@@ -96,15 +96,15 @@ def plan(
 
     Args:
         command: The command of each worker.
-        workers: How many, over all hosts; at least 1.
-        servers: How many, over all hosts; at least 1.
-        hosts: IPv4 addresses to listen on. The first is the scheduler's; workers and servers are
-            spread over all, in blocks.
-        port: The scheduler's; the others take those that follow. None: free ports of this
-            machine.
+        workers: The number of workers on all hosts; at least 1.
+        servers: The number of servers on all hosts; at least 1.
+        hosts: IPv4 addresses to listen on. The scheduler runs on the first. Workers and servers are spread over all
+            hosts, in blocks.
+        port: The port of the scheduler; the other processes take the ports after it. None: free ports of this machine.
 
     Raises:
-        LaunchError: If the command is a text, a number or an address is none, or this machine has no such address.
+        LaunchError: If the command is a text, if a number or an address is invalid, or if this machine does not have
+            the address.
     """
     for name, value in (("command", command), ("hosts", hosts)):
         if isinstance(value, (str, bytes)):
@@ -146,10 +146,10 @@ def plan(
 
 
 def free_ports(host: str, count: int) -> List[int]:
-    """Return ports of this machine that nothing listens on at the moment, in ascending order.
+    """Return free ports of this machine, in ascending order: nothing listens on them now.
 
     Raises:
-        LaunchError: If ``host`` is no address of this machine.
+        LaunchError: If this machine does not have the address ``host``.
     """
     with contextlib.ExitStack() as stack:
         ports = []
@@ -163,16 +163,16 @@ def free_ports(host: str, count: int) -> List[int]:
     return sorted(ports)
 
 
-def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
-    """Run the processes of a job on this machine until its workers are done or something fails.
+def run(processes: Sequence[Process], timeout: Optional[float] = None) -> JobResult:
+    """Run the processes of a job on this machine until its workers are done or a process fails.
 
-    Every line that a process prints comes out with its name in front; a line that ends in a carriage return, as those
-    of progress bars, keeps that end. When a process fails all that is left ends with whatever it started. Ctrl-C goes
-    to the workers, which have ten seconds to save and end; a second one ends all.
+    Every line that a process prints begins with its name. A line that ends in a carriage return, as those of progress
+    bars, keeps that end. If a process fails, all others are ended, with the processes that they started. Ctrl-C goes to
+    the workers, which have ten seconds to save and end. A second Ctrl-C ends all processes.
 
     Args:
-        processes: The job's; none is a worker whose name does not begin with 'worker'.
-        timeout: Seconds; None waits for ever.
+        processes: The processes of `plan_processes`. The names of workers begin with 'worker'.
+        timeout: Seconds after which the job is ended; None for no limit.
 
     Raises:
         LaunchError: If a command cannot be started, or a port is in use.
@@ -182,31 +182,31 @@ def run(processes: Sequence[Process], timeout: Optional[float] = None) -> End:
             _require_free_port(process, process.environment["PORT"])
     running: _Running = {}
     echoes: List[threading.Thread] = []
-    read_end, write_end = os.pipe()  # the write end is closed when this process dies, however it does
+    read_end, write_end = os.pipe()  # the system closes the write end when this process dies
     try:
         for process in processes:
             started = running[process.name] = _start(process, read_end)
             echoes.append(_echo(process.name, started.stdout, sys.stdout))
             echoes.append(_echo(process.name, started.stderr, sys.stderr))
         try:
-            _until(lambda: _end(running) is not None, timeout)
-            end = _end(running)
-            if end is None:
-                end = End(TIMED_OUT, f"the job took longer than {timeout:g} s; ended {_names_left(running)}")
-            return end
+            _until(lambda: _result(running) is not None, timeout)
+            result = _result(running)
+            if result is None:
+                result = JobResult(TIMED_OUT, f"the job took longer than {timeout:g} s; ended {_names_left(running)}")
+            return result
         except KeyboardInterrupt:
             return _interrupt(running)
     finally:
         _terminate(running)
         os.close(read_end)
         os.close(write_end)
-        # All that was printed comes out, unless a process that left its group holds the pipe.
+        # Wait for the last lines. A process that left its group may hold the pipe open.
         _until(lambda: not any(thread.is_alive() for thread in echoes), _GRACE)
 
 
 def _start(process: Process, pipe: int) -> subprocess.Popen[bytes]:
     """Start a process that dies when the other end of the pipe is closed."""
-    # Without PYTHONUNBUFFERED what a process prints would come late, and be lost when it is ended.
+    # Without PYTHONUNBUFFERED the output of a process would come late, and be lost when the process is ended.
     environment = {"PYTHONUNBUFFERED": "1", **os.environ, **process.environment, LAUNCHED: "1"}
     program = process.command[0]
     if shutil.which(program) is None:
@@ -223,39 +223,37 @@ def _start(process: Process, pipe: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _interrupt(running: _Running) -> End:
-    """Send Ctrl-C to the workers, as a terminal would, and wait until they end, but no longer than `_INTERRUPTED`.
+def _interrupt(running: _Running) -> JobResult:
+    """Send Ctrl-C to the workers, as a terminal would, and wait until they end, for `_INTERRUPTED` seconds at most.
 
-    A worker that is blocked in MXNet, for another that has ended, never learns of Ctrl-C.
+    A worker never sees the Ctrl-C if it is blocked in MXNet because another worker has ended.
     """
     workers = {name: process for name, process in running.items() if name.startswith("worker")}
     for process in workers.values():
         os.killpg(process.pid, signal.SIGINT)
     print(f"mxmp: workers have {_INTERRUPTED:g} s to save and end; Ctrl-C again ends all", file=sys.stderr, flush=True)
     _until(lambda: not _names_left(workers), _INTERRUPTED)
-    end = _end(running)
-    if end is None:
-        end = End(_SIGNALLED + signal.SIGINT, f"interrupted; ended {_names_left(workers)}")
-    return end
+    interrupted = JobResult(_SIGNALLED + signal.SIGINT, f"interrupted; ended {_names_left(workers)}")
+    return _result(running) or interrupted
 
 
 def _until(is_over: Callable[[], bool], seconds: Optional[float]) -> None:
-    """Wait until something is over, but no longer than so."""
+    """Wait until a condition holds, for so many seconds at most; None waits for ever."""
     deadline = None if seconds is None else time.monotonic() + seconds
     while not is_over() and (deadline is None or time.monotonic() < deadline):
         time.sleep(_POLL)
 
 
-def _end(running: _Running) -> Optional[End]:
-    """Return how the job has ended, None while it goes on."""
+def _result(running: _Running) -> Optional[JobResult]:
+    """Return the result of a job; None if the job still runs."""
     codes = {name: _exit_code(process) for name, process in running.items()}
     for name, code in codes.items():
         if code and code < 0:
-            return End(_SIGNALLED - code, f"{name} was ended by {_name_of(-code)}; ended the others")
+            return JobResult(_SIGNALLED - code, f"{name} was ended by {_name_of(-code)}; ended the others")
         if code:
-            return End(code, f"{name} failed with exit code {code}; ended the others")
+            return JobResult(code, f"{name} failed with exit code {code}; ended the others")
     workers = [code for name, code in codes.items() if name.startswith("worker")]
-    return End(0, "") if all(code == 0 for code in workers) else None
+    return JobResult(0, "") if all(code == 0 for code in workers) else None
 
 
 def _names_left(running: _Running) -> str:
@@ -263,7 +261,7 @@ def _names_left(running: _Running) -> str:
 
 
 def _name_of(number: int) -> str:
-    """Return a signal's name; `signal.Signals` has none for real-time signals but the first and the last."""
+    """Return a signal's name. `signal.Signals` lacks the names of most real-time signals."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -271,10 +269,10 @@ def _name_of(number: int) -> str:
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> Optional[int]:
-    """Return the exit code of a process, negative for a signal's number; None while it runs.
+    """Return the exit code of a process, the negative number of a signal that ended it, or None while it runs.
 
-    The process is left for `_terminate` to reap. Its number is that of its group, and until then no other process can
-    get it: so a signal never reaches a process that this job did not start.
+    The process is not reaped here but in `_terminate`. Until then no other process can get its number, which is also
+    the number of its group. So a signal never reaches a process that this job did not start.
     """
     status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if status is None:
@@ -283,7 +281,7 @@ def _exit_code(process: subprocess.Popen[bytes]) -> Optional[int]:
 
 
 def _terminate(running: _Running) -> None:
-    """End the groups of all processes: by SIGTERM, and after `_GRACE` by SIGKILL."""
+    """End the groups of all processes by SIGTERM, and after `_GRACE` seconds by SIGKILL."""
     for process in running.values():
         os.killpg(process.pid, signal.SIGTERM)
     _until(lambda: not _names_left(running), _GRACE)
@@ -293,17 +291,17 @@ def _terminate(running: _Running) -> None:
 
 
 def _echo(name: str, source: Any, target: IO[str]) -> threading.Thread:
-    """Start a thread that prints the lines of a stream, each with a process's name in front, until it ends."""
+    """Start a thread that prints the lines of a process's stream, each with the name of the process in front."""
 
     def echo() -> None:
-        # An empty newline: lines end in \n, \r or \r\n, and keep their end.
+        # With an empty newline, lines end in \n, \r or \r\n and keep their end.
         with io.TextIOWrapper(source, "utf-8", "replace", newline="") as lines:
             for line in iter(lambda: lines.readline(_LONGEST_LINE), ""):
                 text = line.rstrip("\r\n")
                 end = "\r" if line.endswith("\r") else "\n"
-                if not text and end == "\r":  # a bar that begins with \r has an empty line before it
+                if not text and end == "\r":  # a progress bar that begins with \r looks like an empty line
                     continue
-                with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the job goes on
+                with contextlib.suppress(OSError, ValueError):  # if nobody reads any more, the job goes on
                     target.write(f"[{name}] {text}{end}")
                     target.flush()
 
@@ -314,7 +312,7 @@ def _echo(name: str, source: Any, target: IO[str]) -> threading.Thread:
 
 def _require_free_port(process: Process, port: str) -> None:
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was used just now will do
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port may have been used just now
         try:
             listener.bind((process.host, int(port)))
         except OSError as e:

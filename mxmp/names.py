@@ -26,22 +26,22 @@ PUBLIC: Dict[str, List[str]] = {
         "disable_casts init init_trainer initialize list_conditional_fp32_ops list_fp32_ops "
         "list_loss_output_functions list_lp16_fp32_ops list_lp16_ops list_lp16_use_fp32_params "
         "list_widest_type_cast lists load_state_dict master_params scale_loss state_dict unscale",
-        "mxmp.diagnose": "AmxStatus CSVLogger Comparison DoctorReport Explanation Finding Gradients LoopFinding "
-        "LoopFindings Magnitudes NodeComparison NonFinite OutputComparison Run StepLogger StepRecord "
-        "TensorBoardLogger ValueRange Watch amx_status check_devices check_loop checking compare doctor "
+        "mxmp.diagnose": "AmxStatus CSVLogger CheckReport Comparison DoctorReport Explanation Finding Gradients "
+        "Magnitudes NodeComparison NonFinite OutputComparison Run StepLogger StepRecord "
+        "TensorBoardLogger ValueRange Watch amx_status check check_devices compare doctor "
         "explain fastest_policy measure_gradients measure_ranges read_run runs_bfloat16",
         "mxmp.distributed": "Engine Horovod KVStore ParameterServer distributed",
         "mxmp.errors": " ".join(errors.__all__),
         "mxmp.estimator": "MixedPrecisionHandler ScalingBatchProcessor",
         "mxmp.gluon": "Accumulator SharedLossScale Trainer adopt_weights averaged cast convert exact_value export "
         "freeze load_checkpoint precision report restore save_checkpoint set_policy",
-        "mxmp.launch": "End LAUNCHED LOOPBACK Process TIMED_OUT free_ports plan run",
+        "mxmp.launch": "JobResult LAUNCHED LOOPBACK Process TIMED_OUT free_ports plan_processes run",
         "mxmp.loss_scale": "AT_FLOOR DynamicLossScale LARGEST_SCALE LossScale NoOpLossScale SMALLEST_SCALE "
         "StaticLossScale parse",
         "mxmp.module": "BucketingModule Module",
         "mxmp.onnx": "export_model exportable",
         "mxmp.optimizer": "LossScaleOptimizer MultiPrecision all_finite",
-        "mxmp.symbol": "Checkpoint Converted ConvertedBuckets ConvertedModel convert_buckets convert_checkpoint "
+        "mxmp.symbol": "Checkpoint Converted ConvertedModel convert_checkpoint "
         "convert_graph convert_model convert_symbol from_graph infer_facts load_checkpoint load_params load_symbol "
         "on_cpu save_checkpoint to_graph",
         "mxmp.tune": "PolicySpeed SearchResult SearchRow SpeedComparison compare_speed search",

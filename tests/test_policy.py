@@ -155,7 +155,7 @@ def test_whole_names_are_looked_up_and_decide_as_patterns_do(monkeypatch):
     "function",
     [
         Policy.parse, Policy.replace, mxmp.gluon.convert, mxmp.gluon.freeze, mxmp.symbol.convert_symbol, mxmp.symbol.convert_model,
-        mxmp.symbol.convert_checkpoint, mxmp.symbol.convert_buckets,
+        mxmp.symbol.convert_checkpoint,
     ],
     ids=lambda function: function.__qualname__,
 )  # fmt: skip

@@ -82,7 +82,7 @@ def list_policy(
     if target_ops is not None:
         others = {rule.op for rule in RULES if rule.category == ALLOW} - lists[argument]
         # Where another operator may stand in, rules decide by shapes.
-        replaced = {rule.op for rule in RULES if rule.stand_ins}
+        replaced = {rule.op for rule in RULES if rule.substitutes}
         overrides.update({**dict.fromkeys(others, dtypes.FLOAT32), **dict.fromkeys(lists[argument] - replaced, low)})
     # contrib.amp takes unknown names silently; those of mxmp's own casts are none of the network's.
     names = dict.fromkeys(map(str, _listed("excluded_sym_names", excluded)))
@@ -184,7 +184,7 @@ def _kind(op: str, low: str) -> str:
 
 
 def _needs_float32(rule: Rule, low: str) -> bool:
-    has_kernel = low in rule.dtypes or RULES.has_stand_ins(rule, low)
+    has_kernel = low in rule.dtypes or RULES.has_substitutes(rule, low)
     return rule.keep is not EVERY and (rule.category == DENY or not has_kernel)  # EVERY: it is left as it is
 
 

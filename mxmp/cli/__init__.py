@@ -52,7 +52,10 @@ class CommandLine(click.Group):
 def commands(ctx: click.Context) -> None:
     """Mixed precision for Apache MXNet.
 
-    Convert checkpoints, time them, see what is decided about a network, and ask about this machine.
+    Converts checkpoints, compares them with float32, times them, and looks at this machine. `mxmp COMMAND --help` has
+    an example of each command.
+
+    Exit codes: 0 for success, 1 for work that failed, 2 for arguments that cannot be used, 130 for Ctrl-C.
     """
     if ctx.invoked_subcommand != run.name:  # whose script configures its own logging
         logging.basicConfig(format="mxmp: %(levelname)s: %(message)s")

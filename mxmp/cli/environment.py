@@ -20,6 +20,7 @@ from .. import launch as jobs
 from .options import console, give, make_policy, require_new, result_options
 
 _REPLACED = "mxnet.contrib.amp"
+_COUNT = click.IntRange(min=1)
 
 
 @click.command()
@@ -27,11 +28,12 @@ _REPLACED = "mxnet.contrib.amp"
 @result_options
 @click.pass_context
 def doctor(ctx: click.Context, text: str, out: Optional[str], force: bool, as_json: bool) -> None:
-    """Say whether this machine runs a policy in hardware, and which policies to use here.
+    """Say which policies this machine runs in hardware.
 
     Looks at the versions, the devices and the environment variables that matter, and says what to do about each fault.
-    Where the processor runs bfloat16, its speed is measured beside float32's. The exit code is 1 if no device runs the
-    policy in hardware, as float16 on a machine without a GPU. The policy 'auto' is the fastest one on this machine.
+    If the processor runs bfloat16, its speed is measured and compared with float32's. The exit code is 1 if no device
+    runs the policy in hardware, as float16 on a machine without a GPU. The policy 'auto' is the fastest one on this
+    machine.
 
     \b
     Example:
@@ -49,14 +51,18 @@ def doctor(ctx: click.Context, text: str, out: Optional[str], force: bool, as_js
 
 @click.command()
 def build() -> None:
-    """Compile an operator that rounds emulated float16 on a CPU faster, and keep it in the cache folder.
+    """Compile an operator that makes emulated float16 faster.
 
-    Networks in float16 are emulated on a CPU: float32 arithmetic whose results are rounded to float16, by MXNet's
-    casts or, in programs that start after this, by the operator, with the same bits. It takes a C++ compiler
-    (CXX, c++ or g++) and some ten seconds; before the operator is kept it is tried on a network. The file belongs to
-    this version of MXNet and of mxmp. It is in mxmp's part of $XDG_CACHE_HOME, or of ~/.cache; delete it to have casts
-    round again.
-    """
+    On a CPU mxmp emulates float16: it computes in float32 and rounds each result to float16. MXNet's casts round. In
+    programs that start after this command, the operator rounds, with the same bits. Compiling takes about ten seconds,
+    and a C++ compiler (CXX, c++ or g++). The operator is tried on a network before it is kept. The file is for this
+    version of MXNet and of mxmp. It is kept in the folder mxmp of $XDG_CACHE_HOME, or of ~/.cache. Delete it to let
+    the casts round again.
+
+    \b
+    Example:
+      mxmp build
+    """  # noqa: D301 - click keeps the lines behind its mark as they are
     from ..rounding.build import build
 
     click.echo(f"kept: {build()}")
@@ -69,20 +75,19 @@ def build() -> None:
 @click.option(
     "--amp",
     type=click.Choice(dtypes.LOW_PRECISION),
-    help="Give SCRIPT mxmp.amp as mxnet.contrib.amp, whose init() then is for this dtype unless it is given another.",
+    help="Replace mxnet.contrib.amp by mxmp.amp for SCRIPT. The dtype is the default of its init().",
 )
 @click.pass_context
 def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool, amp: Optional[str]) -> NoReturn:
-    """Run SCRIPT as `python SCRIPT` does, where MXNet needs mxmp to be imported.
+    """Run a Python script with mxmp imported first.
 
-    MXNet 1.9.1 by itself is for numpy below 1.24 and Python below 3.12. With a newer one it imports if
-    mxmp was imported before; for a script that cannot be changed, this command does it. Arguments, exit
-    codes, tracebacks and Ctrl-C are as with Python. What follows SCRIPT is the script's.
+    MXNet 1.9.1 needs numpy below 1.24 and Python below 3.12. With newer ones it can be imported only after mxmp. This
+    command imports mxmp for a script that you cannot change. Arguments, exit codes, tracebacks and Ctrl-C are as with
+    `python SCRIPT`. All arguments after SCRIPT are the script's.
 
-    A script or library that uses `mxnet.contrib.amp` uses `mxmp.amp` with --amp, without an edit.
+    With --amp a script or library that uses `mxnet.contrib.amp` gets `mxmp.amp` instead, without an edit.
 
-    Python processes that the script starts (subprocess, multiprocessing with 'spawn') are not reached: they import
-    MXNet as it is, and contrib.amp's own amp.
+    Python processes that the script starts (subprocess, multiprocessing with 'spawn') are not changed.
 
     \b
     Examples:
@@ -101,12 +106,24 @@ def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool, a
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("-n", "--workers", type=click.IntRange(min=1), required=True, help="How many run COMMAND.")
-@click.option("-s", "--servers", type=click.IntRange(min=1), default=1, show_default=True, help="How many add up.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds after which the job is ended.")
+@click.option("-n", "--workers", type=_COUNT, required=True, metavar="N", help="How many processes run COMMAND.")
+@click.option(
+    "-s", "--servers", type=_COUNT, default=1, show_default=True, metavar="N", help="How many servers add up gradients."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End the job after this time.",
+)
 @click.option("--host", default=jobs.LOOPBACK, show_default=True, help="The address of this machine to listen on.")
-@click.option("--hosts", metavar="A,B,...", help="Addresses of several machines: print what each has to run.")
-@click.option("--port", type=click.IntRange(1, 65535), help="The first port; free ones by default, with --hosts 9091.")
+@click.option("--hosts", metavar="A,B,...", help="Addresses of several machines: print the commands for each.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="The first port. Unless given: free ports, with --hosts 9091.",
+)
 @click.pass_context
 def launch(
     ctx: click.Context,
@@ -118,14 +135,14 @@ def launch(
     hosts: Optional[str],
     port: Optional[int],
 ) -> None:
-    """Run COMMAND in several processes that train together with kvstore 'dist_sync'.
+    """Run COMMAND as a job of several workers.
 
-    Starts the scheduler and servers of MXNet too, on this machine; prints each line with the name
-    of its process in front. When one fails all are ended, and its exit code is that of mxmp; 124
-    says that the job took too long. All workers must make as many steps: one that makes fewer keeps
-    the others waiting. Sets PYTHONUNBUFFERED=1 unless it is set.
+    The workers train together with the kvstore 'dist_sync', on this machine. MXNet's scheduler and servers are started
+    too. Each printed line begins with the name of its process. When a process fails, all others are ended, and its exit
+    code is that of mxmp. The exit code 124 says that the job took too long. All workers have to make the same number of
+    steps, because a worker waits for the others in each step. PYTHONUNBUFFERED is set to 1 unless it is set.
 
-    Ctrl-C goes to the workers, which have ten seconds to save and end. A second Ctrl-C ends all.
+    Ctrl-C goes to the workers, which have ten seconds to save and end. A second Ctrl-C ends all processes.
 
     \b
     Example:
@@ -135,17 +152,17 @@ def launch(
         if timeout is not None or host != jobs.LOOPBACK:
             raise click.UsageError("--hosts only prints commands; leave --timeout and --host out.", ctx)
         addresses = [address.strip() for address in hosts.split(",")]
-        _print_commands(jobs.plan(command, workers, servers, addresses, port or 9091), addresses)
+        _print_commands(jobs.plan_processes(command, workers, servers, addresses, port or 9091), addresses)
         return
     # It ends like a program that a signal ended, but not before the processes have.
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        end = jobs.run(jobs.plan(command, workers, servers, [host], port), timeout)
+        result = jobs.run(jobs.plan_processes(command, workers, servers, [host], port), timeout)
     finally:
         signal.signal(signal.SIGTERM, before)
-    if end.reason:
-        click.echo(f"mxmp: {end.reason}.", err=True)
-    ctx.exit(end.code)
+    if result.reason:
+        click.echo(f"mxmp: {result.reason}.", err=True)
+    ctx.exit(result.code)
 
 
 def _print_commands(processes: Sequence[jobs.Process], addresses: Sequence[str]) -> None:

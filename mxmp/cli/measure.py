@@ -36,7 +36,14 @@ _LIMIT = dtypes.limits(dtypes.FLOAT16).max
 @click.option("--policy", "text", help=f"The policy: {DEFAULT_POLICY} unless given. A converted network needs it.")
 @input_options
 @conversion_options
-@click.option("--worst", type=click.IntRange(min=1), default=_ROWS, show_default=True, help="The number of rows.")
+@click.option(
+    "--worst",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=_ROWS,
+    show_default=True,
+    help="How many operators to show.",
+)
 @result_options
 def compare(
     prefix: str,
@@ -51,11 +58,11 @@ def compare(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare a checkpoint's network in low precision with float32, operator by operator.
+    """Compare low precision with float32, operator by operator.
 
-    Shows where accuracy is lost: the error of each operator by itself, the error that has added up there, and its part
-    in the error of the outputs, the worst first. With labels gradients are compared too. On a CPU float16 is emulated.
-    Inputs are those of --data, or random numbers of the shapes given.
+    Shows where accuracy is lost. Each operator has three errors: by itself, with all errors before it, and its part in
+    the error of the outputs. The worst come first. With labels gradients are compared too. On a CPU float16 is
+    emulated. Inputs are those of --data, or random numbers of the shapes given.
 
     \b
     Example:
@@ -104,13 +111,12 @@ def ranges(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Show which tensors of a checkpoint's network leave float16's range.
+    """Show which tensors leave float16's range.
 
-    The network runs in float32, on one batch. Its tensors are listed by their largest magnitudes. A conversion that is
-    given these ranges keeps tensors beyond half of float16's range in float32, because one batch seldom has the largest
-    value. The options of `mxmp convert` that do the same are printed. With --gradients the share of each gradient that
-    becomes 0 in float16 is shown, and the largest loss scale that keeps all of them finite. Labels that are not given
-    are zeros.
+    The network runs in float32, on one batch. Its tensors are listed by their largest magnitudes. Those beyond half of
+    float16's range should stay in float32, because one batch seldom has the largest value. The options of `mxmp
+    convert` that keep them are printed. With --gradients the share of each gradient that becomes 0 in float16 is shown,
+    and the largest loss scale that keeps all gradients finite. Labels that are not given are zeros.
 
     \b
     Example:
@@ -204,8 +210,9 @@ def benchmark(
 ) -> None:
     """Time a checkpoint's network under several policies.
 
-    The policies take turns, round by round. Printed are the median times, each as a share of the first policy's, and
-    whether the difference is more than noise. Inference is timed, with BatchNorm folded, unless --training is given.
+    The policies take turns, round by round. Printed are the median times, each also as a share of the first policy's
+    time, and whether the difference is more than noise. Inference is timed, as after `mxmp convert --for-inference`,
+    unless --training is given.
     Inputs are those of --data, or random numbers of the shapes given. On a CPU float16 is emulated, and timed only if
     it is asked for. Set the number of threads as in production (OMP_NUM_THREADS), and let nothing else run.
 
@@ -242,12 +249,12 @@ def benchmark(
 @out_options("The HTML file to write.", required=True)
 @click.option("--title", metavar="TEXT", help="The page's title; the name of RUN unless given.")
 def report(run: str, out: str, title: Optional[str], force: bool) -> None:
-    """Show what is known of a run as one HTML page.
+    """Show the results of a run as one HTML page.
 
     RUN is a folder, or one file: any JSON that mxmp has written (by `save`, -o or --json), or the steps.csv of a
     CSVLogger. Other files in the folder are passed over. The page shows the network with its precisions and casts,
-    tables that sort and filter, and charts. It is complete in itself and loads nothing. Explanations and warnings are
-    printed too.
+    charts, and tables that sort and filter. It is one file and loads nothing. Warnings and explanations are printed
+    too.
 
     \b
     Example:

@@ -305,7 +305,11 @@ def print_pairs(pairs: Sequence[Tuple[str, str]]) -> None:
     """Print names, each with a text."""
     from ..display import terminal
 
-    console().print(terminal.pairs(pairs))
+    to = console()
+    with to.capture() as captured:
+        to.print(terminal.pairs(pairs))
+    # Without the spaces up to the width of the longest text.
+    print("\n".join(map(str.rstrip, captured.get().splitlines())))
 
 
 def give(result: Any, out: Optional[str], as_json: bool, show: Callable[[], None], **more: Any) -> None:

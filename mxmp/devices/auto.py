@@ -56,8 +56,8 @@ def parse_policy(
     mixed = Policy.parse(f"{name},{rest}" if rest else name, **changes)
     if dtype == FLOAT32:
         fields = ("ops", "names", "blocks")
-        wide: Any = {field: [pair for pair in getattr(mixed, field) if pair[1] == FLOAT32] for field in fields}
-        mixed = Policy().replace(**wide)
+        to_float32: Any = {field: [pair for pair in getattr(mixed, field) if pair[1] == FLOAT32] for field in fields}
+        mixed = Policy().replace(**to_float32)
     if advice:
         chosen = f"{chosen} {advice}"
         warn(chosen)

@@ -561,4 +561,4 @@ class _Merged:
 def _precision(decisions: Decisions, position: int) -> str:
     if position in decisions.plan.placement.low:
         return decisions.policy.compute_dtype
-    return AS_IT_WAS if decisions.plan.verdicts[position].label == KEEP else dtypes.FLOAT32
+    return AS_IT_WAS if decisions.plan.decisions[position].label == KEEP else dtypes.FLOAT32

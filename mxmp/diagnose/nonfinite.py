@@ -7,7 +7,7 @@ from typing import Callable, Iterable, List, Mapping, Optional, Sequence, Set, T
 
 from .. import dtypes
 from ..graph import Graph, Key, Node
-from ..passes.attributes import is_inserted
+from ..passes.base import is_inserted
 from ..report.explanation import BACKWARD, FORWARD, NonFinite, ValueRange
 from .rerun import Values
 

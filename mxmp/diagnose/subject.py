@@ -36,7 +36,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import leaves, to_float32
+from ..arrays import to_float32, tree_leaves
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..errors import ConvertError, LossScaleError, MxmpError, listed, mxnet_reason
@@ -49,7 +49,7 @@ from ..graph import Graph
 from ..module import Module
 from ..mxnet_private import is_initialized, made_with
 from ..passes import is_converted
-from ..passes.attributes import marked_blocks
+from ..passes.base import marked_blocks
 from ..policy import Policy, pattern_of
 from ..report import DROPPED, FOLDED, Decisions, Row
 from ..symbol import Converted, ConvertedModel, convert_graph, convert_model, on_cpu, to_graph
@@ -648,7 +648,7 @@ def call_net(net: gluon.Block, inputs: Sequence[Any]) -> Any:
     try:
         return net(*inputs)
     except (mx.MXNetError, TypeError, ValueError, ConvertError) as e:  # a wrong count of arguments, a reshape, a trace
-        arrays = [each for each in leaves(inputs) if each is not None]
+        arrays = [each for each in tree_leaves(inputs) if each is not None]
         names = ["data"] if len(arrays) == 1 else [f"data{number}" for number in range(len(arrays))]
         types = [dtypes.canonical(array.dtype) for array in arrays]
         notes = [f" of shape {each.shape}, {dtype}" for each, dtype in zip(arrays, types)]

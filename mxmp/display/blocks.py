@@ -211,11 +211,11 @@ def wrappable(text: str) -> str:
 
 
 def figure(value: Optional[float]) -> str:
-    """Return a number with at most three digits that count, an integer whole.
+    """Return a number with at most three digits that count, an integer whole, a large power of two as such.
 
     Example:
-        >>> [figure(each) for each in (None, 65504, 0.000123, 1.5, float("inf"))]
-        ['–', '65,504', '0.000123', '1.5', '∞']
+        >>> [figure(each) for each in (None, 65504, 0.000123, 1.5, 2.0**20, float("inf"))]
+        ['–', '65,504', '0.000123', '1.5', '2²⁰', '∞']
     """
     if value is None:
         return UNKNOWN
@@ -223,6 +223,9 @@ def figure(value: Optional[float]) -> str:
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
     if isinstance(value, int) or 999.5 <= abs(value) < 999_999.5 or (value == int(value) and abs(value) < 1e6):
         return f"{value or 0:,.0f}"  # or there is a -0
+    mantissa, exponent = math.frexp(value)
+    if mantissa == 0.5 and value > 1:  # as loss scales are
+        return power(exponent - 1)
     return f"{value:.3g}"
 
 

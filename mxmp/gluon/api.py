@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Sequence, Tuple, Union
 
 from mxnet import gluon
 
@@ -15,12 +14,11 @@ from ..devices.auto import parse_policy
 from ..devices.check import amx_notes
 from ..errors import ConvertError, TrainerError
 from ..passes import EraseCasts
-from ..passes.attributes import marked_blocks
-from ..policy import Policy, PolicyChanges, check_blocks, check_matches
+from ..policy import Policy, PolicyChanges, check_blocks
 from ..report import Report, merge
-from ..symbol import Converted, convert_graph, from_graph, save_checkpoint, to_graph
-from ..symbol.arguments import beyond_range, checked_ranges
-from ..train.masters import follow_weights, require_masters
+from ..symbol import convert_graph, from_graph, save_checkpoint, to_graph
+from ..symbol.arguments import checked_ranges
+from ..train.masters import require_masters, sync_masters_from_weights
 from . import storage
 from .adoption import forget_policy, note_policy
 from .blocks import (
@@ -34,10 +32,11 @@ from .blocks import (
     is_part,
     roots,
 )
-from .conversion import Conversion, Siblings
+from .conversion import Conversion
 from .files import require_folder
 from .freeze import model_for_inference
 from .regions import BlockRegions, find_regions, require_dtype
+from .siblings import Siblings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -86,8 +85,7 @@ def convert(
     The first call raises, and leaves net and parameters as they were (``convert`` itself of a SymbolBlock): a
     PolicyError if a pattern of operators or names matches nothing; a ConvertError, which names the block or node, if
     the net cannot be traced or does not type-check by itself, or if ``ranges`` has none of the net's outputs, or one
-    beyond the range that the net lacks. Of a plain Block the HybridBlocks that ran before stay as their calls left
-    them.
+    beyond the range that the net lacks.
     """
     found, measured = roots(net), checked_ranges(ranges)
     contexts = [context for root in found for context in storage.contexts_of(root.collect_params().values())]
@@ -101,11 +99,10 @@ def convert(
         return net
     replaced = conversions_of(blocks_in(*found))
     require_masters(param for conversion in replaced for param in conversion.stored)
-    siblings = Siblings()  # they may share parameters
-    conversions = [Conversion(root, policy, regions, measured, siblings) for root in found]
     names = block_names(net)
+    siblings = Siblings(policy, names, measured, len(found))  # they may share parameters
+    conversions = [Conversion(root, policy, regions, measured, siblings) for root in found]
     check_blocks(policy, names)
-    _MatchCheck(policy, names, conversions)
     for conversion in conversions:
         conversion.convert_symbol()
     in_float32 = {root: vars(root).get(_FLOAT32) for root in found}
@@ -313,8 +310,9 @@ def _is_current(conversion: Optional[Conversion], policy: Policy, regions: Block
     """Return whether a conversion is what ``convert`` would install."""
     if type(conversion) is not Conversion or not all(map(is_part, descendants(conversion.net))):
         return False  # a part that is none is new
+    inside = {block: regions[block] for block in blocks_in(conversion.net) if block in regions}
     same = conversion.policy == policy and conversion.policy.chosen == policy.chosen
-    return same and (conversion.regions, conversion.ranges) == (regions, ranges)
+    return same and (conversion.regions, conversion.ranges) == (inside, ranges)
 
 
 def is_fixed(net: gluon.Block) -> bool:
@@ -373,52 +371,6 @@ def _unreached(net: gluon.Block) -> Tuple[str, ...]:
     return (note.format(", ".join(found)),) if found else ()
 
 
-class _MatchCheck:
-    """Checks that what a user gives names for is there, once all graphs of a net are known.
-
-    Each pattern of a policy matches something, each output with a range beyond low precision's is one of the net, and
-    so is one at least of all that have a range.
-    The conversions add their graphs when these are made.
-    """
-
-    def __init__(self, policy: Policy, names: Sequence[str], conversions: Sequence[Conversion]) -> None:
-        self.policy = policy
-        self.names = names  # of blocks
-        self.nodes: Dict[int, List[Tuple[str, str]]] = {}
-        self.marked: Set[str] = set()  # the patterns of blocks that nodes are marked with
-        self.beyond = set(beyond_range(conversions[0].ranges, policy))
-        self.ranges = set(conversions[0].ranges)
-        self.is_measured = False  # whether one of the net's outputs is among them
-        self.count = len(conversions) if policy.has_overrides or self.ranges else 0
-        for number, conversion in enumerate(conversions):
-            conversion.on_converted = functools.partial(self.add, number)
-
-    def add(self, number: int, converted: Converted) -> None:
-        """Add the graph of one conversion; raise an error if it was the last and a name matches nothing."""
-        if not self.count:
-            return
-        self.nodes.setdefault(number, []).extend((row.op, row.name) for row in converted.report.rows)
-        self.marked |= marked_blocks(converted.decisions.before)
-        nodes, names = converted.decisions.before.nodes, converted.decisions.facts.output_names
-        self.beyond -= set(names.values())
-        self.is_measured |= any(name in self.ranges for key, name in names.items() if not nodes[key[0]].is_variable)
-        self.ranges -= {name for key, name in names.items() if nodes[key[0]].is_variable}
-        if len(self.nodes) == self.count:
-            found = [node for nodes in self.nodes.values() for node in nodes]
-            check_matches(self.policy, found, self.names, self.marked)
-            if self.beyond:
-                raise ConvertError(
-                    f"ranges: the net has no output {min(self.beyond)!r}; measure the net that is converted. If its "
-                    f"operators get other names each time it is traced, make it with a prefix."
-                )
-            if self.ranges and not self.is_measured:
-                raise ConvertError(
-                    f"ranges: the net has none of these outputs, such as {min(self.ranges)!r}; measure the net that is "
-                    f"converted, not another one."
-                )
-            self.nodes, self.count = {}, 0  # what matches once need not be looked for again
-
-
 def adopt_weights(net: gluon.Block) -> None:
     """Take over the weights of a net as they are, after they were written to past their float32 masters.
 
@@ -435,4 +387,4 @@ def adopt_weights(net: gluon.Block) -> None:
     if not isinstance(net, gluon.Block):
         raise TrainerError(f"adopt_weights: expected a Gluon net, found a {type(net).__name__}.")
     for param in net.collect_params().values():
-        follow_weights(param)  # of one that is not initialized there are none
+        sync_masters_from_weights(param)  # of one that is not initialized there are none

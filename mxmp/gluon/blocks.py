@@ -1,11 +1,10 @@
-"""Blocks and their conversions: find them, and give the class of a converted net the methods of its conversion."""
+"""Blocks of Gluon: the blocks of a net, the conversions that they have, and the private attributes that run them."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from contextvars import ContextVar
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from mxnet import gluon
 
@@ -13,21 +12,12 @@ from ..errors import ConvertError
 
 ATTRIBUTE = "_mxmp_conversion"  # where a net holds its conversion
 FROZEN = "_mxmp_frozen"  # where a frozen block holds its model, without parameters
+OWNER = "_mxmp_owner"  # where a `StoredPart` holds the conversion that stores its parameters
 _PART = "_mxmp_part"  # where a block holds the tokens of the conversions that it is within
-_PLAIN = "_mxmp_plain_class"  # where the class of a converted net holds the one that it was written in
+PLAIN = "_mxmp_plain_class"  # where the class of a converted net holds the one that it was written in
 
-_UNCONVERTED: ContextVar[bool] = ContextVar("mxmp_unconverted", default=False)
-
-_EAGER: ContextVar[bool] = ContextVar("mxmp_eager", default=False)
-
-_PRIVATE = ("_get_graph", "_build_cache", "_call_cached_op", "_clear_cached_op", "_deferred_infer_shape")
-_PUBLIC = (
-    *("hybrid_forward", "forward", "cast", "summary", "collect_params"),
-    *("save_parameters", "save_params", "load_parameters", "export"),
-    *("__repr__", "__reduce_ex__"),
-)
-REPLACED = {**{name: name.strip("_") for name in _PUBLIC}, **{name: name.lstrip("_") for name in _PRIVATE}}
-"""The methods of a block that its conversion stands in for, by MXNet's name: the names of the conversion's."""
+RUNS_AS_WRITTEN: ContextVar[bool] = ContextVar("mxmp_runs_as_written", default=False)
+"""Whether converted nets run as they were written, see `unconverted`."""
 
 
 def blocks_in(*nets: gluon.Block) -> List[gluon.Block]:
@@ -191,68 +181,13 @@ def undone(undo: Callable[[], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unconverted() -> Iterator[None]:
-    """Have nets that are called within this run as they were written: to trace them, for example."""
-    before = _UNCONVERTED.get()
-    with undone(lambda: _UNCONVERTED.set(before)):
-        _UNCONVERTED.set(True)
-        yield
-
-
-class _Hybridized(int):
-    """True, but within `eager`: whether a block is hybridized. A copy is True."""
-
-    def __bool__(self) -> bool:
-        return not _EAGER.get()
-
-    def __reduce__(self) -> Tuple[Any, ...]:
-        return bool, (True,)
-
-
-_HYBRIDIZED = _Hybridized(True)
-
-
-@contextlib.contextmanager
-def eager(net: gluon.HybridBlock) -> Iterator[None]:
-    """Have a net and the blocks in it run operator by operator, neither converted nor hybridized."""
-    for block in blocks_in(net):
-        if isinstance(block, gluon.HybridBlock) and block._active:
-            block._active = _HYBRIDIZED  # for good: other threads see no difference
-    before = _EAGER.get()
-    with unconverted(), undone(lambda: _EAGER.set(before)):
-        _EAGER.set(True)
+    """Run the nets that are called in this context as they were written: to trace them, for example."""
+    before = RUNS_AS_WRITTEN.get()
+    with undone(lambda: RUNS_AS_WRITTEN.set(before)):
+        RUNS_AS_WRITTEN.set(True)
         yield
 
 
 def plain_class(net: gluon.HybridBlock) -> Any:
     """Return the class that a net was written in, converted or not."""
-    return getattr(type(net), _PLAIN, type(net))
-
-
-@functools.lru_cache(maxsize=None)
-def converted_class(kind: Any) -> Type[gluon.HybridBlock]:
-    """Return the class that converted nets of a class get: its methods in `REPLACED` are those of the conversion.
-
-    What it makes, as ``type(net)()`` and slices of a HybridSequential do, is not converted and of the other class.
-    """
-
-    def make(_: Any, *args: Any, **kwargs: Any) -> gluon.HybridBlock:
-        return kind(*args, **kwargs)
-
-    methods = {name: _handing_on(kind, name, own) for name, own in REPLACED.items()}
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, _PLAIN: kind}
-    meta: Any = type(type(kind).__name__, (type(kind),), {"__call__": make})
-    converted: Type[gluon.HybridBlock] = meta(kind.__name__, (kind,), {**methods, **names})
-    return converted
-
-
-def _handing_on(kind: Any, name: str, own: str) -> Callable[..., Any]:
-    original = getattr(kind, name)
-
-    @functools.wraps(original)
-    def method(net: gluon.HybridBlock, *args: Any, **kwargs: Any) -> Any:
-        conversion = vars(net).get(ATTRIBUTE)  # none of a copy that is being filled
-        if conversion is None or _UNCONVERTED.get():
-            return original(net, *args, **kwargs)
-        return getattr(conversion, own)(*args, **kwargs)
-
-    return method
+    return getattr(type(net), PLAIN, type(net))

@@ -11,13 +11,12 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Ord
 
 import mxnet as mx
 from mxnet import gluon
-from mxnet.gluon.block import _regroup
 
 from .. import dtypes
 from ..errors import InferenceError, PassError
 from ..graph import without_versions
 from ..passes import ScaleLoss
-from ..passes.attributes import without_blocks
+from ..passes.base import without_blocks
 from ..symbol import Converted
 from ..train.loss_heads import HEAD_SCALE, loss_heads, own_gradients
 from . import storage
@@ -32,6 +31,9 @@ _BULKS = {"forward_bulk_size": "FWD", "backward_bulk_size": "BWD"}
 _BULK_VARIABLE = "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"
 _BULK_SIZE = 15  # BulkExecMaxNodeTrainFwd and -Bwd, include/mxnet/imperative.h at tag 1.9.1
 
+MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
+MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
+
 _Value = TypeVar("_Value")
 
 
@@ -45,7 +47,7 @@ class Signature(NamedTuple):
     adds: bool  # whether gradients are added to earlier ones, where that matters
     nesting: Tuple[str, Any]  # of its inputs
     types: Tuple[Any, ...]
-    shapes: Optional[Tuple[Any, ...]]  # None where no verdict depends on them
+    shapes: Optional[Tuple[Any, ...]]  # None where no decision depends on them
 
     @property
     def trains(self) -> bool:
@@ -105,15 +107,14 @@ class Runner(NamedTuple):
     op: Any
     reads: Sequence[Tuple[bool, Any]]  # (True, number of an input) or (False, parameter), in its inputs' order
 
-    def __call__(self, net: gluon.HybridBlock, arrays: Sequence[Any]) -> Any:
-        """Run it on the arrays of a call of the net."""
-        callback = net._callback
-        if callback is not None:
-            self.op._register_op_hook(callback, net._monitor_all)
-        with storage.reading_stored():
-            outputs = self.op(*[arrays[read] if is_input else read.data() for is_input, read in self.reads])
-        outputs = [outputs] if isinstance(outputs, mx.nd.NDArray) else outputs
-        return _regroup(outputs, self.graph.trace.formats[1])
+    def values(self, arrays: Sequence[Any]) -> List[Any]:
+        """Return the operator's inputs: arrays of a call, and parameters as they are stored."""
+        return [arrays[read] if is_input else read.data() for is_input, read in self.reads]
+
+    def report_to_hook(self, net: gluon.HybridBlock) -> None:
+        """Have the operator report what its operators give, if ``net.register_op_hook`` was called."""
+        if net._callback is not None:
+            self.op._register_op_hook(net._callback, net._monitor_all)
 
 
 def make_operator(
@@ -128,6 +129,43 @@ def make_operator(
         "param_indices": [place for place, each in enumerate(varies) if not each],
     }
     return mx.nd.CachedOp(symbol, [*indices.items(), *flags]), reads
+
+
+class GraphCache:
+    """The traces of one net, their converted graphs, and the operators that run calls.
+
+    Attributes:
+        traces: The traces, by signatures without the properties that no trace depends on.
+        graphs: The converted graphs, by trace and by the outcome of the conditions on shapes in it.
+        runners: The operators, by the signatures of calls.
+        depends_on_shapes: Whether a trace has such a condition: then signatures have the shapes of inputs.
+    """
+
+    def __init__(self) -> None:
+        self.traces: LRUCache[Trace] = LRUCache(MAX_GRAPHS)
+        self.depends_on_shapes = False
+        self.forget_graphs()
+
+    def forget_graphs(self) -> None:
+        """Forget the converted graphs and their operators."""
+        self.graphs: LRUCache[ConvertedGraph] = LRUCache(MAX_GRAPHS)
+        self.runners: LRUCache[Runner] = LRUCache(MAX_CALLS)
+
+    def put_trace(self, signature: Signature, traced: Trace, dtype: str) -> Trace:
+        """Store a trace and return it; or an earlier one whose conversions to the low precision dtype are the same."""
+        alike = (each for each in self.traces.values() if each.converts_like(traced))
+        traced = next(alike, traced)
+        self.traces.put(signature, traced)
+        self.depends_on_shapes = self.depends_on_shapes or traced.outcomes(dtype).depends
+        return traced
+
+    def put_graph(self, key: Any, graph: ConvertedGraph) -> None:
+        """Store a converted graph; the operators of a graph that it displaces are forgotten."""
+        dropped = self.graphs.put(key, graph)
+        # A list: threads look calls up meanwhile, which moves them.
+        for call, runner in list(self.runners.items()) if dropped is not None else ():
+            if runner.graph is dropped:
+                self.runners.pop(call, None)
 
 
 class ConvertedGraph:
@@ -214,14 +252,14 @@ class ConvertedGraph:
     def _partition(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
         """Have MXNet partition the graph by the net's backend, and make the operator."""
         net, flags = conversion.net, conversion.net._flags
-        conversion.given_graph = self.trace.inputs, symbol
+        conversion.partitioned = self.trace.inputs, symbol
         try:
             net._flags = self._flags(net, signature)
             with storage.reading_stored():
                 plain_class(net)._build_cache(net, *without_constants(args))
             return Runner(self, net._cached_op, list(net._cached_op_args))
         finally:
-            conversion.given_graph = None
+            conversion.partitioned = None
             net._flags = flags
 
     def _flags(self, net: gluon.HybridBlock, signature: Signature) -> List[Tuple[str, Any]]:

@@ -1,4 +1,4 @@
-r"""The conversion of one net: what runs its calls, and what stands in for its methods.
+r"""The conversion of one net: what `convert` notes of it, and the graphs, stored parameters and calls that follow.
 
 A call has a signature, which finds the operator that runs it. A new signature has the net traced, the trace converted
 with true shapes, and the parameters initialized and stored as the policy says::
@@ -6,22 +6,20 @@ with true shapes, and the parameters initialized and stored as the policy says::
     call -> signature --found--> CachedOp
                       \--new--> trace -> convert -> initialize -> store -> CachedOp
 
-`install` gives the net the class of `blocks.converted_class`, whose methods are those of this object.
+`install` gives the net a class with the methods of `methods.ConvertedBlock`, which call this object.
 """
 
 from __future__ import annotations
 
-import copyreg
-import os
-import threading
 from operator import attrgetter
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple, Type
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.gluon.block import _BlockScope, _regroup
 
 from .. import dtypes
+from ..arrays import to_default_layout
 from ..devices.check import require_bfloat16, warn_if_slow
 from ..errors import ConvertError, InferenceError
 from ..mxnet_private import is_deferred
@@ -32,99 +30,60 @@ from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range, require_kernels
 from ..symbol.inference import infer_shapes
 from ..train import loss_heads
+from ..train.masters import forget_masters
 from ..train.running_stats import UntrainedStats
 from ..train.step import NetCall, Observer, observers_of_calls
-from ..train.window import Alive
-from . import files, regions, storage
+from . import methods, regions, storage
 from .adoption import forget_policy, note_policy, warn_of_plain_trainers
 from .blocks import (
     ATTRIBUTE,
+    OWNER,
     blocks_in,
     collected_params,
     conversion_of,
-    converted_class,
     descendants,
-    eager,
     frozen_model,
     join,
     leave,
     plain_class,
     set_graph,
-    set_op,
-    unconverted,
 )
-from .cache import ConvertedGraph, LRUCache, Runner, Signature, as_input, on_cpu
+from .cache import ConvertedGraph, GraphCache, Runner, Signature, as_input, on_cpu
 from .regions import current_region, outside_regions
+from .siblings import Siblings
 from .trace import Trace, flat_arguments, trace
 
-MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
-MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
-
 _trainer_of = attrgetter("_trainer")  # asked of every parameter at every recorded call
-
-# What a net holds for its graphs; a cached operator cannot be copied.
-_GRAPHS = ("_cached_graph", "_cached_op", "_cached_op_args")
-
-
-class Siblings:
-    """The conversions of one call of ``convert``, which may share parameters; copies have siblings of their own."""
-
-    _alive = Alive()  # all, whose locks a fork makes anew
-
-    def __init__(self) -> None:
-        self.conversions: List[Conversion] = []
-        self.lock = threading.RLock()  # held while a graph is made, or a net copied
-        self._alive.add(self)
-
-    @classmethod
-    def renew_locks(cls) -> None:
-        """Give all siblings locks that nobody holds: those of other threads are never released after a fork."""
-        for siblings in cls._alive:
-            siblings.lock = threading.RLock()
-
-    def __reduce__(self) -> Tuple[Any, ...]:
-        """Return what pickle and copy make new ones from: empty ones, to which the copied conversions are added."""
-        return Siblings, ()
-
-    def add(self, conversion: Conversion) -> None:
-        """Add a conversion."""
-        self.conversions.append(conversion)
-        conversion.siblings = self
-
-
-os.register_at_fork(after_in_child=Siblings.renew_locks)
 
 
 class Conversion:
     """The mixed precision of one HybridBlock.
 
     Attributes:
-        shapeless: The graph of a SymbolBlock, converted without shapes; None for other blocks, which a call traces.
-        stored: The parameters that it has put in low precision.
-        is_decided: Whether it is decided which these are, for good: from the first call on.
-        token: Stands for it in the blocks within the net; copied with them, as an id is not.
-        current: The graph that ran last, outside of regions.
-        ran: The graphs that ran last outside of regions, for inference (False) and in training mode (True).
-        on_converted: Called with each conversion of a graph, before anything is changed.
+        token: Stands for this object in the blocks within the net; copied with them, as an id is not.
+        own_graph: The graph of a SymbolBlock, (inputs, symbol), as it was before this conversion; else None.
+        graph_without_shapes: The graph of a SymbolBlock, converted without shapes; else None, as a call is traced.
+        stored: The parameters that this conversion has put in low precision.
+        storage_is_fixed: Whether these are chosen for good: from the first call on.
+        last_graph: The graph that ran last, outside of regions.
+        last_graph_by_mode: The graphs that ran last outside of regions, in inference (False) and training mode (True).
+        partitioned: The graph that MXNet gets while it partitions the net: (inputs, symbol).
         observer: Is told of all calls, recorded or not, in the place of the trainers' observers; None for these.
     """
 
     siblings: Siblings
-    shapeless: Optional[ConvertedGraph]
-    current: Optional[ConvertedGraph]
-    ran: Dict[bool, ConvertedGraph]
-    given_graph: Optional[Tuple[Any, Any]]  # for MXNet, while it partitions a graph
-    has_trainer: bool  # that was looked for something that it lacks
-    untrained_stats: UntrainedStats
-    on_converted: Optional[Callable[[Converted], None]]
-    observer: Optional[Observer]
+    graph_without_shapes: Optional[ConvertedGraph]
     stored: List[gluon.Parameter]
-    is_decided: bool
-    _collected: Optional[List[gluon.Parameter]]
-    _calls: LRUCache[Runner]
-    _graphs: LRUCache[ConvertedGraph]
-    _traces: LRUCache[Trace]
-    _is_shaped: bool  # whether a verdict depends on the shapes of inputs
+    storage_is_fixed: bool
+    last_graph: Optional[ConvertedGraph]
+    last_graph_by_mode: Dict[bool, ConvertedGraph]
+    partitioned: Optional[Tuple[Any, Any]]
+    observer: Optional[Observer]
+    _has_trainer: bool  # that was looked for something that it lacks
+    _untrained_stats: UntrainedStats
+    _net_params: Optional[List[gluon.Parameter]]
+    _cache: GraphCache
+    _parts: Dict[gluon.Block, Conversion]
     _has_gradients: bool
 
     def __init__(
@@ -134,10 +93,21 @@ class Conversion:
         inside: Optional[regions.BlockRegions] = None,
         ranges: Optional[Mapping[str, float]] = None,
         siblings: Optional[Siblings] = None,
+        reads_stored: bool = False,
     ) -> None:
-        """Check that the policy suits the net; change and trace nothing. Regions are looked up if None."""
-        self.net, self.policy, self.ranges = net, policy, dict(ranges or {})
-        self.regions = regions.find_regions(net, policy) if inside is None else inside
+        """Check that the policy suits the net; change and trace nothing.
+
+        Args:
+            net: The block.
+            policy: Its policy.
+            inside: The marks of blocks in it, and perhaps of others; looked up if None.
+            ranges: Largest magnitudes of outputs, by name.
+            siblings: The conversions to which this one is added; if None, it has none.
+            reads_stored: Whether parameters may be in low precision already, by the conversion of a net around it.
+        """
+        self.net, self.policy, self.ranges, self._reads_stored = net, policy, dict(ranges or {}), reads_stored
+        marks = regions.find_regions(net, policy) if inside is None else inside
+        self.regions = {block: marks[block] for block in blocks_in(net) if block in marks}
         self._require_kernels(storage.contexts_of(net.collect_params().values()))
         warn_if_slow(policy.compute_dtype)
         if policy.out_of_range != Policy().out_of_range:
@@ -151,7 +121,7 @@ class Conversion:
                 f"param_dtype={policy.param_dtype!r}; use one with param_dtype='float32', such as 'O1'."
             )
         vars(self).update(self._fresh_state())
-        self.token, self.on_converted = object(), None
+        self.token = object()
         previous = conversion_of(net)
         self.own_graph = previous.own_graph if previous else None
         if self.own_graph is None and isinstance(net, gluon.SymbolBlock):
@@ -166,16 +136,15 @@ class Conversion:
             return
         with outside_regions():
             traced = trace(self.net, (), self.own_graph, self.regions)
-        self.shapeless = ConvertedGraph(traced, self._convert(traced, {}))
-        if self.on_converted is not None:
-            self.on_converted(self.shapeless.converted)
+        self.graph_without_shapes = ConvertedGraph(traced, self._convert(traced, {}))
+        self.siblings.check(self, self.graph_without_shapes.converted)
 
     @property
     def params(self) -> List[gluon.Parameter]:
         """The net's parameters, as they were at its last trace."""
-        if self._collected is None:
-            self._collected = list(collected_params(self.net).values())
-        return self._collected
+        if self._net_params is None:
+            self._net_params = list(collected_params(self.net).values())
+        return self._net_params
 
     @property
     def changes_float32(self) -> bool:
@@ -183,20 +152,21 @@ class Conversion:
 
         Those of mxmp are taken out. Those of another stay, and are emulated on a CPU.
         """
-        if self.shapeless is not None and has_float16(self.shapeless.converted.decisions.facts):
+        graph = self.graph_without_shapes
+        if graph is not None and has_float16(graph.converted.decisions.facts):
             return True
         return any(_without_casts(block) for block in blocks_in(self.net))
 
     @property
     def converted(self) -> Optional[Converted]:
         """The conversion of the graph that ran last; of a SymbolBlock that was not called, the one without shapes."""
-        graph = self.current or self.shapeless
+        graph = self.last_graph or self.graph_without_shapes
         return None if graph is None else graph.converted
 
     # -------------------------------------------------------------- on and off the net
 
     def install(self) -> None:
-        """Give the net the methods of this object, and store its parameters as the policy says.
+        """Give the net the methods of a converted block, and store its parameters as the policy says.
 
         What is interrupted is undone by `remove`, at any line of both.
         """
@@ -206,57 +176,85 @@ class Conversion:
             imported = _without_casts(block)
             if imported:
                 block._cached_graph = imported
-        self.clear_cached_op()
+        plain_class(self.net)._clear_cached_op(self.net)
+        self.forget_calls()
         note_policy(self.params, self.policy)
-        if self.shapeless is not None:
-            self.net._cached_graph = (self.shapeless.trace.inputs, self.shapeless.converted.symbol)
-            self._store(self.shapeless.converted)
-        self.net.__class__ = converted_class(plain_class(self.net))
+        for param in self.params:
+            for data in param._data or ():
+                to_default_layout(data)
+        if self.graph_without_shapes is not None:
+            graph = self.graph_without_shapes
+            self.net._cached_graph = (graph.trace.inputs, graph.converted.symbol)
+            self._store(graph.converted)
+        self._set_class()
+
+    def _set_class(self) -> None:
+        kind = plain_class(self.net)
+        is_symbol = issubclass(kind, gluon.SymbolBlock)
+        made_of = methods.ConvertedSymbolBlock if is_symbol else methods.ConvertedBlock
+        self.net.__class__ = methods.class_with(made_of, kind)
 
     def remove(self) -> None:
         """Undo `install`: the net has its own methods, its own graph and float32 parameters again."""
-        storage.attach_gradients(self.params)
-        for param in self.stored:
-            storage.store_float32(param)
+        self.store_float32()
         for block in descendants(self.net):
             leave(block, self)
         forget_policy(self.params, self.policy)
-        self.is_decided = self.policy.param_dtype == dtypes.FLOAT32
         self.net.__class__ = plain_class(self.net)
         self.net._clear_cached_op()
         if self.own_graph is not None:
             self.net._cached_graph = self.own_graph
-        self.stored.clear()
         vars(self.net).pop(ATTRIBUTE, None)  # last: until then `restore` finds it
+
+    def store_float32(self) -> None:
+        """Store the parameters in float32, as before the first call; the next one stores them anew."""
+        storage.attach_gradients(self.params)
+        for param in self.stored:
+            storage.store_float32(param)
+        for block in descendants(self.net):
+            if vars(block).get(OWNER) is self:
+                block.__class__ = plain_class(block)
+                del vars(block)[OWNER]
+        self.storage_is_fixed = self.policy.param_dtype == dtypes.FLOAT32
+        self.forget_graphs()
+        self.stored.clear()
+
+    def forget_exact_values(self) -> None:
+        """Drop the float32 values of stored parameters that nothing trains."""
+        for param in self.stored:
+            if param.grad_req == "null":
+                forget_masters(param)
 
     # -------------------------------------------------------------- calls
 
-    def call_cached_op(self, *args: Any) -> Any:
-        """Run a call of a hybridized net on arrays; inputs of low precision are taken as float32."""
+    def call(self, *args: Any) -> Any:
+        """Run a call of the net on arrays; inputs of low precision are taken as float32."""
         args = tuple(map(as_input, args))
         arrays, nesting = flat_arguments(args)
         signature = self._signature(arrays, nesting)
-        runner = self._calls.get(signature)
+        runner = self._cache.runners.get(signature)
         if runner is not None:
             return self._run(runner, signature, args, arrays)
         with self.siblings.lock:
-            runner = self._new_runner(signature, args, arrays)
+            runner = self._runner_for(signature, args, arrays)
             # Alone: in its first run MXNet's operator looks for dynamic shapes, without a lock of its own
             # (CachedOp::CheckDynamicShapeExists in src/imperative/cached_op.cc at tag 1.9.1).
             outputs = self._run(runner, signature, args, arrays)
-            self._calls.put(self._signature(arrays, nesting), runner)  # which may have shapes now
+            self._cache.runners.put(self._signature(arrays, nesting), runner)  # which may have shapes now
             return outputs
 
     def _run(self, runner: Runner, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> Any:
         graph = runner.graph
         if signature.region is None:
-            self.current = self.ran[signature.training] = graph
+            self.last_graph = self.last_graph_by_mode[signature.training] = graph
         if signature.recording:
             self._note_recorded(graph)
             if signature.region == dtypes.FLOAT32 and self.own_graph is None and graph.runs_as_written:
-                with eager(self.net):
+                with methods.eager(self.net):
                     return gluon.HybridBlock.forward(self.net, *args)  # the net's own one has called us
-        outputs = runner(self.net, arrays)
+        runner.report_to_hook(self.net)
+        outputs = runner.op(*runner.values(arrays))
+        outputs = _regroup([outputs] if isinstance(outputs, mx.nd.NDArray) else outputs, graph.trace.formats[1])
         if signature.recording and graph.scaled_heads is not None:
             loss_heads.HEAD_SCALE.note_trainers(self.params)
         return self._told(graph, arrays, outputs) if signature.recording or self.observer is not None else outputs
@@ -269,7 +267,7 @@ class Conversion:
             observers = [self.observer]
         if not observers:
             if autograd.is_training():
-                self.untrained_stats.check(self.net.name, self.params)
+                self._untrained_stats.check(self.net.name, self.params)
             return outputs
         context = next((each.ctx for each in arrays if isinstance(each, mx.nd.NDArray)), mx.context.current_context())
         inputs = [each.detach() if isinstance(each, mx.nd.NDArray) else each for each in arrays]
@@ -278,25 +276,12 @@ class Conversion:
             call = call._replace(outputs=each.on_call(call))
         return call.outputs
 
-    def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
-        """Run a call of a net that is not hybridized; or give the converted net for symbols, to a net around it.
-
-        Within another net's trace on a CPU context the graph for CPU is given, so that the outer
-        net runs there; convert the outermost net to export it.
-        """
-        if F is mx.nd:
-            return self.call_cached_op(x, *args)
+    def compose(self, *args: Any) -> Any:
+        """Return the outputs of the converted net for symbols, to a net around it that is traced."""
         with self.siblings.lock:
-            return self._compose((x, *args))
-
-    def forward(self, x: Any, *args: Any) -> Any:
-        """Run a SymbolBlock, whose ``forward`` takes symbols past ``hybrid_forward``; another's runs around it."""
-        if isinstance(x, mx.sym.Symbol) and self.own_graph is not None:
-            return self.hybrid_forward(mx.sym, x, *args)
-        return plain_class(self.net).forward(self.net, x, *args)
+            return self._compose(args)
 
     def _compose(self, args: Tuple[Any, ...]) -> Any:
-        """Return the outputs of the converted net for symbols."""
         # A SymbolBlock enters no scope of its own.
         scope = self.net._scope._old_scope if self.own_graph is None else getattr(_BlockScope._current, "value", None)
         inside = scope is not None
@@ -305,7 +290,7 @@ class Conversion:
         traced = trace(self.net, args, self.own_graph, self.regions)
         converted = self._convert(traced, {})
         self._store(converted)
-        self.is_decided = True
+        self.storage_is_fixed = True
         symbol = converted.symbol
         if inside:  # the outer net may train
             symbol = (converted.on_cpu if on_cpu() else converted.on_gpu)(converted.guards_training)
@@ -327,27 +312,44 @@ class Conversion:
             # Layers of gluon.rnn note there whether they were called without states, and then return none.
             (nesting, getattr(self.net, "skip_states", None)),
             tuple([getattr(each, "dtype", None) for each in arrays]),
-            tuple([each.shape for each in arrays]) if self._is_shaped else None,
+            tuple([each.shape for each in arrays]) if self._cache.depends_on_shapes else None,
         )
 
     def _note_recorded(self, graph: ConvertedGraph) -> None:
         heads = () if graph.scaled_heads else graph.loss_heads
         loss_heads.mark(self.net.name, self.params, heads, graph.own_gradients)
-        self.has_trainer = self.has_trainer or warn_of_plain_trainers(self.net, self.policy, self.params)
+        self._has_trainer = self._has_trainer or warn_of_plain_trainers(self.net, self.policy, self.params)
         if not self._has_gradients:  # those of a copy are attached when it trains first
             storage.attach_gradients(self.params)
             self._has_gradients = True
 
+    def conversion_of_part(self, block: gluon.HybridBlock) -> Conversion:
+        """Return the float32 conversion of a block within the net, for calls of the block by itself."""
+        with self.siblings.lock:
+            if block not in self._parts:
+                marks = {block: (f"*={dtypes.FLOAT32}",)}  # as `set_policy` marks a block
+                policy = Policy(param_dtype=self.policy.param_dtype, compute_dtype=self.policy.compute_dtype)
+                self._parts[block] = Conversion(block, policy, marks, reads_stored=True)
+            return self._parts[block]
+
     # -------------------------------------------------------------- graphs
 
-    def _new_runner(self, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> Runner:
-        """Return what runs calls of a new signature."""
+    def new_runner(self, *args: Any) -> Runner:
+        """Return the operator for calls like one with these arguments, made anew: the net may have another backend."""
+        args = tuple(map(as_input, args))
+        arrays, nesting = flat_arguments(args)
+        with arrays[0].ctx, self.siblings.lock:
+            runner = self._runner_for(self._signature(arrays, nesting), args, arrays)
+            self._cache.runners.put(self._signature(arrays, nesting), runner)
+            return runner
+
+    def _runner_for(self, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> Runner:
+        """Return the operator for calls of a new signature."""
         where = f"block '{self.net.name}'"
         context = mx.context.current_context()  # that of the inputs
         self._require_kernels([context])
         require_bfloat16(self.policy.compute_dtype, [context], where)
-        graph = self._graph_for(signature, args, arrays)
-        return graph.runner(self, signature, args)
+        return self._graph_for(signature, args, arrays).runner(self, signature, args)
 
     def graph_for(self, *args: Any) -> ConvertedGraph:
         """Return the converted graph for a call with these arguments, made when first needed."""
@@ -357,44 +359,37 @@ class Conversion:
             return self._graph_for(self._signature(arrays, nesting), args, arrays)
 
     def _graph_for(self, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> ConvertedGraph:
-        if not self.is_decided and signature.region is not None:
+        if not self.storage_is_fixed and signature.region is not None:
             with outside_regions():  # a region holds for a call, not for what is stored
                 self._graph_for(signature._replace(region=None), args, arrays)
         traced = self.trace_for(args)
         deferred = self._deferred_shapes(traced, arrays)
         shapes = {**traced.shapes(arrays), **deferred}
         outcome = traced.outcomes(self.policy.compute_dtype)(shapes)
-        graph: Optional[ConvertedGraph] = self._graphs.get((traced, outcome))
+        graph: Optional[ConvertedGraph] = self._cache.graphs.get((traced, outcome))
         if graph is None:
             converted = self._convert(traced, shapes)
-            if self.on_converted is not None:
-                self.on_converted(converted)
+            self.siblings.check(self, converted)
             self._initialize(deferred, traced)
             self._store(converted)
-            self.is_decided = True
+            self.storage_is_fixed = True
             graph = ConvertedGraph(traced, converted)
-            dropped = self._graphs.put((traced, outcome), graph)
-            # A list: threads look calls up meanwhile, which moves them.
-            for call, runner in list(self._calls.items()) if dropped is not None else ():
-                if runner.graph is dropped:
-                    self._calls.pop(call, None)
+            self._cache.put_graph((traced, outcome), graph)
         elif deferred:
             self._initialize(deferred, traced)
-        set_graph(self.net, (traced.inputs, graph.converted.symbol), traced.formats)
+        if not self._reads_stored:
+            set_graph(self.net, (traced.inputs, graph.converted.symbol), traced.formats)
         return graph
 
     def trace_for(self, args: Tuple[Any, ...]) -> Trace:
         """Return the net's trace for a call; the same one for calls whose graphs are alike."""
         arrays, nesting = flat_arguments(args)
         signature = self._signature(arrays, nesting)._replace(on_cpu=False, recording=False, adds=False, shapes=None)
-        traced: Optional[Trace] = self._traces.get(signature)
+        traced: Optional[Trace] = self._cache.traces.get(signature)
         if traced is None:
             traced = trace(self.net, args, self.own_graph, self.regions)
-            alike = (each for each in self._traces.values() if each.converts_like(traced))
-            traced = next(alike, traced)
-            self._traces.put(signature, traced)
-            self._collected = None
-            self._is_shaped = self._is_shaped or traced.outcomes(self.policy.compute_dtype).depends
+            traced = self._cache.put_trace(signature, traced, self.policy.compute_dtype)
+            self._net_params = None
         return traced
 
     def _deferred_shapes(self, traced: Trace, arrays: List[Any]) -> Dict[str, Any]:
@@ -426,7 +421,7 @@ class Conversion:
     def _convert(self, traced: Trace, shapes: Any) -> Converted:
         """Return the conversion of a trace."""
         stored: FrozenSet[str] = frozenset()
-        if conversion_of(self.net) is self:  # else those of the conversion before it, which is still to be removed
+        if self._reads_stored or conversion_of(self.net) is self:  # else one before it is still to be removed
             low = (n for n, p in traced.params.items() if isinstance(p, storage.LowPrecisionParameter))
             stored = frozenset(low)
         try:
@@ -461,9 +456,9 @@ class Conversion:
         Nor those that another net has read, which autograd may hold: it loses the gradients of a parameter that
         changes its dtype between two calls of one ``record``.
         """
-        if self.is_decided or current_region() is not None:
+        if self.storage_is_fixed or current_region() is not None:
             return frozenset()
-        others = (each for each in self.siblings.conversions if each is not self and each.is_decided)
+        others = (each for each in self.siblings.conversions if each is not self and each.storage_is_fixed)
         fixed = {id(param) for each in others for param in each.params}
         return frozenset(n for n, p in traced.params.items() if id(p) not in fixed) - traced.data
 
@@ -473,164 +468,69 @@ class Conversion:
         for param in self.params:
             if read.get(param.name) == dtypes.FLOAT32:  # low precision is what a file of an earlier conversion has
                 storage.widen(param)
-        if converted.low_params and not self.is_decided:
+        if converted.low_params and not self.storage_is_fixed:
             chosen = [param for param in self.params if param.name in converted.low_params]
-            wide = [param for param in chosen if storage.dtype_of(param) == dtypes.FLOAT32]
-            storage.store_all_low(wide, self.policy.param_dtype, self.stored)
+            in_float32 = [param for param in chosen if storage.dtype_of(param) == dtypes.FLOAT32]
+            exact = self.siblings.awaits_graphs  # whose check may undo this
+            storage.store_all_low(in_float32, self.policy.param_dtype, self.stored, exact)
         if len(self.stored) > count:
+            self._claim_parts()
             for sibling in self.siblings.conversions:  # which may read them
                 sibling.forget_graphs()
 
+    def _claim_parts(self) -> None:
+        """Have the blocks in the net that read stored parameters run in float32 where they are called by themselves."""
+        for block in descendants(self.net):
+            is_plain = isinstance(block, gluon.HybridBlock) and plain_class(block) is type(block)
+            if is_plain and not set(self.stored).isdisjoint(collected_params(block).values()):
+                vars(block)[OWNER] = self
+                block.__class__ = methods.class_with(methods.StoredPart, plain_class(block))
+
     def forget_graphs(self) -> None:
-        """Forget the graphs that were made, but not what they were traced to."""
-        self._calls, self._graphs = LRUCache(MAX_CALLS), LRUCache(MAX_GRAPHS)
+        """Forget the graphs that were made, but not the traces that they were made of."""
+        self._cache.forget_graphs()
+        self._parts = {}
+
+    def forget_calls(self) -> None:
+        """Forget all graphs and traces, as if the net had not been called."""
+        self._cache, self._parts = GraphCache(), {}
+        self._net_params, self.last_graph, self.last_graph_by_mode, self._has_gradients = None, None, {}, False
 
     def _require_kernels(self, contexts: Iterable[mx.Context]) -> None:
         require_kernels(self.policy, contexts, f"block '{self.net.name}'")
 
-    # -------------------------------------------------------------- other methods of the net
-
-    def get_graph(self, *args: Any) -> Any:
-        """Return the inputs and the converted symbol for a call."""
-        if self.given_graph is not None:
-            return self.given_graph
-        graph = self.graph_for(*args)
-        return graph.trace.inputs, graph.converted.symbol
-
-    def build_cache(self, *args: Any) -> None:
-        """Have the operator made for a call, as ``optimize_for`` does: with the backend that it chose."""
-        args = tuple(map(as_input, args))
-        arrays, nesting = flat_arguments(args)
-        with arrays[0].ctx, self.siblings.lock:
-            runner = self._new_runner(self._signature(arrays, nesting), args, arrays)
-            self._calls.put(self._signature(arrays, nesting), runner)  # in place of one without the backend
-        set_op(self.net, runner.op, list(runner.reads))
-
-    def deferred_infer_shape(self, *args: Any) -> None:
-        """Infer the shapes of parameters, and initialize them."""
-        self.graph_for(*args)
-
-    def clear_cached_op(self) -> None:
-        """Forget all graphs of the net."""
-        plain_class(self.net)._clear_cached_op(self.net)
-        self.forget_graphs()
-        self._traces, self._is_shaped = LRUCache(MAX_GRAPHS), False
-        self._collected, self.current, self.ran, self._has_gradients = None, None, {}, False
-
-    def collect_params(self, select: Optional[str] = None) -> gluon.ParameterDict:
-        """Return the net's parameters, in a dictionary that knows bfloat16."""
-        params: gluon.ParameterDict = plain_class(self.net).collect_params(self.net, select)
-        if type(params) is gluon.ParameterDict:
-            params.__class__ = storage.CollectedParameters
-        return params
-
-    def cast(self, dtype: Any) -> None:
-        """Do nothing for float32 if no parameter is in low precision; else refuse: MXNet's cast changes BatchNorm too.
-
-        Scripts cast each net to the dtype of an option, which is float32 by default.
-        """
-        name, where = dtypes.canonical(dtype), f"block '{self.net.name}' is converted ({self.policy})"
-        if name in dtypes.LOW_PRECISION:
-            raise ConvertError(
-                f"{where}; use mxmp.gluon.cast(net, {name!r}), which replaces this policy, or mxmp.gluon.restore(net) "
-                f"first."
-            )
-        low = any(storage.dtype_of(param) in dtypes.LOW_PRECISION for param in self.params)
-        if name != dtypes.FLOAT32 or low or not self.is_decided:
-            raise ConvertError(
-                f"{where}, which decides over the dtypes of parameters; leave cast({name!r}) out, or undo the "
-                f"conversion by mxmp.gluon.restore(net) first."
-            )
-
-    def summary(self, *inputs: Any) -> None:
-        """Print the summary of the float32 net, which needs every block to run by itself."""
-        with unconverted(), storage.in_float32(self.stored):
-            plain_class(self.net).summary(self.net, *inputs)
-
-    def save_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Save float32 values as MXNet does, whole or not at all."""
-        files.save(filename, lambda name: plain_class(self.net).save_parameters(self.net, name, *args, **kwargs))
-
-    def save_params(self, filename: str) -> None:
-        """Save as `save_parameters`, under the name that MXNet deprecates."""
-        files.save(filename, lambda name: plain_class(self.net).save_params(self.net, name))
-
-    def load_parameters(self, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Load a file as MXNet does once it is found whole; parameters keep the dtypes that the policy gives them."""
-        files.check(filename)
-        wide = [param for param in self.params if storage.dtype_of(param) == dtypes.FLOAT32]
-        plain_class(self.net).load_parameters(self.net, filename, *args, **kwargs)
-        for param in wide:
-            storage.widen(param)  # with ``dtype_source='saved'`` it has the dtype of the file
-
-    def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
-        """Write the converted net, its casts included, for plain MXNet: both files or neither.
-
-        The graph of inference if the net has been called for inference; of several the one that ran last.
-        """
-        files.require_folder(path)
-        graph = self.ran.get(False, self.ran.get(True, self.shapeless))
-        if graph is None:
-            raise ConvertError(
-                f"block '{self.net.name}' has not been called yet outside of precision regions, so its parameters and "
-                f"shapes are not known; run one batch before exporting."
-            )
-        files.export(self.net, graph, path, epoch, remove_amp_cast)
-
-    def repr(self) -> str:
-        """Return the net's text, and that it is converted."""
-        return f"{plain_class(self.net).__repr__(self.net)}\nconverted by mxmp: {self.policy}"
-
     # -------------------------------------------------------------- copies
-
-    def reduce_ex(self, protocol: Any) -> Tuple[Any, ...]:
-        """Return the net's state for pickle and copy, as ``__reduce_ex__``, without graphs: a copy makes its own."""
-        with self.siblings.lock:
-            for block in descendants(self.net):  # which may have been called by itself
-                if isinstance(block, gluon.HybridBlock) and block._cached_op is not None:
-                    block._clear_cached_op()
-            kind: Any = plain_class(self.net)
-            make, args, state, *rest = kind.__reduce_ex__(self.net, protocol)
-            if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle finds the plain class alone, by name
-                make, args = _make_empty, (kind, *args[1:])
-            if isinstance(state, dict):
-                state = {name: value for name, value in state.items() if name not in _GRAPHS}
-            return (make, args, state, *rest)
 
     def __getstate__(self) -> Dict[str, Any]:
         """Return the state for copies: what `convert` noted, as a copy is converted at its own first call."""
         left_out = self._fresh_state()
         state = {name: value for name, value in vars(self).items() if name not in left_out}
-        inside = regions.with_blocks(self.regions, blocks_in(self.net))
-        return {**state, "regions": inside, "own_graph": _pack_graph(self.own_graph)}
+        return {**state, "own_graph": _pack_graph(self.own_graph)}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """Restore a copied state; the net may have no attributes yet."""
-        vars(self).update(state)
-        self.regions, self.own_graph = regions.by_id(state["regions"]), _unpack_graph(self.own_graph)
+        vars(self).update(state, own_graph=_unpack_graph(state["own_graph"]))
         vars(self).update(self._fresh_state())
         self.siblings.add(self)
-        vars(self.net).update(zip(_GRAPHS, (self.own_graph or (), None, [])))  # which `reduce_ex` left out
-        self.net.__class__ = converted_class(plain_class(self.net))
+        vars(self.net).update(zip(methods.GRAPHS, (self.own_graph or (), None, [])))  # which the net's state lacks
+        self._set_class()
 
     def _fresh_state(self) -> Dict[str, Any]:
         """Return the attributes that each copy of a conversion begins with anew."""
         return {
-            "_calls": LRUCache(MAX_CALLS),
-            "_graphs": LRUCache(MAX_GRAPHS),
-            "_traces": LRUCache(MAX_GRAPHS),
-            "_collected": None,
-            "_is_shaped": False,
+            "_cache": GraphCache(),
+            "_parts": {},
+            "_net_params": None,
             "_has_gradients": False,
             "stored": [],
-            "is_decided": self.policy.param_dtype == dtypes.FLOAT32,
-            "shapeless": None,
-            "given_graph": None,
-            "current": None,
-            "ran": {},
+            "storage_is_fixed": self._reads_stored or self.policy.param_dtype == dtypes.FLOAT32,
+            "graph_without_shapes": None,
+            "partitioned": None,
+            "last_graph": None,
+            "last_graph_by_mode": {},
             "observer": None,
-            "has_trainer": False,
-            "untrained_stats": UntrainedStats(),
+            "_has_trainer": False,
+            "_untrained_stats": UntrainedStats(),
         }
 
 
@@ -644,10 +544,6 @@ def _without_casts(block: gluon.Block) -> Optional[Tuple[Any, Any]]:
     inputs, symbol = block._cached_graph
     erased = EraseCasts()(to_graph(symbol))
     return (inputs, from_graph(erased.graph, symbol)) if erased.modified else None
-
-
-def _make_empty(kind: Type[gluon.HybridBlock], *args: Any) -> gluon.HybridBlock:
-    return kind.__new__(kind, *args)
 
 
 def _pack_graph(graph: Optional[Tuple[Any, Any]]) -> Any:

@@ -29,12 +29,11 @@ from ..errors import ConvertError
 from ..files import manifest_of, require_set
 from ..graph import Graph
 from ..mxnet_private import is_initialized
-from ..passes import GuardInPlace
 from ..policy import AUTO, Policy, PolicyChanges, is_auto
 from ..symbol import from_graph, load_params, load_symbol, to_graph
 from ..symbol.arguments import Model, check_params, make_model, require_kernels
 from ..symbol.checkpoint import naming_files
-from ..symbol.convert import ConvertedModel, convert_models
+from ..symbol.convert import ConvertedModel, convert_prepared
 from ..symbol.inference import infer_network
 from ..symbol.rewrite import emulated
 from .blocks import FROZEN, block_names, conversion_of, frozen_model, plain_class, roots, set_graph, set_op
@@ -86,7 +85,7 @@ class Source(NamedTuple):
             policy = policy.replace(param_dtype=policy.compute_dtype)
         with contextlib.nullcontext() if self.files is None else naming_files(*self.files):
             try:
-                return convert_models([self.model], self.args, self.aux, policy, True, check, self.blocks)[0]
+                return convert_prepared(self.model, self.args, self.aux, policy, True, check, self.blocks)
             except ConvertError as e:
                 if self.files is not None:
                     raise
@@ -337,7 +336,7 @@ def _trace(
     It is that of the last call for inference; else it is traced as it was called. A net that was not called, or only
     operator by operator, is traced with ``count`` inputs.
     """
-    ran, frozen = {} if conversion is None else conversion.ran, frozen_model(net)
+    ran, frozen = {} if conversion is None else conversion.last_graph_by_mode, frozen_model(net)
     own = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and net._cached_graph
     graph = ran.get(False) or ran.get(True)
     if graph and (own or False in ran) and inside == conversion.regions:
@@ -401,7 +400,7 @@ def _running_graph(source: Source, model: ConvertedModel, context: mx.Context) -
     symbol, args, aux = model
     graph = to_graph(symbol)
     if context.device_type == "gpu":
-        return GuardInPlace()(graph).graph, False
+        return graph, False
     shapes, types = source.model._replace(symbol=symbol).known(args, aux)
     facts = infer_network(symbol, graph, shapes, types, frozenset({**args, **aux}))
     running = emulated(graph, facts, fused=True, written=frozenset(symbol.list_inputs()))

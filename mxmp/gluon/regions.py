@@ -17,7 +17,7 @@ from mxnet.gluon.block import _BlockScope
 from .. import dtypes
 from ..errors import ConvertError, DtypeError, PolicyError
 from ..graph import Graph
-from ..passes.attributes import CUSTOM, PRECISION_ATTR
+from ..passes.base import CUSTOM, PRECISION_ATTR
 from ..policy import AS_POLICY, BLOCKS_ATTR, LOW, Policy, by_length
 from ..symbol import from_graph, to_graph
 from .blocks import blocks_in, children, paths_in, undone
@@ -180,8 +180,8 @@ _NOTE = "_mxmp_block_policy"
 
 _ENTRANCES = ("forward", "unroll")  # through which a block is entered, whoever calls it
 
-BlockRegions = Mapping[int, Tuple[str, ...]]
-"""The marks of the operators in blocks, by the blocks' ids; the outermost first, as ``BLOCKS_ATTR`` has them."""
+BlockRegions = Mapping[gluon.Block, Tuple[str, ...]]
+"""The marks of the operators in blocks; the outermost first, as ``BLOCKS_ATTR`` has them."""
 
 
 def set_policy(block: gluon.Block, policy: Union[None, str, Policy]) -> gluon.Block:
@@ -249,20 +249,20 @@ def find_regions(net: gluon.Block, policy: Policy) -> BlockRegions:
 
     A block that stands in two places has the marks that both have. Where it is called it gets those of the caller too.
     """
-    paths: Dict[int, List[str]] = {id(net): []}
+    paths: Dict[gluon.Block, List[str]] = {net: []}
     for path, block in paths_in(net).items():
-        paths.setdefault(id(block), []).append(path)
-    found: Dict[int, Tuple[str, ...]] = {}
+        paths.setdefault(block, []).append(path)
+    found: Dict[gluon.Block, Tuple[str, ...]] = {}
     waiting: List[Tuple[gluon.Block, Tuple[str, ...]]] = [(net, ())]
     while waiting:
         block, around = waiting.pop()
-        marks = _joined(around, _own_marks(block, paths[id(block)], policy))
-        before = found.get(id(block), marks)
+        marks = _joined(around, _own_marks(block, paths[block], policy))
+        before = found.get(block, marks)
         agreed = tuple(mark for mark in before if mark in marks)
-        if id(block) not in found or agreed != before:
-            found[id(block)] = agreed
+        if block not in found or agreed != before:
+            found[block] = agreed
             waiting += [(child, agreed) for child in children(block)]
-    return {number: marks for number, marks in found.items() if marks}
+    return {block: marks for block, marks in found.items() if marks}
 
 
 def _own_marks(block: gluon.Block, paths: Sequence[str], policy: Policy) -> List[str]:
@@ -288,7 +288,7 @@ def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
     within one that has a policy of its own.
     """
     kept: List[Tuple[gluon.Block, str, Any]] = []
-    parts = [block for block in blocks_in(net)[1:] if id(block) in regions or isinstance(block, gluon.SymbolBlock)]
+    parts = [block for block in blocks_in(net)[1:] if block in regions or isinstance(block, gluon.SymbolBlock)]
 
     def put_back() -> None:
         for block, name, given in kept:
@@ -296,12 +296,12 @@ def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
             if given is not None:
                 vars(block)[name] = given
 
-    with undone(put_back), _marked(regions.get(id(net), ())):
+    with undone(put_back), _marked(regions.get(net, ())):
         for block in parts:
             for name in _ENTRANCES:
                 if hasattr(block, name):
                     kept.append((block, name, vars(block).get(name)))
-                    vars(block)[name] = _marking(block, name, regions.get(id(block), ()))
+                    vars(block)[name] = _marking(block, name, regions.get(block, ()))
         yield
 
 
@@ -356,13 +356,3 @@ def _within(graph: Graph, attrs: Dict[str, str]) -> Graph:
         bodies = tuple(_within(body, attrs) for body in node.subgraphs)
         nodes.append(node._replace(subgraphs=bodies))
     return dataclasses.replace(graph, nodes=tuple(nodes))
-
-
-def with_blocks(inside: BlockRegions, among: Sequence[gluon.Block]) -> List[Tuple[gluon.Block, Tuple[str, ...]]]:
-    """Return the marks of a net's blocks with the blocks themselves, since copies have other ids."""
-    return [(block, inside[id(block)]) for block in among if id(block) in inside]
-
-
-def by_id(packed: Sequence[Tuple[gluon.Block, Tuple[str, ...]]]) -> BlockRegions:
-    """Return the marks that `with_blocks` packed, by the ids of the copied blocks."""
-    return {id(block): marks for block, marks in packed}

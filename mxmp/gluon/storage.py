@@ -85,16 +85,15 @@ class LowPrecisionParameter(ParameterWithMasters):
         return object.__new__, (state.pop(_CLASS),), state
 
     def data(self, ctx: Optional[mx.Context] = None) -> mx.nd.NDArray:
-        """Return the value as it is stored; a block that was not converted gets it in float32.
+        """Return the value as it is stored.
 
         Raises:
-            ConvertError: If that block is no part of a converted one, and would have to be converted too.
+            ConvertError: If a block reads it that would have to be converted too.
         """
-        array = super().data(ctx)
         caller = sys._getframe(1)
-        if caller.f_code.co_filename != _BLOCKS_FILE or getattr(_LOCAL, "reads_stored", False):
-            return array
-        return mx.nd.Cast(array, dtype=dtypes.FLOAT32) if _is_for_float32(self, caller) else array
+        if caller.f_code.co_filename == _BLOCKS_FILE and not getattr(_LOCAL, "reads_stored", False):
+            _require_converted(self, caller)
+        return super().data(ctx)
 
     def cast(self, dtype: Any) -> None:
         """Store the parameter in another dtype, as ``Parameter.cast``, from its exact value."""
@@ -131,31 +130,29 @@ def reading_stored() -> Iterator[None]:
         yield
 
 
-def _is_for_float32(param: gluon.Parameter, caller: FrameType) -> bool:
-    """Return whether the block whose code asks for a parameter runs as it was written, within a converted one.
+def _require_converted(param: gluon.Parameter, caller: FrameType) -> None:
+    """Raise a ConvertError if the block whose code asks for a parameter runs its operators as they were written.
 
-    A hybridized block that holds a converted one has its graph, which reads parameters as they are stored.
+    A converted block, a part of one, and a hybridized block with a converted one in it read parameters as they are
+    stored.
     """
-    reading: Optional[gluon.Block] = None
+    calling: List[gluon.Block] = []  # the blocks that are being called, from the inside out
     frame: Optional[FrameType] = caller
     while frame is not None:
         block = frame.f_locals.get("self") if frame.f_code.co_filename == _BLOCKS_FILE else None
         if isinstance(block, gluon.Block):
-            outermost = block
-            if reading is None:
-                reading = block
-                if frame.f_code is not gluon.HybridBlock.forward.__code__ and holds_converted(block):
-                    return False
-                if is_part(block) or conversion_of(block) is not None:
-                    return True
+            if not calling:
+                has_graph = frame.f_code is not gluon.HybridBlock.forward.__code__
+                if is_part(block) or conversion_of(block) is not None or (has_graph and holds_converted(block)):
+                    return
+            calling.append(block)
         frame = frame.f_back
-    if reading is None:
-        return False
-    raise ConvertError(
-        f"block '{reading.name}' ({type(reading).__name__}) reads parameter '{param.name}', which the conversion of "
-        f"another block stores in {dtype_of(param)}. Convert block '{outermost.name}' too: "
-        f"mxmp.gluon.convert(net, policy), with the same policy."
-    )
+    if calling:
+        raise ConvertError(
+            f"block '{calling[0].name}' ({type(calling[0]).__name__}) reads parameter '{param.name}', which the "
+            f"conversion of another block stores in {dtype_of(param)}. Convert block '{calling[-1].name}' too: "
+            f"mxmp.gluon.convert(net, policy), with the same policy."
+        )
 
 
 def exact_values(param: gluon.Parameter) -> List[mx.nd.NDArray]:
@@ -212,9 +209,10 @@ def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]
     return [param for param in params if not isinstance(param, LowPrecisionParameter)]
 
 
-def store_low(param: gluon.Parameter, dtype: str) -> None:
-    """Store a float32 parameter in low precision, from now on or once it has a value; of one that is trained, a master.
+def store_low(param: gluon.Parameter, dtype: str, keeps_exact: bool = False) -> None:
+    """Store a float32 parameter in low precision, from now on or once it has a value.
 
+    A parameter that is trained keeps its float32 value as a master; with ``keeps_exact`` each one does.
     Interrupted at any line it leaves what `store_float32` undoes: the class comes first.
     """
     contexts = param.list_ctx() if is_initialized(param) or is_deferred(param) else ()
@@ -225,18 +223,20 @@ def store_low(param: gluon.Parameter, dtype: str) -> None:
         param._dtype = dtypes.to_numpy(dtype)
         return
     exact = [array.detach() for array in param.list_data()]  # without the float32 gradients that these hold
-    if param.grad_req != "null":
+    if keeps_exact or param.grad_req != "null":
         keep_masters(param, exact)
     _replace(param, dtype, [round_to(array, dtype) for array in exact])
 
 
-def store_all_low(params: Sequence[gluon.Parameter], dtype: str, stored: List[gluon.Parameter]) -> None:
+def store_all_low(
+    params: Sequence[gluon.Parameter], dtype: str, stored: List[gluon.Parameter], keeps_exact: bool = False
+) -> None:
     """Store float32 parameters in low precision, or none of them; each is in ``stored`` from before its change on."""
     exact, before = [param._data for param in params], len(stored)
     try:
         for param in params:
             stored.append(param)
-            store_low(param, dtype)
+            store_low(param, dtype, keeps_exact)
     except BaseException:
         for param, arrays in zip(stored[before:], exact):
             store_float32(param)

@@ -7,7 +7,6 @@ from .core import Graph as Graph
 from .core import GraphBuilder as GraphBuilder
 from .core import Key as Key
 from .core import Node as Node
-from .core import ancestors as ancestors
 from .core import in_written_order as in_written_order
 from .core import make_attrs as make_attrs
 from .core import renamed as renamed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import AbstractSet, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ..errors import GraphError
 
@@ -63,8 +63,8 @@ class Node(NamedTuple):
 
     def get(self, key: str, default: str | None = None) -> str | None:
         """Return an attribute's text, or ``default``."""
-        for found, value in self.attrs:  # a loop: the conversion asks 20,000 times
-            if found == key:
+        for name, value in self.attrs:  # a loop: the conversion asks 20,000 times
+            if name == key:
                 return value
         return default
 
@@ -113,21 +113,21 @@ class Graph:
 
     def operators(self) -> List[Node]:
         """Return all nodes that are no variables, those within bodies of control flow included."""
-        found = []
+        operators = []
         for node in self.nodes:
             if not node.is_variable:
-                found.append(node)
+                operators.append(node)
             for body in node.subgraphs:
-                found.extend(body.operators())
-        return found
+                operators.extend(body.operators())
+        return operators
 
     def consumers(self) -> Dict[Key, List[Tuple[int, int]]]:
         """Return, per entry, the (node, input position) pairs that read it."""
-        found: Dict[Key, List[Tuple[int, int]]] = {}
+        consumers: Dict[Key, List[Tuple[int, int]]] = {}
         for position, node in enumerate(self.nodes):
             for port, entry in enumerate(node.inputs):
-                found.setdefault(entry[:2], []).append((position, port))
-        return found
+                consumers.setdefault(entry[:2], []).append((position, port))
+        return consumers
 
 
 def without_versions(graph: Graph) -> Graph:
@@ -275,21 +275,6 @@ def _require_entry(graph: Graph, entry: Entry, limit: int, *where: object) -> No
     if number >= limit:
         raise GraphError(f"{subject} refers to node {producer}, which comes later or is itself. {HINT}")
     raise GraphError(f"{subject} refers to output {index} of node {producer}, which has {producer.num_outputs}. {HINT}")
-
-
-def ancestors(graph: Graph, entries: Iterable[Entry], sources: AbstractSet[Key] = frozenset()) -> Set[int]:
-    """Return the positions of the nodes that are needed to compute some entries of a graph from ``sources``."""
-    positions: Set[int] = set()
-    # Whoever stands in ``sources`` is at hand, and so is what it needs.
-    waiting = [entry.node for entry in entries if entry.key not in sources]
-    while waiting:
-        position = waiting.pop()
-        if position not in positions:
-            positions.add(position)
-            node = graph.nodes[position]
-            waiting += [entry.node for entry in node.inputs if entry[:2] not in sources]
-            waiting += node.control_deps
-    return positions
 
 
 def in_written_order(graph: Graph) -> Graph:

@@ -1,14 +1,20 @@
-"""The base of all passes: a frozen value that turns one verified graph into another."""
+"""The base of all passes, which turn one verified graph into another, and the attributes that mxmp puts on nodes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Callable, ClassVar, Dict, Iterable, Mapping, NamedTuple, NoReturn, Optional, Tuple, Union
+from dataclasses import dataclass, replace
+from typing import Callable, ClassVar, Dict, Iterable, Mapping, NamedTuple, NoReturn, Optional, Set, Tuple, Union
 
 from ..errors import GraphError, PassError
 from ..graph import Entry, Graph, GraphBuilder, Key, Node, verify
-from .attributes import device_attrs
+from ..policy import BLOCKS_ATTR, blocks_on
+from ..rules import RULES, Rule
+
+
+def rule_of(node: Node) -> Optional[Rule]:
+    """Return the rule for a node's operator with its attributes, None if there is none."""
+    return RULES.find(node.op, dict(node.attrs))
 
 
 class PassResult(NamedTuple):
@@ -57,19 +63,15 @@ class Pass(ABC):
 
 @dataclass(frozen=True)
 class Sequential(Pass):
-    """Runs passes in order, and calls ``callback`` with each pass and its result, for dumps between passes."""
+    """Runs passes in order."""
 
     name: ClassVar[str] = "sequential"
     passes: Tuple[Pass, ...] = ()
-    callback: Optional[Callable[[Pass, PassResult], None]] = None
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph that the last pass returns."""
         for each in self.passes:
-            result = each.apply(graph)
-            if self.callback:
-                self.callback(each, result)
-            graph = result.graph
+            graph = each.apply(graph).graph
         return graph
 
 
@@ -80,7 +82,7 @@ It returns the new form of the node, or the entry of the new graph that its read
 """
 
 
-def rewritten(
+def sweep(
     graph: Graph,
     visit: Visit,
     body: Optional[Callable[[Graph], Graph]] = None,
@@ -102,7 +104,7 @@ def rewritten(
     return builder.finish(heads(builder) if heads is not None else None)
 
 
-def beside(builder: GraphBuilder, node: Node, op: str, word: str, *inputs: Entry, **attrs: str) -> Entry:
+def insert_next_to(builder: GraphBuilder, node: Node, op: str, word: str, *inputs: Entry, **attrs: str) -> Entry:
     """Insert an operator that is named after a node and runs on its device, and return its first output."""
     return builder.insert(op, f"{node.name}_{word}", *inputs, **attrs, **device_attrs(node))
 
@@ -138,4 +140,71 @@ def with_copies(
                 inputs[port] = made[copy, entry.key]
         return node.rewired(tuple(inputs))
 
-    return rewritten(graph, visit, body)
+    return sweep(graph, visit, body)
+
+
+# ------------------------------------------------------------------ attributes that mxmp puts on nodes
+
+MARK_ATTR = "__mxmp__"
+"""Says what a node that mxmp inserted is for: one of the marks below. Erasing takes these nodes out."""
+
+CAST_MARK = "cast"
+OUTPUT_MARK = "output"
+"""A cast that has the name of the operator that it reads, so that an output of the network keeps its name."""
+
+FACTOR_MARK = "factor"
+"""A multiplication in front of a stand-in, whose operator has no factor of its own."""
+
+SCALE_MARK = "loss_scale"
+"""Part of the multiplication of a gradient by the loss scale."""
+
+DTYPE_ATTR = "__mxmp_dtype__"
+"""On a variable whose dtype mxmp declared: the dtype's number that it declared before, empty if none.
+
+It tells weights that a conversion stored in low precision from those that the network has so by itself.
+"""
+
+PRECISION_ATTR = "__mxmp_precision__"
+"""Precision that ``mxmp.gluon.precision`` asks for, for the operators of a region."""
+
+CUSTOM = "Custom"
+"""The operator that hands all its attributes to the user's code as arguments, so that it must get none of mxmp.
+
+(AttrParser in src/operator/custom/custom.cc at tag 1.9.1; an argument that the code does not have ends the process.) It
+is left as it is in every region.
+"""
+
+
+def is_inserted(node: Node) -> bool:
+    """Return whether a conversion has inserted a node: a cast, as a rule."""
+    return node.get(MARK_ATTR) is not None
+
+
+def changed(node: Node) -> PassError:
+    """Return the error about a node whose attributes of mxmp are not as mxmp wrote them."""
+    return PassError(f"node {node}: its attributes that begin with '__mxmp' were changed; convert the original again.")
+
+
+def is_converted(graph: Graph) -> bool:
+    """Return whether a node of a graph or of its bodies has an attribute of mxmp."""
+    for node in graph.nodes:  # loops, because every conversion begins with this
+        for key, _ in node.attrs:
+            if key.startswith("__mxmp"):
+                return True
+    return any(is_converted(body) for node in graph.nodes for body in node.subgraphs)
+
+
+def marked_blocks(graph: Graph) -> Set[str]:
+    """Return the marks of blocks that the nodes of a graph, and of its bodies, have."""
+    return {pattern for node in graph.operators() for pattern in blocks_on(node.attrs)}
+
+
+def without_blocks(graph: Graph) -> Graph:
+    """Return a graph without marks of blocks, which hold for one policy alone."""
+    nodes = [node._replace(subgraphs=tuple(map(without_blocks, node.subgraphs))) for node in graph.nodes]
+    return replace(graph, nodes=tuple(node.with_attrs({BLOCKS_ATTR: None}) for node in nodes))
+
+
+def device_attrs(node: Node) -> Dict[str, str]:
+    """Return the attributes that say on which device a node runs, which a node inserted beside it gets too."""
+    return {key: value for key, value in node.attrs if key == "__ctx_group__"}

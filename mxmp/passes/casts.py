@@ -8,19 +8,19 @@ from typing import AbstractSet, ClassVar, Dict, Optional, Tuple, Union
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..policy import Policy
-from ..rules import RULES, RuleSet
-from .attributes import (
+from .base import (
     CAST_MARK,
     DTYPE_ATTR,
     FACTOR_MARK,
     MARK_ATTR,
     OUTPUT_MARK,
+    Pass,
     changed,
     device_attrs,
     is_converted,
     is_inserted,
+    sweep,
 )
-from .base import Pass, rewritten
 from .facts import Facts
 from .plan import Plan, make_plan
 
@@ -49,7 +49,6 @@ class InsertCasts(Pass):
     name: ClassVar[str] = "insert-casts"
     policy: Policy = Policy()
     facts: Optional[Facts] = None
-    rules: RuleSet = RULES
     plan: Optional[Plan] = None
 
     def requires(self, graph: Graph) -> None:
@@ -70,7 +69,7 @@ class InsertCasts(Pass):
         facts = self.facts if self.facts is not None else Facts.assume_float32(graph)
         if not self.policy.is_mixed:
             return graph, facts
-        plan = self.plan if self.plan is not None else make_plan(graph, self.policy, facts, self.rules)
+        plan = self.plan if self.plan is not None else make_plan(graph, self.policy, facts)
         inserter = _Inserter(graph, self.policy, facts, plan)
         return inserter.run(), inserter.facts_after()
 
@@ -102,42 +101,42 @@ class _Inserter:
 
     def _operator(self, position: int, node: Node) -> Node:
         """Return the new form of an operator."""
-        verdict = self.plan.verdicts[position]
+        decision = self.plan.decisions[position]
         inputs = [self._input(position, port, entry) for port, entry in enumerate(node.inputs)]
-        changes: Dict[str, Optional[str]] = dict(verdict.clamped)
-        if verdict.widens and self._dtype(node.inputs[0]) == self.low_dtype:  # it reads low precision data as they are
-            changes[verdict.widens] = dtypes.FLOAT32
+        changes: Dict[str, Optional[str]] = dict(decision.clamped)
+        if decision.float32_attr and self._dtype(node.inputs[0]) == self.low_dtype:  # its input needs no cast
+            changes[decision.float32_attr] = dtypes.FLOAT32
         changed = node.with_attrs(changes) if changes else node
-        if verdict.stand_in and position in self.plan.placement.low:
-            changed, inputs[0] = self._stand_in(changed, verdict.stand_in, inputs[0], node.inputs[0].key)
+        if decision.substitute and position in self.plan.placement.low:
+            changed, inputs[0] = self._substitute(changed, decision.substitute, inputs[0], node.inputs[0].key)
         bodies = [self._body(position, number, graph) for number, graph in enumerate(node.subgraphs)]
         return changed.rewired(tuple(inputs), tuple(bodies))
 
     def _body(self, position: int, number: int, graph: Graph) -> Graph:
         """Return the new form of a body, if it has a plan, and note the facts on it."""
-        key, low_heads = (position, number), self.plan.verdicts[position].low_outputs
+        key, low_heads = (position, number), self.plan.decisions[position].low_outputs
         if key not in self.plan.bodies:
             return graph
         inner = _Inserter(graph, self.policy, self.facts.bodies[key], self.plan.bodies[key], low_heads)
         new, self.bodies[key] = inner.run(), inner.facts_after()
         return new
 
-    def _stand_in(self, node: Node, op: str, data: Entry, old: Key) -> Tuple[Node, Entry]:
+    def _substitute(self, node: Node, op: str, data: Entry, old: Key) -> Tuple[Node, Entry]:
         """Return the node to put in place of another, and its first input."""
-        own = {key: value for key, value in node.attrs if not key.startswith("__")}
-        kept: Dict[str, Optional[str]] = {key: own[key] for key in ("transpose_a", "transpose_b") if key in own}
-        alpha = own.get("alpha", "1")
+        attrs = {key: value for key, value in node.attrs if not key.startswith("__")}
+        kept: Dict[str, Optional[str]] = {key: attrs[key] for key in ("transpose_a", "transpose_b") if key in attrs}
+        alpha = attrs.get("alpha", "1")
         if float(alpha) != 1:
             factor = {"scalar": alpha, MARK_ATTR: FACTOR_MARK, **device_attrs(node)}
             data = self.builder.insert("_mul_scalar", f"{node.name}_alpha", data, **factor)
             self.added[data.key] = old, self.low_dtype
-        return node.with_attrs({**dict.fromkeys(own), **kept})._replace(op=op), data
+        return node.with_attrs({**dict.fromkeys(attrs), **kept})._replace(op=op), data
 
     def _input(self, position: int, port: int, entry: Entry) -> Entry:
         """Return what an input of a node reads in the new graph."""
         dtype = self._dtype(entry)
         wanted = self.low_dtype if self.plan.reads_low(position, port) else dtypes.FLOAT32
-        if dtype is None or dtype == wanted or self.plan.verdicts[position].accepts_any(port):
+        if dtype is None or dtype == wanted or self.plan.decisions[position].accepts_any(port):
             return self.builder.mapped(entry)
         return self._cast(entry, wanted, position)
 
@@ -246,4 +245,4 @@ class EraseCasts(Pass):
             declared = node.get(DTYPE_ATTR)
             return node if declared is None else node.with_attrs({"__dtype__": declared or None, DTYPE_ATTR: None})
 
-        return rewritten(graph, visit, body=self.run)
+        return sweep(graph, visit, body=self.run)

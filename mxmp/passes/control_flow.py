@@ -51,12 +51,12 @@ def bodies_of(node: Node) -> Tuple[Body, ...]:
     if not node.subgraphs:
         return ()
     reader = _READERS.get(node.op)
-    found = () if reader is None else reader(node)
-    for body in found:
+    bodies = () if reader is None else reader(node)
+    for body in bodies:
         count = len(body.variables())
         if len(body.ports) != count or not all(0 <= port < len(node.inputs) for port in body.ports):
             _refuse(node, f"which of its {len(node.inputs)} inputs each of the {count} variables of a body is")
-    return found
+    return bodies
 
 
 def carried(entering: Sequence[int], links: _Links, sweep: Callable[[Sequence[int]], List[int]]) -> List[int]:
@@ -120,8 +120,8 @@ def _cond(node: Node) -> Tuple[Body, ...]:
     condition, *branches = node.subgraphs
     locs = (_locs(node, key) for key in ("then_input_locs", "else_input_locs"))
     fixed = frozenset(range(len(branches[0].heads)))
-    found = (Body(graph, ports, fixed_heads=fixed) for graph, ports in zip(branches, locs))
-    return (Body(condition, _locs(node, "cond_input_locs"), is_condition=True), *found)
+    bodies = (Body(graph, ports, fixed_heads=fixed) for graph, ports in zip(branches, locs))
+    return (Body(condition, _locs(node, "cond_input_locs"), is_condition=True), *bodies)
 
 
 def _locs(node: Node, key: str) -> _Locs:

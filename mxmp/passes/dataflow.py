@@ -1,6 +1,6 @@
 """How values flow through a graph: the marks of its entries, which decide over the operators that read them.
 
-`classify` gives the verdicts on all nodes. `decide.Decider` decides on each operator by itself. A sweep forward marks
+`classify` gives the decisions on all nodes. `decide.Decider` decides on each operator by itself. A sweep forward marks
 what entries are (tainted, wide, positions, close to 1, ...), and a sweep back what is required of them. Each rule says
 what its operator does to marks.
 
@@ -31,13 +31,12 @@ from ..rules import (
     SHIFTS,
     Call,
     Rule,
-    RuleSet,
 )
 from ..rules.conditions import unsafe_scalar
+from .base import rule_of
 from .control_flow import Body, bodies_of, carried
-from .decide import FLOAT32, FREE, KEEP, LOW, VARIABLE, Decider, Verdict, moves
+from .decide import FLOAT32, FREE, KEEP, LOW, VARIABLE, Decider, Decision, Reason, moves
 from .facts import CAST_OPS, Facts
-from .reasons import Reason
 from .sizes import Sizes, find_sizes
 
 
@@ -46,12 +45,12 @@ class Mark:
 
     TAINTED = 1 << 0  # an operator that needs float32 gave them: infer operators that read them need it too
     FORCED = 1 << 1  # an override keeps them in float32: so do all that read them, but for a layer
-    WIDE = 1 << 2  # inputs of the network, or constants: not narrowed to save bytes
-    OWN = 1 << 3  # a variable's own values
-    BEYOND = 1 << 4  # may be beyond the low precision dtype's range
-    TRUTH = 1 << 5  # answers, 0 and 1, about wide values
+    DATA = 1 << 2  # inputs of the network, or constants: not narrowed to save bytes
+    VARIABLE = 1 << 3  # a variable's own values
+    OUT_OF_RANGE = 1 << 4  # may be beyond the low precision dtype's range
+    BOOLEAN = 1 << 5  # answers, 0 and 1, about wide values
     ROUNDED = 1 << 6  # a product has rounded what they descend from
-    HOLDS = 1 << 7  # some are positions
+    INDICES = 1 << 7  # some are positions
     NEAR_ONE = 1 << 8  # so close to 1 that their distance from it needs float32
     OF_NEAR_ONE = 1 << 9  # computed from such values, so that it may depend on that distance
 
@@ -69,7 +68,7 @@ class Need:
 
 _NEAR = Mark.NEAR_ONE | Mark.OF_NEAR_ONE
 
-_CARRIED = Mark.TAINTED | Mark.FORCED | Mark.WIDE | Mark.ROUNDED | Mark.HOLDS | _NEAR
+_CARRIED = Mark.TAINTED | Mark.FORCED | Mark.DATA | Mark.ROUNDED | Mark.INDICES | _NEAR
 """The marks that enter bodies of control flow, and leave them."""
 
 _ASKED = {Reason.OVERRIDE, Reason.OPERATOR, Reason.REGION}
@@ -79,8 +78,8 @@ NAMED = "its outputs have names of their own"
 """The reason given for an operator that gives outputs of the network under names that no cast can have."""
 
 
-def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tuple[Verdict, ...]:
-    """Return a verdict for every node of a graph, the bodies of control flow included.
+def classify(graph: Graph, policy: Policy, facts: Facts) -> Tuple[Decision, ...]:
+    """Return a decision for every node of a graph, the bodies of control flow included.
 
     Deny operators taint what reads them: an infer operator that reads, directly or through clear operators, the output
     of a deny operator (or of another tainted one) is pinned to float32. Operators that are pinned and have an unsafe
@@ -106,18 +105,18 @@ def classify(graph: Graph, policy: Policy, facts: Facts, rules: RuleSet) -> Tupl
     Raises PolicyError, naming the node, if an override asks for what MXNet has no kernel for, or for another precision
     of outputs that have names of their own.
     """
-    last = last_layer(graph, rules) if policy.last_layer_fp32 else frozenset()
-    flow = Dataflow(graph, Decider(policy, rules), facts, last, _before_layers(graph, rules), _unnameable(graph, facts))
+    last = last_layer(graph) if policy.last_layer_fp32 else frozenset()
+    flow = Dataflow(graph, Decider(policy), facts, last, _before_layers(graph), _unnameable(graph, facts))
     variables = ((i, node.name) for i, node in enumerate(graph.nodes) if node.is_variable)
     inputs = ((name in facts.inputs, facts.dtype(Entry(i))) for i, name in variables)
-    flow.forward([Mark.WIDE if wide and dtype not in dtypes.LOW_PRECISION else 0 for wide, dtype in inputs])
+    flow.forward([Mark.DATA if is_data and dtype not in dtypes.LOW_PRECISION else 0 for is_data, dtype in inputs])
     tells = policy.output_dtype == dtypes.FLOAT32 and not policy.pure
     flow.backward([Need.POSITIONS | (Need.DISTANCE if tells else 0)] * len(graph.heads))
-    return tuple(flow.verdicts)
+    return tuple(flow.decisions)
 
 
 class Dataflow:
-    """The marks of a graph or of a body, and the verdicts that follow from them.
+    """The marks of a graph or of a body, and the decisions that follow from them.
 
     Args:
         last: Positions of the operators of the last layer, if that is to be float32.
@@ -128,7 +127,7 @@ class Dataflow:
 
     Attributes:
         marks: By entry; none where a key is missing.
-        verdicts: By position; those of control flow have their bodies' after `backward`.
+        decisions: By position; those of control flow have their bodies' after `backward`.
     """
 
     def __init__(
@@ -143,37 +142,37 @@ class Dataflow:
         sizes: Optional[Sizes] = None,
     ) -> None:
         self._graph, self._decider, self._facts = graph, decider, facts
-        self._policy, self._rules = decider.policy, decider.rules
+        self._policy = decider.policy
         self._last, self._leading, self._named = last, leading, named
         self._is_condition = is_condition
-        self._found = [None if n.is_variable else self._rules.find(n.op, dict(n.attrs)) for n in graph.nodes]
-        self._sizes = sizes or find_sizes(graph, self._rules, facts, self._policy.compute_dtype)
+        self._found = [rule_of(node) for node in graph.nodes]
+        self._sizes = sizes or find_sizes(graph, facts, self._policy.compute_dtype)
         self._bodies: Dict[Key, Dataflow] = {}
         self._required: Dict[Key, int] = {}
         self.marks: Dict[Key, int] = {}
-        self.verdicts: List[Verdict] = []
+        self.decisions: List[Decision] = []
 
     # ------------------------------------------------------------------ forward: what values are
 
     def forward(self, entering: Sequence[int]) -> List[int]:
-        """Mark entries and give a verdict on each node; return the marks of the outputs, given those of variables."""
-        self.verdicts, self.marks = [], {}
+        """Mark entries and give a decision on each node; return the marks of the outputs, given those of variables."""
+        self.decisions, self.marks = [], {}
         variables = [i for i, node in enumerate(self._graph.nodes) if node.is_variable]
         for variable, mark in zip(variables, entering):
-            own = Mark.OWN if self._facts.dtype(Entry(variable)) == dtypes.FLOAT32 else 0
-            self._mark((variable, 0), mark | own)
+            variable_mark = Mark.VARIABLE if self._facts.dtype(Entry(variable)) == dtypes.FLOAT32 else 0
+            self._mark((variable, 0), mark | variable_mark)
         beyond = self._facts.nodes_out_of_range(self._graph)
         for position, node in enumerate(self._graph.nodes):
             if position in beyond:
-                self._mark_all(position, node, Mark.BEYOND)
+                self._mark_all(position, node, Mark.OUT_OF_RANGE)
             bodies = bodies_of(node)
             if bodies:
-                verdict = self._enter(position, node, bodies)
+                decision = self._enter(position, node, bodies)
             elif node.is_variable:
-                verdict = VARIABLE
+                decision = VARIABLE
             else:
-                verdict = self._pass(position, node)
-            self.verdicts.append(verdict)
+                decision = self._pass(position, node)
+            self.decisions.append(decision)
         return [self.marks.get(head.key, 0) & _CARRIED for head in self._graph.heads]
 
     def _mark(self, key: Key, mark: int) -> None:
@@ -188,41 +187,41 @@ class Dataflow:
         """Return the node that gives the first entry with a mark."""
         return self._graph.nodes[next(e.node for e in entries if self.marks.get(e.key, 0) & mark)]
 
-    def _pass(self, position: int, node: Node) -> Verdict:
-        """Return the verdict on an operator, and mark what it gives."""
+    def _pass(self, position: int, node: Node) -> Decision:
+        """Return the decision on an operator, and mark what it gives."""
         rule = self._found[position]
         read = self._read(node, rule)
         self._mark_numbers(position, node, rule, read)
         if self._is_condition:
-            return Verdict(KEEP, "the condition of a loop", rule)
-        verdict = self._decider(self._graph, position, self._facts, is_last=position in self._last)
-        if position in self._named and self._policy.output_dtype == dtypes.FLOAT32 and verdict.label in (LOW, FREE):
-            if verdict.label == LOW and _ASKED & set(verdict.kinds):
+            return Decision(KEEP, "the condition of a loop", rule)
+        decision = self._decider(self._graph, position, self._facts, is_last=position in self._last)
+        if position in self._named and self._policy.output_dtype == dtypes.FLOAT32 and decision.label in (LOW, FREE):
+            if decision.label == LOW and _ASKED & set(decision.kinds):
                 low = self._policy.compute_dtype
                 raise PolicyError(
-                    f"{verdict.reason} asks for {low} at node {node}, but {NAMED}, so that the outputs come in "
+                    f"{decision.reason} asks for {low} at node {node}, but {NAMED}, so that the outputs come in "
                     f"float32. Leave it in float32, or set output_dtype={low!r}."
                 )
-            verdict = Verdict(FLOAT32, NAMED, verdict.rule, kinds=(Reason.NAMED,))
-        data = [entry for port, entry in enumerate(node.inputs) if verdict.input_in_precision(port)]
+            decision = Decision(FLOAT32, NAMED, decision.rule, kinds=(Reason.NAMED,))
+        data = [entry for port, entry in enumerate(node.inputs) if decision.input_in_precision(port)]
         marks = 0
         for entry in data:
             marks |= self.marks.get(entry[:2], 0)
-        verdict = self._pin_out_of_range(position, node, data, marks, verdict)
-        verdict = self._pin_mapped(position, node, verdict)
+        decision = self._pin_out_of_range(position, node, data, marks, decision)
+        decision = self._pin_mapped(position, node, decision)
         if not self._policy.pure:
-            verdict = self._pin_forced(position, node, data, marks, verdict)
-        is_free = verdict.label == FREE or (verdict.label == LOW and Reason.ALLOW in verdict.kinds)
+            decision = self._pin_forced(position, node, data, marks, decision)
+        is_free = decision.label == FREE or (decision.label == LOW and Reason.ALLOW in decision.kinds)
         if is_free and position in self._sizes.reasons:
-            verdict = Verdict(FLOAT32, self._sizes.reasons[position], verdict.rule, kinds=(Reason.MANY_TERMS,))
-        verdict = self._pin_tainted(position, node, data, marks, verdict)
-        if verdict.label == FREE and position in self._named:
-            return Verdict(LOW, NAMED, verdict.rule, kinds=(Reason.NAMED,))
+            decision = Decision(FLOAT32, self._sizes.reasons[position], decision.rule, kinds=(Reason.MANY_TERMS,))
+        decision = self._pin_tainted(position, node, data, marks, decision)
+        if decision.label == FREE and position in self._named:
+            return Decision(LOW, NAMED, decision.rule, kinds=(Reason.NAMED,))
         if not self._policy.pure:
-            verdict = self._keep_wide(position, node, read, verdict)
-            if moves(verdict) and marks & (Mark.OWN | Mark.WIDE):
-                self._mark_all(position, node, Mark.OWN)
-        return verdict
+            decision = self._keep_data(position, node, read, decision)
+            if moves(decision) and marks & (Mark.VARIABLE | Mark.DATA):
+                self._mark_all(position, node, Mark.VARIABLE)
+        return decision
 
     def _read(self, node: Node, rule: Optional[Rule]) -> int:
         """Return the marks of all values that an operator reads."""
@@ -233,119 +232,126 @@ class Dataflow:
                 read |= mark
         return read
 
+    def _output_marks(self, position: int, node: Node) -> int:
+        """Return the marks of all values that an operator gives."""
+        marks = 0
+        for index in range(node.num_outputs):
+            marks |= self.marks.get((position, index), 0)
+        return marks
+
     def _mark_numbers(self, position: int, node: Node, rule: Optional[Rule], read: int) -> None:
         """Mark positions, what is rounded, and what is close to 1."""
         outputs: Sequence[int] = range(node.num_outputs)
-        numbers = read & (Mark.ROUNDED | Mark.HOLDS | _NEAR)
+        numbers = read & (Mark.ROUNDED | Mark.INDICES | _NEAR)
         if node.op in CAST_OPS:  # one to integers ends all rounding before it
             mark = numbers if _is_float(node) else 0
         elif rule is None:
             mark = numbers & Mark.ROUNDED
         elif rule.category == ALLOW:
-            mark = 0 if self._maps_positions(node, rule) else Mark.ROUNDED
+            mark = 0 if self._maps_indices(node, rule) else Mark.ROUNDED
             mark |= Mark.OF_NEAR_ONE if numbers & _NEAR and position in self._sizes.products else 0
-        elif rule.positions:
-            mark, outputs = Mark.HOLDS, [i for i in outputs if i in rule.keep_outputs] or outputs
+        elif rule.gives_indices:
+            mark, outputs = Mark.INDICES, [i for i in outputs if i in rule.keep_outputs] or outputs
         else:
-            rounded = numbers & Mark.ROUNDED and not rule.truth
-            carries = rule.category == CLEAR or (rule.category == INFER and not rounded and not rule.truth)
-            mark = (Mark.ROUNDED if rounded else 0) | (numbers & Mark.HOLDS if carries else 0)
-            mark |= Mark.HOLDS if rule.counts and not rounded else 0
+            rounded = numbers & Mark.ROUNDED and not rule.is_boolean
+            carries = rule.category == CLEAR or (rule.category == INFER and not rounded and not rule.is_boolean)
+            mark = (Mark.ROUNDED if rounded else 0) | (numbers & Mark.INDICES if carries else 0)
+            mark |= Mark.INDICES if rule.counts and not rounded else 0
             if rule.distance == SATURATES:
                 mark |= Mark.NEAR_ONE
             elif rule.category == CLEAR or rule.distance == SHIFTS:
                 mark |= numbers & _NEAR
-            elif numbers & _NEAR and rule.size != RESTARTS and not rule.truth:
+            elif numbers & _NEAR and rule.size != RESTARTS and not rule.is_boolean:
                 mark |= Mark.OF_NEAR_ONE
             outputs = outputs if rule.counts else [i for i in outputs if i not in rule.keep_outputs]
         for index in outputs if mark else ():
             self._mark((position, index), mark)
 
-    def _maps_positions(self, node: Node, rule: Rule) -> bool:
+    def _maps_indices(self, node: Node, rule: Rule) -> bool:
         """Return whether a product reads positions that nothing has rounded."""
         marks = (self.marks.get(entry[:2], 0) for port, entry in enumerate(node.inputs) if rule.reads(port))
-        return rule.maps_positions and any(mark & Mark.HOLDS and not mark & Mark.ROUNDED for mark in marks)
+        return rule.maps_indices and any(mark & Mark.INDICES and not mark & Mark.ROUNDED for mark in marks)
 
     def _pin_out_of_range(
-        self, position: int, node: Node, data: Sequence[Entry], read: int, verdict: Verdict
-    ) -> Verdict:
+        self, position: int, node: Node, data: Sequence[Entry], read: int, decision: Decision
+    ) -> Decision:
         """Pin what gives or reads values beyond the low precision dtype's range."""
-        given = self.marks.get((position, 0), 0)
-        if not (read | given) & Mark.BEYOND or verdict.label not in (LOW, FREE) or verdict.rule is None:
-            return verdict
+        output_marks = self.marks.get((position, 0), 0)
+        if not (read | output_marks) & Mark.OUT_OF_RANGE or decision.label not in (LOW, FREE) or decision.rule is None:
+            return decision
         beyond = f"beyond {self._policy.compute_dtype}'s range"
-        if given & Mark.BEYOND:
-            return Verdict(FLOAT32, f"its values are {beyond}", verdict.rule)
-        if verdict.rule.category == CLEAR:
-            self._mark_all(position, node, Mark.BEYOND)
-        return Verdict(FLOAT32, f"'{self._source(data, Mark.BEYOND).name}' has values {beyond}", verdict.rule)
+        if output_marks & Mark.OUT_OF_RANGE:
+            return Decision(FLOAT32, f"its values are {beyond}", decision.rule)
+        if decision.rule.category == CLEAR:
+            self._mark_all(position, node, Mark.OUT_OF_RANGE)
+        return Decision(FLOAT32, f"'{self._source(data, Mark.OUT_OF_RANGE).name}' has values {beyond}", decision.rule)
 
-    def _pin_forced(self, position: int, node: Node, data: Sequence[Entry], read: int, verdict: Verdict) -> Verdict:
+    def _pin_forced(self, position: int, node: Node, data: Sequence[Entry], read: int, decision: Decision) -> Decision:
         """Pin what reads values that an override keeps in float32, up to the next layer, and pass this on."""
-        rule = verdict.rule
-        if rule is None or verdict.label not in (FREE, FLOAT32):
-            return verdict
-        if verdict.label == FLOAT32 and {Reason.OVERRIDE, Reason.REGION} & set(verdict.kinds):
+        rule = decision.rule
+        if rule is None or decision.label not in (FREE, FLOAT32):
+            return decision
+        if decision.label == FLOAT32 and {Reason.OVERRIDE, Reason.REGION} & set(decision.kinds):
             self._mark_all(position, node, Mark.FORCED | Mark.TAINTED)
         elif read & Mark.FORCED and rule.category != ALLOW:
             self._mark_all(position, node, Mark.FORCED)
-            if verdict.label == FREE:
+            if decision.label == FREE:
                 reason = f"behind {self._source(data, Mark.FORCED)}, which an override keeps in float32"
-                return Verdict(FLOAT32, reason, rule, kinds=(Reason.AFTER_OVERRIDE,))
-        return verdict
+                return Decision(FLOAT32, reason, rule, kinds=(Reason.AFTER_OVERRIDE,))
+        return decision
 
-    def _pin_mapped(self, position: int, node: Node, verdict: Verdict) -> Verdict:
+    def _pin_mapped(self, position: int, node: Node, decision: Decision) -> Decision:
         """Pin a product of positions; it taints what reads it."""
-        rule = verdict.rule
-        if rule is None or verdict.label == KEEP or not self._maps_positions(node, rule):
-            return verdict
-        if verdict.label == LOW and _ASKED & set(verdict.kinds):
-            return verdict
+        rule = decision.rule
+        if rule is None or decision.label == KEEP or not self._maps_indices(node, rule):
+            return decision
+        if decision.label == LOW and _ASKED & set(decision.kinds):
+            return decision
         self._mark_all(position, node, Mark.TAINTED)
-        if verdict.label == FLOAT32:
-            return verdict
-        return Verdict(FLOAT32, Reason.EXACT.value, rule, kinds=(Reason.EXACT,))
+        if decision.label == FLOAT32:
+            return decision
+        return Decision(FLOAT32, Reason.EXACT.value, rule, kinds=(Reason.EXACT,))
 
-    def _pin_tainted(self, position: int, node: Node, data: Sequence[Entry], read: int, verdict: Verdict) -> Verdict:
+    def _pin_tainted(self, position: int, node: Node, data: Sequence[Entry], read: int, decision: Decision) -> Decision:
         """Pin an infer operator behind a deny operator, and pass the taint on."""
-        if verdict.rule is None or verdict.label not in (FREE, FLOAT32):
-            return verdict
-        category, scalars = verdict.rule.category, verdict.rule.scalars
-        if read & Mark.TAINTED and category == INFER and verdict.label == FREE:
+        if decision.rule is None or decision.label not in (FREE, FLOAT32):
+            return decision
+        category, scalars = decision.rule.category, decision.rule.scalars
+        if read & Mark.TAINTED and category == INFER and decision.label == FREE:
             reason = f"infer behind {self._source(data, Mark.TAINTED)}"
-            verdict = Verdict(FLOAT32, reason, verdict.rule, kinds=(Reason.INFER_BEHIND,))
-        is_sum = Reason.MANY_TERMS in verdict.kinds or (category == ALLOW and not verdict.kinds)  # too long
-        own = verdict.taints and (category in (DENY, INFER) or is_sum)
-        if scalars and not own:  # 1 - clip(x, 0, 0.9999) in float16 would still be 0
+            decision = Decision(FLOAT32, reason, decision.rule, kinds=(Reason.INFER_BEHIND,))
+        is_sum = Reason.MANY_TERMS in decision.kinds or (category == ALLOW and not decision.kinds)  # too long
+        taints = decision.taints and (category in (DENY, INFER) or is_sum)
+        if scalars and not taints:  # 1 - clip(x, 0, 0.9999) in float16 would still be 0
             call = Call(dict(node.attrs), (), self._policy.compute_dtype)
-            own = unsafe_scalar(call, scalars) is not None
-        if (own and verdict.label == FLOAT32) or (read & Mark.TAINTED and category != ALLOW):
+            taints = unsafe_scalar(call, scalars) is not None
+        if (taints and decision.label == FLOAT32) or (read & Mark.TAINTED and category != ALLOW):
             self._mark_all(position, node, Mark.TAINTED)
-        return verdict
+        return decision
 
-    def _keep_wide(self, position: int, node: Node, read: int, verdict: Verdict) -> Verdict:
+    def _keep_data(self, position: int, node: Node, read: int, decision: Decision) -> Decision:
         """Pin an infer operator that reads wide values, and pass these on."""
-        rule = verdict.rule
-        if not read & Mark.WIDE or verdict.label == LOW or (rule is not None and rule.category not in (INFER, CLEAR)):
-            return verdict
+        rule = decision.rule
+        if not read & Mark.DATA or decision.label == LOW or (rule is not None and rule.category not in (INFER, CLEAR)):
+            return decision
         if rule is None and (node.op not in CAST_OPS or node.get("dtype") in dtypes.LOW_PRECISION):
-            return verdict
+            return decision
         entries = [entry for port, entry in enumerate(node.inputs) if rule is None or rule.reads(port)]
-        only = all(self.marks.get(entry.key, 0) & (Mark.WIDE | Mark.TRUTH) for entry in entries)
+        only = all(self.marks.get(entry.key, 0) & (Mark.DATA | Mark.BOOLEAN) for entry in entries)
         if only or position not in self._leading:
-            self._mark_all(position, node, Mark.TRUTH if rule is not None and rule.truth else Mark.WIDE)
-        if rule is not None and rule.category == INFER and verdict.label == FREE:
-            reason = f"wide values of '{self._source(entries, Mark.WIDE).name}'"
-            return Verdict(FLOAT32, reason, rule, taints=False, kinds=(Reason.WIDE,))
-        return verdict
+            self._mark_all(position, node, Mark.BOOLEAN if rule is not None and rule.is_boolean else Mark.DATA)
+        if rule is not None and rule.category == INFER and decision.label == FREE:
+            reason = f"input values of '{self._source(entries, Mark.DATA).name}'"
+            return Decision(FLOAT32, reason, rule, taints=False, kinds=(Reason.DATA,))
+        return decision
 
-    def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Verdict:
-        """Mark what the bodies of a control flow node give, and return the verdict on the node."""
-        leads = position in self._leading or _is_layer(node, self._rules)
+    def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Decision:
+        """Mark what the bodies of a control flow node give, and return the decision on the node."""
+        leads = position in self._leading or _is_layer(node)
         for number, body in enumerate(bodies):
             facts = self._facts.bodies.get((position, number))
             is_left = body.is_condition or facts is None
-            last = last_layer(body.graph, self._rules) if position in self._last else frozenset()
+            last = last_layer(body.graph) if position in self._last else frozenset()
             leading = frozenset(range(len(body.graph.nodes)) if leads else ())
             inner = Dataflow(
                 body.graph,
@@ -361,7 +367,7 @@ class Dataflow:
             leaving = carried(entering, body.states, inner.forward)
             for index, mark in enumerate(() if body.is_condition else leaving):
                 self._mark((position, index), mark)
-        return Verdict(KEEP, "control flow, its bodies are converted")
+        return Decision(KEEP, "control flow, its bodies are converted")
 
     # ------------------------------------------------------------------ back: what is required of them
 
@@ -390,7 +396,7 @@ class Dataflow:
         """Note what is required of an entry, as far as its marks say that it has such values."""
         mark, key = self.marks.get(entry[:2], 0), entry[:2]
         exact = need & Need.INTEGER
-        if exact == Need.POSITIONS and not mark & Mark.HOLDS:
+        if exact == Need.POSITIONS and not mark & Mark.INDICES:
             exact = 0
         distance = need & (Need.DISTANCE if mark & Mark.NEAR_ONE else 0)
         distance |= need & (Need.OF_DISTANCE if mark & _NEAR else 0)
@@ -415,9 +421,8 @@ class Dataflow:
 
     def _settle(self, position: int, node: Node, rule: Rule) -> None:
         """Pin an operator whose results must be exact, and require the same of what it reads."""
-        needed, given, read = self._needed(position, node), 0, self._read(node, rule)
-        for index in range(node.num_outputs):
-            given |= self.marks.get((position, index), 0)
+        needed, output_marks = self._needed(position, node), self._output_marks(position, node)
+        read = self._read(node, rule)
         data = [entry for port, entry in enumerate(node.inputs) if rule.reads(port)]
         distance = needed & (Need.DISTANCE | Need.OF_DISTANCE)
         if distance and (rule.distance == SATURATES or read & _NEAR):
@@ -429,17 +434,17 @@ class Dataflow:
             distance |= Need.OF_DISTANCE
         for entry in data if distance else ():
             self._require(entry, distance)
-        if rule.positions:
+        if rule.gives_indices:
             self._pin(position, Reason.EXACT)
-        if rule.positions or rule.category == ALLOW:
+        if rule.gives_indices or rule.category == ALLOW:
             return
         need, rounded = needed & Need.INTEGER, read & Mark.ROUNDED
-        holds = given & Mark.HOLDS or (rule.truth and read & Mark.HOLDS)  # compares them
+        holds = output_marks & Mark.INDICES or (rule.is_boolean and read & Mark.INDICES)  # compares them
         if need < Need.INTEGER and rounded:
             need = Need.POSITIONS if need and holds else 0
         elif not need and holds:
             need = Need.POSITIONS
-        if not need or (rule.truth and rounded):
+        if not need or (rule.is_boolean and rounded):
             return
         self._pin(position, Reason.EXACT)
         last_step = need == Need.INTEGER and rounded and rule.category != CLEAR and not rule.preserves_grid
@@ -448,26 +453,26 @@ class Dataflow:
 
     def _pin(self, position: int, reason: Reason) -> None:
         """Pin an operator to float32, unless an override says otherwise."""
-        verdict = self.verdicts[position]
-        if verdict.label in (FREE, LOW) and not _ASKED & set(verdict.kinds):
-            self.verdicts[position] = Verdict(FLOAT32, reason.value, verdict.rule, taints=False, kinds=(reason,))
+        decision = self.decisions[position]
+        if decision.label in (FREE, LOW) and not _ASKED & set(decision.kinds):
+            self.decisions[position] = Decision(FLOAT32, reason.value, decision.rule, taints=False, kinds=(reason,))
 
     def _carry(self, position: int, node: Node) -> None:
         """Pin a free clear operator between a float32 variable, or wide values, and a reader of float32."""
-        outputs = [i for i in range(node.num_outputs) if self.marks.get((position, i), 0) & Mark.HOLDS]
-        verdict = self.verdicts[position]
+        outputs = [i for i in range(node.num_outputs) if self.marks.get((position, i), 0) & Mark.INDICES]
+        decision = self.decisions[position]
         if not self._policy.pure:
-            own = any(self.marks.get((position, i), 0) & (Mark.OWN | Mark.WIDE) for i in range(node.num_outputs))
-            if verdict.label == FREE and own and self._needed(position, node) & Need.FLOAT32:
-                verdict = Verdict(FLOAT32, Reason.EXACT.value, verdict.rule, kinds=(Reason.EXACT,))
-            for port, entry in enumerate(node.inputs) if verdict.label in (FLOAT32, KEEP) else ():
-                if not verdict.accepts_any(port):
+            holds_values = self._output_marks(position, node) & (Mark.VARIABLE | Mark.DATA)
+            if decision.label == FREE and holds_values and self._needed(position, node) & Need.FLOAT32:
+                decision = Decision(FLOAT32, Reason.EXACT.value, decision.rule, kinds=(Reason.EXACT,))
+            for port, entry in enumerate(node.inputs) if decision.label in (FLOAT32, KEEP) else ():
+                if not decision.accepts_any(port):
                     self._require(entry, Need.FLOAT32)
-        self.verdicts[position] = replace(verdict, positions=frozenset(outputs)) if outputs else verdict
+        self.decisions[position] = replace(decision, index_outputs=frozenset(outputs)) if outputs else decision
 
     def _leave(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
         """Require what the bodies require; in loops counters stay exact in every iteration."""
-        verdicts: List[Tuple[Verdict, ...]] = []
+        decisions: List[Tuple[Decision, ...]] = []
         for number, body in enumerate(bodies):
             inner = self._bodies[position, number]
             wanted = [
@@ -480,8 +485,8 @@ class Dataflow:
             held = carried(wanted, links, inner.backward)
             for need, port in zip(held, body.ports):
                 self._require(node.inputs[port], need)
-            verdicts.append(() if inner._is_condition else tuple(inner.verdicts))
-        self.verdicts[position] = replace(self.verdicts[position], bodies=tuple(verdicts))
+            decisions.append(() if inner._is_condition else tuple(inner.decisions))
+        self.decisions[position] = replace(self.decisions[position], bodies=tuple(decisions))
 
 
 def _is_float(node: Node) -> bool:
@@ -502,41 +507,41 @@ def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
     return frozenset(head.node for head, name in names.items() if not name.endswith("_output"))
 
 
-def last_layer(graph: Graph, rules: RuleSet) -> FrozenSet[int]:
+def last_layer(graph: Graph) -> FrozenSet[int]:
     """Return the operators of the last layer, by position.
 
     For each output these are the ``allow`` operators that are met first on the way back from it, on every path that
     values take, and all operators behind them. A loop or condition with one in a body ends the way too: the last layer
     is within it then, found from the outputs of the body.
     """
-    found: Set[int] = set()
+    positions: Set[int] = set()
     waiting = [head.node for head in graph.heads]
     while waiting:
         position = waiting.pop()
         node = graph.nodes[position]
-        if node.is_variable or position in found:
+        if node.is_variable or position in positions:
             continue
-        found.add(position)
-        if not _is_layer(node, rules):
-            rule = rules.find(node.op, dict(node.attrs))
+        positions.add(position)
+        if not _is_layer(node):
+            rule = rule_of(node)
             waiting += [e.node for port, e in enumerate(node.inputs) if rule is None or rule.reads(port)]
-    return frozenset(found)
+    return frozenset(positions)
 
 
-def _before_layers(graph: Graph, rules: RuleSet) -> FrozenSet[int]:
+def _before_layers(graph: Graph) -> FrozenSet[int]:
     """Return the nodes whose values reach an allow operator, by position."""
-    found: Set[int] = set()
+    positions: Set[int] = set()
     for position in reversed(range(len(graph.nodes))):
         node = graph.nodes[position]
-        if position in found or _is_layer(node, rules):
-            found.update(entry.node for entry in node.inputs)
-    return frozenset(found)
+        if position in positions or _is_layer(node):
+            positions.update(entry.node for entry in node.inputs)
+    return frozenset(positions)
 
 
-def _is_layer(node: Node, rules: RuleSet) -> bool:
+def _is_layer(node: Node) -> bool:
     """Return whether a node is an allow operator, or has one in a body."""
-    rule = rules.find(node.op, dict(node.attrs))
+    rule = rule_of(node)
     if rule is not None and rule.category == ALLOW:
         return True
     bodies = (body.graph for body in bodies_of(node) if not body.is_condition)
-    return any(_is_layer(inner, rules) for body in bodies for inner in body.nodes)
+    return any(_is_layer(inner) for body in bodies for inner in body.nodes)

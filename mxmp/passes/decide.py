@@ -1,27 +1,70 @@
-"""The verdict on one operator by itself: overrides, kernels, its rule's category and condition.
+"""The decision on one operator by itself: overrides, kernels, its rule's category and condition.
 
-A verdict pins it to float32 or to low precision, or leaves it free. `dataflow.classify` goes through a graph, and lets
+A decision pins it to float32 or to low precision, or leaves it free. `dataflow.classify` goes through a graph, and lets
 neighbours have their say.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, replace
-from typing import AbstractSet, Any, FrozenSet, List, Optional, Tuple
+from typing import FrozenSet, Optional, Tuple
 
 from .. import dtypes
 from ..errors import PolicyError
 from ..graph import Entry, Graph, Node
 from ..policy import LOW as LOW
 from ..policy import Policy
-from ..rules import ALLOW, CLEAR, DENY, RULES, Call, Rule, RuleSet
-from ..rules.conditions import SHAPE_CONDITIONS, clamped_scalars, value_of
-from .attributes import PRECISION_ATTR
-from .control_flow import bodies_of
-from .cpu.written_out import is_shaped, shape_choice
+from ..rules import ALLOW, CLEAR, DENY, RULES, Call, Rule
+from ..rules.conditions import clamped_scalars, value_of
+from .base import PRECISION_ATTR, rule_of
 from .facts import CAST_OPS, Facts
-from .reasons import Reason
-from .sizes import data_of_body, find_sizes, is_layer
+
+
+class Reason(enum.Enum):
+    """A kind of reason; its value is how reports write it, and files keep it.
+
+    A reason's text names more (the node, the dtype, the rule's own reason), and one text may be of several kinds:
+    'allow, as softmax2' is ``ALLOW`` and ``STAND_IN``. Texts of no kind explain themselves. Legends have the order of
+    this class.
+
+    Attributes:
+        meaning: Explains the word; '' where the text of the reason does.
+    """
+
+    def __new__(cls, word: str, meaning: str) -> Reason:
+        """Make a member of its value and its meaning."""
+        member = object.__new__(cls)
+        member._value_, member.meaning = word, meaning
+        return member
+
+    meaning: str
+
+    ALLOW = "allow", "gains from low precision: matrix products, convolutions"
+    DENY = "deny", "needs float32, for the reason behind it"
+    INFER = "infer", "as safe as what it reads"
+    INFER_BEHIND = "infer behind X", "as safe as what it reads, and X, before it, needs float32"
+    AFTER_OVERRIDE = "behind an override", "reads, on the way to the next layer, what an override keeps in float32"
+    MANY_TERMS = "many terms", "a sum of sums, or a product of factors, that leaves the dtype's range"
+    DATA = "input values", "inputs and constants of the network, or computed only from these"
+    CLEAR = "clear", "only moves or selects values, so that either precision is safe"
+    CHEAPEST = "cheapest", "moves fewest bytes, or takes fewest casts if shapes are unknown; else float32"
+    EXACT = "carries exact values", "counts, indices, values of a variable: never rounded"
+    NEAR_ONE = "close to 1", "an output, or a logarithm, tells how far it is from 1"
+    LAST_LAYER = "last layer", "the policy keeps it in float32 (last_layer_fp32)"
+    PURE = "pure policy", "the policy takes low precision for all that MXNet has a kernel for"
+    KEEP_BATCHNORM = "keep_batchnorm_fp32", "the policy keeps BatchNorm in float32"
+    CLAMPED = "clamped", "a constant beyond the dtype's range, whose largest value it is now"
+    OVERRIDE = "override", "the policy asks for it by name or block, or set_policy for its block"
+    OPERATOR = "op override", "the policy asks for it by the operator"
+    REGION = "region", "a region of the code asks for it"
+    SUBSTITUTE = "as X", "MXNet computes it by its operator X, which has the kernel"
+    AS_CONVERTED = "as converted", "a policy that is not known overruled the rule"
+    NO_KERNEL = "no sound kernel", "MXNet's is missing, or what it gives is wrong or off on average"
+    OWN_CAST = "explicit cast", "the network's own; left as it is"
+    NO_RULE = "no rule", "mxmp does not know which inputs may be cast; left as it is"
+    NAMED = "named outputs", ""  # its outputs have names that no cast can have
+
 
 FLOAT32 = "float32"
 FREE = "free"
@@ -30,19 +73,19 @@ KEEP = "keep"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """The precision that one node is to run in (``label``), and why (one phrase, for the report).
 
     Attributes:
         kinds: Of the reason; none where its text explains itself.
         taints: Whether, in float32, its values are unsafe for what follows in low precision.
-        widens: Attribute with which this node reads low precision data and gives float32, so that
+        float32_attr: Attribute with which this node reads low precision data and gives float32, so that
             its first input needs no cast; empty if it has none.
-        stand_in: Operator to put in this one's place if it runs in low precision; empty if itself does.
+        substitute: Operator to put in this one's place if it runs in low precision; empty if itself does.
         clamped: Pairs (attribute, text): the scalars that it is to compute with in place of some beyond the low
             precision dtype's range.
-        bodies: Of a control flow node, the verdicts on the nodes of each of its bodies.
-        positions: Numbers of the outputs that hold positions, which come in float32 as outputs of the network too.
+        bodies: Of a control flow node, the decisions on the nodes of each of its bodies.
+        index_outputs: Numbers of the outputs that hold positions, which come in float32 as outputs of the network too.
         low_ports: Of a control flow node, the inputs that its bodies want in low precision.
         low_outputs: Likewise, the outputs that they give in low precision.
     """
@@ -51,11 +94,11 @@ class Verdict:
     reason: str
     rule: Optional[Rule] = None
     taints: bool = True
-    widens: str = ""
-    stand_in: str = ""
+    float32_attr: str = ""
+    substitute: str = ""
     clamped: Tuple[Tuple[str, str], ...] = ()
-    bodies: Tuple[Tuple["Verdict", ...], ...] = ()
-    positions: FrozenSet[int] = frozenset()
+    bodies: Tuple[Tuple["Decision", ...], ...] = ()
+    index_outputs: FrozenSet[int] = frozenset()
     low_ports: FrozenSet[int] = frozenset()
     low_outputs: FrozenSet[int] = frozenset()
     kinds: Tuple[Reason, ...] = ()
@@ -66,7 +109,7 @@ class Verdict:
 
     def accepts_any(self, port: int) -> bool:
         """Return whether an input may have either precision."""
-        return self.rule is not None and (port in self.rule.any or (port == 0 and self.widens != ""))
+        return self.rule is not None and (port in self.rule.any_dtype or (port == 0 and self.float32_attr != ""))
 
     def output_in_precision(self, index: int) -> bool:
         """Return whether an output comes in the precision that the node runs in."""
@@ -84,33 +127,33 @@ _SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStor
 _BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
 
 
-def _clamped(verdict: Verdict, rule: Rule, call: Call) -> Verdict:
-    """Return a verdict that keeps scalars within the low precision dtype's range, as parameters are: none is inf."""
+def _clamped(decision: Decision, rule: Rule, call: Call) -> Decision:
+    """Return a decision that keeps scalars within the low precision dtype's range, as parameters are: none is inf."""
     scalars = clamped_scalars(call, rule.scalars)
     if not scalars:
-        return verdict
+        return decision
     texts = [f"{key}={value_of(call.attrs, key):g} clamped to {float(text):g}" for key, text in scalars.items()]
-    reason, kinds = ", ".join([verdict.reason, *texts]), (*verdict.kinds, Reason.CLAMPED)
-    return replace(verdict, reason=reason, kinds=kinds, clamped=tuple(scalars.items()))
+    reason, kinds = ", ".join([decision.reason, *texts]), (*decision.kinds, Reason.CLAMPED)
+    return replace(decision, reason=reason, kinds=kinds, clamped=tuple(scalars.items()))
 
 
-def _by_category(rule: Rule, call: Call, pure: bool, forbidden: Optional[str]) -> Verdict:
+def _by_category(rule: Rule, call: Call, pure: bool, forbidden: Optional[str]) -> Decision:
     if pure:
-        return Verdict(LOW, "pure policy", rule, kinds=(Reason.PURE,))
+        return Decision(LOW, "pure policy", rule, kinds=(Reason.PURE,))
     if rule.category == DENY:
         reason = f"deny: {rule.reason}" if rule.reason else "deny"
-        return Verdict(FLOAT32, reason, rule, widens=_widens(rule, call), kinds=(Reason.DENY,))
+        return Decision(FLOAT32, reason, rule, float32_attr=_float32_attr(rule, call), kinds=(Reason.DENY,))
     if forbidden:
-        return Verdict(FLOAT32, forbidden, rule, taints=rule.taints, widens=_widens(rule, call))
+        return Decision(FLOAT32, forbidden, rule, taints=rule.taints, float32_attr=_float32_attr(rule, call))
     if rule.category == ALLOW:
-        return Verdict(LOW, "allow", rule, kinds=(Reason.ALLOW,))
+        return Decision(LOW, "allow", rule, kinds=(Reason.ALLOW,))
     kind = Reason.CLEAR if rule.category == CLEAR else Reason.INFER
-    return Verdict(FREE, kind.value, rule, kinds=(kind,))
+    return Decision(FREE, kind.value, rule, kinds=(kind,))
 
 
-def _widens(rule: Rule, call: Call) -> str:
+def _float32_attr(rule: Rule, call: Call) -> str:
     """Return the attribute that saves a cast in front of a call, empty if the network sets it."""
-    return rule.widens if call.attrs.get(rule.widens) in (None, "None") else ""
+    return rule.float32_attr if call.attrs.get(rule.float32_attr) in (None, "None") else ""
 
 
 OF_REGION = "precision"
@@ -128,21 +171,21 @@ def _override(node: Node, policy: Policy) -> _Wanted:
     return (*override, Reason.OPERATOR if override[1].startswith("op ") else Reason.OVERRIDE)
 
 
-def _without_rule(node: Node, wanted: _Wanted) -> Verdict:
+def _without_rule(node: Node, wanted: _Wanted) -> Decision:
     if node.op in CAST_OPS:
-        return Verdict(KEEP, "explicit cast", kinds=(Reason.OWN_CAST,))
+        return Decision(KEEP, "explicit cast", kinds=(Reason.OWN_CAST,))
     if wanted and wanted[0] != dtypes.FLOAT32:
         raise PolicyError(
             f"{wanted[1]} asks for {wanted[0]} at node {node}, but mxmp has no rule for operator "
             f"{node.op!r}, so it does not know which of its inputs may be cast. Leave it in float32."
         )
-    return Verdict(KEEP, "no rule for this operator", kinds=(Reason.NO_RULE,))
+    return Decision(KEEP, "no rule for this operator", kinds=(Reason.NO_RULE,))
 
 
-def _forced(node: Node, rule: Rule, wanted: Tuple[str, str, Reason], low: str, has_kernel: bool) -> Verdict:
+def _forced(node: Node, rule: Rule, wanted: Tuple[str, str, Reason], low: str, has_kernel: bool) -> Decision:
     dtype, why, kind = wanted
     if dtype == dtypes.FLOAT32:
-        return Verdict(FLOAT32, why, rule, kinds=(kind,))
+        return Decision(FLOAT32, why, rule, kinds=(kind,))
     if dtype != low:
         raise PolicyError(
             f"{why} asks for {dtype} at node {node}, but the policy's compute_dtype is {low}; use {low} or float32."
@@ -152,7 +195,7 @@ def _forced(node: Node, rule: Rule, wanted: Tuple[str, str, Reason], low: str, h
             f"{why} asks for {dtype} at node {node}, but MXNet 1.9.1 has no sound {dtype} kernel for "
             f"{node.op}. Leave it in float32."
         )
-    return Verdict(LOW, why, rule, kinds=(kind,))
+    return Decision(LOW, why, rule, kinds=(kind,))
 
 
 def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Optional[str]:
@@ -172,76 +215,13 @@ def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Opt
     return None
 
 
-def depends_on_shapes(
-    graph: Graph, dtype: str, rules: RuleSet = RULES, data: AbstractSet[str] = frozenset()
-) -> bool:
-    """Return whether the verdicts on a graph, or the operators that run it, may change with shapes of its inputs.
-
-    ``data`` has the names of inputs and constants, which are no weights.
-    """
-    bodies = ((node, body) for node in graph.nodes for body in bodies_of(node) if not body.is_condition)
-    return bool(shape_dependent(graph, dtype, rules, data) or _written_by_shape(graph, dtype)) or any(
-        (body.states and body.sliced and dtype in dtypes.LOW_PRECISION)  # how many terms add up in a state
-        or depends_on_shapes(body.graph, dtype, rules, data_of_body(graph, node, body, data))
-        for node, body in bodies
-    )
+VARIABLE = Decision(KEEP, "variable")
+"""The decision on every variable: a graph has more of them than operators."""
 
 
-def shape_outcome(graph: Graph, dtype: str, facts: Facts, rules: RuleSet = RULES) -> Tuple[Any, ...]:
-    """Return a key of the decisions that depend on shapes: where it is equal, one converted graph runs both.
-
-    Gluon converts a net once per outcome, not once per shape of its inputs. The graph is one without casts of mxmp; of
-    the facts, those on bodies included, only shapes are looked at, and which variables are data.
-    """
-    return (find_sizes(graph, rules, facts, dtype).pinned(), *_outcome_by_node(graph, dtype, facts, rules))
-
-
-def _outcome_by_node(graph: Graph, dtype: str, facts: Facts, rules: RuleSet) -> Tuple[Any, ...]:
-    found: List[Any] = []
-    for position, rule in shape_dependent(graph, dtype, rules, facts.inputs):
-        node = graph.nodes[position]
-        call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
-        found.append((rule.forbids(call) is None, rules.stand_in(rule, call)))
-    for node in _written_by_shape(graph, dtype):
-        found.append(shape_choice(node, tuple(facts.shape(entry) for entry in node.inputs)))
-    for position, node in enumerate(graph.nodes):
-        for number, body in enumerate(bodies_of(node)):
-            if (position, number) in facts.bodies:
-                data = data_of_body(graph, node, body, facts.inputs)
-                inner = replace(facts.bodies[position, number], inputs=data)
-                found += _outcome_by_node(body.graph, dtype, inner, rules)
-    return tuple(found)
-
-
-def shape_dependent(
-    graph: Graph, dtype: str, rules: RuleSet, data: AbstractSet[str] = frozenset()
-) -> List[Tuple[int, Rule]]:
-    """Return position and rule of the operators for which shapes decide whether they run in a dtype."""
-
-    def depends(rule: Rule) -> bool:
-        conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
-        return (conditional and dtype in rule.dtypes) or rules.has_stand_ins(rule, dtype)
-
-    def multiplies(position: int, rule: Rule) -> bool:
-        computes = rule.category == ALLOW and dtype in rule.dtypes
-        return computes and not is_layer(graph, graph.nodes[position], rule, data)
-
-    found = ((position, rules.find(node.op, dict(node.attrs))) for position, node in enumerate(graph.nodes))
-    return [(i, rule) for i, rule in found if rule is not None and (depends(rule) or multiplies(i, rule))]
-
-
-def _written_by_shape(graph: Graph, dtype: str) -> List[Node]:
-    """Return the operators that `WriteOut` writes by their shapes in a bfloat16 network."""
-    return [node for node in graph.nodes if is_shaped(node)] if dtype == dtypes.BFLOAT16 else []
-
-
-VARIABLE = Verdict(KEEP, "variable")
-"""The verdict on every variable: a graph has more of them than operators."""
-
-
-def moves(verdict: Verdict) -> bool:
+def moves(decision: Decision) -> bool:
     """Return whether a free operator moves values."""
-    return verdict.label == FREE and verdict.rule is not None and verdict.rule.category == CLEAR
+    return decision.label == FREE and decision.rule is not None and decision.rule.category == CLEAR
 
 
 @dataclass(frozen=True)
@@ -249,49 +229,48 @@ class Decider:
     """Decides on each operator by itself, whatever its neighbours run in."""
 
     policy: Policy
-    rules: RuleSet
 
-    def __call__(self, graph: Graph, position: int, facts: Facts, is_last: bool = False) -> Verdict:
-        """Return the verdict on an operator; ``is_last`` says whether the policy wants it in float32 as a last layer.
+    def __call__(self, graph: Graph, position: int, facts: Facts, is_last: bool = False) -> Decision:
+        """Return the decision on an operator; ``is_last`` says whether the policy wants it in float32 as a last layer.
 
         Raises:
             PolicyError: If an override asks for what MXNet has no kernel for.
         """
         node, policy = graph.nodes[position], self.policy
         attrs = dict(node.attrs)
-        rule, wanted = self.rules.find(node.op, attrs), _override(node, policy)
+        rule, wanted = rule_of(node), _override(node, policy)
         if rule is None:
             return _without_rule(node, wanted)
         foreign = _foreign_dtype(graph, position, rule, facts)
         if foreign:
-            return Verdict(KEEP, foreign, rule)
+            return Decision(KEEP, foreign, rule)
         if not policy.is_mixed and not wanted:
-            return Verdict(FLOAT32, "the policy computes in float32", rule)
+            return Decision(FLOAT32, "the policy computes in float32", rule)
         call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), policy.compute_dtype)
         return self._by_rule(node, rule, call, wanted, is_last)
 
-    def _by_rule(self, node: Node, rule: Rule, call: Call, wanted: _Wanted, is_last: bool) -> Verdict:
-        """Return the verdict on a node of float32 data: what is asked for first, then kernels, then the category."""
+    def _by_rule(self, node: Node, rule: Rule, call: Call, wanted: _Wanted, is_last: bool) -> Decision:
+        """Return the decision on a node of float32 data: what is asked for first, then kernels, then the category."""
         low, pure = call.dtype, self.policy.pure
-        own, forbidden = low in rule.dtypes, rule.forbids(call)
-        stand_in = self.rules.stand_in(rule, call) if forbidden or not own else ""
+        has_kernel, forbidden = low in rule.dtypes, rule.forbids(call)
+        substitute = RULES.substitute(rule, call) if forbidden or not has_kernel else ""
         if wanted:
-            verdict = _forced(node, rule, wanted, low, own or stand_in != "")
+            decision = _forced(node, rule, wanted, low, has_kernel or substitute != "")
         elif is_last:
-            return Verdict(FLOAT32, "last layer", rule, kinds=(Reason.LAST_LAYER,))
-        elif not own and not stand_in:
+            return Decision(FLOAT32, "last layer", rule, kinds=(Reason.LAST_LAYER,))
+        elif not has_kernel and not substitute:
             deny = rule.category == DENY and rule.reason
             reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
             kind = Reason.DENY if deny else Reason.NO_KERNEL
-            verdict = Verdict(FLOAT32, reason, rule, taints=rule.category == DENY, kinds=(kind,))
-            return _clamped(verdict, rule, call) if pure and rule.category != ALLOW else verdict
+            decision = Decision(FLOAT32, reason, rule, taints=rule.category == DENY, kinds=(kind,))
+            return _clamped(decision, rule, call) if pure and rule.category != ALLOW else decision
         elif self.policy.keep_batchnorm_fp32 and node.op in _BATCH_NORMS:
-            return Verdict(FLOAT32, "keep_batchnorm_fp32", rule, kinds=(Reason.KEEP_BATCHNORM,))
+            return Decision(FLOAT32, "keep_batchnorm_fp32", rule, kinds=(Reason.KEEP_BATCHNORM,))
         else:
-            verdict = _by_category(rule, call, pure, "" if own and stand_in else forbidden)
-        if verdict.label == LOW:
-            verdict = _clamped(verdict, rule, call)
-        if not stand_in or verdict.label == FLOAT32:
-            return verdict
-        reason, kinds = f"{verdict.reason}, as {stand_in}", (*verdict.kinds, Reason.STAND_IN)
-        return replace(verdict, reason=reason, kinds=kinds, stand_in=stand_in)
+            decision = _by_category(rule, call, pure, "" if has_kernel and substitute else forbidden)
+        if decision.label == LOW:
+            decision = _clamped(decision, rule, call)
+        if not substitute or decision.label == FLOAT32:
+            return decision
+        reason, kinds = f"{decision.reason}, as {substitute}", (*decision.kinds, Reason.SUBSTITUTE)
+        return replace(decision, reason=reason, kinds=kinds, substitute=substitute)

@@ -24,16 +24,16 @@ The emulated graph is for running only; it is never saved. Its outputs keep thei
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, List, Optional, Set, Tuple
+from typing import ClassVar, Dict, List, Set
 
 import numpy as np
 
 from .. import dtypes
+from ..errors import PassError
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
-from ..graph.core import make_attrs
-from ..rules import RULES, Rule, RuleSet
-from ..rules.conditions import value_of
-from .base import Pass
+from ..rules import Rule
+from ..rules.conditions import sizes_of, value_of
+from .base import Pass, insert_next_to, rule_of
 from .facts import CAST_OPS, Facts
 
 _Forms = Dict[Key, Entry]
@@ -54,14 +54,13 @@ class Emulate(Pass):
 
     name: ClassVar[str] = "emulate"
     facts: Facts = field(default_factory=lambda: Facts({}))
-    rules: RuleSet = RULES
     native: bool = False
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph in float32 arithmetic with float16 rounding."""
         if not has_float16(self.facts):
             return graph
-        return _Emulator(graph, self.facts, self.rules, self.native).run()
+        return _Emulator(graph, self.facts, self.native).run()
 
 
 def has_float16(facts: Facts) -> bool:
@@ -76,11 +75,10 @@ class _Emulator:
     and ``real`` (a float16 tensor, for the operators that mxmp has no rule for and for float16 outputs).
     """
 
-    def __init__(self, graph: Graph, facts: Facts, rules: RuleSet, native: bool, is_body: bool = False) -> None:
+    def __init__(self, graph: Graph, facts: Facts, native: bool, is_body: bool = False) -> None:
         self.graph = graph
         self.is_body = is_body
         self.facts = facts
-        self.rules = rules
         self.native = native
         self.builder = GraphBuilder(graph)
         self.on_grid: _Forms = {}
@@ -90,7 +88,7 @@ class _Emulator:
 
     def run(self) -> Graph:
         for position, node in enumerate(self.graph.nodes):
-            rule = self.rules.find(node.op, dict(node.attrs))
+            rule = rule_of(node)
             if node.op in CAST_OPS:
                 self._cast(position, node)
             elif (position, 0) in self.facts.bodies or (self.is_body and node.is_variable):
@@ -116,7 +114,7 @@ class _Emulator:
             self.builder.copy(position, node.rewired((new,)))
             return
         if not is_low:
-            new = self._round(new, node, wide=self.facts.dtype(source) != dtypes.FLOAT32)
+            new = self._round(new, node, by_casts=self.facts.dtype(source) != dtypes.FLOAT32)
         if target == dtypes.FLOAT16:
             self.on_grid[position, 0] = new
         self.builder.redirect(Entry(position), new)
@@ -125,12 +123,16 @@ class _Emulator:
         """Run an operator in float32; round what can leave the grid."""
         inputs = tuple(self._as_grid(entry) for entry in node.inputs)
         data = [self._is_float16(entry) for port, entry in enumerate(node.inputs) if rule.is_data(port)]
-        weight = self.facts.shape(node.inputs[1]) if node.op == "Deconvolution" else None
         node = node.rewired(inputs)
         if any(data):
             node = _with_float16_scalars(node, rule)
             if node.op == "Deconvolution":
-                node = trainable_deconvolution(self.builder, node, weight)
+                if not has_float64_deconvolution(node):
+                    raise PassError(
+                        f"pass {Emulate.name}: node {node} has three axes or dilation, which is not emulated in "
+                        f"float16 on a CPU. Keep it in float32 by 'op:{node.op}=float32', or run it on a GPU."
+                    )
+                node = deconvolution_in_float64(self.builder, node)
         new = self.builder.copy(position, node)
         stays_on_grid = rule.preserves_grid and all(data)
         for index in range(node.num_outputs):
@@ -145,7 +147,7 @@ class _Emulator:
         if forms is self.on_grid:
             read = self._as_grid
             facts = (self.facts.bodies[position, number] for number in range(len(bodies)))
-            bodies = tuple(_Emulator(*each, self.rules, self.native, is_body=True).run() for each in zip(bodies, facts))
+            bodies = tuple(_Emulator(*each, self.native, is_body=True).run() for each in zip(bodies, facts))
         new = self.builder.copy(position, node.rewired(tuple(map(read, node.inputs)), bodies))
         for index in range(node.num_outputs):
             if self._is_float16(Entry(position, index)):
@@ -177,7 +179,7 @@ class _Emulator:
         summed = len(readers) == 1 and old.key not in self.heads and self.graph.nodes[readers[0][0]].op in _SUMS
         if summed and node.op == "BatchNorm":
             return self._round_forward(new, node)
-        return self._round(new, node, wide=node.op == "Deconvolution")  # which may have been computed in float64
+        return self._round(new, node, by_casts=node.op == "Deconvolution")  # which may have been computed in float64
 
     def _round_forward(self, entry: Entry, node: Node) -> Entry:
         """Round a value and let its gradient pass: x + (round(x) - x), without gradient in brackets.
@@ -192,9 +194,9 @@ class _Emulator:
     def _add(self, op: str, node: Node, *inputs: Entry) -> Entry:
         return self.builder.insert(op, f"{node.name}_{op.lower()}", *inputs)
 
-    def _round(self, entry: Entry, node: Node, wide: bool = False) -> Entry:
+    def _round(self, entry: Entry, node: Node, by_casts: bool = False) -> Entry:
         """Round a float32 value and its gradient; one of another dtype, if it is ``wide``, by casts in any case."""
-        if self.native and not wide:
+        if self.native and not by_casts:
             return self.builder.insert(ROUND, f"{node.name}_as_{dtypes.FLOAT32}", entry)
         return self._add_cast(self._add_cast(entry, dtypes.FLOAT16, node), dtypes.FLOAT32, node)
 
@@ -228,90 +230,16 @@ def _with_float16_scalars(node: Node, rule: Rule) -> Node:
     return node.with_attrs(changes) if changes else node
 
 
-_SIZES = ("adj", "kernel", "pad", "stride", "target_shape")
+def deconvolution_in_float64(builder: GraphBuilder, node: Node) -> Node:
+    """Return a Deconvolution in float64, whose gradients MXNet can compute on a CPU; casts are added to the graph.
 
-
-def trainable_deconvolution(builder: GraphBuilder, node: Node, weight: Optional[Tuple[int, ...]]) -> Node:
-    """Return the float64 node that replaces a Deconvolution; nodes in front of it are added to the graph.
-
-    The node is rewired to the new graph's entries, all float32; ``weight`` is the shape of its weight, if known.
+    The node is rewired to the new graph's entries, all float32.
     """
-    kernel, dilate = (_sizes(node, key) for key in ("kernel", "dilate"))
-    node = node.rewired(tuple(_add(builder, node, "Cast", entry, dtype="float64") for entry in node.inputs))
-    if len(kernel) == 3:
-        return _by_planes(builder, _with_shape(builder, node, weight), kernel)
-    if set(dilate) <= {1}:
-        return node
-    return _spread(builder, _with_shape(builder, node, weight), kernel, dilate)
+    casts = (insert_next_to(builder, node, "Cast", "float64", entry, dtype="float64") for entry in node.inputs)
+    return node.rewired(tuple(casts))
 
 
-def _spread(builder: GraphBuilder, node: Node, kernel: Tuple[int, ...], dilate: Tuple[int, ...]) -> Node:
-    """Return an undilated Deconvolution: another, of one pixel, puts zeros between the weight's values."""
-    data, weight, *bias = node.inputs
-    filters, one = int(_value(node, "num_filter")) // int(_value(node, "num_group") or 1), (1,) * len(kernel)
-    weight = _add(builder, node, "Reshape", weight, shape=(-1, 1, *kernel))
-    pixel = _add(builder, node, "_ones", shape=(1, 1, *one), dtype="float64")
-    attrs = {"kernel": one, "stride": dilate, "num_filter": 1, "no_bias": True}
-    weight = _add(builder, node, "Deconvolution", weight, pixel, **attrs)
-    weight = _add(builder, node, "Reshape", weight, shape=(-1, filters, *(0 for _ in kernel)))
-    larger = tuple(step * (size - 1) + 1 for step, size in zip(dilate, kernel))
-    return node.with_attrs({"kernel": str(larger), "dilate": None}).rewired((data, weight, *bias))
-
-
-def _by_planes(builder: GraphBuilder, node: Node, kernel: Tuple[int, ...]) -> Node:
-    """Return the last node of a Deconvolution of volumes (N, C, D, H, W).
-
-    The depth of the kernel counts as filters first. Then one of a single dimension, whose constant weight says how far
-    in depth each of them lies, sums them.
-    """
-    data, weight, *bias = node.inputs
-    depth, filters = kernel[0], int(_value(node, "num_filter"))
-    deep = _add(builder, node, "transpose", data, axes=(0, 2, 1, 3, 4))
-    planes = _add(builder, node, "Reshape", deep, shape=(-3, -2))
-    weight = _add(builder, node, "Reshape", weight, shape=(0, -3, -2))
-    attrs = {"num_filter": str(filters * depth), "no_bias": "True"}
-    planes = _insert(builder, _part(node, slice(1, 3)).with_attrs(attrs).rewired((planes, weight)))
-    planes = _add(builder, node, "reshape_like", planes, deep, lhs_begin=0, lhs_end=1, rhs_begin=0, rhs_end=2)
-    lines = _add(builder, node, "transpose", planes, axes=(0, 3, 4, 2, 1))
-    line = _add(builder, node, "Reshape", lines, shape=(-1, 0, 0), reverse=True)
-    places = _add(builder, node, "tile", _add(builder, node, "_eye", N=depth, dtype="float64"), reps=(filters, 1))
-    places = _add(builder, node, "Reshape", places, shape=(-1, 1, depth))
-    attrs = {"num_group": str(filters), "no_bias": str(not bias)}
-    summed = _insert(builder, _part(node, slice(1)).with_attrs(attrs).rewired((line, places, *bias)))
-    summed = _add(builder, node, "reshape_like", summed, lines, lhs_begin=0, lhs_end=1, rhs_begin=0, rhs_end=3)
-    axes = make_attrs({"axes": "(0, 3, 4, 1, 2)"})
-    return Node("transpose", node.name, axes, (summed,), control_deps=node.control_deps)
-
-
-def _with_shape(builder: GraphBuilder, node: Node, shape: Optional[Tuple[int, ...]]) -> Node:
-    """Return a node whose weight tells MXNet its shape, which it does not infer through a Reshape."""
-    if shape is None:
-        return node
-    data, weight, *bias = node.inputs
-    like = _add(builder, node, "_zeros", shape=shape, dtype="float64")
-    return node.rewired((data, _add(builder, node, "_identity_with_attr_like_rhs", weight, like), *bias))
-
-
-def _part(node: Node, part: slice) -> Node:
-    """Return a node for some of the dimensions."""
-    cut = {key: _sizes(node, key)[part] for key in _SIZES}
-    return node.with_attrs({"dilate": None, "layout": None, **{key: str(v) if v else None for key, v in cut.items()}})
-
-
-def _sizes(node: Node, key: str) -> Tuple[int, ...]:
-    value = _value(node, key)
-    return (value,) if isinstance(value, int) else tuple(value or ())
-
-
-def _value(node: Node, key: str) -> Any:
-    return value_of(dict(node.attrs), key)
-
-
-def _insert(builder: GraphBuilder, node: Node) -> Entry:
-    """Add a node beside the one that keeps its name."""
-    return Entry(builder.add(node._replace(name=builder.unique(f"{node.name}_deconvolution"), control_deps=())))
-
-
-def _add(builder: GraphBuilder, node: Node, op: str, *inputs: Entry, **attrs: object) -> Entry:
-    texts = {key: str(value) for key, value in attrs.items()}
-    return builder.insert(op, f"{node.name}_{op.strip('_').lower()}", *inputs, **texts)
+def has_float64_deconvolution(node: Node) -> bool:
+    """Return whether MXNet has a float64 kernel for a Deconvolution: for one of up to two axes without dilation."""
+    attrs = dict(node.attrs)
+    return len(sizes_of(attrs, "kernel")) < 3 and set(sizes_of(attrs, "dilate")) <= {1}

@@ -8,9 +8,9 @@ from typing import Container, Dict, FrozenSet, Mapping, Optional, Set, Tuple, Ty
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key, Node, written_positions
-from .attributes import is_inserted
+from .base import is_inserted
 
-Named = Tuple[str, int]
+OutputRef = Tuple[str, int]
 """A node's name and the number of an output."""
 
 Shape = Tuple[int, ...]
@@ -66,8 +66,8 @@ class Facts:
 
     def variable_dtypes(self, graph: Graph) -> Dict[str, str]:
         """Return the dtypes of a graph's variables by name, where they are known."""
-        known = self.dtypes
-        return {node.name: known[i, 0] for i, node in enumerate(graph.nodes) if node.is_variable and (i, 0) in known}
+        types = self.dtypes
+        return {node.name: types[i, 0] for i, node in enumerate(graph.nodes) if node.is_variable and (i, 0) in types}
 
     def nodes_out_of_range(self, graph: Graph) -> Set[int]:
         """Return the nodes with an output that has values beyond the low precision dtype's range."""
@@ -98,13 +98,13 @@ def declared_dtype(node: Node) -> Optional[str]:
     return node.get("dtype") if node.op in CAST_OPS else None
 
 
-def bfloat16_entries(graph: Graph, facts: Facts) -> Dict[Named, Optional[Shape]]:
+def bfloat16_entries(graph: Graph, facts: Facts) -> Dict[OutputRef, Optional[Shape]]:
     """Return the bfloat16 entries of a graph by name, with their shapes where these are known.
 
     Entries within bodies of control flow are among them, with shapes unknown. Names survive passes, which positions do
     not; the graph's are to be unique (`mxmp.graph.with_unique_names`).
     """
-    entries: Dict[Named, Optional[Shape]] = {}
+    entries: Dict[OutputRef, Optional[Shape]] = {}
     for (position, number), body in facts.bodies.items():
         entries.update(dict.fromkeys(bfloat16_entries(graph.nodes[position].subgraphs[number], body)))
     low = (Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16)
@@ -112,16 +112,16 @@ def bfloat16_entries(graph: Graph, facts: Facts) -> Dict[Named, Optional[Shape]]
     return entries
 
 
-def float32_entries(graph: Graph, facts: Facts) -> Dict[Named, Optional[Shape]]:
+def float32_entries(graph: Graph, facts: Facts) -> Dict[OutputRef, Optional[Shape]]:
     """Return the float32 entries of a graph by name, with their shapes where these are known; none within bodies."""
-    wide = (Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.FLOAT32)
-    return {(graph.nodes[entry.node].name, entry.index): facts.shape(entry) for entry in wide}
+    entries = (Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.FLOAT32)
+    return {(graph.nodes[entry.node].name, entry.index): facts.shape(entry) for entry in entries}
 
 
-def cast_from(graph: Graph, entry: Entry, wide: Container[Named]) -> Optional[Entry]:
+def float32_source(graph: Graph, entry: Entry, float32_entries: Container[OutputRef]) -> Optional[Entry]:
     """Return the float32 entry that mxmp casts an entry from; None if it does not, or from none of ``wide``."""
     cast = graph.nodes[entry.node]
     if cast.op != "amp_cast" or not is_inserted(cast):
         return None
     source = cast.inputs[0]
-    return source if (graph.nodes[source.node].name, source.index) in wide else None
+    return source if (graph.nodes[source.node].name, source.index) in float32_entries else None

@@ -14,8 +14,7 @@ from typing import ClassVar, Dict, FrozenSet, List, NamedTuple, Optional, Set, T
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..graph.core import VARIABLE, make_attrs
 from ..rules.conditions import flag_of, sizes_of, value_of
-from .attributes import device_attrs
-from .base import Pass, rewritten
+from .base import Pass, device_attrs, sweep
 from .facts import Facts
 
 
@@ -36,7 +35,7 @@ class DropDropout(Pass):
         def visit(_: GraphBuilder, position: int, node: Node) -> Union[Node, Entry]:
             return node.inputs[0] if position in dropped else node
 
-        return rewritten(graph, visit, self.run, lambda builder: name_heads(graph, builder, dropped))
+        return sweep(graph, visit, self.run, lambda builder: name_heads(graph, builder, dropped))
 
 
 def find_dropouts(graph: Graph) -> Tuple[Node, ...]:
@@ -183,9 +182,9 @@ class _Finder:
         """Return all folds, in the graph's order."""
         norms: List[Tuple[int, int]] = []
         for position, node in enumerate(self.graph.nodes):
-            found = self._sources_of(position, node) if node.op in _NORMS and position not in self.left else None
-            if found is not None:
-                self.sources[node.inputs[0].node] = found
+            sources = self._sources_of(position, node) if node.op in _NORMS and position not in self.left else None
+            if sources is not None:
+                self.sources[node.inputs[0].node] = sources
                 norms.append((node.inputs[0].node, position))
         return tuple(Fold(layer, norm, *self._names(layer), self.sources[layer]) for layer, norm in norms)
 
@@ -314,7 +313,7 @@ class FoldBatchNorm(Pass):
             return node.with_attrs({"no_bias": "False"}).rewired(inputs)
 
         removed = {position for position, activation in norms.items() if not activation}
-        return rewritten(graph, visit, heads=lambda builder: name_heads(graph, builder, removed))
+        return sweep(graph, visit, heads=lambda builder: name_heads(graph, builder, removed))
 
 
 def _bias_attrs(weight: Node) -> Tuple[Tuple[str, str], ...]:

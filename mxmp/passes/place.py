@@ -7,7 +7,7 @@ share. Pins are hard: a pinned node is the source or the sink itself.
 
 Among the cheapest placements the one with the fewest casts is taken, and among those the one with the most float32: the
 sink side that the maximum flow leaves smallest, which is unique, so the result does not depend on the solver. The
-flow's value is kept as the certificate that nothing cheaper exists. Tuning gives costs of its own in place of bytes.
+flow's value is kept as the certificate that nothing cheaper exists.
 
 References:
     Kolmogorov and Zabih, "What Energy Functions Can Be Minimized via Graph Cuts?", 2004, for
@@ -27,7 +27,7 @@ from typing import AbstractSet, Dict, FrozenSet, List, Mapping, NamedTuple, Opti
 from .. import dtypes
 from ..errors import PassError
 from ..graph import Entry, Graph, Key
-from .decide import FREE, LOW, Verdict
+from .decide import FREE, LOW, Decision
 from .facts import Facts
 
 Arc = Tuple[int, int, int, int]
@@ -110,10 +110,8 @@ class Placement:
     Attributes:
         casts: Tensors that change dtype, so the number of casts.
         cost: Objective beyond the unavoidable: bytes that free nodes move in float32 rather than low precision, plus
-            bytes that casts move; or the number of casts when ``in_bytes`` is False, as not all sizes are known; or
-            what was given as costs: the savings that were missed, the losses that were taken and the casts.
+            bytes that casts move; or the number of casts when ``in_bytes`` is False, as not all sizes are known.
         flow: Value of the maximum flow in the same unit: a lower bound, equal to ``cost``.
-        cast_bytes: Bytes that the casts read and write in one forward pass; None if a size is unknown.
     """
 
     low: FrozenSet[int]
@@ -121,19 +119,13 @@ class Placement:
     cost: int
     in_bytes: bool
     flow: int
-    cast_bytes: Optional[int]
 
 
-class Costs(NamedTuple):
-    """What a placement is to minimise in place of bytes, in whole units of any size.
+class _Costs(NamedTuple):
+    """What a placement is to minimise: what a free node saves by running in low precision, and what a cast costs."""
 
-    Attributes:
-        saving: What a free node saves by running in low precision, by position; negative if it loses by it.
-        cast: What a cast costs, not negative, by the entry that is cast.
-    """
-
-    saving: Mapping[int, int]
-    cast: Mapping[Key, int]
+    saving: Mapping[int, int]  # by position
+    cast: Mapping[Key, int]  # by the entry that is cast
 
 
 class Tensor(NamedTuple):
@@ -159,45 +151,38 @@ class Tensor(NamedTuple):
 
 def place(
     graph: Graph,
-    verdicts: Sequence[Verdict],
+    decisions: Sequence[Decision],
     facts: Facts,
     low_params: FrozenSet[int] = frozenset(),
     output_low: bool = False,
     any_heads: FrozenSet[int] = frozenset(),
     free_params: FrozenSet[int] = frozenset(),
-    costs: Optional[Costs] = None,
 ) -> Placement:
     """Return the cheapest placement that keeps every pin, in bytes, or in casts if a shape is missing.
 
-    ``costs`` are taken in place of these, if they are given.
     The parameters ``low_params``, by position, are stored in low precision; ``free_params`` may be stored in either:
     those that are cheaper so are among the low of the result. ``output_low`` says whether the graph's float32 outputs
     are wanted in low precision, but for positions; ``any_heads`` are the numbers of the outputs that may have either.
     """
-    tensors, all_known = find_tensors(graph, verdicts, facts, low_params, output_low, any_heads, free_params)
-    in_bytes, unit = all_known and costs is None, 1
-    free = [position for position, verdict in enumerate(verdicts) if verdict.label == FREE]
-    if costs is not None:
-        costs = Costs({node: costs.saving.get(node, 0) for node in free}, costs.cast)
-    elif all_known:
+    tensors, all_known = find_tensors(graph, decisions, facts, low_params, output_low, any_heads, free_params)
+    if all_known:
+        free = [position for position, decision in enumerate(decisions) if decision.label == FREE]
         costs, unit = _costs_in_bytes(tensors, free), _UNIT_BYTES
     else:
-        costs = Costs({}, {tensor.entry.key: 1 for tensor in tensors})
+        costs, unit = _Costs({}, {tensor.entry.key: 1 for tensor in tensors}), 1
     flow, free_low = _cheapest(tensors, costs)
     casts = [tensor for tensor in tensors if tensor.is_cast(free_low)]
-    cost = sum(abs(units) for node, units in costs.saving.items() if (units < 0) == (node in free_low))
-    cost += sum(costs.cast.get(tensor.entry.key, 0) for tensor in casts)
+    cost = sum(units for node, units in costs.saving.items() if node not in free_low)
+    cost += sum(costs.cast[tensor.entry.key] for tensor in casts)
     if cost != flow:
         raise PassError(f"place: the cut costs {cost}, but the maximum flow is {flow}; this is a bug in mxmp.")
-    sizes = [tensor.size for tensor in casts]
-    cast_bytes = None if None in sizes else sum(_CAST_UNITS * _UNIT_BYTES * (size or 0) for size in sizes)
-    low = frozenset(free_low) | {position for position, verdict in enumerate(verdicts) if verdict.label == LOW}
-    return Placement(low, len(casts), cost * unit, in_bytes, flow * unit, cast_bytes)
+    low = frozenset(free_low) | {position for position, decision in enumerate(decisions) if decision.label == LOW}
+    return Placement(low, len(casts), cost * unit, all_known, flow * unit)
 
 
 def find_tensors(
     graph: Graph,
-    verdicts: Sequence[Verdict],
+    decisions: Sequence[Decision],
     facts: Facts,
     low_params: FrozenSet[int] = frozenset(),
     output_low: bool = False,
@@ -209,54 +194,54 @@ def find_tensors(
     Each comes with the node that decides its dtype and those that need one. Tensors that are needed in the dtype that
     they are given in, whatever is decided, are left out. The arguments are those of `place`.
     """
-    own = [_SINK if v.label == LOW else i if v.label == FREE else _SOURCE for i, v in enumerate(verdicts)]
+    sides_of = [_SINK if v.label == LOW else i if v.label == FREE else _SOURCE for i, v in enumerate(decisions)]
     readers: Dict[Key, Set[int]] = {}
     for position, node in enumerate(graph.nodes):
-        verdict = verdicts[position]
+        decision = decisions[position]
         for port, entry in enumerate(node.inputs):
             sides = readers.setdefault(entry.key, set())
-            if port in verdict.low_ports:
+            if port in decision.low_ports:
                 sides.add(_SINK)
-            elif not verdict.accepts_any(port):
-                sides.add(own[position] if verdict.input_in_precision(port) else _SOURCE)
+            elif not decision.accepts_any(port):
+                sides.add(sides_of[position] if decision.input_in_precision(port) else _SOURCE)
     for number, head in enumerate(graph.heads):
         sides = readers.setdefault(head.key, set())
         if number not in any_heads:
-            sides.add(_SINK if output_low and head.index not in verdicts[head.node].positions else _SOURCE)
+            sides.add(_SINK if output_low and head.index not in decisions[head.node].index_outputs else _SOURCE)
     tensors, all_known = [], True
     for (position, index), sides in readers.items():
         entry = Entry(position, index)
         if facts.dtype(entry) != dtypes.FLOAT32:
             continue
-        verdict, size = verdicts[position], facts.size(entry)
+        decision, size = decisions[position], facts.size(entry)
         all_known = all_known and size is not None
-        if position in low_params or index in verdict.low_outputs:
+        if position in low_params or index in decision.low_outputs:
             producer = _SINK
         elif position in free_params:
             producer = position
         else:
-            producer = own[position] if verdict.output_in_precision(index) else _SOURCE
+            producer = sides_of[position] if decision.output_in_precision(index) else _SOURCE
         # A tensor of two fixed sides is nothing to decide; where they differ, its cast counts.
         if producer >= 0 or not sides <= {producer}:
             tensors.append(Tensor(entry, producer, frozenset(sides), size))
     return tensors, all_known
 
 
-def _costs_in_bytes(tensors: Sequence[Tensor], free: Sequence[int]) -> Costs:
+def _costs_in_bytes(tensors: Sequence[Tensor], free: Sequence[int]) -> _Costs:
     """Return the costs in units of two bytes: free nodes save on what they read and write, casts read and write too."""
     saving = dict.fromkeys(free, 0)
     for tensor in tensors:
         for side in (tensor.producer, *tensor.readers):
             if side in saving:
                 saving[side] += _OPERATOR_UNITS * (tensor.size or 0)
-    return Costs(saving, {tensor.entry.key: _CAST_UNITS * (tensor.size or 0) for tensor in tensors})
+    return _Costs(saving, {tensor.entry.key: _CAST_UNITS * (tensor.size or 0) for tensor in tensors})
 
 
-def _cheapest(tensors: Sequence[Tensor], costs: Costs) -> Tuple[int, Set[int]]:
+def _cheapest(tensors: Sequence[Tensor], costs: _Costs) -> Tuple[int, Set[int]]:
     """Return the maximum flow in the unit of the costs, and the nodes on the smallest sink side of a minimum cut."""
     # A cost times this, plus one for each cast: the fewest casts among the cheapest placements.
     scale = len(tensors) + 1
-    infinite = (sum(map(abs, costs.saving.values())) + sum(costs.cast.values()) + 1) * scale  # more than all others
+    infinite = (sum(costs.saving.values()) + sum(costs.cast.values()) + 1) * scale  # more than all others
     vertices: Dict[int, int] = {_SOURCE: 0, _SINK: 1}
     arcs: List[Arc] = []
 
@@ -266,10 +251,9 @@ def _cheapest(tensors: Sequence[Tensor], costs: Costs) -> Tuple[int, Set[int]]:
             arcs.append((first, second, capacity, back))
 
     for node, units in costs.saving.items():
-        start, end = (_SOURCE, node) if units < 0 else (node, _SINK)
-        connect(start, end, abs(units) * scale)
+        connect(node, _SINK, units * scale)
     for number, (entry, producer, readers, _) in enumerate(tensors):
-        weight = costs.cast.get(entry.key, 0) * scale + 1
+        weight = costs.cast[entry.key] * scale + 1
         others = readers - {producer}
         if len(others) == 1:  # as most tensors have: one arc with a way back does
             (reader,) = others

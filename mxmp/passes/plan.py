@@ -8,13 +8,11 @@ from typing import AbstractSet, Dict, FrozenSet, Mapping, Optional, Sequence, Se
 from .. import dtypes
 from ..graph import Entry, Graph, Key
 from ..policy import Policy
-from ..rules import RULES, RuleSet
 from .control_flow import Body, bodies_of
 from .dataflow import classify
-from .decide import FLOAT32, FREE, LOW, Verdict, moves
+from .decide import FLOAT32, FREE, LOW, Decision, Reason, moves
 from .facts import Facts
 from .place import Placement, place
-from .reasons import Reason
 
 NO_GAIN = "nothing here gains from low precision"
 """The reason given for a free operator of a graph in which no operator is pinned to low precision."""
@@ -31,7 +29,7 @@ class Plan:
         any_heads: Of a body, the numbers of its outputs that may have either precision.
     """
 
-    verdicts: Tuple[Verdict, ...]
+    decisions: Tuple[Decision, ...]
     placement: Placement
     low_params: FrozenSet[int]
     bodies: Mapping[Key, "Plan"] = field(default_factory=dict)
@@ -39,16 +37,16 @@ class Plan:
 
     def reads_low(self, position: int, port: int) -> bool:
         """Return whether a node wants one of its inputs in low precision."""
-        return self.verdicts[position].reads_low(port, position in self.placement.low)
+        return self.decisions[position].reads_low(port, position in self.placement.low)
 
     def gives_low(self, position: int, index: int) -> bool:
         """Return whether a node gives one of its outputs in low precision."""
-        verdict, low = self.verdicts[position], position in self.placement.low
-        return index in verdict.low_outputs or (low and verdict.output_in_precision(index))
+        decision, low = self.decisions[position], position in self.placement.low
+        return index in decision.low_outputs or (low and decision.output_in_precision(index))
 
     def output_dtype(self, head: Entry, policy: Policy) -> str:
         """Return the dtype of a float32 output of the graph: positions are float32 whatever the policy says."""
-        return dtypes.FLOAT32 if head.index in self.verdicts[head.node].positions else policy.output_dtype
+        return dtypes.FLOAT32 if head.index in self.decisions[head.node].index_outputs else policy.output_dtype
 
     def casts(self) -> int:
         """Return the number of casts, those in bodies included."""
@@ -59,7 +57,6 @@ def make_plan(
     graph: Graph,
     policy: Policy,
     facts: Facts,
-    rules: RuleSet = RULES,
     stored: FrozenSet[str] = frozenset(),
     final: bool = False,
     storable: Optional[FrozenSet[str]] = None,
@@ -76,80 +73,81 @@ def make_plan(
     A graph with nothing pinned to low precision is float32 throughout: casts for its free operators would save bytes,
     and lose what a loss, say, that is a net of its own reads.
     """
-    verdicts = classify(graph, policy, facts, rules)
-    if not policy.pure and not any(map(_is_pinned_low, verdicts)):
-        verdicts = tuple(map(_without_gain, verdicts))
-    verdicts, bodies = _plan_bodies(graph, verdicts, facts, policy)
+    decisions = classify(graph, policy, facts)
+    if not policy.pure and not any(map(_is_pinned_low, decisions)):
+        decisions = tuple(map(_without_gain, decisions))
+    decisions, bodies = _plan_bodies(graph, decisions, facts, policy)
     low_params: FrozenSet[int] = frozenset()
     free_params: FrozenSet[int] = frozenset()
     if policy.param_dtype != dtypes.FLOAT32:
         may = facts.params if storable is None else storable
         params = {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in may}
-        pinned = {i for i, verdict in enumerate(verdicts) if verdict.label == LOW}
+        pinned = {i for i, decision in enumerate(decisions) if decision.label == LOW}
         own_casts = _own_casts(graph, policy.compute_dtype)
-        reading_low = [replace(v, low_ports=frozenset([0])) if i in own_casts else v for i, v in enumerate(verdicts)]
+        reading_low = [replace(v, low_ports=frozenset([0])) if i in own_casts else v for i, v in enumerate(decisions)]
         low_params = _carried_low_only(graph, reading_low, pinned, facts, params)
-        verdicts = tuple(reading_low[i] if own_casts.get(i) in low_params else v for i, v in enumerate(verdicts))
+        decisions = tuple(reading_low[i] if own_casts.get(i) in low_params else v for i, v in enumerate(decisions))
         low_params |= {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in stored}
         free_params = frozenset(params - low_params - {head.node for head in graph.heads}) if final else free_params
     output_low = policy.output_dtype != dtypes.FLOAT32
-    placement = place(graph, verdicts, facts, low_params, output_low, free_params=free_params)
-    return Plan(verdicts, placement, low_params | (placement.low & free_params), bodies)
+    placement = place(graph, decisions, facts, low_params, output_low, free_params=free_params)
+    return Plan(decisions, placement, low_params | (placement.low & free_params), bodies)
 
 
-def _is_pinned_low(verdict: Verdict) -> bool:
+def _is_pinned_low(decision: Decision) -> bool:
     """Return whether a node, or one in its bodies, is in low precision for more than the name of its output."""
-    inner = (each for body in verdict.bodies for each in body)
-    return (verdict.label == LOW and Reason.NAMED not in verdict.kinds) or any(map(_is_pinned_low, inner))
+    inner = (each for body in decision.bodies for each in body)
+    return (decision.label == LOW and Reason.NAMED not in decision.kinds) or any(map(_is_pinned_low, inner))
 
 
-def _without_gain(verdict: Verdict) -> Verdict:
-    """Return a verdict, and those in its bodies, with float32 in place of free."""
-    if verdict.label == FREE:
-        return replace(verdict, label=FLOAT32, reason=NO_GAIN, kinds=())
-    return replace(verdict, bodies=tuple(tuple(map(_without_gain, body)) for body in verdict.bodies))
+def _without_gain(decision: Decision) -> Decision:
+    """Return a decision, and those in its bodies, with float32 in place of free."""
+    if decision.label == FREE:
+        return replace(decision, label=FLOAT32, reason=NO_GAIN, kinds=())
+    return replace(decision, bodies=tuple(tuple(map(_without_gain, body)) for body in decision.bodies))
 
 
 def _read_low_only(
-    graph: Graph, verdicts: Sequence[Verdict], low: AbstractSet[int], facts: Facts, candidates: Set[int]
+    graph: Graph, decisions: Sequence[Decision], low: AbstractSet[int], facts: Facts, candidates: Set[int]
 ) -> FrozenSet[int]:
     """Return the float32 variables among the candidates that are read in low precision only."""
-    found = {i for i in candidates if facts.dtype(Entry(i)) == dtypes.FLOAT32}
+    low_only = {i for i in candidates if facts.dtype(Entry(i)) == dtypes.FLOAT32}
     read = set()
     for position, node in enumerate(graph.nodes):
         for port, entry in enumerate(node.inputs):
-            if verdicts[position].reads_low(port, position in low):
+            if decisions[position].reads_low(port, position in low):
                 read.add(entry.node)
             else:
-                found.discard(entry.node)
-    return frozenset(found & read - {head.node for head in graph.heads})
+                low_only.discard(entry.node)
+    return frozenset(low_only & read - {head.node for head in graph.heads})
 
 
 def _carried_low_only(
-    graph: Graph, verdicts: Sequence[Verdict], low: AbstractSet[int], facts: Facts, params: Set[int]
+    graph: Graph, decisions: Sequence[Decision], low: AbstractSet[int], facts: Facts, params: Set[int]
 ) -> FrozenSet[int]:
     """Return the float32 parameters that are read in low precision only, at once or through carriers.
 
     A carrier reads such parameters, or what other carriers give, and nothing else (no indices: of gathered rows the
     gradients add up). If these are stored in low precision it is cheapest there, whatever the shapes: no cast is left.
     """
-    carriers = {position for position in range(len(graph.nodes)) if _moves_once(graph, position, verdicts, facts)}
+    carriers = {position for position in range(len(graph.nodes)) if _moves_once(graph, position, decisions, facts)}
     while True:
-        found = _read_low_only(graph, verdicts, low | carriers, facts, params | carriers)
-        kept = {i for i in carriers if found.issuperset({i, *(entry.node for entry in graph.nodes[i].inputs)})}
+        low_only = _read_low_only(graph, decisions, low | carriers, facts, params | carriers)
+        kept = {i for i in carriers if low_only.issuperset({i, *(entry.node for entry in graph.nodes[i].inputs)})}
         if kept == carriers:
-            return found - carriers
+            return low_only - carriers
         carriers = kept
 
 
-def _moves_once(graph: Graph, position: int, verdicts: Sequence[Verdict], facts: Facts) -> bool:
+def _moves_once(graph: Graph, position: int, decisions: Sequence[Decision], facts: Facts) -> bool:
     """Return whether a free operator moves values and repeats none: gradients would be summed in low precision."""
     node = graph.nodes[position]
-    if not moves(verdicts[position]):
+    if not moves(decisions[position]):
         return False
-    given = [facts.size(Entry(position, index)) for index in range(node.num_outputs)]
-    read = [facts.size(entry) for entry in node.inputs]
-    return None not in given + read and sum(size or 0 for size in given) <= sum(size or 0 for size in read)
+    output_sizes = [facts.size(Entry(position, index)) for index in range(node.num_outputs)]
+    input_sizes = [facts.size(entry) for entry in node.inputs]
+    is_known = None not in output_sizes + input_sizes
+    return is_known and sum(size or 0 for size in output_sizes) <= sum(size or 0 for size in input_sizes)
 
 
 def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:
@@ -164,40 +162,42 @@ def _own_casts(graph: Graph, dtype: str) -> Dict[int, int]:
 
 
 def _plan_bodies(
-    graph: Graph, verdicts: Tuple[Verdict, ...], facts: Facts, policy: Policy
-) -> Tuple[Tuple[Verdict, ...], Dict[Key, Plan]]:
-    """Return the plans of all bodies, and the verdicts completed with their low precision inputs and outputs.
+    graph: Graph, decisions: Tuple[Decision, ...], facts: Facts, policy: Policy
+) -> Tuple[Tuple[Decision, ...], Dict[Key, Plan]]:
+    """Return the plans of all bodies, and the decisions completed with their low precision inputs and outputs.
 
     Variables of a body are float32 at first. An input that all bodies then read in low precision only enters it so: it
     is cast once, not in every iteration, and the bodies are placed again.
     """
     plans: Dict[Key, Plan] = {}
-    completed = list(verdicts)
-    for position, verdict in enumerate(verdicts):
-        if not verdict.bodies:
+    completed = list(decisions)
+    for position, decision in enumerate(decisions):
+        if not decision.bodies:
             continue
         bodies = bodies_of(graph.nodes[position])
         named = frozenset(head.index for head in graph.heads if head.node == position)
-        inner = {n: (body, facts.bodies[position, n]) for n, body in enumerate(bodies) if verdict.bodies[n]}
-        own = {n: _plan_body(body, verdict.bodies[n], f, named, policy) for n, (body, f) in inner.items()}
-        wanted = {n: _entering_low(body, own[n], f) for n, (body, f) in inner.items()}  # conditions want none
+        inner = {n: (body, facts.bodies[position, n]) for n, body in enumerate(bodies) if decision.bodies[n]}
+        plan_of = {n: _plan_body(body, decision.bodies[n], f, named, policy) for n, (body, f) in inner.items()}
+        wanted = {n: _entering_low(body, plan_of[n], f) for n, (body, f) in inner.items()}  # conditions want none
         read = [(port, v in wanted.get(n, ())) for n, body in enumerate(bodies) for v, port in body.entries()]
         ports = frozenset(port for port, _ in read) - {port for port, low in read if not low}
         outputs: Set[int] = set()
         for n, (body, body_facts) in inner.items():
             low = frozenset(v for v, port in body.entries() if port in ports)
             if low:
-                placement = place(body.graph, own[n].verdicts, body_facts, low, any_heads=own[n].any_heads)
-                own[n] = replace(own[n], placement=placement, low_params=low)
-            plans[position, n] = own[n]
-            heads = ((number, body.graph.heads[number]) for number in own[n].any_heads)
+                placement = place(body.graph, plan_of[n].decisions, body_facts, low, any_heads=plan_of[n].any_heads)
+                plan_of[n] = replace(plan_of[n], placement=placement, low_params=low)
+            plans[position, n] = plan_of[n]
+            heads = ((number, body.graph.heads[number]) for number in plan_of[n].any_heads)
             is_float32 = ((number, h) for number, h in heads if body_facts.dtype(h) == dtypes.FLOAT32)
-            outputs |= {number for number, head in is_float32 if own[n].gives_low(*head.key)}
-        completed[position] = replace(verdict, low_ports=ports, low_outputs=frozenset(outputs))
+            outputs |= {number for number, head in is_float32 if plan_of[n].gives_low(*head.key)}
+        completed[position] = replace(decision, low_ports=ports, low_outputs=frozenset(outputs))
     return tuple(completed), plans
 
 
-def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts, named: FrozenSet[int], policy: Policy) -> Plan:
+def _plan_body(
+    body: Body, decisions: Tuple[Decision, ...], facts: Facts, named: FrozenSet[int], policy: Policy
+) -> Plan:
     """Return the plan of a body whose variables are float32.
 
     Loop states stay float32: they are what rounding errors add up in. So do the outputs that
@@ -206,15 +206,15 @@ def _plan_body(body: Body, verdicts: Tuple[Verdict, ...], facts: Facts, named: F
     each is a slice of what the loop gives, and MXNet's bfloat16 kernels cannot write to a slice
     ("storage_type() == kDefaultStorage && IsView() == false", src/ndarray/ndarray.cc at tag 1.9.1).
     """
-    verdicts, bodies = _plan_bodies(body.graph, verdicts, facts, policy)
+    decisions, bodies = _plan_bodies(body.graph, decisions, facts, policy)
     any_heads = frozenset(range(len(body.graph.heads))) - body.fixed_heads - named
     if policy.compute_dtype == dtypes.BFLOAT16:
         any_heads = frozenset()
-    return Plan(verdicts, place(body.graph, verdicts, facts, any_heads=any_heads), frozenset(), bodies, any_heads)
+    return Plan(decisions, place(body.graph, decisions, facts, any_heads=any_heads), frozenset(), bodies, any_heads)
 
 
 def _entering_low(body: Body, plan: Plan, facts: Facts) -> FrozenSet[int]:
     """Return the variables of a body that it reads in low precision only, but for a loop's state."""
     variables = body.variables()
     candidates = set(variables) - {variables[variable] for variable, _ in body.states}
-    return _read_low_only(body.graph, plan.verdicts, plan.placement.low, facts, candidates)
+    return _read_low_only(body.graph, plan.decisions, plan.placement.low, facts, candidates)

@@ -23,9 +23,7 @@ from typing import ClassVar, Dict, FrozenSet, Optional
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import VARIABLE, make_attrs
-from ..rules import RULES
-from .attributes import MARK_ATTR, SCALE_MARK, device_attrs
-from .base import Pass
+from .base import MARK_ATTR, SCALE_MARK, Pass, device_attrs, rule_of
 from .casts import cast_op
 from .facts import Facts
 
@@ -68,12 +66,12 @@ class ScaleLoss(Pass):
         self._check_user_ops(graph)
 
     def _check_user_ops(self, graph: Graph) -> None:
-        known = {node.name for node in graph.nodes if node.op in _USER_OPS}
-        for name in sorted(self.custom - known):
+        user_ops = {node.name for node in graph.nodes if node.op in _USER_OPS}
+        for name in sorted(self.custom - user_ops):
             self.refuse(f"the graph has no Custom operator '{name}'; check the names in loss_heads.")
         for head in graph.heads:
             node = graph.nodes[head.node]
-            if node.name in known - self.custom:
+            if node.name in user_ops - self.custom:
                 self.refuse(
                     f"output {node} is an operator of yours, of which mxmp cannot know whether it is a loss head. If "
                     f"it ignores the gradient of its output (need_top_grad=False), name it in loss_heads; else put an "
@@ -127,5 +125,5 @@ class ScaleLoss(Pass):
 
 def is_loss_head(node: Node) -> bool:
     """Return whether a node starts the backward pass itself and ignores the gradient of its output."""
-    rule = RULES.find(node.op, dict(node.attrs))
+    rule = rule_of(node)
     return rule is not None and rule.loss_head

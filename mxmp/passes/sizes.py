@@ -8,9 +8,11 @@ from typing import AbstractSet, Any, Dict, FrozenSet, List, NamedTuple, Sequence
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key, Node
-from ..rules import ADDS, ALLOW, MULTIPLIES, OVER, RESTARTS, TIMES, Call, Rule, RuleSet
-from ..rules.conditions import MAX_REDUCTION, value_of
+from ..rules import ADDS, ALLOW, MULTIPLIES, OVER, RESTARTS, RULES, TIMES, Call, Rule
+from ..rules.conditions import MAX_REDUCTION, SHAPE_CONDITIONS, value_of
+from .base import rule_of
 from .control_flow import Body, bodies_of
+from .cpu.written_out import is_shaped, shape_choice
 from .facts import Facts
 
 
@@ -56,7 +58,7 @@ class Sizes(NamedTuple):
         return (*sorted(self.reasons), *((key, body.pinned()) for key, body in sorted(self.bodies.items())))
 
 
-def find_sizes(graph: Graph, rules: RuleSet, facts: Facts, dtype: str, entering: Sequence[Size] = ()) -> Sizes:
+def find_sizes(graph: Graph, facts: Facts, dtype: str, entering: Sequence[Size] = ()) -> Sizes:
     """Return the sizes in a graph, and which operators leave the range of a dtype.
 
     Terms multiply along sums and products, whatever way these are written, and so do scalars. Both start anew behind a
@@ -64,7 +66,6 @@ def find_sizes(graph: Graph, rules: RuleSet, facts: Facts, dtype: str, entering:
 
     Args:
         graph: The graph, or the body of a control flow node.
-        rules: The rules of operators.
         facts: Facts on the graph; ``inputs`` names its variables that are no weights.
         dtype: The dtype whose range is asked for.
         entering: Of a body, the sizes of its variables in order.
@@ -81,11 +82,11 @@ def find_sizes(graph: Graph, rules: RuleSet, facts: Facts, dtype: str, entering:
                 continue
             inner_facts = replace(facts.bodies[position, number], inputs=data_of_body(graph, node, body, facts.inputs))
             read = [sizes.get(node.inputs[port].key, _ONE) for port in body.ports]
-            inner = _find_in_body(body, rules, inner_facts, dtype, read, _rounds(node, body, facts))
+            inner = _find_in_body(body, inner_facts, dtype, read, _rounds(node, body, facts))
             bodies[position, number] = inner
             for index, size in enumerate(inner.heads):
                 sizes[position, index] = sizes.get((position, index), _ONE).at_least(size)
-        rule = None if node.is_variable else rules.find(node.op, dict(node.attrs))
+        rule = rule_of(node)
         if rule is None or rule.size == RESTARTS or node.subgraphs:
             continue
         if rule.category == ALLOW:
@@ -110,14 +111,14 @@ def find_sizes(graph: Graph, rules: RuleSet, facts: Facts, dtype: str, entering:
 
 
 def _find_in_body(
-    body: Body, rules: RuleSet, facts: Facts, dtype: str, entering: Sequence[Size], rounds: float
+    body: Body, facts: Facts, dtype: str, entering: Sequence[Size], rounds: float
 ) -> Sizes:
     """Return the sizes in a body, where a loop's state has the size that it has in the last round.
 
     A state that grows by as many terms in each round is a sum over the rounds, such as ``state + sum(slice)``. A state
     that grows faster, or by a scalar, is without a bound.
     """
-    sizes = find_sizes(body.graph, rules, facts, dtype, entering)
+    sizes = find_sizes(body.graph, facts, dtype, entering)
     growth = {state: sizes.heads[head].terms - entering[state].terms for state, head in body.states}
     last = list(entering)
     for state, head in body.states:
@@ -127,11 +128,11 @@ def _find_in_body(
             last[state] = last[state]._replace(factor=math.inf if factor > entering[state].factor else 0.0)
     if last == list(entering):
         return sizes
-    sizes = find_sizes(body.graph, rules, facts, dtype, last)
+    sizes = find_sizes(body.graph, facts, dtype, last)
     faster = [state for state, head in body.states if sizes.heads[head].terms > last[state].terms + growth[state]]
     for state in faster:
         last[state] = last[state]._replace(terms=math.inf)
-    return find_sizes(body.graph, rules, facts, dtype, last) if faster else sizes
+    return find_sizes(body.graph, facts, dtype, last) if faster else sizes
 
 
 def _rounds(node: Node, body: Body, facts: Facts) -> float:
@@ -183,3 +184,66 @@ def data_of_body(graph: Graph, node: Node, body: Body, data: AbstractSet[str]) -
     names = [body.graph.nodes[position].name for position in body.variables()]
     is_data = (i in states or not _is_weight(graph, node.inputs[port], data) for i, port in enumerate(body.ports))
     return frozenset(name for name, each in zip(names, is_data) if each)
+
+
+def depends_on_shapes(
+    graph: Graph, dtype: str, data: AbstractSet[str] = frozenset()
+) -> bool:
+    """Return whether the decisions on a graph, or the operators that run it, may change with shapes of its inputs.
+
+    ``data`` has the names of inputs and constants, which are no weights.
+    """
+    bodies = ((node, body) for node in graph.nodes for body in bodies_of(node) if not body.is_condition)
+    return bool(shape_dependent(graph, dtype, data) or _written_by_shape(graph, dtype)) or any(
+        (body.states and body.sliced and dtype in dtypes.LOW_PRECISION)  # how many terms add up in a state
+        or depends_on_shapes(body.graph, dtype, data_of_body(graph, node, body, data))
+        for node, body in bodies
+    )
+
+
+def shape_outcome(graph: Graph, dtype: str, facts: Facts) -> Tuple[Any, ...]:
+    """Return a key of the decisions that depend on shapes: where it is equal, one converted graph runs both.
+
+    Gluon converts a net once per outcome, not once per shape of its inputs. The graph is one without casts of mxmp; of
+    the facts, those on bodies included, only shapes are looked at, and which variables are data.
+    """
+    return (find_sizes(graph, facts, dtype).pinned(), *_outcome_by_node(graph, dtype, facts))
+
+
+def _outcome_by_node(graph: Graph, dtype: str, facts: Facts) -> Tuple[Any, ...]:
+    outcome: List[Any] = []
+    for position, rule in shape_dependent(graph, dtype, facts.inputs):
+        node = graph.nodes[position]
+        call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
+        outcome.append((rule.forbids(call) is None, RULES.substitute(rule, call)))
+    for node in _written_by_shape(graph, dtype):
+        outcome.append(shape_choice(node, tuple(facts.shape(entry) for entry in node.inputs)))
+    for position, node in enumerate(graph.nodes):
+        for number, body in enumerate(bodies_of(node)):
+            if (position, number) in facts.bodies:
+                data = data_of_body(graph, node, body, facts.inputs)
+                inner = replace(facts.bodies[position, number], inputs=data)
+                outcome += _outcome_by_node(body.graph, dtype, inner)
+    return tuple(outcome)
+
+
+def shape_dependent(
+    graph: Graph, dtype: str, data: AbstractSet[str] = frozenset()
+) -> List[Tuple[int, Rule]]:
+    """Return position and rule of the operators for which shapes decide whether they run in a dtype."""
+
+    def depends(rule: Rule) -> bool:
+        conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
+        return (conditional and dtype in rule.dtypes) or RULES.has_substitutes(rule, dtype)
+
+    def multiplies(position: int, rule: Rule) -> bool:
+        computes = rule.category == ALLOW and dtype in rule.dtypes
+        return computes and not is_layer(graph, graph.nodes[position], rule, data)
+
+    rules = ((position, rule_of(node)) for position, node in enumerate(graph.nodes))
+    return [(i, rule) for i, rule in rules if rule is not None and (depends(rule) or multiplies(i, rule))]
+
+
+def _written_by_shape(graph: Graph, dtype: str) -> List[Node]:
+    """Return the operators that `WriteOut` writes by their shapes in a bfloat16 network."""
+    return [node for node in graph.nodes if is_shaped(node)] if dtype == dtypes.BFLOAT16 else []

@@ -1,7 +1,7 @@
 """What a conversion decided and why, in casts and bytes, as a table, a page or JSON."""
 
 from ..names import refuse_call
-from ..passes.reasons import Reason
+from ..passes.decide import Reason
 from .make import Decisions, Removed, activation_bytes, make_report, report_converted, variable_bytes
 from .report import DROPPED, FOLDED, Cast, Report, Row, legend, merge, operator_table, policy_name
 from .run import RUN_FILES, Run, read_run

@@ -8,12 +8,11 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 
 from .. import dtypes
 from ..graph import Entry, Graph, Node
-from ..passes.attributes import CAST_MARK, DTYPE_ATTR, FACTOR_MARK, MARK_ATTR, OUTPUT_MARK, is_inserted
+from ..passes.base import CAST_MARK, DTYPE_ATTR, FACTOR_MARK, MARK_ATTR, OUTPUT_MARK, is_inserted
 from ..passes.dataflow import classify
-from ..passes.decide import FLOAT32, FREE, KEEP, Verdict
+from ..passes.decide import FLOAT32, FREE, KEEP, Decision, Reason
 from ..passes.facts import Facts
 from ..passes.plan import Plan
-from ..passes.reasons import Reason
 from ..policy import Policy
 from ..rules import RULES
 from .report import AS_IT_WAS, Cast, Report, Row, total
@@ -68,7 +67,7 @@ class Decisions:
         return {"report": self.report}
 
 
-Decision = Tuple[str, str, Tuple[Reason, ...]]  # precision of a node, reason, and the reason's kinds
+_Outcome = Tuple[str, str, Tuple[Reason, ...]]  # precision of a node, reason, and the reason's kinds
 BodyKey = Tuple[int, int]  # position of a node, and number of one of its bodies
 
 
@@ -85,9 +84,9 @@ def report_converted(before: Graph, facts: Facts, after: Graph, after_facts: Fac
     they do not lead to the precision, a policy overruled them, and the row says so. The graph before is without the
     casts of mxmp, as ``EraseCasts`` gives it.
     """
-    verdicts = classify(before, _plainest_policy(after, after_facts), facts, RULES)
+    decisions = classify(before, _plainest_policy(after, after_facts), facts)
     sizes = activation_bytes(before, facts), activation_bytes(after, after_facts)
-    rows = _converted_rows(before, facts, after, after_facts, verdicts)
+    rows = _converted_rows(before, facts, after, after_facts, decisions)
     return _report(AS_CONVERTED, facts, before, after, rows, sizes)
 
 
@@ -110,7 +109,7 @@ def _report(
 
 
 def _rows(
-    graph: Graph, facts: Facts, after: Graph, decide: Callable[[int, int], Decision], body_rows: Callable[..., Any]
+    graph: Graph, facts: Facts, after: Graph, decide: Callable[[int, int], _Outcome], body_rows: Callable[..., Any]
 ) -> Iterator[Row]:
     """Yield a row for each operator, those of a node's bodies behind its own.
 
@@ -138,14 +137,14 @@ def _rows(
 def _planned_rows(graph: Graph, facts: Facts, after: Graph, plan: Plan, policy: Policy) -> Iterator[Row]:
     """Yield the rows of a graph that was converted by a plan."""
 
-    def decide(position: int, _: int) -> Decision:
-        verdict = plan.verdicts[position]
-        if verdict.label == KEEP:
-            return AS_IT_WAS, verdict.reason, verdict.kinds
+    def decide(position: int, _: int) -> _Outcome:
+        decision = plan.decisions[position]
+        if decision.label == KEEP:
+            return AS_IT_WAS, decision.reason, decision.kinds
         precision = policy.compute_dtype if position in plan.placement.low else FLOAT32
-        if verdict.label == FREE:
-            return precision, f"{verdict.reason}: cheapest", (*verdict.kinds, Reason.CHEAPEST)
-        return precision, verdict.reason, verdict.kinds
+        if decision.label == FREE:
+            return precision, f"{decision.reason}: cheapest", (*decision.kinds, Reason.CHEAPEST)
+        return precision, decision.reason, decision.kinds
 
     def body_rows(key: BodyKey, place: BodyKey, body: Graph) -> Iterator[Row]:
         if key not in plan.bodies or key not in facts.bodies:
@@ -157,23 +156,23 @@ def _planned_rows(graph: Graph, facts: Facts, after: Graph, plan: Plan, policy: 
 
 
 def _converted_rows(
-    graph: Graph, facts: Facts, after: Graph, after_facts: Facts, verdicts: Sequence[Verdict]
+    graph: Graph, facts: Facts, after: Graph, after_facts: Facts, decisions: Sequence[Decision]
 ) -> Iterator[Row]:
-    """Yield the rows of a graph that was converted under an unknown policy; the verdicts are those of the rules."""
-    def decide(position: int, place: int) -> Decision:
-        verdict = verdicts[position]
-        if verdict.label == KEEP:
-            return AS_IT_WAS, verdict.reason, verdict.kinds
-        precision = _precision(verdict, after, place, after_facts)
-        if verdict.label == FREE:
-            return precision, f"{verdict.reason}: either is safe", verdict.kinds
-        if (precision == FLOAT32) == (verdict.label == FLOAT32):
-            return precision, verdict.reason, verdict.kinds
-        usual = FLOAT32 if verdict.label == FLOAT32 else "low precision"
-        return precision, f"as converted; its rule says {usual} ({verdict.reason})", (Reason.AS_CONVERTED,)
+    """Yield the rows of a graph that was converted under an unknown policy; the decisions are those of the rules."""
+    def decide(position: int, place: int) -> _Outcome:
+        decision = decisions[position]
+        if decision.label == KEEP:
+            return AS_IT_WAS, decision.reason, decision.kinds
+        precision = _precision(decision, after, place, after_facts)
+        if decision.label == FREE:
+            return precision, f"{decision.reason}: either is safe", decision.kinds
+        if (precision == FLOAT32) == (decision.label == FLOAT32):
+            return precision, decision.reason, decision.kinds
+        usual = FLOAT32 if decision.label == FLOAT32 else "low precision"
+        return precision, f"as converted; its rule says {usual} ({decision.reason})", (Reason.AS_CONVERTED,)
 
     def body_rows(key: BodyKey, place: BodyKey, body: Graph) -> Iterator[Row]:
-        inner = verdicts[key[0]].bodies[key[1] : key[1] + 1]
+        inner = decisions[key[0]].bodies[key[1] : key[1] + 1]
         if not inner or not inner[0]:
             return iter(())
         converted = after.nodes[place[0]].subgraphs[place[1]]
@@ -182,10 +181,10 @@ def _converted_rows(
     return _rows(graph, facts, after, decide, body_rows)
 
 
-def _precision(verdict: Verdict, graph: Graph, position: int, facts: Facts) -> str:
+def _precision(decision: Decision, graph: Graph, position: int, facts: Facts) -> str:
     """Return the dtype of a node's data inputs, or of its output if it has none."""
     for port, entry in enumerate(graph.nodes[position].inputs):
-        if verdict.input_in_precision(port) and not verdict.accepts_any(port):
+        if decision.input_in_precision(port) and not decision.accepts_any(port):
             return facts.dtype(entry) or "unknown"
     return facts.dtype(Entry(position)) or "unknown"
 
@@ -236,7 +235,7 @@ def positions(before: Graph, after: Graph) -> Dict[int, int]:
             waiting.setdefault((node.op, names.get(position, node.name)), []).append(position)
     found = {}
     for position, node in enumerate(before.nodes):
-        ops = (node.op, *(op for rule in RULES.variants(node.op) for _, op in rule.stand_ins))
+        ops = (node.op, *(op for rule in RULES.variants(node.op) for _, op in rule.substitutes))
         places = [waiting[op, node.name] for op in ops if waiting.get((op, node.name))]
         if places:
             found[position] = places[0].pop()

@@ -21,7 +21,7 @@ from ..display import (
     wrappable,
 )
 from ..errors import PolicyError
-from ..passes.reasons import Reason
+from ..passes.decide import Reason
 from ..policy import PRESETS, Policy
 
 AS_IT_WAS = "as it was"  # the precision of a node that is not touched

@@ -85,7 +85,7 @@ class SpeedComparison(Record):
             Column("ms", NUMBER, "Median of the rounds."),
             Column("spread", SHARE, "Median distance of the rounds from their median."),
             Column(f"of {first}'s time", SHARE, "Median over the rounds."),
-            Column(""),
+            Column("difference"),
         )
         rows = []
         for row in self.rows:

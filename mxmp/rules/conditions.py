@@ -235,11 +235,11 @@ def short_gemm2(call: Call) -> Optional[str]:
 def short_gradients(call: Call) -> Optional[str]:
     """Forbid arithmetic with broadcasting, if an input's gradient sums too many terms."""
     shapes = [known_shape(call, port) for port in range(len(call.shapes))]
-    known = [shape for shape in shapes if shape is not None]
-    if not known or len(known) < len(shapes):
+    known_shapes = [shape for shape in shapes if shape is not None]
+    if not known_shapes or len(known_shapes) < len(shapes):
         return None
-    size = math.prod(_broadcast(known))
-    return _gradient_of(call, max(size // math.prod(shape) for shape in known))
+    size = math.prod(_broadcast(known_shapes))
+    return _gradient_of(call, max(size // math.prod(shape) for shape in known_shapes))
 
 
 def short_copies(call: Call) -> Optional[str]:
@@ -263,8 +263,8 @@ def short_broadcast_like(call: Call) -> Optional[str]:
     source, like = known_shape(call, 0), known_shape(call, 1)
     if source is None or like is None:
         return None
-    own, others = (_axes(call, key, len(s)) for key, s in (("lhs_axes", source), ("rhs_axes", like)))
-    return _gradient_of(call, math.prod(like[other] // source[axis] for axis, other in zip(own, others)))
+    source_axes, others = (_axes(call, key, len(s)) for key, s in (("lhs_axes", source), ("rhs_axes", like)))
+    return _gradient_of(call, math.prod(like[other] // source[axis] for axis, other in zip(source_axes, others)))
 
 
 def short_slopes(call: Call) -> Optional[str]:

@@ -119,7 +119,7 @@ class Rule:
     Attributes:
         keep: Inputs that are never cast: indices, labels, lengths, and the float32 parameters
             and statistics of BatchNorm. ``EVERY`` where none may be.
-        any: Inputs whose dtype does not matter, so no cast is ever made for them.
+        any_dtype: Inputs whose dtype does not matter, so no cast is ever made for them.
         shape_only: Inputs that carry data by their dtype, but of which only the shape is read.
         keep_outputs: Outputs whose dtype is not that of the data (BatchNorm's mean and variance).
         dtypes: Low precision dtypes that MXNet 1.9.1 has a sound kernel for. bfloat16 has kernels
@@ -135,20 +135,20 @@ class Rule:
         size: How the size of its results follows from that of its inputs: ``ADDS``, ``MULTIPLIES``, ``TIMES``, ``OVER``
             or ``RESTARTS``; by default it is the largest of theirs. An allow operator restarts.
         sums: Tells of how many values each result is the sum; None if it is no sum.
-        positions: Whether it gives positions or counts, which no low precision holds: under every policy it
+        gives_indices: Whether it gives positions or counts, which no low precision holds: under every policy it
             runs in float32, and so does what carries them on.
         counts: Whether it gives positions unless it reads what a product has rounded.
-        maps_positions: Whether a product of positions stays float32: its results are positions too.
-        truth: Whether it gives 0 and 1 alone.
+        maps_indices: Whether a product of positions stays float32: its results are positions too.
+        is_boolean: Whether it gives 0 and 1 alone.
         distance: What it does with the distance of values from 1: ``SATURATES``, ``SHIFTS``, ``MAGNIFIES`` or
             ``DIVIDES``. By default results depend on that of the inputs, unless they have a size of their own.
-        widens: Attribute with which the operator reads low precision data, and computes in and gives
+        float32_attr: Attribute with which the operator reads low precision data, and computes in and gives
             float32; empty if it has none. It saves a cast.
-        stand_ins: Operators that compute the same where this one has no low precision kernel, or none whose sums
+        substitutes: Operators that compute the same where this one has no low precision kernel, or none whose sums
             are safe: pairs (number of dimensions of an input, operator). They take its ``transpose_a`` and
             ``transpose_b``; its ``alpha`` becomes a factor on input 0.
-        stand_in_port: The input whose dimensions ``stand_ins`` counts.
-        stand_in_defaults: Pairs (attribute, value as text) that a call must have, or leave out, for it.
+        substitute_port: The input whose dimensions ``substitutes`` counts.
+        substitute_defaults: Pairs (attribute, value as text) that a call must have, or leave out, for it.
         loss_head: Whether the gradient of input 0 does not depend on that of the output, whatever
             comes behind it. SoftmaxOutput's ``out_grad`` changes nothing about that in MXNet 1.9.1.
         unwritten_gradient: Whether no gradient goes through it and MXNet does not write one of its inputs either,
@@ -158,7 +158,7 @@ class Rule:
     op: str
     category: str
     keep: Sequence[int] = ()
-    any: Sequence[int] = ()
+    any_dtype: Sequence[int] = ()
     shape_only: Sequence[int] = ()
     keep_outputs: Sequence[int] = ()
     dtypes: FrozenSet[str] = frozenset(dtypes.LOW_PRECISION)
@@ -169,16 +169,16 @@ class Rule:
     taints: bool = True
     size: str = ""
     sums: Optional[Callable[[Call], Optional[int]]] = None
-    positions: bool = False
+    gives_indices: bool = False
     counts: bool = False
-    maps_positions: bool = False
-    truth: bool = False
+    maps_indices: bool = False
+    is_boolean: bool = False
     distance: str = ""
     reason: str = ""
-    widens: str = ""
-    stand_ins: Tuple[Tuple[int, str], ...] = ()
-    stand_in_port: int = 0
-    stand_in_defaults: Tuple[Tuple[str, str], ...] = ()
+    float32_attr: str = ""
+    substitutes: Tuple[Tuple[int, str], ...] = ()
+    substitute_port: int = 0
+    substitute_defaults: Tuple[Tuple[str, str], ...] = ()
     loss_head: bool = False
     unwritten_gradient: bool = False
 
@@ -193,17 +193,17 @@ class Rule:
 
     def is_data(self, port: int) -> bool:
         """Return whether an input carries data, which has the operator's precision."""
-        return port not in self.keep and port not in self.any
+        return port not in self.keep and port not in self.any_dtype
 
     def reads(self, port: int) -> bool:
         """Return whether the values of an input are data."""
         return self.is_data(port) and port not in self.shape_only
 
-    def stand_in(self, call: Call) -> str:
+    def substitute(self, call: Call) -> str:
         """Return the operator to put in this one's place in low precision, empty if there is none for a call."""
-        shape = call.shapes[self.stand_in_port] if call.shapes else None
-        fits = all(key not in call.attrs or _is(call.attrs, key, value) for key, value in self.stand_in_defaults)
-        return "" if shape is None or not fits else dict(self.stand_ins).get(len(shape), "")
+        shape = call.shapes[self.substitute_port] if call.shapes else None
+        fits = all(key not in call.attrs or _is(call.attrs, key, value) for key, value in self.substitute_defaults)
+        return "" if shape is None or not fits else dict(self.substitutes).get(len(shape), "")
 
     def forbids(self, call: Call) -> Optional[str]:
         """Return the reason why a call must stay in float32 under every policy but a pure one, or None."""
@@ -244,16 +244,16 @@ class RuleSet:
         """Return the rules of an operator in the order in which they are tried."""
         return self._by_op.get(op, ())
 
-    def stand_in(self, rule: Rule, call: Call) -> str:
+    def substitute(self, rule: Rule, call: Call) -> str:
         """Return what to put in an operator's place, empty if nothing does the same in ``call.dtype``."""
         # float16 has kernels for all of them, bfloat16 for none: then the operator itself stays, in float32.
-        op = rule.stand_in(call)
-        found = self.find(op, call.attrs) if op else None
-        return op if found is not None and call.dtype in found.dtypes else ""
+        op = rule.substitute(call)
+        rule_of_substitute = self.find(op, call.attrs) if op else None
+        return op if rule_of_substitute is not None and call.dtype in rule_of_substitute.dtypes else ""
 
-    def has_stand_ins(self, rule: Rule, dtype: str) -> bool:
+    def has_substitutes(self, rule: Rule, dtype: str) -> bool:
         """Return whether something may be put in an operator's place in a dtype, for some calls."""
-        return any(dtype in found.dtypes for _, op in rule.stand_ins for found in self._by_op.get(op, ()))
+        return any(dtype in rule_of_op.dtypes for _, op in rule.substitutes for rule_of_op in self._by_op.get(op, ()))
 
     def ops(self) -> Iterable[str]:
         """Return the names of all operators that have a rule."""
@@ -266,8 +266,8 @@ class RuleSet:
 def _is(attrs: Mapping[str, str], key: str, value: str) -> bool:
     """Return whether an attribute has a value, however it is spelled (True, true, 1)."""
     # MXNet fills in defaults when it makes a node, not when it writes one: an attribute that is left out has no value.
-    found = value_of(attrs, key)
-    return found is not None if value == GIVEN else bool(found == value_of({key: value}, key))
+    actual = value_of(attrs, key)
+    return actual is not None if value == GIVEN else bool(actual == value_of({key: value}, key))
 
 
 def _collision(first: Rule, second: Rule) -> str:

@@ -6,9 +6,7 @@ from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import load_params as load_params
 from .checkpoint import load_symbol as load_symbol
 from .checkpoint import save_checkpoint as save_checkpoint
-from .convert import ConvertedBuckets as ConvertedBuckets
 from .convert import ConvertedModel as ConvertedModel
-from .convert import convert_buckets as convert_buckets
 from .convert import convert_checkpoint as convert_checkpoint
 from .convert import convert_model as convert_model
 from .convert import convert_symbol as convert_symbol

@@ -171,9 +171,9 @@ def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
     ):
         if missing:
             lacks = f"{what} lacks {_listed(missing)}, which the symbol has"
-            given = [*arg_params, *aux_params]
-            if given and not set(given) & {*sym.list_arguments(), *sym.list_auxiliary_states()}:
-                raise ParamsError(f"{lacks}; those given, {_listed(given)}, seem to be another network's.")
+            names = [*arg_params, *aux_params]
+            if names and not set(names) & {*sym.list_arguments(), *sym.list_auxiliary_states()}:
+                raise ParamsError(f"{lacks}; those given, {_listed(names)}, seem to be another network's.")
             raise ParamsError(f"{lacks}{did_you_mean(missing[0], params) if params else '; it is empty'}.")
 
 
@@ -245,15 +245,15 @@ def _device_type(context: mx.Context) -> str:
 
 def _require_mapping(argument: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        found = "None" if value is None else f"a {type(value).__name__}"
-        raise ConvertError(f"{argument} is {found}; expected a dict by the names of variables, {{}} for none.")
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        raise ConvertError(f"{argument} is {kind}; expected a dict by the names of variables, {{}} for none.")
     return value
 
 
-def _require_names(argument: str, kind: str, names: Iterable[Any], known: Sequence[str]) -> None:
+def _require_names(argument: str, kind: str, names: Iterable[Any], existing: Sequence[str]) -> None:
     for name in names:
-        if name not in known:
-            raise ConvertError(f"{argument}: the symbol has no {kind} {name!r}{did_you_mean(str(name), known)}.")
+        if name not in existing:
+            raise ConvertError(f"{argument}: the symbol has no {kind} {name!r}{did_you_mean(str(name), existing)}.")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -269,8 +269,8 @@ def label_names(symbol: Any) -> FrozenSet[str]:
     graph = to_graph(symbol)
     labels, others = set(), {head.node for head in graph.heads}
     for node in graph.nodes:
-        known = 1 if is_loss_head(node) else len(node.inputs)
-        others |= {entry.node for entry in node.inputs[:known]}
-        labels |= {entry.node for entry in node.inputs[known:]}
+        data_ports = 1 if is_loss_head(node) else len(node.inputs)
+        others |= {entry.node for entry in node.inputs[:data_ports]}
+        labels |= {entry.node for entry in node.inputs[data_ports:]}
     named = {node.name for node in graph.nodes if node.is_variable and node.name.endswith(LABEL_SUFFIX)}
     return frozenset(named | {graph.nodes[i].name for i in labels - others if graph.nodes[i].is_variable})

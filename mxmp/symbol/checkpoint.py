@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 
 import mxnet as mx
 
-from ..arrays import settle
+from ..arrays import wait_until_readable
 from ..checkpoint import check_arrays_file, checkpoint_files, params_file_of
 from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
 from ..files import manifest_of, require_file, require_set, saving
@@ -92,7 +92,7 @@ def write_arrays(file: str, arrays: Arrays) -> None:
     """Write arrays, as ``mx.nd.save``, and raise OSError if not all of it was written."""
     values = arrays.values() if isinstance(arrays, dict) else arrays
     for array in values:
-        settle(array)  # also because MXNet writes the shape of sparse values before it waits for them
+        wait_until_readable(array)  # also because MXNet writes the shape of sparse values before it waits for them
     is_numpy = any(isinstance(array, mx.np.ndarray) for array in values)
     try:
         (mx.npx.save if is_numpy else mx.nd.save)(file, arrays)
@@ -123,17 +123,17 @@ def load_params(file: str) -> Tuple[Dict[str, Any], Dict[str, Any]]:
         CheckpointError: If the file is missing, damaged, or holds something else.
     """
     arrays = load_arrays(file)
-    found: Dict[str, Dict[str, Any]] = {"arg": {}, "aux": {}}
+    params: Dict[str, Dict[str, Any]] = {"arg": {}, "aux": {}}
     for name, array in arrays.items() if isinstance(arrays, dict) else ():
         kind, _, rest = name.partition(":")
-        if kind not in found or not rest:
+        if kind not in params or not rest:
             raise CheckpointError(
                 f"{file}: it holds '{name}'; expected names such as 'arg:fc_weight' or 'aux:bn_mean'."
             )
-        found[kind][rest] = array
+        params[kind][rest] = array
     if arrays and not isinstance(arrays, dict):
         raise CheckpointError(f"{file}: its {len(arrays)} arrays have no names; expected a checkpoint's parameters.")
-    return found["arg"], found["aux"]
+    return params["arg"], params["aux"]
 
 
 def load_checkpoint(prefix: str, epoch: int, *others: str) -> Checkpoint:

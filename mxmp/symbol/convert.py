@@ -1,4 +1,4 @@
-"""What users of the Symbolic API call: conversion of a symbol, a model, a checkpoint, or the symbols of all buckets.
+"""What users of the Symbolic API call: conversion of a symbol, a model or a checkpoint.
 
 Each is one pass through the same pipeline: `arguments` checks what is given, `rewrite` converts the graph,
 `params` stores the parameters that go with it, and `checkpoint` reads and writes files. ``mxmp convert``
@@ -8,17 +8,15 @@ calls `convert_checkpoint`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from ..checkpoint import check_out_prefix, checkpoint_files
 from ..devices.auto import parse_policy
 from ..devices.processor import read_processor
 from ..dtypes import BFLOAT16
-from ..errors import ConvertError
-from ..passes.attributes import marked_blocks
+from ..passes.base import marked_blocks
 from ..passes.cpu.fit import find_fit
-from ..passes.cpu.merge import merge_windows
-from ..passes.cpu.norms import find_norms, low_norms
+from ..passes.cpu.frozen import find_norms, low_norms, merge_windows
 from ..policy import Policy, PolicyChanges
 from ..report import Decisions, Report
 from .arguments import (
@@ -34,7 +32,7 @@ from .arguments import (
 from .checkpoint import load_checkpoint, naming_files, save_checkpoint
 from .for_inference import fit_params, fold_model, merge_params, write_norms_of
 from .inference import from_graph, to_graph
-from .params import Change, converted_alike, low_dtypes, require_matches, store, total_bytes, widened
+from .params import Change, convert_with_params, low_dtypes, require_matches, store, total_bytes, widened
 from .rewrite import convert_graph
 
 if TYPE_CHECKING:
@@ -181,69 +179,64 @@ def convert_model(
     """
     parsed = parse_policy(policy, _contexts(arg_params, aux_params), **changes)
     model = make_model(sym, shapes, dtypes, ranges)
-    return convert_models([model], arg_params, aux_params, parsed, for_inference)[0]
+    return convert_prepared(model, arg_params, aux_params, parsed, for_inference)
 
 
-def convert_models(
-    models: Sequence[Model],
+def convert_prepared(
+    model: Model,
     arg_params: Mapping[str, Any],
     aux_params: Mapping[str, Any],
     policy: Policy,
     for_inference: bool = False,
     check: bool = True,
     blocks: Sequence[str] = (),
-) -> List[ConvertedModel]:
-    """Return models converted that share one set of parameters; errors are those of `convert_model`.
+) -> ConvertedModel:
+    """Return a model converted whose inputs and policy are checked already; errors are those of `convert_model`.
 
     Args:
-        models: The symbols, and what is known about their inputs; one alone if it will only infer.
-        arg_params: Arguments of all of them.
-        aux_params: Their auxiliary states.
+        model: The symbol, and what is known about its inputs.
+        arg_params: Its arguments.
+        aux_params: Its auxiliary states.
         policy: The policy.
         for_inference: Whether the model will only infer.
         check: Whether to check the parameters, and that each of the policy's patterns matches an operator; of a Gluon
             net both are known.
-        blocks: The paths and prefixes of the blocks of the net that they are from, by which the policy may name them.
+        blocks: The paths and prefixes of the blocks of the net that it is from, by which the policy may name them.
     """
-    for model in models if check else ():
+    if check:
         check_params(model.symbol, arg_params, aux_params, model.shapes)
     require_kernels(policy, _contexts(arg_params, aux_params), "arg_params")
-    args, aux = dict(arg_params), dict(aux_params)
-    for model in models:
-        args = widened(model.symbol, args)
+    args, aux = widened(model.symbol, dict(arg_params)), dict(aux_params)
     bytes_before = total_bytes(args) + total_bytes(aux)
-    marked = {pattern for model in models if blocks for pattern in marked_blocks(to_graph(model.symbol))}
+    marked = marked_blocks(to_graph(model.symbol)) if blocks else ()
     if for_inference:
-        model, args, aux = fold_model(models[0], args, aux)
-        models = [model]
-    symbols, out_of_range = converted_alike(models, args, aux, policy)
+        model, args, aux = fold_model(model, args, aux)
+    converted, out_of_range = convert_with_params(model, args, aux, policy)
     kind = read_processor().kind if for_inference and policy.compute_dtype == BFLOAT16 else None
-    norms = find_norms(to_graph(models[0].symbol), frozenset({**args, **aux}), kind) if kind else ()
-    low = low_norms(symbols[0].graph, symbols[0].facts) if norms else frozenset()
+    norms = find_norms(to_graph(model.symbol), frozenset({**args, **aux}), kind) if kind else ()
+    low = low_norms(converted.graph, converted.facts) if norms else frozenset()
     if any(norm.name in low for norm in norms):  # known only once the policy has decided
-        model, args, aux = write_norms_of(models[0], args, aux, [norm for norm in norms if norm.name in low])
-        models = [model]
-        symbols, out_of_range = converted_alike(models, args, aux, policy)
+        model, args, aux = write_norms_of(model, args, aux, [norm for norm in norms if norm.name in low])
+        converted, out_of_range = convert_with_params(model, args, aux, policy)
     if check:
-        require_matches(policy, symbols, blocks, marked)
-    stored, changes = store(policy, symbols, args)
-    converted, layers = [each.symbol for each in symbols], _NONE
+        require_matches(policy, [converted], blocks, marked)
+    stored, changes = store(policy, converted, args)
+    symbol, layers = converted.symbol, _NONE
     if kind is not None:
-        (whole,) = symbols
+        whole = converted
         graph, merged = merge_windows(whole.graph, whole.facts, kind)
         if merged:
             stored = merge_params(merged, stored)
             whole = whole.with_graph(graph, shapes={each.name: stored[each.name].shape for each in merged})
         fit = find_fit(whole.graph, whole.facts, kind)
         stored, layers = fit_params(fit, stored), fit.layers
-        converted = [from_graph(fit.graph, whole.symbol) if layers else whole.symbol]
+        symbol = from_graph(fit.graph, whole.symbol) if layers else whole.symbol
     types = low_dtypes(stored)
-    wide = {name: dtype for name, dtype in low_dtypes(arg_params).items() if name in stored and name not in types}
+    before = low_dtypes(arg_params)
+    widened_dtypes = {name: dtype for name, dtype in before.items() if name in stored and name not in types}
     sizes = bytes_before, total_bytes(stored) + total_bytes(aux)
-    rest = changes, tuple(sorted(out_of_range)), sizes, wide, layers
-    return [
-        ConvertedModel(symbol, stored, aux, each.decisions, *rest) for symbol, each in zip(converted, symbols)
-    ]
+    outside = tuple(sorted(out_of_range))
+    return ConvertedModel(symbol, stored, aux, converted.decisions, changes, outside, sizes, widened_dtypes, layers)
 
 
 def _contexts(*params: Mapping[str, Any]) -> Iterator[Any]:
@@ -299,84 +292,3 @@ def convert_checkpoint(
     on_stage("write")
     save_checkpoint(out_prefix, epoch if out_epoch is None else out_epoch, *model)
     return model
-
-
-@dataclass(frozen=True)
-class ConvertedBuckets:
-    """The symbols of a BucketingModule, converted, with one set of parameters.
-
-    Attributes:
-        models: (symbol, data_names, label_names) by bucket.
-        arg_params: Arguments of all of them, in the dtypes that they want.
-        aux_params: Auxiliary states.
-        decisions: The source of the reports, by bucket.
-        changes: As ``ConvertedModel.changes``.
-        out_of_range: As ``ConvertedModel.out_of_range``.
-    """
-
-    models: Dict[Any, Tuple[Any, Any, Any]]
-    arg_params: Dict[str, Any]
-    aux_params: Dict[str, Any]
-    decisions: Dict[Any, Decisions]
-    changes: Tuple[Change, ...]
-    out_of_range: Tuple[str, ...]
-
-    @property
-    def reports(self) -> Dict[Any, Report]:
-        """The reports, by bucket."""
-        return {key: each.report for key, each in self.decisions.items()}
-
-    def sym_gen(self, bucket_key: Any) -> Tuple[Any, Any, Any]:
-        """Return a bucket's symbol and names, as BucketingModule asks for them.
-
-        Raises:
-            ConvertError: If the bucket was not converted.
-        """
-        if bucket_key not in self.models:
-            raise ConvertError(f"bucket {bucket_key!r} was not converted; known: {list(self.models)}.")
-        return self.models[bucket_key]
-
-
-def convert_buckets(
-    sym_gen: Callable[[Any], Tuple[Any, Any, Any]],
-    buckets: Iterable[Any],
-    arg_params: Mapping[str, Any],
-    aux_params: Mapping[str, Any],
-    policy: PolicyLike = "O1",
-    shapes: Optional[Mapping[Any, Any]] = None,
-    **changes: Unpack[PolicyChanges],
-) -> ConvertedBuckets:
-    """Convert all buckets of a BucketingModule, with one set of parameters.
-
-    A parameter is stored in low precision only if every bucket that has it wants it so.
-
-    Args:
-        sym_gen: The module's: from a bucket's key to (symbol, data_names, label_names).
-        buckets: The keys of all buckets.
-        arg_params: Arguments of all buckets, NDArrays by name.
-        aux_params: Auxiliary states, likewise.
-        policy: A policy or its text.
-        shapes: Shapes of inputs by bucket.
-        **changes: Fields of the policy that overrule it.
-
-    Raises:
-        ConvertError: If there is no bucket, or the parameters do not fit, as for ``convert_model``.
-        PolicyError: If the policy does not parse, or one of its patterns matches nothing.
-    """
-    refuse_for_inference("convert_buckets", changes)
-    keys = list(buckets)
-    if not keys:
-        raise ConvertError("buckets is empty; give the key of every bucket.")
-    parsed = parse_policy(policy, _contexts(arg_params, aux_params), **changes)
-    generated = {key: sym_gen(key) for key in keys}
-    models = [make_model(symbol, (shapes or {}).get(key)) for key, (symbol, _, _) in generated.items()]
-    converted = dict(zip(generated, convert_models(models, arg_params, aux_params, parsed)))
-    shared = converted[keys[0]]
-    return ConvertedBuckets(
-        {key: (each.symbol, *generated[key][1:]) for key, each in converted.items()},
-        shared.arg_params,
-        shared.aux_params,
-        {key: each.decisions for key, each in converted.items()},
-        shared.changes,
-        shared.out_of_range,
-    )

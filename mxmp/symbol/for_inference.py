@@ -14,13 +14,12 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
-from ..arrays import settle
+from ..arrays import wait_until_readable
 from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
 from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums, GuardSlices, OrderFusedSums, Sequential
 from ..passes.cpu.fit import Fit
-from ..passes.cpu.merge import Merged
-from ..passes.cpu.norms import Norm, write_norms
+from ..passes.cpu.frozen import Merged, Norm, write_norms
 from ..passes.fold import Fold, Sources, activation_of, find_dropouts, find_folds
 from ..report import DROPPED, FOLDED, Removed, Row
 from ..rules.conditions import VECTOR
@@ -58,7 +57,6 @@ def prepare(
     shapes: Optional[Shapes] = None,
     types: Optional[Dtypes] = None,
     left: FrozenSet[int] = frozenset(),
-    graph: Optional[Graph] = None,
 ) -> Prepared:
     """Return a symbol prepared for inference; casts that mxmp inserted are taken out.
 
@@ -68,20 +66,19 @@ def prepare(
         shapes: Shapes of its inputs and parameters, if known.
         types: Dtypes of its inputs and parameters, where they are not float32.
         left: BatchNorms that are to be left, as ``Fold.norm`` numbers them.
-        graph: The symbol's graph, if it has been read: ``to_graph(symbol)``.
 
     Raises:
         InferenceError: If the network does not type-check; the message names the node.
     """
-    given = to_graph(symbol) if graph is None else graph
+    given = to_graph(symbol)
     before = EraseCasts()(given).graph
     graph = in_written_order(DropDropout()(before).graph)
     source = symbol if graph == given else from_graph(graph, symbol)
     facts = infer_network(source, graph, shapes or {}, types or {}, params)
     folds = find_folds(graph, params, facts, left)
     folded = FoldBatchNorm(folds)(graph).graph
-    known = {(node.name, 0): facts.shape(Entry(i)) for i, node in enumerate(graph.nodes)}
-    slices = GuardSlices({name: shape for name, shape in known.items() if shape is not None})
+    shape_of = {(node.name, 0): facts.shape(Entry(i)) for i, node in enumerate(graph.nodes)}
+    slices = GuardSlices({name: shape for name, shape in shape_of.items() if shape is not None})
     guards = Sequential((GuardFusedSums(), OrderFusedSums(), slices))
     after = in_written_order(guards.apply(folded).graph)
     rows = [Row(node.name, node.op, DROPPED, "it does nothing in inference", ()) for node in find_dropouts(before)]
@@ -166,7 +163,7 @@ def _values(array: Any) -> np.ndarray[Any, Any]:
     A view of a parameter that oneDNN keeps in a layout of its own counts as a write to it.
     """
     low = dtypes.canonical(array.dtype) == dtypes.BFLOAT16
-    return settle(round_to(array, dtypes.FLOAT32) if low else array).asnumpy()  # type: ignore[no-any-return]
+    return wait_until_readable(round_to(array, dtypes.FLOAT32) if low else array).asnumpy()  # type: ignore[no-any-return]
 
 
 def _array(values: np.ndarray[Any, Any], like: Any) -> Any:
@@ -180,7 +177,7 @@ def _array(values: np.ndarray[Any, Any], like: Any) -> Any:
 def write_norms_of(
     model: Model, args: Arrays, aux: Arrays, norms: Iterable[Norm]
 ) -> Tuple[Model, Dict[str, Any], Dict[str, Any]]:
-    """Return a prepared model with BatchNorm and relu as depthwise convolutions (`mxmp.passes.cpu.norms`).
+    """Return a prepared model with BatchNorm and relu as depthwise convolutions (`mxmp.passes.cpu.frozen`).
 
     A BatchNorm stays where its factors leave bfloat16's range, or its channels fill no vectors.
     """
@@ -219,14 +216,14 @@ def write_norms_of(
 
 
 def merge_params(merged: Sequence[Merged], args: Arrays) -> Dict[str, Any]:
-    """Return a model's arguments with those of merged convolutions in place of the old ones (`passes.cpu.merge`)."""
-    found = dict(args)
+    """Return a model's arguments with those of merged convolutions in place of the old ones (`passes.cpu.frozen`)."""
+    params = dict(args)
     for name, sources in merged:
         values = [_values(args[source]) for source in sources]
-        wide = [np.pad(each, [(0, 0)] * 2 + [(1, 1)] * 2) if each.shape[2:] == (1, 1) else each for each in values]
-        found[name] = _array(np.concatenate(wide), args[name])
+        windows = [np.pad(each, [(0, 0)] * 2 + [(1, 1)] * 2) if each.shape[2:] == (1, 1) else each for each in values]
+        params[name] = _array(np.concatenate(windows), args[name])
     gone = {source for _, sources in merged for source in sources} - {each.name for each in merged}
-    return {name: value for name, value in found.items() if name not in gone}
+    return {name: value for name, value in params.items() if name not in gone}
 
 
 def fit_params(fit: Fit, args: Arrays) -> Dict[str, Any]:
@@ -234,9 +231,9 @@ def fit_params(fit: Fit, args: Arrays) -> Dict[str, Any]:
     fitted = dict(args)
     for name, axis, indices in fit.params:
         like, kept = fitted[name], np.array(indices)
-        taken = np.take(_values(like), np.maximum(kept, 0), axis)
-        np.moveaxis(taken, axis, 0)[kept < 0] = 0
-        fitted[name] = _array(taken, like)
+        values = np.take(_values(like), np.maximum(kept, 0), axis)
+        np.moveaxis(values, axis, 0)[kept < 0] = 0
+        fitted[name] = _array(values, like)
     return fitted
 
 
@@ -250,14 +247,15 @@ def fold_model(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict[str
     left: FrozenSet[int] = frozenset()
     while True:
         with blaming_params(model.symbol, params, model.shapes):
-            found = prepare(model.symbol, frozenset(params), shapes, types, left)
-        folded, beyond = fold_params(found.folds, params)
+            prepared = prepare(model.symbol, frozenset(params), shapes, types, left)
+        folded, beyond = fold_params(prepared.folds, params)
         if not beyond:
             break
         left |= {fold.norm for fold in beyond}
-    names, old = frozenset(found.symbol.list_inputs()), frozenset(model.symbol.list_inputs())
-    ranges = {name: value for name, value in model.ranges.items() if name not in found.outputs and name not in folded}
-    for name, before in found.outputs.items():
+    names, old = frozenset(prepared.symbol.list_inputs()), frozenset(model.symbol.list_inputs())
+    replaced = {*prepared.outputs, *folded}
+    ranges = {name: value for name, value in model.ranges.items() if name not in replaced}
+    for name, before in prepared.outputs.items():
         if before is not None and before in model.ranges:
             ranges[name] = model.ranges[before]
 
@@ -265,5 +263,5 @@ def fold_model(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict[str
         return {name: value for name, value in values.items() if name in names or name not in old}
 
     sizes, types = remaining(model.shapes), remaining(model.dtypes)
-    prepared = Model(found.symbol, sizes, types, ranges, found.removed, model.constants)
-    return prepared, remaining({**args, **folded}), remaining(aux)
+    folded_model = Model(prepared.symbol, sizes, types, ranges, prepared.removed, model.constants)
+    return folded_model, remaining({**args, **folded}), remaining(aux)

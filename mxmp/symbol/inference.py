@@ -102,17 +102,17 @@ def infer_network(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, para
     variables = {node.name for node in graph.nodes if node.is_variable}
     undeclared = {node.name for node in graph.nodes if node.is_variable and not node.declares_dtype}
     inputs = {name for name in undeclared - params if name in shapes or params}
-    known = dict(types)
+    known_types = dict(types)
     for names in (inputs, undeclared):
-        rest = names - set(known)
-        tells = rest and (lows or known.keys() | (variables - undeclared))
+        rest = names - set(known_types)
+        tells = rest and (lows or known_types.keys() | (variables - undeclared))
         try:
-            implied = infer_variables(symbol, known) if tells else {}
+            implied = infer_variables(symbol, known_types) if tells else {}
         except InferenceError:  # Embedding and Dropout, for example, must be told
-            known = {**dict.fromkeys(undeclared, dtypes.FLOAT32), **types}
+            known_types = {**dict.fromkeys(undeclared, dtypes.FLOAT32), **types}
             break
-        known.update((name, implied.get(name, dtypes.FLOAT32)) for name in rest)
-    return infer_facts(symbol, graph, shapes, known, params)
+        known_types.update((name, implied.get(name, dtypes.FLOAT32)) for name in rest)
+    return infer_facts(symbol, graph, shapes, known_types, params)
 
 
 def infer_shapes(symbol: Any, shapes: Shapes) -> Dict[str, Tuple[int, ...]]:
@@ -153,7 +153,7 @@ def entry_names(internals: Any, graph: Graph) -> Dict[Key, str]:
 
 def _infer_bodies(graph: Graph, facts: Facts) -> Dict[Tuple[int, int], Facts]:
     """Return facts on the bodies of control flow nodes, whose variables have the dtypes of what their nodes read."""
-    found = {}
+    facts_of = {}
     for position, node in enumerate(graph.nodes):
         for number, body in enumerate(bodies_of(node)):
             inputs = [node.inputs[port] for port in body.ports]
@@ -169,18 +169,18 @@ def _infer_bodies(graph: Graph, facts: Facts) -> Dict[Tuple[int, int], Facts]:
                     shapes[nodes[variable].name] = shape
             # With the metadata of the whole, which says that it is of no old version.
             inner = replace(body.graph, nodes=tuple(nodes), metadata=graph.metadata)
-            found[position, number] = infer_facts(from_graph(inner), inner, shapes, {}, frozenset())
-    return found
+            facts_of[position, number] = infer_facts(from_graph(inner), inner, shapes, {}, frozenset())
+    return facts_of
 
 
-def _infer(function: Any, known: Mapping[str, Any], what: str) -> Any:
+def _infer(function: Any, known_values: Mapping[str, Any], what: str) -> Any:
     """Return what MXNet infers of the arguments, outputs and auxiliary states.
 
     ``known`` may name more than the symbol has: inputs that a net does not use, such as a mask. MXNet refuses these.
     """
     names = function.__self__.list_inputs()
     try:
-        return function(**{name: known[name] for name in names if name in known})
+        return function(**{name: known_values[name] for name in names if name in known_values})
     except mx.base.MXNetError as e:
         match = _OPERATOR.search(str(e))
         node = f"node '{match.group(1)}'" if match else "the network"

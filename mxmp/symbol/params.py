@@ -1,21 +1,21 @@
-"""Stores the parameters that converted symbols share in the dtypes that all of them want.
+"""Converts a symbol by the values of its parameters, and stores these in the dtypes that it wants.
 
-It is one symbol of a model, or one for each bucket. The values that low precision changes are counted.
+The values that low precision changes are counted.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Container, Dict, FrozenSet, Iterable, Mapping, Sequence, Tuple
+from typing import Any, Container, Dict, FrozenSet, Mapping, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
 from .. import dtypes
-from ..arrays import amp_cast, settle, view
+from ..arrays import amp_cast, view, wait_until_readable
 from ..graph import Graph
-from ..passes.attributes import DTYPE_ATTR, is_inserted
+from ..passes.base import DTYPE_ATTR, is_inserted
 from ..policy import Policy, check_matches
 from .arguments import Model, beyond_range, blaming_params, require_fit
 from .inference import to_graph
@@ -45,41 +45,35 @@ class Change:
     underflowed: int = 0
 
 
-def converted_alike(
-    models: Sequence[Model], args: Arrays, aux: Arrays, policy: Policy
-) -> Tuple[Sequence[Converted], FrozenSet[str]]:
-    """Return symbols converted so that they agree on their parameters, and the names of those left out of range.
+def convert_with_params(
+    model: Model, args: Arrays, aux: Arrays, policy: Policy
+) -> Tuple[Converted, FrozenSet[str]]:
+    """Return a converted symbol, and the names of the parameters with values beyond the low precision dtype's range.
 
-    A symbol that needs a parameter in float32 decides for all: they are converted again until they agree.
+    Readers of such a parameter stay in float32, which may have another one be read so: it is converted until none is.
     """
-    allowed = frozenset(args)
     out_of_range: FrozenSet[str] = frozenset()
     while True:
-        symbols = [_convert(model, args, aux, policy, allowed, out_of_range) for model in models]
-        more = _find_out_of_range(policy, symbols, args) - out_of_range
-        refused = frozenset(
-            name
-            for name in _union(each.low_params for each in symbols)
-            if any(name not in each.low_params and name in each.symbol.list_arguments() for each in symbols)
-        )
-        if not more and not refused:
-            return symbols, out_of_range
-        out_of_range, allowed = out_of_range | more, allowed - refused
+        converted = _convert(model, args, aux, policy, out_of_range)
+        more = _find_out_of_range(policy, converted, args) - out_of_range
+        if not more:
+            return converted, out_of_range
+        out_of_range |= more
 
 
 def require_matches(
-    policy: Policy, symbols: Sequence[Converted], blocks: Sequence[str] = (), marked: Container[str] = ()
+    policy: Policy, parts: Sequence[Converted], blocks: Sequence[str] = (), marked: Container[str] = ()
 ) -> None:
-    """Raise a PolicyError if one of the policy's patterns matches no operator of the symbols.
+    """Raise a PolicyError if one of the policy's patterns matches no operator of the converted parts of a network.
 
     ``blocks`` and ``marked`` are as for `check_matches`, of the net that they are from.
     """
     if policy.has_overrides:
-        check_matches(policy, [(row.op, row.name) for each in symbols for row in each.report.rows], blocks, marked)
+        check_matches(policy, [(row.op, row.name) for each in parts for row in each.report.rows], blocks, marked)
 
 
 def _convert(
-    model: Model, args: Arrays, aux: Arrays, policy: Policy, allowed: FrozenSet[str], out_of_range: FrozenSet[str]
+    model: Model, args: Arrays, aux: Arrays, policy: Policy, out_of_range: FrozenSet[str]
 ) -> Converted:
     shapes, types = model.known(args, aux)
     with blaming_params(model.symbol, {**args, **aux}, model.shapes):
@@ -88,7 +82,7 @@ def _convert(
             policy,
             shapes,
             types,
-            allowed,
+            frozenset(args),
             out_of_range=out_of_range | beyond_range(model.ranges, policy),
             final=True,
             inputs=frozenset(model.symbol.list_arguments()).difference(args) | model.constants,
@@ -98,32 +92,28 @@ def _convert(
     return converted
 
 
-def _find_out_of_range(policy: Policy, symbols: Sequence[Converted], args: Arrays) -> FrozenSet[str]:
+def _find_out_of_range(policy: Policy, converted: Converted, args: Arrays) -> FrozenSet[str]:
     """Return the parameters beyond the low precision dtype's range whose readers must stay in float32."""
     if not policy.is_mixed:
         return frozenset()
-    stored_low = _union(each.low_params for each in symbols)
-    candidates = stored_low | _union(each.cast_params for each in symbols)
+    candidates = converted.low_params | converted.cast_params
     if policy.out_of_range == "clamp":
-        candidates = (candidates & _union(_read_exactly(each.graph) for each in symbols)) - stored_low
-    names, block = candidates & set(args), _new_block()
-    values = ((name, view(settle(args[name]))) for name in names)
+        candidates = (candidates & _read_exactly(converted.graph)) - converted.low_params
+    block = _new_block()
+    values = ((name, view(wait_until_readable(args[name]))) for name in candidates & set(args))
     return frozenset(name for name, value in values if _survey(name, value, policy.compute_dtype, block).clamped)
 
 
-def store(
-    policy: Policy, symbols: Sequence[Converted], args: Arrays
-) -> Tuple[Dict[str, Any], Tuple[Change, ...]]:
-    """Return float32 parameters in the dtypes that converted symbols want, and what became of their values."""
+def store(policy: Policy, converted: Converted, args: Arrays) -> Tuple[Dict[str, Any], Tuple[Change, ...]]:
+    """Return float32 parameters in the dtypes that a converted symbol wants, and what became of their values."""
     stored, changes, block = dict(args), [], _new_block()
-    low = _union(each.low_params for each in symbols)
-    cast = _union(each.cast_params for each in symbols) if policy.is_mixed else frozenset()
+    low, cast = converted.low_params, converted.cast_params if policy.is_mixed else frozenset()
     for name, array in args.items():
         is_cast = name in cast and dtypes.canonical(array.dtype) == dtypes.FLOAT32
         if name not in low and not is_cast:
             continue
         dtype = policy.param_dtype if name in low else policy.compute_dtype
-        change = _survey(name, view(settle(array)), dtype, block)
+        change = _survey(name, view(wait_until_readable(array)), dtype, block)
         if change.clamped:
             array = _clamp(array, dtype)
         elif name not in low and dtype == dtypes.BFLOAT16 and array.ndim > 2:
@@ -132,10 +122,6 @@ def store(
         if change.clamped or change.underflowed:
             changes.append(change)
     return stored, tuple(changes)
-
-
-def _union(sets: Iterable[FrozenSet[str]]) -> FrozenSet[str]:
-    return frozenset().union(*sets)
 
 
 def _read_exactly(graph: Graph) -> FrozenSet[str]:

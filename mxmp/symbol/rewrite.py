@@ -17,8 +17,8 @@ from ..passes import (
     GuardAmpCasts,
     GuardBranches,
     GuardGradientSums,
-    GuardInPlace,
     GuardLayouts,
+    GuardPRelu,
     InsertCasts,
     Layouts,
     Pass,
@@ -27,18 +27,17 @@ from ..passes import (
     WidenSlowKernels,
     make_plan,
 )
-from ..passes.attributes import is_inserted, marked_blocks, without_blocks
+from ..passes.base import is_inserted, marked_blocks, rule_of, without_blocks
 from ..passes.control_flow import bodies_of
-from ..passes.cpu.depthwise import GroupDepthwise
+from ..passes.cpu.channels import GroupDepthwise, pad_channels
 from ..passes.cpu.guards import GuardTransposed, is_prelu, is_transposed
-from ..passes.cpu.pad import pad_channels
 from ..passes.cpu.written_out import WriteOut
-from ..passes.decide import depends_on_shapes, shape_outcome
 from ..passes.emulate import has_float16
-from ..passes.facts import Named, bfloat16_entries, float32_entries
+from ..passes.facts import OutputRef, bfloat16_entries, float32_entries
+from ..passes.sizes import depends_on_shapes, shape_outcome
 from ..policy import Policy
 from ..report import Decisions, Removed, Report
-from ..rules import CLEAR, RULES
+from ..rules import CLEAR
 from .arguments import make_model
 from .inference import (
     Dtypes,
@@ -60,7 +59,7 @@ class Converted:
         graph: Its graph.
         facts: MXNet's inference of its dtypes and shapes.
         low_params: Names of the parameters that it wants in low precision.
-        decisions: The verdicts and casts, on the graph as it was before.
+        decisions: The decisions and casts, on the graph as it was before.
     """
 
     symbol: Any
@@ -77,18 +76,18 @@ class Converted:
     @functools.cached_property
     def read_dtypes(self) -> Mapping[str, str]:
         """The dtypes of the variables of the network as it was given, by name, where they are known."""
-        given = self.decisions.removed
-        if given.before is None:
+        removed = self.decisions.removed
+        if removed.before is None:
             return self.decisions.facts.variable_dtypes(self.decisions.before)
-        return given.facts.variable_dtypes(given.before)
+        return removed.facts.variable_dtypes(removed.before)
 
-    def with_graph(self, graph: Graph, types: Optional[Dtypes] = None, shapes: Optional[Shapes] = None) -> Converted:
-        """Return the same with another graph, whose variables have the dtypes and shapes they had, or those given."""
-        symbol, known = from_graph(graph, self.symbol), self.facts
+    def with_graph(self, graph: Graph, shapes: Optional[Shapes] = None) -> Converted:
+        """Return the same with another graph; its variables have the dtypes and shapes that they had, or ``shapes``."""
+        symbol, facts_before = from_graph(graph, self.symbol), self.facts
         graph = to_graph(symbol)  # in the order that MXNet writes
-        sizes = {n.name: known.shape(Entry(i)) for i, n in enumerate(self.graph.nodes) if n.is_variable}
-        given = {**{name: size for name, size in sizes.items() if size is not None}, **(shapes or {})}
-        facts = infer_facts(symbol, graph, given, {**known.variable_dtypes(self.graph), **(types or {})}, known.params)
+        sizes = {n.name: facts_before.shape(Entry(i)) for i, n in enumerate(self.graph.nodes) if n.is_variable}
+        known_shapes = {**{name: size for name, size in sizes.items() if size is not None}, **(shapes or {})}
+        facts = infer_facts(symbol, graph, known_shapes, facts_before.variable_dtypes(self.graph), facts_before.params)
         return replace(self, symbol=symbol, graph=graph, facts=facts)
 
     @functools.cached_property
@@ -252,17 +251,17 @@ def emulated(
     layouts = Layouts()
     speed: Tuple[Pass, ...] = ()
     running = Emulate(facts, native=rounds_natively(facts))(unique).graph
-    if trains and not has_float16(facts):  # which is computed in float64
+    if trains:
         running = GuardTransposed(float32_entries(unique, facts)).run(running)
     if has_low:
         layouts = Layouts(bfloat16_entries(unique, facts), read_processor().kind)
-        wide = {} if watched else float32_entries(unique, facts)
+        float32_shapes = {} if watched else float32_entries(unique, facts)
         if not watched:
-            running, layouts = pad_channels(running, layouts, wide.keys(), fused)
-            running = GroupDepthwise(layouts, wide.keys())(running).graph if trains else running
-        speed = (WidenSlowKernels(layouts, fused, wide.keys() if trains else frozenset()),)
+            running, layouts = pad_channels(running, layouts, float32_shapes.keys(), fused)
+            running = GroupDepthwise(layouts, float32_shapes.keys())(running).graph if trains else running
+        speed = (WidenSlowKernels(layouts, fused, float32_shapes.keys() if trains else frozenset()),)
         if trains:
-            speed += (*([] if watched else [WriteOut(wide, layouts)]), SeparateLayouts(layouts))
+            speed += (*([] if watched else [WriteOut(float32_shapes, layouts)]), SeparateLayouts(layouts))
     names = layouts.shapes.keys()
     guards = *_guards(trains, names), GuardGradientSums(names), GuardLayouts(), GuardAmpCasts(written)
     running = Sequential((*speed, *guards)).apply(running).graph
@@ -271,9 +270,9 @@ def emulated(
     return renamed(running, lambda name: old_names.get(name, name)) if old_names else running
 
 
-def _guards(trains: bool, low: AbstractSet[Named] = frozenset()) -> Tuple[Pass, ...]:
+def _guards(trains: bool, low: AbstractSet[OutputRef] = frozenset()) -> Tuple[Pass, ...]:
     """Return the passes for what MXNet gets wrong on any device; ``low`` are entries in bfloat16."""
-    return (GuardInPlace(trains), *([GuardBranches(low)] if trains else []))
+    return (GuardPRelu(), GuardBranches(low)) if trains else ()
 
 
 def rounds_natively(facts: Facts) -> bool:
@@ -302,7 +301,7 @@ def read_low(graph: Graph) -> FrozenSet[str]:
 
 
 def _is_clear(node: Node) -> bool:
-    rule = RULES.find(node.op, dict(node.attrs))
+    rule = rule_of(node)
     return rule is not None and rule.category == CLEAR
 
 

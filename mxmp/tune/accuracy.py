@@ -36,7 +36,7 @@ from ..diagnose.progress import showing_progress
 from ..diagnose.subject import FIRST_CALLS, NetSubject, Subject, SymbolSubject, read_subject
 from ..errors import NonFiniteLossError, TuneError
 from ..graph import Graph, Node
-from ..passes.attributes import PRECISION_ATTR
+from ..passes.base import PRECISION_ATTR
 from ..policy import Policy, pattern_of
 from ..report import Row
 from ..report.tuning import SearchResult, SearchRow

@@ -266,7 +266,7 @@ def test_mxnet_uses_it_by_the_bits_of_a_product(program, environ, printed):
         (f"import mxmp, mxnet, subprocess, sys; subprocess.run([sys.executable, '-c', {PLAIN!r}], check=True)", ["lives", "lives"]),
         (f"import mxmp, mxnet, os, sys; os.execv(sys.executable, [sys.executable, '-c', {PLAIN!r}])", ["lives"]),
         (f"import mxmp, mxnet, multiprocessing\nif __name__ == '__main__':\n    p = multiprocessing.get_context('spawn').Process(target=exec, args=({PLAIN!r}, {{}}))\n    p.start(); p.join()\n    print(p.exitcode)", ["lives", "0", "lives"]),
-        (f"import mxmp, mxnet, sys; mxmp.launch.run(mxmp.launch.plan([sys.executable, '-c', {PLAIN!r}], 1))", ["[worker", "0]", "lives", "lives"]),
+        (f"import mxmp, mxnet, sys; mxmp.launch.run(mxmp.launch.plan_processes([sys.executable, '-c', {PLAIN!r}], 1))", ["[worker", "0]", "lives", "lives"]),
     ],
     ids=["import", "fork", "faulthandler", "child", "exec", "spawn", "launch"],
 )  # fmt: skip

@@ -119,6 +119,6 @@ def test_bodies_of_loops_are_looked_into():
 def test_every_operator_that_gains_is_measured_or_left_out_knowingly():
     from mxmp.diagnose.tensor_cores import _MEASURES
 
-    gain = {rule.op for rule in RULES if rule.category == ALLOW and (rule.dtypes or rule.stand_ins)}
+    gain = {rule.op for rule in RULES if rule.category == ALLOW and (rule.dtypes or rule.substitutes)}
     assert gain - set(_MEASURES) == {"_npi_tensordot", "_npi_tensordot_int_axes", "_npi_einsum", "RNN"}
     assert not set(_MEASURES) - gain

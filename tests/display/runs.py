@@ -4,7 +4,7 @@ import math
 
 from mxmp.display import Section
 from mxmp.display.page import fragment
-from mxmp.passes.reasons import Reason
+from mxmp.passes.decide import Reason
 from mxmp.report import Cast, Report, Row, Run
 from mxmp.report.comparison import Comparison, NodeComparison, OutputComparison
 from mxmp.report.gradients import Gradients, Magnitudes

@@ -105,7 +105,7 @@ def test_a_key_may_be_initialized_again():
 def test_scoped_stores_have_keys_of_their_own():
     """Two trainers number their parameters alike."""
     first = store(3, shape=(2,), key=0)
-    second = first.scoped()
+    second = first.with_own_keys()
     second.init(0, mx.nd.zeros(4))
     grads = mx.nd.ones(2), mx.nd.ones(4)
     first.pushpull(0, grads[0])
@@ -131,7 +131,7 @@ def test_agree_is_the_least_of_all_flags(transport):
     engine = Other()
     made = KVStore(engine, transport)
     for engine.bad, flag, expected in [(0, 1, 1), (1, 1, 0), (0, 0, 0), (1, 0, 0), (0, None, 1), (1, None, 0)]:
-        assert made.agree(None if flag is None else mx.nd.array([flag])).asscalar() == expected
+        assert made.all_workers(None if flag is None else mx.nd.array([flag])).asscalar() == expected
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mxmp import launch
-from mxmp.launch import TIMED_OUT, Process, plan, run
+from mxmp.launch import TIMED_OUT, Process, plan_processes, run
 
 SLEEP = "sleep 60"
 SERVE = "import mxmp, mxnet"
@@ -36,7 +36,7 @@ def ends(pid):
 
 
 def test_plan_tells_every_process_its_part():
-    processes = plan(["python", "train.py"], 2, servers=3)
+    processes = plan_processes(["python", "train.py"], 2, servers=3)
     names = ["scheduler", "server 0", "server 1", "server 2", "worker 0", "worker 1"]
     assert [p.name for p in processes] == names
     ports = [int(p.environment["PORT"]) for p in processes]
@@ -56,7 +56,7 @@ def test_plan_tells_every_process_its_part():
 
 
 def test_plan_spreads_workers_over_hosts_in_the_order_of_ranks():
-    processes = plan(["true"], 4, servers=2, hosts=["10.0.0.9", "10.0.0.10"], port=9000)
+    processes = plan_processes(["true"], 4, servers=2, hosts=["10.0.0.9", "10.0.0.10"], port=9000)
     assert [p.host for p in processes] == ["10.0.0.9", "10.0.0.10", "10.0.0.9", *["10.0.0.10"] * 2, *["10.0.0.9"] * 2]
     assert [p.environment["PORT"] for p in processes] == [str(9000 + i) for i in range(7)]
     assert {p.environment["DMLC_PS_ROOT_URI"] for p in processes} == {"10.0.0.9"}

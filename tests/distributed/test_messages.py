@@ -11,7 +11,7 @@ from mxnet import gluon
 import mxmp
 from mxmp.distributed import KVStore
 from mxmp.errors import DependencyError, LaunchError, TrainerError
-from mxmp.launch import Process, plan, run
+from mxmp.launch import Process, plan_processes, run
 from tests import messages
 from tests.distributed.engines import Twins
 from tests.gluon.trainer_tools import param, sgd
@@ -98,24 +98,24 @@ TABLE = {
         lambda: alone(lambda: module("O0", "dist_sync")), TrainerError,
         "kvstore 'dist_sync' needs DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_SERVER, DMLC_NUM_WORKER in "
         "the environment; start the script with `mxmp launch -n 2 python SCRIPT`."),
-    "a text for a command": (lambda: plan("python train.py", 1), LaunchError,
+    "a text for a command": (lambda: plan_processes("python train.py", 1), LaunchError,
         "command is the text 'python train.py'; give a list, as ['python', 'train.py']."),
-    "a text for hosts": (lambda: plan(["true"], 1, hosts="127.0.0.1"), LaunchError,
+    "a text for hosts": (lambda: plan_processes(["true"], 1, hosts="127.0.0.1"), LaunchError,
         "hosts is the text '127.0.0.1'; give a list, as ['127.0.0.1']."),
-    "no workers": (lambda: plan(["true"], 0), LaunchError,
+    "no workers": (lambda: plan_processes(["true"], 0), LaunchError,
         "a job of 0 workers and 1 servers cannot run; give at least 1 of each."),
-    "no servers": (lambda: plan(["true"], 1, servers=0), LaunchError,
+    "no servers": (lambda: plan_processes(["true"], 1, servers=0), LaunchError,
         "a job of 1 workers and 0 servers cannot run; give at least 1 of each."),
     "a host by name": (
-        lambda: plan(["true"], 1, hosts=["node1"]), LaunchError,
+        lambda: plan_processes(["true"], 1, hosts=["node1"]), LaunchError,
         "host 'node1': MXNet's processes listen on and are found by an IPv4 address; give one."),
-    "host 0.0.0.0": (lambda: plan(["true"], 1, hosts=["0.0.0.0"]), LaunchError,
+    "host 0.0.0.0": (lambda: plan_processes(["true"], 1, hosts=["0.0.0.0"]), LaunchError,
         "host '0.0.0.0': MXNet's processes listen on and are found by an IPv4 address; give one."),
     "another machine": (
-        lambda: plan(["true"], 1, hosts=["192.0.2.1"]), LaunchError,
+        lambda: plan_processes(["true"], 1, hosts=["192.0.2.1"]), LaunchError,
         "cannot listen on 192.0.2.1: Cannot assign requested address; give an address of this machine."),
     "ports": (
-        lambda: plan(["true"], 1, port=65534), LaunchError,
+        lambda: plan_processes(["true"], 1, port=65534), LaunchError,
         "port 65534: the job needs 3 ports from there; give one from 1 to 65533."),
     "no program": (
         lambda: start("no-such-program"), LaunchError,

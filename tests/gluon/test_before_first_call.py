@@ -12,6 +12,7 @@ from mxnet.gluon import nn
 from mxmp.errors import ConvertError, InferenceError, PolicyError, TrainerError
 from mxmp.gluon import Trainer, cast, convert, export, freeze, report, restore
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
+from mxmp.train.masters import masters_of
 from tests.gluon.nets import X, cnn, exact, exported, imported, sequence, started, step
 
 WEIGHT = "net_dense0_weight"
@@ -202,6 +203,36 @@ def test_a_pattern_of_operators_or_names_that_matches_nothing_is_refused_by_the_
     assert restore(net)(X).shape[0] == len(X)
     convert(net, "O2")(X)
     assert report(net).count["float16"]
+
+
+@pytest.mark.parametrize("how", [lambda net: net, copy.deepcopy], ids=["itself", "a copy"])
+def test_a_part_that_ran_before_another_found_no_match_is_as_it_was(how):
+    """Only the last part's graph tells; a parameter that nothing trains has all its digits again too."""
+    net = sequence(cnn(), nn.Dense(2), kind=nn.Sequential)
+    net[1].initialize()
+    net[0][0].weight.grad_req = "null"
+    x = net[0](X)
+    expected, before = net(X).asnumpy(), bits(net)
+    net = how(convert(net, "O2,name:typo=float32"))
+    for _ in range(2):
+        with pytest.raises(PolicyError, match="names: 'typo' matches no node"):
+            net(X)
+        assert set(stored(net).values()) == {"float32"} and bits(net) == before
+    assert net[0][0](X).dtype == np.float32
+    assert np.array_equal(restore(net)(X).asnumpy(), expected)
+    convert(net, "O2")(X)
+    assert report(net).count["float16"] and stored(net)[WEIGHT] == "float16"
+    assert not np.array_equal(net[0](X).asnumpy(), x.asnumpy())
+
+
+def test_exact_values_are_kept_until_all_names_are_found_and_no_longer():
+    net = started(sequence(nn.Dense(4, in_units=108), nn.Dense(2, prefix="last_"), kind=nn.Sequential))
+    net[0].weight.grad_req = "null"
+    convert(net, "O2,name:last_*=float32")
+    hidden = net[0](X)
+    assert masters_of(net[0].weight) and masters_of(net[0].bias)
+    net[1](hidden)
+    assert not masters_of(net[0].weight) and masters_of(net[0].bias)
 
 
 def test_a_pattern_of_blocks_that_matches_none_is_refused_at_once():

@@ -49,7 +49,6 @@ def test_a_child_of_a_bfloat16_net_takes_float32(make):
 
 
 @pytest.mark.bfloat16
-@pytest.mark.xfail(strict=True, reason="engine")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["Conv2D", "a Dense behind a Conv2D"])
 def test_a_child_of_a_bfloat16_net_takes_the_dtypes_that_the_net_takes(name, dtype):
@@ -86,7 +85,6 @@ def run_transposed_convolution_backward():
         np.testing.assert_array_equal(to_float32(net[0].bias.grad()).asnumpy(), 2 * 10 * 10)
 
 
-@pytest.mark.xfail(strict=True, reason="engine")
 def test_a_transposed_convolution_that_is_called_by_itself_runs_backward():
     """In a process of its own: MXNet raises the same error for all that comes after it."""
     alone(run_transposed_convolution_backward)

@@ -75,29 +75,6 @@ def test_prelu_keeps_infinite_values_in_training():
     assert found.asnumpy()[:, 0].tolist() == [np.inf, -np.inf]
 
 
-DIFFERENCES = {
-    "ediff1d": lambda np_, x: np_.ediff1d(x),
-    "ediff1d, a number at its begin": lambda np_, x: np_.ediff1d(x, to_begin=0.5),
-    "ediff1d, a number at its end": lambda np_, x: np_.ediff1d(x, to_end=2.0),
-    "ediff1d, an array at its begin": lambda np_, x: np_.ediff1d(x, to_begin=x[:1] * 3),
-    "diff of order zero": lambda np_, x: np_.diff(x, n=0),
-}
-
-
-@mx.util.use_np
-@pytest.mark.parametrize("recorded", [False, True], ids=["infers", "trains"])
-@pytest.mark.parametrize("function", DIFFERENCES.values(), ids=DIFFERENCES)
-def test_differences_are_those_of_numpy(function, recorded):
-    net = Function(lambda net, F, x: function(F.np, net.dense(x).reshape(-1)) * 2, dense=nn.Dense(6, in_units=4))
-    initialized(net, mx.init.Normal(1))
-    x = np.random.RandomState(0).randn(2, 4).astype(np.float32)
-    expected = function(np, (x @ net.dense.weight.data().asnumpy().T).reshape(-1)) * 2
-    convert(net, "O1")
-    with autograd.record() if recorded else autograd.pause():
-        found = net(mx.np.array(x))
-    np.testing.assert_allclose(found.asnumpy(), expected, rtol=0.01, atol=0.02)
-
-
 def foreach(F, x):
     return F.contrib.foreach(lambda data, states: (F.tanh(data) * 2, states), x, [])[0]
 

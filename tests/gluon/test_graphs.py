@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 
 import mxnet as mx
 import numpy as np
@@ -10,7 +11,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.gluon import conversion, convert, export
+from mxmp.gluon import cache, conversion, convert, export
 from mxmp.symbol import rewrite
 from tests.gluon.nets import Function, initialized, operator_precisions, sequence
 
@@ -48,7 +49,7 @@ def count(monkeypatch):
 
 def operators(net):
     """The cached operators that a net has."""
-    return {id(runner.op) for runner in net._mxmp_conversion._calls.values()}
+    return {id(runner.op) for runner in net._mxmp_conversion._cache.runners.values()}
 
 
 def test_batch_sizes_of_the_same_verdicts_have_one_graph(count):
@@ -79,7 +80,7 @@ def test_shapes_with_other_verdicts_have_another_graph_and_the_last_is_exported(
 
 
 def test_graphs_are_bounded(monkeypatch, count):
-    monkeypatch.setattr(conversion, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(cache, "MAX_GRAPHS", 3)
 
     def thresholds(net, F, x):
         """Sums over the batch that leave float16 one after the other as it grows."""
@@ -89,8 +90,8 @@ def test_graphs_are_bounded(monkeypatch, count):
     sizes = [1025, *(1024 // n for n in range(1, 8))]  # each with another number of sums in float16
     call(net, *sizes)
     held = net._mxmp_conversion
-    assert len({runner.graph for runner in held._calls.values()}) == len(operators(net)) == 3
-    assert {signature.shapes[0][0] for signature in held._calls} == set(sizes[-3:])
+    assert len({runner.graph for runner in held._cache.runners.values()}) == len(operators(net)) == 3
+    assert {signature.shapes[0][0] for signature in held._cache.runners} == set(sizes[-3:])
     before = count["convert_graph"]
     call(net, *sizes[-3:])
     assert count["convert_graph"] == before
@@ -99,10 +100,10 @@ def test_graphs_are_bounded(monkeypatch, count):
 
 
 def test_remembered_shapes_are_bounded(monkeypatch, count):
-    monkeypatch.setattr(conversion, "MAX_CALLS", 4)
+    monkeypatch.setattr(cache, "MAX_CALLS", 4)
     net = make()
     call(net, *range(1, 11))
-    assert len(net._mxmp_conversion._calls) == 4 and len(operators(net)) == 1
+    assert len(net._mxmp_conversion._cache.runners) == 4 and len(operators(net)) == 1
     before = dict(count)
     call(net, 10)
     assert count == before
@@ -192,3 +193,22 @@ def test_sizes_of_bulks_of_one_operator_and_its_four_casts(gpu, environment, giv
         net(mx.nd.ones((2, 3)))
     assert (asked.get("forward_bulk_size"), asked.get("backward_bulk_size")) == expected
     assert asked["static_alloc"] is True
+
+
+@pytest.mark.parametrize("hybridizes", [False, True])
+@pytest.mark.parametrize("records", [False, True])
+def test_a_later_call_reaches_the_operator_through_three_functions_of_mxmp(hybridizes, records, monkeypatch):
+    net = make()
+    net.hybridize(hybridizes)
+    call, functions = mx.nd.CachedOp.__call__, []
+
+    def noted(operator, *args, **kwargs):
+        frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
+        functions.append([frame.f_code.co_name for frame in frames if frame.f_globals["__name__"].startswith("mxmp.")])
+        return call(operator, *args, **kwargs)
+
+    monkeypatch.setattr(mx.nd.CachedOp, "__call__", noted)
+    for _ in range(2):
+        with autograd.record() if records else autograd.pause():
+            net(mx.nd.ones((1, 3)))
+    assert functions[0] and len(functions[1]) == 3

@@ -18,9 +18,7 @@ CASES = {
     "groups": (lambda: nn.Conv2DTranspose(6, 3, groups=2, in_channels=8), (2, 8, 5, 5)),
     "a channel a group": (lambda: nn.Conv2DTranspose(16, 3, groups=8, in_channels=8), (2, 8, 5, 5)),
     "one channel": (lambda: nn.Conv2DTranspose(6, 3, strides=2, in_channels=1), (2, 1, 5, 5)),
-    "dilated": (lambda: nn.Conv2DTranspose(6, 3, dilation=2, in_channels=8), (2, 8, 5, 5)),
     "one axis": (lambda: nn.Conv1DTranspose(6, 3, strides=2, in_channels=8), (2, 8, 9)),
-    "three axes": (lambda: nn.Conv3DTranspose(6, 3, strides=2, in_channels=8), (2, 8, 3, 3, 3)),
 }
 
 

@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 import mxnet as mx
-import pytest
 
 from mxmp.graph import (
     Entry,
     Graph,
     GraphBuilder,
     Node,
-    ancestors,
     from_json,
     in_written_order,
     to_json,
@@ -55,24 +53,11 @@ def test_the_written_order_is_mxnets():
     assert in_written_order(ordered) is ordered
 
 
-def test_control_dependencies_are_ancestors_and_come_behind_inputs():
+def test_control_dependencies_come_behind_inputs():
     second = Node("relu", "second", inputs=(Entry(0),), control_deps=(1,))
     graph = Graph((X, FIRST, second), (Entry(2), Entry(0)))
-    assert in_written_order(graph) == graph and ancestors(graph, [Entry(2)]) == {0, 1, 2}
+    assert in_written_order(graph) == graph
     late = Graph((X, X._replace(name="y"), FIRST, Node("relu", "second", (), (Entry(1),), 1, (), (2,))), (Entry(3),))
     ordered = in_written_order(late)
     assert [node.name for node in ordered.nodes] == ["y", "x", "first", "second"]
     assert ordered.nodes[3].control_deps == (2,) and ordered.nodes[3].inputs == (Entry(0),)
-
-
-@pytest.mark.parametrize(
-    "entries, sources, names",
-    [
-        ([Entry(5)], (), ["w", "x", "b", "a", "s"]),
-        ([Entry(3), Entry(2)], (), ["w", "x", "left_out", "b"]),
-        ([Entry(6)], {(5, 0)}, ["x", "a", "t"]),
-        ([Entry(5)], {(5, 0)}, []),
-    ],
-)
-def test_ancestors_are_what_an_entry_is_computed_from_and_end_at_sources(entries, sources, names):
-    assert [SHUFFLED.nodes[position].name for position in sorted(ancestors(SHUFFLED, entries, sources))] == names

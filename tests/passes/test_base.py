@@ -32,11 +32,9 @@ def test_modified_tells_whether_the_graph_changed():
     assert not same.modified and same.graph is GRAPH
 
 
-def test_sequential_runs_in_order_and_calls_back():
-    seen = []
-    passes = (InsertCasts(Policy.parse("O1")), EraseCasts())
-    assert not Sequential(passes, lambda p, r: seen.append((p.name, r.modified)))(GRAPH).modified
-    assert seen == [("insert-casts", True), ("erase-casts", True)]
+def test_sequential_runs_in_order():
+    passes = InsertCasts(Policy.parse("O1")), EraseCasts()
+    assert Sequential(passes[:1])(GRAPH).modified and not Sequential(passes)(GRAPH).modified
 
 
 CONV = "x = null()\nw = null()\nc = Convolution(x, w) {kernel: (3,3); no_bias: True; num_filter: 8}\n"

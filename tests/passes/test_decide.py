@@ -8,27 +8,26 @@ import pytest
 from mxmp.graph import Entry, Node
 from mxmp.passes import Facts, classify, make_plan
 from mxmp.passes.dataflow import last_layer
-from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW, depends_on_shapes, shape_outcome
-from mxmp.passes.sizes import find_sizes
+from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW
+from mxmp.passes.sizes import depends_on_shapes, find_sizes, shape_outcome
 from mxmp.policy import Policy
-from mxmp.rules import RULES
 from mxmp.symbol import infer_facts, to_graph
 from symbols import get_symbol
 from tests.graph.text import from_text
 from tests.passes.graphs import with_facts
 
 
-def verdicts_of(text, policy="O1", dtypes=None, shapes=None):
+def decisions_of(text, policy="O1", dtypes=None, shapes=None):
     """Return the verdicts by node of a graph behind a variable ``x``."""
     graph, facts = with_facts("x = null()\n" + text, dtypes, shapes)
     policy = Policy.parse(policy) if isinstance(policy, str) else policy
-    return {node.name: verdict for node, verdict in zip(graph.nodes, classify(graph, policy, facts, RULES))}
+    return {node.name: decision for node, decision in zip(graph.nodes, classify(graph, policy, facts))}
 
 
 FUSED = "d = Convolution(x, x)\nm = {}(d, d)\na = elemwise_add(m, d)\nreturn a"
 
 # A graph, a policy, and verdicts by node: a label, or a label and its reason.
-VERDICTS = {
+DECISIONS = {
     "deny taints infer": ("e = exp(x)\na = elemwise_add(e, x)\nreturn a", "O1", {"a": FLOAT32}),
     "through clear and on": (
         "e = exp(x)\nr = Reshape(e)\nb = elemwise_add(r, x)\nc = _mul_scalar(b) {scalar: 2}\nreturn c", "O1",
@@ -64,25 +63,25 @@ VERDICTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text, policy, expected", VERDICTS.values(), ids=VERDICTS)
+@pytest.mark.parametrize("text, policy, expected", DECISIONS.values(), ids=DECISIONS)
 def test_a_verdict_and_its_reason(text, policy, expected):
-    found = verdicts_of(text, policy)
-    for name, verdict in expected.items():
-        label, reason = verdict if isinstance(verdict, tuple) else (verdict, found[name].reason)
+    found = decisions_of(text, policy)
+    for name, decision in expected.items():
+        label, reason = decision if isinstance(decision, tuple) else (decision, found[name].reason)
         assert (found[name].label, found[name].reason) == (label, reason)
 
 
 @pytest.mark.parametrize("dtype, label", [("float32", FREE), ("int32", KEEP), ("float64", KEEP), ("float16", KEEP)])
 def test_data_that_is_not_float32_is_left_alone(dtype, label):
-    found = verdicts_of("a = sqrt(x)\nr = Reshape(a)\nreturn r", dtypes={"x": dtype, "a": dtype, "r": dtype})["r"]
+    found = decisions_of("a = sqrt(x)\nr = Reshape(a)\nreturn r", dtypes={"x": dtype, "a": dtype, "r": dtype})["r"]
     assert found.label == label
     assert label == FREE or found.reason == f"input 0 is {dtype} already"
 
 
 def test_unknown_dtype_is_left_alone():
     graph = from_text("x = null()\nr = Reshape(x)\nreturn r")
-    verdict = classify(graph, Policy.parse("O1"), Facts({(0, 0): "float32"}), RULES)[1]
-    assert (verdict.label, verdict.reason) == (KEEP, "the dtype of output 0 is unknown")
+    decision = classify(graph, Policy.parse("O1"), Facts({(0, 0): "float32"}))[1]
+    assert (decision.label, decision.reason) == (KEEP, "the dtype of output 0 is unknown")
 
 
 LAST_LAYERS = {
@@ -114,8 +113,8 @@ LAST_LAYERS = {
 @pytest.mark.parametrize("policy", ["O1", "O3"])
 @pytest.mark.parametrize("text, expected", LAST_LAYERS.values(), ids=LAST_LAYERS)
 def test_the_last_layer_in_float32(text, expected, policy):
-    found = verdicts_of(text, Policy.parse(policy, last_layer_fp32=True))
-    assert {name for name, verdict in found.items() if verdict.reason == "last layer"} == expected
+    found = decisions_of(text, Policy.parse(policy, last_layer_fp32=True))
+    assert {name for name, decision in found.items() if decision.reason == "last layer"} == expected
     assert all(found[name].label == FLOAT32 for name in expected)
 
 
@@ -125,7 +124,7 @@ def test_the_last_layer_in_float32(text, expected, policy):
 def test_overrides_and_regions_overrule_the_last_layer(changes):
     region = "" if changes else " {__mxmp_precision__: low}"
     policy = Policy.parse("O1", last_layer_fp32=True, **changes)
-    found = verdicts_of(f"net_d = dot(x, x){region}\nr = relu(net_d)\nreturn r", policy)
+    found = decisions_of(f"net_d = dot(x, x){region}\nr = relu(net_d)\nreturn r", policy)
     assert (found["net_d"].label, found["r"].label) == (LOW, FLOAT32)
 
 
@@ -133,7 +132,7 @@ def test_overrides_and_regions_overrule_the_last_layer(changes):
 def test_the_last_layer_of_a_detector_is_its_prediction_heads(train):
     """Its default boxes come from the feature maps too, but from their shapes alone."""
     graph = to_graph(get_symbol("ssd300_vgg16", train=train))
-    found = [graph.nodes[i] for i in last_layer(graph, RULES)]
+    found = [graph.nodes[i] for i in last_layer(graph)]
     maps = ["conv4_3", "fc7", "extra1", "extra2", "extra3", "extra4"]
     convolutions = {node.name for node in found if node.op == "Convolution"}
     assert convolutions == {f"{name}_{head}" for name in maps for head in ("cls", "loc")}
@@ -148,7 +147,7 @@ def test_equal_outcomes_of_shapes_are_equal_verdicts():
         for columns in (1, 2, 600):
             shapes = {} if rows is None else {"dot": (rows, columns, 32, 8)}
             graph, facts = with_facts("x = null()\n" + text, shapes=shapes)
-            labels = tuple(verdict.label for verdict in verdicts_of(text, shapes=shapes).values())
+            labels = tuple(decision.label for decision in decisions_of(text, shapes=shapes).values())
             assert found.setdefault(shape_outcome(graph, "float16", facts), labels) == labels
     assert len(found) == len(set(found.values())) > 2
 
@@ -181,7 +180,7 @@ def loop(rounds):
 )
 def test_a_state_that_a_loop_adds_to_is_the_sum_of_all_rounds(rounds, reason):
     graph, facts = loop(rounds)
-    assert find_sizes(graph, RULES, facts, "float16").bodies[2, 0].reasons.get(2) == reason
+    assert find_sizes(graph, facts, "float16").bodies[2, 0].reasons.get(2) == reason
     assert depends_on_shapes(graph, "float16")
     short, short_facts = loop(2)
     is_alike = shape_outcome(graph, "float16", facts) == shape_outcome(short, "float16", short_facts)
@@ -291,6 +290,6 @@ def test_an_output_of_a_loop_comes_low_if_only_layers_read_it(read, low_outputs)
     types = dict.fromkeys(symbol.list_arguments(), "float32")
     plan = make_plan(graph, Policy.parse("O1"), infer_facts(symbol, graph, {}, types, frozenset()))
     position = next(i for i, node in enumerate(graph.nodes) if node.subgraphs)
-    assert plan.verdicts[position].low_outputs == low_outputs and plan.gives_low(position, 0) == read
+    assert plan.decisions[position].low_outputs == low_outputs and plan.gives_low(position, 0) == read
     if read:  # outside: seq, w, v, the last layer's output; inside: the state, down and up
         assert (plan.placement.casts, plan.bodies[position, 0].casts(), plan.casts()) == (4, 2, 6)

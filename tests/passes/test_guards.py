@@ -9,7 +9,7 @@ from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn, rnn
 
 from mxmp.gluon import convert
-from mxmp.passes import GuardAmpCasts, GuardGradientSums, GuardInPlace, GuardLayouts
+from mxmp.passes import GuardAmpCasts, GuardGradientSums, GuardLayouts, GuardPRelu
 from mxmp.symbol import from_graph, to_graph
 from tests.graph.text import from_text, to_text
 
@@ -39,7 +39,7 @@ GUARDED = {
     "weights of grouped convolutions": (GuardAmpCasts(frozenset("xwv")), GROUPED, [
         "low = amp_cast(x) {dtype: bfloat16}", "a = amp_cast(w) {dtype: bfloat16}", "b_guard = _copy(v)"]),
     "both reads of one operator count": (SUMS, TWICE, ["p2 = dot(a_share, a_share)", "p3 = dot(a_share, a_share1)"]),
-    "a PReLU that trains": (GuardInPlace(trains=True), "w = null()\n" + PRELU, [
+    "a PReLU that trains": (GuardPRelu(), "w = null()\n" + PRELU, [
         "y_slope = LeakyReLU(y_other, w) {act_type: prelu}", "y = elemwise_sub(y_upper, y_product)", "return y"]),
     "a reshape in front of a convolution": (
         GuardLayouts(), f"r = Reshape(x) {{shape: (0,-1,8,8)}}\n{CONV.replace('(x', '(r')}return c", [
@@ -60,10 +60,7 @@ LEFT = {
     "a float16 cast": (GuardAmpCasts(), "a = Cast(x) {dtype: float16}\nreturn a"),
     "sums of float32": (GuardGradientSums(), f"a = null()\ny = add_n({', '.join('a' * 50)}) {{num_args: 50}}\nreturn y"),
     "outputs that are one entry eight times": (SUMS, f"a = relu(x)\nr0 = relu(a)\nreturn {', '.join('a' * 8)}"),
-    "a PReLU that infers": (GuardInPlace(trains=False), "w = null()\n" + PRELU),
-    "another LeakyReLU": (GuardInPlace(trains=True), "y = LeakyReLU(x) {act_type: leaky}\nreturn y"),
-    "ediff1d": (GuardInPlace(trains=True), "y = _npi_ediff1d(x)\nreturn y"),
-    "diff": (GuardInPlace(trains=True), "y = _npi_diff(x) {n: 1}\nreturn y"),
+    "another LeakyReLU": (GuardPRelu(), "y = LeakyReLU(x) {act_type: leaky}\nreturn y"),
     "a reshape whose gradient a cast gives": (
         GuardLayouts(), CONV + "r = Reshape(c) {shape: (0,-1)}\na = amp_cast(r) {dtype: float32}\nreturn a"),
     "Flatten behind a classifier": (
@@ -168,7 +165,7 @@ def test_gradients_of_an_unrolled_lstm_are_not_truncated(static):
 
 def test_a_guarded_prelu_overflows_no_more_than_the_operator_in_float16():
     """On a GPU the guard runs in float16: x times the gradient of the output may be out of range where x > 0."""
-    graph = GuardInPlace(trains=True)(from_text("x = null()\nw = null()\n" + PRELU)).graph
+    graph = GuardPRelu()(from_text("x = null()\nw = null()\n" + PRELU)).graph
     data, alpha = mx.nd.array([[1000, -1, 0, -3]], dtype="float16"), mx.nd.array([0.25], dtype="float16")
     for array in (data, alpha):
         array.attach_grad()

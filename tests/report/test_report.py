@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mxmp.passes import Facts, InsertCasts, make_plan
-from mxmp.passes.reasons import Reason
+from mxmp.passes.decide import Reason
 from mxmp.policy import Policy
 from mxmp.report import Report, Row, legend, make_report, merge, operator_table
 from mxmp.symbol import convert_graph

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mxmp.passes.decide import depends_on_shapes
+from mxmp.passes.sizes import depends_on_shapes
 from mxmp.rules import RULES, Call
 from mxmp.rules.conditions import (
     scalars_in_range,

@@ -44,7 +44,7 @@ def test_find_returns_the_first_variant_whose_attributes_match(op, attrs, number
 
 
 def test_data_ports_are_those_neither_kept_nor_indifferent():
-    rule = Rule("op", CLEAR, keep=(1,), any=(2,), shape_only=(3,))
+    rule = Rule("op", CLEAR, keep=(1,), any_dtype=(2,), shape_only=(3,))
     assert [rule.is_data(port) for port in range(5)] == [True, False, False, True, True]
     assert [rule.reads(port) for port in range(5)] == [True, False, False, False, True]  # of port 3 the shape
     every = Rule("op", CLEAR, keep=EVERY, keep_outputs=EVERY)

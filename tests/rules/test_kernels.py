@@ -123,7 +123,7 @@ def test_running_sums_stop_growing_beyond_the_limits(dtype, function, arrays, wh
 
 
 @pytest.mark.parametrize("size", [300, 5000])
-@pytest.mark.parametrize("op, key", [(rule.op, rule.widens) for rule in RULES if rule.widens])
+@pytest.mark.parametrize("op, key", [(rule.op, rule.float32_attr) for rule in RULES if rule.float32_attr])
 def test_operators_that_widen_compute_in_float32(op, key, size):
     example = Example(op, ((4, size),), {"axis": 1, key: "float32"})
     data = [np.float32(3 * np.random.default_rng(0).standard_normal((4, size))).astype(np.float16).astype(np.float32)]

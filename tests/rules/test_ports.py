@@ -50,7 +50,7 @@ def test_mxnet_accepts_the_ports_and_gives_the_outputs_that_the_rule_says(exampl
     rule, ports = example.rule, set(example.data_ports)
     before = output_dtypes(example, dtypes.FLOAT32)
     assert len(before) == example.outputs
-    indifferent = [port for port in rule.any if port < len(example.shapes)]
+    indifferent = [port for port in rule.any_dtype if port < len(example.shapes)]
     for dtype in rule.dtypes if ports else ():
         expected = [was if index in rule.keep_outputs else dtype for index, was in enumerate(before)]
         for some in chain.from_iterable(combinations(indifferent, n) for n in range(len(indifferent) + 1)):

@@ -94,7 +94,7 @@ def test_a_net_converted_to_float32_is_that_after_an_interrupt(draw):
 def nothing_is_left():
     """What is set for a thread while a net is traced or run is as before, or other nets run unconverted, or in float32."""
     yield
-    assert regions.current_region() is None and not blocks._UNCONVERTED.get()
+    assert regions.current_region() is None and not blocks.RUNS_AS_WRITTEN.get()
     assert nn.Dense(1, prefix="named_").name == "named"  # in no scope of another block
     assert not getattr(storage._LOCAL, "reads_stored", False)
 

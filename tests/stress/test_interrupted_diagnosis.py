@@ -1,4 +1,4 @@
-"""Ctrl-C at lines of a comparison, an explanation or a dry run: the net and its trainer stay whole."""
+"""Ctrl-C at lines of a comparison or an explanation: the net and its trainer stay whole."""
 
 import functools
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mxnet.gluon import nn
 
-from mxmp.diagnose import check_loop, compare, explain
+from mxmp.diagnose import compare, explain
 from mxmp.gluon import convert
 from tests.diagnose.nets import L2, backward, data, trainer_of
 from tests.stress.interrupts import count_lines, interrupted
@@ -36,7 +36,6 @@ def made():
 VERBS = {
     "compare": lambda net, trainer, step: compare(net, X),
     "explain": lambda net, trainer, step: explain(net, (X, LABEL), loss=L2),
-    "check_loop": lambda net, trainer, step: check_loop(net, trainer, step),
 }
 
 

@@ -61,7 +61,7 @@ def test_the_first_calls_may_come_from_several_threads(policy):
         net, ways = make(policy), [infer, record] * (THREADS // 2)
         outputs = run(*(functools.partial(way, net, batch(2 + number)) for number, way in enumerate(ways)))
         assert all(np.array_equal(*pair) for pair in zip(outputs, expected))
-        assert len({id(each.op) for each in net._mxmp_conversion._calls.values()}) == 1
+        assert len({id(each.op) for each in net._mxmp_conversion._cache.runners.values()}) == 1
 
 
 def test_calls_beside_a_recorded_float32_region_run_converted():

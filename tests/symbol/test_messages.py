@@ -7,7 +7,6 @@ import pytest
 from mxmp import Policy
 from mxmp.errors import CheckpointError, ConvertError, InferenceError, MxmpError, ParamsError, PolicyError
 from mxmp.symbol import (
-    convert_buckets,
     convert_checkpoint,
     convert_model,
     convert_symbol,
@@ -39,10 +38,6 @@ def symbol(*args, **options):
 
 def of(value):
     return lambda: convert_symbol(value)
-
-
-def buckets(sym, keys=(1,), **options):
-    return lambda: convert_buckets(lambda key: (dense(sym, "more") if key == 2 else sym, ["x"], None), keys, WEIGHTS, {}, **options)
 
 
 def another(name, shape, shapes):
@@ -158,14 +153,7 @@ REFUSED = [
     ("data_names is 5", ConvertError, symbol(data_names=5)),
     *((text, PolicyError, model(policy=spec, **changes)) for text, (spec, changes) in BAD_POLICIES.items()),
     *((text, ParamsError, model(*params, "O2", SHAPES, sym=NETWORK)) for text, params in UNFIT.items()),
-    ("buckets is empty", ConvertError, buckets(LAYER, ())),
-    ("sym is a str", ConvertError, buckets("net")),
-    ("arg_params lacks 'more_weight'", ParamsError, buckets(LAYER, (1, 2))),
-    ("shapes: the symbol has no variable 'y'", ConvertError, buckets(LAYER, shapes={1: {"y": (4, 6)}})),
-    ("names: 'fd' matches no node; the nearest are fc", PolicyError, buckets(LAYER, policy="O2,name:fd=float32")),
-    ("bucket 3 was not converted; known: [1]", ConvertError, lambda: buckets(LAYER)().sym_gen(3)),
     ("convert_symbol has no option for_inference", ConvertError, symbol(for_inference=True)),
-    ("convert_buckets has no option for_inference", ConvertError, buckets(LAYER, for_inference=True)),
     *(
         (f"'{name}'... has shape {shape}", ParamsError, another(name, shape, shapes))
         for name, shape in (("bn_moving_mean", (5,)), ("bn_gamma", (4, 1)), ("conv_weight", (5, 3, 3, 3)))

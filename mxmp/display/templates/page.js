@@ -59,9 +59,12 @@
     show();
   }
 
-  // A box with more to its right fades out there: not every browser shows a scroll bar.
+  // A box with more to its right or below fades out there: not every browser shows a scroll bar.
   function makeScrollable(box) {
-    const show = () => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+    const show = () => {
+      box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+      box.classList.toggle("below", box.scrollTop + box.clientHeight < box.scrollHeight - 1);
+    };
     box.addEventListener("scroll", show, { passive: true });
     new ResizeObserver(show).observe(box);
   }

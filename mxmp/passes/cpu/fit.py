@@ -19,8 +19,7 @@ from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...graph.core import make_attrs
 from ...processors import Kind
 from ...rules.conditions import flag_of, sizes_of, value_of
-from ..attributes import device_attrs
-from ..base import beside, rewritten
+from ..base import device_attrs, insert_next_to, sweep
 from ..facts import CAST_OPS, Facts, Shape
 from .kernels import CHANNELS, NEVER, Channels
 
@@ -132,11 +131,11 @@ class _Concat(_Form):
         return sum(part.count() for part in self.parts)
 
     def indices(self) -> List[int]:
-        found, start = [], 0
+        indices, start = [], 0
         for part in self.parts:
-            found += [index if index < 0 else index + start for index in part.indices()]
+            indices += [index if index < 0 else index + start for index in part.indices()]
             start += part.channels
-        return found
+        return indices
 
 
 class _Flat(_Form):
@@ -227,8 +226,8 @@ class _Plan:
         is_low = self.facts.dtype(Entry(position)) == dtypes.BFLOAT16
         if is_low and math.prod(shape[2:]) > 1:
             made = _Group(filters, position)
-            if filters % self.want.given and (self.want.gives_pointwise or not is_pointwise):
-                made.multiple = self.want.given
+            if filters % self.want.out_channels and (self.want.out_channels_pointwise or not is_pointwise):
+                made.multiple = self.want.out_channels
             self.forms[position, 0] = made
 
     def _head(self, head: Entry) -> None:
@@ -266,12 +265,12 @@ class _Plan:
 
     def _widen(self, form: _Form) -> bool:
         """Let the data of a layer have a multiple of channels; return whether that changed a group."""
-        if not form.count() % self.want.read:
+        if not form.count() % self.want.in_channels:
             return False
-        groups = [(group, group.multiple) for group in form.groups() if group.multiple < self.want.read]
+        groups = [(group, group.multiple) for group in form.groups() if group.multiple < self.want.in_channels]
         for group, _ in groups:
-            group.multiple = self.want.read
-        if form.count() % self.want.read:  # a part that cannot change: nothing would be gained
+            group.multiple = self.want.in_channels
+        if form.count() % self.want.in_channels:  # a part that cannot change: nothing would be gained
             for group, multiple in groups:
                 group.multiple = multiple
             return False
@@ -284,8 +283,8 @@ class _Plan:
         attrs: Dict[int, Dict[str, Optional[str]]] = {}
         params: List[Taken] = []
         layers: List[str] = []
-        found = {id(group): group for form in self.forms.values() for group in form.groups()}
-        for group in found.values():
+        groups = {id(group): group for form in self.forms.values() for group in form.groups()}
+        for group in groups.values():
             indices = group.indices()
             for maker in group.makers if len(indices) > group.channels else ():
                 node = self.graph.nodes[maker]
@@ -304,7 +303,7 @@ class _Plan:
                 params.append(Taken(weight, 1, tuple(indices)))
         if not params:
             return Fit(self.graph)
-        return Fit(self._edited(attrs, {taken.name for taken in params}), tuple(params), tuple(layers))
+        return Fit(self._edited(attrs, {param.name for param in params}), tuple(params), tuple(layers))
 
     def _edited(self, attrs: Dict[int, Dict[str, Optional[str]]], changed: Set[str]) -> Graph:
         cuts = {position: form for position, form in self.cuts.items() if form.count() > form.channels}
@@ -314,7 +313,7 @@ class _Plan:
                 return node.with_attrs({"__shape__": None})
             if position in cuts and node.op == "Flatten":
                 cut = {"axis": "1", "begin": "0", "end": str(cuts[position].channels)}
-                return node.rewired((beside(builder, node, "slice_axis", "cut", *node.inputs, **cut),))
+                return node.rewired((insert_next_to(builder, node, "slice_axis", "cut", *node.inputs, **cut),))
             if position in cuts:
                 node = node._replace(name=builder.unique(f"{node.name}_padded"))
             return node.with_attrs(attrs[position]) if position in attrs else node
@@ -330,7 +329,7 @@ class _Plan:
                 made[position] = Entry(builder.add(node))
             return [made[head.node] if head.node in made else builder.mapped(head) for head in self.graph.heads]
 
-        return rewritten(self.graph, visit, heads=heads)
+        return sweep(self.graph, visit, heads=heads)
 
 
 def find_fit(graph: Graph, facts: Facts, kind: Kind) -> Fit:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import (
     AbstractSet,
-    Callable,
     ClassVar,
     Dict,
     FrozenSet,
@@ -22,14 +21,11 @@ from typing import (
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...graph.core import make_attrs
-from ...rules.conditions import flag_of, sizes_of, value_of
-from ..attributes import device_attrs
-from ..base import Copy, MakeCopy, Pass, beside, rewritten, with_copies
+from ...rules.conditions import sizes_of, value_of
+from ..base import Copy, MakeCopy, Pass, device_attrs, insert_next_to, sweep, with_copies
 from ..control_flow import bodies_of
-from ..emulate import trainable_deconvolution
-from ..facts import Named, Shape, declared_dtype
-
-_Guard = Callable[[GraphBuilder, Node], Node]
+from ..emulate import deconvolution_in_float64, has_float64_deconvolution
+from ..facts import OutputRef, Shape, declared_dtype
 
 _SHARE_ATTR = "__mxmp_share__"
 
@@ -87,7 +83,7 @@ class GuardAmpCasts(Pass):
 
 def _copier(op: str, **attrs: str) -> MakeCopy:
     """Return what makes copies with an operator that leaves values as they are, on the device of a node."""
-    return lambda builder, node, word, entry: beside(builder, node, op, word, entry, **attrs)
+    return lambda builder, node, word, entry: insert_next_to(builder, node, op, word, entry, **attrs)
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ class GuardGradientSums(Pass):
     """
 
     name: ClassVar[str] = "guard-gradient-sums"
-    entries: AbstractSet[Named] = frozenset()
+    entries: AbstractSet[OutputRef] = frozenset()
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with identities."""
@@ -171,45 +167,29 @@ def _has_default_layout(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class GuardInPlace(Pass):
-    """Rewrites the operators that MXNet's executors and cached operators run wrongly in place, on any device.
+class GuardPRelu(Pass):
+    """Writes PReLU as operators whose gradients MXNet computes right in place, on any device.
 
-    A memory plan gives the output of an operator the memory of its input where FInplaceOption allows it. These
-    operators write some of the output before they have read all of the input:
+    A memory plan gives the output of an operator the memory of its input where FInplaceOption allows it. The gradient
+    of PReLU (_backward_LeakyReLU in src/operator/leaky_relu.cc) writes the gradient of the data over that of the
+    output, and then computes the gradient of alpha from it: alpha times too small.
 
-    - The gradient of PReLU (_backward_LeakyReLU in src/operator/leaky_relu.cc): that of the data overwrites the
-      gradient of the output, of which that of alpha is computed next, alpha times too small. If the graph ``trains``,
-      it is relu(x) + alpha * min(x, 0), with the same values: PReLU of -1, which has no gradient of its data,
-      broadcasts alpha where the data is not positive. Positive values are in no product, so that none of the gradient
-      is out of float16's range that is not with PReLU.
-    - ediff1d with one element in front or behind (np_ediff1d_op.cc), whose output is as large as its input: it gets the
-      other element too, which a slice takes off.
-    - diff with n=0 (np_diff.cc), which sets the output to zero first: it is an identity.
-
-    To be removed when MXNet's FInplaceOption of these is.
+    PReLU becomes relu(x) + alpha * min(x, 0), which has the same values. PReLU of -1, which has no gradient of its
+    data, broadcasts alpha where the data is not positive. Positive values are in no product, so that no gradient leaves
+    float16's range that does not with PReLU. To be removed when MXNet's FInplaceOption of it is.
     """
 
-    name: ClassVar[str] = "guard-in-place"
-    trains: bool = False
+    name: ClassVar[str] = "guard-prelu"
 
     def run(self, graph: Graph) -> Graph:
-        """Return the graph with operators that may run in place."""
-        if not any(map(self._guard_for, graph.operators())):
+        """Return the graph without PReLU."""
+        if not any(map(is_prelu, graph.operators())):
             return graph
 
         def visit(builder: GraphBuilder, _: int, node: Node) -> Node:
-            guard = self._guard_for(node)
-            return guard(builder, node) if guard else node
+            return _prelu(builder, node) if is_prelu(node) else node
 
-        return rewritten(graph, visit, body=self.run)
-
-    def _guard_for(self, node: Node) -> Optional[_Guard]:
-        """Return the function that gives the node in the place of this one, under its name; None if it may stay."""
-        if node.op == "LeakyReLU":
-            return _prelu if self.trains and is_prelu(node) else None
-        if node.op == "_npi_ediff1d":
-            return _ediff1d if _is_longer(node, "begin") != _is_longer(node, "end") else None
-        return _identity if node.op == "_npi_diff" and node.get("n") == "0" else None
+        return sweep(graph, visit, body=self.run)
 
 
 def is_prelu(node: Node) -> bool:
@@ -217,31 +197,14 @@ def is_prelu(node: Node) -> bool:
     return node.op == "LeakyReLU" and node.get("act_type") == "prelu"
 
 
-def _is_longer(node: Node, end: str) -> bool:
-    """Return whether ediff1d puts something at an end."""
-    return flag_of(dict(node.attrs), f"to_{end}_arr_given", False) or node.get(f"to_{end}_scalar", "None") != "None"
-
-
 def _prelu(builder: GraphBuilder, node: Node) -> Node:
-    add, (data, alpha) = partial(beside, builder, node), node.inputs
+    add, (data, alpha) = partial(insert_next_to, builder, node), node.inputs
     positive = add("_greater_scalar", "positive", data, scalar="0")
     other = add("_minus_scalar", "other", positive, scalar="1")  # -1 where the data is not positive, else 0
     slope = builder.insert(node.op, f"{node.name}_slope", other, alpha, **dict(node.attrs))  # -alpha there
     product = add("elemwise_mul", "product", add("_minimum_scalar", "negative", data, scalar="0"), slope)
     upper = add("relu", "upper", data)
     return Node("elemwise_sub", node.name, make_attrs(device_attrs(node)), (upper, product))
-
-
-def _ediff1d(builder: GraphBuilder, node: Node) -> Node:
-    missing, begin, end = ("end", "0", "-1") if _is_longer(node, "begin") else ("begin", "1", "None")
-    attrs = {**dict(node.attrs), f"to_{missing}_scalar": "0"}
-    longer = builder.insert(node.op, f"{node.name}_longer", *node.inputs, **attrs)
-    part = make_attrs({"axis": "0", "begin": begin, "end": end, **device_attrs(node)})
-    return Node("slice_axis", node.name, part, (longer,))
-
-
-def _identity(_: GraphBuilder, node: Node) -> Node:
-    return Node("_copy", node.name, make_attrs(device_attrs(node)), node.inputs)
 
 
 @dataclass(frozen=True)
@@ -253,14 +216,14 @@ class GuardTransposed(Pass):
     that gradient is no array of the user's: where a net is called twice in a recording, as in a CycleGAN, or two
     operators read the weight. As the depth of a kernel filters are axes of one filter. So the operator here reads a
     constant weight, and what is added to it is zero, with the gradient of the weight: the other minus itself. Its data
-    are constant, since the gradient of these fails in turn. One that is dilated or has three axes is computed in
-    float64, as under emulation. To be removed when MXNet's gradient has memory first.
+    are constant, since the gradient of these fails in turn. One that is dilated or has three axes stays as it is, and
+    one with a single channel in a group is computed in float64. To be removed when MXNet's gradient has memory first.
 
     ``entries`` are the float32 entries of the graph, as ``float32_entries`` finds them; bodies stay as they are.
     """
 
     name: ClassVar[str] = "guard-transposed"
-    entries: Mapping[Named, Optional[Shape]] = field(default_factory=dict)
+    entries: Mapping[OutputRef, Optional[Shape]] = field(default_factory=dict)
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with weights whose gradients may be added up."""
@@ -269,20 +232,21 @@ class GuardTransposed(Pass):
 
         def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
             one_each = node.get("num_filter") == (node.get("num_group") or "1")
-            if not is_transposed(node) or one_each or (node.name, 0) not in self.entries:
+            may_stay = one_each or (node.name, 0) not in self.entries or not has_float64_deconvolution(node)
+            if not is_transposed(node) or may_stay:
                 return node
             source = graph.nodes[position].inputs[1]
             shape = self.entries.get((graph.nodes[source.node].name, source.index))
             # oneDNN has no gradient for the weight of volumes with one channel: "could not execute a primitive".
             has_channels = shape is not None and shape[0] > int(node.get("num_group") or 1)
-            if len(_axes(node, "kernel")) < 3 and set(_axes(node, "dilate")) <= {1} and has_channels:
+            if has_channels:
                 return _transposed(builder, node)
-            wide = trainable_deconvolution(builder, node, shape)
+            wide = deconvolution_in_float64(builder, node)
             attrs = make_attrs({"dtype": dtypes.FLOAT32, **device_attrs(node)})
             wide = wide._replace(name=builder.unique(f"{node.name}_float64"), control_deps=())
             return Node("Cast", node.name, attrs, (Entry(builder.add(wide)),))
 
-        return rewritten(graph, visit)
+        return sweep(graph, visit)
 
 
 def is_transposed(node: Node) -> bool:
@@ -295,10 +259,10 @@ def _axes(node: Node, key: str) -> Tuple[int, ...]:
 
 
 def _transposed(builder: GraphBuilder, node: Node) -> Node:
-    add, (data, weight, *bias) = partial(beside, builder, node), node.inputs
+    add, (data, weight, *bias) = partial(insert_next_to, builder, node), node.inputs
     weight = add("SwapAxis", "default_layout", weight, dim1="0", dim2="0")  # which inference may have changed
     attrs = {**dict(node.attrs), "no_bias": "True"}
-    own = builder.insert(node.op, f"{node.name}_by_data", data, add("BlockGrad", "constant", weight), **attrs)
+    product = builder.insert(node.op, f"{node.name}_by_data", data, add("BlockGrad", "constant", weight), **attrs)
     groups = int(node.get("num_group") or 1)
     filters = int(node.get("num_filter") or 0)
     depth = filters // groups
@@ -313,10 +277,10 @@ def _transposed(builder: GraphBuilder, node: Node) -> Node:
     nothing = add("elemwise_sub", "nothing", like, add("BlockGrad", "constant_like", like))
     attrs_of_sum = make_attrs(device_attrs(node))
     if not bias:
-        return Node("elemwise_add", node.name, attrs_of_sum, (own, nothing))
+        return Node("elemwise_add", node.name, attrs_of_sum, (product, nothing))
     shape = (1, filters, *(1 for _ in sizes["kernel"]))
     column = add("Reshape", "bias", *bias, shape=str(shape))
-    total = add("elemwise_add", "product", own, nothing)
+    total = add("elemwise_add", "product", product, nothing)
     return Node("broadcast_add", node.name, attrs_of_sum, (total, column))
 
 
@@ -332,7 +296,7 @@ class GuardBranches(Pass):
     """
 
     name: ClassVar[str] = "guard-branches"
-    entries: AbstractSet[Named] = frozenset()  # those in bfloat16, for which where has no gradient
+    entries: AbstractSet[OutputRef] = frozenset()  # those in bfloat16, for which where has no gradient
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with guarded inputs."""
@@ -346,22 +310,22 @@ class GuardBranches(Pass):
             low = [(s.name, i) in self.entries or declared_dtype(s) == dtypes.BFLOAT16 for s, i in sources]
             return node.rewired(_one_branch_each(builder, node, low))
 
-        return rewritten(graph, visit, body=self.run)
+        return sweep(graph, visit, body=self.run)
 
 
 def _one_branch_each(builder: GraphBuilder, node: Node, low: Sequence[bool]) -> Tuple[Entry, ...]:
-    add, (condition, *branches) = partial(beside, builder, node), bodies_of(node)
+    add, (condition, *branches) = partial(insert_next_to, builder, node), bodies_of(node)
     here = _inlined(builder, condition.graph, [node.inputs[port] for port in condition.ports], node.name)
-    found = []
+    guarded = []
     for port, entry in enumerate(node.inputs):
         read = [port in branch.ports for branch in branches]
         if any(read) and not all(read):
-            wide = add("amp_cast", "guard", entry, dtype=dtypes.FLOAT32) if low[port] else entry
-            fixed = add("BlockGrad", "guard", wide)
-            entry = add("_npi_where", "guard", here, *(wide if each else fixed for each in read))
+            in_float32 = add("amp_cast", "guard", entry, dtype=dtypes.FLOAT32) if low[port] else entry
+            fixed = add("BlockGrad", "guard", in_float32)
+            entry = add("_npi_where", "guard", here, *(in_float32 if each else fixed for each in read))
             entry = add("amp_cast", "guard", entry, dtype=dtypes.BFLOAT16) if low[port] else entry
-        found.append(entry if any(read) else add("BlockGrad", "guard", entry))
-    return tuple(found)
+        guarded.append(entry if any(read) else add("BlockGrad", "guard", entry))
+    return tuple(guarded)
 
 
 def _inlined(builder: GraphBuilder, graph: Graph, values: Iterable[Entry], name: str) -> Entry:
@@ -436,7 +400,7 @@ class OrderFusedSums(Pass):
             convolved = [_is_convolved(graph, entry) for entry in graph.nodes[position].inputs]
             return node._replace(inputs=node.inputs[::-1]) if node.op == _SUM and convolved == [False, True] else node
 
-        return rewritten(graph, visit)
+        return sweep(graph, visit)
 
 
 def _is_convolved(graph: Graph, entry: Entry) -> bool:
@@ -458,7 +422,7 @@ class GuardSlices(Pass):
     """
 
     name: ClassVar[str] = "guard-slices"
-    shapes: Mapping[Named, Shape] = field(default_factory=dict)
+    shapes: Mapping[OutputRef, Shape] = field(default_factory=dict)
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph without slices of channels."""
@@ -471,7 +435,7 @@ class GuardSlices(Pass):
             is_other = shape is not None and len(shape) != 4
             return node if is_other else _slice_channels(builder, shape[1] if shape else None, node)
 
-        return rewritten(graph, visit, self.run)
+        return sweep(graph, visit, self.run)
 
 
 def _slice_channels(builder: GraphBuilder, size: Optional[int], node: Node) -> Node:
@@ -495,5 +459,5 @@ def _slice_channels(builder: GraphBuilder, size: Optional[int], node: Node) -> N
     begin, end = ((*each[:1], None, *each[2:]) for each in (begin, end))
     if not any(each is not None for each in (*begin, *end)):
         return node._replace(op="slice_axis", attrs=make_attrs({**attrs, **channels}))
-    entry = beside(builder, node, "slice_axis", "channels", node.inputs[0], **channels)
+    entry = insert_next_to(builder, node, "slice_axis", "channels", node.inputs[0], **channels)
     return node._replace(inputs=(entry,)).with_attrs({"begin": str(begin), "end": str(end)})

@@ -21,8 +21,8 @@ from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...processors import AMX, EMULATED, Kind
 from ...rules.conditions import sizes_of
-from ..base import Copy, Pass, beside, with_copies
-from ..facts import Named, Shape, declared_dtype
+from ..base import Copy, Pass, insert_next_to, with_copies
+from ..facts import OutputRef, Shape, declared_dtype
 
 DEFAULT = "default"
 BLOCKED = "blocks of 16 channels"
@@ -40,32 +40,33 @@ _KEEP = frozenset({BATCH_NORM, "Activation", "LeakyReLU", "elemwise_add", "add_n
 class Convolution(NamedTuple):
     """What decides the layouts of a convolution: channels of one group in and out, and its kernel."""
 
-    read: int
-    given: int
+    in_channels: int
+    out_channels: int
     groups: int = 1
     pointwise: bool = False
     dilated: bool = False
 
     def output(self, amx: bool) -> str:
         """Return the layout of its output."""
-        if self.read == self.given == 1:
+        if self.in_channels == self.out_channels == 1:
             return BLOCKED if self.groups % 16 == 0 else DEFAULT
-        if self.groups > 1 and (self.read % 16 or self.given % 16):
-            return OWN if min(self.read, self.given) in (4, 8) else DEFAULT
-        if self.given % 16:
+        if self.groups > 1 and (self.in_channels % 16 or self.out_channels % 16):
+            return OWN if min(self.in_channels, self.out_channels) in (4, 8) else DEFAULT
+        if self.out_channels % 16:
             return DEFAULT
-        windowed = self.read < 32 and not (self.pointwise or self.dilated)
-        if amx and (self.read % 32 == 0 or windowed):
+        windowed = self.in_channels < 32 and not (self.pointwise or self.dilated)
+        if amx and (self.in_channels % 32 == 0 or windowed):
             return LAST
-        return BLOCKED if self.read % 16 == 0 or 3 < self.read < 16 else DEFAULT
+        return BLOCKED if self.in_channels % 16 == 0 or 3 < self.in_channels < 16 else DEFAULT
 
     def gradient(self, amx: bool) -> str:
         """Return the layout of the gradient of its input."""
-        if self.read == self.given == 1 or self.groups > 1 and (self.read % 16 or self.given % 16):
+        fills_blocks = self.in_channels % 16 == 0 and self.out_channels % 16 == 0
+        if self.in_channels == self.out_channels == 1 or (self.groups > 1 and not fills_blocks):
             return self.output(amx)
-        if self.read % 16 or self.given % 16:
+        if not fills_blocks:
             return DEFAULT
-        return LAST if amx and self.given % 32 == 0 else BLOCKED
+        return LAST if amx and self.out_channels % 32 == 0 else BLOCKED
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Layouts:
         kind: The kind of processor that the graph runs on.
     """
 
-    shapes: Mapping[Named, Optional[Shape]] = field(default_factory=dict)
+    shapes: Mapping[OutputRef, Optional[Shape]] = field(default_factory=dict)
     kind: Kind = EMULATED
 
     def shape(self, graph: Graph, entry: Entry) -> Optional[Shape]:
@@ -94,28 +95,28 @@ class Layouts:
 
     def outputs(self, graph: Graph) -> Dict[Key, str]:
         """Return the layouts of the bfloat16 entries that do not have the default one."""
-        found: Dict[Key, str] = {}
+        layouts: Dict[Key, str] = {}
         for position, node in enumerate(graph.nodes):
             if not self.is_low(graph, Entry(position)) or not node.inputs:
                 continue
-            layout = DEFAULT if self.pools_all(graph, position) else found.get(node.inputs[0].key, DEFAULT)
+            layout = DEFAULT if self.pools_all(graph, position) else layouts.get(node.inputs[0].key, DEFAULT)
             if node.op == "Convolution":
                 convolution = self._convolution(graph, node)
-                found[position, 0] = convolution.output(self.kind == AMX) if convolution else UNKNOWN
+                layouts[position, 0] = convolution.output(self.kind == AMX) if convolution else UNKNOWN
             elif node.op == BATCH_NORM and layout == OWN:
                 continue
             elif node.op in _KEEP and layout != DEFAULT:
-                found[position, 0] = layout
-        return found
+                layouts[position, 0] = layout
+        return layouts
 
     def gradients(self, graph: Graph, outputs: Mapping[Key, str]) -> List[str]:
         """Return the layout of the gradient of each node's first output; OWN where it is not known."""
-        found = [DEFAULT] * len(graph.nodes)
+        layouts = [DEFAULT] * len(graph.nodes)
         readers = graph.consumers()
         for position in reversed(range(len(graph.nodes))):
-            ways = {self._passed(graph, reader, outputs, found) for reader, _ in readers.get((position, 0), ())}
-            found[position] = ways.pop() if len(ways) == 1 else OWN if ways else DEFAULT
-        return found
+            ways = {self._passed(graph, reader, outputs, layouts) for reader, _ in readers.get((position, 0), ())}
+            layouts[position] = ways.pop() if len(ways) == 1 else OWN if ways else DEFAULT
+        return layouts
 
     def _passed(self, graph: Graph, position: int, outputs: Mapping[Key, str], gradients: List[str]) -> str:
         """Return the layout of the gradient that a node gives for its data."""
@@ -141,9 +142,9 @@ class Layouts:
         shape, attrs = self.shape(graph, node.inputs[0]), dict(node.attrs)
         if shape is None or len(shape) != 4 or node.get("layout") not in (None, "None", "NCHW"):
             return None
-        groups, given = int(node.get("num_group") or 1), int(node.get("num_filter") or 0)
+        groups, out_channels = int(node.get("num_group") or 1), int(node.get("num_filter") or 0)
         pointwise, dilated = sizes_of(attrs, "kernel") == (1, 1), sizes_of(attrs, "dilate") not in ((), (1, 1))
-        return Convolution(shape[1] // groups, given // groups, groups, pointwise, dilated)
+        return Convolution(shape[1] // groups, out_channels // groups, groups, pointwise, dilated)
 
 
 @dataclass(frozen=True)
@@ -174,5 +175,5 @@ class SeparateLayouts(Pass):
 
 def _reordered(builder: GraphBuilder, node: Node, word: str, entry: Entry) -> Entry:
     """Return a bfloat16 entry brought into the default layout, as is its gradient: through float32 and back."""
-    wide = beside(builder, node, "amp_cast", f"{word}_float32", entry, dtype=dtypes.FLOAT32)
-    return beside(builder, node, "amp_cast", f"{word}_bfloat16", wide, dtype=dtypes.BFLOAT16)
+    in_float32 = insert_next_to(builder, node, "amp_cast", f"{word}_float32", entry, dtype=dtypes.FLOAT32)
+    return insert_next_to(builder, node, "amp_cast", f"{word}_bfloat16", in_float32, dtype=dtypes.BFLOAT16)

@@ -14,11 +14,10 @@ from typing import AbstractSet, ClassVar, Dict, Set, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
-from ...rules import RULES
 from ...rules.conditions import VECTOR, value_of
 from ...rules.core import Call
-from ..base import Pass, beside, rewritten
-from ..facts import Named, cast_from
+from ..base import Pass, insert_next_to, rule_of, sweep
+from ..facts import OutputRef, float32_source
 from .kernels import WEIGHTS
 from .layouts import BATCH_NORM, DEFAULT, OWN, Layouts
 
@@ -68,7 +67,7 @@ class WidenSlowKernels(Pass):
     name: ClassVar[str] = "widen-slow-kernels"
     layouts: Layouts = field(default_factory=Layouts)
     fused: bool = False
-    weights: AbstractSet[Named] = frozenset()
+    weights: AbstractSet[OutputRef] = frozenset()
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with casts around slow operators."""
@@ -76,26 +75,26 @@ class WidenSlowKernels(Pass):
         slow = self._find(graph) | dense
         if not slow and not any(node.subgraphs for node in graph.nodes):
             return graph
-        wide: Dict[Key, Entry] = {}  # what has the values of bfloat16 entries in float32
+        in_float32: Dict[Key, Entry] = {}  # what has the values of bfloat16 entries in float32
 
         def visit(builder: GraphBuilder, position: int, node: Node) -> Union[Node, Entry]:
             if position not in slow:
                 return node
             inputs = list(node.inputs)
             for port, entry in enumerate(graph.nodes[position].inputs):
-                exact = cast_from(graph, entry, self.weights) if position in dense else None
+                exact = float32_source(graph, entry, self.weights) if position in dense else None
                 if exact is not None:
                     inputs[port] = builder.mapped(exact)
                 elif self.layouts.is_low(graph, entry):
-                    if entry.key not in wide:
-                        wide[entry.key] = _cast(builder, node, dtypes.FLOAT32, inputs[port])
-                    inputs[port] = wide[entry.key]
+                    if entry.key not in in_float32:
+                        in_float32[entry.key] = _cast(builder, node, dtypes.FLOAT32, inputs[port])
+                    inputs[port] = in_float32[entry.key]
             new = Entry(builder.copy(position, node.rewired(tuple(inputs))))
             if node.op in _BY_ELEMENT:
-                wide[position, 0] = new
+                in_float32[position, 0] = new
             return _cast(builder, node, dtypes.BFLOAT16, new)
 
-        return rewritten(graph, visit, body=self.run)
+        return sweep(graph, visit, body=self.run)
 
     def _find(self, graph: Graph) -> Set[int]:
         """Return the bfloat16 operators that are slow, but for those that are outputs of the network."""
@@ -107,11 +106,11 @@ class WidenSlowKernels(Pass):
 
     def _find_dense(self, graph: Graph) -> Set[int]:
         """Return the layers whose weight does not earn its casts: all that read one cast, or none of them."""
-        found: Set[int] = set()
+        slow: Set[int] = set()
         readers = graph.consumers() if self.weights else {}
         stay = {head.node for head in graph.heads}
         for cast in range(len(graph.nodes)):
-            shape = self.layouts.shape(graph, Entry(cast)) if cast_from(graph, Entry(cast), self.weights) else None
+            shape = self.layouts.shape(graph, Entry(cast)) if float32_source(graph, Entry(cast), self.weights) else None
             if shape is None or len(shape) not in (2, 4):  # weights of other axes cannot be set once oneDNN moves them
                 continue
             ports = readers.get((cast, 0), [])
@@ -126,8 +125,8 @@ class WidenSlowKernels(Pass):
             fewest = 0 if len(shape) == 2 else rates.pointwise if math.prod(shape[2:]) == 1 else rates.windows
             loses = weight * (rates.cast(weight) - rows * rates.gain) > _CAST * sum(outputs + inputs)
             if rows < fewest or not fewest and loses:
-                found.update(layers)
-        return found
+                slow.update(layers)
+        return slow
 
     def _elements(self, graph: Graph, entry: Entry) -> int:
         """Return the number of elements of a bfloat16 entry, 0 where it is not known."""
@@ -149,10 +148,11 @@ def _is_by_element(node: Node) -> bool:
     """Return whether float32 gives what an operator gives in bfloat16, which is slow."""
     if node.op not in _BY_ELEMENT:
         return False
-    attrs = dict(node.attrs)
-    rule = RULES.find(node.op, attrs)
-    return rule is not None and rule.preserves_grid and rule.forbids(Call(attrs, (), dtypes.BFLOAT16)) is None
+    rule = rule_of(node)
+    if rule is None or not rule.preserves_grid:
+        return False
+    return rule.forbids(Call(dict(node.attrs), (), dtypes.BFLOAT16)) is None
 
 
 def _cast(builder: GraphBuilder, node: Node, dtype: str, entry: Entry) -> Entry:
-    return beside(builder, node, "amp_cast", f"wide_{dtype}", entry, dtype=dtype)
+    return insert_next_to(builder, node, "amp_cast", f"wide_{dtype}", entry, dtype=dtype)

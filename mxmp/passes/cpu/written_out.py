@@ -23,9 +23,8 @@ from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node
 from ...graph.core import make_attrs
 from ...rules.conditions import value_of
-from ..attributes import device_attrs
-from ..base import Pass, beside, rewritten
-from ..facts import Named, Shape
+from ..base import Pass, device_attrs, insert_next_to, sweep
+from ..facts import OutputRef, Shape
 from .layouts import Layouts
 
 _FEW = 2**14  # elements, with which a kernel takes little longer than it takes to call it
@@ -41,7 +40,7 @@ class _Call(NamedTuple):
     def add(self, op: str, word: str, *inputs: Entry, **attrs: Any) -> Entry:
         """Add an operator in front of it."""
         texts = {key: str(value) for key, value in attrs.items()}
-        return beside(self.builder, self.node, op, word, *inputs, **texts)
+        return insert_next_to(self.builder, self.node, op, word, *inputs, **texts)
 
     def become(self, op: str, *inputs: Entry, **attrs: Any) -> Node:
         """Return what takes its place, under its name."""
@@ -262,10 +261,10 @@ def is_shaped(node: Node) -> bool:
 
 def shape_choice(node: Node, shapes: Tuple[Optional[Shape], ...]) -> Any:
     """Return the choice that shapes make for such an operator: what is written out holds for all with the same."""
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes):
+    known_shapes = [shape for shape in shapes if shape is not None]
+    if len(known_shapes) < len(shapes):
         return None
-    return len(known[0]) if node.op == "LayerNorm" else _scaled(*known)
+    return len(known_shapes[0]) if node.op == "LayerNorm" else _scaled(*known_shapes)
 
 
 @dataclass(frozen=True)
@@ -277,7 +276,7 @@ class WriteOut(Pass):
     """
 
     name: ClassVar[str] = "write-out"
-    entries: Mapping[Named, Optional[Shape]] = field(default_factory=dict)
+    entries: Mapping[OutputRef, Optional[Shape]] = field(default_factory=dict)
     layouts: Layouts = field(default_factory=Layouts)
 
     def run(self, graph: Graph) -> Graph:
@@ -288,12 +287,12 @@ class WriteOut(Pass):
         def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
             write = _WRITE.get(node.op)
             shapes = [self._shape(graph, entry) for entry in graph.nodes[position].inputs] if write else []
-            known = tuple(shape for shape in shapes if shape is not None)
-            if write is None or len(known) < len(shapes) or max(map(math.prod, known)) < _FEW:
+            known_shapes = tuple(shape for shape in shapes if shape is not None)
+            if write is None or len(known_shapes) < len(shapes) or max(map(math.prod, known_shapes)) < _FEW:
                 return node
-            return write(_Call(builder, node, known)) or node
+            return write(_Call(builder, node, known_shapes)) or node
 
-        return rewritten(graph, visit)
+        return sweep(graph, visit)
 
     def _shape(self, graph: Graph, entry: Entry) -> Optional[Shape]:
         """Return the shape of a float32 entry; None for others, and where it is not known."""

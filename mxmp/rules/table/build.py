@@ -49,7 +49,7 @@ def moves(ops: str, scalars: str = "", category: str = CLEAR, **fields: Any) -> 
 
 def compares(ops: str, scalars: str = "") -> Rules:
     """Return rules for operators that compare, and give 0 and 1 in the dtype of the data."""
-    return moves(ops, scalars, category=INFER, truth=True)
+    return moves(ops, scalars, category=INFER, is_boolean=True)
 
 
 def short_sums(condition: Condition) -> Dict[str, Any]:

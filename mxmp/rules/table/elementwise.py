@@ -53,16 +53,16 @@ ELEMENTWISE: Rules = (
     *compares("broadcast_lesser_equal _equal _not_equal _greater _greater_equal _lesser _lesser_equal"),
     *compares("_equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar", scalars="scalar"),
     *compares("_lesser_scalar _lesser_equal_scalar", scalars="scalar"),
-    *rules(INFER, "_npi_equal _npi_not_equal _npi_greater _npi_greater_equal", keep_outputs=(0,), truth=True),
-    *rules(INFER, "_npi_less _npi_less_equal", keep_outputs=(0,), truth=True),
-    *scalar_rules(INFER, "scalar", "_npi_equal_scalar _npi_not_equal_scalar", keep_outputs=(0,), truth=True),
-    *scalar_rules(INFER, "scalar", "_npi_greater_scalar _npi_greater_equal_scalar", keep_outputs=(0,), truth=True),
-    *scalar_rules(INFER, "scalar", "_npi_less_scalar _npi_less_equal_scalar", keep_outputs=(0,), truth=True),
+    *rules(INFER, "_npi_equal _npi_not_equal _npi_greater _npi_greater_equal", keep_outputs=(0,), is_boolean=True),
+    *rules(INFER, "_npi_less _npi_less_equal", keep_outputs=(0,), is_boolean=True),
+    *scalar_rules(INFER, "scalar", "_npi_equal_scalar _npi_not_equal_scalar", keep_outputs=(0,), is_boolean=True),
+    *scalar_rules(INFER, "scalar", "_npi_greater_scalar _npi_greater_equal_scalar", keep_outputs=(0,), is_boolean=True),
+    *scalar_rules(INFER, "scalar", "_npi_less_scalar _npi_less_equal_scalar", keep_outputs=(0,), is_boolean=True),
     # Logic:
     *compares("_logical_and _logical_or _logical_xor logical_not"),
     *compares("broadcast_logical_and broadcast_logical_or broadcast_logical_xor"),
     *compares("_logical_and_scalar _logical_or_scalar _logical_xor_scalar", scalars="scalar"),
-    *rules(INFER, "_npi_logical_not _np_any _np_all", keep_outputs=(0,), truth=True),
+    *rules(INFER, "_npi_logical_not _np_any _np_all", keep_outputs=(0,), is_boolean=True),
     *never_cast(DENY, "_npi_isnan _npi_isinf _npi_isfinite _npi_isposinf _npi_isneginf", "asks what overflow changes"),
     *never_cast(DENY, "_contrib_allclose _npx_constraint_check _npi_share_memory", "a check"),
     *never_cast(DENY, "_npi_bitwise_and _npi_bitwise_or _npi_bitwise_xor _npi_bitwise_not _npi_lcm", "integers"),
@@ -100,8 +100,8 @@ ELEMENTWISE: Rules = (
     *rules(INFER, "_contrib_div_sqrt_dim", no_bfloat16=True),
     *rules(DENY, "rsqrt rcbrt reciprocal _npi_reciprocal", **_RECIPROCAL),
     *rules(DENY, "_rdiv_scalar _npi_rtrue_divide_scalar", scalars=("scalar",), **_RECIPROCAL),
-    # Softmax: none of these widens: where ``dtype`` asks for float32 of float16 data, MXNet still subtracts the maximum
-    # and sums the exponentials in float16, or at least the former with MXNET_SAFE_ACCUMULATION (nn/softmax-inl.h).
+    # Softmax: none of these has a ``float32_attr``. With ``dtype`` "float32" and float16 data MXNet still subtracts the
+    # maximum in float16. It sums in float16 too, unless MXNET_SAFE_ACCUMULATION is set (nn/softmax-inl.h).
     *rules(DENY, "softmax", when=_LENGTHS + TYPED, keep=(1,), keep_outputs=(0,), no_bfloat16=True, **_SOFTMAX),
     *rules(DENY, "softmax", when=_LENGTHS, keep=(1,), no_bfloat16=True, **_SOFTMAX),
     *rules(DENY, "softmax softmin", when=TYPED, keep_outputs=(0,), no_bfloat16=True, **_SOFTMAX),

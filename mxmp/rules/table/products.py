@@ -18,11 +18,11 @@ from ..core import ALLOW, CLEAR, DENY, Call
 from .build import Rules, never_cast, rules, short_sums, variant
 
 # With a matrix or a vector on the right numpy's dot is the same product, accumulated in float32.
-_NUMPY_DOT: Dict[str, Any] = {"stand_ins": ((1, "_np_dot"), (2, "_np_dot")), "stand_in_port": 1}
+_NUMPY_DOT: Dict[str, Any] = {"substitutes": ((1, "_np_dot"), (2, "_np_dot")), "substitute_port": 1}
 
 # Products of matrices: of positions they stay float32, and of computed values they may be as large as sums.
 def _contracts(sums: Callable[[Call], Optional[int]]) -> Dict[str, Any]:
-    return {"maps_positions": True, "sums": sums}
+    return {"maps_indices": True, "sums": sums}
 
 
 _MATRICES = _contracts(multiplied_elements)
@@ -33,8 +33,8 @@ _RNN: Dict[str, Any] = {"condition": without_tensor_cores, "taints": False}
 # They would gain, but have kernels in float32 and float64 alone (tensor/la_op.h). Attention is written with
 # gemm2, which is a product that has float16 kernels and a factor (``alpha`` of it).
 _GEMM2: Dict[str, Any] = {
-    "stand_ins": ((2, "dot"), (3, "batch_dot")),
-    "stand_in_defaults": (("axis", "-2"),),
+    "substitutes": ((2, "dot"), (3, "batch_dot")),
+    "substitute_defaults": (("axis", "-2"),),
     "scalars": ("alpha",),
 }
 

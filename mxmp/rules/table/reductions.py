@@ -31,8 +31,8 @@ REDUCTIONS: Rules = (
     # numpy's accumulate in float32 whatever the dtype of the data (numpy/np_broadcast_reduce_op.h);
     # but the sum that a mean divides is stored in the dtype of the output first.
     *rules(INFER, "_np_sum _npi_mean", when=TYPED, keep_outputs=(0,), no_bfloat16=True, distance=SHIFTS),
-    *rules(INFER, "_np_sum", widens="dtype", sums=reduced_elements, **_MEAN),
-    *rules(INFER, "_npi_mean", widens="dtype", **_MEAN),
+    *rules(INFER, "_np_sum", float32_attr="dtype", sums=reduced_elements, **_MEAN),
+    *rules(INFER, "_npi_mean", float32_attr="dtype", **_MEAN),
     *moves("max min _np_max _np_min"),
     # Products:
     *rules(DENY, "prod nanprod nansum", reason=_IN_DATA_DTYPE, no_bfloat16=True),

@@ -21,7 +21,7 @@ _SPARSE = variant("sparse_grad", "True")
 _IN_PLACE = "writes into its input"
 # float16 has no half pixels above 1024, so coordinates are float32 even where MXNet has a kernel.
 _BOXES = "box coordinates"
-_COUNTS: Dict[str, Any] = {"reason": COUNTS, "positions": True, "no_bfloat16": True}
+_COUNTS: Dict[str, Any] = {"reason": COUNTS, "gives_indices": True, "no_bfloat16": True}
 
 SHAPES: Rules = (
     # Shapes:
@@ -39,9 +39,10 @@ SHAPES: Rules = (
     # In bfloat16 the sums of their gradients cut off what does not fit.
     *moves("broadcast_axis tile repeat", no_bfloat16=True, **short_sums(short_copies)),
     *moves("broadcast_to _npi_broadcast_to", no_bfloat16=True, **short_sums(short_broadcast_to)),
-    *moves("broadcast_like", any=(1,), no_bfloat16=True, **short_sums(short_broadcast_like)),
-    *moves("slice_like reshape_like", any=(1,)),  # the shape alone
-    *rules(CLEAR, "shape_array size_array _contrib_index_array _npi_diag_indices_from", any=(0,), keep_outputs=(0,)),
+    *moves("broadcast_like", any_dtype=(1,), no_bfloat16=True, **short_sums(short_broadcast_like)),
+    *moves("slice_like reshape_like", any_dtype=(1,)),  # the shape alone
+    *rules(CLEAR, "shape_array size_array _contrib_index_array", any_dtype=(0,), keep_outputs=(0,)),
+    *rules(CLEAR, "_npi_diag_indices_from", any_dtype=(0,), keep_outputs=(0,)),
     # Joins:
     *moves("Concat stack _rnn_param_concat"),
     *moves("_npi_concatenate _npi_stack _npi_vstack _npi_column_stack"),
@@ -62,13 +63,13 @@ SHAPES: Rules = (
     *scalar_rules(INFER, "value", "_full", keep_outputs=(0,)),
     *scalar_rules(INFER, "on_value off_value", "one_hot", keep=(0,), keep_outputs=(0,)),
     *moves("ones_like zeros_like", shape_only=(0,)),
-    *scalar_rules(INFER, "fill_value", "_npi_full_like", when=TYPED, any=(0,), keep_outputs=(0,)),
+    *scalar_rules(INFER, "fill_value", "_npi_full_like", when=TYPED, any_dtype=(0,), keep_outputs=(0,)),
     *scalar_rules(INFER, "fill_value", "_npi_full_like", shape_only=(0,), preserves_grid=True),
     # Ranges:
-    *rules(DENY, "_arange _npi_arange _linspace _npi_indices", keep_outputs=(0,), reason=COUNTS, positions=True),
+    *rules(DENY, "_arange _npi_arange _linspace _npi_indices", keep_outputs=(0,), reason=COUNTS, gives_indices=True),
     *rules(DENY, "_npi_logspace", keep_outputs=(0,), reason="power"),
-    *rules(DENY, "_contrib_arange_like", shape_only=(0,), reason=COUNTS, positions=True, no_bfloat16=True),
-    *never_cast(DENY, "_ravel_multi_index _unravel_index", COUNTS, positions=True),
+    *rules(DENY, "_contrib_arange_like", shape_only=(0,), reason=COUNTS, gives_indices=True, no_bfloat16=True),
+    *never_cast(DENY, "_ravel_multi_index _unravel_index", COUNTS, gives_indices=True),
     # Rows read by index:
     # In bfloat16 the gradient of a row read 5000 times is 256, a running sum that has stopped.
     *moves("Embedding", when=_SPARSE, keep=(0,), no_bfloat16=True, condition=row_sparse_gradient, taints=False),
@@ -92,8 +93,8 @@ SHAPES: Rules = (
     *rules(DENY, "topk", when=variant("ret_typ", "both"), keep_outputs=(1,), **_COUNTS),
     *rules(DENY, "topk", keep_outputs=(0,), **_COUNTS),
     *rules(DENY, "sort", reason="MXNet sorts no float16", no_low=True),
-    *rules(DENY, "argsort", keep_outputs=(0,), reason="MXNet sorts no float16", positions=True, no_low=True),
-    *never_cast(DENY, "_npx_nonzero _npi_unique", COUNTS, positions=True),
+    *rules(DENY, "argsort", keep_outputs=(0,), reason="MXNet sorts no float16", gives_indices=True, no_low=True),
+    *never_cast(DENY, "_npx_nonzero _npi_unique", COUNTS, gives_indices=True),
     # Coordinates:
     *rules(DENY, "BilinearSampler GridGenerator SpatialTransformer", reason="coordinates", no_low=True),
     *rules(DENY, "_contrib_box_nms _contrib_box_iou _contrib_bipartite_matching", reason=_BOXES, no_low=True),
