@@ -56,7 +56,7 @@ def address(array: mx.nd.NDArray) -> int:
     return pointer.value or 0
 
 
-def settle(array: mx.nd.NDArray) -> mx.nd.NDArray:
+def wait_until_readable(array: mx.nd.NDArray) -> mx.nd.NDArray:
     """Wait until a weight may be read on the host, and return it.
 
     Once an inference has read a weight on a CPU, MXNet moves it into a layout of oneDNN's, in place
@@ -76,7 +76,7 @@ def to_default_layout(array: mx.nd.NDArray) -> None:
     a ResNet-18 in bfloat16 takes 1.25 times as long.
     """
     if not on_gpu(array) and array.stype == "default" and array.size:
-        settle(array)
+        wait_until_readable(array)
         address(array)  # MXNDArrayGetData in src/c_api/c_api.cc at tag 1.9.1 moves it
 
 
@@ -168,7 +168,7 @@ def round_into(source: mx.nd.NDArray, out: mx.nd.NDArray) -> None:
         amp_cast(source, NUMPY_BFLOAT16, out=out)
 
 
-def pieces(array: mx.nd.NDArray, size: Optional[int] = None) -> Iterator[mx.nd.NDArray]:
+def flat_chunks(array: mx.nd.NDArray, size: Optional[int] = None) -> Iterator[mx.nd.NDArray]:
     """Yield one-dimensional views of at most ``size`` elements, by default 2**20, that make up a dense array."""
     size = _PIECE if size is None else size
     flat = array.reshape(-1)
@@ -219,7 +219,7 @@ def clip_all(arrays: Sequence[mx.nd.NDArray], max_value: float) -> None:
 
 def _move_zeros(grads: Sequence[mx.nd.NDArray], rate: float, **options: Any) -> None:
     """Write over gradients what one step of SGD adds to weights that are zero, at a learning rate of ``-rate``."""
-    parts = [part for grad in grads for part in pieces(grad)]
+    parts = [part for grad in grads for part in flat_chunks(grad)]
     zeros = mx.nd.zeros((max(part.size for part in parts),), ctx=parts[0].ctx)
     for group in chunks(parts, MOST_ARRAYS):
         count = len(group)
@@ -228,7 +228,7 @@ def _move_zeros(grads: Sequence[mx.nd.NDArray], rate: float, **options: Any) -> 
         mx.nd.multi_sgd_update(*inputs, out=list(group), **options)
 
 
-def gather(numbers: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+def concat_scalars(numbers: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
     """Return float32 arrays of shape (1,) as one of shape (N,), on the context of the first; one alone as it is.
 
     On a GPU an inf becomes a NaN.
@@ -399,7 +399,7 @@ def _zero_products(array: mx.nd.NDArray) -> List[mx.nd.NDArray]:
     an exact test; BLAS does it three times as fast as all_finite does its own.
     """
     products = []
-    for part in pieces(array, _MOST_ZEROS):
+    for part in flat_chunks(array, _MOST_ZEROS):
         zeros = _zeros(part)[: part.shape[0]]
         products.append(mx.nd.dot(part, zeros).astype("float32", copy=False))
     return products
@@ -523,18 +523,18 @@ def require_positive(what: str, value: Any) -> None:
 # Nested lists of arrays.
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def tree_leaves(value: Any) -> Iterator[Any]:
     """Yield what nested lists and tuples hold."""
     if isinstance(value, (list, tuple)):
         for item in value:
-            yield from leaves(item)
+            yield from tree_leaves(item)
     else:
         yield value
 
 
-def nested(value: Any, function: Callable[[Any], Any]) -> Any:
+def tree_map(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return nested lists, tuples and named tuples with a function applied to what they hold; None stays."""
     if not isinstance(value, (list, tuple)):
         return None if value is None else function(value)
-    items = [nested(each, function) for each in value]
+    items = [tree_map(each, function) for each in value]
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
