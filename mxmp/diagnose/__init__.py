@@ -12,6 +12,7 @@ from ..report import read_run as read_run
 from ..report.comparison import Comparison as Comparison
 from ..report.comparison import NodeComparison as NodeComparison
 from ..report.comparison import OutputComparison as OutputComparison
+from ..report.doctor import CheckReport as CheckReport
 from ..report.doctor import DoctorReport as DoctorReport
 from ..report.doctor import Finding as Finding
 from ..report.explanation import Explanation as Explanation
@@ -19,10 +20,7 @@ from ..report.explanation import NonFinite as NonFinite
 from ..report.explanation import ValueRange as ValueRange
 from ..report.gradients import Gradients as Gradients
 from ..report.gradients import Magnitudes as Magnitudes
-from .check_loop import LoopFinding as LoopFinding
-from .check_loop import LoopFindings as LoopFindings
-from .check_loop import check_loop as check_loop
-from .check_loop import checking as checking
+from .check import check as check
 from .compare import compare as compare
 from .machine import doctor as doctor
 from .explain import explain as explain

@@ -1,4 +1,4 @@
-"""Checks of this machine: versions, libraries, devices and settings that decide whether a policy runs in hardware."""
+"""The doctor: whether this machine runs a policy in hardware, by its versions, devices and environment variables."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def doctor(
     policy: Union[str, Policy] = "O1",
     environ: Optional[Mapping[str, str]] = None,
 ) -> DoctorReport:
-    """Return why a policy does not run in hardware on this machine, or not as fast as it could, and which one to use.
+    """Return whether this machine runs a policy in hardware, what to change if not, and which policies to use.
 
-    Starts ``nvidia-smi`` if there is one. Where the processor runs bfloat16, convolutions and matrix products are
-    measured in it and in float32, which takes a second or two. The times are shown. The advice goes by the kind of the
-    processor (`mxmp.processors.KINDS`), so that it does not change from run to run.
+    It starts ``nvidia-smi`` if that is installed. If the processor runs bfloat16, it measures convolutions and matrix
+    products in bfloat16 and float32 for a second or two. The times are shown. The advice depends on the kind of the
+    processor (`mxmp.processors.KINDS`) and not on the times, so that it is the same in every run.
 
     Args:
-        policy: A policy or its name; its ``compute_dtype`` counts.
+        policy: A policy or its name; only its ``compute_dtype`` matters.
         environ: The environment variables; those of this process unless given.
 
     Raises:
-        PolicyError: If the policy is not one.
+        PolicyError: If the policy cannot be parsed.
 
     Example:
         >>> print(doctor("O0"))  # doctest: +ELLIPSIS
@@ -57,9 +57,9 @@ def doctor(
     built = [text for name, text in _FEATURES.items() if name in features and features.is_enabled(name)]
     library = f"{mx.__version__} with {', '.join(built) or 'none of its options'}: {mx.libinfo.find_lib_path()[0]}"
     findings = [
-        Finding("Python", platform.python_version()),  # these fit, or mxmp would not have been imported
+        Finding("Python", platform.python_version()),  # import of mxmp has checked the versions
         Finding("numpy", np.__version__),
-        _view(),
+        _names(),
         Finding("MXNet", library),
         Finding("GPU code", f"{RELEASED}, as a released wheel" if is_for_gpus() else "none: this MXNet is for CPUs"),
         Finding("processor", f"{processor.name}, of the kind '{processor.kind.name}'"),
@@ -75,7 +75,7 @@ def doctor(
 
 
 def _use(running: Mapping[str, Sequence[str]], processor: Processor) -> str:
-    """Return what to train and infer with, given the devices that run each dtype; where AMX is off, how to have it."""
+    """Return the policies to train and infer with, given the devices that run each dtype, and how to turn AMX on."""
     convert, freeze = "mxmp.gluon.convert(net, {})", "mxmp.gluon.freeze(net)"
     if running[FLOAT16] and any(map(has_tensor_cores, read_gpus())):
         train = f"{convert.format(repr('O1'))} and mxmp.gluon.Trainer, which scales the loss, to train on the GPU"
@@ -83,7 +83,7 @@ def _use(running: Mapping[str, Sequence[str]], processor: Processor) -> str:
     if running[BFLOAT16] and processor.kind.gains:
         train = f"{convert.format(repr('mixed_bfloat16'))}, which needs no loss scale, to train on this CPU"
         return f"Use {train}, and {freeze} to infer."
-    use = f"Use float32, which is MXNet's own, to train here, and {freeze}, which takes float32, to infer"
+    use = f"Use float32, MXNet's default, to train here, and {freeze}, which chooses float32, to infer"
     amx = processor.amx
     if not amx.advice:
         return f"{use}."
@@ -91,7 +91,7 @@ def _use(running: Mapping[str, Sequence[str]], processor: Processor) -> str:
 
 
 def _running(findings: Sequence[Finding], environ: Mapping[str, str], dtype: str) -> Tuple[str, ...]:
-    """Return the devices that run a dtype for all that is known, and that no variable keeps from it."""
+    """Return the devices that run a dtype as far as is known, and that no environment variable keeps from it."""
     closed = {each.devices for each in _VARIABLES if each.check(environ, dtype).ok is False}
     return tuple(each.subject for each in findings if each.ok is not False and _kind(each) not in closed)
 
@@ -100,12 +100,12 @@ def _kind(finding: Finding) -> str:
     return GPU if finding.subject.startswith(GPU) else CPU
 
 
-def _view() -> Finding:
+def _names() -> Finding:
     if not compat.needed():
-        return Finding("view of numpy", "none; MXNet takes this Python and numpy as they are")
+        return Finding("names for MXNet", "not needed: MXNet runs with this Python and numpy as they are")
     if compat.installed():
-        return Finding("view of numpy", "MXNet has mxmp's, with the names that numpy has removed")
-    return Finding("view of numpy", "none, though MXNet needs one", None, "Import mxmp before MXNet.")
+        return Finding("names for MXNet", "mxmp gives MXNet the names that this Python or numpy has removed")
+    return Finding("names for MXNet", "missing: MXNet was imported before mxmp", None, "Import mxmp before MXNet.")
 
 
 def _instructions(processor: Processor) -> Finding:
@@ -135,7 +135,7 @@ def _is_on(value: Optional[str]) -> bool:
 
 
 def _hides_all(value: Optional[str]) -> bool:
-    """Return whether CUDA sees no card: it reads the list up to the first number that is none."""
+    """Return whether CUDA sees no card. It reads the list up to the first invalid number."""
     return value is not None and value.partition(",")[0].strip() in ("", "-1")
 
 
@@ -144,18 +144,18 @@ def _is_limit(value: Optional[str]) -> bool:
 
 
 class _Variable(NamedTuple):
-    """An environment variable that changes how dtypes run."""
+    """An environment variable that decides how fast some dtypes run."""
 
     name: str
     default: str
-    devices: str  # the kind that it is for, `GPU` or `CPU`
+    devices: str  # the kind of device that it is about, `GPU` or `CPU`
     dtypes: Tuple[str, ...]
-    hurts: Callable[[Optional[str]], bool]  # whether a value, or None, harms them
-    ok: Optional[bool]  # False if it then keeps them out of the hardware, None if a change is worth while
+    hurts: Callable[[Optional[str]], bool]  # whether a value, or None where it is not set, slows the dtypes down
+    ok: Optional[bool]  # False if it then keeps the dtypes out of the hardware, None if a change makes them faster
     advice: str
 
     def check(self, environ: Mapping[str, str], dtype: str) -> Finding:
-        """Return its value, and what to do about it for a canonical dtype."""
+        """Return the finding about the variable's value, for a canonical dtype."""
         value = environ.get(self.name)
         text = f"not set, which is {self.default}" if value is None else repr(value)
         hurts = dtype in self.dtypes and self.hurts(value)
@@ -172,11 +172,11 @@ _LOW = (FLOAT16, BFLOAT16)
 _VARIABLES = [
     _Variable(
         "MXNET_SAFE_ACCUMULATION", "0", GPU, (FLOAT16,), lambda value: not _is_on(value), None,
-        "Set it to 1: softmax, LayerNorm and norm in float16, as under O3, then sum in float32; nothing else heeds it.",
+        "Set it to 1: softmax, LayerNorm and norm in float16, as under O3, then sum in float32.",
     ),
     _Variable(
         "MXNET_CUDNN_AUTOTUNE_DEFAULT", "1", GPU, _LOW, _is_off, None,
-        "Unset it, so that cuDNN times its algorithms; 0 is for inputs whose shapes keep changing.",
+        "Unset it, so that cuDNN times its algorithms; 0 is for inputs whose shapes change often.",
     ),
     _Variable(
         "MXNET_CUDA_ALLOW_TENSOR_CORE", "1", GPU, (FLOAT16,), _is_off, False,
@@ -184,24 +184,24 @@ _VARIABLES = [
     ),
     _Variable(
         "MXNET_FC_TRUE_FP16", "0", GPU, (FLOAT16,), _is_on, None,
-        "Unset it: matrix products would add up in float16, in place of float32.",
+        "Unset it: with it matrix products add up in float16 instead of float32.",
     ),
     _Variable(
         "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION", "0", GPU, (FLOAT16,), lambda value: not _is_on(value), None,
-        "For LSTM, GRU and RNN layers set it to 1: they stay in float32, and cuDNN then uses tensor cores for them.",
+        "Set it to 1 for LSTM, GRU and RNN layers: they stay in float32, and cuDNN then uses tensor cores for them.",
     ),
     _Variable("CUDA_VISIBLE_DEVICES", "all", GPU, _LOW, _hides_all, False, "Unset it: it hides every GPU from MXNet."),
     _Variable(
         "MXNET_MKLDNN_ENABLED", "1", CPU, (BFLOAT16,), _is_off, False,
-        "Unset it: on a CPU MXNet has bfloat16 through oneDNN alone.",
+        "Unset it: on a CPU MXNet has bfloat16 only by oneDNN.",
     ),
     _Variable(
         "DNNL_MAX_CPU_ISA", "all but AMX", CPU, (BFLOAT16,), _is_limit, None,
-        "Unset it, unless oneDNN is to leave newer instructions unused.",
+        "Unset it, unless oneDNN should not use newer instructions.",
     ),
     _Variable(
         "MALLOC_TRIM_THRESHOLD_", "128 KiB and more", CPU, (FLOAT32, BFLOAT16), lambda value: value is None, None,
         "For an LSTM, or dense layers with many weights, set it and MALLOC_MMAP_THRESHOLD_ to 17179869184, and "
-        "MALLOC_ARENA_MAX to 1: glibc then keeps the memory that each step frees and takes again.",
+        "MALLOC_ARENA_MAX to 1: glibc then keeps the memory that each step frees and needs again.",
     ),
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, Optional
 import mxnet as mx
 from mxnet.gluon.utils import HookHandle
 
-from ..arrays import is_low_precision, require_positive
+from ..arrays import is_low_precision, require_positive, tree_leaves
 from ..distributed import KVStore, distributed
 from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, parse
@@ -23,7 +23,7 @@ from ..train.kvstores import (
     open_for_trainer,
     refuse_compression,
     refuse_update_on_kvstore,
-    require_known,
+    require_kvstore,
 )
 from ..train.multi_precision import require_finite, unwrapped
 from ..train.scaler import Scaler, ScalerStatus, SharedLossScale, explain_steps
@@ -102,6 +102,9 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
     _training_step: Step
     _gradients: Gradients
 
+    _single_losses: Optional[int] = 0
+    """How many losses of one element the first step has so far; None if others came too, or that step is over."""
+
     def __init__(
         self,
         params: Any,
@@ -129,7 +132,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             given, (optimizer, loss_scale) = optimizer, optimizer.peek_optimizer_and_scale("Trainer")
         given_params = listed(params)
         scaler = _make_scaler(loss_scale, given_params)
-        require_known(kvstore)
+        require_kvstore(kvstore)
         if not isinstance(optimizer, (str, mx.optimizer.Optimizer)):
             raise TrainerError(f"optimizer is {optimizer!r}; expected a name or an mx.optimizer.Optimizer.")
         if not given_params:
@@ -447,6 +450,9 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
                 trainer._scaler.read_default()
             if trainer._scaler.active:
                 loss_heads.refuse(trainer._params)
+            if trainer._single_losses is not None:
+                sizes = [each.size for each in tree_leaves(loss) if isinstance(each, mx.nd.NDArray)]
+                trainer._single_losses = None if max(sizes, default=0) > 1 else trainer._single_losses + len(sizes)
         return LossBlock(loss, trainers, loss_id)
 
     def master_params(self) -> Iterator[mx.nd.NDArray]:
@@ -566,6 +572,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         """
         rescale = self._rescale("step", batch_size)
         has_grads = self._require("step", ignore_stale_grad, check_stale=True)
+        self._tell_of_single_losses(batch_size)
         return self._update_or_skip(rescale, has_grads)
 
     def allreduce_grads(self) -> None:
@@ -582,7 +589,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             )
         self._require("allreduce_grads")
         self._training_step.unscale(self._gradients)
-        self._scaler.begun().awaits_update = True
+        self._scaler.ensure_window().awaits_update = True
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
         """Check the gradients and update the parameters, or skip: `step` without reducing.
@@ -643,6 +650,14 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
     def _rescale(self, call: str, batch_size: Any) -> float:
         require_positive(f"{call}: batch_size", batch_size)
         return float(self._scale / batch_size)
+
+    def _tell_of_single_losses(self, batch_size: float) -> None:
+        """Warn, in the first step, of losses that may be means over the batch which the step divides by."""
+        count, self._single_losses = self._single_losses, None
+        if count and batch_size > count:
+            text = "step(%g) divides the gradients by %g, but the loss has one element. If that is a mean, call "
+            text += "step(1): otherwise the learning rate is %g times smaller. If it is a sum, all is right."
+            _LOG.warning(text, batch_size, batch_size, batch_size)
 
     def _update_or_skip(self, rescale: float, has_grads: bool) -> bool:
         """Update or skip, and call the hooks."""

@@ -28,7 +28,7 @@ _OTHER_FLOATS = (*dtypes.LOW_PRECISION, "float64")
 
 
 @dataclass(frozen=True)
-class Runnable:
+class BoundSymbol:
     """A symbol as executors run it.
 
     Attributes:
@@ -77,14 +77,14 @@ class Conversions:
     trains: bool = True
     adds: bool = False
     _outcomes: Optional[ShapeOutcomes] = field(default=None, init=False)
-    _runnables: Dict[Any, Runnable] = field(default_factory=dict, init=False)
+    _bound_symbols: Dict[Any, BoundSymbol] = field(default_factory=dict, init=False)
 
     @property
     def _data(self) -> FrozenSet[str]:
         """The names of inputs, and of parameters that no optimizer has."""
         return frozenset(self.symbol.list_arguments()).difference(self.params) | self.fixed
 
-    def find(self, inputs: Sequence[mx.io.DataDesc], stored: FrozenSet[str]) -> Runnable:
+    def find(self, inputs: Sequence[mx.io.DataDesc], stored: FrozenSet[str]) -> BoundSymbol:
         """Return the conversion for data and labels of these shapes, one that was made before where it is the same.
 
         ``stored`` has the names of the parameters that are stored in low precision already.
@@ -98,11 +98,11 @@ class Conversions:
             types = _input_types(self.symbol, inputs)
             self._outcomes = ShapeOutcomes(self.symbol, self.policy.compute_dtype, types, self.params, self._data)
         outcome = self._outcomes({desc.name: tuple(desc.shape) for desc in inputs})
-        if outcome not in self._runnables:
-            self._runnables[outcome] = self.prepare(inputs, stored)
-        return self._runnables[outcome]
+        if outcome not in self._bound_symbols:
+            self._bound_symbols[outcome] = self.prepare(inputs, stored)
+        return self._bound_symbols[outcome]
 
-    def prepare(self, inputs: Iterable[mx.io.DataDesc], stored: FrozenSet[str] = frozenset()) -> Runnable:
+    def prepare(self, inputs: Iterable[mx.io.DataDesc], stored: FrozenSet[str] = frozenset()) -> BoundSymbol:
         """Convert the symbol for data and labels of these shapes; the arguments and errors are those of `find`."""
         on_cpu = any(context.device_type != "gpu" for context in self.contexts)
         if on_cpu:
@@ -124,7 +124,7 @@ class Conversions:
         else:
             symbol = scaling.on_gpu(self.trains)
         symbol = _declaring(symbol, scaling, self.params)
-        return Runnable(converted, scaling, symbol, outputs, on_cpu)
+        return BoundSymbol(converted, scaling, symbol, outputs, on_cpu)
 
 
 def _loss_outputs(graph: Graph, loss_heads: FrozenSet[str]) -> Tuple[int, ...]:
@@ -198,7 +198,7 @@ def accumulates(grad_req: Any) -> bool:
     return "add" in (grad_req.values() if isinstance(grad_req, dict) else [grad_req])
 
 
-class Writes:
+class WriteCounter:
     """Counts the writes of mxmp to the parameters and auxiliary states that modules share.
 
     MXNet fuses layers of executors that are bound to infer on a CPU. A fused layer keeps the weights of its first call
@@ -208,7 +208,7 @@ class Writes:
     count = 0
 
 
-class Watching:
+class MonitorHook:
     """A monitor at work on the executors of a module, of which there are others for other shapes."""
 
     def __init__(self) -> None:
@@ -261,14 +261,14 @@ def describe(module: Any, data_shapes: Any, label_shapes: Any) -> Tuple[Any, Any
     return wide[0], wide[1]
 
 
-def as_bound(batch: Any, data_descs: Any, label_descs: Any) -> Any:
+def cast_batch(batch: Any, data_descs: Any, label_descs: Any) -> Any:
     """Return a batch, or a list of them, in the dtypes that are bound.
 
     MXNet casts what it copies to a CPU, and refuses to where a GPU has another dtype (``Copy`` in
     src/ndarray/ndarray_function.cu at tag 1.9.1).
     """
     if isinstance(batch, list):
-        return [as_bound(part, data_descs, label_descs) for part in batch]
+        return [cast_batch(part, data_descs, label_descs) for part in batch]
     labels = getattr(batch, "label", None)
     arrays = _cast(batch.data, data_descs), _cast(labels, label_descs)
     if arrays[0] is batch.data and arrays[1] is labels:

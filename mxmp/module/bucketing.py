@@ -120,7 +120,7 @@ class BucketingModule(PolicyStatus, mx.mod.BucketingModule):
         super().bind(data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
         if self.optimizer_initialized and self._curr_module is not before:
             self._curr_module.borrow_optimizer(before)
-            self._curr_module._note_write(self._curr_module._arg_params)  # contexts without a kvstore get their mean
+            self._curr_module._record_write(self._curr_module._arg_params)  # contexts without a kvstore get their mean
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
         """Make a bucket the current one; it is converted and bound the first time."""

@@ -16,13 +16,13 @@ from ..train.kernels import Update
 from ..train.masters import (
     Masters,
     copy_to_other_contexts,
-    first_written_past,
-    follow,
+    first_overwritten_weight,
     masters_flag,
-    written_past,
+    sync_master_from_weight,
+    weight_was_overwritten,
 )
 from ..train.multi_precision import unwrapped
-from ..train.running_stats import Named
+from ..train.running_stats import NamedArrays
 from ..train.scaler import Scaler
 from ..train.states import Described, Target
 from ..train.step import Step, Weights
@@ -156,15 +156,16 @@ class Training:
                 if not loaded or index not in masters.arrays:
                     masters.arrays[index] = to_float32(values[weight.name]).copyto(array.ctx)
                 if loaded:
-                    follow(masters.arrays[index], array)
+                    sync_master_from_weight(masters.arrays[index], array)
 
     def require_masters(self, weights: Sequence[Weight]) -> None:
         """Raise a TrainerError if a weight was written to past its master; one host read, none without masters."""
         pairs = list(zip(self.masters, BoundWeights(self, weights).groups()))
         flag = masters_flag(pairs)
         if flag is not None and flag.asscalar() != 1.0:
-            index = first_written_past(pairs)
-            raise written_past("a weight" if index is None else f"parameter '{self._target.params[index].name}'")
+            index = first_overwritten_weight(pairs)
+            name = "a weight" if index is None else f"parameter '{self._target.params[index].name}'"
+            raise weight_was_overwritten(name)
 
     # ------------------------------------------------------------------ states
 
@@ -187,7 +188,7 @@ class Training:
         self.step.compare_again()
 
 
-class Reader:
+class GradientReader:
     """Makes the gradients of a module true ones for whoever reads one in the executor group's ``grad_arrays``."""
 
     def __init__(self, module: Any) -> None:
@@ -221,7 +222,7 @@ class Reader:
             self.step.see(weights, weights.waiting())
 
 
-def hide(group: Any) -> None:
+def show_plain_gradients(group: Any) -> None:
     """Give an executor group its own lists of gradients back."""
     arrays = group.grad_arrays or []
     for number, each in enumerate(arrays):
@@ -243,7 +244,7 @@ class BoundWeights(Weights):
         training: Optional[Training],
         weights: Sequence[Weight],
         losses: Sequence[mx.nd.NDArray] = (),
-        running_stats: Named = (),
+        running_stats: NamedArrays = (),
         group: Any = None,
     ) -> None:
         if training is not None:
@@ -286,7 +287,7 @@ class BoundWeights(Weights):
     def release(self) -> None:
         """Give the executor group its own lists of gradients back."""
         if self._group is not None:
-            hide(self._group)
+            show_plain_gradients(self._group)
 
     def reduce(self) -> None:
         """Sum the gradients over contexts and workers."""
@@ -307,6 +308,6 @@ class BoundWeights(Weights):
         """Return the outputs of the scaled loss heads."""
         return self._losses
 
-    def running_stats(self) -> Named:
+    def running_stats(self) -> NamedArrays:
         """Return the running statistics on every context."""
         return self._running_stats

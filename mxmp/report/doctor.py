@@ -1,4 +1,4 @@
-"""The records of `mxmp doctor`: findings about a machine, and the report that lists them.
+"""The records of `mxmp doctor` and of `check`: findings about a machine, or a net and its trainer, and their reports.
 
 They are plain values, so that a page is made of them without MXNet.
 """
@@ -6,7 +6,7 @@ They are plain values, so that a page is made of them without MXNet.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Dict, List, Optional, Tuple
+from typing import Any, ClassVar, Dict, Iterator, List, Optional, Tuple
 
 from ..display import Column, Notes, Record, Section, Table
 from ..dtypes import BFLOAT16
@@ -15,13 +15,14 @@ from .report import policy_name
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact about a machine, and the advice that follows from it.
+    """One fact about a machine, or about a net and its trainer, and the advice that follows from it.
 
     Attributes:
-        subject: The device, library or environment variable that was looked at.
+        subject: The device, library or environment variable that was looked at; for `mxmp.diagnose.check` one name for
+            the mistake, such as 'plain_trainer'.
         message: The state of the subject.
-        ok: True if nothing has to change. False if the subject keeps the policy out of this machine's hardware. None if
-            that is not known, or if a change would make the policy faster.
+        ok: True if nothing has to change. False if the subject keeps the policy out of this machine's hardware, or if
+            training is wrong. None if that is not known, or if a change would make the policy faster.
         advice: The remedy; empty if there is none.
     """
 
@@ -77,3 +78,43 @@ class DoctorReport(Record):
         columns = (Column("subject"), Column("finding"), Column("what to do"))
         rows = [(each.subject, each.message, each.advice) for each in self.findings]
         return [Section("This machine", [Notes([str(self)]), Table("Findings", columns, rows, "findings")])]
+
+
+@dataclass(frozen=True)
+class CheckReport(Record):
+    """The mistakes of a net and its trainer, faults first; empty, and false, if there are none.
+
+    ``print`` shows a line for each.
+
+    Attributes:
+        findings: The mistakes. `Finding.subject` is one name for each kind, which `mxmp.diagnose.check` lists.
+    """
+
+    _kind: ClassVar[str] = "check"
+    _title: ClassVar[str] = "The net and its trainer"
+
+    findings: Tuple[Finding, ...] = ()
+
+    @property
+    def kinds(self) -> Tuple[str, ...]:
+        """The kinds of all findings, each once."""
+        return tuple(dict.fromkeys(each.subject for each in self.findings))
+
+    def __bool__(self) -> bool:
+        """Return whether anything was found."""
+        return bool(self.findings)
+
+    def __iter__(self) -> Iterator[Finding]:
+        """Yield the findings."""
+        return iter(self.findings)
+
+    def __str__(self) -> str:
+        """Return a line for each finding, or 'nothing found'."""
+        lines = (f"{'error' if each.ok is False else 'note'}: {each.message} {each.advice}" for each in self.findings)
+        return "\n".join(lines) or "nothing found"
+
+    def _sections(self) -> List[Section]:
+        columns = (Column("finding"), Column("what is wrong"), Column("what to do"))
+        rows = [(each.subject, each.message, each.advice) for each in self.findings]
+        blocks = [Table("Findings", columns, rows, "findings")] if rows else []
+        return [Section("What is wrong", blocks, "" if rows else "nothing found")]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 from ..display import NUMBER, Column, Figures, Line, Lines, Notes, Section, Shown, Table, figure, reading
 from ..errors import CheckpointError
 from .comparison import Comparison
-from .doctor import DoctorReport
+from .doctor import CheckReport, DoctorReport
 from .explanation import Explanation, NonFinite
 from .gradients import Gradients, Ranges
 from .report import Report, policy_name
@@ -150,6 +150,7 @@ _FILES: Dict[str, Any] = {
     "speed.json": SpeedComparison,
     "search.json": SearchResult,
     "doctor.json": DoctorReport,
+    "check.json": CheckReport,
 }
 
 RUN_FILES = tuple(_FILES)

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 
 import mxnet as mx
 
-from ..arrays import settle
+from ..arrays import wait_until_readable
 from ..checkpoint import check_arrays_file, checkpoint_files, params_file_of
 from ..errors import CheckpointError, GraphError, MxmpError, ParamsError, PolicyError, mxnet_reason
 from ..files import manifest_of, require_file, require_set, saving
@@ -92,7 +92,7 @@ def write_arrays(file: str, arrays: Arrays) -> None:
     """Write arrays, as ``mx.nd.save``, and raise OSError if not all of it was written."""
     values = arrays.values() if isinstance(arrays, dict) else arrays
     for array in values:
-        settle(array)  # also because MXNet writes the shape of sparse values before it waits for them
+        wait_until_readable(array)  # also because MXNet writes the shape of sparse values before it waits for them
     is_numpy = any(isinstance(array, mx.np.ndarray) for array in values)
     try:
         (mx.npx.save if is_numpy else mx.nd.save)(file, arrays)

@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
-from ..arrays import settle
+from ..arrays import wait_until_readable
 from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
 from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums, GuardSlices, OrderFusedSums, Sequential
@@ -163,7 +163,7 @@ def _values(array: Any) -> np.ndarray[Any, Any]:
     A view of a parameter that oneDNN keeps in a layout of its own counts as a write to it.
     """
     low = dtypes.canonical(array.dtype) == dtypes.BFLOAT16
-    return settle(round_to(array, dtypes.FLOAT32) if low else array).asnumpy()  # type: ignore[no-any-return]
+    return wait_until_readable(round_to(array, dtypes.FLOAT32) if low else array).asnumpy()  # type: ignore[no-any-return]
 
 
 def _array(values: np.ndarray[Any, Any], like: Any) -> Any:

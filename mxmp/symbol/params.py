@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
-from ..arrays import amp_cast, settle, view
+from ..arrays import amp_cast, view, wait_until_readable
 from ..graph import Graph
 from ..passes.base import DTYPE_ATTR, is_inserted
 from ..policy import Policy, check_matches
@@ -100,7 +100,7 @@ def _find_out_of_range(policy: Policy, converted: Converted, args: Arrays) -> Fr
     if policy.out_of_range == "clamp":
         candidates = (candidates & _read_exactly(converted.graph)) - converted.low_params
     block = _new_block()
-    values = ((name, view(settle(args[name]))) for name in candidates & set(args))
+    values = ((name, view(wait_until_readable(args[name]))) for name in candidates & set(args))
     return frozenset(name for name, value in values if _survey(name, value, policy.compute_dtype, block).clamped)
 
 
@@ -113,7 +113,7 @@ def store(policy: Policy, converted: Converted, args: Arrays) -> Tuple[Dict[str,
         if name not in low and not is_cast:
             continue
         dtype = policy.param_dtype if name in low else policy.compute_dtype
-        change = _survey(name, view(settle(array)), dtype, block)
+        change = _survey(name, view(wait_until_readable(array)), dtype, block)
         if change.clamped:
             array = _clamp(array, dtype)
         elif name not in low and dtype == dtypes.BFLOAT16 and array.ndim > 2:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import re
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -19,13 +20,13 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 import mxnet as mx
 import numpy as np
 
-from ..arrays import leaves, to_float32
+from ..arrays import to_float32, tree_leaves
 from ..dtypes import FLOAT32, LOW_PRECISION, canonical
 from ..errors import LossScaleError, StateError, TrainerError
 from ..loss_scale import NoOpLossScale
 from ..mxnet_private import is_initialized
-from .masters import Masters, follow_weights, keep_masters, require_masters
-from .multi_precision import parted
+from .masters import Masters, keep_masters, require_masters, sync_masters_from_weights
+from .multi_precision import master_and_state
 from .scaler import Scaler
 from .state_files import NOT_STATE, content_of, foreign, read, same, write
 
@@ -208,7 +209,8 @@ class _Loaded:
         """
         target, states, masters = self._target, self._by_context("states"), self._by_context("masters")
         if "masters" not in self._content:  # of MXNet, which keeps them as a part of the states
-            pairs = [{i: parted(target.optimizer, _widened(state)) for i, state in each.items()} for each in states]
+            read = functools.partial(master_and_state, target.optimizer)
+            pairs = [{i: read(_widened(state)) for i, state in each.items()} for each in states]
             states = [{i: state for i, (_, state) in each.items()} for each in pairs]
             masters = [{i: master for i, (master, _) in each.items() if master is not None} for each in pairs]
         self._require(len(masters) == len(states), "the number of contexts with masters", len(masters), len(states))
@@ -247,7 +249,7 @@ class _Loaded:
     def _require_shapes(self, where: str, index: int, state: Any) -> None:
         """Raise unless the arrays of a weight's state have its shape, or 1 in place of a size, as GroupAdaGrad's."""
         shape = tuple(self._target.params[index].shape)
-        for array in (each for each in leaves(state) if isinstance(each, mx.nd.NDArray)):
+        for array in (each for each in tree_leaves(state) if isinstance(each, mx.nd.NDArray)):
             fits = len(array.shape) == len(shape) and all(size in (1, full) for size, full in zip(array.shape, shape))
             self._require(fits or array.size == 1, where, _text(array), f"arrays of {shape}")
 
@@ -341,4 +343,4 @@ def _link_masters(target: Target) -> None:
             # Weights are loaded before states, so that those that are not their master rounded were changed since.
             keep_masters(param, masters)
             if is_initialized(param):
-                follow_weights(param)
+                sync_masters_from_weights(param)

@@ -152,7 +152,7 @@ def test_each_row_of_doctor_is_what_was_found_and_what_to_do_and_the_end_what_to
 
 def test_the_exit_code_of_doctor_is_1_where_no_device_runs_the_policy(machine):
     last = machine(cards=[H100], code=1).splitlines()[-1]
-    assert "float16 does not run in hardware on this machine. Use float32, which is MXNet's own, to train here" in last
+    assert "float16 does not run in hardware on this machine. Use float32, MXNet's default, to train here" in last
     assert "float32 runs in hardware here" in machine("--policy", "O0", cards=[H100])
     assert [row[0] for row in table(machine(cuda=False, code=1)) if row[2:] and row[2]] == ["subject", "CPU"]
     found = json.loads(machine("--json", cards=[H100], code=1))

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import zipfile
+from pathlib import Path
 from unittest import mock
 
 import mxnet as mx
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import mxmp as package
+from mxmp.cli import commands
 from tests.cli.checkpoints import SHAPES, contents, mxmp, network, params, save
 
 
@@ -225,6 +227,13 @@ def test_version_and_help_name_the_commands_and_their_arguments():
     assert mxmp("--version")[0] == f"mxmp, version {package.__version__}\n"
     assert {"benchmark", "convert", "inspect"} <= set(mxmp("--help")[0].split())
     assert all("PREFIX" in mxmp(command, "-h")[0] for command in ("benchmark", "convert", "inspect"))
+
+
+def test_the_page_of_commands_has_each_command_and_the_list_has_whole_sentences():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^## mxmp (\w+)$", page, re.MULTILINE)) == set(commands.commands)
+    assert set(re.findall(r"^:::{command} (\w+)$", page, re.MULTILINE)) == set(commands.commands)
+    assert "..." not in mxmp("--help")[0].partition("Commands:")[2]
 
 
 def loops():

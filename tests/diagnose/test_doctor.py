@@ -109,7 +109,7 @@ def test_a_variable_is_judged_by_its_value(on, name, value, policy, ok):
 
 
 TRAIN_ON_CPU = "Use mxmp.gluon.convert(net, 'mixed_bfloat16'), which needs no loss scale, to train on this CPU, and "
-FLOAT32 = "Use float32, which is MXNet's own, to train here, and mxmp.gluon.freeze(net), which takes float32, to infer"
+FLOAT32 = "Use float32, MXNet's default, to train here, and mxmp.gluon.freeze(net), which chooses float32, to infer"
 OFF = AmxStatus(False, "ALL is set.", "Unset it.")
 
 
@@ -205,15 +205,15 @@ def test_the_installed_library_and_this_environment_are_taken_unless_given(monke
 @pytest.mark.parametrize(
     ("needed", "installed", "found", "ok"),
     [
-        (False, False, "none; MXNet takes this Python and numpy as they are", True),
-        (True, True, "MXNet has mxmp's, with the names that numpy has removed", True),
-        (True, False, "none, though MXNet needs one", None),
+        (False, False, "not needed: MXNet runs with this Python and numpy as they are", True),
+        (True, True, "mxmp gives MXNet the names that this Python or numpy has removed", True),
+        (True, False, "missing: MXNet was imported before mxmp", None),
     ],
 )
-def test_it_says_whether_mxnet_has_a_view_of_numpy(needed, installed, found, ok, on, monkeypatch):
+def test_it_says_whether_mxnet_has_the_names_that_it_needs(needed, installed, found, ok, on, monkeypatch):
     monkeypatch.setattr(compat, "needed", lambda: needed)
     monkeypatch.setattr(compat, "installed", lambda: installed)
-    (finding,) = findings(on("O0"), "view of numpy")
+    (finding,) = findings(on("O0"), "names for MXNet")
     assert (finding.message, finding.ok, bool(finding.advice)) == (found, ok, ok is None)
 
 
@@ -225,3 +225,11 @@ def test_there_is_no_bfloat16_without_onednn():
     environ = {**os.environ, "MXNET_MKLDNN_ENABLED": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
+
+
+def test_the_page_of_the_doctor_has_each_finding_and_each_advice(on):
+    page = (ROOT / "docs" / "reference" / "doctor.md").read_text(encoding="utf-8")
+    reports = [on(policy, *cards, kind=AMX) for policy in ("O1", "mixed_bfloat16") for cards in ([], [A100])]
+    subjects = {finding.subject for report in reports for finding in report.findings}
+    assert not sorted(subject for subject in subjects if f"`{subject}`" not in page)
+    assert not [variable.advice for variable in machine._VARIABLES if variable.advice not in page]

@@ -114,5 +114,6 @@ def test_what_a_run_leaves_is_read_and_shown(tmp_path):
     found, why = read_run(tmp_path), "gradients not finite: 'net_dense1_weight' (100 %)"
     page = re.sub(r"<[^>]+>", " ", found.to_html().replace("<wbr>", "")).replace("\N{NO-BREAK SPACE}", " ").replace("&#39;", "'")
     assert all(word in page for word in ("net_dense0_fwd", "FullyConnected", "float16", "last scale", why))
-    assert [(row["why"], row["taken"]) for row in found.steps] == [(None, True), (why, False), (None, True)]
-    assert [row["loss"] for row in found.steps] == pytest.approx([*losses[:2], 7.0])  # of scale_loss, if nobody logs another
+    steps = found.records["steps.csv"].steps
+    assert [(row["why"], row["taken"]) for row in steps] == [(None, True), (why, False), (None, True)]
+    assert [row["loss"] for row in steps] == pytest.approx([*losses[:2], 7.0])  # of scale_loss, if nobody logs another

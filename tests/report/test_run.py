@@ -15,7 +15,7 @@ from mxmp.display import Shown
 from mxmp.errors import CheckpointError
 from mxmp.report import RUN_FILES, Report, read_run
 from mxmp.report.comparison import Comparison
-from mxmp.report.doctor import DoctorReport, Finding
+from mxmp.report.doctor import CheckReport, DoctorReport, Finding
 from mxmp.report.explanation import NonFinite, ValueRange
 from mxmp.report.gradients import Gradients, Ranges
 from mxmp.report.run import Steps
@@ -38,6 +38,7 @@ RESULTS = {
     "speed": SpeedComparison(False, ROWS, "Xeon", "AMX", True),
     "search": SearchResult(Policy.parse("O2"), 0.9, 0.91, 0.5, 0.01, True, 7, True, (1, 2), 9, (SearchRow("fc1", "dot", 0.1, 0.2, "yes"),)),
     "doctor": DoctorReport("O1", "float16", (), "Use float32.", (Finding("Python", "3.9"),)),
+    "check": CheckReport((Finding("plain_trainer", "the trainer is one of MXNet.", False, "Use mxmp.gluon.Trainer."),)),
 }  # fmt: skip
 
 

@@ -1,0 +1,123 @@
+"""Ctrl-C, or any error, at any line of ``convert`` and ``restore``: the net restores to its exact float32 weights."""
+
+import itertools
+
+import numpy as np
+import pytest
+from mxnet.gluon import nn
+
+import mxmp
+from mxmp.gluon import blocks, conversion, convert, export, regions, report, restore, set_policy, storage
+from tests.gluon.nets import X, cnn
+from tests.stress.interrupts import interrupted
+
+
+def make():
+    net = cnn()
+    net.hybridize()
+    return net
+
+
+def state(net):
+    params = net.collect_params().values()
+    return type(net), net._active, [(p.dtype, p.list_data()[0].asnumpy().tobytes(), p.grad_req) for p in params]
+
+
+def low(net):
+    convert(net, "O2")
+
+
+def low_and_called(net):
+    convert(net, "O2")(X)
+
+
+# What is done before, what is interrupted, at every how many lines, and how many lines there are at least.
+ACTIONS = {
+    "convert": (lambda net: None, lambda net, _: convert(net, "O2"), KeyboardInterrupt, 3, 200),
+    "convert, an error": (lambda net: None, lambda net, _: convert(net, "O2"), MemoryError, 11, 200),
+    "convert to another policy": (low, lambda net, _: convert(net, "O1"), KeyboardInterrupt, 13, 200),
+    "convert with a policy within": (lambda net: set_policy(net[3], "float32"), lambda net, _: convert(net, "O2"), KeyboardInterrupt, 11, 200),
+    "the first call": (low, lambda net, _: net(X), KeyboardInterrupt, 11, 20),
+    "restore": (low_and_called, lambda net, _: restore(net), KeyboardInterrupt, 7, 50),
+    "restore before a call": (low, lambda net, _: restore(net), KeyboardInterrupt, 5, 50),
+    "export": (low_and_called, lambda net, path: export(net, path), KeyboardInterrupt, 7, 20),
+}
+
+
+@pytest.mark.parametrize("prepare, action, error, every, least", ACTIONS.values(), ids=ACTIONS)
+def test_a_net_restores_to_its_float32_weights_after_an_interrupt(prepare, action, error, every, least, draw, tmp_path):
+    net = make()
+    expected, before = net(X).asnumpy(), state(net)
+    for line in itertools.count(1 + draw.randrange(every), every):
+        prepare(net)
+        went_on = not interrupted(lambda: action(net, str(tmp_path / "net")), line, error)
+        set_policy(net[3], None)
+        restore(net)
+        assert state(net) == before
+        assert not [name for block in (net, *net) for name in vars(block) if name.startswith("_mxmp")]
+        assert line % 5 or np.array_equal(net(X).asnumpy(), expected)
+        assert all(p.grad_req == "null" or p.list_data()[0].grad is not None for p in net.collect_params().values())
+        assert not {"forward", "unroll"} & vars(net[3]).keys()
+        if went_on:
+            break
+    assert line > least
+
+
+def test_a_conversion_that_is_interrupted_is_not_made_and_a_first_call_can_be_made_again(draw):
+    net = make()
+    expected, conversions = net(X).asnumpy(), 0
+    for line in itertools.count(1 + draw.randrange(19), 19):
+        went_on = not interrupted(lambda: convert(net, "O2"), line)
+        conversions += hasattr(net, "_mxmp_conversion")
+        convert(restore(net), "O1")
+        interrupted(lambda: net(X), line)
+        assert 0 < np.abs(net(X).asnumpy() - expected).max() < 0.02
+        restore(net)
+        if went_on:
+            break
+    assert conversions <= 2
+
+
+def test_a_net_converted_to_float32_is_that_after_an_interrupt(draw):
+    net = make()
+    for line in itertools.count(1 + draw.randrange(40), 40):
+        convert(net, "O0")
+        went_on = not interrupted(lambda: convert(net, "O2"), line)
+        net(X)
+        assert went_on or report(net).policy == str(mxmp.Policy())
+        restore(net)
+        if went_on:
+            break
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """What is set for a thread while a net is traced or run is as before, or other nets run unconverted, or in float32."""
+    yield
+    assert regions.current_region() is None and not blocks.RUNS_AS_WRITTEN.get()
+    assert nn.Dense(1, prefix="named_").name == "named"  # in no scope of another block
+    assert not getattr(storage._LOCAL, "reads_stored", False)
+
+
+def test_a_conversion_that_fails_in_its_last_step_gives_the_one_before_back(monkeypatch):
+    net, install, calls = cnn("O2"), conversion.Conversion.install, []
+
+    def fail_once(self):
+        calls.append(self)
+        if len(calls) == 1:
+            raise MemoryError
+        install(self)
+
+    expected = net(X).asnumpy()
+    monkeypatch.setattr(conversion.Conversion, "install", fail_once)
+    with pytest.raises(MemoryError):
+        convert(net, "O1")
+    assert np.array_equal(net(X).asnumpy(), expected) and report(net).policy.startswith("param=float16")
+
+
+def test_of_several_nets_all_are_converted_or_none():
+    first = cnn("O2")
+    with pytest.raises(mxmp.errors.ConvertError, match="found int"):
+        mxmp.initialize([first, 7], opt_level="O1")
+    first(X)
+    assert report(first).policy.startswith("param=float16")
