@@ -18,6 +18,8 @@ from matplotlib.image import imread
 from PIL import Image
 
 import mxmp
+from mxmp.report.comparison import Comparison
+from mxmp.report.run import Steps
 
 pytestmark = pytest.mark.slow
 
@@ -246,8 +248,8 @@ def test_the_verdict_on_attention_names_the_override_that_mends_it(run, tmp_path
     assert printed[2].startswith("activation out of range: no loss scale mends this activation. ")
     assert "forward: 'net_attention_scores' (batch_dot, float16) gives inf" in printed[2]
     kept = mxmp.diagnose.read_run(str(tmp_path / "broken"))
-    assert [step["taken"] for step in kept.steps] == [False] * 5
-    assert kept.compare["rows"][0]["name"] == "net_attention_scores"
+    assert [step["taken"] for step in kept.find(Steps).steps] == [False] * 5
+    assert kept.find(Comparison).rows[0].name == "net_attention_scores"
     assert "net_attention_scores" in kept.to_html()
 
 
