@@ -8,7 +8,7 @@ from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple, Unio
 import mxnet as mx
 
 from .arrays import all_finite as all_finite
-from .arrays import is_low_precision, leaves, nested, to_float32
+from .arrays import is_low_precision, to_float32, tree_leaves, tree_map
 from .dtypes import FLOAT32, PRECISIONS, canonical
 from .errors import LossScaleError, TrainerError
 from .loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossScale
@@ -170,7 +170,7 @@ class LossScaleOptimizer(ScalerStatus):
                 "get_scaled_loss came after get_unscaled_gradients, so that scaled and true gradients would mix; call "
                 "apply_gradients first, or discard_grads to start again."
             )
-        if any(leaf is each.scaled for leaf in leaves(loss) for each in self._scaled):
+        if any(leaf is each.scaled for leaf in tree_leaves(loss) for each in self._scaled):
             raise TrainerError("get_scaled_loss: the loss is scaled already; call get_scaled_loss once for each loss.")
         if scaler.window is None:
             scaler.factors.release()  # those of the last step, whose graphs are freed
@@ -226,8 +226,8 @@ class LossScaleOptimizer(ScalerStatus):
             require_backward(self._scaled)
         except TrainerError as e:
             raise TrainerError(f"{e} Call discard_grads to start the step again.") from None
-        self._given = [leaf for leaf in leaves(grads) if leaf is not None]
-        unscaled = list(nested(grads, lambda grad: _unscaled(grad, 1.0 / window.scale)))
+        self._given = [leaf for leaf in tree_leaves(grads) if leaf is not None]
+        unscaled = list(tree_map(grads, lambda grad: _unscaled(grad, 1.0 / window.scale)))
         window.flag("gradients", all_finite(self._given))
         window.stage = Stage.SEEN
         return unscaled
@@ -463,10 +463,10 @@ def _read_grads(grads: Any) -> List[Any]:
     if not isinstance(grads, Iterable):
         raise TrainerError(f"get_unscaled_gradients: expected a list of NDArrays, found a {type(grads).__name__}.")
     items = list(grads)
-    if all(leaf is None for leaf in leaves(items)):
+    if all(leaf is None for leaf in tree_leaves(items)):
         raise TrainerError("get_unscaled_gradients: there is no gradient; give those of all weights.")
     for number, item in enumerate(items):
-        for leaf in leaves(item):
+        for leaf in tree_leaves(item):
             is_float = isinstance(leaf, mx.nd.NDArray) and canonical(leaf.dtype) in _FLOATS
             if not (leaf is None or is_float):
                 raise TrainerError(
@@ -513,7 +513,7 @@ def _make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight], s
             continue
         if index in updates:
             raise TrainerError("apply_gradients: a weight comes twice; give each once, with its gradients added up.")
-        arrays, grads = _arrays_of(weight, number), list(leaves(grad))
+        arrays, grads = _arrays_of(weight, number), list(tree_leaves(grad))
         text, expected = (", ".join(map(_text, each)) for each in (grads, arrays))
         if text != expected:
             raise TrainerError(

@@ -26,7 +26,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon.block import _regroup
 
 from .. import dtypes
-from ..arrays import is_low_precision, leaves, nested
+from ..arrays import is_low_precision, tree_leaves, tree_map
 from ..errors import ConvertError, mxnet_reason
 from ..graph import Entry, Graph, Key
 from ..passes.base import is_inserted
@@ -123,7 +123,7 @@ class Recorder(Observer):
         outputs = call.outputs
         if self.keeps_gradients:
             if autograd.is_recording():
-                outputs = nested(outputs, lambda output: _with_zero(output, zeros))
+                outputs = tree_map(outputs, lambda output: _with_zero(output, zeros))
             self._kept[object()] = KeptCall(call._replace(outputs=outputs), zeros)
             replaced = None
         else:
@@ -234,13 +234,13 @@ class LossGradients(Gradients):
 
     def labels(self) -> Dict[str, Any]:
         """Return the labels."""
-        arrays = [each for label in self._labels for each in leaves(label)]
+        arrays = [each for label in self._labels for each in tree_leaves(label)]
         several = len(arrays) > 1
         return {f"label{number if several else ''}": each for number, each in enumerate(arrays)}
 
     def cleaned(self) -> LossGradients:
         """Return the same with 0 in place of inf and NaN in labels."""
-        return LossGradients(self._loss, nested(self._labels, _cleaned), self._nest)
+        return LossGradients(self._loss, tree_map(self._labels, _cleaned), self._nest)
 
 
 def as_outputs(outputs: Any) -> Callable[[Sequence[Any]], Any]:
@@ -255,7 +255,7 @@ def as_outputs(outputs: Any) -> Callable[[Sequence[Any]], Any]:
             array = next(remaining)
             return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
 
-        return nested(outputs, given)
+        return tree_map(outputs, given)
 
     return nest
 

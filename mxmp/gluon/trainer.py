@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, Optional
 import mxnet as mx
 from mxnet.gluon.utils import HookHandle
 
-from ..arrays import is_low_precision, leaves, require_positive
+from ..arrays import is_low_precision, require_positive, tree_leaves
 from ..distributed import KVStore, distributed
 from ..errors import TrainerError
 from ..loss_scale import LossScale, NoOpLossScale, parse
@@ -451,7 +451,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             if trainer._scaler.active:
                 loss_heads.refuse(trainer._params)
             if trainer._single_losses is not None:
-                sizes = [each.size for each in leaves(loss) if isinstance(each, mx.nd.NDArray)]
+                sizes = [each.size for each in tree_leaves(loss) if isinstance(each, mx.nd.NDArray)]
                 trainer._single_losses = None if max(sizes, default=0) > 1 else trainer._single_losses + len(sizes)
         return LossBlock(loss, trainers, loss_id)
 

@@ -10,7 +10,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Uni
 
 import mxnet as mx
 
-from ..arrays import is_low_precision, nested, require_positive, to_float32
+from ..arrays import is_low_precision, require_positive, to_float32, tree_map
 from ..devices.check import amx_notes, require_bfloat16
 from ..dtypes import BFLOAT16, FLOAT16, canonical
 from ..errors import ConvertError, TrainerError
@@ -565,7 +565,7 @@ class Module(PolicyStatus, mx.mod.Module):
         """Return the true gradients of the inputs, the loss scale taken out in float32."""
         grads: Outputs = super().get_input_grads(merge_multi_context)
         factor = 1.0 / self._backward_scale
-        return grads if factor == 1.0 else nested(grads, lambda grad: to_float32(grad) * factor)
+        return grads if factor == 1.0 else tree_map(grads, lambda grad: to_float32(grad) * factor)
 
     def unscale(self) -> None:
         """Make the gradients of the parameters true ones, in float32, reduced over the contexts.

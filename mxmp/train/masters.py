@@ -19,7 +19,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..arrays import is_low_precision, merge_flags, on_gpu, round_into, settle, to_float32, view
+from ..arrays import is_low_precision, merge_flags, on_gpu, round_into, to_float32, view, wait_until_readable
 from ..dtypes import FLOAT32, canonical
 from ..errors import TrainerError
 
@@ -155,7 +155,7 @@ def _rounded(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
 
 
 def _bits(array: mx.nd.NDArray) -> "np.ndarray[Any, Any]":
-    return view(settle(array.as_nd_ndarray())).view(np.uint16)
+    return view(wait_until_readable(array.as_nd_ndarray())).view(np.uint16)
 
 
 def weight_was_overwritten(name: str) -> TrainerError:

@@ -20,7 +20,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 import mxnet as mx
 import numpy as np
 
-from ..arrays import leaves, to_float32
+from ..arrays import to_float32, tree_leaves
 from ..dtypes import FLOAT32, LOW_PRECISION, canonical
 from ..errors import LossScaleError, StateError, TrainerError
 from ..loss_scale import NoOpLossScale
@@ -249,7 +249,7 @@ class _Loaded:
     def _require_shapes(self, where: str, index: int, state: Any) -> None:
         """Raise unless the arrays of a weight's state have its shape, or 1 in place of a size, as GroupAdaGrad's."""
         shape = tuple(self._target.params[index].shape)
-        for array in (each for each in leaves(state) if isinstance(each, mx.nd.NDArray)):
+        for array in (each for each in tree_leaves(state) if isinstance(each, mx.nd.NDArray)):
             fits = len(array.shape) == len(shape) and all(size in (1, full) for size, full in zip(array.shape, shape))
             self._require(fits or array.size == 1, where, _text(array), f"arrays of {shape}")
 

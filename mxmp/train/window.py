@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set,
 
 import mxnet as mx
 
-from ..arrays import gather, merge_flags, to_float32
+from ..arrays import concat_scalars, merge_flags, to_float32
 from ..errors import TrainerError
 
 LOCK = threading.Condition(threading.RLock())
@@ -161,7 +161,7 @@ class Window:
         On a GPU an inf becomes a NaN.
         """
         arrays = [*values, *self.flags.values()]
-        numbers: List[float] = gather(arrays).asnumpy().tolist() if arrays else []
+        numbers: List[float] = concat_scalars(arrays).asnumpy().tolist() if arrays else []
         self.failed |= {name for name, number in zip(self.flags, numbers[len(values) :]) if number != 1.0}
         if "gradients" in self.failed:
             self.finite = False

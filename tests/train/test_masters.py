@@ -12,7 +12,7 @@ from mxmp.arrays import to_float32
 from mxmp.errors import TrainerError
 from mxmp.train.masters import Masters, exact_value, forget_masters, keep_masters, set_master, sync_master_from_weight
 from tests.gluon.trainer_tools import TWO, param
-from tests.masters.test_optimizer import LOW, low
+from tests.optimizer.test_multi_precision import LOW, low
 from tests.values import DTYPES, as_float32
 
 

@@ -14,7 +14,7 @@ from mxmp.train.kernels import Update, update
 from mxmp.train.masters import Masters, masters_flag
 from mxmp.train.multi_precision import pair_of
 from tests.freeze import freeze
-from tests.masters.test_optimizer import OPTIMIZERS, low, make, updater_of
+from tests.optimizer.test_multi_precision import OPTIMIZERS, low, make, updater_of
 
 SHAPES = [(3, 4), (70, 60), (2, 2), (4, 4), (4097, 1)]  # small ones, and large ones, which a CPU updates by themselves
 MIXED = ["float16", "float32", "bfloat16", "float16", "float16"]
