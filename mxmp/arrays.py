@@ -187,13 +187,13 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def views(joined: mx.nd.NDArray, like: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
+def views(flat_array: mx.nd.NDArray, like: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
     """Return parts of a one-dimensional array in the shapes of others, in their order."""
-    found, start = [], 0
+    parts, start = [], 0
     for array in like:
-        found.append(joined[start : start + array.size].reshape(array.shape))
+        parts.append(flat_array[start : start + array.size].reshape(array.shape))
         start += array.size
-    return found
+    return parts
 
 
 def copy_all(sources: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
@@ -239,9 +239,9 @@ def concat_scalars(numbers: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
         here = [number.as_in_context(numbers[0].ctx) for number in numbers]
         if not on_gpu(here[0]):
             return mx.nd.concat(*here, dim=0)
-        joined = mx.nd.empty((len(here),), ctx=here[0].ctx)
-        copy_all(here, views(joined, here))
-        return joined
+        scalars = mx.nd.empty((len(here),), ctx=here[0].ctx)
+        copy_all(here, views(scalars, here))
+        return scalars
 
 
 def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
@@ -253,23 +253,23 @@ def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
 
 def _joined_in_float32(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
     """Return dense float16 arrays of one context in one of float32, of one dimension."""
-    joined = mx.nd.zeros((sum(array.size for array in arrays),), ctx=arrays[0].ctx)
-    for group in chunks(list(zip(arrays, views(joined, arrays))), MOST_ARRAYS):
+    flat_array = mx.nd.zeros((sum(array.size for array in arrays),), ctx=arrays[0].ctx)
+    for group in chunks(list(zip(arrays, views(flat_array, arrays))), MOST_ARRAYS):
         lows = [low for low, _ in group]
         _sgd(lows, lows, [wide for _, wide in group], lr=-1)
-    return joined
+    return flat_array
 
 
 def copies_in_float32(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
     """Return low precision arrays of ``mx.nd`` or ``mx.np`` as float32 ones of their kind, those of a GPU together."""
     lows = [array.as_nd_ndarray() for array in arrays]
     fit = [k for k, low in enumerate(lows) if on_gpu(low) and low.stype == "default" and low.size]
-    wide: Dict[int, mx.nd.NDArray] = {}
+    float32_arrays: Dict[int, mx.nd.NDArray] = {}
     with autograd.pause():
         for group in by_context(fit, [lows[k] for k in fit]):
-            wide.update(zip(group, widen([lows[k] for k in group])))
-        found = [wide[k] if k in wide else to_float32(low) for k, low in enumerate(lows)]
-    return [each.as_np_ndarray() if isinstance(array, mx.np.ndarray) else each for each, array in zip(found, arrays)]
+            float32_arrays.update(zip(group, widen([lows[k] for k in group])))
+        results = [float32_arrays[k] if k in float32_arrays else to_float32(low) for k, low in enumerate(lows)]
+    return [each.as_np_ndarray() if isinstance(array, mx.np.ndarray) else each for each, array in zip(results, arrays)]
 
 
 def by_context(items: Sequence[T], arrays: Sequence[mx.nd.NDArray]) -> List[List[T]]:
@@ -347,9 +347,9 @@ def merge_flags(flags: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
     return here[0] * here[1] if len(here) == 2 else mx.nd.add_n(*here) == len(here)
 
 
-def first_non_finite(named: Iterable[Tuple[str, mx.nd.NDArray]]) -> Optional[str]:
+def first_non_finite(named_arrays: Iterable[Tuple[str, mx.nd.NDArray]]) -> Optional[str]:
     """Return the first name whose array has an inf or a NaN, or None; a host read for each."""
-    for name, array in named:
+    for name, array in named_arrays:
         if all_finite([array]).asscalar() == 0:
             return name
     return None
@@ -360,7 +360,7 @@ def _all_finite_on_one(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
     largest = math.inf if on_gpu(arrays[0]) else _SMALL
     together: Dict[Any, List[mx.nd.NDArray]] = {}
     zeros: List[mx.nd.NDArray] = []
-    low: List[mx.nd.NDArray] = []
+    low_arrays: List[mx.nd.NDArray] = []
     for array in arrays:
         if array.stype != "default":
             rows = to_float32(array)
@@ -372,12 +372,12 @@ def _all_finite_on_one(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
         elif is_small and dtype == NUMPY_BFLOAT16:
             together.setdefault(np.float32, []).append(to_float32(array))  # the kernel does not know bfloat16
         elif is_low_precision(array):
-            low.append(array)
+            low_arrays.append(array)
         else:
             zeros.extend(_zero_products(array))
     flag = _checked_together([part for group in together.values() for part in chunks(group, _MOST_ARRAYS)])
-    if low:
-        zeros.append(mx.nd.full((1,), 0.0 if all(map(_has_finite_bits, low)) else np.nan, ctx=low[0].ctx))
+    if low_arrays:
+        zeros.append(mx.nd.full((1,), 0.0 if all(map(_has_finite_bits, low_arrays)) else np.nan, ctx=low_arrays[0].ctx))
     if not zeros:
         return flag
     return _total(zeros) == 0 if flag is None else flag * (_total(zeros) == 0)
