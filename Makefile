@@ -7,7 +7,7 @@ VENV := .venv
 PYTHON ?=
 ARGS ?=
 
-.PHONY: demo test test-processors test-python test-horovod test-gpu-record bench docs docs-links lint named
+.PHONY: demo test test-stress test-processors test-python test-horovod test-gpu-record bench docs docs-links lint named
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/python examples/digits.py --out examples/output $(ARGS)
@@ -18,6 +18,10 @@ demo: $(VENV)/.demo
 # a test starts compiles all of mxmp anew.
 test: $(VENV)/.test
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal --timeout 300 $(ARGS)
+
+# Interrupts, kills and threads, under load. ARGS="--seed 7" repeats a run; without, the seed is drawn and printed.
+test-stress: $(VENV)/.test
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m stress -n 2 --dist worksteal --timeout 300 $(ARGS)
 
 # What is decided, under each kind of processor (mxmp/processors.py), on any machine.
 test-processors: $(VENV)/.test
@@ -31,7 +35,7 @@ test-processors: $(VENV)/.test
 # files, states, the step in every front, a conversion of each network.
 test-python: $(VENV)/.test
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --slow -n 2 --dist worksteal --timeout 300 \
-		tests/compat tests/cli tests/train tests/behaviours tests/symbols/test_networks.py tests/test_*.py $(ARGS)
+		tests/compat tests/cli tests/train tests/*/test_behaviours.py tests/symbols/test_networks.py tests/test_*.py $(ARGS)
 
 # Horovod is built from source, in an environment of its own.
 test-horovod: $(VENV)-horovod/.built

@@ -1,4 +1,4 @@
-"""Which tests run: the fast ones by default, the slow ones on demand, GPU ones where there is a GPU,
+"""Which tests run: the fast ones by default, the slow and the stress ones on demand, GPU ones where there is a GPU,
 bfloat16 ones where MXNet runs bfloat16, AMX ones where it is on, those that compile C where there is a compiler.
 """
 
@@ -26,7 +26,8 @@ def pytest_addoption(parser):
     kinds = [kind.name for kind in KINDS]
     text = "the kind of processor that tests are pinned to which name none"
     parser.addoption("--processor", choices=kinds, default=EMULATED.name, metavar="KIND", help=f"{text}: {kinds}")
-    parser.addoption("--shuffle", metavar="SEED", help="run in an order drawn from a number, or from 'any'")
+    parser.addoption("--shuffle", action="store_true", help="run in a random order, drawn from the seed")
+    parser.addoption("--seed", type=int, help="of --shuffle and of the stress tests; else drawn, and printed")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
     parser.addoption("--native-rounding", action="store_true", help="round emulated float16 by the operators of mxmp")
 
@@ -36,19 +37,18 @@ def pytest_configure(config):
     patch, name = pytest.MonkeyPatch(), config.getoption("--processor")
     pin(patch, processor_of(next(kind for kind in KINDS if kind.name == name)))
     config.add_cleanup(patch.undo)
-    if config.option.shuffle == "any":
-        drawn = str(random.randrange(10**6))
-        config.option.shuffle = getattr(config, "workerinput", {}).get("shuffle", drawn)
+    if config.option.seed is None:
+        config.option.seed = getattr(config, "workerinput", {}).get("seed", random.randrange(10**6))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    """Give a process of xdist the number that was drawn."""
-    node.workerinput["shuffle"] = node.config.option.shuffle
+    """Give a process of xdist the seed that was drawn."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_report_header(config):
-    return f"shuffled: --shuffle {config.option.shuffle}" if config.option.shuffle else None
+    return f"--seed {config.option.seed}"
 
 
 def shuffle(items, seed):
@@ -61,12 +61,14 @@ def shuffle(items, seed):
 
 def pytest_collection_modifyitems(config, items):
     if config.option.shuffle:
-        shuffle(items, config.option.shuffle)
+        shuffle(items, config.option.seed)
     chosen_by_marker = bool(config.option.markexpr)
     run_slow = config.getoption("--slow") or chosen_by_marker
     for item in items:
         if item.get_closest_marker("slow") and not run_slow:
             item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
+        if item.get_closest_marker("stress") and not chosen_by_marker:
+            item.add_marker(pytest.mark.skip(reason="stress; run with -m stress"))
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="no GPU that this MXNet can use"))
         if item.get_closest_marker("bfloat16") and not runs_bfloat16():
@@ -92,6 +94,12 @@ def _own_processor(request):
     with pytest.MonkeyPatch.context() as patch:
         pin(patch, own_processor())
         yield
+
+
+@pytest.fixture
+def draw(request):
+    """Return random numbers of a test, by the seed of the run."""
+    return random.Random(f"{request.config.option.seed} {request.node.nodeid}")
 
 
 @pytest.fixture

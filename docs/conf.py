@@ -50,7 +50,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": ["gallery"],
     "plot_gallery": False,
     "filename_pattern": r"\.py$",
-    "ignore_pattern": r"sample_data\.py$",
+    "ignore_pattern": r"(plots|sample_data)\.py$",
     "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
     "show_memory": False,

@@ -29,6 +29,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
 
+from plots import curves  # beside this file
+
 parser = argparse.ArgumentParser(description="Find the operator that overflows.")
 parser.add_argument("--steps", type=int, default=20, help="of training, once mended")
 parser.add_argument("--run", metavar="FOLDER", help="a new folder, to keep the broken run in")
@@ -73,8 +75,8 @@ def make_net(policy):
 
 
 def train(net, trainer, steps):
-    """Train on random batches, and return the mean loss of the last one."""
-    draw = np.random.RandomState(0)
+    """Train on random batches; return the mean loss of the last one, and the loss scales."""
+    draw, scales = np.random.RandomState(0), []
     for _ in range(steps):
         chosen = draw.choice(len(images), BATCH_SIZE)
         with autograd.record():
@@ -82,13 +84,14 @@ def train(net, trainer, steps):
             with trainer.scale_loss(loss) as scaled:
                 scaled.backward()
         trainer.step(BATCH_SIZE)
-    return loss.mean().asscalar()
+        scales.append(trainer.loss_scale.value)
+    return loss.mean().asscalar(), scales
 
 
 net, trainer = make_net("O1")
 log = mxmp.diagnose.CSVLogger(args.run, every=1).attach(trainer) if args.run else None
 with mxmp.diagnose.Watch(cross_entropy).attach(trainer) as watch:
-    train(net, trainer, 5)
+    _, scales = train(net, trainer, 5)
     verdict = watch.verdict()
 print(f"O1: {trainer.skipped_steps} of 5 steps skipped, loss scale {trainer.loss_scale.value:g}")
 if log:
@@ -99,6 +102,8 @@ if log:
 
 policy = f"O1,{verdict.overrides}"
 net, trainer = make_net(policy)
-loss = train(net, trainer, args.steps)
+loss, mended = train(net, trainer, args.steps)
 print(f"{policy}: {trainer.skipped_steps} of {args.steps} steps skipped, loss {loss:.3f}")
 print(verdict)
+lines = {"O1: every step is skipped": scales, "with the override": mended}
+curves("broken_attention_overflow.png", "Attention scores that overflow", "step", loss_scale=lines)

@@ -29,6 +29,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
 
+from plots import magnitudes  # beside this file
+
 parser = argparse.ArgumentParser(description="Find gradients that vanish.")
 parser.add_argument("--steps", type=int, default=12)
 args = parser.parse_args()
@@ -99,3 +101,4 @@ for scale in (1.0, least):
     print(f"loss scale {scale:g}: {lost:.0%} of the gradients become 0, {subnormal - lost:.0%} are subnormal")
     train(scale)
 print(f"largest scale for these gradients: {total.largest_scale():g}")
+magnitudes("broken_vanishing_gradients.png", "Gradients of the activations", total.shares, zero=-25, subnormal=-14)

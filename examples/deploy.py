@@ -25,6 +25,8 @@ from mxnet import autograd, gluon
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from plots import pictures  # beside this file
+
 parser = argparse.ArgumentParser(description="Deploy a network.")
 parser.add_argument("--network", default="cifar_resnet20_v1", help="a name of GluonCV's model zoo")
 parser.add_argument("--policy", help="default: what is fastest on this machine, float32 or bfloat16")
@@ -61,6 +63,7 @@ def score(name, call):
 score("trained, float32", net)
 frozen = mxmp.gluon.freeze(net, args.policy)  # the net stays as it is
 score("frozen", frozen)
+pictures("deploy.png", images[:15, 0].asnumpy(), frozen(images[:15]).asnumpy().argmax(axis=1))
 files = mxmp.gluon.export(frozen, "deployed")
 dtype = {array.dtype.__name__ for array in mx.nd.load(files[1]).values() if hasattr(array.dtype, "__name__")}
 print(f"{', '.join(files)}: {os.path.getsize(files[1]):,} bytes, {', '.join(sorted(dtype))}")

@@ -22,6 +22,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
 
+from plots import bars  # beside this file
+
 parser = argparse.ArgumentParser(description="Find operators to keep in float32.")
 parser.add_argument("--steps", type=int, default=120, help="of training in float32")
 parser.add_argument("--policy", default="O2", help="to begin with")
@@ -76,3 +78,6 @@ print(result)
 mxmp.gluon.convert(net, result.policy)  # the policy as text goes into any other program: print(result.policy)
 net(mx.nd.array(images[:1]))
 print(f"written: {', '.join(mxmp.gluon.export(net, 'digits'))}")
+errors = {row.name: min(row.local_error, 1.0) for row in result.rows}  # inf is drawn as 1
+kept = {row.name for row in result.rows if row.kept == "yes"}
+bars("find_float32_operators.png", "own error; orange stays float32", errors, kept, "log")

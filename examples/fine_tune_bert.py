@@ -1,9 +1,8 @@
 """Fine-tuning a transformer with masks
 ====================================
 
-Trains a small BERT-like encoder in float32 to guess hidden words, and fine-tunes it in mixed precision to tell which
-package a function is from. Inputs have different lengths: attention is masked with ``-1e18`` as in float32, since mxmp
-keeps the mask and the softmax in float32. Gradients are clipped, and the rate warms up.
+Trains a small BERT-like encoder in float32 to guess hidden words. Fine-tunes it in mixed precision to tell the package
+of a function. Attention is masked with ``-1e18`` as in float32, because mxmp keeps mask and softmax in float32.
 
 Run ``python fine_tune_bert.py --pretraining 20 --steps 20``, on functions of Python's standard library::
 
@@ -24,6 +23,8 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from plots import confusion  # beside this file
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--policy", default="O1", help="O0 is float32; O1, O2, mixed_bfloat16, ...")
 parser.add_argument("--pretraining", type=int, default=200, metavar="STEPS")
@@ -39,11 +40,10 @@ CLASSIFY, HIDDEN = 1, 2  # the first word of every input, and the word that hide
 def read_functions():
     """Return functions as rows of words (N, LENGTH), the mask that is 0 behind their end, and their packages."""
     texts, packages = [], []
-    for file in sorted(Path(os.__file__).parent.glob("*/*.py")):
-        if file.parent.name in PACKAGES:
-            functions = re.split(r"\n(?= *(?:async )?def )", file.read_text("utf-8"))[1:]
-            texts += [re.findall(r"\w+", function)[: LENGTH - 1] for function in functions]
-            packages += [PACKAGES.index(file.parent.name)] * len(functions)
+    for file in (file for name in PACKAGES for file in sorted(Path(os.__file__).parent.glob(f"{name}/*.py"))):
+        functions = re.split(r"\n(?= *(?:async )?def )", file.read_text("utf-8"))[1:]
+        texts += [re.findall(r"\w+", function)[: LENGTH - 1] for function in functions]
+        packages += [PACKAGES.index(file.parent.name)] * len(functions)
     index = {word: 3 + i for i, (word, _) in enumerate(Counter(sum(texts, [])).most_common(WORDS - 3))}
     words = np.zeros((len(texts), LENGTH))
     for row, text in zip(words, texts):
@@ -118,3 +118,4 @@ first = np.eye(1, LENGTH).repeat(len(words), axis=0)
 train(classifier, args.policy, args.steps, 0.001, words, packages[:, None].repeat(LENGTH, axis=1), first)
 logits = classifier(mx.nd.array(words[held_out], ctx), places, mx.nd.array(mask[held_out], ctx)).asnumpy()
 print(f"{(logits[:, 0].argmax(axis=1) == packages[held_out]).mean():.2%} of the functions held out are right")
+confusion("fine_tune_bert.png", packages[held_out], logits[:, 0].argmax(axis=1))

@@ -24,6 +24,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon.data import ArrayDataset, DataLoader
 from mxnet.gluon.data.vision import ImageFolderDataset, ImageRecordDataset, transforms
 
+from plots import confusion  # beside this file
 from sample_data import digits  # beside this file: for a first try
 
 parser = argparse.ArgumentParser(description="Train an image classifier with Gluon.")
@@ -75,7 +76,7 @@ if args.resume:  # to the bit: parameters, momentum, masters, schedule and loss 
 for epoch in range(args.resume + 1, args.epochs + 1):
     np.random.seed([args.seed, epoch])  # the order of the images depends on the epoch alone
     mx.random.seed(1000 * args.seed + epoch)  # and so does dropout
-    start, mean_loss, accuracy = time.time(), mx.metric.Loss(), mx.metric.Accuracy()
+    start, mean_loss, accuracy, answers = time.time(), mx.metric.Loss(), mx.metric.Accuracy(), []
     for images, labels in training:
         images, labels = (gluon.utils.split_and_load(each, ctx, even_split=False) for each in (images, labels))
         with autograd.record():
@@ -87,8 +88,11 @@ for epoch in range(args.resume + 1, args.epochs + 1):
         mean_loss.update(None, losses)
     speed = mean_loss.num_inst / (time.time() - start)
     for images, labels in held_out:
-        accuracy.update(labels, net(images.as_in_context(ctx[0])).as_in_context(mx.cpu()))
+        scores = net(images.as_in_context(ctx[0])).as_in_context(mx.cpu())
+        accuracy.update(labels, scores)
+        answers.append((labels.asnumpy(), scores.asnumpy().argmax(axis=1)))
     text = f"epoch {epoch}: loss {mean_loss.get()[1]:.3f}, accuracy {accuracy.get()[1]:.4f}, {speed:.0f} images/s"
     print(f"{text}, loss scale {trainer.loss_scale.value:g}, {trainer.skipped_steps} steps skipped", flush=True)
     net.save_parameters(f"classifier-{epoch:04d}.params")  # in float32, whatever they are stored in
     trainer.save_states(f"classifier-{epoch:04d}.states")
+    confusion("gluon_classification.png", *np.concatenate(answers, axis=1))

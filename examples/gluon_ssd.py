@@ -29,6 +29,7 @@ from mxnet.gluon import nn
 from mxnet.gluon.data import ArrayDataset, DataLoader
 from tqdm import tqdm
 
+from plots import detections  # beside this file
 from sample_data import scenes  # beside this file: for a first try
 
 parser = argparse.ArgumentParser(description="Train GluonCV's SSD.")
@@ -89,3 +90,4 @@ for epoch in range(1, args.epochs + 1):
     text = f"epoch {epoch}: loss {mean_loss.get()[1]:.3f}, mean average precision {precision.get()[1][-1]:.3f}"
     print(f"{text}, {trainer.skipped_steps} steps skipped", flush=True)
 net.save_parameters("ssd.params")
+detections("gluon_ssd.png", args.classes, images, classes, scores, boxes)  # of the last batch held out

@@ -23,6 +23,7 @@ import mxmp  # before mxnet
 import mxnet as mx
 import numpy as np
 
+from plots import confusion  # beside this file
 from sample_data import digits  # beside this file: for a first try
 
 parser = argparse.ArgumentParser(description="Train an image classifier with Module.")
@@ -94,3 +95,7 @@ module.fit(
     epoch_end_callback=mx.callback.module_checkpoint(module, "classifier", save_optimizer_states=True),
 )
 print(f"loss scale {module.loss_scale.value:g}, {module.skipped_steps} steps skipped")
+answers = []
+for (scores,), _, batch in module.iter_predict(held_out):
+    answers.append((batch.label[0].asnumpy()[: len(scores)], scores.asnumpy().argmax(axis=1)))
+confusion("module_classification.png", *np.concatenate(answers, axis=1))

@@ -25,6 +25,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
 
+from plots import curves  # beside this file
+
 parser = argparse.ArgumentParser(description="Train in several processes.")
 parser.add_argument("--workers", type=int, default=2, help="to start on this machine")
 parser.add_argument("--policy", default="O1", help="O0 is float32; O1, O2, mixed_bfloat16, ...")
@@ -52,7 +54,7 @@ digits = load_digits()
 images, labels = digits.images[:, None].astype("float32") / 16, digits.target.astype("float32")
 count = args.batch_size // workers.num_workers  # this worker's part of each batch
 draw, steps = np.random.RandomState(args.seed), len(images) // args.batch_size
-cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
+cross_entropy, history = gluon.loss.SoftmaxCrossEntropyLoss(), []
 for epoch in range(1, args.epochs + 1):
     order, losses = draw.permutation(len(images)), []  # the same on all workers
     for step in range(steps):  # all workers make as many: one that makes fewer keeps the others waiting
@@ -64,6 +66,9 @@ for epoch in range(1, args.epochs + 1):
                 scaled.backward()
         trainer.step(args.batch_size)  # gradients are summed over all workers
         losses.append(loss.mean().asscalar())
+    history += losses
     text = f"epoch {epoch}: loss {np.mean(losses):.4f}"
     print(f"{text}, loss scale {trainer.loss_scale.value:g}, {trainer.skipped_steps} steps skipped", flush=True)
 net.save_parameters(f"worker-{workers.rank}.params")  # the same on all; one of them would do
+if workers.rank == 0:
+    curves("several_machines.png", f"Worker 0 of {workers.num_workers}", "step", loss=history)

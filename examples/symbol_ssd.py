@@ -19,6 +19,7 @@ import mxnet as mx
 import numpy as np
 from gluoncv.utils.metrics import VOC07MApMetric
 
+from plots import detections  # beside this file
 from sample_data import scenes  # beside this file: for a first try
 
 parser = argparse.ArgumentParser(description="Train an SSD detector with Module.")
@@ -97,3 +98,6 @@ for epoch in range(1, args.epochs + 1):
     text = f"epoch {epoch}: mean average precision {precision.get()[1][-1]:.3f}, learning rate {schedule.base_lr:.5f}"
     print(f"{text}, {module.skipped_steps} steps skipped", flush=True)
 mx.model.save_checkpoint("ssd", 0, detection, *module.get_params())
+detections(  # of the last batch held out
+    "symbol_ssd.png", args.classes, batch.data[0], found[:, :, :1], found[:, :, 1:2], found[:, :, 2:] * args.size
+)

@@ -23,6 +23,7 @@ from mxnet.gluon import nn, rnn
 from rich.console import Console
 from rich.progress import track
 
+from plots import curves  # beside this file
 from sample_data import lines, numbers  # beside this file: reads a text
 
 parser = argparse.ArgumentParser(description="Train an LSTM language model with Gluon.")
@@ -82,6 +83,7 @@ trainer = mxmp.gluon.Trainer(net, "adam", {"learning_rate": 0.004, "lr_scheduler
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 zeros = [mx.nd.zeros((1, BATCH_SIZE, args.hidden), ctx=ctx) for _ in range(2)]
 
+history = []
 for epoch in range(1, args.epochs + 1):
     states = zeros
     for inputs, following in track(training, f"epoch {epoch}", console=Console(stderr=True), transient=True):
@@ -97,6 +99,10 @@ for epoch in range(1, args.epochs + 1):
     for inputs, following in held_out:
         logits, *states = net(inputs, *states)
         losses.append(cross_entropy(logits, following).mean().asscalar())
-    text = f"epoch {epoch}: perplexity {math.exp(np.mean(losses)):.2f}"
+    perplexity = math.exp(np.mean(losses))
+    text = f"epoch {epoch}: perplexity {perplexity:.2f}"
+    history.append((perplexity, trainer.loss_scale.value))
     print(f"{text}, loss scale {trainer.loss_scale.value:g}, {trainer.skipped_steps} steps skipped", flush=True)
 net.save_parameters("language_model.params")
+perplexities, scales = zip(*history)
+curves("word_lm_gluon.png", "Words of Python's standard library", "epoch", perplexity=perplexities, loss_scale=scales)

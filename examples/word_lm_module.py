@@ -18,6 +18,7 @@ import mxmp  # before mxnet
 import mxnet as mx
 import numpy as np
 
+from plots import curves  # beside this file
 from sample_data import lines, numbers  # beside this file: reads a text
 
 parser = argparse.ArgumentParser(description="Train an LSTM language model with BucketingModule.")
@@ -74,6 +75,7 @@ module.init_params(mx.init.Xavier(factor_type="in", magnitude=2.34))
 module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.004, "rescale_grad": 1.0})
 perplexity = mx.metric.Perplexity(ignore_label=PADDING)
 
+history = []
 for epoch in range(1, args.epochs + 1):
     training.reset()
     for batch in training:
@@ -82,5 +84,8 @@ for epoch in range(1, args.epochs + 1):
         module.update()  # skipped, and the loss scale lowered, if a gradient is not finite
     ((_, value),) = module.score(held_out, perplexity)
     text = f"epoch {epoch}: perplexity {value:.2f}"
+    history.append((value, module.loss_scale.value))
     print(f"{text}, loss scale {module.loss_scale.value:g}, {module.skipped_steps} steps skipped", flush=True)
 module.save_checkpoint("language_model", args.epochs)  # in float32
+perplexities, scales = zip(*history)
+curves("word_lm_module.png", "Words of Python's standard library", "epoch", perplexity=perplexities, loss_scale=scales)

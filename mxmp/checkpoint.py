@@ -140,7 +140,7 @@ class _Walk:
         (magic,) = self._numbers("I")
         # The storage types are dense, row_sparse and csr, with as many arrays of indices.
         index_arrays = self._flag("storage type", (0, 1, 2)) if magic in (_V2, _V3) else 0
-        stored = self._shape() if index_arrays else None
+        stored_shape = self._shape() if index_arrays else None
         # Before V1 the number of axes stands in the magic's place, and sizes have 32 bits.
         shape = self._shape() if magic in (_V1, _V2, _V3) else self._shape(magic, "I")
         if not shape and magic != _V3:
@@ -149,12 +149,12 @@ class _Walk:
         self._numbers("i")  # of the device
         item_bytes = _ITEM_BYTES[self._flag("dtype number", _ITEM_BYTES)]
         index_shapes = [self._index_shape() for _ in range(index_arrays)]
-        self._stream.seek(self._bytes(shape if stored is None else stored, item_bytes), os.SEEK_CUR)
+        self._stream.seek(self._bytes(shape if stored_shape is None else stored_shape, item_bytes), os.SEEK_CUR)
         indices = [self._indices(sizes) for sizes in index_shapes]
-        if stored is not None:
+        if stored_shape is not None:
             fits = are_rows if index_arrays == 1 else _are_rows_and_columns
-            if not fits(shape, stored, *indices):
-                self._fail(f"{stored} values have indices that are not places in an array of the shape {shape}")
+            if not fits(shape, stored_shape, *indices):
+                self._fail(f"{stored_shape} values have indices that are not places in an array of the shape {shape}")
 
     def _bytes(self, shape: Sequence[int], item_bytes: int) -> int:
         """Return the size of values, if they are there."""
@@ -209,18 +209,18 @@ class _Walk:
         return flag
 
 
-def are_rows(shape: Sequence[int], stored: Sequence[int], rows: np.ndarray[Any, Any]) -> bool:
+def are_rows(shape: Sequence[int], stored_shape: Sequence[int], rows: np.ndarray[Any, Any]) -> bool:
     """Return whether values of the shape ``stored`` are rows of a row_sparse array, each in its place, in order."""
-    if not shape or rows.ndim != 1 or str(rows.dtype) != "int64" or tuple(stored) != (len(rows), *shape[1:]):
+    if not shape or rows.ndim != 1 or str(rows.dtype) != "int64" or tuple(stored_shape) != (len(rows), *shape[1:]):
         return False
     return bool((rows[1:] > rows[:-1]).all() and ((rows >= 0) & (rows < shape[0])).all())
 
 
 def _are_rows_and_columns(
-    shape: Sequence[int], stored: Sequence[int], starts: np.ndarray[Any, Any], columns: np.ndarray[Any, Any]
+    shape: Sequence[int], stored_shape: Sequence[int], starts: np.ndarray[Any, Any], columns: np.ndarray[Any, Any]
 ) -> bool:
     """Return whether values of the shape ``stored`` are those of a csr array: each row's start, each one's column."""
-    if len(shape) != 2 or starts.shape != (shape[0] + 1,) or not columns.shape == tuple(stored) == (starts[-1],):
+    if len(shape) != 2 or starts.shape != (shape[0] + 1,) or not columns.shape == tuple(stored_shape) == (starts[-1],):
         return False
     ascends = starts[0] == 0 and (starts[1:] >= starts[:-1]).all()
     return bool(ascends and ((columns >= 0) & (columns < shape[1])).all())

@@ -1,7 +1,7 @@
-"""Runs a command that dies when its launcher does: ``python die_with_parent.py FD COMMAND...``.
+"""Runs a command that dies when its launcher dies: ``python die_with_parent.py FD COMMAND...``.
 
-FD is the read end of a pipe whose write end only the launcher holds. When the launcher ends, however it does, the
-pipe is closed: then the command and all that it started in its group are killed. It uses the standard library alone.
+FD is the read end of a pipe. Only the launcher holds the write end, and the system closes it when the launcher ends.
+Then the command is killed, with all processes that it started in its group. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def main() -> None:
     """Run the command and exit as it does."""
     pipe = int(sys.argv[1])
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # the command gets it too, and may take its time
+        signal.signal(number, lambda *_: None)  # the command gets the signal too, and may need time to end.
     command = subprocess.Popen(sys.argv[2:])
     threading.Thread(target=_kill_when_closed, args=(pipe,), daemon=True).start()
     code = command.wait()
     if code < 0:
-        with contextlib.suppress(OSError):  # SIGKILL has no handler, nor have those that the C library keeps
+        with contextlib.suppress(OSError):  # SIGKILL and the signals of the C library have no handler
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)

@@ -43,9 +43,9 @@ def fresh_among(pairs: Iterable[_Pair]) -> Iterator[_Pair]:
     ``array._fresh_grad`` says so of one array; of many this takes less than half as long.
     """
     state = ctypes.c_int()
-    reference, read = ctypes.byref(state), _LIB.MXNDArrayGetGradState
+    reference, read_state = ctypes.byref(state), _LIB.MXNDArrayGetGradState
     for pair in pairs:
-        check_call(read(pair[1].handle, reference))
+        check_call(read_state(pair[1].handle, reference))
         if state.value:
             yield pair
 
@@ -67,15 +67,15 @@ def ignores_output_gradient(attrs: Mapping[str, str]) -> bool:
 
     Its CustomOpProp is made once more, as for each symbol. False where it cannot be made.
     """
-    before = set(mx.operator._registry.ref_holder)
+    keys_before = set(mx.operator._registry.ref_holder)
     try:
-        made = mx.sym.Custom(name="mxmp", **{key: text for key, text in attrs.items() if not key.startswith("__")})
+        symbol = mx.sym.Custom(name="mxmp", **{key: text for key, text in attrs.items() if not key.startswith("__")})
     except mx.MXNetError:
         return False
     held = list(mx.operator._registry.ref_holder.items())
-    del made  # which drops the CustomOpProp from there
-    found = [each for key, each in held if key not in before and isinstance(each, mx.operator.CustomOpProp)]
-    return bool(found) and not any(map(_uses_output_gradient, found))
+    del symbol  # which drops the CustomOpProp from there
+    props = [each for key, each in held if key not in keys_before and isinstance(each, mx.operator.CustomOpProp)]
+    return bool(props) and not any(map(_uses_output_gradient, props))
 
 
 def _uses_output_gradient(prop: mx.operator.CustomOpProp) -> bool:

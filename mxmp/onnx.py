@@ -1,8 +1,8 @@
-"""Export to ONNX: MXNet's exporter does the work, on symbols that it translates rightly.
+"""Export to ONNX: prepares a symbol so that MXNet's exporter translates it correctly, and calls the exporter.
 
-``mx.onnx.export_model`` of MXNet 1.9.1 translates a symbol operator by operator, and some of them to something
-else (python/mxnet/onnx/mx2onnx/_op_translations at tag 1.9.1); here these are replaced by operators that it
-translates well. onnx's checker has the last word.
+``mx.onnx.export_model`` of MXNet 1.9.1 translates a symbol operator by operator. It translates some operators wrongly
+(python/mxnet/onnx/mx2onnx/_op_translations at tag 1.9.1). This module replaces them by operators that are translated
+correctly. onnx's checker checks the result.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from .symbol.inference import infer_network
 
 globals().update(_hooks(__name__))
 
-# The exporter gives onnx the bits of a float16 constant, and onnx 1.8 and later take them for its value:
-# x + 1 becomes x + 15360. Those of the last line are float32 whatever they read, and so is GELU's.
+# The exporter gives onnx the bits of a float16 constant, and onnx 1.8 and later take the bits for the value: x + 1
+# becomes x + 15360. The constants of the last line and of GELU are float32 also if the input is float16.
 _WITH_CONSTANTS = frozenset(
     "_mul_scalar _minus_scalar _rminus_scalar _plus_scalar _div_scalar _rdiv_scalar _power_scalar _maximum_scalar "
     "_minimum_scalar _greater_scalar _lesser_scalar _equal_scalar clip Pad softmax log2 _linalg_gemm2 "
     "_contrib_div_sqrt_dim _contrib_arange_like "
     "LayerNorm SequenceMask _contrib_interleaved_matmul_selfatt_qk".split()
 )
-# Made of constants of the dtype that they name; and ONNX's Range has no float16.
+# Operators that are made of constants of their attribute dtype. And ONNX's Range has no float16.
 _MADE_OF_CONSTANTS = frozenset(("one_hot", "_arange"))
-# What MXNet takes for attributes that are left out, and the exporter does not.
+# MXNet's defaults of attributes for which the exporter has another default.
 _DEFAULTS = {"FullyConnected": {"flatten": "True"}, "LRN": {"knorm": "2"}, "Deconvolution": {"no_bias": "True"}}
-# What other loss heads compute in inference (src/operator/regression_output.cc and svm_output-inl.h at tag 1.9.1).
+# The inference form of other loss heads (src/operator/regression_output.cc and svm_output-inl.h at tag 1.9.1).
 _HEADS = {
     "LinearRegressionOutput": "_copy",
     "MAERegressionOutput": "_copy",
     "SVMOutput": "_copy",
     "LogisticRegressionOutput": "sigmoid",
 }
-# The exporter's names of outputs, by the ends of MXNet's (MXNetGraph.get_outputs in mx2onnx/_export_onnx.py).
+# The ends of MXNet's names of outputs, which the exporter replaces (MXNetGraph.get_outputs in mx2onnx/_export_onnx.py).
 _OUTPUT = re.compile(r"_(state|statecell|)_?output(\d?)$")
 _STATES = {"state": "1", "statecell": "2"}
-_CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f]")  # which the exporter's reader of JSON refuses
+_CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f]")  # The exporter cannot read these characters.
 _UNKNOWN_OPERATOR = re.compile(r"No conversion function registered for op type (\w+)")
 
 
@@ -63,35 +63,34 @@ def export_model(
     shapes: Any,
     dtypes: Optional[Mapping[str, Any]] = None,
 ) -> str:
-    """Write a symbol with its parameters as an ONNX model, which onnx's checker has passed.
+    """Write a symbol with its parameters as an ONNX file that onnx's checker accepts.
 
     For example ``export_model(*mxmp.symbol.convert_model(...), "net.onnx", shapes)``.
 
-    MXNet's exporter does the work, on the symbol of ``exportable``. The exporter says of a model that its
-    operators are of the newest version that onnx knows, which is not so: onnx 1.13 and later refuse its
-    means and splits for it, and onnxruntime loads nothing newer than itself. Here they are called those of
-    opset 15, in a file of IR version 8, whatever onnx is installed. Outputs have the order of
-    ``sym.list_outputs()``, and the exporter's names: ``fc`` for ``fc_output``.
+    MXNet's exporter translates the symbol of ``exportable``. The exporter gives a model the newest operator version
+    that onnx knows. That is wrong: onnx 1.13 and later then refuse its means and splits, and onnxruntime loads no
+    version that is newer than itself. mxmp writes opset 15 and IR version 8 with every version of onnx. Outputs have
+    the order of ``sym.list_outputs()`` and the exporter's names: ``fc`` for ``fc_output``.
 
-    The exporter does not get the values of parameters: it would make every number a Python object
-    (convert_weights_and_inputs in _op_translations_opset12.py), several times. It writes parameters as
-    inputs, and mxmp then stores their bytes.
+    The exporter does not get the values of parameters, because it would make every number a Python object, several
+    times (convert_weights_and_inputs in _op_translations_opset12.py). It writes parameters as inputs. Then mxmp stores
+    their bytes.
 
     Args:
         sym: A symbol, converted by mxmp or not; it is not changed.
         arg_params: Its parameters, NDArrays by name.
-        aux_params: Its auxiliary states, likewise.
-        file: Where to write; it is written whole or not at all.
+        aux_params: Its auxiliary states, NDArrays by name.
+        file: The path of the file, which is written whole or not at all.
         shapes: Shapes of the inputs, as for ``convert_symbol``; labels may be left out.
-        dtypes: Dtypes of the inputs, likewise; float32 unless given.
+        dtypes: Dtypes of the inputs, as for ``convert_symbol``; float32 unless given.
 
     Returns:
         The file.
 
     Raises:
-        DependencyError: If onnx is not installed, or one that MXNet's exporter cannot work with.
-        ConvertError: If the parameters do not fit, an input has no shape, the exporter cannot
-            translate an operator, onnx's checker refuses the model, or the model is larger than a file of ONNX may be.
+        DependencyError: If onnx is not installed, or has a version that MXNet's exporter cannot use.
+        ConvertError: If the parameters do not fit, or an input has no shape. If the exporter cannot translate an
+            operator, or onnx's checker refuses the model. If the model is larger than an ONNX file can be.
         CheckpointError: If the file cannot be written.
     """
     try:
@@ -128,32 +127,30 @@ def export_model(
 
 
 def exportable(sym: Any, shapes: Any = None, dtypes: Optional[Mapping[str, Any]] = None) -> Any:
-    """Return a symbol for inference that MXNet's exporter to ONNX translates rightly.
+    """Return a symbol for inference that MXNet's exporter to ONNX translates correctly.
 
     - An operator whose output has another dtype than its first input (``Embedding``, ``where``) gets a cast to that
-      dtype behind it: the exporter takes the two dtypes for one, and gives later constants the wrong one.
-    - The slopes of PReLU get the rank of the data, where ``shapes`` tell it: onnxruntime wants them so.
-
-    - Operators in float16 that the exporter gives constants (``x + 1``, ``clip``, ``LayerNorm``, GELU)
-      run in float32 between two casts: it writes wrong constants, or constants of the wrong dtype. So do
-      ``one_hot`` and ``arange`` to float16.
-    - ``FullyConnected`` says ``flatten=True`` and ``LRN`` says ``knorm=2``, which are MXNet's defaults, but
-      not the exporter's.
-    - Windows of average pooling that reach beyond the data (``pooling_convention='full'``) count the
-      data only, as in MXNet; with padding they differ still.
-    - ``BatchNorm`` with ``fix_gamma``, which the exporter does not look at, gets a gamma of ones.
-    - ``SoftmaxOutput`` and the other loss heads become their inference form, a softmax for example,
-      and their labels go: the exporter leaves labels out, and then looks for them.
+      dtype behind it. The exporter confuses the two dtypes, and gives later constants the wrong one.
+    - The slopes of PReLU get the rank of the data if ``shapes`` tell it, because onnxruntime needs that.
+    - Operators in float16 that the exporter gives constants (``x + 1``, ``clip``, ``LayerNorm``, GELU) run in float32
+      between two casts. The exporter writes wrong constants, or constants of the wrong dtype. ``one_hot`` and
+      ``arange`` to float16 run in float32 too.
+    - ``FullyConnected`` gets ``flatten=True`` and ``LRN`` gets ``knorm=2``: MXNet's defaults, but not the exporter's.
+    - Windows of average pooling that reach beyond the data (``pooling_convention='full'``) count only the data, as in
+      MXNet. With padding the results still differ.
+    - ``BatchNorm`` with ``fix_gamma`` gets a gamma of ones, because the exporter ignores the attribute.
+    - ``SoftmaxOutput`` and the other loss heads become their inference form, such as a softmax. Their labels are
+      removed, because the exporter leaves labels out and then does not find them.
 
     Args:
-        sym: A symbol, converted or not; it is not changed. Its variables are float32 unless they
-            declare or imply another dtype.
+        sym: A symbol, converted or not; it is not changed. Its variables are float32 unless they declare or imply
+            another dtype.
         shapes: Shapes of the inputs, as for `export_model`.
-        dtypes: Dtypes of the inputs, likewise.
+        dtypes: Dtypes of the inputs, as for `export_model`.
 
     Raises:
-        ConvertError: If it has an ``amp_cast``, as every symbol converted to bfloat16: the exporter
-            drops them without a word. Or if a name has a control character, which it cannot read.
+        ConvertError: If the symbol has an ``amp_cast``, as every symbol converted to bfloat16, because the exporter
+            drops these casts without an error. If a name has a control character, which the exporter cannot read.
     """
     graph = to_graph(require_symbol(sym))
     source = make_model(sym, shapes, dtypes)
@@ -169,7 +166,7 @@ def exportable(sym: Any, shapes: Any = None, dtypes: Optional[Mapping[str, Any]]
 
 
 def _written_out(graph: Graph, facts: Facts) -> Graph:
-    """Return a graph in which the exporter misreads nothing; its outputs keep their names."""
+    """Return a graph that the exporter translates correctly; its outputs keep their names."""
     builder = GraphBuilder(graph)
     read = {entry.node for node in graph.nodes if node.op != "Cast" for entry in node.inputs}
     for position, old in enumerate(graph.nodes):
@@ -195,7 +192,7 @@ def _written_out(graph: Graph, facts: Facts) -> Graph:
     heads: List[Entry] = []
     for head in graph.heads:
         node, entry = graph.nodes[head.node], builder.mapped(head)
-        # The exporter drops outputs that are inputs too, and those of two digits; and it writes no output twice.
+        # The exporter drops outputs that are also inputs, and outputs of two digits. It writes no output twice.
         if node.is_variable or entry in heads:
             entry = builder.insert("_copy", f"{node.name}_copy", entry)
         elif head.index > 9:
@@ -207,15 +204,15 @@ def _written_out(graph: Graph, facts: Facts) -> Graph:
 
 
 def _replaced(node: Node, builder: GraphBuilder) -> Node:
-    """Return the node that the exporter translates to what a node computes in inference."""
+    """Return a node that the exporter translates to the inference form of the given node."""
     if node.op in _DEFAULTS:
         return node.with_attrs({**_DEFAULTS[node.op], **dict(node.attrs)})
     if node.op == "BatchNorm" and flag_of(dict(node.attrs), "fix_gamma", True):
         ones = builder.insert("ones_like", f"{node.name}_ones", node.inputs[1])
         return node._replace(inputs=(node.inputs[0], ones, *node.inputs[2:]))
     if node.op == "Pooling" and node.get("pooling_convention") == "full" and node.get("pool_type") == "avg":
-        # onnxruntime counts what is not there where windows reach beyond the data, but only where padding counts; to
-        # MXNet that makes no difference without padding.
+        # If a window reaches beyond the data, onnxruntime counts the missing elements if it counts padding. Without
+        # padding the attribute makes no difference to MXNet.
         pads = value_of(dict(node.attrs), "pad") or 0
         return node if np.any(pads) else node.with_attrs({"count_include_pad": "False"})
     if node.op == "SoftmaxOutput":
@@ -224,7 +221,7 @@ def _replaced(node: Node, builder: GraphBuilder) -> Node:
 
 
 def _softmax(node: Node, builder: GraphBuilder) -> Node:
-    """Return what SoftmaxOutput computes in inference (src/operator/softmax_output-inl.h at tag 1.9.1)."""
+    """Return the inference form of SoftmaxOutput (src/operator/softmax_output-inl.h at tag 1.9.1)."""
     data = node.inputs[0]
     for attribute, axis in (("multi_output", "1"), ("preserve_shape", "-1")):
         if flag_of(dict(node.attrs), attribute, False):
@@ -235,16 +232,16 @@ def _softmax(node: Node, builder: GraphBuilder) -> Node:
 
 
 def _cast(node: Node, dtype: str, builder: GraphBuilder) -> Node:
-    """Return a cast of a node, which takes over its name.
+    """Return a cast of a node; the cast takes over the node's name.
 
-    The exporter tells 1 - x from x - 1 by how the name begins.
+    The node's new name begins with the old one, because the exporter knows 1 - x and x - 1 apart by that.
     """
     inner = node._replace(name=builder.unique(f"{node.name}_{dtypes_.FLOAT32}"))
     return Node("Cast", node.name, make_attrs({"dtype": dtype}), (Entry(builder.add(inner)),))
 
 
 def _with_wide_slopes(node: Node, shapes: Sequence[Any], builder: GraphBuilder) -> Node:
-    """Return a PReLU whose slopes are (C, 1, ..., 1), as ONNX broadcasts them over the channels; unknown ones stay."""
+    """Return a PReLU with slopes of the shape (C, 1, ..., 1), which ONNX broadcasts; one of unknown shape as it is."""
     data, slopes = shapes
     if data is None or slopes is None or len(slopes) > 1 or len(data) < 3:
         return node
@@ -255,15 +252,16 @@ def _with_wide_slopes(node: Node, shapes: Sequence[Any], builder: GraphBuilder) 
 
 @contextlib.contextmanager
 def _blaming_exporter(sym: Any) -> Iterator[None]:
-    """Say which node the exporter cannot translate, in the place of errors of all sorts: AttributeError, KeyError, ...
+    """Turn the exporter's errors (AttributeError, KeyError, ...) into a ConvertError that names the node.
 
-    Those of the file and of memory stay. Without the views of `compat` onnx 1.19 lacks a part that it reads.
+    Errors of the file and of memory are not changed. Without the views of `compat`, onnx 1.19 lacks a part that the
+    exporter reads.
     """
     try:
         yield
     except (OSError, MemoryError):
         raise
-    except ImportError as e:  # it says to install onnx, whatever is missing; its context says what
+    except ImportError as e:  # Its text always says to install onnx. Its context names the missing part.
         advice = "import mxmp before mxnet" if compat.needed() else "pip install 'onnx>=1.13,<1.14'"
         raise DependencyError(f"onnx is not what MXNet's exporter reads ({e.__context__ or e}); {advice}.") from e
     except Exception as e:
@@ -276,7 +274,7 @@ def _blaming_exporter(sym: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _checked_as(onnx: Any, opset: int) -> Iterator[None]:
-    """Have onnx's checker, which the exporter calls, take graphs for those of an opset."""
+    """Let onnx's checker, which the exporter calls, check graphs by the rules of an opset."""
     context = onnx.checker.DEFAULT_CONTEXT
     before = context.opset_imports
     context.opset_imports = {**before, "": opset}
@@ -287,7 +285,7 @@ def _checked_as(onnx: Any, opset: int) -> Iterator[None]:
 
 
 def _order_outputs(graph: Any, symbol: Any) -> None:
-    """Put outputs in the order of ``list_outputs``; the exporter has that of the nodes."""
+    """Put a graph's outputs in the order of ``list_outputs``. The exporter writes them in the order of the nodes."""
     names = [_OUTPUT.sub(lambda end: _STATES.get(end[1], end[2]), name) for name in symbol.list_outputs()]
     missing = set(names) - {output.name for output in graph.output}
     if missing:
@@ -298,10 +296,10 @@ def _order_outputs(graph: Any, symbol: Any) -> None:
 
 
 def _variables(symbol: Any) -> List[str]:
-    """Return the names of a symbol's variables, all of which the exporter takes for inputs.
+    """Return the names of a symbol's variables. The exporter takes all of them for inputs.
 
-    It would leave out a variable that is named as the label of the last node (MXNetGraph.create_onnx_graph_proto in
-    mx2onnx/_export_onnx.py).
+    A variable with the name of the last node and '_label' is refused, because the exporter would leave it out
+    (MXNetGraph.create_onnx_graph_proto in mx2onnx/_export_onnx.py).
     """
     internals, variables = symbol.get_internals(), symbol.list_inputs()
     last = internals[len(internals) - 1].name
@@ -322,10 +320,10 @@ def _require_size(model: Any, weights: Mapping[str, Any], limit: int) -> None:
 
 
 def _tidy(graph: Any, weights: Mapping[str, Any], helper: Any) -> None:
-    """Make parameters and constants initializers of raw bytes, not inputs; leave out those that nothing reads.
+    """Turn parameters and constants into initializers of raw bytes; leave out those without a reader.
 
-    The exporter lists constants as inputs, as ONNX wanted it before IR version 4; onnxruntime folds none of them
-    then, and 1.26 crashes on such a model in float16.
+    The exporter lists constants as inputs, as ONNX required before IR version 4. onnxruntime then folds none of them,
+    and onnxruntime 1.26 crashes on such a model in float16.
     """
     used = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
     constants = {tensor.name: helper.to_array(tensor) for tensor in graph.initializer}

@@ -1,7 +1,7 @@
-"""Checks that MXNet and numpy are there in versions that work together.
+"""Checks that MXNet and numpy are installed in versions that work together.
 
-``mxmp/__init__.py`` calls `check` before anything imports MXNet, whose own errors name neither cause nor cure.
-Nothing here imports MXNet or numpy: versions are read from their files, in a millisecond.
+``mxmp/__init__.py`` calls `check` before MXNet is imported, because MXNet's own errors do not name the cause. This
+module does not import MXNet or numpy. It reads their versions from their files, which takes a millisecond.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from .errors import DependencyError
 _VERSION = re.compile(r"""^\s*["']?(?:__)?version(?:__)?["']?(?:: str)?\s*[=:]\s*["']([^"']+)["']""", re.MULTILINE)
 _PYTHON = sys.version_info[:2]
 _OLDEST_NUMPY = (1, 21)  # as in setup.py
-_NO_OLD_NUMPY = (3, 13)  # the first Python without a wheel of numpy below 2, which MXNet's metadata asks for
+_NO_OLD_NUMPY = (3, 13)  # the first Python without a wheel of numpy below 2; MXNet's metadata asks for such a numpy
 
 
 def check() -> None:
-    """Check numpy and MXNet without importing them.
+    """Check the versions of numpy and MXNet without importing them.
 
-    Versions are read as text: that of MXNet from its libinfo.py, which holds for each of its wheels
-    (mxnet, mxnet-cu112, ...), whatever their distribution is called, and for a build from source,
-    which has no metadata. A DependencyError has the command that installs the right one on this Python.
+    The version of MXNet is read from its libinfo.py. Every wheel has this file (mxnet, mxnet-cu112, ...), and a build
+    from source, which has no metadata.
+
+    Raises:
+        DependencyError: If a package is missing or has another version. It has the command that installs the right one
+            on this Python.
     """
     version = numpy_version()
     if version is None:
@@ -45,7 +48,7 @@ def check() -> None:
 
 
 def _install_numpy() -> str:
-    # The numpy that the extras of setup.py bring on this Python.
+    # The numpy that the extras of setup.py install on this Python.
     if _PYTHON < (3, 12):
         return "pip install 'numpy>=1.21,<1.24'"
     return "pip install 'numpy<2'" if _PYTHON < _NO_OLD_NUMPY else "pip install numpy"
@@ -60,7 +63,7 @@ def _install_mxnet() -> str:
 
 
 def numpy_version() -> str | None:
-    """Return the version of numpy, None if it is not installed; numpy is imported only if its files do not tell."""
+    """Return the version of numpy; None if it is not installed. It is imported only if its files lack the version."""
     if "numpy" not in sys.modules:
         folder = _folder("numpy")
         version = folder and (_read_version(folder, "_version.py") or _read_version(folder, "version.py"))

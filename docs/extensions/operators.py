@@ -38,7 +38,7 @@ def kept(rule):
         return "all"
     parts = [(name, numbers) for name, numbers in (("input", rule.keep), ("output", rule.keep_outputs)) if numbers]
     text = "; ".join(f"{name}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" for name, numbers in parts)
-    return "; ".join(filter(None, (text, rule.positions and "positions")))
+    return "; ".join(filter(None, (text, rule.gives_indices and "positions")))
 
 
 def lacks(rule):

@@ -1,38 +1,32 @@
-"""Pictures for the gallery: what each example prints, from its docstring, in large letters."""
+"""Pictures of the gallery: those that the examples draw in a full run, kept in `docs/images/gallery`.
 
-import ast
+`python examples/gan.py` writes ``gan.png``; copy it there.
+"""
+
 import re
-import textwrap
+import shutil
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 AFTER_SPHINX_GALLERY = 900  # which writes the pages when the builder is there, at 500
+PICTURES = Path(__file__).resolve().parents[1] / "images" / "gallery"
 
 
-def output(script):
-    """Return what a script prints: the block of its docstring behind the first ``::``."""
-    docstring = ast.get_docstring(ast.parse(script.read_text("utf-8")))
-    return textwrap.dedent(re.search(r"::\n\n((?: {4}.*\n?)+)", docstring).group(1))
+def copy_all(app):
+    """Copy the picture of each page of the gallery over the one that sphinx-gallery gives all pages alike."""
+    for picture in sorted(PICTURES.glob("*.png")):
+        shutil.copy(picture, Path(app.srcdir, "gallery", "images", "thumb", f"sphx_glr_{picture.stem}_thumb.png"))
 
 
-def draw(text, path):
-    """Draw the beginning of a text."""
-    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, 32, subsequent_indent="  ")]
-    figure = Figure((4, 2.8), dpi=100, facecolor="#1d2630")
-    figure.text(0.04, 0.95, "\n".join(lines[:10]), va="top", family="monospace", size=13, color="#d7e3ee")
-    figure.savefig(path)
-
-
-def draw_all(app):
-    """Draw the picture of each page of the gallery, in the place of the one that all have alike."""
-    for script in sorted(Path(app.srcdir, "../examples").glob("*.py")):
-        if re.search(app.config.sphinx_gallery_conf["ignore_pattern"], str(script)):
-            continue
-        draw(output(script), Path(app.srcdir, "gallery", "images", "thumb", f"sphx_glr_{script.stem}_thumb.png"))
+def show(app, docname, source):
+    """Put the picture of a page of the gallery below its title."""
+    folder, _, name = docname.rpartition("/")
+    if folder == "gallery" and (PICTURES / f"{name}.png").exists():
+        image = f"\n.. image:: /images/gallery/{name}.png\n   :alt: The picture that this script draws\n"
+        source[0] = re.sub(r"^=+\n", lambda title: title[0] + image, source[0], count=1, flags=re.MULTILINE)
 
 
 def setup(app):
-    """Draw when the pages were written."""
-    app.connect("builder-inited", draw_all, priority=AFTER_SPHINX_GALLERY)
+    """Copy when the pages were written, and show when they are read."""
+    app.connect("builder-inited", copy_all, priority=AFTER_SPHINX_GALLERY)
+    app.connect("source-read", show)
     return {"parallel_read_safe": True}

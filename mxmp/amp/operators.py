@@ -68,7 +68,7 @@ def list_policy(
     Raises:
         AmpError: If an argument is malformed, an operator or name is unknown, or an operator is in two lists.
     """
-    low = _low_precision(target_dtype)
+    dtype = _low_precision(target_dtype)
     conditions = [_condition(value) for value in _listed("conditional_fp32_ops", conditional_fp32_ops)]
     lists = {
         argument: _canonical(argument, target_ops),
@@ -80,10 +80,11 @@ def list_policy(
             raise AmpError(f"operator {min(ops & more)!r} is in both {first} and {second}; keep it in one.")
     overrides = dict.fromkeys(lists["fp32_ops"], dtypes.FLOAT32)
     if target_ops is not None:
-        others = {rule.op for rule in RULES if rule.category == ALLOW} - lists[argument]
+        other_ops = {rule.op for rule in RULES if rule.category == ALLOW} - lists[argument]
         # Where another operator may stand in, rules decide by shapes.
         replaced = {rule.op for rule in RULES if rule.substitutes}
-        overrides.update({**dict.fromkeys(others, dtypes.FLOAT32), **dict.fromkeys(lists[argument] - replaced, low)})
+        overrides.update(dict.fromkeys(other_ops, dtypes.FLOAT32))
+        overrides.update(dict.fromkeys(lists[argument] - replaced, dtype))
     # contrib.amp takes unknown names silently; those of mxmp's own casts are none of the network's.
     names = dict.fromkeys(map(str, _listed("excluded_sym_names", excluded)))
     nodes = {node.name for sym in symbols for node in EraseCasts()(to_graph(sym)).graph.operators()} if names else ()
@@ -92,9 +93,9 @@ def list_policy(
             hint = did_you_mean(name, nodes)
             raise AmpError(f"excluded_sym_names: the network has no operator named {name!r}{hint}.")
     return ListPolicy(
-        param_dtype=low if store else dtypes.FLOAT32,
-        compute_dtype=low,
-        loss_scale="dynamic" if low == dtypes.FLOAT16 else None,
+        param_dtype=dtype if store else dtypes.FLOAT32,
+        compute_dtype=dtype,
+        loss_scale="dynamic" if dtype == dtypes.FLOAT16 else None,
         ops=overrides.items(),  # type: ignore[arg-type]  # normalised by the policy
         names=tuple((glob.escape(name), dtypes.FLOAT32) for name in names),  # a policy's names are patterns
         conditions=tuple(sorted((text, dtypes.FLOAT32) for _, texts in conditions for text in texts)),
@@ -135,12 +136,12 @@ def list_conditional_fp32_ops(target_dtype: Any) -> List[Tuple[str, str, List[st
     Each operator has one entry, as in contrib.amp, for the attribute that decides most often. An operator that decides
     by several attributes, or by one that is left out, has no place in such a list.
     """
-    low, entries = _low_precision(target_dtype), []
-    for op in _ops_of(low, _CONDITIONAL):
+    dtype, entries = _low_precision(target_dtype), []
+    for op in _ops_of(dtype, _CONDITIONAL):
         values: Dict[str, List[str]] = {}
         # An entry of contrib.amp's has one attribute: rules of two attributes hold where all of a value agree.
         for pair in [rule.when[0] for rule in RULES.variants(op) if len(rule.when) == 1]:
-            if all(_needs_float32(rule, low) for rule in RULES.variants(op) if pair in rule.when):
+            if all(_needs_float32(rule, dtype) for rule in RULES.variants(op) if pair in rule.when):
                 values.setdefault(pair[0], []).append(pair[1])
         entries += [(op, *max(values.items(), key=lambda item: len(item[1])))] if values else []
     return entries
@@ -170,21 +171,21 @@ def list_lp16_use_fp32_params(target_dtype: Any) -> Dict[str, List[str]]:
 
 
 def _ops_of(target_dtype: Any, kind: str) -> List[str]:
-    low = _low_precision(target_dtype)
-    return [op for op in RULES.ops() if _kind(op, low) == kind]
+    dtype = _low_precision(target_dtype)
+    return [op for op in RULES.ops() if _kind(op, dtype) == kind]
 
 
-def _kind(op: str, low: str) -> str:
+def _kind(op: str, dtype: str) -> str:
     """Return which list an operator stands in for a low precision dtype."""
-    needs = {_needs_float32(rule, low) for rule in RULES.variants(op)}
+    needs = {_needs_float32(rule, dtype) for rule in RULES.variants(op)}
     if needs != {False}:
         return _FLOAT32 if needs == {True} else _CONDITIONAL
     categories = {rule.category for rule in RULES.variants(op)}
     return _LOW if ALLOW in categories else _WIDEST if INFER in categories else _EITHER
 
 
-def _needs_float32(rule: Rule, low: str) -> bool:
-    has_kernel = low in rule.dtypes or RULES.has_substitutes(rule, low)
+def _needs_float32(rule: Rule, dtype: str) -> bool:
+    has_kernel = dtype in rule.dtypes or RULES.has_substitutes(rule, dtype)
     return rule.keep is not EVERY and (rule.category == DENY or not has_kernel)  # EVERY: it is left as it is
 
 
@@ -254,6 +255,6 @@ class FixedDict(_Fixed, Dict[str, Any]):
 def fixed_lists(dtype: str) -> Tuple[Any, ...]:
     """Return the seven lists of operators for a dtype, in the order of contrib.amp's files."""
     first = (list_lp16_ops, list_lp16_fp32_ops, list_lp16_use_fp32_params)
-    others = (list_fp32_ops, list_conditional_fp32_ops, list_widest_type_cast, list_loss_output_functions)
-    lists = [listed(dtype) for listed in (*first, *others)]
+    other_lists = (list_fp32_ops, list_conditional_fp32_ops, list_widest_type_cast, list_loss_output_functions)
+    lists = [listed(dtype) for listed in (*first, *other_lists)]
     return tuple(FixedDict(each) if isinstance(each, dict) else FixedList(each) for each in lists)

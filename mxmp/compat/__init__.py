@@ -1,13 +1,13 @@
 """Internal: lets MXNet 1.9.1 import and run with numpy 1.24 or later and on Python 3.12 or later.
 
-MXNet and GluonCV read names that numpy has removed, and a module that Python has removed. Their modules, and no
-others, get views with these names; numpy, Python and MXNet's files stay as they are. With a numpy and a Python
-that fit, nothing is done.
+MXNet and GluonCV read names that numpy has removed, and a module that Python has removed. Only their modules get views
+with these names. numpy, Python and MXNet's files are not changed. With an older numpy and Python nothing is done.
 
-- `finder` finds their modules and runs each with builtins of its own, whose ``__import__`` gives the views. On any
-  numpy it can call a function as MXNet's import ends.
-- `old_modules` and `old_onnx` have the names in the views of numpy, scipy and onnx, and a stand-in for distutils.
-- `changes` has what single modules get: a ``str``, ``int`` or ``object``; other names and constants in their code.
+- `finder` finds the modules of MXNet and GluonCV. It runs each with builtins of its own, whose ``__import__`` gives the
+  views. With any numpy it can call a function when MXNet's import ends.
+- `old_modules` and `old_onnx` have the names in the views of numpy, scipy and onnx, and a replacement of distutils.
+- `changes` has replacements for single modules: of ``str``, ``int`` or ``object``, and of names and constants in their
+  code.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .finder import PACKAGES, AfterImport, Finder
 
 
 def install() -> None:
-    """Give what is imported of MXNet and GluonCV from here on the names that they miss, where they miss any.
+    """Let later imports of MXNet and GluonCV find the names that this numpy and Python have removed.
 
-    Installed once, however often it is called. What is left of an import of MXNet that failed is dropped, so that
-    the next one starts anew. An MXNet that was imported by other means (a script may set ``numpy.bool`` itself)
-    stays as it is, with a warning.
+    A second call does nothing. The modules that a failed import of MXNet has left are dropped, so that the next import
+    starts anew. If MXNet was imported before, by a script that sets ``numpy.bool`` itself, it is not changed, and a
+    warning is given.
     """
     if not needed() or installed():
         return
@@ -45,7 +45,7 @@ def install() -> None:
 
 
 def after_import(call: Callable[[], None]) -> None:
-    """Call a function as MXNet's own import ends; at once if MXNet is imported."""
+    """Call a function when MXNet's import ends; at once if MXNet is imported already."""
     if "mxnet" in sys.modules:
         call()
     else:
@@ -53,7 +53,7 @@ def after_import(call: Callable[[], None]) -> None:
 
 
 def needed(python: Tuple[int, ...] = sys.version_info[:2], numpy: Optional[str] = None) -> bool:
-    """Return whether MXNet 1.9.1 needs the views, with a version of Python and one of numpy (the installed one)."""
+    """Return whether MXNet 1.9.1 needs the views with these versions of Python and numpy, by default the installed."""
     if python >= (3, 12):  # the first version without distutils
         return True
     version = numpy or requirements.numpy_version()
@@ -62,5 +62,5 @@ def needed(python: Tuple[int, ...] = sys.version_info[:2], numpy: Optional[str] 
 
 
 def installed() -> bool:
-    """Return whether modules of MXNet that are imported from here on get the views."""
+    """Return whether modules of MXNet that are imported later get the views."""
     return any(isinstance(finder, Finder) for finder in sys.meta_path)

@@ -1,10 +1,10 @@
-"""What single modules of MXNet and GluonCV get in place of builtins of Python, and of names and constants of theirs.
+"""Replacements for single modules of MXNet and GluonCV: of Python's builtins, and of names and constants in their code.
 
-- ``str``: MXNet hands numbers to its library as text. Numpy 2 writes a tuple of its scalars as ``(np.int64(2),)``,
-  where numpy 1 wrote ``(2,)``, which alone the library reads.
-- ``object``, the base of classes, of which numpy asks more than it did.
-- ``int``, which refuses arrays that it used to take.
-- Names and constants in their code that numpy removed, or no longer compares with.
+- ``str``: MXNet hands numbers to its library as text. Numpy 2 writes a tuple of its scalars as ``(np.int64(2),)``.
+  Numpy 1 wrote ``(2,)``, and the library reads only that.
+- ``object``, the base of classes from which newer versions of numpy expect more methods.
+- ``int``, which newer versions of numpy refuse for some arrays.
+- Names that numpy has removed, and constants with which it no longer compares.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 
 class _TextType(type):
-    """Calls go to `attribute_text`; instances are those of str."""
+    """The type of `Text`: a call is a call of `attribute_text`, and every str is an instance."""
 
     def __call__(cls, value: Any = "") -> str:
         return attribute_text(value)
@@ -24,20 +24,20 @@ class _TextType(type):
 
 
 class Text(str, metaclass=_TextType):
-    """`attribute_text` as a type, for modules that use ``str`` as one."""
+    """`attribute_text` as a type, for modules that use ``str`` as a type too."""
 
 
 def attribute_text(value: Any) -> str:
     """Return an operator's attribute as MXNet's library parses it: ``(np.int64(2), None)`` as '(2, None)'.
 
-    Where numpy 1 writes the same, as numpy 1.26 on Python 3.12, this costs a look at the text.
+    With numpy 1, which writes that text itself, this only searches the text for 'np.'.
     """
     text = str(value)
     return _written(value) if "np." in text and type(value) in (tuple, list) else text
 
 
 def _written(value: Any) -> str:
-    """Return a value as numpy 1 writes it: the scalars of numpy in its tuples and lists are plain numbers and texts."""
+    """Return a value as numpy 1 writes it: numpy's scalars in tuples and lists as plain numbers and texts."""
     import numpy as np
 
     if type(value) is tuple:
@@ -52,11 +52,11 @@ def _written(value: Any) -> str:
 
 
 class HostArray:
-    """Gives MXNet's arrays to numpy as arrays (``__array__``).
+    """Base of MXNet's arrays that lets numpy read them as arrays (``__array__``).
 
-    Without it numpy takes an NDArray for a sequence, whose items are NDArrays of one more item each. Numpy 1 stopped
-    at 32 dimensions with an array of objects, from which ``np.all`` or ``np.array_equal`` still got an answer;
-    since numpy 1.24 it raises, and ``np.array_equal`` returns False.
+    Without it numpy takes an NDArray for a sequence whose items are NDArrays again. Numpy 1 stopped at 32 dimensions
+    with an array of objects, and ``np.all`` and ``np.array_equal`` still worked. Numpy 1.24 and later raise an error,
+    and ``np.array_equal`` returns False.
     """
 
     __slots__ = ()
@@ -64,8 +64,8 @@ class HostArray:
     def __array__(self: Any, dtype: Any = None, copy: Optional[bool] = None) -> Any:
         """Return a copy in the host's memory; it waits for the array to be computed.
 
-        A bfloat16 array, of which numpy knows the bits alone, comes as these, as ``asnumpy()`` returns it; with
-        a dtype it comes as numbers.
+        A bfloat16 array is returned as its bits, as by ``asnumpy()``, because numpy has no bfloat16. With a dtype it is
+        returned as numbers.
         """
         if copy is False:
             raise ValueError("an array of MXNet has no memory that numpy could share; use np.asarray, or asnumpy()")
@@ -78,10 +78,10 @@ class HostArray:
 
 
 class DoubleSums:
-    """Keeps numpy's half and single precision numbers as float64, as sums of metrics need it.
+    """Base of MXNet's metrics that keeps numpy's float16 and float32 attributes as float64.
 
-    A metric adds up what ``asscalar()`` and ``mean()`` return. Numpy 1 made a float64 of ``0.0 + np.float32(1)``;
-    numpy 2 makes a float32 (NEP 50), which stops counting at 16,777,216, and a float16 at 2,048.
+    A metric adds up the results of ``asscalar()`` and ``mean()``. With numpy 1 ``0.0 + np.float32(1)`` is a float64.
+    With numpy 2 it is a float32 (NEP 50). A sum of ones stops at 16,777,216 in float32, and at 2,048 in float16.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -93,11 +93,11 @@ class DoubleSums:
 
 
 def integer(value: Any) -> int:
-    """Return Python's ``int``, of an array with one value too: numpy 2.4 refuses one that has dimensions."""
+    """Return the ``int`` of a value or of an array with one value. Numpy 2.4 refuses arrays with dimensions."""
     return int(value.item() if hasattr(value, "item") else value)
 
 
-# What modules get in place of builtins of Python.
+# The replacements of Python's builtins, by module.
 BUILTINS: Dict[str, Dict[str, Any]] = {
     "mxnet._ctypes.ndarray": {"str": attribute_text, "object": HostArray},  # calls of operators; base of NDArrayBase
     "mxnet._ctypes.symbol": {"str": attribute_text},  # operators in symbols
@@ -109,7 +109,7 @@ BUILTINS: Dict[str, Dict[str, Any]] = {
 
 
 class EmptyTuple(Tuple[()]):
-    """``()``, which compares with numpy's scalars too: ``np.int64(2) == ()`` is an empty array, without a truth."""
+    """``()`` that can be compared with numpy's scalars: ``np.int64(2) == ()`` is an empty array, which has no truth."""
 
     __array_ufunc__ = None  # numpy leaves the comparison to this class
 
@@ -120,7 +120,7 @@ class EmptyTuple(Tuple[()]):
 
 
 _EMPTY = {(): EmptyTuple()}  # ``if size == ()``: numpy 2.2 and later refuse the truth of an empty array
-# What modules have in place of names (texts) and constants in their code.
+# The replacements of names (texts) and constants in the code of modules.
 CODE: Dict[str, Mapping[Any, Any]] = {
     # A method of arrays, removed in numpy 2.3: pack with several labels, pack_img.
     "mxnet.recordio": {"tostring": "tobytes"},
@@ -132,7 +132,7 @@ CODE: Dict[str, Mapping[Any, Any]] = {
 
 
 def changed_code(code: CodeType, changes: Mapping[Any, Any]) -> CodeType:
-    """Return the code of a module, and of all functions in it, with other names and constants."""
+    """Return the code of a module and of all its functions with some names and constants replaced."""
     names = tuple(changes.get(name, name) for name in code.co_names)
     constants = []
     for constant in code.co_consts:

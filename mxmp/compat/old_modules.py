@@ -1,7 +1,7 @@
-"""The names that MXNet 1.9.1 and GluonCV 0.10 read of numpy, scipy and distutils, and that are no longer there.
+"""The names of numpy, scipy and distutils that MXNet 1.9.1 and GluonCV 0.10 read, and that were removed since.
 
-Those of numpy mean what they meant in numpy 1.23, the last version with which MXNet imports by itself. distutils, which
-Python 3.12 removed, has this module as its stand-in for ``distutils.version``.
+The names of numpy have the meaning of numpy 1.23, the last version with which MXNet imports by itself. This module also
+replaces ``distutils.version``, because Python 3.12 removed distutils.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, Dict, Mapping, NoReturn
 
-_PYTHON_TYPES = ("bool", "int", "float", "complex", "object", "str")  # numpy 1.24; numpy 2 has another np.bool
-_CONSTANTS = {  # numpy 2.0
+_PYTHON_TYPES = ("bool", "int", "float", "complex", "object", "str")  # removed in 1.24; numpy 2 has a new bool.
+_CONSTANTS = {  # removed in numpy 2.0.
     **dict.fromkeys(("Inf", "Infinity", "PINF", "infty"), float("inf")),
     **dict.fromkeys(("NAN", "NaN"), float("nan")),
     "NINF": -float("inf"),
     "PZERO": 0.0,
     "NZERO": -0.0,
 }
-_SCALAR_TYPES = {"float_": "float64", "complex_": "complex128", "unicode_": "str_", "string_": "bytes_"}  # numpy 2.0
-_FUNCTIONS = {  # numpy 2.0; trapz and in1d: 2.4
+_SCALAR_TYPES = {"float_": "float64", "complex_": "complex128", "unicode_": "str_", "string_": "bytes_"}  # until 2.0.
+_FUNCTIONS = {  # removed in numpy 2.0, trapz and in1d in 2.4.
     "alltrue": "all",
     "sometrue": "any",
     "product": "prod",
@@ -30,16 +30,16 @@ _FUNCTIONS = {  # numpy 2.0; trapz and in1d: 2.4
     "row_stack": "vstack",
     "trapz": "trapezoid",
 }
-_FINANCIAL = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "rate")  # they raise since numpy 1.20
+_FINANCIAL = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "rate")  # these raise since 1.20.
 
 
 def view(module: ModuleType, names: Mapping[str, Any]) -> ModuleType:
-    """Return a module with further names; any other is read in the module, as it is by then."""
+    """Return a module with some more names. All other names are read from the original module at each access."""
     seen = ModuleType(module.__name__)
-    vars(seen).clear()  # of __spec__, __package__ and __loader__, which the module has too
+    vars(seen).clear()  # __spec__, __package__ and __loader__ come from the original module.
     vars(seen).update(
         names,
-        __doc__=module.__doc__,  # else it is that of the class
+        __doc__=module.__doc__,  # else it is the docstring of the class.
         __getattr__=functools.partial(getattr, module),
         __dir__=lambda: sorted({*dir(module), *names}),
     )
@@ -47,7 +47,7 @@ def view(module: ModuleType, names: Mapping[str, Any]) -> ModuleType:
 
 
 def numpy_names(numpy: Any) -> Dict[str, Any]:
-    """Return the names that this numpy lacks, or has with another meaning, and their values."""
+    """Return the names, with their values, that this numpy lacks or has with another meaning."""
     names: Dict[str, Any] = {**_CONSTANTS, "compat": SimpleNamespace(basestring=str)}
     for name, new in _SCALAR_TYPES.items():
         names[name] = getattr(numpy, new)
@@ -67,14 +67,14 @@ def numpy_names(numpy: Any) -> Dict[str, Any]:
     names["array"] = _function("array", functools.partial(_array, numpy))
     names["linalg"] = view(numpy.linalg, {"qr": _function("qr", functools.partial(_qr, numpy))})
     if hasattr(numpy.lib, "array_utils"):
-        # What MXNet reads of numpy.core (in moveaxis): numpy 2 warns of the real one, and may drop it.
+        # MXNet's moveaxis reads this of numpy.core. Numpy 2 warns of the real numpy.core, and may remove it.
         numeric = SimpleNamespace(normalize_axis_tuple=numpy.lib.array_utils.normalize_axis_tuple)
         names["core"] = SimpleNamespace(numeric=numeric)
     return names
 
 
 def _function(name: str, call: Any) -> Callable[..., Any]:
-    """Return a function of its own: MXNet registers one of its functions for each of numpy's (NEP 18)."""
+    """Return a new function with a name, because MXNet registers a function for each function of numpy (NEP 18)."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
@@ -89,16 +89,16 @@ def _refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _interpolate(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call with ``interpolation``, which numpy has named ``method`` since 1.22, alone since 2.4."""
+    """Call with the argument ``interpolation``. Its name is ``method`` since numpy 1.22; 2.4 removed the old name."""
     if "interpolation" in kwargs:
         kwargs["method"] = kwargs.pop("interpolation")
     return call(*args, **kwargs)
 
 
 def _array(numpy: Any, object: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    """Return an array that integers wrap around in, as in numpy 1 and in MXNet's operators; numpy 2 raises.
+    """Return an array in which too large integers wrap around, as in numpy 1 and in MXNet's operators. Numpy 2 raises.
 
-    What int64 cannot hold either, such as an infinity, is an error with any numpy.
+    A value that int64 cannot hold either, such as an infinity, is an error with any numpy.
     """
     try:
         return numpy.array(object, dtype, **kwargs)
@@ -109,7 +109,7 @@ def _array(numpy: Any, object: Any, dtype: Any = None, **kwargs: Any) -> Any:
 
 
 def _qr(numpy: Any, a: Any, mode: str = "reduced") -> Any:
-    """Return a plain tuple: MXNet cannot make its arrays of named ones, which numpy returns since 1.25."""
+    """Return the result as a plain tuple. MXNet cannot use the named tuple that numpy returns since 1.25."""
 
     def plain(*args: Any) -> Any:
         result = numpy.linalg.qr(*args)
@@ -118,24 +118,24 @@ def _qr(numpy: Any, a: Any, mode: str = "reduced") -> Any:
     dispatch = getattr(type(a), "__array_function__", None)
     if dispatch is None or isinstance(a, numpy.ndarray):
         return plain(a, mode)
-    return dispatch(a, plain, (type(a),), (a, mode), {})  # MXNet's is a static method, which gets the array too
+    return dispatch(a, plain, (type(a),), (a, mode), {})  # MXNet's method is static.
 
 
 def scipy_names(scipy: ModuleType) -> Dict[str, Any]:
-    """Return ``scipy.sparse.csr``, which MXNet reads: SciPy 1.8 and later warn of it, and SciPy 2 will have none."""
+    """Return ``scipy.sparse.csr``, which MXNet reads. SciPy warns of it since 1.8, and SciPy 2 will remove it."""
     sparse = import_module("scipy.sparse")
     return {"sparse": view(sparse, {"csr": SimpleNamespace(csr_matrix=sparse.csr_matrix)})}
 
 
 @functools.total_ordering
 class LooseVersion:
-    """A version as a list of numbers and words, which are compared one by one with another's."""
+    """The class of distutils: a version as a list of numbers and words, which are compared one by one."""
 
     def __init__(self, text: str) -> None:
-        import re  # on Python 3.12 and later alone, and not where only mxmp is imported
+        import re  # only needed on Python 3.12 and later.
 
         self.vstring = text
-        parts = re.split(r"(\d+|[a-z]+|\.)", text)  # what stands between them is kept, such as the + of 1.13.1+cu117
+        parts = re.split(r"(\d+|[a-z]+|\.)", text)  # other parts are kept, such as the + of 1.13.1+cu117.
         self.version = [int(part) if part.isdecimal() else part for part in parts if part not in ("", ".")]
 
     def __eq__(self, other: Any) -> bool:
@@ -146,4 +146,4 @@ class LooseVersion:
 
 
 class StrictVersion(LooseVersion):
-    """As `LooseVersion`: MXNet compares numpy's version with 1.6.0, which may be one that distutils refused."""
+    """The same as `LooseVersion`, because distutils' own class refuses some versions of numpy that MXNet compares."""

@@ -1,8 +1,8 @@
-"""The parts of onnx that MXNet 1.9.1's exporter and importer read, as they were when it was written.
+"""The parts of onnx that MXNet 1.9.1's exporter and importer read, as they were in the onnx of that time.
 
-They read ``onnx.mapping``, which onnx 1.19 removed. And the exporter calls its operators, of version 13 and before,
-those of the newest version that onnx knows: the checker then refuses means and splits from onnx 1.13 on, and
-onnxruntime loads no model of a version newer than its own.
+MXNet reads ``onnx.mapping``, which onnx 1.19 removed. The exporter writes operators of version 13 and before, but says
+that they have the newest version that onnx knows. The checker of onnx 1.13 and later refuses their means and splits.
+onnxruntime loads no model of a version that is newer than its own.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, Dict
 
 from .old_modules import view
 
-# Version of ONNX's operators that models say: the first whose BatchNormalization reads float16 with float32
-# statistics. What the exporter writes, of version 13 and before, means the same up to version 17.
+# The version of ONNX's operators in a model. It is the first whose BatchNormalization reads float16 with float32
+# statistics. The exporter's operators, of version 13 and before, have the same meaning up to version 17.
 OPSET = 15
 
-# Version of the file format that came with `OPSET` (onnx 1.10; onnx.helper.VERSION_TABLE), and the one that onnx 1.13
-# writes: runtimes refuse one that is newer than they are.
+# The version of the file format that came with `OPSET` (onnx 1.10; onnx.helper.VERSION_TABLE). onnx 1.13 writes it too.
+# A runtime refuses a format that is newer than the runtime.
 IR_VERSION = 8
 
-_DTYPES = {  # onnx/mapping.py at tag v1.13.1; MXNet has no dtype for what has joined since
+_DTYPES = {  # onnx/mapping.py at tag v1.13.1; MXNet has none of the dtypes that ONNX added later
     **{name.upper(): name for name in "uint8 uint16 uint32 uint64 int8 int16 int32 int64 bool float16".split()},
     **{"FLOAT": "float32", "DOUBLE": "float64", "BFLOAT16": "float32", "STRING": "object"},
     **{"COMPLEX64": "complex64", "COMPLEX128": "complex128"},
@@ -28,7 +28,7 @@ _DTYPES = {  # onnx/mapping.py at tag v1.13.1; MXNet has no dtype for what has j
 
 
 def names(onnx: Any) -> Dict[str, Any]:
-    """Return the parts of onnx that MXNet gets in place of its own, by name."""
+    """Return the parts of onnx that are replaced for MXNet, by name."""
     import numpy as np
     from onnx import checker, defs, helper
 

@@ -20,7 +20,7 @@ import numpy as np
 from mxnet import gluon
 
 from .. import dtypes
-from ..arrays import is_low_precision, leaves, nested, to_float32
+from ..arrays import is_low_precision, to_float32, tree_leaves, tree_map
 from ..errors import ConvertError, did_you_mean, mxnet_reason
 from ..gluon.blocks import plain_class
 from ..gluon.storage import contexts_of
@@ -74,7 +74,7 @@ class Batch(NamedTuple):
         count, total = self._count_labels(inputs, loss, labels), len(self.arrays)
         if not 0 <= count < total:
             raise ConvertError(f"labels={count}: a batch has {total} array{'s' * (total > 1)}, labels included.")
-        arrays = nested(self.arrays, _for_net)
+        arrays = tree_map(self.arrays, _for_net)
         return Example(arrays[: total - count], arrays[total - count :])
 
     def _count_labels(self, inputs: Arguments, loss: Optional[LossFunction], labels: Optional[int]) -> int:
@@ -120,7 +120,7 @@ class Example(NamedTuple):
 
     def on(self, ctx: mx.Context) -> Example:
         """Return the same on a context."""
-        return Example(*nested(tuple(self), lambda value: _on(value, ctx)))
+        return Example(*tree_map(tuple(self), lambda value: _on(value, ctx)))
 
     def beside(self, net: gluon.Block) -> Example:
         """Return the same on a context of a net's parameters: that of the first input if it is one, or the first."""
@@ -175,7 +175,7 @@ def _read(batch: Any, iterator: Optional[mx.io.DataIter] = None) -> Batch:
         labels = list(batch.label or ())
         descriptions = [*(described.provide_data or ()), *((described.provide_label or ()) if labels else ())]
         arrays, names = _checked((*batch.data, *labels)), tuple(each[0] for each in descriptions)
-        arrays = arrays if iterator is None else nested(arrays, lambda each: each.copy())
+        arrays = arrays if iterator is None else tree_map(arrays, lambda each: each.copy())
         return Batch(arrays, names if len(names) == len(arrays) else (), len(labels), batch.bucket_key)
     if isinstance(batch, Mapping):
         return Batch(_checked(tuple(batch.values())), tuple(batch))
@@ -189,7 +189,7 @@ def _read(batch: Any, iterator: Optional[mx.io.DataIter] = None) -> Batch:
 
 def _checked(arrays: Tuple[Any, ...]) -> Tuple[Any, ...]:
     """Return arrays, perhaps nested; ConvertError if something else is among them, or one is empty or of no numbers."""
-    for each in leaves(arrays):
+    for each in tree_leaves(arrays):
         if each is not None and not _is_array(each):
             raise ConvertError(f"batches: a batch holds a {type(each).__name__}; expected {_BATCH}.")
         if isinstance(each, np.ndarray) and each.dtype.kind not in _NUMBERS:
@@ -295,7 +295,7 @@ def losses_of(loss: LossFunction, outputs: Any, labels: Sequence[Any]) -> Sequen
         labelled = " and ".join(f"a label of shape {_shape(each)}" for each in labels) or "no label"
         shapes = f"an output of shape {_shape(outputs)} and {labelled}"
         raise ConvertError(f"batches: the loss fails on {shapes}: {mxnet_reason(e)}") from e
-    losses = list(leaves(value))
+    losses = list(tree_leaves(value))
     if not losses or not all(isinstance(each, mx.nd.NDArray) for each in losses):
         kind = ", ".join(type(each).__name__ for each in losses) or "nothing"
         raise ConvertError(f"loss gave {kind}; expected the loss of the batch, an NDArray of any shape.")

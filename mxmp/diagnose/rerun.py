@@ -26,7 +26,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon.block import _regroup
 
 from .. import dtypes
-from ..arrays import is_low_precision, leaves, nested
+from ..arrays import is_low_precision, tree_leaves, tree_map
 from ..errors import ConvertError, mxnet_reason
 from ..graph import Entry, Graph, Key
 from ..passes.base import is_inserted
@@ -34,7 +34,7 @@ from ..passes.facts import Facts
 from ..report import Decisions
 from ..report.explanation import ValueRange
 from ..report.make import positions
-from ..train.masters import masters_of, rounds_to
+from ..train.masters import equals_rounded, masters_of
 from ..train.step import NetCall, Observer
 from .batches import LossFunction, losses_of
 from .instrument import (
@@ -126,7 +126,7 @@ class Recorder(Observer):
         outputs = call.outputs
         if self.keeps_gradients:
             if autograd.is_recording():
-                outputs = nested(outputs, lambda output: _with_zero(output, zeros))
+                outputs = tree_map(outputs, lambda output: _with_zero(output, zeros))
             self._kept[object()] = KeptCall(call._replace(outputs=outputs), zeros)
             replaced = None
         else:
@@ -237,13 +237,13 @@ class LossGradients(Gradients):
 
     def labels(self) -> Dict[str, Any]:
         """Return the labels."""
-        arrays = [each for label in self._labels for each in leaves(label)]
+        arrays = [each for label in self._labels for each in tree_leaves(label)]
         several = len(arrays) > 1
         return {f"label{number if several else ''}": each for number, each in enumerate(arrays)}
 
     def cleaned(self) -> LossGradients:
         """Return the same with 0 in place of inf and NaN in labels."""
-        return LossGradients(self._loss, nested(self._labels, _cleaned), self._nest)
+        return LossGradients(self._loss, tree_map(self._labels, _cleaned), self._nest)
 
 
 def as_outputs(outputs: Any) -> Callable[[Sequence[Any]], Any]:
@@ -258,7 +258,7 @@ def as_outputs(outputs: Any) -> Callable[[Sequence[Any]], Any]:
             array = next(remaining)
             return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array
 
-        return nested(outputs, given)
+        return tree_map(outputs, given)
 
     return nest
 
@@ -358,7 +358,7 @@ def _value(param: gluon.Parameter, context: mx.Context) -> mx.nd.NDArray:
     """Return the value of a parameter: its float32 master, unless the weight was written to past it."""
     weight = param.data(context)
     master = masters_of(param).get(context) if is_low_precision(weight) else None
-    is_master = master is not None and master.shape == weight.shape and rounds_to(master, weight).asscalar() == 1.0
+    is_master = master is not None and master.shape == weight.shape and equals_rounded(master, weight).asscalar() == 1.0
     return master if is_master else weight
 
 

@@ -36,7 +36,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import leaves, to_float32
+from ..arrays import to_float32, tree_leaves
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..errors import ConvertError, LossScaleError, MxmpError, listed, mxnet_reason
@@ -648,7 +648,7 @@ def call_net(net: gluon.Block, inputs: Sequence[Any]) -> Any:
     try:
         return net(*inputs)
     except (mx.MXNetError, TypeError, ValueError, ConvertError) as e:  # a wrong count of arguments, a reshape, a trace
-        arrays = [each for each in leaves(inputs) if each is not None]
+        arrays = [each for each in tree_leaves(inputs) if each is not None]
         names = ["data"] if len(arrays) == 1 else [f"data{number}" for number in range(len(arrays))]
         types = [dtypes.canonical(array.dtype) for array in arrays]
         notes = [f" of shape {each.shape}, {dtype}" for each, dtype in zip(arrays, types)]

@@ -131,7 +131,7 @@ class Watch(Observer):
         """Keep the calls of the step that is being made."""
         owner, self._bad = self._owner, None
         if isinstance(owner, Trainer):
-            self._scale = owner._scaler.begun().scale
+            self._scale = owner._scaler.ensure_window().scale
             self._replays = calls_of(owner).replays(self._scale, self._of_loss)
         else:
             module = owner if isinstance(owner, Module) else owner._curr_module
@@ -201,7 +201,7 @@ def _of_module(module: Module, copied: bool = False) -> List[Replay]:
 
     ``copied`` says whether data and labels are copied, which the next batch overwrites.
     """
-    runnable, group, out_grads = module._bound("replay"), module._exec_group, module._out_grads
+    runnable, group, out_grads = module._require_bound("replay"), module._exec_group, module._out_grads
     data = [*group.data_names, *(group.label_names or ())]
     trained = frozenset(weight.name for weight in module._trained())
     replays = []
@@ -243,7 +243,7 @@ def explain_step(owner: Any) -> Optional[str]:
     if isinstance(owner, Module):
         replays, scale = _of_module(owner), owner._backward_scale
     else:
-        calls, window = calls_of(owner), owner._scaler.begun()
+        calls, window = calls_of(owner), owner._scaler.ensure_window()
         replays, scale = calls.replays(window.scale), window.scale
         outside = "losses" in window.failed and calls.is_complete
         bad = owner._gradients.first_non_finite() if calls.is_complete else None
@@ -274,6 +274,6 @@ def bad_input(owner: Any) -> Optional[str]:
         recorder = calls_of(owner)
         first = [KeptCall(each.call) for each in recorder.calls[:1]]
         return next((nan_given(Replay.of_net(each, 1.0, None, not recorder.is_complete)) for each in first), None)
-    if not owner._bound("replay").on_cpu:
+    if not owner._require_bound("replay").on_cpu:
         return None
     return next(filter(None, map(nan_given, _of_module(owner))), None)

@@ -11,8 +11,8 @@ from .api import report as report
 from .api import restore as restore
 from .averaged import averaged as averaged
 from .averaged import exact_value as exact_value
-from .checkpoints import load_checkpoint as load_checkpoint
-from .checkpoints import save_checkpoint as save_checkpoint
+from .files import load_checkpoint as load_checkpoint
+from .files import save_checkpoint as save_checkpoint
 from .freeze import freeze as freeze
 from .regions import precision as precision
 from .regions import set_policy as set_policy

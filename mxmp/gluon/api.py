@@ -18,7 +18,7 @@ from ..policy import Policy, PolicyChanges, check_blocks
 from ..report import Report, merge
 from ..symbol import convert_graph, from_graph, save_checkpoint, to_graph
 from ..symbol.arguments import checked_ranges
-from ..train.masters import follow_weights, require_masters
+from ..train.masters import require_masters, sync_masters_from_weights
 from . import storage
 from .adoption import forget_policy, note_policy
 from .blocks import (
@@ -87,25 +87,25 @@ def convert(
     the net cannot be traced or does not type-check by itself, or if ``ranges`` has none of the net's outputs, or one
     beyond the range that the net lacks.
     """
-    found, measured = roots(net), checked_ranges(ranges)
-    contexts = [context for root in found for context in storage.contexts_of(root.collect_params().values())]
+    root_blocks, known_ranges = roots(net), checked_ranges(ranges)
+    contexts = [context for root in root_blocks for context in storage.contexts_of(root.collect_params().values())]
     policy = parse_policy(policy, contexts, **changes)
-    for root in found:
+    for root in root_blocks:
         storage.refuse_cast(root)
         _refuse_frozen(root)
     require_dtype(net, policy)
     regions = find_regions(net, policy)
-    if all(_is_current(conversion_of(root), policy, regions, measured) for root in found):
+    if all(_is_current(conversion_of(root), policy, regions, known_ranges) for root in root_blocks):
         return net
-    replaced = conversions_of(blocks_in(*found))
+    replaced = conversions_of(blocks_in(*root_blocks))
     require_masters(param for conversion in replaced for param in conversion.stored)
     names = block_names(net)
-    siblings = Siblings(policy, names, measured, len(found))  # they may share parameters
-    conversions = [Conversion(root, policy, regions, measured, siblings) for root in found]
+    siblings = Siblings(policy, names, known_ranges, len(root_blocks))  # they may share parameters
+    conversions = [Conversion(root, policy, regions, known_ranges, siblings) for root in root_blocks]
     check_blocks(policy, names)
     for conversion in conversions:
         conversion.convert_symbol()
-    in_float32 = {root: vars(root).get(_FLOAT32) for root in found}
+    in_float32 = {root: vars(root).get(_FLOAT32) for root in root_blocks}
     try:
         for conversion in replaced:
             conversion.remove()
@@ -117,15 +117,15 @@ def convert(
                 vars(conversion.net)[_FLOAT32] = policy
         note_policy(net.collect_params().values(), policy)  # those too that belong to a plain Block itself
     except BaseException:
-        for conversion in conversions_of(blocks_in(*found)):
+        for conversion in conversions_of(blocks_in(*root_blocks)):
             conversion.remove()
         for conversion in replaced:
             conversion.install()
         forget_policy(net.collect_params().values(), policy)
-        for root, before in in_float32.items():
+        for root, policy_before in in_float32.items():
             vars(root).pop(_FLOAT32, None)
-            if before is not None:
-                vars(root)[_FLOAT32] = before
+            if policy_before is not None:
+                vars(root)[_FLOAT32] = policy_before
         raise
     return net
 
@@ -134,28 +134,28 @@ def _refuse_frozen(net: gluon.Block) -> None:
     """Raise a ConvertError if a net is frozen in low precision, or has such a block in it."""
     for block in blocks_in(net):
         params = block.collect_params().values() if frozen_model(block) else ()
-        low = next((param for param in params if storage.dtype_of(param) in dtypes.LOW_PRECISION), None)
-        if low is not None:
+        low_param = next((param for param in params if storage.dtype_of(param) in dtypes.LOW_PRECISION), None)
+        if low_param is not None:
             raise ConvertError(
-                f"block '{block.name}' is frozen with weights in {storage.dtype_of(low)}, a snapshot: freeze the net "
-                f"that it was made of under the policy that you want, or freeze it in float32."
+                f"block '{block.name}' is frozen with weights in {storage.dtype_of(low_param)}, a snapshot: freeze the "
+                f"net that it was made of under the policy that you want, or freeze it in float32."
             )
 
 
 def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None:
     """Convert several nets, or leave all of them as they were; raises as `convert`."""
-    known = blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
-    before = [(each.net, each.policy, each.ranges) for each in conversions_of(known)]
-    before += [(block, vars(block)[_FLOAT32], {}) for block in known if _FLOAT32 in vars(block)]
-    done: List[gluon.Block] = []
+    inner_blocks = blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
+    policies_before = [(each.net, each.policy, each.ranges) for each in conversions_of(inner_blocks)]
+    policies_before += [(block, vars(block)[_FLOAT32], {}) for block in inner_blocks if _FLOAT32 in vars(block)]
+    converted_nets: List[gluon.Block] = []
     try:
         for net in nets:
             convert(net, policy)
-            done.append(net)
+            converted_nets.append(net)
     except BaseException:
-        for net in done:
+        for net in converted_nets:
             restore(net)
-        for block, *old in before:
+        for block, *old in policies_before:
             convert(block, *old)
         raise
 
@@ -195,13 +195,13 @@ def restore(net: gluon.Block) -> gluon.Block:
         ConvertError: If it is no block, or one within a converted net.
         TrainerError: If a weight was written to past its master; then nothing is changed.
     """
-    inside = _require_whole(net, "restore")
-    conversions = conversions_of(inside)
+    inner_blocks = _require_whole(net, "restore")
+    conversions = conversions_of(inner_blocks)
     require_masters(param for conversion in conversions for param in conversion.stored)
     for conversion in conversions:
         conversion.remove()
     policies = [conversion.policy for conversion in conversions]
-    policies += [vars(block).pop(_FLOAT32) for block in inside if _FLOAT32 in vars(block)]
+    policies += [vars(block).pop(_FLOAT32) for block in inner_blocks if _FLOAT32 in vars(block)]
     for policy in policies:
         forget_policy(net.collect_params().values(), policy)
     return net
@@ -217,17 +217,17 @@ def report(net: gluon.Block) -> Report:
     Raises:
         ConvertError: If it is no block, not converted, within a converted net, or has to see one batch first.
     """
-    found: List[Report] = []
+    reports: List[Report] = []
     for block in _require_whole(net, "report"):
         conversion = conversion_of(block)
         each = _report(block) if conversion is None else _report_of(conversion)
         if each is not None:
-            found.append(each)
-    if not found:
+            reports.append(each)
+    if not reports:
         raise ConvertError(f"block '{net.name}' ({type(net).__name__}) is not converted; call convert first.")
-    merged = merge(found)
+    merged = merge(reports)
     unreached = _unreached(net) if conversion_of(net) is None and conversions_of(blocks_in(net)) else ()
-    return replace(merged, notes=(*found[0].notes, *amx_notes(merged.count), *unreached))
+    return replace(merged, notes=(*reports[0].notes, *amx_notes(merged.count), *unreached))
 
 
 def _report_of(conversion: Conversion) -> Report:
@@ -263,14 +263,14 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
         raise ConvertError(f"export: {kinds}; expected a Gluon block and the prefix of the files.")
     path, conversion = os.fspath(path), conversion_of(net)
     require_masters(net.collect_params().values())
-    inside = conversions_of(descendants(net))
-    if frozen_model(net) or (for_inference and (conversion is not None or not inside)):
+    inner_conversions = conversions_of(descendants(net))
+    if frozen_model(net) or (for_inference and (conversion is not None or not inner_conversions)):
         require_folder(path)
         save_checkpoint(path, epoch, *model_for_inference(net))
     elif conversion is not None:
         net.export(path, epoch)
-    elif inside:
-        names = ", ".join(each.net.name for each in inside)
+    elif inner_conversions:
+        names = ", ".join(each.net.name for each in inner_conversions)
         raise ConvertError(
             f"block '{net.name}' ({type(net).__name__}) has no graph of its own; export the converted blocks in "
             f"it: {names}."
@@ -310,9 +310,9 @@ def _is_current(conversion: Optional[Conversion], policy: Policy, regions: Block
     """Return whether a conversion is what ``convert`` would install."""
     if type(conversion) is not Conversion or not all(map(is_part, descendants(conversion.net))):
         return False  # a part that is none is new
-    inside = {block: regions[block] for block in blocks_in(conversion.net) if block in regions}
-    same = conversion.policy == policy and conversion.policy.chosen == policy.chosen
-    return same and (conversion.regions, conversion.ranges) == (inside, ranges)
+    marks = {block: regions[block] for block in blocks_in(conversion.net) if block in regions}
+    same_policy = conversion.policy == policy and conversion.policy.chosen == policy.chosen
+    return same_policy and (conversion.regions, conversion.ranges) == (marks, ranges)
 
 
 def is_fixed(net: gluon.Block) -> bool:
@@ -324,13 +324,13 @@ def _require_whole(net: Any, function: str) -> List[gluon.Block]:
     """Return a net and the blocks in it; ConvertError if it is no block, or one within a converted net alone."""
     if not isinstance(net, gluon.Block):
         raise ConvertError(f"{function}: expected a Gluon block, found {type(net).__name__}.")
-    inside = blocks_in(net)
-    if is_part(net) and not conversions_of(inside):
+    inner_blocks = blocks_in(net)
+    if is_part(net) and not conversions_of(inner_blocks):
         raise ConvertError(
             f"{function}: block '{net.name}' is part of a converted net; give the net. For a precision of its own: "
             f"mxmp.gluon.set_policy(block, 'float32'), and convert the net again."
         )
-    return inside
+    return inner_blocks
 
 
 def _report(net: gluon.Block) -> Optional[Report]:
@@ -355,20 +355,20 @@ def _unreached(net: gluon.Block) -> Tuple[str, ...]:
 
     Containers and other blocks of MXNet without parameters compute nothing by themselves.
     """
-    found, waiting = [], [net]
+    texts, waiting = [], [net]
     for block in waiting:  # which grows
         if conversion_of(block) is not None or is_fixed(block):
             continue
         names = list(block.params)
         if names or not type(block).__module__.startswith("mxnet."):
             text = f"'{block.name}' ({type(block).__name__}"
-            found.append(f"{text}, with {', '.join(names)})" if names else f"{text})")
+            texts.append(f"{text}, with {', '.join(names)})" if names else f"{text})")
         waiting += [child for child in children(block) if child not in waiting]
     note = (
         "No conversion reaches these blocks, whose operators run in float32: {}. To convert them too, write plain "
         "Blocks as HybridBlocks, and convert the whole net."
     )
-    return (note.format(", ".join(found)),) if found else ()
+    return (note.format(", ".join(texts)),) if texts else ()
 
 
 def adopt_weights(net: gluon.Block) -> None:
@@ -387,4 +387,4 @@ def adopt_weights(net: gluon.Block) -> None:
     if not isinstance(net, gluon.Block):
         raise TrainerError(f"adopt_weights: expected a Gluon net, found a {type(net).__name__}.")
     for param in net.collect_params().values():
-        follow_weights(param)  # of one that is not initialized there are none
+        sync_masters_from_weights(param)  # of one that is not initialized there are none

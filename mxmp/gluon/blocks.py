@@ -22,14 +22,14 @@ RUNS_AS_WRITTEN: ContextVar[bool] = ContextVar("mxmp_runs_as_written", default=F
 
 def blocks_in(*nets: gluon.Block) -> List[gluon.Block]:
     """Return nets and every block below them, each once, from the top down."""
-    found: Dict[int, gluon.Block] = {}
+    blocks_by_id: Dict[int, gluon.Block] = {}
     waiting = list(nets)
     while waiting:
         block = waiting.pop(0)
-        if id(block) not in found:
-            found[id(block)] = block
+        if id(block) not in blocks_by_id:
+            blocks_by_id[id(block)] = block
             waiting += children(block)
-    return list(found.values())
+    return list(blocks_by_id.values())
 
 
 def children(block: gluon.Block) -> List[gluon.Block]:
@@ -86,14 +86,14 @@ def descendants(block: gluon.Block) -> List[gluon.Block]:
 
 def paths_in(net: gluon.Block) -> Dict[str, gluon.Block]:
     """Return every block below a net by its path, as ``load_parameters`` names it (``features.0``); the short first."""
-    found: Dict[str, gluon.Block] = {}
+    blocks_by_path: Dict[str, gluon.Block] = {}
     waiting = [("", net)]
     while waiting:
-        before, block = waiting.pop(0)
-        inside = [(f"{before}{name}", child) for name, child in block._children.items()]
-        found.update(inside)
-        waiting += [(f"{path}.", child) for path, child in inside]
-    return found
+        prefix, block = waiting.pop(0)
+        children_by_path = [(f"{prefix}{name}", child) for name, child in block._children.items()]
+        blocks_by_path.update(children_by_path)
+        waiting += [(f"{path}.", child) for path, child in children_by_path]
+    return blocks_by_path
 
 
 def block_names(net: gluon.Block) -> List[str]:
@@ -105,25 +105,25 @@ def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
     """Return the outermost blocks of a net that have a graph: HybridBlocks with ``hybrid_forward``."""
     if not isinstance(net, gluon.Block):
         raise ConvertError(f"expected a Gluon block, found {type(net).__name__}.")
-    found: Dict[int, gluon.HybridBlock] = {}
+    roots_by_id: Dict[int, gluon.HybridBlock] = {}
     waiting = [net]
     while waiting:
         block = waiting.pop()
         if isinstance(block, gluon.HybridBlock) and _has_graph(block):
-            found[id(block)] = block
+            roots_by_id[id(block)] = block
         else:
             waiting += reversed(children(block))
-    if not found:
+    if not roots_by_id:
         raise ConvertError(
             f"block '{net.name}' ({type(net).__name__}) holds no HybridBlock, so there is no graph to convert."
         )
-    return list(found.values())
+    return list(roots_by_id.values())
 
 
 def _has_graph(block: gluon.HybridBlock) -> bool:
     """Return whether a HybridBlock can be traced; one that overrides ``forward`` alone runs eagerly."""
-    own = plain_class(block).hybrid_forward is not gluon.HybridBlock.hybrid_forward
-    return own or isinstance(block, gluon.SymbolBlock)
+    overrides_forward = plain_class(block).hybrid_forward is not gluon.HybridBlock.hybrid_forward
+    return overrides_forward or isinstance(block, gluon.SymbolBlock)
 
 
 def conversion_of(block: gluon.Block) -> Any:
@@ -150,9 +150,9 @@ def join(block: gluon.Block, conversion: Any) -> None:
 
 def leave(block: gluon.Block, conversion: Any) -> None:
     """Note that a block is within a converted one no more."""
-    others = vars(block).get(_PART, frozenset()) - {conversion.token}
-    if others:
-        vars(block)[_PART] = others
+    tokens = vars(block).get(_PART, frozenset()) - {conversion.token}
+    if tokens:
+        vars(block)[_PART] = tokens
     else:
         vars(block).pop(_PART, None)
 
@@ -182,8 +182,8 @@ def undone(undo: Callable[[], Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def unconverted() -> Iterator[None]:
     """Run the nets that are called in this context as they were written: to trace them, for example."""
-    before = RUNS_AS_WRITTEN.get()
-    with undone(lambda: RUNS_AS_WRITTEN.set(before)):
+    flag_before = RUNS_AS_WRITTEN.get()
+    with undone(lambda: RUNS_AS_WRITTEN.set(flag_before)):
         RUNS_AS_WRITTEN.set(True)
         yield
 

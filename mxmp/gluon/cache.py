@@ -153,8 +153,8 @@ class GraphCache:
 
     def put_trace(self, signature: Signature, traced: Trace, dtype: str) -> Trace:
         """Store a trace and return it; or an earlier one whose conversions to the low precision dtype are the same."""
-        alike = (each for each in self.traces.values() if each.converts_like(traced))
-        traced = next(alike, traced)
+        equal_traces = (each for each in self.traces.values() if each.converts_like(traced))
+        traced = next(equal_traces, traced)
         self.traces.put(signature, traced)
         self.depends_on_shapes = self.depends_on_shapes or traced.outcomes(dtype).depends
         return traced
@@ -199,8 +199,8 @@ class ConvertedGraph:
     @functools.cached_property
     def runs_as_written(self) -> bool:
         """Whether the net may as well run operator by operator: conversion changed nothing, and no loss is scaled."""
-        same = without_versions(self.converted.graph) == without_versions(without_blocks(self.trace.graph))
-        return same and not self.loss_heads and self.converted.on_cpu() is self.converted.symbol
+        is_unchanged = without_versions(self.converted.graph) == without_versions(without_blocks(self.trace.graph))
+        return is_unchanged and not self.loss_heads and self.converted.on_cpu() is self.converted.symbol
 
     @property
     def input_shapes(self) -> Dict[str, Tuple[int, ...]]:
@@ -216,8 +216,8 @@ class ConvertedGraph:
         if backend in ONLY_INFER and signature.trains:
             backend = None
         # Training keeps layouts apart, see `SeparateLayouts`, and scales loss heads.
-        low = conversion.policy.compute_dtype == dtypes.BFLOAT16
-        differs = backend or self.loss_heads or self.converted.guards_training or (low and signature.on_cpu)
+        is_bfloat16 = conversion.policy.compute_dtype == dtypes.BFLOAT16
+        differs = backend or self.loss_heads or self.converted.guards_training or (is_bfloat16 and signature.on_cpu)
         key = signature.on_cpu, signature.adds, signature.trains if differs else None, backend
         if key not in self._runners:
             symbol = self._symbol_for(signature, bool(backend), args)
@@ -232,13 +232,13 @@ class ConvertedGraph:
         if not signature.on_cpu:
             return converted.on_gpu(signature.trains)
         if signature.trains and self.converted.decisions.policy.compute_dtype == dtypes.BFLOAT16:
-            arrays, known = zip(self.trace.inputs, flat_arguments(args).arrays), self.input_shapes
-            shapes = {symbol.name: array.shape for symbol, array in arrays if symbol.name in known}
-            if shapes != known:  # the net was first called for inference, perhaps of one image
+            arrays, converted_shapes = zip(self.trace.inputs, flat_arguments(args).arrays), self.input_shapes
+            shapes = {symbol.name: array.shape for symbol, array in arrays if symbol.name in converted_shapes}
+            if shapes != converted_shapes:  # the net was first called for inference, perhaps of one image
                 with contextlib.suppress(InferenceError):  # MXNet says so where it runs
                     converted = converted.with_graph(converted.graph, shapes=shapes)
-        written = frozenset() if signature.adds else frozenset(self.trace.params)
-        return converted.on_cpu(signature.trains, fused, written)
+        overwritten = frozenset() if signature.adds else frozenset(self.trace.params)
+        return converted.on_cpu(signature.trains, fused, overwritten)
 
     def _operator(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
         params = {**self.trace.params, HEAD_SCALE.name: HEAD_SCALE}

@@ -19,6 +19,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon.block import _BlockScope, _regroup
 
 from .. import dtypes
+from ..arrays import to_default_layout
 from ..devices.check import require_bfloat16, warn_if_slow
 from ..errors import ConvertError, InferenceError
 from ..mxnet_private import is_deferred
@@ -89,7 +90,7 @@ class Conversion:
         self,
         net: gluon.HybridBlock,
         policy: Policy,
-        inside: Optional[regions.BlockRegions] = None,
+        marks: Optional[regions.BlockRegions] = None,
         ranges: Optional[Mapping[str, float]] = None,
         siblings: Optional[Siblings] = None,
         reads_stored: bool = False,
@@ -99,13 +100,14 @@ class Conversion:
         Args:
             net: The block.
             policy: Its policy.
-            inside: The marks of blocks in it, and perhaps of others; looked up if None.
+            marks: The marks of the blocks in it, and perhaps of others. If None, they are looked up.
             ranges: Largest magnitudes of outputs, by name.
             siblings: The conversions to which this one is added; if None, it has none.
             reads_stored: Whether parameters may be in low precision already, by the conversion of a net around it.
         """
         self.net, self.policy, self.ranges, self._reads_stored = net, policy, dict(ranges or {}), reads_stored
-        marks = regions.find_regions(net, policy) if inside is None else inside
+        if marks is None:
+            marks = regions.find_regions(net, policy)
         self.regions = {block: marks[block] for block in blocks_in(net) if block in marks}
         self._require_kernels(storage.contexts_of(net.collect_params().values()))
         warn_if_slow(policy.compute_dtype)
@@ -178,6 +180,9 @@ class Conversion:
         plain_class(self.net)._clear_cached_op(self.net)
         self.forget_calls()
         note_policy(self.params, self.policy)
+        for param in self.params:
+            for data in param._data or ():
+                to_default_layout(data)
         if self.graph_without_shapes is not None:
             graph = self.graph_without_shapes
             self.net._cached_graph = (graph.trace.inputs, graph.converted.symbol)
@@ -280,15 +285,15 @@ class Conversion:
     def _compose(self, args: Tuple[Any, ...]) -> Any:
         # A SymbolBlock enters no scope of its own.
         scope = self.net._scope._old_scope if self.own_graph is None else getattr(_BlockScope._current, "value", None)
-        inside = scope is not None
-        if inside:
+        is_traced_inside = scope is not None
+        if is_traced_inside:
             self._require_kernels([mx.context.current_context()])
         traced = trace(self.net, args, self.own_graph, self.regions)
         converted = self._convert(traced, {})
         self._store(converted)
         self.storage_is_fixed = True
         symbol = converted.symbol
-        if inside:  # the outer net may train
+        if is_traced_inside:  # the outer net may train
             symbol = (converted.on_cpu if on_cpu() else converted.on_gpu)(converted.guards_training)
         names = symbol.list_inputs()
         pairs = zip(traced.inputs, flat_arguments(args).arrays)
@@ -393,18 +398,18 @@ class Conversion:
         deferred = [name for name, param in traced.params.items() if is_deferred(param)]
         if not deferred:
             return {}
-        given = {symbol.name: each.shape for symbol, each in zip(traced.inputs, arrays)}
+        input_shapes = {symbol.name: each.shape for symbol, each in zip(traced.inputs, arrays)}
         try:
-            found = infer_shapes(traced.symbol, given)
+            shapes = infer_shapes(traced.symbol, input_shapes)
         except InferenceError as e:
             raise InferenceError(f"block '{self.net.name}': {e}") from e
-        missing = [name for name in deferred if name not in found]
+        missing = [name for name in deferred if name not in shapes]
         if missing:
             raise ConvertError(
                 f"block '{self.net.name}': the shapes of parameters, such as '{missing[0]}', do not follow "
                 "from those of the inputs; give them where the blocks are made (in_units, in_channels, ...)."
             )
-        return {name: found[name] for name in deferred}
+        return {name: shapes[name] for name in deferred}
 
     def _initialize(self, shapes: Mapping[str, Any], traced: Trace) -> None:
         """Finish deferred initialization, in the order of the graph's inputs: random values are those MXNet gives."""
@@ -416,10 +421,10 @@ class Conversion:
 
     def _convert(self, traced: Trace, shapes: Any) -> Converted:
         """Return the conversion of a trace."""
-        stored: FrozenSet[str] = frozenset()
+        stored_names: FrozenSet[str] = frozenset()
         if self._reads_stored or conversion_of(self.net) is self:  # else one before it is still to be removed
-            low = (n for n, p in traced.params.items() if isinstance(p, storage.LowPrecisionParameter))
-            stored = frozenset(low)
+            low_names = (n for n, p in traced.params.items() if isinstance(p, storage.LowPrecisionParameter))
+            stored_names = frozenset(low_names)
         try:
             return convert_graph(
                 traced.symbol,
@@ -427,7 +432,7 @@ class Conversion:
                 shapes,
                 traced.types,
                 frozenset(traced.params),
-                stored,
+                stored_names,
                 beyond_range(self.ranges, self.policy),
                 graph=traced.graph,
                 inputs=traced.data,
@@ -439,9 +444,9 @@ class Conversion:
 
     def _advice(self, traced: Trace) -> str:
         """Return what to do about a graph whose dtypes do not fit, perhaps nothing."""
-        low = storage.cast_by_hand(self.net)
-        if low:
-            return f" But {storage.cast_advice(low[0])}"
+        cast_params = storage.cast_by_hand(self.net)
+        if cast_params:
+            return f" But {storage.cast_advice(cast_params[0])}"
         other = {name: dtype for name, dtype in traced.types.items() if dtype != dtypes.FLOAT32}
         text = ". Input '{}' is {}: give x.astype('float32')"
         return "".join(text.format(name, dtype) for name, dtype in other.items())
@@ -454,19 +459,19 @@ class Conversion:
         """
         if self.storage_is_fixed or current_region() is not None:
             return frozenset()
-        others = (each for each in self.siblings.conversions if each is not self and each.storage_is_fixed)
-        fixed = {id(param) for each in others for param in each.params}
-        return frozenset(n for n, p in traced.params.items() if id(p) not in fixed) - traced.data
+        other_conversions = (each for each in self.siblings.conversions if each is not self and each.storage_is_fixed)
+        fixed_ids = {id(param) for each in other_conversions for param in each.params}
+        return frozenset(n for n, p in traced.params.items() if id(p) not in fixed_ids) - traced.data
 
     def _store(self, converted: Converted) -> None:
         """Store parameters in the dtypes that a graph wants; graphs for other dtypes are forgotten."""
-        read, count = converted.read_dtypes, len(self.stored)
+        read_dtypes, count = converted.read_dtypes, len(self.stored)
         for param in self.params:
-            if read.get(param.name) == dtypes.FLOAT32:  # low precision is what a file of an earlier conversion has
+            if read_dtypes.get(param.name) == dtypes.FLOAT32:  # a file of an earlier conversion may be in low precision
                 storage.widen(param)
         if converted.low_params and not self.storage_is_fixed:
-            chosen = [param for param in self.params if param.name in converted.low_params]
-            in_float32 = [param for param in chosen if storage.dtype_of(param) == dtypes.FLOAT32]
+            low_params = [param for param in self.params if param.name in converted.low_params]
+            in_float32 = [param for param in low_params if storage.dtype_of(param) == dtypes.FLOAT32]
             exact = self.siblings.awaits_graphs  # whose check may undo this
             storage.store_all_low(in_float32, self.policy.param_dtype, self.stored, exact)
         if len(self.stored) > count:

@@ -132,11 +132,11 @@ class FrozenBlock(gluon.SymbolBlock):
     def cast(self, dtype: Any) -> None:
         """Do nothing if no weight is in another dtype; else refuse: the graph reads the weights as they are stored."""
         name = dtypes_.canonical(dtype)
-        stored = {dtypes_.canonical(param.dtype) for param in self.collect_params().values()}
-        if stored - {name}:
+        stored_dtypes = {dtypes_.canonical(param.dtype) for param in self.collect_params().values()}
+        if stored_dtypes - {name}:
             raise ConvertError(
-                f"block '{self.name}' is frozen with weights in {' and '.join(sorted(stored))}, a snapshot; leave "
-                f"cast({name!r}) out, or freeze the net that it was made of under another policy."
+                f"block '{self.name}' is frozen with weights in {' and '.join(sorted(stored_dtypes))}, a snapshot; "
+                f"leave cast({name!r}) out, or freeze the net that it was made of under another policy."
             )
 
 
@@ -254,8 +254,8 @@ def _policy(source: Source, context: mx.Context, policy: Any, changes: Mapping[s
     if policy is not None and not is_auto(policy):
         return Policy.parse(policy, **changes)
     fastest = parse_policy(policy or AUTO, [context], **changes)
-    own = source.policy
-    if policy is None and own is not None and own.is_mixed and own.compute_dtype == fastest.compute_dtype:
+    own = source.policy if policy is None else None
+    if own is not None and own.is_mixed and own.compute_dtype == fastest.compute_dtype:
         return own.replace(**changes)
     return fastest.replace(loss_scale=None)
 
@@ -266,13 +266,13 @@ def _policy(source: Source, context: mx.Context, policy: Any, changes: Mapping[s
 def _source(net: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None) -> Source:
     if isinstance(net, gluon.Block):
         return _source_of_net(net, shapes, dtypes, ranges)
-    where, read = "freeze", None
+    where, file_names = "freeze", None
     if isinstance(net, (str, os.PathLike)):
         net = checkpoint_files(os.fspath(net), 0)
     if isinstance(net, (tuple, list)) and len(net) == 2 and all(isinstance(path, (str, os.PathLike)) for path in net):
-        symbol_file, params_file = read = os.fspath(net[0]), os.fspath(net[1])
+        symbol_file, params_file = file_names = os.fspath(net[0]), os.fspath(net[1])
         where, net = symbol_file, (load_symbol(symbol_file), *load_params(params_file))
-        require_set(manifest_of(params_file), *read)
+        require_set(manifest_of(params_file), *file_names)
     if not isinstance(net, (tuple, list, ConvertedModel)) or len(list(net)) != 3:
         size = f" of {len(net)}" if isinstance(net, (tuple, list)) else ""
         raise ConvertError(
@@ -283,14 +283,14 @@ def _source(net: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None
     model = make_model(symbol, shapes, dtypes, ranges)
     if mx.util.is_np_array():
         model = model._replace(symbol=symbol.as_np_ndarray())
-    with contextlib.nullcontext() if read is None else naming_files(*read):
+    with contextlib.nullcontext() if file_names is None else naming_files(*file_names):
         check_params(symbol, args, aux, {})
     inputs = [name for name in symbol.list_arguments() if name not in args]
     if all(_NUMBERED.fullmatch(name) for name in inputs):  # MXNet lists them as the graph reads them
         inputs.sort(key=lambda name: int(name[len("data") :]))
     arrays = [*args.values(), *aux.values()]
     context = arrays[0].ctx if arrays else mx.context.current_context()
-    return Source(where, model, dict(args), dict(aux), inputs, None, context, files=read)
+    return Source(where, model, dict(args), dict(aux), inputs, None, context, files=file_names)
 
 
 def _source_of_net(
@@ -301,18 +301,18 @@ def _source_of_net(
         names = ", ".join(root.name for root in roots(net))
         raise ConvertError(f"{where} ({type(net).__name__}) has no graph of its own; freeze the blocks in it: {names}.")
     is_new = conversion is None or policy is not None
-    inside = find_regions(net, policy or Policy()) if is_new else conversion.regions
-    traced, sizes = _trace(net, conversion, inside, max(len(shapes or ()), 1))
+    marks = find_regions(net, policy or Policy()) if is_new else conversion.regions
+    traced, sizes = _trace(net, conversion, marks, max(len(shapes or ()), 1))
     lacking = [name for name, param in traced.params.items() if not is_initialized(param)]
     if lacking:
         raise ConvertError(
             f"{where}: parameter '{lacking[0]}' has no value yet; initialize or load it, and run one batch if its "
             f"shape follows from the input's."
         )
-    given = make_model(traced.symbol, shapes, dtypes, ranges)
-    known = ({}, {}) if conversion is None else (conversion.ranges, traced.types)
-    types, magnitudes = {**known[1], **given.dtypes}, {**known[0], **given.ranges}
-    model = Model(given.symbol, {**sizes, **given.shapes}, types, magnitudes, constants=traced.data)
+    user_model = make_model(traced.symbol, shapes, dtypes, ranges)
+    last_call = ({}, {}) if conversion is None else (conversion.ranges, traced.types)
+    types, magnitudes = {**last_call[1], **user_model.dtypes}, {**last_call[0], **user_model.ranges}
+    model = Model(user_model.symbol, {**sizes, **user_model.shapes}, types, magnitudes, constants=traced.data)
     states = set(traced.symbol.list_auxiliary_states())
     values = {name: param._reduce() for name, param in traced.params.items()}
     return Source(
@@ -329,33 +329,33 @@ def _source_of_net(
 
 
 def _trace(
-    net: gluon.HybridBlock, conversion: Any, inside: BlockRegions, count: int
+    net: gluon.HybridBlock, conversion: Any, marks: BlockRegions, count: int
 ) -> Tuple[Trace, Dict[str, Any]]:
     """Return the float32 graph of a net, and the shapes of inputs that are known.
 
     It is that of the last call for inference; else it is traced as it was called. A net that was not called, or only
     operator by operator, is traced with ``count`` inputs.
     """
-    ran, frozen = {} if conversion is None else conversion.last_graph_by_mode, frozen_model(net)
-    own = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and net._cached_graph
-    graph = ran.get(False) or ran.get(True)
-    if graph and (own or False in ran) and inside == conversion.regions:
+    last_graphs, frozen = {} if conversion is None else conversion.last_graph_by_mode, frozen_model(net)
+    own_graph = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and net._cached_graph
+    graph = last_graphs.get(False) or last_graphs.get(True)
+    if graph and (own_graph or False in last_graphs) and marks == conversion.regions:
         return graph.trace, graph.input_shapes
     with autograd.predict_mode(), outside_regions():
-        if own:
-            return trace(net, (), (own[0], frozen.symbol if frozen else own[1]), inside), {}
+        if own_graph:
+            return trace(net, (), (own_graph[0], frozen.symbol if frozen else own_graph[1]), marks), {}
         if graph:  # of training, in which a net may do something else
-            traced = trace(net, graph.trace.arguments, None, inside)
+            traced = trace(net, graph.trace.arguments, None, marks)
             traced.types = graph.trace.types
             return traced, graph.input_shapes
         called = net._cached_graph  # MXNet's, perhaps of a region or of training, or partitioned by a backend
         if called:
-            return trace(net, arguments(called[0], net._in_format), None, inside), {}
+            return trace(net, arguments(called[0], net._in_format), None, marks), {}
         inputs = [mx.sym.var(f"data{i}") for i in range(count)]
         if mx.util.is_np_array():
             inputs = [variable.as_np_ndarray() for variable in inputs]
         try:
-            return trace(net, tuple(inputs), None, inside), {}
+            return trace(net, tuple(inputs), None, marks), {}
         except ConvertError as e:
             raise ConvertError(
                 f"block '{net.name}' ({type(net).__name__}) cannot be traced before its first call; convert or "
@@ -375,9 +375,9 @@ def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.
     if isinstance(symbol, NumpySymbol):
         inputs = [variable.as_np_ndarray() for variable in inputs]
     block: Any = FrozenBlock(running, inputs)
-    own = block.collect_params()
-    own.setattr("grad_req", "null")
-    own.load_dict({**args, **aux}, context, ignore_extra=True, cast_dtype=True, dtype_source="saved")
+    params = block.collect_params()
+    params.setattr("grad_req", "null")
+    params.load_dict({**args, **aux}, context, ignore_extra=True, cast_dtype=True, dtype_source="saved")
     if source.formats is not None:
         set_graph(block, (inputs, running), source.formats)
     # With static shapes MXNet runs loops wrongly, see `cache.ConvertedGraph`; without them what is fused is slow.
@@ -387,9 +387,9 @@ def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.
         # The block keeps the graph that runs anywhere; a call runs the operator.
         fused = running.optimize_for(backend, ctx=context)
         fused = fused.as_np_ndarray() if isinstance(symbol, NumpySymbol) else fused
-        vars(block)["make_fused"] = functools.partial(make_operator, fused, inputs, own)
+        vars(block)["make_fused"] = functools.partial(make_operator, fused, inputs, params)
         set_op(block, *block.make_fused(block._flags))
-    for param in own.values():
+    for param in params.values():
         param.__class__ = FrozenParameter
     vars(block)[FROZEN] = dataclasses.replace(model, arg_params={}, aux_params={})
     return block
@@ -407,8 +407,8 @@ def _running_graph(source: Source, model: ConvertedModel, context: mx.Context) -
     # The backend folds a BatchNorm that was left, since its values leave a dtype's range, in that dtype; and it takes
     # layers of float64, which oneDNN does not have ("unknown type for MKLDNN" at the call).
     left = any(node.op == "BatchNorm" and graph.nodes[node.inputs[0].node].op == "Convolution" for node in graph.nodes)
-    wide = {"float64"} & {*facts.dtypes.values(), *(node.get("dtype") for node in running.nodes)}
-    return running, not (left or wide)
+    float64_dtypes = {"float64"} & {*facts.dtypes.values(), *(node.get("dtype") for node in running.nodes)}
+    return running, not (left or float64_dtypes)
 
 
 def _backend() -> Optional[str]:

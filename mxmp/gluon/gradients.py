@@ -1,7 +1,8 @@
-"""The parameters of a gluon trainer as weights of a training step: the gradients that wait for it, and their readers.
+"""The gradients of a gluon trainer: `Gradients` are those that wait for a step, `LossBlock` the block of `scale_loss`.
 
-MXNet has a flag on each weight that says whether a backward wrote its gradient. At the end of a block of `scale_loss`
-the flags are cleared, and the window notes the weights. A flag that is set again is another backward, for certain.
+MXNet sets a flag on a weight when a backward writes its gradient. A gradient whose flag is set is called fresh. At the
+end of a block the flags are cleared, and the window of the step has the weights. If a flag is set again after that,
+another backward has run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from operator import attrgetter
 from typing import Any, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
@@ -19,20 +19,22 @@ from ..errors import StaleGradientError, TrainerError, UnscaledLossError
 from ..mxnet_private import checked_arrays, fresh_among
 from ..train import loss_heads
 from ..train.kernels import Update
-from ..train.loss_heads import HEAD_SCALE, ScaledLoss, explain_unrecorded, mapped, refuse_recorded, require_backward
+from ..train.loss_heads import (
+    HEAD_SCALE,
+    ScaledLoss,
+    explain_unrecorded_loss,
+    map_losses,
+    refuse_recorded,
+    require_backward,
+)
 from ..train.masters import Masters, copy_to_other_contexts
-from ..train.running_stats import Named
+from ..train.running_stats import NamedArrays
 from ..train.scaler import Scaler
 from ..train.step import Step, Weights
 from ..train.window import BLOCKS, LOCK, Alive, Block, Stage, TrueOnRead, Window, join, open_blocks, plain
 
-# Asked of every weight at every step.
-_fresh = attrgetter("_fresh_grad")
-_arrays, _gradients = attrgetter("_data"), attrgetter("_grad")
-_is_differentiable = attrgetter("_differentiable")
-
-
-_ALL = Alive()  # of all trainers: a scaled backward may reach parameters of one that was not named
+_ALL_GRADIENTS = Alive()
+"""The `Gradients` of all trainers. A scaled backward may reach parameters of a trainer that was not named."""
 
 
 class Gradients(Weights):
@@ -48,13 +50,13 @@ class Gradients(Weights):
     def __init__(self, trainer: Any, step: Step) -> None:
         self.step, self.scaler, self.optimizer = step, step.scaler, trainer._optimizer
         self._trainer = trainer
-        self._params: Sequence[mx.gluon.Parameter] = trainer._params  # may grow later
+        self._params: Sequence[mx.gluon.Parameter] = trainer._params  # `add_params` makes it longer.
         self._masters = [Masters(each.optimizer, trainer.multi_precision) for each in trainer._updaters]
-        self._taken: Optional[List[List[Update]]] = None
+        self._groups: Optional[List[List[Update]]] = None
         self.has_averages = False
-        self._cleared: List[mx.nd.NDArray] = []  # weights whose gradient was stale when it was reduced
-        self._thread = threading.get_ident()  # of the last step; before that, the one that made the trainer
-        _ALL.add(self)
+        self._zeroed: List[mx.nd.NDArray] = []  # Weights whose gradient was stale when it was reduced.
+        self._thread = threading.get_ident()  # That of the last step; before it, the one that made the trainer.
+        _ALL_GRADIENTS.add(self)
 
     @property
     def window(self) -> Optional[Window]:
@@ -64,13 +66,21 @@ class Gradients(Weights):
     # ------------------------------------------------------------------ preconditions
 
     def require(self, call: str, allow_missing: bool = False) -> bool:
-        """Raise if a call cannot use the gradients; return whether there are any, without which it may do."""
+        """Check that a call may use the gradients; return whether there are any.
+
+        Args:
+            call: The name of the call, for errors.
+            allow_missing: Whether the call does something useful without gradients.
+
+        Raises:
+            TrainerError: If the gradients must not be used now, or (StaleGradientError) there are none.
+        """
         if self.has_averages:
             raise TrainerError(
                 f"{call} was called within `averaged.swapped_in()`, after which the net has its own values again, so "
                 "that the step would be lost; end that context first."
             )
-        self.require_own(call)
+        self.require_no_others(call)
         window, fresh = self.scaler.window, next(self.fresh(), None)
         if window is not None:
             window.require_sound(call)
@@ -81,7 +91,7 @@ class Gradients(Weights):
             )
         if fresh is not None and self._is_scaled:
             raise _not_scaled(call, *fresh)
-        is_missing = fresh is None and self._taken is None and next(self.named(self._ids), None) is None
+        is_missing = fresh is None and self._groups is None and next(self.named(self._waiting_ids), None) is None
         if is_missing and not allow_missing:
             raise StaleGradientError(
                 f"{call}: backward was called on the scaled loss, but it depends on no parameter of this trainer; "
@@ -107,11 +117,11 @@ class Gradients(Weights):
 
     def require_all(self, call: str) -> None:
         """Raise if the gradient of any parameter on any context is stale."""
-        cleared = {id(data) for data in self._cleared}
-        written = self._ids
+        cleared = {id(data) for data in self._zeroed}
+        written = self._waiting_ids
         for param in self._trained():
-            for data in _arrays(param) or checked_arrays(param):
-                if id(data) in cleared or not (id(data) in written or _fresh(data)):
+            for data in param._data or checked_arrays(param):
+                if id(data) in cleared or not (id(data) in written or data._fresh_grad):
                     raise StaleGradientError(
                         f"{call}: the gradient of parameter '{param.name}' on context {data.ctx} has not "
                         "been updated by backward since the last step. If only a part of the network is "
@@ -128,15 +138,15 @@ class Gradients(Weights):
                     "and discard_grads."
                 )
 
-    def require_own(self, call: str) -> None:
-        """Raise if a gradient waits for the step of another trainer, or was scaled by one that is gone."""
+    def require_no_others(self, call: str) -> None:
+        """Raise if a gradient waits for the step of another trainer, or if that trainer is gone."""
         window = self.scaler.window
         for param in self._trained():
-            arrays = _gradients(param)
+            arrays = param._grad
             if not isinstance(arrays, TrueOnRead) or (window and window.written is arrays.window.written):
                 continue
             if self._waits_for_another(arrays):
-                gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
+                gc.collect()  # Trainers are part of cycles, so dropped ones may still be there.
             if self._waits_for_another(arrays):
                 raise TrainerError(
                     f"{call}: the gradient of parameter '{param.name}' waits for the step of another trainer. Let "
@@ -154,10 +164,15 @@ class Gradients(Weights):
         return any(owner is not self for owner in arrays.window.written.owners)
 
     def begin(self, waits: bool) -> None:
-        """Let gradients that were written before the first block of a step be stale, which are not scaled.
+        """Make gradients stale that were written before the first block of a step, because they are not scaled.
 
-        Raise if the block would add to one; a host read for it, because ``zero_grad`` leaves it fresh. Raise too if it
-        ``waits`` for a step: an earlier block without a scale wrote it.
+        A gradient with ``grad_req='add'`` is read on the host, because ``zero_grad`` leaves it fresh.
+
+        Args:
+            waits: Whether such a gradient waits for a step, because an earlier block without a scale wrote it.
+
+        Raises:
+            TrainerError: If such a gradient waits for a step, or if the block would add to it.
         """
         for param, data in self.fresh():
             if waits:
@@ -174,95 +189,99 @@ class Gradients(Weights):
                 )
             data._fresh_grad = False
 
-    # ------------------------------------------------------------------ who reads sees true gradients
+    # ------------------------------------------------------------------ readers of gradients
 
     def make_true(self, done: Set[int]) -> None:
-        """Make the gradients that wait true ones, but those of parameters whose ids are ``done``; these are added."""
+        """Unscale the gradients that wait, for somebody who reads one.
+
+        Args:
+            done: The ids of parameters that other trainers have unscaled. Those of this trainer are added.
+        """
         window = self.scaler.window
         if window is None or window.stage is not Stage.SCALED or window.fault is not None:
             return
         written, grads = window.written.ids, {}
         for index, param in enumerate(self._params):
             if param.grad_req != "null" and id(param) not in done:
-                if any(id(data) in written for data in _arrays(param) or ()):
+                if any(id(data) in written for data in param._data or ()):
                     grads[index] = self.grads(index)
                     done.add(id(param))
         self.step.see(self, grads)
 
     def collect(self) -> Set[int]:
-        """Note the weights whose gradients backward wrote, and clear MXNet's flags on them; return their ids."""
-        window = self.scaler.begun()
-        found = list(self.fresh())
+        """Add the weights with fresh gradients to the window, and clear their flags; return their ids."""
+        window = self.scaler.ensure_window()
+        pairs = list(self.fresh())
         window.written.owners.add(self)
-        ids = {id(data) for _, data in found}
+        ids = {id(data) for _, data in pairs}
         window.written.ids |= ids
-        for param, data in found:
+        for param, data in pairs:
             shows_another = window.scale != 1.0 or (self.scaler.active and is_low_precision(data))
-            if shows_another and not isinstance(_gradients(param), TrueOnRead):
-                param._grad = TrueOnRead(_gradients(param), window)
+            if shows_another and not isinstance(param._grad, TrueOnRead):
+                param._grad = TrueOnRead(param._grad, window)
             data._fresh_grad = False
         return ids
 
-    # ------------------------------------------------------------------ what is fresh
+    # ------------------------------------------------------------------ fresh gradients
 
     def fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
-        """Return the parameters, with their arrays, whose gradient backward has written and nothing has noted."""
-        return fresh_among((param, data) for param in self._trained() for data in _arrays(param) or ())
+        """Return (parameter, weight) for each fresh gradient."""
+        return fresh_among((param, data) for param in self._trained() for data in param._data or ())
 
     @property
-    def _ids(self) -> Set[int]:
+    def _waiting_ids(self) -> Set[int]:
         """The ids of the weights whose gradients the step uses."""
-        if self._taken is not None:
-            return {id(update.weight) for group in self._taken for update in group}
+        if self._groups is not None:
+            return {id(update.weight) for group in self._groups for update in group}
         return set() if self.scaler.window is None else self.scaler.window.written.ids
 
     def adding(self) -> Iterator[int]:
         """Yield the ids of the weights to whose gradients backward adds."""
         for param in self._params:
             if param.grad_req == "add":
-                yield from map(id, _arrays(param) or ())
+                yield from map(id, param._data or ())
 
     def named(self, ids: Set[int]) -> Iterator[mx.gluon.Parameter]:
         """Yield the parameters of some weights."""
         for param in self._trained():
-            if any(id(data) in ids for data in _arrays(param) or ()):
+            if any(id(data) in ids for data in param._data or ()):
                 yield param
 
     def written_grads(self) -> List[mx.nd.NDArray]:
         """Return the gradients that a scaled backward has written."""
-        ids = self._ids
-        pairs = (zip(_arrays(param) or (), plain(_gradients(param)) or ()) for param in self._trained())
+        ids = self._waiting_ids
+        pairs = (zip(param._data or (), plain(param._grad) or ()) for param in self._trained())
         return [grad for each in pairs for data, grad in each if id(data) in ids]
 
     def bring_to(self, scale: float) -> None:
-        """Bring gradients that wait to the scale of one of several losses: a step has one scale at any time.
+        """Multiply the gradients that wait so that they have another scale: a step has one scale at any time.
 
-        That is exact in float32; float16 may lose bits.
+        The product is exact in float32; float16 may lose bits.
         """
-        window = self.scaler.begun()
+        window = self.scaler.ensure_window()
         with window.changing():
             scale_in_place(self.written_grads(), scale / window.scale)
             window.scale = scale
 
-    def unnote(self, ids: Set[int]) -> None:
-        """Let MXNet's flags tell again of gradients, by the ids of their weights, in place of the window."""
-        for data in (data for param in self._trained() for data in _arrays(param) or ()):
+    def restore_fresh_flags(self, ids: Set[int]) -> None:
+        """Set MXNet's flags again on weights, by their ids, and take the weights out of the window."""
+        for data in (data for param in self._trained() for data in param._data or ()):
             if id(data) in ids:
                 data._fresh_grad = True
         if self.scaler.window is not None:
             self.scaler.window.written.ids -= ids
 
     def fresh_of_others(self, named: Sequence[Gradients]) -> List[mx.nd.NDArray]:
-        """Return the weights with fresh gradients of trainers of this thread that have no scale and are not named."""
+        """Return weights with fresh gradients whose trainers are not named, have no scale and belong to this thread."""
         return [
             data
-            for other in _ALL
+            for other in _ALL_GRADIENTS
             if other not in named and not other.scaler.checks and other._thread == threading.get_ident()
             for _, data in (other.fresh() if other.window is None or not other.window.is_summed else ())
         ]
 
     def discard(self) -> None:
-        """Let all gradients be stale, those that backward wrote after `unscale` too."""
+        """Make all gradients stale, also those that backward wrote after `unscale`."""
         for _, data in self.fresh():
             data._fresh_grad = False
 
@@ -287,51 +306,51 @@ class Gradients(Weights):
         return self._trainer._kvstore
 
     def groups(self) -> List[List[Update]]:
-        """Return the gradients that wait, per context; from now on this step alone has them."""
-        if self._taken is None:
+        """Return the gradients that wait, per context. The first call takes them out of the window of all trainers."""
+        if self._groups is None:
             if not self._is_scaled:
                 self.collect()
-            ids = self._ids
-            taken: List[List[Update]] = [[] for _ in self._trainer._contexts or ()]
+            ids = self._waiting_ids
+            groups: List[List[Update]] = [[] for _ in self._trainer._contexts or ()]
             for index, param in enumerate(self._params):
                 if param.grad_req == "null":
                     continue
                 pairs = list(zip(param.list_data(), plain(param.list_grad())))
-                if len(pairs) != len(taken):
+                if len(pairs) != len(groups):
                     raise TrainerError(
                         f"parameter '{param.name}' is on {param.list_ctx()}, but the trainer was made for "
-                        f"{len(taken)} of them; make the trainer anew after reset_ctx."
+                        f"{len(groups)} of them; make the trainer anew after reset_ctx."
                     )
-                for group, (data, grad) in zip(taken, pairs):
+                for group, (data, grad) in zip(groups, pairs):
                     if id(data) in ids:
                         group.append(Update(index, grad, data))
-            self._taken = taken
-            ids -= self._ids
-        return self._taken
+            self._groups = groups
+            ids -= self._waiting_ids
+        return self._groups
 
     def name(self, index: int) -> str:
         """Return the name of a parameter."""
         return str(self._params[index].name)
 
     def grads(self, index: int) -> List[mx.nd.NDArray]:
-        """Return ``param.list_grad()``; nothing is made true."""
+        """Return ``param.list_grad()`` as it is, scaled or not."""
         return list(plain(self._params[index].list_grad()))
 
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let ``param.grad()`` show other arrays."""
         for index, arrays in grads.items():
             param = self._params[index]
-            found = _gradients(param)
-            if found is None or (not isinstance(found, TrueOnRead) and found[0] is arrays[0]):
+            shown = param._grad
+            if shown is None or (not isinstance(shown, TrueOnRead) and shown[0] is arrays[0]):
                 continue  # it is gone, or shows them already
-            if not isinstance(found, TrueOnRead):
-                found = TrueOnRead(found, self.scaler.begun())
-                param._grad = found
-            found.show(arrays)
-        if self._taken is not None:
-            self._taken = [
+            if not isinstance(shown, TrueOnRead):
+                shown = TrueOnRead(shown, self.scaler.ensure_window())
+                param._grad = shown
+            shown.show(arrays)
+        if self._groups is not None:
+            self._groups = [
                 [each._replace(grad=grads[each.index][k]) if each.index in grads else each for each in group]
-                for k, group in enumerate(self._taken)
+                for k, group in enumerate(self._groups)
             ]
 
     def accumulates(self, index: int) -> bool:
@@ -339,59 +358,59 @@ class Gradients(Weights):
         return bool(self._params[index].grad_req == "add")
 
     def prepare_reduce(self) -> None:
-        """Zero the gradients of contexts that no backward reached, where another's is fresh, and let them be fresh.
+        """Zero the stale gradients of parameters that have a gradient to use on another context.
 
-        They are old sums, of another loss scale, and would be added to the fresh ones.
+        A stale gradient is an old sum, at another loss scale. The kvstore would add it to the others.
         """
         if not self.kvstore:
             return
         if not self._is_scaled:
             self.collect()
-        written = self._ids
+        written = self._waiting_ids
         for param in self._trained():
             weights = checked_arrays(param)
             missing = [k for k, data in enumerate(weights) if id(data) not in written]
             for k in missing if len(missing) < len(weights) else ():
-                grad = plain(_gradients(param))[k].as_nd_ndarray()
+                grad = plain(param._grad)[k].as_nd_ndarray()
                 mx.nd.zeros_like(grad, out=grad)
                 written.add(id(weights[k]))
-                self._cleared.append(weights[k])
+                self._zeroed.append(weights[k])
 
     def reduce(self) -> None:
         """Sum the gradients over contexts and workers."""
         self._trainer._allreduce_grads()
 
     def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
-        """Give all contexts the weights of the first, whose masters are the only ones from now on."""
+        """Copy the weights of the first context to the others. Only the masters of the first are kept."""
         for index in indices if len(self.updaters) < len(self._trainer._contexts) else ():
             copy_to_other_contexts(self._params[index].list_data(), self._params[index])
 
     def release(self) -> None:
-        """Give the parameters their own lists of gradients back, and forget the window's."""
+        """Show the parameters' own lists of gradients again, and take this trainer's weights out of the window."""
         window = self.scaler.window
         for param in self._params:
-            arrays = _gradients(param)
+            arrays = param._grad
             if not isinstance(arrays, TrueOnRead):
                 continue
             if arrays.window is window or any(owner is self for owner in arrays.window.written.owners):
                 vars(param)["_grad"] = arrays.plain
         if window is not None:
             window.written.owners.discard(self)
-            window.written.ids -= {id(data) for param in self._params for data in _arrays(param) or ()}
-        self._cleared.clear()
-        self._taken, self._thread = None, threading.get_ident()
+            window.written.ids -= {id(data) for param in self._params for data in param._data or ()}
+        self._zeroed.clear()
+        self._groups, self._thread = None, threading.get_ident()
         loss_heads.forget(self._params)
         HEAD_SCALE.forget(self._trainer)
 
-    def running_stats(self) -> Named:
+    def running_stats(self) -> NamedArrays:
         """Return BatchNorm's statistics and their like: non-differentiable parameters, on every context."""
-        stats = [param for param in self._params if not _is_differentiable(param)]
-        return [(param.name, data) for param in stats for data in _arrays(param) or ()]
+        stats = [param for param in self._params if not param._differentiable]
+        return [(param.name, data) for param in stats for data in param._data or ()]
 
 
 def _adds_to_numbers(param: mx.gluon.Parameter) -> bool:
     """Return whether a backward adds to a gradient that is not zero; a host read."""
-    return param.grad_req == "add" and any(grad.asnumpy().any() for grad in plain(_gradients(param)))
+    return param.grad_req == "add" and any(grad.asnumpy().any() for grad in plain(param._grad))
 
 
 def _not_scaled(call: str, param: mx.gluon.Parameter, data: mx.nd.NDArray) -> TrainerError:
@@ -407,7 +426,7 @@ def _not_scaled(call: str, param: mx.gluon.Parameter, data: mx.nd.NDArray) -> Tr
 
 
 class LossBlock(Block):
-    """The context manager that `Trainer.scale_loss` returns, which is no loss: it yields the scaled one."""
+    """The context manager that `Trainer.scale_loss` returns; it yields the scaled losses."""
 
     def __init__(self, loss: Any, trainers: Sequence[Any], loss_id: int) -> None:
         self._loss, self._loss_id = loss, loss_id
@@ -415,30 +434,31 @@ class LossBlock(Block):
         self._scalers: List[Scaler] = [trainer._scaler for trainer in self._trainers]
         self._gradients: List[Gradients] = [trainer._gradients for trainer in self._trainers]
         self._losses: List[ScaledLoss] = []
-        self._arrays: List[mx.nd.NDArray] = []
-        self._before: Set[int] = set()  # the ids of the weights that earlier blocks reached
-        self._told: Set[int] = set()  # and of those that backward passes of this one did
-        self._unscaled: Set[int] = set()  # and of those that other backward passes did
-        self._begins: List[Scaler] = []  # whose window begins here
-        self._set_aside: List[mx.nd.NDArray] = []  # weights of other trainers, with gradients from before
-        self._running = 0  # backward passes
-        self._heads: List[Any] = []  # loss heads of other trainers' nets, with their scales before
-        self._flag: Optional[mx.nd.NDArray] = None  # whether the losses are finite
+        self._arrays: List[mx.nd.NDArray] = []  # The losses as they were given.
+        # Ids of weights whose gradients were written by earlier blocks, by scaled losses here, and by others here.
+        self._earlier_ids: Set[int] = set()
+        self._scaled_ids: Set[int] = set()
+        self._unscaled_ids: Set[int] = set()
+        self._new_scalers: List[Scaler] = []  # Scalers whose step begins with this block.
+        self._set_aside: List[mx.nd.NDArray] = []  # Weights of other trainers that had fresh gradients before.
+        self._running_backwards = 0
+        self._changed_heads: List[Any] = []  # Loss heads of other trainers' nets, with the scales that they had.
+        self._losses_finite: Optional[mx.nd.NDArray] = None  # A flag on the device.
 
     def __enter__(self) -> Any:
         with LOCK:
             for scaler in self._scalers:
                 scaler.require_can_scale("scale_loss")
             for gradients in self._gradients:
-                gradients.require_own("scale_loss")
-            scale = self._chosen_scale()
+                gradients.require_no_others("scale_loss")
+            scale = self._choose_scale()
             working = [scaler for scaler in self._scalers if scaler.active or scale != 1.0]
             for scaler, gradients in zip(self._scalers, self._gradients):
                 if scaler.window is not None and scaler.window.is_open:
-                    continue  # another thread is running a backward
+                    continue  # Another thread is running a backward.
                 fresh = None
                 if scaler.window is None or not scaler.window.reached:
-                    self._begins.append(scaler)
+                    self._new_scalers.append(scaler)
                     if working:
                         gradients.begin(waits=scaler.window is not None and not scaler.active)
                 elif scaler.checks:
@@ -451,16 +471,16 @@ class LossBlock(Block):
                     window.written.scale_again()
                     if window.reached and window.scale != scale:
                         gradients.bring_to(scale)
-            self._flag = all_finite([each.wide for each in self._losses]) if self._losses else None
-            windows = [scaler.begun(scale) for scaler in self._scalers]
+            self._losses_finite = all_finite([each.cast_loss for each in self._losses]) if self._losses else None
+            windows = [scaler.ensure_window(scale) for scaler in self._scalers]
             if len(windows) > 1:
                 join(windows)
-            self._before = set(windows[0].written.ids)
+            self._earlier_ids = set(windows[0].written.ids)
             try:
                 self._set_aside = self._gradients[0].fresh_of_others(self._gradients) if working else []
                 for data in self._set_aside:
                     data._fresh_grad = False
-                HEAD_SCALE.write(scale, self._trainers, self._heads)
+                HEAD_SCALE.write(scale, self._trainers, self._changed_heads)
                 for scaler, gradients in zip(self._scalers, self._gradients):
                     if scaler.active:
                         gradients.step.running_stats.keep(gradients.running_stats())
@@ -476,14 +496,14 @@ class LossBlock(Block):
                 raise
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
-        begins = [scaler in self._begins for scaler in self._scalers]
+        begins = [scaler in self._new_scalers for scaler in self._scalers]
         with LOCK:
             windows = self.windows
             try:
                 if error is None:
                     self._finish(windows)
                 else:
-                    explain_unrecorded(self._losses, error)
+                    explain_unrecorded_loss(self._losses, error)
             except BaseException:
                 self._leave(windows)
                 raise
@@ -496,22 +516,22 @@ class LossBlock(Block):
                 observer.on_losses(self._arrays, first)
 
     def _leave(self, windows: Sequence[Window]) -> None:
-        """Leave a block that raises: MXNet's flags tell again of all that it wrote, so that no step uses it."""
-        noted = windows[0].written.ids - self._before if self.is_alone else set()
+        """Leave a block that raises: its gradients are fresh again, so that no step takes them for scaled ones."""
+        noted = windows[0].written.ids - self._earlier_ids if self.is_alone else set()
         for gradients in self._gradients:
-            gradients.unnote(self._told | noted)
+            gradients.restore_fresh_flags(self._scaled_ids | noted)
         self._close(windows, has_raised=True)
 
     def _close(self, windows: Sequence[Window], has_raised: bool) -> None:
-        """Close the block, also one that was not opened; a window that no backward has reached ends.
+        """Close the block, and end the windows that no backward has reached.
 
-        Gradients of trainers that were not named are stale where this block wrote them, times its scale.
+        Gradients that this block wrote for trainers that were not named become stale: they have its scale.
         """
         self.windows = ()
         BLOCKS.discard(self)
         LOCK.notify_all()
-        if self._heads:
-            HEAD_SCALE.give_back(self._heads)
+        if self._changed_heads:
+            HEAD_SCALE.give_back(self._changed_heads)
         for scaler, gradients, window in zip(self._scalers, self._gradients, windows):
             is_unused = not window.reached and window.fault is None and not window.is_open
             if is_unused and (self._losses or has_raised):
@@ -525,61 +545,62 @@ class LossBlock(Block):
             if id(data) not in ids:
                 data._fresh_grad = True
 
-    def _chosen_scale(self) -> float:
-        """Choose one of several losses, and return the scale of all trainers."""
-        begun = {scaler.window.scale for scaler in self._scalers if scaler.window is not None and scaler.window.reached}
+    def _choose_scale(self) -> float:
+        """Select the loss in trainers with several losses; return the scale of the block, the smallest of all."""
+        windows = [scaler.window for scaler in self._scalers if scaler.window is not None and scaler.window.reached]
+        scales = {window.scale for window in windows}
         several = [scaler for scaler in self._scalers if self._loss_id != 0 or scaler.num_losses > 1]
         if several:
             for scaler in several:
-                scaler.select(self._loss_id)
+                scaler.select_loss(self._loss_id)
             return min(scaler.loss_scale.value for scaler in self._scalers)
-        if len(begun) > 1:
+        if len(scales) > 1:
             raise TrainerError(
-                f"scale_loss was given trainers whose gradients wait at different scales {sorted(begun)}; "
+                f"scale_loss was given trainers whose gradients wait at different scales {sorted(scales)}; "
                 "call step on them first."
             )
         values = [scaler.loss_scale.value for scaler in self._scalers if scaler.active]
-        return begun.pop() if begun else min(values, default=1.0)
+        return scales.pop() if scales else min(values, default=1.0)
 
     def _multiply(self, scale: float, working: Sequence[Scaler]) -> Any:
-        """Return the loss times the scale; as it is where no trainer has one."""
-        for scaler in self._begins:
-            scaler.factors.release()  # those of the last step, whose graphs are freed
+        """Return the loss times the scale, or the loss itself if no trainer has a scale."""
+        for scaler in self._new_scalers:
+            scaler.factors.release()  # The graphs of the last step are freed.
 
         def multiply(path: str, array: mx.nd.NDArray) -> mx.nd.NDArray:
             self._arrays.append(array)
             if not working:
                 return array
             self._losses.append(working[0].factors.multiply(path, array, scale))
-            return self._losses[-1].tell(self)
+            return self._losses[-1].announcing_to(self)
 
-        scaled = mapped(self._loss, multiply)
-        if working and not working[0].has_checked_heads:
+        scaled = map_losses(self._loss, multiply)
+        if working and not working[0].has_checked_loss_heads:
             refuse_recorded(self._losses)
-            working[0].has_checked_heads = True
+            working[0].has_checked_loss_heads = True
         return scaled
 
     @contextlib.contextmanager
     def backward_of(self, loss: ScaledLoss) -> Iterator[None]:
-        """Run a backward of a scaled loss within this context, and tell its gradients from those of others."""
+        """Run a backward of a scaled loss within this context, and record which gradients it writes."""
         if not self.windows:
             yield
             return
         with LOCK:
-            if self._running or (loss.reached and not loss.is_told):  # by autograd.backward before
-                self.is_alone = False
-            self._running += 1
+            if self._running_backwards or (loss.reached and not loss.is_announced):
+                self.is_alone = False  # Another backward runs now, or autograd.backward ran before.
+            self._running_backwards += 1
             before = self._collect()
         try:
             yield
         finally:
-            self._running -= 1
+            self._running_backwards -= 1
         with LOCK:
             after = self._collect()
-            loss.is_told = True
-            self._told |= after
+            loss.is_announced = True
+            self._scaled_ids |= after
             if before:
-                self._unscaled |= before & self._adding() | before - after
+                self._unscaled_ids |= before & self._adding() | before - after
 
     def _adding(self) -> Set[int]:
         return set().union(*(gradients.adding() for gradients in self._gradients))
@@ -588,18 +609,18 @@ class LossBlock(Block):
         return set().union(*(gradients.collect() for gradients in self._gradients))
 
     def _finish(self, windows: Sequence[Window]) -> None:
-        """Note the gradients that were written, or raise if they are not those of the scaled losses."""
+        """Check that backward ran on the scaled losses, and on no others; add the gradients to the windows."""
         if not self._losses:
             return
         try:
-            reached = require_backward(self._losses, self._written)
-            are_told = self.is_alone and all(each.is_told or each.factor is None for each in self._losses)
-            if are_told:
-                self._unscaled |= {id(data) for gradients in self._gradients for _, data in gradients.fresh()}
-                if self._unscaled:
+            reached = require_backward(self._losses, self._name_of_fresh)
+            all_announced = self.is_alone and all(each.is_announced or each.factor is None for each in self._losses)
+            if all_announced:
+                self._unscaled_ids |= {id(data) for gradients in self._gradients for _, data in gradients.fresh()}
+                if self._unscaled_ids:
                     raise UnscaledLossError(
                         f"scale_loss: within the block a backward of another loss wrote the gradient of parameter "
-                        f"'{self._name(self._unscaled)}', which is not scaled. Scale all losses: `with "
+                        f"'{self._name_of_any(self._unscaled_ids)}', which is not scaled. Scale all losses: `with "
                         f"trainer.scale_loss([loss1, loss2]) as scaled: autograd.backward(scaled)`."
                     )
         except UnscaledLossError:
@@ -609,15 +630,16 @@ class LossBlock(Block):
                     "scaled; call discard_grads to start again (with grad_req='add' zero_grad too)."
                 )
             raise
-        written = self._told if are_told else self._collect() | self._told
+        written = self._scaled_ids if all_announced else self._collect() | self._scaled_ids
         for window in windows:
-            window.flag("losses", self._flag)
+            window.flag("losses", self._losses_finite)
             window.reached = window.reached or reached
-        overwritten = written & self._before
-        if overwritten and overwritten - self._adding():
+        overwritten = written & self._earlier_ids
+        if overwritten:
             overwritten -= self._adding()
+        if overwritten:
             text = (
-                f"a backward overwrote the gradient of parameter '{self._name(overwritten)}' from an earlier "
+                f"a backward overwrote the gradient of parameter '{self._name_of_any(overwritten)}' from an earlier "
                 "scale_loss block of the same step. Was step forgotten between them? If that gradient is not wanted, "
                 "call discard_grads before the later block; to add gradients up set grad_req='add', and zero_grad "
                 "after each step; or scale all losses in one block. Now call discard_grads to start again."
@@ -629,13 +651,10 @@ class LossBlock(Block):
             if self._loss_id != 0 or scaler.num_losses > 1:
                 scaler.record_finite(gradients.written_grads())
 
-    def _name(self, ids: Set[int]) -> str:
+    def _name_of_any(self, ids: Set[int]) -> str:
         return next(str(param.name) for each in self._gradients for param in each.named(ids))
 
-    def _written(self) -> Optional[str]:
-        """Return a parameter whose gradient was written within the block, or None.
-
-        Of trainers that have gradients of an earlier block as well, those that are added up cannot be told.
-        """
+    def _name_of_fresh(self) -> Optional[str]:
+        """Return the name of a parameter with a fresh gradient, or None."""
         fresh = (param for gradients in self._gradients for param, _ in gradients.fresh())
         return next((str(param.name) for param in fresh), None)

@@ -56,8 +56,8 @@ def eager(net: gluon.HybridBlock) -> Iterator[None]:
     for block in blocks_in(net):
         if isinstance(block, gluon.HybridBlock) and block._active:
             block._active = _HYBRIDIZED  # for good: other threads see no difference
-    before = _EAGER.get()
-    with unconverted(), undone(lambda: _EAGER.set(before)):
+    flag_before = _EAGER.get()
+    with unconverted(), undone(lambda: _EAGER.set(flag_before)):
         _EAGER.set(True)
         yield
 
@@ -171,8 +171,8 @@ class ConvertedBlock(gluon.HybridBlock):
                 f"{where}; use mxmp.gluon.cast(net, {name!r}), which replaces this policy, or mxmp.gluon.restore(net) "
                 f"first."
             )
-        low = any(storage.dtype_of(param) in dtypes.LOW_PRECISION for param in conversion.params)
-        if name != dtypes.FLOAT32 or low or not conversion.storage_is_fixed:
+        has_low = any(storage.dtype_of(param) in dtypes.LOW_PRECISION for param in conversion.params)
+        if name != dtypes.FLOAT32 or has_low or not conversion.storage_is_fixed:
             raise ConvertError(
                 f"{where}, which decides over the dtypes of parameters; leave cast({name!r}) out, or undo the "
                 f"conversion by mxmp.gluon.restore(net) first."
@@ -211,8 +211,8 @@ class ConvertedBlock(gluon.HybridBlock):
         The graph of inference if the net has been called for inference; of several the one that ran last.
         """
         files.require_folder(path)
-        ran = conversion.last_graph_by_mode
-        graph = ran.get(False, ran.get(True, conversion.graph_without_shapes))
+        last_graphs = conversion.last_graph_by_mode
+        graph = last_graphs.get(False, last_graphs.get(True, conversion.graph_without_shapes))
         if graph is None:
             raise ConvertError(
                 f"block '{self.name}' has not been called yet outside of precision regions, so its parameters and "
@@ -255,8 +255,8 @@ def class_with(methods: Any, kind: Any) -> Type[gluon.HybridBlock]:
 
     names: Dict[str, Any] = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     meta: Any = type(type(kind).__name__, (type(kind),), {"__call__": make})
-    made: Type[gluon.HybridBlock] = meta(kind.__name__, (methods, kind), {**names, PLAIN: kind})
-    return made
+    subclass: Type[gluon.HybridBlock] = meta(kind.__name__, (methods, kind), {**names, PLAIN: kind})
+    return subclass
 
 
 def reduced(net: gluon.HybridBlock, protocol: Any, left_out: Tuple[str, ...]) -> Tuple[Any, ...]:

@@ -252,17 +252,17 @@ def find_regions(net: gluon.Block, policy: Policy) -> BlockRegions:
     paths: Dict[gluon.Block, List[str]] = {net: []}
     for path, block in paths_in(net).items():
         paths.setdefault(block, []).append(path)
-    found: Dict[gluon.Block, Tuple[str, ...]] = {}
+    marks_by_block: Dict[gluon.Block, Tuple[str, ...]] = {}
     waiting: List[Tuple[gluon.Block, Tuple[str, ...]]] = [(net, ())]
     while waiting:
-        block, around = waiting.pop()
-        marks = _joined(around, _own_marks(block, paths[block], policy))
-        before = found.get(block, marks)
-        agreed = tuple(mark for mark in before if mark in marks)
-        if block not in found or agreed != before:
-            found[block] = agreed
-            waiting += [(child, agreed) for child in children(block)]
-    return {block: marks for block, marks in found.items() if marks}
+        block, outer_marks = waiting.pop()
+        marks = _joined(outer_marks, _own_marks(block, paths[block], policy))
+        marks_before = marks_by_block.get(block, marks)
+        common_marks = tuple(mark for mark in marks_before if mark in marks)
+        if block not in marks_by_block or common_marks != marks_before:
+            marks_by_block[block] = common_marks
+            waiting += [(child, common_marks) for child in children(block)]
+    return {block: marks for block, marks in marks_by_block.items() if marks}
 
 
 def _own_marks(block: gluon.Block, paths: Sequence[str], policy: Policy) -> List[str]:
@@ -276,8 +276,8 @@ def _own_marks(block: gluon.Block, paths: Sequence[str], policy: Policy) -> List
     return marks
 
 
-def _joined(around: Sequence[str], marks: Sequence[str]) -> Tuple[str, ...]:
-    return (*around, *(mark for mark in marks if mark not in around))
+def _joined(outer_marks: Sequence[str], marks: Sequence[str]) -> Tuple[str, ...]:
+    return (*outer_marks, *(mark for mark in marks if mark not in outer_marks))
 
 
 @contextlib.contextmanager
@@ -291,10 +291,10 @@ def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
     parts = [block for block in blocks_in(net)[1:] if block in regions or isinstance(block, gluon.SymbolBlock)]
 
     def put_back() -> None:
-        for block, name, given in kept:
+        for block, name, method in kept:
             vars(block).pop(name, None)
-            if given is not None:
-                vars(block)[name] = given
+            if method is not None:
+                vars(block)[name] = method
 
     with undone(put_back), _marked(regions.get(net, ())):
         for block in parts:
@@ -319,10 +319,10 @@ def _marking(block: gluon.Block, name: str, marks: Sequence[str]) -> Callable[..
 def _marked(marks: Sequence[str]) -> Iterator[None]:
     """Mark the operators that are made within this context; where `set_policy` says so, in no region around it."""
     text = _current_mark(BLOCKS_ATTR)
-    around = text.split(",") if text else []
-    joined = _joined(around, marks)
-    changes: Dict[str, Optional[str]] = {BLOCKS_ATTR: ",".join(joined) or None}
-    if any("=" in mark for mark in joined[len(around) :]):
+    outer_marks = text.split(",") if text else []
+    all_marks = _joined(outer_marks, marks)
+    changes: Dict[str, Optional[str]] = {BLOCKS_ATTR: ",".join(all_marks) or None}
+    if any("=" in mark for mark in all_marks[len(outer_marks) :]):
         changes[PRECISION_ATTR] = None
     with _Scope(changes):
         yield

@@ -98,8 +98,8 @@ class Siblings:
             each.forget_exact_values()
 
     def _require_names(self) -> None:
-        found = [node for nodes in self._nodes.values() for node in nodes]
-        check_matches(self._policy, found, self._names, self._marks)
+        all_nodes = [node for nodes in self._nodes.values() for node in nodes]
+        check_matches(self._policy, all_nodes, self._names, self._marks)
         if self._beyond:
             raise ConvertError(
                 f"ranges: the net has no output {min(self._beyond)!r}; measure the net that is converted. If its "

@@ -50,8 +50,8 @@ class LowPrecisionParameter(ParameterWithMasters):
             return stored
         with autograd.pause():
             values = [value.copyto(mx.cpu()) for value in exact_values(self)]
-            alike = all((value == values[0]).min().asscalar() for value in values[1:])
-            return values[0] if alike else mx.nd.add_n(*values) / len(values)
+            are_equal = all((value == values[0]).min().asscalar() for value in values[1:])
+            return values[0] if are_equal else mx.nd.add_n(*values) / len(values)
 
     def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Load a value of any floating point dtype; it is stored in the dtype that this parameter has."""
@@ -124,8 +124,8 @@ class CollectedParameters(gluon.ParameterDict):
 @contextlib.contextmanager
 def reading_stored() -> Iterator[None]:
     """Give this thread's blocks and exports parameters in the dtype that they are stored in, as converted graphs do."""
-    before = getattr(_LOCAL, "reads_stored", False)
-    with undone(lambda: setattr(_LOCAL, "reads_stored", before)):
+    flag_before = getattr(_LOCAL, "reads_stored", False)
+    with undone(lambda: setattr(_LOCAL, "reads_stored", flag_before)):
         _LOCAL.reads_stored = True
         yield
 
@@ -185,9 +185,9 @@ def cast_by_hand(net: gluon.Block) -> List[gluon.Parameter]:
 
 def refuse_cast(net: gluon.Block) -> None:
     """Raise a ConvertError if ``net.cast`` has put all of a net's parameters in low precision, norms left out."""
-    found = cast_by_hand(net)
-    if found and all(param in found for param in _plain_params(net, norms=False)):
-        raise ConvertError(f"block '{net.name}': {cast_advice(found[0])}")
+    cast_params = cast_by_hand(net)
+    if cast_params and all(param in cast_params for param in _plain_params(net, norms=False)):
+        raise ConvertError(f"block '{net.name}': {cast_advice(cast_params[0])}")
 
 
 def cast_advice(param: gluon.Parameter) -> str:
@@ -203,9 +203,9 @@ def cast_advice(param: gluon.Parameter) -> str:
 def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]:
     """Return the parameters of a net's own blocks that no conversion stores, perhaps without those of norms."""
     casts = (gluon.Block.cast, gluon.HybridBlock.cast)
-    own = [block for block in blocks_in(net) if not isinstance(block, gluon.SymbolBlock)]
-    chosen = [block for block in own if norms or type(block).cast in casts]
-    params = [param for block in chosen for param in block._reg_params.values()]
+    plain_blocks = [block for block in blocks_in(net) if not isinstance(block, gluon.SymbolBlock)]
+    chosen_blocks = [block for block in plain_blocks if norms or type(block).cast in casts]
+    params = [param for block in chosen_blocks for param in block._reg_params.values()]
     return [param for param in params if not isinstance(param, LowPrecisionParameter)]
 
 
@@ -232,17 +232,17 @@ def store_all_low(
     params: Sequence[gluon.Parameter], dtype: str, stored: List[gluon.Parameter], keeps_exact: bool = False
 ) -> None:
     """Store float32 parameters in low precision, or none of them; each is in ``stored`` from before its change on."""
-    exact, before = [param._data for param in params], len(stored)
+    exact, count_before = [param._data for param in params], len(stored)
     try:
         for param in params:
             stored.append(param)
             store_low(param, dtype, keeps_exact)
     except BaseException:
-        for param, arrays in zip(stored[before:], exact):
+        for param, arrays in zip(stored[count_before:], exact):
             store_float32(param)
             if arrays is not None:
                 _replace(param, dtypes.FLOAT32, arrays)
-        del stored[before:]
+        del stored[count_before:]
         raise
 
 
@@ -260,8 +260,8 @@ def store_float32(param: gluon.Parameter) -> None:
 
 def widen(param: gluon.Parameter) -> None:
     """Store a parameter in float32 that a file has put in low precision; one that a conversion stores stays low."""
-    low = is_initialized(param) and dtype_of(param) in dtypes.LOW_PRECISION
-    if low and not isinstance(param, LowPrecisionParameter):
+    is_low = is_initialized(param) and dtype_of(param) in dtypes.LOW_PRECISION
+    if is_low and not isinstance(param, LowPrecisionParameter):
         _replace(param, dtypes.FLOAT32, [to_float32(array) for array in param.list_data()])
 
 
@@ -274,16 +274,16 @@ def _require_kernels(name: str, dtype: str, contexts: Iterable[mx.Context]) -> N
 @contextlib.contextmanager
 def in_float32(params: Iterable[gluon.Parameter]) -> Iterator[None]:
     """Store low precision parameters in float32 within this context."""
-    low = [(param, dtype_of(param)) for param in params if isinstance(param, LowPrecisionParameter)]
+    dtypes_before = [(param, dtype_of(param)) for param in params if isinstance(param, LowPrecisionParameter)]
 
     def put_back() -> None:
-        for param, dtype in low:
+        for param, dtype in dtypes_before:
             if not isinstance(param, LowPrecisionParameter) or dtype_of(param) != dtype:
                 store_float32(param)  # where it was interrupted
                 store_low(param, dtype)
 
     with undone(put_back):
-        for param, _ in low:
+        for param, _ in dtypes_before:
             store_float32(param)
         yield
 

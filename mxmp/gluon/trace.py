@@ -147,24 +147,24 @@ class Trace:
 
     def shapes(self, arrays: Sequence[Any]) -> Dict[str, Shape]:
         """Return the shapes of inputs and parameters for the arrays of a call; none for symbols."""
-        given = {s.name: each.shape for s, each in zip(self.inputs, arrays) if isinstance(each, mx.nd.NDArray)}
-        if not given:
+        input_shapes = {s.name: each.shape for s, each in zip(self.inputs, arrays) if isinstance(each, mx.nd.NDArray)}
+        if not input_shapes:
             return {}
-        known = {name: p.shape for name, p in self.params.items() if p.shape and all(size > 0 for size in p.shape)}
-        return {**known, **given}
+        shapes = {name: param.shape for name, param in self.params.items() if param.shape}
+        return {**{name: shape for name, shape in shapes.items() if min(shape) > 0}, **input_shapes}
 
 
 def trace(
-    net: gluon.HybridBlock, args: Tuple[Any, ...], own_graph: Optional[Tuple[Any, Any]], inside: regions.BlockRegions
+    net: gluon.HybridBlock, args: Tuple[Any, ...], own_graph: Optional[Tuple[Any, Any]], marks: regions.BlockRegions
 ) -> Trace:
-    """Return what a net is for a call; ``own_graph`` is that of a SymbolBlock, ``inside`` its blocks' regions.
+    """Return what a net is for a call; ``own_graph`` is that of a SymbolBlock, ``marks`` those of its blocks.
 
     The net's own graph and scope are as they were after it.
 
     Raises:
         ConvertError: If its ``hybrid_forward`` fails on symbols; it names the block.
     """
-    with _Tracing.lock, regions.scopes_kept(), graph_kept(net), regions.entered(net, inside):
+    with _Tracing.lock, regions.scopes_kept(), graph_kept(net), regions.entered(net, marks):
         if own_graph is None:
             net._cached_graph = ()
             try:
@@ -219,10 +219,10 @@ def _constants_given(net: gluon.HybridBlock, args: Tuple[Any, ...]) -> Iterator[
         return type(net).hybrid_forward(net, F, *inputs, **params)
 
     def put_back() -> None:
-        _GIVEN.set(before)
+        _GIVEN.set(constants_before)
         vars(net).pop("hybrid_forward", None)
 
-    before = _GIVEN.get()
+    constants_before = _GIVEN.get()
     with undone(put_back):
         _GIVEN.set(constants)
         vars(net)["hybrid_forward"] = forward

@@ -1,4 +1,4 @@
-"""What the executors of a module run: its symbol, converted for the shapes that they are bound with."""
+"""The symbols that executors of a module run: its symbol, converted for the shapes that they are bound with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OTHER_FLOATS = (*dtypes.LOW_PRECISION, "float64")
 
 
 @dataclass(frozen=True)
-class Runnable:
+class BoundSymbol:
     """A symbol as executors run it.
 
     Attributes:
@@ -77,14 +77,14 @@ class Conversions:
     trains: bool = True
     adds: bool = False
     _outcomes: Optional[ShapeOutcomes] = field(default=None, init=False)
-    _runnables: Dict[Any, Runnable] = field(default_factory=dict, init=False)
+    _bound_symbols: Dict[Any, BoundSymbol] = field(default_factory=dict, init=False)
 
     @property
     def _data(self) -> FrozenSet[str]:
         """The names of inputs, and of parameters that no optimizer has."""
         return frozenset(self.symbol.list_arguments()).difference(self.params) | self.fixed
 
-    def find(self, inputs: Sequence[mx.io.DataDesc], stored: FrozenSet[str]) -> Runnable:
+    def find(self, inputs: Sequence[mx.io.DataDesc], stored: FrozenSet[str]) -> BoundSymbol:
         """Return the conversion for data and labels of these shapes, one that was made before where it is the same.
 
         ``stored`` has the names of the parameters that are stored in low precision already.
@@ -98,11 +98,11 @@ class Conversions:
             types = _input_types(self.symbol, inputs)
             self._outcomes = ShapeOutcomes(self.symbol, self.policy.compute_dtype, types, self.params, self._data)
         outcome = self._outcomes({desc.name: tuple(desc.shape) for desc in inputs})
-        if outcome not in self._runnables:
-            self._runnables[outcome] = self.prepare(inputs, stored)
-        return self._runnables[outcome]
+        if outcome not in self._bound_symbols:
+            self._bound_symbols[outcome] = self.prepare(inputs, stored)
+        return self._bound_symbols[outcome]
 
-    def prepare(self, inputs: Iterable[mx.io.DataDesc], stored: FrozenSet[str] = frozenset()) -> Runnable:
+    def prepare(self, inputs: Iterable[mx.io.DataDesc], stored: FrozenSet[str] = frozenset()) -> BoundSymbol:
         """Convert the symbol for data and labels of these shapes; the arguments and errors are those of `find`."""
         on_cpu = any(context.device_type != "gpu" for context in self.contexts)
         if on_cpu:
@@ -118,13 +118,13 @@ class Conversions:
             after = ScaleLoss(converted.facts, LOSS_SCALE, self.loss_heads, ignoring)(converted.graph)
             scaling = converted.with_graph(after.graph) if after.modified else converted
             outputs = _loss_outputs(scaling.graph, self.loss_heads)
-        if on_cpu:  # MXNet fuses what is bound to infer
+        if on_cpu:  # MXNet fuses layers of executors that are bound to infer.
             written = frozenset() if self.adds else frozenset(shapes) | self.params
             symbol = scaling.on_cpu(self.trains, not self.trains, written)
         else:
             symbol = scaling.on_gpu(self.trains)
         symbol = _declaring(symbol, scaling, self.params)
-        return Runnable(converted, scaling, symbol, outputs, on_cpu)
+        return BoundSymbol(converted, scaling, symbol, outputs, on_cpu)
 
 
 def _loss_outputs(graph: Graph, loss_heads: FrozenSet[str]) -> Tuple[int, ...]:
@@ -142,20 +142,20 @@ def _loss_outputs(graph: Graph, loss_heads: FrozenSet[str]) -> Tuple[int, ...]:
 def _declaring(symbol: Any, converted: Converted, params: FrozenSet[str]) -> Any:
     """Return a symbol whose variables declare their dtypes, and parameters their shapes.
 
-    Casts hide dtypes from MXNet's inference, and what is written out or padded on a CPU hides shapes.
+    Casts hide dtypes from MXNet's inference. Operators that are written out or padded on a CPU hide shapes.
     """
-    found: Dict[str, Dict[str, str]] = {}
+    attrs_of: Dict[str, Dict[str, str]] = {}
     for position, node in enumerate(converted.graph.nodes):
         if node.is_variable:
             dtype, shape = converted.facts.dtype(Entry(position)), converted.facts.shape(Entry(position))
-            declared = found.setdefault(node.name, {})
+            declared = attrs_of.setdefault(node.name, {})
             if dtype is not None:
                 declared["__dtype__"] = dtypes.to_flag(dtype)
             if shape is not None and node.name in params:
                 declared["__shape__"] = str(shape)
     graph = to_graph(symbol)
     nodes = tuple(
-        node.with_attrs({key: text for key, text in found.get(node.name, {}).items() if node.get(key) is None})
+        node.with_attrs({key: text for key, text in attrs_of.get(node.name, {}).items() if node.get(key) is None})
         if node.is_variable
         else node
         for node in graph.nodes
@@ -188,7 +188,7 @@ def make_group(module: Any, symbol: Any, shared_group: Any) -> DataParallelExecu
     # A cast behind an output has the output's name, but not the attribute that says where its batch is.
     layouts = [output.attr("__layout__") for output in module._symbol]
     group.output_layouts = [mx.io.DataDesc.get_batch_axis(layout) for layout in layouts]
-    if not module._label_shapes:  # labels that the symbol does not use reach metrics alone
+    if not module._label_shapes:  # Labels that the symbol does not use only reach metrics.
         group.label_names, group.label_layouts = module.label_names, [0] * len(module.label_names)
     return group
 
@@ -198,7 +198,7 @@ def accumulates(grad_req: Any) -> bool:
     return "add" in (grad_req.values() if isinstance(grad_req, dict) else [grad_req])
 
 
-class Writes:
+class WriteCounter:
     """Counts the writes of mxmp to the parameters and auxiliary states that modules share.
 
     MXNet fuses layers of executors that are bound to infer on a CPU. A fused layer keeps the weights of its first call
@@ -208,7 +208,7 @@ class Writes:
     count = 0
 
 
-class Watching:
+class MonitorHook:
     """A monitor at work on the executors of a module, of which there are others for other shapes."""
 
     def __init__(self) -> None:
@@ -240,15 +240,14 @@ def _is_declared(symbol: Any, desc: mx.io.DataDesc) -> bool:
 def describe(module: Any, data_shapes: Any, label_shapes: Any) -> Tuple[Any, Any]:
     """Return descriptions of data and of labels, in the dtypes in which executors of a module of ours take them.
 
-    Labels that the symbol does not use are left out. MXNet's inference takes the dtype of parameters and of all that
-    is computed from the data's. The policy decides it here: what is in another float dtype comes as float32, unless its
-    variable declares a dtype.
+    Labels that the symbol does not use are left out. MXNet's inference gives parameters and results the dtype of the
+    data. Here the policy decides: data in another float dtype come as float32, unless their variable declares a dtype.
     """
     symbol, names = module._symbol, set(module._symbol.list_arguments())
     data, labels = _parse_data_desc(module.data_names, module.label_names, data_shapes, label_shapes)
     if not any(desc.name in names for desc in labels or ()):
         labels = None
-    wide = [
+    cast = [
         group
         and [
             mx.io.DataDesc(desc.name, desc.shape, dtypes.FLOAT32, desc.layout)
@@ -258,17 +257,17 @@ def describe(module: Any, data_shapes: Any, label_shapes: Any) -> Tuple[Any, Any
         ]
         for group in (data, labels)
     ]
-    return wide[0], wide[1]
+    return cast[0], cast[1]
 
 
-def as_bound(batch: Any, data_descs: Any, label_descs: Any) -> Any:
+def cast_batch(batch: Any, data_descs: Any, label_descs: Any) -> Any:
     """Return a batch, or a list of them, in the dtypes that are bound.
 
-    MXNet casts what it copies to a CPU, and refuses to where a GPU has another dtype (``Copy`` in
+    MXNet casts an array that it copies to a CPU. It refuses to if the array on a GPU has another dtype (``Copy`` in
     src/ndarray/ndarray_function.cu at tag 1.9.1).
     """
     if isinstance(batch, list):
-        return [as_bound(part, data_descs, label_descs) for part in batch]
+        return [cast_batch(part, data_descs, label_descs) for part in batch]
     labels = getattr(batch, "label", None)
     arrays = _cast(batch.data, data_descs), _cast(labels, label_descs)
     if arrays[0] is batch.data and arrays[1] is labels:

@@ -10,7 +10,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Uni
 
 import mxnet as mx
 
-from ..arrays import is_low_precision, nested, require_positive, to_float32
+from ..arrays import is_low_precision, require_positive, to_float32, tree_map
 from ..devices.check import amx_notes, require_bfloat16
 from ..dtypes import BFLOAT16, FLOAT16, canonical
 from ..errors import ConvertError, TrainerError
@@ -23,35 +23,55 @@ from ..report import Report
 from ..symbol import load_checkpoint, to_graph
 from ..symbol.arguments import require_kernels, require_symbol
 from ..train.kvstores import open_for_module, refuse_compression, updates_on_kvstore
-from ..train.masters import follow
-from ..train.running_stats import Named
+from ..train.masters import sync_master_from_weight
+from ..train.running_stats import NamedArrays
 from ..train.scaler import Scaler, explain_steps
 from ..train.step import Step, hand_on_observers
 from ..train.window import Stage, plain
-from .binding import LOSS_SCALE, Conversions, Runnable, Watching, Writes, accumulates, as_bound, describe, make_group
+from .binding import (
+    LOSS_SCALE,
+    BoundSymbol,
+    Conversions,
+    MonitorHook,
+    WriteCounter,
+    accumulates,
+    cast_batch,
+    describe,
+    make_group,
+)
 from .common import PolicyStatus, loss_scale_of, policy_of, save_checkpoint, states_files
-from .training import BoundWeights, Reader, Training, Weight, hide, host_zeros, make_optimizer, store_mean, weights_of
+from .training import (
+    BoundWeights,
+    GradientReader,
+    Training,
+    Weight,
+    host_zeros,
+    make_optimizer,
+    show_plain_gradients,
+    store_mean,
+    weights_of,
+)
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
 
-_INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default
-_WHOLE_NUMBERS = 2048  # up to which float16 has all of them: its numbers have 11 bits
+_INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default.
+_WHOLE_NUMBERS = 2048  # Float16 has all whole numbers up to this one, because its numbers have 11 bits.
 
 
 class Module(PolicyStatus, mx.mod.Module):
     """Trains and runs a symbol as ``mx.mod.Module``, in mixed precision.
 
-    The symbol stays as it was given, and so do ``symbol``, parameters and checkpoints, which are
-    float32 and load in plain MXNet; executors run its conversion under the policy. On CPU
-    contexts float16 is emulated. Where a policy stores parameters in low precision (O2), they have
-    float32 masters, which `get_params` and `save_checkpoint` return. Data and labels in
-    float16 or float64 are cast to float32, unless their variable declares a dtype.
+    Executors run the conversion of the symbol under the policy. ``symbol``, parameters and checkpoints
+    stay float32 and load in plain MXNet. On CPU contexts float16 is emulated. A policy that stores
+    parameters in low precision (O2) gives them float32 masters, which `get_params` and
+    `save_checkpoint` return. Data and labels in float16 or float64 are cast to float32, unless their
+    variable declares a dtype.
 
     With a loss scale every loss head (SoftmaxOutput, MakeLoss, the regression outputs, ...) scales
     its gradient by an input of the graph, so that the scale changes without a new executor. A step
-    whose gradients are not finite is skipped without a trace in weights, optimizer states, update
-    counts and schedule; `update` reads once on the host to know. Weights are then never updated
-    inside of the kvstore, which would come before the check.
+    whose gradients are not finite is skipped: weights, optimizer states, update counts and schedule
+    keep every bit. `update` reads once on the host to know. With a loss scale the kvstore never
+    updates weights, because it would do so before the check.
 
     The order of calls is MXNet's; two may come in between::
 
@@ -61,19 +81,19 @@ class Module(PolicyStatus, mx.mod.Module):
         module.update()
 
     With ``grad_req='add'`` all backwards of a window have one scale; zero the gradients after
-    `update`. A Custom operator that ignores the gradient of its output (``need_top_grad=False``)
-    has to be named in ``loss_heads``, or to have a BlockGrad in front of it if its own gradient is zero.
+    `update`. Name a Custom operator that ignores the gradient of its output (``need_top_grad=False``)
+    in ``loss_heads``. If its own gradient is zero, put a BlockGrad in front of it.
 
     Parts of a ``mx.mod.SequentialModule`` have loss scales of their own, and skip apart. Compose their symbols into
     one module, ``head(features=body)``, where they are to skip together.
 
-    A parameter belongs to the module: set it by `set_params` or `load_params`. A write to the
-    executors' arrays past its master is found in the first ten updates, and wherever parameters or
-    states are read or saved: a TrainerError. Later the next `update` undoes it.
+    Change a parameter only by `set_params` or `load_params`. A direct write to the executors'
+    arrays is a TrainerError in the first ten updates, and when parameters or states are read or
+    saved. Later the next `update` overwrites it from the master.
 
     Args:
         symbol: As for ``mx.mod.Module``; a float32 network, or one that mxmp converted before.
-        data_names: As for ``mx.mod.Module``, and so are the next seven.
+        data_names: As for ``mx.mod.Module``. The next seven too.
         label_names: As above.
         logger: As above.
         context: As above.
@@ -131,21 +151,21 @@ class Module(PolicyStatus, mx.mod.Module):
         )
         self._loss_heads = frozenset(loss_heads)
         self._conversions: Optional[Conversions] = None
-        self._runnable: Optional[Runnable] = None
+        self._bound_symbol: Optional[BoundSymbol] = None
         self._training: Optional[Training] = None
-        self._watching = Watching()
-        self._writes = Writes()
-        self._writes_fused: Optional[int] = None  # how many there were when layers were fused; None before that
+        self._monitor_hook = MonitorHook()
+        self._write_counter = WriteCounter()
+        self._count_when_fused: Optional[int] = None  # Writes before layers were fused.
         self._backward_scale = 1.0
-        self._reader = Reader(self)
+        self._reader = GradientReader(self)
         self._warned_of_labels = False
-        self._out_grads: Any = None  # true gradients of outputs that the last backward pass was given
-        self._join(Scaler(loss_scale_of(self._policy, loss_scale)))
+        self._out_grads: Any = None  # The unscaled argument of the last backward pass.
+        self._use_scaler(Scaler(loss_scale_of(self._policy, loss_scale)))
 
     @property
     def report(self) -> Report:
         """The report on the conversion for the shapes that are bound now."""
-        report = self._bound("report").converted.report
+        report = self._require_bound("report").converted.report
         return replace(report, notes=(*report.notes, *amx_notes(report.count)))
 
     # ------------------------------------------------------------------ binding
@@ -197,14 +217,14 @@ class Module(PolicyStatus, mx.mod.Module):
                     f"bind: parameters {unknown} are missing in the module that is shared with; the default bucket "
                     "must have the parameters of all."
                 )
-            self._join(shared._scaler)
-            self._writes = shared._writes
+            self._use_scaler(shared._scaler)
+            self._write_counter = shared._write_counter
         params, scaled = frozenset([*self._param_names, *self._aux_names]), for_training and self._scaler.active
         fixed = frozenset(self._fixed_param_names or ())
-        given = (params, self._context, self._loss_heads, fixed, scaled, for_training, accumulates(grad_req))
-        self._conversions = Conversions(symbol, self._policy, *given)
+        facts = (params, self._context, self._loss_heads, fixed, scaled, for_training, accumulates(grad_req))
+        self._conversions = Conversions(symbol, self._policy, *facts)
         descs = describe(self, data_shapes, label_shapes)
-        self._use(self._convert(descs, shared), descs, shared._exec_group if shared else None)
+        self._bind_executors(self._convert(descs, shared), descs, shared._exec_group if shared else None)
         self._place_params(shared)
         if shared is not None and shared.optimizer_initialized:
             self.borrow_optimizer(shared)
@@ -212,36 +232,36 @@ class Module(PolicyStatus, mx.mod.Module):
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Take other shapes, as ``mx.mod.Module.reshape``; convert anew if verdicts change with them."""
-        before, descs = self._bound("reshape"), describe(self, data_shapes, label_shapes)
-        runnable = self._convert(descs, self)
-        if runnable.converted.graph != before.converted.graph:
-            self._use(runnable, descs, self._exec_group)
+        before, descs = self._require_bound("reshape"), describe(self, data_shapes, label_shapes)
+        bound = self._convert(descs, self)
+        if bound.converted.graph != before.converted.graph:
+            self._bind_executors(bound, descs, self._exec_group)
             return
         super().reshape(*descs)
-        self._watching.see(self._exec_group)
+        self._monitor_hook.see(self._exec_group)
 
-    def _convert(self, descs: Any, shared: Optional[Module]) -> Runnable:
+    def _convert(self, descs: Any, shared: Optional[Module]) -> BoundSymbol:
         """Return the conversion for data and labels; a module that shares its parameters says how they are stored."""
         assert self._conversions is not None
         stored = frozenset() if shared is None else shared._low_weights()
-        runnable = self._conversions.find([desc for group in descs for desc in group or ()], stored)
-        low = runnable.converted.low_params - stored
-        if shared is not None and low:
+        bound = self._conversions.find([desc for group in descs for desc in group or ()], stored)
+        low_params = bound.converted.low_params - stored
+        if shared is not None and low_params:
             raise ConvertError(
-                f"parameters {sorted(low)} are stored in float32 by the module that is shared with, but in low "
+                f"parameters {sorted(low_params)} are stored in float32 by the module that is shared with, but in low "
                 "precision here; use a policy with param_dtype='float32', such as 'O1'."
             )
-        return runnable
+        return bound
 
-    def _use(self, runnable: Runnable, descs: Any, shared_group: Any) -> None:
+    def _bind_executors(self, bound: BoundSymbol, descs: Any, shared_group: Any) -> None:
         """Make executors for data and labels; they share parameters with another group's."""
         self._data_shapes, self._label_shapes = descs
-        group = make_group(self, runnable.symbol, shared_group)
-        self._runnable, self._exec_group, self._writes_fused = runnable, group, None
+        group = make_group(self, bound.symbol, shared_group)
+        self._bound_symbol, self._exec_group, self._count_when_fused = bound, group, None
         self._write_loss_scale(1.0)
         self._total_exec_bytes = group._total_exec_bytes
         if self.binded:
-            self._watching.see(group)
+            self._monitor_hook.see(group)
 
     def _place_params(self, shared: Optional[Module]) -> None:
         """Share the host's parameters, copy them to the devices, or make room for them."""
@@ -252,7 +272,7 @@ class Module(PolicyStatus, mx.mod.Module):
         elif self.params_initialized:
             self._arg_params = {name: to_float32(array) for name, array in self._arg_params.items()}
             group.set_params(self._arg_params, self._aux_params)
-            self._note_write(self._arg_params)
+            self._record_write(self._arg_params)
         else:
             self._arg_params = host_zeros(group.param_names, group.param_arrays)
             self._aux_params = host_zeros(group.aux_names, group.aux_arrays)
@@ -263,14 +283,14 @@ class Module(PolicyStatus, mx.mod.Module):
         Casts are among them, and values are in the dtypes in which they are computed; on a CPU float16 is emulated in
         float32. The network's outputs have their names. Gradients are scaled by the loss scale.
         """
-        self._bound("install_monitor")
-        self._watching.monitor = mon
-        self._watching.see(self._exec_group)
+        self._require_bound("install_monitor")
+        self._monitor_hook.monitor = mon
+        self._monitor_hook.see(self._exec_group)
 
-    def _bound(self, call: str) -> Runnable:
-        if not self.binded or self._runnable is None:
+    def _require_bound(self, call: str) -> BoundSymbol:
+        if not self.binded or self._bound_symbol is None:
             raise TrainerError(f"{call}: the module is not bound; call bind first.")
-        return self._runnable
+        return self._bound_symbol
 
     # ------------------------------------------------------------------ parameters
 
@@ -287,13 +307,13 @@ class Module(PolicyStatus, mx.mod.Module):
 
         Where a call has nothing to do, as that of ``fit`` on a loaded module, it does not warn of it.
         """
-        self._bound("init_params")
+        self._require_bound("init_params")
         applies = force_init or not self.params_initialized
         if not applies and arg_params is None and aux_params is None:
             return
         super().init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
         if applies:
-            self._note_write(self._arg_params)
+            self._record_write(self._arg_params)
 
     def set_params(
         self,
@@ -304,14 +324,14 @@ class Module(PolicyStatus, mx.mod.Module):
         allow_extra: bool = False,
     ) -> None:
         """Set parameters, float32 masters included, as ``mx.mod.Module.set_params``."""
-        self._bound("set_params")
+        self._require_bound("set_params")
         applies = allow_missing and (force_init or not self.params_initialized)
         super().set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
         if applies:  # else init_params has done it
             names = self._low_weights() & set(arg_params)
             for name in names:
                 arg_params[name].copyto(self._arg_params[name])
-            self._note_write({name: self._arg_params[name] for name in names})  # in float32, whatever they were
+            self._record_write({name: self._arg_params[name] for name in names})  # in float32, whatever they were
 
     def get_params(self) -> Any:
         """Return the float32 parameters and the auxiliary states, as ``mx.mod.Module.get_params``.
@@ -346,12 +366,12 @@ class Module(PolicyStatus, mx.mod.Module):
         master = None if self._training is None else self._training.master(name, number)
         if master is None:
             master = self._arg_params[name].copyto(array.ctx)
-            follow(master, array)
+            sync_master_from_weight(master, array)
         return master
 
-    def _note_write(self, values: Dict[str, mx.nd.NDArray]) -> None:
+    def _record_write(self, values: Dict[str, mx.nd.NDArray]) -> None:
         """Make the float32 values, by name, that parameters were set to their masters."""
-        self._writes.count += 1
+        self._write_counter.count += 1
         if self._training is not None:
             self._training.set_masters(self._trained(), values)
 
@@ -396,12 +416,12 @@ class Module(PolicyStatus, mx.mod.Module):
             _, self.loss_scale = optimizer.peek_optimizer_and_scale("Module")
             optimizer, _ = optimizer.hand_over("Module")
         self.get_params()
-        low, compression = bool(self._low_weights()), self._compression_params
-        refuse_compression(compression, self._scaler.active, low)
-        store, capable = open_for_module(kvstore, compression, len(self._context), self._arg_params)
+        has_low_weights, compression = bool(self._low_weights()), self._compression_params
+        refuse_compression(compression, self._scaler.active, has_low_weights)
+        store, can_update = open_for_module(kvstore, compression, len(self._context), self._arg_params)
         self.discard_grads()
-        self._writes.count += 1
-        if updates_on_kvstore(store, capable, self._scaler.active, low):
+        self._write_counter.count += 1
+        if updates_on_kvstore(store, can_update, self._scaler.active, has_low_weights):
             self._training = None
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
             return
@@ -428,11 +448,11 @@ class Module(PolicyStatus, mx.mod.Module):
         """
         if self._scaler is not shared_module._scaler:
             self._require_fitting(shared_module._scaler.loss_scale)
-            self._join(shared_module._scaler)
+            self._use_scaler(shared_module._scaler)
         super().borrow_optimizer(shared_module)
         self._training = shared_module._training
 
-    def _join(self, scaler: Scaler) -> None:
+    def _use_scaler(self, scaler: Scaler) -> None:
         """Work with a loss scale, its own or another module's, which must fit this one too from now on."""
         before = vars(self).get("_scaler")
         if before is not scaler:
@@ -451,12 +471,12 @@ class Module(PolicyStatus, mx.mod.Module):
             )
 
     def _require(self, call: str, optimizer: bool = True) -> None:
-        for ready, needed in (
+        for is_done, needed in (
             (self.binded, "bind"),
             (self.params_initialized, "init_params"),
             (self.optimizer_initialized or not optimizer, "init_optimizer"),
         ):
-            if not ready:
+            if not is_done:
                 raise TrainerError(f"{call}: the module is not ready; call {needed} first.")
 
     # ------------------------------------------------------------------ training
@@ -468,12 +488,13 @@ class Module(PolicyStatus, mx.mod.Module):
         with. As in MXNet a write to executors' arrays may not be seen: bind anew.
         """
         require_bfloat16(self._policy.compute_dtype, self._context, f"forward: symbol '{self._symbol.name}'")
-        if self.binded and not self.for_training and self._bound("forward").on_cpu:
-            if self._writes_fused not in (None, self._writes.count):
-                self._use(self._bound("forward"), (self._data_shapes, self._label_shapes), self._exec_group)
-            self._writes_fused = self._writes.count
+        if self.binded and not self.for_training and self._require_bound("forward").on_cpu:
+            if self._count_when_fused not in (None, self._write_counter.count):
+                descs = self._data_shapes, self._label_shapes
+                self._bind_executors(self._require_bound("forward"), descs, self._exec_group)
+            self._count_when_fused = self._write_counter.count
         self._warn_of_rounded_labels(data_batch)
-        super().forward(as_bound(data_batch, self._data_shapes, self._label_shapes), is_train)
+        super().forward(cast_batch(data_batch, self._data_shapes, self._label_shapes), is_train)
 
     def _warn_of_rounded_labels(self, data_batch: Any) -> None:
         """Say once if labels come in float16 and there are more classes than it has whole numbers."""
@@ -493,8 +514,8 @@ class Module(PolicyStatus, mx.mod.Module):
         """Update a metric with the last outputs, as ``mx.mod.Module.update_metric``; bfloat16 ones in float32."""
 
         def update_dict(labels: Any, outputs: Dict[str, mx.nd.NDArray]) -> None:  # numpy cannot read bfloat16
-            wide = {name: to_float32(a) if canonical(a.dtype) == BFLOAT16 else a for name, a in outputs.items()}
-            eval_metric.update_dict(labels, wide)
+            in_float32 = {name: to_float32(a) if canonical(a.dtype) == BFLOAT16 else a for name, a in outputs.items()}
+            eval_metric.update_dict(labels, in_float32)
 
         super().update_metric(SimpleNamespace(update_dict=update_dict), labels, pre_sliced)
 
@@ -508,12 +529,12 @@ class Module(PolicyStatus, mx.mod.Module):
             TrainerError: After `unscale`, or if nothing can be scaled because the network has no
                 loss head and ``out_grads`` is not given.
         """
-        runnable, scaler = self._bound("backward"), self._scaler
+        bound, scaler = self._require_bound("backward"), self._scaler
         scaler.require_can_scale("backward", "update")
         scale = 1.0
         if scaler.active:
             scale = scaler.loss_scale.value if scaler.window is None else scaler.window.scale
-            if out_grads is None and not runnable.has_loss_scale:
+            if out_grads is None and not bound.has_loss_scale:
                 raise TrainerError(
                     f"backward: none of the outputs {self.output_names} comes from a loss head, so there is nothing to "
                     "scale. End the network in one, such as SoftmaxOutput or make_loss; or give out_grads; or set "
@@ -527,10 +548,10 @@ class Module(PolicyStatus, mx.mod.Module):
         if scaler.active and self._training is not None:
             self._step.running_stats.keep(self._running_stats())
         super().backward(out_grads)
-        self._writes.count += 1  # MXNet's BatchNorm writes its running statistics in the backward pass
+        self._write_counter.count += 1  # MXNet's BatchNorm writes its running statistics in the backward pass
         self._backward_scale = scale
         if scaler.active or accumulates(self._grad_req):
-            window = scaler.begun(scale)
+            window = scaler.ensure_window(scale)
             if scale != 1.0:
                 self._reader.show(window)
 
@@ -544,7 +565,7 @@ class Module(PolicyStatus, mx.mod.Module):
         """Return the true gradients of the inputs, the loss scale taken out in float32."""
         grads: Outputs = super().get_input_grads(merge_multi_context)
         factor = 1.0 / self._backward_scale
-        return grads if factor == 1.0 else nested(grads, lambda grad: to_float32(grad) * factor)
+        return grads if factor == 1.0 else tree_map(grads, lambda grad: to_float32(grad) * factor)
 
     def unscale(self) -> None:
         """Make the gradients of the parameters true ones, in float32, reduced over the contexts.
@@ -580,8 +601,8 @@ class Module(PolicyStatus, mx.mod.Module):
 
         Returns:
             The norm before clipping, computed in float32, of the mean gradient if there is a ``batch_size``. It is inf
-            or NaN if the gradients are not finite; then nothing is clipped, and the step will be skipped unless there
-            is no loss scale: then nothing is checked, here as in `update`.
+            or NaN if the gradients are not finite. Then nothing is clipped, and the step will be skipped. Without a
+            loss scale the step is not skipped, because nothing is checked.
 
         Raises:
             TrainerError: If an argument is not positive, or before backward.
@@ -602,26 +623,26 @@ class Module(PolicyStatus, mx.mod.Module):
             True if the parameters were updated, False if the step was skipped.
 
         Raises:
-            TrainerError: If a loss scale is set and no backward has run since the last update; or if a
+            TrainerError: If a loss scale is set and no backward has run since the last update. Or if a
                 parameter was written to past its float32 master.
             NonFiniteLossError: If the gradients are not finite because the outputs of the loss
                 heads are not; nothing is updated.
             LossScaleError: If the loss scale gave up; nothing is updated.
         """
         self._require("update")
-        self._writes.count += 1
+        self._write_counter.count += 1
         if self._training is None:
             super().update()
             return True
         if self._scaler.active:
             self._require_gradients("update")
-        self._params_dirty = True  # auxiliary states change in a skipped step as well
+        self._params_dirty = True  # Auxiliary states change in a skipped step too.
         return self._training.step.run(self._step_weights(self._training), self._optimizer.rescale_grad)
 
     def discard_grads(self) -> None:
         """Give up the present window: its gradients count as used, and nothing is updated."""
         if self.binded:
-            hide(self._exec_group)
+            show_plain_gradients(self._exec_group)
         self._step.discard()
 
     @property
@@ -630,13 +651,13 @@ class Module(PolicyStatus, mx.mod.Module):
         return Step(self._scaler) if self._training is None else self._training.step
 
     def _step_weights(self, training: Optional[Training]) -> BoundWeights:
-        """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
-        numbers = self._bound("update").loss_outputs
+        """Return the weights of the next step, with the outputs of scaled loss heads and the running statistics."""
+        numbers = self._require_bound("update").loss_outputs
         losses = [executor.outputs[number] for executor in self._exec_group.execs for number in numbers]
-        explain_steps(self._scaler, self)  # of the modules that share a scaler, the one that steps
+        explain_steps(self._scaler, self)  # Of modules that share a scaler, the one that steps.
         return BoundWeights(training, self._trained(), losses, self._running_stats(), self._exec_group)
 
-    def _running_stats(self) -> Named:
+    def _running_stats(self) -> NamedArrays:
         """Return the running statistics by name, on every context."""
         group = self._exec_group
         return [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]

@@ -1,7 +1,7 @@
-"""Internal: two operators for MXNet on CPU that round float32 arrays to float16's grid, for emulated networks.
+"""Internal: two operators for MXNet on a CPU that round float32 arrays to float16's values, for emulated networks.
 
-They are one C++ file, which ``mxmp build`` (`build`) compiles on the user's machine and keeps in the user's cache
-folder. Where that was not done nothing happens, and MXNet's casts round, with the same bits.
+They are one C++ file. ``mxmp build`` (`build`) compiles it on the user's machine and keeps the library in the user's
+cache folder. Without the library MXNet's casts round, with the same bits.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ..files import cache_folder
 SOURCE = Path(__file__).with_name("round_float16.cc")
 
 
-@functools.lru_cache(maxsize=None)  # a process decides once: a graph is computed by the operators that it was made of
+@functools.lru_cache(maxsize=None)  # once in a process, because the operators of a graph must not go away
 def available() -> bool:
-    """Return whether the operators are there; loads them, which adds two to those that MXNet knows in this process."""
+    """Load the operators into this process's MXNet; return whether that succeeded."""
     library = kept()
     return library is not None and load(library)
 
 
 def state() -> str:
-    """Return in words how emulated float16 is rounded in a process that starts now; loads nothing."""
+    """Return in words how a process that starts now would round emulated float16; does not load the library."""
     library = kept()
     by_casts = "rounded by casts; `mxmp build` compiles an operator that gives the same bits faster"
     return by_casts if library is None else f"rounded by an operator of mxmp: {library}"
 
 
 def path() -> Optional[Path]:
-    """Return where the library is kept for this source and this build of MXNet; None if the user has no folder."""
+    """Return the library's path for this source and this build of MXNet; None if the user has no cache folder."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -46,7 +46,7 @@ def path() -> Optional[Path]:
 
 
 def kept() -> Optional[Path]:
-    """Return the library that is kept, None if there is none, or if another user may have put it there: it is code."""
+    """Return the path of the library if it exists; None if another user may have written it, because it is code."""
     library = path()
     if library is None:
         return None
@@ -61,7 +61,7 @@ def kept() -> Optional[Path]:
 
 
 def load(library: Path) -> bool:
-    """Load a library, which adds its operators to MXNet's; False if it is no such library."""
+    """Load a library, which adds its operators to MXNet's; return False if the file is not such a library."""
     try:
         return bool(ctypes.CDLL(str(library)).mxmp_register_rounding() == 0)
     except (OSError, AttributeError):

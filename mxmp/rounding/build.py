@@ -1,7 +1,7 @@
-"""``mxmp build``: compiles the library, tries it, and keeps it in the user's cache folder.
+"""``mxmp build``: compiles the library of rounding operators, tries it, and keeps it in the user's cache folder.
 
-The library is C++ that uses MXNet's classes, which no interface keeps stable. So it is only kept when it has rounded
-right, forward and backward, in a process of its own, which may end in a crash.
+The library uses MXNet's C++ classes, which differ between builds of MXNet. So it is tried in a process of its own, in
+case it crashes. It is kept only if it has rounded correctly, forward and backward.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..files import replacing
 from ..passes.emulate import ROUND, ROUND_FORWARD
 from . import SOURCE, load, path
 
-# Nothing of the current folder is imported, which Python puts first on the path of such a program.
+# The trial must not import modules of the current folder, which Python puts first on the path of such a program.
 _TRIAL = "import sys; sys.path[0] = sys.argv[1]; from mxmp.rounding import build; build.check(sys.argv[2])"
-_SHAPE = (4, 16, 32, 32)  # 16 channels have a layout of oneDNN, and there is work for several threads
+_SHAPE = (4, 16, 32, 32)  # oneDNN has a layout of its own for 16 channels, and the size uses several threads.
 
 
 def build() -> Path:
@@ -42,7 +42,7 @@ def build() -> Path:
         raise DependencyError("there is no C++ compiler: install g++, or name another in CXX.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.parent.chmod(0o700)  # code of a folder that others may write to is not loaded
+        target.parent.chmod(0o700)  # `kept` refuses a folder that others may write to.
     except OSError as e:
         raise DependencyError(f"there is no folder to keep the library in: {e}.") from e
     with replacing(str(target)) as (temporary,):
@@ -59,9 +59,9 @@ def command(compiler: str, output: str) -> List[str]:
         *("-std=c++14", "-O1", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-w", "-Wl,-z,now"),
         *(f"-I{include}", f"-I{os.path.join(include, 'mkldnn')}"),
         f"-DMXNET_USE_MKLDNN={int(mx.runtime.Features().is_enabled('MKLDNN'))}",
-        "-DMSHADOW_STAND_ALONE=1",  # no BLAS, whose headers MXNet does not ship
+        "-DMSHADOW_STAND_ALONE=1",  # without BLAS, because MXNet does not ship its headers.
         "-DMSHADOW_USE_SSE=0",
-        # Whether MXNet lacks nnvm::Op::Get with the std::string from before GCC 5: both have to have the same.
+        # The library needs the same std::string as MXNet: before GCC 5, MXNet has this symbol of nnvm::Op::Get.
         f"-D_GLIBCXX_USE_CXX11_ABI={int(not hasattr(ctypes.CDLL(library), '_ZN4nnvm2Op3GetERKSs'))}",
     ]
     return [compiler, *options, str(SOURCE), library, "-o", output]
@@ -77,7 +77,7 @@ def _run(arguments: List[str]) -> None:
 
 
 def check(library: str) -> None:
-    """Load a library and raise an error unless a network computes the same bits with its operators as with casts."""
+    """Load a library; raise an error if a network computes other bits with its operators than with casts."""
     if not load(Path(library)):
         raise DependencyError(f"{library} cannot be loaded.")
     for static in (False, True):
@@ -87,9 +87,10 @@ def check(library: str) -> None:
 
 
 def run_block(rounding: Mapping[str, Callable[..., Any]], static: bool) -> List[np.ndarray[Any, Any]]:
-    """Run a residual block twice, forward and backward; return its outputs and gradients, of which some are added up.
+    """Run a residual block twice, forward and backward; return its outputs and gradients.
 
-    One of its inputs has all float16 values, each a little changed, infinite ones and NaN too.
+    Some gradients add up over the two runs. One input has all float16 values, each slightly changed, infinities and NaN
+    among them.
     """
     rng = np.random.RandomState(0)
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(_SHAPE)
@@ -119,7 +120,7 @@ def run_block(rounding: Mapping[str, Callable[..., Any]], static: bool) -> List[
 
 def operator(op: str) -> Any:
     """Return the symbol of one of the operators, which reads the variable ``data``."""
-    # MXNet has made its functions for operators when it was imported, before this one was there.
+    # MXNet made its functions for operators when it was imported, so that this operator has none.
     graph = {
         "nodes": [{"op": "null", "name": "data", "inputs": []}, {"op": op, "name": "rounded", "inputs": [[0, 0, 0]]}],
         "arg_nodes": [0],
@@ -133,6 +134,6 @@ def _cast(data: Any) -> Any:
     return mx.sym.Cast(mx.sym.Cast(data, dtype="float16"), dtype="float32")
 
 
-# Rounding of a value and its gradient, and of a value whose gradient passes, as `passes.emulate` writes them.
+# The two roundings as `passes.emulate` writes them: of a value and its gradient, and of only the value.
 CASTS = {ROUND: _cast, ROUND_FORWARD: lambda data: data + mx.sym.BlockGrad(_cast(data) - data)}
 OPERATORS = {op: (lambda data, op=op: operator(op)(data=data)) for op in CASTS}

@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import dtypes
-from ..arrays import amp_cast, settle, view
+from ..arrays import amp_cast, view, wait_until_readable
 from ..graph import Graph
 from ..passes.base import DTYPE_ATTR, is_inserted
 from ..policy import Policy, check_matches
@@ -29,7 +29,7 @@ _BLOCK = 1 << 18
 
 @dataclass(frozen=True)
 class Change:
-    """What storing one parameter in low precision did to its values.
+    """The effect of storing one parameter in low precision on its values.
 
     Attributes:
         name: The parameter.
@@ -100,12 +100,12 @@ def _find_out_of_range(policy: Policy, converted: Converted, args: Arrays) -> Fr
     if policy.out_of_range == "clamp":
         candidates = (candidates & _read_exactly(converted.graph)) - converted.low_params
     block = _new_block()
-    values = ((name, view(settle(args[name]))) for name in candidates & set(args))
+    values = ((name, view(wait_until_readable(args[name]))) for name in candidates & set(args))
     return frozenset(name for name, value in values if _survey(name, value, policy.compute_dtype, block).clamped)
 
 
 def store(policy: Policy, converted: Converted, args: Arrays) -> Tuple[Dict[str, Any], Tuple[Change, ...]]:
-    """Return float32 parameters in the dtypes that a converted symbol wants, and what became of their values."""
+    """Return float32 parameters in the dtypes that a converted symbol wants, and the changes of their values."""
     stored, changes, block = dict(args), [], _new_block()
     low, cast = converted.low_params, converted.cast_params if policy.is_mixed else frozenset()
     for name, array in args.items():
@@ -113,7 +113,7 @@ def store(policy: Policy, converted: Converted, args: Arrays) -> Tuple[Dict[str,
         if name not in low and not is_cast:
             continue
         dtype = policy.param_dtype if name in low else policy.compute_dtype
-        change = _survey(name, view(settle(array)), dtype, block)
+        change = _survey(name, view(wait_until_readable(array)), dtype, block)
         if change.clamped:
             array = _clamp(array, dtype)
         elif name not in low and dtype == dtypes.BFLOAT16 and array.ndim > 2:
@@ -158,7 +158,7 @@ def low_dtypes(arrays: Arrays) -> Dict[str, str]:
 
 
 def _new_block() -> np.ndarray[Any, Any]:
-    """Return memory for `_survey`, for all arrays: fresh memory takes longer than what is done in it."""
+    """Return memory for `_survey` of all arrays; fresh memory for each would take longer than the survey."""
     return np.empty(_BLOCK, np.float32)
 
 
@@ -184,10 +184,10 @@ def _survey(name: str, values: np.ndarray[Any, Any], dtype: str, block: np.ndarr
 
 
 def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:
-    """Return a symbol's parameters as they were before mxmp stored some in low precision, but for the rounding.
+    """Return a symbol's parameters in the dtypes that they had before mxmp stored some in low precision.
 
-    The symbol's variables say which were stored. Those that the network's own casts have it read in low precision are
-    rounded to it: a Module keeps them in float32, and so do its checkpoints.
+    The symbol's variables say which were stored. Parameters that the network's own casts read in low precision are
+    rounded to it. A Module and its checkpoints keep these in float32.
     """
     low = low_dtypes(arrays)
     wanted: Dict[str, str] = {}

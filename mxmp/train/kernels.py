@@ -1,8 +1,8 @@
-"""The update of all weights of a step: float32 weights and masters by the user's optimizer, then masters are rounded.
+"""The update of all weights of a step: the user's optimizer updates float32 weights and masters; masters are rounded.
 
-The optimizer gets master and float32 gradient in place of a low precision weight and its own. Two exceptions do the
-same with fewer launches: SGD's kernels for float16 weights of a GPU cast and round by themselves, and large weights of
-a CPU go to SGD's kernel for one weight.
+For a low precision weight the optimizer gets its master and its gradient in float32. There are two exceptions, with the
+same result. On a GPU SGD's kernel for float16 weights casts and rounds by itself. On a CPU a large weight goes to SGD's
+kernel for one weight.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from ..arrays import (
 )
 from .masters import Masters
 
-# Elements of weights that go together on a CPU: MXNet's kernel for many walks the longest as often as there are weights
-# and asks at every element which of them are that long, so that no compiler vectorizes it (MultiSGDKernel in
-# src/operator/optimizer_op-inl.h at tag 1.9.1). For one it takes two to three times as long as sgd_mom_update.
+# The largest weights that are updated together on a CPU. MXNet's kernel for many weights walks the longest as often as
+# there are weights. At every element it asks which weights are that long, so no compiler vectorizes it (MultiSGDKernel
+# in src/operator/optimizer_op-inl.h at tag 1.9.1). With one weight it takes two to three times as long as
+# sgd_mom_update.
 _SMALL = 4096
 
 
 class Update(NamedTuple):
-    """What an ``mx.optimizer.Updater`` needs for one weight on one context, which is updated in place."""
+    """One weight on one context, with its index and its gradient, for an ``mx.optimizer.Updater``."""
 
     index: int  # type: ignore[assignment]  # it hides tuple.index
     grad: mx.nd.NDArray
@@ -56,20 +57,20 @@ class Weight(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is dense, and its gradient too."""
+        """Whether the weight and its gradient are dense."""
         return bool(self.weight.stype == self.grad.stype == "default")
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is what the kernels for many take: dense float16 on a GPU with a dense gradient."""
+        """Whether kernels for many weights take it: a dense float16 weight of a GPU with a dense gradient."""
         return bool(on_gpu(self.weight) and self.weight.dtype == np.float16 and self.is_dense and self.weight.size)
 
 
 def update(updater: mx.optimizer.Updater, masters: Masters, updates: Sequence[Update]) -> None:
-    """Update weights, those of one context together.
+    """Update weights, all weights of a context together.
 
-    For finite values the optimizer computes what it does for one weight after the other, but for the sign of zero. It
-    gets the weights in their order; one of MXNet that takes several at once gets the dense float32 ones first.
+    Finite values are those of an update of one weight after the other, except the sign of zero. The optimizer gets the
+    weights in their order. An optimizer of MXNet that takes several at once gets the dense float32 weights first.
     """
     optimizer = masters.optimizer
     for group in by_context(updates, [each.weight for each in updates]):
@@ -85,9 +86,9 @@ def _with_state(updater: mx.optimizer.Updater, masters: Masters, update: Update)
     is_low = masters.is_low[index] if index in masters.is_low else is_low_precision(weight)
     master = masters.of(index, weight) if is_low else None
     if index not in updater.states:
-        wide = to_float32(weight) if master is None else master
-        updater.states[index] = masters.optimizer.create_state_multi_precision(index, wide)
-    elif not updater.states_synced.get(index):  # where an interrupt came between the two
+        value = to_float32(weight) if master is None else master
+        updater.states[index] = masters.optimizer.create_state_multi_precision(index, value)
+    elif not updater.states_synced.get(index):  # An interrupt may have come before the assignment below.
         updater.states[index] = updater.sync_state_context(updater.states[index], weight.ctx)
     updater.states_synced[index] = True
     return Weight(index, weight, update.grad.as_nd_ndarray(), updater.states[index], master, is_low)
@@ -97,11 +98,12 @@ def _without_kernel_for_masters(optimizer: mx.optimizer.Optimizer, weights: List
     """Update float16 weights of a GPU by SGD's kernel that casts and rounds by itself, and return the others."""
     if type(optimizer) is not mx.optimizer.SGD or optimizer.aggregate_num <= 0 or not on_gpu(weights[0].weight):
         return weights
-    done = [each for each in weights if each.master is not None and each.is_plain and each.grad.dtype == np.float16]
-    for part in chunks(done, MOST_ARRAYS):
+    plain = [each for each in weights if each.master is not None and each.is_plain]
+    for_kernel = [each for each in plain if each.grad.dtype == np.float16]
+    for part in chunks(for_kernel, MOST_ARRAYS):
         index, weight, grad, state, master, _ = map(list, zip(*part))
         optimizer._update_impl(index, weight, grad, list(zip(state, master)), multi_precision=True)
-    indices = {each.index for each in done}
+    indices = {each.index for each in for_kernel}
     return [each for each in weights if each.index not in indices]
 
 
@@ -121,33 +123,34 @@ def _parts(weights: Sequence[Weight]) -> Iterable[List[Weight]]:
 
 
 def update_part(optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> None:
-    """Have an optimizer update float32 weights, and masters in place of low precision ones; round these."""
-    low = [each for each in weights if each.is_low]
-    if not low:
-        _update_wide(optimizer, weights)
+    """Have an optimizer update float32 weights, and the masters of low precision weights; round the masters."""
+    low_weights = [each for each in weights if each.is_low]
+    if not low_weights:
+        _update_float32(optimizer, weights)
         return
-    without = iter(_widened([each.weight for each in low if each.master is None]))
-    masters = [next(without) if each.master is None else each.master for each in low]
-    grads = iter(_widened([each.grad for each in low]))
-    wide = {each.index: Weight(each.index, master, next(grads), each.state) for each, master in zip(low, masters)}
-    _update_wide(optimizer, [wide.get(each.index, each) for each in weights])
-    together = {number for number, each in enumerate(low) if each.is_plain}
+    weights_in_float32 = iter(_in_float32([each.weight for each in low_weights if each.master is None]))
+    masters = [next(weights_in_float32) if each.master is None else each.master for each in low_weights]
+    grads = _in_float32([each.grad for each in low_weights])
+    rows = zip(low_weights, masters, grads)
+    in_float32 = {each.index: Weight(each.index, master, grad, each.state) for each, master, grad in rows}
+    _update_float32(optimizer, [in_float32.get(each.index, each) for each in weights])
+    together = {number for number, each in enumerate(low_weights) if each.is_plain}
     if together:
-        round_all([masters[number] for number in together], [low[number].weight for number in together])
-    for number, (master, each) in enumerate(zip(masters, low)):
+        round_all([masters[number] for number in together], [low_weights[number].weight for number in together])
+    for number, (master, each) in enumerate(zip(masters, low_weights)):
         if number not in together:
             round_into(master, each.weight)
 
 
-def _widened(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
-    """Return arrays in float32: dense float16 ones of a GPU together, others one by one."""
+def _in_float32(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
+    """Return arrays in float32. Dense float16 arrays of a GPU are cast together, others one by one."""
     fit = [k for k, each in enumerate(arrays) if on_gpu(each) and each.dtype == np.float16 and each.stype == "default"]
     together = dict(zip(fit, widen([arrays[k] for k in fit]))) if fit else {}
     return [together[k] if k in together else to_float32(each) for k, each in enumerate(arrays)]
 
 
-def _update_wide(optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> None:
-    """Have an optimizer update float32 weights, and what else there is."""
+def _update_float32(optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> None:
+    """Have an optimizer update float32 weights and masters, and weights of dtypes that have no masters."""
     is_sgd = type(optimizer) is mx.optimizer.SGD
     largest = _SMALL if is_sgd and optimizer.momentum > 0 and not on_gpu(weights[0].weight) else math.inf
     together: List[Weight] = []
@@ -167,7 +170,7 @@ def _update_wide(optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -
 
 
 def _update_sgd(sgd: mx.optimizer.SGD, weights: Sequence[Weight]) -> None:
-    """Update float32 weights of a CPU, each by the kernel for one, which does what that for many does in its order."""
+    """Update float32 weights of a CPU one by one. The kernel for one weight computes the same as that for many."""
     indices = [each.index for each in weights]
     sgd._update_count(indices)
     options = {"momentum": sgd.momentum, "rescale_grad": sgd.rescale_grad}
@@ -179,8 +182,8 @@ def _update_sgd(sgd: mx.optimizer.SGD, weights: Sequence[Weight]) -> None:
 
 
 def _exactly(number: float) -> str:
-    """Return a number that MXNet reads as the float32 next to it, as it does in a list of numbers.
+    """Return a number as a text that MXNet reads as the nearest float32, as it reads numbers in a list.
 
-    One that stands alone it reads with an error in the last bit where it is written with an exponent or many digits.
+    MXNet reads a single number with an error in the last bit if it is written with an exponent or with many digits.
     """
     return f"{float(np.float32(number)):.60f}"

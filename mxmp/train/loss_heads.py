@@ -1,7 +1,7 @@
 """Losses times the loss scale; and loss heads within nets, which ignore the gradient of their output.
 
-A loss is multiplied by the scale, which is a variable of autograd: its gradient tells whether a backward came through.
-A loss head is scaled by an input of its own, or refused.
+A loss is multiplied by the scale. The scale is a variable of autograd, whose gradient tells whether a backward came
+through. A loss head gets an input for the scale, or is refused.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..passes.base import CUSTOM
 from ..passes.scale_loss import is_loss_head
 from .window import LOCK
 
-# ------------------------------------------------------------------ what autograd has recorded
+# ------------------------------------------------------------------ recorded operators
 
-# What nnvm::Symbol::Print writes of a variable, and of an operator.
+# The text of a variable, and that of an operator, as nnvm::Symbol::Print writes them.
 _NODE = re.compile(
     r"^(?:Variable:(?P<variable>.*)"
     r"|Op:(?P<op>.*), Name=(?P<name>.*)\nInputs:\n(?P<inputs>(?:\targ.*\n)*)(?:Attrs:\n(?P<attrs>(?:\t.*\n)*))?)",
@@ -41,18 +41,18 @@ _NODE_ATTRIBUTE = re.compile(r"\t(.*?)=(.*)")
 def is_recorded(array: mx.nd.NDArray) -> bool:
     """Return whether autograd has a node for an array; False again after a backward that freed its graph."""
     try:
-        array._fresh_grad = array._fresh_grad  # refused by MXNet where there is no node to keep it
+        array._fresh_grad = array._fresh_grad  # MXNet refuses it if there is no node that has the flag.
     except mx.MXNetError:
         return False
     return True
 
 
 def recorded_nodes(array: mx.nd.NDArray) -> Sequence[Node]:
-    """Return the operators and variables that autograd recorded of an array, that which made it last; none if none.
+    """Return the operators and variables that autograd has recorded of an array, in the order in which they run.
 
-    Entries have no versions. A cached graph is one operator, whose content is not seen here.
+    There are none if nothing was recorded. Entries have no versions. A cached graph is one operator here.
     """
-    # ``tojson`` would do, but leaks half a kilobyte of memory for each operator in MXNet 1.9.1.
+    # In MXNet 1.9.1 ``tojson`` leaks half a kilobyte of memory for each operator.
     text = str(autograd.get_symbol(array).debug_str()) if is_recorded(array) else ""
     nodes: List[Node] = []
     positions: Dict[str, int] = {}
@@ -101,25 +101,25 @@ class ScaledLoss:
 
     Attributes:
         path: The name of the loss in errors: 'loss', 'loss[1]'.
-        loss: The loss as it was given.
-        wide: ``loss`` in float32, or float64.
-        scaled: ``wide`` times the loss scale.
+        loss: The user's loss.
+        cast_loss: ``loss``, cast to float32 if it has low precision.
+        scaled: ``cast_loss`` times the loss scale.
         factor: The loss scale as a variable of autograd, whose gradient every backward pass through
             ``scaled`` writes; None where autograd did not record the loss.
-        is_told: Whether its block was told of a backward, by ``scaled.backward()``.
+        is_announced: Whether ``scaled.backward()`` has told the block of a backward.
     """
 
     path: str
     loss: mx.nd.NDArray
-    wide: mx.nd.NDArray
+    cast_loss: mx.nd.NDArray
     scaled: mx.nd.NDArray
     factor: Optional[mx.nd.NDArray]
-    is_told: bool = False
+    is_announced: bool = False
 
-    def tell(self, block: Any) -> mx.nd.NDArray:
+    def announcing_to(self, block: Any) -> mx.nd.NDArray:
         """Return the product as an array that tells a block of each ``backward``."""
         kind: Any = _NumpyProduct if isinstance(self.scaled, mx.np.ndarray) else _Product
-        handle, self.scaled.handle = self.scaled.handle, None  # one owner at any time, who frees it
+        handle, self.scaled.handle = self.scaled.handle, None  # One array at any time owns the handle, and frees it.
         product = kind(handle)
         product.block, product.loss, self.scaled = weakref.ref(block), self, product
         return product
@@ -141,16 +141,16 @@ class Factors:
 
     def multiply(self, path: str, loss: mx.nd.NDArray, scale: float) -> ScaledLoss:
         """Return a loss times the scale, recorded if the loss is. One operator forward, one backward."""
-        wide = _widened(loss)
-        if not is_recorded(wide):
-            return ScaledLoss(path, loss, wide, wide * scale, None)
-        factor = self._next(wide, scale)
+        cast_loss = _cast_up(loss)
+        if not is_recorded(cast_loss):
+            return ScaledLoss(path, loss, cast_loss, cast_loss * scale, None)
+        factor = self._next(cast_loss, scale)
         # Recorded outside of record() too, where the forward pass has ended already.
         with autograd.record():
-            scaled = wide * factor
+            scaled = cast_loss * factor
         factor._fresh_grad = False
         scaled._fresh_grad = True
-        return ScaledLoss(path, loss, wide, scaled, factor)
+        return ScaledLoss(path, loss, cast_loss, scaled, factor)
 
     def release(self) -> None:
         """Let the variables be used again: at the end of a step, whose graphs are freed."""
@@ -176,13 +176,13 @@ def _variable(like: mx.nd.NDArray, shape: Tuple[int, ...], scale: float) -> mx.n
     return value
 
 
-def mapped(loss: Any, function: Callable[[str, mx.nd.NDArray], mx.nd.NDArray], path: str = "loss") -> Any:
+def map_losses(loss: Any, function: Callable[[str, mx.nd.NDArray], mx.nd.NDArray], path: str = "loss") -> Any:
     """Return a loss, or nested lists and tuples of losses, with every array mapped; the containers are kept.
 
     Raises TrainerError if there is anything but floating point arrays.
     """
     if isinstance(loss, (list, tuple)):
-        items = [mapped(item, function, f"{path}[{i}]") for i, item in enumerate(loss)]
+        items = [map_losses(item, function, f"{path}[{i}]") for i, item in enumerate(loss)]
         return type(loss)(*items) if hasattr(loss, "_fields") else type(loss)(items)
     if not isinstance(loss, mx.nd.NDArray):
         raise TrainerError(
@@ -198,7 +198,7 @@ def mapped(loss: Any, function: Callable[[str, mx.nd.NDArray], mx.nd.NDArray], p
     return function(path, loss)
 
 
-def _widened(loss: mx.nd.NDArray) -> mx.nd.NDArray:
+def _cast_up(loss: mx.nd.NDArray) -> mx.nd.NDArray:
     """Return a loss in float32, or float64; recorded outside of record() too."""
     if not is_low_precision(loss):
         return loss
@@ -212,8 +212,8 @@ def _widened(loss: mx.nd.NDArray) -> mx.nd.NDArray:
 def require_backward(losses: Iterable[ScaledLoss], written: Callable[[], Optional[str]] = lambda: None) -> bool:
     """Check that backward came through all losses of a step that are recorded; return whether there are any.
 
-    A loss that is not recorded is refused by MXNet's own backward, and may be a constant among others. The
-    error says what was called instead; ``written`` names a parameter that a backward wrote in the meantime.
+    A loss that is not recorded may be a constant among others; MXNet's own backward refuses it. ``written`` names a
+    parameter that a backward wrote in the meantime. The error says which backward was called instead.
     """
     losses = list(losses)
     recorded = [each for each in losses if each.factor is not None]
@@ -237,7 +237,7 @@ def require_backward(losses: Iterable[ScaledLoss], written: Callable[[], Optiona
     return False
 
 
-def explain_unrecorded(losses: Sequence[ScaledLoss], error: Optional[BaseException]) -> None:
+def explain_unrecorded_loss(losses: Sequence[ScaledLoss], error: Optional[BaseException]) -> None:
     """Raise a TrainerError in the place of MXNet's if it is of a backward through a loss that is not recorded."""
     path = next((each.path for each in losses if each.factor is None), None)
     if path is not None and isinstance(error, mx.MXNetError) and "not in a computational graph" in str(error):
@@ -249,8 +249,8 @@ def explain_unrecorded(losses: Sequence[ScaledLoss], error: Optional[BaseExcepti
 
 # ------------------------------------------------------------------ loss heads that read the scale
 
-_MOST_HEADS = 1024  # calls with loss heads whose backward is still to come
-_MOST_PASSED = 8  # blocks that such a call waits for its own; calls that are recorded for evaluation have none
+_MOST_HEADS = 1024  # Calls with loss heads that may wait for their backward.
+_MOST_PASSED = 8  # Blocks of other trainers after which a call counts as one without a backward, as in evaluation.
 
 
 class _HeadCall:
@@ -272,9 +272,9 @@ class _HeadCall:
 class HeadScale(gluon.Parameter):
     """The loss scale that loss heads of converted nets read, an array of its own for each call.
 
-    A net runs before its loss is scaled, so the array is 1 at first, and the block of `scale_loss` writes the scale:
-    MXNet's engine keeps the order, and autograd holds the array itself. A block writes to the calls of its own thread,
-    and to those of nets that its trainers train.
+    A net runs before its loss is scaled, so the array is 1 at first. The block of `scale_loss` writes the scale into
+    it. Autograd holds the array itself, and MXNet's engine keeps the order. A block writes to the calls of its own
+    thread, and to those of nets that its trainers train.
     """
 
     def __init__(self) -> None:
@@ -315,12 +315,12 @@ class HeadScale(gluon.Parameter):
         """
         with autograd.pause():
             for call in list(self._calls):
-                own = call.is_of(trainers)
+                is_of_trainers = call.is_of(trainers)
                 is_near = call.thread == threading.get_ident() and call.passed < _MOST_PASSED
-                if is_near and not own:
+                if is_near and not is_of_trainers:
                     call.passed += 1
                     changed.append((call, call.value))
-                if own or is_near:
+                if is_of_trainers or is_near:
                     call.write(scale)
 
     def forget(self, trainer: Any) -> None:
@@ -360,14 +360,14 @@ def own_gradients(nodes: Sequence[Node], params: Container[str]) -> Tuple[str, .
     So they say (``need_top_grad=False``); behind a BlockGrad too, MXNet asks them for their gradient.
     """
     leads: List[bool] = []  # by position, whether a gradient goes on to a parameter
-    found = []
+    names = []
     for node in nodes:
         inputs = any(leads[each.node] for each in node.inputs)
         if node.op == CUSTOM and inputs and ignores_output_gradient(dict(node.attrs)):
-            found.append(node.name)
+            names.append(node.name)
         on = node.name in params if node.is_variable else inputs and node.op not in _WITHOUT_GRADIENT
         leads.append(on)
-    return tuple(found)
+    return tuple(names)
 
 
 def mark(name: str, params: Sequence[Any], heads: Sequence[str], custom: Sequence[str] = ()) -> None:
@@ -402,7 +402,7 @@ def refuse(params: Iterable[Any]) -> None:
 
 def refuse_recorded(losses: Iterable[ScaledLoss]) -> None:
     """Raise if a loss comes from an operator that ignores the gradient of its output, and ran outside of any graph."""
-    for nodes in (recorded_nodes(each.wide) for each in losses):
+    for nodes in (recorded_nodes(each.cast_loss) for each in losses):
         for node in filter(is_loss_head, nodes):
             raise _refused(f"node {node}")
         # Arrays without gradients are null0, null1 (Imperative::RecordOp in src/imperative/imperative.cc at tag 1.9.1).

@@ -1,9 +1,11 @@
-"""Float32 masters of low precision weights: `Masters` has those that one updater updates, beside its optimizer.
+"""Float32 masters of low precision weights; `Masters` has the masters that one updater updates, next to its optimizer.
 
-A master belongs to the trainer or module that updates it: each step computes the weight from it. Other writers of
-weights change the master too (`set_master`, which ``set_data``, loads and casts call). A write that does not makes the
-two different, which `masters_flag` and `exact_value` find. Before there is an optimizer a parameter keeps the float32
-value that its weight was rounded from. Elements that were changed since then take the weight's value.
+A master belongs to the trainer or module that updates it: each step computes the weight from it. ``set_data``, loads
+and casts change the master with the weight (`set_master`). Any other write to a weight makes the two different, which
+`masters_flag` and `exact_value` find.
+
+Before there is an optimizer, a parameter keeps the float32 value that its weight was rounded from. An element that was
+written since then takes the weight's value.
 """
 
 from __future__ import annotations
@@ -17,28 +19,28 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from ..arrays import is_low_precision, merge_flags, on_gpu, round_into, settle, to_float32, view
+from ..arrays import is_low_precision, merge_flags, on_gpu, round_into, to_float32, view, wait_until_readable
 from ..dtypes import FLOAT32, canonical
 from ..errors import TrainerError
 
 _KEPT = "_mxmp_masters"
 _OWNER = "_mxmp_optimizer"
 
-# Elements from which a weight's comparison with its master is waited for: it takes 30 bytes an element meanwhile, which
-# MXNet's engine would have there for all weights at once.
-_WAITED = 2**16
+# Size of weights from which the comparison with a master is waited for. It takes 30 bytes for each element, and without
+# the wait MXNet's engine would run the comparisons of all weights at once.
+_LARGE = 2**16
 
 
 # ------------------------------------------------------------------ the masters of a parameter
 
 
 def keep_masters(param: mx.gluon.Parameter, masters: Sequence[mx.nd.NDArray]) -> None:
-    """Keep the float32 value of a low precision parameter, an array for each context; they are not copied."""
+    """Keep float32 values of a low precision parameter, an array for each context, without copying them."""
     setattr(param, _KEPT, {array.ctx: array for array in masters})
 
 
 def forget_masters(param: mx.gluon.Parameter, but: Optional[mx.Context] = None) -> None:
-    """Forget the float32 value of a parameter, but for that on one context."""
+    """Forget the float32 values of a parameter, except the one on a context ``but``."""
     kept = masters_of(param)
     for ctx in [ctx for ctx in kept if ctx != but]:
         del kept[ctx]
@@ -52,12 +54,12 @@ def masters_of(param: mx.gluon.Parameter) -> Dict[mx.Context, mx.nd.NDArray]:
 
 
 def exact_value(weight: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArray:
-    """Return a weight of a parameter in float32: its master where it has one, else the weight as it is.
+    """Return a weight of a parameter in float32: its master if it has one, else the weight itself.
 
-    On a context that lacks a master, a copy of another context's.
+    A context without a master gets a copy of another context's.
 
     Raises:
-        TrainerError: If an optimizer has the master and somebody has written to the weight past it.
+        TrainerError: If an optimizer has the master, and the weight was overwritten past it.
     """
     kept = masters_of(param) if is_low_precision(weight) else {}
     master = kept.get(weight.ctx)
@@ -65,17 +67,17 @@ def exact_value(weight: mx.nd.NDArray, param: mx.gluon.Parameter) -> mx.nd.NDArr
         master = next(iter(kept.values())).copyto(weight.ctx)
     if master is None or master.shape != weight.shape:
         return to_float32(weight)
-    if is_owned(param) and rounds_to(master, weight).asscalar() != 1.0:
-        gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
+    if is_owned(param) and equals_rounded(master, weight).asscalar() != 1.0:
+        gc.collect()  # Trainers are part of cycles, so dropped ones may still be there.
         if is_owned(param):
-            raise written_past(f"parameter '{param.name}'")
+            raise weight_was_overwritten(f"parameter '{param.name}'")
     if not is_owned(param):
-        follow(master, weight)
+        sync_master_from_weight(master, weight)
     return master
 
 
 def without_masters(state: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the attributes of a parameter for a copy of it, which has no masters."""
+    """Return the attributes of a parameter without its masters, for a copy of the parameter."""
     return {name: value for name, value in state.items() if name not in (_KEPT, _OWNER)}
 
 
@@ -86,14 +88,14 @@ def is_owned(param: mx.gluon.Parameter) -> bool:
 
 
 def require_masters(params: Iterable[mx.gluon.Parameter]) -> None:
-    """Raise if a weight was written to past its float32 master; a host read for each."""
+    """Raise if a weight was overwritten past its float32 master; one host read for each weight."""
     for param in params:
         for weight in param.list_data() if masters_of(param) else ():
             exact_value(weight, param)
 
 
 def set_master(param: mx.gluon.Parameter, value: mx.nd.NDArray) -> None:
-    """Make a float32 value the master of a parameter, in the arrays that an optimizer may hold already."""
+    """Write a float32 value into the masters of a parameter, which an optimizer may hold."""
     kept = masters_of(param)
     with autograd.pause():
         for master in kept.values():
@@ -109,35 +111,36 @@ def float32_value(data: Any) -> mx.nd.NDArray:
     return to_float32(data.as_nd_ndarray()).astype(FLOAT32, copy=False)
 
 
-def follow_weights(param: mx.gluon.Parameter) -> None:
-    """Let the masters of a parameter take over the elements of its weights that they do not round to."""
+def sync_masters_from_weights(param: mx.gluon.Parameter) -> None:
+    """Write into the masters of a parameter those elements of its weights that differ from the rounded masters."""
     for weight in param.list_data() if masters_of(param) else ():
         if weight.ctx in masters_of(param) and is_low_precision(weight):
-            follow(masters_of(param)[weight.ctx], weight)
+            sync_master_from_weight(masters_of(param)[weight.ctx], weight)
 
 
-def follow(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> None:
-    """Let a float32 master take over the elements of its weight that it does not round to, in place."""
+def sync_master_from_weight(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> None:
+    """Write into a float32 master those elements of its weight that differ from the rounded master."""
     with autograd.pause():
-        wide = to_float32(weight.as_nd_ndarray())
+        value = to_float32(weight.as_nd_ndarray())
         rounded = to_float32(_rounded(master, weight))
-        mx.nd.where(rounded == wide, master, wide, out=master)  # a NaN takes over another NaN
-        if weight.size >= _WAITED:
+        mx.nd.where(rounded == value, master, value, out=master)  # A NaN replaces another NaN.
+        if weight.size >= _LARGE:
             master.wait_to_read()
 
 
-def rounds_to(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a flag, shape (1,), float32, that is 1 if a weight is its master, rounded.
+def equals_rounded(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return a flag, shape (1,), float32: 1 if a weight equals its rounded master.
 
-    No host read, but for a large weight a wait.
+    Nothing is read on the host, but the comparison of a large weight is waited for.
     """
     with autograd.pause():
-        low = _rounded(master, weight)
-        is_large = weight.size >= _WAITED
-        if is_large and not on_gpu(weight) and weight.stype == "default" and np.array_equal(_bits(low), _bits(weight)):
-            return mx.nd.ones((1,), ctx=weight.ctx)  # what follows takes several times as long
-        rounded, wide = to_float32(low), to_float32(weight.as_nd_ndarray())
-        same = mx.nd.maximum(rounded == wide, (rounded != rounded) * (wide != wide))  # a NaN is the same as a NaN
+        low_master = _rounded(master, weight)
+        is_large = weight.size >= _LARGE
+        has_bits = not on_gpu(weight) and weight.stype == "default"
+        if is_large and has_bits and np.array_equal(_bits(low_master), _bits(weight)):
+            return mx.nd.ones((1,), ctx=weight.ctx)  # The comparison below takes several times as long.
+        rounded, value = to_float32(low_master), to_float32(weight.as_nd_ndarray())
+        same = mx.nd.maximum(rounded == value, (rounded != rounded) * (value != value))  # NaN equals NaN.
         flag = mx.nd.min(same).reshape((1,))
         if is_large:
             flag.wait_to_read()
@@ -145,18 +148,18 @@ def rounds_to(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
 
 
 def _rounded(master: mx.nd.NDArray, weight: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a master as its weight's dtype rounds it."""
+    """Return a master, rounded to the dtype of its weight."""
     rounded = mx.nd.empty(weight.shape, ctx=weight.ctx, dtype=weight.dtype)
     round_into(master, rounded)
     return rounded
 
 
 def _bits(array: mx.nd.NDArray) -> "np.ndarray[Any, Any]":
-    return view(settle(array.as_nd_ndarray())).view(np.uint16)
+    return view(wait_until_readable(array.as_nd_ndarray())).view(np.uint16)
 
 
-def written_past(name: str) -> TrainerError:
-    """Return the error for a weight that is not its master any more."""
+def weight_was_overwritten(name: str) -> TrainerError:
+    """Return the error for a weight that differs from its rounded master."""
     return TrainerError(
         f"{name} is stored in low precision and was written to past its float32 master, from which the next step "
         "would compute it, so that the write would be lost. Use param.set_data(value) or load_parameters in its "
@@ -185,7 +188,7 @@ class ParameterWithMasters(mx.gluon.Parameter):
         dtype = None if getattr(data, "dtype", None) is None else canonical(data.dtype)
         if weight is None or not is_low_precision(weight) or dtype == canonical(weight.dtype):
             super().set_data(data)
-            follow_weights(self)
+            sync_masters_from_weights(self)
             return
         value = float32_value(data)
         rounded = mx.nd.empty(value.shape, ctx=value.ctx, dtype=weight.dtype)
@@ -201,10 +204,10 @@ class ParameterWithMasters(mx.gluon.Parameter):
     def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Load a value, as from a file."""
         super()._load_init(data, ctx, cast_dtype, dtype_source)
-        self._follow()
+        self._sync_masters()
 
     def cast(self, dtype: Any) -> None:
-        """Cast the value, as ``Parameter.cast``, from its master; a value that is not low precision has none."""
+        """Cast the value, as ``Parameter.cast``, from its master; forget the master if the new dtype needs none."""
         exact = [exact_value(weight, self) for weight in self.list_data()] if masters_of(self) else []
         super().cast(dtype)
         with autograd.pause():
@@ -213,18 +216,18 @@ class ParameterWithMasters(mx.gluon.Parameter):
                     round_into(value, weight)
                 else:
                     value.astype(weight.dtype, copy=False).copyto(weight)
-        self._follow()
+        self._sync_masters()
 
-    def _follow(self) -> None:
+    def _sync_masters(self) -> None:
         if is_low_precision(self.list_data()[0]):
-            follow_weights(self)
+            sync_masters_from_weights(self)
         else:
             forget_masters(self)
 
     def _init_impl(self, data: Any, ctx_list: Any) -> None:
         """Set an initial value, again."""
         super()._init_impl(data, ctx_list)
-        follow_weights(self)
+        sync_masters_from_weights(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return the state for pickle and copy, with the class that the parameter had before."""
@@ -238,7 +241,7 @@ def _class_with_masters(kind: Any) -> Any:
 
 
 def copy_to_other_contexts(arrays: Sequence[mx.nd.NDArray], param: Optional[mx.gluon.Parameter] = None) -> None:
-    """Give all contexts of a weight the value of the first, whose master is the only one that ``param`` keeps."""
+    """Copy the weight of the first context to the others; ``param`` keeps only the master of the first."""
     first, *others = arrays
     for other in others:
         first.copyto(other)
@@ -250,34 +253,34 @@ def copy_to_other_contexts(arrays: Sequence[mx.nd.NDArray], param: Optional[mx.g
 
 
 class Masters:
-    """Float32 masters of the low precision weights that one updater updates, beside its optimizer.
+    """Float32 masters of the low precision weights that one updater updates, next to its optimizer.
 
-    The updater's states are those that the optimizer makes for float32 weights, whatever a weight is stored in.
+    The updater's states are those that the optimizer makes for float32 weights, also for low precision weights.
 
     Attributes:
         optimizer: The user's optimizer. Its ``param_dict`` has the Parameters by index.
         kept: False if there are no masters, so that each update starts from the rounded weight.
         arrays: The masters by index, of the weights that were updated or loaded.
-        is_low: Whether a weight is stored in low precision, by index, of those that `check` has seen.
+        is_low: By index, whether a weight was in low precision when `check` saw it first.
     """
 
     def __init__(self, optimizer: mx.optimizer.Optimizer, kept: bool = True) -> None:
         self.optimizer, self.kept = optimizer, kept
         self.arrays: Dict[int, mx.nd.NDArray] = {}
-        self.is_low: Dict[int, bool] = {}  # of the weights that have a state
+        self.is_low: Dict[int, bool] = {}
 
     def of(self, index: int, weight: mx.nd.NDArray) -> Optional[mx.nd.NDArray]:
         """Return the master of a low precision weight, made at the first call; None if masters are not kept.
 
-        A Parameter keeps the same array, so that all who ask for it share it. Its first value is the one that the
-        Parameter keeps, where that rounds to the weight, else the weight's.
+        A Parameter keeps the same array, so that all its trainers share it. The first value of a master is the
+        float32 value that the Parameter keeps, if that rounds to the weight. Otherwise it is the weight's value.
 
         Args:
             index: The index of the weight.
             weight: The weight, on this updater's context.
 
         Raises:
-            TrainerError: At the first call, if another optimizer has the master and the weight was written past it.
+            TrainerError: At the first call, if another optimizer has the master and the weight was overwritten.
         """
         param = self.optimizer.param_dict.get(index)
         if not self.kept:
@@ -290,12 +293,12 @@ class Masters:
             master = masters_of(param).get(weight.ctx)
             if index not in self.arrays or master is None or master.shape != weight.shape:
                 master = _first_master(param, weight)
-            own(param, self.optimizer)
-        self.arrays[index] = master.as_in_context(weight.ctx)  # that of a module's group2ctxs may be another one
+            set_owner(param, self.optimizer)
+        self.arrays[index] = master.as_in_context(weight.ctx)  # Differs from the master's with a module's group2ctxs.
         return self.arrays[index]
 
     def check(self, weights: Iterable[Tuple[int, mx.nd.NDArray]]) -> None:
-        """Raise if a weight changed its dtype after its state was made; nothing is updated yet.
+        """Raise, before anything is updated, if a weight changed its dtype after its state was made.
 
         Args:
             weights: Pairs of index and weight.
@@ -309,12 +312,12 @@ class Masters:
                 raise changed_dtype(self.optimizer, index)
 
     def load(self, arrays: Dict[int, mx.nd.NDArray]) -> None:
-        """Take other masters, with new states of all weights, which may have other dtypes from now on."""
+        """Replace the masters. The states are replaced too, so weights may have other dtypes from now on."""
         self.arrays, self.is_low = arrays, {}
 
 
-def own(param: mx.gluon.Parameter, optimizer: mx.optimizer.Optimizer) -> None:
-    """Note that an optimizer has the masters of a parameter, which follow what is set and loaded from now on."""
+def set_owner(param: mx.gluon.Parameter, optimizer: mx.optimizer.Optimizer) -> None:
+    """Make an optimizer the owner of a parameter's masters. They follow values that are set and loaded from now on."""
     owner = getattr(param, _OWNER, None)
     if owner is None or owner() is not optimizer:
         setattr(param, _OWNER, weakref.ref(optimizer))
@@ -324,7 +327,7 @@ def own(param: mx.gluon.Parameter, optimizer: mx.optimizer.Optimizer) -> None:
 
 
 def changed_dtype(optimizer: mx.optimizer.Optimizer, index: int) -> TrainerError:
-    """Return the error for a weight whose dtype is not the one that its state was made for."""
+    """Return the error for a weight whose dtype differs from the one that its state was made for."""
     return TrainerError(
         f"{name_of(optimizer, index)} changed its dtype after its optimizer state was made. Convert the network before "
         "its trainer is made; in a training, call save_states before the network is converted, and load_states of a "
@@ -333,14 +336,14 @@ def changed_dtype(optimizer: mx.optimizer.Optimizer, index: int) -> TrainerError
 
 
 def name_of(optimizer: mx.optimizer.Optimizer, index: int) -> str:
-    """Return what errors call the weight of an index."""
+    """Return the name of a weight, by its index, for errors."""
     param = optimizer.param_dict.get(index)
     return f"parameter {index if param is None else repr(param.name)}"
 
 
 def _first_master(param: mx.gluon.Parameter, weight: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return the exact value of a parameter on a context, which it keeps as its master from now on."""
-    if not masters_of(param):  # on all contexts now: later, those updated first are no measure for the others
+    """Return the float32 value of a parameter on a context; the parameter keeps it as its master from now on."""
+    if not masters_of(param):  # For all contexts now, because an update changes them one after the other.
         keep_masters(param, [to_float32(data.as_nd_ndarray()) for data in param.list_data()])
     master = exact_value(weight, param)
     keep_masters(param, [*(array for ctx, array in masters_of(param).items() if ctx != weight.ctx), master])
@@ -352,20 +355,20 @@ _Group = Tuple[Masters, Iterable[Tuple[int, Any, mx.nd.NDArray]]]
 
 
 def masters_flag(pairs: Iterable[_Group]) -> Optional[mx.nd.NDArray]:
-    """Return a flag that is 1 if every low precision weight is its master, rounded; None without masters."""
+    """Return a flag: 1 if every low precision weight equals its rounded master. None if there are no masters."""
     return merge_flags(flags) if (flags := [flag for _, flag in _flags(pairs)]) else None
 
 
-def first_written_past(pairs: Iterable[_Group]) -> Optional[int]:
-    """Return the index of the first weight that is not its master, rounded; slow."""
+def first_overwritten_weight(pairs: Iterable[_Group]) -> Optional[int]:
+    """Return the index of the first weight that differs from its rounded master; slow."""
     return next((index for index, flag in _flags(pairs) if flag.asscalar() != 1.0), None)
 
 
 def _flags(pairs: Iterable[_Group]) -> List[Tuple[int, mx.nd.NDArray]]:
-    found = []
+    flags = []
     for masters, weights in pairs:
         for index, _, weight in weights:
             if index in masters.arrays and is_low_precision(weight):
-                low = weight.as_nd_ndarray()
-                found.append((index, rounds_to(masters.of(index, low), low)))
-    return found
+                array = weight.as_nd_ndarray()
+                flags.append((index, equals_rounded(masters.of(index, array), array)))
+    return flags

@@ -1,4 +1,4 @@
-"""An optimizer of MXNet that runs another one in float32 on low precision weights, for plain trainers and own loops."""
+"""An optimizer of MXNet that runs another one in float32 on low precision weights, without a trainer of mxmp."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .kernels import Weight, update_part
 from .masters import (
     Masters,
     changed_dtype,
-    follow,
+    equals_rounded,
     forget_masters,
     keep_masters,
     masters_of,
     name_of,
-    own,
-    rounds_to,
-    written_past,
+    set_owner,
+    sync_master_from_weight,
+    weight_was_overwritten,
 )
 
 _COMPARED_UPDATES = 10
@@ -33,13 +33,13 @@ _MASTER_LAST = mx.optimizer.SGD, mx.optimizer.NAG, mx.optimizer.LARS
 _OF_ONE_ARRAY = mx.optimizer.Signum, mx.optimizer.AdaGrad, mx.optimizer.LBSGD, mx.optimizer.Test
 
 
-def joined(optimizer: mx.optimizer.Optimizer, master: mx.nd.NDArray, state: Any) -> Tuple[Any, Any]:
+def pair_of(optimizer: mx.optimizer.Optimizer, master: mx.nd.NDArray, state: Any) -> Tuple[Any, Any]:
     """Return a master and a state as MXNet's ``multi_precision`` pairs them."""
     return (state, master) if isinstance(optimizer, _MASTER_LAST) else (master, state)
 
 
-def parted(optimizer: mx.optimizer.Optimizer, state: Any) -> Tuple[Any, Any]:
-    """Return the master and the state of what an updater of MXNet keeps of a weight; None for no master."""
+def master_and_state(optimizer: mx.optimizer.Optimizer, state: Any) -> Tuple[Any, Any]:
+    """Return master and state from the state that an updater of MXNet keeps of a weight; None for no master."""
     if type(state) is not tuple or len(state) != 2:
         return None, state
     if isinstance(optimizer, _MASTER_LAST):
@@ -70,9 +70,9 @@ class MultiPrecision(mx.optimizer.Optimizer):
     master, and the master is rounded to nearest even into the weight. The inner optimizer's states are float32 too.
     Weights of other dtypes go straight to the inner optimizer.
 
-    What trainers and updaters read and set is the inner optimizer's: learning rate and its schedule, weight decay,
-    ``rescale_grad``, multipliers, ``param_dict`` and the counts of updates. Options such as ``momentum`` are attributes
-    of ``inner``. The state of a low precision weight is the pair of state and master that MXNet's own
+    Trainers and updaters read and set attributes of the inner optimizer: learning rate and its schedule, weight decay,
+    ``rescale_grad``, multipliers, ``param_dict`` and counts. Options such as ``momentum`` are attributes of ``inner``.
+    The state of a low precision weight is the pair of state and master that MXNet's own
     ``multi_precision=True`` makes.
 
     A Parameter of ``param_dict`` is written to by ``set_data`` or ``load_parameters``, which change its master too. A
@@ -122,8 +122,8 @@ class MultiPrecision(mx.optimizer.Optimizer):
                 "Create it by name with mx.optimizer.create."
             )
         self.inner, self.masters = optimizer, bool(masters)
-        self._is_low: Dict[int, bool] = {}  # of the weights that have a state
-        self._updates: Dict[Tuple[int, str], int] = {}  # of Parameters by index and context, up to ten
+        self._is_low: Dict[int, bool] = {}  # Whether each weight was in low precision at first.
+        self._updates: Dict[Tuple[int, str], int] = {}  # How often, by index and context; up to ten.
 
     # MXNet's leave ``param_dict`` out, which is the inner optimizer's.
 
@@ -179,9 +179,9 @@ class MultiPrecision(mx.optimizer.Optimizer):
         """
         self._is_low[index] = is_low_precision(weight)
         master = Masters(self.inner, self.masters).of(index, weight) if self._is_low[index] else None
-        wide = to_float32(weight) if master is None else master
-        state = self.inner.create_state_multi_precision(index, wide)
-        return state if master is None else joined(self.inner, master, state)
+        value = to_float32(weight) if master is None else master
+        state = self.inner.create_state_multi_precision(index, value)
+        return state if master is None else pair_of(self.inner, master, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update one weight, or a list of weights of one dtype, in place.
@@ -193,8 +193,8 @@ class MultiPrecision(mx.optimizer.Optimizer):
             state: The state of `create_state_multi_precision`, for each.
 
         Raises:
-            TrainerError: If a state is of another precision than its weight, or the weight of a Parameter was written
-                to past its master within its first ten updates.
+            TrainerError: If a weight changed its dtype. Or if the weight of a Parameter was written to past its master
+                within its first ten updates.
         """
         many = isinstance(index, (list, tuple))
         rows = zip(*((index, weight, grad, state) if many else ([index], [weight], [grad], [state])))
@@ -212,34 +212,34 @@ class MultiPrecision(mx.optimizer.Optimizer):
         master, state = each.state[::-1] if isinstance(self.inner, _MASTER_LAST) else each.state
         param = self.inner.param_dict.get(each.index)
         if param is None:
-            follow(master, each.weight)  # whoever writes to an array cannot say so
+            sync_master_from_weight(master, each.weight)  # A write to an array is not noticed.
             return each._replace(state=state, master=master)
         kept = masters_of(param)
         present = kept.get(each.weight.ctx)
-        if present is not master:  # the state was loaded, or the parameter was stored anew
+        if present is not master:  # The state was loaded, or the parameter was stored anew.
             if present is None:
-                follow(master, each.weight)
+                sync_master_from_weight(master, each.weight)
             else:
                 present.copyto(master)
             keep_masters(param, [*(array for ctx, array in kept.items() if ctx != each.weight.ctx), master])
-        if each.weight.ctx not in param.list_ctx():  # a kvstore's weight, which all contexts copy
+        if each.weight.ctx not in param.list_ctx():  # A kvstore's weight, which all contexts copy.
             forget_masters(param, but=each.weight.ctx)
-        own(param, self.inner)
+        set_owner(param, self.inner)
         key = each.index, str(each.weight.ctx)
         self._updates[key] = min(self._updates.get(key, 0) + 1, _COMPARED_UPDATES + 1)
-        if self._updates[key] <= _COMPARED_UPDATES and rounds_to(master, each.weight).asscalar() != 1.0:
-            raise written_past(name_of(self.inner, each.index))
+        if self._updates[key] <= _COMPARED_UPDATES and equals_rounded(master, each.weight).asscalar() != 1.0:
+            raise weight_was_overwritten(name_of(self.inner, each.index))
         return each._replace(state=state, master=master)
 
 
 def unwrapped(optimizer: mx.optimizer.Optimizer, masters: bool = True) -> Tuple[mx.optimizer.Optimizer, bool]:
-    """Return the user's optimizer and whether it has masters, which a `MultiPrecision` says of its own."""
+    """Return the optimizer within a `MultiPrecision`, or the given one, and whether it has masters."""
     is_wrapped = isinstance(optimizer, MultiPrecision)
     return (optimizer.inner, optimizer.masters) if is_wrapped else (optimizer, bool(masters))
 
 
 def require_finite(rate: Any) -> None:
-    """Raise unless a learning rate is one that an update can use: MXNet would fail at the next step, or not at all."""
+    """Raise if a learning rate is no finite number. MXNet would fail at the next step, or not at all."""
     try:
         finite = math.isfinite(rate)
     except TypeError:

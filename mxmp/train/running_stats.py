@@ -1,4 +1,4 @@
-"""Running statistics: what BatchNorm and its like keep, which a forward pass that overflows destroys."""
+"""Running statistics, such as BatchNorm's: copies of the last finite values, because an overflow destroys them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .scaler import Scaler, should_log
 
 _LOG = logging.getLogger(__name__)
 
-Named = Sequence[Tuple[str, mx.nd.NDArray]]
+NamedArrays = Sequence[Tuple[str, mx.nd.NDArray]]
 
 
 class _Group(NamedTuple):
@@ -26,25 +26,25 @@ class _Group(NamedTuple):
     arrays: List[mx.nd.NDArray]
 
 
-class _Joined:
-    """The last finite values of a group, element by element: of any dtype, and where some never were finite."""
+class _AnyDtype:
+    """The last finite values of a group, element by element, of any dtype. Some may never have been finite."""
 
     def __init__(self, group: _Group) -> None:
-        self.values = _joined(group)
+        self.values = _concat(group)
 
     def keep(self, group: _Group) -> None:
         """Copy every element that is finite."""
-        values = _joined(group)
+        values = _concat(group)
         mx.nd.where(_finite(values), values, self.values, out=self.values)
 
     def check(self, group: _Group, after: mx.nd.NDArray) -> mx.nd.NDArray:
-        """Return a flag that is 1 unless something was finite and is not any more, or was NaN from the beginning."""
-        lost = mx.nd.maximum(_finite(self.values) > _finite(_joined(group, after)), self.values != self.values)
+        """Return a flag: 0 if an element was finite and is not any more, or was NaN from the beginning; else 1."""
+        lost = mx.nd.maximum(_finite(self.values) > _finite(_concat(group, after)), self.values != self.values)
         return _is_nowhere(lost)
 
 
-class _Copied:
-    """The same for float32 values that were all finite when they were seen first, in as few operators as can be."""
+class _FiniteFloat32:
+    """The same with the fewest operators, for float32 values that were all finite when they were seen first."""
 
     def __init__(self, group: _Group) -> None:
         self._copy = mx.nd.empty((sum(array.size for array in group.arrays),), ctx=group.arrays[0].ctx)
@@ -54,46 +54,46 @@ class _Copied:
 
     def keep(self, group: _Group) -> None:
         """Copy every element that is finite."""
-        copy_all(group.arrays, self._parts)  # an inf is NaN in the copy
+        copy_all(group.arrays, self._parts)  # Makes NaN of inf.
         mx.nd.where(self._copy == self._copy, self._copy, self.values, out=self.values)
 
     def check(self, group: _Group, after: mx.nd.NDArray) -> mx.nd.NDArray:
-        """Return a flag that is 1 if all is finite."""
+        """Return a flag: 1 if all elements are finite."""
         return all_finite([*group.arrays, after.as_in_context(self.values.ctx)])
 
 
 class RunningStats:
-    """The last finite values of running statistics, to put back what a forward pass destroyed.
+    """The last finite values of running statistics, which replace values that a forward pass destroyed.
 
-    They are written before anybody knows that the pass overflowed: by forward on a GPU, by backward on a CPU; and an
-    average with a NaN is NaN for ever. What was never finite, such as a mask of -inf, is left alone.
+    Forward writes the statistics on a GPU, backward on a CPU. Both come before anybody knows that the pass overflowed,
+    and an average with a NaN stays NaN. Elements that were never finite, such as a mask of -inf, are not replaced.
     """
 
     def __init__(self) -> None:
-        # One array for all of a group: a copy of each would cost as much as they are many.
-        self._kept: Dict[object, Union[_Joined, _Copied]] = {}
+        # One array for a whole group, because a copy of each of many arrays costs more.
+        self._kept: Dict[object, Union[_AnyDtype, _FiniteFloat32]] = {}
         self._seen: Tuple[List[mx.nd.NDArray], List[_Group]] = [], []
         self._put_back = 0  # how often
 
-    def keep(self, named: Named) -> None:
+    def keep(self, named: NamedArrays) -> None:
         """Copy every element that is finite; to be called before a backward pass.
 
-        No host read, but for one on a GPU where statistics are seen the first time.
+        On a GPU there is one host read when statistics are seen the first time; else there is none.
         """
         with mx.autograd.pause():
             for group in self._groups(named):
                 kept = self._kept.get(group.key)
                 if kept is None:
-                    self._kept[group.key] = _Copied(group) if _fits_copied(group) else _Joined(group)
+                    self._kept[group.key] = _FiniteFloat32(group) if _fits_copied(group) else _AnyDtype(group)
                 else:
                     kept.keep(group)
 
-    def check(self, named: Named, after: mx.nd.NDArray) -> Optional[mx.nd.NDArray]:
-        """Return a flag that is 1 unless something was finite and is not any more, None without statistics.
+    def check(self, named: NamedArrays, after: mx.nd.NDArray) -> Optional[mx.nd.NDArray]:
+        """Return a flag, shape (1,), float32: 0 if an element was finite and is not any more; None without statistics.
 
-        Shape (1,), float32, on a device; no host read. ``after`` is a finite number that was made of all gradients,
-        shape (1,), float32: what reads it comes after backward, which MXNet's engine takes for a reader of statistics
-        and not for the writer that it is (BatchNormBackward in src/operator/nn/batch_norm.cc at tag 1.9.1).
+        Nothing is read on the host. ``after``, shape (1,), float32, is a flag that was made of all gradients. The check
+        reads it, so that it comes after backward. MXNet's engine does not know that backward writes statistics
+        (BatchNormBackward in src/operator/nn/batch_norm.cc at tag 1.9.1).
         """
         flags = []
         with mx.autograd.pause():
@@ -102,15 +102,15 @@ class RunningStats:
                 flags.append(_has_no_nan(group, after) if kept is None else kept.check(group, after))
             return merge_flags(flags) if flags else None
 
-    def restore(self, named: Named) -> None:
-        """Put back the statistics that are not finite and once were; reads them on the host.
+    def restore(self, named: NamedArrays) -> None:
+        """Replace statistics that are not finite by their last finite values; reads them on the host.
 
-        Raises NonFiniteLossError if there is a NaN where no finite value is known.
+        Raises NonFiniteLossError if there is a NaN without an earlier finite value.
         """
         lost_names = []
         for group in self._groups(named):
-            found = self._kept.get(group.key)
-            kept = None if found is None else found.values
+            last = self._kept.get(group.key)
+            kept = None if last is None else last.values
             start = 0
             for name, array in zip(group.names, group.arrays):
                 end = start + array.size
@@ -136,16 +136,16 @@ class RunningStats:
             text = "%s not finite after a forward pass on NaN or inf, and put back; such passes so far: %d"
             _LOG.warning(text, ", ".join(map(repr, names)), self._put_back)
 
-    def _groups(self, named: Named) -> List[_Group]:
-        """Return the arrays by context and dtype; looked at again where they are others than the last time."""
+    def _groups(self, named: NamedArrays) -> List[_Group]:
+        """Return the arrays in groups by context and dtype. The groups of the last call are kept."""
         arrays, groups = self._seen
         if len(arrays) != len(named) or any(array is not other for array, (_, other) in zip(arrays, named)):
-            found: Dict[Tuple[mx.Context, str], Tuple[List[str], List[mx.nd.NDArray]]] = {}
+            arrays_of: Dict[Tuple[mx.Context, str], Tuple[List[str], List[mx.nd.NDArray]]] = {}
             for name, array in named:
-                names, flat = found.setdefault((array.ctx, canonical(array.dtype)), ([], []))
+                names, flat = arrays_of.setdefault((array.ctx, canonical(array.dtype)), ([], []))
                 names.append(name)
                 flat.append(array.as_nd_ndarray().reshape(-1))
-            groups = [_Group((*place, tuple(names)), names, flat) for place, (names, flat) in found.items()]
+            groups = [_Group((*place, tuple(names)), names, flat) for place, (names, flat) in arrays_of.items()]
             self._seen = [array for _, array in named], groups
         return groups
 
@@ -153,14 +153,14 @@ class RunningStats:
 class UntrainedStats:
     """Warns once if the running statistics of a net that no trainer of mxmp trains are NaN: no step puts them back.
 
-    They are read, on the host, only after a step was skipped, of whatever trainer.
+    They are read, on the host, only after some trainer has skipped a step.
     """
 
     def __init__(self) -> None:
         self._skips, self._is_told = Scaler.skips_of_all, False
 
     def check(self, name: str, params: Sequence[Any]) -> None:
-        """Look at the statistics among a net's parameters if a step was skipped since the last time."""
+        """Check the statistics among a net's parameters if a step was skipped since the last check."""
         if self._is_told or self._skips == Scaler.skips_of_all:
             return
         self._skips = Scaler.skips_of_all
@@ -177,13 +177,13 @@ class UntrainedStats:
 
 
 def _fits_copied(group: _Group) -> bool:
-    """Return whether `_Copied` is the better for a group, and can be used; a host read."""
+    """Return whether a group can be a `_FiniteFloat32`, on a GPU; a host read."""
     first = group.arrays[0]
     return bool(on_gpu(first) and first.dtype == np.float32 and all_finite(group.arrays).asscalar() == 1.0)
 
 
-def _joined(group: _Group, after: Optional[mx.nd.NDArray] = None) -> mx.nd.NDArray:
-    """Return all statistics in one array; read after a number is there, if one is given."""
+def _concat(group: _Group, after: Optional[mx.nd.NDArray] = None) -> mx.nd.NDArray:
+    """Return all statistics in one array, which depends on the number ``after`` if there is one."""
     if after is not None:
         first = group.arrays[0]
         return mx.nd.concat(*group.arrays, after.as_in_context(first.ctx).astype(first.dtype, copy=False), dim=0)[:-1]
@@ -195,8 +195,8 @@ def _finite(array: mx.nd.NDArray) -> mx.nd.NDArray:
 
 
 def _has_no_nan(group: _Group, after: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a flag for statistics that were never kept: an inf from the beginning may be meant, a NaN never is."""
-    values = _joined(group, after)
+    """Return a flag for statistics that were never kept: 0 if there is a NaN. An inf may be meant."""
+    values = _concat(group, after)
     return _is_nowhere(values != values)
 
 

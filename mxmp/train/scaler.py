@@ -1,6 +1,6 @@
 """The loss scaling of one trainer: its loss scale, the window of the present step, and counts of skipped steps.
 
-Whoever calls out of turn gets a `TrainerError`, and nothing is changed.
+A call out of turn is a `TrainerError` and changes nothing.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _LOG = logging.getLogger(__name__)
 _COUNTS: Dict[str, Type[int]] = {"skipped_steps": int, "consecutive_skips": int, "last_step_skipped": bool}
 
 Where = Callable[[], Optional[str]]
-"""Finds where the first non-finite gradient is, for messages; slow. None if that is not known."""
+"""Finds the place of the first non-finite gradient, for messages; slow. Gives None if it finds none."""
 
 
 class Scaler:
-    """Scales losses, knows how far a step has come, decides whether it is taken, and counts those that are not.
+    """Scales losses, checks the order of calls, decides whether a step is taken, and counts skipped steps.
 
     Args:
         loss_scale: A `LossScale` or a `SharedLossScale`.
         num_losses: How many losses have scales of their own, as Apex's ``num_losses``. All losses of a step share its
-            gradients. After each backward pass it is noted, on a GPU without waiting for it, whether they are finite.
-            In a skipped step the scale of the loss that made them non-finite backs off; losses before it count as
-            finite, and of those after it nothing is known.
-        default: Gives the loss scale in place of ``loss_scale``, and is asked again up to the first step.
+            gradients. After each backward pass a flag tells whether they are finite; a GPU is not waited for. In a
+            skipped step the scale of the first loss with a failed flag backs off. Losses before it count as finite.
+            The scales of losses after it do not change.
+        default: Gives the loss scale in place of ``loss_scale``, and is called again up to the first step.
 
     Attributes:
-        window: All that is known of the present step; None between steps.
+        window: The state of the present step; None between steps.
         factors: The factors of losses.
         has_checked_heads: Whether a loss was searched for loss heads, which is done with the first.
         num_losses: How many losses have scales of their own.
@@ -49,14 +49,14 @@ class Scaler:
         skipped_steps: Steps skipped so far.
         consecutive_skips: Steps skipped since the last one that was taken.
         last_step_skipped: Whether the last step was skipped.
-        nonfinite_loss: 'raise' or 'skip', what a step does whose loss is not finite by itself.
+        nonfinite_loss: 'raise' or 'skip', for a step whose loss is not finite by itself.
         max_nonfinite_losses: How many such steps in a row are skipped.
-        owners: Those who must be able to work with a loss scale that is set or loaded; it keeps none of them alive.
+        owners: Trainers, modules or optimizers that must be able to work with a loss scale that is set or loaded.
         skips_of_all: Steps skipped so far, of all scalers; an attribute of the class.
-        observers: What is told of each step, see `mxmp.train.step.Observer`.
-        explain: Runs the present step again, without dropout, and says why it is not finite; None if that is not found
-            out.
-        bad_input: Says which input of the present step holds inf or NaN; None if none is known to.
+        observers: The `mxmp.train.step.Observer` objects that are told of each step.
+        explain: Runs the present step again, without dropout, and returns why it is not finite; None if it finds no
+            reason.
+        bad_input: Returns which input of the present step holds inf or NaN; None if none does.
         default: As above; None if there is none, the first step is over, or a loss scale was set or loaded.
     """
 
@@ -75,12 +75,12 @@ class Scaler:
         self.num_losses, self.loss_id = num_losses, 0
         self.window: Optional[Window] = None
         self.factors = Factors()
-        self.has_checked_heads = False
+        self.has_checked_loss_heads = False
         self.skipped_steps = 0
         self.consecutive_skips = 0
         self.last_step_skipped = False
-        self._skips_before = 0  # right before the last step
-        self._bad_losses = 0  # steps in a row that were skipped since their loss was not finite; not saved
+        self._skips_before = 0  # `consecutive_skips` before the last step.
+        self._bad_losses = 0  # Steps in a row that were skipped because their loss was not finite; not saved.
         self.observers: Dict[Any, Any] = {}
         self.owners = Alive()
         self.explain: Where = lambda: None
@@ -130,7 +130,7 @@ class Scaler:
         """Return all scalers that work with the loss scale."""
         return (self,) if self.shared is None else {self, *self.shared._scalers}
 
-    def select(self, loss_id: int) -> None:
+    def select_loss(self, loss_id: int) -> None:
         """Make a loss the one that is scaled, or raise a TrainerError if there is no such loss."""
         if isinstance(loss_id, bool) or not isinstance(loss_id, int) or not 0 <= loss_id < self.num_losses:
             raise TrainerError(
@@ -155,11 +155,11 @@ class Scaler:
 
     # ------------------------------------------------------------------ the window
 
-    def begun(self, scale: Optional[float] = None) -> Window:
+    def ensure_window(self, scale: Optional[float] = None) -> Window:
         """Return the window of the present step, which begins here if there is none.
 
         Args:
-            scale: What the losses were multiplied by; None leaves it as it is, 1 at first.
+            scale: The factor of the losses. None leaves the factor of the window as it is, 1 at first.
         """
         if self.window is None:
             self.window = Window()
@@ -236,15 +236,15 @@ class Scaler:
 
         Raises NonFiniteLossError if the loss itself was not finite.
         """
-        window = self.begun()
+        window = self.ensure_window()
         numbers = window.read(values)
         if "losses" in window.failed:
             self.handle_nonfinite_loss()
         return numbers
 
     def set_finite(self, finite: bool) -> None:
-        """Set whether the gradients are finite; what was False stays False."""
-        window = self.begun()
+        """Set whether the gradients are finite, unless they are known to be non-finite."""
+        window = self.ensure_window()
         window.finite = finite and window.finite is not False
 
     def read_norm(self, groups: Sequence[Sequence[mx.nd.NDArray]]) -> float:
@@ -254,7 +254,7 @@ class Scaler:
         read again. Raises NonFiniteLossError if the loss itself was not finite.
         """
         norms = [math.sqrt(square) for square in self.read([sum_of_squares(group) for group in groups])]
-        if self.begun().finite is None:
+        if self.ensure_window().finite is None:
             # Squares overflow above 1.8e19: such gradients may be finite all the same.
             norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
             if self.checks:
@@ -263,7 +263,7 @@ class Scaler:
 
     def handle_nonfinite_loss(self) -> None:
         """Have the present step skipped, whose loss is not finite by itself, or raise NonFiniteLossError."""
-        window, row = self.begun(), self._bad_losses
+        window, row = self.ensure_window(), self._bad_losses
         window.failed.add("losses")
         if self.nonfinite_loss == "raise" or row >= self.max_nonfinite_losses:
             again = f", after {row} steps in a row that were skipped for that" if row else ""
@@ -286,8 +286,8 @@ class Scaler:
         return self.consecutive_skips >= 9 and should_log(self.consecutive_skips + 1)
 
     def _again(self) -> str:
-        """Return what running the present step again has shown, as the end of a message; empty if nothing."""
-        why = _found_out(self.explain)
+        """Run the present step again; return the reason of its failure as the end of a message, or ''."""
+        why = _find_quietly(self.explain)
         return "" if why is None else f" Run again: {why}"
 
     # ------------------------------------------------------------------ the end of a step
@@ -295,10 +295,10 @@ class Scaler:
     def update_scale(self, finite: bool, step: int, first_bad: Where) -> None:
         """Adjust the loss scale and the counts to the outcome of a step; a LossScaleError if the scale gives up.
 
-        ``step`` is its number, for messages; ``first_bad`` finds the name of the first non-finite gradient, slowly. A
-        step that was skipped for its loss leaves the scale as it is, for that is no overflow.
+        ``step`` is its number, for messages. ``first_bad`` finds the name of the first non-finite gradient. A step that
+        was skipped because of its loss leaves the scale as it is: a NaN in the data is no overflow.
         """
-        if "losses" in self.begun().failed:
+        if "losses" in self.ensure_window().failed:
             self._count_bad_loss(step)
             return
 
@@ -311,7 +311,7 @@ class Scaler:
         self._count(finite)
         before, after = self._adjusted(finite, where)
         self._log(finite, step, before, after)
-        why = _found_out(self.explain) if explained else None
+        why = _find_quietly(self.explain) if explained else None
         if why is not None:
             _LOG.warning("step %d run again: %s", step, why)
 
@@ -336,14 +336,14 @@ class Scaler:
             _LOG.warning(text, step, type(scale).__name__, scale.value, row, again and f".{again}")
 
     def _adjusted(self, finite: bool, where: Where) -> Tuple[LossScale, LossScale]:
-        """Move the loss scale; return it before and after. Of several losses at one more host read for each if skipped.
+        """Move the loss scale; return it before and after. A shared loss scale moves in its own `update`.
 
-        A shared one moves in its own `update`.
+        A skipped step with several losses makes one more host read for each.
         """
         if self.shared is not None:
             self.shared._note(self, finite, where)
             return self.shared.loss_scale, self.shared.loss_scale
-        finite_after = self.begun().finite_after
+        finite_after = self.ensure_window().finite_after
         losses = list(dict.fromkeys(loss_id for loss_id, _ in finite_after)) or [self.loss_id]
         bad = (loss_id for loss_id, flag in finite_after if not finite and flag.asscalar() != 1.0)
         self.loss_id = next(bad, losses[-1])
@@ -358,8 +358,8 @@ class Scaler:
         text = f"{type(after).__name__} {before.value:g} -> {after.value:g}"
         if not taken and should_log(self.consecutive_skips):
             line = "step %d skipped, its gradients are not finite%s: %s; %d skipped in a row, %d in all"
-            found = _found_out(self.bad_input)
-            data = "" if found is None else f", which no loss scale mends, for {found}"
+            bad_input = _find_quietly(self.bad_input)
+            data = "" if bad_input is None else f", which no loss scale mends, for {bad_input}"
             _LOG.log(self._level(before), line, step, data, text, self.consecutive_skips, self.skipped_steps)
         elif taken and self._skips_before > 1:
             _LOG.info("step %d taken, after %d skipped in a row: %s", step, self._skips_before, text)
@@ -367,11 +367,11 @@ class Scaler:
             _LOG.info("%s after step %d", text, step)
 
     def _level(self, before: LossScale) -> int:
-        """Return WARNING where the scale cannot fall or has not helped for long, but INFO where another line warns."""
+        """Return WARNING if the scale cannot fall or has not helped for long; INFO if another line warns already."""
         dynamic = before if isinstance(before, DynamicLossScale) else None
         falls = dynamic is not None and dynamic.value > dynamic.min_scale
         warned = dynamic is not None and not falls and dynamic.at_floor == "warn"
-        warned = warned or "statistics" in self.begun().failed
+        warned = warned or "statistics" in self.ensure_window().failed
         return logging.INFO if warned or (falls and self.consecutive_skips < 10) else logging.WARNING
 
     # ------------------------------------------------------------------ saved states
@@ -436,11 +436,11 @@ class SharedLossScale:
 
     def __init__(self, loss_scale: Any = "dynamic") -> None:
         self._value = parse(loss_scale)
-        # Whether each step since the last update was taken, and which gradient made it skip, where that is known.
+        # Whether each step since the last update was taken, and the gradient that made it skip, if it was looked for.
         self._outcomes: List[Tuple[bool, Optional[str]]] = []
-        # Those of trainers that are alive: one that was dropped in mid-step must not block the others.
+        # A trainer that was dropped within a step must not block the others.
         self._scalers = Alive()
-        self.stepped: weakref.WeakSet[Scaler] = weakref.WeakSet()  # which wait for `update`
+        self.stepped: weakref.WeakSet[Scaler] = weakref.WeakSet()  # Scalers that wait for `update`.
 
     def __repr__(self) -> str:
         """Return the present loss scale."""
@@ -473,14 +473,14 @@ class SharedLossScale:
             LossScaleError: If the loss scale gave up.
         """
         if any(scaler.window is not None for scaler in self._scalers):
-            gc.collect()  # trainers are part of cycles, so that dropped ones may still be there
+            gc.collect()  # Trainers are part of cycles, so dropped ones may still be there.
         for scaler in self._scalers:
             scaler.require_between_steps("update of a shared loss scale")
         if not self.stepped and not self._outcomes:
             raise TrainerError("update: no trainer has made a step since the last update of the shared loss scale.")
         outcomes, self._outcomes = self._outcomes, []
         self.stepped.clear()
-        if not outcomes:  # steps that say nothing of the scale
+        if not outcomes:  # All steps were skipped because of their losses.
             return
         before, bad = self._value, next((where for _, where in outcomes if where is not None), None)
         self._value = adjusted(before, all(finite for finite, _ in outcomes), lambda: bad)
@@ -501,7 +501,7 @@ class ScalerStatus:
 
     @property
     def loss_scale(self) -> LossScale:
-        """The present loss scale. May be set between steps, to whatever the constructor takes."""
+        """The present loss scale. May be set between steps, to any value that the constructor takes."""
         self._scaler.read_default()
         return self._scaler.loss_scale
 
@@ -518,9 +518,9 @@ class ScalerStatus:
 
     @property
     def nonfinite_loss(self) -> str:
-        """What a step does whose loss is NaN or inf by itself: 'raise' a NonFiniteLossError, or 'skip'.
+        """Whether a step whose loss is NaN or inf by itself raises a NonFiniteLossError ('raise') or skips ('skip').
 
-        A step that is skipped for that leaves the loss scale as it is, for a NaN batch is no overflow.
+        Such a skip leaves the loss scale as it is: a NaN in the data is no overflow.
         """
         return self._scaler.nonfinite_loss
 
@@ -570,33 +570,36 @@ def adjusted(loss_scale: LossScale, finite: bool, where: Where) -> LossScale:
 
 
 def should_log(count: int) -> bool:
-    """Return whether what happened so often gets a line in the log: the first time, and at 10, 50, 100, 500, ..."""
+    """Return whether an event gets a line in the log when it happens for the given time: 1, 10, 50, 100, 500, ..."""
     return count == 1 or (count >= 10 and str(count).rstrip("0") in ("1", "5"))
 
 
 def explain_steps(scaler: Scaler, owner: Any) -> None:
-    """Have the steps that a trainer or module makes with a scaler explained where they fail."""
+    """Let a scaler ask diagnosis why a step of its trainer or module fails."""
     scaler.explain, scaler.bad_input = (
-        functools.partial(_ask, name, Alive([owner])) for name in ("explain_step", "bad_input")
+        functools.partial(_ask_diagnosis, name, Alive([owner])) for name in ("explain_step", "bad_input")
     )
 
 
-def _ask(name: str, owners: Alive) -> Optional[str]:  # of a module, as scalers are copied and pickled with trainers
-    """Return what `mxmp.diagnose.watch` says of the present step."""
+def _ask_diagnosis(name: str, owners: Alive) -> Optional[str]:
+    """Return the answer of `mxmp.diagnose.watch`.
+
+    It is a function of the module, so that scalers can be copied and pickled with their trainers.
+    """
     ask: Callable[[Any], Optional[str]] = getattr(explainer(), name)
     return next(map(ask, owners), None)
 
 
-def _found_out(find: Where) -> Optional[str]:
+def _find_quietly(find: Where) -> Optional[str]:
     try:
         return find()
-    except Exception:  # an explanation that fails must not hide what it was to explain
+    except Exception:  # A failure here must not hide the failure that is being explained.
         _LOG.debug("the step cannot be run again", exc_info=True)
         return None
 
 
 def _require_checks(nonfinite_loss: str, loss_scale: LossScale) -> None:
-    """Raise if losses are to be skipped that nothing checks."""
+    """Raise if losses that are not finite are to be skipped, but no step checks them."""
     if nonfinite_loss == "skip" and isinstance(loss_scale, NoOpLossScale):
         raise TrainerError(
             "nonfinite_loss='skip', but without a loss scale nothing is checked; give loss_scale=1, which checks and "

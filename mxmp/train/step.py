@@ -1,7 +1,7 @@
 """The training step of every front: reduce, check, unscale, update or skip, move the loss scale.
 
-`Weights` is what it needs to know of the weights that a trainer, a module or an optimizer trains; an `Observer` is told
-of each step, and of the calls of converted nets that a trainer trains.
+`Weights` are the weights of one step, of a trainer, a module or an optimizer. An `Observer` is told of each step, and
+of the calls of converted nets that a trainer trains.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from ..errors import NonFiniteLossError, TrainerError
 from ..explainer import explainer
 from ..loss_scale import LossScale
 from .kernels import Update, update
-from .masters import Masters, first_written_past, masters_flag, written_past
-from .running_stats import Named, RunningStats
+from .masters import Masters, first_overwritten_weight, masters_flag, weight_was_overwritten
+from .running_stats import NamedArrays, RunningStats
 from .scaler import Scaler, ScalerStatus
 from .window import Stage, Window
 
-Watching = TypeVar("Watching", bound="Observer")
+AnyObserver = TypeVar("AnyObserver", bound="Observer")
 
 COMPARED_STEPS = 10
 """The first steps of a trainer, in which low precision weights are compared with their masters."""
@@ -55,18 +55,18 @@ class Weights(abc.ABC):
 
     Attributes:
         optimizer: The user's optimizer.
-        updaters: One per context; or one alone, whose weights the other contexts copy: optimizers that draw
-            noise (SGLD) or count their calls (Nadam) would let them drift apart.
-        masters: Those of each updater.
-        kvstore: What sums the gradients; None leaves every context its own.
+        updaters: One for each context. With a kvstore only one, whose weights the other contexts copy. An optimizer
+            that draws noise (SGLD) or counts its calls (Nadam) would let the contexts drift apart.
+        masters: The masters of each updater.
+        kvstore: The kvstore that sums the gradients. None if each context uses its own gradients.
     """
 
     optimizer: mx.optimizer.Optimizer
     updaters: Sequence[mx.optimizer.Updater]
     masters: Sequence[Masters]
     kvstore: Any = None
-    seen: Any = None  # by the first observer of a skipped step, for those after it; up to the end of the step
-    flags_losses = True  # whether the state has a flag of the losses, which scale_loss makes
+    seen: Any = None  # A result of the first observer of a skipped step, for the observers after it.
+    flags_losses = True  # Whether scale_loss makes a flag of the losses.
 
     @property
     def workers(self) -> Optional[KVStore]:
@@ -101,7 +101,7 @@ class Weights(abc.ABC):
         """Return whether backward passes add to the gradient of a weight (``grad_req='add'``)."""
         return False
 
-    def prepare_reduce(self) -> None:  # noqa: B027 (most have nothing to do)
+    def prepare_reduce(self) -> None:  # noqa: B027
         """Make all contexts' gradients fit to be summed."""
 
     def reduce(self) -> None:  # noqa: B027
@@ -113,12 +113,12 @@ class Weights(abc.ABC):
     def release(self) -> None:  # noqa: B027
         """Forget the gradients: the step is over."""
 
-    def running_stats(self) -> Named:
+    def running_stats(self) -> NamedArrays:
         """Return BatchNorm's running statistics and their like, on every context."""
         return ()
 
     def losses(self) -> Sequence[mx.nd.NDArray]:
-        """Return losses that nothing has checked yet; they are looked at only where gradients are not finite."""
+        """Return losses that are not checked yet. A step checks them only if gradients are not finite."""
         return ()
 
     def first_non_finite(self) -> Optional[str]:
@@ -132,11 +132,11 @@ class StepEnd(NamedTuple):
     Attributes:
         number: Its number among all steps, taken and skipped, from 1 on.
         taken: Whether the weights were updated.
-        skipped: Whether it was skipped for its gradients, even if the loss scale gave up; not so if a loss was not
-            finite, which ends a step by an error or, with ``nonfinite_loss='skip'``, leaves all three False and None.
-        scale: What the losses were multiplied by.
+        skipped: Whether it was skipped because of its gradients, even if the loss scale gave up. If a loss was not
+            finite, ``skipped`` is False: there is an ``error``, or none with ``nonfinite_loss='skip'``.
+        scale: The factor of the losses.
         loss_scale: The loss scale of the next step.
-        error: What the step raised, None if nothing.
+        error: The exception of the step; None if it raised none.
     """
 
     number: int
@@ -178,8 +178,8 @@ class Observer:
 
     _owner: Any = None
 
-    def attach(self: Watching, owner: Any) -> Watching:
-        """Look at each step of ``owner`` from now on, and return this; within ``with`` up to the end of the block.
+    def attach(self: AnyObserver, owner: Any) -> AnyObserver:
+        """Observe each step of ``owner`` from now on, and return this; in a ``with`` statement, up to its end.
 
         Args:
             owner: A ``mxmp.gluon.Trainer``, a Module or BucketingModule of mxmp, before or after it is bound, or a
@@ -199,56 +199,56 @@ class Observer:
         return self
 
     def detach(self) -> None:
-        """Look at no further steps; a second call does nothing."""
+        """Observe no further steps; a second call does nothing."""
         if self._owner is not None:
             scaler_of(self._owner).observers.pop(id(self), None)
         self._owner = None
 
-    def __enter__(self: Watching) -> Watching:
+    def __enter__(self: AnyObserver) -> AnyObserver:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.detach()
 
     def on_call(self, call: NetCall) -> Any:
-        """A converted net that the trainer trains was called under ``autograd.record()``; return its outputs.
+        """Handle a call of a converted net under ``autograd.record()``; return the outputs that the caller gets.
 
-        The caller gets these in the place of ``call.outputs``. They may have zeros added, whose gradients are wanted.
+        These are ``call.outputs``, perhaps with zeros added, so that the gradients of the zeros can be read.
         """
         return call.outputs
 
     def on_losses(self, losses: Sequence[mx.nd.NDArray], begins: bool) -> None:
-        """These losses, as they were before scaling, went backward; not all fronts know theirs.
+        """Handle losses, before scaling, whose backward has run. Modules do not tell of theirs.
 
-        ``begins`` says whether no others did since the last step, or since gradients were discarded.
+        ``begins`` says whether these losses are the first of their step.
         """
 
     def on_batch(self) -> None:
-        """A batch is over whose step comes with a later one: gradients are added up."""
+        """Handle the end of a batch without a step, because gradients are added up over several batches."""
 
     def on_gradients(self, weights: Weights, scale: float) -> None:
-        """The gradients are those of backward, one per context: times ``scale``, in their own dtype.
+        """Handle the gradients of backward, on each context, times ``scale``, in their own dtype.
 
-        Where somebody has read them before the step they are true ones (``scale`` is 1), in float32, changes included.
+        If somebody has read a gradient before the step, all are unscaled, in float32, and ``scale`` is 1.
         """
 
     def on_reduced(self, weights: Weights, scale: float) -> None:
-        """The gradients are summed over contexts and workers, in float32 if there may be several; times ``scale``."""
+        """Handle the sums of gradients over contexts and workers, times ``scale``; in float32 if there is a kvstore."""
 
     def on_update(self, weights: Weights) -> None:
-        """The step will be taken; weights and masters are as they were."""
+        """Handle a step that will be taken; weights and masters are still those before it."""
 
     def on_updated(self, weights: Weights) -> None:
-        """The weights were updated."""
+        """Handle the updated weights."""
 
     def on_skip(self, weights: Weights) -> None:
-        """The step will be skipped: some gradients are not finite; unscaled, if there was reason to."""
+        """Handle a step that will be skipped because some gradients are not finite."""
 
     def on_close(self) -> None:
-        """The gradients of the step are used, right before `on_end`, or were discarded. Forget its calls."""
+        """Forget the calls of a step: its gradients are used, right before `on_end`, or were discarded."""
 
     def on_end(self, end: StepEnd) -> None:
-        """The step is over: taken, skipped, or ended by an error, which is raised after this."""
+        """Handle the end of a step: taken, skipped, or ended by an error, which is raised after this."""
 
 
 def scaler_of(owner: Any) -> Scaler:
@@ -262,7 +262,7 @@ def scaler_of(owner: Any) -> Scaler:
 
 
 def hand_on_observers(owner: Any, before: Scaler) -> None:
-    """Tell the observers of an owner of the steps of its scaler, where it worked with another one before."""
+    """Move the observers of a module from the scaler that it had before to its present one."""
     for key, observer in list(before.observers.items()):
         if observer._owner is owner:
             owner._scaler.observers[key] = observer
@@ -270,9 +270,9 @@ def hand_on_observers(owner: Any, before: Scaler) -> None:
 
 
 def observers_of_calls(trainer: Any) -> List[Observer]:
-    """Return the observers of a trainer, and among them the one that keeps calls to explain a step that fails.
+    """Return the observers of a trainer, among them the one that keeps calls to explain a step that fails.
 
-    `mxmp.diagnose.watch` makes it.
+    `mxmp.diagnose.watch` makes that one.
     """
     explainer().calls_of(trainer)
     return list(trainer._scaler.observers.values())
@@ -289,8 +289,7 @@ class _Shown(NamedTuple):
 class Step:
     """Takes the steps of a trainer, a module with its buckets, or an optimizer in a loop.
 
-    Each method is given the weights, which may be others at each step. What is known of a step is in the scaler's
-    window.
+    Each method is given the weights, which may be others at each step. The state of a step is in the scaler's window.
 
     Attributes:
         scaler: The loss scale, and the window of the present step.
@@ -310,16 +309,16 @@ class Step:
 
     def reduce(self, weights: Weights) -> None:
         """Sum the gradients over contexts and workers, still scaled; once a step."""
-        window, workers = self.scaler.begun(), weights.workers
+        window, workers = self.scaler.ensure_window(), weights.workers
         if window.is_summed:
             return
-        if workers is not None and window.is_true:  # another worker's may be scaled
+        if workers is not None and window.is_true:  # The gradients of another worker may be scaled.
             self._scale_again(weights)
         weights.prepare_reduce()
         self._tell(lambda each: each.on_gradients(weights, 1.0 if window.is_true else window.scale))
         if weights.kvstore is not None:
-            self._show_float32(weights, _indices(weights))  # sums over contexts and workers may exceed float16
-        if workers is not None and self.scaler.checks and weights.flags_losses:  # a worker's loss decides for all
+            self._show_float32(weights, _indices(weights))  # Sums over contexts and workers may exceed float16.
+        if workers is not None and self.scaler.checks and weights.flags_losses:  # One worker's loss decides for all.
             window.flags["losses"] = workers.all_workers(window.flags.get("losses"))
         with window.changing():
             weights.reduce()
@@ -328,13 +327,13 @@ class Step:
         self._tell(lambda observer: observer.on_reduced(weights, scale))
 
     def unscale(self, weights: Weights) -> None:
-        """Make the gradients true ones, in float32, reduced; no host read, nor wait but for some on CPU (`all_finite`).
+        """Reduce and unscale the gradients, in float32. No host read; on a CPU `all_finite` waits for some of them.
 
-        Those of low precision weights are shown as float32 copies up to the end of the step, because
-        their own dtype would flush them to zero.
+        Gradients of low precision weights are shown as float32 copies up to the end of the step. Their own dtype would
+        flush small ones to zero.
         """
         self.reduce(weights)
-        window = self.scaler.begun()
+        window = self.scaler.ensure_window()
         if window.is_true:
             return
         grads = _gradients(weights.groups())
@@ -346,11 +345,11 @@ class Step:
             window.stage = Stage.TRUE
 
     def see(self, weights: Weights, arrays: Mapping[int, List[mx.nd.NDArray]]) -> None:
-        """Make gradients, by the index of their weight, true ones for somebody who reads them before the step.
+        """Unscale gradients, by the index of their weight, for somebody who reads one before the step.
 
-        Nothing is summed, and nothing read on the host.
+        They are not summed, and not read on the host.
         """
-        window = self.scaler.begun()
+        window = self.scaler.ensure_window()
         written = weights.written_grads()
         if written and self.scaler.checks:
             window.flag("gradients", all_finite(written))
@@ -361,7 +360,7 @@ class Step:
             window.stage = Stage.SEEN
 
     def scale_again(self) -> None:
-        """Multiply gradients that somebody has read back to the scale: more are to be added to them."""
+        """Multiply gradients that were unscaled for a reader by the scale, because more will be added to them."""
         window = self.scaler.window
         if window is not None and window.stage is Stage.SEEN:
             with window.changing():
@@ -370,8 +369,8 @@ class Step:
                 window.seen, window.stage = (), Stage.SCALED
 
     def _scale_again(self, weights: Weights) -> None:
-        """Multiply gradients that somebody has read back to the scale, NaN among them if any was not finite."""
-        window = self.scaler.begun()
+        """Multiply gradients that were unscaled for a reader by the scale; one becomes NaN if any was not finite."""
+        window = self.scaler.ensure_window()
         grads = [grad for arrays in weights.waiting().values() for grad in arrays]
         flag = window.flags.get("gradients")
         with window.changing():
@@ -379,7 +378,7 @@ class Step:
             if grads and flag is not None:
                 with mx.autograd.pause():
                     first = flat(grads[0])
-                    first[:1] += 1 / flag.as_in_context(first.ctx) - 1  # 0, or inf
+                    first[:1] += 1 / flag.as_in_context(first.ctx) - 1  # Adds 0, or inf.
             window.seen, window.stage = (), Stage.SCALED
             window.flags.pop("gradients", None)
 
@@ -391,7 +390,7 @@ class Step:
         Both norms are those of the gradients times ``rescale``.
         """
         self.unscale(weights)
-        window, groups = self.scaler.begun(), [group for group in weights.groups() if group]
+        window, groups = self.scaler.ensure_window(), [group for group in weights.groups() if group]
         if not groups:
             return 0.0
         self._add_flags(weights, window.flags.get("gradients"))
@@ -409,7 +408,7 @@ class Step:
     def clip_value(self, weights: Weights, max_value: float) -> None:
         """Unscale, then bring every element of the gradients into [-max_value, max_value]; no host read."""
         self.unscale(weights)
-        with self.scaler.begun().changing():
+        with self.scaler.ensure_window().changing():
             clip_in_place(_gradients(weights.groups()), max_value)
 
     # ------------------------------------------------------------------ the update
@@ -417,11 +416,19 @@ class Step:
     def run(self, weights: Weights, rescale: float) -> bool:
         """Reduce the gradients, check them, update the weights or skip, and move the loss scale.
 
-        The optimizer multiplies true gradients by ``rescale``. Returns whether the step was taken. Nothing is updated
-        if it raises: NonFiniteLossError if the loss itself was not finite, LossScaleError if the loss scale gave up,
-        TrainerError if a weight was overwritten past its master.
+        Args:
+            weights: The weights.
+            rescale: The factor by which the optimizer multiplies unscaled gradients.
+
+        Returns:
+            Whether the step was taken.
+
+        Raises:
+            NonFiniteLossError: If the loss itself was not finite. Nothing is updated, as with the other errors.
+            LossScaleError: If the loss scale gave up.
+            TrainerError: If a weight was overwritten past its master.
         """
-        scaler, window = self.scaler, self.scaler.begun()
+        scaler, window = self.scaler, self.scaler.ensure_window()
         self.reduce(weights)
         if not window.is_true and needs_unscaled_gradients(weights.optimizer, window.scale):
             self.unscale(weights)
@@ -436,8 +443,8 @@ class Step:
 
     @contextlib.contextmanager
     def _ending(self, weights: Weights) -> Iterator[int]:
-        """Give the number of a step that is decided within this context, and end it, whatever is raised."""
-        scaler, before, window = self.scaler, self.scaler.skipped_steps, self.scaler.begun()
+        """Yield the number of a step, which is taken or skipped within this context; end the step in any case."""
+        scaler, before, window = self.scaler, self.scaler.skipped_steps, self.scaler.ensure_window()
         number = weights.optimizer.num_update + before + 1
         error: Optional[BaseException] = None
         updated = False
@@ -479,7 +486,7 @@ class Step:
 
     def _should_step(self, weights: Weights) -> bool:
         """Return whether all gradients are finite, by one host read; NonFiniteLossError if the losses are not."""
-        scaler, window, grads = self.scaler, self.scaler.begun(), _gradients(weights.groups())
+        scaler, window, grads = self.scaler, self.scaler.ensure_window(), _gradients(weights.groups())
         if grads and window.finite is None:
             flag = all_finite(grads) if scaler.checks else None
             self._add_flags(weights, flag)
@@ -490,8 +497,8 @@ class Step:
                 scaler.read()
         if "masters" in window.failed:
             self._compared = 0
-            index = first_written_past(zip(weights.masters, weights.groups()))
-            raise written_past("a weight" if index is None else f"parameter '{weights.name(index)}'")
+            index = first_overwritten_weight(zip(weights.masters, weights.groups()))
+            raise weight_was_overwritten("a weight" if index is None else f"parameter '{weights.name(index)}'")
         self._compared += 1
         taken = window.finite is not False
         losses = () if taken else weights.losses()
@@ -503,13 +510,13 @@ class Step:
         return taken
 
     def _add_flags(self, weights: Weights, grads_finite: Optional[mx.nd.NDArray]) -> None:
-        """Have the one host read of a step tell whether statistics were lost, and in the first steps a master left.
+        """Add flags to the one host read of a step: of running statistics, and in the first steps of masters.
 
         Args:
             weights: The weights.
             grads_finite: The flag of the gradients; None if they are not checked.
         """
-        window, workers = self.scaler.begun(), weights.workers
+        window, workers = self.scaler.ensure_window(), weights.workers
         if self._compared < COMPARED_STEPS:
             flag = masters_flag(zip(weights.masters, weights.groups()))
             if flag is not None:
@@ -521,7 +528,7 @@ class Step:
 
     def _update(self, weights: Weights, rescale: float) -> None:
         """Update the weights; ``rescale_grad`` takes the loss scale out, in float32."""
-        optimizer, updaters, window = weights.optimizer, weights.updaters, self.scaler.begun()
+        optimizer, updaters, window = weights.optimizer, weights.updaters, self.scaler.ensure_window()
         factor = 1.0 if window.is_true else 1.0 / window.scale
         self._tell(lambda observer: observer.on_update(weights))
         groups = weights.groups()[: len(updaters)]
@@ -539,19 +546,21 @@ class Step:
     # ------------------------------------------------------------------ float32 copies
 
     def _show_float32(self, weights: Weights, indices: Iterable[int]) -> None:
-        """Show float32 copies of low precision gradients; autograd goes on writing to the arrays that it knows."""
+        """Show float32 copies of low precision gradients. Autograd still writes to the original arrays."""
         grads = {index: weights.grads(index) for index in indices}
-        low = {index: arrays for index, arrays in grads.items() if is_low_precision(arrays[0])}
-        if low:
-            found = iter(copies_in_float32([grad for arrays in low.values() for grad in arrays]))
-            copies = {index: [next(found) for _ in arrays] for index, arrays in low.items()}
-            self.scaler.begun().shown.append(_Shown(weights, low, copies))  # before the change, so that it is undone
+        originals = {index: arrays for index, arrays in grads.items() if is_low_precision(arrays[0])}
+        if originals:
+            widened = iter(copies_in_float32([grad for arrays in originals.values() for grad in arrays]))
+            copies = {index: [next(widened) for _ in arrays] for index, arrays in originals.items()}
+            # Before the change, so that it is undone if it is interrupted.
+            self.scaler.ensure_window().shown.append(_Shown(weights, originals, copies))
             weights.set_grads(copies)
 
     def _hide_float32(self, window: Window, keep: bool = False) -> None:
         """Show the gradients' own arrays again.
 
-        Those that accumulate take over what was shown, zeros above all; ``keep`` has all do so.
+        Gradients that accumulate get the values of their copies, because a user may have zeroed these. With ``keep``
+        all gradients get them.
         """
         for weights, originals, copies in window.shown:
             weights.set_grads(originals)

@@ -1,7 +1,7 @@
 """The window of one training step: from its first scaled loss up to its update.
 
-A scaler has at most one window. A window holds all that is known of its step: the scale, the stage, the gradients that
-backward passes of scaled losses wrote, and the flags that the host reads once.
+A scaler has at most one window. A window has the scale of its step, the stage, the gradients that backward passes of
+scaled losses wrote, and the flags that the host reads once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set,
 
 import mxnet as mx
 
-from ..arrays import gather, merge_flags, to_float32
+from ..arrays import concat_scalars, merge_flags, to_float32
 from ..errors import TrainerError
 
 LOCK = threading.Condition(threading.RLock())
-"""Held for a moment by whoever opens or leaves a block, and by whoever reads a gradient. It is the only lock of a step.
+"""The only lock of a step. A thread holds it for a moment when it opens or leaves a block, or reads a gradient.
 
 A thread that reads a gradient waits on it for the blocks of other threads.
 """
@@ -30,7 +30,7 @@ os.register_at_fork(after_in_child=lambda: LOCK.__init__(threading.RLock()))  # 
 
 
 class Alive:
-    """Objects as long as somebody else refers to them, in the order in which they came.
+    """A set of objects that keeps none of them alive, in the order in which they were added.
 
     Unlike a ``WeakSet`` it may be iterated while other threads add to it: all are looked up at once. A copy of it, or
     one from a pickle, has the copies of the objects.
@@ -58,7 +58,7 @@ class Alive:
 
 
 class Stage(enum.Enum):
-    """What the gradients of a window are."""
+    """Whether the gradients of a window are summed over contexts, and whether they have the scale."""
 
     SCALED = "of each context, times the scale"
     SEEN = "of each context, true: somebody has read one"
@@ -79,13 +79,13 @@ class Written:
         self.owners = Alive()
 
     def see(self) -> None:
-        """Make all gradients true ones for somebody who reads one; within a block of this thread they stay scaled.
+        """Unscale all gradients for somebody who reads one, unless the reader is in a block of this thread.
 
-        Waits for the blocks of other threads, unless this thread is in a block itself.
+        A reader outside of a block waits for the blocks of other threads.
         """
         with LOCK:
             while not in_block() and any(owner.window is not None and owner.window.is_open for owner in self.owners):
-                LOCK.wait(0.1)  # a block whose thread was interrupted may end without notice
+                LOCK.wait(0.1)  # A block whose thread was interrupted may end without notice.
             owners = [owner for owner in self.owners if owner.window is not None]
             if any(owner.window.is_open for owner in owners):
                 return
@@ -107,17 +107,17 @@ class Window:
 
     Attributes:
         scale: The factor of the losses; the first one decides.
-        stage: What the gradients are.
+        stage: Whether the gradients are summed, and whether they have the scale.
         written: The gradients that a scaled backward wrote.
-        flags: By 'losses', 'gradients', 'statistics' and 'masters': whether all losses are finite, and all gradients
-            were before they were unscaled; whether no running statistic was lost; whether each low precision weight is
-            its float32 master, rounded.
+        flags: 'losses': all losses are finite. 'gradients': all gradients were finite before they were unscaled.
+            'statistics': no running statistic was lost. 'masters': each low precision weight equals its float32 master,
+            rounded.
         failed: The names of the flags that the host has read as 0.
         finite: Whether the gradients are finite; None before the host has read it.
         reached: Whether a backward came through a scaled loss.
         awaits_update: Whether ``allreduce_grads`` was called, which ``update`` follows.
-        fault: The error of a step that cannot be made, and its text; None if it can.
-        finite_after: For several losses, the number of each and a flag of the gradients after its backward.
+        fault: The class and the text of the error if the step cannot be made; None if it can.
+        finite_after: With several losses, the number of each loss, and a flag of the gradients after its backward.
         shown: Float32 copies that are shown in place of low precision gradients.
         seen: The arrays that were divided by the scale for a reader; a further block multiplies them again.
     """
@@ -161,7 +161,7 @@ class Window:
         On a GPU an inf becomes a NaN.
         """
         arrays = [*values, *self.flags.values()]
-        numbers: List[float] = gather(arrays).asnumpy().tolist() if arrays else []
+        numbers: List[float] = concat_scalars(arrays).asnumpy().tolist() if arrays else []
         self.failed |= {name for name, number in zip(self.flags, numbers[len(values) :]) if number != 1.0}
         if "gradients" in self.failed:
             self.finite = False
@@ -186,12 +186,12 @@ class Window:
 
 
 def join(windows: Sequence[Window]) -> None:
-    """Let windows have their gradients written together, of owners that step on one loss."""
+    """Give the windows of trainers that step on one loss one set of written gradients."""
     together = windows[0].written
     for window in windows[1:]:
         if window.written is not together:
             together.ids |= window.written.ids
-            for owner in window.written.owners:  # those of earlier blocks too
+            for owner in window.written.owners:  # Owners of earlier blocks too.
                 together.owners.add(owner)
                 if owner.window is not None:
                     owner.window.written = together
@@ -216,7 +216,7 @@ class Block:
 
 
 BLOCKS = Alive()
-"""The blocks of all threads; one that nobody holds any more, because its thread was interrupted, is closed already."""
+"""The blocks of all threads. A block whose thread was interrupted goes with the last reference to it."""
 
 
 def open_blocks() -> List[Block]:
@@ -230,14 +230,14 @@ def in_block(window: Optional[Window] = None) -> bool:
     return any(block.thread == mine and (window is None or window in block.windows) for block in open_blocks())
 
 
-# ------------------------------------------------------------------ who reads a gradient sees a true one
+# ------------------------------------------------------------------ readers of gradients
 
 
 class TrueOnRead(List[mx.nd.NDArray]):
-    """The gradients of a weight, one for each context, while they wait for a step: whoever reads one sees a true one.
+    """The gradients of a weight, one for each context, while they wait for a step: reading one unscales them all.
 
     Attributes:
-        plain: The list that stood here before, and stands here again after the step.
+        plain: The list that the parameter had before the step, and gets back after it.
         window: The window of the step.
     """
 
@@ -246,16 +246,16 @@ class TrueOnRead(List[mx.nd.NDArray]):
         self.plain, self.window = plain, window
 
     def show(self, arrays: Sequence[mx.nd.NDArray]) -> None:
-        """Let whoever reads see other gradients."""
+        """Show readers other gradients."""
         super().__setitem__(slice(None), arrays)
 
     @property
     def is_left(self) -> bool:
-        """Whether no trainer is alive that would step with them."""
+        """Whether all trainers that would step with these gradients are gone."""
         return not any(self.window.written.owners)
 
     def copy(self) -> List[mx.nd.NDArray]:
-        """Return the gradients, true ones from now on, as a plain list."""
+        """Unscale the gradients; return them as a plain list."""
         if not self.is_left:
             self.window.written.see()
         elif self.window.stage is Stage.SCALED:
@@ -292,7 +292,7 @@ class TrueOnRead(List[mx.nd.NDArray]):
     __copy__ = copy
 
     def pop(self, *index: Any) -> Any:
-        """Return a gradient; it stays here."""
+        """Return a gradient, which stays in the list."""
         return self.copy().pop(*index)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -301,5 +301,5 @@ class TrueOnRead(List[mx.nd.NDArray]):
 
 
 def plain(arrays: Any) -> Any:
-    """Return the gradients of a weight as they are; nothing is made true."""
+    """Return the gradients of a weight as they are, scaled or not."""
     return list.copy(arrays) if isinstance(arrays, TrueOnRead) else arrays

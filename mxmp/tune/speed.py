@@ -23,7 +23,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import leaves
+from ..arrays import tree_leaves
 from ..devices.amx import variable_set
 from ..devices.auto import fastest_policy, parse_policy
 from ..devices.check import amx_notes
@@ -259,7 +259,7 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training], 
         raise TuneError(f"network: parameter '{lacking[0]}' has no value; initialize or load the net first.")
     loss = None if training is None else training.loss
     example: Example = next(read_batches(batches, 1)).for_net(arguments_of(net), loss, labels).beside(net)
-    arrays = [each for each in leaves(example.inputs) if each is not None]
+    arrays = [each for each in tree_leaves(example.inputs) if each is not None]
     context, size = arrays[0].ctx, arrays[0].shape[0]
 
     def infer(policy: Policy) -> Run:

@@ -6,7 +6,7 @@ import pytest
 from mxnet import autograd
 
 from mxmp import arrays
-from mxmp.arrays import address, amp_cast, round_into, settle, view
+from mxmp.arrays import address, amp_cast, round_into, view, wait_until_readable
 from mxmp.dtypes import NUMPY_BFLOAT16
 from tests.values import DTYPES
 
@@ -155,7 +155,7 @@ def test_a_weight_has_settled_though_a_call_moves_it_into_a_layout_of_onednn():
     for _ in range(20):  # without a wait some were half moved
         weight = mx.nd.array(values)
         mx.nd.Convolution(data, weight, no_bias=True, kernel=(1, 1), num_filter=1024)
-        found = view(settle(weight))
+        found = view(wait_until_readable(weight))
         mx.nd.waitall()
         np.testing.assert_array_equal(found, values)
 

@@ -9,8 +9,8 @@ from mxmp.processors import AMD, NO_BFLOAT16
 from mxmp.symbol import convert_checkpoint
 from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, said, save, table
 from tests.devices.machines import install_cards
-from tests.killed import killed_at_each_rename
 from tests.processors import processor_of
+from tests.stress.killed import killed_at_each_rename
 
 
 def converted(folder, *options, **values):
@@ -149,6 +149,7 @@ def test_auto_prints_the_policy_the_machine_and_why(tmp_path, on_processor):
     assert rows["note"].startswith("The policy 'auto' takes mixed_bfloat16 here, because this processor (EPYC) is of the kind")
 
 
+@pytest.mark.stress
 def test_a_conversion_that_is_killed_leaves_no_mixture_that_a_command_reads(tmp_path):
     (tmp_path / "set").mkdir()
     source, out = save(tmp_path), tmp_path / "set" / "out"

@@ -10,7 +10,7 @@ from mxmp.gluon import Trainer, load_checkpoint, save_checkpoint
 from tests.freeze import freeze, saved_arrays, scale_of
 from tests.gluon.nets import X, cnn, exact, step
 from tests.gluon.trainer_tools import backward
-from tests.killed import killed_at_each_rename
+from tests.stress.killed import killed_at_each_rename
 
 
 def trained(steps=0, policy="O2"):
@@ -53,6 +53,7 @@ def test_a_run_goes_on_from_a_checkpoint_that_is_loaded_before_the_first_call(po
     assert seen(*resumed) == seen(*pair)
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("older", ["a set", "no manifest", "nothing"])
 def test_a_save_that_is_killed_leaves_the_older_checkpoint_the_newer_or_an_error(older, tmp_path):
     def loaded(prefix):

@@ -108,6 +108,28 @@ def test_a_step_behind_inference_is_that_of_the_masters(conversion):
         np.testing.assert_allclose(value, expected, atol=BOUND * max(np.abs(expected).max(), 0.1))
 
 
+def in_default_layout(array):
+    try:
+        array._sync_copyfrom(array.asnumpy())  # which MXNet has for no other layout
+    except mx.MXNetError as e:
+        assert "MKLDNN" in str(e)
+        return False
+    return True
+
+
+def test_convert_moves_weights_to_the_default_layout_in_which_training_is_faster():
+    """In place: an array that the user holds is the parameter's still."""
+    net = make()
+    arrays = [param.data() for param in net.collect_params().values()]
+    if all(map(in_default_layout, arrays)):
+        pytest.skip("oneDNN leaves weights as they are on this processor")
+    expected = [array.asnumpy() for array in arrays]
+    convert(net, "mixed_bfloat16")
+    assert all(map(in_default_layout, arrays))
+    assert all(map(np.array_equal, expected, [array.asnumpy() for array in arrays]))
+    assert all(array is param.data() for array, param in zip(arrays, net.collect_params().values()))
+
+
 def test_a_float32_net_shares_the_weights():
     net = make()
     expected = run(net)

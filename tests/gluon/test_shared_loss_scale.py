@@ -15,7 +15,7 @@ from mxmp.errors import LossScaleError, TrainerError
 from mxmp.gluon import SharedLossScale, Trainer
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.gluon.trainer_tools import TWO, backward, param, run, sgd, value
-from tests.pauses import TRAIN, paused
+from tests.stress.pauses import TRAIN, paused
 
 
 def make(loss_scale=None):
@@ -149,6 +149,7 @@ def make_another(shared, trainers):
     trainers.append(sgd(param([1.0]), shared))
 
 
+@pytest.mark.stress
 def test_the_scale_is_set_while_another_thread_makes_a_trainer_with_it():
     for line in itertools.count(1):
         shared, _, trainers = make()

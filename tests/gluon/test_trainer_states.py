@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mxnet import gluon
 
-from mxmp.arrays import leaves
+from mxmp.arrays import tree_leaves
 from mxmp.errors import StateError, TrainerError
 from mxmp.gluon import Trainer, convert, exact_value, load_checkpoint, save_checkpoint
 from mxmp.optimizer import MultiPrecision
@@ -56,7 +56,7 @@ def resumed(plain, w, tmp_path, *args, dtype="float32"):
 
 
 def states_of(trainer):
-    return list(leaves(trainer._updaters[0].states[0]))
+    return list(tree_leaves(trainer._updaters[0].states[0]))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

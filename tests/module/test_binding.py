@@ -171,10 +171,10 @@ def test_data_and_labels_are_cast_before_they_are_copied_to_executors():
     """Which MXNet does itself where it copies to a CPU, and refuses to where a GPU has another dtype."""
     descs = [mx.io.DataDesc("data", (2,))], [mx.io.DataDesc("label", (2,), "int32")]
     given = mx.io.DataBatch([mx.nd.ones(2, dtype="float16")], [mx.nd.ones(2, dtype="float64")])
-    batch, same = binding.as_bound([given], *descs)[0], binding.as_bound([given], descs[1], descs[0])[0]
+    batch, same = binding.cast_batch([given], *descs)[0], binding.cast_batch([given], descs[1], descs[0])[0]
     assert (batch.data[0].dtype, batch.label[0].dtype) == (np.float32, np.float64)  # the label is none of float32
     assert (same.data[0].dtype, same.label[0].dtype) == (np.float16, np.float32)
-    assert binding.as_bound(given, descs[1], descs[1]) is given and given.data[0].dtype == np.float16
+    assert binding.cast_batch(given, descs[1], descs[1]) is given and given.data[0].dtype == np.float16
 
 
 def test_data_keeps_a_dtype_that_is_declared_or_no_float():

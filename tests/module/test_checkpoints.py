@@ -11,7 +11,6 @@ from mxmp.graph import without_versions
 from mxmp.module import BucketingModule, Module
 from mxmp.symbol import to_graph
 from tests.full_disk import files_of_at_most
-from tests.killed import killed_at_each_rename
 from tests.module.tools import (
     SGD,
     SHAPES,
@@ -27,6 +26,7 @@ from tests.module.tools import (
     train,
     values,
 )  # fmt: skip
+from tests.stress.killed import killed_at_each_rename
 from tests.symbol.refusals import contents, nothing_written, refused
 
 
@@ -190,6 +190,7 @@ def test_a_damaged_file_is_named_and_changes_nothing(name, tmp_path):
         assert trace(module) == before
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("older", ["a set", "no manifest", "another epoch"])
 def test_a_save_that_is_killed_leaves_the_older_set_the_newer_or_an_error(older, tmp_path):
     prefix, other, newer, found = str(tmp_path / "set" / "net"), str(tmp_path / "net"), stepped("tanh", 3), []
@@ -210,6 +211,7 @@ def test_a_save_that_is_killed_leaves_the_older_set_the_newer_or_an_error(older,
     assert loaded(prefix) == whole[0]
 
 
+@pytest.mark.stress
 def test_buckets_that_were_not_saved_together_are_refused(tmp_path):
     """Killed over an older set of the same lengths: two networks, which are as before, and the lengths; parameters."""
     (tmp_path / "set").mkdir()

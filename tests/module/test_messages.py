@@ -92,7 +92,7 @@ TABLE = {
         "compression_params compares gradients with a threshold while they are scaled, so that the loss scale "
         "would change the training; use loss_scale=None, or no compression."),
     "an async kvstore": (
-        lambda: updates_on_kvstore(Async(), capable=True, checked=True, low=False), TrainerError,
+        lambda: updates_on_kvstore(Async(), can_update=True, is_checked=True, is_low=False), TrainerError,
         "kvstore 'dist_async' updates weights inside the all-reduce, before their gradients are checked and "
         "without float32 masters. Use a synchronous kvstore, or loss_scale=None and a policy with "
         "param_dtype='float32'."),

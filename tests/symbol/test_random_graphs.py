@@ -8,6 +8,7 @@ import json
 
 import mxnet as mx
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +44,7 @@ def assert_within_bounds(symbol, runs, network, low=frozenset()):
         assert not np.any(excess > 0)
 
 
+@pytest.mark.behaviour(22)
 @settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(networks(), st.sampled_from(POLICIES), st.booleans())
 def test_random(network, policy, with_shapes):

@@ -6,6 +6,7 @@ Only public calls: each way is forced by name, and measured by MXNet's own infer
 import itertools
 
 import mxnet as mx
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -59,6 +60,7 @@ def price(net, policy):
     return measure(convert(net, policy, SHAPES).symbol, SHAPES, dict.fromkeys(net.list_inputs(), "float32"))
 
 
+@pytest.mark.behaviour(14)
 @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(networks())
 def test_no_way_to_run_the_free_operators_moves_fewer_bytes_or_as_many_with_fewer_casts(network):

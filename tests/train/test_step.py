@@ -119,6 +119,7 @@ def test_an_update_is_float32s_at_every_scale_with_every_optimizer(make, case):
     assert training.optimizer.num_update == 4
 
 
+@pytest.mark.behaviour(41)
 @over(setup=[("float16", 2), ("bfloat16", 1)])
 def test_low_precision_weights_have_float32_masters(make, setup):
     """Each update is below half a unit in the last place; what counts is their sum."""
@@ -172,6 +173,7 @@ def test_a_weight_that_is_set_between_steps_counts(make, dtype, device, monkeypa
 # A step that is skipped.
 
 
+@pytest.mark.behaviour(46)
 @pytest.mark.behaviour("an infinite step")
 @over(optimizer=["sgd", "adam", "nadam", "lamb"])
 def test_a_skipped_step_leaves_no_trace(make, optimizer):
@@ -187,6 +189,7 @@ def test_a_skipped_step_leaves_no_trace(make, optimizer):
     assert (training.scale, *training.counts) == (64, False, 0, 3)  # a static scale never moves
 
 
+@pytest.mark.behaviour(47)
 @pytest.mark.behaviour("an overflow on one context", "a NaN on one replica")
 @over(setup=SETUPS)
 def test_one_bad_number_anywhere_skips_all(make, setup):
@@ -232,6 +235,7 @@ def test_a_gradient_that_overflows_when_it_is_unscaled_skips(make, call):
 # The scale and the counts.
 
 
+@pytest.mark.behaviour(43)
 @pytest.mark.behaviour("growth and back-off", "a step's answer", "an infinite step", "counts of skips")
 @over()
 def test_the_scale_backs_off_and_grows_and_skips_are_counted(make):
@@ -275,6 +279,7 @@ def test_the_scale_may_be_set_between_steps(make, spec):
     assert training.scale == before and training.run(0.5)
 
 
+@pytest.mark.behaviour(44)
 @pytest.mark.behaviour("overflows in a row")
 @over("options")
 def test_the_floor_raises_and_names_the_first_bad_gradient(make):
@@ -336,6 +341,7 @@ def test_skips_in_a_row_are_logged_ever_more_rarely(loss_scale, outcomes, expect
 # A loss that is not finite itself.
 
 
+@pytest.mark.behaviour(45)
 @over(bad=BAD, call=["step", "unscale", "clip"])
 def test_a_loss_that_is_not_finite_is_an_error_and_changes_nothing(make, bad, call):
     training = make(backing_off(), "adam", {"learning_rate": 0.125}, contexts=2)
@@ -406,6 +412,7 @@ def test_an_overflow_skips_whatever_was_done_with_the_gradients(make, overflow, 
 NORM = 13.0  # of 3, 4 and 12
 
 
+@pytest.mark.behaviour(48)
 @pytest.mark.behaviour("clipping of true gradients")
 @over("calls", "clip", scale=SCALES, contexts=[2])
 def test_clipping_is_of_true_gradients(make, scale, contexts):
@@ -575,6 +582,7 @@ def test_without_a_scale_a_step_never_reads(make, host_reads):
 # Saved states.
 
 
+@pytest.mark.behaviour(49)
 @pytest.mark.behaviour("a state before and after use", "a resumed run")
 @over(setup=SETUPS)
 def test_a_run_that_is_resumed_at_every_step_goes_on_bit_for_bit(make, setup, tmp_path):

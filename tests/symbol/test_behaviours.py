@@ -1,11 +1,7 @@
 """What a user can check of the engine: networks in, networks out, by public names alone. docs/behaviours.md lists it."""
 
-import itertools
 import json
 import os
-import signal
-import time
-import warnings
 
 import mxnet as mx
 import numpy as np
@@ -14,8 +10,6 @@ import pytest
 import mxmp
 from mxmp import Policy
 from mxmp.errors import CheckpointError, PolicyError
-from mxmp.launch import LOOPBACK, Process
-from mxmp.launch import run as launch
 from mxmp.symbol import (
     convert_checkpoint,
     convert_model,
@@ -29,7 +23,6 @@ from mxmp.symbol import (
     to_graph,
 )
 from tests.full_disk import files_of_at_most
-from tests.killed import killed_at_each_rename
 from tests.symbol.measure import nodes_of
 from tests.symbol.small import casts_of, convolutional, dense, dtypes_of, params_of, precisions, snapshot
 from tests.values import BFLOAT16
@@ -84,12 +77,14 @@ def counting():
     return mx.sym.contrib.while_loop(lambda i: i < 3, lambda i: (i * 2, i + 1), [mx.sym.var("i")], max_iterations=3)
 
 
+@pytest.mark.behaviour(1)
 @pytest.mark.parametrize("make", [convolutional, recurrent, ordered, counting])
 def test_a_network_comes_back_from_its_graph_unchanged(make):
     symbol = mx.sym.Group([make()[0], mx.sym.var("é \x01", attr={"__layer__": 'a "b"'}, dtype="int32")])
     assert text(from_graph(to_graph(symbol))) == text(symbol)
 
 
+@pytest.mark.behaviour(2)
 @pytest.mark.parametrize("beyond", [0, 90])
 def test_a_malformed_node_is_refused_by_its_name(beyond, tmp_path):
     graph = json.loads(text(perceptron()))
@@ -104,6 +99,7 @@ def test_a_malformed_node_is_refused_by_its_name(beyond, tmp_path):
 # Rules.
 
 
+@pytest.mark.behaviour(3)
 def test_products_run_in_float16_and_softmax_in_float32():
     rows = precisions(model(perceptron()))
     assert rows == {"a": "float16", "act": "float16", "b": "float16", "soft": "float32"}
@@ -116,6 +112,7 @@ ROWS = {
 }
 
 
+@pytest.mark.behaviour(4)
 @pytest.mark.parametrize("read", ROWS)
 def test_an_index_is_never_rounded(read):
     """2049 is no float16 number; the rows that it finds are cast, it is not."""
@@ -147,6 +144,7 @@ def test_an_index_and_a_position_that_a_loop_hands_on_are_never_rounded(policy):
 CONSTANTS = [(65504.0, "float16"), (65536.0, "float32"), (-1e9, "float32"), (1e-9, "float32"), (-1e-9, "float32")]
 
 
+@pytest.mark.behaviour(5)
 @pytest.mark.parametrize(("scalar", "precision"), CONSTANTS)
 def test_an_operator_with_a_constant_beyond_float16_stays_float32(scalar, precision):
     symbol = dense(dense(DATA, "a") * scalar, "b")
@@ -161,6 +159,7 @@ SUMS = [
 ]
 
 
+@pytest.mark.behaviour(6)
 @pytest.mark.parametrize(("length", "shape", "precision"), SUMS)
 def test_a_sum_of_more_than_1024_terms_stays_float32(length, shape, precision):
     rows = mx.sym.Reshape(dense(DATA, "a", hidden=length), shape=shape)
@@ -168,6 +167,7 @@ def test_a_sum_of_more_than_1024_terms_stays_float32(length, shape, precision):
     assert precisions(model(dense(total, "b")))["total"] == precision
 
 
+@pytest.mark.behaviour(7)
 def test_batch_norm_keeps_its_parameters_in_float32():
     symbol, shapes = convolutional()
     found = model(symbol, "O2", shapes)
@@ -177,6 +177,7 @@ def test_batch_norm_keeps_its_parameters_in_float32():
     assert not wide & set(casts_of(found.symbol))  # nor are they read as float16
 
 
+@pytest.mark.behaviour(8)
 @pytest.mark.parametrize("policy", ["O2", "O3", "O2,output=float16"])
 def test_other_dtypes_are_left_alone(policy):
     weight = mx.sym.Cast(mx.sym.var("weight"), dtype="float64")
@@ -206,6 +207,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.behaviour(9)
 @pytest.mark.parametrize("name", ["O1", "O2", "O3", "mixed_bfloat16"])
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_policy_parses_from_what_it_prints(name, field):
@@ -213,6 +215,7 @@ def test_a_policy_parses_from_what_it_prints(name, field):
     assert Policy.parse(str(policy)) == policy != Policy.parse(name) == Policy.parse(str(Policy.parse(name)))
 
 
+@pytest.mark.behaviour(10)
 def test_the_override_by_name_beats_that_by_operator():
     def found(text):
         return precisions(model(perceptron(), text))
@@ -224,6 +227,7 @@ def test_the_override_by_name_beats_that_by_operator():
     assert (both["act"], both["soft"]) == ("float16", "float32")
 
 
+@pytest.mark.behaviour(11)
 def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name():
     for convert in (convert_symbol, model):
         with pytest.raises(PolicyError, match="'sof' matches no node; the nearest are soft"):
@@ -233,6 +237,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name():
 # Casts.
 
 
+@pytest.mark.behaviour(12)
 def test_a_node_behind_an_exponential_stays_float32():
     """A softmax written by hand: its sum would overflow in float16. A reshape between them changes nothing."""
     power = mx.sym.exp(dense(DATA, "a"), name="exp")
@@ -253,6 +258,7 @@ def test_a_node_behind_an_exponential_of_the_step_before_stays_float32():
     assert precisions(model(outputs, "O1", {**SHAPES, "rows": (3, 4, 6)}))["total"] == "float32"
 
 
+@pytest.mark.behaviour(13)
 def test_two_readers_share_one_cast():
     symbol = mx.sym.Group([dense(DATA, "a"), dense(DATA, "b")])
     assert casts_of(convert_symbol(symbol, "O1", SHAPES)).count("x") == 1
@@ -265,6 +271,7 @@ def test_of_ways_that_move_as_many_bytes_that_with_the_fewest_casts_is_taken():
     assert precisions(found)["table"] == "float16" and casts_of(found.symbol).count("table") == 1
 
 
+@pytest.mark.behaviour(15)
 def test_resnet_50_keeps_two_casts_of_activations():
     """The image to float16, the logits back: none within."""
     symbol = mx.gluon.model_zoo.vision.resnet50_v1(prefix="net_")(mx.sym.var("data"))
@@ -272,6 +279,7 @@ def test_resnet_50_keeps_two_casts_of_activations():
     assert len(casts_of(found)) == 2 and "data" in casts_of(found)
 
 
+@pytest.mark.behaviour(16)
 @pytest.mark.parametrize("mean", ["an input", "a parameter"])
 def test_an_input_is_narrowed_for_layers_alone(mean):
     """Data, labels and states may need more than 11 bits: subtracting a mean comes first, in float32."""
@@ -280,6 +288,7 @@ def test_an_input_is_narrowed_for_layers_alone(mean):
     assert precisions(found)["centred"] == "float32" and casts_of(found.symbol)[0] == "centred"
 
 
+@pytest.mark.behaviour(17)
 def test_outputs_keep_their_names_and_are_float32():
     symbol = mx.sym.Group([dense(DATA, "a"), mx.sym.relu(dense(DATA, "b"), name="act")])
     found = convert_symbol(symbol, "O1", SHAPES)
@@ -287,6 +296,7 @@ def test_outputs_keep_their_names_and_are_float32():
     assert list(found.infer_type(x="float32")[1]) == [np.float32] * 2
 
 
+@pytest.mark.behaviour(18)
 def test_a_loop_runs_its_layers_in_float16_and_keeps_its_state_in_float32():
     symbol, shapes = recurrent()
     found = model(symbol, "O1", shapes)
@@ -304,6 +314,7 @@ def test_a_loop_runs_its_layers_in_float16_and_keeps_its_state_in_float32():
     assert (state["op"], state["attrs"]["dtype"]) == ("Cast", "float32")
 
 
+@pytest.mark.behaviour(19)
 @pytest.mark.parametrize(("dtype", "expected"), [("float16", np.float16(7 / 3)), ("int32", 2)])
 def test_the_casts_of_the_network_itself_stay(dtype, expected):
     symbol = dense(mx.sym.Cast(mx.sym.Cast(DATA, dtype=dtype, name="low"), dtype="float32", name="back"))
@@ -315,6 +326,7 @@ def test_the_casts_of_the_network_itself_stay(dtype, expected):
 # Emulation, folding.
 
 
+@pytest.mark.behaviour(20)
 def test_a_float16_product_on_a_cpu_has_numpys_bits():
     """Operands and result are rounded to float16, the sum is float32's; of so few bits it is exact.
 
@@ -331,6 +343,7 @@ def test_a_float16_product_on_a_cpu_has_numpys_bits():
     np.testing.assert_array_equal(run(on_cpu(scaled), {"x": x, "fc_weight": weight})[0], expected.astype(np.float32))
 
 
+@pytest.mark.behaviour(21)
 @pytest.mark.parametrize(("no_bias", "options"), [(False, {"fix_gamma": False}), (True, {}), (False, {"eps": 0.1})])
 def test_for_inference_batch_norm_is_folded_and_dropout_gone(no_bias, options):
     conv = mx.sym.Convolution(DATA, kernel=(3, 3), num_filter=4, no_bias=no_bias, name="conv")
@@ -349,6 +362,7 @@ def test_for_inference_batch_norm_is_folded_and_dropout_gone(no_bias, options):
 # Conversions.
 
 
+@pytest.mark.behaviour(23)
 @pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
 def test_converting_twice_is_converting_once(policy):
     once = model(perceptron(), policy)
@@ -357,6 +371,7 @@ def test_converting_twice_is_converting_once(policy):
         assert dtypes_of(twice.arg_params) == dtypes_of(once.arg_params) and precisions(twice) == precisions(once)
 
 
+@pytest.mark.behaviour(24)
 @pytest.mark.parametrize("policy", ["O1", "O2", "mixed_bfloat16"])
 def test_converting_to_float32_gives_the_network_back(policy):
     loop, shapes = recurrent()
@@ -365,6 +380,7 @@ def test_converting_to_float32_gives_the_network_back(policy):
     assert text(found) != text(symbol) and text(convert_symbol(found, "O0")) == text(symbol)
 
 
+@pytest.mark.behaviour(25)
 def test_the_callers_symbol_and_arrays_stay_as_they_were():
     symbol, shapes = convolutional()
     args, aux = params_of(symbol, shapes)
@@ -377,6 +393,7 @@ def test_the_callers_symbol_and_arrays_stay_as_they_were():
     assert (text(found.symbol), snapshot(found.arg_params, found.aux_params)) == before
 
 
+@pytest.mark.behaviour(26)
 def test_a_weight_that_float32_reads_too_stays_float32():
     weight = mx.sym.var("weight")
     symbol = mx.sym.Group([dense(DATA, weight=weight), mx.sym.exp(weight, name="exp")])
@@ -384,6 +401,7 @@ def test_a_weight_that_float32_reads_too_stays_float32():
     assert dtypes_of(found.arg_params) == {"weight": "float32"} and casts_of(found.symbol).count("weight") == 1
 
 
+@pytest.mark.behaviour(27)
 def test_a_value_beyond_float16_is_clamped_and_listed():
     args = {"fc_weight": mx.nd.array(np.diag([1e5, -1e5, 1, 1, 1, 1]))}
     found = convert_model(dense(DATA), args, {}, "O2", SHAPES)
@@ -391,6 +409,7 @@ def test_a_value_beyond_float16_is_clamped_and_listed():
     assert [(change.name, change.clamped) for change in found.changes] == [("fc_weight", 2)]
 
 
+@pytest.mark.behaviour(28)
 def test_a_weight_is_rounded_to_the_nearest_bfloat16_and_ties_to_even():
     """`Cast` of MXNet 1.9.1 would truncate."""
     values = np.float32([1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-9, 1 + 3 * 2.0**-9, 1 + 2.0**-8 + 2.0**-20, -1.0])
@@ -402,6 +421,7 @@ def test_a_weight_is_rounded_to_the_nearest_bfloat16_and_ties_to_even():
     assert bits.view(np.float32)[0].tolist() == expected
 
 
+@pytest.mark.behaviour(29)
 def test_a_converted_checkpoint_is_one_of_plain_mxnet(tmp_path):
     """With its auxiliary states, and all of its casts, which MXNet's own way to save leaves out."""
     (network, shapes), prefix, out = convolutional(), str(tmp_path / "net"), str(tmp_path / "low")
@@ -419,6 +439,7 @@ def test_a_converted_checkpoint_is_one_of_plain_mxnet(tmp_path):
     np.testing.assert_allclose(module.get_outputs()[0].asnumpy(), expected, atol=2.0**-9)
 
 
+@pytest.mark.behaviour(30)
 def test_casts_of_bfloat16_are_saved_too(tmp_path):
     """`Symbol.save` leaves out every amp_cast."""
     found = model(perceptron(), "mixed_bfloat16")
@@ -430,6 +451,7 @@ def test_casts_of_bfloat16_are_saved_too(tmp_path):
 # Files.
 
 
+@pytest.mark.behaviour(31)
 @pytest.mark.parametrize("missing", [1, 4000])
 def test_a_full_disk_leaves_the_earlier_files_whole(missing, tmp_path):
     prefix, symbol = str(tmp_path / "net"), dense(DATA, hidden=400)
@@ -442,6 +464,7 @@ def test_a_full_disk_leaves_the_earlier_files_whole(missing, tmp_path):
     assert set(before) >= {"net-symbol.json", "net-0000.params"}
 
 
+@pytest.mark.behaviour(32)
 @pytest.mark.parametrize(
     "damage", [lambda content: content[:-1], lambda content: content[:50], lambda content: content * 2]
 )
@@ -453,48 +476,7 @@ def test_a_file_of_parameters_of_another_length_than_it_says_is_refused_by_its_n
         load_params(str(file))
 
 
-def test_a_save_that_is_killed_leaves_the_older_file_or_the_newer(tmp_path):
-    """As by ``kill -9``, at ten moments of saves without end; and before each file takes its place."""
-    folder, symbol = tmp_path / "set", dense(DATA, hidden=40_000)
-    folder.mkdir()
-    prefix = str(folder / "net")
-
-    def save(value=0):
-        save_checkpoint(prefix, 0, symbol, {"fc_weight": mx.nd.full((40_000, 6), value)}, {})
-
-    def assert_whole():
-        arrays, _ = load_params(f"{prefix}-0000.params")
-        assert len(np.unique(arrays["fc_weight"].asnumpy())) == 1
-        try:
-            assert text(load_checkpoint(prefix, 0).symbol) == text(symbol)
-        except CheckpointError as e:  # it was killed among the renames
-            assert "not saved together" in str(e)
-
-    save()
-    with open(f"{prefix}-0000.params", "rb") as older:  # is another file than the newer: no kill leaves a part of that
-        before = older.read()
-        save(1)
-        older.seek(0)
-        assert older.read() == before
-    for number in range(10):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12, of threads; MXNet stops its own
-            child = os.fork()
-        if not child:
-            try:
-                for value in itertools.count(1):
-                    save(value)
-            finally:
-                os._exit(1)
-        time.sleep(0.02 + 0.0017 * number)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        assert_whole()
-    for _ in killed_at_each_rename(save, str(folder)):
-        assert_whole()
-
-
-# ONNX, devices.
+# ONNX.
 
 
 def by_default():
@@ -504,6 +486,7 @@ def by_default():
     return mx.sym.softmax(data, name="soft"), {"x": (2, 3, 8, 8)}
 
 
+@pytest.mark.behaviour(34)
 @pytest.mark.parametrize("make", [convolutional, by_default])
 def test_a_converted_model_computes_in_onnxruntime_what_it_does_in_mxnet(make, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -515,35 +498,3 @@ def test_a_converted_model_computes_in_onnxruntime_what_it_does_in_mxnet(make, t
     expected = run(on_cpu(found.symbol), {**found.arg_params, **found.aux_params, "x": x})[0]
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {session.get_inputs()[0].name: x})[0], expected, atol=2.0**-10)
-
-
-def test_float16_on_a_cpu_is_said_to_be_emulated():
-    (finding,) = (each for each in mxmp.diagnose.check_devices("O1") if "CPU" in each.subject.upper())
-    assert finding.ok is False and "emulate" in finding.message
-
-
-# Jobs of several processes.
-
-
-def job(*workers):
-    return [Process(f"worker {i}", LOOPBACK, ["sh", "-c", line], {}) for i, line in enumerate(workers)]
-
-
-def test_a_worker_that_fails_ends_the_others_and_its_exit_code_is_passed_on(tmp_path):
-    """With what they have started themselves."""
-    begin, file = time.monotonic(), tmp_path / "started"
-    started = f"sleep 60 & echo $! > {file}; wait"
-    code, reason = launch(job(started, f"while [ ! -s {file} ]; do sleep 0.01; done; exit 7"), timeout=20)
-    assert code == 7 and "worker 1" in reason and time.monotonic() - begin < 15
-    with pytest.raises(ProcessLookupError):
-        while time.monotonic() - begin < 15:  # whoever inherits it may need a moment to reap it
-            os.kill(int(file.read_text()), 0)
-            time.sleep(0.01)
-
-
-def test_each_line_of_a_job_is_printed_behind_the_name_of_its_process(capfd):
-    """Each to the stream that the process wrote it to."""
-    assert launch(job("echo one; echo four >&2", "echo two; echo three")).code == 0
-    printed = capfd.readouterr()
-    assert sorted(printed.out.splitlines()) == ["[worker 0] one", "[worker 1] three", "[worker 1] two"]
-    assert printed.err == "[worker 0] four\n"

@@ -10,7 +10,7 @@ from mxnet.gluon import nn
 from mxmp.diagnose import compare, explain
 from mxmp.gluon import convert
 from tests.diagnose.nets import L2, backward, data, trainer_of
-from tests.interrupts import count_lines, interrupted
+from tests.stress.interrupts import count_lines, interrupted
 
 X, LABEL = data((4, 6)), mx.nd.ones((4, 2))
 APART = 37  # lines from one cut to the next: what puts a net back has hundreds
@@ -40,12 +40,12 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_a_cut_leaves_the_net_its_children_its_parameters_and_its_trainer(verb):
+def test_a_cut_leaves_the_net_its_children_its_parameters_and_its_trainer(verb, draw):
     parts = made()
     output, names = parts[0](X).asnumpy(), list(parts[0].collect_params())
     lines = count_lines(functools.partial(verb, *parts))
     assert lines > 500
-    for line in range(1, lines, APART):
+    for line in range(1 + draw.randrange(APART), lines, APART):
         net, trainer, step = parts = made()
         interrupted(functools.partial(verb, *parts), line)
         assert len(net) == 1 and list(net.collect_params()) == names

@@ -10,9 +10,9 @@ import pytest
 
 from mxmp.arrays import to_float32
 from mxmp.errors import TrainerError
-from mxmp.train.masters import Masters, exact_value, follow, forget_masters, keep_masters, set_master
+from mxmp.train.masters import Masters, exact_value, forget_masters, keep_masters, set_master, sync_master_from_weight
 from tests.gluon.trainer_tools import TWO, param
-from tests.masters.test_optimizer import LOW, low
+from tests.optimizer.test_multi_precision import LOW, low
 from tests.values import DTYPES, as_float32
 
 
@@ -66,7 +66,7 @@ def test_follow_takes_the_elements_that_changed_and_no_others(dtype, monkeypatch
     with monkeypatch.context() as patch:
         for name in ("asnumpy", "wait_to_read"):
             patch.setattr(mx.nd.NDArray, name, None)
-        follow(master, weight)
+        sync_master_from_weight(master, weight)
     np.testing.assert_array_equal(master.asnumpy(), expected)
 
 

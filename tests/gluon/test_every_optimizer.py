@@ -13,7 +13,7 @@ from mxnet import autograd
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
 from tests.gluon.trainer_tools import TWO, fill, loss_of, param, snapshot, value
-from tests.masters.test_optimizer import OPTIMIZERS, make
+from tests.optimizer.test_multi_precision import OPTIMIZERS, make
 from tests.values import DTYPES, in_dtype
 
 # Two matrices: GroupAdaGrad takes no vectors.

@@ -17,7 +17,7 @@ from tests.alone import alone
 from tests.freeze import saved_arrays, scale_of
 from tests.gluon.nets import Function
 from tests.gluon.trainer_tools import LOW, backward, loss_of, param, sgd, value
-from tests.interrupts import count_lines, interrupted
+from tests.stress.interrupts import count_lines, interrupted
 
 CALLS = {
     "unscale": lambda trainer: trainer.unscale(),

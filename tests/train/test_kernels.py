@@ -12,9 +12,9 @@ from mxmp.optimizer import MultiPrecision
 from mxmp.train import kernels as module
 from mxmp.train.kernels import Update, update
 from mxmp.train.masters import Masters, masters_flag
-from mxmp.train.multi_precision import joined
+from mxmp.train.multi_precision import pair_of
 from tests.freeze import freeze
-from tests.masters.test_optimizer import OPTIMIZERS, low, make, updater_of
+from tests.optimizer.test_multi_precision import OPTIMIZERS, low, make, updater_of
 
 SHAPES = [(3, 4), (70, 60), (2, 2), (4, 4), (4097, 1)]  # small ones, and large ones, which a CPU updates by themselves
 MIXED = ["float16", "float32", "bfloat16", "float16", "float16"]
@@ -60,7 +60,7 @@ def train(way, optimizer, masters=True, dtypes=MIXED, grads=None, sparse=(), ste
         given = [grad.tostype("row_sparse") if k in sparse else grad for k, grad in enumerate(drawn)]
         way(updater, given, weights, *([own] if way is together else []))
     states = [updater.states[k] for k in range(len(weights))]
-    states = [joined(optimizer, own.arrays[k], each) if k in own.arrays else each for k, each in enumerate(states)]
+    states = [pair_of(optimizer, own.arrays[k], each) if k in own.arrays else each for k, each in enumerate(states)]
     return freeze([weights, states, optimizer.num_update, sorted(optimizer._index_update_count.items())])
 
 
@@ -135,8 +135,8 @@ def test_mxnets_operator_for_many_is_not_called_for_large_weights(dtype, monkeyp
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_each_context_has_its_own_weights_updated(name, gpu):
     """As with the group2ctxs of a Module: an updater's weights need not lie on one context."""
-    whole, parted = (train(together, make(name), moved=moved) for moved in ((), (1, 3)))
-    assert whole[:2] == parted[:2]  # the counts are of one context
+    whole, master_and_state = (train(together, make(name), moved=moved) for moved in ((), (1, 3)))
+    assert whole[:2] == master_and_state[:2]  # the counts are of one context
 
 
 def test_weights_of_a_gpu_go_in_parts_of_bounded_size(gpu, monkeypatch):
@@ -150,7 +150,7 @@ def test_weights_of_a_gpu_go_in_parts_of_bounded_size(gpu, monkeypatch):
 
 @pytest.mark.parametrize("size_waited_for", [1, 2**16])
 def test_the_flag_tells_whether_weights_are_their_masters_rounded(size_waited_for, monkeypatch):
-    monkeypatch.setattr("mxmp.train.masters._WAITED", size_waited_for)
+    monkeypatch.setattr("mxmp.train.masters._LARGE", size_waited_for)
     for kept in (False, True):
         updater, weights = mx.optimizer.get_updater(make("sgd")), values(0)
         masters = Masters(updater.optimizer, kept)

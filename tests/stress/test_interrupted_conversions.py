@@ -9,7 +9,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.gluon import blocks, conversion, convert, export, regions, report, restore, set_policy, storage
 from tests.gluon.nets import X, cnn
-from tests.interrupts import interrupted
+from tests.stress.interrupts import interrupted
 
 
 def make():
@@ -45,11 +45,10 @@ ACTIONS = {
 
 
 @pytest.mark.parametrize("prepare, action, error, every, least", ACTIONS.values(), ids=ACTIONS)
-@pytest.mark.slow
-def test_a_net_restores_to_its_float32_weights_after_an_interrupt(prepare, action, error, every, least, tmp_path):
+def test_a_net_restores_to_its_float32_weights_after_an_interrupt(prepare, action, error, every, least, draw, tmp_path):
     net = make()
     expected, before = net(X).asnumpy(), state(net)
-    for line in itertools.count(1, every):
+    for line in itertools.count(1 + draw.randrange(every), every):
         prepare(net)
         went_on = not interrupted(lambda: action(net, str(tmp_path / "net")), line, error)
         set_policy(net[3], None)
@@ -64,10 +63,10 @@ def test_a_net_restores_to_its_float32_weights_after_an_interrupt(prepare, actio
     assert line > least
 
 
-def test_a_conversion_that_is_interrupted_is_not_made_and_a_first_call_can_be_made_again():
+def test_a_conversion_that_is_interrupted_is_not_made_and_a_first_call_can_be_made_again(draw):
     net = make()
     expected, conversions = net(X).asnumpy(), 0
-    for line in itertools.count(1, 19):
+    for line in itertools.count(1 + draw.randrange(19), 19):
         went_on = not interrupted(lambda: convert(net, "O2"), line)
         conversions += hasattr(net, "_mxmp_conversion")
         convert(restore(net), "O1")
@@ -79,9 +78,9 @@ def test_a_conversion_that_is_interrupted_is_not_made_and_a_first_call_can_be_ma
     assert conversions <= 2
 
 
-def test_a_net_converted_to_float32_is_that_after_an_interrupt():
+def test_a_net_converted_to_float32_is_that_after_an_interrupt(draw):
     net = make()
-    for line in itertools.count(1, 40):
+    for line in itertools.count(1 + draw.randrange(40), 40):
         convert(net, "O0")
         went_on = not interrupted(lambda: convert(net, "O2"), line)
         net(X)

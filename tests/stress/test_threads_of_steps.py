@@ -18,7 +18,7 @@ from mxmp.loss_scale import DynamicLossScale
 from tests.alone import alone
 from tests.gluon.nets import Function
 from tests.gluon.trainer_tools import TWO, loss_of, param, sgd, value
-from tests.pauses import CALLS, TRAIN, paused
+from tests.stress.pauses import CALLS, TRAIN, paused
 
 X = mx.nd.ones((1, 1))
 
@@ -131,12 +131,14 @@ def test_a_head_may_wait_for_its_backward_while_another_net_with_a_head_steps(th
 
 # In a process of its own, where no loss head has run before.
 BLOCK_THAT_IS_LEFT = """
+import faulthandler
 import threading
 import mxmp  # before MXNet, which newer versions of Python need
 import mxnet as mx
 from tests.gluon.trainer_tools import loss_of, param, sgd
-from tests.train.test_scale_of_threads import Head, autograd
+from tests.stress.test_threads_of_steps import Head, autograd
 
+faulthandler.dump_traceback_later(100, exit=True)  # tells where it hangs
 entered, left = threading.Event(), threading.Event()
 head, w = Head(mx.cpu()), param([1.0])
 
@@ -165,7 +167,7 @@ thread.join()
 
 
 def test_a_block_that_one_thread_leaves_does_not_unscale_the_head_of_another():
-    done = subprocess.run([sys.executable, "-c", BLOCK_THAT_IS_LEFT], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", BLOCK_THAT_IS_LEFT], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

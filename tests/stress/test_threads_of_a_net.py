@@ -66,13 +66,13 @@ def test_the_first_calls_may_come_from_several_threads(policy):
 
 def test_calls_beside_a_recorded_float32_region_run_converted():
     """That region runs the net operator by operator, as it was written, whoever else calls it meanwhile."""
-    inside, x = threading.Event(), batch(4)
+    inside, done, x = threading.Event(), threading.Event(), batch(4)
 
     class Slow(Net):
         def hybrid_forward(self, F, x):
             if F is mx.nd:
                 inside.set()
-                time.sleep(0.3)
+                assert done.wait(10)
             return super().hybrid_forward(F, x)
 
     def within():
@@ -81,12 +81,17 @@ def test_calls_beside_a_recorded_float32_region_run_converted():
 
     def beside():
         assert inside.wait(10)
-        return infer(net, x)
+        try:
+            return infer(net, x)
+        finally:
+            done.set()
 
     net = make(kind=Slow)
+    done.set()
     plain = infer(net, x)
     expected = infer(convert(net, "O1"), x)
     inside.clear()
+    done.clear()
     exact, outputs = run(within, beside)
     assert np.array_equal(exact, plain) and np.array_equal(outputs, expected) and not np.array_equal(plain, expected)
 
