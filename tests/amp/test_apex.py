@@ -10,9 +10,9 @@ from mxnet import autograd, gluon
 import mxmp
 from mxmp import amp
 from mxmp.errors import MxmpError
-from mxmp.gluon.conversion import conversion_of
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.amp.nets import make, trainer_of
+from tests.perceptron import policy_of
 from tests.values import name_of
 
 
@@ -57,7 +57,7 @@ def test_levels(level):
     assert name_of(net(x()).dtype) == "float32"
     assert dtype_of(net, "dense0_weight") == weights and dtype_of(net, "batchnorm0_gamma") == "float32"
     assert trainer.loss_scale == loss_scale and trainer.multi_precision == masters
-    rows = {row.op: row.precision for row in mxmp.gluon.report(net).rows} if conversion_of(net) else {}
+    rows = {row.op: row.precision for row in mxmp.gluon.report(net).rows} if policy_of(net) else {}
     assert (rows.get("FullyConnected"), rows.get("BatchNorm")) == (precision, precision)
     assert any(learn(net, trainer) for _ in range(10))  # the first steps may be skipped
     amp.initialize(net, trainer, "O1", loss_scale=8)  # which replaces the level
@@ -108,7 +108,7 @@ def test_lists_give_lists():
 
 def test_disabled_nothing_changes_but_the_calls_work():
     net, trainer = initialized("O2", enabled=False, keep_batchnorm_fp32=True)
-    assert conversion_of(net) is None and trainer.loss_scale == NoOpLossScale()
+    assert policy_of(net) is None and trainer.loss_scale == NoOpLossScale()
     assert learn(net, trainer)
 
 
