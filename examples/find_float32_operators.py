@@ -78,6 +78,6 @@ print(result)
 mxmp.gluon.convert(net, result.policy)  # the policy as text goes into any other program: print(result.policy)
 net(mx.nd.array(images[:1]))
 print(f"written: {', '.join(mxmp.gluon.export(net, 'digits'))}")
-errors = {row.name: min(row.own, 1.0) for row in result.rows}  # inf is drawn as 1
+errors = {row.name: min(row.local_error, 1.0) for row in result.rows}  # inf is drawn as 1
 kept = {row.name for row in result.rows if row.kept == "yes"}
 bars("find_float32_operators.png", "own error; orange stays float32", errors, kept, "log")
