@@ -126,30 +126,30 @@ class Policy:
 
     Attributes:
         param_dtype: Dtype that parameters are stored in where their readers compute in low
-            precision. BatchNorm's parameters and whatever a float32 operator reads stay float32.
+            precision. BatchNorm's parameters and all parameters of float32 operators stay float32.
         compute_dtype: The low precision dtype, or float32 for no mixed precision.
         output_dtype: Dtype of the network's floating point outputs.
-        keep_batchnorm_fp32: Give BatchNorm float32 data too. Its gamma, beta and statistics are float32 always; that
-            alone is the default, and needs no cast between a convolution, its BatchNorm and the activation.
-        last_layer_fp32: Run the last layer in float32: for each output of the network the matrix
-            product or convolution that it comes from, and the operators between. Overrides and regions
-            overrule it. Of a Gluon Block with several graphs in it (HybridBlocks in a plain Block) it is
-            the last layer of each graph; give the one meant to ``mxmp.gluon.set_policy`` instead.
+        keep_batchnorm_fp32: Give BatchNorm float32 data too. Its gamma, beta and statistics are always float32. By
+            default its data is not, so that no cast is needed between a convolution, its BatchNorm and the activation.
+        last_layer_fp32: Run the last layer in float32. This is the last matrix product or convolution before each
+            output of the network, and the operators behind it. Overrides and regions overrule it. In a plain Block of
+            several HybridBlocks each HybridBlock has a last layer. Give the one that you mean to
+            ``mxmp.gluon.set_policy`` instead.
         pure: Run operators that need float32 (softmax, exp, norms, losses) in low precision too,
             as Apex's O3 does. Operators without a kernel stay float32. For baselines.
-        out_of_range: For a model's stored values beyond the compute dtype's range: 'clamp' makes
-            them its largest value with their sign, 'float32' keeps their readers in float32.
+        out_of_range: The treatment of stored values beyond the compute dtype's range. 'clamp' makes them its largest
+            value with their sign. 'float32' keeps their readers in float32.
         ops: Pairs (operator name, dtype) that overrule the operator's category.
         names: Pairs (pattern of node names, dtype); ``*``, ``?`` and ``[...]`` as in a shell.
         blocks: Pairs (pattern of Gluon blocks, dtype); applies to all within the block. A pattern is compared with
             prefixes (``resnet0_stage1_``) and with paths, as ``load_parameters`` names them (``features.0.body``).
         loss_scale: The loss scale for a trainer: None, 'dynamic' or a number between 2**-126 and 2**126.
-        chosen: One sentence on why 'auto' chose this policy; empty otherwise. It is neither compared nor printed.
+        chosen: One sentence on why 'auto' chose this policy; empty otherwise. It is not compared and not printed.
 
     Overrides are given as dicts or pairs. A name overrules a block, a block overrules an operator. Between patterns of
-    names, low precision overrules float32 (a forced include beats an exclude). Of blocks within each other the
-    innermost decides; between patterns of one block, the longest. ``mxmp.gluon.set_policy`` gives a block such an
-    override too. A region marked by ``mxmp.gluon.precision`` overrules all of them.
+    names, low precision overrules float32 (a forced include beats an exclude). If blocks are within each other, the
+    innermost decides. Between patterns of one block the longest decides. ``mxmp.gluon.set_policy`` gives a block such
+    an override too. A region marked by ``mxmp.gluon.precision`` overrules all of them.
 
     Raises:
         PolicyError: If a dtype is unknown or the fields contradict each other.
@@ -238,7 +238,7 @@ class Policy:
         return ",".join(items)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the fields that are set, one to a line."""
+        """Return the HTML that a notebook shows: the fields that are set, one to a line."""
         from .display import Facts, Section, page  # when it is shown, not with every import of mxmp
 
         shown = [(field.name, _shown(getattr(self, field.name))) for field in dataclasses.fields(self) if field.compare]
@@ -410,9 +410,9 @@ def _preset(name: str) -> Dict[str, Any]:
 
 
 def pattern_of(name: str) -> str:
-    """Return the pattern of names that stands for a node's name.
+    """Return the pattern of names that matches a node's name.
 
-    What a pattern cannot hold is written as ``?``, which stands for any other character too.
+    A character that no pattern can hold is written as ``?``, which matches any character.
 
     Example:
         >>> pattern_of("fc[1]"), pattern_of("a,b")
@@ -487,7 +487,7 @@ def _loss_scale(value: Any) -> Union[None, str, float]:
 
 
 def _shown(value: Any) -> str:
-    """Return the value of a field as text; '' of what is not set."""
+    """Return the value of a field as text, '' if it is not set."""
     if isinstance(value, tuple):
         return ", ".join(f"{key}: {dtype}" for key, dtype in value)
     return "" if value is None or value is False else str(value).replace("True", "yes")

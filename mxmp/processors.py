@@ -1,4 +1,4 @@
-"""Processors as values, the kinds of them that differ in bfloat16, and one table of what it gains on each kind.
+"""Processors as values, their kinds that differ in bfloat16, and one table of the gain of bfloat16 on each kind.
 
 `devices.processor.read_processor` reads the one of this machine. All that depends on a processor asks its `kind`.
 Nothing here imports MXNet.
@@ -26,7 +26,7 @@ class AmxStatus(NamedTuple):
 
     @property
     def note(self) -> str:
-        """The sentence that says that AMX is off, why, and what to do; empty if there is nothing to do."""
+        """A sentence on why AMX is off and how to switch it on; empty if there is no advice."""
         return f"AMX is off: {self.reason} {self.advice}" if self.advice else ""
 
 
@@ -41,7 +41,7 @@ class Kind(NamedTuple):
         runs: Whether MXNet runs bfloat16 there; None if that is not known.
         gains: Whether networks train and infer faster in bfloat16 than in float32.
         figure: The speed in bfloat16, as it was measured.
-        source: Where the figure was measured, or what it follows from.
+        source: Where the figure was measured, or the source that it follows from.
         slower: Networks that are known to be slower in bfloat16 though the kind gains; empty if none are.
     """
 

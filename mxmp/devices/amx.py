@@ -1,17 +1,17 @@
 """Switches on AMX, the matrix unit of Intel processors since Sapphire Rapids, for MXNet, and asks whether it is on.
 
-The oneDNN in MXNet 1.9.1 (2.4) has kernels for AMX, several times as fast in bfloat16 as its others, but takes them
-only if ``DNNL_MAX_CPU_ISA`` says ``AVX512_CORE_AMX`` when its first primitive is made; no other value has them taken.
-It does not ask the kernel, which ends a process (SIGILL) that touches AMX's tiles without permission. So `enable_amx`
+The oneDNN in MXNet 1.9.1 (2.4) has kernels for AMX, several times as fast in bfloat16 as its others. It takes them only
+if ``DNNL_MAX_CPU_ISA`` is ``AVX512_CORE_AMX`` when its first primitive is made. It does not ask the kernel, which ends
+a process (SIGILL) that touches AMX's tiles without permission. So `enable_amx`
 
 1. asks for the permission. It is the whole process's, threads that run already included; a fork inherits it,
    a program that is started (exec) does not;
 2. sets the variable, runs one small oneDNN operator, and takes the variable out again. A child process, which
    would inherit it without the permission, finds the environment as it was.
 
-If MXNet has run an operator before, this comes too late. oneDNN exports nothing that says so, but its kernels add in
-different orders: `uses_amx` runs a product whose bits differ. That product is itself a first primitive, so it never
-runs before the variable was set.
+If MXNet has run an operator before, this comes too late. No function of oneDNN tells. But its kernels add in different
+orders, and `uses_amx` runs a product whose bits differ. That product is itself a first primitive, so it never runs
+before the variable was set.
 
 References:
     Linux, Documentation/arch/x86/xstate.rst, and arch/x86/kernel/fpu/xstate.c; oneDNN,
@@ -58,8 +58,8 @@ _status: Optional[AmxStatus] = None  # of this process, for which oneDNN decides
 def enable_amx() -> AmxStatus:
     """Let MXNet use AMX in this process, where the processor has it; return whether it does, and why not.
 
-    ``import mxmp`` does it by itself, unless ``MXMP_AMX=0`` is set: call this where that keeps AMX off, before any
-    operator of MXNet runs, which is when oneDNN decides. It imports MXNet.
+    ``import mxmp`` does it by itself, unless ``MXMP_AMX=0`` is set. In that case call this function before any operator
+    of MXNet runs, because oneDNN decides at the first operator. It imports MXNet.
 
     A ``DNNL_MAX_CPU_ISA`` or ``ONEDNN_MAX_CPU_ISA`` of the user's own decides, and is left as it is. With
     ``DNNL_MAX_CPU_ISA=AVX512_CORE_AMX`` this only asks the kernel for the permission, without which MXNet would die.
@@ -141,8 +141,8 @@ def run_operator() -> None:
 def uses_amx() -> bool:
     """Return whether oneDNN multiplies bfloat16 by AMX, by the bits of a product; waits for it.
 
-    The sum of 2^20, 2^-8, -2^20 and 2^-8 in float32 depends on the order: the kernel for AMX gives 2^-7, that for
-    AVX512-BF16 gives 0 (a 1 x 1 convolution of 64 channels, Intel Xeon, oneDNN 2.4.4).
+    The sum of 2^20, 2^-8, -2^20 and 2^-8 in float32 depends on the order. The kernel for AMX gives 2^-7, that for
+    AVX512-BF16 gives 0. They were run in a 1 x 1 convolution of 64 channels, on an Intel Xeon with oneDNN 2.4.4.
     """
     import mxnet as mx
     import numpy as np
@@ -173,7 +173,7 @@ def variable_set(name: str, value: str) -> Iterator[None]:
 
 
 def _switched_on() -> AmxStatus:
-    """Switch AMX on, unless the user has decided; the environment is the same before and after, whatever happens."""
+    """Switch AMX on, unless the user has decided; the environment is always the same before and after."""
     if not read_cpuinfo().has_amx:
         return NO_AMX
     decisions, wanted = [name for name in _DECIDE if os.environ.get(name)], os.environ.get(VARIABLE) == VALUE

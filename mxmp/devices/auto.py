@@ -1,4 +1,4 @@
-"""The policy 'auto': the fastest one for a device, by what is known of its kind."""
+"""The policy 'auto': the fastest one for a device, by measurements of its kind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parse_policy(
         The policy. Its ``chosen`` says why 'auto' chose it.
 
     Raises:
-        PolicyError: If the policy does not parse, or a compute dtype is given beside 'auto', which chooses it.
+        PolicyError: If the policy does not parse, or if a compute dtype is given together with 'auto'.
 
     Warns:
         SlowPrecisionWarning: If 'auto' is float32 because AMX is off and could be on.
@@ -75,7 +75,7 @@ def fastest_policy(contexts: Iterable[mx.Context] = ()) -> Policy:
 
 
 def fastest_dtype(contexts: Iterable[mx.Context] = ()) -> Tuple[str, str, str]:
-    """Return the dtype that 'auto' computes in, sentences on why, and the remedy for what keeps a faster one away.
+    """Return the dtype that 'auto' computes in, sentences on the reason, and advice if a faster one is possible.
 
     ``contexts`` are as for `parse_policy`.
     """

@@ -1,6 +1,6 @@
 """Whether this machine's GPUs and CPU run a policy's low precision in hardware; warns and refuses where they do not.
 
-Of the CPU its flags tell, of the GPUs what nvidia-smi says of them and what the released wheels of MXNet hold.
+A CPU is judged by its flags. GPUs are judged by nvidia-smi and by the machine code in the released wheels of MXNet.
 
 References:
     ``device_compatibility_check`` of tf.keras.mixed_precision, which names cards below compute
@@ -151,7 +151,7 @@ def warn(text: str) -> None:
 
 
 def amx_notes(dtypes: Iterable[str]) -> Tuple[str, ...]:
-    """Return what to say of a network that computes in some canonical dtypes: that AMX could be on and is not."""
+    """Return a note for a network in bfloat16 that AMX could be on and is not; none for other dtypes."""
     note = read_processor().amx.note if BFLOAT16 in dtypes else ""
     return (note,) if note else ()
 
@@ -170,7 +170,7 @@ def require_bfloat16(dtype: str, contexts: Iterable[mx.Context], where: str) -> 
 
 
 def _verdict(name: str, capability: Capability, dtype: str) -> Tuple[bool, str, str]:
-    """Return whether a dtype runs on a card in hardware, what it does and what to do about it."""
+    """Return whether a dtype runs on a card in hardware, a sentence about it, and advice."""
     if not any(major == capability[0] and minor <= capability[1] for major, minor in _RELEASED):
         text = f"no released MXNet 1.9.1 runs here, in any precision: they have {RELEASED}"
         return False, text, "Build MXNet for this card."
@@ -190,7 +190,7 @@ def _verdict(name: str, capability: Capability, dtype: str) -> Tuple[bool, str, 
 
 
 def _verdict_on_bfloat16(processor: Processor) -> Tuple[Optional[bool], str, str]:
-    """Return whether bfloat16 runs on a processor no slower than float32, what it does and what to do about it."""
+    """Return whether bfloat16 is at least as fast as float32 on a processor, a sentence about it, and advice."""
     kind = processor.kind
     if kind.runs is None:
         return None, "the speed of bfloat16 is not known, nor the processor's flags", "`mxmp doctor` measures it."

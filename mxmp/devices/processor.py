@@ -16,7 +16,7 @@ Control" in its documentation)."""
 
 
 def read_processor() -> Processor:
-    """Return the processor of this machine as MXNet uses it: with the state of AMX, less what a variable hides.
+    """Return the processor of this machine with the state of AMX, without instructions that a variable hides.
 
     The first call on a processor with AMX imports MXNet and asks oneDNN, by one small product (`amx.amx_status`).
     """

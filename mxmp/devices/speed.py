@@ -1,12 +1,12 @@
-"""The clock: how fast bfloat16 is on this machine's processor beside float32, and what this machine is.
+"""Measures how fast bfloat16 is on this machine's processor compared with float32, and describes the machine.
 
 Flags tell roughly, the clock more: the same instruction set is 1.7 times as fast as float32 on one processor and 0.7
-times on another. ``mxmp doctor`` measures; nothing is kept. What runs is what a network in 'mixed_bfloat16'
-does in its middle: two 3x3 convolutions with 128 channels of 28x28, batch 2, and two dense layers of 512 units, batch
-256, each with a relu behind it, forward and backward. Weights are stored in float32 and cast in each run. Between the
-two layers oneDNN keeps its own layouts, as in a network. The times have the casts and reorders of weights and their
-gradients in them, which a network has too, and those at the two ends, of which a network has fewer beside its layers.
-They have no BatchNorm and no operator without a bfloat16 kernel, with which a network gains less.
+times on another. ``mxmp doctor`` measures; nothing is kept. The measured layers are like those in the middle of a
+network in 'mixed_bfloat16', forward and backward. Two are 3x3 convolutions with 128 channels of 28x28, batch 2. Two are
+dense layers of 512 units, batch 256. Each has a relu behind it. Weights are stored in float32 and cast in each run.
+Between the two layers oneDNN keeps its own layouts, as in a network. The times include the casts and reorders of
+weights and their gradients, which a network has too. They include casts at the two ends, of which a network has fewer
+for each layer. They have no BatchNorm and no operator without a bfloat16 kernel, with which a network gains less.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Speed(NamedTuple):
 def runs_bfloat16() -> bool:
     """Return whether MXNet runs a bfloat16 convolution on this machine's CPU, by trying one.
 
-    oneDNN prints its error too, and so is not asked where the processor's flags tell. Waits for the result.
+    oneDNN would print its error, so it is not asked if the processor's flags tell. Waits for the result.
     """
     if read_processor().kind.runs is False:
         return False
@@ -81,7 +81,8 @@ def bfloat16_speed(seconds: float = SHORT) -> Optional[Speed]:
 def measure(base: Callable[[], _Times], other: Callable[[], _Times], seconds: float) -> Speed:
     """Return how many times as fast as one function another is.
 
-    Both take turns, each as often the first. Of the times of each the shortest counts: other programs only add to it.
+    Both take turns, each as often the first. The shortest time of each counts, because other programs only make times
+    longer.
     """
     deadline = time.perf_counter() + seconds
     times: Dict[Callable[[], _Times], List[_Times]] = {base: [], other: []}
@@ -127,15 +128,15 @@ def _layers(dtype: str) -> Callable[[], _Times]:
 
 @dataclass(frozen=True)
 class Machine:
-    """What times that were measured hold for.
+    """The machine and settings for which measured times hold.
 
     Attributes:
         processor: Its name.
-        instructions: Which of the instruction sets that matter it has: a name may stand for several processors.
+        instructions: Its instruction sets that matter here. Processors of one name may differ in them.
         cores: How many of them this process may use.
         amx: Whether MXNet uses AMX.
-        variables: Those environment variables that matter and are set, as 'NAME=value': threads, their places,
-            what of oneDNN is used.
+        variables: Environment variables that matter and are set, as 'NAME=value'. They are about threads, their places,
+            and oneDNN.
         mxnet: MXNet's version and the size of its library.
     """
 
@@ -153,7 +154,7 @@ class Machine:
 
 
 def read_machine() -> Machine:
-    """Return what this process runs on."""
+    """Return the machine that this process runs on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
     variables = tuple(f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ)
     processor = read_processor()

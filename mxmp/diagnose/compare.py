@@ -374,17 +374,18 @@ def compare(
 ) -> Comparison:
     """Run a network in float32 and in low precision side by side, and return how far each node is off.
 
-    Of each node in low precision: its *own* error, if its inputs are float32's; the error *carried* there in the
-    converted network, where all nodes before it have made theirs; and its *contribution* to the error of the network's
-    outputs. Values are rounded as the policy does it: on a CPU float16 is emulated, on a GPU it is the GPU's.
+    Each node in low precision has three errors. The *local error* is added by the node, if its inputs are float32's.
+    The *accumulated error* is that of its output in the converted network, with the errors of all nodes before it. The
+    *output error* is the error of the network's outputs if only this node is rounded. Values are rounded as the policy
+    does it: on a CPU float16 is emulated, on a GPU it is the GPU's.
 
-    The contribution is the error of the outputs if this node alone is rounded, to first order: the derivative of the
-    outputs times the node's own error. All nodes' come from a few backward passes from random projections of the
-    outputs, by which they are off by about a quarter (their standard deviation), or exactly, if the outputs have as
-    few elements. Where errors are large, the first order is not the whole.
+    The output error is of first order: the derivative of the outputs times the node's local error. All nodes' come from
+    a few backward passes from random projections of the outputs, by which they are off by about a quarter (their
+    standard deviation), or exactly, if the outputs have as few elements. Where errors are large, the first order is not
+    the whole.
 
-    With gradients, the errors are those of the gradients that each node gives of its data and parameters: own, from
-    float32's values and float32's gradient times the loss scale; carried, as the conversion gives them for the loss
+    With gradients, the errors are those of the gradients that each node gives of its data and parameters: local, from
+    float32's values and float32's gradient times the loss scale; accumulated, as the conversion gives them for the loss
     times the loss scale. The scale is divided out in float32. The network runs as in training then, BatchNorm with the
     batch's statistics, and without gradients as in inference. Dropout drops nothing in either. Operators that draw
     random numbers differ as these do. The bodies of control flow are not looked into: the node around them has their
@@ -553,7 +554,9 @@ class _Merged:
     def result(self, policy: Policy, scale: Optional[float], lowered_from: Optional[float]) -> Comparison:
         """Return the rows, the worst first."""
         rows = sorted(
-            self._rows.values(), key=lambda row: (row.contribution or 0.0, row.own, row.carried), reverse=True
+            self._rows.values(),
+            key=lambda row: (row.output_error or 0.0, row.local_error, row.accumulated_error),
+            reverse=True,
         )
         return Comparison(str(policy), tuple(rows), tuple(self._outputs.values()), scale, lowered_from)
 

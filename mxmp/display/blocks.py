@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Unio
 
 UNKNOWN = "–"  # is shown for a value that is not known
 
-# Kinds of a table's columns: text, a number, a share of 1, the name of a dtype, a share that is drawn too, and counts
+# Kinds of a table's columns: text, a number, a share of 1, the name of a dtype, a number that is drawn too, and counts
 # by exponent of two, drawn against a dtype's range.
 TEXT, NUMBER, SHARE, PRECISION, BAR, SPARK = "text", "number", "share", "precision", "bar", "spark"
 
@@ -262,4 +262,4 @@ def power(exponent: int, base: int = 2) -> str:
     return f"{base}{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 
-_FORMATS: Dict[str, Callable[[Any], str]] = {NUMBER: figure, SHARE: share, BAR: share}
+_FORMATS: Dict[str, Callable[[Any], str]] = {NUMBER: figure, SHARE: share, BAR: figure}

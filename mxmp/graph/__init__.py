@@ -1,4 +1,4 @@
-"""Internal: an immutable nnvm graph: what MXNet's symbols are made of, without MXNet."""
+"""Internal: an immutable nnvm graph, the content of MXNet's symbols, without MXNet."""
 
 from .core import HINT as HINT
 from .core import VARIABLE as VARIABLE

@@ -1,4 +1,4 @@
-"""Graph, Node and Entry: an immutable nnvm graph; a builder that makes new ones; orders; what every graph keeps to."""
+"""An immutable nnvm graph (Graph, Node, Entry), a builder of new graphs, orders of nodes, and checks of a graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import GraphError
 HINT = "The file is truncated or was edited by hand."
 
 Key = Tuple[int, int]
-"""What tells entries apart but for versions: position of the node, number of the output."""
+"""The identity of an entry without its version: position of the node, number of the output."""
 
 VARIABLE = "null"
 """The operator name that nnvm gives to variables (inputs, parameters, auxiliary states)."""
@@ -38,9 +38,9 @@ Attrs = Tuple[Tuple[str, str], ...]
 class Node(NamedTuple):
     """One operator call or variable; MXNet does not require its name to be unique.
 
-    A tuple, since passes make thousands of them and compare them. ``attrs`` are sorted by key, ``num_outputs`` counts
-    hidden outputs too (BatchNorm has 3), ``subgraphs`` are the bodies of control flow operators, ``control_deps`` the
-    positions of nodes that must run before this one.
+    A tuple, since passes make thousands of them and compare them. ``attrs`` are sorted by key. ``num_outputs`` counts
+    hidden outputs too: BatchNorm has 3. ``subgraphs`` are the bodies of control flow operators. ``control_deps`` are
+    the positions of nodes that must run before this one.
     """
 
     op: str
@@ -173,7 +173,7 @@ def with_unique_names(graph: Graph) -> Tuple[Graph, Dict[str, str]]:
 class GraphBuilder:
     """Builds a graph out of another, node by node, with an old-to-new entry map.
 
-    Every pass is one forward sweep: it adds nodes and says what each old entry has become.
+    Every pass is one forward sweep. It adds nodes, and maps each old entry to a new one.
     """
 
     def __init__(self, source: Graph) -> None:
@@ -208,7 +208,7 @@ class GraphBuilder:
         return new if new.version == entry.version else new._replace(version=entry.version)
 
     def inputs(self, node: Node) -> Tuple[Entry, ...]:
-        """Return the new entries of what an old node reads."""
+        """Return the new entries of an old node's inputs."""
         return tuple(map(self.mapped, node.inputs))
 
     def redirect(self, entry: Entry, new: Entry) -> None:
@@ -239,8 +239,8 @@ _VERIFIED = "_verified"
 def verify(graph: Graph) -> None:
     """Raise GraphError, naming the first bad node, unless a graph is well formed.
 
-    Every node comes after what it reads, every entry exists, variables read nothing, and the graph returns something.
-    A graph that was found well formed stays so, and is not looked through again.
+    In a well formed graph every node comes after the nodes that it reads, and every entry exists. Variables read
+    nothing, and the graph has outputs. A graph that was found well formed stays so, and is not looked through again.
     """
     if _VERIFIED in vars(graph):
         return
@@ -281,7 +281,7 @@ def in_written_order(graph: Graph) -> Graph:
     """Return a graph with its nodes in the order in which MXNet writes them.
 
     That is the order of a depth first search from the outputs (PostOrderDFSVisit in
-    3rdparty/tvm/nnvm/include/nnvm/graph.h at tag 1.9.1); what no output needs is left out.
+    3rdparty/tvm/nnvm/include/nnvm/graph.h at tag 1.9.1). Nodes that no output needs are left out.
     """
     positions = written_positions(graph)
     if list(positions) == list(range(len(graph.nodes))) and not any(node.subgraphs for node in graph.nodes):

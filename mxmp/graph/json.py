@@ -1,9 +1,9 @@
 """Conversion between nnvm JSON and Graph, both ways, without loss; checks of JSON before MXNet loads it.
 
-Reads what MXNet 1.9.1 writes (``Symbol.tojson(remove_amp_cast=False)``); MXNet itself upgrades what versions 0.8 to 1.8
-wrote when it loads it (src/nnvm/legacy_json_util.cc at tag 1.9.1). The format is nnvm's SaveJSON pass
-(3rdparty/tvm/nnvm/src/pass/saveload_json.cc); what is malformed makes MXNet abort, read beyond its arrays or name no
-node.
+It reads JSON of MXNet 1.9.1 (``Symbol.tojson(remove_amp_cast=False)``). MXNet itself upgrades JSON of versions 0.8 to
+1.8 when it loads it (src/nnvm/legacy_json_util.cc at tag 1.9.1). The format is that of nnvm's SaveJSON pass
+(3rdparty/tvm/nnvm/src/pass/saveload_json.cc). Malformed JSON makes MXNet abort, read beyond its arrays, or fail without
+the name of a node.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def to_json(graph: Graph) -> str:
 
 
 def check_json(text: str, operators: Collection[str]) -> Graph:
-    """Check that a text is a symbol's JSON, whatever version wrote it; ``operators`` are all of this MXNet.
+    """Check that a text is a symbol's JSON of any version of MXNet; ``operators`` are all of this MXNet.
 
-    Returns its graph, in which each node has unlimited outputs. Raises GraphError if it is not one. It names the first
-    node that is malformed, out of order, of an unknown operator, of one that follows an address in the file, or of a
-    gradient's.
+    Returns its graph, in which each node has unlimited outputs. Raises GraphError if it is not one. The error names the
+    first node that is malformed or out of order, or whose operator is not allowed. Not allowed are unknown operators,
+    operators that follow an address in the file, and operators of gradients.
     """
     data = _read_json(text)
     _check_data(data, frozenset(operators) | {VARIABLE})

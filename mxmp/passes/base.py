@@ -90,8 +90,8 @@ def sweep(
 ) -> Graph:
     """Return a graph after one forward sweep over its nodes.
 
-    ``body`` gives the new form of each node's bodies, ``heads`` the new outputs, unless they are what the old ones have
-    become.
+    ``body`` gives the new form of each node's bodies. ``heads`` gives the new outputs; without it they are the new
+    forms of the old ones.
     """
     builder = GraphBuilder(graph)
     for position, node in enumerate(graph.nodes):
@@ -122,7 +122,7 @@ def with_copies(
     make: MakeCopy,
     body: Optional[Callable[[Graph], Graph]] = None,
 ) -> Graph:
-    """Return a graph in which some inputs, by (position of the node, port), read copies of what they read.
+    """Return a graph in which some inputs, given by (position of the node, port), read copies of their entries.
 
     Inputs that read one entry and have one `Copy` share it. Outputs of the graph read no copies, and keep their names.
     """
@@ -200,11 +200,11 @@ def marked_blocks(graph: Graph) -> Set[str]:
 
 
 def without_blocks(graph: Graph) -> Graph:
-    """Return a graph without marks of blocks, which hold for one policy alone."""
+    """Return a graph without marks of blocks, which hold only for one policy."""
     nodes = [node._replace(subgraphs=tuple(map(without_blocks, node.subgraphs))) for node in graph.nodes]
     return replace(graph, nodes=tuple(node.with_attrs({BLOCKS_ATTR: None}) for node in nodes))
 
 
 def device_attrs(node: Node) -> Dict[str, str]:
-    """Return the attributes that say on which device a node runs, which a node inserted beside it gets too."""
+    """Return the attributes that say on which device a node runs. A node inserted next to it gets them too."""
     return {key: value for key, value in node.attrs if key == "__ctx_group__"}

@@ -25,7 +25,7 @@ from .facts import Facts
 from .plan import Plan, make_plan
 
 _OUTPUT = "_output"
-# The one operator with a factor of its own that others stand in for (`mxmp.rules.table.products`), and these.
+# The only operator with a factor of its own that has substitutes (`mxmp.rules.table.products`), and these.
 _GEMM2, _PRODUCTS = "_linalg_gemm2", ("dot", "batch_dot")
 
 
@@ -64,7 +64,7 @@ class InsertCasts(Pass):
     def with_facts(self, graph: Graph) -> Tuple[Graph, Facts]:
         """Return the graph with casts, and the facts on it.
 
-        The plan says what each tensor is there; MXNet's inference of the new graph would give the same.
+        The plan knows the dtype of each tensor there. MXNet's inference of the new graph would give the same.
         """
         facts = self.facts if self.facts is not None else Facts.assume_float32(graph)
         if not self.policy.is_mixed:
@@ -133,7 +133,7 @@ class _Inserter:
         return node.with_attrs({**dict.fromkeys(attrs), **kept})._replace(op=op), data
 
     def _input(self, position: int, port: int, entry: Entry) -> Entry:
-        """Return what an input of a node reads in the new graph."""
+        """Return the entry of the new graph that an input of a node reads."""
         dtype = self._dtype(entry)
         wanted = self.low_dtype if self.plan.reads_low(position, port) else dtypes.FLOAT32
         if dtype is None or dtype == wanted or self.plan.decisions[position].accepts_any(port):
@@ -218,8 +218,8 @@ class _Inserter:
 class EraseCasts(Pass):
     """Takes out the nodes that mxmp inserted, and the dtypes that it declared; the network's own casts stay.
 
-    An operator that mxmp changed stays what it became: another one that stands in for it, one that gives float32 by an
-    attribute, one with a clamped scalar. A product with a factor is gemm2 again, because the factor is taken out.
+    An operator that mxmp changed stays changed: a substitute, an operator that gives float32 by an attribute, or one
+        with a clamped scalar. A product with a factor is gemm2 again, because the factor is taken out.
     """
 
     name: ClassVar[str] = "erase-casts"

@@ -1,7 +1,8 @@
 """Bodies of control flow operators: which of their variables and heads are inputs and outputs of the node.
 
-A body is a graph of its own, whose variables stand for the node's inputs by number; the attributes of the node say
-which for which (``ForeachParam``, ``WhileLoopParam`` and ``CondParam`` in src/operator/control_flow.cc at tag 1.9.1).
+A body is a graph of its own. Each of its variables is one of the node's inputs. Attributes of the node say which:
+``ForeachParam``, ``WhileLoopParam`` and ``CondParam`` in src/operator/control_flow.cc at tag 1.9.1. An example:
+``in_data_locs='[1]'`` says that variable 1 of the body is input 0 of the node.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ _Links = Sequence[Tuple[int, int]]
 
 
 class Body(NamedTuple):
-    """One body of a control flow node. Its heads are the outputs of the node, but for a condition's.
+    """One body of a control flow node. Its heads are the outputs of the node, unless it is a condition.
 
-    ``ports`` are the inputs of the node that its variables stand for, in order, and ``sliced`` the variables that hold
-    a slice of one. ``states`` are pairs (variable, head) of a loop's state: what the head gives is what the variable
-    holds in the next iteration. ``fixed_heads`` keep their dtype: states, and those that another body gives too. A
-    condition is left unchanged.
+    ``ports`` are the inputs of the node that its variables are, in order. ``sliced`` are the variables that hold a
+    slice of their input. ``states`` are pairs (variable, head) of a loop's state. The value of the head in one
+    iteration is the value of the variable in the next. ``fixed_heads`` keep their dtype: states, and the heads of
+    ``cond``, which both branches give. A condition is left unchanged.
     """
 
     graph: Graph
@@ -60,10 +61,10 @@ def bodies_of(node: Node) -> Tuple[Body, ...]:
 
 
 def carried(entering: Sequence[int], links: _Links, sweep: Callable[[Sequence[int]], List[int]]) -> List[int]:
-    """Return the marks that leave a body, given those that enter it: a loop's state carries marks from end to end.
+    """Return the marks that leave a body, given those that enter it; a loop's state carries marks into the next round.
 
-    Marks are sets of bits. An example: if one of a loop's next states is rounded, so is the state in the next
-    iteration, and all that is computed from it there.
+    Marks are sets of bits. An example: the body rounds a state. Then the state is rounded in the next iteration, and
+    all values computed from it are too.
 
     Args:
         entering: The marks at the body's one end, its variables for a forward sweep, its heads for a backward one.

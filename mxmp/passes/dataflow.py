@@ -1,12 +1,13 @@
-"""How values flow through a graph: the marks of its entries, which decide over the operators that read them.
+"""The precision of each operator of a graph, decided by how values flow through the graph.
 
-`classify` gives the decisions on all nodes. `decide.Decider` decides on each operator by itself. A sweep forward marks
-what entries are (tainted, wide, positions, close to 1, ...), and a sweep back what is required of them. Each rule says
-what its operator does to marks.
+`classify` gives a decision for each node. `decide.Decider` first decides on each operator by itself. One sweep forward
+then marks the values of entries: tainted, input data, positions, close to 1 and others. One sweep back finds which
+values must be exact. The rule of an operator says how it changes marks.
 
-float16 has no odd integers above 2048 and bfloat16 none above 256. A counter that a network casts to int32, an index
-that it computes, and what argmax or arange gives are exact in float32, and stay so under every policy. What a matrix
-product gave is rounded already: behind it only the last step before the integer is taken in float32.
+An example: float16 has no odd integers above 2048, and bfloat16 has none above 256. A counter that a network casts to
+int32 is exact in float32. So are a computed index and the output of argmax or arange. They stay exact under every
+policy. A matrix product has rounded its results already. Behind it only the last operator before the integer runs in
+float32.
 """
 
 from __future__ import annotations
@@ -41,29 +42,29 @@ from .sizes import Sizes, find_sizes
 
 
 class Mark:
-    """What is known of the values of an entry."""
+    """Facts about the values of an entry, as bits. An entry has each mark that applies to some of its values."""
 
-    TAINTED = 1 << 0  # an operator that needs float32 gave them: infer operators that read them need it too
-    FORCED = 1 << 1  # an override keeps them in float32: so do all that read them, but for a layer
-    DATA = 1 << 2  # inputs of the network, or constants: not narrowed to save bytes
-    VARIABLE = 1 << 3  # a variable's own values
-    OUT_OF_RANGE = 1 << 4  # may be beyond the low precision dtype's range
-    BOOLEAN = 1 << 5  # answers, 0 and 1, about wide values
-    ROUNDED = 1 << 6  # a product has rounded what they descend from
-    INDICES = 1 << 7  # some are positions
-    NEAR_ONE = 1 << 8  # so close to 1 that their distance from it needs float32
-    OF_NEAR_ONE = 1 << 9  # computed from such values, so that it may depend on that distance
+    TAINTED = 1 << 0  # An operator that needs float32 gave them. Infer operators that read them need float32 too.
+    FORCED = 1 << 1  # An override keeps them in float32. All their readers run in float32, except layers.
+    DATA = 1 << 2  # They are inputs of the network, or constants. They are not narrowed to save bytes.
+    VARIABLE = 1 << 3  # They are a variable's values, unchanged.
+    OUT_OF_RANGE = 1 << 4  # They may be beyond the low precision dtype's range.
+    BOOLEAN = 1 << 5  # They are 0 and 1: results of comparisons of data.
+    ROUNDED = 1 << 6  # They are computed from results of a product, which are rounded.
+    INDICES = 1 << 7  # Some are positions.
+    NEAR_ONE = 1 << 8  # They are so close to 1 that their distance from 1 needs float32.
+    OF_NEAR_ONE = 1 << 9  # They are computed from such values. They may depend on that distance.
 
 
 class Need:
-    """What is required of the values of an entry; of the first three the greater includes the smaller."""
+    """Requirements on the values of an entry, as bits. INTEGER includes UNROUNDED, which includes POSITIONS."""
 
-    POSITIONS = 0b1  # positions among them are exact
-    UNROUNDED = 0b11  # all are that no product has rounded
-    INTEGER = 0b111  # they are taken for integers, so that the last step before is float32 too
-    DISTANCE = 0b1000  # their distance from 1
-    OF_DISTANCE = 0b10000  # that, and the distance of the values that they are computed from
-    FLOAT32 = 0b100000  # somebody reads them in float32
+    POSITIONS = 0b1  # Positions among them must be exact.
+    UNROUNDED = 0b11  # All values that no product has rounded must be exact.
+    INTEGER = 0b111  # They become integers, so the last operator before runs in float32 too.
+    DISTANCE = 0b1000  # Their distance from 1 must be exact.
+    OF_DISTANCE = 0b10000  # So must the distance from 1 of the values that they are computed from.
+    FLOAT32 = 0b100000  # A reader wants them in float32.
 
 
 _NEAR = Mark.NEAR_ONE | Mark.OF_NEAR_ONE
@@ -79,31 +80,27 @@ NAMED = "its outputs have names of their own"
 
 
 def classify(graph: Graph, policy: Policy, facts: Facts) -> Tuple[Decision, ...]:
-    """Return a decision for every node of a graph, the bodies of control flow included.
+    """Return the decision for every node of a graph, the bodies of control flow included.
 
-    Deny operators taint what reads them: an infer operator that reads, directly or through clear operators, the output
-    of a deny operator (or of another tainted one) is pinned to float32. Operators that are pinned and have an unsafe
-    scalar taint as deny operators do. Within a loop its state carries the taint into the next iteration. What is
-    float32 only because MXNet has no other kernel for it passes a taint on, and taints nothing itself. What an override
-    by name or block keeps in float32 stays so up to the next layer, in clear operators too.
+    - Taint: an infer operator that reads the output of a deny operator is pinned to float32. It may read it directly,
+      or through clear operators. Its own output is tainted too. So is the output of a pinned operator with an unsafe
+      scalar. An operator that is float32 only because MXNet has no other kernel passes a taint on. It adds none.
+    - Overrides: values that an override by name or block keeps in float32 stay so up to the next layer.
+    - Sizes: a sum of sums with more than ``MAX_REDUCTION`` terms is pinned. So is a product of scalars that leaves the
+      dtype's range (`find_sizes`).
+    - Input data: data, labels, states and constants in float32 are narrowed only for allow operators, never to save
+      bytes. Values that are computed only from such data count as data. An infer operator that reads data is pinned.
+      Its results count as data too, unless it also reads other values in front of a layer. Otherwise a network that
+      adds its input to a layer would be float32 as a whole.
+    - Variables: a clear operator that moves a variable's values, or data, to a float32 reader is pinned. An example is
+      a detector's anchor boxes, sliced and concatenated: rounding them would lose half pixels.
+    - Exact values: positions, and values that become integers, are exact under every policy.
+    - Distance from 1: a sigmoid that is an output, or that a logarithm reads, is float32.
+    - With ``policy.last_layer_fp32`` the last layer is pinned to float32, unless an override says otherwise.
 
-    A sum of sums is pinned where it has more than ``MAX_REDUCTION`` terms in all, and a product of scalars where it
-    leaves the dtype's range (`find_sizes`).
-
-    No float32 input of the network (data, labels, states, constants) is narrowed to save bytes, only for an allow
-    operator. Such values are wide, and so is all that infer and clear operators compute from wide values alone, and
-    from 0 and 1 where those compare wide values: an infer operator that reads some is pinned to float32. From wide and
-    other values together it computes something that may be narrowed again, if an allow operator is still to come: else
-    a network that adds its input to a layer would be float32 as a whole.
-
-    Clear operators that carry a variable's own values, or wide ones, to where float32 is wanted are pinned too (a
-    detector's anchor boxes, sliced and concatenated): rounding them would gain nothing and lose half pixels. Positions
-    and what is read as integers are exact under every policy. A sigmoid that is an output, or that a logarithm reads,
-    is float32, on the way there too. With ``policy.last_layer_fp32`` the last layer is pinned to float32, unless an
-    override says otherwise.
-
-    Raises PolicyError, naming the node, if an override asks for what MXNet has no kernel for, or for another precision
-    of outputs that have names of their own.
+    Raises:
+        PolicyError: If MXNet has no kernel for an override. Also if an override asks for another precision of outputs
+            that have names of their own. The message names the node.
     """
     last = last_layer(graph) if policy.last_layer_fp32 else frozenset()
     flow = Dataflow(graph, Decider(policy), facts, last, _before_layers(graph), _unnameable(graph, facts))
@@ -116,18 +113,18 @@ def classify(graph: Graph, policy: Policy, facts: Facts) -> Tuple[Decision, ...]
 
 
 class Dataflow:
-    """The marks of a graph or of a body, and the decisions that follow from them.
+    """The marks of the entries of a graph or of a body, and the decisions on its nodes.
 
     Args:
         last: Positions of the operators of the last layer, if that is to be float32.
-        leading: Positions of nodes that an allow operator comes behind, or may come.
+        leading: Positions of nodes with an allow operator behind them. In a body there may be one behind the loop.
         named: Positions of nodes whose outputs have names that no cast can have.
-        is_condition: Whether it is the condition of a loop or branch, or a body without facts, which is left as it is.
-        sizes: Of a body, what `find_sizes` says of it.
+        is_condition: Whether the graph stays unchanged: the condition of a loop or branch, or a body without facts.
+        sizes: The result of `find_sizes` for a body.
 
     Attributes:
-        marks: By entry; none where a key is missing.
-        decisions: By position; those of control flow have their bodies' after `backward`.
+        marks: Marks by entry. An entry without marks is missing.
+        decisions: Decisions by position of the node. `backward` completes them with those on bodies.
     """
 
     def __init__(
@@ -152,10 +149,10 @@ class Dataflow:
         self.marks: Dict[Key, int] = {}
         self.decisions: List[Decision] = []
 
-    # ------------------------------------------------------------------ forward: what values are
+    # ------------------------------------------------------------------ forward: marks of values
 
     def forward(self, entering: Sequence[int]) -> List[int]:
-        """Mark entries and give a decision on each node; return the marks of the outputs, given those of variables."""
+        """Mark entries and decide on each node, given the marks of variables. Return the marks of the outputs."""
         self.decisions, self.marks = [], {}
         variables = [i for i, node in enumerate(self._graph.nodes) if node.is_variable]
         for variable, mark in zip(variables, entering):
@@ -188,7 +185,7 @@ class Dataflow:
         return self._graph.nodes[next(e.node for e in entries if self.marks.get(e.key, 0) & mark)]
 
     def _pass(self, position: int, node: Node) -> Decision:
-        """Return the decision on an operator, and mark what it gives."""
+        """Return the decision on an operator, and mark its outputs."""
         rule = self._found[position]
         read = self._read(node, rule)
         self._mark_numbers(position, node, rule, read)
@@ -233,14 +230,14 @@ class Dataflow:
         return read
 
     def _output_marks(self, position: int, node: Node) -> int:
-        """Return the marks of all values that an operator gives."""
+        """Return the marks of all outputs of an operator."""
         marks = 0
         for index in range(node.num_outputs):
             marks |= self.marks.get((position, index), 0)
         return marks
 
     def _mark_numbers(self, position: int, node: Node, rule: Optional[Rule], read: int) -> None:
-        """Mark positions, what is rounded, and what is close to 1."""
+        """Mark the outputs of an operator that are positions, rounded, or close to 1."""
         outputs: Sequence[int] = range(node.num_outputs)
         numbers = read & (Mark.ROUNDED | Mark.INDICES | _NEAR)
         if node.op in CAST_OPS:  # one to integers ends all rounding before it
@@ -275,7 +272,7 @@ class Dataflow:
     def _pin_out_of_range(
         self, position: int, node: Node, data: Sequence[Entry], read: int, decision: Decision
     ) -> Decision:
-        """Pin what gives or reads values beyond the low precision dtype's range."""
+        """Pin an operator that gives or reads values beyond the low precision dtype's range."""
         output_marks = self.marks.get((position, 0), 0)
         if not (read | output_marks) & Mark.OUT_OF_RANGE or decision.label not in (LOW, FREE) or decision.rule is None:
             return decision
@@ -287,7 +284,7 @@ class Dataflow:
         return Decision(FLOAT32, f"'{self._source(data, Mark.OUT_OF_RANGE).name}' has values {beyond}", decision.rule)
 
     def _pin_forced(self, position: int, node: Node, data: Sequence[Entry], read: int, decision: Decision) -> Decision:
-        """Pin what reads values that an override keeps in float32, up to the next layer, and pass this on."""
+        """Pin an operator, but no layer, that reads values which an override keeps in float32, and mark its outputs."""
         rule = decision.rule
         if rule is None or decision.label not in (FREE, FLOAT32):
             return decision
@@ -301,7 +298,7 @@ class Dataflow:
         return decision
 
     def _pin_mapped(self, position: int, node: Node, decision: Decision) -> Decision:
-        """Pin a product of positions; it taints what reads it."""
+        """Pin a product of positions. Its results are tainted."""
         rule = decision.rule
         if rule is None or decision.label == KEEP or not self._maps_indices(node, rule):
             return decision
@@ -330,7 +327,7 @@ class Dataflow:
         return decision
 
     def _keep_data(self, position: int, node: Node, read: int, decision: Decision) -> Decision:
-        """Pin an infer operator that reads wide values, and pass these on."""
+        """Pin an infer operator that reads input data, and mark its outputs as data."""
         rule = decision.rule
         if not read & Mark.DATA or decision.label == LOW or (rule is not None and rule.category not in (INFER, CLEAR)):
             return decision
@@ -346,7 +343,7 @@ class Dataflow:
         return decision
 
     def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Decision:
-        """Mark what the bodies of a control flow node give, and return the decision on the node."""
+        """Mark the outputs of a control flow node by its bodies, and return the decision on the node."""
         leads = position in self._leading or _is_layer(node)
         for number, body in enumerate(bodies):
             facts = self._facts.bodies.get((position, number))
@@ -369,10 +366,10 @@ class Dataflow:
                 self._mark((position, index), mark)
         return Decision(KEEP, "control flow, its bodies are converted")
 
-    # ------------------------------------------------------------------ back: what is required of them
+    # ------------------------------------------------------------------ back: requirements on values
 
     def backward(self, wanted: Sequence[int]) -> List[int]:
-        """Pin what must be float32 for those behind it; return what is required of variables, given that of outputs."""
+        """Pin operators whose readers need float32, given the needs of outputs. Return the needs of variables."""
         self._required = {}
         for head, need in zip(self._graph.heads, wanted):
             self._require(head, need | Need.FLOAT32)
@@ -393,7 +390,7 @@ class Dataflow:
         return [self._required.get((i, 0), 0) for i, node in enumerate(self._graph.nodes) if node.is_variable]
 
     def _require(self, entry: Entry, need: int) -> None:
-        """Note what is required of an entry, as far as its marks say that it has such values."""
+        """Note a requirement on an entry, as far as its marks say that it has such values."""
         mark, key = self.marks.get(entry[:2], 0), entry[:2]
         exact = need & Need.INTEGER
         if exact == Need.POSITIONS and not mark & Mark.INDICES:
@@ -411,16 +408,16 @@ class Dataflow:
         return need
 
     def _require_kept(self, node: Node, rule: Rule) -> None:
-        """Require integers of indices, lengths and labels.
+        """Require integers of inputs that are never cast: indices, lengths and labels.
 
-        Samplers read shapes and parameters, which need not be exact.
+        Samplers are an exception. Their inputs are shapes and parameters, which need not be exact.
         """
         if rule.keep and not (rule.keep is EVERY and rule.category == INFER):
             for entry in (entry for port, entry in enumerate(node.inputs) if port in rule.keep):
                 self._require(entry, Need.INTEGER)
 
     def _settle(self, position: int, node: Node, rule: Rule) -> None:
-        """Pin an operator whose results must be exact, and require the same of what it reads."""
+        """Pin an operator whose results must be exact, and require the same of its inputs."""
         needed, output_marks = self._needed(position, node), self._output_marks(position, node)
         read = self._read(node, rule)
         data = [entry for port, entry in enumerate(node.inputs) if rule.reads(port)]
@@ -452,13 +449,13 @@ class Dataflow:
             self._require(entry, Need.POSITIONS if last_step else need)
 
     def _pin(self, position: int, reason: Reason) -> None:
-        """Pin an operator to float32, unless an override says otherwise."""
+        """Pin an operator to float32, unless the user asks for another precision."""
         decision = self.decisions[position]
         if decision.label in (FREE, LOW) and not _ASKED & set(decision.kinds):
             self.decisions[position] = Decision(FLOAT32, reason.value, decision.rule, taints=False, kinds=(reason,))
 
     def _carry(self, position: int, node: Node) -> None:
-        """Pin a free clear operator between a float32 variable, or wide values, and a reader of float32."""
+        """Pin a free clear operator that moves a float32 variable, or input data, to a reader in float32."""
         outputs = [i for i in range(node.num_outputs) if self.marks.get((position, i), 0) & Mark.INDICES]
         decision = self.decisions[position]
         if not self._policy.pure:
@@ -471,7 +468,7 @@ class Dataflow:
         self.decisions[position] = replace(decision, index_outputs=frozenset(outputs)) if outputs else decision
 
     def _leave(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
-        """Require what the bodies require; in loops counters stay exact in every iteration."""
+        """Require of a control flow node's inputs all that its bodies require. Loop states stay exact in each round."""
         decisions: List[Tuple[Decision, ...]] = []
         for number, body in enumerate(bodies):
             inner = self._bodies[position, number]
@@ -493,14 +490,14 @@ def _is_float(node: Node) -> bool:
     return node.get("dtype") in (*dtypes.PRECISIONS, "float64")
 
 
-# ------------------------------------------------------------------ what comes behind
+# ------------------------------------------------------------------ the nodes behind a node
 
 
 def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
     """Return the nodes that give an output of the graph under a name that no cast can have.
 
-    A cast's output is called ``<name>_output``; what some operators call theirs (SliceChannel's
-    ``<name>_output0``) can be kept only by giving that output in the dtype that is wanted.
+    A cast's output is called ``<name>_output``. SliceChannel calls its first output ``<name>_output0``. To keep that
+    name, SliceChannel itself must give the output in the wanted dtype.
     """
     heads = (head for head in graph.heads if not graph.nodes[head.node].is_variable)
     names = {head: facts.output_names.get(head.key, "_output") for head in heads}  # unknown: taken for the common one
@@ -510,9 +507,9 @@ def _unnameable(graph: Graph, facts: Facts) -> FrozenSet[int]:
 def last_layer(graph: Graph) -> FrozenSet[int]:
     """Return the operators of the last layer, by position.
 
-    For each output these are the ``allow`` operators that are met first on the way back from it, on every path that
-    values take, and all operators behind them. A loop or condition with one in a body ends the way too: the last layer
-    is within it then, found from the outputs of the body.
+    The search goes back from each output, on every path of values, to the first ``allow`` operator on it. That operator
+    and all operators behind it are the last layer. The search also ends at a loop or condition with an ``allow``
+    operator in a body. The last layer of the body then counts.
     """
     positions: Set[int] = set()
     waiting = [head.node for head in graph.heads]

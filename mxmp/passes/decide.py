@@ -1,4 +1,4 @@
-"""The decision on one operator by itself: overrides, kernels, its rule's category and condition.
+"""The decision on one operator by itself, from overrides, kernels, and the category and condition of its rule.
 
 A decision pins it to float32 or to low precision, or leaves it free. `dataflow.classify` goes through a graph, and lets
 neighbours have their say.
@@ -74,20 +74,19 @@ KEEP = "keep"
 
 @dataclass(frozen=True)
 class Decision:
-    """The precision that one node is to run in (``label``), and why (one phrase, for the report).
+    """The precision in which one node is to run (``label``), and the reason (one phrase, for the report).
 
     Attributes:
-        kinds: Of the reason; none where its text explains itself.
-        taints: Whether, in float32, its values are unsafe for what follows in low precision.
-        float32_attr: Attribute with which this node reads low precision data and gives float32, so that
-            its first input needs no cast; empty if it has none.
-        substitute: Operator to put in this one's place if it runs in low precision; empty if itself does.
-        clamped: Pairs (attribute, text): the scalars that it is to compute with in place of some beyond the low
-            precision dtype's range.
-        bodies: Of a control flow node, the decisions on the nodes of each of its bodies.
-        index_outputs: Numbers of the outputs that hold positions, which come in float32 as outputs of the network too.
-        low_ports: Of a control flow node, the inputs that its bodies want in low precision.
-        low_outputs: Likewise, the outputs that they give in low precision.
+        kinds: The kinds of the reason. None where its text explains itself.
+        taints: Whether its float32 values are unsafe for low precision operators that read them.
+        float32_attr: Attribute that lets this node read low precision data and give float32. Its first input then needs
+            no cast. Empty if there is none, as 'dtype' of ``_np_sum``.
+        substitute: Operator that replaces this one if it runs in low precision. Empty if this operator runs itself.
+        clamped: Pairs (attribute, text) that replace scalars beyond the low precision dtype's range.
+        bodies: The decisions on the nodes of each body of a control flow node.
+        index_outputs: Numbers of the outputs that hold positions. As outputs of the network they are float32 too.
+        low_ports: The inputs of a control flow node that its bodies want in low precision.
+        low_outputs: The outputs of a control flow node that its bodies give in low precision.
     """
 
     label: str
@@ -128,7 +127,7 @@ _BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNo
 
 
 def _clamped(decision: Decision, rule: Rule, call: Call) -> Decision:
-    """Return a decision that keeps scalars within the low precision dtype's range, as parameters are: none is inf."""
+    """Return a decision that clamps scalars to the low precision dtype's range, as parameters are."""
     scalars = clamped_scalars(call, rule.scalars)
     if not scalars:
         return decision
@@ -226,7 +225,7 @@ def moves(decision: Decision) -> bool:
 
 @dataclass(frozen=True)
 class Decider:
-    """Decides on each operator by itself, whatever its neighbours run in."""
+    """Decides on each operator by itself, without its neighbours."""
 
     policy: Policy
 
@@ -234,7 +233,7 @@ class Decider:
         """Return the decision on an operator; ``is_last`` says whether the policy wants it in float32 as a last layer.
 
         Raises:
-            PolicyError: If an override asks for what MXNet has no kernel for.
+            PolicyError: If MXNet has no kernel for an override.
         """
         node, policy = graph.nodes[position], self.policy
         attrs = dict(node.attrs)
@@ -250,7 +249,7 @@ class Decider:
         return self._by_rule(node, rule, call, wanted, is_last)
 
     def _by_rule(self, node: Node, rule: Rule, call: Call, wanted: _Wanted, is_last: bool) -> Decision:
-        """Return the decision on a node of float32 data: what is asked for first, then kernels, then the category."""
+        """Return the decision on a node of float32 data: by overrides first, then by kernels, then by its category."""
         low, pure = call.dtype, self.policy.pure
         has_kernel, forbidden = low in rule.dtypes, rule.forbids(call)
         substitute = RULES.substitute(rule, call) if forbidden or not has_kernel else ""

@@ -1,22 +1,22 @@
 """Emulation of float16 on CPU: float32 arithmetic with results rounded to float16.
 
 MXNet has no float16 matrix product on CPU ('FP16 gemm on cpu not implemented!'), and its other
-float16 kernels there are 10 to 20 times slower than float32. This pass keeps every float16
-tensor of a converted graph as float32 values on the float16 grid: operators run in float32, and
-a pair of casts (down, then up) rounds what can leave the grid. That is the arithmetic of tensor
-cores but for the order of accumulation: float16 operands, float32 accumulation, float16 results.
+float16 kernels there are 10 to 20 times slower than float32. This pass keeps every float16 tensor of a converted graph
+as float32 values on the float16 grid. Operators run in float32. A pair of casts (down, then up) rounds results that can
+leave the grid. This is the arithmetic of tensor cores, in another order of accumulation: float16 operands, float32
+sums, float16 results.
 
-The backward pass of such a pair rounds the gradient to float16 as well, and overflows to inf as float16 does. Where
-several readers of one tensor send gradients back, their sum is taken in float32 and rounded once, as cuDNN does when it
-adds into a gradient (beta = 1). Gradients that cross operators without a pair are rounded where the next pair stands.
+The backward pass of such a pair rounds the gradient to float16 as well, and overflows to inf as float16 does. If
+several readers of one tensor send gradients back, their sum is taken in float32 and rounded once. cuDNN does the same
+when it adds into a gradient (beta = 1). Gradients that cross operators without a pair are rounded at the next pair.
 
-Within an operator all is float32 (float64 in a transposed convolution). The steps of an RNN hand on
-unrounded states, and sums that MXNet's own GPU kernels take in float16 are taken in float32 here and
-rounded once: those of ``batch_dot`` and numpy's matmul, of ``sum`` and ``mean``, and gradients of what is
-broadcast or read by index. ``rules/sums.py`` says how far such sums are off, and bounds their lengths.
+Within an operator all is float32 (float64 in a transposed convolution). The steps of an RNN hand on unrounded states.
+Some sums that MXNet's GPU kernels take in float16 are taken in float32 here, and rounded once. These are the sums of
+``batch_dot``, numpy's matmul, ``sum`` and ``mean``, and gradients of tensors that are broadcast or read by index.
+`mxmp.rules.conditions` tells the errors of such sums, and bounds their lengths.
 
 MXNet's casts on CPU take one thread, a branch for each value, and arrays out of the layouts that oneDNN has given them.
-Where the operators of `mxmp.rounding` are loaded (``native``), one of them stands for the pair, with the same bits.
+If the operators of `mxmp.rounding` are loaded (``native``), one of them replaces the pair, with the same bits.
 
 The emulated graph is for running only; it is never saved. Its outputs keep their names.
 """
@@ -120,7 +120,7 @@ class _Emulator:
         self.builder.redirect(Entry(position), new)
 
     def _emulated(self, position: int, node: Node, rule: Rule) -> None:
-        """Run an operator in float32; round what can leave the grid."""
+        """Run an operator in float32, and round results that can leave the grid."""
         inputs = tuple(self._as_grid(entry) for entry in node.inputs)
         data = [self._is_float16(entry) for port, entry in enumerate(node.inputs) if rule.is_data(port)]
         node = node.rewired(inputs)
@@ -172,8 +172,8 @@ class _Emulator:
     def _round_result(self, old: Entry, new: Entry) -> Entry:
         """Round the result of an operator, and its gradient unless that is on the grid already.
 
-        The gradient of a BatchNorm that nothing but a sum reads is a copy of the sum's, which was
-        rounded there: in a residual network one rounding in five that the backward pass is spared.
+        An example is a BatchNorm that only a sum reads. Its gradient is a copy of the sum's gradient, which is rounded
+        already. This saves one rounding in five in the backward pass of a residual network.
         """
         node, readers = self.graph.nodes[old.node], self.readers.get(old.key, [])
         summed = len(readers) == 1 and old.key not in self.heads and self.graph.nodes[readers[0][0]].op in _SUMS

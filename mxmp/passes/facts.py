@@ -26,13 +26,13 @@ class Facts:
     """Facts on the entries of one graph.
 
     Attributes:
-        dtypes: An entry that is missing keeps what it has.
-        shapes: Missing where unknown.
+        dtypes: Dtypes of the entries. An entry that is missing keeps its dtype.
+        shapes: Shapes of the entries, where they are known.
         output_names: Names as MXNet's ``list_outputs`` has them.
         params: Names of the variables that are parameters, whose storage a policy may choose.
         inputs: Names of the variables that are inputs of the network. Their values are not narrowed to save bytes.
-        out_of_range: Names of the entries, parameters among them, with values beyond the range of the
-            low precision dtype: what gives and what reads them stays in float32.
+        out_of_range: Names of the entries, parameters among them, with values beyond the range of the low precision
+            dtype. The operators that give or read them stay in float32.
         bodies: Facts on the bodies of control flow nodes, by (node, number of the body).
     """
 

@@ -1,4 +1,4 @@
-"""Networks for inference alone: without dropout, BatchNorm folded into the layer before it.
+"""Networks that only infer: without dropout, and with BatchNorm folded into the layer before it.
 
 For inference BatchNorm is an affine map of each channel, with constants: gamma (x - mean) / sqrt(var + eps) + beta. A
 convolution, transposed convolution or dense layer before it whose output nothing else reads computes that by itself,
@@ -22,8 +22,8 @@ from .facts import Facts
 class DropDropout(Pass):
     """Removes ``Dropout`` nodes, in bodies of control flow too; those that drop always stay.
 
-    An output of the network keeps its name: an identity of that name stands there, BlockGrad, as
-    MXNet's subgraph backend would take out another.
+    An output of the network keeps its name: an identity gets it. The identity is BlockGrad, because MXNet's subgraph
+        backend would take out any other.
     """
 
     name: ClassVar[str] = "drop-dropout"
@@ -90,7 +90,7 @@ LAYERS = {
 
 
 class Sources(NamedTuple):
-    """What new weights and biases are computed from: names of parameters, and numbers.
+    """The names of parameters, and the numbers, from which new weights and biases are computed.
 
     Attributes:
         weight: The weight before.
@@ -102,8 +102,8 @@ class Sources(NamedTuple):
         eps: Added to the variance.
         channels: Number of output channels: the size of all of these but the weight.
         axis: Axis of the weight with the output channels, of one group if it is not 0.
-        groups: Number of groups of a transposed convolution: the weight's first axis has input channels, group by
-            group, each of which has output channels of its own.
+        groups: Number of groups of a transposed convolution. The weight's first axis has the input channels, group by
+            group. Each group has output channels of its own.
     """
 
     weight: str
@@ -130,9 +130,9 @@ class Fold(NamedTuple):
     Attributes:
         layer: Position of the layer.
         norm: Position of the BatchNorm.
-        weight: Name of the layer's new weight; that of the old one where nothing else reads it.
-        bias: Name of its new bias, likewise.
-        sources: What they are computed from.
+        weight: Name of the layer's new weight. It is the old weight's name if nothing else reads that.
+        bias: Name of the layer's new bias, chosen in the same way.
+        sources: The parameters from which both are computed.
     """
 
     layer: int
@@ -151,8 +151,8 @@ def find_folds(
         graph: A network, without dropout between layers.
         params: Names of its parameters and auxiliary states, whose values are known. Names that the network does not
             have are not given to new parameters.
-        facts: Shapes, if known; without them the channels of a dense layer that keeps its input's axes are known
-            only where BatchNorm counts axes from the end.
+        facts: Shapes, if known. Without them a dense layer with ``flatten=False`` is folded only if BatchNorm has axis
+            -1.
         left: Positions of BatchNorms that are to be left.
     """
     return _Finder(graph, params, facts or Facts({}), left).folds()
@@ -189,7 +189,7 @@ class _Finder:
         return tuple(Fold(layer, norm, *self._names(layer), self.sources[layer]) for layer, norm in norms)
 
     def _sources_of(self, position: int, norm: Node) -> Optional[Sources]:
-        """Return what the parameters of the layer before a BatchNorm become, None if it cannot be folded."""
+        """Return the sources of new parameters for the layer before a BatchNorm, None if it cannot be folded."""
         data = norm.inputs[0]
         layer = self.graph.nodes[data.node]
         if layer.op not in LAYERS or not self._is_alone(data, position) or not self._is_along_channels(norm, data):
@@ -213,7 +213,7 @@ class _Finder:
         )
 
     def _is_alone(self, data: Entry, norm: int) -> bool:
-        """Return whether a BatchNorm alone reads a layer's output, and only its own first output is used."""
+        """Return whether only a BatchNorm reads a layer's output, and only its own first output is used."""
         return (
             self.consumers[data.key] == [(norm, 0)]
             and data.key not in self.heads
@@ -282,8 +282,8 @@ def _channels(layer: Node) -> Tuple[int, int, int]:
 class FoldBatchNorm(Pass):
     """Removes the BatchNorms of ``folds``, which `find_folds` found in the same graph; the layers get new parameters.
 
-    Layers keep their names, and outputs of the network theirs: where one was a BatchNorm's, an identity of its name
-    stands: BlockGrad, so that MXNet's subgraph backend, which does not count outputs as readers, sees one.
+    Layers and outputs of the network keep their names. If an output was a BatchNorm's, an identity gets the name. It is
+    BlockGrad, because MXNet's subgraph backend does not count outputs as readers, and so sees one.
     """
 
     name: ClassVar[str] = "fold-batchnorm"

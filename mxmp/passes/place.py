@@ -1,13 +1,13 @@
 """Placement: the cheapest precision for each free node, by an exact minimum cut on bytes moved.
 
 With two labels the cheapest placement of casts is a minimum s-t cut: the source side is float32, the sink side low
-precision. A free operator pays for the bytes that it reads and writes in its label; a tensor that changes dtype pays
-for one cast (it reads four bytes per element and writes two, or the reverse), which all its readers of the other dtype
-share. Pins are hard: a pinned node is the source or the sink itself.
+precision. A free operator costs the bytes that it reads and writes in its dtype. A tensor that changes dtype costs one
+cast, which all its readers of the other dtype share. A cast reads four bytes per element and writes two, or the
+reverse. Pins are hard: a pinned node is the source or the sink itself.
 
-Among the cheapest placements the one with the fewest casts is taken, and among those the one with the most float32: the
-sink side that the maximum flow leaves smallest, which is unique, so the result does not depend on the solver. The
-flow's value is kept as the certificate that nothing cheaper exists.
+Among the cheapest placements the one with the fewest casts is taken. Among those it is the one with the most float32:
+the smallest sink side of a minimum cut. That side is unique, so the result does not depend on the solver. The flow's
+value is kept as the certificate that nothing cheaper exists.
 
 References:
     Kolmogorov and Zabih, "What Energy Functions Can Be Minimized via Graph Cuts?", 2004, for
@@ -96,8 +96,8 @@ def _distances(sink: int, heads: List[int], room: List[int], leaving: List[List[
 _SOURCE = -1
 _SINK = -2
 
-# Costs are counted in units of two bytes per element: what a free operator saves on each tensor
-# by running in low precision (4 - 2 bytes), and what a cast moves (4 + 2 bytes).
+# Costs are counted in units of two bytes per element. A free operator in low precision saves 4 - 2 bytes on each
+# tensor. A cast moves 4 + 2 bytes.
 _UNIT_BYTES = 2
 _OPERATOR_UNITS = 1
 _CAST_UNITS = 3
@@ -109,8 +109,8 @@ class Placement:
 
     Attributes:
         casts: Tensors that change dtype, so the number of casts.
-        cost: Objective beyond the unavoidable: bytes that free nodes move in float32 rather than low precision, plus
-            bytes that casts move; or the number of casts when ``in_bytes`` is False, as not all sizes are known.
+        cost: Bytes that free nodes move in float32 beyond those in low precision, plus bytes that casts move. If
+            ``in_bytes`` is False, because a size is unknown, it is the number of casts.
         flow: Value of the maximum flow in the same unit: a lower bound, equal to ``cost``.
     """
 
@@ -122,7 +122,7 @@ class Placement:
 
 
 class _Costs(NamedTuple):
-    """What a placement is to minimise: what a free node saves by running in low precision, and what a cast costs."""
+    """The costs to minimise: the saving of each free node in low precision, and the price of each cast."""
 
     saving: Mapping[int, int]  # by position
     cast: Mapping[Key, int]  # by the entry that is cast
@@ -132,7 +132,8 @@ class Tensor(NamedTuple):
     """One tensor of the placement problem.
 
     ``producer`` is the node that decides its dtype: the position of a free node or parameter, ``_SOURCE`` (float32) or
-    ``_SINK`` (low precision). ``readers`` need it in their dtype, likewise. ``size`` counts elements, None if unknown.
+    ``_SINK`` (low precision). ``readers`` are the nodes that need it in their dtype, with the same numbers. ``size``
+    counts elements, None if unknown.
     """
 
     entry: Entry
@@ -160,9 +161,10 @@ def place(
 ) -> Placement:
     """Return the cheapest placement that keeps every pin, in bytes, or in casts if a shape is missing.
 
-    The parameters ``low_params``, by position, are stored in low precision; ``free_params`` may be stored in either:
-    those that are cheaper so are among the low of the result. ``output_low`` says whether the graph's float32 outputs
-    are wanted in low precision, but for positions; ``any_heads`` are the numbers of the outputs that may have either.
+    The parameters ``low_params``, by position, are stored in low precision. ``free_params`` may be stored in either:
+    the result's ``low`` has those that are cheaper in low precision. ``output_low`` says whether the graph's float32
+    outputs are wanted in low precision. Positions never are. ``any_heads`` are the numbers of the outputs that may have
+    either.
     """
     tensors, all_known = find_tensors(graph, decisions, facts, low_params, output_low, any_heads, free_params)
     if all_known:
@@ -191,8 +193,8 @@ def find_tensors(
 ) -> Tuple[List[Tensor], bool]:
     """Return the float32 tensors of a graph that may be cast, and whether all its float32 tensors' sizes are known.
 
-    Each comes with the node that decides its dtype and those that need one. Tensors that are needed in the dtype that
-    they are given in, whatever is decided, are left out. The arguments are those of `place`.
+    Each comes with the node that decides its dtype and those that need one. Tensors that never need a cast are left
+    out. The arguments are those of `place`.
     """
     sides_of = [_SINK if v.label == LOW else i if v.label == FREE else _SOURCE for i, v in enumerate(decisions)]
     readers: Dict[Key, Set[int]] = {}
@@ -228,7 +230,7 @@ def find_tensors(
 
 
 def _costs_in_bytes(tensors: Sequence[Tensor], free: Sequence[int]) -> _Costs:
-    """Return the costs in units of two bytes: free nodes save on what they read and write, casts read and write too."""
+    """Return the costs in units of two bytes. Free nodes save bytes of inputs and outputs; casts move bytes."""
     saving = dict.fromkeys(free, 0)
     for tensor in tensors:
         for side in (tensor.producer, *tensor.readers):
@@ -259,7 +261,7 @@ def _cheapest(tensors: Sequence[Tensor], costs: _Costs) -> Tuple[int, Set[int]]:
             (reader,) = others
             connect(producer, reader, weight, weight)
             continue
-        # Two vertices stand for the tensor's casts down and up, which all readers of the other side share.
+        # Two vertices are the tensor's casts down and up, which all readers of the other side share.
         down, up = -3 - 2 * number, -4 - 2 * number
         if producer != _SINK and others - {_SOURCE}:
             connect(producer, down, weight)

@@ -45,7 +45,7 @@ class Plan:
         return index in decision.low_outputs or (low and decision.output_in_precision(index))
 
     def output_dtype(self, head: Entry, policy: Policy) -> str:
-        """Return the dtype of a float32 output of the graph: positions are float32 whatever the policy says."""
+        """Return the dtype of a float32 output of the graph. Positions are float32 under every policy."""
         return dtypes.FLOAT32 if head.index in self.decisions[head.node].index_outputs else policy.output_dtype
 
     def casts(self) -> int:
@@ -64,14 +64,13 @@ def make_plan(
     """Return the plan for a graph without casts of mxmp.
 
     ``stored`` names parameters that are stored in low precision already, ``storable`` those that may be, all unless it
-    is given. ``final`` says whether the storage of
-    parameters is decided on this graph alone, once and for all. Otherwise a parameter that a free operator reads stays
-    float32, because that operator's label may change with the shapes; unless that operator does nothing but carry such
-    parameters to operators in low precision, as ``gluon.rnn`` reshapes and concatenates its weights
-    for an RNN that the policy has in low precision.
+    is given. ``final`` says whether only this graph decides on the storage of parameters. Otherwise a parameter that a
+    free operator reads stays float32, because that operator's label may change with the shapes. The exception is an
+    operator that only moves parameters to operators in low precision. An example: ``gluon.rnn`` reshapes and
+    concatenates its weights for an RNN in low precision.
 
-    A graph with nothing pinned to low precision is float32 throughout: casts for its free operators would save bytes,
-    and lose what a loss, say, that is a net of its own reads.
+    A graph with nothing pinned to low precision is float32 throughout. Casts for its free operators would save bytes.
+    They would also lose precision, for example in a loss that is a net of its own.
     """
     decisions = classify(graph, policy, facts)
     if not policy.pure and not any(map(_is_pinned_low, decisions)):
@@ -127,8 +126,9 @@ def _carried_low_only(
 ) -> FrozenSet[int]:
     """Return the float32 parameters that are read in low precision only, at once or through carriers.
 
-    A carrier reads such parameters, or what other carriers give, and nothing else (no indices: of gathered rows the
-    gradients add up). If these are stored in low precision it is cheapest there, whatever the shapes: no cast is left.
+    A carrier reads only such parameters and outputs of other carriers. It reads no indices, because gradients of
+    gathered rows add up. If the parameters are stored in low precision, low precision is cheapest for the carrier with
+    any shapes: no cast is left.
     """
     carriers = {position for position in range(len(graph.nodes)) if _moves_once(graph, position, decisions, facts)}
     while True:
@@ -166,8 +166,8 @@ def _plan_bodies(
 ) -> Tuple[Tuple[Decision, ...], Dict[Key, Plan]]:
     """Return the plans of all bodies, and the decisions completed with their low precision inputs and outputs.
 
-    Variables of a body are float32 at first. An input that all bodies then read in low precision only enters it so: it
-    is cast once, not in every iteration, and the bodies are placed again.
+    Variables of a body are float32 at first. An input that all bodies then read only in low precision enters them in
+    low precision. It is cast once, not in every iteration, and the bodies are placed again.
     """
     plans: Dict[Key, Plan] = {}
     completed = list(decisions)
@@ -200,11 +200,10 @@ def _plan_body(
 ) -> Plan:
     """Return the plan of a body whose variables are float32.
 
-    Loop states stay float32: they are what rounding errors add up in. So do the outputs that
-    other bodies give too, and those that are outputs of the whole graph (``named``), whose
-    names no cast can take. The other outputs come in what they are computed in, if that is float16:
-    each is a slice of what the loop gives, and MXNet's bfloat16 kernels cannot write to a slice
-    ("storage_type() == kDefaultStorage && IsView() == false", src/ndarray/ndarray.cc at tag 1.9.1).
+    Loop states stay float32, because rounding errors add up in them. Outputs that other bodies give too stay float32.
+    So do outputs of the whole graph (``named``), because no cast can take their names. The other outputs may stay
+    float16. They may not stay bfloat16: each is a slice of the loop's output, and MXNet's bfloat16 kernels cannot write
+    to a slice ("storage_type() == kDefaultStorage && IsView() == false", src/ndarray/ndarray.cc at tag 1.9.1).
     """
     decisions, bodies = _plan_bodies(body.graph, decisions, facts, policy)
     any_heads = frozenset(range(len(body.graph.heads))) - body.fixed_heads - named
@@ -214,7 +213,7 @@ def _plan_body(
 
 
 def _entering_low(body: Body, plan: Plan, facts: Facts) -> FrozenSet[int]:
-    """Return the variables of a body that it reads in low precision only, but for a loop's state."""
+    """Return the variables of a body that it reads only in low precision, without a loop's state."""
     variables = body.variables()
     candidates = set(variables) - {variables[variable] for variable, _ in body.states}
     return _read_low_only(body.graph, plan.decisions, plan.placement.low, facts, candidates)

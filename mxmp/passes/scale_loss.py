@@ -1,16 +1,16 @@
 """Loss scaling for loss heads: an input ``loss_scale`` multiplies their gradient and nothing else.
 
-A loss head of the Symbolic API starts the backward pass by itself and ignores the gradient of its
-output, so multiplying the output scales nothing. In front of its data x this pass puts
+A loss head of the Symbolic API starts the backward pass by itself. It ignores the gradient of its output, so
+multiplying the output scales nothing. In front of its data x this pass puts
 
     u = loss_scale * sign_ste(x)
     y = BlockGrad(x) + (u - BlockGrad(u))
 
-whose value is x and whose gradient is that of y times the scale, multiplied in float32 before the
-backward pass rounds anything to low precision. Both are exact for powers of two. sign_ste gives
-the sign of x, and hands gradients on as they are: so u is finite even where x is not, and the
-difference 0. x in its place would give NaN there. On a GPU it is three kernels forward, the
-difference and the sum being fused, and two backward.
+The value of y is x. The gradient of x is that of y times the scale. It is multiplied in float32, before the backward
+pass rounds anything to low precision. Both are exact for powers of two. sign_ste gives the sign of x, and hands
+gradients on unchanged. So u is finite even if x is not, and the difference is 0. With x in place of its sign the
+difference would be NaN there. On a GPU it is three kernels forward, the difference and the sum being fused, and two
+backward.
 
 The scale is an input of shape (1,): it changes from step to step without a new executor.
 """
@@ -41,7 +41,7 @@ class ScaleLoss(Pass):
 
     ``facts`` tell dtypes of entries; one that is unknown counts as float32. ``custom`` names the user's own operators
     (``Custom``) that are loss heads, ``ignoring`` those that give a gradient and ignore that of their output.
-    ``EraseCasts`` takes out what it puts in; of the variable then nothing is left that any output depends on.
+    ``EraseCasts`` takes out the inserted nodes. Then no output depends on the variable.
     """
 
     name: ClassVar[str] = "scale-loss"

@@ -165,8 +165,8 @@ class Gradients(Record, Mapping[str, Magnitudes]):
         # A histogram's bar ``e`` begins at 2**e; a count of magnitudes ends there.
         bars = {exponent - 1: count for exponent, count in total.counts.items()}
         drawn = Histogram("All gradients, against float16's range", bars, FLOAT16, total.zeros)
-        rows = [(f"{power(e - 1)} to {power(e)}", part, _in_float16(e)) for e, part in total.shares.items()]
-        columns = [Column("magnitude"), Column("share", BAR, "Of the gradients that are not 0."), Column("in float16")]
+        rows = [(f"{power(e - 1)} to {power(e)}", 100 * part, _in_float16(e)) for e, part in total.shares.items()]
+        columns = Column("magnitude"), Column("percent", BAR, "Of the gradients that are not 0."), Column("in float16")
         by_power = Table("All gradients by powers of two", columns, rows, "powers of two")
         summary = Section("Gradients", [Figures(figures)])
         return [summary, Section("Gradients by layer", [drawn, by_power, self._table])]

@@ -149,8 +149,8 @@ _FILES: Dict[str, Any] = {
     "compare.json": Comparison,
     "speed.json": SpeedComparison,
     "search.json": SearchResult,
-    "doctor.json": DoctorReport,
     "check.json": CheckReport,
+    "doctor.json": DoctorReport,
 }
 
 RUN_FILES = tuple(_FILES)
@@ -212,7 +212,7 @@ class Run(Shown):
                 notes += [block for block in section.blocks if isinstance(block, Notes)]
                 tables = (block for block in section.blocks if isinstance(block, Figures))
                 figures += [each for block in tables for each in block.figures]
-                if others:
+                if others or section.lead:
                     title = f"{section.title}: {name}" if twins else section.title
                     sections.append(Section(title, others, section.lead))
         sections.sort(key=lambda section: section.title.startswith("Operators"))

@@ -1,16 +1,15 @@
 """Conditions on attributes and shapes under which a call must stay in float32.
 
-Each returns a function of a ``Call`` that gives the reason, or None. A value that a call needs
-but does not carry (an unknown shape) is a reason too: what is not known to be safe is not. But a gradient of unknown
-length is none: where a network is trained, its shapes are known.
+Each returns a function of a ``Call`` that gives the reason, or None. An unknown shape in a forward check keeps the call
+in float32. A check of a gradient's sum ignores unknown shapes, because training always knows them.
 
 How long a sum may be is said of float16 on a GPU (CUDA sources of tag 1.9.1); in bfloat16 no such kernel rounds.
 
 - ``batch_dot`` and numpy's matmul call cublasHgemmStridedBatched, which accumulates in float16; so do their
   gradients, which are such products (3rdparty/mshadow/mshadow/dot_engine-inl.h). FullyConnected, ``dot``, tensordot,
   einsum, the interleaved products of attention, convolutions and RNNs accumulate in float32.
-- Gradients of what was broadcast are sums by ``reduce_kernel<red::sum, half_t>``. Bias gradients of FullyConnected
-  and convolutions are summed in float32, that of Convolution_v1 in float16 (mshadow's MapReduceKeepDim1Kernel).
+- Gradients of broadcast inputs are sums by ``reduce_kernel<red::sum, half_t>``. Bias gradients of FullyConnected and
+  convolutions are summed in float32, that of Convolution_v1 in float16 (mshadow's MapReduceKeepDim1Kernel).
 - Gradients of rows that are read by index are plain running sums.
 """
 
@@ -76,8 +75,8 @@ Its gradient is a running sum in the dtype of the data (src/operator/contrib/bil
 def unsafe_scalar(call: Call, keys: Tuple[str, ...]) -> Optional[str]:
     """Return a reason if the low precision dtype turns a scalar into inf, 0, 1, -1 or its largest value.
 
-    In float16 a mask of -1e9 becomes -inf, an epsilon of 1e-9 vanishes, and a bound of 0.9999 becomes 1, where
-    ``log(1 - x)``, arccos and arctanh have no finite gradient. A scalar that is such a value in float32 is fine.
+    In float16 a mask of -1e9 becomes -inf, and an epsilon of 1e-9 vanishes. A bound of 0.9999 becomes 1, where ``log(1
+    - x)``, arccos and arctanh have no finite gradient. A scalar that is such a value in float32 is fine.
     """
     limits = dtypes.limits(call.dtype)
     for key in keys:
@@ -225,7 +224,7 @@ def short_products(call: Call) -> Optional[str]:
 
 
 def short_gemm2(call: Call) -> Optional[str]:
-    """Forbid a factor out of range, and sums that are too long for the ``batch_dot`` that stands in for it."""
+    """Forbid a factor out of range, and sums that are too long for the ``batch_dot`` that replaces gemm2."""
     # Of two dimensions it becomes ``dot``, which accumulates in float32.
     shape = known_shape(call, 0)
     batched = shape is not None and len(shape) > 2
@@ -306,9 +305,9 @@ def few_points(call: Call) -> Optional[str]:
 def taps_on_data(call: Call) -> Optional[str]:
     """Forbid bfloat16 convolutions with a tap that reads padding at every output, as on data one pixel wide.
 
-    The gradient of such a tap is a sum of nothing, but oneDNN's bfloat16 kernel may leave there what the memory
-    held: of 2,346 random convolutions, run with memory full of NaN, 261 had some in the weight's gradient, and
-    all of those had such a tap.
+    The gradient of such a tap is a sum of nothing. oneDNN's bfloat16 kernel may leave the old contents of the memory
+    there. In a test 2,346 random convolutions ran in memory full of NaN, and 261 had NaN in the weight's gradient. All
+    of these had such a tap.
     """
     shape, kernel = known_shape(call, 0), sizes_of(call.attrs, "kernel")
     if call.dtype != dtypes.BFLOAT16 or shape is None:
@@ -327,12 +326,12 @@ VECTOR = 16
 
 
 def vectors_of_channels(call: Call) -> Optional[str]:
-    """Forbid bfloat16 depthwise convolutions for which oneDNN has a kernel in float32 alone.
+    """Forbid bfloat16 depthwise convolutions for which oneDNN has a kernel only in float32.
 
     Those whose channels do not fill vectors of 16, but of 8, which float32 may have. In bfloat16 a matrix product for
-    each channel stands in (gemm_bf16_convolution), which took 2 to 4 times as long forward, and 3 to 7 times in
-    training, with 8, 24, 72 and 728 channels on an AMD EPYC with AVX512-BF16. With 116 channels float32 has no kernel
-    either.
+    each channel replaces it (gemm_bf16_convolution). That took 2 to 4 times as long forward, and 3 to 7 times in
+    training. The figures are for 8, 24, 72 and 728 channels on an AMD EPYC with AVX512-BF16. With 116 channels float32
+    has no kernel either.
     """
     groups, filters = (value_of(call.attrs, key) or 1 for key in ("num_group", "num_filter"))
     if call.dtype != dtypes.BFLOAT16 or groups != filters or groups % VECTOR == 0 or groups % (VECTOR // 2):
@@ -346,10 +345,10 @@ def sound_convolution(call: Call) -> Optional[str]:
 
 
 def without_tensor_cores(call: Call) -> Optional[str]:
-    """Forbid what MXNet keeps off tensor cores in low precision, while float32 may have them: the fused RNN.
+    """Forbid the fused RNN, which MXNet keeps off tensor cores in low precision, while float32 may have them.
 
-    For float16 it asks cuDNN for CUDNN_DEFAULT_MATH whatever is set (``cudnn_tensor_core_ = false`` in rnn-inl.h at
-    tag 1.9.1). By cuDNN 8's API reference (cudnnMathType_t) that permits no tensor cores before A100, and from A100 on
+    For float16 MXNet always asks cuDNN for CUDNN_DEFAULT_MATH (``cudnn_tensor_core_ = false`` in rnn-inl.h at tag
+    1.9.1). By cuDNN 8's API reference (cudnnMathType_t) that permits no tensor cores before A100, and from A100 on
     TF32, which is for float32 data. For float32 MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION=1 permits those of float16
     on all cards. Weights would be cast at every step too. docs/kernels.md has an estimate of both.
     """
@@ -437,7 +436,7 @@ def _axes(call: Call, key: str, ndim: int) -> Sequence[int]:
 
 
 def _rounded(value: float, dtype: str) -> float:
-    """Return a finite number rounded to as many digits as a dtype has, whatever its range."""
+    """Return a finite number rounded to as many digits as a dtype has; the dtype's range is ignored."""
     significand, exponent = math.frexp(value)
     scale = 2 / dtypes.limits(dtype).eps
     return math.ldexp(round(significand * scale) / scale, exponent)

@@ -1,4 +1,4 @@
-"""Rule and RuleSet: the vocabulary that the table of operators is written in.
+"""Rule and RuleSet: the types of the table that says in which precisions each operator may run.
 
 The categories are those of TensorFlow's auto_mixed_precision graph pass
 (tensorflow/core/grappler/optimizers/auto_mixed_precision_lists.h).
@@ -95,7 +95,7 @@ def sizes_of(attrs: Mapping[str, str], key: str) -> Tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an operator, what conditions decide by: shapes of inputs, None where unknown, and the low dtype."""
+    """One call of an operator: its attributes, the shapes of its inputs (None if unknown) and the low dtype."""
 
     attrs: Mapping[str, str]
     shapes: Tuple[Shape, ...]
@@ -122,37 +122,37 @@ class Rule:
         any_dtype: Inputs whose dtype does not matter, so no cast is ever made for them.
         shape_only: Inputs that carry data by their dtype, but of which only the shape is read.
         keep_outputs: Outputs whose dtype is not that of the data (BatchNorm's mean and variance).
-        dtypes: Low precision dtypes that MXNet 1.9.1 has a sound kernel for. bfloat16 has kernels
-            on CPU alone, float16 on GPU (on CPU it is emulated).
+        dtypes: Low precision dtypes that MXNet 1.9.1 has a sound kernel for. bfloat16 has kernels only on CPU, float16
+            only on GPU (on CPU it is emulated).
         preserves_grid: Inputs on the low precision grid give outputs on the grid, so that emulation needs
             no rounding. False where the result is rounded.
         scalars: Attributes that the kernel rounds to the dtype of the data before it uses them
             (``DType(alpha)`` in src/operator/tensor/elemwise_binary_scalar_op.h at tag 1.9.1).
         when: Attribute values that this variant is for, as text or ``GIVEN``; rules of one operator are tried in order.
         condition: Says why a particular call must stay in float32.
-        taints: Whether values of a call that the condition forbids are unsafe for what follows. They are
-            not where the condition is for how sums are rounded alone.
+        taints: Whether values of a call that the condition forbids are unsafe for their readers in low precision. They
+            are safe if the condition is only about the rounding of sums.
         size: How the size of its results follows from that of its inputs: ``ADDS``, ``MULTIPLIES``, ``TIMES``, ``OVER``
-            or ``RESTARTS``; by default it is the largest of theirs. An allow operator restarts.
-        sums: Tells of how many values each result is the sum; None if it is no sum.
-        gives_indices: Whether it gives positions or counts, which no low precision holds: under every policy it
-            runs in float32, and so does what carries them on.
-        counts: Whether it gives positions unless it reads what a product has rounded.
-        maps_indices: Whether a product of positions stays float32: its results are positions too.
-        is_boolean: Whether it gives 0 and 1 alone.
-        distance: What it does with the distance of values from 1: ``SATURATES``, ``SHIFTS``, ``MAGNIFIES`` or
-            ``DIVIDES``. By default results depend on that of the inputs, unless they have a size of their own.
+            or ``RESTARTS``. By default it is the largest size of an input. An allow operator restarts.
+        sums: Function that returns of how many values each result is the sum. None if it is no sum.
+        gives_indices: Whether it gives positions or counts, which no low precision holds. It runs in float32 under
+            every policy, and so do operators that move the positions.
+        counts: Whether it gives positions if no product has rounded its inputs, as cumsum does.
+        maps_indices: Whether a product of positions stays float32, because its results are positions too.
+        is_boolean: Whether it only gives 0 and 1.
+        distance: Its effect on the distance of values from 1: ``SATURATES``, ``SHIFTS``, ``MAGNIFIES`` or ``DIVIDES``.
+            By default results depend on the distance of the inputs. Results of ``RESTARTS`` do not.
         float32_attr: Attribute with which the operator reads low precision data, and computes in and gives
             float32; empty if it has none. It saves a cast.
-        substitutes: Operators that compute the same where this one has no low precision kernel, or none whose sums
-            are safe: pairs (number of dimensions of an input, operator). They take its ``transpose_a`` and
-            ``transpose_b``; its ``alpha`` becomes a factor on input 0.
+        substitutes: Operators that compute the same if this one has no low precision kernel, or none with safe sums.
+            They are pairs (number of dimensions of an input, operator). They take its ``transpose_a`` and
+            ``transpose_b``. Its ``alpha`` becomes a factor on input 0.
         substitute_port: The input whose dimensions ``substitutes`` counts.
-        substitute_defaults: Pairs (attribute, value as text) that a call must have, or leave out, for it.
-        loss_head: Whether the gradient of input 0 does not depend on that of the output, whatever
-            comes behind it. SoftmaxOutput's ``out_grad`` changes nothing about that in MXNet 1.9.1.
-        unwritten_gradient: Whether no gradient goes through it and MXNet does not write one of its inputs either,
-            so that it is whatever the memory held.
+        substitute_defaults: Pairs (attribute, value as text). A call with another value has no substitute.
+        loss_head: Whether the gradient of input 0 never depends on that of the output. SoftmaxOutput's ``out_grad``
+            changes nothing about that in MXNet 1.9.1.
+        unwritten_gradient: Whether MXNet leaves the gradients of its inputs unwritten, so that they are the old
+            contents of the memory.
     """
 
     op: str
@@ -214,8 +214,8 @@ class Rule:
 class RuleSet:
     """All rules, found by operator.
 
-    Raises RuleError if an operator has two rules for the same attributes, or a rule behind one that is for all of its
-    attributes and more.
+    Raises RuleError if an operator has two rules for the same attributes, or a rule that is never reached behind a more
+    general one.
     """
 
     rules: Tuple[Rule, ...]
@@ -245,7 +245,7 @@ class RuleSet:
         return self._by_op.get(op, ())
 
     def substitute(self, rule: Rule, call: Call) -> str:
-        """Return what to put in an operator's place, empty if nothing does the same in ``call.dtype``."""
+        """Return the operator that replaces another in ``call.dtype``, empty if none does."""
         # float16 has kernels for all of them, bfloat16 for none: then the operator itself stays, in float32.
         op = rule.substitute(call)
         rule_of_substitute = self.find(op, call.attrs) if op else None

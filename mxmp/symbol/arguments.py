@@ -30,10 +30,10 @@ LABEL_SUFFIX = "label"
 
 
 class Model(NamedTuple):
-    """A symbol with what is known about its inputs.
+    """A symbol with the known facts about its inputs.
 
-    ``ranges`` has magnitudes measured, of outputs too, ``removed`` what the network had that the symbol lacks, because
-    inference does not need it, and ``constants`` the names of parameters that nothing trains.
+    ``ranges`` has measured magnitudes, of outputs too. ``removed`` has the nodes of the network that inference does not
+    need. ``constants`` has the names of parameters that nothing trains.
     """
 
     symbol: Any
@@ -53,7 +53,7 @@ class Model(NamedTuple):
 
 
 def beyond_range(ranges: Mapping[str, float], policy: Policy) -> FrozenSet[str]:
-    """Return the names of what may have values beyond the range of a policy's compute dtype, from measured ones."""
+    """Return the names of entries that may have values beyond the range of a policy's compute dtype, as measured."""
     if not policy.is_mixed:
         return frozenset()
     largest = dtypes_.limits(policy.compute_dtype).max
@@ -61,7 +61,7 @@ def beyond_range(ranges: Mapping[str, float], policy: Policy) -> FrozenSet[str]:
 
 
 def make_model(sym: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None) -> Model:
-    """Return a symbol with what a user says about its inputs, checked against each other.
+    """Return a symbol with a user's facts about its inputs, checked against each other.
 
     ``shapes`` is a dict, or pairs as in ``Module.data_shapes``; ``ranges`` has magnitudes by the name of an output,
     such as 'conv0_output', or of a variable.
@@ -83,7 +83,7 @@ def make_model(sym: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = N
 
 
 def require_symbol(sym: Any) -> Any:
-    """Return a symbol, or raise a ConvertError that says what it is, or which two variables share a name.
+    """Return a symbol, or raise a ConvertError if it is none, or if two of its variables share a name.
 
     A GraphError names a node that MXNet read from a file with too few inputs.
     """
@@ -119,7 +119,7 @@ def _checked_dtype(name: Any, dtype: Any) -> str:
 
 
 def checked_ranges(ranges: Optional[Mapping[str, float]]) -> Dict[str, float]:
-    """Return magnitudes by name, whatever the names are of."""
+    """Return magnitudes by name, of entries of all kinds."""
     if ranges is not None and not isinstance(ranges, Mapping):
         raise ConvertError(
             f"ranges is a {type(ranges).__name__}; expected what mxmp.diagnose.measure_ranges returns, a dict of "
@@ -140,8 +140,8 @@ def params_and_inputs(
 ) -> Tuple[FrozenSet[str], FrozenSet[str]]:
     """Return the names of a symbol's parameters and of its inputs, labels included.
 
-    Where neither ``shapes`` nor ``data_names`` name the inputs, parameters are known by their names, and of the inputs
-    labels alone.
+    If neither ``shapes`` nor ``data_names`` name the inputs, parameters are known by their names. Labels are then the
+    only known inputs.
     """
     arguments = frozenset(sym.list_arguments())
     if not isinstance(data_names, (list, tuple, set, frozenset, type(None))):
@@ -213,7 +213,7 @@ def require_fit(graph: Graph, facts: Facts, sizes: Shapes, shapes: Shapes) -> No
 def require_kernels(policy: Policy, contexts: Iterable[mx.Context], where: str) -> None:
     """Refuse a policy that MXNet has no kernels for on one of the contexts: bfloat16 on a GPU.
 
-    ``where`` begins the ConvertError: it names what is to run.
+    ``where`` begins the ConvertError: it names the net or parameters in question.
     """
     if dtypes_.BFLOAT16 in (policy.compute_dtype, policy.param_dtype, policy.output_dtype):
         refuse_gpus(contexts, where, policy)
@@ -263,7 +263,7 @@ def _listed(names: Sequence[str]) -> str:
 def label_names(symbol: Any) -> FrozenSet[str]:
     """Return the names of a symbol's labels.
 
-    They are the variables whose names end in 'label', and those that loss heads alone read, beside their data: in
+    They are the variables whose names end in 'label', and second inputs of loss heads that nothing else reads. In
     ``LinearRegressionOutput(out, target)`` it is 'target'. One that is reshaped before has to be named so.
     """
     graph = to_graph(symbol)

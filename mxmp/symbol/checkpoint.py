@@ -1,7 +1,7 @@
 """Checkpoints: files of a symbol and its parameters, as ``mx.model.save_checkpoint`` writes them.
 
-What MXNet writes on a full disk is cut off without an error: all of a symbol's file, the last 4 KiB of
-an arrays file. What it reads from a damaged file may take all memory (`mxmp.checkpoint`).
+On a full disk MXNet cuts files off without an error. A symbol's file is then empty, and an arrays file lacks the last 4
+KiB. A damaged file may make MXNet take all memory (`mxmp.checkpoint`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Checkpoint(NamedTuple):
     Attributes:
         symbol: The symbol.
         arg_params: Its arguments, NDArrays by name.
-        aux_params: Its auxiliary states, likewise.
+        aux_params: Its auxiliary states by name.
     """
 
     symbol: Any
@@ -75,7 +75,7 @@ def load_symbol(file: str) -> Any:
 
 
 def load_arrays(file: str) -> Arrays:
-    """Return what ``mx.nd.save`` wrote; a CheckpointError names the entry of a damaged file."""
+    """Return the arrays in a file of ``mx.nd.save``; a CheckpointError names the entry of a damaged file."""
     file = os.fspath(file)
     check_arrays_file(file)
     try:
@@ -159,7 +159,7 @@ def save_checkpoint(
         epoch: Four digits in the name of the second.
         symbol: The symbol.
         arg_params: Its arguments, NDArrays by name.
-        aux_params: Its auxiliary states, likewise.
+        aux_params: Its auxiliary states by name.
         remove_amp_cast: Whether to leave out ``amp_cast``, as ``Symbol.save`` does.
 
     Raises:

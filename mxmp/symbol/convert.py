@@ -1,8 +1,7 @@
-"""What users of the Symbolic API call: conversion of a symbol, a model or a checkpoint.
+"""The functions that users of the Symbolic API call: conversion of a symbol, a model or a checkpoint.
 
-Each is one pass through the same pipeline: `arguments` checks what is given, `rewrite` converts the graph,
-`params` stores the parameters that go with it, and `checkpoint` reads and writes files. ``mxmp convert``
-calls `convert_checkpoint`.
+All three use the same steps. `arguments` checks the arguments, and `rewrite` converts the graph. `params` stores its
+parameters, and `checkpoint` reads and writes files. ``mxmp convert`` calls `convert_checkpoint`.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class ConvertedModel:
         decisions: The source of the report.
         changes: The parameters whose values the low precision dtype could not hold: how many were
             clamped or became zero.
-        out_of_range: Names of the parameters with values beyond its range whose readers stay in float32,
-            because the policy says so or because they read the same values in float32 too.
+        out_of_range: Names of the parameters with values beyond its range whose readers stay in float32. Either the
+            policy asks for that, or other readers read the parameter in float32 too.
         param_bytes: Bytes of all parameters, (before, after).
         widened: The low precision dtype that float32 parameters were stored in before, by name; their
             values stay rounded to it.
@@ -85,7 +84,7 @@ class ConvertedModel:
         return replace(report, notes=(*report.notes, f"{note}: the parameters of this model are larger."))
 
     def __repr__(self) -> str:
-        """Return what it is, without the values of the parameters."""
+        """Return the class, the symbol and the counts of parameters, without their values."""
         counts = f"arguments={len(self.arg_params)}, auxiliary_states={len(self.aux_params)}"
         return f"{type(self).__name__}({self.symbol!r}, {counts}, policy={self.report.policy!r})"
 
@@ -106,15 +105,15 @@ def convert_symbol(
             applies in place of the old one.
         policy: A policy or its text, such as 'O1', 'mixed_bfloat16' or 'O2,name:fc*=float32'; 'auto' for the one that
             is fastest on this machine.
-        shapes: Shapes of inputs, a dict or pairs as in ``Module.data_shapes``. With them casts are
-            placed where they move the fewest bytes; without, where there are the fewest, and operators
-            that sum in low precision are float32, because there may be too many terms.
+        shapes: Shapes of inputs, a dict or pairs as in ``Module.data_shapes``. With them casts move the fewest bytes.
+            Without them there are the fewest casts. Operators that sum in low precision are then float32, because there
+            may be too many terms.
         dtypes: Dtypes of inputs that are not float32 and do not declare theirs.
         data_names: Names of the inputs. All other variables are parameters, which a policy such as
             'O2' declares in low precision. Unless given, inputs are those that ``shapes`` names and
-            labels; without shapes parameters are known by their names ('weight', 'bias', ...). The values of
-            inputs are narrowed only for operators that gain from it: without shapes and ``data_names`` this
-            holds for labels alone.
+            labels; without shapes parameters are known by their names ('weight', 'bias', ...). The values of inputs are
+            narrowed only for operators that gain from it. Without shapes and ``data_names`` only labels count as
+            inputs.
         ranges: Largest magnitudes of outputs by name, as ``mxmp.diagnose.measure_ranges`` has them. The
             operators that give or read values near the end of the dtype's range, or beyond it, stay in
             float32.
@@ -161,14 +160,14 @@ def convert_model(
     Args:
         sym: The symbol.
         arg_params: Its arguments, NDArrays by name.
-        aux_params: Its auxiliary states, likewise.
+        aux_params: Its auxiliary states, NDArrays by name.
         policy: A policy or its text; 'auto' for the one that is fastest where the parameters are.
         shapes: Shapes of inputs, as for ``convert_symbol``.
-        dtypes: Dtypes of inputs, likewise.
-        ranges: Largest magnitudes of outputs by name, likewise.
-        for_inference: Whether the model will only infer. Then BatchNorm behind a convolution, a transposed
-            convolution or a dense layer is folded into its weight and bias, in float32 and before these are
-            rounded, and dropout is left out. The model does not train any more.
+        dtypes: Dtypes of inputs, as for ``convert_symbol``.
+        ranges: Largest magnitudes of outputs by name, as for ``convert_symbol``.
+        for_inference: Whether the model will only infer. Then BatchNorm behind a convolution, a transposed convolution
+            or a dense layer is folded into its weight and bias. This is done in float32, before these are rounded.
+            Dropout is left out. The model does not train any more.
         **changes: Fields of the policy that overrule it.
 
     Raises:
@@ -194,7 +193,7 @@ def convert_prepared(
     """Return a model converted whose inputs and policy are checked already; errors are those of `convert_model`.
 
     Args:
-        model: The symbol, and what is known about its inputs.
+        model: The symbol, and the known facts about its inputs.
         arg_params: Its arguments.
         aux_params: Its auxiliary states.
         policy: The policy.
@@ -240,7 +239,7 @@ def convert_prepared(
 
 
 def _contexts(*params: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the context of each array; what is none is refused elsewhere."""
+    """Yield the context of each array; values that are no arrays are refused elsewhere."""
     return (array.ctx for arrays in params for array in arrays.values() if hasattr(array, "ctx"))
 
 
@@ -267,7 +266,7 @@ def convert_checkpoint(
         out_prefix: Prefix of the files to write; not the same.
         policy: A policy or its text; 'O2' stores parameters in float16.
         shapes: Shapes of inputs, as for ``convert_symbol``.
-        dtypes: Dtypes of inputs, likewise.
+        dtypes: Dtypes of inputs, as for ``convert_symbol``.
         out_epoch: Epoch of the file to write; that of the checkpoint unless given.
         ranges: Largest magnitudes of outputs by name, as for ``convert_symbol``.
         on_stage: Called with 'load', 'convert' and 'write' as each begins, to show progress.

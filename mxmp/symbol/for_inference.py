@@ -1,8 +1,8 @@
 """Networks prepared for inference: without dropout, BatchNorm folded into the layers before it, in float32.
 
 `prepare` rewrites a symbol without looking at values; `fold_params` computes the parameters that the new symbol wants
-from those of the old one. `fold_model` does both for a model. It is computed in float64 and rounded once, to the dtype
-that the weight has: what a float32 network gets are the float32 values nearest to the exact ones.
+from those of the old one. `fold_model` does both for a model. Parameters are computed in float64 and rounded once, to
+the weight's dtype. So a float32 network gets the float32 values nearest to the exact ones.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Prepared(NamedTuple):
     Attributes:
         symbol: Its symbol, in the precision of the one before: not converted.
         graph: Its graph.
-        folds: What `fold_params` computes its new parameters from.
-        removed: What is gone, for ``Report.with_removed``.
+        folds: The folds from which `fold_params` computes its new parameters.
+        removed: The removed nodes, for ``Report.with_removed``.
         outputs: By the names of the outputs of layers that are another tensor now, the name that this had before, None
             if it had none.
     """

@@ -1,4 +1,4 @@
-"""MXNet symbols to graphs and back, and what MXNet infers about them."""
+"""MXNet symbols to graphs and back, and MXNet's inference of their shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def infer_facts(
 def infer_network(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, params: FrozenSet[str]) -> Facts:
     """Return facts about a network, whose variables are float32 where nothing says or implies another dtype.
 
-    What is given or declared comes first, then inputs that it does not imply, since MXNet infers the dtypes of
-    parameters from them; what is unknown even then is float32 too. Casts to low precision imply dtypes too. The
-    arguments are those of `infer_facts`, of which an InferenceError comes too.
+    Given and declared dtypes come first. Inputs whose dtypes these do not imply are next, because MXNet infers the
+    dtypes of parameters from inputs. Dtypes that are unknown even then are float32 too. Casts to low precision imply
+    dtypes too. The arguments are those of `infer_facts`, of which an InferenceError comes too.
     """
     lows = any(node.get("dtype") in dtypes.LOW_PRECISION for node in graph.nodes)
     variables = {node.name for node in graph.nodes if node.is_variable}
@@ -116,14 +116,14 @@ def infer_network(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, para
 
 
 def infer_shapes(symbol: Any, shapes: Shapes) -> Dict[str, Tuple[int, ...]]:
-    """Return the shapes that MXNet infers for variables from those of inputs; what is unknown is left out."""
+    """Return the shapes that MXNet infers for variables from those of inputs; unknown ones are left out."""
     args, _, states = _infer(symbol.infer_shape_partial, shapes, "shapes")
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     return {name: size for name, size in zip(names, (*(args or ()), *(states or ()))) if size and min(size) > 0}
 
 
 def infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:
-    """Return the dtypes that MXNet infers for variables from those of some of them; what is unknown is left out."""
+    """Return the dtypes that MXNet infers for variables from those of some of them; unknown ones are left out."""
     args, _, states = _infer(symbol.infer_type_partial, _to_numpy(types), "dtypes")
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     return {name: dtypes.canonical(t) for name, t in zip(names, (*(args or ()), *(states or ()))) if t is not None}
@@ -152,7 +152,7 @@ def entry_names(internals: Any, graph: Graph) -> Dict[Key, str]:
 
 
 def _infer_bodies(graph: Graph, facts: Facts) -> Dict[Tuple[int, int], Facts]:
-    """Return facts on the bodies of control flow nodes, whose variables have the dtypes of what their nodes read."""
+    """Return facts on the bodies of control flow nodes; their variables have the dtypes of the nodes' inputs."""
     facts_of = {}
     for position, node in enumerate(graph.nodes):
         for number, body in enumerate(bodies_of(node)):
@@ -174,7 +174,7 @@ def _infer_bodies(graph: Graph, facts: Facts) -> Dict[Tuple[int, int], Facts]:
 
 
 def _infer(function: Any, known_values: Mapping[str, Any], what: str) -> Any:
-    """Return what MXNet infers of the arguments, outputs and auxiliary states.
+    """Return MXNet's inference for the arguments, outputs and auxiliary states.
 
     ``known`` may name more than the symbol has: inputs that a net does not use, such as a mask. MXNet refuses these.
     """

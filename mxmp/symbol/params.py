@@ -29,7 +29,7 @@ _BLOCK = 1 << 18
 
 @dataclass(frozen=True)
 class Change:
-    """What storing one parameter in low precision did to its values.
+    """The effect of storing one parameter in low precision on its values.
 
     Attributes:
         name: The parameter.
@@ -105,7 +105,7 @@ def _find_out_of_range(policy: Policy, converted: Converted, args: Arrays) -> Fr
 
 
 def store(policy: Policy, converted: Converted, args: Arrays) -> Tuple[Dict[str, Any], Tuple[Change, ...]]:
-    """Return float32 parameters in the dtypes that a converted symbol wants, and what became of their values."""
+    """Return float32 parameters in the dtypes that a converted symbol wants, and the changes of their values."""
     stored, changes, block = dict(args), [], _new_block()
     low, cast = converted.low_params, converted.cast_params if policy.is_mixed else frozenset()
     for name, array in args.items():
@@ -158,7 +158,7 @@ def low_dtypes(arrays: Arrays) -> Dict[str, str]:
 
 
 def _new_block() -> np.ndarray[Any, Any]:
-    """Return memory for `_survey`, for all arrays: fresh memory takes longer than what is done in it."""
+    """Return memory for `_survey` of all arrays; fresh memory for each would take longer than the survey."""
     return np.empty(_BLOCK, np.float32)
 
 
@@ -184,10 +184,10 @@ def _survey(name: str, values: np.ndarray[Any, Any], dtype: str, block: np.ndarr
 
 
 def widened(symbol: Any, arrays: Arrays) -> Dict[str, Any]:
-    """Return a symbol's parameters as they were before mxmp stored some in low precision, but for the rounding.
+    """Return a symbol's parameters in the dtypes that they had before mxmp stored some in low precision.
 
-    The symbol's variables say which were stored. Those that the network's own casts have it read in low precision are
-    rounded to it: a Module keeps them in float32, and so do its checkpoints.
+    The symbol's variables say which were stored. Parameters that the network's own casts read in low precision are
+    rounded to it. A Module and its checkpoints keep these in float32.
     """
     low = low_dtypes(arrays)
     wanted: Dict[str, str] = {}

@@ -163,8 +163,8 @@ def convert_graph(
         stored: Names of those that are stored in low precision already.
         out_of_range: Names of variables and outputs with values beyond the low precision dtype's range:
             the operators that give or read them stay in float32.
-        final: Whether this is the one conversion of a network, whose parameters are stored as it
-            decides; Gluon and Module may convert it again for other shapes.
+        final: Whether this is the only conversion of a network, which decides on the storage of its parameters. Gluon
+            and Module may convert again for other shapes.
         graph: The symbol's graph, if it has been read: ``to_graph(symbol)``.
         inputs: Names of its inputs, labels included; unless given all variables but ``params``.
         removed: Nodes that inference does not need and that were removed before, for the report.
@@ -242,7 +242,7 @@ def emulated(
     written: FrozenSet[str] = frozenset(),
     watched: bool = False,
 ) -> Graph:
-    """Return the graph that computes on a CPU what another computes on a GPU, the same if nothing differs.
+    """Return the graph that gives the same on a CPU as another graph on a GPU; the same graph if nothing differs.
 
     For the other arguments see `Converted.on_cpu`.
     """
@@ -271,7 +271,7 @@ def emulated(
 
 
 def _guards(trains: bool, low: AbstractSet[OutputRef] = frozenset()) -> Tuple[Pass, ...]:
-    """Return the passes for what MXNet gets wrong on any device; ``low`` are entries in bfloat16."""
+    """Return the passes against faults of MXNet on any device; ``low`` are entries in bfloat16."""
     return (GuardPRelu(), GuardBranches(low)) if trains else ()
 
 

@@ -1,1 +1,1 @@
-"""Internal: passes for what a CPU runs: workarounds for defects of MXNet, layouts and kernels of oneDNN."""
+"""Internal: passes for graphs that run on a CPU: workarounds for defects of MXNet, layouts and kernels of oneDNN."""

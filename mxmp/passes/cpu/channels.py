@@ -1,9 +1,9 @@
 """Channels of zeros around bfloat16 convolutions on a CPU, whose fast kernels want certain numbers of them.
 
-Of a bfloat16 convolution with an odd number of input channels, or with output channels that are no multiple of 16,
-oneDNN 2.4.4 has no kernel but one that unrolls the image in front of a matrix product (``x64:gemm:jit``), and it gives
-the plain layout, in which all that follows stays up to the next convolution. On an AMD EPYC of family 26 (AVX512-BF16,
-no AMX), two threads, 3 x 3, batch 8 of 56 x 56, forward, ms by the number of channels:
+oneDNN 2.4.4 has one kernel for bfloat16 convolutions with an odd number of input channels, or with output channels that
+are no multiple of 16. It unrolls the image in front of a matrix product (``x64:gemm:jit``), and gives the plain layout.
+All operators up to the next convolution keep that layout. The table has milliseconds by the number of channels, of 3 x
+3 forward, batch 8 of 56 x 56. The machine is an AMD EPYC of family 26 (AVX512-BF16, no AMX), two threads.
 
     in, 64 out    1     2     3     4     7     8     9     10    15    17    18    31
                   0.33  0.08  0.39  0.14  0.62  0.32  0.79  0.30  1.24  1.40  0.51  2.59
@@ -12,19 +12,19 @@ no AMX), two threads, 3 x 3, batch 8 of 56 x 56, forward, ms by the number of ch
 
 Forward and backward: 24 out 14.7, as 32 4.1; 63 out 18.3, as 64 7.2; 1 out 11.7, as 16 2.6; kernels of 5 and 7, 24 out
 41 and 89, as 32 9 and 17. 1 x 1 loses (64 in, 24 out: 0.80, as 32 1.38). In one and three axes it is the same (24 out:
-1.6, as 32 0.8; 10.3, as 32 2.6). These times are the convolutions' alone, without copies that make and cut channels.
+1.6, as 32 0.8; 10.3, as 32 2.6). These are times of the convolutions, without the copies that make and cut channels.
 
-Zeros change no value and no gradient, but for the order of sums. There a fourth channel that was added by hand, in
-front of a network, took DenseNet-121's folded inference from 116 ms to 65, ResNet-18's training step from 157 to 132,
-and MobileNet's from 85 to 71; this pass has not been timed.
+Zeros change no value and no gradient, except through the order of sums. A fourth channel was added by hand in front of
+three networks on that machine. DenseNet-121's folded inference went from 116 ms to 65, ResNet-18's training step from
+157 to 132, MobileNet's from 85 to 71. This pass has not been timed.
 
-Depthwise convolutions that train with AMX become convolutions of groups of channels (`GroupDepthwise`). oneDNN's
-kernels for AMX give channels last, those of depthwise convolutions blocks of 16 channels. In a MobileNet the two meet
-at each BatchNorm. The copies that keep them apart (`layouts.SeparateLayouts`) take 143 of 254 ms of a step (MobileNet
-1.0, Intel Xeon, 2 threads). A convolution of groups, whose weight is zero except on a diagonal, runs on AMX in channels
-last. It loses where the activation is in float32. `kernels.GROUPS` has the figures. Outputs and gradients are those of
-the depthwise layer: the weight is spread by a product with a constant, whose gradient is a sum of one term. The step
-has the spread weight in memory, as often as a group has channels.
+Depthwise convolutions that train with AMX become convolutions of groups of channels (`GroupDepthwise`). The kernels of
+oneDNN for AMX give channels last. Its kernels of depthwise convolutions give blocks of 16 channels. Each BatchNorm of a
+MobileNet reads both layouts. The copies that keep them apart (`layouts.SeparateLayouts`) take 143 of 254 ms of a step
+(MobileNet 1.0, Intel Xeon, 2 threads). A convolution of groups, whose weight is zero except on a diagonal, runs on AMX
+in channels last. It loses where the activation is in float32. `kernels.GROUPS` has the figures. Outputs and gradients
+are those of the depthwise layer. The weight is spread by a product with a constant. The gradient of that product is a
+sum of one term. The spread weight takes as many times the memory as a group has channels.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from .layouts import BATCH_NORM, Layouts
 
 _MOST = 15  # input channels: at 17, the next odd number, training is slower with one more
 
-# Output channels are added to what copies cost little: the copies of the weight take as long as the gain with some 60
-# to 400 pixels of a batch, those of the output as long as that of a few hundred products for each of its elements.
+# Output channels are added where copies cost little. The copies of the weight take as long as the gain with some 60 to
+# 400 pixels of a batch. Those of the output take as long as the gain with a few hundred products for each element.
 _PIXELS = 2**10
 _DEPTH = 576  # the products of 64 channels of 3 x 3
 
@@ -57,11 +57,11 @@ def pad_channels(
     """Return the graph with channels of zeros around convolutions, and its layouts.
 
     Data gets a channel where it is cast from float32: data and weight get it in front of their casts. Weights get more
-    output channels, which are cut off behind the layer. Layers that are outputs of the graph keep theirs, and if
-    MXNet's subgraph backend partitions it (``fused``) those that may take in what follows. Kernels of 1 x 1 gain
-    nothing. With AMX nothing gains in training. In inference only a lone channel gains there, before a kernel of 3 x 3
-    (2.02 ms, 0.72 with two: Intel Xeon, batch 8, 2 threads); a fourth channel loses. Graphs with bodies, whose names
-    this does not know, stay as they are.
+    output channels, which are cut off behind the layer. Layers that are outputs of the graph keep theirs. If MXNet's
+    subgraph backend partitions the graph (``fused``), layers that may be fused with the next operator keep theirs too.
+    Kernels of 1 x 1 gain nothing. With AMX nothing gains in training. In inference only a lone channel gains there,
+    before a kernel of 3 x 3 (2.02 ms, 0.72 with two: Intel Xeon, batch 8, 2 threads); a fourth channel loses. Graphs
+    with bodies, whose names this does not know, stay as they are.
 
     Args:
         graph: The graph.

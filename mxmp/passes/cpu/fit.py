@@ -1,7 +1,7 @@
 """Channels of zeros in the weights of a network that only infers, where fast kernels want other numbers of channels.
 
 A convolution gets more output channels, whose weights and biases are zero. The operators behind it carry them to layers
-that read them with weights of zero, so that no value changes but for the order of sums. `find_fit` decides where, by
+that read them with weights of zero. No value changes, except through the order of sums. `find_fit` decides where, by
 `kernels.CHANNELS`; a `Taken` says how a parameter is made of the old one.
 
 The *form* of a tensor says which of its channels are old ones and which are zeros. Tensors that are added up have the
@@ -118,7 +118,7 @@ class _Concat(_Form):
 
     def __init__(self, parts: Sequence[_Form]) -> None:
         super().__init__(sum(part.channels for part in parts))
-        # Flat, since networks like DenseNet concatenate what was concatenated, hundreds of times.
+        # Flat, because networks like DenseNet concatenate concatenations, hundreds of times.
         self.parts: List[_Form] = []
         for part in parts:
             self.parts += part.parts if isinstance(part, _Concat) else [part]
@@ -233,7 +233,7 @@ class _Plan:
     def _head(self, head: Entry) -> None:
         """Let an output be cut where that costs nothing, behind a pooling of whole images; else fix its channels.
 
-        A flattened one is cut in front of Flatten: its channels are together there, whatever the size of the images.
+        A flattened output is cut in front of Flatten, because its channels are together there for images of any size.
         """
         form, position = self.forms.get(head.key), head.node
         if form is None:
@@ -333,7 +333,7 @@ class _Plan:
 
 
 def find_fit(graph: Graph, facts: Facts, kind: Kind) -> Fit:
-    """Return a network, converted and for inference alone, with the channels that are fast on a kind of processor.
+    """Return a converted network that only infers, with the channels that are fast on a kind of processor.
 
     A graph with bodies of control flow, or of unknown shapes, stays as it is.
     """

@@ -41,7 +41,7 @@ _BACKWARD = frozenset({"Reshape", "expand_dims", "reshape_like", "_np_reshape", 
 _FORWARD = frozenset({"reshape_like", "_np_reshape", "_npx_reshape"})
 _FORWARD_VOLUMES = frozenset({"Reshape", "expand_dims", "Flatten"})
 
-# Operators whose output and whose gradient have the default layout, whatever surrounds them.
+# Operators whose output and gradient always have the default layout.
 _DEFAULT_LAYOUT = frozenset({"amp_cast", "Cast", "FullyConnected", "SwapAxis", "transpose"})
 
 
@@ -49,11 +49,11 @@ _DEFAULT_LAYOUT = frozenset({"amp_cast", "Cast", "FullyConnected", "SwapAxis", "
 class GuardAmpCasts(Pass):
     """Puts an identity in front of every amp_cast whose gradient may be added to another.
 
-    That is one that reads a variable, whose ``grad_req`` is the user's, or a tensor with other readers, whose gradients
-    MXNet may add up in place. On CPU the backward pass of amp_cast ignores the request to add to a gradient (kAddTo):
-    AMPCastExCPU (src/operator/tensor/amp_cast.cc) computes into a temporary that it never commits, and with
-    ``grad_req='add'`` the gradient of a weight that is cast to bfloat16 stays zero. An identity in front takes the
-    request and adds as it should. To be removed when MXNet's amp_cast commits its output.
+    Such a cast reads a variable, whose ``grad_req`` is the user's choice. Or it reads a tensor with other readers,
+    whose gradients MXNet may add up in place. On CPU the backward pass of amp_cast ignores the request to add to a
+    gradient (kAddTo). AMPCastExCPU (src/operator/tensor/amp_cast.cc) computes into a temporary that it never commits.
+    An example: with ``grad_req='add'`` the gradient of a weight that is cast to bfloat16 stays zero. An identity in
+    front takes the request and adds as it should. To be removed when MXNet's amp_cast commits its output.
 
     An identity copies: a training step of VGG-11, whose weights are many for its work, takes 14 % longer with them.
     So variables that are known to be ``written``, whose gradient is not added to an earlier one, have none. Bodies of
@@ -82,7 +82,7 @@ class GuardAmpCasts(Pass):
 
 
 def _copier(op: str, **attrs: str) -> MakeCopy:
-    """Return what makes copies with an operator that leaves values as they are, on the device of a node."""
+    """Return a function that makes copies with an operator that changes no values, on the device of a node."""
     return lambda builder, node, word, entry: insert_next_to(builder, node, op, word, entry, **attrs)
 
 
@@ -92,9 +92,9 @@ class GuardGradientSums(Pass):
 
     A tensor's gradient is the sum of those of its readers. MXNet adds up to seven with one add_n, which sums in
     float32 and rounds once. From eight on it chains additions of two (AggregateGradient in
-    src/executor/graph_executor.cc), whose bfloat16 kernel truncates at every step: the weights of an LSTM that is
-    unrolled over 35 steps get gradients that are 4 % too small. With identities gradients are summed by sevens, and
-    those sums by sevens, each rounded once. To be removed when MXNet's ``_grad_add`` rounds.
+    src/executor/graph_executor.cc). Their bfloat16 kernel truncates at every step. An example: the weights of an LSTM
+    that is unrolled over 35 steps get gradients that are 4 % too small. With identities gradients are summed by sevens,
+    and those sums by sevens, each rounded once. To be removed when MXNet's ``_grad_add`` rounds.
 
     ``entries`` are the bfloat16 entries of the graph and of its bodies, as ``bfloat16_entries`` finds them.
     """
@@ -126,12 +126,12 @@ class GuardLayouts(Pass):
     """Puts a copy between an operator that reshapes in place and one that may choose a layout of its own.
 
     Beside an array's shape MXNet keeps the layout that oneDNN has given to its memory. An operator that reshapes in
-    place leaves that layout as it was (SetupDefaultBlobsOut in src/common/exec_utils.h, MKLDNNReshapeForward in
-    src/operator/nn/mkldnn/mkldnn_reshape.cc): the array then has the new shape, and a layout for the old one. amp_cast
-    cannot read it ("could not create a primitive descriptor for a reorder primitive"), nor can what widens bfloat16
-    within an operator (FallBackCompute in src/operator/nn/mkldnn/mkldnn_base.cc); others read it wrongly, in float32
-    too. It happens to the gradient of Reshape in front of a convolution, as in PixelShuffle, and to Reshape itself
-    behind a convolution of volumes. To be removed when MXNet drops the layout.
+    place keeps that layout (SetupDefaultBlobsOut in src/common/exec_utils.h, MKLDNNReshapeForward in
+    src/operator/nn/mkldnn/mkldnn_reshape.cc). The array then has the new shape, and a layout for the old one. amp_cast
+    cannot read it ("could not create a primitive descriptor for a reorder primitive"). Operators that convert bfloat16
+    within themselves cannot either (FallBackCompute in src/operator/nn/mkldnn/mkldnn_base.cc). Other operators read it
+    wrongly, in float32 too. It happens to the gradient of Reshape in front of a convolution, as in PixelShuffle, and to
+    Reshape itself behind a convolution of volumes. To be removed when MXNet drops the layout.
 
     The copy is SwapAxis of an axis with itself, which copies into the default layout, forward and
     backward, and never in place. Graphs without convolutions and pooling stay as they are.
@@ -172,7 +172,7 @@ class GuardPRelu(Pass):
 
     A memory plan gives the output of an operator the memory of its input where FInplaceOption allows it. The gradient
     of PReLU (_backward_LeakyReLU in src/operator/leaky_relu.cc) writes the gradient of the data over that of the
-    output, and then computes the gradient of alpha from it: alpha times too small.
+    output. Then it computes the gradient of alpha from it. The result is alpha times too small.
 
     PReLU becomes relu(x) + alpha * min(x, 0), which has the same values. PReLU of -1, which has no gradient of its
     data, broadcasts alpha where the data is not positive. Positive values are in no product, so that no gradient leaves
@@ -212,12 +212,13 @@ class GuardTransposed(Pass):
     """Takes the gradient of a transposed convolution's weight from one with a single filter, which MXNet can add up.
 
     On a CPU _backward_Deconvolution describes the memory of the weight's gradient before it has any, unless each group
-    has one filter (IOLogicalSwapMKLDNNMem in src/operator/nn/mkldnn/mkldnn_deconvolution-inl.h). The process ends where
-    that gradient is no array of the user's: where a net is called twice in a recording, as in a CycleGAN, or two
-    operators read the weight. As the depth of a kernel filters are axes of one filter. So the operator here reads a
-    constant weight, and what is added to it is zero, with the gradient of the weight: the other minus itself. Its data
-    are constant, since the gradient of these fails in turn. One that is dilated or has three axes stays as it is, and
-    one with a single channel in a group is computed in float64. To be removed when MXNet's gradient has memory first.
+    has one filter (IOLogicalSwapMKLDNNMem in src/operator/nn/mkldnn/mkldnn_deconvolution-inl.h). The process ends if
+    that gradient is no array of the user's. Examples are a net that is called twice in a recording, as in a CycleGAN,
+    and a weight that two operators read. As the depth of a kernel filters are axes of one filter. So the operator here
+    reads a constant weight. Zero is added to its output: another transposed convolution minus itself. That zero carries
+    the gradient of the weight. Its data are constant, since the gradient of these fails in turn. One that is dilated or
+    has three axes stays as it is, and one with a single channel in a group is computed in float64. To be removed when
+    MXNet's gradient has memory first.
 
     ``entries`` are the float32 entries of the graph, as ``float32_entries`` finds them; bodies stay as they are.
     """
@@ -286,13 +287,13 @@ def _transposed(builder: GraphBuilder, node: Node) -> Node:
 
 @dataclass(frozen=True)
 class GuardBranches(Pass):
-    """Lets ``cond`` give zero gradients to what the branch that ran has not read.
+    """Lets ``cond`` give zero gradients to the inputs that the branch which ran has not read.
 
-    MXNet leaves these gradients unwritten (CondGradComputeExCPU in src/operator/control_flow.cc), and each branch has
-    inputs of its own, also for a tensor that both read: what is in front of a ``cond`` gets the gradient of one branch
-    plus what the memory held. Here an operator between takes the gradient of one branch alone, where(condition, x,
-    BlockGrad(x)), and an input that the condition alone reads gets none. The condition is computed once more for that.
-    To be removed when MXNet writes zeros.
+    MXNet leaves these gradients unwritten (CondGradComputeExCPU in src/operator/control_flow.cc). Each branch has
+    inputs of its own, also for a tensor that both read. So a tensor in front of a ``cond`` gets the gradient of one
+    branch plus the old contents of the memory. Here where(condition, x, BlockGrad(x)) between them takes only the
+    gradient of one branch. An input that only the condition reads gets none. The condition is computed once more for
+    that. To be removed when MXNet writes zeros.
     """
 
     name: ClassVar[str] = "guard-branches"
@@ -352,12 +353,13 @@ class GuardFusedSums(Pass):
     """Lets sums read a copy of a convolution's output that something else may be fused with.
 
     An example is x + f(relu(x)) with a convolution x, with BatchNorm behind it or not. MXNet 1.9.1 binds inference on a
-    CPU with the backend MKLDNN, which first tries to fuse x with the sum, finds that this makes a circle, and begins
-    again without the sum. Then it fuses x with relu, forgets that the sum reads x too, and lets it read the relu's
-    output (SgMKLDNNConvSelector in src/operator/subgraph/mkldnn/mkldnn_conv_property.h, PreSelectSubgraphNodes in
-    src/operator/subgraph/build_subgraph.cc): ResNet-18 v2 for small images is off by a tenth, in float32. Nor does it
-    count outputs of the network as readers, so that what is fused with one reads a copy too. The copy is BlockGrad,
-    since the backend takes out identities. To be removed when the backend sees all readers.
+    CPU with the backend MKLDNN. The backend first tries to fuse x with the sum. It finds that this makes a circle, and
+    begins again without the sum. Then it fuses x with relu, forgets that the sum reads x too, and lets it read the
+    relu's output. The code is in SgMKLDNNConvSelector (src/operator/subgraph/mkldnn/mkldnn_conv_property.h) and
+    PreSelectSubgraphNodes (src/operator/subgraph/build_subgraph.cc). ResNet-18 v2 for small images is off by a tenth,
+    in float32. The backend does not count outputs of the network as readers either. So an operator that is fused with
+    one reads a copy too. The copy is BlockGrad, since the backend takes out identities. To be removed when the backend
+    sees all readers.
     """
 
     name: ClassVar[str] = "guard-fused-sums"
@@ -386,9 +388,10 @@ class OrderFusedSums(Pass):
 
     An example is f(y) + convolution(x), as in a residual unit with Squeeze-and-Excitation. The backend MKLDNN puts the
     sum into the convolution, whose arguments then come first. ``hybridize(backend="MKLDNN")`` gives shapes by position
-    to each property of the backend, in the order that held before the first one (MXOptimizeForBackend in
-    src/c_api/c_api_symbolic.cc at tag 1.9.1): "Shape inconsistent" at the first call. ``Symbol.optimize_for`` without
-    arrays gives no shapes, and runs. A sum is the same in either order. To be removed when MXNet orders them anew.
+    to each property of the backend, in the order of arguments before the first one (MXOptimizeForBackend in
+    src/c_api/c_api_symbolic.cc at tag 1.9.1). The first call then fails with "Shape inconsistent".
+    ``Symbol.optimize_for`` without arrays gives no shapes, and runs. A sum is the same in either order. To be removed
+    when MXNet orders them anew.
     """
 
     name: ClassVar[str] = "order-fused-sums"
@@ -414,11 +417,11 @@ def _is_convolved(graph: Graph, entry: Entry) -> bool:
 class GuardSlices(Pass):
     """Takes channels by ``slice_axis`` in the place of ``slice``.
 
-    An example is slice(clip(convolution), begin=(None, 12), end=(None, 24)). oneDNN's slice takes a part of an array in
-    the layout that it has, in blocks of 8 or 16 channels, and cannot cut a block: "could not construct a sub-memory"
-    (MKLDNNSliceFwd in src/operator/nn/mkldnn/mkldnn_slice.cc at tag 1.9.1). Layers that the backend MKLDNN fuses have
-    such layouts where the same operators by themselves do not. ``slice_axis`` reads the default layout. To be removed
-    when MXNet's slice does so too.
+    An example is slice(clip(convolution), begin=(None, 12), end=(None, 24)). The slice of oneDNN takes a part of an
+    array in its layout of blocks of 8 or 16 channels, and cannot cut a block. It fails with "could not construct a
+    sub-memory" (MKLDNNSliceFwd in src/operator/nn/mkldnn/mkldnn_slice.cc at tag 1.9.1). Layers that the backend MKLDNN
+    fuses have such layouts where the same operators by themselves do not. ``slice_axis`` reads the default layout. To
+    be removed when MXNet's slice does so too.
     """
 
     name: ClassVar[str] = "guard-slices"

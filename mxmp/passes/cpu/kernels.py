@@ -1,4 +1,4 @@
-"""Which bfloat16 kernels of oneDNN 2.4.4 are fast on which kind of processor: one table for each rewrite that asks.
+"""Which bfloat16 kernels of oneDNN 2.4.4 are fast on which kind of processor: one table for each rewrite.
 
 A kind without a row in a table is left as it is: nothing was measured there, or nothing gains.
 """
@@ -92,8 +92,8 @@ class WeightRates(NamedTuple):
         gain: Seconds that bfloat16 saves for each element of the weight and each row of a dense layer.
         small_cast: Seconds for each element of a weight of up to a million elements that is cast, with its gradient.
         large_cast: Likewise for four million elements and more.
-        windows: From so many pixels of a batch on a convolution earns its casts, where its kernel is larger than one
-            pixel; 0: by the rates.
+        windows: From so many pixels of a batch on a convolution earns its casts, if its kernel is larger than one
+            pixel. 0 means a decision by the rates.
         pointwise: Likewise where it is one pixel.
     """
 

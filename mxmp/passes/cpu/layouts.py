@@ -1,15 +1,16 @@
 """Where oneDNN's layouts meet in a bfloat16 network that trains on a CPU, and the copies that keep them apart.
 
-oneDNN's convolutions choose the layout of what they give and of the gradient that they give: channels last, blocks of
-sixteen channels, or the default one. What follows keeps it, and so does what the gradient comes through. BatchNorm's
-backward pass reads both: its data as the convolution before it gave them, and their gradient as the one behind it did.
-Of two different layouts it makes nothing but a loop over single elements (bnorm_ref), some fifty times as slow as its
-kernels; with one of the two in the default layout, MXNet reorders it (MKLDNNBatchNormBackwardImpl). The copies cost
-two casts each way, which bring the gradient into the default layout, and change no value.
+The convolutions of oneDNN choose the layout of their output and of the gradient that they compute. It is channels last,
+blocks of sixteen channels, or the default one. The operators behind keep the layout of the output. The operators before
+keep the layout of the gradient. BatchNorm's backward pass reads both: its data as the convolution before it gave them,
+and their gradient as the one behind it did. With two different layouts it runs a loop over single elements (bnorm_ref),
+some fifty times as slow as its kernels. If one of the two is the default layout, MXNet reorders it
+(MKLDNNBatchNormBackwardImpl). The copies cost two casts each way, which bring the gradient into the default layout, and
+change no value.
 
-The choices are those of oneDNN 2.4.4, commit 5818c40f (src/cpu/x64/jit_avx512_core_amx_*.cpp,
-jit_brgemm_conv*.cpp, jit_avx512_core_bf16_*.cpp), whose dispatch was recorded for every pair of 3 to 160 channels,
-kernels of 1, 3 and 5, strides, dilation and groups, with AMX and without. They depend on no size of an image.
+The choices are those of oneDNN 2.4.4, commit 5818c40f (src/cpu/x64/jit_avx512_core_amx_*.cpp, jit_brgemm_conv*.cpp,
+jit_avx512_core_bf16_*.cpp). Its dispatch was recorded for every pair of 3 to 160 channels, with AMX and without.
+Kernels were 1, 3 and 5 pixels wide, with strides, dilation and groups. They depend on no size of an image.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _KEEP = frozenset({BATCH_NORM, "Activation", "LeakyReLU", "elemwise_add", "add_n
 
 
 class Convolution(NamedTuple):
-    """What decides the layouts of a convolution: channels of one group in and out, and its kernel."""
+    """The properties of a convolution that decide its layouts: channels of one group in and out, and its kernel."""
 
     in_channels: int
     out_channels: int
@@ -136,7 +137,7 @@ class Layouts:
         return graph.nodes[position].op == "Pooling" and shape is not None and shape[2:] == (1, 1)
 
     def _convolution(self, graph: Graph, node: Node) -> Optional[Convolution]:
-        """Return what decides a convolution's layouts; None for other nodes, and where it is not known."""
+        """Return the properties that decide a convolution's layouts; None for other nodes, and if unknown."""
         if node.op != "Convolution":
             return None
         shape, attrs = self.shape(graph, node.inputs[0]), dict(node.attrs)
@@ -151,8 +152,8 @@ class Layouts:
 class SeparateLayouts(Pass):
     """Puts copies where the layouts of a BatchNorm's data and of their gradient differ, and before pooling whole maps.
 
-    The gradient of such pooling comes in an order of axes that no other kernel has (its output's axes of size one
-    have no order), and passes it on to a whole stage of a ResNet.
+    The gradient of such pooling has an order of axes that no other kernel has, because axes of size one have no order.
+    A whole stage of a ResNet would get that order.
     """
 
     name: ClassVar[str] = "separate-layouts"

@@ -2,8 +2,8 @@
 
 That is so of some kernels, and of layers with few rows for a large weight that is cast from float32 at each step. A
 layer's backward pass has two products as large as that of its forward pass, and casts the gradient of the weight.
-`kernels.WEIGHTS` has the rates of each kind of processor: on an EPYC a weight earns its casts from 29 rows on, with AMX
-from 41 rows on, a weight of four million elements from 136 on.
+`kernels.WEIGHTS` has the rates of each kind of processor. On an EPYC a weight earns its casts from 29 rows on, with AMX
+from 41 rows on. With AMX a weight of four million elements earns them from 136 rows on.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ _LARGE = 2**16  # elements, whose casts take longer than calling operators
 
 @dataclass(frozen=True)
 class WidenSlowKernels(Pass):
-    """Runs in float32 what takes longer from bfloat16 to bfloat16 than in float32 with two casts.
+    """Runs operators in float32 that take longer from bfloat16 to bfloat16 than in float32 with two casts.
 
-    MXNet's own kernels convert element by element, which no compiler has made vectors of: relu (``F.relu``), clip
-    (MobileNetV2's relu6), maximum, where and their like take 3 to 11 times as long to train as with the casts, and
-    BatchNorm of two dimensions or of another axis 3 to 7 times. oneDNN's kernel for BatchNorm of data that do not lie
-    in blocks of 16 channels (ncsp_bnorm) takes 1.7 to 2.5 times as long to train, and 1.3 to 1.5 times to infer (AMD
-    EPYC with AVX512-BF16, two threads).
+    MXNet's own kernels convert element by element, and no compiler has made vectors of that. Examples are relu
+    (``F.relu``), clip (MobileNetV2's relu6), maximum and where. They take 3 to 11 times as long to train as with the
+    casts. BatchNorm of two dimensions or of another axis takes 3 to 7 times as long. The kernel of oneDNN for BatchNorm
+    of data outside blocks of 16 channels (ncsp_bnorm) takes 1.7 to 2.5 times as long to train, and 1.3 to 1.5 times to
+    infer. These are figures of an AMD EPYC with AVX512-BF16, two threads.
 
-    Values stay as they are, but for the order in which another kernel of BatchNorm sums; so an operator with a scalar
-    that bfloat16 does not have, which the bfloat16 kernel would truncate, stays. So do outputs of the network, and
-    BatchNorms within bodies of control flow, where layouts are not known. What training keeps of a widened operator
-    for its backward pass takes twice the memory.
+    Values do not change, except through the order in which another kernel of BatchNorm sums. So an operator with a
+    scalar that bfloat16 does not have stays, because the bfloat16 kernel would truncate the scalar. Outputs of the
+    network stay too, and BatchNorms within bodies of control flow, where layouts are not known. The values that an
+    operator in float32 keeps for its backward pass take twice the memory.
 
-    A layer whose weight costs more to cast than the layer gains reads its weight, and what else is cast from float32,
-    in float32: its values are more exact than in bfloat16.
+    A layer whose weight costs more to cast than the layer gains reads its inputs in float32. Its values are more exact
+    than in bfloat16.
 
     Attributes:
         layouts: Those of the graph.
-        fused: Whether MXNet's subgraph backend partitions the graph: what it may fuse stays then.
+        fused: Whether MXNet's subgraph backend partitions the graph. Operators that it may fuse stay then.
         weights: The names of the float32 entries of a graph that trains.
     """
 
@@ -97,7 +97,7 @@ class WidenSlowKernels(Pass):
         return sweep(graph, visit, body=self.run)
 
     def _find(self, graph: Graph) -> Set[int]:
-        """Return the bfloat16 operators that are slow, but for those that are outputs of the network."""
+        """Return the bfloat16 operators that are slow and are no outputs of the network."""
         outputs, stay = self.layouts.outputs(graph), {head.node for head in graph.heads}
         if self.fused:
             stay |= {position for position, node in enumerate(graph.nodes) if node.op in _FUSED}
@@ -145,7 +145,7 @@ class WidenSlowKernels(Pass):
 
 
 def _is_by_element(node: Node) -> bool:
-    """Return whether float32 gives what an operator gives in bfloat16, which is slow."""
+    """Return whether an operator gives the same values in float32 as in bfloat16, where it is slow."""
     if node.op not in _BY_ELEMENT:
         return False
     rule = rule_of(node)

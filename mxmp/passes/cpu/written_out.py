@@ -1,13 +1,14 @@
 """Operators whose float32 kernels on a CPU are slow to train, written out as operators with faster ones.
 
-Each function below is one operator: what it was measured to take, what it becomes, how far the results differ, and when
-it can go. Times are milliseconds of forward, and of forward with backward, of the operator alone on one thread of an
-AMD EPYC (Zen 3), in float32; differences are relative to the largest value of an output or a gradient. All are float32
-in a mixed network, by the rules or by `WidenSlowKernels`, and stay float32.
+Each function below rewrites one operator. Its docstring has the operator's times before and after, the difference of
+the results, and a condition for its removal. Times are milliseconds of forward, and of forward with backward. They are
+times of a single operator on one thread of an AMD EPYC (Zen 3), in float32. Differences are relative to the largest
+value of an output or a gradient. All are float32 in a mixed network, by the rules or by `WidenSlowKernels`, and stay
+float32.
 
-Whole steps of networks in float32 there (forward, backward, SGD) are faster by: style transfer 1.7 (InstanceNorm),
-MobileNet v2 1.43 (clip), ResNet-18 with GroupNorm 1.34, MobileNet v3 1.28 (clip and broadcast_mul), four feed-forward
-layers of a BERT with GELU by erf 1.25, MobileNet with Swish 1.20, SE-ResNeXt-50 1.13 (broadcast_mul), BERT small 1.09
+Whole steps in float32 there (forward, backward, SGD) are faster by these factors. Style transfer 1.7 (InstanceNorm),
+MobileNet v2 1.43 (clip), ResNet-18 with GroupNorm 1.34. MobileNet v3 1.28 (clip and broadcast_mul), four feed-forward
+layers of a BERT with GELU by erf 1.25. MobileNet with Swish 1.20, SE-ResNeXt-50 1.13 (broadcast_mul), BERT small 1.09
 (LayerNorm). The style transfer's process takes 9 % more memory, with GroupNorm 7 %, MobileNet v2's 6 %, BERT's 5 %,
 others less or none.
 """
@@ -31,7 +32,7 @@ _FEW = 2**14  # elements, with which a kernel takes little longer than it takes 
 
 
 class _Call(NamedTuple):
-    """An operator in the new graph, with the shapes of what it reads."""
+    """An operator in the new graph, with the shapes of its inputs."""
 
     builder: GraphBuilder
     node: Node
@@ -43,7 +44,7 @@ class _Call(NamedTuple):
         return insert_next_to(self.builder, self.node, op, word, *inputs, **texts)
 
     def become(self, op: str, *inputs: Entry, **attrs: Any) -> Node:
-        """Return what takes its place, under its name."""
+        """Return the node that replaces it, under its name."""
         texts = {key: str(value) for key, value in attrs.items()}
         return Node(op, self.node.name, make_attrs({**texts, **device_attrs(self.node)}), inputs)
 
@@ -91,10 +92,10 @@ def _activation(name: str, call: _Call) -> Node:
 
 
 def _broadcast_mul(call: _Call) -> Optional[Node]:
-    """Write the scale of channels as a product with what a column of scales and a row of ones give.
+    """Write the scale of channels as a product with the matrix of a column of scales and a row of ones.
 
     8 x 64 x 56 x 56 by 8 x 64 x 1 x 1: 4 / 48 -> 6 / 14, 8 x 512 x 7 x 7: 0.7 / 6.6 -> 0.7 / 1.6; difference 5e-7.
-    MXNet sums the gradient of what is broadcast with an index for each element
+    MXNet sums the gradient of a broadcast input with an index for each element
     (src/operator/tensor/broadcast_reduce-inl.h). To be removed when it does not.
     """
     data = _scaled(*call.shapes)
@@ -136,14 +137,14 @@ _Product = Callable[[str, Entry], Entry]
 
 
 def _standardized(call: _Call, rows: Entry, epsilon: float, mean: _Product, spread: _Product) -> Tuple[Entry, Entry]:
-    """Add what subtracts from each row its mean; return it, and a column of what to multiply it by for variance 1.
+    """Add rows minus their means; return these, and a column of the factors that make their variance 1.
 
     ``mean`` gives the means of rows as a column, ``spread`` a matrix of a column. The gradients of products are
     products, where those of means and broadcasts are slow.
 
-    What is summed is the distance to the first element, so that equal values give 0, and values of 100 +- 1 results
-    with an error of 1e-6, where MXNet's InstanceNorm has one of 2e-4 and its GroupNorm one of 8e-6. No gradient is
-    lost: standardized values do not change with what is subtracted from a row.
+    Sums are of distances to the first element, so that equal values give 0. Values of 100 +- 1 give results with an
+    error of 1e-6. MXNet's InstanceNorm has one of 2e-4, its GroupNorm one of 8e-6. No gradient is lost, because
+    standardized values do not depend on the number that is subtracted from a row.
     """
     near = call.add("elemwise_sub", "near", rows, spread("firsts", _first(call, rows, -1)))
     centered = call.add("elemwise_sub", "centered", near, spread("means", mean("mean", near)))
@@ -198,7 +199,7 @@ def _group_norm(call: _Call) -> Optional[Node]:
 
 
 def _norm(call: _Call, data: Entry, channels: int, epsilon: float) -> Node:
-    """Return what standardizes each of so many channels of each image of data, and scales and shifts it."""
+    """Return the node that standardizes, scales and shifts each of so many channels of each image of data."""
     like, gamma, beta = call.node.inputs
     rows, ones = _rows(call, data)
     mean_of = call.column("mean_of", call.add("softmax", "equal", call.add("zeros_like", "zeros", ones)))
@@ -260,7 +261,7 @@ def is_shaped(node: Node) -> bool:
 
 
 def shape_choice(node: Node, shapes: Tuple[Optional[Shape], ...]) -> Any:
-    """Return the choice that shapes make for such an operator: what is written out holds for all with the same."""
+    """Return the choice that shapes make for such an operator. Its form holds for all shapes with the same choice."""
     known_shapes = [shape for shape in shapes if shape is not None]
     if len(known_shapes) < len(shapes):
         return None
@@ -269,7 +270,7 @@ def shape_choice(node: Node, shapes: Tuple[Optional[Shape], ...]) -> Any:
 
 @dataclass(frozen=True)
 class WriteOut(Pass):
-    """Writes out the operators above, but for those in bodies, of unknown shapes, or with few elements.
+    """Writes out the operators above, except in bodies, with unknown shapes, or with few elements.
 
     Shapes decide once, those of the first training call: the result holds for others with the same `shape_choice`.
     ``entries`` are the float32 entries of the graph, as `float32_entries` finds them.

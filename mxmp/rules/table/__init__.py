@@ -1,10 +1,10 @@
 """The rule of every operator of MXNet 1.9.1 that a symbol can hold, one line per fact.
 
-Operators that stand here run in low precision, or stay in float32, for the reason given; an operator that does not
-stand here (one of a library, or ``Custom``) is left as it is and named in the report.
+Operators with a rule run in low precision, or stay in float32 for the rule's reason. An operator without a rule stays
+unchanged, and the report names it. Examples are ``Custom`` and operators of a library.
 
-What MXNet has kernels for was found by running each operator; that float16 has them on GPU too, by
-reading its source. Files that comments name lie under src/operator at tag 1.9.1.
+The kernels on CPU were found by running each operator, those of float16 on GPU by reading MXNet's source. Files that
+comments name lie under src/operator at tag 1.9.1.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ BFLOAT16_ALONE = frozenset({dtypes.BFLOAT16})
 
 
 def rules(category: str, ops: str, no_bfloat16: bool = False, no_low: bool = False, **fields: Any) -> Rules:
-    """Return one rule for each of the operators that ``ops`` names, alike but for the name; ``fields`` are Rule's.
+    """Return one rule for each operator that ``ops`` names, with the same ``fields`` of Rule.
 
     ``no_bfloat16`` says that MXNet's bfloat16 kernel on CPU is missing ('Unknown type enum 12', a failed check), aborts
-    the process or gives wrong numbers. Most of MXNet's own kernels truncate, which makes every result, or the sum in a
-    gradient, some 0.3 % too small: a bias that adds up over layers. oneDNN's kernels round. ``no_low`` says that there
-    is a sound kernel in neither low precision.
+    the process or gives wrong numbers. Most of MXNet's own kernels truncate. So every result, or the sum in a gradient,
+    is some 0.3 % too small, and this adds up over layers. The kernels of oneDNN round. ``no_low`` says that there is a
+    sound kernel in neither low precision.
     """
     if no_low:
         fields["dtypes"] = frozenset()

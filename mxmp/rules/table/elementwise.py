@@ -8,7 +8,7 @@ from ..conditions import short_gradients, short_slopes
 from ..core import ADDS, DENY, DIVIDES, INFER, MAGNIFIES, MULTIPLIES, OVER, RESTARTS, SATURATES, SHIFTS, TIMES
 from .build import BFLOAT16_ALONE, TYPED, Rules, compares, moves, never_cast, rules, scalar_rules, short_sums, variant
 
-# The gradient of what is broadcast is a sum.
+# The gradient of a broadcast input is a sum.
 _BROADCAST = short_sums(short_gradients)
 _SUM = "exponentials and their sum"
 _SOFTMAX: Dict[str, Any] = {"reason": _SUM, "size": RESTARTS, "distance": SATURATES}
@@ -24,7 +24,7 @@ _INVERSE: Dict[str, Any] = {"reason": _STEEP, "no_bfloat16": True, "distance": M
 ELEMENTWISE: Rules = (
     # Arithmetic:
     *rules(INFER, "elemwise_add add_n", **_ADDS),
-    # MXNet's own bfloat16 kernels cut off what does not fit; see ``rules`` in build.py.
+    # MXNet's own bfloat16 kernels truncate. See ``rules`` in build.py.
     *rules(INFER, "elemwise_sub _grad_add", no_bfloat16=True, **_ADDS),
     *rules(INFER, "elemwise_mul", no_bfloat16=True, size=MULTIPLIES),
     *rules(INFER, "elemwise_div _scatter_elemwise_div", no_bfloat16=True, distance=DIVIDES),
@@ -78,7 +78,7 @@ ELEMENTWISE: Rules = (
     *moves("where", keep=(0,)),
     *moves("_npi_where", keep=(0,), no_bfloat16=True),
     *moves("_npi_where_lscalar _npi_where_rscalar", scalars="scalar", keep=(0,), no_bfloat16=True),
-    # Makes float32 of two numbers. Infer, so that a mask of -1e9 keeps what adds it in float32.
+    # Makes float32 of two numbers. Infer, so that an operator that adds a mask of -1e9 stays in float32.
     *scalar_rules(INFER, "x y", "_npi_where_scalar2", keep=(0,), keep_outputs=(0,)),
     *rules(DENY, "_npi_nan_to_num", reason="what it puts for inf depends on the dtype", no_bfloat16=True),
     # Activations:

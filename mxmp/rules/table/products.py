@@ -30,8 +30,8 @@ _MATRICES = _contracts(multiplied_elements)
 _LENGTHS = variant("use_sequence_length", "True")
 _RNN: Dict[str, Any] = {"condition": without_tensor_cores, "taints": False}
 
-# They would gain, but have kernels in float32 and float64 alone (tensor/la_op.h). Attention is written with
-# gemm2, which is a product that has float16 kernels and a factor (``alpha`` of it).
+# They would gain, but have kernels only in float32 and float64 (tensor/la_op.h). Attention is written with gemm2, which
+# is a product that has float16 kernels and a factor (``alpha`` of it).
 _GEMM2: Dict[str, Any] = {
     "substitutes": ((2, "dot"), (3, "batch_dot")),
     "substitute_defaults": (("axis", "-2"),),
@@ -78,7 +78,7 @@ PRODUCTS: Rules = (
     *never_cast(DENY, "_npi_solve _npi_pinv _npi_pinv_scalar_rcond _npi_tensorinv _npi_tensorsolve", _SOLVER),
     *never_cast(DENY, "_linalg_sumlogdiag", "logarithms and their sum"),
     # Other linear algebra:
-    # They move values, but in float32 and float64 alone.
+    # They move values, but only in float32 and float64.
     *rules(CLEAR, "_linalg_extractdiag _linalg_makediag _linalg_extracttrian _linalg_maketrian", no_low=True),
     *never_cast(DENY, "_contrib_fft _contrib_ifft _contrib_count_sketch", "long sums"),
 )

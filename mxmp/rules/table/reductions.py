@@ -28,8 +28,8 @@ REDUCTIONS: Rules = (
     # Sums:
     *rules(INFER, "sum", sums=reduced_elements, **_MEAN),
     *rules(INFER, "mean", **_MEAN),
-    # numpy's accumulate in float32 whatever the dtype of the data (numpy/np_broadcast_reduce_op.h);
-    # but the sum that a mean divides is stored in the dtype of the output first.
+    # numpy's accumulate in float32 for data of every dtype (numpy/np_broadcast_reduce_op.h). But the sum that a mean
+    # divides is first stored in the dtype of the output.
     *rules(INFER, "_np_sum _npi_mean", when=TYPED, keep_outputs=(0,), no_bfloat16=True, distance=SHIFTS),
     *rules(INFER, "_np_sum", float32_attr="dtype", sums=reduced_elements, **_MEAN),
     *rules(INFER, "_npi_mean", float32_attr="dtype", **_MEAN),
@@ -49,7 +49,7 @@ REDUCTIONS: Rules = (
     *never_cast(DENY, "_npi_percentile _histogram _npi_bincount", "ranks and counts"),
     # Batch norms: Normalization with float32 parameters and statistics.
     *rules(INFER, "BatchNorm", **_BATCH_NORM),
-    # On CPU alone (contrib/batch_norm_relu.cc).
+    # Only on CPU (contrib/batch_norm_relu.cc).
     *rules(INFER, "_contrib_BatchNormWithReLU", dtypes=BFLOAT16_ALONE, **_BATCH_NORM),
     # float16 passes type inference, but every kernel reads real_t (contrib/sync_batch_norm-inl.h, batch_norm_v1-inl.h).
     *rules(INFER, "_contrib_SyncBatchNorm BatchNorm_v1", no_low=True, **_BATCH_NORM),

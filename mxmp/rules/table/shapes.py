@@ -36,7 +36,7 @@ SHAPES: Rules = (
     *moves("_identity_with_attr_like_rhs", shape_only=(1,)),
     *moves("amp_multicast"),  # the identity on inputs of one dtype
     # Broadcasts:
-    # In bfloat16 the sums of their gradients cut off what does not fit.
+    # In bfloat16 the sums of their gradients truncate.
     *moves("broadcast_axis tile repeat", no_bfloat16=True, **short_sums(short_copies)),
     *moves("broadcast_to _npi_broadcast_to", no_bfloat16=True, **short_sums(short_broadcast_to)),
     *moves("broadcast_like", any_dtype=(1,), no_bfloat16=True, **short_sums(short_broadcast_like)),
@@ -56,8 +56,8 @@ SHAPES: Rules = (
     *moves("diag _np_diag _np_diagflat _np_diagonal _npi_tril"),
     *moves("Pad", scalars="constant_value", no_bfloat16=True),
     *moves("_npi_pad", scalars="constant_value"),
-    # Constants: The dtype of what they make is an attribute. Those with a value are infer, so that one beyond the range
-    # of float16 (a mask of -1e9) keeps what computes with it in float32.
+    # Constants: The dtype of their output is an attribute. Those with a value are infer. So a value beyond the range of
+    # float16 (a mask of -1e9) keeps its readers in float32.
     *rules(CLEAR, "_zeros _ones _npi_zeros _npi_ones _zeros_without_dtype", keep_outputs=(0,)),
     *rules(CLEAR, "_eye _npi_eye _npi_identity _npi_hanning _npi_hamming _npi_blackman", keep_outputs=(0,)),
     *scalar_rules(INFER, "value", "_full", keep_outputs=(0,)),
@@ -100,7 +100,7 @@ SHAPES: Rules = (
     *rules(DENY, "_contrib_box_nms _contrib_box_iou _contrib_bipartite_matching", reason=_BOXES, no_low=True),
     *rules(DENY, "_contrib_MultiBoxPrior", shape_only=(0,), reason=_BOXES, no_low=True),
     *rules(DENY, "_contrib_box_decode _contrib_box_encode _contrib_MultiBoxDetection", reason=_BOXES, no_low=True),
-    # MultiBoxTargetOp::Backward (src/operator/contrib/multibox_target-inl.h) writes the gradient of cls_pred alone.
+    # MultiBoxTargetOp::Backward (src/operator/contrib/multibox_target-inl.h) writes only the gradient of cls_pred.
     *rules(DENY, "_contrib_MultiBoxTarget", reason=_BOXES, no_low=True, unwritten_gradient=True),
     *rules(DENY, "_contrib_Proposal _contrib_MultiProposal", reason=_BOXES, no_low=True),
     *rules(DENY, "ROIPooling _contrib_ROIAlign _contrib_RROIAlign", keep=(1,), reason=_BOXES, no_low=True),
