@@ -9,8 +9,8 @@ It differs from contrib.amp on purpose:
   contrib.amp starts at 65536 and skips several steps. For bfloat16 there is no scale by default.
 - Loss heads in hybridized nets are scaled, and losses are. Loss heads that run eagerly are refused; contrib.amp scales
   only those. ``trainer._amp_loss_scaler`` has the names that scripts read and write.
-- An unscaled loss in a step is an error, and so are gradients that are unscaled twice. - Any operator with a low
-precision kernel can be in ``target_dtype_ops``. With that list no other matrix product or
+- An unscaled loss in a step is an error, and so are gradients that are unscaled twice.
+- Any operator with a low precision kernel can be in ``target_dtype_ops``. With that list no other matrix product or
   convolution runs in low precision. ``fp32_ops`` only adds to the operators that need float32. Unknown operators and
   excluded names are errors.
 - Conversions keep the names of outputs, leave the caller's dicts unchanged, and survive saving. The results of

@@ -26,7 +26,7 @@ class AmpError(PolicyError, AssertionError):
 
 @dataclass(frozen=True)
 class ListPolicy(Policy):
-    """The policy of operator lists. Operators in them may be missing in a network, or be listed for one attribute value.
+    """The policy of operator lists: a network may lack an operator, or an attribute value may be part of the entry.
 
     Attributes:
         conditions: Pairs ('operator.attribute=value', float32).
