@@ -1,9 +1,9 @@
 """Which operators have to stay in float32
 =======================================
 
-Finds which operators of a trained classifier a float16 deployment has to keep in float32, on a CPU. The network squares
-the outputs of filters over pixels from 0 to 255: the squares leave float16's range, and the usual policy gives NaN.
-``search`` says which operators to keep.
+A trained classifier shall be deployed in float16. Some of its operators have to stay in float32, and ``search`` finds
+them on a CPU. The network squares the outputs of filters over pixels from 0 to 255. The squares leave float16's range,
+and the usual policy gives NaN.
 
 Run ``python find_float32_operators.py``::
 
@@ -22,7 +22,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
 
-from plots import bars  # beside this file
+from plots import bars  # next to this file
 
 parser = argparse.ArgumentParser(description="Find operators to keep in float32.")
 parser.add_argument("--steps", type=int, default=120, help="of training in float32")

@@ -223,8 +223,8 @@ def read_run(path: str) -> Run:
     """Return the results of a run.
 
     Args:
-        path: A folder or a file. In a folder all results are read that mxmp wrote there, whatever their names; other
-            files are passed over.
+        path: A folder or a file. In a folder all results of mxmp are read, under any name. Other files are passed
+            over.
 
     Raises:
         CheckpointError: If there is no result, or if one is damaged; the message names it.
@@ -253,7 +253,7 @@ def read_run(path: str) -> Run:
 def _read(path: str, is_result: bool) -> Optional[Shown]:
     """Return the result that a file holds; None if it holds none and ``is_result`` does not say that it should.
 
-    The content says which result it is, whatever the file is called.
+    The content says which result it is. The name does not matter.
     """
     name = os.path.basename(path)
     if name.lower().endswith(".csv"):
@@ -267,7 +267,7 @@ def _read(path: str, is_result: bool) -> Optional[Shown]:
     kind = _kind_of(path)
     reader = next((each for each in _FILES.values() if kind is not None and getattr(each, "_kind", None) == kind), None)
     if reader is None and is_result:
-        reader = _FILES.get(name, Report)  # whose error says what is wrong with the file
+        reader = _FILES.get(name, Report)  # Its error names the fault of the file.
     record: Optional[Shown] = None if reader is None else reader.load(path)
     return record
 
@@ -277,7 +277,7 @@ def _kind_of(path: str) -> Optional[str]:
     try:
         with open(path, encoding="utf-8") as file:
             values = json.load(file)
-    except (OSError, ValueError, RecursionError):  # its reader says so, in words
+    except (OSError, ValueError, RecursionError):  # The reader's error names the fault.
         return None
     kind = values.get("record") if isinstance(values, Mapping) else None
     return kind if isinstance(kind, str) else None

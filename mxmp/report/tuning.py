@@ -137,9 +137,9 @@ class SearchRow:
         op: Its operator.
         local_error: The error that the operator adds: its inputs are float32's, rounded.
         accumulated_error: The error of its output in low precision, with the errors of all operators before it.
-        kept: 'yes' if the policy found keeps it in float32, 'follows' if it is in float32 because of those that are
-            kept (the rules want it behind them, or casts are saved), 'no' if it is in low precision, and 'cannot' if
-            the policy or a region asks for low precision by its name.
+        kept: 'yes' if the policy that was found keeps it in float32. 'follows' if it is in float32 because of others
+            that are kept: a rule requires it, or casts are saved. 'no' if it is in low precision. 'cannot' if the
+            policy or a region asks for low precision by its name.
         metric_without: The network's metric if it were in low precision too, the others as found; of those kept, None
             where that was not measured.
     """
@@ -165,8 +165,8 @@ class SearchResult(Record):
         tolerance: How far the metric may be off, in its unit.
         higher_is_better: Whether a metric is better if it is higher.
         evaluations: How often ``evaluate`` was called, twice of them in float32.
-        is_minimal: Whether each operator that is kept was seen to be needed: in low precision, one at a time, they put
-            the metric out of tolerance. False if the search was ended before.
+        is_minimal: Whether each kept operator is needed: in low precision each one takes the metric out of tolerance.
+            False if the search was ended before.
         float32_operators: How many operators are in float32 under the policy given, and under the policy found.
         operators: How many operators there are in all.
         rows: One per operator that the policy given has in low precision, the largest errors first.

@@ -9,8 +9,8 @@ import pytest
 from mxnet import autograd, gluon
 
 import symbols
+from mxmp import Policy
 from mxmp.diagnose import compare
-from mxmp.policy import Policy
 from mxmp.symbol import convert_model, on_cpu, to_graph
 from tests.diagnose.nets import half, ratio, split, values_of
 
