@@ -44,7 +44,7 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 suppress_warnings = ["myst.xref_missing"]  # links to files beside docs/, such as the README
 
-# Pages and notebooks of the examples. Nothing runs here: the docstring of each has its output, which tests compare.
+# Pages and notebooks of the examples. Nothing runs here. The docstring of each has its output, which tests compare.
 sphinx_gallery_conf = {
     "examples_dirs": ["../examples"],
     "gallery_dirs": ["gallery"],

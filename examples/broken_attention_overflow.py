@@ -1,11 +1,11 @@
 """A broken run: attention scores overflow
 =======================================
 
-The queries and keys of a transformer have grown, as they do in long runs with a large learning rate, so that their
-products leave float16's range: every step is skipped, and no loss scale helps. A ``Watch`` says which operator it is;
-with that operator in float32 the same weights train on.
+The queries and keys of a transformer have grown, as in long runs with a large learning rate. Their products leave
+float16's range. Every step is skipped, and no loss scale helps. A ``Watch`` names the operator. With that operator in
+float32 the same weights train on.
 
-Run ``python broken_attention_overflow.py``; ``--run FOLDER`` keeps the broken run for ``mxmp report FOLDER``::
+Run ``python broken_attention_overflow.py``. ``--run FOLDER`` keeps the broken run for ``mxmp report FOLDER``::
 
     O1: 5 of 5 steps skipped, loss scale 2
     O1,name:net_attention_scores=float32: 2 of 20 steps skipped, loss 2.205
@@ -29,7 +29,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
 
-from plots import curves  # beside this file
+from plots import curves  # next to this file
 
 parser = argparse.ArgumentParser(description="Find the operator that overflows.")
 parser.add_argument("--steps", type=int, default=20, help="of training, once mended")

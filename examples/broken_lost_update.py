@@ -2,8 +2,8 @@
 ==============================
 
 A classifier with float16 weights is trained at a small learning rate, with float32 masters and without. A float16
-number has 11 bits: an update below half of the last one is rounded away, however often it comes. Float32
-masters keep it.
+number has 11 bits. An update below half of the last bit is rounded away, however often it comes. Float32 masters keep
+it.
 
 Run ``python broken_lost_update.py``::
 
@@ -23,7 +23,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
 
-from plots import bars  # beside this file
+from plots import bars  # next to this file
 
 parser = argparse.ArgumentParser(description="Count updates that float16 loses.")
 parser.add_argument("--steps", type=int, default=60, help="with the small learning rate")

@@ -1,8 +1,8 @@
 """A broken run: one image holds NaN
 =================================
 
-One image of 1797 has NaN pixels. Its step is skipped, as one that overflows is, and no loss is NaN: MXNet's ReLU takes
-NaN for 0. A ``Watch`` tells the two apart and names input and row; the image is left out, and the epoch goes on.
+One image of 1797 has NaN pixels. Its step is skipped, like a step that overflows. No loss is NaN, because MXNet's ReLU
+makes 0 of NaN. A ``Watch`` tells the two apart, and names input and row. The script leaves the image out and goes on.
 
 Run ``python broken_nan_image.py``::
 
@@ -21,7 +21,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
 
-from plots import pictures  # beside this file
+from plots import pictures  # next to this file
 
 BATCH_SIZE = 32
 digits = load_digits()

@@ -1,9 +1,9 @@
 """A broken run: gradients vanish
 ==============================
 
-An SSD detector is trained in float16 without a loss scale. Its loss is a mean over all default boxes, most of which are
-background, and one task of several: its gradients are so small that float16 loses bits of most. Nothing is skipped and
-the loss falls. ``measure_gradients`` counts the gradients by powers of two, and tells the scale that keeps them.
+An SSD detector is trained in float16 without a loss scale. Its loss is a mean over all default boxes, and most of them
+are background. So most gradients are so small that float16 loses bits of them. Nothing is skipped, and the loss falls.
+``measure_gradients`` counts the gradients by powers of two, and gives the scale that keeps them.
 
 Run ``python broken_vanishing_gradients.py``::
 
@@ -29,7 +29,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
 
-from plots import magnitudes  # beside this file
+from plots import magnitudes  # next to this file
 
 parser = argparse.ArgumentParser(description="Find gradients that vanish.")
 parser.add_argument("--steps", type=int, default=12)
@@ -51,7 +51,7 @@ def draw_scenes(draw):
 
 
 def find_loss(outputs, label):
-    """Return the loss of a batch, from what the net gives in training, and from boxes and classes."""
+    """Return the loss of a batch, from the outputs of the net in training, and from boxes and classes."""
     (scores, offsets, anchors), (boxes, classes) = outputs, label
     with autograd.pause():
         wanted, wanted_offsets, mask = find_targets(anchors, scores, boxes, classes)

@@ -1,11 +1,10 @@
 """Deployment: freeze, plain MXNet, ONNX
 =====================================
 
-Takes a trained network to where it runs: ``freeze`` folds BatchNorm, drops dropout and stores the weights in the
-policy's dtype. ``export`` writes it for plain MXNet, which needs no mxmp, and ``mxmp.onnx`` writes ONNX for other
-runtimes.
+Deploys a trained network. ``freeze`` folds BatchNorm, leaves dropout out, and stores the weights in the policy's dtype.
+``export`` writes the network for plain MXNet, which needs no mxmp. ``mxmp.onnx`` writes ONNX for other runtimes.
 
-Run ``python deploy.py --steps 40``; ``--policy O2`` is float16, ``mixed_bfloat16`` bfloat16 where it runs::
+Run ``python deploy.py --steps 40``. ``--policy O2`` is float16, and ``mixed_bfloat16`` is bfloat16 where it runs::
 
     trained, float32: 95.48% right
     frozen: 95.48% right
@@ -25,7 +24,7 @@ from mxnet import autograd, gluon
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from plots import pictures  # beside this file
+from plots import pictures  # next to this file
 
 parser = argparse.ArgumentParser(description="Deploy a network.")
 parser.add_argument("--network", default="cifar_resnet20_v1", help="a name of GluonCV's model zoo")

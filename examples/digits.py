@@ -1,11 +1,11 @@
 """One network in float32, float16 and bfloat16
 ============================================
 
-Trains the CIFAR ResNet-20 of He et al. ("Deep Residual Learning for Image Recognition", 2015, section 4.2) on
-handwritten digits in each precision, from the same weights and on the same batches, and compares them in a table and a
-plot. MXNet's own ``SymbolBlock`` then scores the bfloat16 network. On a CPU float16 is emulated: only accuracy counts.
+Trains the CIFAR ResNet-20 of He et al., 2015, https://arxiv.org/abs/1512.03385, section 4.2, on handwritten digits.
+Each precision has the same first weights and the same batches. A table and a plot compare them. MXNet's ``SymbolBlock``
+then scores the bfloat16 network. On a CPU float16 is emulated, so only its accuracy counts.
 
-Run ``python digits.py``; ``make demo`` does. On two busy cores of a Xeon with AMX::
+Run ``python digits.py``, or ``make demo``. On two busy cores of a Xeon with AMX::
 
     float32          99.50%  0.1406  1,095,016   0  0      1
     float16 O1       99.33%  0.6882  1,095,016  25  4  16384

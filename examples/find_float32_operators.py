@@ -1,9 +1,9 @@
 """Which operators have to stay in float32
 =======================================
 
-Finds which operators of a trained classifier a float16 deployment has to keep in float32, on a CPU. The network squares
-the outputs of filters over pixels from 0 to 255: the squares leave float16's range, and the usual policy gives NaN.
-``search`` says which operators to keep.
+A trained classifier shall be deployed in float16. Some of its operators have to stay in float32, and ``search`` finds
+them on a CPU. The network squares the outputs of filters over pixels from 0 to 255. The squares leave float16's range,
+and the usual policy gives NaN.
 
 Run ``python find_float32_operators.py``::
 
@@ -22,7 +22,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
 
-from plots import bars  # beside this file
+from plots import bars  # next to this file
 
 parser = argparse.ArgumentParser(description="Find operators to keep in float32.")
 parser.add_argument("--steps", type=int, default=120, help="of training in float32")
@@ -78,6 +78,6 @@ print(result)
 mxmp.gluon.convert(net, result.policy)  # the policy as text goes into any other program: print(result.policy)
 net(mx.nd.array(images[:1]))
 print(f"written: {', '.join(mxmp.gluon.export(net, 'digits'))}")
-errors = {row.name: min(row.own, 1.0) for row in result.rows}  # inf is drawn as 1
+errors = {row.name: min(row.local_error, 1.0) for row in result.rows}  # inf is drawn as 1
 kept = {row.name for row in result.rows if row.kept == "yes"}
-bars("find_float32_operators.png", "own error; orange stays float32", errors, kept, "log")
+bars("find_float32_operators.png", "local error; orange stays float32", errors, kept, "log")

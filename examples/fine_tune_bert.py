@@ -23,7 +23,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from plots import confusion  # beside this file
+from plots import confusion  # next to this file
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--policy", default="O1", help="O0 is float32; O1, O2, mixed_bfloat16, ...")

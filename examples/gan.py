@@ -1,10 +1,10 @@
 """A GAN on one loss scale
 =======================
 
-Trains a DCGAN in mixed precision. Two networks have a trainer each and share one loss scale: if either has to skip a
-step, the scale falls for both. It moves once a step, when ``update`` is called.
+Trains a DCGAN in mixed precision. Each of its two networks has a trainer, and both share one loss scale. If one of them
+has to skip a step, the scale falls for both. The scale moves once in a step, when ``update`` is called.
 
-Run ``python gan.py --epochs 2 --channels 8``. It learns scikit-learn's handwritten digits, and draws some of its own to
+Run ``python gan.py --epochs 2 --channels 8``. It learns scikit-learn's handwritten digits, and draws its own digits to
 ``gan.png``::
 
     epoch 1: loss of the discriminator 1.140, of the generator 0.685, loss scale 64, 2 steps skipped

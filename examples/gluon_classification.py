@@ -4,8 +4,8 @@
 Trains any classifier of GluonCV's model zoo in mixed precision. Three lines differ from Gluon's own loop: ``convert``,
 the trainer, and ``scale_loss``. Several devices, clipping, a learning rate schedule and resuming work as in float32.
 
-Run ``python gluon_classification.py --policy O1`` for scikit-learn's handwritten digits, or give ``--data`` a folder
-with ``train.rec`` and ``val.rec``, or with the folders ``train/CLASS`` and ``val/CLASS``::
+Run ``python gluon_classification.py --policy O1`` for scikit-learn's handwritten digits. ``--data`` takes a folder with
+``train.rec`` and ``val.rec``, or with the folders ``train/CLASS`` and ``val/CLASS``::
 
     epoch 1: loss 1.677, accuracy 0.5980, 24 images/s, loss scale 128, 1 steps skipped
     epoch 5: loss 0.053, accuracy 0.9715, 58 images/s, loss scale 128, 1 steps skipped
@@ -24,8 +24,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon.data import ArrayDataset, DataLoader
 from mxnet.gluon.data.vision import ImageFolderDataset, ImageRecordDataset, transforms
 
-from plots import confusion  # beside this file
-from sample_data import digits  # beside this file: for a first try
+from plots import confusion  # next to this file
+from sample_data import digits  # next to this file: for a first try
 
 parser = argparse.ArgumentParser(description="Train an image classifier with Gluon.")
 parser.add_argument("--network", default="cifar_resnet20_v1", help="a name of GluonCV's model zoo")

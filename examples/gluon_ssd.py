@@ -2,10 +2,10 @@
 ==========================
 
 Trains an SSD detector of GluonCV in mixed precision, with GluonCV's targets, loss and metric. Boxes are encoded,
-decoded and suppressed in float32 under every policy, and the heads' losses share one loss scale.
+decoded and suppressed in float32 under every policy. The losses of all heads share one loss scale.
 
-Run ``python gluon_ssd.py --policy O1`` for handwritten digits that it places on noise, or give ``--data`` a folder with
-``train.rec`` and ``val.rec``, or the folder ``VOCdevkit`` of PASCAL VOC, and ``--classes`` the names::
+Run ``python gluon_ssd.py --policy O1`` for handwritten digits on noise. ``--data`` takes a folder with ``train.rec``
+and ``val.rec``, or the folder ``VOCdevkit`` of PASCAL VOC. ``--classes`` takes the names::
 
     epoch 1: loss 0.287, mean average precision 0.673, 0 steps skipped
     epoch 2: loss 0.141, mean average precision 0.907, 0 steps skipped
@@ -29,8 +29,8 @@ from mxnet.gluon import nn
 from mxnet.gluon.data import ArrayDataset, DataLoader
 from tqdm import tqdm
 
-from plots import detections  # beside this file
-from sample_data import scenes  # beside this file: for a first try
+from plots import detections  # next to this file
+from sample_data import scenes  # next to this file: for a first try
 
 parser = argparse.ArgumentParser(description="Train GluonCV's SSD.")
 parser.add_argument("--data", metavar="FOLDER", help="with train.rec and val.rec, or VOCdevkit")

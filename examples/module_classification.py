@@ -2,10 +2,10 @@
 ==================================
 
 Trains a convolutional network of the Symbolic API in mixed precision. The module takes a policy, and ``fit`` is MXNet's
-own: the loss scale, float32 masters and skipped steps are inside. Checkpoints are float32, and plain MXNet loads them.
+own. The loss scale, float32 masters and skipped steps are inside. Checkpoints are float32, and plain MXNet loads them.
 
-Run ``python module_classification.py`` for scikit-learn's handwritten digits, or give ``--data`` a folder
-with ``train.rec`` and ``val.rec``, or with the four unpacked files of MNIST or Fashion-MNIST::
+Run ``python module_classification.py`` for scikit-learn's handwritten digits. ``--data`` takes a folder with
+``train.rec`` and ``val.rec``, or with the four unpacked files of MNIST or Fashion-MNIST::
 
     Epoch[0] Validation-accuracy=0.431250
     Epoch[1] Validation-accuracy=0.939063
@@ -23,8 +23,8 @@ import mxmp  # before mxnet
 import mxnet as mx
 import numpy as np
 
-from plots import confusion  # beside this file
-from sample_data import digits  # beside this file: for a first try
+from plots import confusion  # next to this file
+from sample_data import digits  # next to this file: for a first try
 
 parser = argparse.ArgumentParser(description="Train an image classifier with Module.")
 parser.add_argument("--data", metavar="FOLDER", help="with train.rec and val.rec, or MNIST's idx files")
@@ -78,7 +78,7 @@ def make_network():
 
 training, held_out = read()
 ctx = [mx.Context(kind, int(number)) for kind, number in (name.split(":") for name in args.ctx)]
-precision = {"context": ctx, "policy": args.policy}  # the policy is all that differs from MXNet's own module
+precision = {"context": ctx, "policy": args.policy}  # only the policy differs from MXNet's own module
 if args.resume:
     module = mxmp.module.Module.load("classifier", args.resume, load_optimizer_states=True, **precision)
 else:

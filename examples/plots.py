@@ -1,4 +1,4 @@
-"""Plots for the scripts beside this file: each function writes one picture. `sample_data.py` has the data."""
+"""Plots for the scripts in this folder. Each function writes one picture. `sample_data.py` has the data."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Data at hand for the scripts beside this file, which read it where they are given none.
+"""Data for the scripts in this folder, which read it if they are given none.
 
-Each function returns what Gluon's script and Module's share. The iterators are their own.
+Gluon's script and Module's share the arrays of each function. The iterators are their own.
 """
 
 from __future__ import annotations

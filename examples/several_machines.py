@@ -1,10 +1,10 @@
 """Several processes, several machines
 ===================================
 
-Trains one network in several processes, whose gradients MXNet's parameter server sums: ``KVStore("dist_sync")`` sends
-them in float32. All workers start with worker 0's weights, and skip the same steps: one loss scale for all.
+Trains one network in several processes. MXNet's parameter server sums their gradients. ``KVStore("dist_sync")`` sends
+them in float32. All workers start with worker 0's weights, share one loss scale, and skip the same steps.
 
-Run ``python several_machines.py --epochs 2``, which starts two workers, a server and a scheduler on this machine. For
+Run ``python several_machines.py --epochs 2``. It starts two workers, a server and a scheduler on this machine. For
 several machines start the script with ``mxmp launch -n 8 -s 2 --hosts 10.0.0.1,10.0.0.2 python several_machines.py``::
 
     [worker 0] epoch 1: loss 1.9022, loss scale 4096, 1 steps skipped
@@ -25,7 +25,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from sklearn.datasets import load_digits
 
-from plots import curves  # beside this file
+from plots import curves  # next to this file
 
 parser = argparse.ArgumentParser(description="Train in several processes.")
 parser.add_argument("--workers", type=int, default=2, help="to start on this machine")

@@ -2,11 +2,11 @@
 =====================================
 
 Trains an SSD detector made of MXNet's MultiBox operators in mixed precision, with ``Module``. Targets, losses and boxes
-are in float32 under every policy; the gradients of all loss heads share one loss scale. The network that detects is
-saved in float32, and plain MXNet loads it.
+are float32 under every policy. All loss heads share one loss scale. The network for detection is saved in float32, and
+plain MXNet loads it.
 
-Run ``python symbol_ssd.py --epochs 2 --images 256`` for digits that it places on noise, or give ``--data`` a folder
-with ``train.rec`` and ``val.rec``, each with its ``.idx``, as MXNet's ``im2rec.py`` writes them::
+Run ``python symbol_ssd.py --epochs 2 --images 256`` for digits on noise. ``--data`` takes a folder with ``train.rec``
+and ``val.rec``, each with its ``.idx``. MXNet's ``im2rec.py`` writes such files::
 
     epoch 1: mean average precision 0.142, learning rate 0.00150, 0 steps skipped
     epoch 2: mean average precision 0.215, learning rate 0.00000, 0 steps skipped
@@ -19,8 +19,8 @@ import mxnet as mx
 import numpy as np
 from gluoncv.utils.metrics import VOC07MApMetric
 
-from plots import detections  # beside this file
-from sample_data import scenes  # beside this file: for a first try
+from plots import detections  # next to this file
+from sample_data import scenes  # next to this file: for a first try
 
 parser = argparse.ArgumentParser(description="Train an SSD detector with Module.")
 parser.add_argument("--data", metavar="FOLDER", help="with train.rec and val.rec")

@@ -1,12 +1,11 @@
 """A language model with Gluon
 ===========================
 
-Trains an LSTM on text in mixed precision: backpropagation through time is truncated at the batch, and states are
-carried over. Gradients are clipped by their global norm, which needs true gradients: ``trainer.clip_global_norm`` takes
-them without the loss scale.
+Trains an LSTM on text in mixed precision. Backpropagation through time ends at the batch, and states are carried over.
+``trainer.clip_global_norm`` clips the true gradients, without the loss scale.
 
-Run ``python word_lm_gluon.py --epochs 2 --words 20000 --vocabulary 500``, for the source of
-Python's standard library, or give ``--text`` a file::
+Run ``python word_lm_gluon.py --epochs 2 --words 20000 --vocabulary 500`` on the source of Python's standard library.
+``--text`` takes a file::
 
     epoch 1: perplexity 111.45, loss scale 2048, 1 steps skipped
     epoch 2: perplexity 110.17, loss scale 2048, 1 steps skipped
@@ -23,8 +22,8 @@ from mxnet.gluon import nn, rnn
 from rich.console import Console
 from rich.progress import track
 
-from plots import curves  # beside this file
-from sample_data import lines, numbers  # beside this file: reads a text
+from plots import curves  # next to this file
+from sample_data import lines, numbers  # next to this file: reads a text
 
 parser = argparse.ArgumentParser(description="Train an LSTM language model with Gluon.")
 parser.add_argument("--text", metavar="FILE", help="in UTF-8; default: modules of Python's standard library")

@@ -2,11 +2,11 @@
 =====================================
 
 Trains an LSTM on lines of text in mixed precision, with a bucket for each length and MXNet's ``BucketSentenceIter``.
-All buckets share one policy, one loss scale and one set of float32 masters. The loop is MXNet's, and clips gradients by
+All buckets share one policy, one loss scale and one set of float32 masters. The loop is MXNet's. It clips gradients by
 their global norm.
 
-Run ``python word_lm_module.py --epochs 2 --lines 2000 --vocabulary 500``, for the source of
-Python's standard library, or give ``--text`` a file::
+Run ``python word_lm_module.py --epochs 2 --lines 2000 --vocabulary 500`` on the source of Python's standard library.
+``--text`` takes a file::
 
     epoch 1: perplexity 55.75, loss scale 32768, 0 steps skipped
     epoch 2: perplexity 32.41, loss scale 32768, 0 steps skipped
@@ -18,8 +18,8 @@ import mxmp  # before mxnet
 import mxnet as mx
 import numpy as np
 
-from plots import curves  # beside this file
-from sample_data import lines, numbers  # beside this file: reads a text
+from plots import curves  # next to this file
+from sample_data import lines, numbers  # next to this file: reads a text
 
 parser = argparse.ArgumentParser(description="Train an LSTM language model with BucketingModule.")
 parser.add_argument("--text", metavar="FILE", help="in UTF-8; default: modules of Python's standard library")

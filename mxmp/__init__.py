@@ -17,7 +17,7 @@ Example:
 
 from __future__ import annotations
 
-from . import compat, processors, requirements
+from . import compat, explainer, processors, requirements
 
 TYPE_CHECKING = False  # what type checkers take for typing's, which costs more to import than all else here
 if TYPE_CHECKING:
@@ -50,6 +50,16 @@ if processors.read_cpuinfo().has_amx:
 
     if not _amx.is_kept_off():
         compat.after_import(_amx.switch_on_at_import)
+
+
+def _watch() -> object:
+    """Return what explains a step that fails."""
+    from .diagnose import watch
+
+    return watch
+
+
+explainer.register(_watch)
 
 __all__ = [
     "Policy",

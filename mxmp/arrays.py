@@ -1,18 +1,18 @@
 """Arrays: casts, finite checks, norms, and many arrays copied, cast or scaled by few operators.
 
-MXNet has no operators that copy or cast many arrays at once, which a GPU wants: there each operator is a launch and a
-wait. But its SGD takes up to 60 weights in one launch (MultiSGDKernel in src/operator/optimizer_op-inl.h at tag 1.9.1):
+On a GPU each operator is a launch and a wait. MXNet has no operators that copy or cast many arrays at once. But its SGD
+takes up to 60 weights in one launch (MultiSGDKernel in src/operator/optimizer_op-inl.h at tag 1.9.1):
 
     out = w + (0 - lr * wd * w - (lr * rescale_grad) * grad)
     out = w + (0 - lr * wd * w - lr * clip(rescale_grad * grad)), with clip_gradient
 
-With a learning rate of 0 that is a copy of ``w``; with zeros for weights and a negative one, the gradient times a
-number, or clipped. With masters it takes float16 gradients and weights and float32 masters:
+With a learning rate of 0 that is a copy of ``w``. With weights of zero and a negative learning rate it is the gradient
+times a number, or clipped. With masters it takes float16 gradients and weights, and float32 masters:
 
     master = master + (0 - lr * wd * master - lr * float32(gradient));  weight = round(master)
 
-A learning rate of -1 adds the gradients to masters of zeros, which casts them to float32; one of 0 rounds the masters
-into the weights. All are exact, but that -0 becomes 0, and an inf that is copied or rounded becomes a NaN.
+A learning rate of -1 adds the gradients to masters of zero, which casts them to float32. A learning rate of 0 rounds
+the masters into the weights. All are exact, except that -0 becomes 0, and an inf that is copied or rounded a NaN.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def on_gpu(array: mx.nd.NDArray) -> bool:
 
 
 def address(array: mx.nd.NDArray) -> int:
-    """Return where an array begins, 0 for a row_sparse one without rows; waits for whatever writes it."""
-    array.wait_to_read()  # or a layout of oneDNN could be changed while it is looked at
+    """Return the address of an array's first element, 0 for a row_sparse one without rows; waits for its writers."""
+    array.wait_to_read()  # else MXNet could change the layout meanwhile
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
@@ -59,12 +59,12 @@ def address(array: mx.nd.NDArray) -> int:
 def wait_until_readable(array: mx.nd.NDArray) -> mx.nd.NDArray:
     """Wait until a weight may be read on the host, and return it.
 
-    Once an inference has read a weight on a CPU, MXNet moves it into a layout of oneDNN's, in place
-    (``MKLDNNDataReorderAsync`` in src/ndarray/ndarray.cc at tag 1.9.1). Neither ``wait_to_read`` nor ``asnumpy`` waits
-    for a move that has yet to be queued: of 435 weights that were copied into a file's pages right after a call 277 had
-    part of the old layout and part of the new one. It is queued before what reads the weight has ended.
+    When an inference on a CPU has read a weight, MXNet moves the weight into a layout of oneDNN's, in place
+    (``MKLDNNDataReorderAsync`` in src/ndarray/ndarray.cc at tag 1.9.1). ``wait_to_read`` and ``asnumpy`` do not wait
+    for a move that is not queued yet. 435 weights were copied into a file's pages right after a call: 277 had part of
+    the old layout and part of the new one. The move is queued before the operator that reads the weight ends.
     """
-    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))  # for what reads it
+    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))  # for the readers
     array.wait_to_read()
     return array
 
@@ -72,8 +72,8 @@ def wait_until_readable(array: mx.nd.NDArray) -> mx.nd.NDArray:
 def to_default_layout(array: mx.nd.NDArray) -> None:
     """Move a dense array on a CPU out of a layout of oneDNN's, in place; waits for it.
 
-    A weight that an inference has moved into one stays there in training, where each cast of it takes longer: a step of
-    a ResNet-18 in bfloat16 takes 1.25 times as long.
+    An inference can leave a weight in such a layout. The weight stays there in training, where each cast of it then
+    takes longer: a step of a ResNet-18 in bfloat16 takes 1.25 times as long.
     """
     if not on_gpu(array) and array.stype == "default" and array.size:
         wait_until_readable(array)
@@ -81,19 +81,19 @@ def to_default_layout(array: mx.nd.NDArray) -> None:
 
 
 def view(array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
-    """Return the values of an array, to be read while nothing writes to it.
+    """Return the values of an array for reading, while nothing writes to it; waits for the array.
 
-    Those of an array on a CPU, of float32 or low precision, are its own memory: a copy of a large one takes as long as
-    what is read from it, for the most part because its pages are new. Others are copied. Waits for the array.
+    For an array on a CPU, of float32 or low precision, the result is the array's own memory. A copy of a large array
+    would take as long as the work on it, mostly because its pages are new. Other arrays are copied.
     """
-    dtype, shape = array.dtype, array.shape  # each question to an array takes a call of MXNet
+    dtype, shape = array.dtype, array.shape  # each attribute of an array is a call of MXNet
     if on_gpu(array) or canonical(dtype) not in PRECISIONS or 0 in shape:
         return array.asnumpy()  # type: ignore[no-any-return]
     return np.asarray(_Memory(array, np.dtype(dtype), shape))
 
 
 class _Memory:
-    """An array's memory, for numpy to read, whose views keep the array alive."""
+    """An array's memory, for numpy to read. Views of it keep the array alive."""
 
     def __init__(self, array: mx.nd.NDArray, dtype: np.dtype[Any], shape: Tuple[int, ...]) -> None:
         self._array = array
@@ -112,10 +112,10 @@ def amp_cast(array: mx.nd.NDArray, dtype: Any, out: Optional[mx.nd.NDArray] = No
 
     It is rounded to nearest even, into ``out`` of the same shape if that is given.
 
-    After inference in float32 MXNet keeps a convolution's weight in the layout that oneDNN likes best; that of a
-    grouped one has an axis more than the weight (g, o, i, h, w). In MXNet 1.9.1 the operator (AMPCastExCPU in
-    src/operator/tensor/amp_cast.cc) asks oneDNN for a cast between the two, which there is not: "could not create a
-    primitive descriptor for a reorder primitive". A view it takes to the default layout first.
+    After inference in float32 MXNet keeps a convolution's weight in oneDNN's layout. A grouped weight has one more axis
+    there (g, o, i, h, w). MXNet's operator (AMPCastExCPU in src/operator/tensor/amp_cast.cc at tag 1.9.1) asks oneDNN
+    for a cast between the two, which does not exist: "could not create a primitive descriptor for a reorder primitive".
+    A view of the weight is moved to the default layout first.
     """
     shape = array.shape
     if out is None:
@@ -127,7 +127,7 @@ def amp_cast(array: mx.nd.NDArray, dtype: Any, out: Optional[mx.nd.NDArray] = No
 
 
 def as_nd(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return an array as one that the operators of ``mx.nd`` take."""
+    """Return an array as an array that the operators of ``mx.nd`` take."""
     return array.as_nd_ndarray()
 
 
@@ -143,9 +143,9 @@ def is_low_precision(array: mx.nd.NDArray) -> bool:
 
 
 def to_float32(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return an array as float32: exact for low precision, the array itself if it has another dtype.
+    """Return an array as float32: exact for low precision; an array of another dtype is returned as it is.
 
-    A low precision row_sparse array passes through a dense one, because MXNet's casts know no other.
+    A low precision row_sparse array becomes dense on the way, because MXNet's casts take only dense arrays.
     """
     if not is_low_precision(array):
         return array
@@ -218,7 +218,7 @@ def clip_all(arrays: Sequence[mx.nd.NDArray], max_value: float) -> None:
 
 
 def _move_zeros(grads: Sequence[mx.nd.NDArray], rate: float, **options: Any) -> None:
-    """Write over gradients what one step of SGD adds to weights that are zero, at a learning rate of ``-rate``."""
+    """Replace gradients by the change that a step of SGD makes to weights of zero, at a learning rate of ``-rate``."""
     parts = [part for grad in grads for part in flat_chunks(grad)]
     zeros = mx.nd.zeros((max(part.size for part in parts),), ctx=parts[0].ctx)
     for group in chunks(parts, MOST_ARRAYS):
@@ -229,7 +229,7 @@ def _move_zeros(grads: Sequence[mx.nd.NDArray], rate: float, **options: Any) -> 
 
 
 def concat_scalars(numbers: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return float32 arrays of shape (1,) as one of shape (N,), on the context of the first; one alone as it is.
+    """Return float32 arrays of shape (1,) as one of shape (N,), on the context of the first; a single one as it is.
 
     On a GPU an inf becomes a NaN.
     """
@@ -252,7 +252,7 @@ def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
 
 
 def _joined_in_float32(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return dense float16 arrays of one context in one of float32, of one dimension."""
+    """Return dense float16 arrays of one context, flat, in one float32 array."""
     flat_array = mx.nd.zeros((sum(array.size for array in arrays),), ctx=arrays[0].ctx)
     for group in chunks(list(zip(arrays, views(flat_array, arrays))), MOST_ARRAYS):
         lows = [low for low, _ in group]
@@ -261,7 +261,7 @@ def _joined_in_float32(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
 
 
 def copies_in_float32(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
-    """Return low precision arrays of ``mx.nd`` or ``mx.np`` as float32 ones of their kind, those of a GPU together."""
+    """Return low precision arrays of ``mx.nd`` or ``mx.np`` as float32 of their kind; a GPU casts them together."""
     lows = [array.as_nd_ndarray() for array in arrays]
     fit = [k for k, low in enumerate(lows) if on_gpu(low) and low.stype == "default" and low.size]
     float32_arrays: Dict[int, mx.nd.NDArray] = {}
@@ -273,7 +273,7 @@ def copies_in_float32(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
 
 
 def by_context(items: Sequence[T], arrays: Sequence[mx.nd.NDArray]) -> List[List[T]]:
-    """Return items grouped by the context of the array that stands beside each."""
+    """Return items in groups, by the contexts of their arrays."""
     groups: Dict[mx.Context, List[T]] = {}
     for item, array in zip(items, arrays):
         groups.setdefault(array.ctx, []).append(item)
@@ -281,7 +281,7 @@ def by_context(items: Sequence[T], arrays: Sequence[mx.nd.NDArray]) -> List[List
 
 
 def round_all(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]) -> None:
-    """Round float32 arrays to nearest even into float16 ones of the same shapes, which hold no NaN before."""
+    """Round float32 arrays to nearest even into float16 arrays of their shapes, which must hold no NaN."""
     for group in chunks(list(zip(weights, masters)), MOST_ARRAYS):
         lows = [low for low, _ in group]
         _sgd(lows, lows, [master for _, master in group], lr=0)
@@ -300,8 +300,8 @@ def _sgd(
 
 # Are all finite?
 
-# The kernel of multi_all_finite has room for 200 pointers. On CPU it walks max(size) * count elements, which is good
-# for many small arrays only; on a GPU it stops at each array's end (src/operator/contrib/all_finite.cc, .cu and
+# The kernel of multi_all_finite has room for 200 pointers. On CPU it walks max(size) * count elements, which is fast
+# only for many small arrays. On a GPU it stops at each array's end (src/operator/contrib/all_finite.cc, .cu and
 # -inl.h at tag 1.9.1).
 _SMALL = 4096
 _MOST_ARRAYS = 200
@@ -311,19 +311,18 @@ _MOST_ZEROS = 2**22
 _ZEROS: Dict[Tuple[mx.Context, str], mx.nd.NDArray] = {}
 
 _BITS_OF_INF = {FLOAT16: 0x7C00, BFLOAT16: 0x7F80}
-_MOST_BITS = 2**17  # of low precision at a time, which stay in a processor's caches
+_MOST_BITS = 2**17  # low precision elements at a time, which fit a processor's caches
 
 
 def all_finite(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
     """Return a device-side flag that is 1 if every element of every array is finite, else 0.
 
-    Exact: huge finite values raise no alarm. Nothing is copied to the host, and nothing waits but for large arrays of
-    low precision on a CPU: the host looks at their bits, several times as fast as MXNet's kernels, which take one
+    It is exact: huge finite values raise no alarm. Nothing is copied to the host. It waits only for large arrays of low
+    precision on a CPU, whose bits the host checks. That is several times as fast as MXNet's kernels, which take one
     thread there and convert each value.
 
     Args:
-        arrays: At least one; any shapes, contexts and floating point dtypes, dense or
-            row_sparse.
+        arrays: At least one; any shapes, contexts and floating point dtypes, dense or row_sparse.
 
     Returns:
         Shape (1,), float32, on the context of the first array.
@@ -348,7 +347,7 @@ def merge_flags(flags: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
 
 
 def first_non_finite(named_arrays: Iterable[Tuple[str, mx.nd.NDArray]]) -> Optional[str]:
-    """Return the first name whose array has an inf or a NaN, or None; a host read for each."""
+    """Return the first name whose array has an inf or a NaN, or None; one host read for each array."""
     for name, array in named_arrays:
         if all_finite([array]).asscalar() == 0:
             return name
@@ -366,7 +365,7 @@ def _all_finite_on_one(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
             rows = to_float32(array)
             zeros.append(mx.nd.norm(rows * 0).astype("float32"))  # see _zero_products
             continue
-        dtype, is_small = array.dtype, array.size <= largest  # each question to an array takes a call of MXNet
+        dtype, is_small = array.dtype, array.size <= largest  # each attribute of an array is a call of MXNet
         if is_small and dtype in (np.float16, np.float32):
             together.setdefault(dtype, []).append(array)
         elif is_small and dtype == NUMPY_BFLOAT16:
@@ -395,8 +394,8 @@ def _checked_together(groups: Sequence[Sequence[mx.nd.NDArray]]) -> Optional[mx.
 def _zero_products(array: mx.nd.NDArray) -> List[mx.nd.NDArray]:
     """Return arrays of shape (1,), float32: 0 if all elements are finite, else NaN.
 
-    ``x * 0`` is 0 for every finite x and NaN for the rest, so the inner product with zeros is
-    an exact test; BLAS does it three times as fast as all_finite does its own.
+    ``x * 0`` is 0 for every finite x and NaN for all others, so the inner product with zeros is an exact test. BLAS
+    computes it three times as fast as ``all_finite`` tests the elements.
     """
     products = []
     for part in flat_chunks(array, _MOST_ZEROS):
@@ -408,7 +407,7 @@ def _zero_products(array: mx.nd.NDArray) -> List[mx.nd.NDArray]:
 def _has_finite_bits(array: mx.nd.NDArray) -> bool:
     """Return whether all elements of a low precision array on a CPU are finite; waits for it.
 
-    Infinities and NaN have the largest exponents: without the sign, their bits are no less than infinity's.
+    Infinities and NaN have the largest exponents: without the sign, their bits are at least those of infinity.
     """
     bits = view(array).view(np.uint16).reshape(-1)
     limit = 2 * _BITS_OF_INF[canonical(array.dtype)]
@@ -478,7 +477,7 @@ def host_norm(arrays: Iterable[mx.nd.NDArray]) -> float:
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:
-    """Return what brings gradients of a norm to at most ``max_norm``: 1 if it is at most that, or not finite."""
+    """Return the factor that brings gradients of a norm to at most ``max_norm``; 1 if the norm is not finite."""
     return max_norm / norm if max_norm < norm < math.inf else 1.0
 
 
@@ -505,7 +504,7 @@ def clip_in_place(arrays: Iterable[mx.nd.NDArray], max_value: float) -> None:
 
 
 def _split(arrays: Iterable[mx.nd.NDArray]) -> Tuple[List[List[mx.nd.NDArray]], List[mx.nd.NDArray]]:
-    """Return those that are changed together, dense float32 arrays of each GPU, and the others."""
+    """Return dense float32 arrays of GPUs, grouped by GPU, and the other arrays."""
     together: Dict[mx.Context, List[mx.nd.NDArray]] = {}
     others: List[mx.nd.NDArray] = []
     for array in (array.as_nd_ndarray() for array in arrays):
@@ -524,7 +523,7 @@ def require_positive(what: str, value: Any) -> None:
 
 
 def tree_leaves(value: Any) -> Iterator[Any]:
-    """Yield what nested lists and tuples hold."""
+    """Yield the items of nested lists and tuples."""
     if isinstance(value, (list, tuple)):
         for item in value:
             yield from tree_leaves(item)
@@ -533,7 +532,7 @@ def tree_leaves(value: Any) -> Iterator[Any]:
 
 
 def tree_map(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return nested lists, tuples and named tuples with a function applied to what they hold; None stays."""
+    """Return nested lists, tuples and named tuples with a function applied to each item; None stays."""
     if not isinstance(value, (list, tuple)):
         return None if value is None else function(value)
     items = [tree_map(each, function) for each in value]

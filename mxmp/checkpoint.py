@@ -1,9 +1,9 @@
-"""The files of a checkpoint: ``net-symbol.json`` and ``net-0007.params``, as MXNet names them; checks of the latter.
+"""The files of a checkpoint: their names, ``net-symbol.json`` and ``net-0007.params``, and checks of parameter files.
 
-MXNet believes the sizes that a file of arrays (``mx.nd.save``, ``.params``) declares: a damaged one makes it ask for
-terabytes or write beyond its buffers. It follows the indices of sparse arrays wherever they lead. Here the file is
-walked from record to record. Indices are read, values are not. The format is that of ``NDArray::Save`` and ``Load`` in
-src/ndarray/ndarray.cc at tag 1.9.1.
+MXNet trusts the sizes in a file of arrays (``mx.nd.save``, ``.params``). With a damaged file it asks for terabytes, or
+writes beyond its buffers. It follows the indices of sparse arrays without a check. Here the file is read record by
+record: indices are read, values are not. The format is that of ``NDArray::Save`` and ``Load`` in src/ndarray/ndarray.cc
+at tag 1.9.1.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from typing import TYPE_CHECKING, Any, BinaryIO, List, NoReturn, Optional, Seque
 from .errors import CheckpointError
 from .files import require_file, require_folder
 
-if TYPE_CHECKING:  # imported where indices are read: commands that refuse their arguments do without numpy
+if TYPE_CHECKING:  # a command that refuses its arguments needs no numpy
     import numpy as np
 
 _EPOCH = re.compile(r"-(\d{4}|[1-9]\d{4,})\.params")
 
 
 def checkpoint_files(prefix: str, epoch: int) -> Tuple[str, str]:
-    """Return the names of a checkpoint's files, of symbol and parameters, if the epoch is a whole number from 0 on."""
+    """Return the names of a checkpoint's symbol and parameters; the epoch must be a whole number from 0 on."""
     if type(epoch) is not int or epoch < 0:
         raise CheckpointError(f"epoch={epoch!r}: expected a whole number from 0 on, as in '{prefix}-0007.params'.")
     return f"{prefix}-symbol.json", f"{prefix}-{epoch:04d}.params"
 
 
 def saved_epochs(prefix: str) -> List[int]:
-    """Return the epochs of which there are files of parameters, in ascending order."""
+    """Return the epochs with a file of parameters, in ascending order."""
     matches = [_EPOCH.fullmatch(file, len(prefix)) for file in glob(f"{escape(prefix)}-*.params")]
     return sorted(int(match[1]) for match in matches if match)
 
 
 def describe_epochs(prefix: str) -> str:
-    """Return what to say of the epochs that are there, '' without any."""
+    """Return a text on the epochs that exist, '' if there are none."""
     epochs = saved_epochs(prefix)
     one = "there is epoch" if len(epochs) == 1 else "there are epochs"
     return f"{one} {', '.join(map(str, epochs))}" if epochs else ""
 
 
 def params_file_of(prefix: str, epoch: int) -> str:
-    """Return the name of a file of parameters that is there; a CheckpointError has the epochs that are."""
+    """Return the name of an existing file of parameters; if it is missing, the CheckpointError lists the epochs."""
     file = checkpoint_files(prefix, epoch)[1]
     if not os.path.lexists(file):
         epochs = describe_epochs(prefix)
@@ -55,7 +55,7 @@ def params_file_of(prefix: str, epoch: int) -> str:
 
 
 def require_checkpoint(prefix: str, epoch: Optional[int] = None) -> None:
-    """Check, before any work, that the file of a symbol is there, and the parameters of an epoch unless it is None."""
+    """Check, before any work, that a symbol's file exists, and with an epoch that its parameters do."""
     require_file(f"{prefix}-symbol.json")
     if epoch is not None:
         params_file_of(prefix, epoch)
@@ -64,7 +64,7 @@ def require_checkpoint(prefix: str, epoch: Optional[int] = None) -> None:
 def check_out_prefix(prefix: str, out_prefix: str, argument: str = "out_prefix=") -> None:
     """Refuse, before any work, to write over the checkpoint itself or into a missing folder.
 
-    ``argument`` is what stands before ``out_prefix`` in the caller's words.
+    ``argument`` is the text before ``out_prefix`` in the message.
     """
     if os.path.realpath(prefix) == os.path.realpath(out_prefix):
         raise CheckpointError(f"{argument}{out_prefix!r} is the prefix of the checkpoint itself; give another.")
@@ -76,14 +76,14 @@ _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA  # with 64-bit sizes; with st
 _ITEM_BYTES = {0: 4, 1: 8, 2: 2, 3: 1, 4: 4, 5: 1, 6: 8, 7: 1, 12: 2}  # mshadow's type flags that can be loaded
 _INT64 = 6  # the flag of all indices
 _DEVICES = (1, 2, 3, 5)  # cpu, gpu, cpu_pinned, cpu_shared
-_MAX_AXES = 32  # numpy's limit, which no NDArray can be read with beyond
+_MAX_AXES = 32  # numpy's limit: an NDArray with more cannot be read
 
 
 def check_arrays_file(file: str) -> int:
-    """Check that a file is one of arrays, and that what it declares is there; return the number of arrays.
+    """Check that a file of arrays has all that it declares; return the number of arrays.
 
-    The CheckpointError names the entry, as a number from 0 (the names stand at the end of the file), what it
-    declares and what is there. Values are not looked at. The indices of a sparse array must be places in it.
+    The CheckpointError names the entry by a number from 0, because names are at the end of the file. It says which size
+    is declared and which is there. Values are not read. The indices of a sparse array must be places in it.
     """
     require_file(file)
     try:
@@ -96,7 +96,7 @@ def check_arrays_file(file: str) -> int:
 
 
 def check_array(data: bytes) -> None:
-    """Check the bytes of one array, as a pickle holds them, in the same way."""
+    """Check the bytes of one array, as a pickle has them, in the same way as those in a file."""
     walk = _Walk("a pickle", io.BytesIO(data))
     walk.where = "an array"
     walk.entry()
@@ -130,18 +130,18 @@ class _Walk:
         return count
 
     def end(self) -> None:
-        """Refuse bytes behind what was walked over."""
+        """Refuse bytes after the last record."""
         self.where = "the end"
         if self._left:
             self._fail(f"found {self._left} bytes more, expected none")
 
     def entry(self) -> None:
-        """Walk over an array: shapes, device, dtypes, then all values."""
+        """Read the record of an array: shapes, device and dtypes; skip its values."""
         (magic,) = self._numbers("I")
         # The storage types are dense, row_sparse and csr, with as many arrays of indices.
         index_arrays = self._flag("storage type", (0, 1, 2)) if magic in (_V2, _V3) else 0
         stored_shape = self._shape() if index_arrays else None
-        # Before V1 the number of axes stands in the magic's place, and sizes have 32 bits.
+        # Before V1 the number of axes is in the magic's place, and sizes have 32 bits.
         shape = self._shape() if magic in (_V1, _V2, _V3) else self._shape(magic, "I")
         if not shape and magic != _V3:
             return  # an empty NDArray, without values
@@ -157,7 +157,7 @@ class _Walk:
                 self._fail(f"{stored_shape} values have indices that are not places in an array of the shape {shape}")
 
     def _bytes(self, shape: Sequence[int], item_bytes: int) -> int:
-        """Return the size of values, if they are there."""
+        """Return the size of values; fail if the file has less."""
         size = math.prod(shape) * item_bytes
         if size > self._left:
             self._fail(f"the shape {shape} of {item_bytes} bytes each needs {size} bytes, found {self._left}")
@@ -210,7 +210,7 @@ class _Walk:
 
 
 def are_rows(shape: Sequence[int], stored_shape: Sequence[int], rows: np.ndarray[Any, Any]) -> bool:
-    """Return whether values of the shape ``stored`` are rows of a row_sparse array, each in its place, in order."""
+    """Return whether values of a shape are rows of a row_sparse array, in order, at indices that exist."""
     if not shape or rows.ndim != 1 or str(rows.dtype) != "int64" or tuple(stored_shape) != (len(rows), *shape[1:]):
         return False
     return bool((rows[1:] > rows[:-1]).all() and ((rows >= 0) & (rows < shape[0])).all())
@@ -219,7 +219,7 @@ def are_rows(shape: Sequence[int], stored_shape: Sequence[int], rows: np.ndarray
 def _are_rows_and_columns(
     shape: Sequence[int], stored_shape: Sequence[int], starts: np.ndarray[Any, Any], columns: np.ndarray[Any, Any]
 ) -> bool:
-    """Return whether values of the shape ``stored`` are those of a csr array: each row's start, each one's column."""
+    """Return whether values of a shape are those of a csr array, with its row starts and column indices."""
     if len(shape) != 2 or starts.shape != (shape[0] + 1,) or not columns.shape == tuple(stored_shape) == (starts[-1],):
         return False
     ascends = starts[0] == 0 and (starts[1:] >= starts[:-1]).all()

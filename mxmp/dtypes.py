@@ -1,7 +1,7 @@
 """Names, aliases and limits of the dtypes that mxmp deals with.
 
-Everywhere else in mxmp a dtype is its full name as a string ('float16', 'bfloat16', 'float32', ...). numpy is imported
-when one of its dtypes is first asked for: the command line reads policies without it.
+In all other files of mxmp a dtype is its full name as a string ('float16', 'bfloat16', 'float32', ...). numpy is
+imported when one of its dtypes is first asked for, because the command line reads policies without it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FLAG_OF = {name: flag for flag, name in _FLAGS.items()}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "NUMPY_BFLOAT16":  # MXNet's own stand-in for the dtype that numpy lacks
+    if name == "NUMPY_BFLOAT16":  # MXNet's substitute for the dtype that numpy lacks
         return to_numpy(BFLOAT16)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -81,7 +81,7 @@ def canonical(dtype: Any) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _name_of(dtype: Any) -> str:
-    # numpy makes a dtype's name anew each time it is asked, and networks ask often.
+    # numpy computes a dtype's name at each access, and networks ask often.
     if isinstance(dtype, str):
         return _ALIASES.get(dtype.strip().lower(), dtype.strip().lower())
     import numpy as np
@@ -104,7 +104,7 @@ def to_flag(dtype: str) -> str:
 def to_numpy(dtype: str) -> np.dtype[Any]:
     """Return the numpy dtype that MXNet uses for a dtype name (python/mxnet/base.py at tag 1.9.1).
 
-    numpy has no bfloat16; MXNet's stand-in for it is a record of one field.
+    numpy has no bfloat16; MXNet's substitute is a record of one field.
     """
     import numpy as np
 

@@ -1,7 +1,4 @@
-"""Every error that mxmp raises: one root, each child also the builtin that it refines; and their texts in a line.
-
-Its one category of warnings too.
-"""
+"""The errors that mxmp raises, its warning, and texts for messages. Each error is also the builtin that it refines."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ def mxnet_reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     start = max((i for i, line in enumerate(lines) if "MXNetError: " in line), default=max(len(lines) - 1, 0))
     text = " ".join(lines[start:]).rpartition("MXNetError: ")[2]
-    text = text.partition(", Possible Arguments:")[0]  # with the documentation of each
+    text = text.partition(", Possible Arguments:")[0]  # behind it is the documentation of each argument
     return _STAMP.sub("", text) or type(error).__name__
 
 
@@ -62,9 +59,9 @@ def listed(names: Sequence[str], notes: Sequence[str] = (), most: int = 3) -> st
 
 
 def did_you_mean(name: str, known: Iterable[str], in_order: bool = False) -> str:
-    """Return '; the nearest are ...' for an unknown name, or the first of the known ones if none is near.
+    """Return '; the nearest are ...' for an unknown name; if no known name is near, the first of them.
 
-    These are sorted, unless they are ``in_order``.
+    They are sorted, unless ``in_order`` is set.
     """
     import difflib
 
@@ -76,7 +73,7 @@ def did_you_mean(name: str, known: Iterable[str], in_order: bool = False) -> str
 
 
 def check_fields(what: str, data: object, fields: Iterable[str], error: type[MxmpError]) -> None:
-    """Raise an error, in which ``what`` names the state, unless a saved state is a dict with just these fields."""
+    """Raise an error unless a saved state is a dict with exactly these fields; ``what`` names the state."""
     if not isinstance(data, Mapping):
         raise error(f"{what} is {data!r}; expected a dict.")
     expected = set(fields)

@@ -34,12 +34,12 @@ _ATTRIBUTE = "_mxmp_mixed_precision"
 
 @dataclasses.dataclass
 class _Applied:
-    """Record of what a handler changed on an estimator, kept as its attribute."""
+    """The changes that a handler made to an estimator, kept as an attribute of the estimator."""
 
     nets: List[gluon.Block]
     trainer: Any
     loss_scale_before: LossScale
-    loss_scale: Optional[LossScale]  # what the handler gave the trainer, at its start; None before that
+    loss_scale: Optional[LossScale]  # The handler's loss scale; None before the trainer has it.
 
 
 class ScalingBatchProcessor(BatchProcessor):
@@ -57,7 +57,7 @@ class ScalingBatchProcessor(BatchProcessor):
         self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # not set yet, while unpickling
+        if name == "inner":  # It is not set yet while unpickling.
             raise AttributeError(name)
         return getattr(self.inner, name)
 
@@ -87,7 +87,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
     It converts the estimator's nets in place, makes its trainer an `mxmp.gluon.Trainer` and has
     MXNet's ``fit_batch`` scale the losses. Inputs and targets stay as the loader gives them;
     validation and predictions run the converted net, take float32 and give float32. A batch
-    processor with a ``fit_batch`` of its own is left alone: run its backward as
+    processor with a ``fit_batch`` of its own stays as it is. It has to run backward as
     ``with estimator.trainer.scale_loss(loss) as scaled: ...``; otherwise the step raises.
 
     The estimator stays in mixed precision after the fit, until `restore`. A later fit goes on with
@@ -98,9 +98,9 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
         policy: A policy or its name.
         loss_scale: 'policy' for the policy's; or 'dynamic', a number, a `LossScale`, or None for no
             scaling and no checks.
-        observers: Observers of the steps, such as a `mxmp.diagnose.Watch`: each one's ``attach`` is called
-            with the trainer when a fit begins, and its ``detach``, if it has one, when it ends, so that a log writes
-            its last step; one that was attached to the trainer before stays attached.
+        observers: Observers of the steps, such as a `mxmp.diagnose.Watch`. When a fit begins, the ``attach`` of each
+            is called with the trainer. When the fit ends, its ``detach`` is called if it has one, so that a log writes
+            its last step. An observer that was attached to the trainer before stays attached.
 
     Raises:
         PolicyError: If the policy is not one.
@@ -123,14 +123,14 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
         self, policy: Union[str, Policy] = "O1", loss_scale: Any = "policy", observers: Sequence[Any] = ()
     ) -> None:
         self.policy = Policy.parse(policy)
-        follows = isinstance(loss_scale, str) and loss_scale == "policy"
-        self.loss_scale = parse(self.policy.loss_scale if follows else loss_scale)
+        is_policys = isinstance(loss_scale, str) and loss_scale == "policy"
+        self.loss_scale = parse(self.policy.loss_scale if is_policys else loss_scale)
         self.observers = tuple(observers)
         for each in self.observers:
             if not callable(getattr(each, "attach", None)):
-                found = f"observers holds a {type(each).__name__}, which has no attach"
-                raise TrainerError(f"{found}; expected a mxmp.diagnose.Watch or a log of steps.")
-        self._attached: List[Any] = []  # observers that were not attached before
+                text = f"observers holds a {type(each).__name__}, which has no attach"
+                raise TrainerError(f"{text}; expected a mxmp.diagnose.Watch or a log of steps.")
+        self._attached: List[Any] = []  # Observers that were not attached before.
         self._first_batch, self._epoch, self._skipped = True, 0, 0
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
@@ -141,17 +141,17 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
         nets = _nets(estimator)
         convert_all(nets, self.policy)
         if not isinstance(estimator.trainer, Trainer):
-            for net in nets:  # a trainer that has stepped is adopted while its parameters are float32
+            for net in nets:  # A trainer that has stepped is adopted while its parameters are float32.
                 restore(net)
         self._adopt(estimator, nets)
         convert_all(nets, self.policy)
         if getattr(estimator.batch_processor.fit_batch, "__func__", None) is BatchProcessor.fit_batch:
             estimator.batch_processor = ScalingBatchProcessor(estimator.batch_processor)
-        self._detach()  # an exception may have ended the last fit
-        known = list(scaler_of(estimator.trainer).observers.values())
+        self._detach()  # An exception may have ended the last fit.
+        attached = list(scaler_of(estimator.trainer).observers.values())
         for each in self.observers:
             each.attach(estimator.trainer)
-            if not any(each is other for other in known):
+            if not any(each is other for other in attached):
                 self._attached.append(each)
         self._first_batch, self._epoch = True, 0
         text = "MixedPrecisionHandler: policy %s; losses are scaled by %s, now %g"
@@ -164,7 +164,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
 
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
         """Before the first step, let the trainer make masters anew: its parameters may have other dtypes."""
-        if self._first_batch:  # the first forward pass may have stored them in low precision
+        if self._first_batch:  # The first forward pass may have stored them in low precision.
             _make_masters_anew(estimator.trainer)
             self._first_batch = False
 
@@ -190,8 +190,8 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
     def restore(estimator: Estimator) -> None:
         """Restore an estimator to float32, as fastai's ``to_fp32``; nothing to do for one that is.
 
-        Its nets run their own graphs, with parameters in float32 at the exact values of their
-        masters; the batch processor and the loss scale are those of before. The trainer goes on from
+        Its nets run their own graphs. Their parameters are float32, with the exact values of their
+        masters. The batch processor and the loss scale are those of before. The trainer goes on from
         its present states, in float32.
 
         Raises:

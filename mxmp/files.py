@@ -1,11 +1,11 @@
-"""Files that are written whole or not at all, several of them as one.
+"""Files that are written whole or not at all, also several of them together.
 
-Each file is written under a temporary name in its folder, ``<name>.<16 hex digits>.tmp``, and takes its place when
-all are complete and on the disk. A process that was killed leaves such files behind; the next save of a file of that
-name removes them. A save holds a lock (flock) on those that it writes, so that no other takes them for left over.
+Each file is written under a temporary name in its folder, ``<name>.<16 hex digits>.tmp``. It takes its place when all
+are complete and on the disk. A killed process leaves such temporary files; the next save of a file of that name removes
+them. A save locks its temporary files (flock), so that no other save removes them.
 
-Files that belong together, such as a checkpoint's, take their places one after the other, so a kill can leave new
-files beside old ones. Their manifest, ``<prefix>-<epoch>.manifest.json``, has a hash of each; `require_set` refuses
+The files of a set, such as a checkpoint, take their places one after the other. So a kill can leave new files next to
+old ones. The manifest of a set, ``<prefix>-<epoch>.manifest.json``, has a hash of each file. `require_set` refuses
 files that do not fit it. MXNet does not read it.
 """
 
@@ -25,30 +25,30 @@ from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 from .errors import CheckpointError
 
-Records = Dict[str, Optional[Dict[str, Any]]]  # of a manifest, by name of the file; None: of an older set
+Records = Dict[str, Optional[Dict[str, Any]]]  # by name of the file; None for a file of an older set
 
-_NO_NETWORK = ValueError, TypeError, KeyError, AttributeError, RecursionError  # of JSON that is not a symbol's
+_NO_NETWORK = ValueError, TypeError, KeyError, AttributeError, RecursionError  # JSON that is no symbol
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp\Z")
 
 
 @contextlib.contextmanager
 def replacing(*paths: str, manifest: Optional[str] = None) -> Iterator[Tuple[str, ...]]:
-    """Yield a temporary name beside each path; the files take their places, all of them, when the block ends well.
+    """Yield a temporary name next to each path; all files take their places when the block ends without an exception.
 
-    With ``manifest``, the name of a file, that is written too, and `require_set` refuses the files after a kill
-    among the renames. A file that is written alone has its record renewed in the manifest that lists it.
+    ``manifest`` is the name of a file that is written too; with it `require_set` refuses the files if a kill came
+    between the renames. A file that is written by itself gets a new record in the manifest that lists it.
 
-    If the block raises, nothing is left behind and what stood at the paths is as it was. An interrupt among the
-    renames waits for the last. What a link leads to is replaced, not the link. A file that existed keeps
-    its permissions, a new one gets those of the process's umask. When this returns, files and names are
-    on the disk, as far as the file system says so. An OSError says that a path is no file that can be
-    written, or that nothing was written to one; a missing folder is a CheckpointError.
+    If the block raises, no temporary file is left, and the files at the paths are unchanged. An interrupt between the
+    renames waits for the last. The target of a link is replaced, not the link. A file that existed keeps its
+    permissions. A new file gets those of the process's umask. At the end files and names are on the disk, as far as the
+    file system says so. An OSError says that a path cannot be written, or that nothing was written to it. A missing
+    folder is a CheckpointError.
     """
     manifest, records = _manifest_of_save(paths, manifest)
     targets = [os.path.realpath(path) for path in (paths if manifest is None else (*paths, manifest))]
     for target in targets:
         _require_writable(target)
-    # Where no older manifest would refuse a mixture, the new one takes its place before the files that it lists.
+    # If there is no older manifest to refuse a mixture, the new one takes its place before its files.
     manifest_first = manifest is not None and not os.path.lexists(targets[-1])
     with contextlib.ExitStack() as stack:
         names = [stack.enter_context(_temporary(target)) for target in targets]
@@ -71,30 +71,30 @@ def replacing(*paths: str, manifest: Optional[str] = None) -> Iterator[Tuple[str
 
 @contextlib.contextmanager
 def saving(what: str, *paths: str, manifest: Optional[str] = None) -> Iterator[Tuple[str, ...]]:
-    """Do what `replacing` does, with one CheckpointError that says what could not be written, and why.
+    """Replace files as `replacing` does, with one CheckpointError that says which files could not be written, and why.
 
-    A file that is saved within the block, under one of the temporary names, fails as part of this one.
+    A file that is saved within the block under one of the temporary names fails as part of this save.
     """
     try:
         with replacing(*paths, manifest=manifest) as names:
             yield names
     except (CheckpointError, OSError) as e:
         cause = e.__cause__ if isinstance(e, CheckpointError) else e
-        if not isinstance(cause, OSError):  # no failed write: a file that is read within, say
+        if not isinstance(cause, OSError):  # not a failed write, but a failed read within the block
             raise
         raise CheckpointError(f"{what} cannot be written: {cause.strerror or cause}") from cause
 
 
 def manifest_of(path: str) -> str:
-    """Return the name of the manifest of the set to which a file of parameters or states belongs."""
+    """Return the name of the manifest for the set of a file of parameters or states."""
     return f"{os.path.splitext(path)[0]}.manifest.json"
 
 
 def require_set(manifest: str, *paths: str) -> None:
-    """Check that files were saved together, as far as a manifest lists them; without a manifest nothing is checked.
+    """Check that files were saved together, if a manifest lists them.
 
     Raises:
-        CheckpointError: If the content of a file is not that of which the manifest has the hash.
+        CheckpointError: If the content of a file does not have the hash in the manifest.
     """
     if not os.path.lexists(manifest):
         return
@@ -120,19 +120,19 @@ def cache_folder() -> Optional[str]:
 
 
 def is_local(path: str) -> bool:
-    """Return whether a path that MXNet is given is one of this machine's, not a URI such as ``s3://...``."""
+    """Return whether a path for MXNet is on this machine, not a URI such as ``s3://...``."""
     return "://" not in os.fspath(path)
 
 
 def path_of(fname: Any) -> str:
-    """Return the path that a user gave as ``fname``; a CheckpointError if it is none."""
+    """Return the path that a user gave as ``fname``; raise a CheckpointError if it is no path."""
     if not isinstance(fname, (str, os.PathLike)):
         raise CheckpointError(f"fname is {fname!r}; expected the path of a file.")
     return os.fspath(fname)
 
 
 def require_file(path: str) -> None:
-    """Raise a CheckpointError unless a path is a file to read: a pipe may never give anything."""
+    """Raise a CheckpointError unless a path is a file. A pipe is refused: reading it might never end."""
     if not os.path.exists(path):
         raise CheckpointError(f"{path}: there is no such file.")
     if not os.path.isfile(path):
@@ -147,7 +147,7 @@ def require_folder(path: str) -> None:
 
 
 def _manifest_of_save(paths: Sequence[str], manifest: Optional[str]) -> Tuple[Optional[str], Records]:
-    """Return the manifest that a save writes, None without one, and its records of the files that it leaves alone."""
+    """Return the manifest that a save writes, or None, and its records of other files."""
     if manifest is not None:
         return manifest, dict.fromkeys(_read_records(manifest))  # older than this set, so they do not fit it
     manifest = manifest_of(paths[0])
@@ -158,7 +158,7 @@ def _manifest_of_save(paths: Sequence[str], manifest: Optional[str]) -> Tuple[Op
 
 
 def _read_records(manifest: str) -> Records:
-    """Return the records of a manifest by the name of the file; none of a file that is missing or no manifest."""
+    """Return the records of a manifest by the name of the file; none if it is missing or damaged."""
     try:
         with open(manifest, encoding="utf-8") as file:
             records = json.load(file)["files"]
@@ -169,11 +169,11 @@ def _read_records(manifest: str) -> Records:
 
 
 def _record(name: str, path: str) -> Dict[str, Any]:
-    """Return the size and the hash of the file that is, or will be, at a path; of a symbol the hash of its network.
+    """Return the size and the hash of a file that is, or will be, at a path; of a symbol the hash of its network.
 
-    All epochs share the file of the symbol, and the names of operators without one of their own count on from one
-    save to the next (``reshape0``, ``reshape1``). They are no part of the network, and neither are names in the bodies
-    of loops, which MXNet makes of them.
+    All epochs share the file of the symbol. Operators without a name of their own get new names from one save to the
+    next (``reshape0``, ``reshape1``), so names are not part of the hash. Names in the bodies of loops come from those
+    names.
     """
     if path.endswith("-symbol.json"):
         with contextlib.suppress(*_NO_NETWORK), open(name, encoding="utf-8") as file:
@@ -187,7 +187,7 @@ def _record(name: str, path: str) -> Dict[str, Any]:
 
 
 def _without_names(data: Dict[str, Any]) -> Dict[str, Any]:
-    """Return a node of a symbol's JSON, or its attributes, without names, except for that of a parameter or input."""
+    """Return a node of a symbol's JSON, or its attributes, without names; parameters and inputs keep theirs."""
     for body in data.get("subgraphs", ()):
         for node in body["nodes"]:
             node.pop("name", None)
@@ -196,7 +196,7 @@ def _without_names(data: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _fits(path: str, records: Records) -> bool:
-    """Return whether a file fits its record; True if it has none or is not there, as its reader says."""
+    """Return whether a file fits its record. True if there is no record or no file, which its reader reports."""
     base = os.path.basename(path)
     if base not in records or not os.path.isfile(path):
         return True
@@ -205,18 +205,18 @@ def _fits(path: str, records: Records) -> bool:
 
 @contextlib.contextmanager
 def _locked_folder(path: str, kind: int) -> Iterator[None]:
-    """Lock the folder of a file: no set is replaced by two at once nor checked meanwhile, no new file is cleaned up."""
+    """Lock the folder of a file, so that no two saves replace a set at once, and no new file is removed."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # of a file system without locks, which goes without
+        with contextlib.suppress(OSError):  # a file system may have no locks
             number = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
             stack.callback(os.close, number)
             fcntl.flock(number, kind)
-            stack.callback(fcntl.flock, number, fcntl.LOCK_UN)  # gone for processes that were forked meanwhile too
+            stack.callback(fcntl.flock, number, fcntl.LOCK_UN)  # so that no forked process keeps the lock
         yield
 
 
 def _require_writable(path: str) -> None:
-    """Raise if a path is not one where a file may be written or replaced."""
+    """Raise an error if no file can be written or replaced at a path."""
     require_folder(path)
     if os.path.lexists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, f"{path} is {_kind(path)}, not a file")
@@ -230,9 +230,9 @@ def _kind(path: str) -> str:
 
 @contextlib.contextmanager
 def _temporary(target: str) -> Iterator[str]:
-    """Make an empty file beside a target, locked, and remove it at the end if it is there still.
+    """Make an empty, locked file next to a target, and remove it at the end if it still exists.
 
-    A target that is a temporary file itself is that of a save around this one, which replaces: it is written as it is.
+    If the target is a temporary file of a save around this one, it is written directly: that save replaces the file.
     """
     if _TEMPORARY.search(target):
         yield target
@@ -244,7 +244,7 @@ def _temporary(target: str) -> Iterator[str]:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
     try:
-        if os.path.lexists(target):  # before there is anything to read in it
+        if os.path.lexists(target):  # before it has any content
             os.fchmod(file.fileno(), stat.S_IMODE(os.stat(target).st_mode) | stat.S_IRUSR | stat.S_IWUSR)
         yield name
     finally:
@@ -254,7 +254,7 @@ def _temporary(target: str) -> Iterator[str]:
 
 
 def _remove_left_over(target: str) -> None:
-    """Remove what processes that were killed have left beside a target."""
+    """Remove the temporary files of a target that killed processes have left."""
     for name in glob(f"{escape(target)}.*"):
         is_temporary = _TEMPORARY.fullmatch(name[len(target) :])
         if not is_temporary or not os.path.isfile(name):
@@ -275,7 +275,7 @@ def _finish(name: str, target: str) -> None:
 
 
 def _rename_all(renames: Sequence[Tuple[str, str]]) -> None:
-    """Rename files, each (name, target); an interrupt waits for those that are left."""
+    """Rename files, each (name, target); an interrupt waits until all are renamed."""
     try:
         for name, target in renames:
             os.replace(name, target)

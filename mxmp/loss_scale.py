@@ -28,9 +28,9 @@ AT_FLOOR = ("raise", "warn", "hold")
 """What a dynamic scale can do when its floor does not help."""
 
 # How a dynamic scale without an init_scale finds its level; docs/performance.md has the measurements.
-_WARM_UP_START = 2.0**8  # few gradients are lost from here on
-_WARM_UP_END = 2.0**15  # the largest power of two in float16: a float16 loss bears it
-_WARM_UP_BACKOFF = 2.0**-3  # leaves room for gradients that grow, as those of a GAN do
+_WARM_UP_START = 2.0**8  # Few gradients are lost from here on.
+_WARM_UP_END = 2.0**15  # The largest power of two in float16, so that a float16 loss bears it.
+_WARM_UP_BACKOFF = 2.0**-3  # Leaves room for gradients that grow, as those of a GAN do.
 
 # Scale and inverse must be normal float32 numbers, because losses are scaled and gradients unscaled in float32.
 SMALLEST_SCALE = 2.0**-126
@@ -79,8 +79,8 @@ class LossScale(abc.ABC):
         return {"kind": self.kind, **{name: getattr(self, name) for name in _fields(type(self))}}
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the fields, one to a line."""
-        from .display import Facts, Section, page  # when it is shown, not with every import of mxmp
+        """Return the fields as HTML for a notebook, one to a line."""
+        from .display import Facts, Section, page  # Only when it is shown, not with every import of mxmp.
 
         values = self.to_dict().items()
         pairs = [(name, f"{value:,.10g}" if isinstance(value, float) else str(value)) for name, value in values]
@@ -103,7 +103,7 @@ class LossScale(abc.ABC):
         fields = {name: value for name, value in data.items() if name != "kind"}
         check_fields(f"the state of a {kind} loss scale", fields, _fields(cls), LossScaleError)
         for name, value in fields.items():
-            if value is None:  # would silently mean the default
+            if value is None:  # It would silently mean the default.
                 raise LossScaleError(f"{name} is null in a loss scale's state; expected a value.")
         return cast(LossScale, cls(**fields))
 
@@ -172,16 +172,16 @@ class DynamicLossScale(LossScale):
     """A scale that grows while gradients stay finite and backs off when they do not.
 
     After a non-finite step the scale is multiplied by ``backoff_factor``; after ``growth_interval`` finite steps in a
-    row, by ``growth_factor``; it never leaves ``[min_scale, max_scale]``. With ``hysteresis`` above 1 that many
-    non-finite steps must come before the first back-off since the scale last grew; each later one backs off at once.
+    row, by ``growth_factor``. It never leaves ``[min_scale, max_scale]``. With ``hysteresis`` above 1 the first
+    back-off since the scale last grew needs that many non-finite steps. Each later one backs off at once.
 
-    Without an ``init_scale`` the scale warms up: from 256 it doubles after every finite step, up to 32768 or to the
-    first non-finite step, after which it falls to an eighth. That costs one skipped step, where halving from 65536
-    costs several. From then on it moves as said above.
+    Without an ``init_scale`` the scale warms up. It starts at 256 and doubles after every finite step, up to 32768.
+    The first non-finite step ends the warm-up and divides the scale by 8. That costs one skipped step; halving from
+    65536 costs several. After the warm-up the scale moves as said above.
 
     At the floor a back-off is impossible, and gradients that stay non-finite there are a fault of the model, not of
-    the scale. ``at_floor`` says what happens after ``max_floor_skips`` such steps in a row: 'raise' an error, 'warn'
-    in the log, or 'hold' still.
+    the scale. After ``max_floor_skips`` such steps in a row ``at_floor`` decides: 'raise' an error, 'warn' in the log,
+    or 'hold' still.
 
     Args:
         init_scale: The first scale. Not given, it is 256, or the nearest in ``[min_scale, max_scale]``, and warms up.

@@ -1,7 +1,6 @@
-"""Functions of MXNet that Python reaches only by private names or by the C _LIB.
+"""Functions that reach into MXNet by private names or by its C library, where no public name gives the same.
 
-All other private names stand where they are used; tests/test_mxnet_private.py lists them by file. Internal: it can
-change with any version of mxmp.
+All other files use MXNet's private names directly; tests/test_mxnet_private.py lists them. This module is internal.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def checked_arrays(param: gluon.Parameter) -> List[mx.nd.NDArray]:
 def fresh_among(pairs: Iterable[_Pair]) -> Iterator[_Pair]:
     """Yield the pairs whose second item is an array with a fresh gradient: backward wrote it since the flag was unset.
 
-    ``array._fresh_grad`` says so of one array; of many this takes less than half as long.
+    For many arrays this takes less than half as long as to read ``array._fresh_grad`` of each.
     """
     state = ctypes.c_int()
     reference, read_state = ctypes.byref(state), _LIB.MXNDArrayGetGradState
@@ -54,7 +53,7 @@ def fresh_among(pairs: Iterable[_Pair]) -> Iterator[_Pair]:
 
 
 def made_with(module: mx.mod.BaseModule) -> Dict[str, Any]:
-    """Return the options that a Module or BucketingModule of MXNet's was made with, by their names there."""
+    """Return the options that a Module or BucketingModule of MXNet was made with, by the constructor's names."""
     names = ("context", "work_load_list", "fixed_param_names", "state_names", "group2ctxs", "compression_params")
     return {name: getattr(module, f"_{name}") for name in names}
 
@@ -63,9 +62,9 @@ def made_with(module: mx.mod.BaseModule) -> Dict[str, Any]:
 
 
 def ignores_output_gradient(attrs: Mapping[str, str]) -> bool:
-    """Return whether a ``Custom`` operator says that it ignores the gradients of its outputs (``need_top_grad=False``).
+    """Return whether a ``Custom`` operator declares that it ignores its outputs' gradients (``need_top_grad=False``).
 
-    Its CustomOpProp is made once more, as for each symbol. False where it cannot be made.
+    Its CustomOpProp is made once more, as for each symbol. The result is False if it cannot be made.
     """
     keys_before = set(mx.operator._registry.ref_holder)
     try:
@@ -73,7 +72,7 @@ def ignores_output_gradient(attrs: Mapping[str, str]) -> bool:
     except mx.MXNetError:
         return False
     held = list(mx.operator._registry.ref_holder.items())
-    del symbol  # which drops the CustomOpProp from there
+    del symbol  # MXNet then drops the CustomOpProp from the registry
     props = [each for key, each in held if key not in keys_before and isinstance(each, mx.operator.CustomOpProp)]
     return bool(props) and not any(map(_uses_output_gradient, props))
 
@@ -87,22 +86,22 @@ def _uses_output_gradient(prop: mx.operator.CustomOpProp) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def operator_handle(op: str) -> Any:
-    """Return MXNet's handle of an operator, aliases included; MXNetError if there is none of that name."""
+    """Return MXNet's handle of an operator or alias; raise MXNetError if no operator has that name."""
     handle = ctypes.c_void_p()
     check_call(_LIB.NNGetOpHandle(c_str(op), ctypes.byref(handle)))
     return handle
 
 
 def operator_name(op: str) -> str:
-    """Return the name that an operator has in graphs: 'Concat' of 'concat'; MXNetError if there is none."""
+    """Return the name of an operator or alias in graphs, 'Concat' for 'concat'; raise MXNetError if there is none."""
     name = ctypes.c_char_p()
     check_call(_LIB.MXSymbolGetAtomicSymbolName(operator_handle(op), ctypes.byref(name)))
     return str(py_str(name.value))
 
 
-# Of attributes of variables, as files before 0.9 have them (kHiddenKeys in src/c_api/c_api_symbolic.cc at tag 1.9.1).
+# Attributes of variables in files before 0.9 (kHiddenKeys in src/c_api/c_api_symbolic.cc at tag 1.9.1).
 _OF_VARIABLES = re.compile("^(?:{0})|(?:{0})$".format("ctx_group|lr_mult|wd_mult|force_mirroring|mirror_stage"))
-_UNNAMED_INPUTS = 16  # more than any operator has that does not name its inputs
+_UNNAMED_INPUTS = 16  # more than any operator with unnamed inputs has
 
 
 def count_inputs(op: str, attrs: Tuple[Tuple[str, str], ...], count: int) -> Optional[Tuple[int, int]]:
@@ -111,14 +110,14 @@ def count_inputs(op: str, attrs: Tuple[Tuple[str, str], ...], count: int) -> Opt
     None if MXNet does not make the operator with these attributes.
     """
     attrs = tuple((key, value) for key, value in attrs if not _OF_VARIABLES.search(key))
-    # A user's class may be registered anew.
+    # Not from the cache: a user's class may be registered anew.
     count_them = _count_inputs.__wrapped__ if op in ("Custom", "_npi_Custom") else _count_inputs
     return count_them(op, attrs, count)
 
 
 @functools.lru_cache(maxsize=4096)
 def _count_inputs(op: str, attrs: Tuple[Tuple[str, str], ...], count: int) -> Optional[Tuple[int, int]]:
-    # An operator that names its inputs gets variables for those that lack; another takes the right number only.
+    # An operator with named inputs gets variables for missing ones. Another takes only the right number.
     for number in (count, *range(_UNNAMED_INPUTS)):
         symbol = _make_symbol(op, attrs)
         if symbol is None:
@@ -131,7 +130,7 @@ def _count_inputs(op: str, attrs: Tuple[Tuple[str, str], ...], count: int) -> Op
 
 
 def _make_symbol(op: str, attrs: Tuple[Tuple[str, str], ...]) -> Any:
-    """Return an operator without inputs, None if it has other attributes."""
+    """Return an operator without inputs; None if MXNet refuses its attributes."""
     handle, create = ctypes.c_void_p(), _LIB.MXSymbolCreateAtomicSymbol
     with contextlib.suppress(mx.MXNetError, UnicodeEncodeError):
         keys, values = (c_str_array([pair[i] for pair in attrs]) for i in (0, 1))

@@ -1,6 +1,6 @@
 """The public names by their modules, and the names that users of other libraries try.
 
-An unknown name raises an AttributeError that says where the name is here, or which one does its work::
+An unknown name raises an AttributeError with the right name, or the place of the name in mxmp::
 
     >>> import mxmp
     >>> mxmp.amp.set_global_policy
@@ -27,9 +27,9 @@ PUBLIC: Dict[str, List[str]] = {
         "list_loss_output_functions list_lp16_fp32_ops list_lp16_ops list_lp16_use_fp32_params "
         "list_widest_type_cast lists load_state_dict master_params scale_loss state_dict unscale",
         "mxmp.diagnose": "AmxStatus CSVLogger CheckReport Comparison DoctorReport Explanation Finding Gradients "
-        "Magnitudes NodeComparison NonFinite OutputComparison Run StepLogger StepRecord "
-        "TensorBoardLogger ValueRange Watch amx_status check check_devices compare doctor "
-        "explain fastest_policy measure_gradients measure_ranges read_run runs_bfloat16",
+        "Magnitudes NodeComparison NonFinite OutputComparison Ranges Run StepLogger StepRecord Steps "
+        "TensorBoardLogger ValueRange Watch amx_status check check_devices compare doctor explain "
+        "fastest_policy measure_gradients measure_ranges read_run runs_bfloat16",
         "mxmp.distributed": "Engine Horovod KVStore ParameterServer distributed",
         "mxmp.errors": " ".join(errors.__all__),
         "mxmp.estimator": "MixedPrecisionHandler ScalingBatchProcessor",
@@ -91,7 +91,7 @@ GUESSES: Dict[str, List[str]] = {
         "mxmp.onnx.export_model": "to_onnx export_onnx convert_to_onnx",
         "mxmp.estimator.MixedPrecisionHandler": "Estimator MixedPrecision MixedPrecisionCallback",
         "mxnet.gluon": "nn rnn loss data utils Block HybridBlock SymbolBlock Parameter",
-        # What goes wrong, and how fast it is: TensorFlow, PyTorch, JAX.
+        # Faults and speed: TensorFlow, PyTorch, JAX.
         "mxmp.diagnose.explain": "detect_anomaly set_detect_anomaly check_numerics enable_check_numerics "
         "debug_nans",
         "mxmp.diagnose.runs_bfloat16": "is_bf16_supported is_bfloat16_supported",
@@ -102,10 +102,9 @@ GUESSES: Dict[str, List[str]] = {
 
 
 def hooks(module: str) -> Dict[str, Callable[..., Any]]:
-    """Return ``__getattr__`` and ``__dir__`` of a public module (PEP 562).
+    """Return ``__getattr__`` and ``__dir__`` of a public module (PEP 562), for its ``globals()``.
 
-    They are put into its ``globals()``: a type checker that saw ``__getattr__`` would take any name for one of the
-    module.
+    A type checker that saw a ``__getattr__`` in the module would accept any name.
     """
 
     def __getattr__(name: str) -> Any:
@@ -126,29 +125,29 @@ class _CalledModule(ModuleType):
 
 
 def refuse_call(module: str) -> None:
-    """Have an internal module say, when it is called, which public name does what its own name suggests."""
+    """Have an internal module raise an error when it is called; the text names the public function."""
     sys.modules[module].__class__ = _CalledModule
 
 
 def unknown(module: str, name: str) -> Exception:
-    """Return the error of a name that a module lacks, for its ``__getattr__`` to raise, and with it the advice.
+    """Return the error for a name that a module lacks, with advice. The module's ``__getattr__`` raises it.
 
-    It is an AttributeError, but an ImportError in ``from module import name``: Python drops the text of the former
-    there, and writes its own without any advice.
+    It is an AttributeError. In ``from module import name`` it is an ImportError, because Python replaces an
+    AttributeError there by one without the advice.
     """
     advice = "" if name.startswith("_") else _advice(module, name)
     if advice and _imports(sys._getframe(2)):  # the caller of __getattr__
         return ImportError(f"cannot import name {name!r} from {module!r}{advice}", name=module)
     error = AttributeError(f"module {module!r} has no attribute {name!r}{advice}")
     if advice:
-        # Where an AttributeError has neither, Python 3.10 fills in object and name, and when it prints the error it
-        # adds the name that is spelt most alike: 'report' for 'revert'.
+        # If an AttributeError has no object, Python 3.10 fills in object and name. When it prints the error, it then
+        # suggests the name with the nearest spelling: 'report' for 'revert'.
         error.obj = sys.modules[module]
     return error
 
 
 def _advice(module: str, name: str) -> str:
-    import difflib  # which few programs need: a name that is missing is a mistake
+    import difflib  # few programs need it: a missing name is a mistake
 
     answers = _answers()
     folded = _folded(name)
@@ -162,7 +161,7 @@ def _advice(module: str, name: str) -> str:
 
 @functools.lru_cache(maxsize=None)
 def _answers() -> Dict[str, List[str]]:
-    """Return the names to use by each public name and each guess, as they are and folded."""
+    """Return the names to use by each public name and each guess, also by the folded ones."""
     answers: Dict[str, List[str]] = {}
     homes = {f"{module}.{name}": [name] for module, names in PUBLIC.items() for name in names}
     for answer, names in (*homes.items(), *GUESSES.items()):
@@ -172,7 +171,7 @@ def _answers() -> Dict[str, List[str]]:
 
 
 def _folded(name: str) -> str:
-    """Return a name as it is compared: ``GradScaler`` and ``grad_scaler`` are one."""
+    """Return the form in which names are compared: ``GradScaler`` and ``grad_scaler`` are equal."""
     return name.replace("_", "").lower()
 
 

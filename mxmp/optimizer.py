@@ -21,7 +21,7 @@ from .train.masters import Masters, copy_to_other_contexts, sync_master_from_wei
 from .train.multi_precision import MultiPrecision as MultiPrecision
 from .train.multi_precision import require_finite, unwrapped
 from .train.scaler import Scaler, ScalerStatus
-from .train.states import Described, Target
+from .train.states import Target, WeightInfo
 from .train.step import Step, Weights
 from .train.window import Stage
 
@@ -89,12 +89,12 @@ class LossScaleOptimizer(ScalerStatus):
     ) -> None:
         self._scaler = Scaler(make_loss_scale(dynamic, initial_scale, dynamic_growth_steps))
         self._training_step = Step(self._scaler)
-        self._inner, masters = unwrapped(_checked(inner))
+        self._inner, masters = unwrapped(_require_inner(inner))
         self._updater, self._masters = mx.optimizer.get_updater(self._inner), Masters(self._inner, masters)
-        self._weights: List[Weight] = []  # in the order of their indices
-        self._scaled: List[ScaledLoss] = []  # those of the present step
-        self._given: List[mx.nd.NDArray] = []  # its scaled gradients, as get_unscaled_gradients saw them
-        self._owner: Optional[str] = None  # the trainer or module that it was given to: it only shows attributes then
+        self._weights: List[Weight] = []  # In the order of their indices.
+        self._scaled_losses: List[ScaledLoss] = []  # The losses of the present step.
+        self._scaled_grads: List[mx.nd.NDArray] = []  # The arguments of get_unscaled_gradients in this step.
+        self._owner: Optional[str] = None  # The trainer or module that has the optimizer now, if any.
 
     # ------------------------------------------------------------------ names of Keras
 
@@ -170,10 +170,10 @@ class LossScaleOptimizer(ScalerStatus):
                 "get_scaled_loss came after get_unscaled_gradients, so that scaled and true gradients would mix; call "
                 "apply_gradients first, or discard_grads to start again."
             )
-        if any(leaf is each.scaled for leaf in tree_leaves(loss) for each in self._scaled):
+        if any(leaf is each.scaled for leaf in tree_leaves(loss) for each in self._scaled_losses):
             raise TrainerError("get_scaled_loss: the loss is scaled already; call get_scaled_loss once for each loss.")
         if scaler.window is None:
-            scaler.factors.release()  # those of the last step, whose graphs are freed
+            scaler.factors.release()  # The graphs of the last step are freed.
         scale = scaler.loss_scale.value if scaler.window is None else scaler.window.scale
         losses: List[ScaledLoss] = []
 
@@ -187,7 +187,7 @@ class LossScaleOptimizer(ScalerStatus):
             scaler.has_checked_loss_heads = True
         begins = scaler.window is None
         scaler.ensure_window(scale).flag("losses", all_finite([each.cast_loss for each in losses]) if losses else None)
-        self._scaled.extend(losses)
+        self._scaled_losses.extend(losses)
         for observer in list(scaler.observers.values()):
             observer.on_losses([each.loss for each in losses], begins)
         return scaled
@@ -195,9 +195,9 @@ class LossScaleOptimizer(ScalerStatus):
     def get_unscaled_gradients(self, grads: Sequence[Any]) -> List[Any]:
         """Return gradients divided by the loss scale, in float32; the given ones stay as they are.
 
-        Call it once in a step, with all gradients, and go on with the returned ones. Those that are not
-        finite make the step skip, whatever becomes of them. No host read, but on a CPU a wait for large
-        gradients of low precision.
+        Call it once in a step, with all gradients, and go on with the returned ones. A gradient that is not
+        finite makes the step skip, even if it is changed later. Nothing is read on the host; on a CPU large gradients
+        of low precision are waited for.
 
         Args:
             grads: NDArrays, dense or row_sparse; or lists of them, one per context; or None.
@@ -223,12 +223,12 @@ class LossScaleOptimizer(ScalerStatus):
             )
         grads = _read_grads(grads)
         try:
-            require_backward(self._scaled)
+            require_backward(self._scaled_losses)
         except TrainerError as e:
             raise TrainerError(f"{e} Call discard_grads to start the step again.") from None
-        self._given = [leaf for leaf in tree_leaves(grads) if leaf is not None]
+        self._scaled_grads = [leaf for leaf in tree_leaves(grads) if leaf is not None]
         unscaled = list(tree_map(grads, lambda grad: _unscaled(grad, 1.0 / window.scale)))
-        window.flag("gradients", all_finite(self._given))
+        window.flag("gradients", all_finite(self._scaled_grads))
         window.stage = Stage.SEEN
         return unscaled
 
@@ -241,7 +241,7 @@ class LossScaleOptimizer(ScalerStatus):
         Args:
             grads_and_vars: Pairs of a gradient, true and not scaled, and its weight: an NDArray or a
                 gluon Parameter. The gradient of a Parameter on several contexts is a list. Weights
-                whose gradient is None are left alone. The arrays that `get_unscaled_gradients` was given
+                whose gradient is None are not updated. The arrays that `get_unscaled_gradients` was given
                 are refused, at a scale of 1 too: all gradients must have gone through it.
 
         Returns:
@@ -259,17 +259,17 @@ class LossScaleOptimizer(ScalerStatus):
             raise TrainerError(f"apply_gradients: {missing} was not called in this step; the order is {_ORDER}.")
         pairs = _read_pairs(grads_and_vars)
         weights = self._weights or _checked_weights([], [weight for _, weight in pairs])
-        updates = _make_updates(pairs, weights, {id(array) for array in self._given})
+        updates = _make_updates(pairs, weights, {id(array) for array in self._scaled_grads})
         self._set_weights(weights)
-        self._follow_arrays(updates)
-        self._scaled, self._given = [], []
-        given = GivenGradients(self._updater, self._masters, updates, weights)
-        return self._training_step.run(given, self._inner.rescale_grad)
+        self._sync_masters_of_arrays(updates)
+        self._scaled_losses, self._scaled_grads = [], []
+        gradients = GivenGradients(self._updater, self._masters, updates, weights)
+        return self._training_step.run(gradients, self._inner.rescale_grad)
 
     def discard_grads(self) -> None:
         """Give up the present step, after an error between its calls: nothing is updated."""
         self._require_own("discard_grads")
-        self._scaled, self._given = [], []
+        self._scaled_losses, self._scaled_grads = [], []
         self._training_step.discard()
 
     # ------------------------------------------------------------------ weights and their states
@@ -299,7 +299,7 @@ class LossScaleOptimizer(ScalerStatus):
         """
         target = self._target("save_states")
         updates = [Update(index, array, array) for index, (array, *_) in enumerate(map(_arrays_of, self._weights))]
-        self._follow_arrays(updates)
+        self._sync_masters_of_arrays(updates)
         states.save(fname, target, self._scaler.to_dict())
 
     def load_states(self, fname: str) -> None:
@@ -322,8 +322,8 @@ class LossScaleOptimizer(ScalerStatus):
         # Multipliers of learning rate and weight decay come from the Parameters.
         self._inner.param_dict = {i: each for i, each in enumerate(weights) if isinstance(each, mx.gluon.Parameter)}
 
-    def _follow_arrays(self, updates: Iterable[Update]) -> None:
-        """Let the masters of weights that are no Parameters follow them: whoever writes to an array cannot say so."""
+    def _sync_masters_of_arrays(self, updates: Iterable[Update]) -> None:
+        """Write changed elements of weights that are arrays into their masters: a write to an array is not noticed."""
         for index, _, weight in updates:
             if index not in self._inner.param_dict and index in self._masters.arrays:
                 sync_master_from_weight(self._masters.arrays[index], weight)
@@ -333,7 +333,7 @@ class LossScaleOptimizer(ScalerStatus):
         if not self._weights:
             raise TrainerError(f"{call}: the weights are not known yet; call build with all of them first.")
         params = [
-            each if isinstance(each, mx.gluon.Parameter) else Described(_name_of(each, index), each.shape, each.dtype)
+            each if isinstance(each, mx.gluon.Parameter) else WeightInfo(_name_of(each, index), each.shape, each.dtype)
             for index, each in enumerate(self._weights)
         ]
         context = _arrays_of(self._weights[0])[0].ctx
@@ -376,7 +376,7 @@ class LossScaleOptimizer(ScalerStatus):
             )
 
 
-def _checked(inner: Any) -> mx.optimizer.Optimizer:
+def _require_inner(inner: Any) -> mx.optimizer.Optimizer:
     """Return an optimizer; raise if it is none, has a loss scale, or is a trainer's."""
     if isinstance(inner, LossScaleOptimizer):
         raise TrainerError(
@@ -419,7 +419,7 @@ def make_loss_scale(dynamic: Any, initial_scale: Any, growth_steps: Any) -> Loss
 
 
 def _name_of(weight: Weight, index: int) -> str:
-    """Return what errors call a weight."""
+    """Return the name of a weight for errors."""
     return f"parameter '{weight.name}'" if isinstance(weight, mx.gluon.Parameter) else f"weight {index}"
 
 
@@ -434,15 +434,15 @@ def _arrays_of(weight: Weight, index: int = 0) -> List[mx.nd.NDArray]:
     return [weight]
 
 
-def _checked_weights(known: Sequence[Weight], weights: Sequence[Weight]) -> List[Weight]:
-    """Return known weights and after them those that are new.
+def _checked_weights(earlier: Sequence[Weight], weights: Sequence[Weight]) -> List[Weight]:
+    """Return the earlier weights, and after them the new ones.
 
     Raises TrainerError if one is no weight, comes twice or lies on other contexts than the first.
     """
-    ids = {id(weight) for weight in known}
+    ids = {id(weight) for weight in earlier}
     if len({id(weight) for weight in weights}) < len(weights):
         raise TrainerError("a weight comes twice; give each once, with its gradients added up.")
-    weights = [*known, *(weight for weight in weights if id(weight) not in ids)]
+    weights = [*earlier, *(weight for weight in weights if id(weight) not in ids)]
     contexts = [[array.ctx for array in _arrays_of(weight, index)] for index, weight in enumerate(weights)]
     for index, ctx in enumerate(contexts):
         if ctx != contexts[0]:
@@ -454,7 +454,7 @@ def _checked_weights(known: Sequence[Weight], weights: Sequence[Weight]) -> List
 
 
 def _read_grads(grads: Any) -> List[Any]:
-    """Return what is to be unscaled as a list: arrays, lists of them, and None.
+    """Return the gradients that are to be unscaled as a list: arrays, lists of them, and None.
 
     Raises TrainerError that names the first item that is no gradient, or if there is none.
     """
@@ -495,10 +495,10 @@ def _read_pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
 
 
 def _make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight], scaled: Iterable[int]) -> List[Update]:
-    """Return what a step does; pairs without a gradient are left out.
+    """Return the updates of a step; pairs without a gradient are left out.
 
-    Raises TrainerError if a gradient does not fit its weight, a weight is none of ``weights``, or a gradient is
-    scaled: one of those whose ids are in ``scaled``, or the one that backward writes.
+    Raises TrainerError if a gradient does not fit its weight, or a weight is none of ``weights``. A gradient that is
+    scaled is an error too: its id is in ``scaled``, or it is the array that backward writes.
     """
     indices = {id(weight): index for index, weight in enumerate(weights)}
     updates = {}
@@ -519,15 +519,16 @@ def _make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight], s
             raise TrainerError(
                 f"apply_gradients: the gradient of {_name_of(weight, number)} is {text}; expected {expected}."
             )
-        own = (weight._grad or ()) if isinstance(weight, mx.gluon.Parameter) else ()
-        if any(id(each) in {*scaled, *map(id, own)} for each in grads):
+        from_backward = (weight._grad or ()) if isinstance(weight, mx.gluon.Parameter) else ()
+        if any(id(each) in {*scaled, *map(id, from_backward)} for each in grads):
             raise TrainerError(
                 f"apply_gradients: the gradient of {_name_of(weight, number)} is an array that backward wrote, scaled; "
                 "give all gradients to get_unscaled_gradients, and here what it returns."
             )
         with mx.autograd.pause():
-            wide = [to_float32(each.as_nd_ndarray()) for each in grads]
-            total = wide[0] if len(wide) == 1 else mx.nd.add_n(*(each.as_in_context(wide[0].ctx) for each in wide))
+            terms = [to_float32(each.as_nd_ndarray()) for each in grads]
+            on_first = [each.as_in_context(terms[0].ctx) for each in terms]
+            total = terms[0] if len(terms) == 1 else mx.nd.add_n(*on_first)
         updates[index] = Update(index, total, arrays[0].as_nd_ndarray())
     if not updates:
         raise TrainerError("apply_gradients: no weight has a gradient.")
@@ -535,7 +536,7 @@ def _make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight], s
 
 
 def _text(value: Any) -> str:
-    """Return what of a gradient must be as its weight is: dtype, but for low precision, shape and context."""
+    """Return dtype, shape and context as a text that a gradient and its weight must share; low precision is float32."""
     if not isinstance(value, mx.nd.NDArray):
         return f"a {type(value).__name__}"
     return f"{FLOAT32 if is_low_precision(value) else canonical(value.dtype)} {value.shape} on {value.ctx}"
@@ -554,7 +555,7 @@ class GivenGradients(Weights):
         self._updates, self._weights = list(updates), weights
 
     def groups(self) -> List[List[Update]]:
-        """Return what to do, on the first context."""
+        """Return the updates, which are on the first context."""
         return [self._updates]
 
     def name(self, index: int) -> str:
@@ -571,7 +572,7 @@ class GivenGradients(Weights):
         self._updates = [u._replace(grad=grads[u.index][0]) if u.index in grads else u for u in self._updates]
 
     def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
-        """Give all contexts the weights of the first, whose masters are the only ones from now on."""
+        """Copy the weights of the first context to the others. Only the masters of the first are kept."""
         for index in indices:
             weight = self._weights[index]
             copy_to_other_contexts(_arrays_of(weight), weight if isinstance(weight, mx.gluon.Parameter) else None)

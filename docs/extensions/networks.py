@@ -11,7 +11,7 @@ from mxnet.gluon import nn
 
 NAMES = {"FullyConnected": "Dense", "Activation": "relu"}
 PARAMETERS = {"Convolution": "conv0_", "BatchNorm": "batchnorm0_", "FullyConnected": "dense0_"}
-TOP, STEP, HEIGHT = 62, 78, 40  # units of the drawing: the first box, from box to box, of a box
+TOP, STEP, HEIGHT = 62, 78, 40  # units of the drawing
 LEFT, MIDDLE, CENTER, WIDTH = 132, 181, 315, 170  # right end of weights, their casts; middle and width of operators
 
 

@@ -1,21 +1,20 @@
 """Drop-in for ``mxnet.contrib.amp``, and the interface of NVIDIA Apex: ``from mxmp import amp``.
 
-Where it differs from contrib.amp, on purpose:
+It differs from contrib.amp on purpose:
 
-- `init` patches no operator. It converts hybridized nets, those hybridized earlier and SymbolBlocks
-  included, when they run next, and they stay converted; code that runs eagerly stays float32. `disable` undoes it.
-- `init_trainer` gives a trainer exact skips: one overflow destroys nothing with any number of
-  devices, the scale backs off at once and has a floor, and ``save_states`` keeps it. It starts at 256 and doubles
-  up to the first overflow, in place of 65536, which skips several steps.
-  For bfloat16 it gives none unless asked.
-- Loss heads in hybridized nets and losses are scaled; those that run eagerly are refused, where contrib.amp
-  scales these alone. ``trainer._amp_loss_scaler`` has the names that scripts read and write.
-- A step whose loss was not scaled, gradients unscaled twice and the like are errors.
-- Any operator with a low precision kernel can be put in ``target_dtype_ops``; with the list given,
-  no other matrix product or convolution runs in low precision. ``fp32_ops`` adds to the operators
-  that need float32, and takes none away. Unknown operators and excluded names are errors.
-- Conversions keep the names of outputs and the caller's dicts, and survive saving. The
-  results of `convert_hybrid_block` and `convert_bucketing_module` train too, and run on a CPU.
+- `init` patches no operator. It converts hybridized nets when they run next, also nets hybridized earlier and
+  SymbolBlocks. They stay converted until `disable`. Code that runs eagerly stays float32.
+- `init_trainer` gives a trainer exact skips: an overflow changes nothing, with any number of devices. The scale backs
+  off at once, has a floor, and is saved by ``save_states``. It starts at 256 and doubles up to the first overflow;
+  contrib.amp starts at 65536 and skips several steps. For bfloat16 there is no scale by default.
+- Loss heads in hybridized nets are scaled, and losses are. Loss heads that run eagerly are refused; contrib.amp scales
+  only those. ``trainer._amp_loss_scaler`` has the names that scripts read and write.
+- An unscaled loss in a step is an error, and so are gradients that are unscaled twice.
+- Any operator with a low precision kernel can be in ``target_dtype_ops``. With that list no other matrix product or
+  convolution runs in low precision. ``fp32_ops`` only adds to the operators that need float32. Unknown operators and
+  excluded names are errors.
+- Conversions keep the names of outputs, leave the caller's dicts unchanged, and survive saving. The results of
+  `convert_hybrid_block` and `convert_bucketing_module` train too, and run on a CPU.
 """
 
 from ..names import hooks as _hooks

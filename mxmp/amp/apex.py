@@ -22,11 +22,11 @@ from .contrib import as_list, require_trainer
 from .operators import AmpError
 
 _LEVELS = ("O0", "O1", "O2", "O3")
-_OF_STORED = ("cast_model_type", "keep_batchnorm_fp32", "master_weights")  # where parameters have low precision
+_OF_STORED = ("cast_model_type", "keep_batchnorm_fp32", "master_weights")  # for levels with parameters in low precision
 _BOUNDS = {"min_loss_scale": "min_scale", "max_loss_scale": "max_scale"}
 _PROPERTIES = (*_OF_STORED, "cast_model_outputs", "loss_scale", *_BOUNDS)
 
-# Properties of Apex that mean nothing here, and why.
+# Properties of Apex without a meaning here, and the reason.
 _ABSENT = {
     "patch_torch_functions": "mxmp patches no functions; operators are cast one by one at O1, and at no other level",
     "verbosity": "mxmp writes to Python's logging; set the level of the logger 'mxmp'",
@@ -55,24 +55,22 @@ def initialize(
 
     Args:
         models: A Gluon net, or a list of them.
-        optimizers: A ``mx.gluon.Trainer``, which becomes an `mxmp.gluon.Trainer`; or an
-            ``mx.optimizer.Optimizer``, for which a trainer of its net's parameters is made; or a list
-            of them; or None.
+        optimizers: A ``mx.gluon.Trainer``, which becomes an `mxmp.gluon.Trainer`. Or an ``mx.optimizer.Optimizer``, for
+            which a trainer of its net's parameters is made. Or a list of them, or None.
         opt_level: 'O0' to 'O3'.
         enabled: False leaves the nets as they are, and the trainers without a loss scale.
         num_losses: Number of losses with scales of their own: see `scale_loss` and its ``loss_id``.
-        **overrides: Properties; None means that of the level. ``cast_model_type``: 'float16' or
-            'bfloat16', for O2 and O3. ``keep_batchnorm_fp32``: whether BatchNorm's data is float32
-            too, for O2 and O3. ``master_weights``: for O2 and O3. ``loss_scale``: 'dynamic', a number
-            or a `LossScale`. ``min_loss_scale``, ``max_loss_scale``: of a dynamic one.
-            ``cast_model_outputs``: dtype of the nets' outputs.
+        **overrides: Properties; None means the value of the level. ``cast_model_type``: 'float16' or 'bfloat16', for O2
+            and O3. ``keep_batchnorm_fp32``: whether BatchNorm's data is float32 too, for O2 and O3. ``master_weights``:
+            for O2 and O3. ``loss_scale``: 'dynamic', a number or a `LossScale`. ``min_loss_scale`` and
+            ``max_loss_scale``: bounds of a dynamic scale. ``cast_model_outputs``: dtype of the nets' outputs.
 
     Returns:
-        The models, or (models, trainers) where optimizers are given; lists where lists were given.
+        The models, or (models, trainers) if optimizers are given. Lists are returned for lists.
 
     Raises:
         AmpError: If a property makes no sense; the message says why.
-        PolicyError: Likewise.
+        PolicyError: If a property has an invalid value.
         ConvertError: If a net cannot be converted.
         TrainerError: If a trainer cannot check gradients before it updates.
 
@@ -129,11 +127,11 @@ def master_params(optimizer: Any) -> Iterator[mx.nd.NDArray]:
 def state_dict(optimizers: Any = None) -> Dict[str, Any]:
     """Return the loss scales of trainers and their counts of skipped steps as plain JSON data.
 
-    ``trainer.save_states`` has them too, next to the optimizer's states.
+    ``trainer.save_states`` saves them too, next to the optimizer's states.
 
     Args:
-        optimizers: A trainer that `initialize` or `init_trainer` has seen, or a list of them. Apex
-            remembers them; mxmp keeps nothing of a process as a whole.
+        optimizers: A trainer that `initialize` or `init_trainer` has seen, or a list of them. mxmp does not remember
+            them, as Apex does.
 
     Raises:
         AmpError: Without trainers.
@@ -144,14 +142,14 @@ def state_dict(optimizers: Any = None) -> Dict[str, Any]:
 
 
 def load_state_dict(state: Dict[str, Any], optimizers: Any = None) -> None:
-    """Load the state that `state_dict` returned, or change nothing.
+    """Load the state that `state_dict` returned; on an error change nothing.
 
     Args:
-        state: For as many trainers.
+        state: The state, of as many trainers.
         optimizers: As for `state_dict`.
 
     Raises:
-        LossScaleError: If it does not fit.
+        LossScaleError: If the state does not fit.
         TrainerError: Between backward and step, or if a trainer cannot work with its loss scale.
     """
     scalers = _scalers(optimizers, "load_state_dict")
@@ -176,7 +174,7 @@ def _scalers(optimizers: Any, call: str) -> List[Any]:
 
 
 class _Settings(NamedTuple):
-    """The settings that a level and its overrides stand for."""
+    """The settings that a level and its overrides mean."""
 
     policy: Policy
     loss_scale: LossScale
@@ -184,7 +182,7 @@ class _Settings(NamedTuple):
 
 
 def _parse_settings(level: str, overrides: Dict[str, Any]) -> _Settings:
-    """Return the settings for a level and its overrides; AmpError if one is unknown or makes no sense there."""
+    """Return the settings for a level and its overrides; raise an AmpError for one that makes no sense there."""
     options = {name: value for name, value in overrides.items() if value is not None}
     _check_names(level, options)
     policy = Policy.parse(level)
@@ -221,7 +219,7 @@ def _check_names(level: str, options: Dict[str, Any]) -> None:
 def _loss_scale(policy: Policy, options: Dict[str, Any]) -> LossScale:
     spec = options.get("loss_scale", policy.loss_scale)
     if not isinstance(spec, LossScale):
-        spec = policy.replace(loss_scale=spec).loss_scale  # which refuses a scale of float32
+        spec = policy.replace(loss_scale=spec).loss_scale  # it refuses a scale for float32
     bounds: Dict[str, Any] = {ours: float(options[name]) for name, ours in _BOUNDS.items() if name in options}
     if not bounds:
         return parse(spec)
@@ -238,7 +236,7 @@ def _flag(name: str, options: Dict[str, Any]) -> bool:
 
 
 def _require_initialized(net: Any) -> None:
-    """Raise if no trainer can be made of a net's parameters; `convert_all` refuses one that is no net."""
+    """Raise an AmpError if a net's parameters cannot get a trainer, because one is not initialized."""
     for param in net.collect_params().values() if isinstance(net, mx.gluon.Block) else ():
         if not is_initialized(param) and not is_deferred(param):
             raise AmpError(
@@ -248,7 +246,7 @@ def _require_initialized(net: Any) -> None:
 
 
 def _require_trainer(trainer: Any, settings: _Settings, master_weights: Any) -> None:
-    """Raise if a trainer cannot be set up."""
+    """Raise an error if a trainer cannot be set up."""
     require_gluon_trainer(trainer, "initialize")
     adoptable(trainer, settings.loss_scale, Trainer)
     if master_weights is None or not isinstance(trainer, Trainer):

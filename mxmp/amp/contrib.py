@@ -35,13 +35,13 @@ _LOG = logging.getLogger(__name__)
 _CALL = "_call_cached_op"
 
 
-# What MXNet says of an operator whose inputs have two dtypes (ElemwiseAttr in src/operator/elemwise_op_common.h,
+# MXNet's error for an operator whose inputs have two dtypes (ElemwiseAttr in src/operator/elemwise_op_common.h,
 # UNIFORM_TYPE_CHECK in src/operator/operator_common.h).
 _DTYPES_DIFFER = re.compile(r"(?i)expected '?b?float(16|32)'?(,| v\.s\.) (got|given) '?b?float(16|32)")
 
 
 class _Hook:
-    """Stands in the class HybridBlock for the method `_CALL`, while `init` holds, and converts nets."""
+    """Replaces the method `_CALL` of the class HybridBlock after `init`, and converts nets when they are called."""
 
     def __init__(self, policy: ListPolicy) -> None:
         self.policy = policy
@@ -49,11 +49,11 @@ class _Hook:
         self.block_call = mx.gluon.Block.__call__
         self.load_states = mx.gluon.Trainer.load_states
         self.nets: weakref.WeakSet[mx.gluon.Block] = weakref.WeakSet()
-        self.has_warned = False  # or has seen at the first scaled loss that there is nothing to warn of
+        self.has_warned = False  # or, at the first scaled loss, had no reason to warn
         self._process, self._lock = os.getpid(), threading.RLock()
 
     def __get__(self, net: Optional[mx.gluon.Block], owner: Any) -> Any:
-        """Return the method of a net; one that has been converted comes here for MXNet's own."""
+        """Return the method of a net; a converted net gets MXNet's own method."""
         if net is None:
             return self
         return MethodType(self if plain_class(net) is type(net) else self.original, net)
@@ -63,7 +63,7 @@ class _Hook:
         # A worker of a DataLoader is a fork, in which contrib.amp's casts made any Dense fail (gluon-cv#1277).
         if os.getpid() == self._process and not is_fixed(net):
             with self._lock:  # threads of data parallel training call one net: one converts it, the others wait
-                # A net with parts that were converted by hand stays as it is. Parts that ran alone join the whole.
+                # A net with parts that the user converted stays as it is. Parts that ran by themselves join the whole.
                 if conversion_of(net) is None and all(map(self.made, conversions_of(blocks_in(net)))):
                     convert(net, self.policy)
                     vars(net)["_mxmp_amp"] = _Member(net)
@@ -72,7 +72,7 @@ class _Hook:
         return self.original(net, *args)
 
     def explaining(self) -> Callable[..., Any]:
-        """Return Block's call, which says why an eager operator failed that got two dtypes."""
+        """Return Block's call, with an error that explains operators whose inputs have two dtypes."""
 
         @functools.wraps(self.block_call)
         def call(block: mx.gluon.Block, *args: Any) -> Any:
@@ -91,7 +91,7 @@ class _Hook:
         return call
 
     def refusing(self) -> Callable[..., Any]:
-        """Return the ``load_states`` of a trainer of MXNet, which says what to call first if mxmp saved the file."""
+        """Return ``load_states`` of MXNet's trainer, with an error for states that mxmp saved."""
 
         @functools.wraps(self.load_states)
         def load_states(trainer: mx.gluon.Trainer, fname: Any) -> Any:
@@ -106,7 +106,7 @@ class _Hook:
         return load_states
 
     def made(self, conversion: Any) -> bool:
-        """Return whether a conversion is one of `init`."""
+        """Return whether `init` made a conversion."""
         return conversion is not None and conversion.policy == self.policy  # a copied net has a copied policy
 
 
@@ -136,19 +136,19 @@ def init(
 ) -> None:
     """Let every hybridized net run in mixed precision from its next call on.
 
-    It replaces one attribute of ``HybridBlock``, the call of a hybridized net's graph, and no operator:
-    code that runs eagerly stays float32; ``Block.__call__`` and ``Trainer.load_states`` are replaced to explain errors
-    alone. Nets that were hybridized before are converted as well, and SymbolBlocks. A net that was converted stays so,
-    as by `mxmp.gluon.convert`, until `disable`. Nets that `mxmp.gluon.convert` converted, to 'float32' too, and
-    frozen blocks stay as they are, and so do nets in forked processes, such as the workers of a DataLoader.
-    On CPU contexts float16 is emulated.
+    ``init`` replaces one attribute of ``HybridBlock``, the call of a hybridized net's graph, and no operator. Code that
+    runs eagerly stays float32. ``Block.__call__`` and ``Trainer.load_states`` are replaced only to explain errors.
+
+    Nets that were hybridized before are converted too, and SymbolBlocks are. They stay converted until `disable`. Nets
+    that `mxmp.gluon.convert` converted, also to 'float32', stay as they are. Frozen blocks and nets in forked
+    processes, such as the workers of a DataLoader, stay as they are too. On CPU contexts float16 is emulated.
 
     Args:
         target_dtype: 'float16' or 'bfloat16'.
-        target_precision_ops: Operators to run in low precision, and no other matrix products and
-            convolutions. None for all that gain from it.
-        conditional_fp32_ops: (operator, attribute, list of values): operators to run in float32
-            where the attribute is given with one of these values.
+        target_precision_ops: Operators to run in low precision; then no other matrix product or convolution does. None
+            for all that gain from it.
+        conditional_fp32_ops: (operator, attribute, list of values): operators to run in float32 where the attribute is
+            given with one of these values.
         fp32_ops: Operators to run in float32, besides those that need it.
 
     Raises:
@@ -181,9 +181,9 @@ def disable() -> None:
 
 
 def disable_casts() -> ContextManager[Any]:
-    """Return a context manager within which converted nets run in float32, as Apex's: ``precision("float32")``.
+    """Return a context manager in which converted nets run in float32: Apex's name of ``precision("float32")``.
 
-    Weights that are stored in low precision keep their values; `mxmp.gluon.restore` gives the masters back.
+    Weights that are stored in low precision keep their rounded values; `mxmp.gluon.restore` takes the masters.
     """
     return precision("float32")
 
@@ -191,19 +191,18 @@ def disable_casts() -> ContextManager[Any]:
 def init_trainer(optimizer_or_trainer: mx.gluon.Trainer, loss_scale: Any = "auto") -> None:
     """Give a trainer loss scaling and exact skips: from now on it is an `mxmp.gluon.Trainer`.
 
-    This one object changes, not its class. Its optimizer keeps float32 masters for parameters in
-    low precision.
+    Only this object changes, not its class. Its optimizer keeps float32 masters for parameters in low precision.
 
     Args:
         optimizer_or_trainer: A ``mx.gluon.Trainer``, created before or after `init`.
-        loss_scale: 'dynamic', a number or a `LossScale`, or None for no scaling and no checks. 'auto' is
-            'dynamic' if `init` was called for float16, and None for bfloat16, which has float32's range. A scale
-            that starts at 65536, as contrib.amp's: ``mxmp.loss_scale.DynamicLossScale(init_scale=2.0**16)``.
+        loss_scale: 'dynamic', a number or a `LossScale`; None for no scaling and no checks. 'auto' is 'dynamic' if
+            `init` was called for float16. It is None for bfloat16, which has float32's range. To start at 65536, as
+            contrib.amp does: ``mxmp.loss_scale.DynamicLossScale(init_scale=2.0**16)``.
 
     Raises:
         AmpError: If `init` was not called.
-        TrainerError: If it is no trainer; if its kvstore updates, before any check; or if it has
-            made a step with parameters in low precision.
+        TrainerError: If it is no trainer, or its kvstore updates before any check, or it has made a step with
+            parameters in low precision.
         LossScaleError: If ``loss_scale`` is not one.
     """
     hook = installed_hook()
@@ -224,7 +223,7 @@ def scale_loss(
         optimizer_or_trainer: A trainer that `init_trainer` or `initialize` has seen; or a list of
             all trainers whose parameters the loss depends on.
         loss_id: Number of the loss, below the ``num_losses`` of `initialize`.
-        delay_unscale: Of Apex; without effect, because gradients are unscaled by the step, by `unscale` or where
+        delay_unscale: An argument of Apex, without effect: gradients are unscaled by the step, by `unscale`, or where
             ``param.grad()`` is read. To accumulate them set ``grad_req='add'`` on the parameters.
 
     Raises:
@@ -247,14 +246,13 @@ def scale_loss(
 def unscale(optimizer_or_trainer: Any) -> None:
     """Make ``param.grad()`` the true gradients, for clipping: `mxmp.gluon.Trainer.unscale`.
 
-    Call it once, after the last backward. Gradients that were not finite make the step skip,
-    whatever becomes of them.
+    Call it once, after the last backward. Gradients that were not finite make the step skip, also if they are clipped.
 
     Args:
         optimizer_or_trainer: A trainer that `init_trainer` or `initialize` has seen.
 
     Raises:
-        TrainerError: If it was not, or twice in a step, or before backward.
+        TrainerError: If it has seen neither; or for a second call in a step; or before backward.
     """
     require_trainer(optimizer_or_trainer, "unscale").unscale()
 
@@ -310,7 +308,7 @@ def convert_model(
     Args:
         sym: A float32 network.
         arg_params: Its arguments, NDArrays by name.
-        aux_params: Its auxiliary states, likewise.
+        aux_params: Its auxiliary states by name.
         target_dtype: As for `convert_symbol`, and so are the others.
         target_dtype_ops: As above.
         fp32_ops: As above.
@@ -331,7 +329,7 @@ def convert_model(
         target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params, [sym]
     )
     model = symbol.convert_model(sym, arg_params, aux_params, policy)
-    for change in model.changes:  # contrib.amp returns no report, and makes inf and 0 of these silently
+    for change in model.changes:  # contrib.amp has no report: there such values are inf and 0
         _LOG.warning(
             "parameter '%s': %d values clamped to the range of %s, %d became zero",
             change.name,

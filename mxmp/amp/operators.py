@@ -1,4 +1,4 @@
-"""contrib.amp's lists of operators: read from the rules, and turned into the policy that they stand for."""
+"""The operator lists of contrib.amp: how mxmp's rules fill them, and the policy that a user's lists mean."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AmpError(PolicyError, AssertionError):
 
 @dataclass(frozen=True)
 class ListPolicy(Policy):
-    """The policy of lists, which name operators that a network may lack, some for one value of an attribute alone.
+    """The policy of operator lists: a network may lack an operator, or an attribute value may be part of the entry.
 
     Attributes:
         conditions: Pairs ('operator.attribute=value', float32).
@@ -36,7 +36,7 @@ class ListPolicy(Policy):
     must_match = False  # amp.init has one policy for all networks to come
 
     def override(self, op: str, name: str, attrs: Iterable[Tuple[str, str]] = ()) -> Any:
-        """Return (dtype, reason) for a node: float32 where it meets a condition, whatever the other lists say."""
+        """Return (dtype, reason) for a node: float32 if it meets a condition, else by the other lists."""
         # Attributes as the network has them: a default that is left out meets no condition, as in contrib.amp.
         conditions = [] if not self.conditions else [f"{op}.{key}={value}" for key, value in attrs]
         met = [pair for pair in self.conditions if pair[0] in conditions]
@@ -53,10 +53,10 @@ def list_policy(
     symbols: Iterable[Any] = (),
     argument: str = "target_dtype_ops",
 ) -> ListPolicy:
-    """Return the policy that the arguments of contrib.amp's functions stand for.
+    """Return the policy that the arguments of contrib.amp's functions mean.
 
     Args:
-        target_dtype: Its compute dtype, and so are the others those of ``amp.convert_symbol``.
+        target_dtype: An argument of ``amp.convert_symbol``, and so are the next five.
         target_ops: As above.
         fp32_ops: As above.
         conditional_fp32_ops: As above.
@@ -81,11 +81,11 @@ def list_policy(
     overrides = dict.fromkeys(lists["fp32_ops"], dtypes.FLOAT32)
     if target_ops is not None:
         other_ops = {rule.op for rule in RULES if rule.category == ALLOW} - lists[argument]
-        # Where another operator may stand in, rules decide by shapes.
+        # If another operator may replace one, rules decide by shapes.
         replaced = {rule.op for rule in RULES if rule.substitutes}
         overrides.update(dict.fromkeys(other_ops, dtypes.FLOAT32))
         overrides.update(dict.fromkeys(lists[argument] - replaced, dtype))
-    # contrib.amp takes unknown names silently; those of mxmp's own casts are none of the network's.
+    # contrib.amp accepts unknown names. Names of mxmp's own casts are not names of the network.
     names = dict.fromkeys(map(str, _listed("excluded_sym_names", excluded)))
     nodes = {node.name for sym in symbols for node in EraseCasts()(to_graph(sym)).graph.operators()} if names else ()
     for name in names:
@@ -106,8 +106,8 @@ def list_lp16_ops(target_dtype: Any) -> List[str]:
     """Return the operators that run in low precision: matrix products and convolutions.
 
     Args:
-        target_dtype: 'float16' or 'bfloat16', by name or as numpy's or MXNet's dtype; as for the
-            other lists. Each operator that mxmp has a rule for stands in one of the first five.
+        target_dtype: 'float16' or 'bfloat16', by name or as numpy's or MXNet's dtype; as for the other lists. Each
+            operator with a rule of mxmp is in one of the first five lists.
 
     Raises:
         AmpError: If it is another dtype.
@@ -121,7 +121,7 @@ def list_fp32_ops(target_dtype: Any) -> List[str]:
 
 
 def list_lp16_fp32_ops(target_dtype: Any) -> List[str]:
-    """Return the operators that move or select values, or are left as they are: in either precision."""
+    """Return the operators that run in either precision: they move or select values, or are left as they are."""
     return _ops_of(target_dtype, _EITHER)
 
 
@@ -131,15 +131,15 @@ def list_widest_type_cast(target_dtype: Any) -> List[str]:
 
 
 def list_conditional_fp32_ops(target_dtype: Any) -> List[Tuple[str, str, List[str]]]:
-    """Return (operator, attribute, values) of operators that run in float32 for these values of an attribute.
+    """Return (operator, attribute, values): operators that run in float32 for these values of an attribute.
 
-    Each operator has one entry, as in contrib.amp, for the attribute that decides most often. An operator that decides
-    by several attributes, or by one that is left out, has no place in such a list.
+    Each operator has one entry, as in contrib.amp: its attribute is the one that decides most often. The list lacks
+    operators that decide by several attributes, or by an attribute that is left out.
     """
     dtype, entries = _low_precision(target_dtype), []
     for op in _ops_of(dtype, _CONDITIONAL):
         values: Dict[str, List[str]] = {}
-        # An entry of contrib.amp's has one attribute: rules of two attributes hold where all of a value agree.
+        # An entry has one attribute. Rules of two attributes count if all rules with a value agree.
         for pair in [rule.when[0] for rule in RULES.variants(op) if len(rule.when) == 1]:
             if all(_needs_float32(rule, dtype) for rule in RULES.variants(op) if pair in rule.when):
                 values.setdefault(pair[0], []).append(pair[1])
@@ -157,8 +157,7 @@ def list_lp16_use_fp32_params(target_dtype: Any) -> Dict[str, List[str]]:
     """Return the inputs of low precision operators that are never cast, such as BatchNorm's parameters.
 
     Returns:
-        By operator, the names of its inputs, empty where the input is cast. contrib.amp has it for
-        bfloat16 alone.
+        By operator, the names of its inputs, '' for an input that is cast. contrib.amp has this list only for bfloat16.
     """
     float32, inputs = list_fp32_ops(target_dtype), {}
     for op in RULES.ops():
@@ -176,7 +175,7 @@ def _ops_of(target_dtype: Any, kind: str) -> List[str]:
 
 
 def _kind(op: str, dtype: str) -> str:
-    """Return which list an operator stands in for a low precision dtype."""
+    """Return the list of an operator for a low precision dtype."""
     needs = {_needs_float32(rule, dtype) for rule in RULES.variants(op)}
     if needs != {False}:
         return _FLOAT32 if needs == {True} else _CONDITIONAL
@@ -217,7 +216,7 @@ def _canonical(argument: str, value: Any) -> FrozenSet[str]:
 
 
 def _condition(value: Any) -> Tuple[str, List[str]]:
-    """Return the operator of a condition, and the texts by which a policy has it."""
+    """Return the operator of a condition, and the texts of the condition in a policy."""
     if isinstance(value, (list, tuple)) and len(value) == 3 and isinstance(value[2], (list, tuple)):
         (op,) = _canonical("conditional_fp32_ops", value[:1])
         return op, [f"{op}.{value[1]}={each}" for each in value[2]]
@@ -228,7 +227,7 @@ def _condition(value: Any) -> Tuple[str, List[str]]:
 
 
 class _Fixed:
-    """Refuses changes in place, which would change nothing of a conversion; copies are plain lists and dicts."""
+    """Refuses changes in place, which would have no effect on conversions; copies are plain lists and dicts."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise AmpError(

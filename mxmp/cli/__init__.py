@@ -25,8 +25,8 @@ INTERRUPTED = 130
 class CommandLine(click.Group):
     """A group of commands of which each error is one line and an exit code.
 
-    0 is success. 1 is work that failed, or a machine without the hardware that ``doctor`` looked for. 2 is click's own
-    code for arguments that cannot be used. 130 is Ctrl-C.
+    The code is 0 for success. It is 1 if the work failed, or if ``doctor`` found no hardware for the policy. It is 2,
+    click's own code, for arguments that cannot be used. It is 130 for Ctrl-C.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -40,7 +40,7 @@ class CommandLine(click.Group):
             click.echo("mxmp: interrupted", err=True)
             ctx.exit(INTERRUPTED)
         except Exception as e:
-            mxnet = sys.modules.get("mxnet.base")  # not imported here, only to know its error
+            mxnet = sys.modules.get("mxnet.base")  # None if the command did not import MXNet.
             if mxnet is None or not isinstance(e, mxnet.MXNetError):
                 raise
             _fail(ctx, f"MXNet: {mxnet_reason(e)}")
@@ -57,7 +57,7 @@ def commands(ctx: click.Context) -> None:
 
     Exit codes: 0 for success, 1 for work that failed, 2 for arguments that cannot be used, 130 for Ctrl-C.
     """
-    if ctx.invoked_subcommand != run.name:  # whose script configures its own logging
+    if ctx.invoked_subcommand != run.name:  # The script configures its own logging.
         logging.basicConfig(format="mxmp: %(levelname)s: %(message)s")
 
 
@@ -78,4 +78,4 @@ def main(args: Optional[Sequence[str]] = None, prog_name: str = "mxmp") -> NoRet
         program = e
     else:
         raise AssertionError("click ends the process")
-    program.run()  # out of the block, so that its errors have no context of ours
+    program.run()  # outside of the block, so that the program's errors have no context.

@@ -37,7 +37,7 @@ from .options import (
     value_pairs,
 )
 
-_FEW = 3  # names in a line of a summary
+_FEW = 3  # The names in a line of a summary.
 
 
 @click.command()
@@ -80,7 +80,7 @@ def convert(
     Example:
       mxmp convert resnet50 12 -o resnet50-fp16 --shape data:1,3,224,224
     """  # noqa: D301 - click keeps the lines behind its mark as they are
-    # All that can be refused without MXNet is refused before it is imported, which takes seconds.
+    # MXNet takes seconds to import. All checks that do not need it come first.
     policy = make_policy(text, **options)
     check_out_prefix(prefix, out, "-o ")
     epoch = read_epoch(prefix, epoch)
@@ -144,7 +144,7 @@ def _surprises(policy: Policy, report: Any) -> List[str]:
     # The files may be meant for another machine, so this is no warning. A float32 network runs anywhere.
     notes, findings = [], check_devices(policy)
     if policy.compute_dtype in report.count and policy.is_mixed and all(finding.ok is False for finding in findings):
-        # The last finding is the processor's, which says what bfloat16 lacks. There may be several GPUs, or none.
+        # The last finding is the processor's and says why bfloat16 does not run. There may be several GPUs, or none.
         is_float16 = policy.compute_dtype == dtypes.FLOAT16
         lacks = "float16 needs a GPU" if is_float16 else f"{findings[-1].message} {findings[-1].advice}"
         notes.append(f"not for this machine: {lacks}")
@@ -200,7 +200,7 @@ def inspect(
         symbol_file, _ = checkpoint_files(prefix, 0)
         network = symbol.load_symbol(symbol_file)
         epochs = saved_epochs(prefix) if epoch is None else [epoch]
-        file = params_file_of(prefix, epochs[0]) if len(epochs) == 1 else None  # of several it is not clear which
+        file = params_file_of(prefix, epochs[0]) if len(epochs) == 1 else None  # None if it is not clear which epoch.
         params = None if file is None else symbol.load_params(file)
         if file is not None:
             files.require_set(files.manifest_of(file), symbol_file, file)
@@ -289,13 +289,13 @@ def _inspected_graph(symbol: Any, params: Any, policy: Any, shapes: Any, types: 
         check_params(symbol, args, params[1], network.shapes)
         facts, names = network.known(args, params[1]), frozenset(args)
         sizes = total_bytes({**args, **params[1]}), total_bytes(values)
-    with blaming_params(symbol, values, shapes):  # without a policy in float32, which takes out the casts
+    with blaming_params(symbol, values, shapes):  # Without a policy this takes out the casts.
         converted = convert_graph(symbol, policy or Policy(), *facts, names, final=True, inputs=inputs)
     decisions, report, after = converted.decisions, converted.report, (converted.graph, converted.facts)
     if policy is None:
         graph, before = to_graph(symbol), decisions.before
         declared = {node.name for node in graph.nodes if node.declares_dtype}
-        inferred = decisions.facts.variable_dtypes(before)  # those left to be inferred are the same without casts
+        inferred = decisions.facts.variable_dtypes(before)  # Inferred dtypes are the same without casts.
         undeclared = {name: dtype for name, dtype in inferred.items() if name not in declared}
         after = graph, infer_facts(symbol, graph, facts[0], undeclared, names)
         report = report_converted(before, decisions.facts, *after)
@@ -320,7 +320,7 @@ def _uneven_pairs(layers: Sequence[Any], most: Optional[int]) -> Pairs:
             pairs.append((name, f"{layer.name}: {rest}" + ("; cuDNN pads it, by a copy" if layer.padded else "")))
         if BATCH in layer.sizes:
             batches.setdefault(layer.sizes[BATCH], []).append(layer.name)
-    # The batch is the same for nearly all layers, and is one line.
+    # Nearly all layers have the same batch, which is one line.
     for batch, names in batches.items():
         more = f" and {len(names) - most:,} more" if most is not None and len(names) > most else ""
         pairs.append((name, f"batch {batch}: {', '.join(names[:most])}{more}"))

@@ -30,7 +30,7 @@ _COUNT = click.IntRange(min=1)
 def doctor(ctx: click.Context, text: str, out: Optional[str], force: bool, as_json: bool) -> None:
     """Say which policies this machine runs in hardware.
 
-    Looks at the versions, the devices and the environment variables that matter, and says what to do about each fault.
+    Looks at the versions, the devices and the environment variables that matter, and names the remedy of each fault.
     If the processor runs bfloat16, its speed is measured and compared with float32's. The exit code is 1 if no device
     runs the policy in hardware, as float16 on a machine without a GPU. The policy 'auto' is the fastest one on this
     machine.
@@ -100,7 +100,7 @@ def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool, a
         hint = "; write `-m` before the name of a module" if "/" not in script and not script.endswith(".py") else ""
         raise click.BadParameter(f"there is no file {script!r}{hint}.", ctx, param_hint="'SCRIPT'")
     if amp is not None:
-        sys.meta_path.insert(0, _AmpFinder(amp))  # before Python's own, which would find MXNet's
+        sys.meta_path.insert(0, _AmpFinder(amp))  # before Python's finders, which would find MXNet's module.
     raise Program(script, args, is_module)
 
 
@@ -154,7 +154,7 @@ def launch(
         addresses = [address.strip() for address in hosts.split(",")]
         _print_commands(jobs.plan_processes(command, workers, servers, addresses, port or 9091), addresses)
         return
-    # It ends like a program that a signal ended, but not before the processes have.
+    # SIGTERM ends this program only after it has ended all processes.
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         result = jobs.run(jobs.plan_processes(command, workers, servers, [host], port), timeout)
@@ -166,7 +166,7 @@ def launch(
 
 
 def _print_commands(processes: Sequence[jobs.Process], addresses: Sequence[str]) -> None:
-    # One that is named twice has more processes; the commands of a machine are one script, to be pasted there.
+    # The commands of one machine are one script, to be pasted there. An address may be named twice.
     for address in dict.fromkeys(addresses):
         click.echo(f"# on {address}")
         for process in processes:
@@ -176,9 +176,9 @@ def _print_commands(processes: Sequence[jobs.Process], addresses: Sequence[str])
 
 
 class Program(BaseException):
-    """What is to run in place of the command line; raised so that nothing of the command line is around it.
+    """A program to run instead of the command line. Raising it leaves all functions of the command line first.
 
-    It is a file, a folder or zip file with a ``__main__.py``, or the name of a module.
+    The program is a file, a folder or zip file with a ``__main__.py``, or the name of a module.
     """
 
     def __init__(self, name: str, args: Sequence[str], is_module: bool = False) -> None:
@@ -186,16 +186,16 @@ class Program(BaseException):
         self._name, self._args, self._is_module = name, args, is_module
 
     def run(self) -> NoReturn:
-        """Run it as ``__main__`` and end the process.
+        """Run the program as ``__main__`` and end the process.
 
-        Errors leave it as they leave Python: with the traceback of the program alone.
+        An error shows only the frames of the program, as under Python.
         """
-        self.__traceback__ = None  # it holds the frames of the command line
-        # The full path, as Python's own `__file__` is: the script may change the folder.
+        self.__traceback__ = None  # It holds the frames of the command line.
+        # The full path, as in Python's `__file__`, because the script may change the folder.
         name = self._name if self._is_module else os.path.join(os.getcwd(), self._name)
         sys.argv[:] = [name, *self._args]
-        if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # -I; -P, from Python 3.11 on
-            # The command line's folder gives way to the program's; of a folder or zip file runpy adds it.
+        if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # -I; -P of Python 3.11 and later.
+            # The program's folder replaces the command line's. For a folder or zip file runpy adds it.
             is_file = not self._is_module and pkgutil.get_importer(name) is None
             sys.path[:1] = [os.path.dirname(os.path.realpath(name))] if is_file else [os.getcwd()] * self._is_module
         try:
@@ -212,7 +212,7 @@ class Program(BaseException):
 
 
 def _hook(hook: Callable[..., Any], traceback: Optional[TracebackType]) -> Callable[..., Any]:
-    """Return a hook for the error that ends the process, which gives it the traceback from the program's frames on."""
+    """Return a hook for uncaught errors that leaves the frames of mxmp and runpy out of the traceback."""
     while traceback is not None and traceback.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
         traceback = traceback.tb_next
 
@@ -223,9 +223,9 @@ def _hook(hook: Callable[..., Any], traceback: Optional[TracebackType]) -> Calla
 
 
 class _AmpFinder:
-    """Finds ``mxnet.contrib.amp`` before Python's own finders do, and makes it of `mxmp.amp`.
+    """Finds ``mxnet.contrib.amp`` before Python's own finders do, and fills it with the names of `mxmp.amp`.
 
-    It does so when the program imports it, so that the program still comes before the import of MXNet.
+    It works when the program imports the module, so that the program runs before MXNet is imported.
     """
 
     def __init__(self, dtype: str) -> None:
@@ -261,7 +261,7 @@ class _AmpFinder:
 
 
 def _private(module: ModuleType, name: str) -> bool:
-    """Return what libraries read of contrib.amp's state: GluonNLP chooses the value of masked scores by it."""
+    """Return contrib.amp's private ``_amp_initialized``, by which GluonNLP chooses the value of masked scores."""
     if name == "_amp_initialized":
         from ..amp.contrib import installed_hook
 

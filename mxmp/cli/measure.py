@@ -27,7 +27,7 @@ from .options import (
     result_options,
 )
 
-_ROWS = 20  # of a table, unless more are asked for
+_ROWS = 20  # The rows of a table unless more are asked for.
 _LIMIT = dtypes.limits(dtypes.FLOAT16).max
 
 
@@ -85,7 +85,7 @@ def compare(
 
     def print_comparison() -> None:
         to = console()
-        # Sentences are left to the terminal to wrap: one that is broken here cannot be searched for.
+        # The terminal wraps sentences. A sentence that is broken here could not be searched for.
         for part in terminal.parts(found, width=to.width, most=worst):
             to.print(part, soft_wrap=True)
         print_pairs([("inputs", data or f"{RANDOM}; give real ones with --data")])
@@ -135,7 +135,7 @@ def ranges(
     with naming_files():
         network, args, aux = model
         largest, counted = diagnose.measure_ranges(tuple(model), batch), None
-        if gradients:  # with zeros for labels that are missing
+        if gradients:  # Missing labels are zeros.
             plain = symbol.convert_model(network, args, aux, "O0")
             held = {**plain.arg_params, **plain.aux_params}
             filled = {name: array for name, array in fill_inputs(plain, batch)[0].items() if name not in held}
@@ -149,10 +149,10 @@ def ranges(
         to = console()
         for part in terminal.parts(found, width=to.width, most=len(found) if list_all else _ROWS):
             to.print(part)
-        # Quoted for a shell, to be copied to the end of a command.
+        # Quoted for a shell, so that the user can copy the options.
         options = " ".join(f"--keep-float32 {shlex.quote(pattern)}" for pattern in kept)
         if not kept and any(value > _LIMIT for value in largest.values()):
-            options = "nothing: what is beyond float16's range stays in float32 by itself"
+            options = "nothing: tensors beyond float16's range stay in float32 without an option"
         pairs = [("inputs", found.data), *([("for mxmp convert", options)] if options else [])]
         print_pairs(pairs if list_all or len(found) <= _ROWS else [*pairs, ("--all", "lists all tensors")])
 
@@ -163,7 +163,7 @@ def _kept_in_float32(model: Any, shapes: Any, types: Any, ranges: Mapping[str, f
     """Return patterns of the operators that a conversion keeps in float32 only because of ranges."""
     from ..symbol import convert_model
 
-    # Its own decision says which: the readers of a large value too, and the operators that hand it on.
+    # Two conversions tell: also readers of a large value change, and operators that hand it on.
     network, args, aux = model
     both = [convert_model(network, args, aux, DEFAULT_POLICY, shapes, types, each) for each in ({}, ranges)]
     plain, ranged = (each.report.rows for each in both)

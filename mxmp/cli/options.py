@@ -27,7 +27,7 @@ RANDOM = "random numbers from 0 to 1"
 """The inputs of a network that is run without ``--data``."""
 
 _FILE_OF_PREFIX = re.compile(r"(.+)(-symbol\.json|-\d{4,}\.params)")
-_NUMBERS = "biuf"  # the kinds of numpy's dtypes that MXNet has
+_NUMBERS = "biuf"  # The kinds of numpy's dtypes that MXNet has.
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Pairs = List[Tuple[str, str]]

@@ -11,6 +11,7 @@ data unless an earlier call has given inf or NaN, in float32 or in low precision
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import replace
 from typing import (
     Any,
@@ -21,6 +22,7 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Tuple,
     Union,
 )
 
@@ -36,6 +38,7 @@ from ..report.explanation import (
     BROKEN,
     DATA,
     FORWARD,
+    GRADIENT_OUT_OF_RANGE,
     LOSS,
     NO_FAULT,
     OUT_OF_RANGE,
@@ -48,7 +51,7 @@ from ..report.explanation import (
 from .batches import Batches
 from .instrument import ranges_of
 from .nonfinite import first_backward, first_forward
-from .rerun import Replay, Values, is_real
+from .rerun import LOST, Replay, Values, is_real
 from .subject import FEW, Loss, read_subject, require_scale
 
 _STEP = 8.0  # by which the scale falls from replay to replay
@@ -148,19 +151,22 @@ def _fault_of(replays: Sequence[Replay], exact: Sequence[Values], low: Sequence[
         if fault is not None:
             return fault
         spoilt = spoilt or any(each.bad for each in (*seen.outputs, *other.outputs))
-    backward = (
-        first_backward(seen, None)  # of a network that gets finite gradients, and gives others
-        for seen in reversed(exact)
-        if seen.backward and seen.is_bad and not any(each is not None and each.bad for each in seen.head_gradients)
-    )
-    losses = (
-        NonFinite(LOSS, each.name, "", dtypes.FLOAT32, each, (seen.outputs[number],))
-        for seen in reversed(exact)
-        for number, each in enumerate(seen.head_gradients)
-        if each is not None and each.bad
-    )
-    finding = next(filter(None, backward), None) or next(losses, None)
+    for seen in reversed(exact):
+        if seen.lost_heads:
+            return _fault_of_loss(seen)
+    backward = (first_backward(seen, None) for seen in reversed(exact) if seen.backward and seen.is_bad)
+    finding = next(filter(None, backward), None)
     return None if finding is None else _Fault(BROKEN, finding)
+
+
+def _fault_of_loss(seen: Values) -> _Fault:
+    """Return the fault of a loss whose gradient is beyond float32: data, if only some rows have such a gradient."""
+    number = seen.lost_heads[0]
+    gradient = seen.head_gradients[number]
+    assert gradient is not None
+    rows, count = _rows_beyond(seen.given[number], LOST)
+    node = NonFinite(LOSS, gradient.name, "", dtypes.FLOAT32, gradient, (seen.outputs[number],))
+    return _Fault(BROKEN, node) if len(rows) == count else _Fault(BAD_DATA, replace(node, rows=rows))
 
 
 def _fault_in_forward(replay: Replay, exact: Values, low: Values, spoilt: bool) -> Optional[_Fault]:
@@ -211,9 +217,16 @@ def _bad_data(replay: Replay, spoilt: bool) -> Optional[NonFinite]:
 
 
 def _of_data(bad: ValueRange, arrays: Mapping[str, Any]) -> NonFinite:
-    values = to_float32(arrays[bad.name]).asnumpy()
-    rows = ~np.isfinite(values.astype(np.float64).reshape(values.shape[0] if values.ndim else 1, -1)).all(axis=1)
-    return NonFinite(DATA, bad.name, "", dtypes.FLOAT32, bad, rows=tuple(int(row) for row in np.flatnonzero(rows)))
+    rows, _ = _rows_beyond(arrays[bad.name], math.inf)
+    return NonFinite(DATA, bad.name, "", dtypes.FLOAT32, bad, rows=rows)
+
+
+def _rows_beyond(array: Any, end: float) -> Tuple[Tuple[int, ...], int]:
+    """Return the rows of an array that hold NaN or a magnitude from an end on, and how many rows there are."""
+    values = to_float32(array).asnumpy()
+    values = values.astype(np.float64).reshape(values.shape[0] if values.ndim else 1, -1)
+    rows = ~(np.abs(values) < end).all(axis=1)
+    return tuple(int(row) for row in np.flatnonzero(rows)), len(rows)
 
 
 def _first_nan(arrays: Mapping[str, Any]) -> Optional[NonFinite]:
@@ -294,9 +307,8 @@ def _judged(replays: Sequence[Replay], exact: Sequence[Values], scale: float) ->
     below = None
     if where is not None and where.where == BACKWARD:
         below = next(filter(is_finite_at, (lowest / _STEP, lowest / _STEP**2)), None)
-    return Explanation(
-        OUT_OF_RANGE, f"{_out_of_range(where, below)}{_diverged(replays, exact, where)}", where, scale, below
-    )
+    kind = GRADIENT_OUT_OF_RANGE if where is not None and where.where == BACKWARD else OUT_OF_RANGE
+    return Explanation(kind, f"{_out_of_range(where, below)}{_diverged(replays, exact, where)}", where, scale, below)
 
 
 def _without_fault(replays: Sequence[Replay], scale: float, lost: Optional[NonFinite]) -> Explanation:
@@ -327,6 +339,12 @@ def _of_fault(fault: _Fault) -> str:
     where = fault.node
     if fault.kind == OUT_OF_RANGE:
         return _out_of_range(where)
+    if fault.kind == BAD_DATA and where.where == LOSS:
+        return (
+            f"{_sentence(where)} float32 does not hold it either, so no loss scale mends it: leave the scale as it is. "
+            "The loss cannot take these rows. CTC cannot, for example, where a label is longer than its sequence. "
+            "Leave them out of the batch."
+        )
     if fault.kind == BAD_DATA:
         return (
             f"{_sentence(where)} No precision of this network and no scale mends that: look at how this batch is read "
@@ -365,8 +383,8 @@ def _out_of_range(where: Optional[NonFinite], below: Optional[float] = None) -> 
     else:
         text = f"no loss scale from 1 on mends this gradient; at {_number(below)} all is finite."
     advice = "Scale the inputs or the loss down."
-    if where.keep:
-        which = "it" if len(where.keep) == 1 else "these"
+    if where.overrides:
+        which = "these" if len(where.keep) > 1 else "it"
         advice = f"Keep {which} in float32 by the policy's overrides, '{where.overrides}', or scale the inputs down."
     return f"{text} {_sentence(where)} {advice}"
 

@@ -52,6 +52,9 @@ from .instrument import (
 
 MOST_CALLS = 256  # that are kept of one step of a trainer
 
+LOST = 2.0**104
+"""A gradient of a loss beyond this is as good as infinite: a loss scale of 2**24 makes it so in float32."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -370,6 +373,7 @@ class Values:
         backward: Their gradients, those of variables that are trained included.
         outputs: The values of the network's outputs.
         head_gradients: The gradients that were given for them, None for an output without one.
+        given: The arrays of these gradients.
         scale: The factor of the loss.
     """
 
@@ -379,6 +383,7 @@ class Values:
     backward: Mapping[Key, ValueRange]
     outputs: Sequence[ValueRange]
     head_gradients: Sequence[Optional[ValueRange]] = ()
+    given: Sequence[Any] = ()
     scale: float = 1.0
 
     @property
@@ -393,18 +398,24 @@ class Values:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the step's gradients are not finite; without gradients, whether the outputs are not."""
-        return any(each.bad for each in (self._gradients if self.backward else self.outputs))
+        """Whether the step's gradients or the outputs are not finite."""
+        return any(each.bad for each in (*(self._gradients if self.backward else ()), *self.outputs))
+
+    @property
+    def lost_heads(self) -> List[int]:
+        """The numbers of the outputs for which the loss gives gradients that are not finite, or as good as that."""
+        known = ((number, each) for number, each in enumerate(self.head_gradients) if each is not None)
+        return [number for number, each in known if each.bad or each.magnitude > LOST]
 
     @property
     def is_broken(self) -> bool:
         """Whether it is bad, or the loss gives it gradients that are."""
-        return self.is_bad or any(each is not None and each.bad for each in self.head_gradients)
+        return self.is_bad or bool(self.lost_heads)
 
     def worse_than(self, exact: Values) -> bool:
         """Whether it has inf or NaN in what leaves the network where float32 has none."""
-        if self.backward:
-            return any(each.bad for each in self._gradients)
+        if self.backward and any(each.bad for each in self._gradients):
+            return True
         return any(each.bad > other.bad for each, other in zip(self.outputs, exact.outputs))
 
 
@@ -491,7 +502,7 @@ class Rerun:
         by_key = {key: next(ranges) for key in (*self._keys, *forward)}
         backward = {key: next(ranges) for key in written}
         head_gradients = [None if each is None else next(ranges) for each in given]
-        return Values(self._names, self._facts.dtypes, by_key, backward, outputs, head_gradients, scale)
+        return Values(self._names, self._facts.dtypes, by_key, backward, outputs, head_gradients, given, scale)
 
 
 def _dtype(array: Any) -> Optional[str]:

@@ -7,6 +7,7 @@ finite, where the scale gives up. Dropout is off then, so that no random number 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any, Deque, List, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -61,6 +62,7 @@ class Watch(Observer):
             )
         self._loss: Any = loss
         self._replays: List[Replay] = []
+        self._bad: Optional[str] = None  # the first weight whose gradient is not finite
         self._scale = 1.0
         self._labels: Deque[Tuple[Any, ...]] = deque(maxlen=MOST_CALLS)
         self._handle: Any = None
@@ -115,15 +117,19 @@ class Watch(Observer):
         self._labels.clear()
         loss, self._loss = self._loss, None  # which is called, and not to be noted
         try:
-            return judge([replay.with_masters() for replay in self._replays], self._scale)
+            found = judge([replay.with_masters() for replay in self._replays], self._scale)
         finally:
             self._loss = loss
+
+        if found.kind == NO_FAULT and self._bad is not None:
+            return replace(found, text=_from_elsewhere(self._bad))
+        return found
 
     # ------------------------------------------------------------------ what is told
 
     def on_reduced(self, weights: Weights, scale: float) -> None:
         """Keep the calls of the step that is being made."""
-        owner = self._owner
+        owner, self._bad = self._owner, None
         if isinstance(owner, Trainer):
             self._scale = owner._scaler.ensure_window().scale
             self._replays = calls_of(owner).replays(self._scale, self._of_loss)
@@ -132,6 +138,10 @@ class Watch(Observer):
             self._scale = module._backward_scale
             self._replays = _of_module(module, copied=True)
         self._labels.clear()
+
+    def on_skip(self, weights: Weights) -> None:
+        """Note a weight whose gradient is not finite."""
+        self._bad = weights.first_non_finite()
 
     def on_end(self, end: StepEnd) -> None:
         """Note how the step ended."""
@@ -229,20 +239,30 @@ def explain_step(owner: Any) -> Optional[str]:
 
     It runs again, without dropout.
     """
-    outside = False
+    outside, bad = False, None
     if isinstance(owner, Module):
         replays, scale = _of_module(owner), owner._backward_scale
     else:
         calls, window = calls_of(owner), owner._scaler.ensure_window()
         replays, scale = calls.replays(window.scale), window.scale
         outside = "losses" in window.failed and calls.is_complete
+        bad = owner._gradients.first_non_finite() if calls.is_complete else None
     if not replays:
         return None
     verdict = judge([replay.with_masters().without_dropout() for replay in replays], scale)
     if verdict.kind != NO_FAULT:
         return str(verdict)
     look = "look at the loss, at its labels, and at other nets that it comes through."
-    return f"the outputs of the trainer's nets are finite here: {look}" if outside else None
+    if outside:
+        return f"the outputs of the trainer's nets are finite here: {look}"
+    return None if bad is None else _from_elsewhere(bad)
+
+
+def _from_elsewhere(weight: str) -> str:
+    return (
+        f"the gradients that the nets give are finite, and that of '{weight}' is not. So another part of the loss "
+        f"reads this weight, such as a penalty that is added by hand: look at that, and at the loss scale."
+    )
 
 
 def bad_input(owner: Any) -> Optional[str]:

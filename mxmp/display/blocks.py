@@ -1,7 +1,7 @@
-"""The values that are shown: a terminal, a page and a notebook each draw them in their own way.
+"""The blocks that a terminal, a page and a notebook draw, each in its own way.
 
-A `Section` has blocks. `Figures`, `Facts`, `Notes` and `Table` are shown everywhere; `Lines`, `Histogram` and `Network`
-on pages and in notebooks. Texts are plain: the code that draws them escapes them.
+A `Section` has blocks. `Figures`, `Facts`, `Notes` and `Table` are shown everywhere. `Lines`, `Histogram` and `Network`
+are shown on pages and in notebooks. Texts are plain, because the code that draws them escapes them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
-UNKNOWN = "–"  # is shown for a value that is not known
+UNKNOWN = "–"  # Shown for a value that is not known.
 
-# Kinds of a table's columns: text, a number, a share of 1, the name of a dtype, a share that is drawn too, and counts
+# Kinds of a table's columns: text, a number, a share of 1, the name of a dtype, a number that is drawn too, and counts
 # by exponent of two, drawn against a dtype's range.
 TEXT, NUMBER, SHARE, PRECISION, BAR, SPARK = "text", "number", "share", "precision", "bar", "spark"
 
@@ -29,7 +29,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Facts:
-    """Things, each with the text that belongs to it."""
+    """Pairs of a name and a text."""
 
     pairs: Sequence[Tuple[str, str]]
 
@@ -39,8 +39,8 @@ class Notes:
     """Sentences to be noticed.
 
     Attributes:
-        sentences: One to a line; without any, nothing is shown.
-        kind: 'Warning', 'Advice', 'Error' or another word, which is put before each.
+        sentences: One to a line; if there is none, nothing is shown.
+        kind: 'Warning', 'Advice', 'Error' or another word, which is put before each sentence.
     """
 
     sentences: Sequence[str]
@@ -65,7 +65,7 @@ class Column:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether its values are numbers, which stand at the right."""
+        """Whether its values are numbers, which are aligned at the right."""
         return self.kind in _FORMATS
 
     def text(self, value: Any) -> str:
@@ -79,8 +79,8 @@ class Table:
 
     Attributes:
         caption: Its title.
-        columns: The first names the row. Others in which no row has a value are left out.
-        rows: A value for each column: text, a number, None where it is not known, or a mapping for a 'spark'.
+        columns: The first names the row. Other columns in which no row has a value are left out.
+        rows: A value for each column: text, a number, None if it is not known, or a mapping for a 'spark'.
         unit: The noun for its rows, in the plural.
         most: How many rows a terminal shows, of all that a page has; None for all.
         legend: Words in the cells, each with its meaning.
@@ -107,8 +107,8 @@ class Line:
 
     Attributes:
         name: For the legend.
-        values: None where there is none, for a step that was not measured.
-        dots: Whether each value is drawn by itself, with no line from one to the next.
+        values: One for each place on ``x`` of the chart; None if it was not measured.
+        dots: Whether values are drawn as dots, without a line from one to the next.
     """
 
     name: str
@@ -122,14 +122,14 @@ class Lines:
 
     Attributes:
         caption: Its title.
-        x: Where the values are, growing; as many as each line has values.
-        lines: Values that are None are passed over; infinite ones and NaN are gaps, marked at the upper edge (minus
-            infinity at the lower one). A chart without a finite value says so.
+        x: The places of the values, in growing order; as many as each line has values.
+        lines: The lines. Values that are None are passed over. Infinite values and NaN are gaps that are marked at the
+            upper edge, minus infinity at the lower edge. A chart without a finite value says so.
         x_title: The noun for ``x``.
         scale: Of the values: 'linear', 'share' (of 1), 'log2', 'log10', or 'auto': 'log10' for positive values that
             span more than three powers of ten, else 'linear'.
-        marks: Places on ``x`` to be marked by an upright line, such as skipped steps.
-        mark_name: The noun for them, in the legend.
+        marks: Places on ``x`` that an upright line marks, such as skipped steps.
+        mark_name: The noun for marks, in the legend.
     """
 
     caption: str
@@ -154,8 +154,8 @@ class Histogram:
         caption: Its title.
         counts: Number of values by exponent of two: ``counts[e]`` are those from ``2**e`` up to ``2**(e + 1)``.
         dtype: The dtype whose ranges are shaded: numbers that become 0, are subnormal, or overflow.
-        zeros: Number of values that are 0: a bar at the left end, cut off where it would dwarf all others. All shares
-            are of the sum of both.
+        zeros: The number of values that are 0, drawn as a bar at the left end. The bar is cut off if it would make the
+            others too small. Shares are those of all values, zeros included.
     """
 
     caption: str
@@ -169,9 +169,9 @@ class Network:
     """The picture of a network.
 
     Attributes:
-        operators: In the order in which they run; of each the ``name``, ``op``, ``precision`` and ``reason`` are shown,
-            the ``inputs`` are names of operators before it, and ``casts`` the tensors that are cast for it, or behind
-            it: each has a text and a ``source``, the name of the operator that gives it, '' for a variable.
+        operators: Rows of a report, in the order in which they run. Their ``name``, ``op``, ``precision`` and
+            ``reason`` are shown. ``inputs`` are the names of operators before a row. ``casts`` have a text and a
+            ``source``: the name of the operator that gives the tensor, or '' for a variable.
         caption: Its title.
     """
 
@@ -188,7 +188,7 @@ class Section:
 
     Attributes:
         title: The heading.
-        blocks: From top to bottom; charts that follow each other stand side by side where there is room.
+        blocks: From top to bottom. Charts that follow each other are placed side by side if there is room.
         lead: A sentence or two below the heading.
     """
 
@@ -201,7 +201,7 @@ class Section:
 
 
 def wrappable(text: str) -> str:
-    """Return a text with a space behind each comma that a letter follows, as in a policy, so that it wraps there.
+    """Return a text with a space between a comma and a letter, as in a policy, so that it can wrap there.
 
     Example:
         >>> wrappable("param=float32,compute=float16; 1,000 steps")
@@ -211,7 +211,7 @@ def wrappable(text: str) -> str:
 
 
 def figure(value: Optional[float]) -> str:
-    """Return a number with at most three digits that count, an integer whole, a large power of two as such.
+    """Return a number with three significant digits; all digits of an integer; a large power of two as a power.
 
     Example:
         >>> [figure(each) for each in (None, 65504, 0.000123, 1.5, 2.0**20, float("inf"))]
@@ -222,9 +222,9 @@ def figure(value: Optional[float]) -> str:
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
     if isinstance(value, int) or 999.5 <= abs(value) < 999_999.5 or (value == int(value) and abs(value) < 1e6):
-        return f"{value or 0:,.0f}"  # or there is a -0
+        return f"{value or 0:,.0f}"  # Zero has no sign.
     mantissa, exponent = math.frexp(value)
-    if mantissa == 0.5 and value > 1:  # as loss scales are
+    if mantissa == 0.5 and value > 1:  # Loss scales are powers of two.
         return power(exponent - 1)
     return f"{value:.3g}"
 
@@ -248,12 +248,12 @@ def size(count: Optional[float]) -> str:
     """
     if count is None or not math.isfinite(count):
         return figure(count)
-    power = sum(abs(count) >= 999.5 * 1000**each for each in range(len(_UNITS) - 1))  # 999.5 is read as 1,000
+    power = sum(abs(count) >= 999.5 * 1000**each for each in range(len(_UNITS) - 1))  # 999.5 rounds to 1,000.
     return f"{figure(count / 1000**power)} {_UNITS[power]}"
 
 
 def power(exponent: int, base: int = 2) -> str:
-    """Return a power as it is written.
+    """Return a power with its exponent in superscript.
 
     Example:
         >>> power(-14)
@@ -262,4 +262,4 @@ def power(exponent: int, base: int = 2) -> str:
     return f"{base}{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 
-_FORMATS: Dict[str, Callable[[Any], str]] = {NUMBER: figure, SHARE: share, BAR: share}
+_FORMATS: Dict[str, Callable[[Any], str]] = {NUMBER: figure, SHARE: share, BAR: figure}

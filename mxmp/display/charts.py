@@ -1,7 +1,7 @@
 """Charts as inline SVG: lines over steps or layers, and histograms of magnitudes against the range of a dtype.
 
-A chart's plane is an SVG of 1000 units a side that stretches with the page; its labels are HTML beside it, so that they
-keep their size on a phone and in print. Here blocks become the numbers and texts that the template puts into place.
+A chart's plane is an SVG of 1000 by 1000 units that stretches with the page. Its labels are HTML outside of the SVG, so
+that they keep their size on a phone and in print. This module turns blocks into the numbers and texts of the template.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ RANGES: Dict[str, Tuple[int, int, int]] = {
     "bfloat16": (-134, -126, 128),
 }
 
-_SIZE = 1000.0  # of the plane, in its own units
-_ROOM = 0.05  # of the plane's height that is left free above and below lines
-_LARGEST = 1e300  # value that is drawn: differences of larger ones overflow
-_MOST = 400  # places along a line that can be told apart
-_BESIDE_ZERO = 8  # percent of a histogram's axis that the label of its zeros takes
-_TALLEST = 3  # times the tallest other bar, where the bar of the zeros is cut off
+_SIZE = 1000.0  # The sides of the plane, in its own units.
+_ROOM = 0.05  # The share of the plane's height that is free above and below lines.
+_LARGEST = 1e300  # Larger values are not drawn, because their differences overflow.
+_MOST = 400  # The number of places along a line that the eye can tell apart.
+_BESIDE_ZERO = 8  # The percent of a histogram's axis that the label of its zeros needs.
+_TALLEST = 3  # The bar of the zeros is cut off at this many times the tallest other bar.
 
 Label = Tuple[float, str]  # percent of a side, and the text there
 
@@ -44,25 +44,25 @@ class Axis(NamedTuple):
     base: int = 0
 
     def place(self, value: Optional[float]) -> Optional[float]:
-        """Return where a value is, from 0 to 1; None where it has no place."""
-        if value is None or not abs(value) < _LARGEST or (self.base and value <= 0):  # no comparison with NaN is true
+        """Return the place of a value on the axis, from 0 to 1; None if it has none."""
+        if value is None or not abs(value) < _LARGEST or (self.base and value <= 0):  # NaN is not less than anything.
             return None
         at = math.log(value, self.base) if self.base else value
         return (at - self.low) / (self.high - self.low)
 
     def labels(self, as_share: bool = False, least: float = 0.0) -> List[Label]:
-        """Return the labels of the axis, ``least`` or more from each other; powers have whole exponents."""
+        """Return the labels of the axis, at least ``least`` from each other; powers have whole exponents."""
         places = _ticks(self.low, self.high, 6 if self.base else 5, max(least, float(self.base > 0)))
         texts = [f"{self.base}^{at:.0f}" if self.base else share(at) if as_share else figure(at) for at in places]
-        if len(set(texts)) < len(texts):  # numbers beside each other differ in later digits
+        if len(set(texts)) < len(texts):  # Neighbours differ only in later digits.
             texts = [f"{at:,.10g}" for at in places]
         return [(100 * (at - self.low) / (self.high - self.low), text) for at, text in zip(places, texts)]
 
 
 def _ticks(low: float, high: float, most: int, least: float = 0.0) -> List[float]:
-    """Return round numbers within a range: multiples of 1, 2 or 5 times a power of ten that is ``least`` or more."""
+    """Return round numbers within a range, about ``most`` of them: multiples of 1, 2 or 5 times a power of ten."""
     rough = max((high - low) / most, least)
-    if rough < 1e-300:  # powers of ten are not exact there, or 0
+    if rough < 1e-300:  # Powers of ten are not exact there, or 0.
         return [low]
     scale = 10.0 ** math.floor(math.log10(rough))
     step = next(each * scale for each in (1, 2, 5, 10) if each * scale >= rough * 0.999)
@@ -71,18 +71,18 @@ def _ticks(low: float, high: float, most: int, least: float = 0.0) -> List[float
 
 
 def _drawables(values: Sequence[Optional[float]]) -> List[float]:
-    """Return the numbers that have a place on an axis: finite ones, and not the very largest."""
+    """Return the numbers that have a place on an axis: finite numbers, except for the very largest."""
     return [value for value in values if value is not None and abs(value) < _LARGEST]
 
 
 def _axis(values: Sequence[Optional[float]], scale: str = "linear", room: float = 0.0, whole: bool = False) -> Axis:
-    """Return an axis from the smallest value to the largest, with room around one value that is all.
+    """Return an axis from the smallest value to the largest. A single value gets room around it.
 
     Args:
-        values: The values that it is for.
-        scale: See `Lines`; an axis of logarithms begins and ends at powers of its base, one of shares begins at 0.
-        room: Share of its length that is left free at an end that is not 0.
-        whole: Whether the values are whole numbers, such as steps: there is none near one that is all.
+        values: The values on the axis.
+        scale: See `Lines`. An axis of logarithms begins and ends at powers of its base. An axis of shares begins at 0.
+        room: The share of the length that is free at an end that is not 0.
+        whole: Whether the values are whole numbers, such as steps. Then a single value gets half a unit on each side.
     """
     drawn = _drawables(values)
     positive = [value for value in drawn if value > 0]
@@ -131,7 +131,7 @@ def draw_lines(block: Lines) -> Chart:
 
 
 def _is_beyond(value: Optional[float]) -> bool:
-    """Return whether a value is drawn at the edge: it is not finite."""
+    """Return whether a value is drawn at the edge, because it is not finite."""
     return value is not None and not math.isfinite(value)
 
 
@@ -141,14 +141,14 @@ def _described(line: Line) -> str:
 
 
 def _beyond(x: Sequence[float], line: Line, along: Axis) -> List[Tuple[float, str]]:
-    """Return percent and edge of a line's values that are not finite, no more of them than can be seen."""
+    """Return (percent, edge) for the values of a line that are not finite, each visible place once."""
     values = [(at, value) for at, value in zip(x, line.values) if _is_beyond(value)]
     places = dict.fromkeys((round(_MOST * (along.place(at) or 0.0)), value == -math.inf) for at, value in values)
     return [(100 * place / _MOST, "lower" if is_low else "upper") for place, is_low in places]
 
 
 def _points(x: Sequence[float], line: Line, along: Axis, up: Axis) -> List[Tuple[float, Optional[float]]]:
-    """Return a line's points in the plane, None for gaps; of many those that can be seen, the extremes among them."""
+    """Return a line's points in the plane, None for gaps. If there are many, only the extremes are left."""
     points = [(along.place(at) or 0.0, up.place(value)) for at, value in zip(x, line.values) if value is not None]
     if len(points) > 4 * _MOST and not line.dots:
         length = len(points) // _MOST
@@ -157,7 +157,7 @@ def _points(x: Sequence[float], line: Line, along: Axis, up: Axis) -> List[Tuple
 
 
 def _extremes(points: Sequence[Tuple[float, Optional[float]]]) -> Sequence[Tuple[float, Optional[float]]]:
-    """Return the first, the lowest, the highest and the last of some points, in their order."""
+    """Return the first, the lowest, the highest and the last point, in their order."""
     drawn = [point for point in points if point[1] is not None]
     if not drawn:
         return points[:1]
@@ -165,9 +165,9 @@ def _extremes(points: Sequence[Tuple[float, Optional[float]]]) -> Sequence[Tuple
 
 
 def _paths(points: Sequence[Tuple[float, Optional[float]]], dots: bool) -> List[Tuple[bool, str]]:
-    """Return the paths of a line with gaps: (False, that of its strokes), (True, that of points that are dots).
+    """Return the paths of a line with gaps: (False, the path of its strokes), (True, the path of its dots).
 
-    A point between two gaps is a dot too.
+    A point between two gaps is a dot.
     """
     strokes = [list(run) for is_gap, run in groupby(points, key=lambda point: point[1] is None) if not is_gap]
     if dots:
@@ -183,7 +183,7 @@ def _paths(points: Sequence[Tuple[float, Optional[float]]], dots: bool) -> List[
 
 
 def draw_histogram(block: Histogram) -> Chart:
-    """Return the chart of a histogram, with the ranges of its dtype behind."""
+    """Return the chart of a histogram, with the ranges of its dtype as shades."""
     dtype, zeros = block.dtype, block.zeros
     zero, subnormal, overflow = RANGES[dtype]
     counts = {exponent: count for exponent, count in block.counts.items() if count > 0}
@@ -219,7 +219,7 @@ def draw_histogram(block: Histogram) -> Chart:
 
 
 def draw_spark(counts: Mapping[Any, float], span: Tuple[int, int], dtype: str = "float16") -> Chart:
-    """Return a histogram of the height of a line of text, over a span of exponents (smallest, largest)."""
+    """Return a histogram as high as a line of text, over a span of exponents (smallest, largest)."""
     _, subnormal, overflow = RANGES[dtype]
     drawn = {int(key): float(count) for key, count in counts.items() if count > 0}
     along = Axis(min(span[0], subnormal) - 1, max(span[1], overflow if dtype == "float16" else span[1]) + 1)
@@ -230,13 +230,13 @@ def draw_spark(counts: Mapping[Any, float], span: Tuple[int, int], dtype: str = 
 
 
 def _bar(along: Axis, exponent: int, height: float) -> Tuple[float, float, float, float]:
-    """Return x, y, width and height of the bar of an exponent, a share of the plane high."""
+    """Return (x, y, width, height) of the bar of an exponent; ``height`` is a share of the plane."""
     width = _SIZE / (along.high - along.low)
     return width * (exponent - along.low), _SIZE * (1 - height), 0.92 * width, _SIZE * height
 
 
 def _shades(along: Axis, dtype: str, zeros_end: float) -> List[Tuple[str, float, float, str]]:
-    """Return the regions of a dtype that reach into an axis, which stands for 0 up to ``zeros_end``."""
+    """Return the regions of a dtype on an axis, whose part up to ``zeros_end`` is for the value 0."""
     zero, subnormal, overflow = RANGES[dtype]
     smallest, width = max(zero, zeros_end), _SIZE / (along.high - along.low)
     regions = [

@@ -1,10 +1,10 @@
-"""The picture of a network: operators as cells coloured by precision, casts as marks where they stand.
+"""The picture of a network: operators are cells in the colour of their precision, casts are marks.
 
-A small network is drawn operator by operator. In a larger one operators that follow each other with no branch between
-them share a box, with a cell for each; the box says which they are where the pointer rests on it, and under the picture
-when it is chosen. Sizes are pixels.
+A small network is drawn operator by operator. In a larger network, operators in a row without a branch share a box,
+with a cell for each. The operators of a box are named when the pointer is on it, and under the picture when it is
+chosen. Sizes are pixels.
 
-A box is below those that it reads, with few crossings and straight lines.
+A box is below the boxes that it reads. There are few crossings, and lines are straight where possible.
 
 References:
     Sugiyama, Tagawa, Toda, "Methods for Visual Understanding of Hierarchical System Structures", 1981: layers,
@@ -23,27 +23,27 @@ from markupsafe import Markup, escape
 from ..errors import visible
 from .blocks import Network
 
-_EACH_ALONE = 40  # operators up to which each has a box of its own
-_LONGEST = 9  # operators in a box
+_EACH_ALONE = 40  # In a network of at most so many operators each has a box of its own.
+_LONGEST = 9  # The largest number of operators in a box.
 _MOST_BOXES = 1500
 
 _BOX, _HEIGHT, _GAP, _RISE, _EDGE = 140.0, 40.0, 12.0, 66.0, 8.0
-_CELLS = _BOX - 16.0  # width of a box's cells
-_LETTERS = 19  # that fit into a box
+_CELLS = _BOX - 16.0  # The width of a box's cells.
+_LETTERS = 19  # The number of letters that fit into a box.
 _TELLING = ("Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot", "RNN", "Embedding")
-_SUFFIX = "_fwd"  # of the nodes of Gluon's layers
+_SUFFIX = "_fwd"  # The end of the names of Gluon's layers.
 
 Edge = Tuple[int, int]
 Route = Sequence[Tuple[float, int]]
 
 _SWEEPS = 6
-_MOST_WAYPOINTS = 4000  # beyond it long edges are drawn straight
-_WAYPOINT = 16.0  # width that a line takes among boxes
-Values = Dict[str, Any]  # of a box or the picture, by the names that the template has for them
+_MOST_WAYPOINTS = 4000  # With more waypoints long edges are drawn straight.
+_WAYPOINT = 16.0  # The width that a line needs among boxes.
+Values = Dict[str, Any]  # The values of a box or of the picture, by their names in the template.
 
 
 def draw(block: Network) -> Values:
-    """Return the picture of a network; one without boxes is too large to be drawn."""
+    """Return the picture of a network; it has no boxes if the network is too large to be drawn."""
     operators = block.operators
     sources = read_positions(operators)
     runs = group(sources) if len(operators) > _EACH_ALONE else [[i] for i in range(len(operators))]
@@ -55,7 +55,7 @@ def draw(block: Network) -> Values:
     edges = sorted({(home[a], home[b]) for b, read in enumerate(sources) for a in read if home[a] != home[b]})
     layout = layered(len(runs), edges, _BOX, _GAP)
     names = [each.name for each in operators]
-    prefix = os.path.commonprefix(names).rfind("_") + 1 if len(names) > 1 else 0  # that all names have, in whole words
+    prefix = os.path.commonprefix(names).rfind("_") + 1 if len(names) > 1 else 0  # of whole words
     boxes = [_box([operators[i] for i in run], layout, number, prefix) for number, run in enumerate(runs)]
     marks = _marks(operators, sources, runs, boxes, dict(zip(edges, layout.routes)))
     return {
@@ -64,7 +64,7 @@ def draw(block: Network) -> Values:
         "height": round(max(layout.layer, default=0) * _RISE + _HEIGHT + 2 * _EDGE),
         "boxes": boxes,
         "paths": [_curve(route) for route in layout.routes],
-        "marks": dict.fromkeys(marks),  # two operators of a box may read one cast
+        "marks": dict.fromkeys(marks),  # Two operators of a box may read one cast.
     }
 
 
@@ -79,7 +79,7 @@ def read_positions(operators: Sequence[Any]) -> List[List[int]]:
 
 
 def group(sources: Sequence[Sequence[int]]) -> List[List[int]]:
-    """Return operators in groups that have no branch within: each but the first reads the one before it alone."""
+    """Return operators in groups without a branch: each except the first reads only the operator before it."""
     readers = Counter(each for read in sources for each in read)
     group_of: Dict[int, List[int]] = {}
     groups: List[List[int]] = []
@@ -97,7 +97,7 @@ def group(sources: Sequence[Sequence[int]]) -> List[List[int]]:
 
 
 def _box(inside: Sequence[Any], layout: Layout, number: int, prefix: int) -> Values:
-    """Return a box: its upper left corner, two lines of text, all that there is to say, and (x, width, precision)."""
+    """Return a box: its corner and size, two lines of text, a text with all details, and its cells."""
     x, y = layout.x[number] - _BOX / 2 + _EDGE, layout.layer[number] * _RISE + _EDGE
     width, gap = _CELLS / len(inside), 1 if len(inside) > 1 else 0
     label, below = _labels(inside, prefix)
@@ -114,13 +114,13 @@ def _box(inside: Sequence[Any], layout: Layout, number: int, prefix: int) -> Val
 
 
 def _details(operator: Any) -> str:
-    """Return all that there is to say of an operator."""
+    """Return a line with all facts about an operator."""
     casts = f"; casts {', '.join(map(str, operator.casts))}" if operator.casts else ""
     return f"{operator.name} ({operator.op}): {operator.precision}, {operator.reason}{casts}"
 
 
 def _labels(inside: Sequence[Any], prefix: int) -> Tuple[str, str]:
-    """Return the two lines of a box: the first operator's name, and the kind that tells most with how many others."""
+    """Return the two lines of a box: the first operator's name, and its most telling kind of operator."""
     name = visible(inside[0].name[prefix:])
     name = name[: -len(_SUFFIX)] if name.endswith(_SUFFIX) and name != _SUFFIX else name
     counts = Counter(visible(each.op) for each in inside)
@@ -132,7 +132,7 @@ def _labels(inside: Sequence[Any], prefix: int) -> Tuple[str, str]:
 
 
 def _shortened(text: str, most: int) -> str:
-    """Return a text that fits into a box, without its middle if it is too long."""
+    """Return a text that fits into a box; a long text loses its middle."""
     keep = most - 1
     return text if len(text) <= most else f"{text[: keep // 2]}…{text[len(text) - (keep - keep // 2) :]}"
 
@@ -149,8 +149,8 @@ def _marks(
 ) -> Iterator[Tuple[float, float, str, float]]:
     """Yield x, y, text and half the width of a mark for each cast.
 
-    It stands within a box, on the edge between two, near the reader, or below a box for an output of the network. On an
-    edge that is 0.8 of the way along its last curve, a cubic Bézier curve.
+    A mark is within a box, on an edge near the reader, or below a box for an output of the network. On an edge it is at
+    0.8 of the edge's last curve, a cubic Bézier curve.
     """
     place = {each: (number, i) for number, run in enumerate(runs) for i, each in enumerate(run)}
     for position, operator in enumerate(operators):
@@ -169,7 +169,7 @@ def _marks(
 
 
 def _curve(route: Route) -> str:
-    """Return the path of an edge through the points that it passes: curves between layers, upright within them."""
+    """Return the path of an edge: curves between layers, upright lines within layers."""
     places = [(x + _EDGE, layer * _RISE + _EDGE) for x, layer in route]
     parts = [f"M{places[0][0]:.1f} {places[0][1]:.1f}"]
     for (x, y), (to_x, to_y) in zip(places, places[1:]):
@@ -182,13 +182,13 @@ def _curve(route: Route) -> str:
 
 
 class Layout(NamedTuple):
-    """Centres of boxes.
+    """The places of boxes and edges.
 
     Attributes:
-        x: By box, in the units of the width; the leftmost edge is at 0.
-        layer: By box, from 0 at the top.
-        routes: By edge, the x and the layer of what it passes, both ends included.
-        width: Of all.
+        x: The horizontal centre of each box; the left edge of the picture is at 0.
+        layer: The layer of each box, from 0 at the top.
+        routes: For each edge the (x, layer) of all points that it passes, both ends included.
+        width: The width of the picture.
     """
 
     x: List[float]
@@ -198,13 +198,13 @@ class Layout(NamedTuple):
 
 
 def layered(count: int, edges: Sequence[Edge], box: float, gap: float) -> Layout:
-    """Return the layout of boxes 0 to ``count`` - 1; each edge leads from a box to a later one.
+    """Return the layout of some boxes, in which each edge leads from a box to a later box.
 
     Args:
-        count: Number of boxes.
-        edges: Pairs (from, to), from < to.
-        box: Width of a box.
-        gap: Least distance of two.
+        count: The number of boxes.
+        edges: Pairs (from, to) of the numbers of boxes, from < to.
+        box: The width of a box.
+        gap: The smallest distance between two boxes.
     """
     layers = [0] * count
     for source, target in sorted(edges, key=lambda edge: edge[1]):
@@ -227,7 +227,7 @@ def layered(count: int, edges: Sequence[Edge], box: float, gap: float) -> Layout
 
 
 def _waypoints(layers: List[int], edges: Sequence[Edge]) -> List[List[int]]:
-    """Return the points that each edge passes, one in each layer; the waypoints' layers are added to the boxes'."""
+    """Return the points of each edge, one in each layer. The layers of new waypoints are added to ``layers``."""
     bends = sum(layers[b] - layers[a] - 1 for a, b in edges) <= _MOST_WAYPOINTS
     routes = []
     for source, target in edges:
@@ -240,9 +240,9 @@ def _waypoints(layers: List[int], edges: Sequence[Edge]) -> List[List[int]]:
 def _place(
     rows: Sequence[List[int]], neighbours: Sequence[Sequence[Sequence[int]]], widths: Sequence[float], gap: float
 ) -> List[float]:
-    """Return the x of each point, as near to its neighbours' mean as order and distance allow.
+    """Return the x of each point: near to the mean of its neighbours, with the order and the distances kept.
 
-    Rows are swept downwards and upwards in turn; the first sweeps put them in the order of the neighbours' means too.
+    The rows are visited downwards and upwards in turn. The first sweeps also sort each row by its neighbours' means.
     """
     x = [0.0] * len(widths)
     for row in rows:
@@ -260,7 +260,7 @@ def _place(
 
 
 def _apart(wish: Sequence[float], widths: Sequence[float], gap: float) -> List[float]:
-    """Return the places nearest to those wished for, by least squares, that keep the order and a distance."""
+    """Return the places that are nearest to the wished places, by least squares, with the order and distances kept."""
     offsets, end = [], 0.0
     for width in widths:
         offsets.append(end + width / 2)

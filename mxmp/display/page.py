@@ -1,7 +1,7 @@
-"""Blocks as HTML: a page that is complete in itself, and the fragment that a notebook shows.
+"""Blocks as HTML: a self-contained page, and the fragment that a notebook shows.
 
-Jinja2 fills in the templates and escapes every value, so that hostile names are text. Nothing is loaded from a network:
-style and script are within the page.
+Jinja2 fills in the templates and escapes every value, so that hostile names are text. Style and script are within the
+page, so that nothing is loaded from a network.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def page(title: str, sections: Sequence[blocks.Section], lead: str = "") -> str:
     """Return one self-contained HTML file.
 
     Args:
-        title: Its subject; text, as all else.
-        sections: Its parts, from top to bottom.
+        title: The title of the page, as plain text.
+        sections: The parts of the page, from top to bottom.
         lead: A line under the title.
     """
     return _framed("page", title, sections, lead)
 
 
 def fragment(title: str, sections: Sequence[blocks.Section], lead: str = "") -> str:
-    """Return the same as a piece of HTML, for a cell of a notebook: no frame, and styles that touch nothing else."""
+    """Return a piece of HTML for a cell of a notebook, without a frame. Its styles do not change other elements."""
     return _framed("fragment", title, sections, lead)
 
 
@@ -61,14 +61,14 @@ def _environment() -> jinja2.Environment:
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters.update(breakable=_breakable, powers=_powers)
-    # A notebook's own style sheet has rules for tables and lists of a higher rank than '.mxmp td': ours are to win.
+    # A notebook's style sheet has rules for tables and lists with a higher rank than '.mxmp td'. Ours have to win.
     style = re.sub(r"\.mxmp(?![\w-])", ".mxmp.mxmp.mxmp", (_FOLDER / "style.css").read_text(encoding="utf-8"))
     environment.globals["style"] = Markup(style)
     return environment
 
 
 def _breakable(text: str) -> Markup:
-    """Return a text that may wrap behind underscores, slashes, dots and commas, but not in a number nor at its unit."""
+    """Return a text that may wrap behind underscores, slashes, dots and commas, but not in a number or at its unit."""
     text = re.sub(r"(?<=\d) (?=%|(?:[kMGT]B|bytes|ms)\b)", "\N{NO-BREAK SPACE}", visible(text))
     parts = re.split(r"(?<=[_/.,])(?=[^_/.,\s])(?!(?<=\d[.,])\d)", text)
     return Markup("<wbr>").join(map(escape, parts))
@@ -81,12 +81,12 @@ def _powers(text: str) -> Markup:
 
 
 def _anchor(title: str) -> str:
-    """Return the name by which the page's own links lead to a section."""
+    """Return the name of a section for links within the page."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _table(block: blocks.Table) -> Dict[str, Any]:
-    """Return a table for the template: for each cell its text, its key in an order, and the values of its drawing."""
+    """Return a table for the template. A cell is its text, its key for sorting, and the values of its drawing."""
     block = block.without_empty_columns()
     columns = [_cells(column, [row[i] for row in block.rows]) for i, column in enumerate(block.columns)]
     return {"block": block, "rows": list(zip(*columns))}
@@ -100,14 +100,14 @@ def _cells(column: blocks.Column, values: Sequence[Any]) -> List[Tuple[str, Opti
         return [(spark["label"], None, spark) for spark in sparks]
     if not column.is_numeric:
         return [(column.text(value), None, None) for value in values]
-    # As JavaScript reads them; NaN has no order.
+    # As JavaScript reads numbers. NaN has no order.
     keys = ["" if value is None or value != value else str(float(value)).replace("inf", "Infinity") for value in values]
     largest = max((value for value in values if value is not None and abs(value) < math.inf), default=0.0)
     parts = [round(min(value / largest, 1.0), 3) if value and value > 0 < largest else 0 for value in values]
     return list(zip(map(column.text, values), keys, parts))
 
 
-# How blocks become values of their macro; others are values for it as they are.
+# The functions that turn blocks into values for the template. Other blocks are such values themselves.
 _DRAWN: Dict[str, Callable[[Any], Any]] = {
     "lines": charts.draw_lines,
     "histogram": charts.draw_histogram,

@@ -1,8 +1,7 @@
-"""Results as values: a frozen dataclass that is written as JSON, read back checked, and shown in three places.
+"""Results as frozen dataclasses: written as JSON, checked when they are read, shown on a terminal, page and notebook.
 
-A result of mxmp is a `Record`. Its fields say by their type hints how they are written and which values are accepted
-when they are read, so that no class has a reader of its own; `Record._sections` says how it is shown, as plain blocks,
-which a terminal, a page and a notebook draw.
+A result of mxmp is a `Record`. The type hints of its fields decide how they are written, and which values are accepted
+when they are read. So no class has a reader of its own. `Record._sections` gives the plain blocks that are shown.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Self = TypeVar("Self", bound="Record")
 
 
 class Shown:
-    """Base of values that are shown on a terminal, as a page and in a notebook, from one list of sections."""
+    """Base of values that a terminal, a page and a notebook show from one list of sections."""
 
     #: The title of its page.
     _title: ClassVar[str]
@@ -53,16 +52,16 @@ class Shown:
         return ""
 
     def to_html(self, path: Optional[str] = None, title: Optional[str] = None) -> str:
-        """Return it as one self-contained HTML file, and write that if asked to.
+        """Return the record as one self-contained HTML page, and write the page to a file if ``path`` is given.
 
         Args:
-            path: The file to write, replaced if it is there; None to write none.
-            title: The page's title; the record's own unless given.
+            path: The file to write; a file that exists is replaced.
+            title: The page's title; that of the class unless given.
 
         Raises:
             CheckpointError: If the file cannot be written.
         """
-        from . import page  # with its templates, when a page is made
+        from . import page  # Jinja2 is imported when a page is made.
 
         text = page.page(title or self._title, self._sections(), self._lead)
         if path is not None:
@@ -88,14 +87,13 @@ class Shown:
 
 
 class Record(Shown):
-    """Base of results: frozen dataclasses that are saved, loaded and looked at.
+    """Base of results: frozen dataclasses that are saved, loaded and shown.
 
-    A field's type hint is what `from_dict` checks: int, float (inf and NaN are the texts 'inf', '-inf' and 'nan'),
-    bool, str, Any, Optional, a tuple, a mapping from str or int, an Enum (written as its value), a dataclass, or a
-    class whose ``parse`` reads what its ``str`` gives, as `Policy`. A field with ``compare=False`` is not written;
-    one with a default may be missing in a file. Names that are no field are passed over, so that a class may
-    add values for other readers in its `to_dict`. A class that checks more does so in ``__post_init__``, by a
-    ValueError.
+    `from_dict` checks each field by its type hint. The hint is int, float, bool, str, Any, Optional, a tuple, a mapping
+    from str or int, an Enum, a dataclass, or a class with a method ``parse`` that reads its ``str``, as `Policy`. inf
+    and NaN are the texts 'inf', '-inf' and 'nan', and an Enum is its value. A field with ``compare=False`` is not
+    written. A field with a default may be missing in a file. Other names are passed over, so that `to_dict` of a class
+    may add values for other readers. A class that checks more raises a ValueError in ``__post_init__``.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)
@@ -110,9 +108,9 @@ class Record(Shown):
         mxmp.errors.StateError: the speed is damaged: seconds is 'fast'; expected a number.
     """
 
-    #: The noun for it, in files and in errors.
+    #: The noun for the record, in files and in errors.
     _kind: ClassVar[str]
-    #: Of the fields and their meaning; no other is read.
+    #: The version of the fields and their meaning; no other version is read.
     _version: ClassVar[int] = 1
     #: The class of errors about damaged values.
     _error: ClassVar[Type[MxmpError]] = StateError
@@ -120,15 +118,15 @@ class Record(Shown):
     # ------------------------------------------------------------------ values and files
 
     def to_dict(self) -> Dict[str, Any]:
-        """Return it as plain values, which JSON can hold and `from_dict` reads."""
+        """Return the record as plain values, which JSON can hold and `from_dict` reads."""
         return {"record": self._kind, "version": self._version, **_fields_to_plain(self)}
 
     @classmethod
     def from_dict(cls: Type[Self], values: Any) -> Self:
-        """Return the record that `to_dict` gave, also after JSON has made lists of tuples.
+        """Return the record of the values that `to_dict` returned. Tuples may be lists, as JSON has them.
 
         Raises:
-            MxmpError: If the values are another's or damaged; the message names the field. The class is the record's.
+            MxmpError: If the values are those of another class, or damaged; the message names the field.
         """
         kind, version = (values.get(name) if isinstance(values, Mapping) else None for name in ("record", "version"))
         if kind != cls._kind:
@@ -142,7 +140,7 @@ class Record(Shown):
             raise cls._error(f"the {cls._kind} is damaged: {str(e):.500}") from e
 
     def to_json(self) -> str:
-        """Return it as JSON, which `from_json` reads."""
+        """Return the record as JSON, which `from_json` reads."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     @classmethod
@@ -155,7 +153,7 @@ class Record(Shown):
         return cls.from_dict(values)
 
     def save(self, path: str) -> None:
-        """Write it to a file as JSON, whole or not at all.
+        """Write the record to a file as JSON, whole or not at all.
 
         Raises:
             CheckpointError: If the file cannot be written.
@@ -167,7 +165,7 @@ class Record(Shown):
         """Return the record that `save` wrote.
 
         Raises:
-            CheckpointError: If the file cannot be read, or holds something else; the message names it.
+            CheckpointError: If the file cannot be read, or holds no such record; the message names the file.
         """
         with reading(path, cls._error):
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
@@ -175,7 +173,7 @@ class Record(Shown):
 
 @contextlib.contextmanager
 def reading(path: str, *damage: Type[Exception]) -> Iterator[None]:
-    """Turn errors into a CheckpointError that names the file: those of reading, and of ``damage``, for its content."""
+    """Turn errors of reading, and errors of the classes ``damage``, into a CheckpointError that names the file."""
     try:
         yield
     except UnicodeDecodeError as e:
@@ -187,10 +185,10 @@ def reading(path: str, *damage: Type[Exception]) -> Iterator[None]:
 
 
 def save_text(text: str, path: str) -> None:
-    """Write a text to a file, whole or not at all; a file that is there is replaced.
+    """Write a text to a file, whole or not at all; a file that exists is replaced.
 
     Raises:
-        CheckpointError: If it cannot be written.
+        CheckpointError: If the file cannot be written.
     """
     with saving(str(path), str(path)) as (name,):
         Path(name).write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -208,7 +206,7 @@ _EXPECTED: Dict[Any, Tuple[str, Any]] = {
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as JSON holds it: text for what is not finite, for an Enum its value, for others their text."""
+    """Return a value as JSON holds it. Numbers that are not finite and unknown objects become texts."""
     if isinstance(value, enum.Enum):
         return value.value
     if value is None or isinstance(value, (bool, int, str)):
@@ -225,7 +223,7 @@ def to_plain(value: Any) -> Any:
 
 
 def _has_fields(value: Any) -> bool:
-    """Return whether a value, or a class, is written field by field: a dataclass that has no text to be parsed."""
+    """Return whether a value, or a class, is written field by field: a dataclass without a method ``parse``."""
     return dataclasses.is_dataclass(value) and not hasattr(value, "parse")
 
 
@@ -234,7 +232,7 @@ def _fields_to_plain(value: Any) -> Dict[str, Any]:
 
 
 def _fields_from_plain(cls: Any, values: Any, where: str) -> Any:
-    """Return the value of a dataclass; ``where`` is the path to it, with a dot at its end."""
+    """Return the dataclass with these plain values; ``where`` is the path to it in the record, ending in a dot."""
     arguments, hints = {}, get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if field.name in values and field.compare:
@@ -245,7 +243,7 @@ def _fields_from_plain(cls: Any, values: Any, where: str) -> Any:
 
 
 def _from_plain(hint: Any, value: Any, where: str) -> Any:
-    """Return the value of a type that a plain value stands for, or raise a ValueError that names it by ``where``."""
+    """Return the value of a type from its plain value, or raise a ValueError that names the path ``where``."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any or (origin is Union and value is None):
         return value

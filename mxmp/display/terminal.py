@@ -1,8 +1,8 @@
-"""Blocks on a terminal, by rich: tables, facts and sentences; charts and pictures are left to pages.
+"""Shows blocks on a terminal by rich: tables, facts and sentences. Only pages have charts and pictures.
 
-Sections come from the last to the first, tables before the rest, so that the most important ends beside the prompt.
-rich is imported here, and before anything else imports it: ``rich.style`` draws one of Python's random numbers when it
-is imported, which may be in the midst of a seeded run.
+The last section comes first, and tables come before other blocks, so that the most important facts are next to the
+prompt. Other modules import rich only after this one. ``rich.style`` draws one of Python's random numbers when it is
+imported, which would change a seeded run. This module puts the random state back.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rich.padding import Padding  # noqa: E402
 from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
 
-WIDTH = 120  # columns where there is no terminal
-NARROW = 80  # columns below which the cells of two text columns share one
+WIDTH = 120  # The columns if there is no terminal.
+NARROW = 80  # With fewer columns two text columns share one.
 
 
 def text(shown: Any, width: int = WIDTH) -> str:
-    """Return a record, or another value that rich can print, as text of a width."""
+    """Return a record, or another value that rich can print, as text with so many columns."""
     console = Console(file=io.StringIO(), width=width)
     console.print(shown)
     output: Any = console.file
@@ -65,7 +65,7 @@ def _drawn(block: blocks.Block, width: int) -> Iterator[Any]:
 
 
 def pairs(lines: Sequence[Sequence[str]]) -> Any:
-    """Return lines of two cells, such as a name and a text."""
+    """Return a grid for rich with a line for each pair, such as a name and a text."""
     grid = Table.grid(padding=(0, 2))
     for name, line in lines:
         grid.add_row(Text(visible(name), style="dim"), Text(visible(line), overflow="fold"))
@@ -73,7 +73,7 @@ def pairs(lines: Sequence[Sequence[str]]) -> Any:
 
 
 def table(block: blocks.Table, narrow: bool = False) -> Table:
-    """Return a table; on a narrow terminal each two columns of text share one, in several lines."""
+    """Return a table for rich. On a narrow terminal two columns of text share one, in several lines."""
     block = block.without_empty_columns()
     columns = [i for i, column in enumerate(block.columns) if column.kind != blocks.SPARK]
     groups: List[List[int]] = []
@@ -94,7 +94,7 @@ def table(block: blocks.Table, narrow: bool = False) -> Table:
         drawn.add_column(titles, justify="right" if right else "left", overflow="fold", no_wrap=right)
     for row in block.rows[: block.most]:
         cells = ["\n  ".join(visible(block.columns[i].text(row[i])) for i in group) for group in groups]
-        drawn.add_row(*map(Text, cells))  # a name may look like rich's markup
+        drawn.add_row(*map(Text, cells))  # Not plain strings: a name may look like rich's markup.
     return drawn
 
 

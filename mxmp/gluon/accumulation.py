@@ -24,8 +24,8 @@ Batch = TypeVar("Batch")
 class Accumulator:
     """Makes one step of the gradients of several batches, a group, as if they were one large batch.
 
-    In the loop gradients add up (``grad_req='add'``); they are summed over contexts and workers at the end of each
-    group alone, checked and skipped as one, and zeroed::
+    In the loop gradients add up (``grad_req='add'``). At the end of each group they are summed over contexts and
+    workers, checked and used or skipped as one, and zeroed::
 
         accumulator = mxmp.gluon.Accumulator(trainer, steps=4)
         for x, y in accumulator(loader):
@@ -36,8 +36,8 @@ class Accumulator:
             accumulator.clip_global_norm(1.0, len(x))  # optional
             accumulator.step(len(x))
 
-    The last group of a loader may be smaller. Each group's gradients are divided by its true number of samples, so that
-    batches of different sizes count by their samples: do not divide the loss. Losses that are means already want
+    The last group of a loader may be smaller. Each group's gradients are divided by its true number of samples, so
+    batches of different sizes count by their samples. Do not divide the loss. Losses that are means already want
     ``step(1)``. The update is that of one large batch, to rounding: gradients of parameters that are stored in low
     precision are rounded at each addition. BatchNorm is different: it normalizes each batch by itself.
 
@@ -57,9 +57,9 @@ class Accumulator:
         trainers = list(trainer) if isinstance(trainer, (list, tuple)) else [trainer]
         for each in trainers:
             if not isinstance(each, Trainer):
-                found = f"a {type(each).__name__} of {type(each).__module__}"
+                kind = f"a {type(each).__name__} of {type(each).__module__}"
                 hint = "; Trainer.adopt makes it one of mxmp" if isinstance(each, gluon.Trainer) else ""
-                raise TrainerError(f"Accumulator: expected a trainer of mxmp, found {found}{hint}.")
+                raise TrainerError(f"Accumulator: expected a trainer of mxmp, found {kind}{hint}.")
         if not trainers:
             raise TrainerError("Accumulator: trainer is an empty list; give a trainer of mxmp, or a list of them.")
         if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
@@ -67,8 +67,8 @@ class Accumulator:
         self._trainers: List[Trainer] = list(dict.fromkeys(trainers))
         self._size = int(steps)
         self._runs = self._stepping = self._is_last = False
-        self._waits = False  # for the step of the present batch
-        self._batches = 0  # of the present group, that were begun
+        self._waits = False  # Whether the present batch waits for its step.
+        self._batches = 0  # Batches of the present group, the present one included.
         self._samples = 0
 
     @property
@@ -86,9 +86,9 @@ class Accumulator:
             batches: A loader, or anything else that yields batches.
 
         Raises:
-            TrainerError: If it is nothing to loop over, or a gradient is row_sparse, which MXNet does not add up;
-                within another loop, or between a backward and its step; in the loop, if `step` was not called for a
-                batch, or the trainer's own was.
+            TrainerError: If it is nothing to loop over, or a gradient is row_sparse, which MXNet does not add up.
+                Within another loop, or between a backward and its step. In the loop, if `step` was not called for a
+                batch, or the trainer's own `step` was.
         """
         if not isinstance(batches, Iterable):
             raise TrainerError(f"Accumulator: a {type(batches).__name__} is nothing to loop over; give a loader.")
@@ -186,7 +186,7 @@ class Accumulator:
             yield
 
     def _end(self, changed: Sequence[gluon.Parameter]) -> None:
-        """Give parameters their ``grad_req`` back and trainers their own step; drop what an unfinished group has."""
+        """Give parameters their ``grad_req`` back and trainers their own step; drop an unfinished group."""
         for trainer in self._trainers:
             trainer._step_hooks.pop(id(self), None)
         for param in changed:
@@ -215,8 +215,8 @@ class Accumulator:
 
     def _params(self) -> List[gluon.Parameter]:
         """Return all parameters that are trained."""
-        found: Dict[int, gluon.Parameter] = {id(p): p for trainer in self._trainers for p in trainer._params}
-        return [param for param in found.values() if param.grad_req != "null"]
+        params: Dict[int, gluon.Parameter] = {id(p): p for trainer in self._trainers for p in trainer._params}
+        return [param for param in params.values() if param.grad_req != "null"]
 
     def _refuse_other_steps(self, trainer: Trainer, updated: bool) -> None:
         if not self._stepping:

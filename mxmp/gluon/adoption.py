@@ -1,7 +1,7 @@
-"""Trainers of MXNet: which can become ones of mxmp, and a warning where one trains a converted net.
+"""Trainers of MXNet: which of them can become trainers of mxmp, and a warning if one trains a converted net.
 
-Also the notes on parameters of the policy of their net, which parameters can be added to a trainer, and the loss scale
-by the names that clients of contrib.amp use.
+This file also keeps the policy of a net on its parameters, and checks parameters that are added to a trainer. It has
+the loss scale by the names that clients of contrib.amp use.
 """
 
 from __future__ import annotations
@@ -63,23 +63,24 @@ def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer])
         refuse_compression(trainer._compression_params, not isinstance(loss_scale, NoOpLossScale), False)
     settings = trainer._kvstore_params
     refuse_update_on_kvstore(settings["kvstore"], settings["update_on_kvstore"], trainer._params)
-    return _mixed(type(trainer), kind)
+    return _class_of_both(type(trainer), kind)
 
 
-def _mixed(given: Type[mx.gluon.Trainer], kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:
+def _class_of_both(user_class: Type[mx.gluon.Trainer], kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:
     """Return a class that is mxmp's trainer and the given one, or raise if that has a step of its own."""
-    if given is mx.gluon.Trainer:
+    if user_class is mx.gluon.Trainer:
         return kind
-    own = (vars(base).items() for base in kind.__mro__[: kind.__mro__.index(mx.gluon.Trainer)])
-    ours = {name for items in own for name, value in items if callable(value) and not name.startswith("__")}
-    for base in given.__mro__[: given.__mro__.index(mx.gluon.Trainer)]:
+    members = (vars(base).items() for base in kind.__mro__[: kind.__mro__.index(mx.gluon.Trainer)])
+    ours = {name for items in members for name, value in items if callable(value) and not name.startswith("__")}
+    for base in user_class.__mro__[: user_class.__mro__.index(mx.gluon.Trainer)]:
         both = sorted(ours & set(vars(base)))
         if both:
             raise TrainerError(
                 f"{base.__name__} has a method {both[0]} of its own, which mxmp's trainer would replace; derive it "
                 f"from mxmp.gluon.Trainer."
             )
-    return type(given.__name__, (kind, given), {"__doc__": given.__doc__, "__module__": given.__module__})
+    attributes = {"__doc__": user_class.__doc__, "__module__": user_class.__module__}
+    return type(user_class.__name__, (kind, user_class), attributes)
 
 
 def warn_of_plain_trainers(net: mx.gluon.Block, policy: Policy, params: Sequence[mx.gluon.Parameter]) -> bool:
@@ -104,7 +105,7 @@ def warn_of_plain_trainers(net: mx.gluon.Block, policy: Policy, params: Sequence
 
 
 def _missing(policy: Policy, trainer: mx.gluon.Trainer, params: Sequence[mx.gluon.Parameter]) -> List[str]:
-    """Return what a trainer of MXNet fails to do for parameters."""
+    """Return the things that parameters need and a trainer of MXNet does not do."""
     found = []
     if policy.loss_scale not in (None, 1.0):
         found.append(
@@ -167,13 +168,13 @@ def listed(params: Any) -> List[Any]:
     return list(values) if isinstance(values, Iterable) else [params]
 
 
-def require_addable(param: Any, known: Collection[str], contexts: Sequence[mx.Context]) -> None:
-    """Raise if a parameter cannot be added to a trainer that has the ``known`` names on some contexts."""
+def require_addable(param: Any, names: Collection[str], contexts: Sequence[mx.Context]) -> None:
+    """Raise if a parameter cannot be added to a trainer whose parameters have these names and contexts."""
     if not isinstance(param, mx.gluon.Parameter):
         raise TrainerError(f"add_params: expected gluon Parameters, found a {type(param).__name__}.")
     if not is_initialized(param) and not is_deferred(param):
         raise TrainerError(f"add_params: parameter '{param.name}' is not initialized; call its initialize first.")
-    if param.name in known:
+    if param.name in names:
         raise TrainerError(f"add_params: the trainer has a parameter '{param.name}' already.")
     if "row_sparse" in (param._stype, param._grad_stype):
         raise TrainerError(
@@ -192,9 +193,8 @@ def require_addable(param: Any, known: Collection[str], contexts: Sequence[mx.Co
 class AmpLossScaler:
     """``trainer._amp_loss_scaler``: a view of a trainer's loss scale by the names that contrib.amp has for it.
 
-    Sockeye, for one, saves and restores a run by them. A change is made as by ``trainer.loss_scale``: between steps
-    alone. Only a dynamic scale grows: for others ``_unskipped`` is 0, and the numbers that say when it grows are not
-    kept.
+    Sockeye, for one, saves and restores a run by them. Like ``trainer.loss_scale`` they may only be changed between
+    steps. Only a dynamic scale grows: for others ``_unskipped`` is 0, and a changed ``_scale_seq_len`` is ignored.
 
     References:
         python/mxnet/contrib/amp/loss_scaler.py at tag 1.9.1.
@@ -261,7 +261,7 @@ class AmpLossScaler:
 
 
 class _MixedUpError(TrainerError, AttributeError):
-    """A function of contrib.amp was given a trainer of mxmp; for ``hasattr`` the trainer lacks what it asks for."""
+    """A function of contrib.amp was given a trainer of mxmp; ``hasattr`` is False for the attribute that it reads."""
 
 
 def mixed_up(function: str) -> TrainerError:

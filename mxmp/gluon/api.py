@@ -1,4 +1,4 @@
-"""convert, cast, restore, report and export: what users call on a Gluon net."""
+"""The functions that users call on a Gluon net: convert, cast, restore, report, export, adopt_weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _FLOAT32 = "_mxmp_float32"
-"""Where a net converted to a float32 policy, which runs as it was written, holds it."""
+"""The attribute in which a net with a float32 policy has it; such a net runs as it was written."""
+
 
 def convert(
     net: gluon.Block,
@@ -52,40 +53,42 @@ def convert(
 ) -> gluon.Block:
     """Convert a net in place, so that it trains and infers in mixed precision.
 
-    The net keeps its parameters with their names, its API and its state of hybridization. It
-    always runs as a graph from now on, hybridized or not. Works before and after ``initialize``.
-    The policy is checked and noted; the first call converts the net's graph, with the shapes of the batch, and stores
-    parameters. A SymbolBlock has its graph, and is converted at once. A copy of a converted net, or one from a pickle,
-    has float32 parameters, and is converted at its own first call.
-    Blocks inside that were converted before are converted anew, with this policy. A net that is converted to it
-    already stays as it is, unless blocks were put into it. On CPU contexts float16 is emulated: float32 arithmetic,
-    rounded to float16.
+    The net keeps its API, its parameters with their names, and its state of hybridization. From now on it always runs
+    as a graph, hybridized or not. ``convert`` works before and after ``initialize``.
+
+    ``convert`` checks the policy and notes it. The first call converts the net's graph, with the shapes of the batch,
+    and stores parameters. A SymbolBlock has its graph and is converted at once. A copy of a converted net has float32
+    parameters and is converted at its own first call, and so is a net from a pickle.
+
+    Blocks in the net that were converted before are converted anew, with this policy. A net that has this policy
+    already stays as it is, unless it has got new blocks. On CPU contexts float16 is emulated: the arithmetic is
+    float32, and each result is rounded to float16.
+
+    The first call (``convert`` itself of a SymbolBlock) raises an error if the policy does not suit the graph. Then net
+    and parameters are as they were. It is a PolicyError if a pattern of operators or names matches nothing. It is a
+    ConvertError if the net cannot be traced or does not type-check by itself; the text names the block or node. It is a
+    ConvertError too if ``ranges`` names no output of the net, or names an output beyond the range that the net lacks.
 
     Args:
-        net: A HybridBlock, a SymbolBlock, or a Block with HybridBlocks inside (each of them gets
-            a graph of its own, with float32 in between). A SymbolBlock that was imported from ``export``'s
-            files is the net that was exported: the casts of its earlier policy are taken out.
-        policy: A policy or its name, such as 'O1', 'O2' or 'mixed_bfloat16'; 'float32' too, for inference. 'auto' is
-            the one that is fastest where the parameters are, by what is known of the GPU or of the kind of processor;
-            ``report`` names it, and why. Before ``initialize`` it goes by a GPU of this machine, if there is one.
-        ranges: Largest magnitudes of outputs by name, as ``mxmp.diagnose.measure_ranges(net, loader)`` has them. The
-            operators that give or read a tensor beyond half of the range of the policy's dtype stay in float32.
+        net: A HybridBlock, a SymbolBlock, or a Block with HybridBlocks in it. Each of those gets a graph of its own,
+            and the values between them are float32. A SymbolBlock that was imported from the files of ``export`` is the
+            net that was exported: the casts of its earlier policy are taken out.
+        policy: A policy or its name, such as 'O1', 'O2' or 'mixed_bfloat16'. 'float32' is for inference too. 'auto' is
+            the fastest policy for the device of the parameters, a GPU or a kind of processor; ``report`` names it and
+            the reason. Before ``initialize`` it is the fastest for a GPU of this machine, if there is one.
+        ranges: Largest magnitudes of outputs by name, as ``mxmp.diagnose.measure_ranges(net, loader)`` returns them.
+            Operators stay in float32 if they read or give a tensor beyond half of the range of the policy's dtype.
         **changes: Fields of the policy that overrule it, such as ``last_layer_fp32=True``.
 
     Returns:
         The same net.
 
     Raises:
-        PolicyError: If the policy is invalid, one of its patterns of blocks matches none, or a block has one
-            of its own that does not fit (``set_policy``).
-        ConvertError: If the net has a block that is frozen in low precision, or ``net.cast`` has put its parameters in
-            low precision. Also if the policy uses bfloat16 and parameters are on a GPU, for which MXNet has no bfloat16
-            kernels; a call with inputs on one says the same.
-
-    The first call raises, and leaves net and parameters as they were (``convert`` itself of a SymbolBlock): a
-    PolicyError if a pattern of operators or names matches nothing; a ConvertError, which names the block or node, if
-    the net cannot be traced or does not type-check by itself, or if ``ranges`` has none of the net's outputs, or one
-    beyond the range that the net lacks.
+        PolicyError: If the policy is invalid, or a pattern of blocks matches none. Also if ``set_policy`` gave a block
+            another dtype than the policy has.
+        ConvertError: If a block in the net is frozen in low precision, or ``net.cast`` has put the parameters in low
+            precision. Also if the policy uses bfloat16 and parameters are on a GPU, because MXNet has no bfloat16
+            kernels there. A call with inputs on a GPU raises the same error.
     """
     root_blocks, known_ranges = roots(net), checked_ranges(ranges)
     contexts = [context for root in root_blocks for context in storage.contexts_of(root.collect_params().values())]
@@ -115,7 +118,7 @@ def convert(
                 conversion.install()
             else:
                 vars(conversion.net)[_FLOAT32] = policy
-        note_policy(net.collect_params().values(), policy)  # those too that belong to a plain Block itself
+        note_policy(net.collect_params().values(), policy)  # also those of a plain Block itself
     except BaseException:
         for conversion in conversions_of(blocks_in(*root_blocks)):
             conversion.remove()
@@ -131,7 +134,7 @@ def convert(
 
 
 def _refuse_frozen(net: gluon.Block) -> None:
-    """Raise a ConvertError if a net is frozen in low precision, or has such a block in it."""
+    """Raise a ConvertError if a net, or a block in it, is frozen in low precision."""
     for block in blocks_in(net):
         params = block.collect_params().values() if frozen_model(block) else ()
         low_param = next((param for param in params if storage.dtype_of(param) in dtypes.LOW_PRECISION), None)
@@ -143,7 +146,7 @@ def _refuse_frozen(net: gluon.Block) -> None:
 
 
 def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None:
-    """Convert several nets, or leave all of them as they were; raises as `convert`."""
+    """Convert several nets, or leave all of them as they were; raises the errors of `convert`."""
     inner_blocks = blocks_in(*(net for net in nets if isinstance(net, gluon.Block)))
     policies_before = [(each.net, each.policy, each.ranges) for each in conversions_of(inner_blocks)]
     policies_before += [(block, vars(block)[_FLOAT32], {}) for block in inner_blocks if _FLOAT32 in vars(block)]
@@ -163,9 +166,9 @@ def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None
 def cast(net: gluon.Block, dtype: str) -> gluon.Block:
     """Store and run a net in low precision, with BatchNorm, softmax and their like in float32.
 
-    As ``net.cast(dtype)`` should do it: parameters that low precision operators read are stored in
-    ``dtype``, all others stay float32; inputs are cast where they are needed, integer inputs and
-    labels never; outputs come back in float32.
+    Parameters that low precision operators read are stored in ``dtype``; all others stay float32. Inputs are cast where
+    that is needed; integer inputs and labels never are. Outputs are float32. MXNet's ``net.cast(dtype)`` casts
+    everything.
 
     Args:
         net: The net.
@@ -176,7 +179,7 @@ def cast(net: gluon.Block, dtype: str) -> gluon.Block:
 
     Raises:
         DtypeError: If the dtype is unknown.
-        ConvertError: As ``convert``.
+        ConvertError: If the net cannot be converted, see ``convert``.
     """
     name = dtypes.canonical(dtype)
     if name == dtypes.FLOAT32:
@@ -187,13 +190,13 @@ def cast(net: gluon.Block, dtype: str) -> gluon.Block:
 def restore(net: gluon.Block) -> gluon.Block:
     """Undo ``convert``: the net runs its own float32 graph again.
 
-    Parameters that were stored in low precision become float32, with their exact values; one that was not trained when
-    it was converted (``grad_req='null'``) has kept none, and becomes its rounded value. The float32 graph of an
-    imported SymbolBlock has no casts that mxmp put in before the export.
+    Parameters that were stored in low precision become float32, with their exact values. A parameter that was not
+    trained when it was converted (``grad_req='null'``) has no exact value: it becomes its rounded one. The float32
+    graph of an imported SymbolBlock lacks the casts that mxmp had inserted before the export.
 
     Raises:
-        ConvertError: If it is no block, or one within a converted net.
-        TrainerError: If a weight was written to past its master; then nothing is changed.
+        ConvertError: If ``net`` is no block, or a block within a converted net.
+        TrainerError: If a weight was written to without its float32 master. Then nothing is changed.
     """
     inner_blocks = _require_whole(net, "restore")
     conversions = conversions_of(inner_blocks)
@@ -208,14 +211,14 @@ def restore(net: gluon.Block) -> gluon.Block:
 
 
 def report(net: gluon.Block) -> Report:
-    """Return the precision of each operator of a converted net, and why: of one to 'O0', a report of a float32 net.
+    """Return the precision of each operator of a converted net, and why; of a net converted to 'O0' that of float32.
 
-    It is that of the net's last call; of a SymbolBlock that was not called, one without shapes, so that operators which
-    depend on them may run in another precision.
-    A note of the report names the blocks that no conversion reaches, with the parameters that are their own.
+    The report is of the net's last call. A SymbolBlock that was not called was converted without shapes. Its operators
+    that depend on shapes may run in another precision later. A note of the report names the blocks that no conversion
+    reaches, with their own parameters.
 
     Raises:
-        ConvertError: If it is no block, not converted, within a converted net, or has to see one batch first.
+        ConvertError: If ``net`` is no block, is not converted, is within a converted net, or was not called yet.
     """
     reports: List[Report] = []
     for block in _require_whole(net, "report"):
@@ -239,24 +242,24 @@ def _report_of(conversion: Conversion) -> Report:
 
 
 def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:
-    """Write a converted or frozen net as a model that plain MXNet loads: ``net.export``.
+    """Write a converted or frozen net as a model that plain MXNet loads, as ``net.export`` does.
 
     Args:
         net: The net; it is not changed.
         path: Prefix of the files.
-        epoch: Number in the name of the second.
+        epoch: Number in the name of the file of parameters.
         for_inference: Whether the written model will only infer. Then it is the model of `freeze` under the net's own
-            policy: BatchNorm folded in float32, dropout gone, weights stored in the dtype in which they are read. No
-            backend has partitioned it, so that it loads everywhere. A hybridized net that is not converted is written
-            too, in float32. An ``export`` that the net's class defines is not called. A frozen block is written as it
-            is.
+            policy: BatchNorm is folded in float32, dropout is left out, and weights are stored in the dtype in which
+            they are read. No backend has partitioned it, so it loads everywhere. A hybridized net that is not converted
+            is written too, in float32. An ``export`` that the net's class defines is not called. A frozen block is
+            written unchanged.
 
     Returns:
-        The paths written, ``<path>-symbol.json`` and ``<path>-<epoch>.params``.
+        The paths of the written files, ``<path>-symbol.json`` and ``<path>-<epoch>.params``.
 
     Raises:
-        ConvertError: If the net is not converted, or has not seen a batch yet; for inference it may be hybridized in
-            place of converted. If a parameter has no value.
+        ConvertError: If the net is not converted, or was not called yet. With ``for_inference`` a hybridized net need
+            not be converted. Also if a parameter has no value.
     """
     if not isinstance(net, gluon.Block) or not isinstance(path, (str, os.PathLike)):
         kinds = f"net is a {type(net).__name__}, path a {type(path).__name__}"
@@ -284,18 +287,18 @@ def as_symbol_block(net: gluon.HybridBlock, ctx: Any = None) -> gluon.SymbolBloc
     """Return the float32 graph of a net as a SymbolBlock, with copies of the parameters that the graph reads.
 
     Args:
-        net: Hybridized and called once, or a SymbolBlock; converted or not. It is not changed.
-        ctx: The context or contexts of the copies; those of the net unless given.
+        net: A SymbolBlock, or a net that is hybridized and was called once; converted or not. It is not changed.
+        ctx: The context or contexts of the copies; by default those of the net.
 
     Raises:
-        ConvertError: If it is no net, or has no graph yet.
+        ConvertError: If ``net`` is no net, or has no graph yet.
     """
     if not isinstance(net, gluon.HybridBlock):
         raise ConvertError(f"block is a {type(net).__name__}; expected a HybridBlock.")
     if not net._cached_graph:
         raise ConvertError(f"block '{net.name}' has no graph yet; hybridize it and run one batch, then convert it.")
     inputs, symbol = net._cached_graph
-    symbol = frozen_model(net).symbol if frozen_model(net) else symbol  # its own graph is guarded and emulated
+    symbol = frozen_model(net).symbol if frozen_model(net) else symbol  # the block's graph has guards and emulation
     result = gluon.SymbolBlock(from_graph(EraseCasts()(to_graph(symbol)).graph, symbol), inputs)
     originals = net.collect_params()
     for name, param in result.collect_params().items():
@@ -307,21 +310,21 @@ def as_symbol_block(net: gluon.HybridBlock, ctx: Any = None) -> gluon.SymbolBloc
 
 
 def _is_current(conversion: Optional[Conversion], policy: Policy, regions: BlockRegions, ranges: Any) -> bool:
-    """Return whether a conversion is what ``convert`` would install."""
+    """Return whether a net's conversion is equal to the one that ``convert`` would install."""
     if type(conversion) is not Conversion or not all(map(is_part, descendants(conversion.net))):
-        return False  # a part that is none is new
+        return False  # the net has a new block
     marks = {block: regions[block] for block in blocks_in(conversion.net) if block in regions}
     same_policy = conversion.policy == policy and conversion.policy.chosen == policy.chosen
     return same_policy and (conversion.regions, conversion.ranges) == (marks, ranges)
 
 
 def is_fixed(net: gluon.Block) -> bool:
-    """Return whether a user has given a net that has no conversion a precision: it is frozen, or float32 by policy."""
+    """Return whether the user chose the precision of an unconverted net: it is frozen, or 'float32' by policy."""
     return frozen_model(net) is not None or _FLOAT32 in vars(net)
 
 
 def _require_whole(net: Any, function: str) -> List[gluon.Block]:
-    """Return a net and the blocks in it; ConvertError if it is no block, or one within a converted net alone."""
+    """Return a net and the blocks in it; raise a ConvertError if it is no block, or only part of a converted net."""
     if not isinstance(net, gluon.Block):
         raise ConvertError(f"{function}: expected a Gluon block, found {type(net).__name__}.")
     inner_blocks = blocks_in(net)
@@ -334,7 +337,7 @@ def _require_whole(net: Any, function: str) -> List[gluon.Block]:
 
 
 def _report(net: gluon.Block) -> Optional[Report]:
-    """Return the report of a frozen block or of a net that has a float32 policy, None of another block."""
+    """Return the report of a frozen block, or of a net that has a float32 policy; None for other blocks."""
     frozen = frozen_model(net)
     if frozen is not None:
         return frozen.report  # type: ignore[no-any-return]
@@ -351,12 +354,12 @@ def _report(net: gluon.Block) -> Optional[Report]:
 
 
 def _unreached(net: gluon.Block) -> Tuple[str, ...]:
-    """Return a note on the blocks of a net that no conversion reaches; none if there are no such blocks.
+    """Return a note on the blocks of a net that no conversion reaches, or no note if there are no such blocks.
 
     Containers and other blocks of MXNet without parameters compute nothing by themselves.
     """
     texts, waiting = [], [net]
-    for block in waiting:  # which grows
+    for block in waiting:  # it grows meanwhile
         if conversion_of(block) is not None or is_fixed(block):
             continue
         names = list(block.params)
@@ -372,19 +375,19 @@ def _unreached(net: gluon.Block) -> Tuple[str, ...]:
 
 
 def adopt_weights(net: gluon.Block) -> None:
-    """Take over the weights of a net as they are, after they were written to past their float32 masters.
+    """Take over the weights of a net as they are, after they were written to without their float32 masters.
 
-    A master takes over each element of its weight that it does not round to; the others keep their digits beyond the
-    low precision. Needed after a write in place (``param.data()[:] = x``, a broadcast of Horovod's) alone: ``set_data``
-    and loads do it by themselves.
+    Call it after a write in place (``param.data()[:] = x``, a broadcast of Horovod). ``set_data`` and loads need no
+    such call. Where an element of a weight is not its master rounded, the master becomes that element. The other
+    elements of the master keep their digits.
 
     Args:
-        net: A net, converted or not; parameters without a master stay as they are.
+        net: A net, converted or not. Parameters without a master stay as they are.
 
     Raises:
-        TrainerError: If it is no net.
+        TrainerError: If ``net`` is no net.
     """
     if not isinstance(net, gluon.Block):
         raise TrainerError(f"adopt_weights: expected a Gluon net, found a {type(net).__name__}.")
     for param in net.collect_params().values():
-        sync_masters_from_weights(param)  # of one that is not initialized there are none
+        sync_masters_from_weights(param)  # nothing if it is not initialized

@@ -55,8 +55,8 @@ class averaged:
         with average.swapped_in():
             evaluate(net)
 
-    Running statistics, such as BatchNorm's, are averaged too; parameters of integers are left alone. Of contexts with
-    values of their own (statistics, and weights without a kvstore) it is the mean that is averaged, as MXNet saves it.
+    Running statistics, such as BatchNorm's, are averaged too; parameters of integers are not. If contexts have values
+    of their own (statistics, and weights without a kvstore), their mean is averaged, as MXNet saves it.
 
     The states of a trainer do not hold the averages: `save` and `load` do. The file has the names of
     ``net.save_parameters``, so that ``load_parameters`` takes it too, to deploy the averages.
@@ -99,7 +99,8 @@ class averaged:
         with autograd.pause():
             for name, param in self._params.items():
                 average = self._values[name]
-                if is_owned(param):  # not compared: the trainer's steps do that. One that is alone is every context's
+                # The trainer's steps compare weights with their masters. A single master is that of all contexts.
+                if is_owned(param):
                     values = list(masters_of(param).values())
                 else:
                     values = [to_float32(_exact_value(weight, param)) for weight in param.list_data()]
@@ -121,7 +122,7 @@ class averaged:
         files.save(path_of(fname), lambda file: write(file, {names[name]: v for name, v in self._values.items()}))
 
     def load(self, fname: str) -> None:
-        """Go on with the averages that `save` wrote, for this net or one like it.
+        """Continue with the averages of a file that `save` wrote, of this net or one like it.
 
         Args:
             fname: The file.
@@ -134,11 +135,11 @@ class averaged:
         loaded = (mx.npx.load if mx.util.is_np_array() else mx.nd.load)(path_of(fname))
         arrays: Dict[str, Any] = loaded if isinstance(loaded, dict) else dict.fromkeys(map(str, range(len(loaded))))
         names = self._saved_names()
-        found = {names[path]: array for path, array in arrays.items() if path in names}
+        loaded_values = {names[path]: array for path, array in arrays.items() if path in names}
         faults = [f"{path!r} is unknown" for path in arrays if path not in names]
         for path, name in names.items():
-            average: Any = self._values.get(name)  # none of a parameter of integers
-            array: Any = found.get(name)
+            average: Any = self._values.get(name)  # A parameter of integers has none.
+            array: Any = loaded_values.get(name)
             if average is not None and array is None:
                 faults.append(f"{path!r} is missing")
             elif average is not None and array.stype != "default":
@@ -153,30 +154,30 @@ class averaged:
             )
         with autograd.pause():
             for name, average in self._values.items():
-                average[:] = to_float32(found[name]).as_in_context(average.ctx)
+                average[:] = to_float32(loaded_values[name]).as_in_context(average.ctx)
 
     def _saved_names(self) -> Dict[str, str]:
         """Return the names that ``net.save_parameters`` gives to parameters: those of the parameters themselves."""
         paths = {path: param.name for path, param in self._net._collect_params_with_prefix().items()}
-        rest = set(self._values) - set(paths.values())  # of a net whose own ``collect_params`` has more
+        rest = set(self._values) - set(paths.values())  # The net's own ``collect_params`` may have more.
         return {**paths, **{name: name for name in sorted(rest)}}
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Let the net have the averages within this context; it has its own values again after it, bit for bit.
 
-        A step within it of a trainer of mxmp is a TrainerError, for its changes would be gone.
+        A step of a trainer of mxmp within it is a TrainerError, because its changes would be lost.
         """
-        own = {name: _exact_values(param) for name, param in self._params.items()}
+        own_values = {name: _exact_values(param) for name, param in self._params.items()}
         owners = [param._trainer for param in self._params.values()]
         trainers = {owner for owner in owners if isinstance(owner, Trainer) and not owner._gradients.has_averages}
 
         def give_back() -> None:
             for trainer in trainers:
                 trainer._gradients.has_averages = False
-            for name in list(own):  # those that an interrupt has left
-                _give_back(self._params[name], own[name])
-                del own[name]
+            for name in list(own_values):  # An interrupted first call has given some back.
+                _give_back(self._params[name], own_values[name])
+                del own_values[name]
 
         with undone(give_back):
             for trainer in trainers:
@@ -188,7 +189,7 @@ class averaged:
 
 def _exact_values(param: gluon.Parameter) -> List[mx.nd.NDArray]:
     """Return copies of the float32 values of a parameter, one for each context."""
-    first = exact_value(param)  # or an error
+    first = exact_value(param)
     return [first, *(exact_value(param, ctx) for ctx in param.list_ctx()[1:])]
 
 

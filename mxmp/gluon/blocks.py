@@ -10,18 +10,18 @@ from mxnet import gluon
 
 from ..errors import ConvertError
 
-ATTRIBUTE = "_mxmp_conversion"  # where a net holds its conversion
-FROZEN = "_mxmp_frozen"  # where a frozen block holds its model, without parameters
-OWNER = "_mxmp_owner"  # where a `StoredPart` holds the conversion that stores its parameters
-_PART = "_mxmp_part"  # where a block holds the tokens of the conversions that it is within
-PLAIN = "_mxmp_plain_class"  # where the class of a converted net holds the one that it was written in
+ATTRIBUTE = "_mxmp_conversion"  # a net's attribute that has its conversion
+FROZEN = "_mxmp_frozen"  # a frozen block's: its model, without parameters
+OWNER = "_mxmp_owner"  # of a `StoredPart`: the conversion that stores its parameters
+_PART = "_mxmp_part"  # of a block: the tokens of the conversions around it
+PLAIN = "_mxmp_plain_class"  # of a converted net's class: the class that the user wrote
 
 RUNS_AS_WRITTEN: ContextVar[bool] = ContextVar("mxmp_runs_as_written", default=False)
 """Whether converted nets run as they were written, see `unconverted`."""
 
 
 def blocks_in(*nets: gluon.Block) -> List[gluon.Block]:
-    """Return nets and every block below them, each once, from the top down."""
+    """Return nets and all blocks in them, each once, from the top down."""
     blocks_by_id: Dict[int, gluon.Block] = {}
     waiting = list(nets)
     while waiting:
@@ -33,14 +33,14 @@ def blocks_in(*nets: gluon.Block) -> List[gluon.Block]:
 
 
 def children(block: gluon.Block) -> List[gluon.Block]:
-    """Return the blocks that a block has registered."""
+    """Return the blocks that a block has registered as its children."""
     return list(block._children.values())
 
 
 def collected_params(block: gluon.Block) -> Dict[str, gluon.Parameter]:
-    """Return the parameters that ``collect_params`` gives, without its look for blocks in lists.
+    """Return the parameters of a block by name, as ``collect_params`` does, but without its search for blocks in lists.
 
-    That look takes most of its time, and warns of such blocks: for the warning call the method itself.
+    That search takes most of the time of ``collect_params``. It only warns of blocks that it finds in lists.
     """
     params: Dict[str, gluon.Parameter] = {}
     waiting = [block]
@@ -58,7 +58,7 @@ def collected_params(block: gluon.Block) -> Dict[str, gluon.Parameter]:
 def set_graph(block: gluon.HybridBlock, graph: Tuple[Any, Any], formats: Tuple[Any, Any]) -> None:
     """Give a block a graph, and the nesting of its inputs and outputs.
 
-    ``Block.__setattr__``, which looks for parameters and blocks, is left out: each call of a net sets them.
+    ``Block.__setattr__`` searches for parameters and blocks. It is left out, because each new kind of call sets these.
     """
     vars(block).update(_cached_graph=graph, _in_format=formats[0], _out_format=formats[1])
 
@@ -70,7 +70,7 @@ def set_op(block: gluon.HybridBlock, op: Any, args: List[Any]) -> None:
 
 @contextlib.contextmanager
 def graph_kept(block: gluon.HybridBlock) -> Iterator[None]:
-    """Put a block's graph, formats and scope, which tracing changes, back at the end of this context."""
+    """Restore a block's graph, formats and scope, which tracing changes, at the end of this context."""
     graph, formats, scope = block._cached_graph, (block._in_format, block._out_format), dict(vars(block._scope))
     try:
         yield
@@ -80,12 +80,12 @@ def graph_kept(block: gluon.HybridBlock) -> Iterator[None]:
 
 
 def descendants(block: gluon.Block) -> List[gluon.Block]:
-    """Return every block below a block, each once."""
+    """Return all blocks in a block, each once, without the block itself."""
     return blocks_in(block)[1:]
 
 
 def paths_in(net: gluon.Block) -> Dict[str, gluon.Block]:
-    """Return every block below a net by its path, as ``load_parameters`` names it (``features.0``); the short first."""
+    """Return all blocks in a net by their paths (``features.0``, as in ``load_parameters``), short paths first."""
     blocks_by_path: Dict[str, gluon.Block] = {}
     waiting = [("", net)]
     while waiting:
@@ -97,7 +97,7 @@ def paths_in(net: gluon.Block) -> Dict[str, gluon.Block]:
 
 
 def block_names(net: gluon.Block) -> List[str]:
-    """Return the paths and the prefixes of a net's blocks, by which a policy may name them."""
+    """Return the names by which a policy may mean a net's blocks: their paths and their prefixes."""
     return [*paths_in(net), *sorted({block.prefix for block in blocks_in(net) if block.prefix})]
 
 
@@ -121,7 +121,7 @@ def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
 
 
 def _has_graph(block: gluon.HybridBlock) -> bool:
-    """Return whether a HybridBlock can be traced; one that overrides ``forward`` alone runs eagerly."""
+    """Return whether a HybridBlock can be traced; a block that overrides only ``forward`` runs eagerly."""
     overrides_forward = plain_class(block).hybrid_forward is not gluon.HybridBlock.hybrid_forward
     return overrides_forward or isinstance(block, gluon.SymbolBlock)
 
@@ -129,27 +129,27 @@ def _has_graph(block: gluon.HybridBlock) -> bool:
 def conversion_of(block: gluon.Block) -> Any:
     """Return the `Conversion` of a block, None if it has none."""
     conversion = vars(block).get(ATTRIBUTE)
-    # A block that copy.copy made holds that of the other; that of a block that is being copied has no net yet.
+    # A block that copy.copy made has the other block's conversion. While a net is copied, its conversion has no net.
     return conversion if getattr(conversion, "net", None) is block else None
 
 
 def conversions_of(among: Sequence[gluon.Block]) -> List[Any]:
-    """Return the conversions of those blocks that have one."""
+    """Return the conversions of blocks; blocks that are not converted have none."""
     return [conversion for conversion in map(conversion_of, among) if conversion is not None]
 
 
 def frozen_model(block: gluon.Block) -> Any:
-    """Return the `ConvertedModel` of a block that `freeze` made, without its parameters; None if converted since."""
+    """Return the `ConvertedModel`, without parameters, of a block that `freeze` made; None if converted since."""
     return vars(block).get(FROZEN) if conversion_of(block) is None else None
 
 
 def join(block: gluon.Block, conversion: Any) -> None:
-    """Note that a block is within a converted one."""
+    """Note in a block that it is within a converted net."""
     vars(block)[_PART] = vars(block).get(_PART, frozenset()) | {conversion.token}
 
 
 def leave(block: gluon.Block, conversion: Any) -> None:
-    """Note that a block is within a converted one no more."""
+    """Remove the note that `join` made."""
     tokens = vars(block).get(_PART, frozenset()) - {conversion.token}
     if tokens:
         vars(block)[_PART] = tokens
@@ -158,18 +158,21 @@ def leave(block: gluon.Block, conversion: Any) -> None:
 
 
 def is_part(block: gluon.Block) -> bool:
-    """Return whether a block is within a converted one."""
+    """Return whether a block is within a converted net."""
     return bool(vars(block).get(_PART))
 
 
 def holds_converted(block: gluon.Block) -> bool:
-    """Return whether a block within another one is converted."""
+    """Return whether a block within this block is converted."""
     return bool(conversions_of(descendants(block)))
 
 
 @contextlib.contextmanager
 def undone(undo: Callable[[], Any]) -> Iterator[None]:
-    """Call ``undo`` at the end of this context, whatever interrupts it: twice, so that one interrupt leaves one."""
+    """Call ``undo`` when this context ends, twice: if KeyboardInterrupt stops the first call, the second one completes.
+
+    ``undo`` must be idempotent.
+    """
     try:
         try:
             yield
@@ -189,5 +192,5 @@ def unconverted() -> Iterator[None]:
 
 
 def plain_class(net: gluon.HybridBlock) -> Any:
-    """Return the class that a net was written in, converted or not."""
+    """Return the class that the user wrote a block in, whether it is converted or not."""
     return getattr(type(net), PLAIN, type(net))

@@ -1,4 +1,4 @@
-"""Signatures of calls, the converted graphs that a net has for them, and the cached operators that run these."""
+"""The cache of a net's graphs: signatures of calls, converted graphs, and the cached operators that run them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .blocks import plain_class
 from .trace import Trace, flat_arguments, without_constants
 
 ONLY_INFER = ("MKLDNN", "MKLDNN_QUANTIZE", "TensorRT")
-"""Backends whose operators have no gradients. Those of MKLDNN give zeros and say nothing."""
+"""Backends whose operators have no gradients. Those of MKLDNN give zeros without an error."""
 
 _STATIC = "static_shape"
 _BULKS = {"forward_bulk_size": "FWD", "backward_bulk_size": "BWD"}
 _BULK_VARIABLE = "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"
 _BULK_SIZE = 15  # BulkExecMaxNodeTrainFwd and -Bwd, include/mxnet/imperative.h at tag 1.9.1
 
-MAX_CALLS = 4096  # signatures that are remembered; where verdicts depend on shapes, each shape is one
-MAX_GRAPHS = 32  # converted graphs that are kept, each with its cached operators
+MAX_CALLS = 4096  # signatures in the cache; if verdicts depend on shapes, each shape has its own
+MAX_GRAPHS = 32  # converted graphs in the cache, each with its cached operators
 
 _Value = TypeVar("_Value")
 
@@ -42,10 +42,10 @@ class Signature(NamedTuple):
 
     training: bool
     recording: bool
-    region: Optional[str]  # the innermost around it, None outside of regions
+    region: Optional[str]  # the precision of the innermost region around the call; None outside of regions
     on_cpu: bool
-    adds: bool  # whether gradients are added to earlier ones, where that matters
-    nesting: Tuple[str, Any]  # of its inputs
+    adds: bool  # on a CPU: whether gradients are added to earlier ones (grad_req='add')
+    nesting: Tuple[str, Any]  # of the inputs
     types: Tuple[Any, ...]
     shapes: Optional[Tuple[Any, ...]]  # None where no decision depends on them
 
@@ -61,9 +61,9 @@ def on_cpu() -> bool:
 
 
 def as_input(arg: Any) -> Any:
-    """Return an input, or nested inputs, for a cached graph: low precision as float32, shared CPU memory as CPU.
+    """Return an input, or nested inputs, as a cached graph takes them: low precision as float32, all on one context.
 
-    A cached graph wants all on one context, also what a DataLoader's workers give (cpu_shared).
+    A DataLoader's workers give arrays in shared memory (cpu_shared), which become arrays on the CPU.
     """
     if isinstance(arg, (list, tuple)):
         items = [as_input(item) for item in arg]
@@ -73,35 +73,35 @@ def as_input(arg: Any) -> Any:
     if arg.ctx.device_type in ("cpu_shared", "cpu_pinned"):
         arg = arg.as_in_context(mx.cpu())
     if dtypes.canonical(arg.dtype) in dtypes.LOW_PRECISION:
-        # The operator: the gradients of astype and amp_cast are lost under grad_req='add'.
+        # The operator: astype and amp_cast lose gradients under grad_req='add'.
         return (mx.npx.cast if isinstance(arg, mx.np.ndarray) else mx.nd.Cast)(arg, dtype=dtypes.FLOAT32)
     return arg
 
 
 class LRUCache(OrderedDict[Any, _Value]):
-    """A dictionary of at most ``size`` items; to read or write one counts as a use."""
+    """A dictionary of at most ``size`` items that drops the least recently used one."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the value under a key and mark it as used."""
+        """Return the value of a key and mark the key as used."""
         value = super().get(key, default)
         if value is not default:
-            with contextlib.suppress(KeyError):  # another thread has had it go
+            with contextlib.suppress(KeyError):  # another thread has dropped it
                 self.move_to_end(key)
         return value
 
     def put(self, key: Any, value: _Value) -> Optional[_Value]:
-        """Store a value; return the least recently used one if it had to go."""
+        """Store a value. Return the least recently used value if it was dropped."""
         self[key] = value
         self.move_to_end(key)
         return self.popitem(last=False)[1] if len(self) > self.size else None
 
 
 class Runner(NamedTuple):
-    """A cached operator of a converted graph."""
+    """A cached operator of a converted graph, and where its inputs come from."""
 
     graph: ConvertedGraph
     op: Any
@@ -112,7 +112,7 @@ class Runner(NamedTuple):
         return [arrays[read] if is_input else read.data() for is_input, read in self.reads]
 
     def report_to_hook(self, net: gluon.HybridBlock) -> None:
-        """Have the operator report what its operators give, if ``net.register_op_hook`` was called."""
+        """Have the operator report each result in it, if ``net.register_op_hook`` was called."""
         if net._callback is not None:
             self.op._register_op_hook(net._callback, net._monitor_all)
 
@@ -120,10 +120,10 @@ class Runner(NamedTuple):
 def make_operator(
     symbol: Any, inputs: Sequence[Any], params: Mapping[str, gluon.Parameter], flags: Iterable[Tuple[str, Any]]
 ) -> Tuple[Any, List[Tuple[bool, Any]]]:
-    """Return the cached operator of a symbol, and its inputs: (True, number of an input) or (False, parameter)."""
+    """Return a symbol's cached operator and its inputs: each is (True, number of an argument) or (False, parameter)."""
     places = {variable.name: place for place, variable in enumerate(inputs)}
     reads = [(True, places[name]) if name in places else (False, params[name]) for name in symbol.list_inputs()]
-    varies = [is_input or read is HEAD_SCALE for is_input, read in reads]  # from call to call
+    varies = [is_input or read is HEAD_SCALE for is_input, read in reads]  # changes from call to call
     indices = {
         "data_indices": [place for place, each in enumerate(varies) if each],
         "param_indices": [place for place, each in enumerate(varies) if not each],
@@ -162,14 +162,14 @@ class GraphCache:
     def put_graph(self, key: Any, graph: ConvertedGraph) -> None:
         """Store a converted graph; the operators of a graph that it displaces are forgotten."""
         dropped = self.graphs.put(key, graph)
-        # A list: threads look calls up meanwhile, which moves them.
+        # A copy of the items: meanwhile other threads look calls up, which moves items.
         for call, runner in list(self.runners.items()) if dropped is not None else ():
             if runner.graph is dropped:
                 self.runners.pop(call, None)
 
 
 class ConvertedGraph:
-    """A trace, converted, with the cached operators that run it."""
+    """A converted trace, with the cached operators that run it."""
 
     def __init__(self, trace: Trace, converted: Converted) -> None:
         self.trace, self.converted = trace, converted
@@ -177,17 +177,17 @@ class ConvertedGraph:
 
     @functools.cached_property
     def loss_heads(self) -> Tuple[str, ...]:
-        """The loss heads in it, by name and operator."""
+        """The loss heads in the graph, by name and operator."""
         return loss_heads(self.trace.graph)
 
     @functools.cached_property
     def own_gradients(self) -> Tuple[str, ...]:
-        """The ``Custom`` operators in it whose gradients no loss scale reaches, by name."""
+        """The names of the ``Custom`` operators in the graph whose gradients no loss scale reaches."""
         return own_gradients(self.trace.graph.nodes, self.trace.params)
 
     @functools.cached_property
     def scaled_heads(self) -> Optional[Converted]:
-        """The same with loss heads that read `HEAD_SCALE`; None without any, or if no scale can reach one of them."""
+        """The conversion with loss heads that read `HEAD_SCALE`; None if no scale can reach all heads."""
         if not self.loss_heads:
             return None
         try:
@@ -198,24 +198,24 @@ class ConvertedGraph:
 
     @functools.cached_property
     def runs_as_written(self) -> bool:
-        """Whether the net may as well run operator by operator: conversion changed nothing, and no loss is scaled."""
+        """Whether the net may run operator by operator: conversion changed nothing, and there is no loss head."""
         is_unchanged = without_versions(self.converted.graph) == without_versions(without_blocks(self.trace.graph))
         return is_unchanged and not self.loss_heads and self.converted.on_cpu() is self.converted.symbol
 
     @property
     def input_shapes(self) -> Dict[str, Tuple[int, ...]]:
-        """The shapes of inputs that it was converted for, by name, where they are known."""
+        """The known shapes of the inputs that the graph was converted for, by name."""
         facts, nodes = self.converted.facts, self.converted.graph.nodes
         inputs = {symbol.name for symbol in self.trace.inputs}
         sizes = {node.name: facts.shapes.get((i, 0)) for i, node in enumerate(nodes) if node.name in inputs}
         return {name: size for name, size in sizes.items() if size is not None}
 
     def runner(self, conversion: Any, signature: Signature, args: Tuple[Any, ...]) -> Runner:
-        """Return what runs the calls of a net with a signature, of which ``args`` is one."""
+        """Return the operator for the calls of a net with one signature; ``args`` are the arguments of such a call."""
         backend = conversion.net._backend
         if backend in ONLY_INFER and signature.trains:
             backend = None
-        # Training keeps layouts apart, see `SeparateLayouts`, and scales loss heads.
+        # In training layouts are kept apart, see `SeparateLayouts`, and loss heads are scaled.
         is_bfloat16 = conversion.policy.compute_dtype == dtypes.BFLOAT16
         differs = backend or self.loss_heads or self.converted.guards_training or (is_bfloat16 and signature.on_cpu)
         key = signature.on_cpu, signature.adds, signature.trains if differs else None, backend
@@ -234,8 +234,8 @@ class ConvertedGraph:
         if signature.trains and self.converted.decisions.policy.compute_dtype == dtypes.BFLOAT16:
             arrays, converted_shapes = zip(self.trace.inputs, flat_arguments(args).arrays), self.input_shapes
             shapes = {symbol.name: array.shape for symbol, array in arrays if symbol.name in converted_shapes}
-            if shapes != converted_shapes:  # the net was first called for inference, perhaps of one image
-                with contextlib.suppress(InferenceError):  # MXNet says so where it runs
+            if shapes != converted_shapes:  # the first call was an inference, perhaps of one image
+                with contextlib.suppress(InferenceError):  # MXNet raises the error when it runs
                     converted = converted.with_graph(converted.graph, shapes=shapes)
         overwritten = frozenset() if signature.adds else frozenset(self.trace.params)
         return converted.on_cpu(signature.trains, fused, overwritten)
@@ -243,14 +243,14 @@ class ConvertedGraph:
     def _operator(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
         params = {**self.trace.params, HEAD_SCALE.name: HEAD_SCALE}
         unused = [param.name for param in conversion.params if param.name not in self.trace.params]
-        if unused:  # MXNet says so where it builds the operator
+        if unused:  # MXNet warns of them in _build_cache, which is not called here
             text = f"block '{conversion.net.name}': {', '.join(unused)}: not used by any computation."
             warnings.warn(text, stacklevel=2)
         flags = self._flags(conversion.net, signature)
         return Runner(self, *make_operator(symbol, self.trace.inputs, params, flags))
 
     def _partition(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
-        """Have MXNet partition the graph by the net's backend, and make the operator."""
+        """Have MXNet partition the graph by the net's backend, and return the operator."""
         net, flags = conversion.net, conversion.net._flags
         conversion.partitioned = self.trace.inputs, symbol
         try:
@@ -263,16 +263,16 @@ class ConvertedGraph:
             net._flags = flags
 
     def _flags(self, net: gluon.HybridBlock, signature: Signature) -> List[Tuple[str, Any]]:
-        """Return the flags of ``hybridize`` for the operator.
+        """Return the flags of ``hybridize`` for the operator, without ``static_shape`` where MXNet is wrong with it.
 
-        Without static shapes where they are wrong. Control flow: MXNet's engine takes ``foreach`` between two operators
-        for done before its body has run (CreateEngineOp in src/imperative/imperative_utils.h at tag 1.9.1 runs an
-        operator of kSubgraphExec as any other). RNN and partitioned operators on a CPU keep what they have made of
-        their weights, also when these change (RNNOp::Init in src/operator/rnn-inl.h).
+        MXNet's engine takes ``foreach`` between two operators for finished before its body has run: CreateEngineOp
+        (src/imperative/imperative_utils.h at tag 1.9.1) runs an operator of kSubgraphExec as any other. On a CPU, RNN
+        and partitioned operators keep the form that they have made of their weights, also when the weights change
+        (RNNOp::Init in src/operator/rnn-inl.h).
 
-        On a GPU with larger bulks, so that the graph is launched in no more than its float32 graph: MXNet cuts a
-        training graph into bulks of 15 operators and waits for the GPU after each, and casts are operators too: the 89
-        of a ResNet-50 under O1 would add six waits to its forward pass. A size that the user gave stays.
+        On a GPU the bulks become larger. MXNet cuts a training graph into bulks of 15 operators and waits for the GPU
+        after each. Casts are operators too: the 89 casts of a ResNet-50 under O1 would add six waits to its forward
+        pass. So bulks grow with the number of operators. A size that the user gave stays.
         """
         flags = dict(net._flags)
         operators = self.converted.graph.operators()

@@ -1,4 +1,4 @@
-r"""The conversion of one net: what `convert` notes of it, and the graphs, stored parameters and calls that follow.
+r"""The conversion of one net: the notes of `convert`, then its graphs, its stored parameters and its calls.
 
 A call has a signature, which finds the operator that runs it. A new signature has the net traced, the trace converted
 with true shapes, and the parameters initialized and stored as the policy says::
@@ -53,22 +53,23 @@ from .regions import current_region, outside_regions
 from .siblings import Siblings
 from .trace import Trace, flat_arguments, trace
 
-_trainer_of = attrgetter("_trainer")  # asked of every parameter at every recorded call
+_trainer_of = attrgetter("_trainer")  # read for each parameter at each recorded call
 
 
 class Conversion:
-    """The mixed precision of one HybridBlock.
+    """The mixed precision of one HybridBlock: its graphs, its stored parameters, and its calls.
 
     Attributes:
-        token: Stands for this object in the blocks within the net; copied with them, as an id is not.
-        own_graph: The graph of a SymbolBlock, (inputs, symbol), as it was before this conversion; else None.
-        graph_without_shapes: The graph of a SymbolBlock, converted without shapes; else None, as a call is traced.
+        token: Stands for this object in the blocks within the net. It is copied with them, which an id is not.
+        own_graph: The graph of a SymbolBlock before this conversion, (inputs, symbol); None for other blocks.
+        graph_without_shapes: The graph of a SymbolBlock, converted without shapes; None for other blocks.
         stored: The parameters that this conversion has put in low precision.
         storage_is_fixed: Whether these are chosen for good: from the first call on.
-        last_graph: The graph that ran last, outside of regions.
-        last_graph_by_mode: The graphs that ran last outside of regions, in inference (False) and training mode (True).
-        partitioned: The graph that MXNet gets while it partitions the net: (inputs, symbol).
-        observer: Is told of all calls, recorded or not, in the place of the trainers' observers; None for these.
+        last_graph: The graph of the last call outside of regions.
+        last_graph_by_mode: The graphs of the last calls outside of regions, in inference (False) and training mode
+            (True).
+        partitioned: The graph that MXNet gets while it partitions the net, (inputs, symbol); else None.
+        observer: Is told of all calls, recorded or not, in place of the trainers' observers; None for those.
     """
 
     siblings: Siblings
@@ -79,7 +80,7 @@ class Conversion:
     last_graph_by_mode: Dict[bool, ConvertedGraph]
     partitioned: Optional[Tuple[Any, Any]]
     observer: Optional[Observer]
-    _has_trainer: bool  # that was looked for something that it lacks
+    _has_trainer: bool  # whether a trainer of its parameters was seen and checked
     _untrained_stats: UntrainedStats
     _net_params: Optional[List[gluon.Parameter]]
     _cache: GraphCache
@@ -102,8 +103,8 @@ class Conversion:
             policy: Its policy.
             marks: The marks of the blocks in it, and perhaps of others. If None, they are looked up.
             ranges: Largest magnitudes of outputs, by name.
-            siblings: The conversions to which this one is added; if None, it has none.
-            reads_stored: Whether parameters may be in low precision already, by the conversion of a net around it.
+            siblings: The conversions to which this one is added. If None, it has none.
+            reads_stored: Whether the conversion of a net around the block may have stored parameters in low precision.
         """
         self.net, self.policy, self.ranges, self._reads_stored = net, policy, dict(ranges or {}), reads_stored
         if marks is None:
@@ -127,12 +128,12 @@ class Conversion:
         self.own_graph = previous.own_graph if previous else None
         if self.own_graph is None and isinstance(net, gluon.SymbolBlock):
             self.own_graph = _without_casts(net) or net._cached_graph
-            if frozen_model(net):  # whose own graph is guarded and emulated
+            if frozen_model(net):  # the block's graph has guards and emulation
                 self.own_graph = self.own_graph[0], frozen_model(net).symbol
         (siblings or Siblings()).add(self)
 
     def convert_symbol(self) -> None:
-        """Convert the graph of a SymbolBlock; for other blocks do nothing."""
+        """Convert the graph of a SymbolBlock; do nothing for other blocks."""
         if self.own_graph is None:
             return
         with outside_regions():
@@ -142,16 +143,16 @@ class Conversion:
 
     @property
     def params(self) -> List[gluon.Parameter]:
-        """The net's parameters, as they were at its last trace."""
+        """The net's parameters at its last trace."""
         if self._net_params is None:
             self._net_params = list(collected_params(self.net).values())
         return self._net_params
 
     @property
     def changes_float32(self) -> bool:
-        """Whether the net would not run in float32 as it is written: mxmp or another has put casts into a graph in it.
+        """Whether the net as it is written would not run in float32, because a graph in it has casts to low precision.
 
-        Those of mxmp are taken out. Those of another stay, and are emulated on a CPU.
+        Casts of mxmp are taken out. Casts of another library stay, and are emulated on a CPU.
         """
         graph = self.graph_without_shapes
         if graph is not None and has_float16(graph.converted.decisions.facts):
@@ -160,16 +161,16 @@ class Conversion:
 
     @property
     def converted(self) -> Optional[Converted]:
-        """The conversion of the graph that ran last; of a SymbolBlock that was not called, the one without shapes."""
+        """The conversion of the last graph that ran; of an uncalled SymbolBlock that without shapes; else None."""
         graph = self.last_graph or self.graph_without_shapes
         return None if graph is None else graph.converted
 
     # -------------------------------------------------------------- on and off the net
 
     def install(self) -> None:
-        """Give the net the methods of a converted block, and store its parameters as the policy says.
+        """Give the net the methods of a converted block, and store a SymbolBlock's parameters as the policy says.
 
-        What is interrupted is undone by `remove`, at any line of both.
+        `remove` undoes it, also where an exception interrupted either of them.
         """
         vars(self.net)[ATTRIBUTE] = self
         for block in descendants(self.net):
@@ -205,10 +206,10 @@ class Conversion:
         self.net._clear_cached_op()
         if self.own_graph is not None:
             self.net._cached_graph = self.own_graph
-        vars(self.net).pop(ATTRIBUTE, None)  # last: until then `restore` finds it
+        vars(self.net).pop(ATTRIBUTE, None)  # last, so that `restore` finds it until then
 
     def store_float32(self) -> None:
-        """Store the parameters in float32, as before the first call; the next one stores them anew."""
+        """Store all parameters in float32 again, as before the first call. The next call stores them anew."""
         storage.attach_gradients(self.params)
         for param in self.stored:
             storage.store_float32(param)
@@ -229,7 +230,7 @@ class Conversion:
     # -------------------------------------------------------------- calls
 
     def call(self, *args: Any) -> Any:
-        """Run a call of the net on arrays; inputs of low precision are taken as float32."""
+        """Run a call of the net on arrays. Inputs of low precision become float32 first."""
         args = tuple(map(as_input, args))
         arrays, nesting = flat_arguments(args)
         signature = self._signature(arrays, nesting)
@@ -238,10 +239,10 @@ class Conversion:
             return self._run(runner, signature, args, arrays)
         with self.siblings.lock:
             runner = self._runner_for(signature, args, arrays)
-            # Alone: in its first run MXNet's operator looks for dynamic shapes, without a lock of its own
+            # Within the lock: in its first run MXNet's operator searches for dynamic shapes, without a lock of its own
             # (CachedOp::CheckDynamicShapeExists in src/imperative/cached_op.cc at tag 1.9.1).
             outputs = self._run(runner, signature, args, arrays)
-            self._cache.runners.put(self._signature(arrays, nesting), runner)  # which may have shapes now
+            self._cache.runners.put(self._signature(arrays, nesting), runner)  # the signature may have shapes now
             return outputs
 
     def _run(self, runner: Runner, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> Any:
@@ -252,7 +253,7 @@ class Conversion:
             self._note_recorded(graph)
             if signature.region == dtypes.FLOAT32 and self.own_graph is None and graph.runs_as_written:
                 with methods.eager(self.net):
-                    return gluon.HybridBlock.forward(self.net, *args)  # the net's own one has called us
+                    return gluon.HybridBlock.forward(self.net, *args)  # a ``forward`` of the user's has called this
         runner.report_to_hook(self.net)
         outputs = runner.op(*runner.values(arrays))
         outputs = _regroup([outputs] if isinstance(outputs, mx.nd.NDArray) else outputs, graph.trace.formats[1])
@@ -261,7 +262,7 @@ class Conversion:
         return self._told(graph, arrays, outputs) if signature.recording or self.observer is not None else outputs
 
     def _told(self, graph: ConvertedGraph, arrays: List[Any], outputs: Any) -> Any:
-        """Tell the observers of the net's trainers of a recorded call, and return the outputs that they give."""
+        """Tell the observers about a call of the net, and return its outputs, which observers may replace."""
         trainers = [each for each in dict.fromkeys(map(_trainer_of, self.params)) if hasattr(each, "_scaler")]
         observers = [each for trainer in trainers for each in observers_of_calls(trainer)]
         if self.observer is not None:
@@ -293,7 +294,7 @@ class Conversion:
         self._store(converted)
         self.storage_is_fixed = True
         symbol = converted.symbol
-        if is_traced_inside:  # the outer net may train
+        if is_traced_inside:  # the net around it may train
             symbol = (converted.on_cpu if on_cpu() else converted.on_gpu)(converted.guards_training)
         names = symbol.list_inputs()
         pairs = zip(traced.inputs, flat_arguments(args).arrays)
@@ -308,9 +309,9 @@ class Conversion:
             recording,
             current_region(),
             cpu,
-            # `GuardAmpCasts` has to know, on a CPU, where gradients are added to earlier ones.
+            # On a CPU `GuardAmpCasts` needs to know whether gradients are added to earlier ones.
             cpu and (recording or training) and "add" in (param.grad_req for param in self.params),
-            # Layers of gluon.rnn note there whether they were called without states, and then return none.
+            # A layer of gluon.rnn notes there that it was called without states. Then it returns none.
             (nesting, getattr(self.net, "skip_states", None)),
             tuple([getattr(each, "dtype", None) for each in arrays]),
             tuple([each.shape for each in arrays]) if self._cache.depends_on_shapes else None,
@@ -320,7 +321,7 @@ class Conversion:
         heads = () if graph.scaled_heads else graph.loss_heads
         loss_heads.mark(self.net.name, self.params, heads, graph.own_gradients)
         self._has_trainer = self._has_trainer or warn_of_plain_trainers(self.net, self.policy, self.params)
-        if not self._has_gradients:  # those of a copy are attached when it trains first
+        if not self._has_gradients:  # a copy's gradients are attached when it first trains
             storage.attach_gradients(self.params)
             self._has_gradients = True
 
@@ -328,7 +329,7 @@ class Conversion:
         """Return the float32 conversion of a block within the net, for calls of the block by itself."""
         with self.siblings.lock:
             if block not in self._parts:
-                marks = {block: (f"*={dtypes.FLOAT32}",)}  # as `set_policy` marks a block
+                marks = {block: (f"*={dtypes.FLOAT32}",)}  # the mark that `set_policy` makes
                 policy = Policy(param_dtype=self.policy.param_dtype, compute_dtype=self.policy.compute_dtype)
                 self._parts[block] = Conversion(block, policy, marks, reads_stored=True)
             return self._parts[block]
@@ -336,7 +337,7 @@ class Conversion:
     # -------------------------------------------------------------- graphs
 
     def new_runner(self, *args: Any) -> Runner:
-        """Return the operator for calls like one with these arguments, made anew: the net may have another backend."""
+        """Make and return the operator for calls with such arguments, because the net's backend may be another now."""
         args = tuple(map(as_input, args))
         arrays, nesting = flat_arguments(args)
         with arrays[0].ctx, self.siblings.lock:
@@ -347,13 +348,13 @@ class Conversion:
     def _runner_for(self, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> Runner:
         """Return the operator for calls of a new signature."""
         where = f"block '{self.net.name}'"
-        context = mx.context.current_context()  # that of the inputs
+        context = mx.context.current_context()  # the inputs' context
         self._require_kernels([context])
         require_bfloat16(self.policy.compute_dtype, [context], where)
         return self._graph_for(signature, args, arrays).runner(self, signature, args)
 
     def graph_for(self, *args: Any) -> ConvertedGraph:
-        """Return the converted graph for a call with these arguments, made when first needed."""
+        """Return the converted graph for a call with these arguments; it is made when first needed."""
         args = tuple(map(as_input, args))
         arrays, nesting = flat_arguments(args)
         with self.siblings.lock:
@@ -361,7 +362,7 @@ class Conversion:
 
     def _graph_for(self, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> ConvertedGraph:
         if not self.storage_is_fixed and signature.region is not None:
-            with outside_regions():  # a region holds for a call, not for what is stored
+            with outside_regions():  # a region is about a call, not about storage
                 self._graph_for(signature._replace(region=None), args, arrays)
         traced = self.trace_for(args)
         deferred = self._deferred_shapes(traced, arrays)
@@ -383,7 +384,7 @@ class Conversion:
         return graph
 
     def trace_for(self, args: Tuple[Any, ...]) -> Trace:
-        """Return the net's trace for a call; the same one for calls whose graphs are alike."""
+        """Return the net's trace for a call; calls whose graphs are equal share one trace."""
         arrays, nesting = flat_arguments(args)
         signature = self._signature(arrays, nesting)._replace(on_cpu=False, recording=False, adds=False, shapes=None)
         traced: Optional[Trace] = self._cache.traces.get(signature)
@@ -394,7 +395,7 @@ class Conversion:
         return traced
 
     def _deferred_shapes(self, traced: Trace, arrays: List[Any]) -> Dict[str, Any]:
-        """Return the shapes, by name, of the parameters that get their values in this call."""
+        """Return the shapes, by name, of the parameters that this call initializes."""
         deferred = [name for name, param in traced.params.items() if is_deferred(param)]
         if not deferred:
             return {}
@@ -412,7 +413,7 @@ class Conversion:
         return {name: shapes[name] for name in deferred}
 
     def _initialize(self, shapes: Mapping[str, Any], traced: Trace) -> None:
-        """Finish deferred initialization, in the order of the graph's inputs: random values are those MXNet gives."""
+        """Finish deferred initialization, in the graph's order of inputs: random values are then those of MXNet."""
         for name, shape in shapes.items():
             traced.params[name].shape = shape
         for name in traced.symbol.list_inputs() if shapes else ():
@@ -422,7 +423,7 @@ class Conversion:
     def _convert(self, traced: Trace, shapes: Any) -> Converted:
         """Return the conversion of a trace."""
         stored_names: FrozenSet[str] = frozenset()
-        if self._reads_stored or conversion_of(self.net) is self:  # else one before it is still to be removed
+        if self._reads_stored or conversion_of(self.net) is self:  # else an earlier conversion is still installed
             low_names = (n for n, p in traced.params.items() if isinstance(p, storage.LowPrecisionParameter))
             stored_names = frozenset(low_names)
         try:
@@ -443,7 +444,7 @@ class Conversion:
             raise type(e)(f"block '{self.net.name}': {e}{advice}") from e
 
     def _advice(self, traced: Trace) -> str:
-        """Return what to do about a graph whose dtypes do not fit, perhaps nothing."""
+        """Return advice about a graph whose dtypes do not fit, or an empty text."""
         cast_params = storage.cast_by_hand(self.net)
         if cast_params:
             return f" But {storage.cast_advice(cast_params[0])}"
@@ -452,10 +453,10 @@ class Conversion:
         return "".join(text.format(name, dtype) for name, dtype in other.items())
 
     def _storable(self, traced: Trace) -> FrozenSet[str]:
-        """Return the names of the parameters that may be put in low precision: none once that is decided.
+        """Return the names of the parameters that may be put in low precision; none after the first call.
 
-        Nor those that another net has read, which autograd may hold: it loses the gradients of a parameter that
-        changes its dtype between two calls of one ``record``.
+        A parameter that another net has read stays as it is: autograd may hold it. Autograd loses the gradients of a
+        parameter that changes its dtype between two calls of one ``record``.
         """
         if self.storage_is_fixed or current_region() is not None:
             return frozenset()
@@ -464,7 +465,7 @@ class Conversion:
         return frozenset(n for n, p in traced.params.items() if id(p) not in fixed_ids) - traced.data
 
     def _store(self, converted: Converted) -> None:
-        """Store parameters in the dtypes that a graph wants; graphs for other dtypes are forgotten."""
+        """Store parameters in the dtypes that a graph reads. Graphs that read them in other dtypes are forgotten."""
         read_dtypes, count = converted.read_dtypes, len(self.stored)
         for param in self.params:
             if read_dtypes.get(param.name) == dtypes.FLOAT32:  # a file of an earlier conversion may be in low precision
@@ -472,15 +473,15 @@ class Conversion:
         if converted.low_params and not self.storage_is_fixed:
             low_params = [param for param in self.params if param.name in converted.low_params]
             in_float32 = [param for param in low_params if storage.dtype_of(param) == dtypes.FLOAT32]
-            exact = self.siblings.awaits_graphs  # whose check may undo this
+            exact = self.siblings.awaits_graphs  # their check may undo this
             storage.store_all_low(in_float32, self.policy.param_dtype, self.stored, exact)
         if len(self.stored) > count:
             self._claim_parts()
-            for sibling in self.siblings.conversions:  # which may read them
+            for sibling in self.siblings.conversions:  # they may read these parameters
                 sibling.forget_graphs()
 
     def _claim_parts(self) -> None:
-        """Have the blocks in the net that read stored parameters run in float32 where they are called by themselves."""
+        """Have each block in the net that reads stored parameters run in float32 when it is called by itself."""
         for block in descendants(self.net):
             is_plain = isinstance(block, gluon.HybridBlock) and plain_class(block) is type(block)
             if is_plain and not set(self.stored).isdisjoint(collected_params(block).values()):
@@ -488,7 +489,7 @@ class Conversion:
                 block.__class__ = methods.class_with(methods.StoredPart, plain_class(block))
 
     def forget_graphs(self) -> None:
-        """Forget the graphs that were made, but not the traces that they were made of."""
+        """Forget the converted graphs, but not their traces."""
         self._cache.forget_graphs()
         self._parts = {}
 
@@ -503,21 +504,21 @@ class Conversion:
     # -------------------------------------------------------------- copies
 
     def __getstate__(self) -> Dict[str, Any]:
-        """Return the state for copies: what `convert` noted, as a copy is converted at its own first call."""
+        """Return the state for copies: the notes of `convert`. A copy is converted at its own first call."""
         left_out = self._fresh_state()
         state = {name: value for name, value in vars(self).items() if name not in left_out}
         return {**state, "own_graph": _pack_graph(self.own_graph)}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        """Restore a copied state; the net may have no attributes yet."""
+        """Restore a copied state. The net may have no attributes yet."""
         vars(self).update(state, own_graph=_unpack_graph(state["own_graph"]))
         vars(self).update(self._fresh_state())
         self.siblings.add(self)
-        vars(self.net).update(zip(methods.GRAPHS, (self.own_graph or (), None, [])))  # which the net's state lacks
+        vars(self.net).update(zip(methods.GRAPHS, (self.own_graph or (), None, [])))  # the net's state lacks these
         self._set_class()
 
     def _fresh_state(self) -> Dict[str, Any]:
-        """Return the attributes that each copy of a conversion begins with anew."""
+        """Return the attributes that are new in each copy of a conversion."""
         return {
             "_cache": GraphCache(),
             "_parts": {},
@@ -536,10 +537,7 @@ class Conversion:
 
 
 def _without_casts(block: gluon.Block) -> Optional[Tuple[Any, Any]]:
-    """Return the graph of an imported block that mxmp converted before it was exported, as it was before that.
-
-    None for every other block.
-    """
+    """Return the graph of an imported SymbolBlock without casts of mxmp; None if it has none, or for other blocks."""
     if not isinstance(block, gluon.SymbolBlock):
         return None
     inputs, symbol = block._cached_graph
@@ -548,7 +546,7 @@ def _without_casts(block: gluon.Block) -> Optional[Tuple[Any, Any]]:
 
 
 def _pack_graph(graph: Optional[Tuple[Any, Any]]) -> Any:
-    """Return the graph of a SymbolBlock for pickle, with the ``amp_cast`` nodes that a pickled Symbol loses."""
+    """Return the graph of a SymbolBlock for pickle, with its ``amp_cast`` nodes, which a pickled Symbol loses."""
     return None if graph is None else (graph[0], type(graph[1]), graph[1].tojson(remove_amp_cast=False))
 
 

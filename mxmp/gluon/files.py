@@ -1,4 +1,4 @@
-"""Files of nets: parameters, exported models, and checkpoints with a trainer's states; each is whole or not there."""
+"""Files of nets: parameters, exported models, checkpoints with trainers' states; each written whole or not at all."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def require_folder(path: str) -> None:
 
 
 def check(filename: str) -> None:
-    """Raise an error that says what is wrong with a file of parameters, before it is read."""
+    """Raise an error that names the fault in a file of parameters, before MXNet reads the file."""
     if is_local(filename):
         check_arrays_file(filename)
 
 
 def save(filename: str, write: Callable[[str], None]) -> None:
-    """Write a file of parameters through ``write``, which is given the name to write to, whole or not at all."""
+    """Write a file of parameters whole or not at all; ``write`` is called with the name to write to."""
     if not is_local(filename):
         write(filename)
         return
@@ -47,11 +47,11 @@ def save(filename: str, write: Callable[[str], None]) -> None:
 
 
 def export(net: gluon.HybridBlock, graph: ConvertedGraph, path: str, epoch: int, remove_amp_cast: bool) -> None:
-    """Write a graph of a net and its parameters, as they are stored, as a checkpoint."""
+    """Write a net's graph and its parameters, in the dtypes in which they are stored, as a checkpoint."""
     symbol, params = graph.converted.symbol, graph.trace.params
     kind = plain_class(net)
     with storage.reading_stored():
-        if kind.export is not gluon.HybridBlock.export:  # the user's own writes what it likes
+        if kind.export is not gluon.HybridBlock.export:  # the class has an ``export`` of its own
             net._cached_graph = (graph.trace.inputs, symbol)
             net._cached_op_args = [(False, param) for param in params.values()]
             kind.export(net, path, epoch, remove_amp_cast=remove_amp_cast)
@@ -65,19 +65,20 @@ def export(net: gluon.HybridBlock, graph: ConvertedGraph, path: str, epoch: int,
 def save_checkpoint(prefix: str, epoch: int, net: gluon.Block, trainer: Trainer) -> None:
     """Save a net's parameters and its trainer's states as one set: all files or none.
 
-    A run that loads both by `load_checkpoint` goes on bit for bit as if never stopped. The parameters are float32 and
-    load in plain MXNet. The manifest has a hash of each file, so that a mixture that a kill leaves is refused.
+    A run that loads both by `load_checkpoint` goes on as if it had never stopped, bit for bit. The parameters are
+    float32 and load in plain MXNet. The manifest has a hash of each file. If a kill leaves new and old files together,
+    loading raises.
 
     Args:
-        prefix: Of the files ``<prefix>-<epoch>.params``, ``.states`` and ``.manifest.json``.
-        epoch: Four digits in the names.
+        prefix: The files are ``<prefix>-<epoch>.params``, ``.states`` and ``.manifest.json``.
+        epoch: Number in these names, of four digits.
         net: Any Gluon net, converted or not.
-        trainer: Its trainer, of mxmp.
+        trainer: Its trainer, a `Trainer` of mxmp.
 
     Raises:
-        CheckpointError: If the epoch is no whole number from 0 on, or a file cannot be written; then nothing is
-            changed.
-        TrainerError: Between backward and step, or if ``net`` or ``trainer`` is none; then nothing is written.
+        CheckpointError: If the epoch is not a whole number from 0 on, or a file cannot be written. Then no file
+            changes.
+        TrainerError: Between backward and step, or if ``net`` or ``trainer`` has a wrong type. Then nothing is written.
     """
     params, states = _files("save_checkpoint", prefix, epoch, net, trainer)
     with saving(f"{prefix}: the checkpoint", params, states, manifest=manifest_of(params)) as names:
@@ -86,19 +87,19 @@ def save_checkpoint(prefix: str, epoch: int, net: gluon.Block, trainer: Trainer)
 
 
 def load_checkpoint(prefix: str, epoch: int, net: gluon.Block, trainer: Trainer) -> None:
-    """Load what `save_checkpoint` saved into a net and its trainer, which are made as before.
+    """Load a checkpoint of `save_checkpoint` into a net and its trainer, which were made as before the save.
 
     Args:
         prefix: As for `save_checkpoint`.
-        epoch: Likewise.
+        epoch: As for `save_checkpoint`.
         net: The net, converted or not, under any policy.
-        trainer: Its trainer, of mxmp.
+        trainer: Its trainer, a `Trainer` of mxmp.
 
     Raises:
-        CheckpointError: If a file is missing or damaged, or was not saved together with the other; then nothing is
-            changed.
-        TrainerError: Between backward and step, or if ``net`` or ``trainer`` is none; then nothing is changed.
-        StateError: If the states are of another training; the parameters are loaded by then.
+        CheckpointError: If a file is missing or damaged, or was not saved together with the other. Then nothing
+            changes.
+        TrainerError: Between backward and step, or if ``net`` or ``trainer`` has a wrong type. Then nothing changes.
+        StateError: If the states are of another training. By then the parameters are loaded.
     """
     params, states = _files("load_checkpoint", prefix, epoch, net, trainer)
     for file in (params, states):
@@ -111,7 +112,7 @@ def load_checkpoint(prefix: str, epoch: int, net: gluon.Block, trainer: Trainer)
 
 
 def _files(call: str, prefix: str, epoch: int, net: Any, trainer: Any) -> Tuple[str, str]:
-    """Return the names of the files of parameters and states; raise if a call has no net or no trainer of mxmp."""
+    """Return the names of the files of parameters and states; raise if a net or trainer has a wrong type."""
     if not isinstance(net, gluon.Block):
         raise TrainerError(f"{call}: expected a Gluon net, found a {type(net).__name__}.")
     if not isinstance(trainer, Trainer):

@@ -1,6 +1,6 @@
-r"""Nets for inference alone: BatchNorm folded in float32, dropout gone, weights stored low, the graph partitioned.
+r"""Nets that only infer: BatchNorm folded in float32, dropout left out, weights stored low, the graph partitioned.
 
-A net, a model or files become a `Source`, which is converted once and makes a SymbolBlock::
+A net, a model or files become a `Source`, which is converted once and becomes a SymbolBlock::
 
     net, model, files -> Source -> fold -> convert -> guard, emulate -> SymbolBlock
                                       |                          \-> partition -> its CachedOp
@@ -45,22 +45,22 @@ from .trace import Trace, arguments, flat_arguments, trace
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_OTHER_INPUTS = "The argument structure of HybridBlock does not match"  # MXNet's, of a call unlike the first
-_NUMBERED = re.compile(r"data\d+")  # Gluon's names of a net's inputs, if these are several
+_OTHER_INPUTS = "The argument structure of HybridBlock does not match"  # in MXNet's error for a call unlike the first
+_NUMBERED = re.compile(r"data\d+")  # Gluon's names of several inputs
 
 
 class Source(NamedTuple):
-    """A network to be frozen, with its values and how it is called.
+    """A network to be frozen, with its values and the form of its calls.
 
     Attributes:
         where: Begins error messages.
-        model: Its symbol, and the shapes, dtypes and ranges that are known.
+        model: Its symbol, and the known shapes, dtypes and ranges.
         args: Its arguments, by name.
-        aux: Its auxiliary states, likewise.
+        aux: Its auxiliary states, by name.
         inputs: The names of its inputs, in the order of a call.
-        formats: How inputs and outputs are nested; None for flat ones.
-        context: Where its values are.
-        policy: The policy that it is converted to, None if it is not.
+        formats: The nesting of inputs and outputs; None for flat ones.
+        context: The context of its values.
+        policy: The policy that it was converted to, None if it was not.
         blocks: The paths and prefixes of the net's blocks, for errors.
         files: The files that it was read from, of symbol and parameters.
     """
@@ -77,11 +77,11 @@ class Source(NamedTuple):
     files: Optional[Tuple[str, str]] = None
 
     def converted(self, policy: Policy, check: bool) -> ConvertedModel:
-        """Return the model for inference, its weights in the dtype that they are read in, but under ``npx.set_np``.
+        """Return the model for inference, with weights in the dtype in which they are read.
 
-        ``check`` says whether each of the policy's patterns has to match.
+        Under ``npx.set_np`` weights are float32. ``check`` says whether each of the policy's patterns has to match.
         """
-        if not isinstance(self.model.symbol, NumpySymbol):  # whose arrays may be float32 alone
+        if not isinstance(self.model.symbol, NumpySymbol):  # numpy arrays have no low precision
             policy = policy.replace(param_dtype=policy.compute_dtype)
         with contextlib.nullcontext() if self.files is None else naming_files(*self.files):
             try:
@@ -93,19 +93,19 @@ class Source(NamedTuple):
 
 
 class FrozenBlock(gluon.SymbolBlock):
-    """A SymbolBlock that infers alone: it refuses to be recorded, as its gradients would be zeros.
+    """A SymbolBlock that only infers. It refuses to be recorded, because its gradients would be zeros.
 
     Attributes:
-        make_fused: Makes the operator of the partitioned graph for some flags; None where MXNet does not partition it.
+        make_fused: Makes the operator of the partitioned graph for some flags; None if MXNet does not partition it.
     """
 
     make_fused: Optional[Callable[[List[Tuple[str, Any]]], Tuple[Any, Any]]] = None
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """Run it. From an op hook on it runs without static flags, more slowly, until it is hybridized with them.
+        """Run it. With an op hook it runs without static flags, more slowly, until it is hybridized with them.
 
-        Under static flags MXNet reports only some of the operators to a hook. The defect: StaticRunOps,
-        src/imperative/cached_op.cc, runs prepared operators without a word to it.
+        With static flags MXNet reports only some of the operators to a hook. The defect: StaticRunOps in
+        src/imperative/cached_op.cc runs prepared operators without a call of the hook.
         """
         flags = [flag for flag in self._flags if flag[0] not in ("static_alloc", "static_shape")]
         if self._callback is not None and flags != self._flags:
@@ -130,7 +130,7 @@ class FrozenBlock(gluon.SymbolBlock):
             ) from e
 
     def cast(self, dtype: Any) -> None:
-        """Do nothing if no weight is in another dtype; else refuse: the graph reads the weights as they are stored."""
+        """Do nothing if all weights have this dtype; else raise, because the graph reads weights as they are stored."""
         name = dtypes_.canonical(dtype)
         stored_dtypes = {dtypes_.canonical(param.dtype) for param in self.collect_params().values()}
         if stored_dtypes - {name}:
@@ -141,7 +141,7 @@ class FrozenBlock(gluon.SymbolBlock):
 
 
 class FrozenParameter(gluon.Parameter):
-    """A parameter of a frozen block, which runs with what oneDNN made of its value: it takes no other."""
+    """A parameter of a frozen block. It takes no other value, because oneDNN has a copy of its value."""
 
     def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Refuse to load a value."""
@@ -177,47 +177,46 @@ def freeze(
 ) -> gluon.SymbolBlock:
     """Return a block for inference, as fast as this machine runs the net; the net is not changed.
 
-    BatchNorm behind a convolution, a transposed convolution or a dense layer is folded into its weight and bias, in
-    float32 and before these are rounded. Dropout is left out. Weights are stored in the dtype in which they are read,
-    whatever the policy's ``param_dtype`` is (float32 under ``npx.set_np``). On a CPU MXNet's oneDNN fuses the rest, as
-    in a symbol that is bound, and memory and kernels are kept from call to call (``static_alloc``, ``static_shape``; of
-    control flow memory alone).
+    BatchNorm behind a convolution, a transposed convolution or a dense layer is folded into its weight and bias. That
+    is done in float32, before these are rounded. Dropout is left out. Weights are stored in the dtype in which they are
+    read, not in the policy's ``param_dtype`` (under ``npx.set_np`` in float32). On a CPU MXNet's oneDNN fuses more
+    operators, as in a symbol that is bound. Memory and kernels are kept from call to call (``static_alloc``,
+    ``static_shape``), with control flow only memory.
 
-    The block is a snapshot: its parameters refuse other values, since oneDNN has copies of them; freeze the net again.
-    It does not train: it has no gradients, and refuses to be called within ``autograd.record``. It takes any batch
-    size.
-    After ``hybridize`` with other flags it is right, but as slow as MXNet makes it.
+    The block takes any batch size. It has no gradients, and refuses a call within ``autograd.record``. It is a
+    snapshot: its parameters refuse other values, because oneDNN has copies of them. For other values freeze the net
+    again. After ``hybridize`` with other flags it is right, but slower.
 
-    Inputs and outputs are nested as in the net's own call, have its order, and floating point outputs have the policy's
-    ``output_dtype``, float32 unless it says otherwise. Outputs of a model or of files are one array or a flat list;
-    inputs have the symbol's order, and the order of their numbers if they are called data0, data1, ... as by Gluon. For
-    another order give a SymbolBlock. Optional inputs of a net are those of its last call.
-    A net that was not called is frozen with as many inputs as there are ``shapes``, one unless they are given.
+    Inputs and outputs are nested and ordered as in the net's own call. Floating point outputs have the policy's
+    ``output_dtype``, float32 by default. Optional inputs of a net are those of its last call. A net that was not called
+    is frozen with as many inputs as there are ``shapes``, or with one. For a model or files, outputs are one array or a
+    flat list, and inputs have the symbol's order. Inputs with Gluon's names data0, data1, ... are sorted by number. For
+    another order give a SymbolBlock.
 
     Args:
-        net: A HybridBlock, converted or not, whose parameters have values; a SymbolBlock; a model, (symbol,
-            arg_params, aux_params) or as ``convert_model`` returns it; the prefix of a checkpoint's files, of epoch 0,
-            or the pair of their paths, as ``export`` returns it. Of a block whose class has a ``forward`` of its own,
+        net: A HybridBlock, converted or not, whose parameters have values; or a SymbolBlock. Or a model: (symbol,
+            arg_params, aux_params), or as ``convert_model`` returns it. Or files: the prefix of a checkpoint with epoch
+            0, or the pair of paths that ``export`` returns. If the class of a block has a ``forward`` of its own, only
             its ``hybrid_forward`` is frozen, with a warning.
         policy: A policy or its name. None is 'auto': on a GPU with tensor cores float16; on a CPU bfloat16 if
             processors of its kind gain by it, else float32. A net that is converted to that dtype keeps its policy.
             float16 on a CPU is emulated: right, but slow.
-        shapes: Shapes of inputs by name, for ``convert_model``; of a converted net that was called they are known.
-        dtypes: Dtypes of inputs, likewise.
-        ranges: Largest magnitudes of outputs by name, likewise.
-        ctx: Where the block is to run; unless given, where the values are.
+        shapes: Shapes of inputs by name, for ``convert_model``. For a converted net that was called they are known.
+        dtypes: Dtypes of inputs by name, as ``shapes``.
+        ranges: Largest magnitudes of outputs by name, as ``shapes``.
+        ctx: Where the block is to run; by default where the values are.
         **changes: Fields of the policy that overrule it.
 
     Returns:
-        A SymbolBlock, hybridized. ``export`` writes it, ``report`` names the folded nodes and the precision of the
+        A SymbolBlock, hybridized. ``export`` writes it. ``report`` names the folded nodes, and the precision of the
         others.
 
     Raises:
-        ConvertError: If there is no graph, a parameter has no value, the parameters do not fit the symbol, or MXNet
-            does not run the policy's dtype on ``ctx``.
+        ConvertError: If there is no graph, or a parameter has no value, or the parameters do not fit the symbol. Also
+            if MXNet does not run the policy's dtype on ``ctx``.
         CheckpointError: If a file is missing or damaged.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
-        TrainerError: If a weight was written to past its master.
+        TrainerError: If a weight was written to without its float32 master.
     """
     source = _source(net, shapes, dtypes, ranges)
     context = source.context if ctx is None else ctx
@@ -229,7 +228,7 @@ def freeze(
             text = f"freeze: block '{net.name}': hybrid_forward is frozen, without {kind.__name__}.forward around it."
             warnings.warn(text, stacklevel=2)
     parsed = _policy(source, context, policy, changes)
-    if isinstance(net, gluon.Block) and (policy is not None or parsed.blocks):  # traced with the blocks' marks of now
+    if isinstance(net, gluon.Block) and (policy is not None or parsed.blocks):  # with the blocks' marks as they are now
         source = _source_of_net(net, shapes, dtypes, ranges, parsed)
     require_kernels(parsed, [context], source.where)
     if context.device_type == "gpu" and context.device_id >= mx.context.num_gpus():
@@ -331,10 +330,10 @@ def _source_of_net(
 def _trace(
     net: gluon.HybridBlock, conversion: Any, marks: BlockRegions, count: int
 ) -> Tuple[Trace, Dict[str, Any]]:
-    """Return the float32 graph of a net, and the shapes of inputs that are known.
+    """Return the float32 graph of a net, and the known shapes of its inputs.
 
-    It is that of the last call for inference; else it is traced as it was called. A net that was not called, or only
-    operator by operator, is traced with ``count`` inputs.
+    It is the graph of the last call for inference. Without one the net is traced with the arguments of its last call. A
+    net that was not called, or only operator by operator, is traced with ``count`` inputs.
     """
     last_graphs, frozen = {} if conversion is None else conversion.last_graph_by_mode, frozen_model(net)
     own_graph = conversion.own_graph if conversion else isinstance(net, gluon.SymbolBlock) and net._cached_graph
@@ -344,11 +343,11 @@ def _trace(
     with autograd.predict_mode(), outside_regions():
         if own_graph:
             return trace(net, (), (own_graph[0], frozen.symbol if frozen else own_graph[1]), marks), {}
-        if graph:  # of training, in which a net may do something else
+        if graph:  # of training, where the net may compute something else
             traced = trace(net, graph.trace.arguments, None, marks)
             traced.types = graph.trace.types
             return traced, graph.input_shapes
-        called = net._cached_graph  # MXNet's, perhaps of a region or of training, or partitioned by a backend
+        called = net._cached_graph  # MXNet's graph: of a region or of training, or partitioned, perhaps
         if called:
             return trace(net, arguments(called[0], net._in_format), None, marks), {}
         inputs = [mx.sym.var(f"data{i}") for i in range(count)]
@@ -380,7 +379,7 @@ def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.
     params.load_dict({**args, **aux}, context, ignore_extra=True, cast_dtype=True, dtype_source="saved")
     if source.formats is not None:
         set_graph(block, (inputs, running), source.formats)
-    # With static shapes MXNet runs loops wrongly, see `cache.ConvertedGraph`; without them what is fused is slow.
+    # With static shapes MXNet runs loops wrongly, see `cache.ConvertedGraph`. Without them fused operators are slow.
     static, backend = not any(node.subgraphs for node in graph.nodes), _backend()
     block.hybridize(static_alloc=True, static_shape=static)
     if static and can_fuse and backend:
@@ -396,7 +395,7 @@ def _block(source: Source, model: ConvertedModel, context: mx.Context) -> gluon.
 
 
 def _running_graph(source: Source, model: ConvertedModel, context: mx.Context) -> Tuple[Graph, bool]:
-    """Return the graph that runs a model on a context, guarded or emulated, and whether oneDNN may fuse it."""
+    """Return the graph that runs a model on a context, and whether oneDNN may fuse its operators."""
     symbol, args, aux = model
     graph = to_graph(symbol)
     if context.device_type == "gpu":
@@ -404,14 +403,14 @@ def _running_graph(source: Source, model: ConvertedModel, context: mx.Context) -
     shapes, types = source.model._replace(symbol=symbol).known(args, aux)
     facts = infer_network(symbol, graph, shapes, types, frozenset({**args, **aux}))
     running = emulated(graph, facts, fused=True, written=frozenset(symbol.list_inputs()))
-    # The backend folds a BatchNorm that was left, since its values leave a dtype's range, in that dtype; and it takes
-    # layers of float64, which oneDNN does not have ("unknown type for MKLDNN" at the call).
+    # A BatchNorm is left if its folded values leave the dtype's range: the backend would fold it in that dtype. The
+    # backend also takes layers of float64, which oneDNN lacks ("unknown type for MKLDNN" at the call).
     left = any(node.op == "BatchNorm" and graph.nodes[node.inputs[0].node].op == "Convolution" for node in graph.nodes)
     float64_dtypes = {"float64"} & {*facts.dtypes.values(), *(node.get("dtype") for node in running.nodes)}
     return running, not (left or float64_dtypes)
 
 
 def _backend() -> Optional[str]:
-    """Return the backend by which MXNet partitions what is bound on a CPU, None for none."""
+    """Return the backend with which MXNet partitions bound symbols on a CPU, None for none."""
     name = os.environ.get("MXNET_SUBGRAPH_BACKEND", "MKLDNN")
     return name if name != "NONE" and mx.runtime.Features().is_enabled("MKLDNN") else None

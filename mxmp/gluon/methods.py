@@ -1,7 +1,7 @@
-"""The methods of a converted net, which stand in for those of its class, and the class that has them.
+"""The methods of a converted net, which take the place of its class's own, and the class that has them.
 
-A converted net has a class of its own, made of `ConvertedBlock` and the class that it was written in. A block within
-it gets a class of `StoredPart` while the conversion stores parameters in low precision.
+The class of a converted net is made of `ConvertedBlock` and of the class that the user wrote. A block within the net
+gets a class with `StoredPart` while the conversion stores parameters of it in low precision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .blocks import (
     undone,
 )
 
-# What a net holds for its graphs; a cached operator cannot be copied.
+# A net's attributes for its graphs. A cached operator cannot be copied.
 GRAPHS = ("_cached_graph", "_cached_op", "_cached_op_args")
 
 _EAGER: ContextVar[bool] = ContextVar("mxmp_eager", default=False)
@@ -52,10 +52,10 @@ _HYBRIDIZED = _Hybridized(True)
 
 @contextlib.contextmanager
 def eager(net: gluon.HybridBlock) -> Iterator[None]:
-    """Run a net and the blocks in it operator by operator in this context, neither converted nor hybridized."""
+    """Run a net and its blocks operator by operator within this context, without their graphs."""
     for block in blocks_in(net):
         if isinstance(block, gluon.HybridBlock) and block._active:
-            block._active = _HYBRIDIZED  # for good: other threads see no difference
+            block._active = _HYBRIDIZED  # it stays, because other threads see no difference
     flag_before = _EAGER.get()
     with unconverted(), undone(lambda: _EAGER.set(flag_before)):
         _EAGER.set(True)
@@ -63,21 +63,21 @@ def eager(net: gluon.HybridBlock) -> Iterator[None]:
 
 
 def conversion_to_run(net: gluon.HybridBlock) -> Any:
-    """Return the `Conversion` that runs a converted net; None where the net runs as it was written.
+    """Return the `Conversion` that runs a net; None within `unconverted`, where nets run as they were written.
 
-    A copy has none while it is being filled.
+    It is None too for a copy that is not complete yet.
     """
     return None if RUNS_AS_WRITTEN.get() else vars(net).get(ATTRIBUTE)
 
 
 class StoredPart(gluon.HybridBlock):
-    """A block within a converted net, some of whose parameters are stored in low precision.
+    """A block within a converted net with parameters in low precision, or with such a block in it.
 
     A call of the block by itself runs its graph in float32, which casts those parameters.
     """
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
-        """Run a call of a block that is not hybridized; one without parameters calls the blocks in it."""
+        """Run a call of a block that is not hybridized; a block without own parameters calls its blocks."""
         if F is not mx.nd or not self._reg_params or RUNS_AS_WRITTEN.get():
             return super().hybrid_forward(F, x, *args, **params)
         return vars(self)[OWNER].conversion_of_part(self).call(x, *args)
@@ -89,12 +89,12 @@ class StoredPart(gluon.HybridBlock):
         return vars(self)[OWNER].conversion_of_part(self).call(*args)
 
     def __reduce_ex__(self, protocol: Any) -> Tuple[Any, ...]:
-        """Return the state for pickle and copy: of a block of the plain class, as a copied net stores nothing yet."""
+        """Return the state for pickle and copy, with the plain class: a copied net stores nothing in low precision."""
         return reduced(self, protocol, (OWNER,))
 
 
 def _where_converted(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a method of `ConvertedBlock` the conversion of the net; where there is none, the net's own method runs."""
+    """Give a method of `ConvertedBlock` the net's conversion; without one the net's own method runs."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -108,13 +108,13 @@ def _where_converted(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ConvertedBlock(gluon.HybridBlock):
-    """The methods of a converted net. ``super()`` has those of the class that it was written in."""
+    """The methods of a converted net; ``super()`` is the class that the user wrote."""
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **params: Any) -> Any:
-        """Run a call of a net that is not hybridized; or give the converted net for symbols, to a net around it.
+        """Run a call of a net that is not hybridized; for symbols return the converted net's outputs.
 
-        Within another net's trace on a CPU context the graph for CPU is given, so that the outer net runs there;
-        convert the outermost net to export it.
+        Such symbols are from the trace of a net around this one. If that trace is on a CPU context, the outputs are
+        those of the graph for CPU, so that the outer net runs there. To export, convert the outermost net.
         """
         conversion = conversion_to_run(self)
         if conversion is None:
@@ -136,7 +136,7 @@ class ConvertedBlock(gluon.HybridBlock):
 
     @_where_converted
     def _build_cache(self, conversion: Any, *args: Any) -> None:
-        """Have the operator made for a call, as ``optimize_for`` does: with the backend that it chose."""
+        """Make the operator for a call with the net's backend, as ``optimize_for`` asks."""
         runner = conversion.new_runner(*args)
         set_op(self, runner.op, list(runner.reads))
 
@@ -153,7 +153,7 @@ class ConvertedBlock(gluon.HybridBlock):
 
     @_where_converted
     def collect_params(self, conversion: Any, select: Optional[str] = None) -> gluon.ParameterDict:
-        """Return the net's parameters, in a dictionary that knows bfloat16."""
+        """Return the net's parameters, in a dictionary whose ``zero_grad`` works in bfloat16."""
         params = super().collect_params(select)
         if type(params) is gluon.ParameterDict:
             params.__class__ = storage.CollectedParameters
@@ -161,7 +161,7 @@ class ConvertedBlock(gluon.HybridBlock):
 
     @_where_converted
     def cast(self, conversion: Any, dtype: Any) -> None:
-        """Do nothing for float32 if no parameter is in low precision; else refuse: MXNet's cast changes BatchNorm too.
+        """Do nothing for float32 if no parameter is in low precision; else raise: MXNet's cast changes BatchNorm too.
 
         Scripts cast each net to the dtype of an option, which is float32 by default.
         """
@@ -180,13 +180,13 @@ class ConvertedBlock(gluon.HybridBlock):
 
     @_where_converted
     def summary(self, conversion: Any, *inputs: Any) -> None:
-        """Print the summary of the float32 net, which needs every block to run by itself."""
+        """Print the summary of the float32 net: it needs each block to run by itself."""
         with unconverted(), storage.in_float32(conversion.stored):
             super().summary(*inputs)
 
     @_where_converted
     def save_parameters(self, conversion: Any, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Save float32 values as MXNet does, whole or not at all."""
+        """Save float32 values as MXNet does; the file is written whole or not at all."""
         save = super().save_parameters
         files.save(filename, lambda name: save(name, *args, **kwargs))
 
@@ -197,18 +197,18 @@ class ConvertedBlock(gluon.HybridBlock):
 
     @_where_converted
     def load_parameters(self, conversion: Any, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Load a file as MXNet does once it is found whole; parameters keep the dtypes that the policy gives them."""
+        """Check a file, and load it as MXNet does; parameters keep the dtypes that the policy gives them."""
         files.check(filename)
         in_float32 = [param for param in conversion.params if storage.dtype_of(param) == dtypes.FLOAT32]
         super().load_parameters(filename, *args, **kwargs)
         for param in in_float32:
-            storage.widen(param)  # with ``dtype_source='saved'`` it has the dtype of the file
+            storage.widen(param)  # ``dtype_source='saved'`` gave it the dtype of the file
 
     @_where_converted
     def export(self, conversion: Any, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
-        """Write the converted net, its casts included, for plain MXNet: both files or neither.
+        """Write the converted net with its casts for plain MXNet: both files or neither.
 
-        The graph of inference if the net has been called for inference; of several the one that ran last.
+        It is the last graph of inference, or if the net was never called for inference, the last graph of training.
         """
         files.require_folder(path)
         last_graphs = conversion.last_graph_by_mode
@@ -226,28 +226,28 @@ class ConvertedBlock(gluon.HybridBlock):
 
     @_where_converted
     def __reduce_ex__(self, conversion: Any, protocol: Any) -> Tuple[Any, ...]:
-        """Return the net's state for pickle and copy, without graphs: a copy makes its own."""
+        """Return the state for pickle and copy, without graphs: a copy makes its own."""
         with conversion.siblings.lock:
-            for block in descendants(self):  # which may have been called by itself
+            for block in descendants(self):  # the user may have called it by itself
                 if isinstance(block, gluon.HybridBlock) and block._cached_op is not None:
                     block._clear_cached_op()
             return reduced(self, protocol, GRAPHS)
 
 
 class ConvertedSymbolBlock(ConvertedBlock):
-    """The methods of a converted SymbolBlock, whose ``forward`` takes symbols past ``hybrid_forward``."""
+    """The methods of a converted SymbolBlock, whose ``forward`` handles symbols without ``hybrid_forward``."""
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """Run a call on arrays, or give the converted net for symbols."""
+        """Run a call on arrays; for symbols return the converted net's outputs to the net around it."""
         conversion = conversion_to_run(self) if isinstance(x, mx.sym.Symbol) else None
         return super().forward(x, *args) if conversion is None else conversion.compose(x, *args)
 
 
 @functools.lru_cache(maxsize=None)
 def class_with(methods: Any, kind: Any) -> Type[gluon.HybridBlock]:
-    """Return a subclass of a block's class ``kind`` whose methods are first those of ``methods``.
+    """Return a subclass of a block's class ``kind`` with the methods of the class ``methods`` in front.
 
-    What it makes, as ``type(net)()`` and slices of a HybridSequential do, is of the class ``kind``.
+    A block that this subclass creates is of the class ``kind``: ``type(net)()``, or a slice of a HybridSequential.
     """
 
     def make(_: Any, *args: Any, **kwargs: Any) -> gluon.HybridBlock:
@@ -260,7 +260,7 @@ def class_with(methods: Any, kind: Any) -> Type[gluon.HybridBlock]:
 
 
 def reduced(net: gluon.HybridBlock, protocol: Any, left_out: Tuple[str, ...]) -> Tuple[Any, ...]:
-    """Return what pickle and copy make a block of the plain class from, without some of its attributes."""
+    """Return the parts for pickle and copy of a block of its plain class, without some attributes."""
     kind = plain_class(net)
     make, args, state, *rest = kind.__reduce_ex__(net, protocol)
     if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle finds the plain class only, by name

@@ -1,4 +1,4 @@
-"""``precision`` around code, ``set_policy`` for blocks, and traces whose operators are marked with both."""
+"""Precision by region and by block: ``precision`` around code, ``set_policy`` for blocks, and their marks."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ _PRECISIONS = (dtypes.FLOAT32, LOW, AS_POLICY, *dtypes.LOW_PRECISION)
 class precision(contextlib.ContextDecorator):
     """A region whose operators run in float32, or in low precision: for ``with``, or as a decorator.
 
-    Within ``hybrid_forward`` it marks the operators that are created inside, which conversion reads;
-    it overrules every other setting of the policy. Around the call of a converted net it holds for
-    that call: the net has a graph for each kind of region. Regions nest, and the innermost decides.
-    Each thread has its own. One object may be entered again and again, also within itself. It changes
-    nothing where nothing is converted. A net that is not converted, but hybridized, keeps for its
-    converted blocks the region that it was first called in.
+    Within ``hybrid_forward`` a region marks the operators that are created inside; conversion reads the marks. A region
+    overrules every other setting of the policy. Around the call of a converted net a region holds for that call: the
+    net has a graph for each kind of region. Regions nest, and the innermost decides. Each thread has its own regions.
+    The same object may be entered again, also within itself. A region changes nothing in a net that is not converted. A
+    hybridized net that is not converted runs its converted blocks in the region of its first call.
 
-    In a float32 region a converted net whose operators are then all float32, parameters included
-    (no 'O2'), is run under ``autograd.record`` as it was written, operator by operator: MXNet has no
-    second derivatives through casts and cached graphs. So a gradient penalty trains::
+    MXNet has no second derivatives through casts and cached graphs. So under ``autograd.record`` a float32 region runs
+    a converted net operator by operator, as it was written. All its operators must be float32 there, and its parameters
+    too (no 'O2'). Then a gradient penalty trains::
 
         with autograd.record():
             with mxmp.gluon.precision("float32"):
@@ -51,22 +50,21 @@ class precision(contextlib.ContextDecorator):
 
     MXNet 1.9.1 has second derivatives for few operators: ``batch_dot``, ``elemwise_add``, adding a scalar,
     ``transpose`` and functions of one array (``tanh``, ``sigmoid``, ``exp``, ``log``, ``sqrt``, ``square``, ``abs``,
-    ``sin``, ...). A cached graph has none, and so a hybridized or converted net outside of such a region; nor has
-    Convolution. Those of FullyConnected are right in the last layer alone, likewise of Dropout and clip
-    (FullyConnectedGradGradCompute in src/operator/nn/fully_connected-inl.h fills a part with 0); those of relu can end
-    the process.
+    ``sin``, ...). A cached graph has none, so a hybridized or converted net has none outside of such a region.
+    Convolution has none. Those of FullyConnected, Dropout and clip are right only in the last layer:
+    FullyConnectedGradGradCompute (src/operator/nn/fully_connected-inl.h) fills a part with 0. Those of relu can end the
+    process.
 
     Leave regions in the reverse order, with no ``yield`` or ``await`` inside: the code that runs meanwhile would be in
     the region too. A function that is decorated must run when it is called: no generator, no coroutine.
 
     Args:
-        dtype: 'float32'; 'low' for the policy's compute dtype, or that dtype by name (which is an
-            error under a policy with another one); or 'policy', where the policy decides again as
-            outside of any region.
+        dtype: 'float32'; 'low' for the policy's compute dtype; that dtype by name, which is an error under a policy
+            with another one; or 'policy', where the policy decides as outside of any region.
 
     Raises:
-        DtypeError: If it is no dtype.
-        PolicyError: If it is another dtype than these, or the decorated function is a generator or coroutine.
+        DtypeError: If ``dtype`` is no dtype.
+        PolicyError: If ``dtype`` is another dtype, or the decorated function is a generator or coroutine.
 
     Example::
 
@@ -106,7 +104,7 @@ class precision(contextlib.ContextDecorator):
 
 
 class _Scope(mx.AttrScope):
-    """A scope of MXNet, which marks the symbols that are made in it; None takes a mark of the scopes around away."""
+    """A scope of MXNet that marks the symbols made in it; a mark of None removes the mark of the scopes around it."""
 
     _attr: Any  # MXNet's
 
@@ -124,15 +122,15 @@ class _Scope(mx.AttrScope):
 class _ScopeAttrs(Dict[str, str]):
     """The attributes that a scope sets; the function that makes a ``Custom`` operator does not see the marks.
 
-    MXNet copies them into each scope within (AttrScope in python/mxnet/attribute.py), and from there into the arguments
-    of the function that makes a symbol, which asks for the keys.
+    MXNet copies the attributes into each scope within (AttrScope in python/mxnet/attribute.py). From there it copies
+    them into the arguments of a function that makes a symbol. That function asks for the keys.
     """
 
     def copy(self) -> _ScopeAttrs:
         """Return the attributes for a scope within this one, or for a symbol."""
         return _ScopeAttrs(self)
 
-    def __iter__(self) -> Iterator[str]:  # only a dict with its own iterator is asked for its keys when it is copied
+    def __iter__(self) -> Iterator[str]:  # so that a copy asks for the keys
         return iter(self.keys())
 
     def keys(self) -> Any:
@@ -143,7 +141,7 @@ class _ScopeAttrs(Dict[str, str]):
 
 
 def _current_mark(key: str) -> Optional[str]:
-    """Return an attribute that operators get which this thread makes now, None if they do not get it."""
+    """Return the value of an attribute on operators that this thread makes now; None if they do not get it."""
     scope = getattr(mx.AttrScope._current, "value", None)
     return None if scope is None else scope._attr.get(key)
 
@@ -155,8 +153,8 @@ def current_region() -> Optional[str]:
 
 @contextlib.contextmanager
 def scopes_kept() -> Iterator[None]:
-    """Be in the present scopes of MXNet, and so in the present region, after this context, whatever interrupts it."""
-    innermost = mx.AttrScope._current, mx.name.NameManager._current, _BlockScope._current  # each thread's
+    """Restore this thread's scopes of MXNet, and with them its region, at the end of this context."""
+    innermost = mx.AttrScope._current, mx.name.NameManager._current, _BlockScope._current  # of each thread
     scopes = [(local, dict(vars(local))) for local in innermost]
 
     def put_back() -> None:
@@ -170,15 +168,15 @@ def scopes_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def outside_regions() -> Iterator[None]:
-    """Be in no region that the user may be in within this context."""
+    """Leave the user's regions for this context."""
     with scopes_kept(), precision(AS_POLICY):
         yield
 
 
 _NOTE = "_mxmp_block_policy"
-"""Attribute of a block: the precision that `set_policy` gave it, and the compute dtype with it, None for any."""
+"""The attribute of a block with its precision from `set_policy`, and its compute dtype, None for any."""
 
-_ENTRANCES = ("forward", "unroll")  # through which a block is entered, whoever calls it
+_ENTRANCES = ("forward", "unroll")  # the methods that run a block
 
 BlockRegions = Mapping[gluon.Block, Tuple[str, ...]]
 """The marks of the operators in blocks; the outermost first, as ``BLOCKS_ATTR`` has them."""
@@ -187,25 +185,27 @@ BlockRegions = Mapping[gluon.Block, Tuple[str, ...]]
 def set_policy(block: gluon.Block, policy: Union[None, str, Policy]) -> gluon.Block:
     """Give a block a precision of its own within the net that it is part of, as Keras gives one to a layer.
 
-    It is an override of the policy for all within the block, as ``blocks=`` gives one by name: the innermost block
-    decides, a pattern of ``names=`` overrules it, and so does a ``precision`` region within ``hybrid_forward``. It
-    holds from the next ``convert`` of the block or of a net around it on; call ``convert`` again if the net is
-    converted already. The last layer in float32: ``set_policy(net.output, "float32")``. It holds for the block's call
-    and, of a recurrent cell, for ``unroll``; operators of its other methods have the precision of their caller.
-    Exported files do not hold it.
+    It is an override of the policy for the block and all blocks in it, as ``blocks=`` gives one by name. The innermost
+    block decides. A pattern of ``names=`` overrules it, and a ``precision`` region within ``hybrid_forward`` does too.
+    It holds from the next ``convert`` on, of the block or of a net around it: call ``convert`` again if the net is
+    converted already.
+
+    To have the last layer in float32: ``set_policy(net.output, "float32")``. The precision holds for calls of the
+    block, and for ``unroll`` of a recurrent cell. Operators of its other methods have their caller's precision.
+    Exported files do not keep it.
 
     Args:
         block: Any Gluon block.
-        policy: 'float32'; 'mixed_float16' or 'mixed_bfloat16', for the precision that the net's own policy decides
-            by operator, which must be of that dtype (within a block that is float32); 'low' for low precision
-            whatever the operators need; or None to take it away.
+        policy: 'float32', or 'low' for low precision in all operators. 'mixed_float16' or 'mixed_bfloat16' let the
+            net's own policy decide by operator, within a block that is float32. The net's policy must have that dtype.
+            None takes the precision away.
 
     Returns:
         The same block.
 
     Raises:
-        ConvertError: If it is no block.
-        PolicyError: If the policy has fields that cannot hold for one block alone.
+        ConvertError: If ``block`` is no block.
+        PolicyError: If the policy has fields that cannot hold for one block only.
     """
     if not isinstance(block, gluon.Block):
         raise ConvertError(f"set_policy: expected a Gluon block, found {type(block).__name__}.")
@@ -220,11 +220,11 @@ def set_policy(block: gluon.Block, policy: Union[None, str, Policy]) -> gluon.Bl
 
 
 def _dtype(block: gluon.Block, policy: Policy) -> str:
-    """Return a policy's compute dtype, the one thing that a block can have for itself."""
+    """Return the compute dtype of a block's policy; raise a PolicyError if the policy has other settings."""
     plain = Policy(compute_dtype=policy.compute_dtype)
     for field in (each for each in dataclasses.fields(Policy) if each.compare):
         value = getattr(policy, field.name)
-        # 'dynamic' stands in the policies that are known by name; a trainer reads it, no block.
+        # The named policies have 'dynamic', which only a trainer reads.
         if value != getattr(plain, field.name) and (field.name, value) != ("loss_scale", "dynamic"):
             raise PolicyError(
                 f"set_policy: block '{block.name}': {field.name}={value!r} cannot hold for one block alone; give "
@@ -234,7 +234,7 @@ def _dtype(block: gluon.Block, policy: Policy) -> str:
 
 
 def require_dtype(net: gluon.Block, policy: Policy) -> None:
-    """Raise a PolicyError that names a block in a net if `set_policy` gave it another dtype than the policy has."""
+    """Raise a PolicyError if `set_policy` gave a block in a net another dtype than the net's policy has."""
     for block in blocks_in(net):
         _, dtype = vars(block).get(_NOTE, (None, None))
         if dtype not in (None, policy.compute_dtype):
@@ -245,9 +245,9 @@ def require_dtype(net: gluon.Block, policy: Policy) -> None:
 
 
 def find_regions(net: gluon.Block, policy: Policy) -> BlockRegions:
-    """Return the marks of the operators in the blocks of a net: what `set_policy` and the policy say of their blocks.
+    """Return the marks of the operators in the blocks of a net, from `set_policy` and from the policy's ``blocks``.
 
-    A block that stands in two places has the marks that both have. Where it is called it gets those of the caller too.
+    A block in two places has the marks that both places have. When it is called, it gets its caller's marks too.
     """
     paths: Dict[gluon.Block, List[str]] = {net: []}
     for path, block in paths_in(net).items():
@@ -266,7 +266,7 @@ def find_regions(net: gluon.Block, policy: Policy) -> BlockRegions:
 
 
 def _own_marks(block: gluon.Block, paths: Sequence[str], policy: Policy) -> List[str]:
-    """Return what is said of one block, the strongest last: the longest pattern, and what `set_policy` gave it."""
+    """Return the marks of one block, the strongest last: the longest pattern, then that of `set_policy`."""
     names = [*paths, block.prefix, block.prefix.rstrip("_")]
     matching = [pair for pair in policy.blocks if any(name and fnmatchcase(name, pair[0]) for name in names)]
     marks = [key for key, _ in sorted(matching, key=by_length)]
@@ -282,10 +282,9 @@ def _joined(outer_marks: Sequence[str], marks: Sequence[str]) -> Tuple[str, ...]
 
 @contextlib.contextmanager
 def entered(net: gluon.HybridBlock, regions: BlockRegions) -> Iterator[None]:
-    """Have the operators of a net and of the blocks in it marked where the net is traced within this context.
+    """Mark the operators of a net and of the blocks in it while the net is traced within this context.
 
-    A block is entered through ``forward`` or ``unroll``, whoever calls it: a parent may call the blocks
-    within one that has a policy of its own.
+    Each block marks in its ``forward`` and ``unroll``: a parent may call the inner blocks of a block that has marks.
     """
     kept: List[Tuple[gluon.Block, str, Any]] = []
     parts = [block for block in blocks_in(net)[1:] if block in regions or isinstance(block, gluon.SymbolBlock)]
@@ -317,7 +316,7 @@ def _marking(block: gluon.Block, name: str, marks: Sequence[str]) -> Callable[..
 
 @contextlib.contextmanager
 def _marked(marks: Sequence[str]) -> Iterator[None]:
-    """Mark the operators that are made within this context; where `set_policy` says so, in no region around it."""
+    """Mark the operators made within this context; marks of `set_policy` end the region around them."""
     text = _current_mark(BLOCKS_ATTR)
     outer_marks = text.split(",") if text else []
     all_marks = _joined(outer_marks, marks)
@@ -330,7 +329,7 @@ def _marked(marks: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _source_in_region(block: gluon.Block) -> Iterator[None]:
-    """Put the operators of a SymbolBlock, which exist already, in the current region within this context."""
+    """Within this context have the operators of a SymbolBlock, which exist already, marked for the current region."""
     if not isinstance(block, gluon.SymbolBlock):
         yield
         return
@@ -343,7 +342,7 @@ def _source_in_region(block: gluon.Block) -> Iterator[None]:
 
 
 def in_current_region(symbol: Any) -> mx.sym.Symbol:
-    """Return a symbol with the operators that have no marks marked as those that are made here."""
+    """Return a symbol whose operators without marks get the marks of the current region and blocks."""
     marks = {key: mark for key in (PRECISION_ATTR, BLOCKS_ATTR) for mark in [_current_mark(key)] if mark is not None}
     return from_graph(_within(to_graph(symbol), marks), symbol) if marks else symbol
 

@@ -1,4 +1,4 @@
-"""The conversions of one call of `convert`: their lock, and the check that each name which the user gives is there."""
+"""The conversions of one call of `convert`: their lock, and the check that all names which the user gave exist."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..train.window import Alive
 
 
 class Siblings:
-    """The conversions of one call of ``convert``, which may share parameters. Copies have siblings of their own.
+    """The conversions of one call of ``convert``, which may share parameters. A copy of a net has siblings of its own.
 
-    Once all graphs of the net are known, `check` requires that each pattern of the policy matches something, that each
-    output with a range beyond low precision's is one of the net, and that the net has at least one output with a range.
+    `check` waits for all graphs of the net. Then each pattern of the policy must match something. Each output whose
+    range is beyond low precision must be one of the net's. At least one output with a range must be the net's.
 
     Attributes:
         conversions: The conversions.
         lock: Held while a graph is made, or a net is copied.
     """
 
-    _alive = Alive()  # all of them: a fork makes their locks anew
+    _alive = Alive()  # a fork gives all of them new locks
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class Siblings:
         self.lock = threading.RLock()
         self._policy, self._names, self._ranges = policy or Policy(), names, set(ranges or ())
         self._beyond = set(beyond_range(ranges or {}, self._policy))
-        self._is_measured = False  # whether one of the net's outputs has a range
-        self._nodes: Dict[object, List[Tuple[str, str]]] = {}  # (operator, name) of each graph, by a conversion's token
+        self._is_measured = False  # whether an output of the net has a range
+        self._nodes: Dict[object, List[Tuple[str, str]]] = {}  # (operator, name) by a conversion's token
         self._marks: Set[str] = set()  # the patterns of blocks that nodes are marked with
-        self._unchecked = count if self._policy.has_overrides or ranges else 0  # conversions; 0 once checked
+        self._unchecked = count if self._policy.has_overrides or ranges else 0  # conversions; 0 after it
         self._alive.add(self)
 
     @classmethod
     def renew_locks(cls) -> None:
-        """Give all siblings locks that nobody holds: those of other threads are never released after a fork."""
+        """Give all siblings new locks after a fork, because a lock that another thread held is never released."""
         for siblings in cls._alive:
             siblings.lock = threading.RLock()
 
@@ -61,7 +61,7 @@ class Siblings:
 
     @property
     def awaits_graphs(self) -> bool:
-        """Whether a conversion's first call may still find that a name is not there."""
+        """Whether the check of names is still to come."""
         return self._unchecked > 0
 
     def add(self, conversion: Any) -> None:
@@ -70,12 +70,11 @@ class Siblings:
         conversion.siblings = self
 
     def check(self, conversion: Any, converted: Converted) -> None:
-        """Note a converted graph; if it is the last, require that the names are there.
+        """Note a converted graph. If it is the last one, require that the names exist.
 
         Raises:
-            PolicyError: If a pattern matches nothing. Then no parameter stays in low precision, of the conversions
-                that ran before either.
-            ConvertError: If an output that has a range is not there; likewise.
+            PolicyError: If a pattern matches nothing. Then all parameters of the net are stored in float32 again.
+            ConvertError: If an output that has a range does not exist; parameters are float32 again too.
         """
         if not self._unchecked:
             return

@@ -1,4 +1,4 @@
-"""Store parameters in low precision and in float32; parameters that save, load and set float32 values."""
+"""Parameters stored in low precision: how they change from float32 and back, and how they save, load and set values."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from ..train.masters import (
 )
 from .blocks import blocks_in, conversion_of, holds_converted, is_part, undone
 
-_BLOCKS_FILE = gluon.HybridBlock.forward.__code__.co_filename  # the code of MXNet that hands parameters to blocks
-_LOCAL = threading.local()  # has ``reads_stored`` while a converted net reads its parameters
-_CLASS = "_mxmp_class"  # attribute of a low precision parameter that holds the class it had before
+_BLOCKS_FILE = gluon.HybridBlock.forward.__code__.co_filename  # MXNet's code that reads parameters for blocks
+_LOCAL = threading.local()  # see `reading_stored`
+_CLASS = "_mxmp_class"  # attribute of a low precision parameter: its class before
 
 
 class LowPrecisionParameter(ParameterWithMasters):
-    """A parameter stored in low precision, whose saved, loaded and set values are float32: its master's.
+    """A parameter stored in low precision; the values that it saves, loads and is set to are float32.
 
-    Values that are loaded or set are rounded to nearest even. `store_low` gives a parameter this class.
+    It rounds such values to nearest even, and keeps them as its master. `store_low` gives a parameter this class.
     """
 
     _deferred_init: Any  # MXNet's
 
     def _reduce(self) -> mx.nd.NDArray:
-        """Return the float32 value on the CPU, the mean over contexts that have values of their own.
+        """Return the float32 value on the CPU; if contexts have different values, their mean.
 
         Within `reading_stored` it is the value as it is stored.
         """
@@ -54,7 +54,7 @@ class LowPrecisionParameter(ParameterWithMasters):
             return values[0] if are_equal else mx.nd.add_n(*values) / len(values)
 
     def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
-        """Load a value of any floating point dtype; it is stored in the dtype that this parameter has."""
+        """Load a value of any floating point dtype. The parameter keeps its own dtype."""
         value = float32_value(data)
         super()._load_init(round_to(value, dtype_of(self)), ctx)
         self._keep(value)
@@ -67,7 +67,7 @@ class LowPrecisionParameter(ParameterWithMasters):
         self._keep(value)
 
     def _finish_deferred_init(self) -> None:
-        """Initialize in float32, with the values that a float32 parameter gets."""
+        """Initialize in float32, so that the values are those of a float32 parameter."""
         if self._deferred_init and self._deferred_init[3] is None:
             init, ctx, default_init, _ = self._deferred_init
             with autograd.pause():
@@ -88,7 +88,7 @@ class LowPrecisionParameter(ParameterWithMasters):
         """Return the value as it is stored.
 
         Raises:
-            ConvertError: If a block reads it that would have to be converted too.
+            ConvertError: If a block that is not converted reads it.
         """
         caller = sys._getframe(1)
         if caller.f_code.co_filename == _BLOCKS_FILE and not getattr(_LOCAL, "reads_stored", False):
@@ -102,14 +102,14 @@ class LowPrecisionParameter(ParameterWithMasters):
         if name in dtypes.LOW_PRECISION:
             store_low(self, name)
         elif name != dtypes.FLOAT32:
-            self.cast(dtype)  # as the class that it has again
+            self.cast(dtype)  # of the class that it has again
 
 
 class CollectedParameters(gluon.ParameterDict):
-    """Parameters of a converted net, whose gradients can be set to zero in bfloat16 too.
+    """The parameters of a converted net, with a ``zero_grad`` that works in bfloat16.
 
-    MXNet's operator for many arrays does not know it (ResetArrays in src/operator/contrib/reset_arrays-inl.h at tag
-    1.9.1), and says so at some later wait.
+    MXNet's operator for many arrays lacks bfloat16 (ResetArrays in src/operator/contrib/reset_arrays-inl.h at tag
+    1.9.1). It raises no error at once, but at a later wait.
     """
 
     def zero_grad(self) -> None:
@@ -123,7 +123,7 @@ class CollectedParameters(gluon.ParameterDict):
 
 @contextlib.contextmanager
 def reading_stored() -> Iterator[None]:
-    """Give this thread's blocks and exports parameters in the dtype that they are stored in, as converted graphs do."""
+    """Have this thread's blocks and exports read parameters as they are stored, within this context."""
     flag_before = getattr(_LOCAL, "reads_stored", False)
     with undone(lambda: setattr(_LOCAL, "reads_stored", flag_before)):
         _LOCAL.reads_stored = True
@@ -131,10 +131,10 @@ def reading_stored() -> Iterator[None]:
 
 
 def _require_converted(param: gluon.Parameter, caller: FrameType) -> None:
-    """Raise a ConvertError if the block whose code asks for a parameter runs its operators as they were written.
+    """Raise a ConvertError if the block that reads a parameter runs its float32 operators.
 
-    A converted block, a part of one, and a hybridized block with a converted one in it read parameters as they are
-    stored.
+    A converted block reads parameters as they are stored, and so do its parts. A hybridized block with a converted
+    block in it does too.
     """
     calling: List[gluon.Block] = []  # the blocks that are being called, from the inside out
     frame: Optional[FrameType] = caller
@@ -166,12 +166,12 @@ def dtype_of(param: gluon.Parameter) -> str:
 
 
 def contexts_of(params: Iterable[gluon.Parameter]) -> List[mx.Context]:
-    """Return the contexts on which parameters have values, or get them at the first call."""
+    """Return the contexts on which parameters have values, or will have them after the first call."""
     return [ctx for param in params if is_initialized(param) or is_deferred(param) for ctx in param.list_ctx()]
 
 
 def attach_gradients(params: Iterable[gluon.Parameter]) -> None:
-    """Attach the gradients of copied parameters again, which MXNet's copies of them lose."""
+    """Attach the gradients of copied parameters again: MXNet's copies lose them."""
     for param in params:
         arrays, gradients = param._data, param._grad
         if arrays is not None and gradients is not None and any(array.grad is None for array in arrays):
@@ -179,19 +179,19 @@ def attach_gradients(params: Iterable[gluon.Parameter]) -> None:
 
 
 def cast_by_hand(net: gluon.Block) -> List[gluon.Parameter]:
-    """Return the parameters that ``net.cast`` has put in low precision, those of SymbolBlocks left out."""
+    """Return the parameters that ``net.cast`` has put in low precision, except for those of SymbolBlocks."""
     return [param for param in _plain_params(net) if dtype_of(param) in dtypes.LOW_PRECISION]
 
 
 def refuse_cast(net: gluon.Block) -> None:
-    """Raise a ConvertError if ``net.cast`` has put all of a net's parameters in low precision, norms left out."""
+    """Raise a ConvertError if ``net.cast`` has put all parameters of a net, except for norms, in low precision."""
     cast_params = cast_by_hand(net)
     if cast_params and all(param in cast_params for param in _plain_params(net, norms=False)):
         raise ConvertError(f"block '{net.name}': {cast_advice(cast_params[0])}")
 
 
 def cast_advice(param: gluon.Parameter) -> str:
-    """Return what to do about a parameter that ``net.cast`` has put in low precision."""
+    """Return the advice for a parameter that ``net.cast`` has put in low precision."""
     dtype = dtype_of(param)
     return (
         f"parameter '{param.name}' is {dtype} already, as net.cast({dtype!r}) leaves it, and a load with "
@@ -201,7 +201,7 @@ def cast_advice(param: gluon.Parameter) -> str:
 
 
 def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]:
-    """Return the parameters of a net's own blocks that no conversion stores, perhaps without those of norms."""
+    """Return the parameters of a net's blocks that no conversion stores; on request without those of norms."""
     casts = (gluon.Block.cast, gluon.HybridBlock.cast)
     plain_blocks = [block for block in blocks_in(net) if not isinstance(block, gluon.SymbolBlock)]
     chosen_blocks = [block for block in plain_blocks if norms or type(block).cast in casts]
@@ -210,10 +210,10 @@ def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]
 
 
 def store_low(param: gluon.Parameter, dtype: str, keeps_exact: bool = False) -> None:
-    """Store a float32 parameter in low precision, from now on or once it has a value.
+    """Store a float32 parameter in low precision, at once, or when it gets a value.
 
-    A parameter that is trained keeps its float32 value as a master; with ``keeps_exact`` each one does.
-    Interrupted at any line it leaves what `store_float32` undoes: the class comes first.
+    A parameter that is trained keeps its float32 value as a master; with ``keeps_exact`` each one does. The class
+    changes first. So `store_float32` undoes an interrupted call.
     """
     contexts = param.list_ctx() if is_initialized(param) or is_deferred(param) else ()
     _require_kernels(param.name, dtype, contexts)
@@ -222,7 +222,7 @@ def store_low(param: gluon.Parameter, dtype: str, keeps_exact: bool = False) -> 
     if not is_initialized(param):
         param._dtype = dtypes.to_numpy(dtype)
         return
-    exact = [array.detach() for array in param.list_data()]  # without the float32 gradients that these hold
+    exact = [array.detach() for array in param.list_data()]  # without float32 gradients
     if keeps_exact or param.grad_req != "null":
         keep_masters(param, exact)
     _replace(param, dtype, [round_to(array, dtype) for array in exact])
@@ -231,7 +231,7 @@ def store_low(param: gluon.Parameter, dtype: str, keeps_exact: bool = False) -> 
 def store_all_low(
     params: Sequence[gluon.Parameter], dtype: str, stored: List[gluon.Parameter], keeps_exact: bool = False
 ) -> None:
-    """Store float32 parameters in low precision, or none of them; each is in ``stored`` from before its change on."""
+    """Store float32 parameters in low precision, or none of them; each is added to ``stored`` before its change."""
     exact, count_before = [param._data for param in params], len(stored)
     try:
         for param in params:
@@ -247,7 +247,7 @@ def store_all_low(
 
 
 def store_float32(param: gluon.Parameter) -> None:
-    """Store a low precision parameter in float32: its master where it has one."""
+    """Store a low precision parameter in float32, with its exact value if it has one."""
     if not isinstance(param, LowPrecisionParameter):
         return
     if is_initialized(param):
@@ -259,14 +259,14 @@ def store_float32(param: gluon.Parameter) -> None:
 
 
 def widen(param: gluon.Parameter) -> None:
-    """Store a parameter in float32 that a file has put in low precision; one that a conversion stores stays low."""
+    """Store a parameter in float32 that a file has put in low precision, unless a conversion stores it so."""
     is_low = is_initialized(param) and dtype_of(param) in dtypes.LOW_PRECISION
     if is_low and not isinstance(param, LowPrecisionParameter):
         _replace(param, dtypes.FLOAT32, [to_float32(array) for array in param.list_data()])
 
 
 def _require_kernels(name: str, dtype: str, contexts: Iterable[mx.Context]) -> None:
-    """Refuse a parameter in bfloat16 on a GPU, which MXNet fails to write, and says so at some later read."""
+    """Refuse a bfloat16 parameter on a GPU: MXNet fails to write it, and raises only at a later read."""
     if dtype == dtypes.BFLOAT16:
         refuse_gpus(contexts, f"parameter '{name}' is stored in bfloat16")
 
@@ -279,7 +279,7 @@ def in_float32(params: Iterable[gluon.Parameter]) -> Iterator[None]:
     def put_back() -> None:
         for param, dtype in dtypes_before:
             if not isinstance(param, LowPrecisionParameter) or dtype_of(param) != dtype:
-                store_float32(param)  # where it was interrupted
+                store_float32(param)  # if an exception interrupted it
                 store_low(param, dtype)
 
     with undone(put_back):
@@ -295,12 +295,12 @@ def _low_class(kind: Type[gluon.Parameter]) -> Type[gluon.Parameter]:
 
 
 def _replace(param: gluon.Parameter, dtype: str, arrays: List[mx.nd.NDArray]) -> None:
-    """Give a parameter other arrays, as ``Parameter.cast`` does."""
+    """Give a parameter other arrays and a dtype, as ``Parameter.cast`` does."""
     with autograd.pause():
         gradients = param._grad
         if gradients is not None:
             gradients = [each if dtypes.canonical(each.dtype) == dtype else round_to(each, dtype) for each in gradients]
-        # All at once, whatever interrupts this; the dtype is equal to its name and to its type.
+        # One statement, so that no interrupt leaves a part. The dtype is equal to its name and to its type.
         vars(param).update(_dtype=dtypes.to_numpy(dtype), _data=arrays, _grad=gradients)
         if gradients is not None:
             autograd.mark_variables(arrays, gradients, param.grad_req)

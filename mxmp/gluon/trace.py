@@ -1,4 +1,4 @@
-"""Trace nets: the graph that a net is for a call; errors name the block that cannot be traced."""
+"""Traces of nets: the graph of a net for a call. An error names the block that cannot be traced."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from .blocks import collected_params, graph_kept, unconverted, undone
 
 Shape = Tuple[int, ...]
 
-_CONSTANTS = (numbers.Number, np.bool_, str)  # that a block's own ``forward`` may hand to ``hybrid_forward``
-_BLOCK_CALL = gluon.Block.__call__.__code__  # MXNet's own: amp.init puts another in its place
-_GIVEN: ContextVar[Any] = ContextVar("mxmp_constants", default=None)  # the constants of the call that is traced
+_CONSTANTS = (numbers.Number, np.bool_, str)  # a block's own ``forward`` may pass these to ``hybrid_forward``
+_BLOCK_CALL = gluon.Block.__call__.__code__  # MXNet's method, which amp.init replaces
+_GIVEN: ContextVar[Any] = ContextVar("mxmp_constants", default=None)  # of the call that is traced now
 
 
 class _Tracing:
-    """The lock of a trace, which puts functions in front of the methods of blocks, which nets may share."""
+    """The lock of traces, because a trace replaces methods of blocks, which nets may share."""
 
     lock = threading.RLock()
 
     @classmethod
     def renew(cls) -> None:
-        """Make the lock anew in a forked process, where a thread that held it is no more."""
+        """Make the lock anew in a forked process, where the thread that held it does not exist."""
         cls.lock = threading.RLock()
 
 
@@ -50,8 +50,8 @@ class Arguments(NamedTuple):
     """The arguments of a call, flat.
 
     Attributes:
-        arrays: The arrays or symbols among them, None left out.
-        nesting: How they are nested; it has constants, and tells calls that need graphs of their own apart.
+        arrays: The arrays or symbols among them, without None.
+        nesting: Their nesting, and the constants among them: calls that differ in these need graphs of their own.
     """
 
     arrays: List[Any]
@@ -59,24 +59,24 @@ class Arguments(NamedTuple):
 
 
 def flat_arguments(args: Tuple[Any, ...]) -> Arguments:
-    """Return the arguments of a call, which may be nested and have None and constants among them."""
+    """Return the arguments of a call, which may be nested and have None and constants among them, flat."""
     try:
         flat, nesting = _flatten(args, "input")
-    except ValueError:  # MXNet takes arrays, symbols and None alone
+    except ValueError:  # MXNet takes only arrays, symbols and None
         flat, nesting = _flatten(without_constants(args), "input")
         nesting = nesting, repr(_constants_in(args))
     return Arguments([each for each in flat if each is not None], str(nesting))
 
 
 def without_constants(arg: Any) -> Any:
-    """Return arguments with None in the place of plain numbers and texts, which are constants of a graph."""
+    """Return arguments with None in place of numbers and texts, which are constants of a graph."""
     if isinstance(arg, (list, tuple)):
         return tuple(map(without_constants, arg))
     return None if isinstance(arg, _CONSTANTS) else arg
 
 
 def _constants_in(arg: Any) -> Any:
-    """Return the constants in arguments, nested as these are, with None for all else; None if there are none."""
+    """Return the constants in arguments, nested as the arguments, with None for the rest; None without constants."""
     if isinstance(arg, (list, tuple)):
         items = tuple(map(_constants_in, arg))
         return items if any(item is not None for item in items) else None
@@ -84,15 +84,15 @@ def _constants_in(arg: Any) -> Any:
 
 
 class Trace:
-    """The graph of a net, for calls that differ in shapes alone or not at all.
+    """The graph of a net, for calls that differ at most in shapes.
 
     Attributes:
-        symbol: The net's.
+        symbol: The net's symbol.
         inputs: The symbols of its inputs.
-        formats: How inputs and outputs are nested.
-        params: The parameters that it reads, by name.
+        formats: The nesting of inputs and outputs.
+        params: The parameters that the graph reads, by name.
         types: The dtypes of its inputs, by name.
-        arguments: What it was called with, the symbols of inputs in the place of arrays.
+        arguments: The arguments of the call, with the symbols of inputs in place of arrays.
     """
 
     arguments: Tuple[Any, ...] = ()
@@ -105,7 +105,7 @@ class Trace:
         params: Sequence[gluon.Parameter] = (),
         arrays: Sequence[Any] = (),
     ) -> None:
-        """Take what was traced, the parameters of the net, which may have others, and the arrays of the call."""
+        """Take a traced symbol, the parameters of its net, and the arrays of the call."""
         self.symbol, self.inputs, self.formats = symbol, inputs, formats
         self._outcomes: Dict[str, ShapeOutcomes] = {}
         variables = self.variables
@@ -119,12 +119,12 @@ class Trace:
 
     @functools.cached_property
     def variables(self) -> FrozenSet[str]:
-        """The names of inputs and parameters that the graph reads."""
+        """The names of the inputs and parameters that the graph reads."""
         return frozenset(self.symbol.list_inputs())
 
     @property
     def data(self) -> FrozenSet[str]:
-        """The names of inputs and constants: parameters that nothing trains are data, as inputs are."""
+        """The names of inputs, and of parameters that nothing trains, which are data too."""
         constants = (
             name
             for name, param in self.params.items()
@@ -133,7 +133,7 @@ class Trace:
         return self.variables.difference(self.params).union(constants)
 
     def outcomes(self, dtype: str) -> ShapeOutcomes:
-        """Return what evaluates the conditions on shapes in it, for the low precision dtype of a policy."""
+        """Return the evaluator of the graph's conditions on shapes, for a policy's low precision dtype."""
         if dtype not in self._outcomes:
             params = frozenset(self.params)
             self._outcomes[dtype] = ShapeOutcomes(self.symbol, dtype, self.types, params, self.data, self.graph)
@@ -157,12 +157,13 @@ class Trace:
 def trace(
     net: gluon.HybridBlock, args: Tuple[Any, ...], own_graph: Optional[Tuple[Any, Any]], marks: regions.BlockRegions
 ) -> Trace:
-    """Return what a net is for a call; ``own_graph`` is that of a SymbolBlock, ``marks`` those of its blocks.
+    """Return the graph of a net for a call.
 
-    The net's own graph and scope are as they were after it.
+    The net's own graph and scope are the same afterwards. ``own_graph`` is the graph of a SymbolBlock, None for other
+    blocks. ``marks`` are the marks of the blocks in the net.
 
     Raises:
-        ConvertError: If its ``hybrid_forward`` fails on symbols; it names the block.
+        ConvertError: If its ``hybrid_forward`` fails on symbols. The text names the block.
     """
     with _Tracing.lock, regions.scopes_kept(), graph_kept(net), regions.entered(net, marks):
         if own_graph is None:
@@ -182,14 +183,14 @@ def trace(
 
 
 def _numpy_arrays(arg: Any) -> Any:
-    """Return arguments with arrays in the place of numpy symbols: MXNet makes numpy symbols of arrays only."""
+    """Return arguments with arrays in place of numpy symbols: MXNet makes numpy symbols only of arrays."""
     if isinstance(arg, (list, tuple)):
         return tuple(map(_numpy_arrays, arg))
     return mx.np.zeros(1) if isinstance(arg, NumpySymbol) else arg
 
 
 def arguments(inputs: Sequence[Any], nesting: Any, args: Tuple[Any, ...] = ()) -> Tuple[Any, ...]:
-    """Return what a net can be traced with again: its inputs, nested as MXNet notes it, and constants of ``args``."""
+    """Return arguments to trace a net with again: its inputs, nested as MXNet notes, and the constants of ``args``."""
     remaining = iter(inputs)
 
     def fill(fmt: Any) -> Any:
@@ -204,9 +205,9 @@ def arguments(inputs: Sequence[Any], nesting: Any, args: Tuple[Any, ...] = ()) -
 
 @contextlib.contextmanager
 def _constants_given(net: gluon.HybridBlock, args: Tuple[Any, ...]) -> Iterator[None]:
-    """Have ``hybrid_forward`` get the constants among the arguments of a call while the net is traced within this.
+    """Give ``hybrid_forward`` the constants of a call while the net is traced within this context.
 
-    MXNet traces with symbols and None alone.
+    MXNet traces only with symbols and None.
     """
     constants = _constants_in(args)
     if constants is None:
@@ -214,7 +215,7 @@ def _constants_given(net: gluon.HybridBlock, args: Tuple[Any, ...]) -> Iterator[
         return
 
     def forward(F: Any, *inputs: Any, **params: Any) -> Any:
-        if _GIVEN.get() is constants:  # else it is another thread's call
+        if _GIVEN.get() is constants:  # else another thread calls it
             inputs = tuple(_with_constants(inputs, constants))
         return type(net).hybrid_forward(net, F, *inputs, **params)
 
@@ -257,7 +258,7 @@ def _trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:
 
 
 def _failing_block(error: Exception, outermost: gluon.Block) -> Tuple[gluon.Block, Optional[str]]:
-    """Return the innermost block whose method raised an error, and the name of its hook, None if it was no hook."""
+    """Return the innermost block whose method raised an error, and its hook's name if a hook raised it."""
     failing, hook = outermost, None
     lines = traceback.extract_tb(error.__traceback__)
     for (frame, _), line in zip(traceback.walk_tb(error.__traceback__), lines):

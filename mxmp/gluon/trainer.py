@@ -48,10 +48,10 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
     """Applies an optimizer to parameters, as ``mx.gluon.Trainer``, in mixed precision.
 
     Three things are added. The loss is scaled, and a step whose gradients are not finite is
-    skipped without a trace: weights, optimizer states, update counts and schedule keep every
-    bit, and running statistics that the forward pass made non-finite are restored. Float16 and
-    bfloat16 parameters have float32 masters (see `master_params`), which the optimizer updates in
-    their place. Calls out of turn are errors that say what to do.
+    skipped: weights, optimizer states, update counts and schedule keep every bit, and running
+    statistics that the forward pass made non-finite are restored. Float16 and bfloat16 parameters
+    have float32 masters (see `master_params`), which the optimizer updates in their place. A call
+    out of turn is an error, which names the call to make.
 
     The order of calls::
 
@@ -81,13 +81,14 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         update_on_kvstore: None or False: an update on the kvstore happens inside the all-reduce, before any check.
             So asynchronous kvstores and row_sparse parameters are refused too; row_sparse gradients are not.
         loss_scale: 'dynamic', a number, a `LossScale`, a `SharedLossScale`, or None for no scaling
-            and no checks. 'policy' takes that of the parameters' converted net, and 'dynamic' for those
-            of none; it is read at the trainer's first step, so that the net may be converted until then.
-        nonfinite_loss: For a step whose loss is NaN or inf by itself: 'raise' a NonFiniteLossError, or 'skip',
-            which leaves the loss scale as it is, for a NaN batch is no overflow. Needs a loss scale, such as 1.
+            and no checks. 'policy' takes the loss scale of the policy of the parameters' net, and 'dynamic'
+            if the net is not converted. It is read at the trainer's first step, so convert the net before.
+        nonfinite_loss: For a step whose loss is NaN or inf by itself: 'raise' a NonFiniteLossError, or 'skip'.
+            The skip leaves the loss scale as it is: a NaN in the data is no overflow. It needs a loss scale,
+            such as 1.
         max_nonfinite_losses: How many steps in a row 'skip' skips; the next one raises. Both may be set later, also
             on a trainer of `adopt` or `mxmp.amp`, on a Module or a `LossScaleOptimizer`.
-        **others: None are taken: an option of the optimizer is told to go into ``optimizer_params``.
+        **others: Any other argument is an error, which says where options of the optimizer go.
 
     Raises:
         TrainerError: If the arguments contradict each other.
@@ -123,13 +124,13 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
                 f"Trainer: unknown argument {name!r}; options of the optimizer, multi_precision among them, go into "
                 f"optimizer_params: Trainer(params, 'sgd', {{{name!r}: {value!r}}})."
             )
-        given = None
+        keras_optimizer = None
         if isinstance(params, mx.gluon.Block):
             params = params.collect_params()
         if isinstance(optimizer, LossScaleOptimizer):
             if not _is_policys(loss_scale):
                 raise TrainerError(f"loss_scale={loss_scale!r}, but the LossScaleOptimizer has one; leave it out.")
-            given, (optimizer, loss_scale) = optimizer, optimizer.peek_optimizer_and_scale("Trainer")
+            keras_optimizer, (optimizer, loss_scale) = optimizer, optimizer.peek_optimizer_and_scale("Trainer")
         given_params = listed(params)
         scaler = _make_scaler(loss_scale, given_params)
         require_kvstore(kvstore)
@@ -138,8 +139,8 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         if not given_params:
             raise TrainerError("there are no parameters to train; is the net empty?")
         refuse_update_on_kvstore(kvstore, update_on_kvstore, given_params)
-        own = [param for param in given_params if isinstance(param, mx.gluon.Parameter)]
-        owners = [(param, param._trainer) for param in own]
+        are_parameters = [param for param in given_params if isinstance(param, mx.gluon.Parameter)]
+        owners = [(param, param._trainer) for param in are_parameters]
         try:
             super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, False)
             self._require_fitting(scaler.loss_scale)
@@ -153,8 +154,8 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         if not kvstore and len(self._contexts) > 1:
             text = "kvstore=%r with %d contexts: their gradients are not summed, and their parameters drift apart"
             _LOG.warning(text, kvstore, len(self._contexts))
-        if given is not None:
-            given.hand_over("Trainer")
+        if keras_optimizer is not None:
+            keras_optimizer.hand_over("Trainer")
         if distributed(kvstore) and not any(map(is_deferred, self._params)):
             self._prepare()
 
@@ -207,14 +208,14 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
 
         Raises:
             TrainerError: Between backward and step, or if one is no parameter, is trained already,
-                is sparse or lies on other contexts; then none is added.
+                is sparse or has other contexts. Then none is added.
         """
         self._scaler.require_ready("add_params")
         added = listed(params)
-        known = set(self._param2idx)
+        names = set(self._param2idx)
         for param in added:
-            require_addable(param, known, self._contexts)
-            known.add(param.name)
+            require_addable(param, names, self._contexts)
+            names.add(param.name)
         for index, param in enumerate(added, len(self._params)):
             self._params.append(param)
             self._param2idx[param.name] = index
@@ -260,11 +261,11 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         states.save(fname, self._target("save_states"), self._scaler.to_dict())
 
     def load_states(self, fname: str) -> None:
-        """Load states that `save_states` saved; the file decides over every field it has.
+        """Load states that `save_states` saved; the file decides about every field that it has.
 
-        Its loss scale too: a dynamic one makes that of a trainer without one dynamic, and a file without one turns the
-        trainer's off; the log says so. Files of MXNet's own trainers are read too, and of ``get_states`` of an updater;
-        these may hold the states alone, and leave the loss scale as it is.
+        It decides about the loss scale too. If the saved run had none, the trainer has none from now on, and the log
+        says so. Files of MXNet's own trainers are read too, and those of ``get_states`` of an updater. They have no
+        loss scale, and the trainer's stays as it is.
 
         Args:
             fname: The file.
@@ -279,7 +280,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         self._training_step.compare_again()
 
     def _require_between_steps(self, call: str) -> None:
-        """Raise if gradients wait for a step, which are no part of a state."""
+        """Raise if gradients wait for a step, because a state has no gradients."""
         self._scaler.require_ready(call)
         self._gradients.require_used(call)
 
@@ -292,11 +293,11 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         self._scaler.loss_scale = parse(spec)
 
     def _attach_scaler(self, scaler: Scaler) -> None:
-        """Work with a scaler, and make what a trainer of mxmp has and one of MXNet lacks."""
-        known = vars(self).get("_scaler")
-        if known is not None:
-            scaler.observers = known.observers
-            scaler.nonfinite_loss, scaler.max_nonfinite_losses = known.nonfinite_loss, known.max_nonfinite_losses
+        """Use a scaler from now on; make the attributes of a trainer of mxmp that one of MXNet lacks."""
+        before = vars(self).get("_scaler")
+        if before is not None:
+            scaler.observers = before.observers
+            scaler.nonfinite_loss, scaler.max_nonfinite_losses = before.nonfinite_loss, before.max_nonfinite_losses
         self._scaler = scaler
         scaler.owners.add(self)
         explain_steps(scaler, self)
@@ -325,7 +326,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
 
     @property
     def _amp_original_scale(self) -> float:
-        """Nothing that a trainer of mxmp has: contrib.amp's scale_loss reads it, and would scale behind our back."""
+        """An attribute of contrib.amp's trainers, which its scale_loss reads. Here it is an error."""
         raise mixed_up("scale_loss")
 
     def _init_optimizer(self, optimizer: Any, optimizer_params: Dict[str, Any]) -> None:
@@ -369,8 +370,8 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
     def _init_params(self) -> None:
         """Give the kvstore the parameters that are initialized by now, and all workers those of worker 0."""
         summed = self._params_to_init if self._kvstore else ()
-        ready = [param for param in summed if not is_deferred(param)]
-        done = {param.name for param in ready if init_param(self._kvstore, self._param2idx[param.name], param)}
+        initialized = [param for param in summed if not is_deferred(param)]
+        done = {param.name for param in initialized if init_param(self._kvstore, self._param2idx[param.name], param)}
         self._params_to_init = [param for param in self._params_to_init if param.name not in done]
         super()._init_params()
 
@@ -399,7 +400,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             optimizer.param_dict = dict(enumerate(self._params))
 
     def __repr__(self) -> str:
-        """Return what it trains, by which optimizer and with which loss scale."""
+        """Return the number of parameters, the optimizer and the loss scale as a text."""
         return (
             f"{type(self).__name__}({len(self._params)} parameters, {type(self._optimizer).__name__}, "
             f"learning_rate={self.learning_rate:g}, loss_scale={self.loss_scale!r}, "
@@ -412,13 +413,13 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         """Return a context manager that yields the loss times the loss scale.
 
         Call backward on the scaled losses that it yields, inside the block. Works inside and outside of
-        ``autograd.record()``. A low precision loss is cast to float32 first; the gradient of
-        that cast is the scale itself, so a float16 loss cannot bear a scale above 65504: a step at
-        65536 is skipped. Several blocks may come before a step: their gradients are of one
-        scale. For a gradient penalty see `mxmp.gluon.precision`.
+        ``autograd.record()``. A low precision loss is cast to float32 first. The gradient of that cast is
+        the scale itself, so a float16 loss cannot bear a scale above 65504: a step at 65536 is skipped.
+        Several blocks may come before a step: their gradients are of one scale. For a gradient penalty
+        see `mxmp.gluon.precision`.
 
-        After the block, up to the step, ``param.grad()`` and ``param.list_grad()`` give true gradients, in float32:
-        reading one unscales all of them, on the device. Still scaled are ``param.data().grad``, arrays that were
+        After the block, up to the step, ``param.grad()`` and ``param.list_grad()`` give unscaled gradients in float32.
+        Reading one unscales all of them, on the device. Still scaled are ``param.data().grad``, arrays that were
         taken before, and gradients after a block that raised.
 
         Several threads may have blocks of one trainer open at once. Step after all of them.
@@ -432,12 +433,12 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             loss_id: Number of the loss, of which each has a scale of its own: see ``num_losses`` of `adopt`.
 
         Raises:
-            TrainerError: Inside another block of the same trainer, after `unscale`, or if ``loss`` is no loss; if a
-                loss head within the net keeps the scale from the gradients (one that runs eagerly is looked for in the
-                trainer's first step alone). At the end of the block if no backward was called on the losses that it
-                yields, on each of several losses, if its backward overwrote gradients of an earlier block, or if
-                gradients wait for the step of another trainer; or at its beginning if it would add to gradients that a
-                backward outside of scale_loss wrote. Without a loss scale nothing of this is checked but the calls.
+            TrainerError: Inside another block of the same trainer, after `unscale`, or if ``loss`` is no loss. If a
+                loss head within the net keeps the scale from the gradients; one that runs eagerly is only found in
+                the trainer's first step. At the beginning of the block, if gradients wait for the step of another
+                trainer, or the block would add to gradients that a backward outside of scale_loss wrote. At its end,
+                if backward was not called on each loss that it yields, or overwrote gradients of an earlier block.
+                Without a loss scale only the order of calls is checked.
         """
         trainers = (self, *others)
         for trainer in trainers:
@@ -487,9 +488,9 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
 
         Float32 gradients are unscaled in place. For float16 and bfloat16 parameters, whose
         dtype would flush them to zero, ``param.grad()`` shows float32 copies until the step is
-        over. They may be changed in place; the step uses them. Gradients that were not
-        finite before still make the step skip, whatever becomes of them. No host read, but on a CPU a
-        wait for large gradients of low precision.
+        over. They may be changed in place; the step uses them. Gradients that were not finite
+        before still make the step skip, even if they are changed. Nothing is read on the host; on a
+        CPU large gradients of low precision are waited for.
 
         Raises:
             TrainerError: Twice in a window, inside a scale_loss block, or without gradients.
@@ -510,10 +511,9 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         updates. Without it the norm is that of ``param.grad()``, as in ``gluon.utils.clip_global_norm``: of MXNet's
         losses, one for each sample, these are sums over the batch.
 
-        Unscales first if `unscale` was not called. This reads once on
-        the host, for the norm and the finite check together; `step` then reads no more, so
-        changes of the gradients after this call are not checked. Contexts without a kvstore
-        have gradients of their own: the largest norm counts.
+        Unscales first if `unscale` was not called. One host read gives the norm and the finite
+        check together. `step` then reads no more, so changes of the gradients after this call are
+        not checked. Contexts without a kvstore have gradients of their own: the largest norm counts.
 
         Args:
             max_norm: Positive.
@@ -521,8 +521,8 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
 
         Returns:
             The norm before clipping, computed in float32, of the mean gradient if there is a ``batch_size``. It is inf
-            or NaN if the gradients are not finite; then nothing is clipped, and the step will be skipped unless there
-            is no loss scale: then nothing is checked, here as in `step`.
+            or NaN if the gradients are not finite. Then nothing is clipped, and the step will be skipped. Without a
+            loss scale the step is not skipped, because nothing is checked.
 
         Raises:
             TrainerError: If an argument is not positive, or as `unscale`.
@@ -556,16 +556,16 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
 
         Args:
             batch_size: Gradients are divided by it.
-            ignore_stale_grad: True leaves parameters alone whose gradients no backward wrote
+            ignore_stale_grad: True does not update parameters whose gradients no backward wrote
                 since the last step; False makes them an error.
 
         Returns:
             True if the parameters were updated, False if the step was skipped.
 
         Raises:
-            TrainerError: Inside a scale_loss block, if the loss was not scaled, or another backward wrote a
-                gradient beside those that are, after `allreduce_grads`, while averages are swapped in, or
-                (StaleGradientError) without fresh gradients.
+            TrainerError: Inside a scale_loss block, after `allreduce_grads`, or while averages are swapped in. If
+                the loss was not scaled, or a backward outside of scale_loss wrote a gradient. Without fresh
+                gradients (StaleGradientError).
             NonFiniteLossError: If the loss itself was not finite, and ``nonfinite_loss`` is 'raise' or has skipped
                 too many; nothing is updated. With a distributed kvstore every worker raises, whosever loss it is.
             LossScaleError: If the loss scale gave up; nothing is updated.

@@ -1,4 +1,4 @@
-"""What the executors of a module run: its symbol, converted for the shapes that they are bound with."""
+"""The symbols that executors of a module run: its symbol, converted for the shapes that they are bound with."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Conversions:
             after = ScaleLoss(converted.facts, LOSS_SCALE, self.loss_heads, ignoring)(converted.graph)
             scaling = converted.with_graph(after.graph) if after.modified else converted
             outputs = _loss_outputs(scaling.graph, self.loss_heads)
-        if on_cpu:  # MXNet fuses what is bound to infer
+        if on_cpu:  # MXNet fuses layers of executors that are bound to infer.
             written = frozenset() if self.adds else frozenset(shapes) | self.params
             symbol = scaling.on_cpu(self.trains, not self.trains, written)
         else:
@@ -142,20 +142,20 @@ def _loss_outputs(graph: Graph, loss_heads: FrozenSet[str]) -> Tuple[int, ...]:
 def _declaring(symbol: Any, converted: Converted, params: FrozenSet[str]) -> Any:
     """Return a symbol whose variables declare their dtypes, and parameters their shapes.
 
-    Casts hide dtypes from MXNet's inference, and what is written out or padded on a CPU hides shapes.
+    Casts hide dtypes from MXNet's inference. Operators that are written out or padded on a CPU hide shapes.
     """
-    found: Dict[str, Dict[str, str]] = {}
+    attrs_of: Dict[str, Dict[str, str]] = {}
     for position, node in enumerate(converted.graph.nodes):
         if node.is_variable:
             dtype, shape = converted.facts.dtype(Entry(position)), converted.facts.shape(Entry(position))
-            declared = found.setdefault(node.name, {})
+            declared = attrs_of.setdefault(node.name, {})
             if dtype is not None:
                 declared["__dtype__"] = dtypes.to_flag(dtype)
             if shape is not None and node.name in params:
                 declared["__shape__"] = str(shape)
     graph = to_graph(symbol)
     nodes = tuple(
-        node.with_attrs({key: text for key, text in found.get(node.name, {}).items() if node.get(key) is None})
+        node.with_attrs({key: text for key, text in attrs_of.get(node.name, {}).items() if node.get(key) is None})
         if node.is_variable
         else node
         for node in graph.nodes
@@ -188,7 +188,7 @@ def make_group(module: Any, symbol: Any, shared_group: Any) -> DataParallelExecu
     # A cast behind an output has the output's name, but not the attribute that says where its batch is.
     layouts = [output.attr("__layout__") for output in module._symbol]
     group.output_layouts = [mx.io.DataDesc.get_batch_axis(layout) for layout in layouts]
-    if not module._label_shapes:  # labels that the symbol does not use reach metrics alone
+    if not module._label_shapes:  # Labels that the symbol does not use only reach metrics.
         group.label_names, group.label_layouts = module.label_names, [0] * len(module.label_names)
     return group
 
@@ -240,15 +240,14 @@ def _is_declared(symbol: Any, desc: mx.io.DataDesc) -> bool:
 def describe(module: Any, data_shapes: Any, label_shapes: Any) -> Tuple[Any, Any]:
     """Return descriptions of data and of labels, in the dtypes in which executors of a module of ours take them.
 
-    Labels that the symbol does not use are left out. MXNet's inference takes the dtype of parameters and of all that
-    is computed from the data's. The policy decides it here: what is in another float dtype comes as float32, unless its
-    variable declares a dtype.
+    Labels that the symbol does not use are left out. MXNet's inference gives parameters and results the dtype of the
+    data. Here the policy decides: data in another float dtype come as float32, unless their variable declares a dtype.
     """
     symbol, names = module._symbol, set(module._symbol.list_arguments())
     data, labels = _parse_data_desc(module.data_names, module.label_names, data_shapes, label_shapes)
     if not any(desc.name in names for desc in labels or ()):
         labels = None
-    wide = [
+    cast = [
         group
         and [
             mx.io.DataDesc(desc.name, desc.shape, dtypes.FLOAT32, desc.layout)
@@ -258,13 +257,13 @@ def describe(module: Any, data_shapes: Any, label_shapes: Any) -> Tuple[Any, Any
         ]
         for group in (data, labels)
     ]
-    return wide[0], wide[1]
+    return cast[0], cast[1]
 
 
 def cast_batch(batch: Any, data_descs: Any, label_descs: Any) -> Any:
     """Return a batch, or a list of them, in the dtypes that are bound.
 
-    MXNet casts what it copies to a CPU, and refuses to where a GPU has another dtype (``Copy`` in
+    MXNet casts an array that it copies to a CPU. It refuses to if the array on a GPU has another dtype (``Copy`` in
     src/ndarray/ndarray_function.cu at tag 1.9.1).
     """
     if isinstance(batch, list):

@@ -23,7 +23,7 @@ class BucketingModule(PolicyStatus, mx.mod.BucketingModule):
     optimizer and one loss scale. The default bucket must have the parameters of all.
 
     Args:
-        sym_gen: As for ``mx.mod.BucketingModule``, and so are the next eight.
+        sym_gen: As for ``mx.mod.BucketingModule``. The next eight too.
         default_bucket_key: As above.
         logger: As above.
         context: As above.
@@ -92,7 +92,7 @@ class BucketingModule(PolicyStatus, mx.mod.BucketingModule):
             self._buckets[key] = module
 
     def _reset_bind(self) -> None:
-        """Forget the buckets, but for a new one under the default key."""
+        """Forget all buckets, and make a new one for the default key."""
         super()._reset_bind()
         self._add_bucket(self._default_bucket_key)
 
@@ -109,7 +109,7 @@ class BucketingModule(PolicyStatus, mx.mod.BucketingModule):
         """Bind the default bucket, as ``mx.mod.BucketingModule.bind``; a rebind keeps the optimizer.
 
         Raises:
-            ConvertError: As `Module.bind`, and so are the others.
+            ConvertError: As `Module.bind`. The others too.
             PassError: As above.
             TrainerError: As above.
         """
@@ -124,10 +124,10 @@ class BucketingModule(PolicyStatus, mx.mod.BucketingModule):
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
         """Make a bucket the current one; it is converted and bound the first time."""
-        known = bucket_key in self._buckets and self._buckets[bucket_key].binded
+        was_bound = bucket_key in self._buckets and self._buckets[bucket_key].binded
         self._add_bucket(bucket_key)
         super().switch_bucket(bucket_key, data_shapes, label_shapes)
-        if self._monitor is not None and not known:
+        if self._monitor is not None and not was_bound:
             self._curr_module.install_monitor(self._monitor)
 
     def get_params(self) -> Any:
@@ -136,13 +136,13 @@ class BucketingModule(PolicyStatus, mx.mod.BucketingModule):
         Raises:
             TrainerError: If a parameter was written to past its float32 master.
         """
-        current = self._current("get_params")
+        module = self._current("get_params")
         # MXNet asks the current bucket, which may lack parameters that the default one has.
         self._curr_module = self._buckets[self._default_bucket_key]
         try:
             return super().get_params()
         finally:
-            self._curr_module = current
+            self._curr_module = module
 
     # ------------------------------------------------------------------ training
 
@@ -154,12 +154,12 @@ class BucketingModule(PolicyStatus, mx.mod.BucketingModule):
         force_init: bool = False,
     ) -> None:
         """Set up the optimizer for the parameters of the default bucket: `Module.init_optimizer`."""
-        current = self._current("init_optimizer")
+        module = self._current("init_optimizer")
         self._curr_module = self._buckets[self._default_bucket_key]
         try:
             super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         finally:
-            self._curr_module = current
+            self._curr_module = module
 
     def unscale(self) -> None:
         """Make the gradients true ones: `Module.unscale`."""
@@ -180,10 +180,10 @@ class BucketingModule(PolicyStatus, mx.mod.BucketingModule):
         self._current("discard_grads").discard_grads()
 
     def _current(self, call: str) -> Module:
-        current: Optional[Module] = self._curr_module
-        if current is None:
+        module: Optional[Module] = self._curr_module
+        if module is None:
             raise TrainerError(f"{call}: the module is not bound; call bind first.")
-        return current
+        return module
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -261,7 +261,7 @@ class BucketingModule(PolicyStatus, mx.mod.BucketingModule):
 
         Args:
             sym_dict: Required; symbols by bucket key, the default one included.
-            sym_gen: As for `load`, and so is the next.
+            sym_gen: As for `load`. The next one too.
             default_bucket_key: As above.
             arg_params: Required.
             aux_params: Required; may be empty.
@@ -270,8 +270,8 @@ class BucketingModule(PolicyStatus, mx.mod.BucketingModule):
         Raises:
             TrainerError: If an argument is missing.
         """
-        given = {"sym_dict": sym_dict, "sym_gen": sym_gen, "default_bucket_key": default_bucket_key}
-        for name, value in {**given, "arg_params": arg_params, "aux_params": aux_params}.items():
+        parts = {"sym_dict": sym_dict, "sym_gen": sym_gen, "default_bucket_key": default_bucket_key}
+        for name, value in {**parts, "arg_params": arg_params, "aux_params": aux_params}.items():
             if value is None:
                 raise TrainerError(f"load: {name} is missing; a BucketingModule is made from all of its parts.")
         assert sym_gen is not None and sym_dict is not None
@@ -279,7 +279,7 @@ class BucketingModule(PolicyStatus, mx.mod.BucketingModule):
         for key, symbol in sym_dict.items():
             module._add_bucket(key, symbol)
         module._add_bucket(default_bucket_key)
-        current = module._curr_module = module._buckets[default_bucket_key]
-        current._arg_params, current._aux_params = arg_params, aux_params
-        current.params_initialized = module.params_initialized = True
+        first = module._curr_module = module._buckets[default_bucket_key]
+        first._arg_params, first._aux_params = arg_params, aux_params
+        first.params_initialized = module.params_initialized = True
         return module

@@ -1,4 +1,4 @@
-"""What modules have in common, bucketing or not: policy and loss scale, parameters and checkpoints in files."""
+"""The common parts of `Module` and `BucketingModule`: policy, loss scale, and files of parameters and checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PolicyStatus(ScalerStatus):
         """Write the float32 parameters, whole or not at all, as ``mx.mod.Module.save_params``.
 
         Raises:
-            CheckpointError: If the file cannot be written; then what was there is as it was.
+            CheckpointError: If the file cannot be written; an older file stays as it was.
             TrainerError: If a parameter was written to past its float32 master.
         """
         save_params(fname, *self.get_params())
@@ -58,7 +58,7 @@ def policy_of(policy: Union[str, Policy], context: Any) -> Policy:
 
 
 def loss_scale_of(policy: Policy, loss_scale: Any) -> LossScale:
-    """Return a loss scale by what a user gives, that of the policy for 'policy'."""
+    """Return the loss scale that an argument means; 'policy' means the policy's."""
     return parse(policy.loss_scale if isinstance(loss_scale, str) and loss_scale == "policy" else loss_scale)
 
 

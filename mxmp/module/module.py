@@ -54,24 +54,24 @@ from .training import (
 
 Outputs = Union[List[mx.nd.NDArray], List[List[mx.nd.NDArray]]]
 
-_INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default
-_WHOLE_NUMBERS = 2048  # up to which float16 has all of them: its numbers have 11 bits
+_INITIALIZER = mx.init.Uniform(0.01)  # MXNet's default.
+_WHOLE_NUMBERS = 2048  # Float16 has all whole numbers up to this one, because its numbers have 11 bits.
 
 
 class Module(PolicyStatus, mx.mod.Module):
     """Trains and runs a symbol as ``mx.mod.Module``, in mixed precision.
 
-    The symbol stays as it was given, and so do ``symbol``, parameters and checkpoints, which are
-    float32 and load in plain MXNet; executors run its conversion under the policy. On CPU
-    contexts float16 is emulated. Where a policy stores parameters in low precision (O2), they have
-    float32 masters, which `get_params` and `save_checkpoint` return. Data and labels in
-    float16 or float64 are cast to float32, unless their variable declares a dtype.
+    Executors run the conversion of the symbol under the policy. ``symbol``, parameters and checkpoints
+    stay float32 and load in plain MXNet. On CPU contexts float16 is emulated. A policy that stores
+    parameters in low precision (O2) gives them float32 masters, which `get_params` and
+    `save_checkpoint` return. Data and labels in float16 or float64 are cast to float32, unless their
+    variable declares a dtype.
 
     With a loss scale every loss head (SoftmaxOutput, MakeLoss, the regression outputs, ...) scales
     its gradient by an input of the graph, so that the scale changes without a new executor. A step
-    whose gradients are not finite is skipped without a trace in weights, optimizer states, update
-    counts and schedule; `update` reads once on the host to know. Weights are then never updated
-    inside of the kvstore, which would come before the check.
+    whose gradients are not finite is skipped: weights, optimizer states, update counts and schedule
+    keep every bit. `update` reads once on the host to know. With a loss scale the kvstore never
+    updates weights, because it would do so before the check.
 
     The order of calls is MXNet's; two may come in between::
 
@@ -81,19 +81,19 @@ class Module(PolicyStatus, mx.mod.Module):
         module.update()
 
     With ``grad_req='add'`` all backwards of a window have one scale; zero the gradients after
-    `update`. A Custom operator that ignores the gradient of its output (``need_top_grad=False``)
-    has to be named in ``loss_heads``, or to have a BlockGrad in front of it if its own gradient is zero.
+    `update`. Name a Custom operator that ignores the gradient of its output (``need_top_grad=False``)
+    in ``loss_heads``. If its own gradient is zero, put a BlockGrad in front of it.
 
     Parts of a ``mx.mod.SequentialModule`` have loss scales of their own, and skip apart. Compose their symbols into
     one module, ``head(features=body)``, where they are to skip together.
 
-    A parameter belongs to the module: set it by `set_params` or `load_params`. A write to the
-    executors' arrays past its master is found in the first ten updates, and wherever parameters or
-    states are read or saved: a TrainerError. Later the next `update` undoes it.
+    Change a parameter only by `set_params` or `load_params`. A direct write to the executors'
+    arrays is a TrainerError in the first ten updates, and when parameters or states are read or
+    saved. Later the next `update` overwrites it from the master.
 
     Args:
         symbol: As for ``mx.mod.Module``; a float32 network, or one that mxmp converted before.
-        data_names: As for ``mx.mod.Module``, and so are the next seven.
+        data_names: As for ``mx.mod.Module``. The next seven too.
         label_names: As above.
         logger: As above.
         context: As above.
@@ -155,11 +155,11 @@ class Module(PolicyStatus, mx.mod.Module):
         self._training: Optional[Training] = None
         self._monitor_hook = MonitorHook()
         self._write_counter = WriteCounter()
-        self._count_when_fused: Optional[int] = None  # how many there were when layers were fused; None before that
+        self._count_when_fused: Optional[int] = None  # Writes before layers were fused.
         self._backward_scale = 1.0
         self._reader = GradientReader(self)
         self._warned_of_labels = False
-        self._out_grads: Any = None  # true gradients of outputs that the last backward pass was given
+        self._out_grads: Any = None  # The unscaled argument of the last backward pass.
         self._use_scaler(Scaler(loss_scale_of(self._policy, loss_scale)))
 
     @property
@@ -221,8 +221,8 @@ class Module(PolicyStatus, mx.mod.Module):
             self._write_counter = shared._write_counter
         params, scaled = frozenset([*self._param_names, *self._aux_names]), for_training and self._scaler.active
         fixed = frozenset(self._fixed_param_names or ())
-        given = (params, self._context, self._loss_heads, fixed, scaled, for_training, accumulates(grad_req))
-        self._conversions = Conversions(symbol, self._policy, *given)
+        facts = (params, self._context, self._loss_heads, fixed, scaled, for_training, accumulates(grad_req))
+        self._conversions = Conversions(symbol, self._policy, *facts)
         descs = describe(self, data_shapes, label_shapes)
         self._bind_executors(self._convert(descs, shared), descs, shared._exec_group if shared else None)
         self._place_params(shared)
@@ -233,9 +233,9 @@ class Module(PolicyStatus, mx.mod.Module):
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Take other shapes, as ``mx.mod.Module.reshape``; convert anew if verdicts change with them."""
         before, descs = self._require_bound("reshape"), describe(self, data_shapes, label_shapes)
-        runnable = self._convert(descs, self)
-        if runnable.converted.graph != before.converted.graph:
-            self._bind_executors(runnable, descs, self._exec_group)
+        bound = self._convert(descs, self)
+        if bound.converted.graph != before.converted.graph:
+            self._bind_executors(bound, descs, self._exec_group)
             return
         super().reshape(*descs)
         self._monitor_hook.see(self._exec_group)
@@ -244,20 +244,20 @@ class Module(PolicyStatus, mx.mod.Module):
         """Return the conversion for data and labels; a module that shares its parameters says how they are stored."""
         assert self._conversions is not None
         stored = frozenset() if shared is None else shared._low_weights()
-        runnable = self._conversions.find([desc for group in descs for desc in group or ()], stored)
-        low = runnable.converted.low_params - stored
-        if shared is not None and low:
+        bound = self._conversions.find([desc for group in descs for desc in group or ()], stored)
+        low_params = bound.converted.low_params - stored
+        if shared is not None and low_params:
             raise ConvertError(
-                f"parameters {sorted(low)} are stored in float32 by the module that is shared with, but in low "
+                f"parameters {sorted(low_params)} are stored in float32 by the module that is shared with, but in low "
                 "precision here; use a policy with param_dtype='float32', such as 'O1'."
             )
-        return runnable
+        return bound
 
-    def _bind_executors(self, runnable: BoundSymbol, descs: Any, shared_group: Any) -> None:
+    def _bind_executors(self, bound: BoundSymbol, descs: Any, shared_group: Any) -> None:
         """Make executors for data and labels; they share parameters with another group's."""
         self._data_shapes, self._label_shapes = descs
-        group = make_group(self, runnable.symbol, shared_group)
-        self._bound_symbol, self._exec_group, self._count_when_fused = runnable, group, None
+        group = make_group(self, bound.symbol, shared_group)
+        self._bound_symbol, self._exec_group, self._count_when_fused = bound, group, None
         self._write_loss_scale(1.0)
         self._total_exec_bytes = group._total_exec_bytes
         if self.binded:
@@ -416,12 +416,12 @@ class Module(PolicyStatus, mx.mod.Module):
             _, self.loss_scale = optimizer.peek_optimizer_and_scale("Module")
             optimizer, _ = optimizer.hand_over("Module")
         self.get_params()
-        low, compression = bool(self._low_weights()), self._compression_params
-        refuse_compression(compression, self._scaler.active, low)
-        store, capable = open_for_module(kvstore, compression, len(self._context), self._arg_params)
+        has_low_weights, compression = bool(self._low_weights()), self._compression_params
+        refuse_compression(compression, self._scaler.active, has_low_weights)
+        store, can_update = open_for_module(kvstore, compression, len(self._context), self._arg_params)
         self.discard_grads()
         self._write_counter.count += 1
-        if updates_on_kvstore(store, capable, self._scaler.active, low):
+        if updates_on_kvstore(store, can_update, self._scaler.active, has_low_weights):
             self._training = None
             super().init_optimizer(store, optimizer, optimizer_params, force_init)
             return
@@ -471,12 +471,12 @@ class Module(PolicyStatus, mx.mod.Module):
             )
 
     def _require(self, call: str, optimizer: bool = True) -> None:
-        for ready, needed in (
+        for is_done, needed in (
             (self.binded, "bind"),
             (self.params_initialized, "init_params"),
             (self.optimizer_initialized or not optimizer, "init_optimizer"),
         ):
-            if not ready:
+            if not is_done:
                 raise TrainerError(f"{call}: the module is not ready; call {needed} first.")
 
     # ------------------------------------------------------------------ training
@@ -514,8 +514,8 @@ class Module(PolicyStatus, mx.mod.Module):
         """Update a metric with the last outputs, as ``mx.mod.Module.update_metric``; bfloat16 ones in float32."""
 
         def update_dict(labels: Any, outputs: Dict[str, mx.nd.NDArray]) -> None:  # numpy cannot read bfloat16
-            wide = {name: to_float32(a) if canonical(a.dtype) == BFLOAT16 else a for name, a in outputs.items()}
-            eval_metric.update_dict(labels, wide)
+            in_float32 = {name: to_float32(a) if canonical(a.dtype) == BFLOAT16 else a for name, a in outputs.items()}
+            eval_metric.update_dict(labels, in_float32)
 
         super().update_metric(SimpleNamespace(update_dict=update_dict), labels, pre_sliced)
 
@@ -529,12 +529,12 @@ class Module(PolicyStatus, mx.mod.Module):
             TrainerError: After `unscale`, or if nothing can be scaled because the network has no
                 loss head and ``out_grads`` is not given.
         """
-        runnable, scaler = self._require_bound("backward"), self._scaler
+        bound, scaler = self._require_bound("backward"), self._scaler
         scaler.require_can_scale("backward", "update")
         scale = 1.0
         if scaler.active:
             scale = scaler.loss_scale.value if scaler.window is None else scaler.window.scale
-            if out_grads is None and not runnable.has_loss_scale:
+            if out_grads is None and not bound.has_loss_scale:
                 raise TrainerError(
                     f"backward: none of the outputs {self.output_names} comes from a loss head, so there is nothing to "
                     "scale. End the network in one, such as SoftmaxOutput or make_loss; or give out_grads; or set "
@@ -601,8 +601,8 @@ class Module(PolicyStatus, mx.mod.Module):
 
         Returns:
             The norm before clipping, computed in float32, of the mean gradient if there is a ``batch_size``. It is inf
-            or NaN if the gradients are not finite; then nothing is clipped, and the step will be skipped unless there
-            is no loss scale: then nothing is checked, here as in `update`.
+            or NaN if the gradients are not finite. Then nothing is clipped, and the step will be skipped. Without a
+            loss scale the step is not skipped, because nothing is checked.
 
         Raises:
             TrainerError: If an argument is not positive, or before backward.
@@ -623,7 +623,7 @@ class Module(PolicyStatus, mx.mod.Module):
             True if the parameters were updated, False if the step was skipped.
 
         Raises:
-            TrainerError: If a loss scale is set and no backward has run since the last update; or if a
+            TrainerError: If a loss scale is set and no backward has run since the last update. Or if a
                 parameter was written to past its float32 master.
             NonFiniteLossError: If the gradients are not finite because the outputs of the loss
                 heads are not; nothing is updated.
@@ -636,7 +636,7 @@ class Module(PolicyStatus, mx.mod.Module):
             return True
         if self._scaler.active:
             self._require_gradients("update")
-        self._params_dirty = True  # auxiliary states change in a skipped step as well
+        self._params_dirty = True  # Auxiliary states change in a skipped step too.
         return self._training.step.run(self._step_weights(self._training), self._optimizer.rescale_grad)
 
     def discard_grads(self) -> None:
@@ -651,10 +651,10 @@ class Module(PolicyStatus, mx.mod.Module):
         return Step(self._scaler) if self._training is None else self._training.step
 
     def _step_weights(self, training: Optional[Training]) -> BoundWeights:
-        """Return what the next step trains, with the outputs of the scaled loss heads and the running statistics."""
+        """Return the weights of the next step, with the outputs of scaled loss heads and the running statistics."""
         numbers = self._require_bound("update").loss_outputs
         losses = [executor.outputs[number] for executor in self._exec_group.execs for number in numbers]
-        explain_steps(self._scaler, self)  # of the modules that share a scaler, the one that steps
+        explain_steps(self._scaler, self)  # Of modules that share a scaler, the one that steps.
         return BoundWeights(training, self._trained(), losses, self._running_stats(), self._exec_group)
 
     def _running_stats(self) -> NamedArrays:

@@ -24,7 +24,7 @@ from ..train.masters import (
 from ..train.multi_precision import unwrapped
 from ..train.running_stats import NamedArrays
 from ..train.scaler import Scaler
-from ..train.states import Described, Target
+from ..train.states import Target, WeightInfo
 from ..train.step import Step, Weights
 from ..train.window import Stage, TrueOnRead, Window, plain
 
@@ -72,9 +72,12 @@ def make_optimizer(
 ) -> Tuple[mx.optimizer.Optimizer, bool]:
     """Return the optimizer that runs a module, and whether low precision weights have masters.
 
-    Of ``options``, its ``optimizer_params``, an instance uses ``multi_precision`` alone. The network's attributes
-    hold ``__lr_mult__`` and ``__wd_mult__``; ``names`` are those of the parameters in the order of their indices.
-    ``rescale`` is the ``rescale_grad`` of an optimizer given by name, unless ``options`` has one.
+    Args:
+        optimizer: A name or an instance.
+        options: The ``optimizer_params``. An instance uses only ``multi_precision``.
+        symbol: The network, whose attributes have ``__lr_mult__`` and ``__wd_mult__``.
+        names: The names of the parameters, in the order of their indices.
+        rescale: The ``rescale_grad`` of an optimizer given by name, unless ``options`` has one.
     """
     options = dict(options)
     masters = options.pop("multi_precision", True)
@@ -103,7 +106,7 @@ class Training:
         optimizer: The optimizer.
         keeps_masters: Whether low precision weights have masters.
         kvstore: Sums gradients over the contexts; None leaves every context its own.
-        contexts: The contexts. There is an updater for each, but with a kvstore for the first alone: see `Weights`.
+        contexts: The contexts. There is an updater for each; with a kvstore only for the first, see `Weights`.
         weights: All parameters in the order of the optimizer's indices.
         values: Their float32 values by name, which low precision ones are rounded from. With a kvstore over several
             workers these and the weights become worker 0's.
@@ -126,7 +129,7 @@ class Training:
         self.updaters = [mx.optimizer.get_updater(optimizer) for _ in contexts]
         self.masters = [Masters(optimizer, keeps_masters) for _ in contexts]
         self.indices = {weight.name: index for index, weight in enumerate(weights)}
-        described = [Described(w.name, w.arrays[0].shape, w.arrays[0].dtype) for w in weights]
+        described = [WeightInfo(w.name, w.arrays[0].shape, w.arrays[0].dtype) for w in weights]
         self._target = Target(optimizer, self.updaters, self.masters, contexts, described)
         for weight in weights if kvstore is not None else ():
             if isinstance(kvstore, KVStore):
@@ -134,7 +137,7 @@ class Training:
                 first = value.as_in_context(weight.arrays[0].ctx)
                 kvstore.broadcast(weight.name, first, [value, *weight.arrays])
             else:
-                kvstore.init(weight.name, to_float32(weight.arrays[0]))  # it sums in the dtype that it is given first
+                kvstore.init(weight.name, to_float32(weight.arrays[0]))  # It sums in the dtype of the first value.
 
     # ------------------------------------------------------------------ masters
 
@@ -146,7 +149,7 @@ class Training:
     def set_masters(self, weights: Sequence[Weight], values: Mapping[str, mx.nd.NDArray], loaded: bool = False) -> None:
         """Give low precision weights the masters, float32 values by name, that they were rounded from.
 
-        With ``loaded``, masters that are there stay, but for the elements that they do not round to.
+        With ``loaded``, an existing master only gets the elements of its weight that differ from it, rounded.
         """
         for weight in weights if self.masters[0].kept else ():
             if not weight.is_low or weight.name not in values:
@@ -176,10 +179,10 @@ class Training:
         states.save(fname, self._target, self.step.scaler.to_dict())
 
     def load(self, fname: str, weights: Sequence[Weight], values: Mapping[str, mx.nd.NDArray]) -> None:
-        """Load what `save` saved; a StateError or TrainerError changes nothing.
+        """Load a file of `save`; a StateError or TrainerError changes nothing.
 
-        Where a weight is not its loaded master, rounded, it decides; a master that the file lacks is made of the
-        weight's float32 value.
+        A weight that differs from its loaded master, rounded, replaces it. A master that the file lacks is made from
+        the weight's float32 value.
         """
         scaler = self.step.scaler
         scaler.require_ready("load_optimizer_states")
@@ -189,7 +192,7 @@ class Training:
 
 
 class GradientReader:
-    """Makes the gradients of a module true ones for whoever reads one in the executor group's ``grad_arrays``."""
+    """Unscales the gradients of a module when one is read in the executor group's ``grad_arrays``."""
 
     def __init__(self, module: Any) -> None:
         self._module = weakref.ref(module)
@@ -207,7 +210,7 @@ class GradientReader:
         return step
 
     def show(self, window: Window) -> None:
-        """Let the lists of gradients tell who reads one."""
+        """Replace the lists of gradients by `TrueOnRead` lists."""
         window.written.owners.add(self)
         arrays = self._module()._exec_group.grad_arrays  # type: ignore[union-attr]
         for number, each in enumerate(arrays):
@@ -215,7 +218,7 @@ class GradientReader:
                 arrays[number] = TrueOnRead(getattr(each, "plain", each), window)
 
     def make_true(self, done: Set[int]) -> None:
-        """Make all gradients true ones; ``done`` is for those of trainers."""
+        """Unscale all gradients for a reader; only trainers use ``done``."""
         window, module = self.window, self._module()
         if module is not None and window is not None and window.stage is Stage.SCALED and window.fault is None:
             weights = module._step_weights(module._training)
@@ -231,10 +234,14 @@ def show_plain_gradients(group: Any) -> None:
 
 
 class BoundWeights(Weights):
-    """The weights of one module that backward wrote gradients of.
+    """The weights of one module whose gradients backward has written.
 
-    ``losses`` are what its loss heads gave, which says whether the loss itself is finite; ``running_stats`` are those
-    of every context.
+    Args:
+        training: The optimizer and its masters.
+        weights: The weights.
+        losses: The outputs of the loss heads, which tell whether the loss itself is finite.
+        running_stats: The running statistics of every context.
+        group: The executors; None if their lists of gradients stay as they are.
     """
 
     flags_losses = False
@@ -278,11 +285,11 @@ class BoundWeights(Weights):
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let the executor group's ``grad_arrays`` hold other arrays."""
         for index, arrays in grads.items():
-            found = self._weights[index].grads
-            if isinstance(found, TrueOnRead):
-                found.show(arrays)
+            list_of_grads = self._weights[index].grads
+            if isinstance(list_of_grads, TrueOnRead):
+                list_of_grads.show(arrays)
             else:
-                found[:] = arrays
+                list_of_grads[:] = arrays
 
     def release(self) -> None:
         """Give the executor group its own lists of gradients back."""

@@ -1,4 +1,4 @@
-"""What a conversion decided and why, in casts and bytes, as a table, a page or JSON."""
+"""Results as records that are shown without MXNet: of conversions, measurements, comparisons, and whole runs."""
 
 from ..names import refuse_call
 from ..passes.decide import Reason

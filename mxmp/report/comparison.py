@@ -25,56 +25,61 @@ from ..display import (
     wrappable,
 )
 from ..errors import ConvertError, MxmpError
+from .explanation import float32_overrides
 from .report import policy_name
 
 
 @dataclass(frozen=True)
 class NodeComparison:
-    """How far one node is off in low precision.
+    """The errors of one node in low precision.
 
-    An error is the 2-norm of the difference from float32 over that of float32's values, of the worst output (of
-    gradients: input) and batch. It is inf where low precision is not finite and float32 is. None was not measured.
+    An error is the 2-norm of the difference from float32, divided by the 2-norm of float32's values. The worst output
+    (for gradients, the worst input) and the worst batch count. An error is inf if low precision is not finite and
+    float32 is. None means that the error was not measured.
 
     Attributes:
         name: The node's name in the network.
         op: Its operator.
-        precision: The dtype that it computes in; 'as it was' for a node that is not touched.
-        own: The error of its output if its inputs are float32's values, rounded to its precision; 0 in float32.
-        carried: The error of its output in the converted network, where the nodes before it have made theirs.
-        contribution: The error of the network's outputs if this node alone is rounded, to first order; 0 in float32.
-            None if the outputs have no finite derivative by it.
-        gradient_own: The error of the gradients of its inputs in low precision, if its inputs are float32's values
-            and its gradient is float32's times the loss scale. The gradient of a bias may be 0 apart from
-            rounding, as before BatchNorm: one that is less than 2**-11 (bfloat16: 2**-8) of the 2-norm of its terms,
-            the gradient of the output, is measured against that norm instead.
-        gradient_carried: The error of the same gradients in the converted network.
+        precision: The dtype that it computes in; 'as it was' for a node that is not changed.
+        local_error: The error that this node adds: its inputs are float32's values, rounded to its precision. 0 in
+            float32.
+        accumulated_error: The error of its output in the converted network, with the errors of all nodes before it.
+        output_error: The error of the network's outputs if only this node is rounded, to first order; 0 in float32.
+            None if the outputs have no finite derivative with respect to the node.
+        gradient_local_error: The error that this node adds to the gradients of its inputs. Its inputs are float32's
+            values, and its gradient is float32's times the loss scale. The gradient of a bias before BatchNorm is 0
+            apart from rounding. If a gradient is less than 2**-11 (bfloat16: 2**-8) of the 2-norm of its terms, the
+            gradient of the output, its error is divided by that norm instead.
+        gradient_accumulated_error: The error of the same gradients in the converted network.
     """
 
     name: str
     op: str
     precision: str
-    own: float
-    carried: float
-    contribution: Optional[float] = None
-    gradient_own: Optional[float] = None
-    gradient_carried: Optional[float] = None
+    local_error: float
+    accumulated_error: float
+    output_error: Optional[float] = None
+    gradient_local_error: Optional[float] = None
+    gradient_accumulated_error: Optional[float] = None
 
     @property
     def is_finite(self) -> bool:
-        """Whether all that is finite in float32 is finite here."""
-        return not any(getattr(self, name) == math.inf for name in NUMBERS)
+        """Whether every value that is finite in float32 is finite in low precision."""
+        return not any(getattr(self, name) == math.inf for name in ERRORS)
 
     def worst(self, other: NodeComparison) -> NodeComparison:
-        """Return the larger number of each, that which is not None where one is."""
+        """Return the larger one of each error; an error that is None in one of the two is that of the other."""
         changes: Dict[str, Any] = {}
-        for name in NUMBERS:
+        for name in ERRORS:
             values = [value for value in (getattr(self, name), getattr(other, name)) if value is not None]
             changes[name] = max(values, default=None)
         return replace(self, **changes)
 
 
-NUMBERS = ("own", "carried", "contribution", "gradient_own", "gradient_carried")
-"""The fields of a row that are measured."""
+_VALUES = ("local_error", "accumulated_error")
+_GRADIENTS = ("gradient_local_error", "gradient_accumulated_error")
+ERRORS = (*_VALUES, "output_error", *_GRADIENTS)
+"""The fields of a row that are errors."""
 
 WORST = 20
 """How many operators are shown unless asked for more."""
@@ -82,12 +87,12 @@ WORST = 20
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """The error of one output of the network, by its name.
+    """The error of one output of the network.
 
     Attributes:
         name: The output's name.
-        error: Its error, as that of a `NodeComparison`, over the elements that are finite in float32.
-        is_finite: Whether all of it is finite in float32, on all batches. Where it is not, nothing is compared.
+        error: Its error, as in a `NodeComparison`, over the elements that are finite in float32.
+        is_finite: Whether all its elements are finite in float32, on all batches. Others are not compared.
     """
 
     name: str
@@ -100,35 +105,34 @@ class OutputComparison:
             return f"The output '{self.name}' is off by {off}."
         rest = f" Elsewhere it is off by {off}." if self.error else ""
         return (
-            f"The output '{self.name}' holds inf or NaN in float32 itself, where nothing can be compared: `explain` "
-            f"says where that comes from.{rest}"
+            f"The output '{self.name}' holds inf or NaN in float32 itself, which cannot be compared: `explain` names "
+            f"the node that gives them.{rest}"
         )
 
 
 _COLUMNS = (
     Column("node"),
     Column("operator"),
-    Column("precision", PRECISION, "What it computes in"),
-    Column("own", NUMBER, "Relative error of this node alone, its inputs those of float32"),
-    Column("carried", NUMBER, "Relative error with all that was rounded before it"),
-    Column("contribution", BAR, "What it contributes to the error of the outputs"),
-    Column("gradient, own", NUMBER, "Relative error of its gradient, of this node alone"),
-    Column("gradient, carried", NUMBER, "Relative error of its gradient, with all that came before"),
+    Column("precision", PRECISION, "The dtype that it computes in"),
+    Column("local error", NUMBER, "The error that this operator adds to float32's values"),
+    Column("accumulated error", NUMBER, "The error of its output, with the errors of all operators before it"),
+    Column("output error", BAR, "The error of the network's outputs if only this operator is rounded"),
+    Column("gradient local error", NUMBER, "The error that this operator adds to the gradients of its inputs"),
+    Column("gradient accumulated error", NUMBER, "The error of the gradients of its inputs in the converted network"),
 )
 
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """A network in low precision beside float32, node by node; ``print`` shows the worst 20 operators.
+    """A network in low precision, compared with float32 node by node; ``print`` shows the worst 20 operators.
 
     Attributes:
         policy: The policy, as text.
-        rows: One per operator with an output in float32, the worst first: those that contribute most to the error of
-            the outputs.
+        rows: One per operator with an output in float32. The largest errors of the outputs come first.
         outputs: The errors of the network's outputs.
-        loss_scale: The loss scale that gradients were compared at; None if they were not.
-        lowered_from: The loss scale that `compare` chose first, at which not all gradients are finite; None if it
-            stayed there, or the loss scale was given.
+        loss_scale: The loss scale at which gradients were compared; None if they were not compared.
+        lowered_from: The loss scale that `compare` tried first and lowered, because not all gradients are finite with
+            it. None if it was not lowered, or if the loss scale was given.
     """
 
     _kind: ClassVar[str] = "comparison"
@@ -149,7 +153,7 @@ class Comparison(Record):
     @property
     def has_gradients(self) -> bool:
         """Whether gradients were compared."""
-        return any(row.gradient_carried is not None for row in self.rows)
+        return any(row.gradient_accumulated_error is not None for row in self.rows)
 
     @property
     def _lead(self) -> str:
@@ -164,11 +168,11 @@ class Comparison(Record):
         Args:
             order: Names of the network's operators as they run, where that is known: charts follow it.
         """
-        rows = [(row.name, row.op, row.precision, *(getattr(row, name) for name in NUMBERS)) for row in self.rows]
+        rows = [(row.name, row.op, row.precision, *(getattr(row, name) for name in ERRORS)) for row in self.rows]
         table = Table("Errors by layer", _COLUMNS, rows, "operators", WORST)
         lead = (
-            "Errors relative to float32, the worst of all batches: 'own' is what a node adds, 'carried' what has "
-            "added up in it."
+            "Errors relative to float32, the worst of all batches. The local error is added by the operator itself. "
+            "The accumulated error includes those of all operators before it."
         )
         facts = Facts([("policy", wrappable(policy_name(self.policy)))])
         return [Section("Errors by layer", (facts, *self._charts(order), table, Notes(self.summary)), lead)]
@@ -177,41 +181,48 @@ class Comparison(Record):
         place = {name: number for number, name in enumerate(order)}
         rows = sorted(self.rows, key=lambda row: place.get(row.name, len(place)))
         where = "from the network's inputs to its outputs" if order else "in the order of the table"
-        for caption, own, carried in (("Errors of values", "own", "carried"), ("Errors of gradients", *NUMBERS[3:])):
+        for caption, (local, accumulated) in (("Errors of values", _VALUES), ("Errors of gradients", _GRADIENTS)):
             lines = [
-                Line("carried", [getattr(row, carried) for row in rows]),
-                Line("own", [getattr(row, own) for row in rows], dots=True),
+                Line("accumulated", [getattr(row, accumulated) for row in rows]),
+                Line("local", [getattr(row, local) for row in rows], dots=True),
             ]
             chart = Lines(f"{caption}, {where}", range(1, len(rows) + 1), lines, "node", "log10")
             yield from () if chart.is_empty else (chart,)
 
     @property
     def summary(self) -> List[str]:
-        """The remarkable results, a sentence each."""
+        """The results to notice, a sentence each."""
         sentences = [str(each) for each in self.outputs]
-        most = max((row for row in self.rows if row.own), key=lambda row: row.contribution or 0, default=None)
+        most = max((row for row in self.rows if row.local_error), key=lambda row: row.output_error or 0, default=None)
         if most is None and all(each.is_finite for each in self.outputs):
-            sentences.append("No node makes an error of its own.")
-        elif most is not None and most.contribution and most.is_finite:
+            sentences.append("No node adds an error.")
+        elif most is not None and most.output_error and most.is_finite:
             sentences.append(
-                f"'{most.name}' ({most.op}) contributes most: alone, it would move the outputs by "
-                f"{figure(most.contribution)}."
+                f"'{most.name}' ({most.op}) contributes most: if only it is rounded, the outputs are off by "
+                f"{figure(most.output_error)}."
             )
         if self.lowered_from is not None:
             sentences.append(
-                f"Gradients are compared at a loss scale of {self.loss_scale:g}: at {self.lowered_from:g}, where "
-                f"compare begins, not all are finite."
+                f"Gradients are compared at a loss scale of {self.loss_scale:g}, because not all are finite at "
+                f"{self.lowered_from:g}."
             )
         at = "" if self.loss_scale is None else f" at a loss scale of {self.loss_scale:g}"
-        for direction, own, carried in (("forward", "own", "carried"), (f"backward{at}", *NUMBERS[3:])):
-            origins = [row for row in self.rows if getattr(row, own) == math.inf]
-            reached = sum(getattr(row, carried) == math.inf and row not in origins for row in self.rows)
+        for direction, (local, accumulated) in (("forward", _VALUES), (f"backward{at}", _GRADIENTS)):
+            origins = [row for row in self.rows if getattr(row, local) == math.inf]
+            reached = sum(getattr(row, accumulated) == math.inf and row not in origins for row in self.rows)
             if origins or reached:
                 names = ", ".join(f"'{row.name}' ({row.op})" for row in origins[:3])
                 names += f" and {len(origins) - 3} more" if origins[3:] else ""
                 behind = f"; {reached} node{' gets' if reached == 1 else 's get'} it from others" if reached else ""
                 sentences.append(f"Not finite {direction}, where float32 is, by itself: {names or 'no node'}{behind}.")
+        if self.overrides:
+            sentences.append(f"Keep in float32 all that is not finite forward: '{self.overrides}'.")
         return sentences
+
+    @property
+    def overrides(self) -> str:
+        """The overrides of a policy that keep every node in float32 which is not finite by itself; '' if all are."""
+        return float32_overrides(row.name for row in self.rows if row.local_error == math.inf)
 
     def text(self, worst: Optional[int] = WORST) -> str:
         """Return it as a terminal shows it, with the ``worst`` operators; None for all.

@@ -28,6 +28,7 @@ _COLUMNS = (
 
 SCALE_TOO_HIGH = "scale too high"
 OUT_OF_RANGE = "activation out of range"
+GRADIENT_OUT_OF_RANGE = "gradient out of range"
 BROKEN = "float32 model broken"
 BAD_DATA = "data"
 BAD_PARAMETERS = "parameters"
@@ -89,7 +90,8 @@ class NonFinite(Record):
         output: The array that holds inf or NaN: the node's output; backward, the gradient that it hands on.
         inputs: The node's inputs; backward, the gradients of its outputs come before them.
         float32: The same output in float32, a gradient at the same loss scale; None where that is not known.
-        rows: Of data, the rows (numbers along the first axis) that hold inf or NaN.
+        rows: Of data, the rows (numbers along the first axis) that hold inf or NaN; of a loss, those whose gradient is
+            beyond float32's range.
         keep: The operators to keep in float32 so that it does not overflow here: the node, and those in low precision
             that read its output. Those follow that fail alike: whose values (of the same operator) or gradients are
             beyond the range too, in float32.
@@ -128,9 +130,10 @@ class NonFinite(Record):
                 return f"{kind} '{self.name}' is {self.output.kinds} in {self.precision} in {count}{self._reached()}"
             return f"{kind} '{self.name}' holds {self.output.kinds} in {count}{rows}"
         if self.where == LOSS:
+            held = f"is {self.output.kinds} in {count}" if self.output.bad else f"reaches {self.output.magnitude:.4g}"
             return (
-                f"the gradient of the loss with respect to '{self.name}' is {self.output.kinds} in {count}{rows}, "
-                f"though that output is finite: it reaches {self.inputs[0].magnitude:.4g}"
+                f"the gradient of the loss with respect to '{self.name}' {held}{rows}, though that output is finite: "
+                f"it reaches {self.inputs[0].magnitude:.4g}"
             )
         node = f"'{self.name}' ({self.op}, {self.precision})"
         if self.where == FORWARD:
@@ -160,8 +163,12 @@ class NonFinite(Record):
 
     @property
     def overrides(self) -> str:
-        """What keeps `keep` in float32, as overrides of a policy: 'name:conv3=float32'; '' if there is nothing."""
-        return float32_overrides(self.keep)
+        """The overrides of a policy that keep `keep` in float32: 'name:conv3=float32'; '' if there is nothing to keep.
+
+        For a cast that no operator reads it is 'output=float32'.
+        """
+        is_output = self.op == "cast" and not self.keep and self.where == FORWARD
+        return "output=float32" if is_output else float32_overrides(self.keep)
 
     def to_dict(self) -> Dict[str, Any]:
         """Return the fields as plain JSON data, with the sentence and the overrides."""
@@ -187,8 +194,8 @@ class Explanation(Record):
     """Why a step is not finite.
 
     Attributes:
-        kind: 'scale too high' (the skip was right), 'activation out of range' (of low precision, at any scale: forward,
-            or in a gradient at scale 1; of that 1/8 and 1/64 are tried too), 'float32 model broken', 'data',
+        kind: 'scale too high' (the skip was right), 'activation out of range' (of low precision, at any scale),
+            'gradient out of range' (at scale 1; 1/8 and 1/64 are tried too), 'float32 model broken', 'data',
             'parameters', or 'no fault found'.
         text: Sentences that say so and end in the remedy.
         node: Where inf or NaN comes up first; None if it does nowhere.
@@ -215,7 +222,7 @@ class Explanation(Record):
 
         'name:conv3=float32', for ``f"O1,{explanation.overrides}"``; '' for every other fault.
         """
-        mends = self.kind in (OUT_OF_RANGE, BAD_PARAMETERS) and self.node is not None
+        mends = self.kind in (OUT_OF_RANGE, GRADIENT_OUT_OF_RANGE, BAD_PARAMETERS) and self.node is not None
         return self.node.overrides if mends and self.node is not None else ""
 
     def to_dict(self) -> Dict[str, Any]:

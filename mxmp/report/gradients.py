@@ -26,7 +26,7 @@ from ..display import (
 from ..dtypes import FLOAT16, canonical, limits
 from ..errors import ConvertError, LossScaleError, MxmpError
 
-_ROWS = 20  # of a table on a terminal
+_ROWS = 20  # The rows of a table on a terminal.
 
 HEADROOM = 2.0
 """How many times larger than measured a value may come to be; a calibration does not see all data."""
@@ -70,8 +70,8 @@ class Magnitudes:
         self.nonfinite += values.size - finite.size
         self.zeros += finite.size - nonzero.size
         self.largest = max(self.largest, float(finite.max(initial=0.0)))
-        mantissas, exponents = np.frexp(nonzero)  # mantissas from 0.5, excluding 1
-        exponents = exponents - (mantissas == 0.5)  # a power of two falls to the values below it
+        mantissas, exponents = np.frexp(nonzero)  # Mantissas are at least 0.5 and less than 1.
+        exponents = exponents - (mantissas == 0.5)  # A power of two counts with the values below it.
         least = exponents.min(initial=0)
         counts = np.bincount(exponents - least)
         self._merge({int(i + least): int(counts[i]) for i in np.flatnonzero(counts)})
@@ -99,7 +99,7 @@ class Magnitudes:
         """
         shift = _log2(scale)
         least = _log2(limits(canonical(dtype)).smallest_subnormal)
-        # Half of the least number, and all below, is rounded to 0: ties go to even.
+        # Half of the smallest number, and all values below, are rounded to 0, because ties go to even.
         lost = sum(count for exponent, count in self.counts.items() if exponent + shift <= least - 1)
         return lost / self.total if self.total else 0.0
 
@@ -165,8 +165,8 @@ class Gradients(Record, Mapping[str, Magnitudes]):
         # A histogram's bar ``e`` begins at 2**e; a count of magnitudes ends there.
         bars = {exponent - 1: count for exponent, count in total.counts.items()}
         drawn = Histogram("All gradients, against float16's range", bars, FLOAT16, total.zeros)
-        rows = [(f"{power(e - 1)} to {power(e)}", part, _in_float16(e)) for e, part in total.shares.items()]
-        columns = [Column("magnitude"), Column("share", BAR, "Of the gradients that are not 0."), Column("in float16")]
+        rows = [(f"{power(e - 1)} to {power(e)}", 100 * part, _in_float16(e)) for e, part in total.shares.items()]
+        columns = Column("magnitude"), Column("percent", BAR, "Of the gradients that are not 0."), Column("in float16")
         by_power = Table("All gradients by powers of two", columns, rows, "powers of two")
         summary = Section("Gradients", [Figures(figures)])
         return [summary, Section("Gradients by layer", [drawn, by_power, self._table])]

@@ -1,4 +1,4 @@
-"""Reports from a plan, and from a network that was converted earlier."""
+"""Makes reports: of a conversion by its plan, and of a network that was converted earlier."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..policy import Policy
 from ..rules import RULES
 from .report import AS_IT_WAS, Cast, Report, Row, total
 
-MANY_READERS = 32  # of one cast, beyond which a report warns: the gradients of 64 have overflowed float16
+MANY_READERS = 32  # A report warns of a cast with more readers: the gradients of 64 have overflowed float16.
 
-_LOW_BYTES = dtypes.ITEM_BYTES[dtypes.FLOAT16]  # bfloat16 is as small
-AS_CONVERTED = "as converted"  # the policy of a report on a network of which only the conversion is known
+_LOW_BYTES = dtypes.ITEM_BYTES[dtypes.FLOAT16]  # The same for bfloat16.
+AS_CONVERTED = "as converted"  # The policy in the report on a converted network whose policy is unknown.
 
 
 class Removed(NamedTuple):
-    """The parts of a network that inference does not need, and the network with them, but for dropout.
+    """The operators that a conversion for inference has removed.
 
     Attributes:
-        rows: One per operator that is gone.
-        before: The network's graph; None if nothing was removed.
-        facts: The facts on it.
+        rows: One per removed operator.
+        before: The network's graph before, but without dropout; None if nothing was removed.
+        facts: The facts on that graph.
     """
 
     rows: Tuple[Row, ...] = ()
@@ -37,11 +37,11 @@ class Removed(NamedTuple):
     facts: Facts = Facts({})
 
 
-@dataclass(frozen=True, eq=False, repr=False)  # a copy has the report alone
+@dataclass(frozen=True, eq=False, repr=False)
 class Decisions:
-    """The decisions of one conversion: the plan for the graph before it, and the graph after it.
+    """The decisions of one conversion: the graph before, the plan for it, and the graph after.
 
-    The facts are on the graph before. ``removed`` has the parts that had been taken out of the network before.
+    The facts are on the graph before. ``removed`` has the operators that were removed before the conversion.
     """
 
     policy: Policy
@@ -53,7 +53,7 @@ class Decisions:
 
     @functools.cached_property
     def report(self) -> Report:
-        """The report on it, made when it is first read: most conversions are run and not looked at."""
+        """The report on the conversion. It is made when it is first read, because most reports are never read."""
         report = make_report(self.policy, self.before, self.facts, self.plan, self.after)
         sizes, whole = report.activation_bytes, self.removed.before
         before = activation_bytes(whole, self.removed.facts) if sizes and whole is not None else None
@@ -63,7 +63,7 @@ class Decisions:
         return replace(report, rows=report.rows + self.removed.rows, activation_bytes=sizes, notes=notes)
 
     def __getstate__(self) -> Dict[str, Any]:
-        """Return the report alone, for pickle and copies: a plan refers to rules, whose conditions are functions."""
+        """Return only the report, for pickle and copies. A plan cannot be pickled: it refers to functions of rules."""
         return {"report": self.report}
 
 
@@ -72,7 +72,7 @@ BodyKey = Tuple[int, int]  # position of a node, and number of one of its bodies
 
 
 def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: Graph) -> Report:
-    """Return the report on a conversion by a plan; the facts are on the graph before it."""
+    """Return the report on a conversion by a plan; the facts are on the graph before the conversion."""
     sizes = activation_bytes(before, facts), activation_bytes(before, facts, plan)
     return _report(str(policy), facts, before, after, _planned_rows(before, facts, after, plan, policy), sizes)
 
@@ -80,9 +80,9 @@ def make_report(policy: Policy, before: Graph, facts: Facts, plan: Plan, after: 
 def report_converted(before: Graph, facts: Facts, after: Graph, after_facts: Facts) -> Report:
     """Return the report on a network that was converted earlier, under an unknown policy.
 
-    The precisions are those of the tensors that the operators read. The reasons are those of the rules alone; where
-    they do not lead to the precision, a policy overruled them, and the row says so. The graph before is without the
-    casts of mxmp, as ``EraseCasts`` gives it.
+    A row's precision is the dtype of the tensors that the operator reads. Its reason is the rule's. If the rule leads
+    to another precision, a policy overruled the rule, and the row says so. The graph before has no casts of mxmp, as
+    after ``EraseCasts``.
     """
     decisions = classify(before, _plainest_policy(after, after_facts), facts)
     sizes = activation_bytes(before, facts), activation_bytes(after, after_facts)
@@ -93,7 +93,7 @@ def report_converted(before: Graph, facts: Facts, after: Graph, after_facts: Fac
 def _report(
     policy: str, facts: Facts, before: Graph, after: Graph, rows: Iterator[Row], sizes: Sequence[Optional[int]]
 ) -> Report:
-    """Return a report, given its rows and the bytes of the activations before and after."""
+    """Return a report with these rows and bytes of activations, (before, after)."""
     inserted, operators = inserted_casts(after), tuple(rows)
     old, new = sizes
     return Report(
@@ -111,7 +111,7 @@ def _report(
 def _rows(
     graph: Graph, facts: Facts, after: Graph, decide: Callable[[int, int], _Outcome], body_rows: Callable[..., Any]
 ) -> Iterator[Row]:
-    """Yield a row for each operator, those of a node's bodies behind its own.
+    """Yield a row for each operator. The rows of a node's bodies follow the node's row.
 
     Args:
         graph: The graph, or a body of one, before the conversion.
@@ -182,7 +182,7 @@ def _converted_rows(
 
 
 def _precision(decision: Decision, graph: Graph, position: int, facts: Facts) -> str:
-    """Return the dtype of a node's data inputs, or of its output if it has none."""
+    """Return the dtype of a node's data inputs, or of its output if it has no data input."""
     for port, entry in enumerate(graph.nodes[position].inputs):
         if decision.input_in_precision(port) and not decision.accepts_any(port):
             return facts.dtype(entry) or "unknown"
@@ -190,7 +190,7 @@ def _precision(decision: Decision, graph: Graph, position: int, facts: Facts) ->
 
 
 def _plainest_policy(graph: Graph, facts: Facts) -> Policy:
-    """Return the plainest policy that a converted graph may come from."""
+    """Return the simplest policy that may have led to a converted graph."""
     cast_to = [node.get("dtype") for node in graph.operators() if is_inserted(node)]
     cast_to += [dtypes.from_flag(n.get("__dtype__") or "") for n in graph.nodes if n.get(DTYPE_ATTR) is not None]
     low = next((dtype for dtype in cast_to if dtype in dtypes.LOW_PRECISION), None) or dtypes.FLOAT16
@@ -206,14 +206,14 @@ def _is_cast(node: Node) -> bool:
 
 
 def inserted_casts(graph: Graph) -> List[Node]:
-    """Return the node that each inserted cast reads, bodies included."""
+    """Return the node that each inserted cast reads, those in bodies included."""
     sources = [graph.nodes[node.inputs[0].node] for node in graph.nodes if _is_cast(node)]
     bodies = (body for node in graph.nodes for body in node.subgraphs)
     return sources + [source for body in bodies for source in inserted_casts(body)]
 
 
 def widely_read(graph: Graph) -> Tuple[Tuple[str, int], ...]:
-    """Return name and number of readers of each tensor that is cast once for more than ``MANY_READERS``."""
+    """Return the name and the number of readers of each tensor whose one cast has more than ``MANY_READERS``."""
     consumers = graph.consumers()
     casts = ((i, node) for i, node in enumerate(graph.nodes) if _is_cast(node))
     readers = (
@@ -225,7 +225,7 @@ def widely_read(graph: Graph) -> Tuple[Tuple[str, int], ...]:
 
 
 def positions(before: Graph, after: Graph) -> Dict[int, int]:
-    """Return the position of each node of a graph in the converted graph; both are in the order that MXNet writes."""
+    """Return the position in the converted graph of each node; both graphs are in the order in which MXNet writes."""
     waiting: Dict[Tuple[str, str], List[int]] = {}
     casts = (node for node in after.nodes if node.get(MARK_ATTR) == OUTPUT_MARK)
     names = {cast.inputs[0].node: cast.name for cast in casts}
@@ -243,7 +243,7 @@ def positions(before: Graph, after: Graph) -> Dict[int, int]:
 
 
 def casts_at(before: Graph, facts: Facts, after: Graph, where: Mapping[int, int]) -> Dict[int, Tuple[Cast, ...]]:
-    """Return the casts at each node of a graph, by its position before the conversion."""
+    """Return the casts at each node of a graph, by the node's position before the conversion."""
     source = {new: old for old, new in where.items()}
     for position, node in enumerate(after.nodes):
         for entry in node.inputs:
@@ -277,9 +277,9 @@ def _entry_bytes(facts: Facts, entry: Entry, low: bool = False) -> Optional[int]
 
 
 def activation_bytes(graph: Graph, facts: Facts, plan: Optional[Plan] = None) -> Optional[int]:
-    """Return the bytes of all activations but the casts of mxmp, None if a shape or dtype is unknown.
+    """Return the bytes of all activations except casts of mxmp; None if a shape or dtype is unknown.
 
-    ``plan`` says what is to be in low precision, where that is not in the graph yet.
+    Without ``plan`` the dtypes are those of the graph. ``plan`` gives the tensors that will be in low precision.
     """
     read = set(graph.consumers()) | {(head.node, head.index) for head in graph.heads}
     kept = (key for key in read if not graph.nodes[key[0]].is_variable and not is_inserted(graph.nodes[key[0]]))
@@ -289,7 +289,7 @@ def activation_bytes(graph: Graph, facts: Facts, plan: Optional[Plan] = None) ->
 def cast_bytes(facts: Facts, after: Graph, where: Mapping[int, int]) -> Optional[int]:
     """Return the bytes that the casts of a converted graph read and write; ``facts`` are on the graph before.
 
-    None if a shape is unknown, or if some stand in a body, which may run any number of times.
+    None if a shape is unknown, or if a cast is in a body, which may run any number of times.
     """
     if any(inserted_casts(body) for node in after.nodes for body in node.subgraphs):
         return None

@@ -1,4 +1,4 @@
-"""The report on a conversion: a record with a row per operator, shown as a table and as a picture."""
+"""The record of a conversion: a row per operator, shown as a table and as a picture of the network."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from ..errors import PolicyError
 from ..passes.decide import Reason
 from ..policy import PRESETS, Policy
 
-AS_IT_WAS = "as it was"  # the precision of a node that is not touched
-FOLDED = "folded"  # of a BatchNorm that the layer before it computes, in inference
-DROPPED = "dropped"  # of a dropout that is left out, in inference
+# Precisions of operators that compute in no dtype of the policy: not changed; a BatchNorm that is folded into the layer
+# before it; a dropout that is left out.
+AS_IT_WAS, FOLDED, DROPPED = "as it was", "folded", "dropped"
 _NO_PRECISIONS = (AS_IT_WAS, FOLDED, DROPPED)
 _GONE = (FOLDED, DROPPED)
 
 _COLUMNS = (
     Column("node"),
     Column("operator"),
-    Column("precision", PRECISION, "What it computes in"),
-    Column("reason", help="Why; the words are explained below"),
-    Column("casts", help="What mxmp casts for its inputs, or behind it for the network's outputs"),
+    Column("precision", PRECISION, "The dtype that it computes in"),
+    Column("reason", help="The reason; the words are explained below"),
+    Column("casts", help="The tensors that mxmp casts for its inputs, or behind it for the network's outputs"),
 )
 
 
 @dataclass(frozen=True)
 class Cast:
-    """A tensor that mxmp casts; its text is 'fc_weight to float16'.
+    """A cast that mxmp inserted; its text is 'fc_weight to float16'.
 
     Attributes:
-        tensor: The tensor's name, as MXNet names outputs and variables.
-        dtype: Its dtype then.
-        source: Name of the operator that gives it; '' for a variable.
+        tensor: The name of the tensor that is cast, as MXNet names outputs and variables.
+        dtype: The dtype after the cast.
+        source: The name of the operator that gives the tensor; '' for a variable.
     """
 
     tensor: str
@@ -64,13 +64,13 @@ class Row:
     Attributes:
         name: The node's name in the network.
         op: Its operator.
-        precision: Dtype that it computes in; 'as it was' for nodes that are not touched, 'folded' or
-            'dropped' for those that are gone because the conversion is for inference.
-        reason: Why, as text.
-        casts: The tensors that mxmp casts for its inputs, or behind it for the network's outputs. Readers share
-            casts: one may stand in several rows.
-        inputs: Names of the operators that it reads, in the order of its inputs; variables are left out.
-        kinds: The kinds of its reason; none where the text explains itself.
+        precision: The dtype that it computes in. 'as it was' for a node that is not changed. 'folded' or 'dropped' for
+            a node that a conversion for inference has removed.
+        reason: The reason, as text.
+        casts: The casts for its inputs, or behind it for the network's outputs. Operators share casts, so that a cast
+            may be in several rows.
+        inputs: The names of the operators that it reads, in the order of its inputs; variables are left out.
+        kinds: The kinds of the reason; empty if the text explains itself.
     """
 
     name: str
@@ -88,19 +88,19 @@ class Report(Record):
 
     Attributes:
         policy: The policy, as text.
-        rows: One per operator, in the graph's order; those that are gone come last.
-        casts: Number of casts inserted.
-        activation_casts: Those of them that cast something else than a parameter.
-        cast_bytes: Bytes that they read and write in one forward pass; None if a shape is unknown, or
-            if some stand in the body of a loop.
-        activation_bytes: Bytes of all operators' outputs in one forward pass, outside of bodies: (before,
-            after); None if a shape is unknown.
-        without_rule: Operators that stay in float32 because mxmp has no rule for them.
-        widely_read: Pairs (tensor, number of readers) of those that are cast once to low precision for more
-            than ``MANY_READERS``: in training their gradients are added up in low precision.
-        param_bytes: Bytes of all parameters and auxiliary states: (before, after); None if unknown.
-        notes: A sentence on why 'auto' chose the policy, and on each thing that slows the network down on this
-            machine. They are printed, and neither written as JSON nor compared.
+        rows: One per operator, in the graph's order; removed operators come last.
+        casts: The number of inserted casts.
+        activation_casts: The number of casts of tensors that are not parameters.
+        cast_bytes: The bytes that casts read and write in one forward pass. None if a shape is unknown, or if a cast is
+            in the body of a loop.
+        activation_bytes: The bytes of all operators' outputs in one forward pass, without bodies: (before, after). None
+            if a shape is unknown.
+        without_rule: The operators that stay in float32 because mxmp has no rule for them.
+        widely_read: Pairs (tensor, number of readers) of the tensors whose one cast to low precision has more than
+            ``MANY_READERS`` readers. In training their gradients are added up in low precision.
+        param_bytes: The bytes of all parameters and auxiliary states: (before, after); None if unknown.
+        notes: A sentence on why 'auto' chose the policy, and one on each thing that slows the network down on this
+            machine. Notes are printed. They are not written as JSON and not compared.
     """
 
     _kind: ClassVar[str] = "report"
@@ -129,7 +129,7 @@ class Report(Record):
 
     @property
     def totals(self) -> List[Tuple[str, str]]:
-        """The totals, each with what it counts."""
+        """The totals as pairs of a name and a text."""
         counts = ((count, "" if name in _NO_PRECISIONS else "in ", name) for name, count in sorted(self.count.items()))
         moved = "bytes unknown" if self.cast_bytes is None else f"{self.cast_bytes:,} bytes"
         totals = [
@@ -143,7 +143,7 @@ class Report(Record):
 
     @property
     def warnings(self) -> List[str]:
-        """A sentence on each thing that may harm training."""
+        """A sentence on each fact that may harm training."""
         shared = "'{}' is cast once for {} readers; their gradients add up in low precision"
         clamped = (row for row in self.rows if Reason.CLAMPED in row.kinds)
         return [shared.format(*pair) for pair in self.widely_read] + [
@@ -258,9 +258,9 @@ def total(values: Iterable[Optional[int]]) -> Optional[int]:
 
 
 def operator_table(report: Report) -> Table:
-    """Return a table with a row per kind of operator, most nodes first, for networks with hundreds of them.
+    """Return a table with a row per kind of operator, most nodes first, for networks with hundreds of nodes.
 
-    A tensor that operators of two kinds read counts for both.
+    A cast for operators of two kinds counts for both.
     """
     by_op: Dict[str, List[Row]] = {}
     for row in report.rows:

@@ -149,8 +149,8 @@ _FILES: Dict[str, Any] = {
     "compare.json": Comparison,
     "speed.json": SpeedComparison,
     "search.json": SearchResult,
-    "doctor.json": DoctorReport,
     "check.json": CheckReport,
+    "doctor.json": DoctorReport,
 }
 
 RUN_FILES = tuple(_FILES)
@@ -212,7 +212,7 @@ class Run(Shown):
                 notes += [block for block in section.blocks if isinstance(block, Notes)]
                 tables = (block for block in section.blocks if isinstance(block, Figures))
                 figures += [each for block in tables for each in block.figures]
-                if others:
+                if others or section.lead:
                     title = f"{section.title}: {name}" if twins else section.title
                     sections.append(Section(title, others, section.lead))
         sections.sort(key=lambda section: section.title.startswith("Operators"))
@@ -223,8 +223,8 @@ def read_run(path: str) -> Run:
     """Return the results of a run.
 
     Args:
-        path: A folder or a file. In a folder all results are read that mxmp wrote there, whatever their names; other
-            files are passed over.
+        path: A folder or a file. In a folder all results of mxmp are read, under any name. Other files are passed
+            over.
 
     Raises:
         CheckpointError: If there is no result, or if one is damaged; the message names it.
@@ -253,7 +253,7 @@ def read_run(path: str) -> Run:
 def _read(path: str, is_result: bool) -> Optional[Shown]:
     """Return the result that a file holds; None if it holds none and ``is_result`` does not say that it should.
 
-    The content says which result it is, whatever the file is called.
+    The content says which result it is. The name does not matter.
     """
     name = os.path.basename(path)
     if name.lower().endswith(".csv"):
@@ -267,7 +267,7 @@ def _read(path: str, is_result: bool) -> Optional[Shown]:
     kind = _kind_of(path)
     reader = next((each for each in _FILES.values() if kind is not None and getattr(each, "_kind", None) == kind), None)
     if reader is None and is_result:
-        reader = _FILES.get(name, Report)  # whose error says what is wrong with the file
+        reader = _FILES.get(name, Report)  # Its error names the fault of the file.
     record: Optional[Shown] = None if reader is None else reader.load(path)
     return record
 
@@ -277,7 +277,7 @@ def _kind_of(path: str) -> Optional[str]:
     try:
         with open(path, encoding="utf-8") as file:
             values = json.load(file)
-    except (OSError, ValueError, RecursionError):  # its reader says so, in words
+    except (OSError, ValueError, RecursionError):  # The reader's error names the fault.
         return None
     kind = values.get("record") if isinstance(values, Mapping) else None
     return kind if isinstance(kind, str) else None

@@ -118,8 +118,8 @@ class SpeedComparison(Record):
 _SEARCH_COLUMNS = (
     Column("node"),
     Column("operator"),
-    Column("own error", NUMBER, "Of the operator alone, on float32's inputs."),
-    Column("carried error", NUMBER, "In the network in low precision."),
+    Column("local error", NUMBER, "The error that the operator adds to float32's values."),
+    Column("accumulated error", NUMBER, "The error of its output, with the errors of all operators before it."),
     Column("kept", help="'yes': in float32, by an override of its name; 'follows': because its neighbours are."),
     Column("metric without", NUMBER, "Of the network found, with this operator in low precision too."),
 )
@@ -135,19 +135,19 @@ class SearchRow:
     Attributes:
         name: The node's name in the network.
         op: Its operator.
-        own: The error of the operator by itself, whose inputs are float32's, rounded.
-        carried: The error that the network in low precision has there.
-        kept: 'yes' if the policy found keeps it in float32, 'follows' if it is in float32 because of those that are
-            kept (the rules want it behind them, or casts are saved), 'no' if it is in low precision, and 'cannot' if
-            the policy or a region asks for low precision by its name.
+        local_error: The error that the operator adds: its inputs are float32's, rounded.
+        accumulated_error: The error of its output in low precision, with the errors of all operators before it.
+        kept: 'yes' if the policy that was found keeps it in float32. 'follows' if it is in float32 because of others
+            that are kept: a rule requires it, or casts are saved. 'no' if it is in low precision. 'cannot' if the
+            policy or a region asks for low precision by its name.
         metric_without: The network's metric if it were in low precision too, the others as found; of those kept, None
             where that was not measured.
     """
 
     name: str
     op: str
-    own: float
-    carried: float
+    local_error: float
+    accumulated_error: float
     kept: str
     metric_without: Optional[float] = None
 
@@ -165,8 +165,8 @@ class SearchResult(Record):
         tolerance: How far the metric may be off, in its unit.
         higher_is_better: Whether a metric is better if it is higher.
         evaluations: How often ``evaluate`` was called, twice of them in float32.
-        is_minimal: Whether each operator that is kept was seen to be needed: in low precision, one at a time, they put
-            the metric out of tolerance. False if the search was ended before.
+        is_minimal: Whether each kept operator is needed: in low precision each one takes the metric out of tolerance.
+            False if the search was ended before.
         float32_operators: How many operators are in float32 under the policy given, and under the policy found.
         operators: How many operators there are in all.
         rows: One per operator that the policy given has in low precision, the largest errors first.
@@ -222,7 +222,8 @@ class SearchResult(Record):
         ]
 
     def _sections(self) -> List[Section]:
-        rows = [(row.name, row.op, row.own, row.carried, row.kept, row.metric_without) for row in self.rows]
+        errors = ((row.local_error, row.accumulated_error) for row in self.rows)
+        rows = [(row.name, row.op, *each, row.kept, row.metric_without) for row, each in zip(self.rows, errors)]
         table = Table("operators in low precision under the policy given", _SEARCH_COLUMNS, rows, "operators")
         return [Section("Operators to keep in float32", [table, Facts(self._facts())])]
 

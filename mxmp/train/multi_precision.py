@@ -122,8 +122,8 @@ class MultiPrecision(mx.optimizer.Optimizer):
                 "Create it by name with mx.optimizer.create."
             )
         self.inner, self.masters = optimizer, bool(masters)
-        self._is_low: Dict[int, bool] = {}  # Of the weights that have a state.
-        self._updates: Dict[Tuple[int, str], int] = {}  # Of Parameters by index and context, up to ten.
+        self._is_low: Dict[int, bool] = {}  # Whether each weight was in low precision at first.
+        self._updates: Dict[Tuple[int, str], int] = {}  # How often, by index and context; up to ten.
 
     # MXNet's leave ``param_dict`` out, which is the inner optimizer's.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import logging
 import math
 import weakref
@@ -17,6 +16,7 @@ import mxnet as mx
 
 from ..arrays import all_finite, host_norm, sum_of_squares
 from ..errors import LossScaleError, NonFiniteLossError, TrainerError
+from ..explainer import explainer
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message, parse
 from .loss_heads import Factors
 from .window import Alive, Stage, Window, in_block
@@ -582,11 +582,11 @@ def explain_steps(scaler: Scaler, owner: Any) -> None:
 
 
 def _ask_diagnosis(name: str, owners: Alive) -> Optional[str]:
-    """Return the answer of `mxmp.diagnose.watch`, which is imported by name, because its layer is above this one.
+    """Return the answer of `mxmp.diagnose.watch`.
 
     It is a function of the module, so that scalers can be copied and pickled with their trainers.
     """
-    ask: Callable[[Any], Optional[str]] = getattr(importlib.import_module("mxmp.diagnose.watch"), name)
+    ask: Callable[[Any], Optional[str]] = getattr(explainer(), name)
     return next(map(ask, owners), None)
 
 

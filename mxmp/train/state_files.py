@@ -1,13 +1,13 @@
-"""The file of saved states: one dict of values, as JSON whose arrays are beside it in an .npz file; nothing is pickled.
+"""The file of saved states: an .npz file with one dict of values as JSON, and the arrays of the dict. It has no pickle.
 
-A value is None, a bool, an int, a float, a str, or a list, tuple or dict of values, a numpy number or an NDArray (dense
-or row_sparse). JSON has no other than the first five, lists and dicts with names for keys; the others are
+A value is None, a bool, an int, a float, a str, a numpy number, an NDArray (dense or row_sparse), or a list, tuple or
+dict of values. JSON has the first five, and lists, and dicts whose keys are names; the others are written as
 ``{"$kind": content}``, as in::
 
     {"optimizer": "SGD", "states": [{"$dict": [[0, {"$array": "0"}], [1, {"$tuple": [{"$array": "1"}, null]}]]}]}
 
-What MXNet's trainers and updaters have pickled is read into the same dict, by classes that are named one by one
-(`MXNET_CLASSES`), so that nothing of a file is run.
+A pickle of MXNet's trainers and updaters is read into the same dict. Only the classes in `MXNET_CLASSES` are made, so
+that no code of a file is run.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FORMAT, VERSION = "mxmp-optimizer-states", 1
 Arrays = Dict[str, "np.ndarray[Any, Any]"]
 
 _HEADER = "header"
-_NPY: Any = np.lib.format  # numpy gives its functions no types
+_NPY: Any = np.lib.format  # Its functions have no types.
 _PLAIN = (type(None), bool, int, float, str)
-_WITHOUT_ARRAYS = ("version", "extra", "params", "optimizer", "num_update", "counts", "scheduler")  # parts of a file
-_MAX_DEPTH = 50  # of values within values; what optimizers keep has 5 at most
-_NO_TUPLES = frozenset(  # opcodes of pickles, by what they give
+_WITHOUT_ARRAYS = ("version", "extra", "params", "optimizer", "num_update", "counts", "scheduler")  # Parts of a file.
+_MAX_DEPTH = 50  # Of values within values; states of optimizers have 5 at most.
+_NO_TUPLES = frozenset(  # Opcodes of pickles that make no tuple.
     "SHORT_BINUNICODE BINUNICODE BINUNICODE8 SHORT_BINBYTES BINBYTES BINBYTES8 BYTEARRAY8 EMPTY_LIST EMPTY_DICT "
     "GLOBAL STACK_GLOBAL REDUCE NEWOBJ".split()
 )
@@ -59,7 +59,7 @@ NOT_STATE = {
 
 
 class _Dtype:
-    """A dtype of numbers in a pickle: numpy's own would take any bytes for pointers, by flags that a pickle sets."""
+    """A dtype of numbers in a pickle. In numpy's own a pickle can set flags, so that bytes are taken for pointers."""
 
     def __init__(self, name: str, *_: Any) -> None:
         self.dtype: Any = np.dtype(name)
@@ -72,10 +72,10 @@ class _Dtype:
 
 
 class _Scalar:
-    """A number of numpy in a pickle; what is made is the number itself."""
+    """A number of numpy in a pickle; the constructor returns the number itself."""
 
     def __new__(cls, dtype: _Dtype, data: bytes) -> Any:
-        """Return the number whose bytes are given."""
+        """Return the number with these bytes."""
         (number,) = np.frombuffer(data, dtype.dtype)
         return number
 
@@ -87,7 +87,7 @@ for _module in (mx.optimizer.optimizer, mx.lr_scheduler):
     _CLASSES += [kind for kind in vars(_module).values() if isinstance(kind, type) and issubclass(kind, _OPTIMIZERS)]
 
 MXNET_CLASSES: Dict[Tuple[str, str], Any] = {(kind.__module__, kind.__name__): kind for kind in _CLASSES}
-"""What a pickle may hold, by module and name, each exactly; and numpy's scalars, which its majors name differently."""
+"""The classes that a pickle may hold, by module and name. Major versions of numpy name their scalars differently."""
 MXNET_CLASSES["numpy", "dtype"] = _Dtype
 for _core in ("core", "_core"):
     MXNET_CLASSES[f"numpy.{_core}.multiarray", "scalar"] = _Scalar
@@ -96,14 +96,14 @@ for _core in ("core", "_core"):
 # ------------------------------------------------------------------ values
 
 
-def foreign(value: Any) -> Optional[str]:
+def unsupported_type(value: Any) -> Optional[str]:
     """Return the type of the first thing in a value that a file cannot hold, None if it can hold all."""
     if isinstance(value, mx.nd.NDArray):
         return None if value.stype in ("default", "row_sparse") else type(value).__name__
     parts = _parts(value)
     if parts is None and type(value) not in _PLAIN and not isinstance(value, (np.number, np.bool_)):
         return type(value).__name__
-    return next(filter(None, map(foreign, parts or ())), None)
+    return next(filter(None, map(unsupported_type, parts or ())), None)
 
 
 def _parts(value: Any) -> Optional[Sequence[Any]]:
@@ -119,7 +119,7 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN if parts is None else all(map(_is_plain, parts))
 
 
-def same(one: Any, other: Any) -> bool:
+def are_equal(one: Any, other: Any) -> bool:
     """Return whether two values are the same bit for bit, wherever their arrays are."""
     first: Arrays = {}
     second: Arrays = {}
@@ -153,7 +153,7 @@ class _Decoder:
 
     def __init__(self, arrays: Arrays, size: int) -> None:
         self._arrays = arrays
-        self._left = size  # bytes of arrays that may still be made, at first those of the file
+        self._left = size  # Bytes of arrays that may still be made; at first the size of the file.
         self._kinds: Dict[str, Callable[[Any], Any]] = {
             "$tuple": tuple,
             "$dict": dict,
@@ -168,7 +168,7 @@ class _Decoder:
             return data
         try:
             return self._kinds[kind](data[kind])
-        except Exception as e:  # of a file that was edited: anything
+        except Exception as e:  # A file that was edited can raise anything.
             raise ValueError(f"its header has a {kind} of {data[kind]!r:.80}: {e!r:.80}") from e
 
     def _number(self, name: str) -> Any:
@@ -180,7 +180,7 @@ class _Decoder:
     def _array(self, name: str) -> mx.nd.NDArray:
         array = self._arrays[name]
         self._left -= array.nbytes
-        if self._left < 0:  # it is named again and again, to fill the memory with copies
+        if self._left < 0:  # The file names one array many times, to fill the memory with copies.
             raise ValueError("its arrays are larger than the file")
         loaded = mx.nd.empty(array.shape, mx.cpu(), array.dtype)
         loaded._sync_copyfrom(array)
@@ -192,7 +192,7 @@ class _Decoder:
 
 
 def _require_rows(values: mx.nd.NDArray, rows: mx.nd.NDArray, shape: Sequence[int]) -> None:
-    """Raise unless a row_sparse array is sound: MXNet follows the indices of its rows wherever they lead."""
+    """Raise unless the rows of a row_sparse array are within its shape, because MXNet does not check their indices."""
     if not are_rows(shape, values.shape, rows.asnumpy()):
         raise ValueError(f"{values.shape} of rows that are not its own; expected rows of an array {shape}")
 
@@ -201,7 +201,7 @@ def _require_rows(values: mx.nd.NDArray, rows: mx.nd.NDArray, shape: Sequence[in
 
 
 def content_of(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
-    """Return what a file holds of an optimizer of MXNet, and of its scheduler: classes, counts and fields."""
+    """Return the content of a file for an optimizer of MXNet and its scheduler: classes, counts and fields."""
     scheduler = optimizer.lr_scheduler
     return {
         "optimizer": type(optimizer).__name__,
@@ -214,17 +214,18 @@ def content_of(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
 
 
 def _fields(owner: Any) -> Dict[str, Any]:
-    return {name: value for name, value in vars(owner).items() if name not in NOT_STATE and foreign(value) is None}
+    fields = {name: value for name, value in vars(owner).items() if name not in NOT_STATE}
+    return {name: value for name, value in fields.items() if unsupported_type(value) is None}
 
 
 def write(fname: str, content: Dict[str, Any]) -> None:
-    """Write a file whole, or raise a CheckpointError and leave what was there as it was."""
+    """Write a file whole. A CheckpointError leaves an older file as it was."""
     fname = path_of(fname)
     arrays: Arrays = {}
     header = _encode({"format": FORMAT, "version": VERSION, **content}, arrays)
     members = {_HEADER: np.array(json.dumps(header)), **arrays}
     with saving(f"{fname}: the states", fname) as (name,), zipfile.ZipFile(name, "w") as file:
-        for member, array in members.items():  # as np.savez, which leaves its archive open where writing fails
+        for member, array in members.items():  # np.savez leaves its archive open if writing fails.
             with file.open(f"{member}.npy", "w", force_zip64=True) as stream:
                 _NPY.write_array(stream, array, allow_pickle=False)
 
@@ -232,12 +233,12 @@ def write(fname: str, content: Dict[str, Any]) -> None:
 def read(fname: str) -> Dict[str, Any]:
     """Return the content of a file, of mxmp or of MXNet, with arrays on the CPU.
 
-    A pickle of MXNet may hold the states alone; it has no ``params``, and no ``extra`` data of a caller.
+    A pickle of MXNet may hold only the states. It has no ``params``, and no ``extra`` data of a caller.
 
     Raises:
-        StateError: If it is neither, or damaged.
-        CheckpointError: If the path is a folder's, or none.
-        FileNotFoundError: If there is none.
+        StateError: If it is neither of them, or damaged.
+        CheckpointError: If ``fname`` is the path of a folder, or no path.
+        FileNotFoundError: If there is no such file.
     """
     fname = path_of(fname)
     if not os.path.exists(fname):
@@ -248,7 +249,7 @@ def read(fname: str) -> Dict[str, Any]:
         stream.seek(0)
         try:
             content = _read_pickle(stream) if is_pickle else _read_archive(stream)
-        except Exception as e:  # zipfile, numpy, json, pickle and what that makes raise all sorts
+        except Exception as e:  # zipfile, numpy, json, pickle and unpickled classes raise all sorts.
             raise StateError(
                 f"{fname}: not a file of optimizer states, or damaged ({str(e):.200}); expected one that save_states "
                 "of mxmp or of MXNet wrote."
@@ -260,7 +261,7 @@ def read(fname: str) -> Dict[str, Any]:
 
 
 def is_saved_by_mxmp(fname: Any) -> bool:
-    """Return whether a file is an archive, as those of `write`, and no pickle, as those of MXNet; False if no file."""
+    """Return whether a file is an archive, as `write` makes it. A pickle of MXNet is none."""
     if not isinstance(fname, (str, os.PathLike)) or not os.path.isfile(fname):
         return False
     with open(fname, "rb") as stream:
@@ -271,9 +272,9 @@ def _read_archive(stream: BinaryIO) -> Dict[str, Any]:
     size = stream.seek(0, os.SEEK_END)
     with zipfile.ZipFile(stream) as file:
         declared = sum(info.file_size for info in file.infolist())
-    if declared > size:  # compressed, to fill the memory; ours is not
+    if declared > size:  # It is compressed, to fill the memory; files of mxmp are not.
         raise ValueError(f"its arrays declare {declared} bytes, the file has {size}")
-    stream.seek(-22, os.SEEK_END)  # the last record of an archive without a comment, as ours are; zipfile would seek it
+    stream.seek(-22, os.SEEK_END)  # The last record of an archive without a comment; zipfile would search for it.
     if stream.read(4) != b"PK\x05\x06":
         raise ValueError("it goes on after its end")
     stream.seek(0)
@@ -290,11 +291,11 @@ def _read_archive(stream: BinaryIO) -> Dict[str, Any]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes what MXNet's optimizers are made of, and nothing else; all arrays together are no larger than the file."""
+    """Makes only objects of MXNet's optimizers; all arrays together must not be larger than the file."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
-        self._left = {"buffers": len(data), "arrays": len(data)}  # bytes of each that may still be made
+        self._left = {"buffers": len(data), "arrays": len(data)}  # Bytes that may still be made.
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in MXNET_CLASSES:
@@ -304,21 +305,21 @@ class _Unpickler(pickle.Unpickler):
             return self._buffer
         if issubclass(kind, mx.nd.NDArray):
             return self._array_class(kind)
-        # A pickle may set attributes of a class that it names: it gets one of its own.
+        # A pickle may set attributes of a class that it names, so it gets a subclass.
         return type(kind.__name__, (kind,), {"__module__": module})
 
     def _buffer(self, data: Any = b"") -> bytearray:
-        """Return a bytearray of bytes; never of a length, which may be any."""
+        """Return a bytearray of bytes. A length is refused, because it may be any."""
         if not isinstance(data, bytes):
             raise pickle.UnpicklingError(f"it holds a bytearray of a {type(data).__name__}")
         self._spend("buffers", len(data))
         return bytearray(data)
 
     def _array_class(self, kind: Any) -> Any:
-        """Return a class whose arrays are checked before MXNet reads them, and are of the given class then."""
+        """Return a subclass that checks the bytes of an array before MXNet reads them, and gives it the class then."""
 
         class Array(kind):
-            __slots__ = ()  # which lets its class be changed
+            __slots__ = ()  # So that the class of an instance can be changed.
 
             def __setstate__(array, state: Dict[str, Any]) -> None:
                 if state["handle"] is not None:
@@ -336,12 +337,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _require_plain(data: bytes) -> None:
-    """Raise unless a pickle uses each tuple once, except ``(None,)``, as MXNet's do: to hash others may take for ever.
+    """Raise unless a pickle uses each tuple once, except ``(None,)``, as MXNet's pickles do.
 
-    A tuple that stands twice in each of many tuples, one within the other, is small in the file. As the key of a dict
-    it is hashed part by part.
+    If each of many tuples has the next one twice, the pickle is small, but it takes for ever to hash the outermost
+    tuple as the key of a dict.
     """
-    memo: Dict[int, bool] = {}  # by place, whether it surely is no such tuple
+    memo: Dict[int, bool] = {}  # By place, whether the object is surely no such tuple.
     before, last, end = "", "", 0
     for op, argument, place in pickletools.genops(data):
         name, end = op.name, int(place or 0) + 1
@@ -356,7 +357,7 @@ def _require_plain(data: bytes) -> None:
 
 
 def _read_pickle(stream: BinaryIO) -> Dict[str, Any]:
-    """Return what ``gluon.Trainer.save_states`` or ``Updater.get_states`` wrote: states, perhaps with the optimizer."""
+    """Return the states, perhaps with the optimizer, from ``gluon.Trainer.save_states`` or ``Updater.get_states``."""
     data = stream.read()
     _require_plain(data)
     states = _Unpickler(data).load()
@@ -368,16 +369,16 @@ def _read_pickle(stream: BinaryIO) -> Dict[str, Any]:
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise TypeError(f"its second part is a {type(optimizer).__name__}, no optimizer")
         content = content_of(optimizer)
-    if foreign(states) is not None:
-        raise TypeError(f"its states hold a {foreign(states)}")
+    if unsupported_type(states) is not None:
+        raise TypeError(f"its states hold a {unsupported_type(states)}")
     return {**content, "states": [states]}
 
 
 def _require_sound(value: Any, most: int) -> None:
-    """Raise unless the values of a file are as many as it has bytes at most, and its arrays what their classes say.
+    """Raise if a file has more values than bytes, or if an array is not of its class.
 
-    Lists within lists may be few in a pickle and count as billions, one by one. MXNet reads memory that an array of
-    another class does not have.
+    In a pickle a few lists within lists can be billions of values. MXNet would read memory that an array of another
+    class does not have.
     """
     waiting, count = [(value, 0)], 0
     while waiting:

@@ -1,11 +1,10 @@
-"""Save and load everything that a resumed run needs beside the weights.
+"""Save and load everything that a resumed run needs except the weights.
 
-That is the states and masters of every weight, the counters, the fields of the optimizer (``lr``, ``momentum``, ...)
-and of its scheduler, and the loss scale. As with MXNet's trainer, a loaded file decides over all of these. Fields that
+The states and masters of every weight are saved, the counters, the fields of the optimizer (``lr``, ``momentum``, ...)
+and of its scheduler, and the loss scale. As with MXNet's trainer, a loaded file decides about all of these. Fields that
 a file cannot hold, such as functions, keep the value that the new optimizer was made with.
 
-`mxmp.train.state_files` has the format of the file. Here its content is compared with what it is to be loaded into,
-all of it before anything is changed.
+`mxmp.train.state_files` has the format of the file. Here the whole content is checked before anything is changed.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from ..mxnet_private import is_initialized
 from .masters import Masters, keep_masters, require_masters, sync_masters_from_weights
 from .multi_precision import master_and_state
 from .scaler import Scaler
-from .state_files import NOT_STATE, content_of, foreign, read, same, write
+from .state_files import NOT_STATE, are_equal, content_of, read, unsupported_type, write
 
 _LOG = logging.getLogger(__name__)
 
 
-class Described(NamedTuple):
-    """What saved states say of a weight that is no Parameter."""
+class WeightInfo(NamedTuple):
+    """Name, shape and dtype of a weight that is no Parameter, for a file of states."""
 
     name: str
     shape: Tuple[int, ...]
@@ -43,7 +42,15 @@ class Described(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What states are saved from and loaded into: an updater per context, parameters in the order of their indices."""
+    """The objects that states are saved from and loaded into.
+
+    Attributes:
+        optimizer: The user's optimizer.
+        updaters: One for each context.
+        masters: Those of each updater.
+        contexts: The contexts.
+        params: Parameters, or a `WeightInfo` for each weight, in the order of their indices.
+    """
 
     optimizer: mx.optimizer.Optimizer
     updaters: Sequence[mx.optimizer.Updater]
@@ -68,12 +75,12 @@ def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
     require_masters(_parameters(target))
     states = [updater.states for updater in target.updaters]
     masters = [each.arrays for each in target.masters]
-    if foreign(states) is not None:
+    if unsupported_type(states) is not None:
         raise StateError(
-            f"the states of {type(target.optimizer).__name__} hold a {foreign(states)}, which a state file cannot; "
-            "expected arrays, numbers, lists, tuples and dicts."
+            f"the states of {type(target.optimizer).__name__} hold a {unsupported_type(states)}, which a state file "
+            "cannot; expected arrays, numbers, lists, tuples and dicts."
         )
-    if all(same([states[0], masters[0]], list(each)) for each in zip(states[1:], masters[1:])):
+    if all(are_equal([states[0], masters[0]], list(each)) for each in zip(states[1:], masters[1:])):
         del states[1:], masters[1:]
     params = [{"name": param.name, "shape": list(param.shape or ())} for param in target.params]
     content = {"params": params, **content_of(target.optimizer), "states": states, "masters": masters}
@@ -83,8 +90,8 @@ def save(fname: str, target: Target, extra: Dict[str, Any]) -> None:
 def restore(fname: str, target: Target, scaler: Scaler) -> None:
     """Put the states of a file in place, with the loss scale that `save` got from ``scaler.to_dict()``.
 
-    It may also be a file that MXNet's own trainer, module or updater wrote, with the indices of the target. The
-    file decides over every field. A warning is logged where it turns the loss scale off.
+    It may also be a file that MXNet's own trainer, module or updater wrote, with the indices of the target. The file
+    decides about every field. If it turns the loss scale off, a warning is logged.
 
     Raises:
         StateError: If the file is damaged or does not fit; then, as with all errors, nothing is changed.
@@ -92,7 +99,7 @@ def restore(fname: str, target: Target, scaler: Scaler) -> None:
         FileNotFoundError: If there is no such file.
     """
     content, optimizer, before = read(fname), target.optimizer, scaler.loss_scale
-    loaded = _Loaded(fname, content, target)
+    loaded = _FileContent(fname, content, target)
     fields = loaded.fields("fields", optimizer)
     scheduler_fields = loaded.fields("scheduler_fields", optimizer.lr_scheduler)
     counts, (states, masters) = loaded.counts(), loaded.states_and_masters()
@@ -103,14 +110,14 @@ def restore(fname: str, target: Target, scaler: Scaler) -> None:
         raise StateError(f"{fname}: the loss scale does not load: {str(e):.400}") from e
     except TrainerError as e:
         raise TrainerError(f"{fname}: its loss scale does not fit, so that nothing of it is loaded: {e}") from e
-    # From here on nothing fails; what is interrupted is put back.
+    # Nothing fails from here on. An interrupt gives all objects their values back.
     owners = [scaler, scaler.shared, optimizer, optimizer.lr_scheduler, *target.updaters, *target.masters]
     with all_or_none([*owners, *_parameters(target)]):
         if "extra" in content:
             scaler.load_dict(content["extra"])
         for updater, placed in zip(target.updaters, states):
             updater.states = placed
-            updater.states_synced = dict.fromkeys(placed, False)  # group2ctxs of a module may want them elsewhere
+            updater.states_synced = dict.fromkeys(placed, False)  # A module's group2ctxs may want other contexts.
         for each, arrays in zip(target.masters, masters):
             each.load(arrays)
         _link_masters(target)
@@ -128,9 +135,9 @@ def restore(fname: str, target: Target, scaler: Scaler) -> None:
 
 @contextlib.contextmanager
 def all_or_none(objects: Iterable[Any]) -> Iterator[None]:
-    """Give objects their present class and attributes back if anything ends this context early; None is left out.
+    """Give objects their present class and attributes back if an exception ends this context; None is left out.
 
-    What an attribute refers to is not looked into: change it by giving the object another one.
+    Only the attributes are given back, not the content of lists and dicts: replace these, do not change them.
     """
     before = [(each, type(each), dict(vars(each))) for each in objects if each is not None]
     try:
@@ -146,8 +153,8 @@ def all_or_none(objects: Iterable[Any]) -> Iterator[None]:
         raise
 
 
-class _Loaded:
-    """The content of a file, part by part as a target takes it; a StateError names the part that does not fit."""
+class _FileContent:
+    """The content of a file, checked part by part for a target. A StateError names the part that does not fit."""
 
     def __init__(self, fname: str, content: Dict[str, Any], target: Target) -> None:
         self._fname, self._content, self._target = fname, content, target
@@ -171,7 +178,7 @@ class _Loaded:
         self._require(name == present, f"the {field}", name, advice)
 
     def fields(self, group: str, owner: Any) -> Dict[str, Any]:
-        """Return the fields of an optimizer or a scheduler; none that it lacks, nor of another type."""
+        """Return the fields of an optimizer or a scheduler, or raise if it lacks one or has another type there."""
         present = {} if owner is None else vars(owner)
         fields = self._content.get(group, {})
         self._require(type(fields) is dict, group, fields, "a dict")
@@ -182,13 +189,13 @@ class _Loaded:
             if lacks_rate or not _fits(name, value, present[name]):
                 like = "a number or None" if present[name] is None else f"the like of {present[name]!r}"
                 raise self._error(f"{group}.{name}", repr(value), like)
-        # What an optimizer keeps of each weight on itself, as LBSGD does, is by index too.
+        # An optimizer may keep dicts by the indices of weights, as LBSGD does.
         return {name: _placed(self._by_index(value), self._target.contexts[0]) for name, value in fields.items()}
 
     def counts(self) -> Optional[Dict[int, Dict[int, int]]]:
-        """Return how often each weight was updated, for each device; None of a file that does not say.
+        """Return how often each weight was updated, for each device; None if the file has no optimizer.
 
-        A device that the file lacks counts as the first that updated.
+        A device that the file lacks gets the counts of the first device that has any.
         """
         if not self._has_optimizer:
             return None
@@ -204,13 +211,13 @@ class _Loaded:
     def states_and_masters(self) -> Tuple[List[Dict[int, Any]], List[Dict[int, mx.nd.NDArray]]]:
         """Return the states of each updater, and the masters of weights that are stored in low precision.
 
-        States in float32 are the same whatever a parameter is stored in, so that a run may go on under another
-        policy. A master that is missing is made of the parameter at its next update.
+        States are in float32 for any dtype of a parameter, so a run may go on under another policy. A missing master is
+        made from the parameter at its next update.
         """
         target, states, masters = self._target, self._by_context("states"), self._by_context("masters")
-        if "masters" not in self._content:  # of MXNet, which keeps them as a part of the states
-            read = functools.partial(master_and_state, target.optimizer)
-            pairs = [{i: read(_widened(state)) for i, state in each.items()} for each in states]
+        if "masters" not in self._content:  # A file of MXNet, which keeps masters as a part of the states.
+            split = functools.partial(master_and_state, target.optimizer)
+            pairs = [{i: split(_widened(state)) for i, state in each.items()} for each in states]
             states = [{i: state for i, (_, state) in each.items()} for each in pairs]
             masters = [{i: master for i, (master, _) in each.items() if master is not None} for each in pairs]
         self._require(len(masters) == len(states), "the number of contexts with masters", len(masters), len(states))
@@ -221,9 +228,9 @@ class _Loaded:
             for index, master in each.items():
                 expected = f"{FLOAT32} {tuple(target.params[index].shape)}"
                 self._require(_text(master) == expected, f"masters[{number}][{index}]", _text(master), expected)
-        low = [index for index, param in enumerate(target.params) if canonical(param.dtype) in LOW_PRECISION]
-        kept = low if target.masters[0].kept else ()
-        masters = [{index: each[index] for index in kept if index in each} for each in masters]
+        low_indices = [index for index, param in enumerate(target.params) if canonical(param.dtype) in LOW_PRECISION]
+        indices = low_indices if target.masters[0].kept else ()
+        masters = [{index: each[index] for index in indices if index in each} for each in masters]
         return self._placed(states), self._placed(masters)
 
     def _placed(self, values: List[Dict[int, Any]]) -> List[Dict[int, Any]]:
@@ -234,20 +241,20 @@ class _Loaded:
 
     def _by_context(self, name: str) -> List[Dict[int, Any]]:
         """Return values by index, for each context or once for all, with the indices of the target."""
-        found, count = self._content.get(name, [{}]), len(self._target.updaters)
-        self._require(type(found) is list, name, found, "a list")
-        fits = len(found) in (1, count)
-        self._require(fits, f"the number of contexts with {name} of their own", len(found), f"{count}, or 1 for all")
-        for number, each in enumerate(found):
+        values, count = self._content.get(name, [{}]), len(self._target.updaters)
+        self._require(type(values) is list, name, values, "a list")
+        fits = len(values) in (1, count)
+        self._require(fits, f"the number of contexts with {name} of their own", len(values), f"{count}, or 1 for all")
+        for number, each in enumerate(values):
             self._require(type(each) is dict, f"{name}[{number}]", type(each).__name__, "a dict")
             for index in each:
                 is_known = _is_whole(index) and index < len(self._target.params)
                 expected = f"an index from 0 to {len(self._target.params) - 1}"
                 self._require(is_known, f"{name}[{number}][{index!r:.80}]", "of no parameter", expected)
-        return [self._by_index(each) for each in found]
+        return [self._by_index(each) for each in values]
 
     def _require_shapes(self, where: str, index: int, state: Any) -> None:
-        """Raise unless the arrays of a weight's state have its shape, or 1 in place of a size, as GroupAdaGrad's."""
+        """Raise unless the arrays of a weight's state have its shape. A size may be 1, as in GroupAdaGrad's states."""
         shape = tuple(self._target.params[index].shape)
         for array in (each for each in tree_leaves(state) if isinstance(each, mx.nd.NDArray)):
             fits = len(array.shape) == len(shape) and all(size in (1, full) for size, full in zip(array.shape, shape))
@@ -256,7 +263,7 @@ class _Loaded:
     def _match_params(self) -> Dict[int, int]:
         """Return the index of the parameter for each index in the file, which has as many, of the same shapes."""
         saved, params = self._content.get("params", ()), self._target.params
-        if saved == ():  # of MXNet
+        if saved == ():  # A file of MXNet.
             return {index: index for index in range(len(params))}
         self._require(type(saved) is list, "params", saved, "a list")
         self._require(len(saved) == len(params), "the number of parameters", len(saved), f"{len(params)}, as here")
@@ -291,7 +298,7 @@ def _widened(state: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return what a message says of a value: dtype and shape of an array, the type of anything else."""
+    """Return the text of a value for messages: dtype and shape of an array, the type of any other value."""
     is_array = isinstance(value, mx.nd.NDArray)
     return f"{canonical(value.dtype)} {value.shape}" if is_array else f"a {type(value).__name__}"
 
@@ -303,8 +310,8 @@ _NUMBERS_OR_NONE = {"lr", "clip_gradient", "clip_weights", "lower_bound", "upper
 def _fits(name: str, value: Any, present: Any) -> bool:
     """Return whether a field of an optimizer or a scheduler can have a value in the place of its present one.
 
-    A number may not be NaN, nor a learning rate inf. None stands for what is not computed before the first update, and
-    for numbers that an optimizer may lack.
+    A number must not be NaN, and a learning rate must be finite. None is possible for fields that are computed in the
+    first update, and for numbers that an optimizer may lack.
     """
     numbers = (int, float, np.number)
     is_number = name in _NUMBERS_OR_NONE or isinstance(present, numbers)
@@ -327,7 +334,7 @@ def _are_counts(value: Any) -> bool:
 
 
 def _placed(value: Any, ctx: mx.Context) -> Any:
-    """Return a value with its arrays on a context; those that are there are not copied."""
+    """Return a value with its arrays on a context; arrays that are there already are not copied."""
     if isinstance(value, mx.nd.NDArray):
         return value.as_in_context(ctx)
     if type(value) is dict:

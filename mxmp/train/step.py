@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import importlib
 from typing import (
     Any,
     Callable,
@@ -37,6 +36,7 @@ from ..arrays import (
 )
 from ..distributed import KVStore
 from ..errors import NonFiniteLossError, TrainerError
+from ..explainer import explainer
 from ..loss_scale import LossScale
 from .kernels import Update, update
 from .masters import Masters, first_overwritten_weight, masters_flag, weight_was_overwritten
@@ -272,9 +272,9 @@ def hand_on_observers(owner: Any, before: Scaler) -> None:
 def observers_of_calls(trainer: Any) -> List[Observer]:
     """Return the observers of a trainer, among them the one that keeps calls to explain a step that fails.
 
-    `mxmp.diagnose.watch` makes that one. It is imported by name, because its layer is above this one.
+    `mxmp.diagnose.watch` makes that one.
     """
-    importlib.import_module("mxmp.diagnose.watch").calls_of(trainer)
+    explainer().calls_of(trainer)
     return list(trainer._scaler.observers.values())
 
 

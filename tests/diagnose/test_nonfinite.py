@@ -7,7 +7,7 @@ from mxnet import gluon
 
 from mxmp import diagnose
 from mxmp import gluon as mixed
-from mxmp.diagnose import Explanation, explain
+from mxmp.diagnose import Explanation, compare, explain
 from tests.diagnose.nets import INF, L2, NAN, SOFTMAX, Applied, chain, data, dense, ended, linear, made, where
 
 X, LABELS = mx.nd.array(np.linspace(-1, 1, 48).reshape(8, 6)), mx.nd.arange(8) % 4
@@ -175,17 +175,75 @@ def test_of_operators_with_several_outputs_those_that_fail_count(second, keep):
     assert found.keep == keep and where((sym, args, {}), batch, f"O1,{found.overrides}") is None
 
 
-@pytest.mark.parametrize("factor, size", [(1e6, 1e-3), (1.0, 2e4)], ids=["backward", "forward"])
-def test_layers_that_fail_alike_are_named_together(factor, size):
+@pytest.mark.parametrize(
+    "factor, size, kind",
+    [(1e6, 1e-3, "gradient out of range"), (1.0, 2e4, "activation out of range")],
+    ids=["backward", "forward"],
+)
+def test_layers_that_fail_alike_are_named_together(factor, size, kind):
     """Side by side, each times a factor in float32."""
     names, x, policy = ["fc0", "fc1", "fc2"], mx.sym.var("data"), "O1,op:_mul_scalar=float32,op:add_n=float32"
     layers = [linear(x, name, hidden=2) * factor for name in names]
     given = model_of(mx.sym.LinearRegressionOutput(mx.sym.ElementWiseSum(*layers, name="sum"), name="out"))
     batch = {"data": ONES * size, "out_label": mx.nd.zeros((2, 2))}
     verdict = explain(given, batch, policy)
-    assert verdict.kind == "activation out of range" and verdict.node.name in names
+    assert verdict.kind == kind and verdict.node.name in names
     assert sorted(set(verdict.node.keep) & set(names)) == names
     assert explain(given, batch, f"{policy},{verdict.overrides}").kind == "no fault found"
+
+
+def chained():
+    """Return a network whose values stay beyond float16's range through several operators."""
+    x = mx.sym._internal._mul_scalar(mx.sym.square(mx.sym.var("data"), name="square"), scalar=3.0, name="times")
+    x = mx.sym._internal._mul_scalar(linear(mx.sym.relu(x, name="relu"), "fc"), scalar=1e-7, name="down")
+    return model_of(linear(mx.sym.tanh(x, name="tanh"), "last", hidden=2))
+
+
+@pytest.mark.parametrize("policy", ["O3", "O2", "O1,op:square=float16"])
+def test_the_overrides_of_a_chain_mend_it_at_once(policy):
+    batch = {"data": ONES * 300}
+    for ask in (explain, compare):
+        found = ask(chained(), batch, policy)
+        assert "name:fc=float32" in found.overrides and f"'{found.overrides}'" in str(found).replace("\n", " ")
+        assert ask(chained(), batch, f"{policy},{found.overrides}").overrides == ""
+
+
+# ---------------------------------------------------------------------- outputs, losses, overrides
+
+
+def aside(F, out, *others):
+    """Return two outputs, of which the second may leave float16's range."""
+    return out, F.square(out * 300, name="aside")
+
+
+def test_an_output_that_is_inf_is_a_fault_though_the_gradients_are_finite():
+    net = made(Applied(aside, inputs=6), mx.init.One())
+    found = explain(net, (ONES, mx.nd.zeros((2, 4))), "O1,op:square=float16", loss=lambda out, y: L2(out[0], y))
+    assert (found.kind, found.node.where, found.node.name) == (RANGE, "forward", "net_aside")
+
+
+def test_a_gradient_that_overflows_is_not_called_an_activation():
+    found = explain(made(dense(2, in_units=6)), (ONES, None), "O1", loss=lambda out, _: out * 1e6)
+    assert found.kind == "gradient out of range" and found.overrides == "name:net_dense0_fwd=float32"
+
+
+@pytest.mark.parametrize("value", [3.4e38, NAN, INF])
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_rows_for_which_a_loss_has_no_gradient_are_data_and_leave_the_scale_alone(value, scale):
+    """As CTC has none where a label is longer than its sequence."""
+    factors = mx.nd.array([[1.0], [value], [1.0]])
+    found = explain(made(dense(2, in_units=6)), (data((3, 6)), factors * 0 + factors), "O1", loss=lambda out, y: mx.nd.broadcast_mul(out, y), loss_scale=scale)
+    where = found.node
+    assert found.kind == "data" and where.rows == (1,) and found.finite_scale is None
+    if np.isfinite(value):
+        assert where.where == "loss" and "leave the scale as it is" in str(found) and "reaches 3.4e+38, in row 1" in str(found)
+
+
+def test_an_output_that_a_cast_makes_infinite_is_mended_by_the_dtype_of_the_outputs():
+    net, batch = gluon.nn.HybridLambda(lambda F, x: F.softmax(x) * 1e6, prefix="net_"), (mx.nd.ones((2, 3)),)
+    found = explain(net, batch, "O1,output=float16")
+    assert found.kind == RANGE and found.overrides == "output=float32" and "'output=float32'" in str(found)
+    assert explain(net, batch, f"O1,output=float16,{found.overrides}").kind == "no fault found"
 
 
 # ---------------------------------------------------------------------- masks

@@ -285,6 +285,21 @@ def test_a_frozen_net_that_is_called_without_a_step_is_freed():
     assert reference() is None and trainer.skipped_steps == 0
 
 
+def test_a_penalty_by_hand_is_named_where_the_nets_own_gradients_are_finite(caplog):
+    net, x = head(), mx.nd.ones((4, 4))
+    trainer = trainer_of(net, 4.0)
+
+    def loss():
+        return loss_of([net], x) + (net.weight.data() * 1e-30).sqrt().sum() * (net.weight.data() - 1).abs().sqrt().sum()
+
+    with diagnose.Watch().attach(trainer) as watch:
+        assert not nets.step(trainer, loss)
+        assert "that of 'head_weight' is not" in str(watch.verdict()) and "a penalty" in str(watch.verdict())
+    for _ in range(9):
+        nets.step(trainer, loss)
+    assert "step 10 run again" in caplog.text and "a penalty that is added by hand" in caplog.text
+
+
 # ---------------------------------------------------------------------- a watch
 
 
@@ -320,4 +335,4 @@ def test_a_verdict_is_of_the_weights_that_are_there_when_it_is_asked_for():
     net.weight.set_data(mx.nd.full((4, 4), float("nan")))
     verdict = watch.verdict()
     assert (verdict.kind, verdict.node.name) == ("parameters", "head_weight")
-    assert verdict.text.startswith("the step is finite, but parameter 'head_weight' holds NaN in 16 of 16 elements.")
+    assert verdict.text.startswith("parameter 'head_weight' holds NaN in 16 of 16 elements.")

@@ -145,9 +145,9 @@ def test_a_header_sorts_and_sorts_the_other_way(opened):
 
 def test_values_that_are_not_known_come_last_either_way_and_inf_is_largest(opened):
     for _ in range(2):
-        opened.header(ERRORS, "gradient, own").click()
+        opened.header(ERRORS, "gradient local error").click()
         assert opened.column(ERRORS, 6)[-1] == "–"
-    opened.header(ERRORS, "carried").click()
+    opened.header(ERRORS, "accumulated error").click()
     assert opened.column(ERRORS, 4)[0] == "∞"
 
 

@@ -6,9 +6,9 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn, rnn
 
+from mxmp import Policy
 from mxmp.gluon import convert, report
 from mxmp.module import Module
-from mxmp.policy import Policy
 from mxmp.symbol import convert_symbol, on_cpu
 
 

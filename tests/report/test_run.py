@@ -81,6 +81,7 @@ MARKS = {
     "ranges.json": ">Largest magnitudes</h2>",
     "speed.json": ">Policies in turns</h2>",
     "search.json": ">Operators to keep in float32</h2>",
+    "check.json": ">What is wrong</h2>",
     "doctor.json": ">This machine</h2>",
     "compare.json": ">Errors by layer</h2>",
     "steps.csv": ">Steps</h2>",

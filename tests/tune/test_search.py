@@ -145,11 +145,11 @@ def test_the_result_is_json_and_a_table():
     assert read["policy"] == str(result.policy) and read["given"] == "nan" and read["is_minimal"] is True
     assert [row["name"] for row in read["rows"]] == [row.name for row in result.rows]
     assert read["rows"][0] == {
-        "name": "energy__mul0", "op": "elemwise_mul", "own": "inf", "carried": "inf", "kept": "yes",
+        "name": "energy__mul0", "op": "elemwise_mul", "local_error": "inf", "accumulated_error": "inf", "kept": "yes",
         "metric_without": "nan",
     }  # fmt: skip
-    assert [row.name for row in result.rows if math.isinf(row.own)] == ["energy__mul0", "energy_dense1_fwd"]
-    assert math.isinf(next(row for row in result.rows if row.name == "energy_dense2_fwd").carried)
+    assert [row.name for row in result.rows if math.isinf(row.local_error)] == ["energy__mul0", "energy_dense1_fwd"]
+    assert math.isinf(next(row for row in result.rows if row.name == "energy_dense2_fwd").accumulated_error)
     assert all(row.name in str(result) for row in result.rows)
     assert result.summary[1] == "kept in float32: 2 operators by 2 names, each of them is needed"
     assert result.summary[3] == f"evaluations: {result.evaluations}"
