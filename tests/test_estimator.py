@@ -10,16 +10,16 @@ from mxnet.gluon.contrib.estimator import BatchEnd, BatchProcessor, CheckpointHa
 from sklearn.datasets import load_digits
 
 import mxmp
-from mxmp.dtypes import limits
 from mxmp.errors import PolicyError, TrainerError
 from mxmp.estimator import MixedPrecisionHandler, ScalingBatchProcessor
 from mxmp.gluon import exact_value
-from mxmp.gluon.blocks import conversion_of
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.freeze import freeze, scale_of
+from tests.perceptron import policy_of
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 POLICIES = ["O1", "O2", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)]
+EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 WEIGHT, OPTIONS = "net_dense0_weight", {"learning_rate": 0.2, "momentum": 0.9}
 
 
@@ -161,7 +161,7 @@ def test_a_validation_net_is_converted_too(policy):
         assert values(trained) == values(alone)
         np.testing.assert_allclose(val_net(PIXELS).asnumpy(), expected.asnumpy(), rtol=4 * 2**-11, atol=1e-6)
         MixedPrecisionHandler.restore(estimator)
-        assert conversion_of(val_net) is None and conversion_of(trained) is None and dtypes_of(val_net) == {np.dtype("float32")}
+        assert policy_of(val_net) is None and policy_of(trained) is None and dtypes_of(val_net) == {np.dtype("float32")}
 
 
 class Doubling(BatchProcessor):
@@ -281,17 +281,17 @@ def test_a_fit_differs_by_rounding_and_restore_brings_float32_back(policy):
     estimator = fit(make(batch_processor=processor), policy, 256, batches=2)
     wide.fit(TRAIN, batches=2)
     MixedPrecisionHandler.restore(estimator)
-    assert estimator.batch_processor is processor and conversion_of(estimator.net) is None
+    assert estimator.batch_processor is processor and policy_of(estimator.net) is None
     for ours, theirs in zip(exact(estimator), exact(wide)):  # weights and momentum
         # Gradients of the second batch see the roundings of the first step too: 8.04 on a Xeon in bfloat16.
-        tolerance = 12 * limits(mxmp.Policy.parse(policy).compute_dtype).eps
+        tolerance = 12 * EPS[mxmp.Policy.parse(policy).compute_dtype]
         assert 0 < np.linalg.norm(ours - theirs) < tolerance * np.linalg.norm(theirs)
     for name, param in plain.collect_params().items():
         param.set_data(estimator.net.collect_params()[name].data())
     np.testing.assert_array_equal(estimator.net(PIXELS).asnumpy(), plain(PIXELS).asnumpy())
     estimator.fit(TRAIN, epochs=1)  # in float32, with the same trainer
     assert estimator.trainer.loss_scale == NoOpLossScale()
-    assert conversion_of(fit(estimator, policy).net).policy == mxmp.Policy.parse(policy)  # and again
+    assert policy_of(fit(estimator, policy).net) == mxmp.Policy.parse(policy)  # and again
 
 
 def test_restore_gives_an_mxmp_trainer_its_loss_scale_back():
@@ -323,4 +323,4 @@ def test_an_estimator_that_is_refused_is_left_alone(options, policy, error, matc
     with pytest.raises(error, match=match):
         begin(estimator, policy)
     assert vars(estimator) == before and type(estimator.trainer) is gluon.Trainer
-    assert conversion_of(net) is None and dtypes_of(net) == {np.dtype("float32")}
+    assert policy_of(net) is None and dtypes_of(net) == {np.dtype("float32")}

@@ -12,7 +12,6 @@ from mxnet.gluon.model_zoo import vision
 from onnx import TensorProto
 
 import symbols
-from mxmp.compat.old_onnx import IR_VERSION, OPSET
 from mxmp.onnx import export_model, exportable
 from mxmp.symbol import convert_model, convert_symbol, on_cpu, to_graph
 from tests.graph.text import to_text
@@ -294,7 +293,7 @@ def test_models_say_the_opset_of_their_operators_and_take_what_is_read_alone(tmp
     symbol = mx.sym.Group([mx.sym.mean(mx.sym.FullyConnected(x, num_hidden=2, name="fc"), axis=1), x])
     params = {"fc_weight": mx.nd.ones((2, 3)), "fc_bias": mx.nd.ones(2), "other": mx.nd.ones(2)}
     model = exported((symbol, params, {}), {"x": (2, 3)}, tmp_path)
-    assert [opset.version for opset in model.opset_import] == [OPSET] and model.ir_version == IR_VERSION
+    assert [opset.version for opset in model.opset_import] == [15] and model.ir_version == 8
     assert onnx.checker.DEFAULT_CONTEXT.opset_imports == before
     assert [value.name for value in model.graph.input] == ["x"] and len(model.graph.output) == 2
     assert {"fc_weight", "fc_bias"} == {tensor.name for tensor in model.graph.initializer if "mean" not in tensor.name}

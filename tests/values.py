@@ -7,6 +7,11 @@ BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # MXNet's stand-in
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": BFLOAT16}
 
 
+def name_of(dtype):
+    """Return the name of a dtype of MXNet or numpy."""
+    return "bfloat16" if np.dtype(dtype) == BFLOAT16 else np.dtype(dtype).name
+
+
 def as_float32(array):
     """Return an NDArray's values as a float32 array of numpy."""
     values = array.asnumpy()

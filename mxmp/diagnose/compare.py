@@ -3,9 +3,9 @@
 An error is the 2-norm of a difference from float32 over that of float32's values. Three instruments measure a batch
 (four with gradients), and `compare` keeps the worst of all batches:
 
-- side by side: each node's own error, and the error carried there, as norms; the own errors as arrays;
+- side by side: each node's local error and its accumulated error, as norms; the local errors as arrays;
 - float32 with a tap at each output in low precision: a backward pass from a projection ``v . y`` of the outputs gives
-  ``v . (J e)`` of all nodes at once, the product of the gradient there and the own error ``e``;
+  ``v . (J e)`` of all nodes at once, the product of the gradient there and the local error ``e``;
 - for gradients, float32 and the conversion with a tap at each input of each node; side by side, each node in low
   precision gets float32's gradient times the loss scale.
 
@@ -83,14 +83,14 @@ _ADDED: Mapping[str, Tuple[int, ...]] = {
 
 
 class Errors(NamedTuple):
-    """The errors of a node: its own, given float32's values, and carried there in the converted network."""
+    """The errors of a node: that which it adds to float32's values, and that of its output in the converted network."""
 
-    own: float = 0.0
-    carried: float = 0.0
+    local: float = 0.0
+    accumulated: float = 0.0
 
     def worst(self, other: Errors) -> Errors:
         """Return the larger of each."""
-        return Errors(max(self.own, other.own), max(self.carried, other.carried))
+        return Errors(max(self.local, other.local), max(self.accumulated, other.accumulated))
 
 
 class Measured(NamedTuple):
@@ -98,13 +98,13 @@ class Measured(NamedTuple):
 
     Attributes:
         values: Of each output of a node.
-        own: The own error of each output in low precision, as an array.
+        local: The local error of each output in low precision, as an array.
         broken: The outputs of the network that hold inf or NaN in float32.
         gradients: Of the gradients that each node gives, by position; of the worst input.
     """
 
     values: Dict[Key, Errors]
-    own: Dict[Key, Any]
+    local: Dict[Key, Any]
     broken: FrozenSet[Key]
     gradients: Dict[int, Errors]
 
@@ -130,8 +130,8 @@ class Measure:
         exact, low = without_dropout(decisions.before), without_dropout(decisions.after)
         fixed = decisions, call.values, call.context
         both = side_by_side(decisions, facts_of(low, in_dtypes(variable_dtypes(low), call.values)))
-        self._both, self._own_ports = both, {p: both.ports[p] for p in self._ports if p in both.ports}
-        own = [both.compared[key][1] for key in self._keys] if trains else []
+        self._both, self._local_ports = both, {p: both.ports[p] for p in self._ports if p in both.ports}
+        local = [both.compared[key][1] for key in self._keys] if trains else []
         self._heads = frozenset(head.key for head in decisions.before.heads) & both.compared.keys()
         heads_of = enumerate(decisions.before.heads)
         self._float32_heads = [n for n, head in heads_of if decisions.facts.dtype(head) == dtypes.FLOAT32]
@@ -140,7 +140,7 @@ class Measure:
             differences = [heads[both.compared[key][1]] - heads[both.compared[key][0]] for key in self._keys]
             return [*self._norms(heads), *(differences if contributes else ())]
 
-        self._both_run = Instrument(both.graph, *fixed, ports={*self._own_ports.values()}, reduce=reduce, kept=own)
+        self._both_run = Instrument(both.graph, *fixed, ports={*self._local_ports.values()}, reduce=reduce, kept=local)
         self._projected: Optional[Instrument] = None
         if contributes and self._keys:
             self._projected = Instrument(exact, *fixed, outputs=self._keys, differentiable=True)
@@ -169,11 +169,11 @@ class Measure:
         norms = iter(mx.nd.concat(*sums, dim=0).asnumpy().tolist() if sums else ())
         errors: Dict[Key, Errors] = {}
         broken = []
-        for key, (exact, own, _) in self._both.compared.items():
-            size, carried = next(norms), next(norms)
-            errors[key] = Errors(ratio(next(norms), size) if own != exact else 0.0, ratio(carried, size))
+        for key, (exact, local, _) in self._both.compared.items():
+            size, accumulated = next(norms), next(norms)
+            errors[key] = Errors(ratio(next(norms), size) if local != exact else 0.0, ratio(accumulated, size))
             broken += [key] if key in self._heads and next(norms) else []
-        # Behind the norms are the own errors themselves, which contributions multiply by derivatives.
+        # Behind the norms are the local errors themselves, which contributions multiply by derivatives.
         differences = dict(zip(self._keys, reading.reductions[count:]))
         of_inputs = {} if gradients is None else self._gradients(values, gradients, scale, reading)
         return Measured(errors, differences, frozenset(broken), of_inputs)
@@ -191,10 +191,10 @@ class Measure:
             return mx.sym.cast(mx.sym.where(where, value, mx.sym.zeros_like(value)), "float64")
 
         norms = []
-        for key, (exact, own, carried) in self._both.compared.items():
+        for key, (exact, local, accumulated) in self._both.compared.items():
             where = heads[exact] * 0 == 0
             right = finite(heads[exact], where)
-            wrong = [finite(heads[number], where) - right for number in (carried, own) if number != exact]
+            wrong = [finite(heads[number], where) - right for number in (accumulated, local) if number != exact]
             norms += [mx.sym.sqrt(mx.sym.sum(mx.sym.square(each))) for each in (right, *wrong)]
             if key in self._heads:
                 norms.append(mx.sym.sum(mx.sym.cast(where == 0, "float64")))
@@ -203,16 +203,16 @@ class Measure:
 
     # ------------------------------------------------------------------ contributions
 
-    def contributions(self, values: Arrays, own: Mapping[Key, Any]) -> Dict[int, float]:
-        """Return by how much each node's own error moves the outputs, to first order, as a share of these.
+    def contributions(self, values: Arrays, local: Mapping[Key, Any]) -> Dict[int, float]:
+        """Return by how much each node's local error moves the outputs, to first order, as a share of these.
 
         It is the 2-norm over that of float32's outputs; of several outputs, the root of the sum of the squares. NaN if
-        float32 has no finite derivative there, or MXNet none at all. Elements of an own error that are not finite are
+        float32 has no finite derivative there, or MXNet none at all. Elements of a local error that are not finite are
         left out.
         """
         if self._projected is None or not self._float32_heads:
             return {position: math.nan for position, _ in self._keys}
-        finite = {key: _finite(error.asnumpy().reshape(-1)) for key, error in own.items()}
+        finite = {key: _finite(error.asnumpy().reshape(-1)) for key, error in local.items()}
         squares: Dict[int, float] = defaultdict(float)
         reading = self._projected(values, training=self._trains)
         directions = _directions([reading.outputs[number].asnumpy() for number in self._float32_heads])
@@ -225,7 +225,7 @@ class Measure:
                 autograd.backward(heads, seeds, retain_graph=not self._has_loops, train_mode=self._trains)
             except mx.MXNetError:  # of an operator that fails in its backward pass
                 return {position: math.nan for position, _ in self._keys}
-            # v . (J e): the gradient of the projection at a node, times the node's own error.
+            # v . (J e): the gradient of the projection at a node, times the node's local error.
             changes: Dict[int, float] = defaultdict(float)
             for key, gradient in reading.at_outputs().items():
                 flat = gradient.asnumpy().reshape(-1).astype(np.float64)
@@ -261,13 +261,13 @@ class Measure:
         seeds = [(number, totals[key] * scale) for number, key in enumerate(self._keys) if key in totals]
         if seeds:
             run_backward([both.outputs[number] for number, _ in seeds], [seed for _, seed in seeds])
-        own = both.at_ports()
-        for port, new in self._own_ports.items():
-            errors[port[0]] = errors[port[0]].worst(Errors(own=error(port, own[new])))
+        local = both.at_ports()
+        for port, new in self._local_ports.items():
+            errors[port[0]] = errors[port[0]].worst(Errors(local=error(port, local[new])))
         # Carried: backward of the whole converted network, from the scaled loss.
-        carried = self._backward(self._converted, values, gradients, scale).at_ports()
+        accumulated = self._backward(self._converted, values, gradients, scale).at_ports()
         for new, port in self._low_ports.items():
-            errors[port[0]] = errors[port[0]].worst(Errors(carried=error(port, carried[new])))
+            errors[port[0]] = errors[port[0]].worst(Errors(accumulated=error(port, accumulated[new])))
         return errors
 
     def _backward(self, instrument: Instrument, values: Arrays, gradients: Gradients, scale: float) -> Reading:
@@ -343,7 +343,7 @@ def _differentiated(decisions: Decisions) -> FrozenSet[Port]:
 def node_errors(calls: Sequence[Call]) -> Dict[str, Errors]:
     """Return the errors of the nodes of a network by name, in inference; the worst of calls, and of nodes of one name.
 
-    Of a node in low precision alone its own error is given. Where float32 is finite and low precision is not, an error
+    Only nodes in low precision have local errors. Where float32 is finite and low precision is not, an error
     is inf; where float32 is not finite, nothing is compared. The bodies of control flow are not looked into: the node
     around them has their error.
     """
@@ -454,7 +454,7 @@ def compare(
         for replay, measured, measure in zip(replays, runs.at(scale or 1.0), runs.measures):
             call = replay.call
             show_progress(f"contributions: batch {call.number + 1}", 0.5 + 0.5 * call.number / len(replays))
-            merged.add(call.decisions, measured, measure.contributions(call.values, measured.own))
+            merged.add(call.decisions, measured, measure.contributions(call.values, measured.local))
     return merged.result(parsed, scale, SCALE if given is None and scale not in (None, SCALE) else None)
 
 
@@ -536,7 +536,7 @@ class _Merged:
             node = graph.nodes[position]
             seen[node.name, node.op] += 1
             key = node.name, node.op, seen[node.name, node.op]
-            contribution = math.inf if errors.own == math.inf else contributions.get(position, 0.0)
+            contribution = math.inf if errors.local == math.inf else contributions.get(position, 0.0)
             numbers = *errors, None if math.isnan(contribution) else contribution
             row = NodeComparison(
                 node.name, node.op, _precision(decisions, position), *numbers, *measured.gradients.get(position, ())
@@ -546,7 +546,7 @@ class _Merged:
         for head in (head for head in graph.heads if head.key in measured.values):
             name = decisions.facts.output_name(graph, head)
             names[name] += 1
-            output = OutputComparison(name, measured.values[head.key].carried, head.key not in measured.broken)
+            output = OutputComparison(name, measured.values[head.key].accumulated, head.key not in measured.broken)
             before = self._outputs.get((name, names[name]), output)
             merged = max(output.error, before.error), output.is_finite and before.is_finite
             self._outputs[name, names[name]] = OutputComparison(name, *merged)

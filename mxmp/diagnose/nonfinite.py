@@ -39,7 +39,7 @@ def first_forward(seen: Values, exact: Values, allowed: bool = True, harmful: bo
             continue
         finding = _finding(FORWARD, key[0], output, _inputs_of(key[0], seen), seen, same)
         if allowed or output.nans or not _has_infinite_constant(nodes[key[0]]):
-            finding = _with_alike(finding, seen, exact.forward)
+            finding = _with_alike(finding, key[0], seen, exact.forward)
             return replace(finding, inf_from=_inf_from(key[0], seen)) if output.nans else finding
         intended = intended or finding
     return intended
@@ -71,25 +71,41 @@ def first_backward(seen: Values, exact: Optional[Values]) -> Optional[NonFinite]
             ends = dict(zip((head.key for head in graph.heads), seen.head_gradients))
             inputs = list(filter(None, [ends.get(key)]))
         finding = _finding(BACKWARD, key[0] if reader is None else reader, gradient, inputs, seen, same)
-        return finding if exact is None else _with_alike(finding, seen, exact.backward)
+        return finding if exact is None else _with_alike(finding, key[0], seen, exact.backward)
     return None
 
 
-def _with_alike(finding: NonFinite, seen: Values, exact: Mapping[Key, ValueRange]) -> NonFinite:
-    """Return a finding that keeps in float32 all operators which fail like it: ``exact`` has float32's ranges.
+def _with_alike(finding: NonFinite, position: int, seen: Values, exact: Mapping[Key, ValueRange]) -> NonFinite:
+    """Return a finding that keeps in float32 all operators that fail like it, and those behind it that fail next.
 
-    Else a policy that is mended finds the next of them, one at a time.
+    Without them a policy that is mended finds the next operator, one at a time.
+
+    Args:
+        finding: The finding.
+        position: The node that it is at.
+        seen: The run in low precision.
+        exact: The ranges that float32 has.
     """
     nodes, source, keep = seen.names.graph.nodes, seen.names.source, list(finding.keep)
     is_backward, readers = finding.where == BACKWARD, seen.names.graph.consumers()
     low = sorted(key for key, dtype in seen.types.items() if dtype in dtypes.LOW_PRECISION)
-    for key in reversed(low) if is_backward else low:
+
+    def is_beyond(key: Key) -> bool:
         origin = key  # of a cast, what it casts: any of its node's outputs
         while is_inserted(nodes[origin[0]]):
             origin = nodes[origin[0]].inputs[0].key
         same = exact.get((source.get(origin[0], -1), origin[1]))
-        end = dtypes.limits(seen.types[key]).max / (seen.scale if is_backward else 1.0)
-        if same is not None and same.magnitude > end and (is_backward or seen.names.of(key[0])[1] == finding.op):
+        dtype = seen.types[key] if seen.types.get(key) in dtypes.LOW_PRECISION else dtypes.FLOAT16
+        return same is not None and same.magnitude > dtypes.limits(dtype).max / (seen.scale if is_backward else 1.0)
+
+    def behind(number: int) -> List[int]:
+        beyond = (key for key in ((number, i) for i in range(nodes[number].num_outputs)) if is_beyond(key))
+        return [reader for key in beyond for reader, _ in readers.get(key, ())]
+
+    chain = {position} if is_backward else set(_closure([position], behind))
+    for key in reversed(low) if is_backward else low:
+        is_alike = is_backward or key[0] in chain or seen.names.of(key[0])[1] == finding.op
+        if is_alike and is_beyond(key):
             keep += _to_keep(key[0], seen, readers)
     return replace(finding, keep=tuple(dict.fromkeys(keep)))
 

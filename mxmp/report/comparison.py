@@ -25,6 +25,7 @@ from ..display import (
     wrappable,
 )
 from ..errors import ConvertError, MxmpError
+from .explanation import float32_overrides
 from .report import policy_name
 
 
@@ -214,7 +215,14 @@ class Comparison(Record):
                 names += f" and {len(origins) - 3} more" if origins[3:] else ""
                 behind = f"; {reached} node{' gets' if reached == 1 else 's get'} it from others" if reached else ""
                 sentences.append(f"Not finite {direction}, where float32 is, by itself: {names or 'no node'}{behind}.")
+        if self.overrides:
+            sentences.append(f"Keep in float32 all that is not finite forward: '{self.overrides}'.")
         return sentences
+
+    @property
+    def overrides(self) -> str:
+        """The overrides of a policy that keep every node in float32 which is not finite by itself; '' if all are."""
+        return float32_overrides(row.name for row in self.rows if row.local_error == math.inf)
 
     def text(self, worst: Optional[int] = WORST) -> str:
         """Return it as a terminal shows it, with the ``worst`` operators; None for all.

@@ -379,7 +379,7 @@ class _Search:
         nothing: Kept = frozenset()
         if self._passes(nothing):
             return self._result(nothing, is_minimal=True)
-        # By their own errors, and between equal ones by those that are carried to them.
+        # By their local errors, and between equal ones by the accumulated ones.
         rows = sorted(self._operators.rows, key=self._error, reverse=True)
         first = dict.fromkeys(pattern_of(row.name) for row in rows)
         items = [pattern for pattern in first if pattern in self._operators.items]
@@ -458,14 +458,14 @@ class _Search:
         low = self._operators.policy.compute_dtype
         pairs = [(row, now) for row, now in zip(self._operators.rows, after) if row.precision == low]
         for row, now in sorted(pairs, key=lambda pair: self._error(pair[0]), reverse=True):
-            own, carried = self._error(row) if row.name in self._errors else (math.nan, math.nan)
+            local, accumulated = self._error(row) if row.name in self._errors else (math.nan, math.nan)
             without, state, pattern = None, "follows" if now.precision == dtypes.FLOAT32 else "no", pattern_of(row.name)
             if row in self._operators.fixed:
                 state = "cannot"
             elif pattern in kept:
                 policy, state = self._operators.exactly(kept - {pattern}), "yes"
                 without = self._judge.metric(policy) if self._judge.knows(policy) else None
-            yield SearchRow(row.name, row.op, own, carried, state, without)
+            yield SearchRow(row.name, row.op, local, accumulated, state, without)
 
 
 def _count_float32(rows: Sequence[Row]) -> int:

@@ -9,11 +9,11 @@ from mxnet import autograd, gluon
 
 import mxmp
 from mxmp import amp
-from mxmp.dtypes import canonical
 from mxmp.errors import MxmpError
-from mxmp.gluon.conversion import conversion_of
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.amp.nets import make, trainer_of
+from tests.perceptron import policy_of
+from tests.values import name_of
 
 
 def x():
@@ -35,7 +35,7 @@ def learn(net, trainer, loss_id=0):
 
 
 def dtype_of(net, name):
-    return canonical(net.collect_params()[f"net_{name}"].dtype)
+    return name_of(net.collect_params()[f"net_{name}"].dtype)
 
 
 # The table of the docstring. O0 to O3: weights, the precision of the products and of BatchNorm, loss scale, masters.
@@ -54,10 +54,10 @@ def test_levels(level):
     plain = trainer_of(net)
     found, trainer = amp.initialize(net, plain, opt_level=level)
     assert found is net and trainer is plain and isinstance(trainer, mxmp.gluon.Trainer)
-    assert canonical(net(x()).dtype) == "float32"
+    assert name_of(net(x()).dtype) == "float32"
     assert dtype_of(net, "dense0_weight") == weights and dtype_of(net, "batchnorm0_gamma") == "float32"
     assert trainer.loss_scale == loss_scale and trainer.multi_precision == masters
-    rows = {row.op: row.precision for row in mxmp.gluon.report(net).rows} if conversion_of(net) else {}
+    rows = {row.op: row.precision for row in mxmp.gluon.report(net).rows} if policy_of(net) else {}
     assert (rows.get("FullyConnected"), rows.get("BatchNorm")) == (precision, precision)
     assert any(learn(net, trainer) for _ in range(10))  # the first steps may be skipped
     amp.initialize(net, trainer, "O1", loss_scale=8)  # which replaces the level
@@ -72,7 +72,7 @@ def test_properties_change_what_a_level_does(value, norm):
     assert {row.op: row.precision for row in mxmp.gluon.report(net).rows}["BatchNorm"] == norm
     learn(net, trainer)
     assert not trainer.multi_precision
-    assert {canonical(array.dtype) for array in amp.master_params(trainer)} == {"float16", "float32"}
+    assert {name_of(array.dtype) for array in amp.master_params(trainer)} == {"float16", "float32"}
 
 
 @pytest.mark.bfloat16
@@ -108,7 +108,7 @@ def test_lists_give_lists():
 
 def test_disabled_nothing_changes_but_the_calls_work():
     net, trainer = initialized("O2", enabled=False, keep_batchnorm_fp32=True)
-    assert conversion_of(net) is None and trainer.loss_scale == NoOpLossScale()
+    assert policy_of(net) is None and trainer.loss_scale == NoOpLossScale()
     assert learn(net, trainer)
 
 

@@ -11,8 +11,8 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp import amp
-from mxmp.dtypes import NUMPY_BFLOAT16, canonical
 from tests.amp.nets import IMAGES, bind, casts_of, images, nodes_of, params_of, ready, two_layers
+from tests.values import BFLOAT16, name_of
 
 NAMES = [name for name in dir(contrib) if name.startswith(("convert_", "init", "list_", "scale_", "unscale"))]
 
@@ -93,7 +93,7 @@ def test_a_converted_model_runs_in_mxnets_module():
     net = two_layers()
     args, aux = params_of(net, data=(2, 5))
     sym, low, states = amp.convert_model(net, args, aux, target_dtype="bfloat16", cast_optional_params=True)
-    assert low["fc1_weight"].dtype == NUMPY_BFLOAT16
+    assert low["fc1_weight"].dtype == BFLOAT16
     found = []
     for each, params in ((net, args), (sym, low)):
         module = mx.mod.Module(each, context=mx.cpu())
@@ -233,7 +233,7 @@ def test_parameters_that_only_amp_casts_read_are_stored_low_as_in_contrib_amp(dt
     _, theirs, _ = contrib.convert_model(symbol, dict(args), {}, dtype, cast_optional_params=True)
     converted, mine, _ = amp.convert_model(symbol, args, {}, dtype, cast_optional_params=True)
     for name in OWN:
-        assert canonical(mine[name].dtype) == canonical(theirs[name].dtype) == dtype
+        assert name_of(mine[name].dtype) == name_of(theirs[name].dtype) == dtype
         np.testing.assert_array_equal(mine[name].astype("float32").asnumpy(), theirs[name].astype("float32").asnumpy())
     _, kept, _ = amp.convert_model(symbol, args, {}, dtype)
     assert all(array.dtype == np.float32 for array in kept.values())

@@ -7,8 +7,7 @@ from mxnet import autograd
 
 from mxmp import arrays
 from mxmp.arrays import address, amp_cast, round_into, view, wait_until_readable
-from mxmp.dtypes import NUMPY_BFLOAT16
-from tests.values import DTYPES
+from tests.values import BFLOAT16, DTYPES
 
 # Kernel sizes and groups of convolutions of 32 channels.
 CONVOLUTIONS = {
@@ -45,7 +44,7 @@ def test_mxnet_cannot_cast_the_layout_of_a_depthwise_weight():
     """The defect that `amp_cast` is for; when this fails, MXNet is mended and the view can go."""
     case = CONVOLUTIONS["depthwise"]
     with pytest.raises(mx.MXNetError, match="reorder primitive"):
-        mx.nd.amp_cast(laid_out(mx.nd.array(drawn(*case)), *case), dtype=NUMPY_BFLOAT16).wait_to_read()
+        mx.nd.amp_cast(laid_out(mx.nd.array(drawn(*case)), *case), dtype=BFLOAT16).wait_to_read()
 
 
 @pytest.mark.bfloat16
@@ -53,7 +52,7 @@ def test_mxnet_cannot_cast_the_layout_of_a_depthwise_weight():
 def test_a_weight_is_rounded_and_widened_from_any_layout(case):
     values = drawn(*case)
     weight = laid_out(mx.nd.array(values), *case)
-    low = amp_cast(weight, NUMPY_BFLOAT16)
+    low = amp_cast(weight, BFLOAT16)
     assert low.shape == values.shape
     np.testing.assert_array_equal(amp_cast(low, "float32").asnumpy(), rounded(values))
     np.testing.assert_array_equal(weight.asnumpy(), values)
@@ -161,7 +160,7 @@ def test_a_weight_has_settled_though_a_call_moves_it_into_a_layout_of_onednn():
 
 
 def test_view_of_bfloat16_of_a_layout_of_onednn_and_of_nothing():
-    array = amp_cast(mx.nd.array([[1.0, -2.0], [np.inf, 0.0]]), NUMPY_BFLOAT16)
+    array = amp_cast(mx.nd.array([[1.0, -2.0], [np.inf, 0.0]]), BFLOAT16)
     assert view(array).view(np.uint16).tolist() == [[0x3F80, 0xC000], [0x7F80, 0]]
     data, weight = mx.nd.random.normal(shape=(1, 16, 8, 8)), mx.nd.random.normal(shape=(16, 16, 3, 3))
     out = mx.nd.Convolution(data, weight, no_bias=True, kernel=(3, 3), num_filter=16)

@@ -11,7 +11,7 @@ import pytest
 
 from mxmp import arrays as finite
 from mxmp.arrays import address, all_finite, first_non_finite
-from mxmp.dtypes import NUMPY_BFLOAT16
+from tests.values import BFLOAT16
 from tests.values import DTYPES as LOW_DTYPES
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
@@ -19,7 +19,7 @@ DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
 def nd(values, dtype="float32", ctx=None):
     array = mx.nd.array(values, dtype="float64" if dtype == "float64" else "float32", ctx=ctx)
-    return mx.nd.amp_cast(array, dtype=NUMPY_BFLOAT16) if dtype == "bfloat16" else array.astype(dtype)
+    return mx.nd.amp_cast(array, dtype=BFLOAT16) if dtype == "bfloat16" else array.astype(dtype)
 
 
 def finite_on_host(arrays) -> bool:

@@ -5,6 +5,7 @@ import sys
 import mxnet as mx
 import numpy as np
 import onnx
+import onnx.numpy_helper  # onnx 1.13 does not import it by itself
 import pytest
 from onnx import TensorProto, helper
 

@@ -225,6 +225,7 @@ SUMMARIES = {
             "The output 'mean_output' is off by ∞.",
             "Not finite forward, where float32 is, by itself: 'square' (elemwise_mul); 1 node gets it from others.",
             "Not finite backward, where float32 is, by itself: no node; 1 node gets it from others.",
+            "Keep in float32 all that is not finite forward: 'name:square=float32'.",
         ],
     ),
     "float32 is NaN itself": (

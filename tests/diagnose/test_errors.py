@@ -9,8 +9,8 @@ import pytest
 from mxnet import autograd, gluon
 
 import symbols
+from mxmp import Policy
 from mxmp.diagnose import compare
-from mxmp.policy import Policy
 from mxmp.symbol import convert_model, on_cpu, to_graph
 from tests.diagnose.nets import half, ratio, split, values_of
 
@@ -67,7 +67,7 @@ def test_own_and_carried_errors_are_those_of_numpy(policy):
         "square": (ratio(half(half(dense) * half(dense)), square), carried[0]),
         "sum": (ratio(half(half(square) @ half(v).T), square @ v.T), carried[1]),
     }
-    found = {name: (row.own, row.carried) for name, row in measure(sym, policy, values).items()}
+    found = {name: (row.local_error, row.accumulated_error) for name, row in measure(sym, policy, values).items()}
     assert found == {name: near(errors) for name, errors in expected.items()} and found["dense"][0] > 1e-5
 
 
@@ -78,30 +78,30 @@ def test_values_whose_squares_float32_cannot_hold_have_their_error(factor):
     values = values_of(sym, data=(5, 4))
     x, w = arrays(values, "data", "dense_weight")
     row = measure(sym, "O1,op:_mul_scalar=float32", values)["end"]
-    assert row.own == 0 and row.carried == near(ratio(half(half(x) @ half(w).T), x @ w.T))
+    assert row.local_error == 0 and row.accumulated_error == near(ratio(half(half(x) @ half(w).T), x @ w.T))
 
 
 def test_a_finite_difference_from_huge_values_is_not_lost():
     """A mask of -1e30 beside values that are off; float16 has -inf there."""
     values, batch = {"data": mx.nd.full((1, 3), 2.0), "mask": mx.nd.array([[-1e30, 0.0, 0.0]])}, ("data", "mask")
     sym = mx.sym.broadcast_add(X, mx.sym.var("mask"), name="masked")
-    assert measure(sym, "O3", values, batch)["masked"].own == math.inf
+    assert measure(sym, "O3", values, batch)["masked"].local_error == math.inf
     sym = mx.sym.broadcast_mul(mx.sym.sqrt(X, name="root"), mx.sym.var("mask"), name="product")
     found, root = measure(sym, "O1,op:sqrt=float16,op:broadcast_mul=float32", values, batch), np.sqrt(np.float32(2))
-    assert found["product"].carried == near(abs(float(np.float16(root)) / float(root) - 1), 1e-3)
+    assert found["product"].accumulated_error == near(abs(float(np.float16(root)) / float(root) - 1), 1e-3)
 
 
 def test_where_float32_is_infinite_itself_nothing_is_compared():
     """An attention mask of -inf is as good in float16."""
     sym = mx.sym.relu(mx.sym.broadcast_add(X, mx.sym.log(X, name="log")), name="positive")
     found = measure(sym, "O3", {"data": mx.nd.array([[0.0, 1.0, 2.0]])})
-    assert 0 <= found["log"].own < 1e-3 and found["positive"].carried < 1e-2
+    assert 0 <= found["log"].local_error < 1e-3 and found["positive"].accumulated_error < 1e-2
 
 
 @pytest.mark.parametrize("scale, error", [(0.0, 0.0), (5e-3, 1.0)], ids=["zeros that stay so", "values that vanish"])
 def test_an_output_of_zeros_has_no_error_if_it_stays_so_and_values_that_vanish_are_one_of_1(scale, error):
     sym = dense_square_sum()
-    assert measure(sym, "O2", values_of(sym, scale, data=(5, 4)))["square"].own == pytest.approx(error, abs=0.01 * scale)
+    assert measure(sym, "O2", values_of(sym, scale, data=(5, 4)))["square"].local_error == pytest.approx(error, abs=0.01 * scale)
 
 
 def test_of_several_outputs_the_worst_counts():
@@ -110,7 +110,7 @@ def test_of_several_outputs_the_worst_counts():
     values = values_of(sym, data=(5, 4))
     x, w = arrays(values, "data", "dense_weight")
     dense, low = np.hsplit(x @ w.T, 2), np.hsplit(half(half(x) @ half(w).T), 2)
-    assert measure(sym, "O2", values)["s"].carried == near(max(map(ratio, low, dense)))
+    assert measure(sym, "O2", values)["s"].accumulated_error == near(max(map(ratio, low, dense)))
 
 
 def loop():
@@ -124,7 +124,7 @@ def loop():
 def test_a_loop_is_compared_as_a_whole():
     found = gradients_of(loop(), values_of(loop(), data=(3, 2, 4)), scale=16.0)
     (whole,) = (row for row in found.values() if row.op == "_foreach")
-    errors = whole.own, whole.gradient_own, whole.gradient_carried
+    errors = whole.local_error, whole.gradient_local_error, whole.gradient_accumulated_error
     assert all(1e-5 < error < 1e-2 for error in errors) and "inner" not in found
 
 
@@ -154,8 +154,8 @@ def test_networks_have_an_error_for_each_node_in_low_precision_and_no_own_error_
     inputs = {key: array for key, array in inputs.items() if key in sym.list_arguments()}
     values = values_of(sym, 0.1, **{key: array.shape for key, array in inputs.items()})
     found = measure(sym, "O3", {**values, **inputs}, tuple(inputs)).values()
-    assert not any(row.own for row in found if row.precision != "float16")
-    assert any(row.own > 1e-5 and row.contribution for row in found)
+    assert not any(row.local_error for row in found if row.precision != "float16")
+    assert any(row.local_error > 1e-5 and row.output_error for row in found)
 
 
 # ---------------------------------------------------------------------- contributions
@@ -201,8 +201,8 @@ def test_contributions_are_those_of_one_node_rounded_alone(make):
     sym = make()
     values = values_of(sym, data=SMALL[make])
     for name, row in measure(sym, "O3", values).items():
-        if row.op != "_foreach" and row.own:
-            assert row.contribution == pytest.approx(one_alone(sym, values, "O3", name), rel=0.1, abs=1e-7), name
+        if row.op != "_foreach" and row.local_error:
+            assert row.output_error == pytest.approx(one_alone(sym, values, "O3", name), rel=0.1, abs=1e-7), name
 
 
 HEADS = {  # of loss, which have no derivative: their attributes, and the shapes of data and label
@@ -222,13 +222,13 @@ def test_contributions_pass_loss_heads_of_every_layout(name):
     sym = getattr(mx.sym, name.split()[0])(scores, mx.sym.var("label"), name="head", **attributes)
     values, inputs = values_of(sym, data=data, label=label), ("data", "label")
     expected = one_alone(sym, values, "O2", "scores", inputs)
-    assert measure(sym, "O2", values, inputs)["scores"].contribution == near(expected, 0.05) and expected > 1e-5
+    assert measure(sym, "O2", values, inputs)["scores"].output_error == near(expected, 0.05) and expected > 1e-5
 
 
 def test_contributions_pass_what_blocks_gradients_and_need_outputs_in_floating_point():
     values = values_of(two_layers(), data=(3, 4))
     ends = (lambda x: x, mx.sym.BlockGrad, lambda x: mx.sym.Cast(x, dtype="int32"))
-    plain, blocked, cast = (measure(end(two_layers()), "O2", values)["first"].contribution for end in ends)
+    plain, blocked, cast = (measure(end(two_layers()), "O2", values)["first"].output_error for end in ends)
     assert blocked == near(plain, 1e-3) and plain > 1e-5 and cast is None
 
 
@@ -236,10 +236,10 @@ def test_many_outputs_are_projected_at_random_without_touching_random_states(mon
     sym = fc(X, 300, "only")
     values = values_of(sym, data=(4, 20))
     before, expected = np.random.get_state()[1].tolist(), one_alone(sym, values, "O2", "only")
-    found = measure(sym, "O2", values)["only"].contribution
+    found = measure(sym, "O2", values)["only"].output_error
     assert np.random.get_state()[1].tolist() == before and 0.4 < found / expected < 1.6 and found != expected
     monkeypatch.setattr(sys.modules["mxmp.diagnose.compare"], "PROJECTIONS", 200)
-    assert measure(sym, "O2", values)["only"].contribution == near(expected, 0.15)
+    assert measure(sym, "O2", values)["only"].output_error == near(expected, 0.15)
 
 
 # ---------------------------------------------------------------------- gradients
@@ -262,9 +262,9 @@ def test_gradients_of_two_layers_are_those_of_numpy():
     given, below = (seed @ v) * (hidden > 0), half(np.maximum(half(half(x) @ half(w).T), 0))
     given_low = low(low(2 * half(below @ half(v).T)) @ half(v)) * (below > 0)
     first, second = map(gradients_of(sym, values).get, ("first", "second"))
-    assert second.gradient_own == worst((low(low(seed) @ half(v)), seed @ v), (low(low(seed).T @ half(hidden)), seed.T @ hidden))
-    assert first.gradient_own == worst((low(low(given) @ half(w)), given @ w), (low(low(given).T @ half(x)), given.T @ x))
-    assert first.gradient_carried == worst((low(given_low @ half(w)), given @ w), (low(given_low.T @ half(x)), given.T @ x))
+    assert second.gradient_local_error == worst((low(low(seed) @ half(v)), seed @ v), (low(low(seed).T @ half(hidden)), seed.T @ hidden))
+    assert first.gradient_local_error == worst((low(low(given) @ half(w)), given @ w), (low(low(given).T @ half(x)), given.T @ x))
+    assert first.gradient_accumulated_error == worst((low(given_low @ half(w)), given @ w), (low(given_low.T @ half(x)), given.T @ x))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_gradients_of_two_layers_are_those_of_numpy():
 def test_gradients_are_infinite_or_vanish_at_scales_that_do_not_keep_them(size, factor, scale, error):
     values = values_of(two_layers(mx.sym.relu), size, data=(3, 4))
     found = gradients_of(two_layers(mx.sym.relu), values, scale=scale, loss=lambda outputs: [(outputs**2).sum() * factor])
-    assert found["second"].gradient_own == pytest.approx(error, abs=0.01)
+    assert found["second"].gradient_local_error == pytest.approx(error, abs=0.01)
 
 
 def test_a_residual_sum_gets_the_gradients_of_all_of_its_readers():
@@ -284,14 +284,14 @@ def test_a_residual_sum_gets_the_gradients_of_all_of_its_readers():
     x, w = arrays(values, "data", "side_weight")
     seed = 2 * (x + x @ w.T) + 2 * np.maximum(x + x @ w.T, 0)
     row = gradients_of(sym, values, "O3", loss=lambda outputs: [(output**2).sum() for output in outputs])["both"]
-    assert row.gradient_own == worst((low(seed), seed))
+    assert row.gradient_local_error == worst((low(seed), seed))
 
 
 def test_indices_and_labels_have_no_gradient():
     sym = mx.sym.SoftmaxOutput(fc(mx.sym.Embedding(X, input_dim=5, output_dim=4, name="embed"), 3, "scores"), name="softmax")
     values = {**values_of(sym, data=(2, 3), softmax_label=(2,)), "data": mx.nd.array([[0, 1, 2], [3, 4, 0]])}
     found = measure(sym, "O2", {**values, "softmax_label": mx.nd.array([0, 2])}, ("data", "softmax_label"))
-    assert all(row.gradient_carried < 1e-2 for row in found.values()) and "embed" in found
+    assert all(row.gradient_accumulated_error < 1e-2 for row in found.values()) and "embed" in found
 
 
 @pytest.mark.parametrize("op", ["Convolution", "broadcast_add"])
@@ -301,7 +301,7 @@ def test_a_gradient_that_is_0_but_for_rounding_is_measured_against_its_terms(op)
     x = mx.sym.broadcast_add(x, mx.sym.var("bias", shape=(1, 4, 1, 1)), name=op) if op == "broadcast_add" else x
     sym = mx.sym.relu(mx.sym.BatchNorm(x, fix_gamma=False, name="norm"))
     row = gradients_of(sym, values_of(sym, data=(8, 3, 10, 10)))[op]
-    assert 1e-5 < row.gradient_own < 2e-3 and row.gradient_carried < 0.1
+    assert 1e-5 < row.gradient_local_error < 2e-3 and row.gradient_accumulated_error < 0.1
 
 
 def test_a_small_gradient_of_a_bias_that_is_no_rounding_has_its_own_error():
@@ -310,4 +310,4 @@ def test_a_small_gradient_of_a_bias_that_is_no_rounding_has_its_own_error():
     terms = signs.asnumpy().astype(np.float64)
     expected = abs(half(terms.astype("float32")).sum() - terms.sum()) / abs(terms.sum())
     found = gradients_of(sym, values_of(sym, data=(400, 3)), loss=lambda outputs: [(outputs * signs).sum()])
-    assert found["fc"].gradient_own == near(expected, 0.1)
+    assert found["fc"].gradient_local_error == near(expected, 0.1)

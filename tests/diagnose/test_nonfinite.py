@@ -7,7 +7,7 @@ from mxnet import gluon
 
 from mxmp import diagnose
 from mxmp import gluon as mixed
-from mxmp.diagnose import Explanation, explain
+from mxmp.diagnose import Explanation, compare, explain
 from tests.diagnose.nets import INF, L2, NAN, SOFTMAX, Applied, chain, data, dense, ended, linear, made, where
 
 X, LABELS = mx.nd.array(np.linspace(-1, 1, 48).reshape(8, 6)), mx.nd.arange(8) % 4
@@ -190,6 +190,22 @@ def test_layers_that_fail_alike_are_named_together(factor, size, kind):
     assert verdict.kind == kind and verdict.node.name in names
     assert sorted(set(verdict.node.keep) & set(names)) == names
     assert explain(given, batch, f"{policy},{verdict.overrides}").kind == "no fault found"
+
+
+def chained():
+    """Return a network whose values stay beyond float16's range through several operators."""
+    x = mx.sym._internal._mul_scalar(mx.sym.square(mx.sym.var("data"), name="square"), scalar=3.0, name="times")
+    x = mx.sym._internal._mul_scalar(linear(mx.sym.relu(x, name="relu"), "fc"), scalar=1e-7, name="down")
+    return model_of(linear(mx.sym.tanh(x, name="tanh"), "last", hidden=2))
+
+
+@pytest.mark.parametrize("policy", ["O3", "O2", "O1,op:square=float16"])
+def test_the_overrides_of_a_chain_mend_it_at_once(policy):
+    batch = {"data": ONES * 300}
+    for ask in (explain, compare):
+        found = ask(chained(), batch, policy)
+        assert "name:fc=float32" in found.overrides and f"'{found.overrides}'" in str(found).replace("\n", " ")
+        assert ask(chained(), batch, f"{policy},{found.overrides}").overrides == ""
 
 
 # ---------------------------------------------------------------------- outputs, losses, overrides

@@ -10,9 +10,9 @@ from typing import Any, Mapping, Optional, Tuple
 
 import pytest
 
+from mxmp import Policy
 from mxmp.display import NUMBER, Column, Figures, Notes, Record, Section, Table
 from mxmp.errors import CheckpointError, PolicyError, StateError
-from mxmp.policy import Policy
 from tests import messages
 from tests.display.runs import HOSTILE as HOSTILE_TEXT
 

@@ -10,16 +10,16 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp.dtypes import NUMPY_BFLOAT16, canonical
 from mxmp.gluon import convert, report
 from mxmp.symbol import convert_symbol
+from tests.values import BFLOAT16, name_of
 
 SHAPES = {"x": (4, 6), "w": (6, 6), "image": (2, 3, 5, 5), "kernel": (4, 3, 3, 3)}
 LOW = {"O1": "float16", "mixed_bfloat16": "bfloat16"}
 
 
 def bfloat16(array):
-    return mx.nd.amp_cast(array, dtype=NUMPY_BFLOAT16)
+    return mx.nd.amp_cast(array, dtype=BFLOAT16)
 
 
 def float32(array):
@@ -92,11 +92,11 @@ def test_the_class_of_an_operator_decides_the_dtype_of_its_output(case, policy):
     shapes = {name: SHAPES[name] for name in network.list_arguments()}
     converted = convert_symbol(network, policy, shapes)
     assert converted.list_outputs() == network.list_outputs()
-    assert [canonical(dtype) for dtype in converted.infer_type()[1]] == ["float32"]
+    assert [name_of(dtype) for dtype in converted.infer_type()[1]] == ["float32"]
     inner = converted.get_internals()
     # Where the operator gives an output of the network in low precision, a cast behind it has its name.
     dtypes = [
-        canonical(dtype)
+        name_of(dtype)
         for dtype, output in zip(inner.infer_type()[1], inner.list_outputs())
         if output.startswith("last")
     ]

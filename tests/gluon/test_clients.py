@@ -12,11 +12,11 @@ from mxnet.gluon.contrib import rnn as contrib_rnn
 
 from mxmp import Policy
 from mxmp.diagnose import measure_ranges
-from mxmp.dtypes import to_numpy
 from mxmp.errors import ConvertError
 from mxmp.gluon import Trainer, cast, convert, freeze, report, restore
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.gluon.nets import recorded, sequence
+from tests.values import DTYPES
 
 EPS = np.finfo(np.float16).eps
 POLICIES = ["O1", "O2", "O3"]
@@ -460,7 +460,7 @@ def test_zero_grad_of_all_parameters_knows_their_dtype(dtype):
         grad[:] = 1
     params.zero_grad()
     assert not any(mx.nd.amp_cast(grad, dtype="float32").asnumpy().any() for grad in gradients)
-    assert sum(grad.dtype == to_numpy(dtype) for grad in gradients) == 4
+    assert sum(grad.dtype == DTYPES[dtype] for grad in gradients) == 4
     assert list(net.collect_params(".*weight").keys()) == [name for name in params if "weight" in name]
 
 

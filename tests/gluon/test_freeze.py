@@ -12,12 +12,12 @@ from mxnet.gluon import nn, rnn
 from mxnet.gluon.model_zoo import vision
 
 import mxmp
-from mxmp.dtypes import canonical
 from mxmp.errors import CheckpointError, ConvertError
 from mxmp.gluon import convert, export, freeze, report, restore, set_policy
 from mxmp.processors import AMD, AMX, EMULATED, KINDS, NO_BFLOAT16
 from mxmp.symbol import convert_model, load_checkpoint, to_graph
 from tests.gluon.nets import recorded, sequence, started
+from tests.values import name_of
 
 HALF = float(np.finfo(np.float16).eps)
 CLOSE = {"float32": 2e-5, "O2": 20 * HALF}
@@ -128,7 +128,7 @@ def values(net):
 
 
 def dtypes(net):
-    return {canonical(param.dtype) for param in net.collect_params().values()}
+    return {name_of(param.dtype) for param in net.collect_params().values()}
 
 
 def ops(symbol):

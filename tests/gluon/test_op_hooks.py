@@ -9,9 +9,9 @@ from mxnet import autograd
 from mxnet.base import NDArrayHandle
 from mxnet.gluon import nn
 
-from mxmp.dtypes import canonical
 from mxmp.gluon import convert
 from tests.gluon.nets import initialized, sequence
+from tests.values import name_of
 
 # MXNet warns whatever net.hybridize was given: it takes its pairs (name, value) for values.
 pytestmark = pytest.mark.filterwarnings("ignore:register_op_hook is experimental:UserWarning")
@@ -32,7 +32,7 @@ def observe(net, monitor_all=False):
     def callback(name, op, handle):
         array = mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
         value = mx.nd.amp_cast(array, dtype="float32").asnumpy()  # numpy has no bfloat16
-        seen.append((name.decode(), op.decode(), canonical(array.dtype), value))
+        seen.append((name.decode(), op.decode(), name_of(array.dtype), value))
 
     net.hybridize()
     net.register_op_hook(callback, monitor_all)

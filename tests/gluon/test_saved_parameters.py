@@ -9,9 +9,9 @@ import pytest
 from mxnet import gluon
 from mxnet.gluon import nn, rnn
 
-from mxmp.dtypes import canonical
 from mxmp.gluon import Trainer, convert, restore
 from tests.gluon.nets import X, cnn, exact, recorded, started, step, train
+from tests.values import name_of
 
 STORED_LOW = ["O2", pytest.param("param=bfloat16,compute=bfloat16", marks=pytest.mark.bfloat16)]
 LEVELS = ["O0", "O1", *STORED_LOW, "O3"]
@@ -105,7 +105,7 @@ def test_values_are_rounded_to_nearest_even_and_gradients_have_their_dtype(dtype
     tripled = recorded(lambda: 3 * mx.nd.amp_cast(weight.data(), dtype="float32"))
     assert (tripled.asnumpy() == 3 * (1 + 4 * half_ulp)).all()
     assert (mx.nd.amp_cast(weight.grad(), dtype="float32").asnumpy() == 3).all()
-    assert {canonical(each.dtype) for each in (weight, weight.data(), weight.grad())} == {dtype}
+    assert {name_of(each.dtype) for each in (weight, weight.data(), weight.grad())} == {dtype}
     assert all(master.grad is None for master in weight._mxmp_masters.values())  # no memory for it
 
 
@@ -125,7 +125,7 @@ def test_weights_of_recurrent_layers_are_stored_low(layer):
     """The RNN operator reads them reshaped and concatenated, in low precision alone."""
     net = started(layer(4, num_layers=2, bidirectional=True, input_size=3))
     convert(net, "O2,op:RNN=float16")(mx.nd.ones((5, 2, 3)))
-    assert {canonical(param.data().dtype) for param in net.collect_params().values()} == {"float16"}
+    assert {name_of(param.data().dtype) for param in net.collect_params().values()} == {"float16"}
 
 
 @pytest.mark.behaviour("saved parameters")

@@ -7,11 +7,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.dtypes import canonical
+from mxmp import Policy
 from mxmp.errors import TrainerError
 from mxmp.loss_scale import NoOpLossScale
 from mxmp.module import BucketingModule, Module, binding
-from mxmp.policy import Policy
 from mxmp.symbol import convert_symbol, on_cpu, to_graph
 from tests.module.tools import (
     BFLOAT16,
@@ -33,6 +32,7 @@ from tests.module.tools import (
     train,
     values,
 )  # fmt: skip
+from tests.values import name_of
 
 EPS = float(np.finfo(np.float16).eps)
 ON_BFLOAT16 = pytest.param(BFLOAT16, marks=pytest.mark.bfloat16)
@@ -338,7 +338,7 @@ def test_a_monitor_sees_the_operators_that_run(policy, monitor_all, make):
     module, seen = bound(symbol, policy, (8, 3, 6, 6), loss_scale=8), []
 
     def note(array):
-        seen.append((canonical(array.dtype), mx.nd.amp_cast(array, dtype="float32").asnumpy()))
+        seen.append((name_of(array.dtype), mx.nd.amp_cast(array, dtype="float32").asnumpy()))
         return mx.nd.zeros(1)
 
     monitor = mx.mon.Monitor(1, note, monitor_all=monitor_all)

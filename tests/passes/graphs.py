@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import mxnet as mx
 
+from mxmp import Policy
 from mxmp.passes import Facts
-from mxmp.policy import Policy
 from mxmp.symbol import convert_graph, from_graph, to_graph
 from tests.graph.text import from_text
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import pytest
 
+from mxmp import Policy
 from mxmp.graph import in_written_order
 from mxmp.passes import DropDropout, EraseCasts, InsertCasts, Pass, ScaleLoss, Sequential
 from mxmp.passes.fold import find_dropouts
-from mxmp.policy import Policy
 from tests.graph.text import from_text, to_text
 from tests.passes.graphs import with_facts
 

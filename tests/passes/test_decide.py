@@ -5,12 +5,12 @@ from dataclasses import replace
 import mxnet as mx
 import pytest
 
+from mxmp import Policy
 from mxmp.graph import Entry, Node
 from mxmp.passes import Facts, classify, make_plan
 from mxmp.passes.dataflow import last_layer
 from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW
 from mxmp.passes.sizes import depends_on_shapes, find_sizes, shape_outcome
-from mxmp.policy import Policy
 from mxmp.symbol import infer_facts, to_graph
 from symbols import get_symbol
 from tests.graph.text import from_text

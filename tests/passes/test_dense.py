@@ -9,11 +9,11 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
-from mxmp.dtypes import NUMPY_BFLOAT16
 from mxmp.gluon import Trainer, convert
 from mxmp.processors import AMD, AMX, EMULATED, INTEL, NO_BFLOAT16
 from mxmp.symbol import from_graph, to_graph
 from tests.passes.graphs import converted, step, without_rounding
+from tests.values import BFLOAT16
 
 DATA, WEIGHT = mx.sym.var("data"), mx.sym.var("weight")
 DENSE = ("FullyConnected", "Convolution")
@@ -87,7 +87,7 @@ def test_a_tied_embedding(rows, expected):
 
 
 SMALL = {"data": (4, 512)}
-LOW = functools.partial(mx.sym.amp_cast, dtype=NUMPY_BFLOAT16)
+LOW = functools.partial(mx.sym.amp_cast, dtype=BFLOAT16)
 
 STAYS = {
     "its weight is small": (stack({"units": 64}), SMALL),

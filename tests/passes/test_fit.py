@@ -4,7 +4,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.policy import Policy
+from mxmp import Policy
 from mxmp.processors import AMD, AMX, KINDS
 from mxmp.symbol import convert_model, to_graph
 from tests.passes.graphs import without_rounding

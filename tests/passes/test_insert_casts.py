@@ -2,8 +2,8 @@
 
 import pytest
 
+from mxmp import Policy
 from mxmp.passes import InsertCasts
-from mxmp.policy import Policy
 from tests.graph.text import to_text
 from tests.passes.graphs import with_facts
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 import mxnet as mx
 import pytest
 
+from mxmp import Policy
 from mxmp.errors import GraphError, MxmpError, PassError, PolicyError
 from mxmp.graph import Entry, Graph, Node
 from mxmp.passes import Facts, InsertCasts, Pass, ScaleLoss
-from mxmp.policy import Policy
 from mxmp.symbol import to_graph
 from tests import messages
 from tests.graph.text import from_text

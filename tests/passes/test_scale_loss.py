@@ -4,9 +4,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from mxmp import Policy
 from mxmp.graph import in_written_order
 from mxmp.passes import EraseCasts, Facts, ScaleLoss
-from mxmp.policy import Policy
 from mxmp.rules import RULES
 from mxmp.symbol import convert_graph, from_graph, to_graph
 from tests.graph.text import from_text, to_text

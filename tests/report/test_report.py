@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from mxmp import Policy
 from mxmp.passes import Facts, InsertCasts, make_plan
 from mxmp.passes.decide import Reason
-from mxmp.policy import Policy
 from mxmp.report import Report, Row, legend, make_report, merge, operator_table
 from mxmp.symbol import convert_graph
 from tests.graph.text import from_text

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import symbols
-from mxmp.policy import Policy
+from mxmp import Policy
 from mxmp.symbol import convert_graph, convert_symbol
 from tests import messages
 from tests.symbols.networks import count, draw, infer_shapes, input_shape, logits, nodes_of, run, shapes_of

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import mxmp
-from mxmp.dtypes import NUMPY_BFLOAT16
 from mxmp.errors import StateError
 from mxmp.loss_scale import DynamicLossScale, parse
 from mxmp.train.state_files import read, write
 from tests.freeze import freeze
 from tests.gluon.trainer_tools import DTYPES, backward, param, snapshot
 from tests.train.state_files import edit_states, read_states
+from tests.values import BFLOAT16
 
 # The file: any value that states and fields may hold.
 
@@ -42,7 +42,7 @@ def test_plain_values_survive_a_file(value, tmp_path):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float64", "int64", "uint8"])
 def test_arrays_survive_a_file_bit_for_bit(dtype, tmp_path):
-    array = mx.nd.amp_cast(mx.nd.array([[1.5, -2.25, 3e-5]]), dtype=NUMPY_BFLOAT16)
+    array = mx.nd.amp_cast(mx.nd.array([[1.5, -2.25, 3e-5]]), dtype=BFLOAT16)
     if dtype != "bfloat16":
         array = mx.nd.array([[1.5, 2.25, 3e-5]]).astype(dtype)
     found = round_trip([array, (array, None)], tmp_path)
