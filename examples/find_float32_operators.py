@@ -80,4 +80,4 @@ net(mx.nd.array(images[:1]))
 print(f"written: {', '.join(mxmp.gluon.export(net, 'digits'))}")
 errors = {row.name: min(row.local_error, 1.0) for row in result.rows}  # inf is drawn as 1
 kept = {row.name for row in result.rows if row.kept == "yes"}
-bars("find_float32_operators.png", "own error; orange stays float32", errors, kept, "log")
+bars("find_float32_operators.png", "local error; orange stays float32", errors, kept, "log")

@@ -27,9 +27,9 @@ PUBLIC: Dict[str, List[str]] = {
         "list_loss_output_functions list_lp16_fp32_ops list_lp16_ops list_lp16_use_fp32_params "
         "list_widest_type_cast lists load_state_dict master_params scale_loss state_dict unscale",
         "mxmp.diagnose": "AmxStatus CSVLogger CheckReport Comparison DoctorReport Explanation Finding Gradients "
-        "Magnitudes NodeComparison NonFinite OutputComparison Run StepLogger StepRecord "
-        "TensorBoardLogger ValueRange Watch amx_status check check_devices compare doctor "
-        "explain fastest_policy measure_gradients measure_ranges read_run runs_bfloat16",
+        "Magnitudes NodeComparison NonFinite OutputComparison Ranges Run StepLogger StepRecord Steps "
+        "TensorBoardLogger ValueRange Watch amx_status check check_devices compare doctor explain "
+        "fastest_policy measure_gradients measure_ranges read_run runs_bfloat16",
         "mxmp.distributed": "Engine Horovod KVStore ParameterServer distributed",
         "mxmp.errors": " ".join(errors.__all__),
         "mxmp.estimator": "MixedPrecisionHandler ScalingBatchProcessor",

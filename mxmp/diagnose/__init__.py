@@ -20,6 +20,8 @@ from ..report.explanation import NonFinite as NonFinite
 from ..report.explanation import ValueRange as ValueRange
 from ..report.gradients import Gradients as Gradients
 from ..report.gradients import Magnitudes as Magnitudes
+from ..report.gradients import Ranges as Ranges
+from ..report.run import Steps as Steps
 from .check import check as check
 from .compare import compare as compare
 from .machine import doctor as doctor

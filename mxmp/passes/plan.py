@@ -178,7 +178,8 @@ def _plan_bodies(
         named = frozenset(head.index for head in graph.heads if head.node == position)
         inner = {n: (body, facts.bodies[position, n]) for n, body in enumerate(bodies) if decision.bodies[n]}
         plan_of = {n: _plan_body(body, decision.bodies[n], f, named, policy) for n, (body, f) in inner.items()}
-        wanted = {n: _entering_low(body, plan_of[n], f) for n, (body, f) in inner.items()}  # conditions want none
+        slices = policy.compute_dtype != dtypes.BFLOAT16
+        wanted = {n: _entering_low(body, plan_of[n], f, slices) for n, (body, f) in inner.items()}
         read = [(port, v in wanted.get(n, ())) for n, body in enumerate(bodies) for v, port in body.entries()]
         ports = frozenset(port for port, _ in read) - {port for port, low in read if not low}
         outputs: Set[int] = set()
@@ -212,8 +213,14 @@ def _plan_body(
     return Plan(decisions, place(body.graph, decisions, facts, any_heads=any_heads), frozenset(), bodies, any_heads)
 
 
-def _entering_low(body: Body, plan: Plan, facts: Facts) -> FrozenSet[int]:
-    """Return the variables of a body that it reads only in low precision, without a loop's state."""
+def _entering_low(body: Body, plan: Plan, facts: Facts, slices: bool) -> FrozenSet[int]:
+    """Return the variables of a body that it reads only in low precision, without a loop's state.
+
+    Without ``slices`` those that hold slices are left out. Their gradients are written to slices, which MXNet's
+    bfloat16 kernels cannot do. An example is the gradient of relu, or the sum of the gradients of two readers.
+    """
     variables = body.variables()
     candidates = set(variables) - {variables[variable] for variable, _ in body.states}
+    if not slices:
+        candidates -= {variables[variable] for variable in body.sliced}
     return _read_low_only(body.graph, plan.decisions, plan.placement.low, facts, candidates)

@@ -191,3 +191,23 @@ def test_what_inspect_prints_is_a_run(prefix, tmp_path):
     mxmp("report", tmp_path / "report.json", "-o", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "softmax (SoftmaxOutput): float32" in page and "fc_output to float32" in page
+
+
+def test_every_file_that_a_command_writes_is_shown(prefix, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    shape = "--shape", SHAPE
+    for name, args in {
+        "inspected": ("inspect", prefix, *shape),
+        "compared": ("compare", prefix, *shape),
+        "ranges": ("ranges", prefix, *shape, "--gradients"),
+        "times": ("benchmark", prefix, *shape, "--policy", "O0", "--seconds", "0.001"),
+        "machine": ("doctor", "--policy", "O0"),
+    }.items():
+        printed, _ = mxmp(*args, "--json", "-o", run / f"{name}.json")
+        assert printed == (run / f"{name}.json").read_text()
+    shown = said(mxmp("report", run, "-o", tmp_path / "page.html")[0])["shown"].split(", ")
+    assert sorted(shown) == sorted(path.name for path in run.iterdir())
+    page = (tmp_path / "page.html").read_text()
+    titles = "Network", "Errors by layer", "Largest magnitudes", "Gradients by layer", "Policies in turns", "This machine"
+    assert all(f">{title}</h2>" in page for title in titles) and ">O2</p>" in page

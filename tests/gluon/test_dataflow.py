@@ -128,6 +128,11 @@ def numpy_product(product):
 RELATIVES = {
     "a sum of sums through a foreach": (
         lambda F, x: mean_of_rows(F, mapped(F, lambda rows: row_sum(F, rows), x.reshape((8, 1, 1, 64, 512)))), 4 * IMAGE, {}),
+    "relu of slices in a foreach": (
+        lambda F, x: mapped(F, lambda row: layer(F, F.relu(row)), x.reshape((4, 1, 1, 1, 4))).reshape((-1,)), PROBABLE, {}),
+    "slices with two readers in a foreach": (
+        lambda F, x: mapped(F, lambda row: layer(F, row + layer(F, row)), x.reshape((4, 1, 1, 1, 4))).reshape((-1,)),
+        PROBABLE, {}),
     "a sum over the rounds of a foreach": (state_of, 2 * IMAGE, {}),
     "a product with a captured value in a foreach": (
         lambda F, x: mapped(F, lambda row: F.dot(row, F.reshape(x, (-1, 1))), F.reshape(x, (1, 1, -1))).reshape((-1,)) / 512**2,
