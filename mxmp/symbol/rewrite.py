@@ -52,7 +52,7 @@ from .inference import (
 
 @dataclass(frozen=True)
 class Converted:
-    """A converted graph with all that is known about it.
+    """A converted graph, with its symbol, facts and decisions.
 
     Attributes:
         symbol: The converted symbol, for plain MXNet.
@@ -124,7 +124,7 @@ class Converted:
         written: FrozenSet[str] = frozenset(),
         watched: bool = False,
     ) -> Graph:
-        """Return the graph of the symbol that runs on CPU, or else on GPU; `graph` if it is that."""
+        """Return the graph that runs on CPU, or else on GPU; `graph` itself if nothing differs."""
         if on_cpu:
             return emulated(self.graph, self.facts, trains, fused, written, watched)
         return Sequential(_guards(trains))(self.graph).graph
@@ -306,7 +306,7 @@ def _is_clear(node: Node) -> bool:
 
 
 class ShapeOutcomes:
-    """Tells for given shapes which conditions on shapes hold in a network, by one shape inference.
+    """Tells which decisions on a network given shapes of its inputs lead to, by one shape inference.
 
     Two calls of a converted net need two conversions only where this differs. The arguments are those of
     `convert_graph`; ``dtype`` is the low precision dtype in question, ``data`` the names of inputs and constants.

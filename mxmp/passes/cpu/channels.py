@@ -130,7 +130,7 @@ class _Layer(NamedTuple):
         return self.add("amp_cast", f"{word}_bfloat16", entry, dtype=dtypes.BFLOAT16)
 
     def zeros(self, word: str, *shape: int) -> Entry:
-        """Add zeros for a parameter, whose shape stays."""
+        """Add zeros of a fixed shape for a parameter."""
         return self.add("_zeros", f"{word}_zeros", shape=str(shape), dtype=dtypes.FLOAT32)
 
     def joined(self, word: str, entry: Entry, zeros: Entry, axis: int) -> Entry:
@@ -144,7 +144,7 @@ class _Layer(NamedTuple):
 
 
 def _is_plain(node: Node) -> bool:
-    """Return whether a node is a convolution that gains by fitting numbers of channels."""
+    """Return whether a node is a convolution that may gain by more channels."""
     if node.op != "Convolution" or int(node.get("num_group") or 1) > 1:
         return False
     is_window = math.prod(sizes_of(dict(node.attrs), "kernel")) > 1
@@ -224,7 +224,7 @@ class GroupDepthwise(Pass):
 
 
 def _mask(builder: GraphBuilder, node: Node, channels: int, size: int) -> Entry:
-    """Add a constant of shape (channels, size, 1): in row c a one at c modulo size, else zeros."""
+    """Add a constant of shape (channels, size, 1). Row c has a one at c modulo size, and zeros elsewhere."""
     eye = insert_next_to(builder, node, "_eye", "diagonal", N=str(size), M=str(size), dtype=dtypes.FLOAT32)
     tiled = insert_next_to(builder, node, "tile", "diagonals", eye, reps=f"({channels // size}, 1)")
     mask = insert_next_to(builder, node, "Reshape", "mask", tiled, shape=f"({channels}, {size}, 1)")

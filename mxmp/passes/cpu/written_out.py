@@ -1,4 +1,4 @@
-"""Operators whose float32 kernels on a CPU are slow to train, written out as operators with faster ones.
+"""Replaces operators whose float32 kernels on a CPU are slow to train by several operators with faster kernels.
 
 Each function below rewrites one operator. Its docstring has the operator's times before and after, the difference of
 the results, and a condition for its removal. Times are milliseconds of forward, and of forward with backward. They are
@@ -237,7 +237,7 @@ def _gelu(call: _Call) -> Optional[Node]:
 
 
 def _is(node: Node, number: float) -> bool:
-    """Return whether the scalar of a node is a number, as float32 has it."""
+    """Return whether a node's scalar equals a number in float32."""
     return math.isclose(float(node.get("scalar") or "nan"), number, rel_tol=1e-6)
 
 
@@ -254,7 +254,7 @@ _WRITE: Dict[str, Callable[[_Call], Optional[Node]]] = {
 
 
 def is_shaped(node: Node) -> bool:
-    """Return whether an operator is written out by shapes that another call of the network may not have."""
+    """Return whether the form of a rewritten operator depends on shapes, which another call may not have."""
     if node.op == "LayerNorm":
         return (value_of(dict(node.attrs), "axis") or 0) > 0  # which is the last one of some tensors only
     return node.op == "broadcast_mul"
