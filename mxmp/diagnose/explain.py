@@ -409,6 +409,14 @@ def _diverged(replays: Sequence[Replay], exact: Sequence[Values], where: Optiona
     return _GROWN if where.precision in dtypes.LOW_PRECISION else ""
 
 
+def from_elsewhere(weight: str) -> str:
+    """Return the sentences on a weight whose gradient is not finite though those that the nets give are."""
+    return (
+        f"the gradients that the nets give are finite, and that of '{weight}' is not. So another part of the loss "
+        f"reads this weight, such as a penalty that is added by hand: look at that, and at the loss scale."
+    )
+
+
 def _number(scale: float) -> str:
     return f"{scale:,.0f}" if scale >= 1 and scale == round(scale) and scale < 1e15 else f"{scale:g}"
 
@@ -479,9 +487,11 @@ def explain(
     wanted = subject.policy_or(policy)
     subject.give(batches, labels, max_batches)
     found = None
-    with contextlib.closing(subject.runs(wanted, train=loss is not None)) as runs:
+    with contextlib.closing(subject.runs(wanted, train=loss is not None, weights=True)) as runs:
         for replays in runs:
             one = judge([each if wanted.is_mixed else each.in_float32() for each in replays], scale)
+            if one.kind == NO_FAULT and subject.bad_weight is not None:
+                return replace(one, text=from_elsewhere(subject.bad_weight))
             found = found or one
             if one.kind != NO_FAULT:
                 return one

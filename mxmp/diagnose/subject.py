@@ -36,7 +36,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import to_float32, tree_leaves
+from ..arrays import all_finite, first_non_finite, to_float32, tree_leaves
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..errors import ConvertError, LossScaleError, MxmpError, listed, mxnet_reason
@@ -92,9 +92,12 @@ class Subject(ABC):
 
     Attributes:
         policy: The policy that it is converted by; None if it is not converted.
+        bad_weight: The first weight whose gradient of the last batch is not finite, in float32; None if none is, or if
+            the network does not train.
     """
 
     policy: Optional[Policy] = None
+    bad_weight: Optional[str] = None
     labels: Optional[int] = None
     _given: Batches = ()
     _max_batches: Optional[int] = None
@@ -114,7 +117,7 @@ class Subject(ABC):
         return read_batches(self._given, self._max_batches)
 
     @abstractmethod
-    def runs(self, policy: Policy, train: bool = False) -> Generator[List[Replay], None, None]:
+    def runs(self, policy: Policy, train: bool = False, weights: bool = False) -> Generator[List[Replay], None, None]:
         """Yield the calls of graphs that each batch makes, with values as float32 has them.
 
         Use it with ``contextlib.closing``: a net is put back when it ends.
@@ -122,6 +125,7 @@ class Subject(ABC):
         Args:
             policy: The policy whose decisions the calls have.
             train: Whether a net runs in training mode meanwhile.
+            weights: Whether a net with a loss runs backward in any case, so that `bad_weight` is known.
         """
 
     @abstractmethod
@@ -302,7 +306,7 @@ class SymbolSubject(Subject):
             self._of_buckets[key] = SymbolSubject.of_module(self.buckets, key)
         return self._of_buckets[key]
 
-    def runs(self, policy: Policy, train: bool = False) -> Generator[List[Replay], None, None]:
+    def runs(self, policy: Policy, train: bool = False, weights: bool = False) -> Generator[List[Replay], None, None]:
         """Yield a call for each batch; the gradients of loss heads are ones."""
         for number, batch in enumerate(self.batches()):
             for call in self.take([batch]).calls(policy):
@@ -506,7 +510,7 @@ class NetSubject(Subject):
             policies.append(_as_converted(conversion.policy, decisions))
         self.policy = next((each for each in policies if each.is_mixed), (*policies, None)[0])
 
-    def runs(self, policy: Policy, train: bool = False) -> Generator[List[Replay], None, None]:
+    def runs(self, policy: Policy, train: bool = False, weights: bool = False) -> Generator[List[Replay], None, None]:
         """Yield the calls of each batch; the gradients of their outputs are those of the loss, None without one."""
         with kept(self.net):
             takes, labels = arguments_of(self.net), 0 if self.inside else self.labels
@@ -524,8 +528,9 @@ class NetSubject(Subject):
                     raise ConvertError(f"block '{self.net.name}' ran no HybridBlock on this batch, so it has no graph.")
                 last = None if losses is None else LossGradients(self.loss, given, as_outputs(outputs))
                 is_last = [each.call.outputs is outputs for each in calls]
-                if losses is not None and is_last != [True]:
+                if losses is not None and (weights or is_last != [True]):
                     run_backward(losses, train=train)
+                    self.bad_weight = self._bad_weight() if weights else None
                 yield [
                     self._replay(each, policy, number, last if is_end else None, losses is not None)
                     for each, is_end in zip(calls, is_last)
@@ -534,6 +539,12 @@ class NetSubject(Subject):
                     made = [*self._decided[policy].values()]
                     marked = {mark for each in made for mark in marked_blocks(each.decisions.before)}
                     require_matches(policy, made, block_names(self.net), marked)
+
+    def _bad_weight(self) -> Optional[str]:
+        params = [param for param in self.net.collect_params().values() if param.grad_req != "null"]
+        if all_finite(grad for param in params for grad in param.list_grad()).asnumpy().item():
+            return None
+        return first_non_finite((str(param.name), grad) for param in params for grad in param.list_grad())
 
     def _replay(
         self, kept_call: KeptCall, policy: Policy, number: int, last: Optional[Gradients], has_losses: bool

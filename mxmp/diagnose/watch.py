@@ -19,7 +19,7 @@ from ..module import BucketingModule, Module
 from ..module.binding import LOSS_SCALE
 from ..report.explanation import NO_FAULT, Explanation
 from ..train.step import Observer, StepEnd, Weights
-from .explain import judge, nan_given
+from .explain import from_elsewhere, judge, nan_given
 from .rerun import MOST_CALLS, Call, Gradients, KeptCall, LossGradients, Recorder, Replay, as_outputs
 
 
@@ -122,7 +122,7 @@ class Watch(Observer):
             self._loss = loss
 
         if found.kind == NO_FAULT and self._bad is not None:
-            return replace(found, text=_from_elsewhere(self._bad))
+            return replace(found, text=from_elsewhere(self._bad))
         return found
 
     # ------------------------------------------------------------------ events of a step.
@@ -255,14 +255,7 @@ def explain_step(owner: Any) -> Optional[str]:
     look = "look at the loss, at its labels, and at other nets that it comes through."
     if outside:
         return f"the outputs of the trainer's nets are finite here: {look}"
-    return None if bad is None else _from_elsewhere(bad)
-
-
-def _from_elsewhere(weight: str) -> str:
-    return (
-        f"the gradients that the nets give are finite, and that of '{weight}' is not. So another part of the loss "
-        f"reads this weight, such as a penalty that is added by hand: look at that, and at the loss scale."
-    )
+    return None if bad is None else from_elsewhere(bad)
 
 
 def bad_input(owner: Any) -> Optional[str]:

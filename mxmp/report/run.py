@@ -46,7 +46,7 @@ _SKIPS = (
 
 @dataclass(frozen=True)
 class Steps(Shown):
-    """The steps of a log.
+    """The training steps in the log of a CSVLogger.
 
     Attributes:
         steps: By column of the log, numbers or None; 'taken' is a bool or None, 'error' and 'why' text or None.
@@ -58,7 +58,7 @@ class Steps(Shown):
 
     @classmethod
     def load(cls, path: str) -> Steps:
-        """Return the steps of a file that a CSVLogger wrote; of a step that a resumed run made again the last line.
+        """Return the steps in a file of a CSVLogger. If a resumed run has repeated a step, the last line counts.
 
         Columns may be missing, and others are passed over.
 
@@ -79,7 +79,7 @@ class Steps(Shown):
 
     @staticmethod
     def is_log(path: str) -> bool:
-        """Return whether a file begins as a CSVLogger's."""
+        """Return whether a file begins with the columns of a CSVLogger."""
         with contextlib.suppress(OSError), open(path, encoding="utf-8-sig", errors="replace") as file:
             return {"step", "taken", "scale"} <= set(file.readline(1000).strip().split(","))
         return False
