@@ -572,7 +572,7 @@ TRAINERS = {
     "compression of float16": (
         lambda: kvstores.refuse_compression({"type": "2bit"}, False, True),
         TrainerError,
-        "compression_params: MXNet compresses float32 gradients alone; use a policy with "
+        "compression_params: MXNet compresses only float32 gradients; use a policy with "
         "param_dtype='float32', or no compression.",
     ),
     "a checkpoint of no net": (lambda: save_checkpoint("net", 0, ONE, trainer_of("sgd")), TrainerError,
