@@ -542,9 +542,9 @@ class NetSubject(Subject):
 
     def _bad_weight(self) -> Optional[str]:
         params = [param for param in self.net.collect_params().values() if param.grad_req != "null"]
-        if all_finite(grad for param in params for grad in param.list_grad()).asnumpy().item():
-            return None
-        return first_non_finite((str(param.name), grad) for param in params for grad in param.list_grad())
+        grads = [(str(param.name), grad) for param in params for grad in param.list_grad()]
+        are_finite = not grads or all_finite(grad for _, grad in grads).asnumpy().item()
+        return None if are_finite else first_non_finite(grads)
 
     def _replay(
         self, kept_call: KeptCall, policy: Policy, number: int, last: Optional[Gradients], has_losses: bool

@@ -2,8 +2,9 @@
 
 oneDNN 2.4.4 has one kernel for bfloat16 convolutions with an odd number of input channels, or with output channels that
 are no multiple of 16. It unrolls the image in front of a matrix product (``x64:gemm:jit``), and gives the plain layout.
-All operators up to the next convolution keep that layout. The table has milliseconds by the number of channels, of 3 x
-3 forward, batch 8 of 56 x 56. The machine is an AMD EPYC of family 26 (AVX512-BF16, no AMX), two threads.
+All operators up to the next convolution keep that layout. The table has milliseconds of a
+3 x 3 kernel forward by the number of channels, batch 8 of 56 x 56. The machine is an AMD EPYC of family 26
+(AVX512-BF16, no AMX), two threads.
 
     in, 64 out    1     2     3     4     7     8     9     10    15    17    18    31
                   0.33  0.08  0.39  0.14  0.62  0.32  0.79  0.30  1.24  1.40  0.51  2.59

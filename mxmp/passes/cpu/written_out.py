@@ -6,11 +6,14 @@ times of a single operator on one thread of an AMD EPYC (Zen 3), in float32. Dif
 value of an output or a gradient. All are float32 in a mixed network, by the rules or by `WidenSlowKernels`, and stay
 float32.
 
-Whole steps in float32 there (forward, backward, SGD) are faster by these factors. Style transfer 1.7 (InstanceNorm),
-MobileNet v2 1.43 (clip), ResNet-18 with GroupNorm 1.34. MobileNet v3 1.28 (clip and broadcast_mul), four feed-forward
-layers of a BERT with GELU by erf 1.25. MobileNet with Swish 1.20, SE-ResNeXt-50 1.13 (broadcast_mul), BERT small 1.09
-(LayerNorm). The style transfer's process takes 9 % more memory, with GroupNorm 7 %, MobileNet v2's 6 %, BERT's 5 %,
-others less or none.
+Whole steps in float32 there (forward, backward, SGD) are faster by these factors:
+
+- style transfer 1.7 (InstanceNorm), MobileNet v2 1.43 (clip), ResNet-18 with GroupNorm 1.34;
+- MobileNet v3 1.28 (clip and broadcast_mul), four feed-forward layers of a BERT with GELU by erf 1.25;
+- MobileNet with Swish 1.20, SE-ResNeXt-50 1.13 (broadcast_mul), BERT small 1.09 (LayerNorm).
+
+The style transfer's process takes 9 % more memory, that of GroupNorm 7 %, MobileNet v2's 6 %, BERT's 5 %. The others
+take less or none.
 """
 
 from __future__ import annotations
