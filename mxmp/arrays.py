@@ -248,16 +248,12 @@ def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
     """Return dense float16 arrays of one context as float32, views of one array."""
     if not arrays:
         return []
-    return views(_joined_in_float32(arrays), arrays)
-
-
-def _joined_in_float32(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return dense float16 arrays of one context, flat, in one float32 array."""
     flat_array = mx.nd.zeros((sum(array.size for array in arrays),), ctx=arrays[0].ctx)
-    for group in chunks(list(zip(arrays, views(flat_array, arrays))), MOST_ARRAYS):
+    float32_arrays = views(flat_array, arrays)
+    for group in chunks(list(zip(arrays, float32_arrays)), MOST_ARRAYS):
         lows = [low for low, _ in group]
-        _sgd(lows, lows, [wide for _, wide in group], lr=-1)
-    return flat_array
+        _sgd(lows, lows, [master for _, master in group], lr=-1)
+    return float32_arrays
 
 
 def copies_in_float32(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
@@ -446,28 +442,16 @@ def sum_of_squares(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
     with autograd.pause():
         for array in arrays:
             if array.stype != "default":
-                squares.append(_row_squares(array))
+                squares.append(mx.nd.square(mx.nd.norm(array)).astype("float32"))
             elif on_gpu(array) and array.dtype == np.float32 and array.size:
                 together.append(array.reshape(-1))
             else:
-                squares.append(_squares(array.reshape(-1)))
-        if together:
-            squares.append(_squares_together(together))
+                # BLAS: faster and more accurate than multi_sum_sq, which adds one by one on CPU.
+                squares.append(mx.nd.dot(flat(array), flat(array)).astype("float32", copy=False))
+        if together:  # a GPU adds in blocks (src/operator/contrib/multi_sum_sq.cu)
+            sums = mx.nd.multi_sum_sq(*together, num_arrays=len(together))
+            squares.append(mx.nd.sum(sums, axis=0, keepdims=True))
         return squares[0] if len(squares) == 1 else mx.nd.add_n(*squares)
-
-
-def _row_squares(rows: mx.nd.NDArray) -> mx.nd.NDArray:
-    return mx.nd.square(mx.nd.norm(rows)).astype("float32")
-
-
-def _squares(flat: mx.nd.NDArray) -> mx.nd.NDArray:
-    # BLAS: faster and more accurate than multi_sum_sq, which adds one by one on CPU.
-    return mx.nd.dot(flat, flat).astype("float32", copy=False)
-
-
-def _squares_together(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return the sum for all arrays by two operators; a GPU adds in blocks (src/operator/contrib/multi_sum_sq.cu)."""
-    return mx.nd.sum(mx.nd.multi_sum_sq(*arrays, num_arrays=len(arrays)), axis=0, keepdims=True)
 
 
 def host_norm(arrays: Iterable[mx.nd.NDArray]) -> float:

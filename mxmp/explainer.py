@@ -1,6 +1,6 @@
 """Where training finds the code that explains a step which fails.
 
-Diagnosis stands above training, so training cannot import it. `mxmp/__init__.py` stands above both and registers it.
+The layer of diagnosis is above that of training, so training cannot import it. `mxmp/__init__.py` registers it.
 It is loaded when a step has to be explained, or a call to be kept for that.
 """
 
@@ -14,7 +14,7 @@ _loaders: list[Callable[[], Any]] = []
 
 
 def register(load: Callable[[], Any]) -> None:
-    """Have `explainer` return what a function returns: an object with the functions of `mxmp.diagnose.watch`."""
+    """Have `explainer` return the result of a function: an object with the functions of `mxmp.diagnose.watch`."""
     _loaders[:] = [load]
 
 

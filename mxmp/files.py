@@ -102,12 +102,12 @@ def require_set(manifest: str, *paths: str) -> None:
         records = _read_records(manifest)
         wrong = [path for path in paths if not _fits(path, records)]
     if not records:
-        raise CheckpointError(f"{manifest}: it is damaged; delete it to load the files that it was about as they are.")
+        raise CheckpointError(f"{manifest}: the manifest is damaged; to load its files without a check, delete it.")
     if wrong:
         raise CheckpointError(
             f"{wrong[0]}: it does not fit {manifest}, so it was not saved together with the other files of this "
             f"checkpoint: a save was cut off, or the file was written again. Restore the files that were saved "
-            f"together, or delete the manifest to load those that are there."
+            f"together; or to load the present files, delete the manifest."
         )
 
 

@@ -214,7 +214,7 @@ class LossScaleOptimizer(ScalerStatus):
         if window is None:
             raise TrainerError(
                 "get_unscaled_gradients: no loss was scaled since the last step; call get_scaled_loss and run backward "
-                "on what it returns."
+                "on the loss that it returns."
             )
         if window.is_true:
             raise TrainerError(
@@ -523,7 +523,7 @@ def _make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight], s
         if any(id(each) in {*scaled, *map(id, from_backward)} for each in grads):
             raise TrainerError(
                 f"apply_gradients: the gradient of {_name_of(weight, number)} is an array that backward wrote, scaled; "
-                "give all gradients to get_unscaled_gradients, and here what it returns."
+                "give all gradients to get_unscaled_gradients, and use the gradients that it returns here."
             )
         with mx.autograd.pause():
             terms = [to_float32(each.as_nd_ndarray()) for each in grads]

@@ -137,6 +137,20 @@ def test_code_imports_mxmp_before_mxnet_and_links_lead_to_files(page):
     assert not [link for link in links if link != "gallery/index.rst" and not (page.parent / link).exists()]  # that is built
 
 
+def headings(page):
+    """Return the anchors of a page's headings, as Sphinx and GitHub make them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#{1,3} (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\]\(.*?\)", "", title).lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_a_part_of_a_page_lead_to_one_of_its_headings(page):
+    """Sphinx warns of none, as it would of links to files beside docs/ too."""
+    links = re.findall(r"\]\((?!https?://)([^)#]*\.md|)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    assert not [(file, part) for file, part in links if part not in headings((page.parent / file) if file else page)]
+
+
 def messages_of_the_code():
     """Return all texts in the code of mxmp, blanks as one; a line break stands for each value that is put in."""
     for module in (ROOT / "mxmp").rglob("*.py"):

@@ -89,7 +89,7 @@ def initialize(
     nets, trainers = as_list(models), [] if optimizers is None else as_list(optimizers)
     if len(nets) != len(trainers) and any(isinstance(trainer, mx.optimizer.Optimizer) for trainer in trainers):
         raise AmpError(
-            f"{len(trainers)} optimizers for {len(nets)} nets: it is not clear which trains what; give Trainers."
+            f"{len(trainers)} optimizers for {len(nets)} nets: mxmp cannot match them; give Trainers."
         )
     # Every trainer is checked before a net changes.
     for i, trainer in enumerate(trainers):

@@ -216,7 +216,7 @@ def inspect(
         from ..report import operator_table
 
         to = console()
-        to.print(terminal.table(operator_table(report)) if summary else report.table(to.width < terminal.NARROW))
+        to.print(terminal.table(operator_table(report), to.width) if summary else report.table(to.width))
         pairs = report.totals + value_pairs(changed, unfit, widened, policy.compute_dtype)
         # An unknown size is named with the argument that tells it; the totals leave it out.
         if report.param_bytes is None:

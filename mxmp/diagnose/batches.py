@@ -1,7 +1,7 @@
 """Read batches as users give them, in one way for every function of `mxmp.diagnose` and `mxmp.tune`.
 
-A batch is what a DataLoader yields: an array, or a tuple or list of arrays, which may be nested; a DataBatch; or, for a
-symbol or Module, a dict of arrays by input. Arrays are NDArrays or arrays of numpy.
+A batch has the form that a DataLoader yields: an array, or a tuple or list of arrays, which may be nested. It may also
+be a DataBatch. For a symbol or Module it may be a dict of arrays by input. Arrays are NDArrays or arrays of numpy.
 
 Given are one batch, or several: a DataLoader, a DataIter, a list of batches, any other iterable. A list is one batch if
 an array is among its items, as in ``[x, y]``, and else a list of batches.
@@ -33,7 +33,7 @@ LossFunction = Callable[..., Any]
 OUTPUTS = "outputs"
 """The loss of a net that computes its losses by itself and returns them."""
 
-_NUMBERS = "biuf"  # the kinds of numpy's dtypes that MXNet has
+_NUMBERS = "biuf"  # The kinds of numpy's dtypes that MXNet has.
 _BATCH = "an array, a tuple or list of arrays, a DataBatch, or, for a symbol or Module, a dict of arrays by input"
 _LOADER = "a DataLoader, a DataIter, a list of batches, or one batch: "
 
@@ -83,7 +83,7 @@ class Batch(NamedTuple):
             return known
         total = len(self.arrays)
         if loss is not None:
-            reads = arguments_of(loss)  # the outputs first, then the labels
+            reads = arguments_of(loss)  # The outputs come first, then the labels.
             for count in range(max(reads.least - 1, 0), min(total, reads.most)):
                 if inputs.allows(total - count):
                     return count
@@ -113,7 +113,7 @@ class Batch(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A batch of a net: what it is called with, and what its loss reads beside the outputs."""
+    """The inputs of a net and the labels of its loss, which are one batch."""
 
     inputs: Tuple[Any, ...]
     labels: Tuple[Any, ...]
@@ -133,7 +133,7 @@ class Example(NamedTuple):
 
 
 def read_batches(given: Batches, max_batches: Optional[int] = None) -> Iterator[Batch]:
-    """Yield the batches of what a user gives, at most ``max_batches``; a DataIter is read from its beginning.
+    """Yield the batches that a user gives, at most ``max_batches``. A DataIter is read from its beginning.
 
     Raises:
         ConvertError: If there is no batch, or something else is among them; or if ``max_batches`` is no count.
@@ -232,7 +232,7 @@ def _on(value: Any, ctx: mx.Context) -> Any:
     return value.as_in_ctx(ctx) if isinstance(value, mx.np.ndarray) else value.as_in_context(ctx)
 
 
-# ---------------------------------------------------------------------- what nets and losses take
+# ---------------------------------------------------------------------- signatures of nets and losses.
 
 
 class Arguments(NamedTuple):
@@ -263,14 +263,14 @@ def arguments_of(function: Callable[..., Any]) -> Arguments:
     skipped = 0
     if isinstance(function, gluon.Block):
         kind, skipped = plain_class(function), 1
-        has_call = kind.__call__ is not gluon.Block.__call__  # of a recurrent layer, whose states are optional
+        has_call = kind.__call__ is not gluon.Block.__call__  # A recurrent layer has one: its states are optional.
         is_hybrid = isinstance(function, gluon.HybridBlock) and kind.forward is gluon.HybridBlock.forward
         if is_hybrid and not has_call:
             own, skipped = function._reg_params, 2
         function = kind.__call__ if has_call else kind.hybrid_forward if is_hybrid else kind.forward
     try:
         given = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of a function that is written in C
+    except (TypeError, ValueError):  # The function is written in C.
         return Arguments(0, _ANY)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     taken = [each for each in given if each.kind in positional][skipped:]
@@ -291,7 +291,7 @@ def losses_of(loss: LossFunction, outputs: Any, labels: Sequence[Any]) -> Sequen
     given = _arguments_for(loss, outputs, labels)
     try:
         value = loss(*given)
-    except (mx.MXNetError, ValueError) as e:  # ValueError is that of a reshape
+    except (mx.MXNetError, ValueError) as e:  # A reshape raises ValueError.
         labelled = " and ".join(f"a label of shape {_shape(each)}" for each in labels) or "no label"
         shapes = f"an output of shape {_shape(outputs)} and {labelled}"
         raise ConvertError(f"batches: the loss fails on {shapes}: {mxnet_reason(e)}") from e
@@ -308,7 +308,7 @@ def _arguments_for(loss: LossFunction, outputs: Any, labels: Sequence[Any]) -> T
     ways: List[Tuple[Any, ...]] = [(outputs, *labels)]
     ways += [(*outputs, *labels)] if several else []
     ways += [(outputs, list(labels))] if len(labels) > 1 else []
-    ways += [(outputs,)] if takes.most == 1 else []  # which reads no label
+    ways += [(outputs,)] if takes.most == 1 else []  # It reads no label.
     fitting = next((way for way in ways if takes.allows(len(way))), None)
     if fitting is None:
         count = len(outputs) if several else 1

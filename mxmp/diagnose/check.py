@@ -1,7 +1,7 @@
-"""Look for what is wrong with a net and its trainer before they train. Nothing is run.
+"""Look for mistakes of a net and its trainer before they train. Nothing is run.
 
-Only sure faults are looked for, in the state of nets and trainers. What only shows in a step the trainer raises itself,
-in the first one: a loss that is not scaled, a weight that no backward reaches, gradients that are not fresh.
+Only sure faults are looked for, in the state of nets and trainers. Other faults only show in a step. The trainer raises
+them in its first one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ def check(net: Nets, trainer: Trainers) -> CheckReport:
     wrong) and 'gradients_add_up' (``grad_req='add'``). The policy has 'output_precision', if the loss is computed in
     low precision. Notes on speed are 'uneven_sizes', for the graphs that have run, and 'slow_policy'.
 
-    A trainer of mxmp tells the rest in its first step: a loss that was not scaled, a weight that backward does not
-    reach, gradients that are not fresh. It warns once of a loss with one element, if ``step(batch_size)`` divides its
-    gradients.
+    A trainer of mxmp raises other faults in its first step, such as a loss that was not scaled, or a weight that
+    backward does not reach. It warns once of a loss with one element, if ``step(batch_size)`` divides its gradients.
 
     Args:
         net: The net, converted or not; or a list of nets.
@@ -102,7 +101,7 @@ def _of_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer])
 
 
 def _of_parameters(nets: Sequence[gluon.Block]) -> Iterator[Finding]:
-    """Yield parameters that are not finite or were cast to low precision, and gradients that are not what they seem."""
+    """Yield parameters that are not finite or were cast to low precision, and gradients that MXNet does not write."""
     blocks, params = blocks_in(*nets), [param for net in nets for param in net.collect_params().values()]
     held = [(p.name, checked_arrays(p)) for p in params if is_initialized(p) and "float" in dtype_of(p)]
     bad = [name for name, arrays in held if not all_finite(arrays).asnumpy().item()]
@@ -120,8 +119,8 @@ def _of_parameters(nets: Sequence[gluon.Block]) -> Iterator[Finding]:
         dtype, names = dtype_of(others[0]), listed([p.name for p in others])
         advice = f"Call net.cast('float32'), then mxmp.gluon.cast(net, {dtype!r}), which keeps some layers in float32."
         yield Finding("cast_by_hand", f"net.cast has put parameters in {dtype}: {names}.", None, advice)
-    # MKLDNNFCBackward in src/operator/nn/mkldnn/mkldnn_fully_connected.cc at tag 1.9.1 writes the gradient of the bias
-    # only if that of the weight is asked for; those of convolutions do not, nor do GPUs.
+    # MKLDNNFCBackward (src/operator/nn/mkldnn/mkldnn_fully_connected.cc at tag 1.9.1) writes the gradient of the bias
+    # only if that of the weight is asked for. Convolutions and GPUs write both.
     for block in (block for block in blocks if isinstance(block, gluon.nn.Dense) and block.bias is not None):
         is_half = block.weight.grad_req == "null" and block.bias.grad_req != "null"
         if is_half and any(ctx.device_type != "gpu" for ctx in contexts_of([block.bias])):

@@ -4,9 +4,9 @@ An error is the 2-norm of a difference from float32 over that of float32's value
 (four with gradients), and `compare` keeps the worst of all batches:
 
 - side by side: each node's local error and its accumulated error, as norms; the local errors as arrays;
-- float32 with a tap at each output in low precision: a backward pass from a projection ``v . y`` of the outputs gives
-  ``v . (J e)`` of all nodes at once, the product of the gradient there and the local error ``e``;
-- for gradients, float32 and the conversion with a tap at each input of each node; side by side, each node in low
+- float32 with a tap at each output in low precision. A backward pass from a projection ``v . y`` of the outputs gives
+  ``v . (J e)`` of all nodes at once: the product of the gradient there and the local error ``e``.
+- For gradients, float32 and the conversion with a tap at each input of each node. Side by side, each node in low
   precision gets float32's gradient times the loss scale.
 
 References:
@@ -114,8 +114,8 @@ class Measure:
 
     Args:
         call: A call of the graph, whose values say shapes and dtypes.
-        trains: Whether it runs as in training, but for dropout, which drops nothing: BatchNorm takes the batch's
-            statistics, and gradients are compared.
+        trains: Whether it runs as in training, so that gradients are compared. BatchNorm takes the batch's statistics;
+            dropout drops nothing.
         contributes: Whether contributions are asked for.
         scales: Whether the network has loss heads, whose gradients are scaled.
     """
@@ -217,13 +217,13 @@ class Measure:
         reading = self._projected(values, training=self._trains)
         directions = _directions([reading.outputs[number].asnumpy() for number in self._float32_heads])
         for number, seeds in enumerate(directions):
-            if number and self._has_loops:  # MXNet goes back through a loop only once
+            if number and self._has_loops:  # MXNet goes back through a loop only once.
                 reading = self._projected(values, training=self._trains)
             heads = [reading.outputs[number] for number in self._float32_heads]
             seeds = [mx.nd.array(seed, ctx=head.ctx) for seed, head in zip(seeds, heads)]
             try:
                 autograd.backward(heads, seeds, retain_graph=not self._has_loops, train_mode=self._trains)
-            except mx.MXNetError:  # of an operator that fails in its backward pass
+            except mx.MXNetError:  # An operator fails in its backward pass.
                 return {position: math.nan for position, _ in self._keys}
             # v . (J e): the gradient of the projection at a node, times the node's local error.
             changes: Dict[int, float] = defaultdict(float)
@@ -239,11 +239,11 @@ class Measure:
     def _gradients(
         self, values: Arrays, gradients: Gradients, scale: float, both: Reading
     ) -> Dict[int, Errors]:
-        """Return the errors of the gradients that each node gives of what it reads, of the worst input.
+        """Return the errors of the gradients that each node gives to its inputs, the worst input's for each node.
 
         The gradient of an input that a node adds, such as a bias, is a sum over the gradient of the node's output. It
-        may be 0 but for rounding, as that of a bias before BatchNorm. Where it is less than the rounding of its terms
-        alone (2**-11 of their 2-norm for float16, 2**-8 for bfloat16), its error is measured against that norm.
+        may be 0 apart from rounding: a bias before BatchNorm has such a gradient. If it is less than the rounding of
+        its terms (2**-11 of their 2-norm for float16, 2**-8 for bfloat16), its error is divided by that norm.
         """
         exact = self._backward(self._exact, values, gradients, 1.0)
         right, totals = exact.at_ports(), exact.at_outputs()
@@ -289,8 +289,8 @@ def ratio(difference: float, size: float) -> float:
 def relative_error(exact: Any, low: Any, scale: float = 1.0, terms: float = 0.0, rounded: float = 0.0) -> float:
     """Return the error of an array (numpy), which is multiplied by a scale, where float32's is finite.
 
-    It is computed in float64, where no square of a float32 overflows or vanishes. Of a sum over terms of a known norm
-    it is measured against that norm if the sum is smaller than ``rounded`` times it: 0 but for rounding.
+    It is computed in float64, where no square of a float32 overflows or vanishes. A sum over terms of a known norm may
+    be 0 apart from rounding. If it is less than ``rounded`` times that norm, its error is divided by the norm.
     """
     is_finite = np.isfinite(exact)
     right, wrong = (np.where(is_finite, each, 0).astype(np.float64) for each in (exact, low))
@@ -315,7 +315,7 @@ def _directions(outputs: List[Any]) -> Iterator[List[Any]]:
         norm = float(np.linalg.norm(np.where(finite, output, 0).astype(np.float64)))
         weights.append(finite / norm if norm else np.zeros(output.shape))
     sizes = [weight.size for weight in weights]
-    count, draw = sum(sizes), np.random.RandomState(0)  # of its own: the user's is left as it is
+    count, draw = sum(sizes), np.random.RandomState(0)  # The user's random state is left as it is.
     for number in range(min(count, PROJECTIONS)):
         if count <= PROJECTIONS:
             signs = np.eye(1, count, number)[0]
@@ -379,38 +379,36 @@ def compare(
     *output error* is the error of the network's outputs if only this node is rounded. Values are rounded as the policy
     does it: on a CPU float16 is emulated, on a GPU it is the GPU's.
 
-    The output error is of first order: the derivative of the outputs times the node's local error. All nodes' come from
-    a few backward passes from random projections of the outputs, by which they are off by about a quarter (their
-    standard deviation), or exactly, if the outputs have as few elements. Where errors are large, the first order is not
-    the whole.
+    The output error is of first order: the derivative of the outputs times the node's local error. A few backward
+    passes from random projections of the outputs give those of all nodes. Their standard deviation is about a quarter;
+    with few elements in the outputs they are exact. Where errors are large, the first order is not the whole.
 
-    With gradients, the errors are those of the gradients that each node gives of its data and parameters: local, from
-    float32's values and float32's gradient times the loss scale; accumulated, as the conversion gives them for the loss
-    times the loss scale. The scale is divided out in float32. The network runs as in training then, BatchNorm with the
-    batch's statistics, and without gradients as in inference. Dropout drops nothing in either. Operators that draw
-    random numbers differ as these do. The bodies of control flow are not looked into: the node around them has their
-    error.
+    With gradients, each node also has the errors of the gradients of its data and parameters. The local one is that of
+    float32's values and of float32's gradient times the loss scale. The accumulated one is that of the conversion
+    and of the loss times the loss scale. The scale is divided out in float32. With gradients the network runs as in
+    training: BatchNorm takes the batch's statistics. Without gradients it runs as in inference. Dropout drops nothing
+    in either. Operators that draw random numbers differ as the numbers do. The bodies of control flow are not looked
+    into: the node around them has their error.
 
     Args:
-        network: A Gluon net with values, converted or not, hybridized or not; a Module or BucketingModule of MXNet or
-            mxmp that is bound; a `mxmp.symbol.ConvertedModel`; or a tuple ``(symbol, arg_params, aux_params)``. It is
-            left as it is. Its forward hooks are called. In a plain Block the HybridBlocks are compared one by one, each
-            with float32's inputs and gradients.
-        batches: A DataLoader, a DataIter, a list of batches, or one batch. A batch is what a DataLoader yields: an
-            array, or a tuple or list of arrays, the network's inputs first and labels last; or a DataBatch; or, for a
-            symbol or Module, a dict of arrays by input. The worst of each error counts. A symbol reads its labels as
-            inputs. Without them no gradients are compared. Every other input must be there.
+        network: A Gluon net with values, converted or not; a Module or BucketingModule that is bound; a
+            `mxmp.symbol.ConvertedModel`; or a tuple ``(symbol, arg_params, aux_params)``. It is left as it is. Its
+            forward hooks are called. In a plain Block the HybridBlocks are compared one by one, each with float32's
+            inputs and gradients.
+        batches: A DataLoader, a DataIter, a list of batches, or one batch. A batch has the form that a DataLoader
+            yields: an array, or a tuple or list of arrays, the network's inputs first and labels last. It may be a
+            DataBatch too, and for a symbol or Module a dict of arrays by input. The worst of each error counts. A
+            symbol reads its labels as inputs. Without them no gradients are compared. Every other input must be there.
         policy: The policy; None for the network's own if it is converted, and 'O1' for others. A symbol or checkpoint
             that is converted does not hold its policy: give one.
-        loss: The loss of a Gluon net, a function of its outputs and the labels that gives NDArrays of any shape; with
-            it, gradients are compared. 'outputs' says that the net returns its losses. A symbol or Module has loss
+        loss: The loss of a Gluon net: a function of its outputs and the labels that gives NDArrays of any shape. With
+            it gradients are compared. 'outputs' says that the net returns its losses. A symbol or Module has loss
             heads.
         labels: How many arrays at the end of a net's batch are labels; None for as many as net and loss tell by their
             signatures.
         max_batches: How many batches are read at most; None for all.
-        loss_scale: A factor on gradients while they are in low precision, a power of two. Unless given it is
-            1024, or where gradients are not finite at that, the largest power of two below at which they are; 1 if
-            they are at none.
+        loss_scale: A factor on gradients while they are in low precision, a power of two. None for 1024, or for the
+            largest power of two below it at which gradients are finite; 1 if there is none.
         ctx: Where a symbol runs, the CPU unless given.
         progress: Whether to show on a terminal how far it is.
 
@@ -418,10 +416,9 @@ def compare(
         A row for each operator, those first that contribute most to the error of the outputs.
 
     Raises:
-        ConvertError: If the network cannot be converted (an InferenceError, which is one, names the node at which MXNet
-            finds no shapes or dtypes of its graph, though arrays ran); if there is no batch, or one does not fit; if
-            the policy is float32, or bfloat16 which MXNet does not run here; if an input or a parameter holds NaN; if
-            ``loss`` gives no NDArray; or if MXNet cannot run the network backward.
+        ConvertError: If the network cannot be converted, if there is no batch, or if one does not fit. If the policy is
+            float32, or bfloat16 which MXNet does not run here. If an input or a parameter holds NaN. If ``loss`` gives
+            no NDArray, or if MXNet cannot run the network backward.
         LossScaleError: If ``loss_scale`` is not positive and finite.
         PolicyError: If the policy does not parse or matches nothing.
 
@@ -474,7 +471,7 @@ def _require_numbers(values: Arrays) -> None:
 
 
 class _Runs:
-    """Measures all calls, at one loss scale after the other; what was measured at a scale is kept."""
+    """Measures all calls at one loss scale after the other, and keeps the results of the last scale."""
 
     def __init__(
         self, replays: Sequence[Replay], has_gradients: bool, scales: bool, progress: Callable[[str, float], Any]
@@ -490,7 +487,7 @@ class _Runs:
     def at(self, scale: float) -> List[Measured]:
         """Return the errors of each call at a loss scale."""
         if scale not in self._at:
-            self._at = {at: measured for at, measured in self._at.items() if at == 1.0}  # the arrays are large
+            self._at = {at: measured for at, measured in self._at.items() if at == 1.0}  # The arrays are large.
             results: List[Measured] = []
             for replay, measure in zip(self._replays, self.measures):
                 share = 0.5 * len(results) / len(self._replays)

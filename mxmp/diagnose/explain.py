@@ -1,11 +1,11 @@
 """Find where inf and NaN come from, and whether a skipped step is a bug, an overflow or bad data.
 
-A step is a list of `mxmp.diagnose.replay.Replay`: calls that can be run again, in float32 and in low precision. A step
-may call several networks, each on values of an earlier one. They are gone over in the order of the calls; an input is
-data unless an earlier call has given inf or NaN, in float32 or in low precision.
+A step is a list of `mxmp.diagnose.rerun.Replay`: calls that can be run again, in float32 and in low precision. A step
+may call several networks, each on values of an earlier one. They are judged in the order of the calls. An input is data
+unless an earlier call has given inf or NaN.
 
-    find_nonfinite, explain: a network and a batch -> replays --+
-    Watch, a trainer's or module's step            -> replays --+--> find, judge --> NonFinite, Explanation
+    explain: a network and its batches      -> replays --+
+    Watch: a trainer's or module's step     -> replays --+--> judge --> Explanation
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _FAR = 2.0**20 * _FLOAT16_END  # of values
 _FAR_GRADIENT = 2.0**6 * _FLOAT16_END  # of the loss itself, not scaled
 
 
-# ---------------------------------------------------------------------- what is at fault in a step
+# ---------------------------------------------------------------------- the fault of a step.
 
 
 class _Fault(NamedTuple):
@@ -100,8 +100,8 @@ def _overflows(seen: Values) -> bool:
 def _first(replays: Sequence[Replay], exact: Sequence[Values], low: Sequence[Values]) -> Optional[NonFinite]:
     """Return the first inf or NaN in low precision that float32 does not have.
 
-    That which reaches an output of the network comes first, then a gradient, then what does no harm. But a gradient
-    whose operator reads inf or NaN is not the first: a ReLU may have kept that from the outputs.
+    A value that reaches an output of the network comes first, then a gradient, then a value that does no harm. But a
+    gradient whose operator reads inf or NaN is not the first: a ReLU may have kept that from the outputs.
     """
     value, gradient = _first_value(replays, exact, low), _first_gradient(exact, low)
     if value is None and gradient is not None and not any(each.bad for each in gradient.inputs):
@@ -139,7 +139,7 @@ def _or_parameter(finding: NonFinite, replay: Replay) -> NonFinite:
 
 
 def _fault_of(replays: Sequence[Replay], exact: Sequence[Values], low: Sequence[Values]) -> Optional[_Fault]:
-    """Return what makes float32's run of a step non-finite; None if it is finite.
+    """Return the reason why float32's run of a step is not finite; None if it is finite.
 
     Where inputs are not finite because low precision overflows in an earlier call, it is that call.
     """
@@ -197,7 +197,7 @@ def _bad_parameter(bad: ValueRange) -> _Fault:
 
 
 def _is_mask(parameter: ValueRange, replay: Replay) -> bool:
-    """Return whether a parameter is a constant mask: it is not trained, and holds 0 and inf alone."""
+    """Return whether a parameter is a constant mask: it is not trained, and holds only 0 and inf."""
     all_inf = 0 < parameter.infs == parameter.bad < parameter.size
     return parameter.name not in replay.call.trained and all_inf and not parameter.magnitude
 
@@ -208,7 +208,7 @@ def _real_ranges(arrays: Mapping[str, Any]) -> Iterator[ValueRange]:
 
 
 def _bad_data(replay: Replay, spoilt: bool) -> Optional[NonFinite]:
-    """Return the first input or label with inf or NaN if the call is finite without; labels alone if ``spoilt``."""
+    """Return the first input or label with inf or NaN if the call is finite without it; if ``spoilt``, only a label."""
     arrays = replay.labels() if spoilt else replay.data()
     bad = next((each for each in _real_ranges(arrays) if each.bad), None)
     if bad is None or replay.cleaned().run(False).is_broken:
@@ -237,8 +237,8 @@ def _first_nan(arrays: Mapping[str, Any]) -> Optional[NonFinite]:
 def nan_given(replay: Replay) -> Optional[str]:
     """Return which input or label of a call holds NaN, in words; None if none does, or another call may have given it.
 
-    Nothing is run, so the call must be the first one of its step. Arrays on a GPU are not looked at: that would take
-    some 17 launches and a read at a step that is skipped, most often for an overflow.
+    Nothing is run, so the call must be the first one of its step. Arrays on a GPU are not looked at. That would take
+    about 17 launches and a host read, and most skipped steps have good inputs.
     """
     if replay.follows_lost:
         return None
@@ -263,8 +263,8 @@ def _nan_in_batch(replays: Sequence[Replay], exact: Sequence[Values]) -> Optiona
 def judge(replays: Sequence[Replay], scale: float = 1.0) -> Explanation:
     """Return the verdict on a step, whose losses were multiplied by ``scale``.
 
-    Each call of the network is run again: in float32, in low precision at the step's scale, and at 1/8 of it and so on
-    down to 1. Operators that draw random numbers (dropout) draw others.
+    Each call of the network is run again: in float32, in low precision at the step's scale, and at lower scales down to
+    1. Operators that draw random numbers (dropout) draw others.
     """
     replays = _without_spoilt(replays, scale)
     exact = _runs(replays, None)
@@ -278,7 +278,7 @@ def judge(replays: Sequence[Replay], scale: float = 1.0) -> Explanation:
 
 
 def _judged(replays: Sequence[Replay], exact: Sequence[Values], scale: float) -> Explanation:
-    """Return the verdict on a step by what is not finite in it."""
+    """Return the verdict on a step by its values that are not finite."""
 
     def is_finite(runs: Sequence[Values]) -> bool:
         return not any(run.worse_than(other) for run, other in zip(runs, exact))
@@ -286,7 +286,7 @@ def _judged(replays: Sequence[Replay], exact: Sequence[Values], scale: float) ->
     def is_finite_at(scale: float) -> bool:
         return is_finite(_runs(replays, scale))
 
-    # First what float32 has too: no precision and no scale mends that.
+    # First the faults that float32 has too: no precision and no scale mends them.
     given = _runs(replays, scale)
     fault = _fault_of(replays, exact, given)
     if fault is not None:
@@ -351,7 +351,7 @@ def _of_fault(fault: _Fault) -> str:
             "and prepared, and at other nets that it came through."
         )
     if fault.kind == BAD_PARAMETERS:
-        meant = f" If it should be so large, the policy's overrides '{where.overrides}' keep what reads it in float32."
+        meant = f" If it should be so large, the policy's overrides '{where.overrides}' keep its readers in float32."
         return (
             f"{_sentence(where)} Go back to an earlier checkpoint, and find the step that wrote it: lower the learning "
             f"rate, clip gradients.{meant if where.keep else ''}"
@@ -373,7 +373,7 @@ def _too_high(where: Optional[NonFinite], scale: float, finite: float) -> str:
 
 
 def _out_of_range(where: Optional[NonFinite], below: Optional[float] = None) -> str:
-    """Return what to do; ``below``: a scale below 1 at which gradients are finite, if one was found."""
+    """Return the remedy; ``below``: a scale below 1 at which gradients are finite, if one was found."""
     if where is None:
         return "low precision is not finite at any scale, and float32 is. Keep more of the network in float32."
     if where.where == FORWARD:
@@ -409,6 +409,14 @@ def _diverged(replays: Sequence[Replay], exact: Sequence[Values], where: Optiona
     return _GROWN if where.precision in dtypes.LOW_PRECISION else ""
 
 
+def from_elsewhere(weight: str) -> str:
+    """Return the sentences on a weight whose gradient is not finite though those that the nets give are."""
+    return (
+        f"the gradients that the nets give are finite, and that of '{weight}' is not. So another part of the loss "
+        f"reads this weight, such as a penalty that is added by hand: look at that, and at the loss scale."
+    )
+
+
 def _number(scale: float) -> str:
     return f"{scale:,.0f}" if scale >= 1 and scale == round(scale) and scale < 1e15 else f"{scale:g}"
 
@@ -424,7 +432,7 @@ _DIVERGED = (
 )
 
 _NO_FAULT = (
-    "the step is finite, in float32 and in low precision. If it was skipped all the same, what made it so is drawn at "
+    "the step is finite, in float32 and in low precision. If it was skipped all the same, the reason is drawn at "
     "random (dropout), or has changed since: run it again at once, before the next step."
 )
 
@@ -445,13 +453,14 @@ def explain(
 ) -> Explanation:
     """Return whether inf or NaN in a training step is a bug, an overflow, or bad data, and where it comes from.
 
-    The step of each batch runs in float32, at the loss scale given, and at 1/8 of it and so on down to 1; at 1/8 and
-    1/64 too where a gradient leaves the range at 1. The first batch that has a fault is explained.
+    The step of each batch runs in float32 and at the loss scale given. Then it runs at 1/8 of that scale, and so on
+    down to 1. If a gradient leaves the range at 1, it runs at 1/8 and 1/64 too. The first batch that has a fault is
+    explained.
 
     An inf that float32 has too is no fault as long as float32's result is finite: the -inf of an attention mask. If
-    float32's is not, the first operator is named that gives inf or NaN in float32 though it reads none; or the data or
-    the parameter that holds it. The bodies of control flow are not looked into: the node around them is named. No
-    argument is changed, but dropout draws random numbers.
+    float32's result is not finite, the fault is the first operator that gives inf or NaN in float32 though it reads
+    none. It may also be the data or the parameter that holds it. The bodies of control flow are not looked into: the
+    node around them is named. No argument is changed. Dropout draws random numbers.
 
     Args:
         network: A network, as for `compare`.
@@ -469,7 +478,7 @@ def explain(
         says where inf or NaN comes up first.
 
     Raises:
-        ConvertError: If the network or a batch is none, or they do not fit each other; or if the policy computes in
+        ConvertError: If the network or a batch is none, or if they do not fit each other. If the policy computes in
             bfloat16, which MXNet does not run here.
         PolicyError: If the policy is not one.
         LossScaleError: If ``loss_scale`` is not positive and finite.
@@ -478,9 +487,11 @@ def explain(
     wanted = subject.policy_or(policy)
     subject.give(batches, labels, max_batches)
     found = None
-    with contextlib.closing(subject.runs(wanted, train=loss is not None)) as runs:
+    with contextlib.closing(subject.runs(wanted, train=loss is not None, weights=True)) as runs:
         for replays in runs:
             one = judge([each if wanted.is_mixed else each.in_float32() for each in replays], scale)
+            if one.kind == NO_FAULT and subject.bad_weight is not None:
+                return replace(one, text=from_elsewhere(subject.bad_weight))
             found = found or one
             if one.kind != NO_FAULT:
                 return one

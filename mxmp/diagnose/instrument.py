@@ -1,8 +1,8 @@
 """The one instrument of diagnosis: a copy of a network's graph with taps and reductions, which runs on a batch.
 
-A *tap* is a zero that is added to an output of a node, or to one input of one node. It changes no value, and its
-gradient is that of the place: of an output the sum over all readers, of an input the part that this reader gives. A
-*reduction* gives a few numbers of an output where it is computed, so that no activation comes to the host.
+A *tap* is a zero that is added to an output of a node, or to one input of one node. It changes no value. Its gradient
+is that of the place: for an output the sum over all readers, for an input the part of this reader. A *reduction* gives
+a few numbers of an output where it is computed, so that no activation comes to the host.
 
 Graphs are those that a conversion decides on (`mxmp.report.Decisions`), in float32 or with casts. The rewrites that run
 them on a processor (emulated float16, padding, guards) come last, behind taps and reductions, so that none is seen.
@@ -87,7 +87,7 @@ class Reading(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """The names of the variables that stand for taps, by the places that these tap."""
+    """The names of the variables of taps, by the places of the taps."""
 
     outputs: Dict[Key, str]
     ports: Dict[Port, str]
@@ -103,7 +103,7 @@ class Instrument:
         context: Where it runs: float16 is emulated on a CPU.
         outputs: The outputs of nodes that are tapped.
         ports: The inputs of nodes that are tapped.
-        reduced: The outputs of nodes that reductions get, beside those of the network.
+        reduced: The outputs of nodes that reductions get in addition to those of the network.
         reduce: Gives the symbols of reductions for those of the network's outputs and of ``reduced``.
         kept: The numbers of the network's outputs that a run gives; all unless given.
         loss_heads: The names of Custom operators that are loss heads, if the gradients of loss heads are to be scaled.
@@ -156,7 +156,11 @@ class Instrument:
         # MXNet goes back through all of a graph: the gradient of a norm that is 0 would be NaN.
         reductions = [mx.sym.BlockGrad(each) for each in reductions]
         symbol, self._count = mx.sym.Group([*outputs_of, *reductions]), len(outputs_of)
-        self._run, self._states = Runner(symbol), frozenset(symbol.list_auxiliary_states())
+        self._names, self._states = symbol.list_inputs(), frozenset(symbol.list_auxiliary_states())
+        try:
+            self._run = mx.nd.CachedOp(symbol)  # An executor would fuse operators with oneDNN, and hide their outputs.
+        except mx.MXNetError as e:  # An operator has no gradient; MXNet asks for one even where none is needed.
+            raise ConvertError(f"MXNet cannot run the network in one piece: {mxnet_reason(e)}") from e
 
     def __call__(
         self, values: Arrays, scale: float = 1.0, training: bool = True, trained: Collection[str] = ()
@@ -172,14 +176,16 @@ class Instrument:
         with self._context, autograd.pause():
             given = {name: array.as_nd_ndarray().as_in_context(self._context) for name, array in values.items()}
             given = in_dtypes(self._dtypes, {name: array.detach() for name, array in given.items()})
-            given.update({name: given[name].copy() for name in self._states if name in given})  # BatchNorm writes them
+            given.update({name: given[name].copy() for name in self._states if name in given})  # BatchNorm writes them.
             zeros = zeros_of(self._shapes(given), self._context)
-            written = {name: given[name] for name in self._run.names if name in trained and name in given}
+            written = {name: given[name] for name in self._names if name in trained and name in given}
             for array in written.values():
                 array.attach_grad()
             scales = {_SCALE: mx.nd.full((1,), scale)}
             with autograd.record(training) if zeros else autograd.pause(training):
-                results = self._run({**scales, **given, **zeros})
+                inputs = {**scales, **given, **zeros}
+                results = self._run(*[inputs[name] for name in self._names])
+        results = list(results) if isinstance(results, (list, tuple)) else [results]
         return Reading(results[: self._count], results[self._count :], {**zeros, **written}, self.taps)
 
     def _shapes(self, values: Arrays) -> Dict[str, Tuple[int, ...]]:
@@ -192,22 +198,6 @@ class Instrument:
 
 def _shapes_of(values: Arrays) -> FrozenSet[Tuple[str, Tuple[int, ...]]]:
     return frozenset((name, array.shape) for name, array in values.items())
-
-
-class Runner:
-    """A symbol that runs on values given by name, and always gives a list."""
-
-    def __init__(self, symbol: Any) -> None:
-        self.symbol, self.names = symbol, symbol.list_inputs()
-        try:
-            self._run = mx.nd.CachedOp(symbol)  # an executor would fuse operators with oneDNN, and hide their outputs
-        except mx.MXNetError as e:  # of an operator without a gradient, also if none is asked for
-            raise ConvertError(f"MXNet cannot run the network in one piece: {mxnet_reason(e)}") from e
-
-    def __call__(self, values: Arrays) -> List[Any]:
-        """Return the outputs."""
-        outputs = self._run(*[values[name] for name in self.names])
-        return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
 def facts_of(graph: Graph, values: Arrays) -> Facts:
@@ -227,7 +217,7 @@ def variable_dtypes(graph: Graph) -> Dict[str, str]:
         try:
             found = {**infer_variables(from_graph(graph), {}), **found}
         except InferenceError:
-            pass  # of an operator that must be told, as Embedding
+            pass  # An operator must be told, as Embedding.
     return found
 
 
@@ -325,9 +315,9 @@ class SideBySide(NamedTuple):
 
     Attributes:
         graph: The graph, whose heads are in float32.
-        compared: By output of a node of the network: the numbers of the heads that hold it in float32; as the node
-            gives it in low precision of float32's inputs (for a node in float32 the first number again); and in the
-            converted network.
+        compared: Three numbers of heads by output of a node of the network. The first head holds it in float32. The
+            second has the node's output in low precision for float32's inputs; for a node in float32 it is the first
+            again. The third has the output in the converted network.
         ports: The inputs of the nodes that run in low precision on float32's inputs, by those in the network.
     """
 
@@ -339,7 +329,7 @@ class SideBySide(NamedTuple):
 def side_by_side(decisions: Decisions, after: Facts) -> SideBySide:
     """Return the graph that compares a network with its conversion; ``after`` are the facts on the converted graph.
 
-    It holds the network in float32, the converted one, and of each node in low precision a copy that reads float32's
+    It holds the network in float32 and the converted one. Each node in low precision has a copy too. It reads float32's
     values, cast as the conversion casts them.
     """
     copies = _Copies(decisions, after)
@@ -349,11 +339,11 @@ def side_by_side(decisions: Decisions, after: Facts) -> SideBySide:
     for position, node in enumerate(converted.nodes):
         of_variables = all(converted.nodes[entry.node].is_variable for entry in node.inputs)
         if node.is_variable or (of_variables and position not in copies.source):
-            carried[position, 0] = copies.exact(Entry(position))  # casts of parameters and inputs are shared
+            carried[position, 0] = copies.exact(Entry(position))  # Casts of parameters and inputs are shared.
             continue
         new = copies.add(position, [carried[each.key]._replace(version=each.version) for each in node.inputs])
         carried.update({(position, i): Entry(new, i) for i in range(node.num_outputs)})
-    # Each node in low precision by itself: what it reads is float32's, through the casts of the conversion.
+    # Each node in low precision by itself reads float32's values, through the casts of the conversion.
     low = {position: where[position] for position in in_low_precision(decisions)}
     own = {old: copies.add(new, map(copies.exact, converted.nodes[new].inputs)) for old, new in low.items()}
     # Heads by output: float32's, the converted network's and, of a node in low precision, its own.
@@ -375,7 +365,7 @@ class _Copies:
     """A graph that begins with the network in float32, and gets copies of nodes of the converted one.
 
     Attributes:
-        builder: What the graph is built by; it maps the entries of the network in float32.
+        builder: The builder of the graph. It maps the entries of the network in float32.
         converted: The converted graph.
         where: The positions of the network's nodes in the converted graph.
         source: The positions in the network, by those in the converted graph.
@@ -463,7 +453,7 @@ def read_outputs(graph: Graph, facts: Facts, heads: bool) -> List[Key]:
 
 
 def is_unwritten(node: Node) -> bool:
-    """Return whether an operator leaves the gradients of its inputs unwritten: they hold what was in memory."""
+    """Return whether an operator leaves the gradients of its inputs unwritten, so that they are not defined."""
     rule = RULES.find(node.op, dict(node.attrs))
     return rule is not None and rule.unwritten_gradient
 
@@ -486,7 +476,7 @@ def in_float32(graph: Graph) -> Graph:
 
 # ---------------------------------------------------------------------- ranges of values
 
-_LARGEST = dtypes.limits(dtypes.FLOAT32).max  # stands for no finite value at all
+_LARGEST = dtypes.limits(dtypes.FLOAT32).max  # in the place of no finite value at all
 
 
 def summarize(F: Any, x: Any) -> Any:
@@ -509,13 +499,13 @@ class Summaries:
         self._operator = mx.nd.CachedOp(summarize(mx.sym, mx.sym.var("x")))
 
     def __call__(self, arrays: Sequence[Any]) -> List[Any]:
-        """Return what `summarize` gives for each array; nothing is recorded."""
+        """Return the summary of each array; nothing is recorded."""
         with autograd.pause():
             return [self._operator(array.as_nd_ndarray()) for array in arrays]
 
 
 def read_ranges(names: Sequence[str], sizes: Sequence[int], summaries: Sequence[mx.nd.NDArray]) -> List[ValueRange]:
-    """Return what summaries of arrays of known sizes say, which all lie on one context, by one host read."""
+    """Return the ranges that summaries of arrays of known sizes hold, by one host read; all are on one context."""
     if not summaries:
         return []
     rows = mx.nd.concat(*[each.as_nd_ndarray() for each in summaries], dim=0).asnumpy().reshape(-1, 4).tolist()

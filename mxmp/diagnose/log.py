@@ -1,6 +1,6 @@
-"""Logs of training steps: what is recorded of a step, and its two forms, a table and event files of TensorBoard.
+"""Log training steps: the record of a step, and its two forms, a table and event files of TensorBoard.
 
-What is computed for a log stays on the device until the next step ends: its finite check has waited for all that by
+The values of a step stay on the device until the next step ends. The finite check of that step has waited for them by
 then, so that the log adds no wait of the host to a step.
 """
 
@@ -56,13 +56,13 @@ class StepRecord(NamedTuple):
         taken: Whether the weights were updated.
         scale: The loss scale of this step.
         next_scale: That of the next step.
-        grad_norm: Norm of all true gradients, summed over contexts and workers, not divided by the batch size; before
-            the trainer clips them, but after the user's own code has (by ``param.grad()``). Not finite where a gradient
-            was not.
+        grad_norm: Norm of all true gradients, summed over contexts and workers, not divided by the batch size. The
+            trainer clips them after it, the user's own code (by ``param.grad()``) before it. Not finite if a gradient
+            is not.
         loss: Mean of the losses that `StepLogger.log` was given, of all batches of the step; without any, of those that
             went to ``scale_loss``.
         error: The error that the step raised, in one line.
-        why: Of a skipped step: the weights whose gradients were not finite, each with the share of its elements, the
+        why: The weights whose gradients were not finite in a skipped step, each with the share of its elements, the
             smallest share first. Backward spreads inf and NaN to ever more elements, so that one is likely the
             cause.
     """
@@ -103,15 +103,15 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
     """Records the steps of one trainer, module or optimizer; its children say where to.
 
     It changes nothing of the training, bit for bit. Each step is written when the next one ends, and the last one by
-    `detach` or `close`. The end of the program calls that if need be, for a log that is alive still: one whose trainer
-    is gone with it has to be closed before, or its last step is lost.
+    `detach` or `close`. The end of the program closes every log that is still alive. A log that is gone with its
+    trainer before that loses its last step, unless it is closed.
 
     Attributes:
         priority: For an Estimator: before the handler that makes the step.
     """
 
     priority = _BEFORE_THE_STEP
-    path = ""  # of what is written to
+    path = ""  # The file or folder that is written.
 
     def __init__(self, every: int) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
@@ -135,7 +135,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         """Record each step of a trainer, a module or a `LossScaleOptimizer` of mxmp from now on; return the log.
 
         A module may be attached before it is bound, so that ``fit`` is recorded. Steps that a kvstore takes by itself
-        (``update_on_kvstore=True``) are not told. Of several workers let one keep a log. A second call with the same
+        (``update_on_kvstore=True``) are not told. With several workers let one keep a log. A second call with the same
         owner does nothing.
 
         Raises:
@@ -260,7 +260,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         """Write the last step."""
         self.detach()
 
-    # ------------------------------------------------------------------ what children do
+    # ------------------------------------------------------------------ methods of children.
 
     @abc.abstractmethod
     def _write(self, record: StepRecord) -> None:
@@ -268,15 +268,15 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
 
     @abc.abstractmethod
     def _end(self) -> None:
-        """Close what is written to."""
+        """Close the file."""
 
 
 class CSVLogger(StepLogger):
     """Writes a line per training step: number, seconds, scale, gradient norm, loss, errors.
 
     The columns are the fields of `StepRecord`; an empty cell was not measured, ``taken`` is 0 or 1. Each line
-    is written whole, so that a process that is killed leaves whole lines. A file that is there already goes on: steps
-    that a resumed run makes again stand in it twice, the later ones below.
+    is written whole, so that a process that is killed leaves whole lines. A file that exists is continued. A step that
+    a resumed run makes again has two lines, the later one below.
 
     Args:
         path: A file that ends in ``.csv``; else the folder of a run, which is made if it is missing and gets a
@@ -408,7 +408,7 @@ class TensorBoardLogger(StepLogger):
 
 @contextlib.contextmanager
 def _writing(name: str) -> Iterator[None]:
-    """Let an error of the system within the block name what cannot be written."""
+    """Let an error of the system within the block name the file that cannot be written."""
     try:
         yield
     except CheckpointError:
@@ -418,7 +418,7 @@ def _writing(name: str) -> Iterator[None]:
 
 
 def _closing(log: StepLogger) -> Callable[[], None]:
-    """Return what closes a log without keeping it alive, nor the trainer and the parameters that it knows."""
+    """Return a function that closes a log, and does not keep the log, its trainer or its parameters alive."""
     alive = weakref.ref(log)
 
     def close() -> None:
@@ -455,9 +455,9 @@ def _lock(file: BinaryIO, path: str) -> None:
 
 
 def _norm(weights: Weights, scale: float) -> Callable[[], float]:
-    """Return what reads the norm of the true gradients, the largest of several contexts; NaN if one of them is."""
+    """Return a function that reads the norm of the true gradients, the largest of several contexts or NaN."""
     groups = [group for group in weights.groups() if group]
-    groups = groups[:1] if weights.kvstore is not None else groups  # all contexts have the same
+    groups = groups[:1] if weights.kvstore is not None else groups  # All contexts have the same.
     squares = []
     for grads in ([update.grad for update in group] for group in groups):
         low = [grad for grad in grads if is_low_precision(grad)]
@@ -468,8 +468,8 @@ def _norm(weights: Weights, scale: float) -> Callable[[], float]:
 def _why_skipped(weights: Weights) -> str:
     """Return in a line which gradients of a skipped step are not finite, the smallest share first; '' if all are.
 
-    Of several contexts the smallest share of a gradient counts. Waits for the gradients; they are read once for all
-    logs of a step. Of a row_sparse gradient the stored rows count.
+    The smallest share of a gradient on several contexts counts. Waits for the gradients; they are read once for all
+    logs of a step. The stored rows of a row_sparse gradient count.
     """
     if weights.seen is None:
         weights.seen = _nonfinite_shares(weights)

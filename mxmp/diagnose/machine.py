@@ -22,7 +22,7 @@ from ..report.doctor import DoctorReport, Finding
 
 GPU, CPU = "GPU", "CPU"
 
-_INSTRUCTIONS = ("avx512bw", "amx_bf16", "avx512_bf16")  # MXNet runs bfloat16 from the first on
+_INSTRUCTIONS = ("avx512bw", "amx_bf16", "avx512_bf16")  # MXNet runs bfloat16 if it has the first.
 _FEATURES = {"CUDA": "CUDA", "CUDNN": "cuDNN", "NCCL": "NCCL", "MKLDNN": "oneDNN", "DIST_KVSTORE": "parameter server"}
 
 
@@ -30,7 +30,7 @@ def doctor(
     policy: Union[str, Policy] = "O1",
     environ: Optional[Mapping[str, str]] = None,
 ) -> DoctorReport:
-    """Return whether this machine runs a policy in hardware, what to change if not, and which policies to use.
+    """Return whether this machine runs a policy in hardware, with the remedies, and which policies to use here.
 
     It starts ``nvidia-smi`` if that is installed. If the processor runs bfloat16, it measures convolutions and matrix
     products in bfloat16 and float32 for a second or two. The times are shown. The advice depends on the kind of the
@@ -50,14 +50,14 @@ def doctor(
     parsed, processor = parse_policy(policy), read_processor()
     dtype, measured = parsed.compute_dtype, speed.bfloat16_speed(speed.LONG)
     environ = os.environ if environ is None else environ
-    found = {each: check_devices(f"compute={each}") for each in (dtype, FLOAT16, BFLOAT16)}
-    running = {each: _running(found[each], environ, each) for each in found}
-    kinds = {_kind(finding) for finding in found[dtype]}
+    by_dtype = {each: check_devices(f"compute={each}") for each in (dtype, FLOAT16, BFLOAT16)}
+    running = {each: _running(devices, environ, each) for each, devices in by_dtype.items()}
+    kinds = {_kind(finding) for finding in by_dtype[dtype]}
     features = mx.runtime.Features()
     built = [text for name, text in _FEATURES.items() if name in features and features.is_enabled(name)]
     library = f"{mx.__version__} with {', '.join(built) or 'none of its options'}: {mx.libinfo.find_lib_path()[0]}"
     findings = [
-        Finding("Python", platform.python_version()),  # import of mxmp has checked the versions
+        Finding("Python", platform.python_version()),  # The import of mxmp has checked the versions.
         Finding("numpy", np.__version__),
         _names(),
         Finding("MXNet", library),
@@ -68,7 +68,7 @@ def doctor(
         _speed(measured),
         Finding("emulated float16", rounding.state()),
         *([] if GPU in kinds else [Finding(GPU, "none")]),
-        *(replace(finding, subject=_kind(finding)) for finding in found[dtype]),
+        *(replace(finding, subject=_kind(finding)) for finding in by_dtype[dtype]),
         *(variable.check(environ, dtype if variable.devices in kinds else "") for variable in _VARIABLES),
     ]
     return DoctorReport(str(parsed), dtype, running[dtype], _use(running, processor), tuple(findings))
@@ -87,7 +87,7 @@ def _use(running: Mapping[str, Sequence[str]], processor: Processor) -> str:
     amx = processor.amx
     if not amx.advice:
         return f"{use}."
-    return f"{use}; AMX would be faster, and is off ({amx.reason.rstrip('.')}): {amx.advice}"
+    return f"{use}. AMX would be faster, but is off ({amx.reason.rstrip('.')}): {amx.advice}"
 
 
 def _running(findings: Sequence[Finding], environ: Mapping[str, str], dtype: str) -> Tuple[str, ...]:
@@ -115,15 +115,15 @@ def _instructions(processor: Processor) -> Finding:
     return Finding("CPU flags", ", ".join(f"{flag}: {'yes' if flag in flags else 'no'}" for flag in _INSTRUCTIONS))
 
 
-def _amx(found: AmxStatus) -> Finding:
-    state = f"{'on' if found.on else 'off'}: {found.reason}"
-    return Finding("AMX", state, None if found.advice else True, found.advice)
+def _amx(status: AmxStatus) -> Finding:
+    state = f"{'on' if status.on else 'off'}: {status.reason}"
+    return Finding("AMX", state, None if status.advice else True, status.advice)
 
 
-def _speed(found: Optional[speed.Speed]) -> Finding:
-    if found is None:
+def _speed(measured: Optional[speed.Speed]) -> Finding:
+    if measured is None:
         return Finding("bfloat16", "not measured: it does not run on this processor")
-    return Finding("bfloat16", f"measured: {found}")
+    return Finding("bfloat16", f"measured: {measured}")
 
 
 def _is_off(value: Optional[str]) -> bool:
@@ -131,7 +131,7 @@ def _is_off(value: Optional[str]) -> bool:
 
 
 def _is_on(value: Optional[str]) -> bool:
-    return bool(value) and not _is_off(value)  # MXNet takes an empty value for none
+    return bool(value) and not _is_off(value)  # MXNet ignores an empty value.
 
 
 def _hides_all(value: Optional[str]) -> bool:

@@ -1,7 +1,7 @@
 """Measure how large the activations and gradients of a network are, on batches of data.
 
-Each call of a graph that a batch makes (`mxmp.diagnose.subject.Subject.runs`) runs once more in an
-`mxmp.diagnose.instrument.Instrument`, which reduces every tensor where it is computed, or taps its gradient.
+A batch makes calls of graphs (`mxmp.diagnose.subject.Subject.runs`). Each call runs once more in an
+`mxmp.diagnose.instrument.Instrument`. It reduces every tensor where it is computed, or taps its gradient.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .rerun import Call, NodeNames, Replay
 from .subject import Loss, Subject, read_subject
 
 _LOG = logging.getLogger(__name__)
-_NAMED = 3  # tensors that a warning names
+_NAMED = 3  # The most tensors that a warning names.
 _FLOAT32 = Policy()
 
 
@@ -50,8 +50,8 @@ def measure_ranges(
 ) -> Dict[str, float]:
     """Run a network on batches of data in float32, and return the largest magnitude of each of its tensors.
 
-    The result is for the ``ranges`` of ``mxmp.gluon.convert`` and ``mxmp.symbol.convert_model``: an activation that is
-    scaled by 1000 and leaves float16's range is thereby found, and kept in float32. A terminal shows a bar on stderr.
+    The result is for the ``ranges`` of ``mxmp.gluon.convert`` and ``mxmp.symbol.convert_model``. They keep in float32
+    an activation that leaves float16's range, because it is scaled by 1000 for example. A terminal shows a bar.
 
     Args:
         network: A network, as for `compare`; it runs in inference, and is left as it was. The bodies of loops are not
@@ -114,13 +114,13 @@ def measure_gradients(
 
     Returns:
         A mapping from the name of an output ('conv0_output') to the magnitudes of its gradient over all batches.
-        ``print`` shows which share of all lies in which power of two, and how many become 0 in float16. Left out are
-        outputs without a gradient in training, or with 0 everywhere: outputs that nothing reads, those of loss heads,
-        and those that depend on no parameter that is trained.
+        ``print`` shows which share of all lies in which power of two, and how many become 0 in float16. Outputs without
+        a gradient in training, or with 0 everywhere, are left out: nothing reads them, they are those of loss heads, or
+        they depend on no parameter that is trained.
 
     Raises:
-        ConvertError: If the network or a batch is none, or they do not fit each other; if the loss or a label is
-            missing; or if the network has no activation to measure or no parameter to train.
+        ConvertError: If the network or a batch is none, or if they do not fit each other. If the loss or a label is
+            missing. If the network has no activation to measure, or no parameter to train.
         PolicyError: If the policy is not one.
 
     References:
@@ -173,7 +173,7 @@ def _measured(
 
 
 def _graph_of(call: Call, converted: bool) -> Tuple[Graph, NodeNames]:
-    """Return the graph of a call that is measured, and what its nodes are called in the network."""
+    """Return the graph of a call that is measured, and the names of its nodes in the network."""
     decisions = call.decisions
     graph = decisions.after if converted else in_float32(decisions.before)
     return graph, NodeNames(decisions.before, graph)

@@ -1,4 +1,4 @@
-"""Where inf or NaN comes up first: in one graph, forward or backward, beside the same graph in float32."""
+"""Find where inf or NaN comes up first in one graph, forward or backward, compared with the same graph in float32."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def first_forward(seen: Values, exact: Values, allowed: bool = True, harmful: bo
     Args:
         seen: The network as it was converted.
         exact: The same in float32.
-        allowed: Whether inf and NaN that float32 has too are no fault (an attention mask); if not, an operator counts
-            that has inf or NaN though all its inputs are finite. One whose own constant is inf (a mask's ``m * -inf``)
-            only counts if no operator after it makes NaN of it.
+        allowed: Whether inf and NaN that float32 has too are no fault (an attention mask). If not, every operator
+            counts that has inf or NaN though all its inputs are finite. An operator whose constant is inf (a mask's
+            ``m * -inf``) only counts if no operator after it makes NaN of it.
         harmful: Whether only those count from which inf and NaN reach an output of the network.
     """
     # Positions are in the order in which nodes run, so that the first one found is where it begins.
@@ -60,7 +60,7 @@ def first_backward(seen: Values, exact: Optional[Values]) -> Optional[NonFinite]
             same = exact.backward.get((names.source[key[0]], key[1]))
         if not gradient.bad or (same is not None and gradient.bad <= same.bad):
             continue
-        # The operator that hands on what is not finite, though its own gradients are finite.
+        # The operator that gives inf or NaN, though its own gradients are finite.
         reader = max(
             (reader for reader, _ in readers.get(key, ()) if not any(each.bad for each in _given_to(reader, seen))),
             default=None,
@@ -91,7 +91,7 @@ def _with_alike(finding: NonFinite, position: int, seen: Values, exact: Mapping[
     low = sorted(key for key, dtype in seen.types.items() if dtype in dtypes.LOW_PRECISION)
 
     def is_beyond(key: Key) -> bool:
-        origin = key  # of a cast, what it casts: any of its node's outputs
+        origin = key  # A cast has the values of its input, which may be any output of a node.
         while is_inserted(nodes[origin[0]]):
             origin = nodes[origin[0]].inputs[0].key
         same = exact.get((source.get(origin[0], -1), origin[1]))
@@ -122,7 +122,7 @@ def _inputs_of(position: int, seen: Values) -> List[ValueRange]:
 
 
 def _closure(first: Iterable[T], following: Callable[[T], Iterable[T]]) -> List[T]:
-    """Return what is reached from the first by steps, these included, each once, the nearest first."""
+    """Return the items that steps reach from the first ones, these included, each once, the nearest first."""
     reached = dict.fromkeys(first)
     waiting = list(reached)
     for each in waiting:  # which grows
@@ -174,7 +174,7 @@ def _reaching(seen: Values) -> Set[Key]:
 
 
 def _is_excused(position: int, seen: Values) -> bool:
-    """Return whether a node hands on what it reads: inf for inf, NaN for NaN; or depends on constants alone."""
+    """Return whether a node gives inf because it reads inf, or NaN because it reads NaN; or reads only constants."""
     graph = seen.names.graph
     inputs = _inputs_of(position, seen)
     outputs = [output for key, output in seen.forward.items() if key[0] == position]
@@ -191,7 +191,7 @@ def _finding(
     seen: Values,
     same: Optional[ValueRange],
 ) -> NonFinite:
-    """Return the finding at a node; the precision is that of its arithmetic: backward, that of what it reads."""
+    """Return the finding at a node; the precision is that of its arithmetic: backward, that of its inputs."""
     read = [seen.types.get(entry.key) for entry in seen.names.graph.nodes[position].inputs]
     low = [each for each in read if each in dtypes.LOW_PRECISION] if where == BACKWARD else []
     precision = low[0] if low else seen.types.get((position, 0))
@@ -204,8 +204,8 @@ def _finding(
 def _to_keep(position: int, seen: Values, readers: Mapping[Key, Sequence[Tuple[int, int]]]) -> Tuple[str, ...]:
     """Return a node and those in low precision that read its output, casts passed over.
 
-    Of an inserted cast those that read it, and the node that it casts if that is in low precision. ``readers`` are the
-    graph's `consumers`.
+    For an inserted cast they are its readers, and the node that it casts if that is in low precision. ``readers`` are
+    the graph's `consumers`.
     """
     graph = seen.names.graph
 

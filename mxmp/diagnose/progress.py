@@ -25,7 +25,7 @@ def shown(name: str, items: Iterable[T], counted: Any = None) -> Iterator[T]:
     """
     total = len(counted) if hasattr(counted, "__len__") else counted if isinstance(counted, int) else None
     with showing_progress(sys.stderr.isatty()) as show:
-        # An iterator has no length: the bar moves to and fro then, and the number beside the name tells.
+        # An iterator has no length: the bar moves to and fro, and the number in the text tells how far it is.
         for number, item in enumerate(items):
             show(f"{name} {number}", number / total if total else None)
             yield item
@@ -33,7 +33,7 @@ def shown(name: str, items: Iterable[T], counted: Any = None) -> Iterator[T]:
 
 @contextlib.contextmanager
 def showing_progress(shown: bool) -> Iterator[Callable[[str, Optional[float]], None]]:
-    """Yield a function of what is done next and the share that is done, which a bar on stderr shows if asked to."""
+    """Yield a function of the next task and the share that is done, which a bar on stderr shows if asked to."""
     # rich would write control sequences into a file or a pipe.
     if not shown:
         yield lambda name, share: None

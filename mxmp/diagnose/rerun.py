@@ -1,8 +1,8 @@
 """Keep calls of networks, and run them again: in float32, or in low precision at any loss scale.
 
 A `Recorder` keeps calls of converted nets. A `Replay` is a call of a graph with the gradients of its outputs. `Rerun`
-runs it, and gives `Values`: the ranges of the values of all nodes and of their gradients, under the names that the
-network has before its conversion.
+runs it, and gives `Values`: the ranges of all nodes' values and of their gradients. The nodes have the names that they
+have in the network before its conversion.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from .instrument import (
     without_dropout,
 )
 
-MOST_CALLS = 256  # that are kept of one step of a trainer
+MOST_CALLS = 256  # The most calls that are kept of one step of a trainer.
 
 LOST = 2.0**104
 """A gradient of a loss beyond this is as good as infinite: a loss scale of 2**24 makes it so in float32."""
@@ -62,7 +62,7 @@ class Call:
 
     Attributes:
         name: The name of the block or symbol, for errors.
-        decisions: What a conversion decides, with the graph before and after it; one object for the calls of a graph.
+        decisions: The decisions of a conversion, with the graph before and after it; one object for each graph.
         values: NDArrays of all variables by name, on one context.
         inputs: The names of those that are data or labels.
         trained: The names of those whose gradients a step uses.
@@ -105,15 +105,15 @@ class Recorder(Observer):
     Attributes:
         keeps_gradients: Whether all calls are kept, with the gradients of their outputs.
         most: How many calls are kept; None for all.
-        is_complete: Whether all calls are there. Else nothing is said of the values that the others have given: neither
-            that an input is bad data nor that the outputs are finite.
+        is_complete: Whether all calls are kept. Otherwise the values of the other calls are not known, so that no input
+            can be called bad data.
     """
 
     keeps_gradients = True
 
     def __init__(self, most: Optional[int] = MOST_CALLS) -> None:
         self.most, self.is_complete = most, True
-        self._kept: Dict[Any, KeptCall] = {}  # threads may add to it: each change of it is one operation
+        self._kept: Dict[Any, KeptCall] = {}  # Threads may add to it: each change of it is one operation.
 
     @property
     def calls(self) -> List[KeptCall]:
@@ -177,7 +177,7 @@ class Gradients:
     are not finite.
     """
 
-    follows_outputs = False  # whether they are computed of the outputs that are given
+    follows_outputs = False  # Whether they are computed from the outputs.
 
     def __init__(self, arrays: Optional[Sequence[Any]] = None, of_loss: Optional[Gradients] = None) -> None:
         self._arrays, self.of_loss = arrays, of_loss
@@ -214,7 +214,7 @@ class LossGradients(Gradients):
 
     Args:
         loss: The loss.
-        labels: What it reads beside the outputs.
+        labels: The arrays that it reads in addition to the outputs.
         nest: Returns the outputs of a graph as the loss gets them.
     """
 
@@ -295,12 +295,12 @@ class Replay:
         return self._reruns[low](self.call.values, self.gradients, scale)
 
     def data(self) -> Dict[str, Any]:
-        """Return the data: inputs, labels, and what the loss reads besides."""
+        """Return the data by name: the inputs and the labels of the loss."""
         values = self.call.values
         return {**{name: values[name] for name in self.call.inputs if name in values}, **self.labels()}
 
     def labels(self) -> Dict[str, Any]:
-        """Return what the loss reads besides the network's outputs."""
+        """Return the labels that the loss reads, by name."""
         return self.gradients.labels() if self.gradients is not None else {}
 
     def parameters(self) -> List[ValueRange]:
@@ -367,7 +367,7 @@ class Values:
     """The ranges that a run of a graph has shown, under the names of the network that it was made of.
 
     Attributes:
-        names: What its nodes are called.
+        names: The names of its nodes.
         types: The dtypes of its outputs of nodes.
         forward: The values of outputs of nodes.
         backward: Their gradients, those of variables that are trained included.
@@ -413,7 +413,7 @@ class Values:
         return self.is_bad or bool(self.lost_heads)
 
     def worse_than(self, exact: Values) -> bool:
-        """Whether it has inf or NaN in what leaves the network where float32 has none."""
+        """Whether outputs or gradients have inf or NaN where float32 has none."""
         if self.backward and any(each.bad for each in self._gradients):
             return True
         return any(each.bad > other.bad for each, other in zip(self.outputs, exact.outputs))
@@ -432,7 +432,7 @@ class NodeNames:
         self.source = {new: old for old, new in positions(before, graph).items()}
 
     def of(self, position: int) -> Tuple[str, str]:
-        """Return the name and operator of a node; of a cast, the name of what it casts."""
+        """Return the name and operator of a node; a cast has the name of its input."""
         if position in self.source:
             node = self.before.nodes[self.source[position]]
             return node.name, node.op
@@ -442,7 +442,7 @@ class NodeNames:
         return self.of(node.inputs[0].node)[0], "cast"
 
     def of_output(self, key: Key) -> str:
-        """Return the name of an output of a node; of a cast, that of what it casts."""
+        """Return the name of an output of a node; a cast has the name of its input."""
         node = self.graph.nodes[key[0]]
         if key[0] not in self.source:
             return self.of_output(node.inputs[0].key) if is_inserted(node) else self.graph.entry_name(Entry(*key))

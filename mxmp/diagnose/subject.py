@@ -36,7 +36,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import to_float32, tree_leaves
+from ..arrays import all_finite, first_non_finite, to_float32, tree_leaves
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..errors import ConvertError, LossScaleError, MxmpError, listed, mxnet_reason
@@ -84,7 +84,7 @@ _NETWORKS = (
     "(symbol, arg_params, aux_params)"
 )
 _DEFAULT = "O1"
-_POLICIES = 8  # whose decisions are kept
+_POLICIES = 8  # The most policies whose decisions are kept.
 
 
 class Subject(ABC):
@@ -92,15 +92,18 @@ class Subject(ABC):
 
     Attributes:
         policy: The policy that it is converted by; None if it is not converted.
+        bad_weight: The first weight whose gradient of the last batch is not finite, in float32; None if none is, or if
+            the network does not train.
     """
 
     policy: Optional[Policy] = None
+    bad_weight: Optional[str] = None
     labels: Optional[int] = None
     _given: Batches = ()
     _max_batches: Optional[int] = None
 
     def give(self, batches: Batches, labels: Optional[int] = None, max_batches: Optional[int] = None) -> None:
-        """Take batches, which `runs` reads, for the network.
+        """Take the batches that `runs` reads.
 
         Args:
             batches: One batch or several.
@@ -114,7 +117,7 @@ class Subject(ABC):
         return read_batches(self._given, self._max_batches)
 
     @abstractmethod
-    def runs(self, policy: Policy, train: bool = False) -> Generator[List[Replay], None, None]:
+    def runs(self, policy: Policy, train: bool = False, weights: bool = False) -> Generator[List[Replay], None, None]:
         """Yield the calls of graphs that each batch makes, with values as float32 has them.
 
         Use it with ``contextlib.closing``: a net is put back when it ends.
@@ -122,6 +125,7 @@ class Subject(ABC):
         Args:
             policy: The policy whose decisions the calls have.
             train: Whether a net runs in training mode meanwhile.
+            weights: Whether a net with a loss runs backward in any case, so that `bad_weight` is known.
         """
 
     @abstractmethod
@@ -138,14 +142,14 @@ class Subject(ABC):
 
     @abstractmethod
     def decisions(self, policy: Policy) -> List[Decisions]:
-        """Return what a conversion to a policy decides, for each graph of the network that is known."""
+        """Return the decisions of a conversion to a policy, for each graph of the network that is known."""
 
     def graphs(self, policy: Policy) -> Tuple[Graph, ...]:
-        """Return the converted graphs under a policy: where they are equal, so is everything that is measured."""
+        """Return the converted graphs under a policy. If two policies have equal graphs, all measurements are equal."""
         return tuple(each.after for each in self.decisions(policy))
 
     def rows(self, policy: Policy) -> Tuple[Row, ...]:
-        """Return what is decided about each operator under a policy; those that are folded are not there."""
+        """Return the decision about each operator under a policy, operators that are folded left out."""
         rows = (row for each in self.decisions(policy) for row in each.report.rows)
         return tuple(row for row in rows if row.precision not in (FOLDED, DROPPED))
 
@@ -196,7 +200,7 @@ def read_subject(network: Any, loss: Loss = None, ctx: Any = None) -> Subject:
 
 
 def _as_converted(policy: Policy, converted: Iterable[Decisions]) -> Policy:
-    """Return the policy of a converted network, with what measured ranges keep in float32 named in it."""
+    """Return the policy of a converted network, with the names of the operators that ranges keep in float32."""
     names = dict(policy.names)
     for each in converted:
         beyond = each.facts.nodes_out_of_range(each.before)
@@ -228,7 +232,7 @@ class SymbolSubject(Subject):
     Args:
         symbol: The symbol, converted or not.
         args: Its arguments, NDArrays by name.
-        aux: Its auxiliary states, likewise.
+        aux: Its auxiliary states, NDArrays by name.
         ctx: Where it runs; the CPU unless given.
         for_inference: Whether BatchNorm is folded.
 
@@ -246,7 +250,7 @@ class SymbolSubject(Subject):
         self, symbol: Any, args: Mapping[str, Any], aux: Mapping[str, Any], ctx: Any = None, for_inference: bool = False
     ) -> None:
         self.given, self._for_inference = (symbol, args, aux), for_inference
-        self.model = convert_model(symbol, args, aux, "O0")  # without casts, should it be converted
+        self.model = convert_model(symbol, args, aux, "O0")  # It has no casts, even if it was converted.
         self.context = ctx or mx.cpu()
         self.taken: List[Mapping[str, Any]] = []
         self._last: Optional[Tuple[Policy, ConvertedModel]] = None
@@ -267,7 +271,7 @@ class SymbolSubject(Subject):
         if buckets is not None:
             module = buckets._curr_module if bucket is None else buckets._buckets[bucket]
             if bucket is not None and module is not buckets._curr_module:
-                module._sync_params_from_devices()  # which hold the values of another bucket's step
+                module._sync_params_from_devices()  # They hold the values of another bucket's step.
         source = buckets if bucket is None and buckets is not None else module
         args, aux = source.get_params()
         subject = cls(module.symbol, args, aux, module._context[0])
@@ -302,7 +306,7 @@ class SymbolSubject(Subject):
             self._of_buckets[key] = SymbolSubject.of_module(self.buckets, key)
         return self._of_buckets[key]
 
-    def runs(self, policy: Policy, train: bool = False) -> Generator[List[Replay], None, None]:
+    def runs(self, policy: Policy, train: bool = False, weights: bool = False) -> Generator[List[Replay], None, None]:
         """Yield a call for each batch; the gradients of loss heads are ones."""
         for number, batch in enumerate(self.batches()):
             for call in self.take([batch]).calls(policy):
@@ -364,7 +368,7 @@ class SymbolSubject(Subject):
         return self._last[1]
 
     def decisions(self, policy: Policy) -> List[Decisions]:
-        """Return what a conversion to a policy decides, for inputs of the first batch's shapes."""
+        """Return the decisions of a conversion to a policy, for inputs of the first batch's shapes."""
         # A search asks for the same few policies again and again, whose models are not kept: these are large.
         if policy not in self._decided:
             _make_room(self._decided)
@@ -406,7 +410,7 @@ class SymbolSubject(Subject):
 
 
 def _make_room(kept: Dict[Policy, Any]) -> None:
-    """Delete the oldest of what is kept for policies if it is as much as is to be kept."""
+    """Delete the entry of the oldest policy if there are as many as are kept."""
     if len(kept) == _POLICIES:
         del kept[next(iter(kept))]
 
@@ -490,8 +494,8 @@ class NetSubject(Subject):
         self.net, self.inside = net, loss == OUTPUTS
         self.loss: Any = (lambda outputs: outputs) if self.inside else loss
         self._roots = roots(net)
-        self._graphs: Dict[int, Tuple[Trace, NetCall]] = {}  # each with its first call, by the id of the trace
-        self._decided: Dict[Policy, Dict[int, Converted]] = {}  # the oldest policy first
+        self._graphs: Dict[int, Tuple[Trace, NetCall]] = {}  # Each has its first call; the key is the id of the trace.
+        self._decided: Dict[Policy, Dict[int, Converted]] = {}  # The oldest policy comes first.
         self._noted: List[KeptCall] = []
         self._recorder: Optional[Recorder] = None
         for param in net.collect_params().values():
@@ -506,7 +510,7 @@ class NetSubject(Subject):
             policies.append(_as_converted(conversion.policy, decisions))
         self.policy = next((each for each in policies if each.is_mixed), (*policies, None)[0])
 
-    def runs(self, policy: Policy, train: bool = False) -> Generator[List[Replay], None, None]:
+    def runs(self, policy: Policy, train: bool = False, weights: bool = False) -> Generator[List[Replay], None, None]:
         """Yield the calls of each batch; the gradients of their outputs are those of the loss, None without one."""
         with kept(self.net):
             takes, labels = arguments_of(self.net), 0 if self.inside else self.labels
@@ -524,8 +528,9 @@ class NetSubject(Subject):
                     raise ConvertError(f"block '{self.net.name}' ran no HybridBlock on this batch, so it has no graph.")
                 last = None if losses is None else LossGradients(self.loss, given, as_outputs(outputs))
                 is_last = [each.call.outputs is outputs for each in calls]
-                if losses is not None and is_last != [True]:
+                if losses is not None and (weights or is_last != [True]):
                     run_backward(losses, train=train)
+                    self.bad_weight = self._bad_weight() if weights else None
                 yield [
                     self._replay(each, policy, number, last if is_end else None, losses is not None)
                     for each, is_end in zip(calls, is_last)
@@ -534,6 +539,12 @@ class NetSubject(Subject):
                     made = [*self._decided[policy].values()]
                     marked = {mark for each in made for mark in marked_blocks(each.decisions.before)}
                     require_matches(policy, made, block_names(self.net), marked)
+
+    def _bad_weight(self) -> Optional[str]:
+        params = [param for param in self.net.collect_params().values() if param.grad_req != "null"]
+        grads = [(str(param.name), grad) for param in params for grad in param.list_grad()]
+        are_finite = not grads or all_finite(grad for _, grad in grads).asnumpy().item()
+        return None if are_finite else first_non_finite(grads)
 
     def _replay(
         self, kept_call: KeptCall, policy: Policy, number: int, last: Optional[Gradients], has_losses: bool
@@ -550,14 +561,14 @@ class NetSubject(Subject):
         inputs = {symbol.name: array for symbol, array in zip(traced.inputs, noted.inputs)}
         params = {name: param._reduce() for name, param in traced.params.items()}
         read = decisions.facts.variable_dtypes(decisions.before)
-        # An imported net may store in low precision what it reads in float32.
+        # An imported net may store a parameter in low precision and read it in float32.
         wide = {n: to_float32(each) if read.get(n) == dtypes.FLOAT32 else each for n, each in params.items()}
         trained = frozenset(name for name, param in traced.params.items() if param.grad_req != "null")
         fixed = {**wide, **inputs}, list(inputs), trained, noted.context
         return Call(noted.name, decisions, *fixed, noted.training, number=number, out_format=traced.formats[1])
 
     def _converted(self, policy: Policy, noted: NetCall) -> Converted:
-        """Return what a policy makes of the graph of a call."""
+        """Return the conversion of the graph of a call to a policy."""
         traced: Trace = noted.graph.trace
         self._graphs.setdefault(id(traced), (traced, noted))
         if policy not in self._decided:
@@ -573,7 +584,7 @@ class NetSubject(Subject):
         return made[id(traced)]
 
     def decisions(self, policy: Policy) -> List[Decisions]:
-        """Return what a conversion to a policy decides, for each graph of the net that has run."""
+        """Return the decisions of a conversion to a policy, for each graph of the net that has run."""
         return [self._converted(policy, call).decisions for _, call in self._graphs.values()]
 
     def calls(self, policy: Policy) -> List[Call]:
@@ -619,7 +630,7 @@ class NetSubject(Subject):
 
 
 def install_float32(net: gluon.Block, policy: Policy) -> List[Conversion]:
-    """Have the graphs of a net run in float32, marked as a policy says of its blocks; return what sees their calls.
+    """Have the graphs of a net run in float32, marked as a policy says of its blocks; return their conversions.
 
     A region or a name that asks for low precision does not get it. `kept` undoes it.
     """
@@ -644,10 +655,10 @@ def require_same_names(net: gluon.HybridBlock, traced: Trace) -> None:
 
 
 def call_net(net: gluon.Block, inputs: Sequence[Any]) -> Any:
-    """Return what a net gives for a batch; ConvertError if that does not fit it."""
+    """Return the outputs of a net for a batch; ConvertError if the batch does not fit it."""
     try:
         return net(*inputs)
-    except (mx.MXNetError, TypeError, ValueError, ConvertError) as e:  # a wrong count of arguments, a reshape, a trace
+    except (mx.MXNetError, TypeError, ValueError, ConvertError) as e:  # of wrong arguments, a reshape, a trace
         arrays = [each for each in tree_leaves(inputs) if each is not None]
         names = ["data"] if len(arrays) == 1 else [f"data{number}" for number in range(len(arrays))]
         types = [dtypes.canonical(array.dtype) for array in arrays]
@@ -665,8 +676,9 @@ def call_net(net: gluon.Block, inputs: Sequence[Any]) -> Any:
 def kept(net: gluon.Block) -> Iterator[None]:
     """Give the net as it was written within this context, and as it was found after it, also after an exception.
 
-    That includes its policy and graphs, whether it is hybridized, and the very arrays of its parameters, statistics and
-    gradients, whose values are copied for that. What backward writes in it counts as no gradient for a trainer's step.
+    That includes its policy and graphs, whether it is hybridized, and the arrays of its parameters, statistics and
+    gradients. The values of these arrays are copied for that. A gradient that backward writes within this context does
+    not count for a trainer's step.
     """
     state = _State(net)
     try:
@@ -695,7 +707,7 @@ class _State:
         """Make all of it as it was. Nothing is emptied first: an interrupt at any line leaves objects that work."""
         for value, kind, attributes in self._objects:
             vars(value).update(attributes)
-            if type(value) is not kind:  # has all attributes by now, and those of its former class until then
+            if type(value) is not kind:  # It has all attributes by now, and those of its former class until then.
                 value.__class__ = kind
             _keep_keys(vars(value), attributes)
         for container, copy in self._containers:

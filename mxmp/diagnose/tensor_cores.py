@@ -28,8 +28,8 @@ class Uneven(NamedTuple):
 
     name: str
     op: str
-    # By what they count: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out per group'; 'head', 'length',
-    # 'key length'; or the sides of a product, (rows, inner) x (inner, columns).
+    # By their names: 'batch'; 'in' and 'out' (channels), 'in per group' and 'out per group'. Attention has 'head',
+    # 'length' and 'key length'. A product has its sides: (rows, inner) x (inner, columns).
     sizes: Mapping[str, int]
     padded: bool = False  # whether cuDNN pads the channels, which costs a copy
 

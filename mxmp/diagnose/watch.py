@@ -1,7 +1,7 @@
-"""The steps of trainers and modules as calls that can be run again: by a `Watch`, and unasked where a step fails.
+"""Explain the steps of trainers and modules: by a `Watch`, and unasked where a step fails.
 
-Unasked, a step is explained that training has to speak of anyway: after ten skips in a row, where the loss is not
-finite, where the scale gives up. Dropout is off then, so that no random number is drawn.
+Unasked, a step is explained after ten skips in a row, if the loss is not finite, or if the scale gives up. Dropout is
+off then, so that no random number is drawn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..module import BucketingModule, Module
 from ..module.binding import LOSS_SCALE
 from ..report.explanation import NO_FAULT, Explanation
 from ..train.step import Observer, StepEnd, Weights
-from .explain import judge, nan_given
+from .explain import from_elsewhere, judge, nan_given
 from .rerun import MOST_CALLS, Call, Gradients, KeptCall, LossGradients, Recorder, Replay, as_outputs
 
 
@@ -34,8 +34,8 @@ class Watch(Observer):
     `mxmp.estimator.MixedPrecisionHandler`.
 
     Args:
-        loss: Of a trainer, the loss Block that is called with a net's output and labels, so that labels are looked at
-            too; may be left out. Of a function the calls cannot be noted, so it is refused.
+        loss: The loss Block that a trainer's loop calls with a net's output and labels, so that labels are looked at
+            too; may be left out. A function is refused, because its calls cannot be noted.
 
     Attributes:
         end: How the last step ended: a `mxmp.train.step.StepEnd`; None before the first.
@@ -62,7 +62,7 @@ class Watch(Observer):
             )
         self._loss: Any = loss
         self._replays: List[Replay] = []
-        self._bad: Optional[str] = None  # the first weight whose gradient is not finite
+        self._bad: Optional[str] = None  # The first weight whose gradient is not finite.
         self._scale = 1.0
         self._labels: Deque[Tuple[Any, ...]] = deque(maxlen=MOST_CALLS)
         self._handle: Any = None
@@ -115,17 +115,17 @@ class Watch(Observer):
                 "call verdict after step or update."
             )
         self._labels.clear()
-        loss, self._loss = self._loss, None  # which is called, and not to be noted
+        loss, self._loss = self._loss, None  # It is called, and not to be noted.
         try:
             found = judge([replay.with_masters() for replay in self._replays], self._scale)
         finally:
             self._loss = loss
 
         if found.kind == NO_FAULT and self._bad is not None:
-            return replace(found, text=_from_elsewhere(self._bad))
+            return replace(found, text=from_elsewhere(self._bad))
         return found
 
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ events of a step.
 
     def on_reduced(self, weights: Weights, scale: float) -> None:
         """Keep the calls of the step that is being made."""
@@ -148,11 +148,11 @@ class Watch(Observer):
         self.end = end
 
     def _note_labels(self, block: gluon.Block, inputs: Tuple[Any, ...]) -> None:
-        if self._loss is not None and autograd.is_recording():  # not where it is evaluated
+        if self._loss is not None and autograd.is_recording():  # It is not noted where it is evaluated.
             self._labels.append(inputs)
 
     def _of_loss(self, outputs: Any) -> Optional[LossGradients]:
-        """Return what computes the gradients of a call's outputs, if the loss was called with these."""
+        """Return the gradients of the loss for a call's outputs, if the loss was called with these."""
         labels = next((given[1:] for given in self._labels if given and given[0] is outputs), None)
         return None if labels is None else LossGradients(self._loss, labels, as_outputs(outputs))
 
@@ -172,7 +172,7 @@ class StepCalls(Recorder):
         self._trainer = trainer
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        """Return what pickle and copy make an empty one from: graphs that ran cannot be copied."""
+        """Have pickle and copy make an empty one: graphs that ran cannot be copied."""
         return StepCalls, (self._trainer,)
 
     @property
@@ -255,14 +255,7 @@ def explain_step(owner: Any) -> Optional[str]:
     look = "look at the loss, at its labels, and at other nets that it comes through."
     if outside:
         return f"the outputs of the trainer's nets are finite here: {look}"
-    return None if bad is None else _from_elsewhere(bad)
-
-
-def _from_elsewhere(weight: str) -> str:
-    return (
-        f"the gradients that the nets give are finite, and that of '{weight}' is not. So another part of the loss "
-        f"reads this weight, such as a penalty that is added by hand: look at that, and at the loss scale."
-    )
+    return None if bad is None else from_elsewhere(bad)
 
 
 def bad_input(owner: Any) -> Optional[str]:

@@ -103,7 +103,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Line:
-    """A series of a chart.
+    """One line of a chart.
 
     Attributes:
         name: For the legend.
@@ -142,7 +142,7 @@ class Lines:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no line has a value."""
+        """Whether the chart has no value."""
         return all(value is None for line in self.lines for value in line.values)
 
 

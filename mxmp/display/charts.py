@@ -37,7 +37,7 @@ _NOTHING: Chart = dict(shades=(), bars=(), lines=(), marks=(), beyond=(), said="
 
 
 class Axis(NamedTuple):
-    """The values, or their logarithms to a base, from one end of a side of the plane to the other."""
+    """An axis of a chart: its first and last value, or their logarithms if it has a base."""
 
     low: float
     high: float

@@ -55,7 +55,7 @@ def parts(shown: Any, width: int = WIDTH, most: Optional[int] = None) -> Iterato
 
 def _drawn(block: blocks.Block, width: int) -> Iterator[Any]:
     if isinstance(block, blocks.Table):
-        yield table(block, width < NARROW)
+        yield table(block, width)
     elif isinstance(block, blocks.Facts):
         yield pairs(block.pairs)
     elif isinstance(block, blocks.Figures):
@@ -72,14 +72,14 @@ def pairs(lines: Sequence[Sequence[str]]) -> Any:
     return Padding(grid, (0, 0, 0, 1), expand=False)
 
 
-def table(block: blocks.Table, narrow: bool = False) -> Table:
-    """Return a table for rich. On a narrow terminal two columns of text share one, in several lines."""
-    block = block.without_empty_columns()
+def table(block: blocks.Table, width: int = WIDTH) -> Table:
+    """Return a table for rich, for so many columns. With few, two columns of text share one, in several lines."""
+    block, is_narrow = block.without_empty_columns(), width < NARROW
     columns = [i for i, column in enumerate(block.columns) if column.kind != blocks.SPARK]
     groups: List[List[int]] = []
     for i in columns:
         before = groups[-1] if groups else []
-        if narrow and len(before) == 1 and not any(block.columns[k].is_numeric for k in (*before, i)):
+        if is_narrow and len(before) == 1 and not any(block.columns[k].is_numeric for k in (*before, i)):
             before.append(i)
         else:
             groups.append([i])
@@ -88,10 +88,14 @@ def table(block: blocks.Table, narrow: bool = False) -> Table:
     below += [f"{word}: {meaning}" for word, meaning in block.legend]
     caption = Text("\n".join(map(visible, below))) if below else None
     drawn = Table(title=Text(visible(block.caption)), caption=caption, caption_justify="left")
+    # Names in the first column are not broken if they leave enough of the width to others.
+    longest = max((len(visible(block.columns[0].text(row[0]))) for row in block.rows), default=0)
+    keeps_names = not is_narrow and len(groups) <= 3 and longest < 0.55 * width
     for group in groups:
         right = block.columns[group[0]].is_numeric
         titles = ", ".join(block.columns[i].title for i in group)
-        drawn.add_column(titles, justify="right" if right else "left", overflow="fold", no_wrap=right)
+        whole = right or (keeps_names and not drawn.columns)
+        drawn.add_column(titles, justify="right" if right else "left", overflow="fold", no_wrap=whole)
     for row in block.rows[: block.most]:
         cells = ["\n  ".join(visible(block.columns[i].text(row[i])) for i in group) for group in groups]
         drawn.add_row(*map(Text, cells))  # Not plain strings: a name may look like rich's markup.

@@ -222,8 +222,7 @@ def report(net: gluon.Block) -> Report:
     """
     reports: List[Report] = []
     for block in _require_whole(net, "report"):
-        conversion = conversion_of(block)
-        each = _report(block) if conversion is None else _report_of(conversion)
+        each = _report(block)
         if each is not None:
             reports.append(each)
     if not reports:
@@ -231,14 +230,6 @@ def report(net: gluon.Block) -> Report:
     merged = merge(reports)
     unreached = _unreached(net) if conversion_of(net) is None and conversions_of(blocks_in(net)) else ()
     return replace(merged, notes=(*reports[0].notes, *amx_notes(merged.count), *unreached))
-
-
-def _report_of(conversion: Conversion) -> Report:
-    if conversion.converted is None:
-        raise ConvertError(
-            f"block '{conversion.net.name}' is converted at its first call; call it with one batch before its report."
-        )
-    return conversion.converted.report
 
 
 def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:
@@ -337,8 +328,14 @@ def _require_whole(net: Any, function: str) -> List[gluon.Block]:
 
 
 def _report(net: gluon.Block) -> Optional[Report]:
-    """Return the report of a frozen block, or of a net that has a float32 policy; None for other blocks."""
-    frozen = frozen_model(net)
+    """Return the report of a block that is converted, frozen, or has a float32 policy; None for other blocks."""
+    conversion, frozen = conversion_of(net), frozen_model(net)
+    if conversion is not None:
+        if conversion.converted is None:
+            raise ConvertError(
+                f"block '{net.name}' is converted at its first call; call it with one batch before its report."
+            )
+        return conversion.converted.report  # type: ignore[no-any-return]
     if frozen is not None:
         return frozen.report  # type: ignore[no-any-return]
     policy = vars(net).get(_FLOAT32)

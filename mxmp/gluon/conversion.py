@@ -114,12 +114,13 @@ class Conversion:
         warn_if_slow(policy.compute_dtype)
         if policy.out_of_range != Policy().out_of_range:
             raise ConvertError(
-                f"block '{net.name}': out_of_range={policy.out_of_range!r} is for models, whose values are known; the "
-                f"weights of a net go on training. Keep a layer in float32 by name, or freeze the net under it."
+                f"block '{net.name}': out_of_range={policy.out_of_range!r} is only for models: a net's weights "
+                f"change in training. Keep the layer in float32 by a pattern of names, or freeze the net under this "
+                f"policy."
             )
         if policy.param_dtype != dtypes.FLOAT32 and mx.util.is_np_array():
             raise ConvertError(
-                f"block '{net.name}': under npx.set_np parameters can be stored in float32 alone, but the policy has "
+                f"block '{net.name}': under npx.set_np parameters can be stored only in float32, but the policy has "
                 f"param_dtype={policy.param_dtype!r}; use one with param_dtype='float32', such as 'O1'."
             )
         vars(self).update(self._fresh_state())
@@ -407,8 +408,8 @@ class Conversion:
         missing = [name for name in deferred if name not in shapes]
         if missing:
             raise ConvertError(
-                f"block '{self.net.name}': the shapes of parameters, such as '{missing[0]}', do not follow "
-                "from those of the inputs; give them where the blocks are made (in_units, in_channels, ...)."
+                f"block '{self.net.name}': MXNet cannot infer the shape of parameter '{missing[0]}' from the inputs; "
+                "give it where its block is made (in_units, in_channels, ...)."
             )
         return {name: shapes[name] for name in deferred}
 

@@ -95,8 +95,8 @@ class Gradients(Weights):
         if is_missing and not allow_missing:
             raise StaleGradientError(
                 f"{call}: backward was called on the scaled loss, but it depends on no parameter of this trainer; "
-                "give the trainer the parameters of the net that made the loss, and scale the loss for those "
-                "trainers alone that it trains."
+                "give the trainer the parameters of the net that made the loss, and scale the loss only for "
+                "trainers of that net."
                 if window is not None and window.reached
                 else f"{call}: no parameter has a gradient from after the last step; run backward first, or leave "
                 f"{call} out. Only a trainer with loss_scale=None steps without one, with ignore_stale_grad=True."
@@ -206,7 +206,7 @@ class Gradients(Weights):
                 if any(id(data) in written for data in param._data or ()):
                     grads[index] = self.grads(index)
                     done.add(id(param))
-        self.step.see(self, grads)
+        self.step.unscale_for_reader(self, grads)
 
     def collect(self) -> Set[int]:
         """Add the weights with fresh gradients to the window, and clear their flags; return their ids."""

@@ -174,7 +174,7 @@ class ConvertedBlock(gluon.HybridBlock):
         has_low = any(storage.dtype_of(param) in dtypes.LOW_PRECISION for param in conversion.params)
         if name != dtypes.FLOAT32 or has_low or not conversion.storage_is_fixed:
             raise ConvertError(
-                f"{where}, which decides over the dtypes of parameters; leave cast({name!r}) out, or undo the "
+                f"{where}, whose policy sets the dtypes of parameters; leave cast({name!r}) out, or undo the "
                 f"conversion by mxmp.gluon.restore(net) first."
             )
 

@@ -97,8 +97,8 @@ class precision(contextlib.ContextDecorator):
         if any(is_lazy(func) for is_lazy in _LAZY):
             name = getattr(func, "__name__", func)
             raise PolicyError(
-                f"precision({self._region!r}): {name!r} is a generator or coroutine function, which runs late; "
-                "open the region within it, with no yield or await inside."
+                f"precision({self._region!r}): {name!r} is a generator or coroutine function, which runs after the "
+                "call; open the region within it, with no yield or await inside."
             )
         return super().__call__(func)
 
@@ -227,7 +227,7 @@ def _dtype(block: gluon.Block, policy: Policy) -> str:
         # The named policies have 'dynamic', which only a trainer reads.
         if value != getattr(plain, field.name) and (field.name, value) != ("loss_scale", "dynamic"):
             raise PolicyError(
-                f"set_policy: block '{block.name}': {field.name}={value!r} cannot hold for one block alone; give "
+                f"set_policy: block '{block.name}': {field.name}={value!r} cannot be set for one block; give "
                 f"'float32', 'mixed_float16', 'mixed_bfloat16' or 'low', and {field.name} to the net's policy."
             )
     return policy.compute_dtype

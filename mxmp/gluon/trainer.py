@@ -610,8 +610,8 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         has_grads = self._require("update", ignore_stale_grad, check_stale=True)
         if self._kvstore and not (self._scaler.window is not None and self._scaler.window.is_summed):
             raise TrainerError(
-                "update came before allreduce_grads, so that every context and worker would use its own gradients "
-                "alone; call step, or allreduce_grads first."
+                "update came before allreduce_grads, so that every context and worker would only use its own "
+                "gradients; call step, or allreduce_grads first."
             )
         return self._update_or_skip(rescale, has_grads)
 

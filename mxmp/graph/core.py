@@ -228,7 +228,7 @@ class GraphBuilder:
         return candidate
 
     def finish(self, heads: Optional[Iterable[Entry]] = None) -> Graph:
-        """Return the graph, with heads given as new entries; if not given, those that the old ones have become."""
+        """Return the graph. Its heads are ``heads``, as new entries, or else the new entries of the old heads."""
         new = tuple(map(self.mapped, self._source.heads) if heads is None else heads)  # may add nodes
         return Graph(tuple(self.nodes), new, self._source.metadata)
 

@@ -63,7 +63,7 @@ class Pass(ABC):
 
 @dataclass(frozen=True)
 class Sequential(Pass):
-    """Runs passes in order."""
+    """Runs several passes in order, as one pass."""
 
     name: ClassVar[str] = "sequential"
     passes: Tuple[Pass, ...] = ()
@@ -88,7 +88,7 @@ def sweep(
     body: Optional[Callable[[Graph], Graph]] = None,
     heads: Optional[Callable[[GraphBuilder], Iterable[Entry]]] = None,
 ) -> Graph:
-    """Return a graph after one forward sweep over its nodes.
+    """Return a new graph, made by one forward sweep that visits each node of a graph.
 
     ``body`` gives the new form of each node's bodies. ``heads`` gives the new outputs; without it they are the new
     forms of the old ones.
@@ -176,12 +176,12 @@ is left as it is in every region.
 
 
 def is_inserted(node: Node) -> bool:
-    """Return whether a conversion has inserted a node: a cast, as a rule."""
+    """Return whether a conversion has inserted a node, usually a cast."""
     return node.get(MARK_ATTR) is not None
 
 
 def changed(node: Node) -> PassError:
-    """Return the error about a node whose attributes of mxmp are not as mxmp wrote them."""
+    """Return the error for a node whose attributes of mxmp were edited."""
     return PassError(f"node {node}: its attributes that begin with '__mxmp' were changed; convert the original again.")
 
 
@@ -195,7 +195,7 @@ def is_converted(graph: Graph) -> bool:
 
 
 def marked_blocks(graph: Graph) -> Set[str]:
-    """Return the marks of blocks that the nodes of a graph, and of its bodies, have."""
+    """Return the marks of Gluon blocks on the nodes of a graph and of its bodies."""
     return {pattern for node in graph.operators() for pattern in blocks_on(node.attrs)}
 
 

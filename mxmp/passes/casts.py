@@ -1,4 +1,4 @@
-"""Casts between float32 and low precision: one per tensor and dtype, shared by its readers; and the way back."""
+"""Inserts casts between float32 and low precision, one per tensor and dtype, and takes them out again."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class InsertCasts(Pass):
 
 
 class _Inserter:
-    """One forward sweep over a graph, or over a body of a control flow node."""
+    """Inserts casts in one forward sweep over a graph, or over a body of a control flow node."""
 
     def __init__(
         self, graph: Graph, policy: Policy, facts: Facts, plan: Plan, low_heads: Optional[AbstractSet[int]] = None
@@ -122,7 +122,7 @@ class _Inserter:
         return new
 
     def _substitute(self, node: Node, op: str, data: Entry, old: Key) -> Tuple[Node, Entry]:
-        """Return the node to put in place of another, and its first input."""
+        """Return the substitute of a node, and the substitute's first input."""
         attrs = {key: value for key, value in node.attrs if not key.startswith("__")}
         kept: Dict[str, Optional[str]] = {key: attrs[key] for key in ("transpose_a", "transpose_b") if key in attrs}
         alpha = attrs.get("alpha", "1")
@@ -187,7 +187,7 @@ class _Inserter:
         return self._cast(head, dtypes.FLOAT32, head.node) if is_low else self.builder.mapped(head)
 
     def _head(self, _: int, head: Entry) -> Entry:
-        """Return the new entry of an output; a cast there keeps the output's name, as far as a cast can have it."""
+        """Return the new entry of an output. If it is a cast, it gets the output's name if a cast can have it."""
         if not self._is_cast(head):
             return self.builder.mapped(head)
         cast = self._cast(head, self.plan.output_dtype(head, self.policy), head.node)
@@ -225,7 +225,7 @@ class EraseCasts(Pass):
     name: ClassVar[str] = "erase-casts"
 
     def run(self, graph: Graph) -> Graph:
-        """Return the graph without them."""
+        """Return the graph without inserted nodes and declared dtypes."""
         if not is_converted(graph):
             return graph
 

@@ -1,4 +1,4 @@
-"""Bodies of control flow operators: which of their variables and heads are inputs and outputs of the node.
+"""The bodies of control flow operators, and how their variables and heads belong to inputs and outputs of the node.
 
 A body is a graph of its own. Each of its variables is one of the node's inputs. Attributes of the node say which:
 ``ForeachParam``, ``WhileLoopParam`` and ``CondParam`` in src/operator/control_flow.cc at tag 1.9.1. An example:
@@ -38,7 +38,7 @@ class Body(NamedTuple):
         return tuple(i for i, node in enumerate(self.graph.nodes) if node.is_variable)
 
     def entries(self) -> Tuple[Tuple[int, int], ...]:
-        """Return the pairs (variable, input of the node that it stands for), in order."""
+        """Return the pairs (position of a variable, input of the node that it is), in order."""
         return tuple(zip(self.variables(), self.ports))
 
 

@@ -455,7 +455,7 @@ class Dataflow:
             self.decisions[position] = Decision(FLOAT32, reason.value, decision.rule, taints=False, kinds=(reason,))
 
     def _carry(self, position: int, node: Node) -> None:
-        """Pin a free clear operator that moves a float32 variable, or input data, to a reader in float32."""
+        """Pin a free operator that moves a float32 variable, or input data, to a reader in float32."""
         outputs = [i for i in range(node.num_outputs) if self.marks.get((position, i), 0) & Mark.INDICES]
         decision = self.decisions[position]
         if not self._policy.pure:

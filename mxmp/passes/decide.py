@@ -103,7 +103,7 @@ class Decision:
     kinds: Tuple[Reason, ...] = ()
 
     def input_in_precision(self, port: int) -> bool:
-        """Return whether an input is wanted in the precision that the node runs in."""
+        """Return whether an input is to have the precision that the node runs in."""
         return self.label != KEEP and self.rule is not None and self.rule.is_data(port)
 
     def accepts_any(self, port: int) -> bool:
@@ -115,7 +115,7 @@ class Decision:
         return self.label != KEEP and self.rule is not None and index not in self.rule.keep_outputs
 
     def reads_low(self, port: int, low: bool) -> bool:
-        """Return whether an input is wanted in low precision, given whether the node runs in it."""
+        """Return whether an input is to be in low precision, given whether the node runs in it (``low``)."""
         return port in self.low_ports or (low and self.input_in_precision(port))
 
 
@@ -198,7 +198,7 @@ def _forced(node: Node, rule: Rule, wanted: Tuple[str, str, Reason], low: str, h
 
 
 def _foreign_dtype(graph: Graph, position: int, rule: Rule, facts: Facts) -> Optional[str]:
-    """Return the reason why a node's data is not known to be float32, or None."""
+    """Return the reason why some data of a node is not float32 for certain, or None."""
     node = graph.nodes[position]
     entries = [("input", port, entry) for port, entry in enumerate(node.inputs) if rule.is_data(port)]
     for index in range(node.num_outputs):
@@ -219,7 +219,7 @@ VARIABLE = Decision(KEEP, "variable")
 
 
 def moves(decision: Decision) -> bool:
-    """Return whether a free operator moves values."""
+    """Return whether a free operator only moves or selects values."""
     return decision.label == FREE and decision.rule is not None and decision.rule.category == CLEAR
 
 

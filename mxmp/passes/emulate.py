@@ -47,7 +47,7 @@ _SUMS = {"elemwise_add", "add_n"}
 
 @dataclass(frozen=True)
 class Emulate(Pass):
-    """Rewrites a graph with float16 tensors, which ``facts`` tell, so that it runs on CPU.
+    """Rewrites a graph with float16 tensors so that it runs on CPU; ``facts`` tell which tensors are float16.
 
     ``native`` says whether the operators `ROUND` and `ROUND_FORWARD` are there.
     """
@@ -69,7 +69,7 @@ def has_float16(facts: Facts) -> bool:
 
 
 class _Emulator:
-    """One forward sweep over the graph, or over a body of a control flow node.
+    """Emulates float16 in one forward sweep over a graph, or over a body of a control flow node.
 
     Old entries of dtype float16 are kept in one of two forms, or both: ``on_grid`` (float32 values on the float16 grid)
     and ``real`` (a float16 tensor, for the operators that mxmp has no rule for and for float16 outputs).
@@ -107,7 +107,7 @@ class _Emulator:
         return self.facts.dtype(entry) == dtypes.FLOAT16
 
     def _cast(self, position: int, node: Node) -> None:
-        """Round where a cast goes down to float16; drop it where it comes back up."""
+        """Replace a cast to float16 by a rounding, and drop a cast back to float32."""
         source, target = node.inputs[0], node.get("dtype")
         new, is_low = self._as_grid(source), self._is_float16(source)
         if target != dtypes.FLOAT16 and not (is_low and target == dtypes.FLOAT32):
@@ -162,7 +162,7 @@ class _Emulator:
         return self._in_form(entry, dtypes.FLOAT16, self.real, self.on_grid)
 
     def _in_form(self, entry: Entry, dtype: str, forms: _Forms, others: _Forms) -> Entry:
-        """Return an old entry in one of the two forms, by a cast to a dtype from the other if need be."""
+        """Return an old entry in one of the two forms; a cast makes it from the other form if needed."""
         if not self._is_float16(entry):
             return self.builder.mapped(entry)
         if entry.key not in forms:
@@ -195,7 +195,7 @@ class _Emulator:
         return self.builder.insert(op, f"{node.name}_{op.lower()}", *inputs)
 
     def _round(self, entry: Entry, node: Node, by_casts: bool = False) -> Entry:
-        """Round a float32 value and its gradient; one of another dtype, if it is ``wide``, by casts in any case."""
+        """Round a float32 value and its gradient; ``by_casts`` is for values of another dtype, such as float64."""
         if self.native and not by_casts:
             return self.builder.insert(ROUND, f"{node.name}_as_{dtypes.FLOAT32}", entry)
         return self._add_cast(self._add_cast(entry, dtypes.FLOAT16, node), dtypes.FLOAT32, node)
@@ -204,7 +204,7 @@ class _Emulator:
         return self.builder.insert("Cast", f"{node.name}_as_{dtype}", entry, dtype=dtype)
 
     def _keep_names(self, heads: List[Entry]) -> None:
-        """Name the nodes of the new outputs as the old ones; an operator that has such a name gets another."""
+        """Give the nodes of the new outputs the names of the old ones; operators that have such a name are renamed."""
         renamed: Set[int] = set()
         for old, new in zip(self.graph.heads, heads):
             name = self.graph.nodes[old.node].name

@@ -23,7 +23,7 @@ CAST_OPS = ("Cast", "amp_cast")
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts on the entries of one graph.
+    """The known dtypes, shapes and names of the entries of one graph.
 
     Attributes:
         dtypes: Dtypes of the entries. An entry that is missing keeps its dtype.
@@ -87,7 +87,7 @@ class Facts:
         return replace(self, dtypes=types, shapes=shapes, output_names=names, bodies=moved(bodies))
 
     def output_name(self, graph: Graph, entry: Entry) -> str:
-        """Return the name that MXNet gives to an entry."""
+        """Return the name that MXNet's ``list_outputs`` gives to an entry."""
         return self.output_names.get(entry.key) or graph.entry_name(entry)
 
 
@@ -119,7 +119,7 @@ def float32_entries(graph: Graph, facts: Facts) -> Dict[OutputRef, Optional[Shap
 
 
 def float32_source(graph: Graph, entry: Entry, float32_entries: Container[OutputRef]) -> Optional[Entry]:
-    """Return the float32 entry that mxmp casts an entry from; None if it does not, or from none of ``wide``."""
+    """Return the float32 entry that mxmp casts to give an entry; None if it is no cast of ``float32_entries``."""
     cast = graph.nodes[entry.node]
     if cast.op != "amp_cast" or not is_inserted(cast):
         return None

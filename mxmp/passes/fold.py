@@ -20,7 +20,7 @@ from .facts import Facts
 
 @dataclass(frozen=True)
 class DropDropout(Pass):
-    """Removes ``Dropout`` nodes, in bodies of control flow too; those that drop always stay.
+    """Removes ``Dropout`` nodes, in bodies of control flow too. Nodes with ``mode='always'`` stay.
 
     An output of the network keeps its name: an identity gets it. The identity is BlockGrad, because MXNet's subgraph
         backend would take out any other.
@@ -45,7 +45,7 @@ def find_dropouts(graph: Graph) -> Tuple[Node, ...]:
 
 
 def _positions(graph: Graph) -> List[int]:
-    """Return the positions of dropouts whose one use is their output, not their mask or their order."""
+    """Return the positions of dropouts that can be removed: nothing reads their mask or depends on their order."""
     candidates = [i for i, node in enumerate(graph.nodes) if node.op == "Dropout" and node.get("mode") != "always"]
     read, ordered = uses(graph) if candidates else (set(), set())
     return [i for i in candidates if (i, 1) not in read and i not in ordered and not graph.nodes[i].control_deps]
@@ -58,7 +58,7 @@ def uses(graph: Graph) -> Tuple[Set[Key], Set[int]]:
 
 
 def name_heads(graph: Graph, builder: GraphBuilder, removed: Set[int]) -> List[Entry]:
-    """Return the new outputs of a graph; those that removed nodes gave are identities of their names."""
+    """Return the new outputs of a graph; an output of a removed node becomes an identity of its name."""
     named: Dict[int, Entry] = {}
     for head in graph.heads:
         if head.node in removed and head.node not in named:
@@ -119,7 +119,7 @@ class Sources(NamedTuple):
 
     @property
     def params(self) -> List[str]:
-        """The names among them."""
+        """The names of the parameters among the sources."""
         names = (self.weight, self.bias, self.gamma, self.beta, self.mean, self.var)
         return [name for name in names if name is not None]
 
@@ -164,7 +164,7 @@ def activation_of(norm: Node) -> str:
 
 
 class _Finder:
-    """Looks for folds in one graph, and for names."""
+    """Finds the folds of one graph, and names for the new parameters."""
 
     def __init__(self, graph: Graph, params: FrozenSet[str], facts: Facts, left: FrozenSet[int]) -> None:
         self.graph = graph
@@ -246,7 +246,7 @@ class _Finder:
         return self.named[sources]
 
     def _name(self, layer: Node, port: int, old: Optional[str], new: str) -> str:
-        """Return the name of an old parameter if all that reads it gets the new one, else a new name."""
+        """Return the name of an old parameter if all its readers get the new one, else a new name."""
         if old is not None and self._is_replaced(layer.inputs[port].key, port):
             return old
         stem, _, suffix = new.rpartition("_")
@@ -290,7 +290,7 @@ class FoldBatchNorm(Pass):
     folds: Tuple[Fold, ...] = ()
 
     def run(self, graph: Graph) -> Graph:
-        """Return the graph without these BatchNorms; variables that nothing reads any more stay in it."""
+        """Return the graph without the folded BatchNorms; variables without readers stay in it."""
         layers = {fold.layer: fold for fold in self.folds}
         norms = {fold.norm: activation_of(graph.nodes[fold.norm]) for fold in self.folds}
         old = {node.name: i for i, node in enumerate(graph.nodes) if node.is_variable}

@@ -105,7 +105,7 @@ _CAST_UNITS = 3
 
 @dataclass(frozen=True)
 class Placement:
-    """Which nodes run in low precision, by position, and the proof that no cheaper choice exists.
+    """The nodes that run in low precision, by position, and the proof that no cheaper choice exists.
 
     Attributes:
         casts: Tensors that change dtype, so the number of casts.
@@ -129,7 +129,7 @@ class _Costs(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """One tensor of the placement problem.
+    """One tensor that may need a cast, in the placement problem.
 
     ``producer`` is the node that decides its dtype: the position of a free node or parameter, ``_SOURCE`` (float32) or
     ``_SINK`` (low precision). ``readers`` are the nodes that need it in their dtype, with the same numbers. ``size``
@@ -142,7 +142,7 @@ class Tensor(NamedTuple):
     size: Optional[int]
 
     def is_cast(self, low: AbstractSet[int]) -> bool:
-        """Return whether it changes dtype, given the free nodes in low precision."""
+        """Return whether the tensor changes dtype, given the free nodes in low precision."""
         is_low = self.producer == _SINK or self.producer in low
         for side in self.readers:  # a loop: asked for each tensor of each conversion, twice
             if (side == _SINK or side in low) != is_low:

@@ -94,7 +94,7 @@ def make_plan(
 
 
 def _is_pinned_low(decision: Decision) -> bool:
-    """Return whether a node, or one in its bodies, is in low precision for more than the name of its output."""
+    """Return whether a node, or one in its bodies, is pinned to low precision for another reason than its name."""
     inner = (each for body in decision.bodies for each in body)
     return (decision.label == LOW and Reason.NAMED not in decision.kinds) or any(map(_is_pinned_low, inner))
 
@@ -140,7 +140,7 @@ def _carried_low_only(
 
 
 def _moves_once(graph: Graph, position: int, decisions: Sequence[Decision], facts: Facts) -> bool:
-    """Return whether a free operator moves values and repeats none: gradients would be summed in low precision."""
+    """Return whether a free operator moves values and repeats none, so that its gradient sums nothing."""
     node = graph.nodes[position]
     if not moves(decisions[position]):
         return False

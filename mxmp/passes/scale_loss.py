@@ -1,4 +1,4 @@
-"""Loss scaling for loss heads: an input ``loss_scale`` multiplies their gradient and nothing else.
+"""Loss scaling for loss heads: a new input ``loss_scale`` multiplies only the gradients of loss heads.
 
 A loss head of the Symbolic API starts the backward pass by itself. It ignores the gradient of its output, so
 multiplying the output scales nothing. In front of its data x this pass puts

@@ -1,4 +1,4 @@
-"""The size of values, as far as a graph tells it: sums of sums, and products of scalars."""
+"""How large values may be, by the graph: sums of sums, products of scalars, and the decisions that depend on shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .facts import Facts
 
 
 class Size(NamedTuple):
-    """How large values are, where those of a layer count as 1.
+    """How large values may be, relative to those of a layer, which count as 1.
 
     Attributes:
         terms: How many values each is the sum of.
@@ -28,7 +28,7 @@ class Size(NamedTuple):
     factor: float = 1.0
 
     def at_least(self, other: "Size") -> "Size":
-        """Return the larger of both in each respect."""
+        """Return the larger number of terms and the larger factor of both sizes."""
         return Size(max(self.terms, other.terms), max(self.factor, other.factor))
 
 
@@ -39,7 +39,7 @@ _MOVES = frozenset("Reshape transpose expand_dims squeeze Flatten SwapAxis Cast 
 
 
 class Sizes(NamedTuple):
-    """The sizes in a graph.
+    """The sizes of a graph's outputs, and the operators that leave the range of a dtype.
 
     Attributes:
         reasons: The operators whose results are too large or too small for the dtype, by position, with the reason.
@@ -59,7 +59,7 @@ class Sizes(NamedTuple):
 
 
 def find_sizes(graph: Graph, facts: Facts, dtype: str, entering: Sequence[Size] = ()) -> Sizes:
-    """Return the sizes in a graph, and which operators leave the range of a dtype.
+    """Return the sizes of a graph's outputs, and the operators that leave the range of a dtype.
 
     The terms of sums multiply along sums and products, and scalars multiply too. Both counts begin anew behind a layer
     or a norm. A mean is as large as its input. A matrix product without a weight counts as a sum, not as a layer. An
@@ -114,7 +114,7 @@ def find_sizes(graph: Graph, facts: Facts, dtype: str, entering: Sequence[Size] 
 def _find_in_body(
     body: Body, facts: Facts, dtype: str, entering: Sequence[Size], rounds: float
 ) -> Sizes:
-    """Return the sizes in a body, where a loop's state has the size that it has in the last round.
+    """Return the sizes in a body. A loop's state has the size that it has in the last round.
 
     A state that grows by as many terms in each round is a sum over the rounds, such as ``state + sum(slice)``. A state
     that grows faster, or by a scalar, is without a bound.
@@ -166,7 +166,7 @@ def _length(node: Node, rule: Rule, facts: Facts) -> float:
 
 
 def is_layer(graph: Graph, node: Node, rule: Rule, data: AbstractSet[str] = frozenset()) -> bool:
-    """Return whether an allow operator multiplies by a weight: a variable that is no data, moved perhaps."""
+    """Return whether an allow operator multiplies by a weight: a variable, perhaps reshaped, that is no input data."""
     if rule.sums is None:
         return True
     return any(_is_weight(graph, entry, data) for port, entry in enumerate(node.inputs) if rule.reads(port))
@@ -180,7 +180,7 @@ def _is_weight(graph: Graph, entry: Entry, data: AbstractSet[str]) -> bool:
 
 
 def data_of_body(graph: Graph, node: Node, body: Body, data: AbstractSet[str]) -> FrozenSet[str]:
-    """Return the names of the variables of a body that hold no weight: states, and values that its node reads."""
+    """Return the names of a body's variables that hold no weight: loop states, and inputs that are no weights."""
     states = {state for state, _ in body.states}
     names = [body.graph.nodes[position].name for position in body.variables()]
     is_data = (i in states or not _is_weight(graph, node.inputs[port], data) for i, port in enumerate(body.ports))
@@ -203,7 +203,7 @@ def depends_on_shapes(
 
 
 def shape_outcome(graph: Graph, dtype: str, facts: Facts) -> Tuple[Any, ...]:
-    """Return a key of the decisions that depend on shapes: where it is equal, one converted graph runs both.
+    """Return a key of the decisions that depend on shapes. Shapes with equal keys share one converted graph.
 
     Gluon converts a net once per outcome, not once per shape of its inputs. The graph is one without casts of mxmp; of
     the facts, those on bodies included, only shapes are looked at, and which variables are data.
@@ -231,7 +231,7 @@ def _outcome_by_node(graph: Graph, dtype: str, facts: Facts) -> Tuple[Any, ...]:
 def shape_dependent(
     graph: Graph, dtype: str, data: AbstractSet[str] = frozenset()
 ) -> List[Tuple[int, Rule]]:
-    """Return position and rule of the operators for which shapes decide whether they run in a dtype."""
+    """Return position and rule of each operator whose shapes decide whether it runs in a dtype."""
 
     def depends(rule: Rule) -> bool:
         conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
@@ -246,5 +246,5 @@ def shape_dependent(
 
 
 def _written_by_shape(graph: Graph, dtype: str) -> List[Node]:
-    """Return the operators that `WriteOut` writes by their shapes in a bfloat16 network."""
+    """Return the operators that `WriteOut` rewrites by their shapes in a bfloat16 network."""
     return [node for node in graph.nodes if is_shaped(node)] if dtype == dtypes.BFLOAT16 else []

@@ -68,7 +68,7 @@ class NodeComparison:
         return not any(getattr(self, name) == math.inf for name in ERRORS)
 
     def worst(self, other: NodeComparison) -> NodeComparison:
-        """Return the larger one of each error; an error that is None in one of the two is that of the other."""
+        """Return a row with the larger one of each error of two rows. An error that is None does not count."""
         changes: Dict[str, Any] = {}
         for name in ERRORS:
             values = [value for value in (getattr(self, name), getattr(other, name)) if value is not None]
@@ -225,7 +225,7 @@ class Comparison(Record):
         return float32_overrides(row.name for row in self.rows if row.local_error == math.inf)
 
     def text(self, worst: Optional[int] = WORST) -> str:
-        """Return it as a terminal shows it, with the ``worst`` operators; None for all.
+        """Return the comparison as a terminal shows it, with so many of the worst operators, or with all for None.
 
         Raises:
             ConvertError: If ``worst`` is no whole number from 1 on.

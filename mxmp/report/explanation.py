@@ -115,7 +115,7 @@ class NonFinite(Record):
     inf_from: str = ""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError if it has not what its sentence reads."""
+        """Raise a ValueError if a value is missing that its sentence reads."""
         if self.where == LOSS and not self.inputs:
             raise ValueError("inputs is empty; expected the output that the loss reads.")
 

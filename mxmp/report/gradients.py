@@ -81,7 +81,7 @@ class Magnitudes:
             self.counts[exponent] = self.counts.get(exponent, 0) + count
 
     def merge(self, other: Magnitudes) -> None:
-        """Add the values that another one counted."""
+        """Add the counts of another histogram."""
         self._merge(other.counts)
         self.zeros += other.zeros
         self.nonfinite += other.nonfinite

@@ -155,15 +155,15 @@ class Report(Record):
         """Totals, warnings and notes, a line each."""
         return [f"{what}: {text}" for what, text in self.totals] + self.warnings + list(self.notes)
 
-    def table(self, narrow: bool = False) -> Any:
-        """Return a table of rich of the operators, with a legend of the reasons.
+    def table(self, width: int = 120) -> Any:
+        """Return a table of the operators for rich, with a legend of the reasons.
 
         Args:
-            narrow: Whether it has few columns, so that cells share theirs, in several lines.
+            width: The columns of the terminal. With few, cells share a column, in several lines.
         """
         from ..display import terminal
 
-        return terminal.table(replace(self._operators, caption=wrappable(f"mxmp: {self.policy_name}")), narrow)
+        return terminal.table(replace(self._operators, caption=wrappable(f"mxmp: {self.policy_name}")), width)
 
     # ------------------------------------------------------------------ where it is shown
 

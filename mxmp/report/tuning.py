@@ -20,7 +20,7 @@ _MOST_LINES = 4  # of a chart
 
 @dataclass(frozen=True)
 class PolicySpeed:
-    """The times of one policy.
+    """The times of one policy in a comparison.
 
     Attributes:
         policy: The policy, as it was given.
@@ -46,7 +46,7 @@ class PolicySpeed:
 
 @dataclass(frozen=True)
 class SpeedComparison(Record):
-    """The times of a network under several policies; ``print`` shows a table, a page has a chart too.
+    """The times of a network under several policies; ``print`` shows a table, and a page also has a chart.
 
     Attributes:
         training: Whether whole training steps were timed; else inference, the network frozen.
@@ -127,7 +127,7 @@ _SEARCH_COLUMNS = (
 
 @dataclass(frozen=True)
 class SearchRow:
-    """An operator that the policy given has in low precision.
+    """The result of a search for one operator, which the given policy runs in low precision.
 
     An error is the 2-norm of the difference from float32 over that of float32's values, of the worst
     output and batch. It is inf where float32 is finite and low precision is not, NaN where nothing could be compared.
@@ -154,7 +154,7 @@ class SearchRow:
 
 @dataclass(frozen=True)
 class SearchResult(Record):
-    """The policy found, with the measurements.
+    """The result of a search by accuracy: the policy that was found, with the measurements.
 
     Attributes:
         policy: The policy given, with overrides ``name:NODE=float32`` for the operators to keep; it prints and parses.
@@ -195,7 +195,7 @@ class SearchResult(Record):
 
     @property
     def summary(self) -> List[str]:
-        """The result in a few lines."""
+        """The result of the search in a few lines."""
         return [f"{name}: {text}" for name, text in self._facts()]
 
     def _facts(self) -> List[Tuple[str, str]]:

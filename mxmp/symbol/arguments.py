@@ -44,7 +44,7 @@ class Model(NamedTuple):
     constants: FrozenSet[str] = frozenset()
 
     def known(self, args: Mapping[str, Any], aux: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, str]]:
-        """Return the shapes and dtypes of inputs and parameters; shapes only if some input's is known."""
+        """Return the known shapes and dtypes of inputs and parameters. Shapes are empty if no input's is known."""
         arrays = {name: args[name] for name in self.symbol.list_arguments() if name in args}
         arrays.update((name, aux[name]) for name in self.symbol.list_auxiliary_states())
         types = {name: dtypes_.canonical(array.dtype) for name, array in arrays.items()}
@@ -179,7 +179,7 @@ def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
 
 @contextlib.contextmanager
 def blaming_params(sym: Any, params: Mapping[str, Any], shapes: Shapes) -> Iterator[None]:
-    """Let an error of inference within the block name the parameter that does not fit the inputs, if one does not."""
+    """Let an error of inference in the block name the parameter that does not fit the inputs, if there is one."""
     try:
         yield
     except InferenceError:
@@ -220,7 +220,7 @@ def require_kernels(policy: Policy, contexts: Iterable[mx.Context], where: str) 
 
 
 def refuse_for_inference(where: str, changes: Mapping[str, Any]) -> None:
-    """Refuse an option of `convert_model` among the changes of a policy that something else was given."""
+    """Refuse ``for_inference``, an option only of `convert_model`, among the changes of a policy."""
     if "for_inference" in changes:
         raise ConvertError(
             f"{where} has no option for_inference, because BatchNorm is folded into the values of one network's "

@@ -41,7 +41,7 @@ class Checkpoint(NamedTuple):
 
 @contextlib.contextmanager
 def naming_files(symbol_file: str, params_file: Optional[str]) -> Iterator[None]:
-    """Let an error within the block that is about a checkpoint's network or parameters begin with the file's name."""
+    """Let errors about a checkpoint's network or parameters, raised in the block, begin with the file's name."""
     try:
         yield
     except MxmpError as e:

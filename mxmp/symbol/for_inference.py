@@ -92,10 +92,10 @@ def prepare(
 
 
 def fold_params(folds: Iterable[Fold], params: Arrays) -> Tuple[Dict[str, Any], List[Fold]]:
-    """Return the new parameters of layers by name, and the folds to do without.
+    """Return the new parameters of layers by name, and the folds that must be left out.
 
-    The parameters are on the devices and in the dtypes of the old weights. A fold is to be done without if it gives a
-    value beyond the weight's dtype, or none at all, as with a negative variance.
+    The parameters are on the devices and in the dtypes of the old weights. A fold is left out if it gives a value
+    beyond the weight's dtype, or NaN, as with a negative variance.
 
     Raises:
         ParamsError: If parameters do not fit each other; the message names them.
@@ -238,7 +238,7 @@ def fit_params(fit: Fit, args: Arrays) -> Dict[str, Any]:
 
 
 def fold_model(model: Model, args: Arrays, aux: Arrays) -> Tuple[Model, Dict[str, Any], Dict[str, Any]]:
-    """Return a model prepared for inference, with the arguments and auxiliary states that it wants.
+    """Return a model prepared for inference, with its new arguments and auxiliary states.
 
     A BatchNorm is left where folding it would give values that the weight's dtype does not have.
     """

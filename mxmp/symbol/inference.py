@@ -130,7 +130,7 @@ def infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:
 
 
 def _to_numpy(types: Dtypes) -> Dict[str, Any]:
-    """Return the dtypes of inputs that MXNet can be told; of bfloat16 only a variable's own __dtype__ tells.
+    """Return dtypes of inputs in the form that MXNet takes; bfloat16 has none, except a variable's own __dtype__.
 
     python/mxnet/symbol/symbol.py looks dtypes up by numpy type, which bfloat16 has none of.
     """
@@ -138,7 +138,7 @@ def _to_numpy(types: Dtypes) -> Dict[str, Any]:
 
 
 def entry_names(internals: Any, graph: Graph) -> Dict[Key, str]:
-    """Return the names of the outputs of the internals of a symbol, whose graph is given, in their order.
+    """Return the names of all entries of a symbol's graph, from the symbol's internals.
 
     These are the outputs of each node that are not hidden, the first at least.
     """
@@ -176,7 +176,8 @@ def _infer_bodies(graph: Graph, facts: Facts) -> Dict[Tuple[int, int], Facts]:
 def _infer(function: Any, known_values: Mapping[str, Any], what: str) -> Any:
     """Return MXNet's inference for the arguments, outputs and auxiliary states.
 
-    ``known`` may name more than the symbol has: inputs that a net does not use, such as a mask. MXNet refuses these.
+    ``known_values`` may name inputs that the symbol does not have, such as a mask that a net does not use. MXNet would
+    refuse these.
     """
     names = function.__self__.list_inputs()
     try:

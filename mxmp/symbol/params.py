@@ -125,7 +125,7 @@ def store(policy: Policy, converted: Converted, args: Arrays) -> Tuple[Dict[str,
 
 
 def _read_exactly(graph: Graph) -> FrozenSet[str]:
-    """Return the variables that something else than a cast of mxmp reads, or that are outputs."""
+    """Return the variables that are outputs, or that an operator reads without a cast of mxmp."""
     readers = [node for node in graph.nodes if not is_inserted(node)]
     entries = [entry for node in readers for entry in node.inputs] + list(graph.heads)
     return frozenset(graph.nodes[entry.node].name for entry in entries if graph.nodes[entry.node].is_variable)

@@ -52,7 +52,7 @@ from .inference import (
 
 @dataclass(frozen=True)
 class Converted:
-    """A converted graph with all that is known about it.
+    """A converted graph, with its symbol, facts and decisions.
 
     Attributes:
         symbol: The converted symbol, for plain MXNet.
@@ -104,30 +104,19 @@ class Converted:
     ) -> Any:
         """Return the symbol that runs on CPU: float16 emulated, bfloat16 guarded. Never saved.
 
-        If it ``trains``, its gradients are guarded too, and oneDNN's layouts kept apart where its backward pass would
-        be slow. ``fused`` says that MXNet partitions it, so that convolutions take in the operators behind them.
-        ``written`` are the variables whose gradients, if they have any, are not added to earlier ones. If it is
-        ``watched``, by a diagnosis, its operators stay the network's: none is written out or padded, and weights need
-        not earn their casts.
+        Args:
+            trains: Whether it trains. Then its gradients are guarded too, and copies keep layouts of oneDNN apart if
+                its backward pass would be slow.
+            fused: Whether MXNet partitions it, so that convolutions are fused with the operators behind them.
+            written: The variables whose gradients, if they have any, are not added to earlier ones.
+            watched: Whether a diagnosis reads its values. Then its operators stay the network's: none is written out
+                or padded, and weights need not earn their casts.
         """
-        return self._symbol_of(self.running_graph(True, trains, fused, written, watched))
+        return self._symbol_of(emulated(self.graph, self.facts, trains, fused, written, watched))
 
     def on_gpu(self, trains: bool = False) -> Any:
-        """Return the symbol that runs on GPU, guarded where MXNet is wrong on any device. Never saved."""
-        return self._symbol_of(self.running_graph(False, trains))
-
-    def running_graph(
-        self,
-        on_cpu: bool,
-        trains: bool = False,
-        fused: bool = False,
-        written: FrozenSet[str] = frozenset(),
-        watched: bool = False,
-    ) -> Graph:
-        """Return the graph of the symbol that runs on CPU, or else on GPU; `graph` if it is that."""
-        if on_cpu:
-            return emulated(self.graph, self.facts, trains, fused, written, watched)
-        return Sequential(_guards(trains))(self.graph).graph
+        """Return the symbol that runs on GPU, guarded against MXNet's faults on any device. Never saved."""
+        return self._symbol_of(Sequential(_guards(trains))(self.graph).graph)
 
     def _symbol_of(self, graph: Graph) -> Any:
         return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
@@ -306,7 +295,7 @@ def _is_clear(node: Node) -> bool:
 
 
 class ShapeOutcomes:
-    """Tells for given shapes which conditions on shapes hold in a network, by one shape inference.
+    """Tells which decisions on a network given shapes of its inputs lead to, by one shape inference.
 
     Two calls of a converted net need two conversions only where this differs. The arguments are those of
     `convert_graph`; ``dtype`` is the low precision dtype in question, ``data`` the names of inputs and constants.

@@ -78,7 +78,7 @@ def refuse_compression(compression: Any, is_scaled: bool, is_low: bool) -> None:
         )
     if compression and is_low:
         raise TrainerError(
-            "compression_params: MXNet compresses float32 gradients alone; use a policy with param_dtype='float32', or "
+            "compression_params: MXNet compresses only float32 gradients; use a policy with param_dtype='float32', or "
             "no compression."
         )
 

@@ -71,8 +71,8 @@ def recorded_nodes(array: mx.nd.NDArray) -> Sequence[Node]:
 # ------------------------------------------------------------------ losses times the scale
 
 _DO = (
-    "Run backward on what scale_loss yields, inside its block (or on what get_scaled_loss returns): `with "
-    "trainer.scale_loss(loss) as scaled: scaled.backward()`; for a list autograd.backward(scaled). An "
+    "Run backward on the loss that scale_loss yields, inside its block (or on the one that get_scaled_loss returns): "
+    "`with trainer.scale_loss(loss) as scaled: scaled.backward()`; for a list autograd.backward(scaled). An "
     "autograd.grad with retain_graph=True is not seen; call backward(retain_graph=True) in its place."
 )
 

@@ -178,7 +178,7 @@ def _number(value: Any) -> Optional[float]:
 
 
 def _read(network: Any, batches: Optional[Batches], ctx: Any, for_inference: bool) -> Subject:
-    """Return what a user searches; a net's batches are the first calls that ``evaluate`` makes of it."""
+    """Return the network to search; a net's batches are the first calls that ``evaluate`` makes of it."""
     subject: Any = read_subject(network, ctx=ctx)
     is_net = isinstance(subject, NetSubject)
     if for_inference and (is_net or subject.module is not None):
@@ -187,7 +187,7 @@ def _read(network: Any, batches: Optional[Batches], ctx: Any, for_inference: boo
             "its parameters, (symbol, arg_params, aux_params), as mxmp.gluon.export writes them of a net."
         )
     if is_net and batches is not None:
-        raise TuneError("batches is for a symbol with parameters or a Module; a net's are what evaluate calls it with.")
+        raise TuneError("batches is for a symbol with parameters or a Module; a net has the inputs of evaluate.")
     if for_inference:
         # Folded anew under each policy, in float32 and before anything is rounded, as it is deployed.
         symbol, args, aux = subject.given
@@ -204,11 +204,11 @@ Kept = FrozenSet[str]
 
 
 class LowOperators:
-    """What a policy has in low precision of a network, and the policies that keep some of it in float32.
+    """The operators of a network that a policy has in low precision, and the policies that keep some in float32.
 
     Attributes:
         policy: The policy given.
-        rows: What it decides about each operator.
+        rows: Its decision about each operator.
         items: Patterns of the operators that it has in low precision, and that a name can keep in float32.
         fixed: Those that no name can, because the policy or a region asks for low precision by name.
     """
@@ -222,7 +222,7 @@ class LowOperators:
         low = [row for row in self.rows if row.precision == policy.compute_dtype]
         self.fixed = [row for row in low if row.name in regions or not self._gives_way(row)]
         self.items = tuple(dict.fromkeys(pattern_of(row.name) for row in low if row not in self.fixed))
-        # What the rules have in float32 elsewhere under the same name: it is not put in low precision.
+        # Operators that the rules have in float32 elsewhere under the same name are not put in low precision.
         self._never_low = self._in_float32(self.rows)
         self._exact: Dict[Kept, Policy] = {}
 
@@ -233,8 +233,8 @@ class LowOperators:
     def exactly(self, kept: Kept) -> Policy:
         """Return a policy with some operators in float32 and all other items in low precision, by name if need be.
 
-        By the names of those kept alone others may follow: what the rules want in float32 behind them, and what saves
-        casts there. What is found must not depend on these: for inputs of other shapes they may not follow.
+        If only some operators are kept by their names, others may follow into float32: the rules want them there, or
+        that saves casts. The result must not depend on these. For inputs of other shapes they may not follow.
         """
         if kept not in self._exact:
             low: Set[str] = set()
@@ -289,29 +289,28 @@ def search(
 ) -> SearchResult:
     """Find the fewest operators to keep in float32 for a network to be as good as in float32.
 
-    Each operator's error in low precision is measured once, which gives the order in which they are tried: as many of
-    the first are kept in float32 as the metric needs, found by bisection; then those that turn out not to be needed go
-    back to low precision, until each that is left is needed. Operators that the policy's rules keep in
-    float32 stay there, and those that its overrides name stay as these say. On a CPU float16 is emulated: a float16
-    deployment on a GPU can be found without one.
+    Each operator's error in low precision is measured once, which gives the order in which they are tried. As many of
+    the first are kept in float32 as the metric needs, found by bisection. Then operators that are not needed go back to
+    low precision, until each that is left is needed. Operators that the policy's rules keep in float32 stay there.
+    Those that its overrides name stay as the overrides say. On a CPU float16 is emulated, so that a policy for a GPU
+    can be found without one.
 
     Args:
         network: A Gluon net with values; a symbol with its parameters, ``(symbol, arg_params, aux_params)``; or a
             Module of MXNet or mxmp that is bound. It is as it was found afterwards, also if ``evaluate`` fails.
-        evaluate: Returns a metric of the network that it gets, a number: of the same net, converted; a `ConvertedModel`
-            that runs on ``ctx``; or an `mxmp.module.Module` with the same shapes, contexts and parameters. It may train
-            that: each call begins with the same values.
-        tolerance: How much worse than in float32 the metric may be, in its unit. A metric that is not finite is out of
-            tolerance, and so is a NonFiniteLossError of a trainer in ``evaluate``; a better one is within.
+        evaluate: Returns a metric of the network that it gets, a number. It gets the same net, converted; or a
+            `ConvertedModel` that runs on ``ctx``; or an `mxmp.module.Module` with the same shapes, contexts and
+            parameters. It may train that: each call begins with the same values.
+        tolerance: How much worse than in float32 the metric may be, in its unit. A better metric is within it. A metric
+            that is not finite is out of it, like a NonFiniteLossError of a trainer in ``evaluate``.
         policy: The policy to begin with; its overrides hold.
         batches: Batches that errors are measured on, the first two of them: for a symbol or Module dicts of NDArrays by
             input, or a DataIter. A Gluon net needs none, as the first calls that ``evaluate`` makes of it are taken.
         higher_is_better: Whether a metric is better if it is higher, as an accuracy is, or if it is lower, as a loss.
         max_evaluations: How often ``evaluate`` may be called, 4 times at least.
         ctx: Where a symbol runs, the CPU unless given.
-        for_inference: Whether ``evaluate`` gets, under policies of low precision, a network that only infers, with
-            BatchNorm folded as the conversion's ``for_inference`` does it: the policy found is for such a network. Not
-            for a Module.
+        for_inference: Whether ``evaluate`` gets a network that only infers, with BatchNorm folded as the conversion's
+            ``for_inference`` does it. The policy found is for such a network. Not for a Module.
         progress: Whether to show each trial on a terminal.
 
     Returns:
@@ -319,8 +318,8 @@ def search(
         more often, the best found so far, with ``is_minimal`` False.
 
     Raises:
-        TuneError: If ``evaluate`` gives no number, or none that is finite in float32; if it gives two in float32 that
-            are further apart than the tolerance; if no choice of operators is within the tolerance; or if the policy
+        TuneError: If ``evaluate`` gives no number, or none that is finite in float32. If it gives two in float32 that
+            are further apart than the tolerance. If no choice of operators is within the tolerance. If the policy
             computes in bfloat16 and MXNet runs none here.
         PolicyError: If the policy does not parse or matches nothing.
         ConvertError: If the network cannot be converted.
@@ -361,7 +360,7 @@ class _Ended(Exception):
 
 
 class _Search:
-    """One search: the operators that may be kept, in order, and the best of what was tried."""
+    """One search: the operators that may be kept, in order, and the best set that was tried."""
 
     def __init__(self, judge: Tolerance, policy: Policy, most: int, show: Callable[[str, float], None]) -> None:
         self._judge, self._most, self._show = judge, most, show
@@ -375,7 +374,7 @@ class _Search:
 
     def run(self) -> SearchResult:
         """Return the result."""
-        # Nothing kept, then all: what lies between is only searched if the first fails and the last passes.
+        # Nothing kept, then all: sets between are only searched if the first fails and the last passes.
         nothing: Kept = frozenset()
         if self._passes(nothing):
             return self._result(nothing, is_minimal=True)
@@ -386,7 +385,7 @@ class _Search:
         best = frozenset(items)
         if not items or not self._passes(best):
             raise self._unreachable()
-        # The generator proposes sets and is sent whether they pass, so that it knows neither networks nor metrics.
+        # The generator proposes sets and is sent whether they pass. It knows no network and no metric.
         proposals = minimal_set(items)
         try:
             tried = next(proposals)
@@ -408,13 +407,13 @@ class _Search:
         return self._judge.allows(policy)
 
     def _error(self, row: Row) -> Errors:
-        return self._errors.get(row.name, Errors(-1.0, -1.0))  # of what was not compared, last
+        return self._errors.get(row.name, Errors(-1.0, -1.0))  # Operators that were not compared come last.
 
     def _unreachable(self) -> TuneError:
         operators, judge = self._operators, self._judge
         policy = operators.exactly(frozenset(operators.items))
         low = [f"'{row.name}' ({row.op})" for row in operators.fixed]
-        # With all items kept the metric fails still: what is low by name, or at the outputs, is all that is left.
+        # With all items kept the metric fails still. Only operators that are low by name are left, and the outputs.
         causes = [f"{policy.compute_dtype} is asked for by name of {', '.join(low[:3])}"] if low else []
         causes += [f"{len(low) - 3} more"] if len(low) > 3 else []
         causes += [f"the outputs come in {policy.output_dtype}"] if policy.output_dtype != dtypes.FLOAT32 else []
@@ -427,8 +426,8 @@ class _Search:
         )
 
     def _final(self, kept: Kept, may_measure: bool) -> Policy:
-        """Return the policy that keeps operators by their names alone, others following, if that was as good too."""
-        # The plain policy says less and lets casts be saved; the exact one is what was measured.
+        """Return the policy that keeps operators only by their names, if that was as good; others may follow."""
+        # The plain policy says less and lets casts be saved; the exact one was measured.
         exact, plain = self._operators.exactly(kept), self._operators.keeping(kept)
         if self._judge.knows(plain) or (may_measure and self._judge.evaluations < self._most):
             with contextlib.suppress(KeyboardInterrupt):
@@ -479,12 +478,12 @@ def minimal_set(items: Sequence[T]) -> Generator[FrozenSet[T], bool, FrozenSet[T
     """Propose sets of items, be sent whether each passes, and return a passing one that no item can leave.
 
     First the shortest beginning of the items that passes is looked for: lengths that double, then bisection. Then
-    items are removed from it, half of them at once, then quarters, in the end one by one, the last first; until each
-    item alone is needed. A set may be proposed twice.
+    items are removed from it, half of them at once, then quarters, in the end one by one, the last first. It ends when
+    each item is needed. A set may be proposed twice.
 
-    The set returned is 1-minimal, whatever passes: it passes, and it does not if any one item leaves it. It is a
-    smallest set if supersets of passing sets pass and there is one 1-minimal set, or if items simply add up and are
-    given in the order of what they add.
+    The set returned is 1-minimal for every test: it passes, and it does not if any one item leaves it. It is a smallest
+    set if supersets of passing sets pass and there is one 1-minimal set. It also is if items simply add up and are
+    given in the order of their shares.
 
     Args:
         items: The items, those that are probably needed first. All of them together have to pass, none must not.

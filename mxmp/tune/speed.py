@@ -44,24 +44,24 @@ from ..report.tuning import FASTER, SAME, SLOWER, PolicySpeed, SpeedComparison
 from ..symbol import Checkpoint, to_graph
 from ..symbol.arguments import label_names
 
-Run = Callable[[], Any]
+Action = Callable[[], Any]
 """Runs a network once, without waiting for its results, which it may return."""
 
 Lap = Callable[[], float]
 """Runs a network once and returns the seconds that it took, its results computed."""
 
-SECONDS = 30.0  # about how long the rounds may take
+SECONDS = 30.0  # About how long the rounds may take.
 
-MARGIN = 0.05  # a difference below this share of the time is noise
-FEWEST = 5  # rounds without which nothing is said to be faster: five that agree are chance once in 32 times
-CHANCE = 1 / 16  # of two that are equally fast, how often so many rounds may agree: 6 of 7, 13 of 18
-NOISY = 0.15  # rounds of one network that scatter by more around their median are those of a noisy machine
+MARGIN = 0.05  # A difference below this share of the time is noise.
+FEWEST = 5  # The fewest rounds for a verdict: five rounds that agree are chance once in 32 times.
+CHANCE = 1 / 16  # How often so many rounds may agree by chance: 6 of 7, 13 of 18.
+NOISY = 0.15  # If rounds of one network scatter by more around their median, the machine is noisy.
 
 _MOST_ROUNDS = 101
-_SHORTEST = 0.02  # seconds of a lap: other programs disturb shorter ones by more
-_MOST_RUNS = 100  # in a lap
-_FIRST_STEPS = 10  # of a trainer, in which it compares low precision weights with their masters
-_LOSS_SCALE = 2.0**10  # in place of a dynamic one: so low that no step is skipped, which would be a shorter one
+_SHORTEST = 0.02  # Seconds of a lap. Other programs disturb shorter ones by more.
+_MOST_RUNS = 100  # The most runs in a lap.
+_FIRST_STEPS = 10  # In these a trainer compares low precision weights with their masters.
+_LOSS_SCALE = 2.0**10  # In place of a dynamic one, so low that no step is skipped: that would be a shorter one.
 
 
 class Workload(NamedTuple):
@@ -73,7 +73,7 @@ class Workload(NamedTuple):
     """
 
     context: mx.Context
-    start: Callable[[Policy], Run]
+    start: Callable[[Policy], Action]
 
 
 class Training(NamedTuple):
@@ -106,13 +106,12 @@ def compare_speed(
     Args:
         network: A Gluon net whose parameters have values, for inference a HybridBlock; (symbol, arg_params,
             aux_params); or a bound Module, which runs on its first context.
-        batches: Batches with the shapes of the real work, of which the first one is taken: a DataLoader, a DataIter,
-            a list of tuples; of a symbol or Module also dicts of NDArrays by input. Without a loss a net is called
-            with as many arrays of a batch as it has inputs. A net or symbol runs where its batch lies.
+        batches: Batches, as for `mxmp.diagnose.compare`, with the shapes of the real work. The first one is taken. A
+            net or symbol runs where its batch lies.
         policies: Policies or their names, such as 'auto' or 'O1'. The others are compared with the first one. Unless
             given: 'float32', and those that the device runs by itself.
-        loss: None for inference. For training steps of a Gluon net, a function of its outputs and the label, which is
-            the last array of a batch; of a symbol or Module, which has its loss heads in it, True.
+        loss: None for inference. For training steps of a Gluon net, a function of its outputs and the labels. For those
+            of a symbol or Module, which has loss heads, True.
         labels: How many arrays at the end of a net's batch are labels; None for as many as net and loss tell by their
             signatures.
         optimizer: The name of the optimizer of training steps.
@@ -207,12 +206,12 @@ def _measure(
     return rounds, failures
 
 
-def _started(workload: Workload, policy: Policy, training: bool) -> Run:
+def _started(workload: Workload, policy: Policy, training: bool) -> Action:
     """Return a function that runs the network under a policy, once it has run."""
     with _quiet():
         run = workload.start(policy)
         low = training and policy.param_dtype != dtypes.FLOAT32
-        for _ in range(_FIRST_STEPS + 1 if low else 1):  # has oneDNN generate its code
+        for _ in range(_FIRST_STEPS + 1 if low else 1):  # The first run has oneDNN generate its code.
             run()
         mx.nd.waitall()
     return run
@@ -262,11 +261,11 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training], 
     arrays = [each for each in tree_leaves(example.inputs) if each is not None]
     context, size = arrays[0].ctx, arrays[0].shape[0]
 
-    def infer(policy: Policy) -> Run:
+    def infer(policy: Policy) -> Action:
         frozen = freeze(source, policy, ctx=context)
         return lambda: frozen(*example.inputs)
 
-    def train(policy: Policy) -> Run:
+    def train(policy: Policy) -> Action:
         assert training is not None
         own = convert(_copy_of(net, context), policy)
         trainer = Trainer(own, training.optimizer, training.options, loss_scale=_loss_scale(policy))
@@ -282,7 +281,7 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training], 
 
     if training is not None:
         return Workload(context, train)
-    source = convert(_copy_of(net, context), "O1")  # so that it knows its graph, whatever it is called with
+    source = convert(_copy_of(net, context), "O1")  # It knows its graph then, for any inputs.
     with autograd.pause(train_mode=False):
         call_net(source, example.inputs)
     return Workload(context, infer)
@@ -294,7 +293,7 @@ def _copy_of(net: gluon.Block, context: mx.Context) -> gluon.Block:
 
     def leave_out(block: gluon.Block) -> None:
         operator = block._cached_op if isinstance(block, gluon.HybridBlock) else None
-        if operator is not None:  # which cannot be copied; the copy makes its own when it is called
+        if operator is not None:  # It cannot be copied; the copy makes its own when it is called.
             operators[id(operator)] = None
 
     net.apply(leave_out)
@@ -343,21 +342,21 @@ def _read_model(network: Any, batches: Batches, training: Optional[Training], la
     values, names = subject.filled()[0][0], list(subject.inputs())
     values = {name: values[name].as_in_context(subject.context) for name in names}
 
-    def infer(policy: Policy) -> Run:
+    def infer(policy: Policy) -> Action:
         shapes = {name: array.shape for name, array in values.items()}
         types = {name: dtypes.canonical(array.dtype) for name, array in values.items()}
         frozen = freeze(tuple(subject.model), policy, shapes, types, ctx=subject.context)
         arrays = [values[variable.name] for variable in frozen._cached_graph[0]]
         return lambda: frozen(*arrays)
 
-    def train(policy: Policy) -> Run:
+    def train(policy: Policy) -> Action:
         assert training is not None
         return _module_step(subject, values, policy, training)
 
     return Workload(subject.context, infer if training is None else train)
 
 
-def _module_step(subject: Any, values: Mapping[str, Any], policy: Policy, training: Training) -> Run:
+def _module_step(subject: Any, values: Mapping[str, Any], policy: Policy, training: Training) -> Action:
     """Return a function that makes a training step of a Module of its own."""
     symbol, args, aux = subject.model
     known = label_names(symbol) | frozenset(subject.module.label_names or () if subject.module is not None else ())
@@ -429,7 +428,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self._runs = 0  # in a lap
 
-    def lap_of(self, run: Run) -> Lap:
+    def lap_of(self, run: Action) -> Lap:
         """Return a function that runs a network and returns the seconds of one run, its results computed."""
 
         def lap() -> float:
@@ -487,8 +486,8 @@ class Rounds:
 def is_faster(ratios: Sequence[float]) -> bool:
     """Return whether ratios of times, a round each, say that the first is faster by more than the noise.
 
-    Their median is below 1 by more than `MARGIN`, and so many of them are below 1 that chance alone gives that at most
-    once in 16 times (the sign test), and with that margin far less often.
+    Their median is below 1 by more than `MARGIN`. So many of them are below 1 that chance gives that at most once in 16
+    times (the sign test), and with that margin far less often.
     """
     if len(ratios) < FEWEST:
         return False

@@ -181,13 +181,13 @@ APEX = {
         lambda: initialize(nets=[make(), 1]), ConvertError, "expected a Gluon block, found int."),
     "two optimizers of a net": (
         lambda: initialize(trainers=[mx.optimizer.SGD(), mx.optimizer.SGD()]), amp.AmpError,
-        "2 optimizers for 1 nets: it is not clear which trains what; give Trainers."),
+        "2 optimizers for 1 nets: mxmp cannot match them; give Trainers."),
     "two optimizers of three nets": (
         lambda: initialize(nets=3, trainers=[mx.optimizer.SGD(), mx.optimizer.SGD()]), amp.AmpError,
-        "2 optimizers for 3 nets: it is not clear which trains what; give Trainers."),
+        "2 optimizers for 3 nets: mxmp cannot match them; give Trainers."),
     "an optimizer of two nets": (
         lambda: initialize(nets=2, trainers=[mx.optimizer.SGD()]), amp.AmpError,
-        "1 optimizers for 2 nets: it is not clear which trains what; give Trainers."),
+        "1 optimizers for 2 nets: mxmp cannot match them; give Trainers."),
     "a net without values": (
         lambda: initialize(nets=[make(), nn.Dense(2, in_units=3, prefix="dense_")], trainers=[mx.optimizer.SGD()] * 2),
         amp.AmpError,

@@ -120,7 +120,7 @@ OFF = AmxStatus(False, "ALL is set.", "Unset it.")
         ([H100], AMD, {}, TRAIN_ON_CPU),
         ([], AMX, {}, TRAIN_ON_CPU),
         *(([], kind, {}, f"{FLOAT32}.") for kind in (NO_BFLOAT16, EMULATED, INTEL)),
-        ([], AMX, {"amx": OFF}, f"{FLOAT32}; AMX would be faster, and is off (ALL is set): Unset it."),
+        ([], AMX, {"amx": OFF}, f"{FLOAT32}. AMX would be faster, but is off (ALL is set): Unset it."),
     ],
 )
 @pytest.mark.parametrize("policy", ["O1", "O0", "mixed_bfloat16"])

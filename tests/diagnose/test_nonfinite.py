@@ -239,6 +239,17 @@ def test_rows_for_which_a_loss_has_no_gradient_are_data_and_leave_the_scale_alon
         assert where.where == "loss" and "leave the scale as it is" in str(found) and "reaches 3.4e+38, in row 1" in str(found)
 
 
+def test_a_penalty_in_the_loss_is_named_where_the_nets_own_gradients_are_finite():
+    net = made(dense(2, in_units=6))
+
+    def loss(out, y):
+        weight = net[0].weight.data()
+        return L2(out, y).mean() + (weight * 0).sqrt().sum()
+
+    found = explain(net, BATCH, "O1", loss=loss)
+    assert found.kind == "no fault found" and "that of 'net_dense0_weight' is not" in str(found) and "a penalty" in str(found)
+
+
 def test_an_output_that_a_cast_makes_infinite_is_mended_by_the_dtype_of_the_outputs():
     net, batch = gluon.nn.HybridLambda(lambda F, x: F.softmax(x) * 1e6, prefix="net_"), (mx.nd.ones((2, 3)),)
     found = explain(net, batch, "O1,output=float16")

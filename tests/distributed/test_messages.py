@@ -92,7 +92,7 @@ TABLE = {
         "leave it out, or take mxmp.distributed.KVStore(..., transport='float16')."),
     "compression of a module": (
         lambda: module("O2", "dist_sync", compression_params={"type": "2bit", "threshold": 0.5}), TrainerError,
-        "compression_params: MXNet compresses float32 gradients alone; use a policy with "
+        "compression_params: MXNet compresses only float32 gradients; use a policy with "
         "param_dtype='float32', or no compression."),
     "a module's job": (
         lambda: alone(lambda: module("O0", "dist_sync")), TrainerError,

@@ -145,8 +145,8 @@ CONVERSIONS = {
         "unknown policy field 'last_layer_fp23'; the nearest are last_layer_fp32, loss_scale."
     ),
     "convert: out_of_range": (lambda: convert(dense(), "O2,out_of_range=float32"), ConvertError,
-        "block 'net': out_of_range='float32' is for models, whose values are known; the weights of a net "
-        "go on training. Keep a layer in float32 by name, or freeze the net under it."
+        "block 'net': out_of_range='float32' is only for models: a net's weights change in training. "
+        "Keep the layer in float32 by a pattern of names, or freeze the net under this policy."
     ),
     "convert: a pattern for blocks": (lambda: convert(dense(), "O1", blocks={"ne_": "float32"}), PolicyError,
         "blocks: 'ne_' matches no block; the nearest are net_."
@@ -183,7 +183,7 @@ CONVERSIONS = {
         "float16.",
     ),
     "convert: numpy": (under_numpy, ConvertError,
-        "block '...': under npx.set_np parameters can be stored in float32 alone, but the policy has "
+        "block '...': under npx.set_np parameters can be stored only in float32, but the policy has "
         "param_dtype='float16'; use one with param_dtype='float32', such as 'O1'."
     ),
     "cast: MXNet's": (lambda: convert(dense(), "O1").cast("float16"), ConvertError,
@@ -191,8 +191,8 @@ CONVERSIONS = {
         "mxmp.gluon.cast(net, 'float16'), which replaces this policy, or mxmp.gluon.restore(net) first."
     ),
     "cast: MXNet's, to float32": (lambda: convert(dense(), "O2").cast("float32"), ConvertError,
-        "block 'net' is converted (param=float16,compute=float16,output=float32,loss_scale=dynamic), which decides "
-        "over the dtypes of parameters; leave cast('float32') out, or undo the conversion by mxmp.gluon.restore(net) "
+        "block 'net' is converted (param=float16,compute=float16,output=float32,loss_scale=dynamic), whose policy sets "
+        "the dtypes of parameters; leave cast('float32') out, or undo the conversion by mxmp.gluon.restore(net) "
         "first."
     ),
     "cast: a frozen block": (lambda: freeze(dense(), "O1").cast("float32"), ConvertError,
@@ -299,16 +299,16 @@ CONVERSIONS = {
         "precision('int8'): expected one of float32, low, policy, float16, bfloat16."
     ),
     "precision: a generator": (lambda: precision("float32")(generator), PolicyError,
-        "precision('float32'): 'generator' is a generator or coroutine function, which runs late; open the "
+        "precision('float32'): 'generator' is a generator or coroutine function, which runs after the call; open the "
         "region within it, with no yield or await inside."
     ),
     "precision: a coroutine": (lambda: precision("float32")(coroutine), PolicyError,
-        "precision('float32'): 'coroutine' is a generator or coroutine function, which runs late; open the "
+        "precision('float32'): 'coroutine' is a generator or coroutine function, which runs after the call; open the "
         "region within it, with no yield or await inside."
     ),
     "precision: a partial": (lambda: precision("low")(functools.partial(generator, X)), PolicyError,
         "precision('low'): functools.partial(<function generator at ...>, ...) is a generator or coroutine "
-        "function, which runs late; open the region within it, with no yield or await inside."
+        "function, which runs after the call; open the region within it, with no yield or await inside."
     ),
     "convert: another dtype than a block's": (
         lambda: convert(sequence(set_policy(nn.Dense(2, prefix="inner_"), "mixed_float16")), "mixed_bfloat16"), PolicyError,
@@ -324,30 +324,30 @@ CONVERSIONS = {
         "set_policy: expected a Gluon block, found str."
     ),
     "set_policy: storage": (lambda: set_policy(dense(), "O2"), PolicyError,
-        "set_policy: block 'net': param_dtype='float16' cannot hold for one block alone; give 'float32', "
+        "set_policy: block 'net': param_dtype='float16' cannot be set for one block; give 'float32', "
         "'mixed_float16', 'mixed_bfloat16' or 'low', and param_dtype to the net's policy."
     ),
     "set_policy: a scale": (lambda: set_policy(dense(), "O1,loss_scale=128"), PolicyError,
-        "set_policy: block 'net': loss_scale=128.0 cannot hold for one block alone; give 'float32', "
+        "set_policy: block 'net': loss_scale=128.0 cannot be set for one block; give 'float32', "
         "'mixed_float16', 'mixed_bfloat16' or 'low', and loss_scale to the net's policy."
     ),
     "set_policy: operators": (lambda: set_policy(dense(), "O1,op:softmax=float16"), PolicyError,
-        "set_policy: block 'net': ops=(('softmax', 'float16'),) cannot hold for one block alone; give "
+        "set_policy: block 'net': ops=(('softmax', 'float16'),) cannot be set for one block; give "
         "'float32', 'mixed_float16', 'mixed_bfloat16' or 'low', and ops to the net's policy."
     ),
     "set_policy: BatchNorm": (lambda: set_policy(dense(), "O1,keep_batchnorm_fp32=True"), PolicyError,
-        "set_policy: block 'net': keep_batchnorm_fp32=True cannot hold for one block alone; give "
+        "set_policy: block 'net': keep_batchnorm_fp32=True cannot be set for one block; give "
         "'float32', 'mixed_float16', 'mixed_bfloat16' or 'low', and keep_batchnorm_fp32 to the net's "
         "policy."
     ),
     "set_policy: last layer": (lambda: set_policy(dense(), "O1,last_layer_fp32=True"), PolicyError,
-        "set_policy: block 'net': last_layer_fp32=True cannot hold for one block alone; give 'float32', "
+        "set_policy: block 'net': last_layer_fp32=True cannot be set for one block; give 'float32', "
         "'mixed_float16', 'mixed_bfloat16' or 'low', and last_layer_fp32 to the net's policy."
     ),
     "set_policy: outputs": (
         lambda: set_policy(dense(), Policy(compute_dtype="float16", output_dtype="float16")),
         PolicyError,
-        "set_policy: block 'net': output_dtype='float16' cannot hold for one block alone; give 'float32', "
+        "set_policy: block 'net': output_dtype='float16' cannot be set for one block; give 'float32', "
         "'mixed_float16', 'mixed_bfloat16' or 'low', and output_dtype to the net's policy.",
     ),
     "mxmp.report": (lambda: mxmp.report(dense()), TypeError, "mxmp.report is a module; use mxmp.gluon.report."),
@@ -572,7 +572,7 @@ TRAINERS = {
     "compression of float16": (
         lambda: kvstores.refuse_compression({"type": "2bit"}, False, True),
         TrainerError,
-        "compression_params: MXNet compresses float32 gradients alone; use a policy with "
+        "compression_params: MXNet compresses only float32 gradients; use a policy with "
         "param_dtype='float32', or no compression.",
     ),
     "a checkpoint of no net": (lambda: save_checkpoint("net", 0, ONE, trainer_of("sgd")), TrainerError,

@@ -93,7 +93,7 @@ def test_a_low_precision_loss_is_scaled_in_float32_and_costs_one_skip_at_65536(d
 
 # The backward of a block.
 
-NONE = r"^no backward was called on {} times the loss scale\. Run backward on what scale_loss yields"
+NONE = r"^no backward was called on {} times the loss scale\. Run backward on the loss that scale_loss yields"
 ITSELF = r"^backward was called on {0} itself, not on {0} times the loss scale"
 ANOTHER = r"^no backward was called on loss times the loss scale, but one of another loss, .*parameter '{}'"
 MISUSES = {

@@ -115,8 +115,8 @@ CALLS = {
         "get_unscaled_gradients: there is no gradient; give those of all weights."
     ),
     "unscale first": (lambda: optimizer().get_unscaled_gradients([ARRAY]), TrainerError,
-        "get_unscaled_gradients: no loss was scaled since the last step; call get_scaled_loss and run backward on what "
-        "it returns."
+        "get_unscaled_gradients: no loss was scaled since the last step; call get_scaled_loss and run backward on the "
+        "loss that it returns."
     ),
     "apply first": (lambda: optimizer().apply_gradients([(ARRAY, ARRAY)]), TrainerError,
         "apply_gradients: get_scaled_loss was not called in this step; the order is get_scaled_loss, backward, "

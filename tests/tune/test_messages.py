@@ -77,7 +77,7 @@ SEARCH = {
         "for_inference: BatchNorm is folded in models, not in a HybridSequential; give its symbol with its "
         "parameters, (symbol, arg_params, aux_params), as mxmp.gluon.export writes them of a net."),
     "batches of a net": (lambda: searched(batches=[]), TuneError,
-        "batches is for a symbol with parameters or a Module; a net's are what evaluate calls it with."),
+        "batches is for a symbol with parameters or a Module; a net has the inputs of evaluate."),
     "float16 by name": (
         lambda: search(*energy(), 0.01, "O2,name:*_mul0=float16"), TuneError,
         "with all 3 operators in float32 that can be kept there, the metric is nan; it has to be at least "

@@ -2,8 +2,9 @@
 
 oneDNN 2.4.4 has one kernel for bfloat16 convolutions with an odd number of input channels, or with output channels that
 are no multiple of 16. It unrolls the image in front of a matrix product (``x64:gemm:jit``), and gives the plain layout.
-All operators up to the next convolution keep that layout. The table has milliseconds by the number of channels, of 3 x
-3 forward, batch 8 of 56 x 56. The machine is an AMD EPYC of family 26 (AVX512-BF16, no AMX), two threads.
+All operators up to the next convolution keep that layout. The table has milliseconds of a
+3 x 3 kernel forward by the number of channels, batch 8 of 56 x 56. The machine is an AMD EPYC of family 26
+(AVX512-BF16, no AMX), two threads.
 
     in, 64 out    1     2     3     4     7     8     9     10    15    17    18    31
                   0.33  0.08  0.39  0.14  0.62  0.32  0.79  0.30  1.24  1.40  0.51  2.59
@@ -130,7 +131,7 @@ class _Layer(NamedTuple):
         return self.add("amp_cast", f"{word}_bfloat16", entry, dtype=dtypes.BFLOAT16)
 
     def zeros(self, word: str, *shape: int) -> Entry:
-        """Add zeros for a parameter, whose shape stays."""
+        """Add zeros of a fixed shape for a parameter."""
         return self.add("_zeros", f"{word}_zeros", shape=str(shape), dtype=dtypes.FLOAT32)
 
     def joined(self, word: str, entry: Entry, zeros: Entry, axis: int) -> Entry:
@@ -144,7 +145,7 @@ class _Layer(NamedTuple):
 
 
 def _is_plain(node: Node) -> bool:
-    """Return whether a node is a convolution that gains by fitting numbers of channels."""
+    """Return whether a node is a convolution that may gain by more channels."""
     if node.op != "Convolution" or int(node.get("num_group") or 1) > 1:
         return False
     is_window = math.prod(sizes_of(dict(node.attrs), "kernel")) > 1
@@ -224,7 +225,7 @@ class GroupDepthwise(Pass):
 
 
 def _mask(builder: GraphBuilder, node: Node, channels: int, size: int) -> Entry:
-    """Add a constant of shape (channels, size, 1): in row c a one at c modulo size, else zeros."""
+    """Add a constant of shape (channels, size, 1). Row c has a one at c modulo size, and zeros elsewhere."""
     eye = insert_next_to(builder, node, "_eye", "diagonal", N=str(size), M=str(size), dtype=dtypes.FLOAT32)
     tiled = insert_next_to(builder, node, "tile", "diagonals", eye, reps=f"({channels // size}, 1)")
     mask = insert_next_to(builder, node, "Reshape", "mask", tiled, shape=f"({channels}, {size}, 1)")

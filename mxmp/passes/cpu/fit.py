@@ -30,7 +30,7 @@ _SUMS = frozenset({"elemwise_add", "_grad_add"})
 
 
 class Taken(NamedTuple):
-    """A parameter whose slices along an axis are taken from the old one; -1 takes zeros."""
+    """A new parameter whose slices along an axis are slices of an old one, by ``indices``; -1 means zeros."""
 
     name: str
     axis: int
@@ -52,17 +52,17 @@ class Fit(NamedTuple):
 
 
 class _Form:
-    """Which channels of a tensor are old ones; as here, all of a number of them."""
+    """Which channels of a tensor are old ones, and which are zeros. In this base class all are old."""
 
     def __init__(self, channels: int) -> None:
         self.channels = channels
 
     def groups(self) -> Iterator[_Group]:
-        """Yield the groups that it is made of."""
+        """Yield the groups that the form is made of."""
         yield from ()
 
     def count(self) -> int:
-        """Return how many channels it has with those that are added."""
+        """Return the number of channels, added ones included."""
         return self.channels
 
     def indices(self) -> List[int]:
@@ -71,7 +71,7 @@ class _Form:
 
 
 class _Group(_Form):
-    """Tensors that have one form, since operators carry it or add them up.
+    """Tensors that must have one form, because operators carry it from one to the other or add them up.
 
     Attributes:
         makers: The positions of the convolutions that give them.
@@ -85,7 +85,7 @@ class _Group(_Form):
         self._joined: Optional[_Group] = None
 
     def root(self) -> _Group:
-        """Return the group that this one is a part of by now."""
+        """Return the group into which this one was joined, or itself."""
         group = self
         while group._joined is not None:
             group = group._joined
@@ -231,7 +231,7 @@ class _Plan:
             self.forms[position, 0] = made
 
     def _head(self, head: Entry) -> None:
-        """Let an output be cut where that costs nothing, behind a pooling of whole images; else fix its channels.
+        """Note that an output is cut where that is free, behind a pooling of whole images. Else fix its channels.
 
         A flattened output is cut in front of Flatten, because its channels are together there for images of any size.
         """
@@ -264,7 +264,7 @@ class _Plan:
         return params_of(self.graph, self.readers, self.heads, node)
 
     def _widen(self, form: _Form) -> bool:
-        """Let the data of a layer have a multiple of channels; return whether that changed a group."""
+        """Raise the channels of a layer's data to a multiple; return whether that changed a group."""
         if not form.count() % self.want.in_channels:
             return False
         groups = [(group, group.multiple) for group in form.groups() if group.multiple < self.want.in_channels]

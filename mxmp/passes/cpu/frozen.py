@@ -1,4 +1,4 @@
-"""Two rewrites of networks that only infer, which make convolutions of several operators.
+"""Rewrites networks that only infer: one convolution replaces several, or replaces BatchNorm and relu.
 
 `merge_windows`: convolutions of 1 x 1 and 3 x 3 that read one tensor and are concatenated become one of 3 x 3. The
 1 x 1 kernel is in the middle of the window, with zeros around it. All bits are the same for finite data. A value that
@@ -29,7 +29,7 @@ from .kernels import NORMS, WINDOWS
 
 
 class Merged(NamedTuple):
-    """A parameter that is made of those of several convolutions, one behind the other on the first axis.
+    """A parameter that is the concatenation of those of several convolutions on the first axis.
 
     Attributes:
         name: Its name, that of the convolution of 3 x 3.
@@ -154,7 +154,7 @@ class Norm(NamedTuple):
 
 
 def low_norms(graph: Graph, facts: Facts) -> FrozenSet[str]:
-    """Return the names of the BatchNorms of a converted graph that read and give bfloat16."""
+    """Return the names of the BatchNorms of a converted graph whose input and output are bfloat16."""
     norms = ((i, node) for i, node in enumerate(graph.nodes) if node.op == "BatchNorm")
     return frozenset(
         node.name

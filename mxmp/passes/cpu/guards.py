@@ -1,4 +1,4 @@
-"""Workarounds for defects of MXNet 1.9.1. Like emulation they are for running only, and never saved."""
+"""Workarounds for defects of MXNet 1.9.1, in graphs that are run and never saved."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _copier(op: str, **attrs: str) -> MakeCopy:
 
 @dataclass(frozen=True)
 class GuardGradientSums(Pass):
-    """Lets no more than seven readers share a bfloat16 tensor: each seven read an identity of it.
+    """Lets at most seven operators read a bfloat16 tensor; if there are more, each seven read an identity of it.
 
     A tensor's gradient is the sum of those of its readers. MXNet adds up to seven with one add_n, which sums in
     float32 and rounds once. From eight on it chains additions of two (AggregateGradient in
@@ -209,7 +209,7 @@ def _prelu(builder: GraphBuilder, node: Node) -> Node:
 
 @dataclass(frozen=True)
 class GuardTransposed(Pass):
-    """Takes the gradient of a transposed convolution's weight from one with a single filter, which MXNet can add up.
+    """Lets MXNet add up gradients of a transposed convolution's weight, which ends the process otherwise.
 
     On a CPU _backward_Deconvolution describes the memory of the weight's gradient before it has any, unless each group
     has one filter (IOLogicalSwapMKLDNNMem in src/operator/nn/mkldnn/mkldnn_deconvolution-inl.h). The process ends if
@@ -350,7 +350,7 @@ FUSED = frozenset({"BatchNorm", "Activation", "LeakyReLU", "clip", _SUM})
 
 @dataclass(frozen=True)
 class GuardFusedSums(Pass):
-    """Lets sums read a copy of a convolution's output that something else may be fused with.
+    """Lets sums read a copy of a convolution's output if MXNet may fuse the convolution with another reader.
 
     An example is x + f(relu(x)) with a convolution x, with BatchNorm behind it or not. MXNet 1.9.1 binds inference on a
     CPU with the backend MKLDNN. The backend first tries to fuse x with the sum. It finds that this makes a circle, and
@@ -370,7 +370,7 @@ class GuardFusedSums(Pass):
 
 
 def _unseen_reads(graph: Graph) -> Iterator[Tuple[Key, Copy]]:
-    """Yield the inputs that are to read copies of outputs of convolutions, or of BatchNorms behind them."""
+    """Yield the inputs that must read copies of outputs of convolutions, or of BatchNorms behind them."""
     heads = {head.key for head in graph.heads}
     for key, readers in graph.consumers().items():
         node = graph.nodes[key[0]]
@@ -397,7 +397,7 @@ class OrderFusedSums(Pass):
     name: ClassVar[str] = "order-fused-sums"
 
     def run(self, graph: Graph) -> Graph:
-        """Return the graph with sums turned round."""
+        """Return the graph with the inputs of such sums in the other order."""
 
         def visit(_: GraphBuilder, position: int, node: Node) -> Node:
             convolved = [_is_convolved(graph, entry) for entry in graph.nodes[position].inputs]
@@ -442,7 +442,7 @@ class GuardSlices(Pass):
 
 
 def _slice_channels(builder: GraphBuilder, size: Optional[int], node: Node) -> Node:
-    """Return the form of a slice of ``size`` channels by ``slice_axis``, which takes no place beyond them.
+    """Return a ``slice`` of channels written as ``slice_axis``; ``size`` is the number of channels, None if unknown.
 
     Where the size is not known, the places are taken to be there.
     """

@@ -16,12 +16,12 @@ class Channels(NamedTuple):
     """Numbers of channels for which convolutions have fast kernels.
 
     Attributes:
-        read: Of this are the input channels a multiple.
+        in_channels: Input channels are a multiple of this.
         windows: From so many input channels on, where the kernel is larger than one pixel.
         pointwise: From so many, where it is one pixel.
-        given: Of this are the output channels a multiple.
+        out_channels: Output channels are a multiple of this.
         gives_pointwise: Whether that holds for kernels of one pixel too.
-        depthwise: Of this are the channels of a depthwise convolution a multiple.
+        depthwise: Channels of a depthwise convolution are a multiple of this.
     """
 
     in_channels: int
@@ -86,7 +86,7 @@ A kernel takes so many inputs at a time. All channels are a multiple of it."""
 
 
 class WeightRates(NamedTuple):
-    """How long a training step multiplies by a weight, and casts it, forward and backward.
+    """The seconds that a training step takes to multiply by a weight, and to cast it, forward and backward.
 
     Attributes:
         gain: Seconds that bfloat16 saves for each element of the weight and each row of a dense layer.

@@ -1,4 +1,4 @@
-"""Where oneDNN's layouts meet in a bfloat16 network that trains on a CPU, and the copies that keep them apart.
+"""Finds BatchNorms that would read two different layouts of oneDNN in bfloat16 training, and inserts copies.
 
 The convolutions of oneDNN choose the layout of their output and of the gradient that they compute. It is channels last,
 blocks of sixteen channels, or the default one. The operators behind keep the layout of the output. The operators before
@@ -150,7 +150,7 @@ class Layouts:
 
 @dataclass(frozen=True)
 class SeparateLayouts(Pass):
-    """Puts copies where the layouts of a BatchNorm's data and of their gradient differ, and before pooling whole maps.
+    """Inserts copies if a BatchNorm's data and its gradient have different layouts, and before pooling of whole maps.
 
     The gradient of such pooling has an order of axes that no other kernel has, because axes of size one have no order.
     A whole stage of a ResNet would get that order.
@@ -175,6 +175,6 @@ class SeparateLayouts(Pass):
 
 
 def _reordered(builder: GraphBuilder, node: Node, word: str, entry: Entry) -> Entry:
-    """Return a bfloat16 entry brought into the default layout, as is its gradient: through float32 and back."""
+    """Return a bfloat16 entry in the default layout, and its gradient too, by casts to float32 and back."""
     in_float32 = insert_next_to(builder, node, "amp_cast", f"{word}_float32", entry, dtype=dtypes.FLOAT32)
     return insert_next_to(builder, node, "amp_cast", f"{word}_bfloat16", in_float32, dtype=dtypes.BFLOAT16)

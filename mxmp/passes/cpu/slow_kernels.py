@@ -1,4 +1,4 @@
-"""Operators that run in float32 on a CPU, between two casts, where bfloat16 takes longer.
+"""Runs operators in float32 on a CPU, between two casts, if bfloat16 takes longer.
 
 That is so of some kernels, and of layers with few rows for a large weight that is cast from float32 at each step. A
 layer's backward pass has two products as large as that of its forward pass, and casts the gradient of the weight.
@@ -105,7 +105,7 @@ class WidenSlowKernels(Pass):
         return {i for i in low if _is_by_element(graph.nodes[i]) or self._is_slow_batch_norm(graph, i, outputs)}
 
     def _find_dense(self, graph: Graph) -> Set[int]:
-        """Return the layers whose weight does not earn its casts: all that read one cast, or none of them."""
+        """Return the layers whose weight costs more to cast than it gains; layers that share a cast go together."""
         slow: Set[int] = set()
         readers = graph.consumers() if self.weights else {}
         stay = {head.node for head in graph.heads}
@@ -133,7 +133,7 @@ class WidenSlowKernels(Pass):
         return math.prod(self.layouts.shape(graph, entry) or (0,))
 
     def _is_slow_batch_norm(self, graph: Graph, position: int, outputs: Dict[Key, str]) -> bool:
-        """Return whether a node is a BatchNorm that is known to have data that oneDNN has no fast kernel for."""
+        """Return whether a node is a BatchNorm for whose data oneDNN has no fast kernel."""
         node = graph.nodes[position]
         shape = self.layouts.shape(graph, node.inputs[0]) if node.op == BATCH_NORM else None
         if shape is None:

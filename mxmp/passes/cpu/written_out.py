@@ -1,4 +1,4 @@
-"""Operators whose float32 kernels on a CPU are slow to train, written out as operators with faster ones.
+"""Replaces operators whose float32 kernels on a CPU are slow to train by several operators with faster kernels.
 
 Each function below rewrites one operator. Its docstring has the operator's times before and after, the difference of
 the results, and a condition for its removal. Times are milliseconds of forward, and of forward with backward. They are
@@ -6,11 +6,14 @@ times of a single operator on one thread of an AMD EPYC (Zen 3), in float32. Dif
 value of an output or a gradient. All are float32 in a mixed network, by the rules or by `WidenSlowKernels`, and stay
 float32.
 
-Whole steps in float32 there (forward, backward, SGD) are faster by these factors. Style transfer 1.7 (InstanceNorm),
-MobileNet v2 1.43 (clip), ResNet-18 with GroupNorm 1.34. MobileNet v3 1.28 (clip and broadcast_mul), four feed-forward
-layers of a BERT with GELU by erf 1.25. MobileNet with Swish 1.20, SE-ResNeXt-50 1.13 (broadcast_mul), BERT small 1.09
-(LayerNorm). The style transfer's process takes 9 % more memory, with GroupNorm 7 %, MobileNet v2's 6 %, BERT's 5 %,
-others less or none.
+Whole steps in float32 there (forward, backward, SGD) are faster by these factors:
+
+- style transfer 1.7 (InstanceNorm), MobileNet v2 1.43 (clip), ResNet-18 with GroupNorm 1.34;
+- MobileNet v3 1.28 (clip and broadcast_mul), four feed-forward layers of a BERT with GELU by erf 1.25;
+- MobileNet with Swish 1.20, SE-ResNeXt-50 1.13 (broadcast_mul), BERT small 1.09 (LayerNorm).
+
+The style transfer's process takes 9 % more memory, that of GroupNorm 7 %, MobileNet v2's 6 %, BERT's 5 %. The others
+take less or none.
 """
 
 from __future__ import annotations
@@ -237,7 +240,7 @@ def _gelu(call: _Call) -> Optional[Node]:
 
 
 def _is(node: Node, number: float) -> bool:
-    """Return whether the scalar of a node is a number, as float32 has it."""
+    """Return whether a node's scalar equals a number in float32."""
     return math.isclose(float(node.get("scalar") or "nan"), number, rel_tol=1e-6)
 
 
@@ -254,7 +257,7 @@ _WRITE: Dict[str, Callable[[_Call], Optional[Node]]] = {
 
 
 def is_shaped(node: Node) -> bool:
-    """Return whether an operator is written out by shapes that another call of the network may not have."""
+    """Return whether the form of a rewritten operator depends on shapes, which another call may not have."""
     if node.op == "LayerNorm":
         return (value_of(dict(node.attrs), "axis") or 0) > 0  # which is the last one of some tensors only
     return node.op == "broadcast_mul"
