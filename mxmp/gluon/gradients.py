@@ -206,7 +206,7 @@ class Gradients(Weights):
                 if any(id(data) in written for data in param._data or ()):
                     grads[index] = self.grads(index)
                     done.add(id(param))
-        self.step.see(self, grads)
+        self.step.unscale_for_reader(self, grads)
 
     def collect(self) -> Set[int]:
         """Add the weights with fresh gradients to the window, and clear their flags; return their ids."""

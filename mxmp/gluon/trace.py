@@ -92,10 +92,10 @@ class Trace:
         formats: The nesting of inputs and outputs.
         params: The parameters that the graph reads, by name.
         types: The dtypes of its inputs, by name.
-        arguments: The arguments of the call, with the symbols of inputs in place of arrays.
+        constants: The constants among the arguments of the call, nested as these are.
     """
 
-    arguments: Tuple[Any, ...] = ()
+    constants: Any = None
 
     def __init__(
         self,
@@ -111,6 +111,11 @@ class Trace:
         variables = self.variables
         self.params: Dict[str, gluon.Parameter] = {param.name: param for param in params if param.name in variables}
         self.types = {s.name: dtypes.canonical(a.dtype) for s, a in zip(inputs, arrays) if isinstance(a, mx.nd.NDArray)}
+
+    @property
+    def arguments(self) -> Tuple[Any, ...]:
+        """The arguments of the call, with the symbols of inputs in place of arrays."""
+        return arguments(self.inputs, self.formats[0], self.constants)
 
     @functools.cached_property
     def graph(self) -> Graph:
@@ -165,11 +170,12 @@ def trace(
     Raises:
         ConvertError: If its ``hybrid_forward`` fails on symbols. The text names the block.
     """
+    constants = _constants_in(args)
     with _Tracing.lock, regions.scopes_kept(), graph_kept(net), regions.entered(net, marks):
         if own_graph is None:
             net._cached_graph = ()
             try:
-                with unconverted(), _constants_given(net, args):
+                with unconverted(), _constants_given(net, constants):
                     inputs, symbol = net._get_graph(*_numpy_arrays(without_constants(args)))
             except Exception as e:
                 raise _trace_error(net, e) from e
@@ -177,8 +183,7 @@ def trace(
             inputs, symbol = own_graph[0], regions.in_current_region(own_graph[1])
         params = list(collected_params(net).values())
         traced = Trace(symbol, inputs, (net._in_format, net._out_format), params, flat_arguments(args).arrays)
-        if own_graph is None:
-            traced.arguments = arguments(inputs, traced.formats[0], args)
+        traced.constants = constants
         return traced
 
 
@@ -189,8 +194,8 @@ def _numpy_arrays(arg: Any) -> Any:
     return mx.np.zeros(1) if isinstance(arg, NumpySymbol) else arg
 
 
-def arguments(inputs: Sequence[Any], nesting: Any, args: Tuple[Any, ...] = ()) -> Tuple[Any, ...]:
-    """Return arguments to trace a net with again: its inputs, nested as MXNet notes, and the constants of ``args``."""
+def arguments(inputs: Sequence[Any], nesting: Any, constants: Any = None) -> Tuple[Any, ...]:
+    """Return arguments to trace a net with again: its inputs, nested as MXNet notes, and constants."""
     remaining = iter(inputs)
 
     def fill(fmt: Any) -> Any:
@@ -199,17 +204,15 @@ def arguments(inputs: Sequence[Any], nesting: Any, args: Tuple[Any, ...] = ()) -
         return [fill(each) for each in fmt]
 
     filled = [fill(each) for each in nesting] if isinstance(nesting, list) else [fill(nesting)]
-    constants = _constants_in(args)
     return tuple(filled if constants is None else _with_constants(filled, constants))
 
 
 @contextlib.contextmanager
-def _constants_given(net: gluon.HybridBlock, args: Tuple[Any, ...]) -> Iterator[None]:
+def _constants_given(net: gluon.HybridBlock, constants: Any) -> Iterator[None]:
     """Give ``hybrid_forward`` the constants of a call while the net is traced within this context.
 
     MXNet traces only with symbols and None.
     """
-    constants = _constants_in(args)
     if constants is None:
         yield
         return

@@ -222,7 +222,7 @@ class GradientReader:
         window, module = self.window, self._module()
         if module is not None and window is not None and window.stage is Stage.SCALED and window.fault is None:
             weights = module._step_weights(module._training)
-            self.step.see(weights, weights.waiting())
+            self.step.unscale_for_reader(weights, weights.waiting())
 
 
 def show_plain_gradients(group: Any) -> None:

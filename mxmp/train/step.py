@@ -313,7 +313,7 @@ class Step:
         if window.is_summed:
             return
         if workers is not None and window.is_true:  # The gradients of another worker may be scaled.
-            self._scale_again(weights)
+            self._scale_for_other_workers(weights)
         weights.prepare_reduce()
         self._tell(lambda each: each.on_gradients(weights, 1.0 if window.is_true else window.scale))
         if weights.kvstore is not None:
@@ -344,7 +344,7 @@ class Step:
             scale_in_place(_gradients(weights.groups()), 1.0 / window.scale)
             window.stage = Stage.TRUE
 
-    def see(self, weights: Weights, arrays: Mapping[int, List[mx.nd.NDArray]]) -> None:
+    def unscale_for_reader(self, weights: Weights, arrays: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Unscale gradients, by the index of their weight, for somebody who reads one before the step.
 
         They are not summed, and not read on the host.
@@ -368,7 +368,7 @@ class Step:
                 self._hide_float32(window, keep=True)
                 window.seen, window.stage = (), Stage.SCALED
 
-    def _scale_again(self, weights: Weights) -> None:
+    def _scale_for_other_workers(self, weights: Weights) -> None:
         """Multiply gradients that were unscaled for a reader by the scale; one becomes NaN if any was not finite."""
         window = self.scaler.ensure_window()
         grads = [grad for arrays in weights.waiting().values() for grad in arrays]

@@ -78,7 +78,7 @@ class Written:
         self.ids: Set[int] = set()
         self.owners = Alive()
 
-    def see(self) -> None:
+    def unscale_for_reader(self) -> None:
         """Unscale all gradients for somebody who reads one, unless the reader is in a block of this thread.
 
         A reader outside of a block waits for the blocks of other threads.
@@ -257,7 +257,7 @@ class TrueOnRead(List[mx.nd.NDArray]):
     def copy(self) -> List[mx.nd.NDArray]:
         """Unscale the gradients; return them as a plain list."""
         if not self.is_left:
-            self.window.written.see()
+            self.window.written.unscale_for_reader()
         elif self.window.stage is Stage.SCALED:
             self.show([to_float32(array) * (1.0 / self.window.scale) for array in plain(self)])
             self.window = Window(stage=Stage.SEEN)

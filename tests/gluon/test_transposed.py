@@ -10,6 +10,8 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp.gluon import convert
+from tests.alone import alone
+from tests.gluon.nets import sequence
 
 CASES = {
     "two axes": (lambda: nn.Conv2DTranspose(6, 4, strides=2, padding=1, in_channels=8), (2, 8, 5, 5)),
@@ -59,3 +61,26 @@ def check(policy):
         for hybridizes in (False, True):
             for found, wanted in zip(results(case, policy, hybridizes), expected):
                 np.testing.assert_allclose(found, wanted, rtol=0, atol=bound * np.abs(wanted).max(), err_msg=case)
+
+
+def run_beside_float16():
+    image = mx.nd.array(np.random.RandomState(0).randn(2, 8, 5, 5))
+    gradients = []
+    for policy in (None, "O1"):
+        mx.random.seed(0)
+        net = sequence(nn.Conv2D(8, 1, in_channels=8), nn.Conv2DTranspose(6, 3, in_channels=8, prefix="wide_"))
+        net.initialize(mx.init.Xavier())
+        net.collect_params().setattr("grad_req", "write" if policy else "add")
+        if policy:
+            convert(net, policy, names={"wide_*": "float32"})
+        for _ in range(1 if policy else 2):
+            with autograd.record():
+                loss = sum(net(image).square().mean() for _ in range(2 if policy else 1))
+            loss.backward()
+        gradients.append([param.grad().asnumpy() for param in net.collect_params().values()])
+    for wanted, found in zip(*gradients):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
+
+
+def test_one_in_float32_behind_float16_may_be_called_twice_in_a_recording():
+    alone(run_beside_float16)
