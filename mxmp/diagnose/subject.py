@@ -65,6 +65,7 @@ from .rerun import (
     LossGradients,
     Recorder,
     Replay,
+    Rerun,
     as_outputs,
     run_backward,
 )
@@ -254,6 +255,7 @@ class SymbolSubject(Subject):
         self.context = ctx or mx.cpu()
         self.taken: List[Mapping[str, Any]] = []
         self._last: Optional[Tuple[Policy, ConvertedModel]] = None
+        self._reruns: Dict[int, Dict[Any, Rerun]] = {}  # By the id of the decisions.
         self._decided: Dict[Policy, Decisions] = {}
         self._of_buckets: Dict[Any, SymbolSubject] = {}
 
@@ -310,7 +312,8 @@ class SymbolSubject(Subject):
         """Yield a call for each batch; the gradients of loss heads are ones."""
         for number, batch in enumerate(self.batches()):
             for call in self.take([batch]).calls(policy):
-                yield [Replay(replace(call, number=number), Gradients())]
+                shared = self._reruns.setdefault(id(call.decisions), {})
+                yield [Replay(replace(call, number=number), Gradients(), _reruns=shared)]
 
     def inputs(self) -> Dict[str, str]:
         """Return the dtypes of the inputs by name, in the order in which arrays without names are taken."""
@@ -497,6 +500,7 @@ class NetSubject(Subject):
         self._graphs: Dict[int, Tuple[Trace, NetCall]] = {}  # Each has its first call; the key is the id of the trace.
         self._decided: Dict[Policy, Dict[int, Converted]] = {}  # The oldest policy comes first.
         self._noted: List[KeptCall] = []
+        self._reruns: Dict[int, Dict[Any, Rerun]] = {}  # By the id of the decisions.
         self._recorder: Optional[Recorder] = None
         for param in net.collect_params().values():
             if not is_initialized(param):
@@ -553,7 +557,8 @@ class NetSubject(Subject):
         gradients = last
         if has_losses and last is None:
             gradients = Gradients([zero.grad.as_nd_ndarray().copy() for zero in kept_call.zeros])
-        return Replay(self._call(kept_call.call, policy, number), gradients)
+        call = self._call(kept_call.call, policy, number)
+        return Replay(call, gradients, _reruns=self._reruns.setdefault(id(call.decisions), {}))
 
     def _call(self, noted: NetCall, policy: Policy, number: int) -> Call:
         traced: Trace = noted.graph.trace

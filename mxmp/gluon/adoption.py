@@ -120,7 +120,8 @@ def _missing(policy: Policy, trainer: mx.gluon.Trainer, params: Sequence[mx.gluo
     if BFLOAT16 in without_masters:
         faults.append("weights stored in bfloat16 have no float32 masters, and MXNet's optimizers cannot update them")
     elif without_masters and not policy.pure:
-        faults.append(f"weights stored in {without_masters[0]} have no float32 masters, so that small updates are rounded away")
+        dtype = without_masters[0]
+        faults.append(f"weights stored in {dtype} have no float32 masters, so that small updates are rounded away")
     return faults
 
 

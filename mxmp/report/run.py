@@ -7,7 +7,8 @@ import csv
 import json
 import math
 import os
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 from ..display import NUMBER, Column, Figures, Line, Lines, Notes, Section, Shown, Table, figure, reading
@@ -204,19 +205,22 @@ class Run(Shown):
         order = [] if report is None else [row.name for row in report.rows]
         figures: List[Tuple[str, str, str]] = []
         notes: List[Notes] = []
-        sections: List[Section] = []
+        sections: List[Tuple[str, Section]] = []
         for name, record in self.records.items():
-            twins = sum(type(other) is type(record) for other in self.records.values()) > 1
             for section in record.sections(order) if isinstance(record, Comparison) else record._sections():
                 others = [block for block in section.blocks if not isinstance(block, (Figures, Notes))]
                 notes += [block for block in section.blocks if isinstance(block, Notes)]
                 tables = (block for block in section.blocks if isinstance(block, Figures))
                 figures += [each for block in tables for each in block.figures]
                 if others or section.lead:
-                    title = f"{section.title}: {name}" if twins else section.title
-                    sections.append(Section(title, others, section.lead))
-        sections.sort(key=lambda section: section.title.startswith("Operators"))
-        return [Section("Summary", [*([Figures(figures)] if figures else []), *notes]), *sections]
+                    sections.append((name, Section(section.title, others, section.lead)))
+        sections.sort(key=lambda pair: pair[1].title == "Operators")
+        titles = Counter(section.title for _, section in sections)
+        named = [
+            replace(section, title=f"{section.title}: {name}") if titles[section.title] > 1 else section
+            for name, section in sections
+        ]
+        return [Section("Summary", [*([Figures(figures)] if figures else []), *notes]), *named]
 
 
 def read_run(path: str) -> Run:

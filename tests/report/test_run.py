@@ -192,7 +192,7 @@ def test_a_run_of_no_steps_and_no_operators_is_a_page(folder):
     report(rows=()).save(folder / "report.json")
     Gradients({}).save(folder / "gradients.json")
     compare(rows=(), outputs=()).save(folder / "compare.json")
-    assert ">Gradients by layer</h2>" in read_run(folder).to_html()
+    assert ">Gradients by layer: gradients.json</h2>" in read_run(folder).to_html()
 
 
 def test_figures_and_warnings_of_all_parts_come_first_and_errors_follow_the_network():

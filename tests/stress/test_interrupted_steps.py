@@ -19,6 +19,7 @@ from tests.gluon.nets import Function
 from tests.gluon.trainer_tools import LOW, backward, loss_of, param, sgd, value
 from tests.stress.interrupts import count_lines, interrupted
 
+APART = 3  # lines from one cut to the next, where each takes long
 CALLS = {
     "unscale": lambda trainer: trainer.unscale(),
     "clip_global_norm": lambda trainer: trainer.clip_global_norm(100.0),
@@ -40,8 +41,8 @@ def require_own_gradients(trainer, w):
 
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_call_that_is_cut_leaves_later_steps_their_own_gradients(call, dtype):
-    for line in itertools.count(1):
+def test_a_call_that_is_cut_leaves_later_steps_their_own_gradients(call, dtype, draw):
+    for line in itertools.count(1 + draw.randrange(APART), APART):
         w = param([1.0, 2.0], dtype)
         trainer = sgd(w, 64)
         backward(trainer, w, 8)
@@ -107,7 +108,7 @@ def test_a_block_that_is_cut_while_it_begins_gives_calls_of_other_nets_their_sca
     alone(cut_beginnings_with_heads)
 
 
-def test_an_accumulators_loop_that_is_cut_leaves_grad_req_and_the_trainers_own_step():
+def test_an_accumulators_loop_that_is_cut_leaves_grad_req_and_the_trainers_own_step(draw):
     def run_backward(x):
         with autograd.record():
             loss = loss_of(w, x)
@@ -118,7 +119,7 @@ def test_an_accumulators_loop_that_is_cut_leaves_grad_req_and_the_trainers_own_s
             run_backward(x)
             accumulator.step(1)
 
-    for line in itertools.count(1):
+    for line in itertools.count(1 + draw.randrange(APART), APART):
         w = param([1.0, 2.0])
         trainer = sgd(w, None)
         accumulator = Accumulator(trainer, 2)
