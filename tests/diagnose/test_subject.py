@@ -1,4 +1,4 @@
-"""The networks, policies and errors of `compare`, `explain` and `find_nonfinite`: the same; and a net is put back."""
+"""The networks, policies and errors of `compare` and `explain`: the same; and a net is put back."""
 
 import functools
 
