@@ -117,7 +117,8 @@ class Dataflow:
 
     Args:
         last: Positions of the operators of the last layer, if that is to be float32.
-        ahead_of_layers: Positions of nodes with an allow operator behind them. In a body there may be one behind the loop.
+        ahead_of_layers: Positions of nodes with an allow operator behind them. For nodes of a body it may be behind the
+            loop.
         named: Positions of nodes whose outputs have names that no cast can have.
         is_condition: Whether the graph stays unchanged: the condition of a loop or branch, or a body without facts.
         sizes: The result of `find_sizes` for a body.
