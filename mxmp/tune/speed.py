@@ -131,8 +131,8 @@ def compare_speed(
         >>> net = mx.gluon.nn.Dense(4, in_units=8)
         >>> net.initialize()
         >>> found = compare_speed(net, [mx.nd.ones((2, 8))], ["float32", "O1"], seconds=0.01)
-        >>> found.fastest, found.rows[1].emulated
-        ('float32', True)
+        >>> [row.policy for row in found.rows], found.rows[1].emulated
+        (['float32', 'O1'], True)
     """
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise TuneError(f"seconds is {seconds!r}; expected a positive number.")
