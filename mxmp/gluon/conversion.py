@@ -292,6 +292,7 @@ class Conversion:
             self._require_kernels([mx.context.current_context()])
         traced = trace(self.net, args, self.own_graph, self.regions)
         converted = self._convert(traced, {})
+        self.siblings.check(self, converted)
         self._store(converted)
         self.storage_is_fixed = True
         symbol = converted.symbol

@@ -61,8 +61,8 @@ class Sizes(NamedTuple):
 def find_sizes(graph: Graph, facts: Facts, dtype: str, entering: Sequence[Size] = ()) -> Sizes:
     """Return the sizes of a graph's outputs, and the operators that leave the range of a dtype.
 
-    The terms of sums multiply along sums and products, and scalars multiply too. Both counts begin anew behind a layer
-    or a norm. A mean is as large as its input. A matrix product without a weight counts as a sum, not as a layer. An
+    The terms of sums multiply along sums and products, and scalars multiply too. Their product is to be within the
+    range. Both counts begin anew behind a layer or a norm. A mean is as large as its input. A matrix product without a weight counts as a sum, not as a layer. An
     example: ``sum(sum(x, axis=3), axis=2)`` of 512 x 512 values has 262,144 terms.
 
     Args:
@@ -106,8 +106,9 @@ def find_sizes(graph: Graph, facts: Facts, dtype: str, entering: Sequence[Size] 
             reasons[position] = f"it may sum more than {MAX_REDUCTION} terms in all"
         elif size.terms > MAX_REDUCTION:
             reasons[position] = f"it sums {size.terms:g} terms in all, more than {MAX_REDUCTION}"
-        elif not limits.tiny <= size.factor <= limits.max:
-            reasons[position] = f"with the scalars before it, it multiplies by {size.factor:g}: out of {dtype}'s range"
+        elif size.factor < limits.tiny or size.terms * size.factor > limits.max:
+            factor = size.factor if size.factor < limits.tiny else size.terms * size.factor
+            reasons[position] = f"with the terms and scalars before it, it multiplies by {factor:g}: out of {dtype}'s range"
     return Sizes(reasons, products, [sizes.get(head.key, _ONE) for head in graph.heads], bodies)
 
 

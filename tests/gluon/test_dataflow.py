@@ -160,6 +160,12 @@ RELATIVES = {
     "small factors": (lambda F, x: x * 1e-3 * 1e-3 * 1e3 * 1e3, ONE, {}),
     "large factors": (lambda F, x: x * 300 * 300 * 1e-5, ONE, {}),
     "a quotient of small factors": (lambda F, x: x / 1000 / 1000 * 1e3 * 1e3, ONE, {}),
+    "a factor and a sum": (lambda F, x: F.sum(250 * x, axis=3).reshape((0, -1)) * 1e-5, np.ones((1, 1, 1, 512)), {}),
+    "a sum of products of a factor": (
+        lambda F, x: F.batch_dot(*[x.reshape((1, 1, -1)) * 20] * 2, transpose_b=True).reshape((0, -1)) * 1e-5,
+        np.ones((1, 1, 1, 512)), {}),
+    "a direction of distances": (
+        lambda F, x: F.L2Normalization((1 - F.sigmoid(x)).reshape((1, -1))), PROBABLE, {}),
     "focal loss": (lambda F, x: -1e13 * (1 - F.sigmoid(x)) ** 2 * F.log(F.sigmoid(x)), 10 * ONE, {}),
     "label smoothing": (
         lambda F, x: -(0.9 * F.log(F.sigmoid(x) + 1e-12) + 0.1 * F.log(1 - F.sigmoid(x) + 1e-12)), 11 * ONE, {}),
@@ -385,3 +391,18 @@ def test_a_longer_batch_is_float32_whatever_ran_first():
     for length in (10, 30000):
         found = net(mx.nd.ones((2, length, 8)), mx.nd.ones((length, 2)))
         np.testing.assert_array_equal(found.asnumpy(), 8 * length)
+
+
+@pytest.mark.parametrize("norm", ["L2Normalization", "LayerNorm"])
+def test_a_product_of_normalized_sums_is_low(norm):
+    """Behind a norm values are about 1, however many terms there were before."""
+
+    def similarity(F, x):
+        rows = F.sum(x.reshape((1, 64, 16, 16)), axis=3)
+        scale = {"gamma": F.ones(16), "beta": F.zeros(16)} if norm == "LayerNorm" else {"mode": "spatial"}
+        return F.batch_dot(*[getattr(F, norm)(rows, **scale)] * 2, transpose_b=True)
+
+    net = Behind(similarity)
+    net.initialize()
+    convert(net, "O1")(mx.nd.ones((1, 1, 128, 128)))
+    assert {row.op: row.precision for row in report(net).rows}["batch_dot"] == "float16"

@@ -13,7 +13,7 @@ from ..conditions import (
     short_windows,
     small_magnification,
 )
-from ..core import DENY, GIVEN, INFER, RESTARTS, SHIFTS
+from ..core import DENY, GIVEN, INFER, MAGNIFIES, RESTARTS, SHIFTS
 from .build import BFLOAT16_ALONE, TYPED, Rules, moves, never_cast, rules, short_sums, variant
 
 _IN_DATA_DTYPE = "accumulates in the dtype of the data"
@@ -44,7 +44,8 @@ REDUCTIONS: Rules = (
     # Moments:
     *rules(DENY, "moments _npi_var _npi_std", reason=_STATISTICS, no_bfloat16=True),
     # norm does not widen: behind out_dtype its gradient fails.
-    *rules(DENY, "L2Normalization norm", reason="sum of squares", no_bfloat16=True),
+    *rules(DENY, "norm", reason="sum of squares", no_bfloat16=True),
+    *rules(DENY, "L2Normalization", reason="sum of squares", no_bfloat16=True, size=RESTARTS, distance=MAGNIFIES),
     *rules(DENY, "_npi_norm", reason="sum of squares", no_low=True),
     *never_cast(DENY, "_npi_percentile _histogram _npi_bincount", "ranks and counts"),
     # Batch norms: Normalization with float32 parameters and statistics.
@@ -54,8 +55,8 @@ REDUCTIONS: Rules = (
     # float16 passes type inference, but every kernel reads real_t (contrib/sync_batch_norm-inl.h, batch_norm_v1-inl.h).
     *rules(INFER, "_contrib_SyncBatchNorm BatchNorm_v1", no_low=True, **_BATCH_NORM),
     # Other norms:
-    *rules(DENY, "LayerNorm GroupNorm", reason=_STATISTICS, no_bfloat16=True),
-    *rules(DENY, "InstanceNorm", reason=_STATISTICS, no_low=True),
+    *rules(DENY, "LayerNorm GroupNorm", reason=_STATISTICS, no_bfloat16=True, size=RESTARTS),
+    *rules(DENY, "InstanceNorm", reason=_STATISTICS, no_low=True, size=RESTARTS),
     # Its own kernels read real_t (nn/lrn-inl.h), the bfloat16 one is oneDNN's.
     *rules(DENY, "LRN", reason="sum of squares", dtypes=BFLOAT16_ALONE),
     # Pooling:
