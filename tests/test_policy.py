@@ -6,7 +6,7 @@ import inspect
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mxmp
@@ -73,6 +73,7 @@ def policies(draw):
     return Policy(compute_dtype=low, **draw(st.fixed_dictionaries(fields)))
 
 
+@settings(deadline=None)
 @given(policies())
 def test_parse_inverts_print(policy):
     assert Policy.parse(str(policy)) == policy

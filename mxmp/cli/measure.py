@@ -127,7 +127,7 @@ def ranges(
         require_new(out, force=force)
     epoch = read_epoch(prefix, epoch)
     from .. import diagnose, symbol
-    from ..diagnose.subject import fill_inputs
+    from ..diagnose.batches import fill_inputs
     from ..display import terminal
     from ..report.gradients import Ranges
 

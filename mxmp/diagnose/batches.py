@@ -11,9 +11,25 @@ The inputs of a Gluon net come first in a batch, and the labels of its loss last
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import mxnet as mx
 import numpy as np
@@ -21,14 +37,18 @@ from mxnet import gluon
 
 from .. import dtypes
 from ..arrays import is_low_precision, to_float32, tree_leaves, tree_map
-from ..errors import ConvertError, did_you_mean, mxnet_reason
+from ..errors import ConvertError, did_you_mean, listed, mxnet_reason
 from ..gluon.blocks import plain_class
 from ..gluon.storage import contexts_of
+from ..symbol import ConvertedModel
+from ..symbol.arguments import label_names
 
 Batches = Union[Iterable[Any], mx.io.DataIter]
 """One batch or several, in any of the forms above."""
 
 LossFunction = Callable[..., Any]
+
+Shapes = Mapping[str, Tuple[int, ...]]
 
 OUTPUTS = "outputs"
 """The loss of a net that computes its losses by itself and returns them."""
@@ -324,3 +344,67 @@ def _shape(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_shape, value))})"
     return str(getattr(value, "shape", value))
+
+
+# ---------------------------------------------------------------------- inputs of symbols.
+
+
+def inputs_of(symbol: Any, params: Collection[str], order: Sequence[str] = ()) -> Dict[str, str]:
+    """Return the dtypes that a symbol's inputs declare, float32 without, by name, labels among them.
+
+    They are in the ``order`` given, that of a Module's data and labels, and else as MXNet lists them.
+    """
+    inputs = order or [name for name in symbol.list_inputs() if name not in params]
+    attributes = symbol.attr_dict()
+    flags = {name: attributes.get(name, {}).get("__dtype__", "") for name in inputs}
+    return {name: dtypes.from_flag(flag) or dtypes.FLOAT32 for name, flag in flags.items()}
+
+
+def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any]) -> Tuple[Dict[str, Any], FrozenSet[str]]:
+    """Return the values of all inputs by name, and the names of the labels that a batch lacks, whose values are zeros.
+
+    Raises:
+        ConvertError: If the batch does not fit the parameters, or lacks an input that is no label.
+    """
+    sym, given = model.symbol, {**model.arg_params, **model.aux_params, **batch}
+    sizes = require_fit(sym, {name: array.shape for name, array in given.items()}, list(batch))
+    missing = {name: size for name, size in zip(sym.list_arguments(), sizes) if name not in given}
+    optional = label_names(sym) if missing else ()
+    for name, size in missing.items():
+        if name not in optional or not size or 0 in size:
+            raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
+    return {**given, **{name: mx.nd.zeros(size) for name, size in missing.items()}}, frozenset(missing)
+
+
+def require_fit(symbol: Any, shapes: Shapes, inputs: Sequence[str]) -> List[Any]:
+    """Return the shapes of all arguments of a symbol, as far as MXNet infers them; ConvertError if they do not fit.
+
+    ``shapes`` has those of parameters and of ``inputs``, which a batch has.
+    """
+    known = {name: shapes[name] for name in symbol.list_inputs() if name in shapes}
+    batch = {name: known[name] for name in inputs}
+
+    def inferred(of: Shapes) -> Tuple[List[Any], Dict[str, Any]]:
+        args, _, aux = symbol.infer_shape_partial(**of)
+        sizes = zip((*symbol.list_arguments(), *symbol.list_auxiliary_states()), (*(args or ()), *(aux or ())))
+        return list(args or ()), {name: size for name, size in sizes if size and min(size) > 0}  # else not known
+
+    with contextlib.suppress(mx.MXNetError):
+        args, needed = inferred(known)
+        # MXNet overwrites some shapes that do not fit, such as BatchNorm's.
+        if all(needed.get(name, shape) == shape for name, shape in known.items()):
+            return args
+    text = " and ".join(f"'{name}' has shape {shape}" for name, shape in batch.items())
+    try:
+        # MXNet names one of the shapes that do not fit; of the batch by itself it infers all.
+        needed = inferred(batch)[1]
+        unfit = [name for name, shape in known.items() if needed.get(name, shape) != shape]
+        if not unfit:
+            return inferred(known)[0]
+    except mx.MXNetError as e:
+        raise ConvertError(f"batches: {text}: {mxnet_reason(e)}") from e
+    texts = [f" of shape {known[name]} would have to be {needed[name]}" for name in unfit]
+    raise ConvertError(
+        f"batches: {text}, for which {listed(unfit, texts)}: give batches of another shape, or the parameters of this "
+        f"network."
+    )

@@ -286,13 +286,15 @@ class Replay:
     gradients: Optional[Gradients]
     follows_lost: bool = False
     params: Mapping[str, gluon.Parameter] = field(default_factory=dict, compare=False)
-    _reruns: Dict[bool, Rerun] = field(default_factory=dict, compare=False)
+    _reruns: Dict[Any, Rerun] = field(default_factory=dict, compare=False)  # Calls of one graph may share them.
 
     def run(self, low: bool, scale: float = 1.0) -> Values:
         """Run it once, as it was converted or in float32, with the loss times ``scale``."""
-        if low not in self._reruns:
-            self._reruns[low] = Rerun(self.call, low)
-        return self._reruns[low](self.call.values, self.gradients, scale)
+        call = self.call
+        key = low, call.training, call.context, *(call.values[n].shape for n in call.inputs if n in call.values)
+        if key not in self._reruns:
+            self._reruns[key] = Rerun(call, low)
+        return self._reruns[key](call.values, self.gradients, scale)
 
     def data(self) -> Dict[str, Any]:
         """Return the data by name: the inputs and the labels of the loss."""

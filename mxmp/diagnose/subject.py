@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import (
     Any,
-    Collection,
     ContextManager,
     Dict,
     FrozenSet,
@@ -53,10 +52,20 @@ from ..passes.base import marked_blocks
 from ..policy import Policy, pattern_of
 from ..report import DROPPED, FOLDED, Decisions, Row
 from ..symbol import Converted, ConvertedModel, convert_graph, convert_model, on_cpu, to_graph
-from ..symbol.arguments import label_names, require_symbol
+from ..symbol.arguments import require_symbol
 from ..symbol.params import require_matches
 from ..train.step import NetCall
-from .batches import OUTPUTS, Batch, Batches, LossFunction, arguments_of, losses_of, read_batches
+from .batches import (
+    OUTPUTS,
+    Batch,
+    Batches,
+    LossFunction,
+    arguments_of,
+    fill_inputs,
+    inputs_of,
+    losses_of,
+    read_batches,
+)
 from .rerun import (
     Call,
     FirstCalls,
@@ -65,6 +74,7 @@ from .rerun import (
     LossGradients,
     Recorder,
     Replay,
+    Rerun,
     as_outputs,
     run_backward,
 )
@@ -76,8 +86,6 @@ FEW = 8
 """How many batches of a loader are read unless a user says so, where each takes seconds."""
 
 Loss = Union[None, bool, str, LossFunction]
-
-Shapes = Mapping[str, Tuple[int, ...]]
 
 _NETWORKS = (
     "a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple "
@@ -254,6 +262,7 @@ class SymbolSubject(Subject):
         self.context = ctx or mx.cpu()
         self.taken: List[Mapping[str, Any]] = []
         self._last: Optional[Tuple[Policy, ConvertedModel]] = None
+        self._reruns: Dict[int, Dict[Any, Rerun]] = {}  # By the id of the decisions.
         self._decided: Dict[Policy, Decisions] = {}
         self._of_buckets: Dict[Any, SymbolSubject] = {}
 
@@ -310,7 +319,8 @@ class SymbolSubject(Subject):
         """Yield a call for each batch; the gradients of loss heads are ones."""
         for number, batch in enumerate(self.batches()):
             for call in self.take([batch]).calls(policy):
-                yield [Replay(replace(call, number=number), Gradients())]
+                shared = self._reruns.setdefault(id(call.decisions), {})
+                yield [Replay(replace(call, number=number), Gradients(), _reruns=shared)]
 
     def inputs(self) -> Dict[str, str]:
         """Return the dtypes of the inputs by name, in the order in which arrays without names are taken."""
@@ -415,67 +425,6 @@ def _make_room(kept: Dict[Policy, Any]) -> None:
         del kept[next(iter(kept))]
 
 
-def inputs_of(symbol: Any, params: Collection[str], order: Sequence[str] = ()) -> Dict[str, str]:
-    """Return the dtypes that a symbol's inputs declare, float32 without, by name, labels among them.
-
-    They are in the ``order`` given, that of a Module's data and labels, and else as MXNet lists them.
-    """
-    inputs = order or [name for name in symbol.list_inputs() if name not in params]
-    attributes = symbol.attr_dict()
-    flags = {name: attributes.get(name, {}).get("__dtype__", "") for name in inputs}
-    return {name: dtypes.from_flag(flag) or dtypes.FLOAT32 for name, flag in flags.items()}
-
-
-def fill_inputs(model: ConvertedModel, batch: Mapping[str, Any]) -> Tuple[Dict[str, Any], FrozenSet[str]]:
-    """Return the values of all inputs by name, and the names of the labels that a batch lacks, whose values are zeros.
-
-    Raises:
-        ConvertError: If the batch does not fit the parameters, or lacks an input that is no label.
-    """
-    sym, given = model.symbol, {**model.arg_params, **model.aux_params, **batch}
-    sizes = require_fit(sym, {name: array.shape for name, array in given.items()}, list(batch))
-    missing = {name: size for name, size in zip(sym.list_arguments(), sizes) if name not in given}
-    optional = label_names(sym) if missing else ()
-    for name, size in missing.items():
-        if name not in optional or not size or 0 in size:
-            raise ConvertError(f"batches: a batch lacks the input '{name}'; give it, also if it is a label.")
-    return {**given, **{name: mx.nd.zeros(size) for name, size in missing.items()}}, frozenset(missing)
-
-
-def require_fit(symbol: Any, shapes: Shapes, inputs: Sequence[str]) -> List[Any]:
-    """Return the shapes of all arguments of a symbol, as far as MXNet infers them; ConvertError if they do not fit.
-
-    ``shapes`` has those of parameters and of ``inputs``, which a batch has.
-    """
-    known = {name: shapes[name] for name in symbol.list_inputs() if name in shapes}
-    batch = {name: known[name] for name in inputs}
-
-    def inferred(of: Shapes) -> Tuple[List[Any], Dict[str, Any]]:
-        args, _, aux = symbol.infer_shape_partial(**of)
-        sizes = zip((*symbol.list_arguments(), *symbol.list_auxiliary_states()), (*(args or ()), *(aux or ())))
-        return list(args or ()), {name: size for name, size in sizes if size and min(size) > 0}  # else not known
-
-    with contextlib.suppress(mx.MXNetError):
-        args, needed = inferred(known)
-        # MXNet overwrites some shapes that do not fit, such as BatchNorm's.
-        if all(needed.get(name, shape) == shape for name, shape in known.items()):
-            return args
-    text = " and ".join(f"'{name}' has shape {shape}" for name, shape in batch.items())
-    try:
-        # MXNet names one of the shapes that do not fit; of the batch by itself it infers all.
-        needed = inferred(batch)[1]
-        unfit = [name for name, shape in known.items() if needed.get(name, shape) != shape]
-        if not unfit:
-            return inferred(known)[0]
-    except mx.MXNetError as e:
-        raise ConvertError(f"batches: {text}: {mxnet_reason(e)}") from e
-    texts = [f" of shape {known[name]} would have to be {needed[name]}" for name in unfit]
-    raise ConvertError(
-        f"batches: {text}, for which {listed(unfit, texts)}: give batches of another shape, or the parameters of this "
-        f"network."
-    )
-
-
 # ---------------------------------------------------------------------- Gluon nets
 
 
@@ -497,6 +446,7 @@ class NetSubject(Subject):
         self._graphs: Dict[int, Tuple[Trace, NetCall]] = {}  # Each has its first call; the key is the id of the trace.
         self._decided: Dict[Policy, Dict[int, Converted]] = {}  # The oldest policy comes first.
         self._noted: List[KeptCall] = []
+        self._reruns: Dict[int, Dict[Any, Rerun]] = {}  # By the id of the decisions.
         self._recorder: Optional[Recorder] = None
         for param in net.collect_params().values():
             if not is_initialized(param):
@@ -553,7 +503,8 @@ class NetSubject(Subject):
         gradients = last
         if has_losses and last is None:
             gradients = Gradients([zero.grad.as_nd_ndarray().copy() for zero in kept_call.zeros])
-        return Replay(self._call(kept_call.call, policy, number), gradients)
+        call = self._call(kept_call.call, policy, number)
+        return Replay(call, gradients, _reruns=self._reruns.setdefault(id(call.decisions), {}))
 
     def _call(self, noted: NetCall, policy: Policy, number: int) -> Call:
         traced: Trace = noted.graph.trace

@@ -90,9 +90,9 @@ def warn_of_plain_trainers(net: mx.gluon.Block, policy: Policy, params: Sequence
     """
     trained = [param for param in params if param.grad_req != "null" and param._trainer is not None]
     for trainer in dict.fromkeys(param._trainer for param in trained):
-        own = [param for param in trained if param._trainer is trainer]
-        is_known = isinstance(trainer, ScalerStatus) or _WARNED in vars(trainer)
-        missing = [] if is_known else _missing(policy, trainer, own)
+        of_trainer = [param for param in trained if param._trainer is trainer]
+        is_done = isinstance(trainer, ScalerStatus) or _WARNED in vars(trainer)
+        missing = [] if is_done else _missing(policy, trainer, of_trainer)
         if missing:
             setattr(trainer, _WARNED, True)
             kind = "mx.gluon.Trainer" if type(trainer) is mx.gluon.Trainer else type(trainer).__name__
@@ -100,28 +100,29 @@ def warn_of_plain_trainers(net: mx.gluon.Block, policy: Policy, params: Sequence
                 "block '%s' is converted (%s), but parameter '%s' is updated by a plain %s: %s. Use "
                 "mxmp.gluon.Trainer, or call mxmp.gluon.Trainer.adopt(trainer), or amp.init_trainer(trainer)."
             )
-            _LOG.warning(text, net.name, policy, own[0].name, kind, "; ".join(missing))
+            _LOG.warning(text, net.name, policy, of_trainer[0].name, kind, "; ".join(missing))
     return bool(trained)
 
 
 def _missing(policy: Policy, trainer: mx.gluon.Trainer, params: Sequence[mx.gluon.Parameter]) -> List[str]:
     """Return the things that parameters need and a trainer of MXNet does not do."""
-    found = []
+    faults = []
     if policy.loss_scale not in (None, 1.0):
-        found.append(
+        faults.append(
             f"its gradients are not scaled, so that small ones are lost in {policy.compute_dtype} (if you "
             "scale the loss by hand, give the policy loss_scale=None)"
         )
     optimizer, stored = trainer._optimizer, {canonical(param.dtype) for param in params}
     if isinstance(optimizer, MultiPrecision):
-        low = [] if optimizer.masters else sorted(stored & set(LOW_PRECISION))
+        without_masters = [] if optimizer.masters else sorted(stored & set(LOW_PRECISION))
     else:  # MXNet's own have masters of float16
-        low = sorted(stored & set(LOW_PRECISION[-1:] if optimizer.multi_precision else LOW_PRECISION))
-    if BFLOAT16 in low:
-        found.append("weights stored in bfloat16 have no float32 masters, and MXNet's optimizers cannot update them")
-    elif low and not policy.pure:
-        found.append(f"weights stored in {low[0]} have no float32 masters, so that small updates are rounded away")
-    return found
+        without_masters = sorted(stored & set(LOW_PRECISION[-1:] if optimizer.multi_precision else LOW_PRECISION))
+    if BFLOAT16 in without_masters:
+        faults.append("weights stored in bfloat16 have no float32 masters, and MXNet's optimizers cannot update them")
+    elif without_masters and not policy.pure:
+        dtype = without_masters[0]
+        faults.append(f"weights stored in {dtype} have no float32 masters, so that small updates are rounded away")
+    return faults
 
 
 _POLICY = "_mxmp_policy"

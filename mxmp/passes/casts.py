@@ -59,19 +59,11 @@ class InsertCasts(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with casts."""
-        return self.with_facts(graph)[0]
-
-    def with_facts(self, graph: Graph) -> Tuple[Graph, Facts]:
-        """Return the graph with casts, and the facts on it.
-
-        The plan knows the dtype of each tensor there. MXNet's inference of the new graph would give the same.
-        """
-        facts = self.facts if self.facts is not None else Facts.assume_float32(graph)
         if not self.policy.is_mixed:
-            return graph, facts
+            return graph
+        facts = self.facts if self.facts is not None else Facts.assume_float32(graph)
         plan = self.plan if self.plan is not None else make_plan(graph, self.policy, facts)
-        inserter = _Inserter(graph, self.policy, facts, plan)
-        return inserter.run(), inserter.facts_after()
+        return _Inserter(graph, self.policy, facts, plan).run()
 
 
 class _Inserter:
@@ -88,8 +80,6 @@ class _Inserter:
         self.low_heads = low_heads  # of a body, the numbers of its outputs that are given in low precision
         self.builder = GraphBuilder(graph)
         self.casts: Dict[Tuple[Key, str], Entry] = {}
-        self.added: Dict[Key, Tuple[Key, str]] = {}  # new entries that have the shape of old ones, with their dtypes
-        self.bodies = dict(facts.bodies)
 
     def run(self) -> Graph:
         for position, node in enumerate(self.graph.nodes):
@@ -108,20 +98,18 @@ class _Inserter:
             changes[decision.float32_attr] = dtypes.FLOAT32
         changed = node.with_attrs(changes) if changes else node
         if decision.substitute and position in self.plan.placement.low:
-            changed, inputs[0] = self._substitute(changed, decision.substitute, inputs[0], node.inputs[0].key)
+            changed, inputs[0] = self._substitute(changed, decision.substitute, inputs[0])
         bodies = [self._body(position, number, graph) for number, graph in enumerate(node.subgraphs)]
         return changed.rewired(tuple(inputs), tuple(bodies))
 
     def _body(self, position: int, number: int, graph: Graph) -> Graph:
-        """Return the new form of a body, if it has a plan, and note the facts on it."""
+        """Return the new form of a body, if it has a plan."""
         key, low_heads = (position, number), self.plan.decisions[position].low_outputs
         if key not in self.plan.bodies:
             return graph
-        inner = _Inserter(graph, self.policy, self.facts.bodies[key], self.plan.bodies[key], low_heads)
-        new, self.bodies[key] = inner.run(), inner.facts_after()
-        return new
+        return _Inserter(graph, self.policy, self.facts.bodies[key], self.plan.bodies[key], low_heads).run()
 
-    def _substitute(self, node: Node, op: str, data: Entry, old: Key) -> Tuple[Node, Entry]:
+    def _substitute(self, node: Node, op: str, data: Entry) -> Tuple[Node, Entry]:
         """Return the substitute of a node, and the substitute's first input."""
         attrs = {key: value for key, value in node.attrs if not key.startswith("__")}
         kept: Dict[str, Optional[str]] = {key: attrs[key] for key in ("transpose_a", "transpose_b") if key in attrs}
@@ -129,7 +117,6 @@ class _Inserter:
         if float(alpha) != 1:
             factor = {"scalar": alpha, MARK_ATTR: FACTOR_MARK, **device_attrs(node)}
             data = self.builder.insert("_mul_scalar", f"{node.name}_alpha", data, **factor)
-            self.added[data.key] = old, self.low_dtype
         return node.with_attrs({**dict.fromkeys(attrs), **kept})._replace(op=op), data
 
     def _input(self, position: int, port: int, entry: Entry) -> Entry:
@@ -139,19 +126,6 @@ class _Inserter:
         if dtype is None or dtype == wanted or self.plan.decisions[position].accepts_any(port):
             return self.builder.mapped(entry)
         return self._cast(entry, wanted, position)
-
-    def facts_after(self) -> Facts:
-        """Return the facts on the new graph, once it is finished."""
-        before, nodes = self.facts, self.builder.nodes
-        sources = {self.builder.mapped(Entry(*key)).key: key for key in before.dtypes}
-        types = {new: self._dtype(Entry(*old)) or before.dtypes[old] for new, old in sources.items()}
-        suffixes = {key: name[len(self.graph.nodes[key[0]].name) :] for key, name in before.output_names.items()}
-        names = {new: nodes[new[0]].name + suffixes[old] for new, old in sources.items() if old in suffixes}
-        for new, (old, dtype) in self.added.items():
-            sources[new], types[new], names[new] = old, dtype, nodes[new[0]].name + _OUTPUT
-        shapes = {new: before.shapes[old] for new, old in sources.items() if old in before.shapes}
-        bodies = {(self.builder.mapped(Entry(i)).node, number): facts for (i, number), facts in self.bodies.items()}
-        return Facts(types, shapes, names, before.params, bodies=bodies)
 
     def _dtype(self, entry: Entry) -> Optional[str]:
         """Return float32 or the low precision dtype that an old entry has in the new graph, None if it has another."""
@@ -175,8 +149,7 @@ class _Inserter:
             device = {**device_attrs(self.graph.nodes[reader]), **device_attrs(self.graph.nodes[entry.node])}
             attrs = {"dtype": dtype, MARK_ATTR: CAST_MARK, **device}
             op = cast_op(dtype, self.low_dtype)
-            cast = self.casts[key] = self.builder.insert(op, name, self.builder.mapped(entry), **attrs)
-            self.added[cast.key] = entry.key, dtype
+            self.casts[key] = self.builder.insert(op, name, self.builder.mapped(entry), **attrs)
             if entry.node not in self.plan.low_params:
                 self._declare(entry, dtypes.FLOAT32)
         return self.casts[key]

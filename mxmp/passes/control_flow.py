@@ -60,7 +60,9 @@ def bodies_of(node: Node) -> Tuple[Body, ...]:
     return bodies
 
 
-def carried(entering: Sequence[int], links: _Links, sweep: Callable[[Sequence[int]], List[int]]) -> List[int]:
+def marks_through_body(
+    entering: Sequence[int], links: _Links, sweep: Callable[[Sequence[int]], List[int]]
+) -> List[int]:
     """Return the marks that leave a body, given those that enter it; a loop's state carries marks into the next round.
 
     Marks are sets of bits. An example: the body rounds a state. Then the state is rounded in the next iteration, and

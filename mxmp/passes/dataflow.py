@@ -35,7 +35,7 @@ from ..rules import (
 )
 from ..rules.conditions import unsafe_scalar
 from .base import rule_of
-from .control_flow import Body, bodies_of, carried
+from .control_flow import Body, bodies_of, marks_through_body
 from .decide import FLOAT32, FREE, KEEP, LOW, VARIABLE, Decider, Decision, Reason, moves
 from .facts import CAST_OPS, Facts
 from .sizes import Sizes, find_sizes
@@ -69,10 +69,10 @@ class Need:
 
 _NEAR = Mark.NEAR_ONE | Mark.OF_NEAR_ONE
 
-_CARRIED = Mark.TAINTED | Mark.FORCED | Mark.DATA | Mark.ROUNDED | Mark.INDICES | _NEAR
+_THROUGH_BODIES = Mark.TAINTED | Mark.FORCED | Mark.DATA | Mark.ROUNDED | Mark.INDICES | _NEAR
 """The marks that enter bodies of control flow, and leave them."""
 
-_ASKED = {Reason.OVERRIDE, Reason.OPERATOR, Reason.REGION}
+_BY_USER = {Reason.OVERRIDE, Reason.OPERATOR, Reason.REGION}
 """The kinds of reasons that are a user's wish."""
 
 NAMED = "its outputs have names of their own"
@@ -117,7 +117,8 @@ class Dataflow:
 
     Args:
         last: Positions of the operators of the last layer, if that is to be float32.
-        leading: Positions of nodes with an allow operator behind them. In a body there may be one behind the loop.
+        ahead_of_layers: Positions of nodes with an allow operator behind them. For nodes of a body it may be behind the
+            loop.
         named: Positions of nodes whose outputs have names that no cast can have.
         is_condition: Whether the graph stays unchanged: the condition of a loop or branch, or a body without facts.
         sizes: The result of `find_sizes` for a body.
@@ -133,14 +134,14 @@ class Dataflow:
         decider: Decider,
         facts: Facts,
         last: FrozenSet[int] = frozenset(),
-        leading: FrozenSet[int] = frozenset(),
+        ahead_of_layers: FrozenSet[int] = frozenset(),
         named: FrozenSet[int] = frozenset(),
         is_condition: bool = False,
         sizes: Optional[Sizes] = None,
     ) -> None:
         self._graph, self._decider, self._facts = graph, decider, facts
         self._policy = decider.policy
-        self._last, self._leading, self._named = last, leading, named
+        self._last, self._ahead_of_layers, self._named = last, ahead_of_layers, named
         self._is_condition = is_condition
         self._found = [rule_of(node) for node in graph.nodes]
         self._sizes = sizes or find_sizes(graph, facts, self._policy.compute_dtype)
@@ -164,13 +165,13 @@ class Dataflow:
                 self._mark_all(position, node, Mark.OUT_OF_RANGE)
             bodies = bodies_of(node)
             if bodies:
-                decision = self._enter(position, node, bodies)
+                decision = self._mark_by_bodies(position, node, bodies)
             elif node.is_variable:
                 decision = VARIABLE
             else:
-                decision = self._pass(position, node)
+                decision = self._decide(position, node)
             self.decisions.append(decision)
-        return [self.marks.get(head.key, 0) & _CARRIED for head in self._graph.heads]
+        return [self.marks.get(head.key, 0) & _THROUGH_BODIES for head in self._graph.heads]
 
     def _mark(self, key: Key, mark: int) -> None:
         if mark:
@@ -184,7 +185,7 @@ class Dataflow:
         """Return the node that gives the first entry with a mark."""
         return self._graph.nodes[next(e.node for e in entries if self.marks.get(e.key, 0) & mark)]
 
-    def _pass(self, position: int, node: Node) -> Decision:
+    def _decide(self, position: int, node: Node) -> Decision:
         """Return the decision on an operator, and mark its outputs."""
         rule = self._found[position]
         read = self._read(node, rule)
@@ -193,7 +194,7 @@ class Dataflow:
             return Decision(KEEP, "the condition of a loop", rule)
         decision = self._decider(self._graph, position, self._facts, is_last=position in self._last)
         if position in self._named and self._policy.output_dtype == dtypes.FLOAT32 and decision.label in (LOW, FREE):
-            if decision.label == LOW and _ASKED & set(decision.kinds):
+            if decision.label == LOW and _BY_USER & set(decision.kinds):
                 low = self._policy.compute_dtype
                 raise PolicyError(
                     f"{decision.reason} asks for {low} at node {node}, but {NAMED}, so that the outputs come in "
@@ -302,7 +303,7 @@ class Dataflow:
         rule = decision.rule
         if rule is None or decision.label == KEEP or not self._maps_indices(node, rule):
             return decision
-        if decision.label == LOW and _ASKED & set(decision.kinds):
+        if decision.label == LOW and _BY_USER & set(decision.kinds):
             return decision
         self._mark_all(position, node, Mark.TAINTED)
         if decision.label == FLOAT32:
@@ -335,33 +336,33 @@ class Dataflow:
             return decision
         entries = [entry for port, entry in enumerate(node.inputs) if rule is None or rule.reads(port)]
         only = all(self.marks.get(entry.key, 0) & (Mark.DATA | Mark.BOOLEAN) for entry in entries)
-        if only or position not in self._leading:
+        if only or position not in self._ahead_of_layers:
             self._mark_all(position, node, Mark.BOOLEAN if rule is not None and rule.is_boolean else Mark.DATA)
         if rule is not None and rule.category == INFER and decision.label == FREE:
             reason = f"input values of '{self._source(entries, Mark.DATA).name}'"
             return Decision(FLOAT32, reason, rule, taints=False, kinds=(Reason.DATA,))
         return decision
 
-    def _enter(self, position: int, node: Node, bodies: Sequence[Body]) -> Decision:
+    def _mark_by_bodies(self, position: int, node: Node, bodies: Sequence[Body]) -> Decision:
         """Mark the outputs of a control flow node by its bodies, and return the decision on the node."""
-        leads = position in self._leading or _is_layer(node)
+        leads = position in self._ahead_of_layers or _is_layer(node)
         for number, body in enumerate(bodies):
             facts = self._facts.bodies.get((position, number))
             is_left = body.is_condition or facts is None
             last = last_layer(body.graph) if position in self._last else frozenset()
-            leading = frozenset(range(len(body.graph.nodes)) if leads else ())
+            ahead_of_layers = frozenset(range(len(body.graph.nodes)) if leads else ())
             inner = Dataflow(
                 body.graph,
                 self._decider,
                 facts or Facts({}),
                 last,
-                leading,
+                ahead_of_layers,
                 is_condition=is_left,
                 sizes=self._sizes.bodies.get((position, number)),
             )
             self._bodies[position, number] = inner
-            entering = [self.marks.get(node.inputs[port].key, 0) & _CARRIED for port in body.ports]
-            leaving = carried(entering, body.states, inner.forward)
+            entering = [self.marks.get(node.inputs[port].key, 0) & _THROUGH_BODIES for port in body.ports]
+            leaving = marks_through_body(entering, body.states, inner.forward)
             for index, mark in enumerate(() if body.is_condition else leaving):
                 self._mark((position, index), mark)
         return Decision(KEEP, "control flow, its bodies are converted")
@@ -379,14 +380,14 @@ class Dataflow:
             if node.is_variable:
                 continue
             if bodies:
-                self._leave(position, node, bodies)
+                self._require_by_bodies(position, node, bodies)
             elif node.op in CAST_OPS:
                 need = self._needed(position, node)
                 self._require(node.inputs[0], need & ~Need.FLOAT32 if _is_float(node) else Need.INTEGER)
             elif rule is not None:
                 self._require_kept(node, rule)
-                self._settle(position, node, rule)
-            self._carry(position, node)
+                self._require_exact_inputs(position, node, rule)
+            self._pin_movers(position, node)
         return [self._required.get((i, 0), 0) for i, node in enumerate(self._graph.nodes) if node.is_variable]
 
     def _require(self, entry: Entry, need: int) -> None:
@@ -416,7 +417,7 @@ class Dataflow:
             for entry in (entry for port, entry in enumerate(node.inputs) if port in rule.keep):
                 self._require(entry, Need.INTEGER)
 
-    def _settle(self, position: int, node: Node, rule: Rule) -> None:
+    def _require_exact_inputs(self, position: int, node: Node, rule: Rule) -> None:
         """Pin an operator whose results must be exact, and require the same of its inputs."""
         needed, output_marks = self._needed(position, node), self._output_marks(position, node)
         read = self._read(node, rule)
@@ -451,10 +452,10 @@ class Dataflow:
     def _pin(self, position: int, reason: Reason) -> None:
         """Pin an operator to float32, unless the user asks for another precision."""
         decision = self.decisions[position]
-        if decision.label in (FREE, LOW) and not _ASKED & set(decision.kinds):
+        if decision.label in (FREE, LOW) and not _BY_USER & set(decision.kinds):
             self.decisions[position] = Decision(FLOAT32, reason.value, decision.rule, taints=False, kinds=(reason,))
 
-    def _carry(self, position: int, node: Node) -> None:
+    def _pin_movers(self, position: int, node: Node) -> None:
         """Pin a free operator that moves a float32 variable, or input data, to a reader in float32."""
         outputs = [i for i in range(node.num_outputs) if self.marks.get((position, i), 0) & Mark.INDICES]
         decision = self.decisions[position]
@@ -467,7 +468,7 @@ class Dataflow:
                     self._require(entry, Need.FLOAT32)
         self.decisions[position] = replace(decision, index_outputs=frozenset(outputs)) if outputs else decision
 
-    def _leave(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
+    def _require_by_bodies(self, position: int, node: Node, bodies: Sequence[Body]) -> None:
         """Require of a control flow node's inputs all that its bodies require. Loop states stay exact in each round."""
         decisions: List[Tuple[Decision, ...]] = []
         for number, body in enumerate(bodies):
@@ -479,7 +480,7 @@ class Dataflow:
             for _, head in body.states:
                 wanted[head] |= Need.UNROUNDED
             links = [(head, variable) for variable, head in body.states]
-            held = carried(wanted, links, inner.backward)
+            held = marks_through_body(wanted, links, inner.backward)
             for need, port in zip(held, body.ports):
                 self._require(node.inputs[port], need)
             decisions.append(() if inner._is_condition else tuple(inner.decisions))

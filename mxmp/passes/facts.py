@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Container, Dict, FrozenSet, Mapping, Optional, Set, Tuple, TypeVar
 
 from .. import dtypes
-from ..graph import Entry, Graph, Key, Node, written_positions
+from ..graph import Entry, Graph, Key, Node
 from .base import is_inserted
 
 OutputRef = Tuple[str, int]
@@ -69,22 +69,16 @@ class Facts:
         types = self.dtypes
         return {node.name: types[i, 0] for i, node in enumerate(graph.nodes) if node.is_variable and (i, 0) in types}
 
+    def variable_shapes(self, graph: Graph) -> Dict[str, Shape]:
+        """Return the shapes of a graph's variables by name, where they are known."""
+        shapes = ((node.name, self.shape(Entry(i))) for i, node in enumerate(graph.nodes) if node.is_variable)
+        return {name: shape for name, shape in shapes if shape is not None}
+
     def nodes_out_of_range(self, graph: Graph) -> Set[int]:
         """Return the nodes with an output that has values beyond the low precision dtype's range."""
         nodes = enumerate(graph.nodes if self.out_of_range else ())
         outputs = (Entry(i, index) for i, node in nodes for index in range(node.num_outputs))
         return {entry.node for entry in outputs if self.output_name(graph, entry) in self.out_of_range}
-
-    def in_written_order(self, graph: Graph) -> Facts:
-        """Return the facts on a graph whose nodes are put in the order in which MXNet writes them."""
-        places = written_positions(graph)
-
-        def moved(values: Mapping[Key, _Value]) -> Dict[Key, _Value]:
-            return {(places[node], number): value for (node, number), value in values.items() if node in places}
-
-        bodies = {(i, n): facts.in_written_order(graph.nodes[i].subgraphs[n]) for (i, n), facts in self.bodies.items()}
-        types, shapes, names = moved(self.dtypes), moved(self.shapes), moved(self.output_names)
-        return replace(self, dtypes=types, shapes=shapes, output_names=names, bodies=moved(bodies))
 
     def output_name(self, graph: Graph, entry: Entry) -> str:
         """Return the name that MXNet's ``list_outputs`` gives to an entry."""

@@ -9,7 +9,7 @@ from typing import AbstractSet, Any, Dict, FrozenSet, Mapping, Optional, Set, Tu
 from .. import dtypes, rounding
 from ..devices.processor import read_processor
 from ..errors import InferenceError
-from ..graph import Entry, Graph, Node, in_written_order, renamed, with_unique_names
+from ..graph import Graph, Node, in_written_order, renamed, with_unique_names
 from ..passes import (
     Emulate,
     EraseCasts,
@@ -85,8 +85,7 @@ class Converted:
         """Return the same with another graph; its variables have the dtypes and shapes that they had, or ``shapes``."""
         symbol, facts_before = from_graph(graph, self.symbol), self.facts
         graph = to_graph(symbol)  # in the order that MXNet writes
-        sizes = {n.name: facts_before.shape(Entry(i)) for i, n in enumerate(self.graph.nodes) if n.is_variable}
-        known_shapes = {**{name: size for name, size in sizes.items() if size is not None}, **(shapes or {})}
+        known_shapes = {**facts_before.variable_shapes(self.graph), **(shapes or {})}
         facts = infer_facts(symbol, graph, known_shapes, facts_before.variable_dtypes(self.graph), facts_before.params)
         return replace(self, symbol=symbol, graph=graph, facts=facts)
 
@@ -170,13 +169,16 @@ def convert_graph(
     facts = infer_network(source, graph, shapes, types or {}, params)
     facts = replace(facts, inputs=inputs, out_of_range=out_of_range)
     plan = make_plan(graph, policy, facts, stored=stored, final=final, storable=storable)
-    inserted, new_facts = InsertCasts(policy, facts, plan=plan).with_facts(graph)
-    after, new_facts = in_written_order(inserted), new_facts.in_written_order(inserted)
+    after = in_written_order(InsertCasts(policy, facts, plan=plan).run(graph))
     if marked_blocks(after):
         after = without_blocks(after)
     low_params = frozenset(graph.nodes[position].name for position in plan.low_params)
     decisions = Decisions(policy, graph, facts, plan, after, removed or Removed())
-    return Converted(from_graph(after, symbol), after, new_facts, low_params, decisions)
+    new_symbol, new_facts = from_graph(after, symbol), facts
+    if after is not graph:
+        new_types = {**facts.variable_dtypes(graph), **dict.fromkeys(low_params, policy.compute_dtype)}
+        new_facts = infer_facts(new_symbol, after, facts.variable_shapes(graph), new_types, params)
+    return Converted(new_symbol, after, new_facts, low_params, decisions)
 
 
 def _without_casts(symbol: Any, graph: Optional[Graph]) -> Tuple[Any, Graph]:

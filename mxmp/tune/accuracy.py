@@ -28,8 +28,6 @@ from typing import (
 import numpy as np
 
 from .. import dtypes
-from ..devices.processor import read_processor
-from ..devices.speed import runs_bfloat16
 from ..diagnose.batches import Batches, read_batches
 from ..diagnose.compare import Errors, node_errors
 from ..diagnose.progress import showing_progress
@@ -119,10 +117,9 @@ class Tolerance:
 
     def metric(self, policy: Union[str, Policy]) -> float:
         """Return the network's metric under a policy; raises as `allows`."""
-        parsed = Policy.parse(policy)
+        parsed = self.subject.policy_or(policy)
         if not parsed.is_mixed:
             return self.reference
-        require_runs(parsed)
         graphs = self.subject.graphs(parsed)
         if graphs not in self._metrics:
             self._metrics[graphs] = self._measure(parsed)
@@ -159,15 +156,6 @@ class Tolerance:
                 f"beyond that noise."
             )
         return first
-
-
-def require_runs(policy: Policy) -> None:
-    """Raise a TuneError if this machine cannot run a network under a policy."""
-    if policy.compute_dtype == dtypes.BFLOAT16 and not runs_bfloat16():
-        raise TuneError(
-            f"policy: it computes in bfloat16, and MXNet runs none on this processor ({read_processor().name}). Search "
-            f"on one with AVX-512, or with a policy of float16, which is emulated."
-        )
 
 
 def _number(value: Any) -> Optional[float]:
@@ -319,10 +307,9 @@ def search(
 
     Raises:
         TuneError: If ``evaluate`` gives no number, or none that is finite in float32. If it gives two in float32 that
-            are further apart than the tolerance. If no choice of operators is within the tolerance. If the policy
-            computes in bfloat16 and MXNet runs none here.
+            are further apart than the tolerance. If no choice of operators is within the tolerance.
         PolicyError: If the policy does not parse or matches nothing.
-        ConvertError: If the network cannot be converted.
+        ConvertError: If the network cannot be converted. If the policy computes in bfloat16 and MXNet runs none here.
 
     Example:
         >>> import mxnet as mx
@@ -340,7 +327,6 @@ def search(
         raise TuneError(f"max_evaluations={max_evaluations!r}: expected a whole number from 4 on.")
     if not parsed.is_mixed:
         raise TuneError(f"policy '{parsed}' is float32, so there is nothing to search; give one such as 'O2'.")
-    require_runs(parsed)
     with showing_progress(progress and sys.stderr.isatty()) as show:
         show("float32", 0.0)
         judge = Tolerance(
@@ -352,7 +338,7 @@ def search(
             ctx=ctx,
             for_inference=for_inference,
         )
-        return _Search(judge, parsed, max_evaluations, show).run()
+        return _Search(judge, judge.subject.policy_or(parsed), max_evaluations, show).run()
 
 
 class _Ended(Exception):

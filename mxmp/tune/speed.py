@@ -29,9 +29,9 @@ from ..devices.auto import fastest_policy, parse_policy
 from ..devices.check import amx_notes
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
-from ..diagnose.batches import Batches, Example, arguments_of, losses_of, read_batches
+from ..diagnose.batches import Batches, Example, arguments_of, inputs_of, losses_of, read_batches
 from ..diagnose.progress import showing_progress
-from ..diagnose.subject import call_net, inputs_of, read_subject
+from ..diagnose.subject import call_net, read_subject
 from ..errors import MxmpError, PolicyError, SlowPrecisionWarning, TuneError, did_you_mean, mxnet_reason
 from ..gluon import Trainer, convert, freeze, restore
 from ..gluon.blocks import frozen_model, roots
@@ -131,8 +131,8 @@ def compare_speed(
         >>> net = mx.gluon.nn.Dense(4, in_units=8)
         >>> net.initialize()
         >>> found = compare_speed(net, [mx.nd.ones((2, 8))], ["float32", "O1"], seconds=0.01)
-        >>> found.fastest, found.rows[1].emulated
-        ('float32', True)
+        >>> [row.policy for row in found.rows], found.rows[1].emulated
+        (['float32', 'O1'], True)
     """
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise TuneError(f"seconds is {seconds!r}; expected a positive number.")

@@ -1,4 +1,4 @@
-"""The networks, policies and errors of `compare`, `explain` and `find_nonfinite`: the same; and a net is put back."""
+"""The networks, policies and errors of `compare` and `explain`: the same; and a net is put back."""
 
 import functools
 
@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.diagnose import compare, explain, measure_gradients, measure_ranges
+from mxmp.diagnose import compare, explain, measure_gradients, measure_ranges, rerun
 from mxmp.diagnose.subject import kept
 from mxmp.gluon.storage import LowPrecisionParameter
 from tests.diagnose.nets import (
@@ -104,6 +104,15 @@ def test_a_net_is_left_as_it_was(policy, hybridized, ask):
 def test_a_converted_symbol_is_asked_with_its_policy(ask):
     converted, batch = tuple(mxmp.symbol.convert_model(*model(), "O1")), {"data": DATA, "softmax_label": LABEL}
     assert ask(converted, batch, "O2") == ask(model(), batch, "O2")
+
+
+@pytest.mark.parametrize("make", [classifier, model], ids=["net", "symbol"])
+def test_batches_of_one_shape_share_the_graphs_that_are_run_again(make, monkeypatch):
+    built, original = [], rerun.Instrument
+    monkeypatch.setattr(rerun, "Instrument", lambda *args, **kwargs: built.append(args) or original(*args, **kwargs))
+    options = {"loss": SOFTMAX} if make is classifier else {}
+    assert explain(make(), [(DATA, LABEL)] * 5, "O2", **options).kind == "no fault found"
+    assert len(built) == 2  # in float32 and in low precision
 
 
 # ---------------------------------------------------------------------- buckets

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mxmp.loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, parse
@@ -30,6 +30,7 @@ def test_a_scale_multiplies_values_in_their_dtype_or_passes_them_through():
 normal = st.floats(-(2.0**60), 2.0**60, width=32).filter(lambda x: x == 0 or abs(x) > 2.0**-100)
 
 
+@settings(deadline=None)
 @given(normal, st.integers(-20, 24))
 def test_unscale_undoes_scale_for_powers_of_two(x, exponent):
     scale, array = StaticLossScale(2.0**exponent), np.array([x], np.float32)
@@ -77,6 +78,7 @@ def dynamic_scales(draw):
 
 
 @pytest.mark.behaviour("a custom minimum")
+@settings(deadline=None)
 @given(st.one_of(dynamic_scales(), powers.map(StaticLossScale), st.just(NoOpLossScale())))
 def test_every_field_survives_a_dict(scale):
     text = json.dumps(scale.to_dict(), allow_nan=False)

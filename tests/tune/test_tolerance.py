@@ -9,7 +9,7 @@ import pytest
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.errors import NonFiniteLossError, TuneError
+from mxmp.errors import ConvertError, NonFiniteLossError
 from mxmp.tune import search
 from mxmp.tune.accuracy import Tolerance
 from tests.tune.networks import chain, dense
@@ -81,6 +81,6 @@ def test_a_loss_that_is_not_finite_in_low_precision_is_out_of_tolerance():
     ],
 )
 def test_bfloat16_is_refused_where_mxnet_runs_none(ask, monkeypatch):
-    monkeypatch.setattr("mxmp.tune.accuracy.runs_bfloat16", lambda: False)
-    with pytest.raises(TuneError, match="policy: it computes in bfloat16, and MXNet runs none on this processor"):
+    monkeypatch.setattr("mxmp.diagnose.subject.runs_bfloat16", lambda: False)
+    with pytest.raises(ConvertError, match="policy: it computes in bfloat16, and MXNet runs none on this processor"):
         ask()

@@ -82,15 +82,15 @@ class _Group(_Form):
     def __init__(self, channels: int, maker: int) -> None:
         super().__init__(channels)
         self.makers, self.multiple, self.is_fixed = [maker], 1, False
-        self._joined: Optional[_Group] = None
+        self._parent: Optional[_Group] = None
 
     def root(self) -> _Group:
         """Return the group into which this one was joined, or itself."""
         group = self
-        while group._joined is not None:
-            group = group._joined
+        while group._parent is not None:
+            group = group._parent
         if group is not self:
-            self._joined = group  # so that a chain of sums stays short
+            self._parent = group  # so that a chain of sums stays short
         return group
 
     def join(self, other: _Group) -> None:
@@ -100,7 +100,7 @@ class _Group(_Form):
             mine.makers += others.makers
             mine.is_fixed |= others.is_fixed
             mine.multiple = max(mine.multiple, others.multiple)
-            others._joined = mine
+            others._parent = mine
 
     def groups(self) -> Iterator[_Group]:
         yield self.root()
