@@ -643,6 +643,8 @@ class _State:
     """The state of a net: classes and attributes of its blocks and parameters, containers in them, values of arrays."""
 
     def __init__(self, net: gluon.Block) -> None:
+        # An interrupt between the last line of a block of record() and its end leaves the thread recording.
+        self._flags = autograd.is_recording(), autograd.is_training()
         inside = blocks_in(net)
         params = list({id(param): param for param in net.collect_params().values()}.values())
         # Attributes are kept one level deep: blocks, conversions and parameters refer to one another.
@@ -656,6 +658,9 @@ class _State:
 
     def put_back(self) -> None:
         """Make all of it as it was. Nothing is emptied first: an interrupt at any line leaves objects that work."""
+        recording, training = self._flags
+        autograd.set_recording(recording)
+        autograd.set_training(training)
         for value, kind, attributes in self._objects:
             vars(value).update(attributes)
             if type(value) is not kind:  # It has all attributes by now, and those of its former class until then.
