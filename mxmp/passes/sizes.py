@@ -108,7 +108,7 @@ def find_sizes(graph: Graph, facts: Facts, dtype: str, entering: Sequence[Size] 
             reasons[position] = f"it sums {size.terms:g} terms in all, more than {MAX_REDUCTION}"
         elif size.factor < limits.tiny or size.terms * size.factor > limits.max:
             factor = size.factor if size.factor < limits.tiny else size.terms * size.factor
-            reasons[position] = f"with the terms and scalars before it, it multiplies by {factor:g}: out of {dtype}'s range"
+            reasons[position] = f"with all terms and scalars, it multiplies by {factor:g}: out of {dtype}'s range"
     return Sizes(reasons, products, [sizes.get(head.key, _ONE) for head in graph.heads], bodies)
 
 
