@@ -62,8 +62,9 @@ def find_sizes(graph: Graph, facts: Facts, dtype: str, entering: Sequence[Size] 
     """Return the sizes of a graph's outputs, and the operators that leave the range of a dtype.
 
     The terms of sums multiply along sums and products, and scalars multiply too. Their product is to be within the
-    range. Both counts begin anew behind a layer or a norm. A mean is as large as its input. A matrix product without a weight counts as a sum, not as a layer. An
-    example: ``sum(sum(x, axis=3), axis=2)`` of 512 x 512 values has 262,144 terms.
+    range. Both counts begin anew behind a layer or a norm. A mean is as large as its input. A matrix product without a
+    weight counts as a sum, not as a layer. An example: ``sum(sum(x, axis=3), axis=2)`` of 512 x 512 values has 262,144
+    terms.
 
     Args:
         graph: The graph, or the body of a control flow node.
