@@ -101,7 +101,7 @@ def find_sizes(graph: Graph, facts: Facts, dtype: str, entering: Sequence[Size] 
         size = _size(node, rule, read, facts)
         if size != _ONE:
             sizes.update(((position, index), size) for index in range(node.num_outputs))
-        if limits is None or not (rule.size or rule.sums):
+        if limits is None or not (rule.size or rule.sums) or 0 in rule.keep_outputs:  # its results have another dtype
             continue
         if size.terms == math.inf:
             reasons[position] = f"it may sum more than {MAX_REDUCTION} terms in all"
@@ -237,7 +237,8 @@ def shape_dependent(
 
     def depends(rule: Rule) -> bool:
         conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
-        return (conditional and dtype in rule.dtypes) or RULES.has_substitutes(rule, dtype)
+        counts = rule.sums is not None and rule.category != ALLOW
+        return ((conditional or counts) and dtype in rule.dtypes) or RULES.has_substitutes(rule, dtype)
 
     def multiplies(position: int, rule: Rule) -> bool:
         computes = rule.category == ALLOW and dtype in rule.dtypes

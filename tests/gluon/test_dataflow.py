@@ -125,6 +125,17 @@ def numpy_product(product):
     return lambda F, x: product(F.np, F.reshape(x, (1, -1)).as_np_ndarray()).as_nd_ndarray().reshape((-1,)) / 512**2
 
 
+def before_layer(F, total):
+    """Return a layer of a number, so that operators before it are cheapest in low precision."""
+    return layer(F, total.reshape((1, 1, 1, 1))).reshape((1,))
+
+
+def numpy_sums(F, x):
+    """Return the product of two sums that numpy gives in float32."""
+    total = F.np.sum(x.as_np_ndarray(), axis=3, dtype="float32").as_nd_ndarray()
+    return before_layer(F, total * total * 2**-14)
+
+
 RELATIVES = {
     "a sum of sums through a foreach": (
         lambda F, x: mean_of_rows(F, mapped(F, lambda rows: row_sum(F, rows), x.reshape((8, 1, 1, 64, 512)))), 4 * IMAGE, {}),
@@ -164,6 +175,9 @@ RELATIVES = {
     "a sum of products of a factor": (
         lambda F, x: F.batch_dot(*[x.reshape((1, 1, -1)) * 20] * 2, transpose_b=True).reshape((0, -1)) * 1e-5,
         np.ones((1, 1, 1, 512)), {}),
+    "a product of sums with a dtype": (numpy_sums, 32 * np.ones((1, 1, 1, 512)), {}),
+    "a product by syrk": (
+        lambda F, x: before_layer(F, F.linalg_syrk(x.reshape((1, 1, -1))) * 2**-8), np.full((1, 1, 1, 8192), 4), {}),
     "a direction of distances": (
         lambda F, x: F.L2Normalization((1 - F.sigmoid(x)).reshape((1, -1))), PROBABLE, {}),
     "focal loss": (lambda F, x: -1e13 * (1 - F.sigmoid(x)) ** 2 * F.log(F.sigmoid(x)), 10 * ONE, {}),
@@ -406,3 +420,11 @@ def test_a_product_of_normalized_sums_is_low(norm):
     net.initialize()
     convert(net, "O1")(mx.nd.ones((1, 1, 128, 128)))
     assert {row.op: row.precision for row in report(net).rows}["batch_dot"] == "float16"
+
+
+def test_sums_with_a_dtype_are_as_long_as_the_batch_says():
+    net = Behind(numpy_sums)
+    net.initialize()
+    convert(net, "O1")
+    for length in (4, 512):
+        assert net(mx.nd.full((1, 1, 1, length), 32)).asscalar() == (32 * length) ** 2 / 2**14

@@ -21,6 +21,7 @@ _STATISTICS = "statistics in the dtype of the data"
 _HEADS = "SoftmaxOutput SVMOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput"
 _BATCH_NORM: Dict[str, Any] = {"keep": (1, 2, 3, 4), "keep_outputs": (1, 2), "size": RESTARTS}
 _MEAN: Dict[str, Any] = {"condition": short_reduction, "no_bfloat16": True, "distance": SHIFTS}
+_GIVES_TYPE: Dict[str, Any] = {"keep_outputs": (0,), "no_bfloat16": True, "distance": SHIFTS}
 _RESIZES: Dict[str, Any] = {"no_bfloat16": True, "distance": SHIFTS}
 _DENSITY = "logarithms and exponentials"
 
@@ -30,7 +31,8 @@ REDUCTIONS: Rules = (
     *rules(INFER, "mean", **_MEAN),
     # numpy's accumulate in float32 for data of every dtype (numpy/np_broadcast_reduce_op.h). But the sum that a mean
     # divides is first stored in the dtype of the output.
-    *rules(INFER, "_np_sum _npi_mean", when=TYPED, keep_outputs=(0,), no_bfloat16=True, distance=SHIFTS),
+    *rules(INFER, "_np_sum", when=TYPED, sums=reduced_elements, **_GIVES_TYPE),
+    *rules(INFER, "_npi_mean", when=TYPED, **_GIVES_TYPE),
     *rules(INFER, "_np_sum", float32_attr="dtype", sums=reduced_elements, **_MEAN),
     *rules(INFER, "_npi_mean", float32_attr="dtype", **_MEAN),
     *moves("max min _np_max _np_min"),
