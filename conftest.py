@@ -47,8 +47,9 @@ def pytest_configure_node(node):
     node.workerinput["seed"] = node.config.option.seed
 
 
-def pytest_report_header(config):
-    return f"--seed {config.option.seed}"
+def pytest_terminal_summary(terminalreporter, config):
+    """Print the seed, with -q too, by which a failure can be repeated."""
+    terminalreporter.write_line(f"--seed {config.option.seed}")
 
 
 def shuffle(items, seed):

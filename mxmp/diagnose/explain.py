@@ -52,7 +52,7 @@ from .batches import Batches
 from .instrument import ranges_of
 from .nonfinite import first_backward, first_forward
 from .rerun import LOST, Replay, Values, is_real
-from .subject import FEW, Loss, read_subject, require_scale
+from .subject import FEW, Loss, NetSubject, read_subject, require_scale
 
 _STEP = 8.0  # by which the scale falls from replay to replay
 _FLOAT16_END = dtypes.limits(dtypes.FLOAT16).max
@@ -431,9 +431,15 @@ _DIVERGED = (
     "or clip gradients instead."
 )
 
+_SKIPPED_ALL_THE_SAME = (
+    "the reason is drawn at random (dropout), or has changed since: run it again at once, before the next step."
+)
 _NO_FAULT = (
-    "the step is finite, in float32 and in low precision. If it was skipped all the same, the reason is drawn at "
-    "random (dropout), or has changed since: run it again at once, before the next step."
+    "the step is finite, in float32 and in low precision. If it was skipped all the same, " + _SKIPPED_ALL_THE_SAME
+)
+_NO_BACKWARD = (
+    "the outputs are finite, in float32 and in low precision. Backward did not run, because no loss was given: for the "
+    "gradients call explain(net, batches, loss=loss)."
 )
 
 
@@ -496,4 +502,7 @@ def explain(
             if one.kind != NO_FAULT:
                 return one
     assert found is not None  # as there is one batch at least
-    return found
+    if loss is None and isinstance(subject, NetSubject):
+        return replace(found, text=found.text.replace(_NO_FAULT, _NO_BACKWARD))
+    at_scale = f"its loss scale was larger than {scale:g} (give it: loss_scale=trainer.loss_scale.value), or "
+    return replace(found, text=found.text.replace(_SKIPPED_ALL_THE_SAME, at_scale + _SKIPPED_ALL_THE_SAME))

@@ -13,6 +13,7 @@ them on a processor (emulated float16, padding, guards) come last, behind taps a
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from typing import (
@@ -22,6 +23,7 @@ from typing import (
     Dict,
     FrozenSet,
     Iterable,
+    Iterator,
     List,
     Mapping,
     NamedTuple,
@@ -173,7 +175,7 @@ class Instrument:
             training: Whether it runs in training mode.
             trained: The names of variables whose gradients backward writes too.
         """
-        with self._context, autograd.pause():
+        with self._context, _flags_kept(), autograd.pause():
             given = {name: array.as_nd_ndarray().as_in_context(self._context) for name, array in values.items()}
             given = in_dtypes(self._dtypes, {name: array.detach() for name, array in given.items()})
             given.update({name: given[name].copy() for name in self._states if name in given})  # BatchNorm writes them.
@@ -194,6 +196,17 @@ class Instrument:
         if key not in self._facts:
             self._facts = {key: facts_of(self._graph, values)}
         return {name: self._facts[key].shapes[entry.key] for name, entry in self._tapped.items()}
+
+
+@contextlib.contextmanager
+def _flags_kept() -> Iterator[None]:
+    """Give autograd its flags back, also after an interrupt between the last line of a block and its end."""
+    recording, training = autograd.is_recording(), autograd.is_training()
+    try:
+        yield
+    finally:
+        autograd.set_recording(recording)
+        autograd.set_training(training)
 
 
 def _shapes_of(values: Arrays) -> FrozenSet[Tuple[str, Tuple[int, ...]]]:

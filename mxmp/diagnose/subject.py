@@ -609,7 +609,7 @@ def call_net(net: gluon.Block, inputs: Sequence[Any]) -> Any:
     """Return the outputs of a net for a batch; ConvertError if the batch does not fit it."""
     try:
         return net(*inputs)
-    except (mx.MXNetError, AssertionError, TypeError, ValueError, ConvertError) as e:  # of arguments, a reshape, a trace
+    except (mx.MXNetError, AssertionError, TypeError, ValueError, ConvertError) as e:
         arrays = [each for each in tree_leaves(inputs) if each is not None]
         names = ["data"] if len(arrays) == 1 else [f"data{number}" for number in range(len(arrays))]
         types = [dtypes.canonical(array.dtype) for array in arrays]
@@ -647,6 +647,8 @@ class _State:
     """The state of a net: classes and attributes of its blocks and parameters, containers in them, values of arrays."""
 
     def __init__(self, net: gluon.Block) -> None:
+        # An interrupt between the last line of a block of record() and its end leaves the thread recording.
+        self._flags = autograd.is_recording(), autograd.is_training()
         inside = blocks_in(net)
         params = list({id(param): param for param in net.collect_params().values()}.values())
         # Attributes are kept one level deep: blocks, conversions and parameters refer to one another.
@@ -660,6 +662,9 @@ class _State:
 
     def put_back(self) -> None:
         """Make all of it as it was. Nothing is emptied first: an interrupt at any line leaves objects that work."""
+        recording, training = self._flags
+        autograd.set_recording(recording)
+        autograd.set_training(training)
         for value, kind, attributes in self._objects:
             vars(value).update(attributes)
             if type(value) is not kind:  # It has all attributes by now, and those of its former class until then.

@@ -26,6 +26,7 @@ from rich.text import Text  # noqa: E402
 
 WIDTH = 120  # The columns if there is no terminal.
 NARROW = 80  # With fewer columns two text columns share one.
+NAMES = 40  # If numbers leave fewer columns to text, two columns of numbers share one too.
 
 
 def text(shown: Any, width: int = WIDTH) -> str:
@@ -73,13 +74,16 @@ def pairs(lines: Sequence[Sequence[str]]) -> Any:
 
 
 def table(block: blocks.Table, width: int = WIDTH) -> Table:
-    """Return a table for rich, for so many columns. With few, two columns of text share one, in several lines."""
-    block, is_narrow = block.without_empty_columns(), width < NARROW
+    """Return a table for rich, for so many columns. With few, two columns share one, in several lines."""
+    block = block.without_empty_columns()
     columns = [i for i, column in enumerate(block.columns) if column.kind != blocks.SPARK]
+    is_crowded = width - sum(_width(block, i) + 3 for i in columns if block.columns[i].is_numeric) < NAMES
+    is_narrow = is_crowded or width < NARROW
     groups: List[List[int]] = []
     for i in columns:
         before = groups[-1] if groups else []
-        if is_narrow and len(before) == 1 and not any(block.columns[k].is_numeric for k in (*before, i)):
+        numeric = {block.columns[k].is_numeric for k in (*before, i)}
+        if len(before) == 1 and ((is_narrow and numeric == {False}) or (is_crowded and numeric == {True})):
             before.append(i)
         else:
             groups.append([i])
@@ -91,15 +95,24 @@ def table(block: blocks.Table, width: int = WIDTH) -> Table:
     # Names in the first column are not broken if they leave enough of the width to others.
     longest = max((len(visible(block.columns[0].text(row[0]))) for row in block.rows), default=0)
     keeps_names = not is_narrow and len(groups) <= 3 and longest < 0.55 * width
-    for group in groups:
+    titles = [", ".join(block.columns[i].title for i in group) for group in groups]
+    is_wide = longest + sum(len(title) + 3 for title in titles) > width
+    for group, title in zip(groups, titles):
         right = block.columns[group[0]].is_numeric
-        titles = ", ".join(block.columns[i].title for i in group)
+        if right and is_wide:  # Columns of numbers do not shrink, so that their titles leave no width to names.
+            title = title.replace(" ", "\n")
         whole = right or (keeps_names and not drawn.columns)
-        drawn.add_column(titles, justify="right" if right else "left", overflow="fold", no_wrap=whole)
+        drawn.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=whole)
     for row in block.rows[: block.most]:
         cells = ["\n  ".join(visible(block.columns[i].text(row[i])) for i in group) for group in groups]
         drawn.add_row(*map(Text, cells))  # Not plain strings: a name may look like rich's markup.
     return drawn
+
+
+def _width(block: blocks.Table, column: int) -> int:
+    """Return the width of a column, if its title has a line for each word."""
+    texts = [block.columns[column].text(row[column]) for row in block.rows[: block.most]]
+    return max(map(len, [*block.columns[column].title.split(), *texts]), default=0)
 
 
 def _sentence(line: str, style: str = "") -> Text:

@@ -65,7 +65,7 @@ class Conversion:
         graph_without_shapes: The graph of a SymbolBlock, converted without shapes; None for other blocks.
         stored: The parameters that this conversion has put in low precision.
         storage_is_fixed: Whether these are chosen for good: from the first call on.
-        last_graph: The graph of the last call outside of regions.
+        last_graph: The graph of the last call outside of regions, or that a net around it took.
         last_graph_by_mode: The graphs of the last calls outside of regions, in inference (False) and training mode
             (True).
         partitioned: The graph that MXNet gets while it partitions the net, (inputs, symbol); else None.
@@ -292,8 +292,10 @@ class Conversion:
             self._require_kernels([mx.context.current_context()])
         traced = trace(self.net, args, self.own_graph, self.regions)
         converted = self._convert(traced, {})
+        self.siblings.check(self, converted)
         self._store(converted)
         self.storage_is_fixed = True
+        self.last_graph = ConvertedGraph(traced, converted)
         symbol = converted.symbol
         if is_traced_inside:  # the net around it may train
             symbol = (converted.on_cpu if on_cpu() else converted.on_gpu)(converted.guards_training)

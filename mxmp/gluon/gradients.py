@@ -105,8 +105,8 @@ class Gradients(Weights):
             raise UnscaledLossError(
                 f"{call}: the loss of this step was not scaled, but the loss scale is "
                 f"{self.scaler.loss_scale.value:g}. Run backward as `with trainer.scale_loss(loss) as scaled: "
-                "scaled.backward()`, or create the trainer with loss_scale=None. A loss on which a second trainer "
-                "steps is scaled for both: first.scale_loss(loss, second)."
+                "scaled.backward()`; or to train without a loss scale set trainer.loss_scale = None, after states are "
+                "loaded. A loss on which a second trainer steps is scaled for both: first.scale_loss(loss, second)."
             )
         return not is_missing
 

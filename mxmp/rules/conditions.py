@@ -145,7 +145,8 @@ def multiplied_elements(call: Call) -> Optional[int]:
         return None
     if "num_hidden" in call.attrs:  # FullyConnected
         return math.prod(shape[1:]) if flag_of(call.attrs, "flatten", True) else shape[-1]
-    is_transposed = len(shape) > 1 and flag_of(call.attrs, "transpose_a", False)
+    keys = "transpose_a", "transpose"  # the second is that of syrk
+    is_transposed = len(shape) > 1 and any(flag_of(call.attrs, key, False) for key in keys)
     return shape[-2] if is_transposed else shape[-1]
 
 

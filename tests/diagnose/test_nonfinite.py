@@ -250,6 +250,12 @@ def test_a_penalty_in_the_loss_is_named_where_the_nets_own_gradients_are_finite(
     assert found.kind == "no fault found" and "that of 'net_dense0_weight' is not" in str(found) and "a penalty" in str(found)
 
 
+def test_no_fault_says_what_was_not_run():
+    net = made(dense(2, in_units=6))
+    assert "Backward did not run, because no loss was given" in str(explain(net, BATCH, "O1"))
+    assert "its loss scale was larger than 8 (" in str(explain(net, BATCH, "O1", loss=L2, loss_scale=8))
+
+
 def test_an_output_that_a_cast_makes_infinite_is_mended_by_the_dtype_of_the_outputs():
     net, batch = gluon.nn.HybridLambda(lambda F, x: F.softmax(x) * 1e6, prefix="net_"), (mx.nd.ones((2, 3)),)
     found = explain(net, batch, "O1,output=float16")

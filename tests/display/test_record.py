@@ -12,6 +12,7 @@ import pytest
 
 from mxmp import Policy
 from mxmp.display import NUMBER, Column, Figures, Notes, Record, Section, Table
+from mxmp.display.terminal import table, text
 from mxmp.errors import CheckpointError, PolicyError, StateError
 from tests import messages
 from tests.display.runs import HOSTILE as HOSTILE_TEXT
@@ -171,3 +172,13 @@ def test_a_terminal_shows_tables_first_and_what_matters_last():
     text = str(MOST)
     assert text.index("layer") < text.index("32,768") < text.index("Warning: Look.")
     assert "\x1b" not in text and "\\x1b[31m" in text and "∞" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_columns_of_numbers_leave_a_terminal_space_for_names(width):
+    numbers = ["local error", "accumulated error", "output error", "gradient local error", "gradient accumulated error"]
+    columns = [Column("node"), Column("operator"), Column("precision"), *(Column(title, NUMBER) for title in numbers)]
+    row = ("ssd_batchnorm0_fwd", "BatchNorm", "float16", 0.00052213, 0.00065311, 0.00070611, 0.00030617, 0.00031711)
+    lines = text(table(Table("Errors by layer", columns, [row]), width), width).splitlines()
+    assert all(any(str(word) in line for line in lines) for word in ("ssd_batchnorm0_fwd", "BatchNorm", "float16"))
+    assert max(map(len, lines)) <= width and any("accumulated" in line for line in lines)

@@ -152,6 +152,14 @@ def test_a_report_names_the_block_that_was_not_called():
     assert report(net[0]).count["float16"]
 
 
+def test_a_block_has_a_report_if_only_a_hybridized_net_around_it_was_called():
+    inner = cnn("O2")
+    net = sequence(inner, prefix="outer_")
+    net.hybridize()
+    net(X)
+    assert report(inner).count["float16"] and report(net).count == report(inner).count
+
+
 def test_parameters_are_collected_as_they_are():
     net = cnn("O2")
     params = net.collect_params()

@@ -125,6 +125,17 @@ def numpy_product(product):
     return lambda F, x: product(F.np, F.reshape(x, (1, -1)).as_np_ndarray()).as_nd_ndarray().reshape((-1,)) / 512**2
 
 
+def before_layer(F, total):
+    """Return a layer of a number, so that operators before it are cheapest in low precision."""
+    return layer(F, total.reshape((1, 1, 1, 1))).reshape((1,))
+
+
+def numpy_sums(F, x):
+    """Return the product of two sums that numpy gives in float32."""
+    total = F.np.sum(x.as_np_ndarray(), axis=3, dtype="float32").as_nd_ndarray()
+    return before_layer(F, total * total * 2**-14)
+
+
 RELATIVES = {
     "a sum of sums through a foreach": (
         lambda F, x: mean_of_rows(F, mapped(F, lambda rows: row_sum(F, rows), x.reshape((8, 1, 1, 64, 512)))), 4 * IMAGE, {}),
@@ -160,6 +171,15 @@ RELATIVES = {
     "small factors": (lambda F, x: x * 1e-3 * 1e-3 * 1e3 * 1e3, ONE, {}),
     "large factors": (lambda F, x: x * 300 * 300 * 1e-5, ONE, {}),
     "a quotient of small factors": (lambda F, x: x / 1000 / 1000 * 1e3 * 1e3, ONE, {}),
+    "a factor and a sum": (lambda F, x: F.sum(250 * x, axis=3).reshape((0, -1)) * 1e-5, np.ones((1, 1, 1, 512)), {}),
+    "a sum of products of a factor": (
+        lambda F, x: F.batch_dot(*[x.reshape((1, 1, -1)) * 20] * 2, transpose_b=True).reshape((0, -1)) * 1e-5,
+        np.ones((1, 1, 1, 512)), {}),
+    "a product of sums with a dtype": (numpy_sums, 32 * np.ones((1, 1, 1, 512)), {}),
+    "a product by syrk": (
+        lambda F, x: before_layer(F, F.linalg_syrk(x.reshape((1, 1, -1))) * 2**-8), np.full((1, 1, 1, 8192), 4), {}),
+    "a direction of distances": (
+        lambda F, x: F.L2Normalization((1 - F.sigmoid(x)).reshape((1, -1))), PROBABLE, {}),
     "focal loss": (lambda F, x: -1e13 * (1 - F.sigmoid(x)) ** 2 * F.log(F.sigmoid(x)), 10 * ONE, {}),
     "label smoothing": (
         lambda F, x: -(0.9 * F.log(F.sigmoid(x) + 1e-12) + 0.1 * F.log(1 - F.sigmoid(x) + 1e-12)), 11 * ONE, {}),
@@ -385,3 +405,42 @@ def test_a_longer_batch_is_float32_whatever_ran_first():
     for length in (10, 30000):
         found = net(mx.nd.ones((2, length, 8)), mx.nd.ones((length, 2)))
         np.testing.assert_array_equal(found.asnumpy(), 8 * length)
+
+
+@pytest.mark.parametrize("norm", ["L2Normalization", "LayerNorm"])
+def test_a_product_of_normalized_sums_is_low(norm):
+    """Behind a norm values are about 1, however many terms there were before."""
+
+    def similarity(F, x):
+        rows = F.sum(x.reshape((1, 64, 16, 16)), axis=3)
+        scale = {"gamma": F.ones(16), "beta": F.zeros(16)} if norm == "LayerNorm" else {"mode": "spatial"}
+        return F.batch_dot(*[getattr(F, norm)(rows, **scale)] * 2, transpose_b=True)
+
+    net = Behind(similarity)
+    net.initialize()
+    convert(net, "O1")(mx.nd.ones((1, 1, 128, 128)))
+    assert {row.op: row.precision for row in report(net).rows}["batch_dot"] == "float16"
+
+
+def test_sums_with_a_dtype_are_as_long_as_the_batch_says():
+    net = Behind(numpy_sums)
+    net.initialize()
+    convert(net, "O1")
+    for length in (4, 512):
+        assert net(mx.nd.full((1, 1, 1, length), 32)).asscalar() == (32 * length) ** 2 / 2**14
+
+
+WEIGHTS = {
+    "normalized": lambda F, weight: F.broadcast_div(weight, F.norm(weight, axis=1, keepdims=True)),
+    "masked": lambda F, weight: weight * F.ones((4, 2048)),
+    "a sum of two": lambda F, weight: weight + F.dot(weight, F.transpose(weight)).slice_axis(axis=1, begin=0, end=1).broadcast_like(weight),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", WEIGHTS.values(), ids=WEIGHTS)
+def test_a_layer_whose_weight_is_computed_from_weights_is_low(function):
+    """However long its sums are: products without a weight are sums of computed values, these are not."""
+    weight = mx.sym.var("weight", shape=(4, 2048))
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), function(mx.sym, weight), num_hidden=4, no_bias=True, name="layer")
+    found = convert_symbol(symbol, "O1", {"data": (2, 2048)})
+    assert "layer_float16" in found.get_internals().list_outputs()[-2]

@@ -58,3 +58,11 @@ def test_nobody_asks_and_it_runs_in_float32():
     found = convert(net(), "O1")
     found(X)
     assert {row.op: row.precision for row in report(found).rows}["SliceChannel"] == "float32"
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_within_a_hybridized_net_that_is_not_converted():
+    inner = convert(sequence(Function(lambda net, F, x: F.relu(x))), "O1", names={"absent*": "float32"})
+    outer = sequence(inner)
+    outer.hybridize()
+    with pytest.raises(PolicyError, match=r"absent\*"):
+        outer(X)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-from mxmp.errors import TrainerError
+from mxmp.errors import TrainerError, UnscaledLossError
 from tests.gluon.trainer_tools import backward, loss_of, param, sgd, value
 
 REQUESTS = pytest.mark.parametrize("grad_req", ["write", "add"])
@@ -141,3 +141,18 @@ def test_a_gradient_that_a_block_added_before_it_raised_is_told_of_by_the_next()
     trainer.discard_grads()
     backward(trainer, w, 0.25)
     assert trainer.step(1) and value(w.data()) == [0.75]
+
+
+def test_the_remedy_for_a_step_without_a_scaled_loss_holds_after_states_that_bring_a_scale(tmp_path):
+    w, file = param([1.0, 2.0]), str(tmp_path / "states")
+    sgd(w, 64).save_states(file)
+    trainer = sgd(w, None)
+    trainer.load_states(file)
+    with autograd.record():
+        loss = loss_of(w, 0.5)
+    loss.backward()
+    with pytest.raises(UnscaledLossError, match=r"set trainer\.loss_scale = None, after states are loaded"):
+        trainer.step(1)
+    trainer.loss_scale = None
+    assert trainer.step(1)
+    np.testing.assert_array_equal(value(w.data()), [0.5, 1.5])

@@ -5,6 +5,7 @@ import functools
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp.diagnose import compare, explain
@@ -48,6 +49,7 @@ def test_a_cut_leaves_the_net_its_children_its_parameters_and_its_trainer(verb, 
     for line in range(1 + draw.randrange(APART), lines, APART):
         net, trainer, step = parts = made()
         interrupted(functools.partial(verb, *parts), line)
+        assert not autograd.is_recording() and not autograd.is_training(), line
         assert len(net) == 1 and list(net.collect_params()) == names
         assert all(np.isfinite(param.data().asnumpy()).all() for param in net.collect_params().values())
         np.testing.assert_allclose(net(X).asnumpy(), output, rtol=0.02, atol=0.01)  # in float16 or in float32

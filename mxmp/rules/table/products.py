@@ -63,8 +63,8 @@ PRODUCTS: Rules = (
     *rules(ALLOW, "RNN", when=_LENGTHS, keep=(3,), no_bfloat16=True, **_RNN),
     *rules(ALLOW, "RNN", no_bfloat16=True, **_RNN),
     # Linear algebra:
-    *rules(ALLOW, "_linalg_gemm", no_low=True, **_MATRICES),
-    *rules(ALLOW, "_linalg_syrk _linalg_trmm", no_low=True),
+    *rules(ALLOW, "_linalg_gemm _linalg_syrk", no_low=True, **_MATRICES),
+    *rules(ALLOW, "_linalg_trmm", no_low=True),
     *rules(ALLOW, "_linalg_gemm2", no_low=True, condition=short_gemm2, **_GEMM2, **_MATRICES),
     # Other products:
     *rules(DENY, "_contrib_DeformableConvolution", reason=_POSITIONS, no_low=True),

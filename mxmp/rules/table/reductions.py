@@ -13,7 +13,7 @@ from ..conditions import (
     short_windows,
     small_magnification,
 )
-from ..core import DENY, GIVEN, INFER, RESTARTS, SHIFTS
+from ..core import DENY, GIVEN, INFER, MAGNIFIES, RESTARTS, SHIFTS
 from .build import BFLOAT16_ALONE, TYPED, Rules, moves, never_cast, rules, short_sums, variant
 
 _IN_DATA_DTYPE = "accumulates in the dtype of the data"
@@ -21,6 +21,7 @@ _STATISTICS = "statistics in the dtype of the data"
 _HEADS = "SoftmaxOutput SVMOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput"
 _BATCH_NORM: Dict[str, Any] = {"keep": (1, 2, 3, 4), "keep_outputs": (1, 2), "size": RESTARTS}
 _MEAN: Dict[str, Any] = {"condition": short_reduction, "no_bfloat16": True, "distance": SHIFTS}
+_GIVES_TYPE: Dict[str, Any] = {"keep_outputs": (0,), "no_bfloat16": True, "distance": SHIFTS}
 _RESIZES: Dict[str, Any] = {"no_bfloat16": True, "distance": SHIFTS}
 _DENSITY = "logarithms and exponentials"
 
@@ -30,7 +31,8 @@ REDUCTIONS: Rules = (
     *rules(INFER, "mean", **_MEAN),
     # numpy's accumulate in float32 for data of every dtype (numpy/np_broadcast_reduce_op.h). But the sum that a mean
     # divides is first stored in the dtype of the output.
-    *rules(INFER, "_np_sum _npi_mean", when=TYPED, keep_outputs=(0,), no_bfloat16=True, distance=SHIFTS),
+    *rules(INFER, "_np_sum", when=TYPED, sums=reduced_elements, **_GIVES_TYPE),
+    *rules(INFER, "_npi_mean", when=TYPED, **_GIVES_TYPE),
     *rules(INFER, "_np_sum", float32_attr="dtype", sums=reduced_elements, **_MEAN),
     *rules(INFER, "_npi_mean", float32_attr="dtype", **_MEAN),
     *moves("max min _np_max _np_min"),
@@ -44,7 +46,8 @@ REDUCTIONS: Rules = (
     # Moments:
     *rules(DENY, "moments _npi_var _npi_std", reason=_STATISTICS, no_bfloat16=True),
     # norm does not widen: behind out_dtype its gradient fails.
-    *rules(DENY, "L2Normalization norm", reason="sum of squares", no_bfloat16=True),
+    *rules(DENY, "norm", reason="sum of squares", no_bfloat16=True),
+    *rules(DENY, "L2Normalization", reason="sum of squares", no_bfloat16=True, size=RESTARTS, distance=MAGNIFIES),
     *rules(DENY, "_npi_norm", reason="sum of squares", no_low=True),
     *never_cast(DENY, "_npi_percentile _histogram _npi_bincount", "ranks and counts"),
     # Batch norms: Normalization with float32 parameters and statistics.
@@ -54,8 +57,8 @@ REDUCTIONS: Rules = (
     # float16 passes type inference, but every kernel reads real_t (contrib/sync_batch_norm-inl.h, batch_norm_v1-inl.h).
     *rules(INFER, "_contrib_SyncBatchNorm BatchNorm_v1", no_low=True, **_BATCH_NORM),
     # Other norms:
-    *rules(DENY, "LayerNorm GroupNorm", reason=_STATISTICS, no_bfloat16=True),
-    *rules(DENY, "InstanceNorm", reason=_STATISTICS, no_low=True),
+    *rules(DENY, "LayerNorm GroupNorm", reason=_STATISTICS, no_bfloat16=True, size=RESTARTS),
+    *rules(DENY, "InstanceNorm", reason=_STATISTICS, no_low=True, size=RESTARTS),
     # Its own kernels read real_t (nn/lrn-inl.h), the bfloat16 one is oneDNN's.
     *rules(DENY, "LRN", reason="sum of squares", dtypes=BFLOAT16_ALONE),
     # Pooling:
