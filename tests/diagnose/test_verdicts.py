@@ -122,7 +122,7 @@ FAILURES = {
             policy="O1",
             scale=1.0001,
         ),
-        RANGE,
+        "gradient out of range",
         "",
     ),
     # The scale.
