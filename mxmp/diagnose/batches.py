@@ -153,7 +153,7 @@ class Example(NamedTuple):
 
 
 def read_batches(given: Batches, max_batches: Optional[int] = None) -> Iterator[Batch]:
-    """Yield the batches that a user gives, at most ``max_batches``. A DataIter is read from its beginning.
+    """Yield the batches that a user gives, at most ``max_batches``. A DataIter is at its beginning before and after.
 
     Raises:
         ConvertError: If there is no batch, or something else is among them; or if ``max_batches`` is no count.
@@ -170,9 +170,13 @@ def read_batches(given: Batches, max_batches: Optional[int] = None) -> Iterator[
     if iterator is not None:
         iterator.reset()
     empty = True
-    for batch in itertools.islice(given, max_batches):
-        empty = False
-        yield _read(batch, iterator)
+    try:
+        for batch in itertools.islice(given, max_batches):
+            empty = False
+            yield _read(batch, iterator)
+    finally:
+        if iterator is not None:  # Module.fit does not reset it before its first epoch.
+            iterator.reset()
     if empty:
         raise ConvertError("batches is empty; give one batch at least.")
 
@@ -204,6 +208,8 @@ def _read(batch: Any, iterator: Optional[mx.io.DataIter] = None) -> Batch:
     if not isinstance(batch, (list, tuple)) or not batch:
         article = "an empty" if isinstance(batch, (list, tuple)) else "a"
         raise ConvertError(f"batches holds {article} {type(batch).__name__}; expected {_BATCH}.")
+    if all(each is None for each in tree_leaves(batch)):
+        raise ConvertError(f"batches: a batch holds no array; expected {_BATCH}.")
     return Batch(_checked(tuple(batch)))
 
 
@@ -225,13 +231,15 @@ def _checked(arrays: Tuple[Any, ...]) -> Tuple[Any, ...]:
 def _for_net(value: Any) -> Any:
     """Return an array of MXNet as a net gets it: floats in float32, integers as they are; anything else as it is.
 
-    It is an array of ``mx.np`` where nets work on these: after ``npx.set_np()``.
+    It is an array of ``mx.np`` where nets work on these: after ``npx.set_np()``. It is not part of a graph that the
+    user has recorded, which a backward pass here would free.
     """
     if not _is_array(value):
         return value
     if isinstance(value, np.ndarray):
         make = mx.np.array if mx.util.is_np_array() else mx.nd.array
         return make(value, dtype=value.dtype if value.dtype.kind in "iub" else dtypes.FLOAT32)
+    value = value.detach()
     return to_float32(value) if is_low_precision(value) or np.dtype(value.dtype) == np.float64 else value
 
 

@@ -397,8 +397,9 @@ def compare(
             inputs and gradients.
         batches: A DataLoader, a DataIter, a list of batches, or one batch. A batch has the form that a DataLoader
             yields: an array, or a tuple or list of arrays, the network's inputs first and labels last. It may be a
-            DataBatch too, and for a symbol or Module a dict of arrays by input. The worst of each error counts. A
-            symbol reads its labels as inputs. Without them no gradients are compared. Every other input must be there.
+            DataBatch too, and for a symbol or Module a dict of arrays by input. A DataIter is reset before and after.
+            The worst of each error counts. A symbol reads its labels as inputs. Without them no gradients are compared.
+            Every other input must be there.
         policy: The policy; None for the network's own if it is converted, and 'O1' for others. A symbol or checkpoint
             that is converted does not hold its policy: give one.
         loss: The loss of a Gluon net: a function of its outputs and the labels that gives NDArrays of any shape. With

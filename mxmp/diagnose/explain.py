@@ -504,5 +504,5 @@ def explain(
     assert found is not None  # as there is one batch at least
     if loss is None and isinstance(subject, NetSubject):
         return replace(found, text=found.text.replace(_NO_FAULT, _NO_BACKWARD))
-    at_scale = f"its loss scale was larger than {scale:g} (give it: loss_scale=trainer.loss_scale.value), or "
+    at_scale = f"its loss scale was larger than {scale:g} (give that of the skipped step as loss_scale=), or "
     return replace(found, text=found.text.replace(_SKIPPED_ALL_THE_SAME, at_scale + _SKIPPED_ALL_THE_SAME))

@@ -184,7 +184,7 @@ class Instrument:
             for array in written.values():
                 array.attach_grad()
             scales = {_SCALE: mx.nd.full((1,), scale)}
-            with autograd.record(training) if zeros else autograd.pause(training):
+            with autograd.record(training) if zeros or written else autograd.pause(training):
                 inputs = {**scales, **given, **zeros}
                 results = self._run(*[inputs[name] for name in self._names])
         results = list(results) if isinstance(results, (list, tuple)) else [results]

@@ -482,7 +482,7 @@ class Rerun:
         given = [] if gradients is None else list(gradients(reading.outputs))
         written: Dict[Key, Any] = {}
         places = {node.name: (i, 0) for i, node in enumerate(graph.nodes) if node.is_variable}
-        if gradients is not None:
+        if gradients is not None and reading.written:
             with autograd.pause(), call.context:
                 pairs = [(head, each) for head, each in zip(reading.outputs, given) if each is not None]
                 seeds = [(each.as_nd_ndarray().astype("float32") * scale).astype(head.dtype) for head, each in pairs]

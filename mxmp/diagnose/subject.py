@@ -609,7 +609,7 @@ def call_net(net: gluon.Block, inputs: Sequence[Any]) -> Any:
     """Return the outputs of a net for a batch; ConvertError if the batch does not fit it."""
     try:
         return net(*inputs)
-    except (mx.MXNetError, TypeError, ValueError, ConvertError) as e:  # of wrong arguments, a reshape, a trace
+    except (mx.MXNetError, AssertionError, TypeError, ValueError, ConvertError) as e:
         arrays = [each for each in tree_leaves(inputs) if each is not None]
         names = ["data"] if len(arrays) == 1 else [f"data{number}" for number in range(len(arrays))]
         types = [dtypes.canonical(array.dtype) for array in arrays]
@@ -634,6 +634,10 @@ def kept(net: gluon.Block) -> Iterator[None]:
     state = _State(net)
     try:
         restore(net)
+        # A backward pass takes arrays without a gradient out of all graphs, those that the user has recorded too.
+        for param in net.collect_params().values():
+            if param.grad_req == "null" and param._data is not None:
+                param._data = [array.detach() for array in param._data]
         yield
     finally:
         state.put_back()

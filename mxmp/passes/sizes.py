@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import AbstractSet, Any, Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
 
 from .. import dtypes
-from ..graph import Entry, Graph, Key, Node
+from ..graph import Graph, Key, Node
 from ..rules import ADDS, ALLOW, MULTIPLIES, OVER, RESTARTS, RULES, TIMES, Call, Rule
 from ..rules.conditions import MAX_REDUCTION, SHAPE_CONDITIONS, value_of
 from .base import rule_of
@@ -33,9 +33,6 @@ class Size(NamedTuple):
 
 
 _ONE = Size()
-
-_MOVES = frozenset("Reshape transpose expand_dims squeeze Flatten SwapAxis Cast amp_cast _np_transpose".split())
-"""What may stand between a weight and its product."""
 
 
 class Sizes(NamedTuple):
@@ -78,11 +75,12 @@ def find_sizes(graph: Graph, facts: Facts, dtype: str, entering: Sequence[Size] 
     products: Set[int] = set()
     bodies: Dict[Key, Sizes] = {}
     limits = dtypes.limits(dtype) if dtype in dtypes.LOW_PRECISION else None
+    weights = find_weights(graph, facts.inputs)
     for position, node in enumerate(graph.nodes):
         for number, body in enumerate(bodies_of(node)):
             if body.is_condition or (position, number) not in facts.bodies:
                 continue
-            inner_facts = replace(facts.bodies[position, number], inputs=data_of_body(graph, node, body, facts.inputs))
+            inner_facts = replace(facts.bodies[position, number], inputs=data_of_body(node, body, weights))
             read = [sizes.get(node.inputs[port].key, _ONE) for port in body.ports]
             inner = _find_in_body(body, inner_facts, dtype, read, _rounds(node, body, facts))
             bodies[position, number] = inner
@@ -92,7 +90,7 @@ def find_sizes(graph: Graph, facts: Facts, dtype: str, entering: Sequence[Size] 
         if rule is None or rule.size == RESTARTS or node.subgraphs:
             continue
         if rule.category == ALLOW:
-            if is_layer(graph, node, rule, facts.inputs):
+            if is_layer(node, rule, weights):
                 continue
             products.add(position)
         read = [sizes.get(entry[:2], _ONE) for port, entry in enumerate(node.inputs) if rule.reads(port)]
@@ -167,25 +165,35 @@ def _length(node: Node, rule: Rule, facts: Facts) -> float:
     return unknown if length is None else length
 
 
-def is_layer(graph: Graph, node: Node, rule: Rule, data: AbstractSet[str] = frozenset()) -> bool:
-    """Return whether an allow operator multiplies by a weight: a variable, perhaps reshaped, that is no input data."""
+def find_weights(graph: Graph, data: AbstractSet[str]) -> FrozenSet[int]:
+    """Return the nodes whose values are weights, or computed only from weights: variables that are no input data."""
+    weights: Set[int] = set()
+    constants: Set[int] = set()  # nodes that read no variable, such as ones
+    for position, node in enumerate(graph.nodes):
+        sources = [entry.node for entry in node.inputs]
+        if node.is_variable:
+            is_weight = node.name not in data
+        else:
+            is_weight = any(i in weights for i in sources) and all(i in weights or i in constants for i in sources)
+        if is_weight:
+            weights.add(position)
+        elif not node.is_variable and constants.issuperset(sources):
+            constants.add(position)
+    return frozenset(weights)
+
+
+def is_layer(node: Node, rule: Rule, weights: AbstractSet[int]) -> bool:
+    """Return whether an allow operator multiplies by a weight, or by one that was normalized, masked or reshaped."""
     if rule.sums is None:
         return True
-    return any(_is_weight(graph, entry, data) for port, entry in enumerate(node.inputs) if rule.reads(port))
+    return any(entry.node in weights for port, entry in enumerate(node.inputs) if rule.reads(port))
 
 
-def _is_weight(graph: Graph, entry: Entry, data: AbstractSet[str]) -> bool:
-    source = graph.nodes[entry.node]
-    while not source.is_variable and len(source.inputs) == 1 and source.op in _MOVES:
-        source = graph.nodes[source.inputs[0].node]
-    return source.is_variable and source.name not in data
-
-
-def data_of_body(graph: Graph, node: Node, body: Body, data: AbstractSet[str]) -> FrozenSet[str]:
+def data_of_body(node: Node, body: Body, weights: AbstractSet[int]) -> FrozenSet[str]:
     """Return the names of a body's variables that hold no weight: loop states, and inputs that are no weights."""
     states = {state for state, _ in body.states}
     names = [body.graph.nodes[position].name for position in body.variables()]
-    is_data = (i in states or not _is_weight(graph, node.inputs[port], data) for i, port in enumerate(body.ports))
+    is_data = (i in states or node.inputs[port].node not in weights for i, port in enumerate(body.ports))
     return frozenset(name for name, each in zip(names, is_data) if each)
 
 
@@ -196,10 +204,11 @@ def depends_on_shapes(
 
     ``data`` has the names of inputs and constants, which are no weights.
     """
+    weights = find_weights(graph, data)
     bodies = ((node, body) for node in graph.nodes for body in bodies_of(node) if not body.is_condition)
-    return bool(shape_dependent(graph, dtype, data) or _written_by_shape(graph, dtype)) or any(
+    return bool(shape_dependent(graph, dtype, weights) or _written_by_shape(graph, dtype)) or any(
         (body.states and body.sliced and dtype in dtypes.LOW_PRECISION)  # how many terms add up in a state
-        or depends_on_shapes(body.graph, dtype, data_of_body(graph, node, body, data))
+        or depends_on_shapes(body.graph, dtype, data_of_body(node, body, weights))
         for node, body in bodies
     )
 
@@ -215,7 +224,8 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts) -> Tuple[Any, ...]:
 
 def _outcome_by_node(graph: Graph, dtype: str, facts: Facts) -> Tuple[Any, ...]:
     outcome: List[Any] = []
-    for position, rule in shape_dependent(graph, dtype, facts.inputs):
+    weights = find_weights(graph, facts.inputs)
+    for position, rule in shape_dependent(graph, dtype, weights):
         node = graph.nodes[position]
         call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
         outcome.append((rule.forbids(call) is None, RULES.substitute(rule, call)))
@@ -224,15 +234,12 @@ def _outcome_by_node(graph: Graph, dtype: str, facts: Facts) -> Tuple[Any, ...]:
     for position, node in enumerate(graph.nodes):
         for number, body in enumerate(bodies_of(node)):
             if (position, number) in facts.bodies:
-                data = data_of_body(graph, node, body, facts.inputs)
-                inner = replace(facts.bodies[position, number], inputs=data)
+                inner = replace(facts.bodies[position, number], inputs=data_of_body(node, body, weights))
                 outcome += _outcome_by_node(body.graph, dtype, inner)
     return tuple(outcome)
 
 
-def shape_dependent(
-    graph: Graph, dtype: str, data: AbstractSet[str] = frozenset()
-) -> List[Tuple[int, Rule]]:
+def shape_dependent(graph: Graph, dtype: str, weights: AbstractSet[int]) -> List[Tuple[int, Rule]]:
     """Return position and rule of each operator whose shapes decide whether it runs in a dtype."""
 
     def depends(rule: Rule) -> bool:
@@ -242,7 +249,7 @@ def shape_dependent(
 
     def multiplies(position: int, rule: Rule) -> bool:
         computes = rule.category == ALLOW and dtype in rule.dtypes
-        return computes and not is_layer(graph, graph.nodes[position], rule, data)
+        return computes and not is_layer(graph.nodes[position], rule, weights)
 
     rules = ((position, rule_of(node)) for position, node in enumerate(graph.nodes))
     return [(i, rule) for i, rule in rules if rule is not None and (depends(rule) or multiplies(i, rule))]

@@ -255,6 +255,29 @@ def test_so_many_batches_are_read_and_no_more():
     assert len(list(read_batches(loader, 2))) == len(read) == 2
 
 
+def test_a_module_trains_on_a_whole_epoch_after_its_iterator_was_read():
+    iterator = mx.io.NDArrayIter(*TWO, batch_size=4, label_name="softmax_label")
+    net = mx.mod.Module(model()[0])
+    net.bind(iterator.provide_data, iterator.provide_label)
+    net.set_params(*model()[1:])
+    for ask in (explain, measure_ranges, lambda net, batches: compare_speed(net, batches, ["float32"], seconds=0.01)):
+        ask(net, iterator)
+        assert len(list(iterator)) == 2
+        iterator.reset()
+
+
+@pytest.mark.parametrize("batch", [[None], (None, [None])])
+def test_a_batch_without_an_array_is_an_error(batch):
+    with pytest.raises(ConvertError, match="a batch holds no array"):
+        compare_speed(dense(), batch)
+
+
+def test_a_batch_whose_nesting_does_not_fit_is_an_error():
+    for net in (dense(), symbol_block()):
+        with pytest.raises(ConvertError, match="fails on 'data' of shape"):
+            explain(net, ([ND], LABEL), loss=SOFTMAX)
+
+
 def test_integers_of_numpy_stay_integers_for_a_net_and_get_the_dtype_of_a_symbols_variable():
     (batch,) = read_batches((X.astype("float64"), Y.astype("int32")))
     (x,), (label,) = batch.for_net(arguments_of(dense()), SOFTMAX)

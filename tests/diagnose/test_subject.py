@@ -183,6 +183,20 @@ def test_training_goes_on_as_if_the_net_had_not_been_converted_and_trained_in_be
     assert np.array_equal(*outputs)
 
 
+@pytest.mark.parametrize("ask", [compare, explain, measure])
+def test_a_graph_that_is_recorded_already_can_run_backward_afterwards(ask):
+    grads = []
+    for asked in (False, True):
+        net = made(chain(nn.Dense(4, in_units=5), nn.BatchNorm(in_channels=4)))
+        with autograd.record():
+            loss = SOFTMAX(net(DATA), LABEL)
+        if asked:
+            ask(net, (DATA, LABEL), "O1", loss=SOFTMAX)
+        loss.backward()
+        grads.append(net[0].weight.grad().asnumpy())
+    assert np.array_equal(*grads)
+
+
 def test_it_is_as_it_was_after_an_exception_and_has_the_masters_values_within():
     net, _ = trained("O2")
     before, masters = state(net), {name: param._reduce().asnumpy() for name, param in net.collect_params().items()}

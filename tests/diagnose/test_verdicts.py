@@ -122,7 +122,7 @@ FAILURES = {
             policy="O1",
             scale=1.0001,
         ),
-        RANGE,
+        "gradient out of range",
         "",
     ),
     # The scale.
@@ -288,6 +288,10 @@ SOUND = {
         ended(linear(X, "fc") * 1e-4), PURE, batch={"data": mx.nd.full((4, 6), 1e4)}, params={"fc_weight": 1.0}, scale=1
     ),
     "subnormal gradients": lambda: of_symbol(ended(linear(X, "fc") * 1e-6), PURE),
+    "loss head and nothing else": lambda: of_symbol(mx.sym.SoftmaxOutput(X, name="softmax")),
+    "parameter under a loss head": lambda: of_symbol(
+        mx.sym.LinearRegressionOutput(mx.sym.var("w", shape=(4, 6)), X, name="head")
+    ),
     "module": lambda: of_module(ended(linear(X, "fc"))),
     "module, two contexts": lambda: of_module(ended(linear(X, "fc")), contexts=[mx.cpu(0), mx.cpu(1)]),
     "running statistics in inference": lambda: of_symbol(

@@ -428,3 +428,19 @@ def test_sums_with_a_dtype_are_as_long_as_the_batch_says():
     convert(net, "O1")
     for length in (4, 512):
         assert net(mx.nd.full((1, 1, 1, length), 32)).asscalar() == (32 * length) ** 2 / 2**14
+
+
+WEIGHTS = {
+    "normalized": lambda F, weight: F.broadcast_div(weight, F.norm(weight, axis=1, keepdims=True)),
+    "masked": lambda F, weight: weight * F.ones((4, 2048)),
+    "a sum of two": lambda F, weight: weight + F.dot(weight, F.transpose(weight)).slice_axis(axis=1, begin=0, end=1).broadcast_like(weight),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", WEIGHTS.values(), ids=WEIGHTS)
+def test_a_layer_whose_weight_is_computed_from_weights_is_low(function):
+    """However long its sums are: products without a weight are sums of computed values, these are not."""
+    weight = mx.sym.var("weight", shape=(4, 2048))
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), function(mx.sym, weight), num_hidden=4, no_bias=True, name="layer")
+    found = convert_symbol(symbol, "O1", {"data": (2, 2048)})
+    assert "layer_float16" in found.get_internals().list_outputs()[-2]
