@@ -101,6 +101,14 @@ def test_data_and_parameters_are_named_as_such_with_the_rows_that_are_bad():
     assert str(where(net, ONES)) == "parameter 'net_dense0_weight' holds inf in 24 of 24 elements"
 
 
+def test_data_with_nan_is_not_the_fault_of_a_network_that_is_broken_without_it():
+    net, bad = Applied(lambda F, x, other: F.log(x * 0 - 1, name="log") + other, inputs=6), mx.nd.full((2, 4), np.nan)
+    net.initialize()
+    found = explain(net, (ONES, bad), "O1")
+    assert (found.kind, found.node.name) == ("float32 model broken", "net_log")
+    assert "Besides, input 'data1' holds NaN" in str(found)
+
+
 class Masked(gluon.HybridBlock):
     def __init__(self, first):
         super().__init__(prefix="net_")
