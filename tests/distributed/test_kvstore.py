@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -13,6 +14,7 @@ import mxmp.distributed
 from mxmp.arrays import round_into, to_float32
 from mxmp.distributed import KVStore, distributed
 from mxmp.dtypes import to_numpy
+from mxmp.train.kvstores import updates_on_kvstore
 from tests.distributed.engines import Second, Twins
 
 DTYPES = ["float32", "float16", "float64", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
@@ -208,3 +210,9 @@ def test_weights_that_onednn_has_laid_out_are_broadcast():
     net(mx.nd.zeros((1, 16, 8, 8))).wait_to_read()
     made.pushpull("w", weight)
     np.testing.assert_array_equal(weight.asnumpy(), 2 * before)
+
+
+@pytest.mark.parametrize("is_checked, is_low, updates", [(False, False, True), (True, False, False), (False, True, False)])
+def test_a_distributed_kvstore_updates_only_what_is_neither_checked_nor_low(is_checked, is_low, updates):
+    store = SimpleNamespace(type="dist_sync")
+    assert updates_on_kvstore(store, True, is_checked, is_low) is updates
