@@ -170,11 +170,15 @@ def find_weights(graph: Graph, data: AbstractSet[str]) -> FrozenSet[int]:
     weights: Set[int] = set()
     constants: Set[int] = set()  # nodes that read no variable, such as ones
     for position, node in enumerate(graph.nodes):
-        sources = {entry.node for entry in node.inputs}
-        if sources <= constants and not node.is_variable:
-            constants.add(position)
-        elif node.name not in data if node.is_variable else all(i in weights or i in constants for i in sources):
+        sources = [entry.node for entry in node.inputs]
+        if node.is_variable:
+            is_weight = node.name not in data
+        else:
+            is_weight = any(i in weights for i in sources) and all(i in weights or i in constants for i in sources)
+        if is_weight:
             weights.add(position)
+        elif not node.is_variable and constants.issuperset(sources):
+            constants.add(position)
     return frozenset(weights)
 
 

@@ -7,7 +7,7 @@ from mxnet import autograd, gluon
 
 from mxmp.distributed import KVStore
 from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
-from mxmp.gluon import Trainer, convert
+from mxmp.gluon import Trainer, convert, exact_value
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.optimizer import LossScaleOptimizer, MultiPrecision
 from tests.distributed.engines import Twins
@@ -15,6 +15,7 @@ from tests.freeze import freeze
 from tests.gluon.trainer_tools import (
     DTYPES,
     KVSTORES,
+    LOW,
     TWO,
     backward,
     backward_everywhere,
@@ -324,3 +325,22 @@ def test_an_option_of_the_optimizer_among_the_trainers_arguments_is_told_where_i
     text = f"unknown argument '{name}'; .* go into optimizer_params: Trainer\\(params, 'sgd', {{'{name}': {text}}}\\)"
     with pytest.raises(error, match=text):
         Trainer([param([1.0])], "sgd", **option)
+
+
+@pytest.mark.parametrize("place", ["round_into", "_update_float32"])
+@pytest.mark.parametrize("dtype", LOW)
+def test_states_can_be_saved_and_training_goes_on_after_an_update_that_is_cut(dtype, place, monkeypatch, tmp_path):
+    def cut(*_):
+        raise KeyboardInterrupt
+
+    w = param([1.0, 2.0], dtype)
+    trainer = sgd(w, 64)
+    backward(trainer, w, 0.25)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(f"mxmp.train.kernels.{place}", cut)
+        trainer.step(1)
+    trainer.save_states(str(tmp_path / "states"))
+    before = exact_value(w).asnumpy()
+    backward(trainer, w, 0.5)
+    assert trainer.step(1)
+    np.testing.assert_array_equal(exact_value(w).asnumpy(), before - np.float32(0.5))
