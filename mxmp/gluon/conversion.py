@@ -484,7 +484,10 @@ class Conversion:
         return frozenset(n for n, p in traced.params.items() if id(p) not in fixed_ids) - traced.data
 
     def _store(self, converted: Converted) -> None:
-        """Store parameters in the dtypes that a graph reads. Graphs that read them in other dtypes are forgotten."""
+        """Store parameters in the dtypes that a graph reads.
+
+        No earlier graph reads them in other dtypes: parameters of a net that was called are left out (`_storable`).
+        """
         read_dtypes, count = converted.read_dtypes, len(self.stored)
         for param in self.params:
             if read_dtypes.get(param.name) == dtypes.FLOAT32:  # a file of an earlier conversion may be in low precision
@@ -496,8 +499,6 @@ class Conversion:
             storage.store_all_low(in_float32, self.policy.param_dtype, self.stored, exact)
         if len(self.stored) > count:
             self._claim_parts()
-            for sibling in self.siblings.conversions:  # they may read these parameters
-                sibling.forget_graphs()
 
     def _claim_parts(self) -> None:
         """Have each block in the net that reads stored parameters run in float32 when it is called by itself."""

@@ -47,6 +47,30 @@ SEVERAL = {  # forms of two
 DICT = {"dict": lambda: {"data": X, "softmax_label": Y}, "dicts": lambda: [{"data": ND, "softmax_label": LABEL}]}
 
 
+class Refilled(mx.io.DataIter):
+    """An iterator that fills one array with each batch."""
+
+    provide_data, provide_label = [mx.io.DataDesc("data", (2, 4))], []
+
+    def __init__(self, values):
+        super().__init__(2)
+        self.values, self.array = values, mx.nd.zeros((2, 4))
+
+    def reset(self):
+        self.remaining = iter(self.values)
+
+    def next(self):
+        self.array[:] = next(self.remaining)
+        return mx.io.DataBatch([self.array], [])
+
+
+def test_batches_of_an_iterator_that_fills_its_arrays_again_are_all_looked_at():
+    """300 ** 2 is beyond float16."""
+    square = mx.sym.square(mx.sym.var("data"), name="square")
+    assert compare((square, {}, {}), Refilled([300, 1]), "O3").rows[0].local_error == np.inf
+    assert compare((square, {}, {}), Refilled([1, 1]), "O3").rows[0].local_error == 0
+
+
 def dense():
     return made(gluon.nn.Dense(3, in_units=5, prefix="net_"))
 

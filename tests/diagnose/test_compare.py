@@ -169,6 +169,12 @@ def test_a_loss_scale_that_is_given_is_kept_and_named():
     assert "Not finite backward at a loss scale of 1024, where float32 is, by itself: 'net_fwd'" in str(found)
 
 
+def test_errors_of_gradients_are_the_same_at_every_loss_scale_that_loses_nothing():
+    errors = [of_linear_loss(1.0, scale).rows[0] for scale in (256, 1024)]
+    assert len({(row.gradient_local_error, row.gradient_accumulated_error) for row in errors}) == 1
+    assert errors[0].gradient_local_error < 1e-2
+
+
 @pytest.mark.parametrize("values", [(1, 60000), (60000, 1)])
 def test_a_block_that_a_net_calls_twice_is_compared_on_all_batches(values):
     part, net = nn.Dense(2, in_units=2), nn.Sequential()

@@ -236,3 +236,10 @@ def test_nan_is_counted_and_said(caplog):
     assert "measure_ranges: NaN in 'data' (4 elements), 'a_output' (10 " in caplog.text and "and 2 more" in caplog.text
     measure_gradients(net, (mx.nd.array(data), mx.nd.array(LABELS)), loss=SOFTMAX)
     assert "measure_gradients: inf or NaN in the gradients of" in caplog.text
+
+
+def test_what_depends_on_trained_parameters_only_through_blockgrad_is_left_out():
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=5, no_bias=True, name="a")
+    product = mx.sym.elemwise_mul(mx.sym.tanh(mx.sym.BlockGrad(x, name="cut"), name="behind"), x, name="product")
+    model = mx.sym.MakeLoss(product, name="loss"), {"a_weight": PARAMS["a_weight"]}, {}
+    assert set(measure_gradients(model, inputs(1))) == {"a_output", "product_output"}

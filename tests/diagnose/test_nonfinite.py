@@ -53,6 +53,20 @@ def test_with_a_loss_gradients_are_looked_at_in_the_order_of_backward():
     assert found.inputs[0].largest == 12 * 2.0**15
 
 
+def test_a_gradient_that_is_infinite_in_float32_too_is_not_named_for_that_of_low_precision():
+    """The first is that of sqrt at 0. Backward comes to it first, and it reaches no parameter."""
+
+    def beside(F, x, zeros):
+        return F.broadcast_add(x, F.sqrt(F.sum(zeros, axis=1, keepdims=True), name="root"))
+
+    net, batch = Applied(beside, 2), (ONES, ONES * 0, mx.nd.zeros((2, 2)))
+    net.initialize(mx.init.One())
+    net(*batch[:2])
+    mixed.convert(net, "O1")
+    assert where(net, batch, loss=L2) is None
+    assert where(net, batch, loss=L2, loss_scale=2.0**15).name == "net_dense0_fwd"
+
+
 def test_a_gradient_in_float32_is_said_at_the_loss_scale_of_the_one_beside_it():
     scale, net = 2.0**18, with_values(gluon.nn.Dense(4), mx.init.Constant(0.1))
     found = where(net, (X, LABELS), "O1", loss=SOFTMAX, loss_scale=scale)

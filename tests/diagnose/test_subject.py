@@ -100,6 +100,19 @@ def test_a_net_is_left_as_it_was(policy, hybridized, ask):
     assert found == ask(classifier(), (DATA, LABEL), "O2", loss=SOFTMAX)
 
 
+@pytest.mark.parametrize("ask", [compare, explain, measure])
+def test_running_statistics_of_a_model_are_left_as_they_were(ask):
+    symbol = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="norm")
+    symbol = mx.sym.SoftmaxOutput(symbol, name="softmax")
+    shapes, _, states = symbol.infer_shape(data=DATA.shape)
+    args = dict(zip(symbol.list_arguments(), map(mx.nd.ones, shapes)))
+    batch = {"data": DATA, "softmax_label": LABEL}
+    args = {name: array for name, array in args.items() if name not in batch}
+    aux = dict(zip(symbol.list_auxiliary_states(), map(mx.nd.ones, states)))
+    ask((symbol, args, aux), batch, "O1", loss=None)
+    assert [array.asnumpy().tolist() for array in aux.values()] == [[1] * 3] * 2
+
+
 @ASK
 def test_a_converted_symbol_is_asked_with_its_policy(ask):
     converted, batch = tuple(mxmp.symbol.convert_model(*model(), "O1")), {"data": DATA, "softmax_label": LABEL}

@@ -122,3 +122,7 @@ def test_every_operator_that_gains_is_measured_or_left_out_knowingly():
     gain = {rule.op for rule in RULES if rule.category == ALLOW and (rule.dtypes or rule.substitutes)}
     assert gain - set(_MEASURES) == {"_npi_tensordot", "_npi_tensordot_int_axes", "_npi_einsum", "RNN"}
     assert not set(_MEASURES) - gain
+
+
+def test_a_layer_whose_sizes_are_all_multiples_of_8_is_not_named():
+    assert uneven(fc(num_hidden=16), x=(64, 24)) == uneven(conv(num_filter=16), x=(8, 8, 9, 9)) == ()

@@ -336,3 +336,13 @@ def test_a_verdict_is_of_the_weights_that_are_there_when_it_is_asked_for():
     verdict = watch.verdict()
     assert (verdict.kind, verdict.node.name) == ("parameters", "head_weight")
     assert verdict.text.startswith("parameter 'head_weight' holds NaN in 16 of 16 elements.")
+
+
+def test_a_step_is_run_again_on_the_float32_masters_of_its_weights():
+    """A weight beyond float16 is inf as it is stored; its master says by how much."""
+    net = convert(made(layer("n", 1.0)), "O2")
+    net(ONES[:, :4])
+    trainer = trainer_of(net)
+    net.weight.set_data(mx.nd.full((4, 4), 1e5))
+    text = "Run again: .*'n_weight' is inf in float16 in 16 of 16 elements: it reaches 1e.05"
+    fails(text, trainer, lambda: loss_of([net], ONES[:, :4]))

@@ -132,6 +132,15 @@ def test_a_step_while_averages_are_in_is_an_error_that_gives_the_values_back(cal
     assert step(net, trainer)
 
 
+def test_a_step_after_averages_were_swapped_in_is_that_of_the_nets_own_values():
+    nets = [make(steps=2) for _ in range(2)]
+    with averaged(nets[0][0]).swapped_in():
+        nets[0][0](X)
+    assert all(step(*pair) for pair in nets)
+    one, other = (list(exact(net).values()) for net, _ in nets)
+    assert freeze(one) == freeze(other)
+
+
 def test_averages_are_saved_within_and_go_on_from_their_values(tmp_path):
     net, trainer = make()
     average = averaged(net, decay=0.5)

@@ -84,6 +84,28 @@ def test_without_a_kvstore_each_context_is_updated_by_its_own_gradients(clips):
     assert other.tolist() == (2 * one).tolist() != [0] * 3 and (one.tolist() == [-1] * 3) is not clips
 
 
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_file_has_the_mean_of_contexts_that_train_apart(policy, tmp_path):
+    net, contexts = make(), [mx.cpu(0), mx.cpu(1)]
+    net.collect_params().reset_ctx(contexts)
+    mxmp.gluon.convert(net, policy)
+    for ctx in contexts:
+        net(X.as_in_context(ctx))
+    trainer = mxmp.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}, kvstore=None, loss_scale=8)
+    with autograd.record():
+        losses = [net(X.as_in_context(ctx)).sum() * factor for ctx, factor in zip(contexts, [1, 2])]
+        with trainer.scale_loss(losses) as scaled:
+            autograd.backward(scaled)
+    assert trainer.step(4)
+    net.save_parameters(str(tmp_path / "net.params"))
+    plain = make(seed=1)
+    plain.load_parameters(str(tmp_path / "net.params"))
+    for saved, param in zip(plain.collect_params().values(), net.collect_params().values()):
+        one, other = (mxmp.gluon.exact_value(param, ctx).asnumpy() for ctx in contexts)
+        np.testing.assert_array_equal(saved.data().asnumpy(), (one + other) / 2)
+    assert not np.array_equal(one, other)
+
+
 def test_of_several_bad_gradients_at_the_floor_the_first_is_named():
     """A trainer has its parameters in the order of their names."""
     net, scale = make(), DynamicLossScale(init_scale=1, min_scale=1, max_floor_skips=1)

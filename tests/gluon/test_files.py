@@ -201,6 +201,26 @@ def test_parameters_of_an_exported_net_are_loaded_into_a_converted_one(policy, s
     assert {array.dtype for array in saved(net, tmp_path).values()} == {np.float32}
 
 
+def test_a_load_leaves_parameters_in_the_dtypes_that_the_policy_gives_them(tmp_path):
+    net, file = convert(cnn(), "O1"), str(tmp_path / "low.params")
+    of(net)
+    before = {name: param.dtype for name, param in net.collect_params().items()}
+    mx.nd.save(file, {name: array.astype("float16") for name, array in saved(net, tmp_path).items()})
+    net.load_parameters(file, cast_dtype=True, dtype_source="saved")
+    assert {name: param.dtype for name, param in net.collect_params().items()} == before
+    assert {param.data().dtype for param in net.collect_params().values()} == {np.float32}
+
+
+def test_a_save_after_an_export_has_the_float32_masters(tmp_path):
+    net = convert(cnn(), "O2")
+    train(net)
+    before = saved(net, tmp_path)
+    export(net, str(tmp_path / "net"))
+    after = saved(net, tmp_path)
+    assert {array.dtype for array in after.values()} == {np.float32}
+    assert all(np.array_equal(after[name].asnumpy(), array.asnumpy()) for name, array in before.items())
+
+
 def test_an_imported_net_is_compared_and_left_as_it_was(tmp_path):
     block = imported(exported(cnn("O2"), tmp_path))
     params = {name: param.data() for name, param in block.collect_params().items()}

@@ -57,8 +57,14 @@ def test_batch_sizes_of_the_same_verdicts_have_one_graph(count):
     call(net, 1)
     before = dict(count)
     for _ in range(2):
-        call(net, *range(2, 102))  # a shape that was seen is looked up
+        call(net, *range(1, 102))  # a shape that was seen is looked up, that of the first call too
     assert count == {**before, "infer_facts": before["infer_facts"] + 100}
+
+
+def test_each_part_of_a_net_is_converted_once(count):
+    net = convert(initialized(sequence(*(nn.Dense(3, in_units=3) for _ in range(3)), kind=nn.Sequential)), "O2")
+    call(net, 4, 4)
+    assert count["convert_graph"] == count["CachedOp"] == 3
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])

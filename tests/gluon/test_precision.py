@@ -1,5 +1,6 @@
 """``precision``: regions around calls and in hybrid_forward; ``set_policy``: blocks with a precision of their own."""
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -339,6 +340,15 @@ def test_it_is_further_in_than_a_region_around_the_call(kind):
     with precision("low"):
         within = net(SQUARE).asnumpy()
     assert np.array_equal(within, net(SQUARE).asnumpy())
+
+
+def test_a_trace_leaves_a_method_that_the_user_set_on_a_block():
+    net = started(sequence(dense("a_"), inner()))
+    own = functools.partial(net[1].forward)
+    net[1].forward = own
+    set_policy(net[1], "float32")
+    convert(net, "O1")(SQUARE)
+    assert vars(net[1])["forward"] is own
 
 
 class RegionAround(nn.HybridSequential):

@@ -1,5 +1,7 @@
 """How a trainer is made, adopted and changed, and how it trains whole nets; its steps are those of tests/train."""
 
+import contextlib
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -325,6 +327,34 @@ def test_an_option_of_the_optimizer_among_the_trainers_arguments_is_told_where_i
     text = f"unknown argument '{name}'; .* go into optimizer_params: Trainer\\(params, 'sgd', {{'{name}': {text}}}\\)"
     with pytest.raises(error, match=text):
         Trainer([param([1.0])], "sgd", **option)
+
+
+def test_contexts_that_train_apart_count_their_own_updates():
+    """Adam's bias correction depends on the count."""
+    alone, several = param([1.0, 2.0]), param([1.0, 2.0], ctx=TWO)
+    trainers = [Trainer([each], "adam", {"learning_rate": 0.5}, None, loss_scale=8) for each in (alone, several)]
+    for x in (1, 0.5, 0.25):
+        assert all(run(trainer, w, x) for trainer, w in zip(trainers, (alone, several)))
+    for array in several.list_data():
+        np.testing.assert_array_equal(array.asnumpy(), alone.data().asnumpy())
+
+
+class Failing(mx.optimizer.Optimizer):
+    def create_state(self, index, weight):
+        return None
+
+    def update(self, index, weight, grad, state):
+        raise ValueError("no update")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", Failing()])
+def test_rescale_grad_is_without_the_loss_scale_again_after_a_step(optimizer):
+    w = param([1.0, 2.0])
+    trainer = Trainer([w], optimizer, loss_scale=64)
+    backward(trainer, w, 1)
+    with pytest.raises(ValueError) if optimizer != "sgd" else contextlib.nullcontext():
+        trainer.step(1)
+    assert trainer.optimizer.rescale_grad == 1
 
 
 @pytest.mark.parametrize("place", ["round_into", "_update_float32"])

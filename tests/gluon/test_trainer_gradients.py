@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
+from mxmp.arrays import scale_in_place
 from mxmp.errors import LossScaleError, NonFiniteLossError, StaleGradientError, TrainerError
 from mxmp.gluon import Trainer
 from mxmp.loss_scale import DynamicLossScale
@@ -28,6 +29,30 @@ from tests.gluon.trainer_tools import (
 )
 
 # Unscaling.
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("call", ["unscale", "clip_global_norm", "grad"])
+def test_gradients_that_an_interrupt_left_half_changed_are_refused_until_they_are_discarded(call, dtype, monkeypatch):
+    w = param([1.0, 2.0], dtype)
+    trainer = sgd(w, 64)
+    calls = {"unscale": trainer.unscale, "clip_global_norm": lambda: trainer.clip_global_norm(1.0), "grad": w.grad}
+
+    def cut(grads, factor):
+        scale_in_place(grads, factor)
+        raise KeyboardInterrupt
+
+    backward(trainer, w, 8)
+    with monkeypatch.context() as patch:
+        patch.setattr("mxmp.train.step.scale_in_place", cut)
+        with pytest.raises(KeyboardInterrupt):
+            calls[call]()
+    for _ in range(2):
+        with pytest.raises(TrainerError, match="interrupted"):
+            trainer.step(1)
+    trainer.discard_grads()
+    backward(trainer, w, 0.5)
+    assert trainer.step(1) and value(w.data()).tolist() == [0.5, 1.5]
 
 
 ERRORS = {"loss": NonFiniteLossError, "floor": LossScaleError, "optimizer": TypeError}

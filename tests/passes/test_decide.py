@@ -293,3 +293,8 @@ def test_an_output_of_a_loop_comes_low_if_only_layers_read_it(read, low_outputs)
     assert plan.decisions[position].low_outputs == low_outputs and plan.gives_low(position, 0) == read
     if read:  # outside: seq, w, v, the last layer's output; inside: the state, down and up
         assert (plan.placement.casts, plan.bodies[position, 0].casts(), plan.casts()) == (4, 2, 6)
+
+
+def test_a_position_that_is_an_output_is_counted_as_float32_whatever_the_output_dtype():
+    """The casts are of x and of what argmax reads."""
+    assert Planned("x = null()\nd = dot(x, x)\na = argmax(d)\nreturn a, d", policy="O1,output=float16").plan.casts() == 2

@@ -84,3 +84,14 @@ def test_a_block_of_what_contrib_amp_has_converted_runs_under_any_policy(policy,
     files = f"{tmp_path}/net-symbol.json", f"{tmp_path}/net-0000.params"
     block = convert(gluon.SymbolBlock.imports(files[0], ["data"], files[1], ctx=mx.cpu()), policy)
     np.testing.assert_allclose(block(mx.nd.array(X)).asnumpy(), run(symbol, args, aux), rtol=ULPS, atol=ULPS)
+
+
+def test_ranges_within_a_loop_are_measured_in_float32():
+    """The product in the body of the loop leaves float16's range."""
+
+    def step(row, state):
+        return mx.sym.Cast(mx.sym.Cast(row, dtype="float16") * 300, dtype="float32"), state
+
+    loop, _ = mx.sym.contrib.foreach(step, mx.sym.var("rows"), [mx.sym.var("state")], name="loop")
+    found = measure_ranges((loop, {}, {}), [{"rows": mx.nd.full((3, 4), 300), "state": mx.nd.zeros(1)}])
+    assert found[loop.list_outputs()[0]] == 300**2
