@@ -92,8 +92,8 @@ class Batch(NamedTuple):
                 "list of arrays in the order of its inputs, or a DataBatch."
             )
         count, total = self._count_labels(inputs, loss, labels), len(self.arrays)
-        if not 0 <= count < total:
-            raise ConvertError(f"labels={count}: a batch has {total} array{'s' * (total > 1)}, labels included.")
+        if type(count) is not int or not 0 <= count < total:
+            raise ConvertError(f"labels={count!r}: a batch has {total} array{'s' * (total > 1)}, labels included.")
         arrays = tree_map(self.arrays, _for_net)
         return Example(arrays[: total - count], arrays[total - count :])
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from numbers import Real
 from typing import (
     Any,
     ContextManager,
@@ -225,7 +226,7 @@ def _refuse(name: str, value: Any, why: str) -> None:
 
 def require_scale(scale: Any) -> float:
     """Return a loss scale; LossScaleError unless it is positive and finite."""
-    is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    is_number = isinstance(scale, Real) and not isinstance(scale, bool)
     if not is_number or not 0 < scale < float("inf"):
         raise LossScaleError(f"loss_scale is {scale!r}; expected a positive and finite number.")
     return float(scale)

@@ -106,6 +106,7 @@ class Runner(NamedTuple):
     graph: ConvertedGraph
     op: Any
     reads: Sequence[Tuple[bool, Any]]  # (True, number of an input) or (False, parameter), in its inputs' order
+    is_static: bool  # whether it runs with static_shape
 
     def values(self, arrays: Sequence[Any]) -> List[Any]:
         """Return the operator's inputs: arrays of a call, and parameters as they are stored."""
@@ -247,7 +248,8 @@ class ConvertedGraph:
             text = f"block '{conversion.net.name}': {', '.join(unused)}: not used by any computation."
             warnings.warn(text, stacklevel=2)
         flags = self._flags(conversion.net, signature)
-        return Runner(self, *make_operator(symbol, self.trace.inputs, params, flags))
+        operator, reads = make_operator(symbol, self.trace.inputs, params, flags)
+        return Runner(self, operator, reads, bool(dict(flags).get(_STATIC)))
 
     def _partition(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
         """Have MXNet partition the graph by the net's backend, and return the operator."""
@@ -257,7 +259,7 @@ class ConvertedGraph:
             net._flags = self._flags(net, signature)
             with storage.reading_stored():
                 plain_class(net)._build_cache(net, *without_constants(args))
-            return Runner(self, net._cached_op, list(net._cached_op_args))
+            return Runner(self, net._cached_op, list(net._cached_op_args), is_static=False)  # see `_flags`
         finally:
             conversion.partitioned = None
             net._flags = flags

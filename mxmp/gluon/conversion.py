@@ -86,6 +86,7 @@ class Conversion:
     _cache: GraphCache
     _parts: Dict[gluon.Block, Conversion]
     _has_gradients: bool
+    _statistics_pending: bool  # whether a call with static_shape has trained since `wait_for_statistics`
 
     def __init__(
         self,
@@ -255,12 +256,27 @@ class Conversion:
             if signature.region == dtypes.FLOAT32 and self.own_graph is None and graph.runs_as_written:
                 with methods.eager(self.net):
                     return gluon.HybridBlock.forward(self.net, *args)  # a ``forward`` of the user's has called this
+        if signature.trains:
+            self._statistics_pending = self._statistics_pending or runner.is_static
+        else:
+            self.wait_for_statistics()
         runner.report_to_hook(self.net)
         outputs = runner.op(*runner.values(arrays))
         outputs = _regroup([outputs] if isinstance(outputs, mx.nd.NDArray) else outputs, graph.trace.formats[1])
         if signature.recording and graph.scaled_heads is not None:
             loss_heads.HEAD_SCALE.note_trainers(self.params)
         return self._told(graph, arrays, outputs) if signature.recording or self.observer is not None else outputs
+
+    def wait_for_statistics(self) -> None:
+        """Wait until a backward pass with ``static_shape`` has written the running statistics.
+
+        MXNet's engine takes such a pass for a reader of the statistics, so nothing that reads them waits for it
+        (CreateEngineOp in src/imperative/imperative_utils.h at tag 1.9.1: mutable inputs are in ``use_vars``). In plain
+        MXNet a net's inference shares the buffers of its training, and waits for these. The operators here do not.
+        """
+        if self._statistics_pending:
+            self._statistics_pending = False
+            mx.nd.waitall()
 
     def _told(self, graph: ConvertedGraph, arrays: List[Any], outputs: Any) -> Any:
         """Tell the observers about a call of the net, and return its outputs, which observers may replace."""
@@ -536,6 +552,7 @@ class Conversion:
             "last_graph_by_mode": {},
             "observer": None,
             "_has_trainer": False,
+            "_statistics_pending": False,
             "_untrained_stats": UntrainedStats(),
         }
 

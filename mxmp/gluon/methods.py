@@ -187,12 +187,14 @@ class ConvertedBlock(gluon.HybridBlock):
     @_where_converted
     def save_parameters(self, conversion: Any, filename: str, *args: Any, **kwargs: Any) -> None:
         """Save float32 values as MXNet does; the file is written whole or not at all."""
+        conversion.wait_for_statistics()
         save = super().save_parameters
         files.save(filename, lambda name: save(name, *args, **kwargs))
 
     @_where_converted
     def save_params(self, conversion: Any, filename: str) -> None:
         """Save as `save_parameters`, under the name that MXNet deprecates."""
+        conversion.wait_for_statistics()
         files.save(filename, super().save_params)
 
     @_where_converted
@@ -211,6 +213,7 @@ class ConvertedBlock(gluon.HybridBlock):
         It is the last graph of inference, or if the net was never called for inference, the last graph of training.
         """
         files.require_folder(path)
+        conversion.wait_for_statistics()
         last_graphs = conversion.last_graph_by_mode
         graph = last_graphs.get(False, last_graphs.get(True, conversion.graph_without_shapes))
         if graph is None:

@@ -133,11 +133,20 @@ def update_part(optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) ->
     grads = _in_float32([each.grad for each in low_weights])
     rows = zip(low_weights, masters, grads)
     in_float32 = {each.index: Weight(each.index, master, grad, each.state) for each, master, grad in rows}
-    _update_float32(optimizer, [in_float32.get(each.index, each) for each in weights])
-    together = {number for number, each in enumerate(low_weights) if each.is_plain}
+    try:
+        _update_float32(optimizer, [in_float32.get(each.index, each) for each in weights])
+        _round(masters, low_weights)
+    except BaseException:  # After a Ctrl-C a loop saves its states, or goes on.
+        _round(masters, low_weights)
+        raise
+
+
+def _round(masters: Sequence[mx.nd.NDArray], weights: Sequence[Weight]) -> None:
+    """Round masters into their weights. Dense float16 weights of a GPU are rounded together, others one by one."""
+    together = {number for number, each in enumerate(weights) if each.is_plain}
     if together:
-        round_all([masters[number] for number in together], [low_weights[number].weight for number in together])
-    for number, (master, each) in enumerate(zip(masters, low_weights)):
+        round_all([masters[number] for number in together], [weights[number].weight for number in together])
+    for number, (master, each) in enumerate(zip(masters, weights)):
         if number not in together:
             round_into(master, each.weight)
 

@@ -311,12 +311,6 @@ class Masters:
             if self.is_low.setdefault(index, is_low) != is_low:
                 raise changed_dtype(self.optimizer, index)
 
-    def round_again(self, weights: Iterable[Tuple[int, mx.nd.NDArray]]) -> None:
-        """Round the masters that there are into their weights: an update was cut between the two."""
-        for index, weight in weights:
-            if index in self.arrays:
-                round_into(self.arrays[index], weight.as_nd_ndarray())
-
     def load(self, arrays: Dict[int, mx.nd.NDArray]) -> None:
         """Replace the masters. The states are replaced too, so weights may have other dtypes from now on."""
         self.arrays, self.is_low = arrays, {}

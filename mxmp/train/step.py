@@ -538,10 +538,6 @@ class Step:
             optimizer.rescale_grad = rescale * factor
             for updater, masters, group in zip(updaters, weights.masters, groups):
                 update(updater, masters, group)
-        except BaseException:  # Training goes on after a Ctrl-C, and saves its states.
-            for masters, group in zip(weights.masters, groups):
-                masters.round_again((index, weight) for index, _, weight in group)
-            raise
         finally:
             optimizer.rescale_grad = rescale
         weights.copy_to_other_contexts([update.index for group in groups for update in group])

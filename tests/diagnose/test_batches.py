@@ -266,6 +266,16 @@ def test_a_module_trains_on_a_whole_epoch_after_its_iterator_was_read():
         iterator.reset()
 
 
+@pytest.mark.parametrize("labels", [-1, 2, 1.0, True, "1"])
+def test_labels_that_are_no_count_of_a_batch_are_an_error(labels):
+    with pytest.raises(ConvertError, match=f"labels={labels!r}: a batch has 2 arrays"):
+        explain(dense(), (X, Y), loss=SOFTMAX, labels=labels)
+
+
+def test_a_loss_scale_may_be_a_number_of_numpy():
+    assert explain(dense(), (X, Y), loss=SOFTMAX, loss_scale=np.float32(8)).scale == 8.0
+
+
 @pytest.mark.parametrize("batch", [[None], (None, [None])])
 def test_a_batch_without_an_array_is_an_error(batch):
     with pytest.raises(ConvertError, match="a batch holds no array"):

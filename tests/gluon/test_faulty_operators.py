@@ -128,3 +128,39 @@ def test_each_parameter_gets_the_gradient_of_the_branch_that_ran(policy, limit):
     convert(net, policy)
     for _ in range(2):
         check(values(net, *inputs), expected)
+
+
+def trained_net(policy):
+    """Return a net with running statistics and a batch, while backward passes with static shapes are on their way."""
+    layers = [layer for _ in range(4) for layer in (nn.Conv2D(16, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"))]
+    net, images = sequence(*layers, nn.Dense(4)), mx.nd.random.uniform(shape=(8, 3, 32, 32))
+    net.initialize()
+    net(images)
+    convert(net, policy)
+    net.hybridize(**STATIC)
+    for _ in range(3):
+        with autograd.record():
+            loss = (net(images) ** 2).sum()
+        loss.backward()
+    return net, images
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_inference_reads_the_statistics_that_backward_passes_with_static_shapes_write(policy):
+    net, images = trained_net(policy)
+    at_once = net(images).asnumpy()
+    mx.nd.waitall()
+    np.testing.assert_array_equal(at_once, net(images).asnumpy())
+
+
+@pytest.mark.parametrize("save, file", [("save_parameters", "net"), ("export", "net-0000.params")])
+def test_a_file_has_the_statistics_that_backward_passes_with_static_shapes_write(save, file, tmp_path):
+    net, _ = trained_net("O1")
+    files = []
+    for folder in ("at_once", "later"):
+        (tmp_path / folder).mkdir()
+        getattr(net, save)(str(tmp_path / folder / "net"))
+        files.append(mx.nd.load(str(tmp_path / folder / file)))
+        mx.nd.waitall()
+    for name, array in files[0].items():
+        np.testing.assert_array_equal(array.asnumpy(), files[1][name].asnumpy())

@@ -12,6 +12,7 @@ from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.gluon import Trainer, convert, exact_value
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.optimizer import LossScaleOptimizer, MultiPrecision
+from mxmp.train import kernels
 from tests.distributed.engines import Twins
 from tests.freeze import freeze
 from tests.gluon.trainer_tools import (
@@ -329,6 +330,13 @@ def test_an_option_of_the_optimizer_among_the_trainers_arguments_is_told_where_i
         Trainer([param([1.0])], "sgd", **option)
 
 
+def cut_once(errors, call, *args):
+    """Raise the errors that are left, one in each call; else call a function."""
+    if errors:
+        raise errors.pop()
+    return call(*args)
+
+
 def test_contexts_that_train_apart_count_their_own_updates():
     """Adam's bias correction depends on the count."""
     alone, several = param([1.0, 2.0]), param([1.0, 2.0], ctx=TWO)
@@ -360,17 +368,28 @@ def test_rescale_grad_is_without_the_loss_scale_again_after_a_step(optimizer):
 @pytest.mark.parametrize("place", ["round_into", "_update_float32"])
 @pytest.mark.parametrize("dtype", LOW)
 def test_states_can_be_saved_and_training_goes_on_after_an_update_that_is_cut(dtype, place, monkeypatch, tmp_path):
-    def cut(*_):
-        raise KeyboardInterrupt
-
-    w = param([1.0, 2.0], dtype)
+    w, call, errors = param([1.0, 2.0], dtype), getattr(kernels, place), [KeyboardInterrupt]
     trainer = sgd(w, 64)
     backward(trainer, w, 0.25)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(f"mxmp.train.kernels.{place}", cut)
+    monkeypatch.setattr(kernels, place, lambda *args: cut_once(errors, call, *args))
+    with pytest.raises(KeyboardInterrupt):
         trainer.step(1)
     trainer.save_states(str(tmp_path / "states"))
     before = exact_value(w).asnumpy()
     backward(trainer, w, 0.5)
     assert trainer.step(1)
+    np.testing.assert_array_equal(exact_value(w).asnumpy(), before - np.float32(0.5))
+
+
+@pytest.mark.parametrize("place", ["round_into", "_update_float32"])
+def test_a_trainer_of_mxnet_goes_on_after_an_update_of_a_multi_precision_that_is_cut(place, monkeypatch):
+    w, call, errors = param([1.0, 2.0], "float16"), getattr(kernels, place), [KeyboardInterrupt]
+    trainer = gluon.Trainer([w], MultiPrecision(mx.optimizer.SGD(learning_rate=1)))
+    backward(trainer, w, 0.25)
+    monkeypatch.setattr(kernels, place, lambda *args: cut_once(errors, call, *args))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.step(1)
+    before = exact_value(w).asnumpy()
+    backward(trainer, w, 0.5)
+    trainer.step(1)
     np.testing.assert_array_equal(exact_value(w).asnumpy(), before - np.float32(0.5))

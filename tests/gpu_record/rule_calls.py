@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List
 
-from tests.rules.examples import EXAMPLES
+from tests.rules.op_examples import EXAMPLES
 
 PARTS = 2
 """Processes that share the calls of a dtype."""

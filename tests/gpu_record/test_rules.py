@@ -5,7 +5,7 @@ import pytest
 from mxmp.rules.conditions import short_products
 from tests.gpu_record.rule_calls import ENDS_THE_PROCESS, FAILS, NO_GPU_KERNEL, PARTS, chosen, named
 from tests.gpu_record.runs import Run, RunError
-from tests.rules.examples import EXAMPLES
+from tests.rules.op_examples import EXAMPLES
 from tools.gpu_record.summary import Summary
 
 PARTS_OF_DTYPES = [

@@ -11,7 +11,7 @@ from mxmp.rules import RULES
 from mxmp.symbol import convert_graph, from_graph, to_graph
 from tests.graph.text import from_text, to_text
 from tests.passes.graphs import step
-from tests.rules.examples import EXAMPLES
+from tests.rules.op_examples import EXAMPLES
 from tests.rules.run_examples import Bound
 
 TWO_HEADS = """

@@ -14,7 +14,7 @@ from collections import defaultdict
 import numpy as np
 
 from mxmp import dtypes
-from tests.rules.examples import EXAMPLES
+from tests.rules.op_examples import EXAMPLES
 from tests.rules.run_examples import Bound, chosen
 
 VALUES = 10_000

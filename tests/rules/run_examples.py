@@ -16,7 +16,7 @@ import mxnet as mx
 import numpy as np
 
 from mxmp import dtypes
-from tests.rules.examples import EXAMPLES, Example
+from tests.rules.op_examples import EXAMPLES, Example
 
 Arrays = List[np.ndarray]
 

@@ -14,7 +14,7 @@ import pytest
 from mxmp import dtypes
 from mxmp.rules import RULES
 from tests.rules.bias import BOUND, measured
-from tests.rules.examples import EXAMPLES, Example
+from tests.rules.op_examples import EXAMPLES, Example
 from tests.rules.run_examples import chosen, output_dtypes, relative_errors, run
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 
 from mxmp import dtypes
 from mxmp.rules import RULES
-from tests.rules.examples import EXAMPLES
+from tests.rules.op_examples import EXAMPLES
 from tests.rules.run_examples import build, output_dtypes
 
 # Of these no call can be written down without a graph or a sparse array of its own.

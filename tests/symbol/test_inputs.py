@@ -9,7 +9,7 @@ from mxmp.errors import CheckpointError, GraphError
 from mxmp.mxnet_private import count_inputs
 from mxmp.symbol import convert_checkpoint, convert_symbol, load_symbol
 from tests.alone import alone
-from tests.rules.examples import EXAMPLES
+from tests.rules.op_examples import EXAMPLES
 from tests.symbol.refusals import nothing_written, refused
 
 

@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 
 from tests.gpu_record.programs.common import write
-from tests.rules.examples import EXAMPLES, Example
+from tests.rules.op_examples import EXAMPLES, Example
 from tests.rules.run_examples import build
 from tools.gpu_record import control
 
