@@ -11,6 +11,7 @@ from mxnet.gluon import nn
 from mxmp.errors import StaleGradientError, TrainerError
 from mxmp.gluon import Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
+from mxmp.train import loss_heads
 from tests.gluon.nets import sequence
 from tests.gluon.trainer_tools import (
     TWO,
@@ -410,3 +411,14 @@ def test_lost_statistics_of_a_net_that_no_trainer_has_are_named_once(caplog, rec
         assert trainer.step(1) == (bad == 1.0)
     said = [record.getMessage() for record in caplog.records] + [str(each.message) for each in recwarn]
     assert len([text for text in said if "teacher" in text and "running statistics" in text]) == 1
+
+
+def test_the_factor_of_a_loss_is_made_once_for_all_steps_of_one_scale(monkeypatch):
+    made, make = [], loss_heads._variable
+    monkeypatch.setattr(loss_heads, "_variable", lambda *args: made.append(args) or make(*args))
+    w = param([1.0, 2.0])
+    trainer = sgd(w, 64)
+    for _ in range(4):
+        backward(trainer, w, 0.5)
+        assert trainer.step(1)
+    assert len(made) == 1
