@@ -141,10 +141,11 @@ def compare_speed(
     options = {**copy.deepcopy(dict(optimizer_params or {})), "learning_rate": 0.0}
     training = None if loss is None else Training(loss, optimizer, options)
     read = _read_net if isinstance(network, gluon.Block) else _read_model
-    workload = read(network, batches, training, labels)
-    named, notes = _named(policies, workload.context)
-    with showing_progress(sys.stderr.isatty() if progress is None else progress) as show:
-        rounds, failures = _measure(workload, named, seconds, training is not None, show)
+    with autograd.pause():  # the caller may be recording
+        workload = read(network, batches, training, labels)
+        named, notes = _named(policies, workload.context)
+        with showing_progress(sys.stderr.isatty() if progress is None else progress) as show:
+            rounds, failures = _measure(workload, named, seconds, training is not None, show)
     rows = tuple(_row(name, policy, rounds, failures, workload.context) for name, policy in named.items())
     on_cpu, processor = workload.context.device_type != "gpu", read_processor()
     notes += amx_notes([policy.compute_dtype for policy in named.values()] if on_cpu else [])

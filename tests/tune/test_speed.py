@@ -136,6 +136,14 @@ def test_copies_of_a_net_run_and_the_net_stays(hybrid, policy, loss):
     assert state_of(net) == before and found.training == (loss is not None) and all(row.seconds for row in found.rows)
 
 
+@pytest.mark.parametrize("loss", [None, SOFTMAX], ids=["inference", "training"])
+def test_a_caller_may_be_recording(loss):
+    with autograd.record():
+        found = compare_speed(convnet(), [(IMAGES, LABELS)], ["float32", "O1"], loss, **SHORT)
+        assert autograd.is_recording()
+    assert all(row.seconds for row in found.rows)
+
+
 def test_inference_is_that_of_the_frozen_network(monkeypatch):
     blocks, freeze = [], mxmp.gluon.freeze
 
