@@ -60,7 +60,10 @@ TABLE = {  # by name: the classes or modules that have it, and the files of mxmp
     "_create_kvstore": ([mx.model], "train.kvstores"),
     "_curr_module": ([mx.mod.BucketingModule], "diagnose.subject diagnose.watch module.bucketing"),
     "_current": ([mx.AttrScope, mx.name.NameManager, gluon.block._BlockScope], "gluon.conversion gluon.regions"),
-    "_data": ([gluon.Parameter], "gluon.conversion gluon.gradients gluon.storage mxnet_private train.masters train.running_stats"),
+    "_data": (
+        [gluon.Parameter],
+        "diagnose.subject gluon.conversion gluon.gradients gluon.storage mxnet_private train.masters train.running_stats",
+    ),
     "_data_shapes": ([mx.mod.Module], "module.binding module.module"),
     "_default_bucket_key": ([mx.mod.BucketingModule], "amp.contrib module.bucketing"),
     "_deferred_init": ([gluon.Parameter], "gluon.storage mxnet_private"),
