@@ -71,8 +71,8 @@ AMD = Kind(
     "AVX512-BF16 of AMD",
     runs=True,
     gains=True,
-    figure="training 1.2 to 2.3 times float32's, inference 1.3 to 2.0",
-    source="AMD EPYC (Zen 4), 2 threads",
+    figure="training 1.0 to 2.6 times float32's, inference 1.4 to 2.0",
+    source="AMD EPYC (Zen 5), 2 threads",
 )
 INTEL = Kind(
     "AVX512-BF16 of Intel without AMX",
@@ -85,9 +85,9 @@ AMX = Kind(
     "AMX",
     runs=True,
     gains=True,
-    figure="training 1.2 to 2.6 times float32's, inference 1.3 to 5.0",
+    figure="training 1.1 to 2.3 times float32's, inference 1.3 to 3.0",
     source="Intel Xeon (family 6, model 207) with AMX on, 2 threads",
-    slower="MobileNet 1.0 trains at 0.88",
+    slower="MobileNet 1.0 trains at 0.96",
 )
 UNKNOWN = Kind(
     "unknown flags",
