@@ -142,11 +142,11 @@ class Example(NamedTuple):
         """Return the same on a context."""
         return Example(*tree_map(tuple(self), lambda value: _on(value, ctx)))
 
-    def beside(self, net: gluon.Block) -> Example:
-        """Return the same on a context of a net's parameters: that of the first input if it is one, or the first."""
-        known = contexts_of(net.collect_params().values())
+    def on_context_of(self, net: gluon.Block) -> Example:
+        """Return the arrays on a context of the net: that of the first input if the net is there, else the first."""
+        contexts = contexts_of(net.collect_params().values())
         first = next((each.ctx for each in self.inputs if isinstance(each, mx.nd.NDArray)), None)
-        return self.on(first if first in known else known[0]) if known else self
+        return self.on(first if first in contexts else contexts[0]) if contexts else self
 
 
 # ---------------------------------------------------------------------- one batch or several

@@ -467,7 +467,7 @@ class NetSubject(Subject):
             takes, labels = arguments_of(self.net), 0 if self.inside else self.labels
             conversions = install_float32(self.net, policy)
             for number, batch in enumerate(self.batches()):
-                inputs, given = batch.for_net(takes, self.loss, labels).beside(self.net)
+                inputs, given = batch.for_net(takes, self.loss, labels).on_context_of(self.net)
                 recorder = Recorder(None)
                 for conversion in conversions:
                     conversion.observer = recorder

@@ -258,7 +258,7 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training], 
     if lacking:
         raise TuneError(f"network: parameter '{lacking[0]}' has no value; initialize or load the net first.")
     loss = None if training is None else training.loss
-    example: Example = next(read_batches(batches, 1)).for_net(arguments_of(net), loss, labels).beside(net)
+    example: Example = next(read_batches(batches, 1)).for_net(arguments_of(net), loss, labels).on_context_of(net)
     arrays = [each for each in tree_leaves(example.inputs) if each is not None]
     context, size = arrays[0].ctx, arrays[0].shape[0]
 

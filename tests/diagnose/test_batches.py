@@ -317,6 +317,6 @@ def test_arrays_are_taken_to_where_a_net_is(ctx):
     net.collect_params().reset_ctx(ctx)
     for given, expected in (((X, Y), ctx[-1]), ((ND.as_in_context(mx.cpu(1)), Y), mx.cpu(1))):
         (batch,) = read_batches(given)
-        example = batch.for_net(arguments_of(net), SOFTMAX).beside(net)
+        example = batch.for_net(arguments_of(net), SOFTMAX).on_context_of(net)
         assert example.inputs[0].ctx == example.labels[0].ctx == expected
     assert explain(net, (X, Y), loss=SOFTMAX).kind == "no fault found"
