@@ -121,7 +121,7 @@ TABLE = {  # by name: the classes or modules that have it, and the files of mxmp
     "_reg_params": ([gluon.Block], "diagnose.batches gluon.methods gluon.storage"),
     "_register_op_hook": ([mx.nd.CachedOp], "gluon.cache"),
     "_registry": ([mx.operator], "mxnet_private"),
-    "_regroup": ([gluon.block], "diagnose.rerun gluon.conversion"),
+    "_regroup": ([gluon.block], "gluon.conversion"),
     "_reset_bind": ([mx.mod.Module, mx.mod.BucketingModule], "module.bucketing module.module"),
     "_scale": ([gluon.Trainer], "gluon.trainer"),
     "_scope": ([gluon.Block], "gluon.blocks gluon.conversion"),

@@ -23,7 +23,6 @@ from typing import (
 
 import mxnet as mx
 from mxnet import autograd, gluon
-from mxnet.gluon.block import _regroup
 
 from .. import dtypes
 from ..arrays import is_low_precision, tree_leaves, tree_map
@@ -85,11 +84,6 @@ class Call:
     number: int = 0
     out_format: Any = None
     lacking: FrozenSet[str] = frozenset()
-
-    def nested(self, outputs: Sequence[Any]) -> Any:
-        """Return outputs of its graph as a net gives them: nested, and arrays of ``mx.np`` after ``npx.set_np()``."""
-        arrays = [each.as_np_ndarray() for each in outputs] if mx.util.is_np_array() else list(outputs)
-        return _regroup(arrays, self.out_format)
 
 
 class KeptCall(NamedTuple):
