@@ -1,14 +1,12 @@
 """Moving averages of parameters, their exact values, and weights that are taken over as they are."""
 
-import copy
-import pickle
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon import nn
 
-from mxmp import Policy, loss_scale
+from mxmp import loss_scale
 from mxmp.errors import CheckpointError, StateError, TrainerError
 from mxmp.gluon import Trainer, adopt_weights, averaged, convert, exact_value, export, restore
 from tests.freeze import freeze
@@ -132,34 +130,6 @@ def test_a_step_while_averages_are_in_is_an_error_that_gives_the_values_back(cal
     assert step(net, trainer)
 
 
-def test_a_step_after_averages_were_swapped_in_is_that_of_the_nets_own_values():
-    nets = [make(steps=2) for _ in range(2)]
-    with averaged(nets[0][0]).swapped_in():
-        nets[0][0](X)
-    assert all(step(*pair) for pair in nets)
-    one, other = (list(exact(net).values()) for net, _ in nets)
-    assert freeze(one) == freeze(other)
-
-
-def test_averages_are_saved_within_and_go_on_from_their_values(tmp_path):
-    net, trainer = make()
-    average = averaged(net, decay=0.5)
-    step(net, trainer)
-    average.update()
-    mx.nd.save(str(tmp_path / "averages"), average.values)
-    with average.swapped_in():
-        net.save_parameters(str(tmp_path / "net"))
-    other, _ = make()
-    other.load_parameters(str(tmp_path / "net"))
-    assert freeze(list(exact(other).values())) == freeze(list(average.values.values()))
-    again = averaged(net, decay=0.5)
-    for name, value in mx.nd.load(str(tmp_path / "averages")).items():
-        value.copyto(again.values[name])
-    average.update()
-    again.update()
-    assert freeze(average.values) == freeze(again.values)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_weights_that_a_trainer_of_mxnet_updates_are_averaged_as_they_are():
     """Nobody has masters of them: those of the conversion are of before the first step."""
@@ -236,17 +206,6 @@ def test_what_reads_exact_values_raises_after_a_write_past_a_master_and_changes_
     call(net, trainer, tmp_path)
 
 
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))], ids=["copy", "pickle"])
-def test_a_copied_net_has_the_exact_values_and_no_owner(clone):
-    net, _ = make(steps=1)
-    for p in net.collect_params().values():
-        p._trainer = None  # which holds a kvstore, that MXNet cannot copy
-    other = clone(net)
-    assert freeze(exact(net)) == freeze(exact(other))
-    other[0].weight.data()[:] = 0.25
-    assert [np.all(exact_value(each[0].weight).asnumpy() == 0.25) for each in (net, other)] == [False, True]
-
-
 def test_states_that_are_loaded_in_mid_training_leave_masters_that_fit(tmp_path):
     net, trainer = make(steps=1)
     trainer.save_states(str(tmp_path / "states"))
@@ -272,15 +231,6 @@ def dense(policy=None):
 
 def scale_of(params, **kwargs):
     return Trainer(params, "sgd", **kwargs).loss_scale
-
-
-@pytest.mark.parametrize("policy", ["float32", "O1", "O3", "mixed_bfloat16", "O1,loss_scale=128"])
-def test_a_trainer_of_a_net_has_its_policys_loss_scale(policy):
-    net, expected = dense(policy), loss_scale.parse(Policy.parse(policy).loss_scale)
-    params = net.collect_params()
-    adopted = Trainer.adopt(mx.gluon.Trainer(params, "sgd")).loss_scale
-    assert scale_of(net) == scale_of(params) == adopted == expected
-    assert scale_of(net, loss_scale=64).value == 64
 
 
 def test_a_net_that_was_restored_has_no_policy():

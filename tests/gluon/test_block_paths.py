@@ -1,6 +1,5 @@
 """A policy's ``block:`` patterns name blocks by the paths to them, as ``load_parameters`` names these."""
 
-import copy
 from pathlib import Path
 
 import mxnet as mx
@@ -140,32 +139,11 @@ def test_paths_begin_at_the_net_that_is_converted():
     assert precisions(convert(net[1], "O1,block:1=float32"), SQUARE) == {"b": FLOAT16, "c": FLOAT32}
 
 
-class Late(nn.HybridSequential):
-    """Its input is a pair."""
-
-    def hybrid_forward(self, F, pair):
-        first, second = pair
-        return self[1](self[0](first + second))
-
-
-def test_a_net_that_is_converted_at_its_first_call():
-    net = convert(started(sequence(dense("a_"), dense("b_"), kind=Late)), "O1,block:1=float32")
-    assert precisions(net, [SQUARE, SQUARE]).items() >= {"a": FLOAT16, "b": FLOAT32}.items()
-    with pytest.raises(PolicyError, match="blocks: '2' matches no block"):
-        convert(net, "O1,block:2=float32")
-    assert precisions(net, [SQUARE, SQUARE]).items() >= {"a": FLOAT16, "b": FLOAT32}.items()
-
-
 def test_parameters_are_stored_where_blocks_run():
     net = convert(two(), "O2,block:1.0=float32")
     net(SQUARE)
     stored = {name[0]: np.dtype(p.dtype).name for name, p in net.collect_params(".*weight").items()}
     assert stored == {"a": FLOAT16, "b": FLOAT32, "c": FLOAT16}
-
-
-def test_a_copy_has_the_same_blocks_in_float32():
-    net = convert(two(), "O1,block:1.0=float32")
-    assert precisions(copy.deepcopy(net), SQUARE) == precisions(net, SQUARE) == {"a": FLOAT16, "b": FLOAT32, "c": FLOAT16}
 
 
 @pytest.mark.parametrize("before", [None, "O1", "O1,block:1.0=float32"])

@@ -13,10 +13,11 @@ from tests.gluon.trainer_tools import backward
 from tests.stress.killed import killed_at_each_rename
 
 
-def trained(steps=0, policy="O2"):
-    """Return a net that was called, and its trainer, after some steps."""
+def trained(steps=0, policy="O2", is_called=True):
+    """Return a net, called unless it is not to be, and its trainer, after some steps."""
     net = cnn(policy)
-    net(X)
+    if is_called:
+        net(X)
     trainer = Trainer(net, "adam", {"learning_rate": 0.01}, loss_scale=128)
     for _ in range(steps):
         step(net, trainer)
@@ -28,26 +29,16 @@ def seen(net, trainer):
     return freeze(exact(net)), saved_arrays(trainer.save_states), scale_of(trainer), trainer.optimizer.num_update
 
 
-@pytest.mark.parametrize("policy", [None, "O1", "O2"])
-def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(policy, tmp_path):
-    prefix, (net, trainer) = str(tmp_path / "net"), trained(2, policy)
-    save_checkpoint(prefix, 7, net, trainer)
-    assert sorted(os.listdir(tmp_path)) == ["net-0007.manifest.json", "net-0007.params", "net-0007.states"]
-    resumed = trained(0, policy)
-    load_checkpoint(prefix, 7, *resumed)
-    assert seen(*resumed) == seen(net, trainer)
-    for each in ((net, trainer), resumed):
-        step(*each)
-    assert seen(*resumed) == seen(net, trainer)
-
-
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_a_run_goes_on_from_a_checkpoint_that_is_loaded_before_the_first_call(policy, tmp_path):
+@pytest.mark.behaviour("a resumed run")
+@pytest.mark.parametrize("is_called", [True, False], ids=["called before it is loaded", "not called"])
+@pytest.mark.parametrize("policy", [None, "O1", "O2", "O3", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
+def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(policy, is_called, tmp_path):
     prefix, pair = str(tmp_path / "net"), trained(2, policy)
     save_checkpoint(prefix, 7, *pair)
-    net = cnn(policy)
-    resumed = net, Trainer(net, "adam", {"learning_rate": 0.01}, loss_scale=128)
+    assert sorted(os.listdir(tmp_path)) == ["net-0007.manifest.json", "net-0007.params", "net-0007.states"]
+    resumed = trained(0, policy, is_called)
     load_checkpoint(prefix, 7, *resumed)
+    assert not is_called or seen(*resumed) == seen(*pair)
     for each in (pair, resumed):
         step(*each)
     assert seen(*resumed) == seen(*pair)

@@ -182,19 +182,6 @@ def test_another_policy_replaces_the_first_in_all_parts():
     assert "_mxmp_conversion" not in vars(net.conv1)
 
 
-def test_restore_keeps_what_training_changed():
-    net = make()
-    convert(net, "O2")
-    net(batch())
-    weight = net.conv0.weight
-    weight.set_data(mx.nd.ones(weight.shape, dtype="float16") * 0.1)
-    restore(net)
-    assert np.array_equal(weight.data().asnumpy(), np.full(weight.shape, np.float16(0.1), "float32"))
-    weight.set_data(mx.nd.ones(weight.shape) * 0.3)
-    restore(net)
-    assert np.array_equal(weight.data().asnumpy(), np.full(weight.shape, 0.3, "float32"))
-
-
 @pytest.mark.parametrize("dtype", ["float16", BFLOAT16])
 def test_cast_is_low_storage_with_float32_where_it_matters(dtype):
     net, x = make(), batch()
@@ -318,15 +305,6 @@ def test_a_converted_block_inside_an_unconverted_one(inner, policy):
     assert not np.array_equal(found, expected)
 
 
-def test_two_contexts():
-    contexts = [mx.cpu(0), mx.cpu(1)]
-    net = convert(initialized(Residual(), mx.init.Xavier(), ctx=contexts), "O2")
-    outputs = [net(batch().as_in_context(ctx)) for ctx in contexts]
-    assert [out.ctx for out in outputs] == contexts
-    assert np.array_equal(outputs[0].asnumpy(), outputs[1].asnumpy())
-    assert {array.dtype for array in net.conv0.weight.list_data()} == {np.float16}
-
-
 def tied_step(policy, early):
     """Return the parameters after one step, of a net converted before or after it was initialized.
 
@@ -437,31 +415,6 @@ def test_the_last_layer_may_be_within_a_loop():
     assert operator_precisions(net).items() >= {"FullyConnected": "float16", "dot": "float32", "tanh": "float32"}.items()
 
 
-def test_block_and_name_overrides():
-    net = make()
-    convert(net, Policy.parse("O1", blocks={net.out.prefix: "float32"}, names={"*softmax*": "float16"}))
-    net(batch())
-    expected = {"FullyConnected": "float32", "softmax": "float16", "Convolution": "float16"}
-    assert operator_precisions(net).items() >= expected.items()
-
-
-class TwoInputs(gluon.HybridBlock):
-    """Its one argument is a pair."""
-
-    def hybrid_forward(self, F, pair):
-        first, second = pair
-        return F.elemwise_add(first, second)
-
-
-def test_pattern_that_matches_nothing_in_several_graphs():
-    net = initialized(sequence(nn.Dense(3, prefix="known_"), TwoInputs(prefix="late_"), kind=nn.Sequential))
-    convert(net, Policy.parse("O1", names={"*typo*": "float32"}))
-    net[0](mx.nd.ones((2, 3)))
-    for _ in range(2):
-        with pytest.raises(PolicyError, match=r"names: '\*typo\*' matches no node"):
-            net[1]([mx.nd.ones((2, 3)), mx.nd.ones((2, 3))])
-
-
 def test_bad_policy_changes_nothing():
     net, x = convert(make(), "O1"), batch()
     converted = net(x).asnumpy()
@@ -469,24 +422,6 @@ def test_bad_policy_changes_nothing():
         with pytest.raises(PolicyError):
             convert(net, bad)
     assert np.array_equal(net(x).asnumpy(), converted)
-
-
-def test_a_failure_while_storing_leaves_the_net_as_it_was(monkeypatch):
-    def fail_late(array, dtype):
-        if array.shape == (5, 8):
-            raise MemoryError("out of memory")
-        return array.astype(dtype)
-
-    net, x = make(), batch()
-    expected = net(x).asnumpy()
-    monkeypatch.setattr("mxmp.gluon.storage.round_to", fail_late)
-    convert(net, "O2")
-    for _ in range(2):
-        with pytest.raises(MemoryError):
-            net(x)
-    assert set(dtypes_of(net).values()) == {"float32"}
-    monkeypatch.undo()
-    assert not np.array_equal(net(x).asnumpy(), expected) and np.array_equal(restore(net)(x).asnumpy(), expected)
 
 
 def test_calls_of_different_structure():

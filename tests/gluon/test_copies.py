@@ -7,10 +7,11 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp import amp
-from mxmp.errors import ConvertError
+from mxmp.errors import ConvertError, PolicyError
 from mxmp.gluon import cast, convert, report, restore, set_policy
 from tests.gluon.nets import X, cnn, exact, exported, imported, precisions, recorded, train
 
@@ -25,21 +26,53 @@ def same(first, second):
 
 @COPIES
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("hybridized", [False, True], ids=["plain", "hybridized"])
-def test_a_copy_gives_the_same_and_trains_alike(policy, hybridized, how):
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_copy_has_exact_float32_values_is_converted_by_its_own_call_and_trains_alike(policy, is_trained, how):
     net = cnn(policy)
-    if hybridized:
-        net.hybridize(static_alloc=True)
-    train(net)
-    expected, before = net(X).asnumpy(), exact(net)
+    if is_trained:
+        train(net)
+    before = exact(net)
     twin = how(how(net))
-    assert np.array_equal(twin(X).asnumpy(), expected) and same(exact(twin), before)
-    assert {row.precision for row in report(twin).rows} == {row.precision for row in report(net).rows}
+    assert {np.dtype(param.dtype) for param in twin.collect_params().values()} == {np.dtype("float32")}
+    assert {type(param) for param in twin.collect_params().values()} == {gluon.Parameter}
+    with pytest.raises(ConvertError, match="is converted at its first call"):
+        report(twin)
+    assert np.array_equal(twin(X).asnumpy(), net(X).asnumpy())
+    assert same(exact(twin), before)
+    assert report(twin) == report(net)
     train(twin)
     assert same(exact(net), before) and not same(exact(twin), before)
     train(net)
     assert same(exact(net), exact(twin))  # from the same weights by the same steps
-    assert same(exact(how(twin)), exact(twin))
+
+
+@COPIES
+def test_a_copy_is_refused_the_pattern_that_its_net_is(how):
+    twin = how(convert(cnn(), "O1,name:typo=float32"))
+    with pytest.raises(PolicyError, match="names: 'typo' matches no node"):
+        twin(X)
+
+
+@COPIES
+@pytest.mark.parametrize("contexts", [1, 2])
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_net_is_copied_between_a_block_and_its_step(policy, contexts, how):
+    contexts = [mx.cpu(index) for index in range(contexts)]
+    net = cnn(policy, ctx=contexts)
+    trainer = train(net, 1)
+    with autograd.record():
+        losses = [net(X.as_in_context(ctx)).square().mean() for ctx in contexts]
+        with trainer.scale_loss(losses) as scaled:
+            autograd.backward(scaled)
+    twin, before = how(net), exact(net)
+    assert same(exact(twin), before)
+    for ctx in contexts:
+        np.testing.assert_array_equal(twin[3].weight.grad(ctx).asnumpy(), net[3].weight.grad(ctx).asnumpy())
+    assert trainer.step(1)
+    after = exact(net)
+    twin.collect_params().reset_ctx(contexts)  # MXNet's copies of arrays are all on one CPU context
+    train(twin, 1)
+    assert same(exact(net), after) and not same(exact(twin), before)
 
 
 @COPIES
@@ -93,14 +126,10 @@ def test_parts_of_a_block_are_copied_together_and_one_without_the_other(how):
     net.add(nn.Dense(3, in_units=3, params=net[0].params))
     net.initialize()
     expected = convert(net, "O2")(x).asnumpy()
-    twin = how(net)
+    twin, part = how(net), how(net[0])
     assert np.array_equal(twin(x).asnumpy(), expected)
     assert twin[0].weight is twin[1].weight is not net[0].weight
-    siblings = twin[0]._mxmp_conversion.siblings
-    assert siblings.conversions == [twin[0]._mxmp_conversion, twin[1]._mxmp_conversion]
-    assert siblings.lock is not net[0]._mxmp_conversion.siblings.lock
-    part = copy.deepcopy(net[0])._mxmp_conversion
-    assert part.siblings.conversions == [part]
+    assert np.array_equal(part(part(x)).asnumpy(), expected)
 
 
 @COPIES
@@ -110,7 +139,6 @@ def test_policies_of_blocks_are_kept(how):
     convert(net, "O1")(X)
     twin = how(net)
     assert precisions(twin)["net_conv0"] == "float32" and precisions(twin)["net_dense0"] == "float16"
-    assert convert(twin, "O1")._mxmp_conversion is twin._mxmp_conversion
     set_policy(twin[0], None)
     assert precisions(convert(twin, "O1"))["net_conv0"] == "float16"
 

@@ -1,14 +1,12 @@
 """The first call of a converted net: it converts the net as it is then, for the inputs that it is given."""
 
-import copy
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon import nn
 
-from mxmp.errors import InferenceError
-from mxmp.gluon import convert, report, restore
+from mxmp.gluon import convert, report
 from tests.gluon.nets import Function, initialized, operator_precisions
 
 X = mx.nd.array(np.random.RandomState(1).uniform(-1, 1, (2, 3, 8, 8)))
@@ -72,24 +70,7 @@ def test_inputs_of_another_dtype_are_converted_for():
     assert net(mx.nd.ones((2, 3), dtype="int32")).asnumpy().tolist() == [[3.0] * 3] * 2
 
 
-def test_inputs_that_do_not_fit_are_refused_by_the_node_and_others_run():
-    net = convert(make(), "O1")
-    with pytest.raises(InferenceError, match="block 'net': node 'conv_fwd': MXNet cannot infer its shapes"):
-        net(mx.nd.ones((2, 5, 8, 8)))
-    assert net(X).shape == (2, 4)
-
-
-def test_a_copy_converts_for_itself():
-    net = convert(make(), "O1")
-    other = copy.deepcopy(net)
-    assert np.array_equal(values(other), values(net)) and report(other) == report(net)
-
-
 def test_parameters_may_move_between():
     net, expected = convert(make(), "O1"), values(convert(make(), "O1"))
     net.collect_params().reset_ctx(mx.cpu(1))
     np.testing.assert_array_equal(values(net, X.as_in_context(mx.cpu(1))), expected)
-
-
-def test_a_net_that_was_not_called_is_restored():
-    np.testing.assert_array_equal(values(restore(convert(make(), "O2"))), values(make()))

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import traceback
 
 import mxnet as mx
 import numpy as np
@@ -199,22 +198,3 @@ def test_sizes_of_bulks_of_one_operator_and_its_four_casts(gpu, environment, giv
         net(mx.nd.ones((2, 3)))
     assert (asked.get("forward_bulk_size"), asked.get("backward_bulk_size")) == expected
     assert asked["static_alloc"] is True
-
-
-@pytest.mark.parametrize("hybridizes", [False, True])
-@pytest.mark.parametrize("records", [False, True])
-def test_a_later_call_reaches_the_operator_through_three_functions_of_mxmp(hybridizes, records, monkeypatch):
-    net = make()
-    net.hybridize(hybridizes)
-    call, functions = mx.nd.CachedOp.__call__, []
-
-    def noted(operator, *args, **kwargs):
-        frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
-        functions.append([frame.f_code.co_name for frame in frames if frame.f_globals["__name__"].startswith("mxmp.")])
-        return call(operator, *args, **kwargs)
-
-    monkeypatch.setattr(mx.nd.CachedOp, "__call__", noted)
-    for _ in range(2):
-        with autograd.record() if records else autograd.pause():
-            net(mx.nd.ones((1, 3)))
-    assert functions[0] and len(functions[1]) == 3

@@ -49,14 +49,6 @@ def state(net, trainer):
     return freeze(weights), trainer.loss_scale, trainer.optimizer.num_update
 
 
-def test_a_loss_that_is_nan_is_an_error_unless_asked_otherwise():
-    net, _ = make()
-    trainer = Trainer(net, "sgd")
-    assert trainer.nonfinite_loss == "raise"
-    with pytest.raises(NonFiniteLossError, match="the loss itself is NaN or inf"):
-        step(net, trainer, BAD)
-
-
 @pytest.mark.parametrize("make", ADAPTERS, ids=lambda make: make.__name__)
 def test_whatever_makes_steps_skips_it_if_it_is_told_to(make):
     training = make(scale(), "sgd", {"momentum": 0.9, "learning_rate": 0.25})

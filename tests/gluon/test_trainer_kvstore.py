@@ -1,15 +1,13 @@
 """A trainer updates by itself, never on the kvstore; and what it gives its kvstore."""
 
-import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
 
 from mxmp.distributed import KVStore
 from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer
 from tests.distributed.engines import Second
-from tests.gluon.trainer_tools import TWO, param, run, run_backward, trained, value
+from tests.gluon.trainer_tools import TWO, param, run, trained, value
 
 
 def sparse():
@@ -38,17 +36,6 @@ def test_a_trainer_is_refused_and_leaves_parameters_alone(where, options, messag
     with pytest.raises(TrainerError, match=message):
         Trainer([w], **{"optimizer": "sgd", **options})
     assert w._trainer is None
-
-
-def test_a_dense_parameter_with_a_row_sparse_gradient_trains():
-    w = param(np.ones((3, 2)), grad_stype="row_sparse")
-    trainer = Trainer([w], "sgd", {"learning_rate": 0.5})
-    for _ in range(2):
-        with autograd.record():
-            loss = mx.nd.Embedding(mx.nd.array([1, 1]), w.data(), input_dim=3, output_dim=2, sparse_grad=True).sum()
-        run_backward(trainer, loss)
-        assert trainer.step(2)
-    np.testing.assert_array_equal(w.data().asnumpy(), [[1, 1], [0, 0], [1, 1]])
 
 
 class Exact(Second):
