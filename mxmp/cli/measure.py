@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import Any, List, Mapping, Optional, Sequence
 
 import click
@@ -129,21 +130,19 @@ def ranges(
     from .. import diagnose, symbol
     from ..diagnose.batches import fill_inputs
     from ..display import terminal
-    from ..report.gradients import Ranges
 
     model, batch, naming_files = load_network(prefix, epoch, shapes, types, data)
     with naming_files():
         network, args, aux = model
-        largest, counted = diagnose.measure_ranges(tuple(model), batch), None
+        found, counted = diagnose.measure_ranges(tuple(model), batch), None
         if gradients:  # Missing labels are zeros.
             plain = symbol.convert_model(network, args, aux, "O0")
             held = {**plain.arg_params, **plain.aux_params}
             filled = {name: array for name, array in fill_inputs(plain, batch)[0].items() if name not in held}
             counted = diagnose.measure_gradients(tuple(model), filled)
         inputs = {name: array.shape for name, array in batch.items()}
-        kept = tuple(_kept_in_float32(model, inputs, types, largest))
-    largest = dict(sorted(largest.items(), key=lambda pair: -pair[1]))
-    found = Ranges(data or RANDOM, largest, kept, counted)
+        kept = tuple(_kept_in_float32(model, inputs, types, found))
+    found = replace(found, data=data or RANDOM, keep_float32=kept, gradients=counted)
 
     def print_ranges() -> None:
         to = console()
@@ -151,7 +150,7 @@ def ranges(
             to.print(part)
         # Quoted for a shell, so that the user can copy the options.
         options = " ".join(f"--keep-float32 {shlex.quote(pattern)}" for pattern in kept)
-        if not kept and any(value > _LIMIT for value in largest.values()):
+        if not kept and any(value > _LIMIT for value in found.values()):
             options = "nothing: tensors beyond float16's range stay in float32 without an option"
         pairs = [("inputs", found.data), *([("for mxmp convert", options)] if options else [])]
         print_pairs(pairs if list_all or len(found) <= _ROWS else [*pairs, ("--all", "lists all tensors")])

@@ -16,7 +16,7 @@ from ..dtypes import PRECISIONS, canonical
 from ..errors import ConvertError
 from ..graph import Graph, Key
 from ..policy import Policy
-from ..report.gradients import Gradients, Magnitudes
+from ..report.gradients import Gradients, Magnitudes, Ranges
 from .batches import Batches, is_batch
 from .instrument import (
     Instrument,
@@ -47,11 +47,11 @@ def measure_ranges(
     labels: Optional[int] = None,
     max_batches: Optional[int] = None,
     ctx: Any = None,
-) -> Dict[str, float]:
+) -> Ranges:
     """Run a network on batches of data in float32, and return the largest magnitude of each of its tensors.
 
     The result is for the ``ranges`` of ``mxmp.gluon.convert`` and ``mxmp.symbol.convert_model``. They keep in float32
-    an activation that leaves float16's range, because it is scaled by 1000 for example. A terminal shows a bar.
+    an activation that leaves float16's range, because it is scaled by 1000 for example.
 
     Args:
         network: A network, as for `compare`; it runs in inference, and is left as it was. The bodies of loops are not
@@ -64,9 +64,9 @@ def measure_ranges(
         ctx: Where a symbol runs; the CPU unless given.
 
     Returns:
-        By the name of an output ('conv0_output') or input, parameters left out: the largest magnitude
-        among its finite values, 0 if there is none. An attention mask's -inf is none: float16 has it. A warning
-        of the log counts NaN.
+        A mapping from the name of an output ('conv0_output') or input to the largest magnitude among its finite values,
+        0 if there is none. Parameters are left out. An attention mask's -inf does not count, because float16 has it. A
+        warning of the log counts NaN. ``print`` shows the largest ones as shares of float16's range.
 
     Raises:
         ConvertError: If the network or a batch is none, or they do not fit each other.
@@ -84,7 +84,7 @@ def measure_ranges(
             if each.nans:
                 nans[each.name] = nans.get(each.name, 0) + each.nans
     _warn("measure_ranges: NaN in", nans, "ranges are those of the other elements, 0 where there are none")
-    return largest
+    return Ranges(dict(sorted(largest.items(), key=lambda pair: -pair[1])))
 
 
 def measure_gradients(

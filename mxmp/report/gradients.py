@@ -207,13 +207,14 @@ def _in_float16(exponent: int) -> str:
 
 @dataclass(frozen=True)
 class Ranges(Record, Mapping[str, float]):
-    """The largest magnitudes in a network that ran in float32: a mapping from the names of outputs and variables.
+    """The largest magnitudes in a network that ran in float32: a mapping from the names of outputs and inputs.
 
     ``print`` shows them as shares of float16's range. A conversion takes the record: ``convert(net, ranges=...)``.
 
     Attributes:
-        data: The file of the inputs, or words for them.
         ranges: The largest magnitudes by name, the largest first.
+        data: The file of the inputs, or words for them; '' if neither is known. Only `mxmp ranges` sets this field and
+            those that follow.
         keep_float32: Patterns of the operators that a conversion keeps in float32 because of the ranges.
         gradients: The gradients of the same network; None if they were not measured.
     """
@@ -222,8 +223,8 @@ class Ranges(Record, Mapping[str, float]):
     _title: ClassVar[str] = "Largest magnitudes"
     _error: ClassVar[Type[MxmpError]] = ConvertError
 
-    data: str
     ranges: Dict[str, float]
+    data: str = ""
     keep_float32: Tuple[str, ...] = ()
     gradients: Optional[Gradients] = None
 

@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.diagnose import measure_gradients, measure_ranges
+from mxmp.diagnose import Ranges, measure_gradients, measure_ranges
 from mxmp.symbol import convert_model, convert_symbol
 from symbols import get_symbol
 from tests.diagnose.nets import SOFTMAX, chain, made, split, values_of
@@ -81,12 +81,12 @@ def labelled(count=1):
 def test_ranges_of_a_symbol_are_numpys_over_all_batches():
     expected = {"data": 3 * X, **outputs(10.0, np.concatenate([X, -3 * X]))}
     found = measure_ranges((network(10.0), PARAMS, {}), inputs(1, -3, 2))
-    assert found == {name: largest(array) for name, array in expected.items()}
+    assert dict(found) == {name: largest(array) for name, array in expected.items()}
 
 
 def test_ranges_and_gradients_of_a_net_are_numpys():
     ranges, found = measure_ranges(scaled(3.0), labelled()), measure_gradients(scaled(3.0), labelled(), loss=SOFTMAX)
-    assert ranges == {"data": largest(X), **{name: largest(array) for name, array in outputs(3.0).items()}}
+    assert dict(ranges) == {"data": largest(X), **{name: largest(array) for name, array in outputs(3.0).items()}}
     for name, gradient in gradients(3.0).items():
         assert (found[name].largest, found[name].total) == (largest(gradient), np.count_nonzero(gradient))
 
@@ -116,6 +116,12 @@ def test_a_converted_network_is_measured_in_float32(policy):
     assert found["up_output"] > 65504
     net = mxmp.gluon.convert(scaled(1e5), policy)
     assert measure_ranges(net, labelled()) == pytest.approx(measure_ranges(scaled(1e5), labelled()), rel=1e-2)
+
+
+def test_ranges_are_a_record_the_largest_first():
+    found = measure_ranges((network(1e6), PARAMS, {}), inputs(1))
+    assert list(found.values()) == sorted(found.values(), reverse=True) and Ranges.from_json(found.to_json()) == found
+    assert "beyond float16" in str(found)
 
 
 def test_nodes_of_one_name_are_measured_together():

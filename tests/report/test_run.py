@@ -32,7 +32,7 @@ RESULTS = {
     "report": report(),
     "explanation": Explanation("data", "data: input 'x' holds NaN. Look at how it is read."),
     "nonfinite": NODE,
-    "ranges": Ranges("batch.npz", {"fc_output": 7e4, "data": 1.0}, ("fc",), gradients()),
+    "ranges": Ranges({"fc_output": 7e4, "data": 1.0}, "batch.npz", ("fc",), gradients()),
     "gradients": gradients(),
     "compare": compare(),
     "speed": SpeedComparison(False, ROWS, "Xeon", "AMX", True),
