@@ -60,7 +60,7 @@ class StepRecord(NamedTuple):
             trainer clips them after it, the user's own code (by ``param.grad()``) before it. Not finite if a gradient
             is not.
         loss: Mean of the losses that `StepLogger.log` was given, of all batches of the step; without any, of those that
-            went to ``scale_loss``.
+            went to ``scale_loss``. A Module sends none there.
         error: The error that the step raised, in one line.
         why: The weights whose gradients were not finite in a skipped step, each with the share of its elements, the
             smallest share first. Backward spreads inf and NaN to ever more elements, so that one is likely the
