@@ -107,6 +107,11 @@ class Batch(NamedTuple):
             for count in range(max(reads.least - 1, 0), min(total, reads.most)):
                 if inputs.allows(total - count):
                     return count
+        elif inputs.least < inputs.most < _ANY and inputs.least < total:
+            raise ConvertError(
+                f"labels: the net takes {inputs} arrays, and a batch has {total}, of which the last may be an input or "
+                f"a label; say how many are labels, such as labels=0."
+            )
         return max(total - inputs.most, 0)
 
     def by_name(self, names: Mapping[str, str]) -> Dict[str, Any]:
@@ -129,6 +134,8 @@ class Batch(NamedTuple):
                 raise ConvertError(f"batches: input {name!r} is a {type(array).__name__}; expected an array.")
             if name not in names:
                 raise ConvertError(f"batches: the network has no input {name!r}{did_you_mean(name, names)}.")
+            if not array.shape and not mx.util.is_np_shape():
+                raise ConvertError(f"batches: input {name!r} has shape (), unknown to MXNet; give shape (1,).")
         return {name: _as_dtype(array, names[name]) for name, array in pairs}
 
 

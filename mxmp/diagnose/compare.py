@@ -55,6 +55,7 @@ from .instrument import (
     Instrument,
     Port,
     Reading,
+    dense,
     facts_of,
     float32_outputs,
     in_dtypes,
@@ -349,7 +350,7 @@ def node_errors(calls: Sequence[Call]) -> Dict[str, Errors]:
     """
     measures: Dict[int, Measure] = {}
     errors: Dict[str, Errors] = defaultdict(Errors)
-    for call in calls:
+    for call in filter(_is_compared, calls):
         measure = measures.setdefault(id(call.decisions), Measure(call, contributes=False))
         for (position, _), each in measure(call.values).values.items():
             name = call.decisions.before.nodes[position].name
@@ -441,11 +442,11 @@ def compare(
     with showing_progress(progress and sys.stderr.isatty()) as show_progress:
         show_progress("convert", 0.0)
         with contextlib.closing(subject.runs(parsed)) as batch_runs:
-            replays = [replay for several in batch_runs for replay in several]
+            replays = [replay for several in batch_runs for replay in several if _is_compared(replay.call)]
         for replay in replays:
             _require_numbers(replay.call.values)
         of_symbol = isinstance(subject, SymbolSubject)
-        has_gradients = all(_has_gradients(replay, of_symbol) for replay in replays)
+        has_gradients = bool(replays) and all(_has_gradients(replay, of_symbol) for replay in replays)
         runs = _Runs(replays, has_gradients, of_symbol, show_progress)
         scale = runs.finite_scale(given) if has_gradients else None
         merged = _Merged()
@@ -454,6 +455,11 @@ def compare(
             show_progress(f"contributions: batch {call.number + 1}", 0.5 + 0.5 * call.number / len(replays))
             merged.add(call.decisions, measured, measure.contributions(call.values, measured.local))
     return merged.result(parsed, scale, SCALE if given is None and scale not in (None, SCALE) else None)
+
+
+def _is_compared(call: Call) -> bool:
+    """Return whether an operator of a call's graph gives float32: an identity has no operator."""
+    return bool(float32_outputs(call.decisions))
 
 
 def _has_gradients(replay: Replay, of_symbol: bool) -> bool:
@@ -466,7 +472,7 @@ def _has_gradients(replay: Replay, of_symbol: bool) -> bool:
 def _require_numbers(values: Arrays) -> None:
     """Raise a ConvertError if an input or a parameter holds NaN, which hides every error."""
     for name, array in values.items():
-        plain = array.as_nd_ndarray()
+        plain = dense(array)
         if (plain != plain).max().asnumpy().reshape(-1)[0]:
             raise ConvertError(f"batches: '{name}' holds NaN, which hides all errors; see mxmp.diagnose.explain.")
 

@@ -29,7 +29,6 @@ from typing import (
 import numpy as np
 
 from .. import dtypes
-from ..arrays import to_float32
 from ..policy import Policy
 from ..report.explanation import (
     BACKWARD,
@@ -51,7 +50,7 @@ from ..report.explanation import (
 from .batches import Batches
 from .instrument import ranges_of
 from .nonfinite import first_backward, first_forward
-from .rerun import LOST, Replay, Values, is_real
+from .rerun import LOST, Replay, Values, is_real, rows_of
 from .subject import FEW, Loss, NetSubject, read_subject, require_scale
 
 _STEP = 8.0  # by which the scale falls from replay to replay
@@ -173,17 +172,19 @@ def _fault_in_forward(replay: Replay, exact: Values, low: Values, spoilt: bool) 
     """Return the fault in one call; ``spoilt``: whether an earlier one has or may have given inf or NaN."""
     if exact.is_broken:
         data = _bad_data(replay, spoilt)
-        if data is not None:
+        clean = exact if data is None else replay.cleaned().run(False)
+        if data is not None and not clean.is_broken:
             return _Fault(BAD_DATA, data)
         # A constant mask of 0 and -inf is a fault only if nothing in the network makes NaN of it.
         bad = [each for each in replay.parameters() if each.bad]
         bad.sort(key=lambda each: _is_mask(each, replay))
         if bad and not _is_mask(bad[0], replay):
             return _bad_parameter(bad[0])
-        finding = first_forward(exact, exact, allowed=False)
+        # An operator that gives inf or NaN for good rows too.
+        finding = first_forward(clean, clean, allowed=False)
         if finding is not None:
             return _Fault(BROKEN, finding)
-        if bad and any(each.bad for each in exact.outputs):
+        if bad and any(each.bad for each in clean.outputs):
             return _bad_parameter(bad[0])
     finding = first_forward(low, exact)
     if finding is None:
@@ -208,12 +209,10 @@ def _real_ranges(arrays: Mapping[str, Any]) -> Iterator[ValueRange]:
 
 
 def _bad_data(replay: Replay, spoilt: bool) -> Optional[NonFinite]:
-    """Return the first input or label with inf or NaN if the call is finite without it; if ``spoilt``, only a label."""
+    """Return the first input or label with inf or NaN; if ``spoilt``, only a label."""
     arrays = replay.labels() if spoilt else replay.data()
     bad = next((each for each in _real_ranges(arrays) if each.bad), None)
-    if bad is None or replay.cleaned().run(False).is_broken:
-        return None
-    return _of_data(bad, arrays)
+    return None if bad is None else _of_data(bad, arrays)
 
 
 def _of_data(bad: ValueRange, arrays: Mapping[str, Any]) -> NonFinite:
@@ -223,9 +222,7 @@ def _of_data(bad: ValueRange, arrays: Mapping[str, Any]) -> NonFinite:
 
 def _rows_beyond(array: Any, end: float) -> Tuple[Tuple[int, ...], int]:
     """Return the rows of an array that hold NaN or a magnitude from an end on, and how many rows there are."""
-    values = to_float32(array).asnumpy()
-    values = values.astype(np.float64).reshape(values.shape[0] if values.ndim else 1, -1)
-    rows = ~(np.abs(values) < end).all(axis=1)
+    rows = ~(np.abs(rows_of(array).astype(np.float64)) < end).all(axis=1)
     return tuple(int(row) for row in np.flatnonzero(rows)), len(rows)
 
 

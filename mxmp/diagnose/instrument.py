@@ -511,10 +511,10 @@ class Summaries:
     def __init__(self) -> None:
         self._operator = mx.nd.CachedOp(summarize(mx.sym, mx.sym.var("x")))
 
-    def __call__(self, arrays: Sequence[Any]) -> List[Any]:
-        """Return the summary of each array; nothing is recorded."""
+    def __call__(self, arrays: Sequence[mx.nd.NDArray]) -> List[Any]:
+        """Return the summary of each array, a dense one; nothing is recorded."""
         with autograd.pause():
-            return [self._operator(array.as_nd_ndarray()) for array in arrays]
+            return [self._operator(array) for array in arrays]
 
 
 def read_ranges(names: Sequence[str], sizes: Sequence[int], summaries: Sequence[mx.nd.NDArray]) -> List[ValueRange]:
@@ -531,5 +531,11 @@ def read_ranges(names: Sequence[str], sizes: Sequence[int], summaries: Sequence[
 
 def ranges_of(arrays: Dict[str, Any]) -> List[ValueRange]:
     """Return the ranges of arrays by name, all on one context."""
-    sizes = [array.size for array in arrays.values()]
-    return read_ranges(list(arrays), sizes, Summaries()(list(arrays.values())))
+    values = [dense(array) for array in arrays.values()]
+    return read_ranges(list(arrays), [array.size for array in values], Summaries()(values))
+
+
+def dense(array: Any) -> mx.nd.NDArray:
+    """Return an array as an NDArray that holds all elements: a sparse one has no size, and few operators take it."""
+    plain = array.as_nd_ndarray()
+    return plain if plain.stype == "default" else plain.tostype("default")

@@ -22,10 +22,11 @@ from typing import (
 )
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 
 from .. import dtypes
-from ..arrays import is_low_precision, tree_leaves, tree_map
+from ..arrays import is_low_precision, to_float32, tree_leaves, tree_map
 from ..errors import ConvertError, mxnet_reason
 from ..graph import Entry, Graph, Key
 from ..passes.base import is_inserted
@@ -39,6 +40,7 @@ from .batches import LossFunction, losses_of
 from .instrument import (
     Instrument,
     Summaries,
+    dense,
     facts_of,
     in_dtypes,
     ranges_of,
@@ -236,7 +238,7 @@ class LossGradients(Gradients):
         return {f"label{number if several else ''}": each for number, each in enumerate(arrays)}
 
     def cleaned(self) -> LossGradients:
-        """Return the same with 0 in place of inf and NaN in labels."""
+        """Return the same with labels without inf and NaN."""
         return LossGradients(self._loss, tree_map(self._labels, _cleaned), self._nest)
 
 
@@ -322,7 +324,7 @@ class Replay:
         return replace(self, call=replace(self.call, decisions=replace(decisions, after=decisions.before)), _reruns={})
 
     def cleaned(self) -> Replay:
-        """Return the same with 0 in place of inf and NaN in data and labels."""
+        """Return the same with data and labels without inf and NaN."""
         values = {n: _cleaned(each) if n in self.call.inputs else each for n, each in self.call.values.items()}
         gradients = None if self.gradients is None else self.gradients.cleaned()
         return replace(self, call=replace(self.call, values=values), gradients=gradients)
@@ -489,6 +491,7 @@ class Rerun:
         count, heads = len(graph.heads), [head.key for head in graph.heads]
         # Ranges of arrays at hand, and those that the graph has reduced.
         arrays = [*forward.values(), *written.values(), *(each for each in given if each is not None)]
+        arrays = [dense(each) for each in arrays]
         names = [self._names.of_output(key) for key in (*heads, *self._keys, *forward, *written)]
         names += [graph.entry_name(head) for head, each in zip(graph.heads, given) if each is not None]
         sizes = [self._facts.size(Entry(*key)) or 0 for key in (*heads, *self._keys)]
@@ -510,11 +513,23 @@ def is_real(array: Any) -> bool:
     return _dtype(array) in (*dtypes.PRECISIONS, "float64")
 
 
+def rows_of(array: Any) -> Any:
+    """Return an array as a matrix of numpy, with the rows along its first axis; low precision as float32."""
+    values = to_float32(array).asnumpy()
+    return values.reshape(values.shape[0] if values.ndim else 1, -1)
+
+
 def _cleaned(array: Any) -> Any:
-    """Return an array with 0 in place of inf and NaN."""
+    """Return an array without inf and NaN: a row with some is as the first row without; if all have some, they are 1.
+
+    Rows of the same data are good for the network. A 0 may not be: its logarithm is -inf.
+    """
     if not is_real(array):
         return array
+    rows = rows_of(array)
+    is_finite = np.isfinite(rows)
+    is_good = is_finite.all(axis=1)
+    clean = np.where(is_good[:, None], rows, rows[is_good][0]) if is_good.any() else np.where(is_finite, rows, 1.0)
     with autograd.pause():
-        plain = array.as_nd_ndarray()
-        clean = mx.nd.where(plain * 0 == 0, plain, mx.nd.zeros_like(plain))
-        return clean.as_np_ndarray() if isinstance(array, mx.np.ndarray) else clean
+        made = mx.nd.array(clean.reshape(array.shape), ctx=array.ctx, dtype=rows.dtype)
+        return made.as_np_ndarray() if isinstance(array, mx.np.ndarray) else made

@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from statistics import median
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -334,7 +334,7 @@ def _read_model(network: Any, batches: Batches, training: Optional[Training], la
         raise TuneError(f"loss is a {kind}; a symbol has its loss heads in it: give True for training steps, or None.")
     subject = subject.take(read_batches(batches, 1))
     if subject.module is None:
-        subject.context = next(iter(subject.taken[0].values())).context
+        subject.context = next((array.context for array in subject.taken[0].values()), subject.context)
     if training is not None:
         graph = to_graph(subject.model.symbol)
         if not any(is_loss_head(graph.nodes[head.node]) for head in graph.heads):
@@ -342,6 +342,10 @@ def _read_model(network: Any, batches: Batches, training: Optional[Training], la
             raise TuneError(f"loss: no output ({outputs}) is of a loss head, such as SoftmaxOutput; leave it out.")
     values, names = subject.filled()[0][0], list(subject.inputs())
     values = {name: values[name].as_in_context(subject.context) for name in names}
+    known = label_names(subject.model.symbol)
+    known |= frozenset(subject.module.label_names or () if subject.module is not None else ())
+    if known.issuperset(values):
+        raise TuneError("network: no input of it is data, so that a batch has nothing to time.")
 
     def infer(policy: Policy) -> Action:
         shapes = {name: array.shape for name, array in values.items()}
@@ -352,15 +356,16 @@ def _read_model(network: Any, batches: Batches, training: Optional[Training], la
 
     def train(policy: Policy) -> Action:
         assert training is not None
-        return _module_step(subject, values, policy, training)
+        return _module_step(subject, values, known, policy, training)
 
     return Workload(subject.context, infer if training is None else train)
 
 
-def _module_step(subject: Any, values: Mapping[str, Any], policy: Policy, training: Training) -> Action:
-    """Return a function that makes a training step of a Module of its own."""
+def _module_step(
+    subject: Any, values: Mapping[str, Any], known: FrozenSet[str], policy: Policy, training: Training
+) -> Action:
+    """Return a function that makes a training step of a Module of its own; ``known`` are names of labels."""
     symbol, args, aux = subject.model
-    known = label_names(symbol) | frozenset(subject.module.label_names or () if subject.module is not None else ())
     labels = [name for name in values if name in known]
     data = [name for name in values if name not in known]
     described = {name: mx.io.DataDesc(name, array.shape, array.dtype) for name, array in values.items()}

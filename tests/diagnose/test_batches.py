@@ -201,6 +201,19 @@ def test_labels_may_be_counted_by_the_user():
     assert compare(net, (X, Y), labels=1) == compare(net, X)
 
 
+class Optional(gluon.HybridBlock):
+    def hybrid_forward(self, F, x, mask=None):
+        return x if mask is None else x * mask
+
+
+def test_arrays_that_may_be_an_optional_input_or_a_label_are_counted_by_the_user():
+    for batch in ((X, X), (X, X, Y)):
+        with pytest.raises(ConvertError, match=f"labels: the net takes 1 to 2 arrays, and a batch has {len(batch)}"):
+            measure_ranges(Optional(), batch)
+    assert {labels: "data" in measure_ranges(Optional(), (X, X), labels=labels) for labels in (0, 1)} == {0: False, 1: True}
+    assert "data" in measure_ranges(Optional(), (X, Y), loss=SOFTMAX) and "data" in measure_ranges(Optional(), X)
+
+
 def loss_with_weights(out, label, weights=None):
     return L2(out, label, weights)
 

@@ -169,6 +169,11 @@ def test_a_loss_scale_that_is_given_is_kept_and_named():
     assert "Not finite backward at a loss scale of 1024, where float32 is, by itself: 'net_fwd'" in str(found)
 
 
+def test_a_network_without_an_operator_has_no_errors():
+    found = compare((mx.sym.var("data"), {}, {}), {"data": DATA})
+    assert not found.rows and found.summary == ["No node adds an error."] and found.loss_scale is None
+
+
 def test_errors_of_gradients_are_the_same_at_every_loss_scale_that_loses_nothing():
     errors = [of_linear_loss(1.0, scale).rows[0] for scale in (256, 1024)]
     assert len({(row.gradient_local_error, row.gradient_accumulated_error) for row in errors}) == 1

@@ -242,6 +242,7 @@ TABLE = {
     "no batches to measure": (lambda: measure_ranges(HEADLESS, []), ConvertError, "batches is empty; give one batch at least."),
     "an input that is not there": (lambda: measure_ranges(HEADLESS, [{"y": DATA}]), ConvertError, "batches: the network has no input 'y'; expected one of data."),
     "batches of another shape": (lambda: measure_ranges(HEADLESS, [{"data": DATA[:, :4]}]), ConvertError, "batches: 'data' has shape (4, 4), for which 'first_weight' of shape (6, 5) would have to be (6, 4): give batches of another shape, or the parameters of this network."),
+    "an array without an axis as an input": (lambda: measure_ranges(HEADLESS, [{"data": np.array(2.0)}]), ConvertError, "batches: input 'data' has shape (), unknown to MXNet; give shape (1,)."),
     "a text as an input": (lambda: measure_ranges(HEADLESS, [{"data": "text"}]), ConvertError, "batches: a batch holds a str; expected an array, a tuple or list of arrays, a DataBatch, or, for a symbol or Module, a dict of arrays by input."),
     "a batch without inputs": (lambda: measure_ranges(HEADLESS, [{}]), ConvertError, "batches: a batch lacks the input 'data'; give it, also if it is a label."),
     "no parameters": (lambda: measure_ranges((HEADLESS[0], {}, {}), [{"data": DATA}]), ParamsError, "arg_params lacks 'first_weight', 'second_weight', which the symbol has; it is empty."),

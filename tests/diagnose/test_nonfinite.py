@@ -109,6 +109,27 @@ def test_data_with_nan_is_not_the_fault_of_a_network_that_is_broken_without_it()
     assert "Besides, input 'data1' holds NaN" in str(found)
 
 
+@pytest.mark.parametrize(
+    "rows, kind", [([[-1, 1], [NAN, 3]], "float32 model broken"), ([[2, 1], [NAN, 3]], "data"), ([[NAN, 2]], "data")]
+)
+def test_a_network_that_fails_on_other_rows_than_those_with_nan_is_broken(rows, kind):
+    found = explain((mx.sym.log(mx.sym.var("data"), name="log"), {}, {}), mx.nd.array(rows))
+    assert found.kind == kind and "input 'data' holds NaN in 1 of" in str(found)
+    assert found.node.name == ("log" if kind == "float32 model broken" else "data")
+
+
+@pytest.mark.parametrize("bad, kind", [(1.0, "no fault found"), (NAN, "data")])
+def test_sparse_batches_are_looked_at(bad, kind):
+    rows = mx.nd.array([[1, 0, 0], [0, bad, 0]]).tostype("csr")
+    product = mx.sym.sparse.dot(mx.sym.var("data", stype="csr"), mx.sym.var("weight"), name="product")
+    symbol = mx.sym.LinearRegressionOutput(product, name="out")
+    found = [explain((symbol, {"weight": mx.nd.ones((3, 2))}, {}), {"data": rows})]
+    net = Applied(lambda F, x, sparse: F.sparse.dot(sparse, x), inputs=2)
+    net.initialize()
+    found.append(explain(net, (mx.nd.ones((3, 2)), rows, mx.nd.ones((2, 4))), loss=L2))
+    assert [each.kind for each in found] == [kind] * 2 and all(each.node is None or each.node.rows == (1,) for each in found)
+
+
 class Masked(gluon.HybridBlock):
     def __init__(self, first):
         super().__init__(prefix="net_")

@@ -46,6 +46,11 @@ def too_large(higher):
     return search(net, lambda net: float(net(DATA)[0].asscalar()), 1.0, "float16", higher_is_better=higher)
 
 
+def without_data():
+    loss = mx.sym.LinearRegressionOutput(mx.sym.var("w") * 2, mx.sym.var("label"))
+    return loss, {"w": mx.nd.ones((2, 4))}, {}
+
+
 def gives(*values):
     waiting = iter(values)
     return Tolerance(dense(), lambda net: [net(DATA), next(waiting)][1], 0.1)
@@ -134,6 +139,12 @@ SEARCH = {
         "tolerance 0.1; take the same data and seeds in each call, or a tolerance beyond that noise."),
 }  # fmt: skip
 SPEED = {
+    "a symbol of labels alone": (
+        lambda: compare_speed(without_data(), {"label": DATA}, ["O1"], True), TuneError,
+        "network: no input of it is data, so that a batch has nothing to time."),
+    "a symbol without inputs": (
+        lambda: compare_speed((mx.sym.ones((2, 2)) * mx.sym.var("w"), {"w": mx.nd.ones((2, 2))}, {}), {}, ["O1"]), TuneError,
+        "network: no input of it is data, so that a batch has nothing to time."),
     "no policy": (lambda: compared(["01"]), PolicyError, "unknown policy '01'; the nearest are O1, O0."),
     **{f"policies {policies!r}": (given(policies), TuneError,
         f"policies is {policies!r}; expected policies or their names, such as ['float32', 'auto'].")
