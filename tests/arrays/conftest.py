@@ -2,11 +2,9 @@
 
 import pytest
 
-from mxmp import arrays
-
 
 @pytest.fixture(params=["cpu", "gpu"])
 def device(request, monkeypatch):
     """Take the way of a device, by operators that a CPU has too."""
-    monkeypatch.setattr(arrays, "on_gpu", lambda _: request.param == "gpu")
+    monkeypatch.setattr("mxmp.arrays.on_gpu", lambda _: request.param == "gpu")
     return request.param

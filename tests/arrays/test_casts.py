@@ -3,10 +3,9 @@
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
 
 from mxmp import arrays
-from mxmp.arrays import address, amp_cast, round_into, view, wait_until_readable
+from mxmp.arrays import amp_cast, round_into, view, wait_until_readable
 from tests.values import BFLOAT16, DTYPES
 
 # Kernel sizes and groups of convolutions of 32 channels.
@@ -74,17 +73,6 @@ def test_one_array_is_rounded_to_nearest_even_and_widened_exactly(shape, dtype):
     np.testing.assert_array_equal(arrays.to_float32(low).asnumpy(), expected.reshape(shape))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("cast", [round_into, lambda wide, low: amp_cast(wide, low.dtype, low)], ids=["round_into", "amp_cast"])
-def test_a_cast_is_not_recorded(cast, dtype):
-    wide, low = mx.nd.ones((2, 3)), mx.nd.zeros((2, 3), dtype=DTYPES[dtype])
-    wide.attach_grad()
-    with autograd.record():
-        cast(wide, low)
-    with pytest.raises(mx.MXNetError, match="computational graph"):
-        low.backward()
-
-
 # Many together: more arrays than one launch takes, of other ranks and sizes.
 
 
@@ -113,21 +101,7 @@ def test_many_arrays_are_widened_and_rounded_as_in_numpy():
     np.testing.assert_array_equal(masters[0].asnumpy(), near)
 
 
-def test_copies_in_float32_are_of_the_kind_of_each_array(device):
-    low = [mx.np.array([1, 2], dtype="float16"), mx.nd.array([3], dtype="float16")]
-    copies = arrays.copies_in_float32(low)
-    assert [type(copy) for copy in copies] == [mx.np.ndarray, mx.nd.NDArray]
-    copies[1][:] = 7
-    assert low[1].asnumpy().tolist() == [3] and copies[0].asnumpy().tolist() == [1, 2]
-
-
 # As memory.
-
-
-def test_address_is_that_of_the_memory():
-    array = mx.nd.arange(8)
-    assert address(array) == address(array.reshape((2, 4))) == address(array[4:8]) - 16
-    assert address(array.copy()) != address(array) and address(mx.nd.sparse.zeros("row_sparse", (3, 2))) == 0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])

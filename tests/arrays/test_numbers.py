@@ -4,7 +4,6 @@ MXNet's operator of the optimizer that a GPU takes exists on a CPU too; `on_gpu`
 """
 
 import math
-from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
@@ -26,11 +25,6 @@ def draw_any(size, seed=0):
     return values * draw.choice([-1, 1], size).astype(np.float32)
 
 
-def test_on_gpu_asks_for_the_context_alone():
-    contexts = {mx.gpu(1): True, mx.cpu(0): False, mx.cpu_pinned(): False}
-    assert {context: arrays.on_gpu(SimpleNamespace(ctx=context)) for context in contexts} == contexts
-
-
 def test_sum_of_squares_matches_float64(device):
     draw = np.random.RandomState(0)
     values = [draw.randn(*shape).astype(np.float32) for shape in [(3,), (40, 50), (2, 3, 4, 5), *[(7,)] * 130]]
@@ -50,13 +44,6 @@ def test_norms_of_many_terms_and_of_large_ones():
     assert arrays.host_norm(large) == pytest.approx(3e38 * math.sqrt(2), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "norm, max_norm, expected", [(2.0, 1.0, 0.5), (1.0, 1.0, 1.0), (0.0, 1.0, 1.0), (5.0, math.inf, 1.0), (math.inf, 1, 1)]
-)
-def test_clip_coefficient_brings_a_norm_to_its_bound(norm, max_norm, expected):
-    assert arrays.clip_coefficient(norm, max_norm) == expected
-
-
 FACTORS = [2.0**-16, 2.0**-90, 2.0**24, 1 / 3, 7e-9, 7e-31, math.pi, 3.3e38, 1e-40]
 BOUNDS = [0.001, 1 / 3, 65504, math.inf]
 
@@ -68,10 +55,9 @@ BOUNDS = [0.001, 1 / 3, 65504, math.inf]
         *((arrays.clip_in_place, bound, lambda values, bound: values.clip(-bound, bound)) for bound in BOUNDS),
     ],
 )
-def test_changes_in_place_are_those_of_numpy(change, number, exact, device, monkeypatch):
+def test_changes_in_place_are_those_of_numpy(change, number, exact, device):
     """Of arrays of every kind: several pieces, more than one launch takes, on two contexts, sparse and not float32."""
-    monkeypatch.setattr(arrays, "_PIECE", 100)
-    values = [draw_any(size, size) for size in (1, 100, 101, 999, *range(2, 150))]
+    values = [draw_any(size, size) for size in (1, 2**20, 2**20 + 1, *range(2, 150))]
     values += [np.float32([np.inf, -np.inf, np.nan, 2]), np.ones(4, "float16"), np.zeros(4, "float64")]
     changed = [mx.nd.array(value, ctx=mx.cpu(i % 2), dtype=value.dtype) for i, value in enumerate(values)]
     views, rows = [array.reshape((1, -1)) for array in changed], sparse()
@@ -95,6 +81,3 @@ def test_copy_all_copies_every_bit_of_finite_values(count):
     np.testing.assert_array_equal(joined.asnumpy(), expected)
 
 
-def test_gather_joins_numbers_of_several_contexts(device):
-    joined = arrays.concat_scalars([mx.nd.array([1]), mx.nd.array([2], ctx=mx.cpu(1)), mx.nd.array([1e38])])
-    assert joined.context == mx.cpu(0) and joined.asnumpy().tolist() == [1, 2, np.float32(1e38)]

@@ -1,17 +1,20 @@
 """What MXNet's users do with a module works with this one: fit, shapes, dtypes, sharing, inference, monitors."""
 
+import gc
 import inspect
 import logging
+import sys
+import weakref
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp import Policy
 from mxmp.errors import TrainerError
 from mxmp.loss_scale import NoOpLossScale
-from mxmp.module import BucketingModule, Module, binding
-from mxmp.symbol import convert_symbol, on_cpu, to_graph
+from mxmp.module import BucketingModule, Module
+from mxmp.symbol import convert_symbol, on_cpu
+from tests.diagnose.nets import Listed
 from tests.module.tools import (
     BFLOAT16,
     SGD,
@@ -88,16 +91,6 @@ def outputs(module, x=None):
 # ---------------------------------------------------------------------- conversion
 
 
-def test_executors_run_emulated_float16_and_the_report_says_so(monkeypatch):
-    """The graph that is bound on a CPU has no float16 product, but rounds to float16 around each."""
-    monkeypatch.setattr("mxmp.rounding.available", lambda: False)
-    module = bound(loss_scale=8)
-    dtypes = {node.get("dtype") for node in to_graph(module._exec_group.symbol).nodes if node.op == "Cast"}
-    precisions = {row.name: row.precision for row in module.report.rows}
-    assert dtypes == {"float16", "float32"} and module.policy == Policy.parse("O1")
-    assert precisions["fc1"] == "float16" and precisions["softmax"] == "float32"
-
-
 @pytest.mark.parametrize("policy", ["float32", "O1"])
 def test_prelu_gets_the_gradient_that_it_gets_operator_by_operator(policy):
     """MXNet's executor computes the slope's gradient from memory that the data's gradient is in already."""
@@ -114,10 +107,9 @@ def test_prelu_gets_the_gradient_that_it_gets_operator_by_operator(policy):
 # ---------------------------------------------------------------------- shapes
 
 
-def test_shapes_convert_anew_only_where_verdicts_change_and_training_goes_on(monkeypatch):
+def test_shapes_convert_anew_only_where_verdicts_change_and_training_goes_on():
     """A reduction that is too long for float16, over 1024 elements, moves to float32; scale and monitor go along."""
-    made, convert_graph = [], binding.convert_graph
-    monkeypatch.setattr(binding, "convert_graph", lambda *args, **more: made.append(args) or convert_graph(*args, **more))
+    reports = set()
     steps = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, flatten=False, name="fc")
     symbol = mx.sym.SoftmaxOutput(mx.sym.mean(steps, axis=1, name="mean"), name="softmax")
     module, monitor = ready(symbol, "O2", (2, 4, 3), loss_scale=8), mx.mon.Monitor(1, pattern="softmax_output")
@@ -134,7 +126,8 @@ def test_shapes_convert_anew_only_where_verdicts_change_and_training_goes_on(mon
         assert module.data_shapes[0].shape == (2, length, 3)
         assert arrays(module, "loss_scale")[0].asscalar() == module.loss_scale.value
         module.loss_scale = 16
-    assert len(made) == 2
+        reports.add(module.report)
+    assert len(reports) == 2
 
 
 def test_outputs_of_several_contexts_are_joined_along_their_batch():
@@ -165,16 +158,6 @@ def test_data_of_another_float_dtype_follows_the_policy(dtype, policy):
         accuracies.append(module.score(it, "acc"))
         modules.append((bits(values(module)), {array.dtype for array in module.get_params()[0].values()}, module.report.casts))
     assert modules[0] == modules[1] and modules[0][1] == {np.float32} and accuracies[0] == accuracies[1]
-
-
-def test_data_and_labels_are_cast_before_they_are_copied_to_executors():
-    """Which MXNet does itself where it copies to a CPU, and refuses to where a GPU has another dtype."""
-    descs = [mx.io.DataDesc("data", (2,))], [mx.io.DataDesc("label", (2,), "int32")]
-    given = mx.io.DataBatch([mx.nd.ones(2, dtype="float16")], [mx.nd.ones(2, dtype="float64")])
-    batch, same = binding.cast_batch([given], *descs)[0], binding.cast_batch([given], descs[1], descs[0])[0]
-    assert (batch.data[0].dtype, batch.label[0].dtype) == (np.float32, np.float64)  # the label is none of float32
-    assert (same.data[0].dtype, same.label[0].dtype) == (np.float16, np.float32)
-    assert binding.cast_batch(given, descs[1], descs[1]) is given and given.data[0].dtype == np.float16
 
 
 def test_data_keeps_a_dtype_that_is_declared_or_no_float():
@@ -236,9 +219,40 @@ def test_gradients_of_inputs_are_true_after_update_too():
 
 
 def sharing(module, **options):
+    """Return a module that shares the parameters of another."""
     other = Module(mlp(), policy=module.policy)
     other.bind([("data", (4, 6))], [("softmax_label", (4,))], shared_module=module, **options)
     return other
+
+
+def test_a_module_that_shares_parameters_is_freed_with_its_last_reference():
+    module = ready()
+    other = train(sharing(module), batches(4)[:1])
+    left, other = weakref.ref(other), None
+    gc.collect()
+    assert left() is None
+
+
+def test_the_scale_is_set_and_loaded_however_many_modules_were_bound_with_it(tmp_path):
+    module, limit = ready(), sys.getrecursionlimit()
+    for _ in range(100):
+        sharing(module)
+    fname = str(tmp_path / "states")
+    module.save_optimizer_states(fname)
+    sys.setrecursionlimit(len(inspect.stack()) + 75)  # 100 modules are to it as 1,000 to the default
+    try:
+        module.loss_scale = 64
+        module.load_optimizer_states(fname)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_a_log_of_a_module_hears_its_steps_when_it_is_bound_to_share_later():
+    other, log = Module(mlp()), Listed()
+    log.attach(other)
+    other.bind(*SHAPES, shared_module=ready())
+    train(other, batches()[:1])
+    assert len(log.closed()) == 1
 
 
 def test_a_shared_module_shares_weights_optimizer_and_scale():

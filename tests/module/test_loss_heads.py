@@ -7,7 +7,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.errors import PassError
 from mxmp.module import Module
 from tests.freeze import freeze
 from tests.module.tools import grads, params_of
@@ -118,29 +117,3 @@ def test_two_modules_in_a_row_pass_true_gradients_on():
         bottom.backward(top.get_input_grads())
         found[cls] = grads(bottom)["lower_weight"]
     assert np.any(found[Module]) and np.array_equal(found[Module], found[mx.mod.Module] * 16)
-
-
-class _OwnLoss(mx.operator.CustomOp):
-    def forward(self, is_train, req, in_data, out_data, aux):
-        self.assign(out_data[0], req[0], in_data[0])
-
-    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        self.assign(in_grad[0], req[0], mx.nd.ones_like(in_data[0]) * 0.75)
-
-
-@mx.operator.register("mxmp_test_own_loss")
-class _OwnLossProp(mx.operator.CustomOpProp):
-    def __init__(self):
-        super().__init__(need_top_grad=False)
-
-    def create_operator(self, ctx, shapes, dtypes):
-        return _OwnLoss()
-
-
-def test_a_custom_operator_is_a_loss_head_if_it_is_named():
-    out = mx.sym.Custom(fc(), op_type="mxmp_test_own_loss", name="own")
-    with pytest.raises(PassError, match=r"output 'own' \(Custom\) is an operator of yours.*name it in loss_heads"):
-        run(Module, out, {})
-    once, scaled = (grads(run(Module, out, {}, loss_heads=["own"], **at(scale))) for scale in (1, 8))
-    assert once["fc_bias"].tolist() == [0.75 * BATCH] * 6
-    assert np.array_equal(scaled["fc_bias"], once["fc_bias"] * 8)

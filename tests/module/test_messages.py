@@ -2,30 +2,13 @@
 
 import mxnet as mx
 
-from mxmp.errors import ConvertError, InferenceError, LossScaleError, PassError, PolicyError, TrainerError
-from mxmp.module import BucketingModule, Module
-from mxmp.train.kvstores import updates_on_kvstore
+from mxmp.errors import ConvertError, PassError, PolicyError, TrainerError
+from mxmp.module import Module
 from tests import messages
 from tests.module.test_bucketing import KEYS, NAMES, batch, sym_gen
 from tests.module.test_bucketing import bound as buckets
 from tests.module.test_loss_heads import fc, run
-from tests.module.tools import SHAPES, TWO, bound, mlp, plain, ready
-
-
-class Async:
-    """A store that MXNet updates weights in."""
-
-    type = "dist_async"
-
-
-def of_two_dtypes():
-    """Bind a network that does not convert; check that it is not bound."""
-    data = mx.sym.var("data")
-    module = Module(mx.sym.elemwise_add(mx.sym.Cast(data, dtype="int32"), data, name="culprit"), label_names=None)
-    try:
-        module.bind([("data", (2, 3))])
-    finally:
-        assert not module.binded
+from tests.module.tools import SHAPES, TWO, bound, mlp, plain, ready, updating
 
 
 def bound_alone():
@@ -46,13 +29,6 @@ def grows():
 
 TABLE = {
     "update": (lambda: Module(mlp()).update(), TrainerError, "update: ...call bind first..."),
-    "install_monitor": (lambda: Module(mlp()).install_monitor(None), TrainerError, "install_monitor: ...call bind first..."),
-    "reshape": (lambda: Module(mlp()).reshape([]), TrainerError, "reshape: ...call bind first..."),
-    "init_params": (lambda: Module(mlp()).init_params(), TrainerError, "init_params: ...call bind first..."),
-    "backward": (lambda: Module(mlp()).backward(), TrainerError, "backward: ...call bind first..."),
-    "unscale of buckets": (
-        lambda: BucketingModule(sym_gen, 6).unscale(), TrainerError,
-        "unscale: the module is not bound; call bind first."),
     "no init_params": (
         lambda: bound_alone().init_optimizer(), TrainerError,
         "init_optimizer: the module is not ready; call init_params first."),
@@ -62,16 +38,10 @@ TABLE = {
         lambda: ready().update(), TrainerError,
         "update: no backward has run since the last update; call forward_backward first, or leave update out. Only a "
         "module with loss_scale=None updates without a backward, with the gradients that are there."),
-    "an optimizer of 3": (
-        lambda: bound().init_optimizer(optimizer=3), TrainerError,
-        "init_optimizer: optimizer is 3; expected a name or an mx.optimizer.Optimizer."),
     "a pattern": (lambda: bound(policy="O1,name:nothing*=float32"), PolicyError,
         "names: 'nothing*' matches no node; expected one of fc1, fc2, relu1, softmax."),
     "loss_heads": (lambda: bound(loss_heads=["nothing"]), PassError,
         "pass scale-loss: the graph has no Custom operator 'nothing'; check the names in loss_heads."),
-    "inputs_need_grad": (
-        lambda: bound(bind={"for_training": False, "inputs_need_grad": True}), TrainerError,
-        "bind: inputs_need_grad=True needs for_training=True."),
     "shared_module": (
         lambda: bound(bind={"shared_module": plain()}), TrainerError,
         "bind: shared_module is <mxnet.module.module.Module object at ...>; expected a bound and initialized "
@@ -80,19 +50,12 @@ TABLE = {
         lambda: Module(mlp(), policy="O2").bind(*SHAPES, shared_module=bound(policy="float32")), ConvertError,
         "parameters ['fc1_bias', 'fc1_weight', 'fc2_bias', 'fc2_weight'] are stored in float32 by the module "
         "that is shared with, but in low precision here; use a policy with param_dtype='float32', such as 'O1'."),
-    "a node": (of_two_dtypes, InferenceError,
-        "node 'culprit': MXNet cannot infer its dtypes: Check failed: assign(&dattr, vec.at(i)): Incompatible "
-        "attr in node culprit at 1-th input: expected int32, got float32"),
-    "policy O9": (lambda: Module(mlp(), policy="O9"), PolicyError,
-        "unknown policy 'O9'; the nearest are O3, O2, O1."),
-    "loss scale much": (lambda: Module(mlp(), loss_scale="much"), LossScaleError,
-        "unknown loss scale 'much'; expected 'dynamic', a number, a LossScale or None."),
     "compression": (
         lambda: ready(context=TWO, kvstore="device", compression_params={"type": "2bit", "threshold": 0.5}), TrainerError,
         "compression_params compares gradients with a threshold while they are scaled, so that the loss scale "
         "would change the training; use loss_scale=None, or no compression."),
     "an async kvstore": (
-        lambda: updates_on_kvstore(Async(), can_update=True, is_checked=True, is_low=False), TrainerError,
+        lambda: ready(loss_scale=8, kvstore=updating()), TrainerError,
         "kvstore 'dist_async' updates weights inside the all-reduce, before their gradients are checked and "
         "without float32 masters. Use a synchronous kvstore, or loss_scale=None and a policy with "
         "param_dtype='float32'."),
@@ -100,9 +63,6 @@ TABLE = {
         lambda: run(Module, fc("last"), {}), TrainerError,
         "backward: none of the outputs ['last_output'] comes from a loss head, so there is nothing to scale. "
         "End the network in one, such as SoftmaxOutput or make_loss; or give out_grads; or set loss_scale=None."),
-    "no sym_gen": (
-        lambda: BucketingModule.load_dict({}, None, 6, {}, {}), TrainerError,
-        "load: sym_gen is missing; a BucketingModule is made from all of its parts."),
     "a bucket's own parameter": (
         grows, TrainerError,
         "bind: parameters ['extra_weight', 'extra_bias'] are missing in the module that is shared with; the "

@@ -72,6 +72,21 @@ def plain(symbol=None, **kwargs):
     return ready(symbol, cls=mx.mod.Module, **kwargs)
 
 
+class _Updating(mx.kv.KVStore):
+    type = "dist_async"
+
+    def set_optimizer(self, optimizer):
+        self._updater = mx.optimizer.get_updater(optimizer)
+        self._set_updater(self._updater)
+
+
+def updating():
+    """Return a store of this process that says, as one of several machines, that it updates weights itself."""
+    store = mx.kv.create("device")
+    store.__class__ = _Updating
+    return store
+
+
 def train(module, data, epochs=1):
     for batch in data * epochs:
         module.forward_backward(batch)

@@ -5,107 +5,104 @@ import logging
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
 
 from mxmp.errors import NonFiniteLossError
-from mxmp.train import running_stats
-from mxmp.train.running_stats import RunningStats
+from mxmp.gluon import Trainer
+from tests.diagnose.nets import Listed
+from tests.gluon.trainer_tools import TWO, run_backward
 
-CONTEXTS = [mx.cpu(0), mx.cpu(1)]
-ONE = mx.nd.ones((1,))
-
-
-def named(mean=1.0, var=2.0, dtype="float32"):
-    values = ("mean", mean), ("var", var)
-    return [(name, mx.nd.full((3,), value, ctx=ctx, dtype=dtype)) for ctx in CONTEXTS for name, value in values]
+MEAN, VAR = "running_mean", "running_var"
+GOOD = 1, 4
 
 
 @pytest.fixture(params=["cpu", "gpu"], autouse=True)
 def device(request, monkeypatch):
-    """Keep statistics on the CPU as they are kept on a device."""
-    monkeypatch.setattr(running_stats, "on_gpu", lambda _: request.param == "gpu")
-    return request.param
+    """Keep statistics on the CPU as they are kept on each device."""
+    monkeypatch.setattr("mxmp.train.running_stats.on_gpu", lambda _: request.param == "gpu")
 
 
-def values(arrays):
-    return [array.asnumpy().tolist() for _, array in arrays]
+class Training:
+    """A BatchNorm of two channels on two contexts, and its trainer, which skips losses that are not finite."""
+
+    def __init__(self, mean=(0, 0)):
+        self.net = nn.BatchNorm(in_channels=2, prefix="norm_")
+        self.net.initialize(ctx=TWO)
+        self.net.collect_params().setattr("grad_req", "add")
+        self.net.running_mean.set_data(mx.nd.array(mean))
+        options = {"learning_rate": 0.0}
+        self.trainer = Trainer(self.net, "sgd", options, None, loss_scale=8, nonfinite_loss="skip", max_nonfinite_losses=99)
+
+    def step(self, *values):
+        """Take a step of a pass for each pair of values, which the second channel has on the second context."""
+        for pair in values or [GOOD]:
+            batches = [mx.nd.array([[1, a], [2, b]], ctx=ctx) for ctx, (a, b) in zip(TWO, (GOOD, pair))]
+            with autograd.record():
+                losses = [self.net(batch).sum() for batch in batches]
+            run_backward(self.trainer, losses)
+        taken = self.trainer.step(1)
+        self.net.collect_params().zero_grad()
+        return taken
+
+    def values(self, name):
+        return [array.asnumpy().tolist() for array in getattr(self.net, name).list_data()]
 
 
-def is_finite(statistics, arrays):
-    return statistics.check(arrays, ONE).asscalar() == 1
+def put_back(caplog):
+    return [message for message in caplog.messages if "put back" in message]
 
 
-@pytest.mark.parametrize("dtype, bad", [("float32", np.nan), ("float64", np.inf)])
-def test_what_is_not_finite_is_put_back_array_by_array(bad, dtype, caplog):
-    """To what it was after the last pass that left it finite, of several in a step too."""
-    statistics, arrays = RunningStats(), named(dtype=dtype)
-    for _ in range(2):
-        statistics.keep(arrays)
-        assert is_finite(statistics, arrays)
-        for _, array in arrays:
-            array += 1  # a forward pass
-    statistics.keep(arrays)
-    arrays[3][1][:] = [4, bad, 5]  # another one, which destroys a number
-    statistics.keep(arrays)
-    assert not is_finite(statistics, arrays)
+# The values of a batch, and the statistics that they destroy: a mean, and a variance that float32 has not.
+DESTROYING = {"nan": ((np.nan, 1), {MEAN, VAR}), "inf": ((np.inf, 1), {MEAN, VAR}), "large": ((1e30, -1e30), {VAR})}
+
+
+@pytest.mark.parametrize("later", [[], [GOOD]], ids=["in the last pass", "before another"])
+@pytest.mark.parametrize("bad, lost", DESTROYING.values(), ids=DESTROYING)
+def test_what_a_forward_pass_destroys_is_put_back_array_by_array(bad, lost, later, caplog):
+    training = Training()
+    training.step()
+    before = {name: training.values(name) for name in (MEAN, VAR)}
     with caplog.at_level(logging.WARNING):
-        statistics.restore(arrays)
-    assert values(arrays) == [[3] * 3, [4] * 3, [3] * 3, [4, 4, 5]]
-    assert caplog.messages == ["'var' not finite after a forward pass on NaN or inf, and put back; such passes so far: 1"]
-    statistics.keep(arrays)
-    assert is_finite(statistics, arrays)
+        training.step(bad, *later)
+    for name in (MEAN, VAR):
+        (first, second), (first_before, second_before) = training.values(name), before[name]
+        assert first != first_before
+        assert (second[1] == second_before[1]) is (name in lost)
+    names = ", ".join(f"'norm_{name}'" for name in sorted(lost))
+    text = f"{names} not finite after a forward pass on NaN or inf, and put back; such passes so far: 1"
+    assert put_back(caplog) == [text]
+    assert training.step() and np.isfinite(training.values(VAR)).all()
 
 
 def test_one_line_names_all_and_later_ones_are_rare(caplog):
-    statistics, arrays = RunningStats(), named()
-    for _ in range(60):
-        statistics.keep(arrays)
-        arrays[0][1][:] = arrays[3][1][0] = np.nan
-        statistics.restore(arrays)
-    assert [message.split(" ", 2)[:2] for message in caplog.messages] == [["'mean',", "'var'"]] * 3
-    assert [message.split("; ")[1] for message in caplog.messages] == [f"such passes so far: {n}" for n in (1, 10, 50)]
+    training = Training()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(60):
+            training.step((np.nan, 1))
+    found = put_back(caplog)
+    assert [message.split(" ", 2)[:2] for message in found] == [[f"'norm_{MEAN}',", f"'norm_{VAR}'"]] * 3
+    assert [message.split("; ")[1] for message in found] == [f"such passes so far: {n}" for n in (1, 10, 50)]
 
 
-def test_an_inf_that_was_always_there_is_left_alone():
-    statistics, arrays = RunningStats(), [("mask", mx.nd.array([0, -np.inf])), *named()]
-    assert is_finite(RunningStats(), arrays)  # also where nothing was kept
-    assert RunningStats().check([], ONE) is None
-    statistics.keep(arrays)
-    assert is_finite(statistics, arrays)
-    arrays[1][1][:] = np.nan
-    assert not is_finite(statistics, arrays) and not is_finite(RunningStats(), arrays)
-    statistics.restore(arrays)
-    assert values(arrays)[:2] == [[0, -np.inf], [1, 1, 1]]
+def test_an_inf_that_was_always_there_is_left_alone(caplog):
+    training = Training(mean=(-np.inf, 0))
+    assert training.step() and training.step() and put_back(caplog) == []
+    training.step((np.nan, 1))
+    assert [mean[0] for mean in training.values(MEAN)] == [-np.inf] * 2
+    assert np.isfinite([mean[1] for mean in training.values(MEAN)]).all()
 
 
 def test_a_nan_from_the_beginning_is_an_error_until_it_is_made_finite():
-    statistics, arrays = RunningStats(), named(mean=np.nan)
+    training, log = Training(mean=(np.nan, 0)), Listed()
+    log.attach(training.trainer)
     for _ in range(2):
-        statistics.keep(arrays)
-        assert not is_finite(statistics, arrays)
-        with pytest.raises(NonFiniteLossError, match="'mean' are NaN: a forward pass met NaN or inf before the first step"):
-            statistics.restore(arrays)
-    for _, array in arrays:
-        array[:] = 5
-    statistics.keep(arrays)
-    assert is_finite(statistics, arrays)
-    arrays[0][1][:] = np.inf
-    for _ in range(3):  # and is never kept, once destroyed
-        statistics.keep(arrays)
-        assert not is_finite(statistics, arrays)
-    statistics.restore(arrays)
-    assert values(arrays)[0] == [5, 5, 5]
-
-
-def test_on_a_gpu_statistics_are_read_on_the_host_once_and_kept_in_few_operators(monkeypatch):
-    monkeypatch.setattr(running_stats, "on_gpu", lambda _: True)
-    arrays, statistics = [(f"mean{i}", mx.nd.full((3,), i)) for i in range(130)], RunningStats()
-    reads, asnumpy, copies, copy = [], mx.nd.NDArray.asnumpy, [], mx.nd.multi_sgd_update
-    monkeypatch.setattr(mx.nd.NDArray, "asnumpy", lambda array: reads.append(array.size) or asnumpy(array))
-    statistics.keep(arrays)
-    monkeypatch.setattr(mx.nd, "multi_sgd_update", lambda *a, **kw: copies.append(len(a)) or copy(*a, **kw))
-    monkeypatch.setattr(mx.nd, "concat", None)
-    for _ in range(2):
-        statistics.keep(arrays)
-        flag = statistics.check(arrays, ONE)
-    assert copies == [120, 120, 20] * 2 and reads == [1]
-    assert flag.asscalar() == 1
+        with pytest.raises(NonFiniteLossError, match=f"'norm_{MEAN}' are NaN: a forward pass met NaN or inf before the"):
+            training.step()
+    assert [record.error.partition(":")[0] for record in log.records] == ["NonFiniteLossError"] * 2
+    training.net.running_mean.set_data(mx.nd.array([5, 5]))
+    assert training.step()
+    before = training.values(MEAN)
+    for _ in range(3):  # it is never kept, once destroyed
+        training.step((np.inf, 1))
+    assert training.values(MEAN)[1] == before[1]
