@@ -14,7 +14,7 @@ from mxnet.contrib import amp as contrib
 
 import mxmp
 from mxmp import amp
-from mxmp.errors import TrainerError
+from mxmp.errors import LossScaleError, TrainerError
 from mxmp.loss_scale import DynamicLossScale
 from tests.amp.scenarios import TWO, backward, param, values
 
@@ -55,6 +55,8 @@ def test_the_names_of_contrib_amp_say_and_set_what_the_loss_scale_is():
     scaler._scale_seq_len = 50
     scaler._loss_scale, scaler._next_loss_scale, scaler._unskipped = 1.0, 1.0, 7
     assert (scaler._loss_scale, scaler._unskipped) == (1.0, 0)
+    with pytest.raises(LossScaleError, match="^_loss_scale=512.0, but the trainer has no loss scale, as by default with b"):
+        scaler._loss_scale = 512.0
 
 
 def test_a_run_that_saved_the_scale_by_contrib_amps_names_goes_on_as_one_that_was_not_stopped(tmp_path):
@@ -118,6 +120,42 @@ def test_init_trainer_scales_where_the_dtype_needs_it_or_it_is_asked(dtype, give
         amp.disable()
     assert backward(amp, trainer, lambda: w.data() * 1.0) == (scale or 1)
     assert trainer.step(1)
+
+
+class _Stepping(gluon.Trainer):
+    """A trainer with a step of its own."""
+
+    step = gluon.Trainer.update
+
+
+def plain_step(trainer):
+    with autograd.record():
+        losses = [data * 1.0 for data in trainer._params[0].list_data()]
+    autograd.backward(losses)
+    trainer.step(1)
+
+
+TOO_LATE = {
+    "a kvstore that updates": (gluon.Trainer, {}, lambda trainer: trainer._init_kvstore(), "is set up already and updates"),
+    "a step in float16": (
+        gluon.Trainer, {"update_on_kvstore": False, "optimizer_params": {"multi_precision": True}}, plain_step,
+        "made a step or loaded states, and parameter 'w' is stored in float16",
+    ),
+    "a step of its own": (_Stepping, {}, lambda trainer: None, "Stepping has a method step of its own"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, options, use, message", TOO_LATE.values(), ids=TOO_LATE)
+def test_init_trainer_refuses_a_trainer_that_updates_in_another_way(kind, options, use, message):
+    trainer = kind([param(dtype="float16", ctx=TWO)], "sgd", **options)
+    use(trainer)
+    amp.init()
+    try:
+        with pytest.raises(TrainerError, match=message):
+            amp.init_trainer(trainer)
+    finally:
+        amp.disable()
+    assert type(trainer) is kind
 
 
 class _Reducing(gluon.Trainer):

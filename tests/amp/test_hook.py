@@ -1,7 +1,6 @@
 """init, disable and disable_casts: which nets run in mixed precision, and when."""
 
 import gc
-import threading
 import weakref
 
 import mxnet as mx
@@ -12,9 +11,9 @@ from mxnet import autograd, gluon
 import mxmp
 from mxmp import amp
 from mxmp.errors import TrainerError
-from mxmp.gluon import conversion
 from tests.amp.nets import IMAGES, images
 from tests.amp.scenarios import X, dense
+from tests.perceptron import policy_of
 
 LOW = {"Convolution": "float16", "BatchNorm": "float16", "Activation": "float16", "FullyConnected": "float16"}
 
@@ -78,7 +77,7 @@ def test_a_part_that_ran_alone_becomes_a_part_of_the_whole():
         run(called)
     assert precisions(net) == LOW
     amp.disable()
-    assert conversion.conversion_of(net) is conversion.conversion_of(net[0]) is None
+    assert policy_of(net) is policy_of(net[0]) is None
 
 
 def part_by_hand(net):
@@ -150,24 +149,6 @@ def test_a_net_that_is_not_hybridized_is_warned_of_once(by_hand, caplog):
             scaled.backward()
         trainer.step(1)
     assert caplog.text.count("amp.init has converted no net so far") == (not by_hand)
-
-
-def test_a_thread_that_calls_a_net_while_another_converts_it_waits(monkeypatch):
-    net, float32 = images()
-    outputs, thread = [], threading.Thread(target=lambda: outputs.append(run(net)))
-    note_policy = conversion.note_policy
-
-    def midway(*args):
-        thread.start()
-        thread.join(0.5)
-        note_policy(*args)
-
-    monkeypatch.setattr(conversion, "note_policy", midway)
-    amp.init()
-    converted = run(net)
-    thread.join()
-    np.testing.assert_array_equal(outputs, [converted])
-    assert (converted != float32).any()
 
 
 @pytest.mark.parametrize("contexts", [1, 2])

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mxmp.errors import LossScaleError
 from mxmp.loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, parse
 
 
@@ -101,3 +103,76 @@ def test_every_field_survives_a_dict(scale):
 def test_a_dynamic_scale_shows_what_is_not_by_default_and_all_fields_in_a_notebook(scale, text):
     assert repr(scale) == text
     assert "Loss scale" in scale._repr_html_() and f"{scale.value:,.10g}" in scale._repr_html_()
+
+
+# Fields of a dynamic scale that cannot be, and the words that name each.
+FIELDS = [
+    ({"init_scale": 0.0}, "init_scale=0.0 is no loss scale; expected a positive, finite"),
+    ({"init_scale": -2.0}, "init_scale=-2.0"),
+    ({"init_scale": math.nan}, "init_scale=nan"),
+    ({"init_scale": math.inf}, "init_scale=inf"),
+    ({"init_scale": 10**400}, "init_scale is 1000.*; expected a number within the range of a float"),
+    ({"init_scale": "big"}, "init_scale is 'big'; expected a number"),
+    ({"init_scale": True}, "init_scale is True"),
+    ({"init_scale": 2.0**25}, "outside .*max_scale=16777216.0"),
+    ({"init_scale": 0.5}, "outside .*min_scale=1.0"),
+    ({"max_scale": 1e39}, r"max_scale=1e\+39"),
+    ({"min_scale": 0.0}, "min_scale=0.0"),
+    ({"min_scale": 8.0, "max_scale": 4.0}, "min_scale=8.0 is above max_scale=4.0"),
+    ({"growth_factor": 1.0}, "growth_factor=1.0 would never raise the scale"),
+    ({"growth_factor": math.nan}, "growth_factor=nan"),
+    ({"backoff_factor": 1.0}, "backoff_factor=1.0 would not lower the scale"),
+    ({"backoff_factor": 0.0}, "backoff_factor=0.0"),
+    ({"growth_interval": 0}, "growth_interval=0; expected a whole number of at least 1"),
+    ({"growth_interval": 2.5}, "growth_interval=2.5"),
+    ({"hysteresis": 0}, "hysteresis=0"),
+    ({"max_floor_skips": 0}, "max_floor_skips=0"),
+    ({"at_floor": "explode"}, "unknown at_floor 'explode'; expected 'raise', 'warn' or 'hold'"),
+    ({"value": math.nan}, "value=nan"),
+    ({"value": 0.25}, "value=0.25 lies outside"),
+    ({"growth_tracker": -1}, "growth_tracker=-1"),
+    ({"growth_interval": 10, "growth_tracker": 10}, "growth_tracker=10 has passed growth_interval=10"),
+    ({"hysteresis_tracker": 2}, "hysteresis_tracker=2 is above hysteresis=1"),
+    ({"floor_skips": -1}, "floor_skips=-1"),
+]
+
+
+@pytest.mark.behaviour("an interval below the tracker", "a scale that is none", "a wrong back-off", "no growth interval")
+@pytest.mark.parametrize("fields, text", FIELDS, ids=str)
+def test_a_field_that_cannot_be_is_named(fields, text):
+    with pytest.raises(LossScaleError, match=text):
+        DynamicLossScale(**fields)
+
+
+STATE = DynamicLossScale().to_dict()
+STATES = [
+    ({**STATE, "kind": "magic"}, "kind 'magic'; expected 'noop', 'static' or 'dynamic'"),
+    ({**STATE, "surprise": 1}, r"unknown fields \['surprise'\]"),
+    ({**STATE, "value": math.nan}, "value=nan is no loss scale"),
+    ({**STATE, "value": None}, "value is null"),
+    ({**STATE, "value": "8"}, "value is '8'; expected a number"),
+    ({**STATE, "warming_up": 1}, "warming_up=1; expected True or False"),
+    ({key: value for key, value in STATE.items() if key != "min_scale"}, r"lacks \['min_scale'\]"),
+    (None, "a loss scale's state is None; expected a dict"),
+]
+
+
+@pytest.mark.behaviour("a NaN in a state")
+@pytest.mark.parametrize("state, text", STATES, ids=str)
+def test_a_state_that_cannot_be_is_named(state, text):
+    with pytest.raises(LossScaleError, match=text):
+        LossScale.from_dict(state)
+
+
+@pytest.mark.behaviour("a scale that is none")
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 2.0**127, "x", None, False])
+def test_a_static_scale_is_a_positive_number_whose_inverse_is_one_too(value):
+    with pytest.raises(LossScaleError):
+        StaticLossScale(value)
+
+
+@pytest.mark.behaviour("a scale that is none")
+@pytest.mark.parametrize("spec", ["static", "", True, [1], {"kind": "noop"}], ids=str)
+def test_parse_says_what_is_expected(spec):
+    with pytest.raises(LossScaleError, match="^unknown loss scale .*; expected 'dynamic', a number"):
+        parse(spec)

@@ -288,11 +288,3 @@ def test_an_array_may_be_written_to_at_any_time(dtype, tmp_path):
     resumed.load_states(str(tmp_path / "s"))
     assert step(optimizer, [w]) and step(resumed, [other])
     assert resumed._masters.arrays[0].asnumpy().tolist() == master.asnumpy().tolist()
-
-
-def test_without_multi_precision_an_optimizer_is_the_inner_one():
-    own, inner, grad = MultiPrecision(mx.optimizer.Adam()), mx.optimizer.Adam(), mx.nd.array([1.0, -2.0])
-    first, second = weight([1.0, 2.0], "float32"), weight([1.0, 2.0], "float32")
-    for optimizer, w in ((own, first), (inner, second)):
-        optimizer.update(0, w, grad, optimizer.create_state(0, w))
-    assert own.multi_precision and first.asnumpy().tolist() == second.asnumpy().tolist() != [1.0, 2.0]

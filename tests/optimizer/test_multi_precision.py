@@ -7,11 +7,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.arrays import to_float32
 from mxmp.errors import TrainerError
+from mxmp.gluon import exact_value
 from mxmp.optimizer import MultiPrecision
-from mxmp.train.masters import exact_value
-from mxmp.train.step import needs_unscaled_gradients
 from tests.freeze import freeze
 from tests.gluon.trainer_tools import TWO, param
 from tests.values import DTYPES, as_float32, in_dtype
@@ -54,8 +52,8 @@ def test_without_masters_each_update_starts_from_the_weight(name, dtype):
     for _ in range(3):
         grad = low([[0.1, -0.3]], dtype)
         updater(0, grad, weight)
-        plain(0, to_float32(grad), expected)
-        expected = to_float32(low(expected.asnumpy(), dtype))
+        plain(0, mx.nd.array(as_float32(grad)), expected)
+        expected = mx.nd.array(as_float32(low(expected.asnumpy(), dtype)))
     np.testing.assert_array_equal(as_float32(weight), expected.asnumpy())
     assert not isinstance(updater.states[0], tuple) or name == "adam"
 
@@ -94,9 +92,9 @@ def test_a_trainer_of_mxnet_updates_masters_which_parameters_keep(options):
             losses = [w.data(ctx).sum() / (1 if options else 2) for ctx in TWO]
         mx.autograd.backward(losses)
         trainer.step(1)
-    for weight in w.list_data():
-        assert weight.asnumpy().tolist() == [1 - 2.0**-11, 2]
-        assert exact_value(weight, w).asnumpy().tolist() == [1 - 3 * 2.0**-13, 2 - 3 * 2.0**-13]
+    for ctx in TWO:
+        assert w.data(ctx).asnumpy().tolist() == [1 - 2.0**-11, 2]
+        assert exact_value(w, ctx).asnumpy().tolist() == [1 - 3 * 2.0**-13, 2 - 3 * 2.0**-13]
 
 
 def test_a_schedule_of_the_inner_optimizer_counts():
@@ -144,5 +142,36 @@ def test_a_cast_after_the_first_update_is_an_error(first, second, name):
         updater(0, low([1.0], second), low([1.0], second))
 
 
-def test_only_lbsgd_needs_unscaled_gradients():
-    assert [n for n in OPTIMIZERS if needs_unscaled_gradients(make(n), 2.0)] == ["lbsgd"]
+@pytest.mark.parametrize("steps", [1, 9, 10])
+def test_an_updater_sees_a_write_to_a_parameter_within_ten_updates_and_undoes_it_later(steps):
+    w = param([1.0] * 3, "float16")
+    updater = updater_of(mx.optimizer.SGD(learning_rate=0, param_dict={0: w}))
+    for _ in range(steps):
+        updater(0, mx.nd.ones(3), w.data())
+    w.data()[:] = 3
+    if steps < 10:
+        with pytest.raises(TrainerError, match="parameter 'w' .* written to past its float32 master"):
+            updater(0, mx.nd.ones(3), w.data())
+    else:
+        updater(0, mx.nd.ones(3), w.data())
+        assert w.data().asnumpy().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("steps", [1, 11])
+@pytest.mark.parametrize("dtype", LOW)
+def test_an_updater_takes_over_what_is_written_to_an_array(dtype, steps):
+    """Which has no set_data to say so; elements that were not written to keep their exact values."""
+    weight, updater = low([1.0, 2.0], dtype), updater_of(mx.optimizer.SGD(learning_rate=2.0**-20))
+    for _ in range(steps):
+        updater(0, low([1.0, 1.0], dtype), weight)
+    weight[0] = 3
+    with mx.autograd.record():
+        updater(0, low([0.0, 0.0], dtype), weight)
+    assert updater.states[0][1].asnumpy().tolist() == [3, 2 - steps * 2.0**-20]
+
+
+def test_an_optimizer_of_float32_weights_is_the_inner_one():
+    grad, weights = mx.nd.array([1.0, -2.0]), [mx.nd.array([1.0, 2.0]) for _ in range(2)]
+    for optimizer, weight in zip((MultiPrecision(mx.optimizer.Adam()), mx.optimizer.Adam()), weights):
+        optimizer.update(0, weight, grad, optimizer.create_state(0, weight))
+    assert freeze(weights[0]) == freeze(weights[1]) != freeze(mx.nd.array([1.0, 2.0]))

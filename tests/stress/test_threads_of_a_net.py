@@ -11,6 +11,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from mxmp import amp
 from mxmp.gluon import convert, precision
 from tests.gluon.nets import sequence, started
 
@@ -26,7 +27,11 @@ class Net(nn.HybridSequential):
 
 def make(policy="float32", kind=Net):
     layers = [nn.Dense(8, in_units=8, activation="tanh") for _ in range(8)]
-    return convert(started(sequence(*layers, kind=kind)), policy)
+    net = started(sequence(*layers, kind=kind))
+    if policy:
+        return convert(net, policy)
+    net.hybridize()
+    return net
 
 
 def batch(rows):
@@ -54,8 +59,15 @@ def record(net, x):
         return net(x).asnumpy()
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_the_first_calls_may_come_from_several_threads(policy):
+@pytest.fixture
+def initialized():
+    amp.init()
+    yield
+    amp.disable()
+
+
+@pytest.mark.parametrize("policy", ["O1", "O2", None], ids=["O1", "O2", "amp.init"])
+def test_the_first_calls_may_come_from_several_threads(policy, initialized):
     expected = [infer(make(policy), batch(2 + number)) for number in range(THREADS)]
     for _ in range(3):
         net, ways = make(policy), [infer, record] * (THREADS // 2)
