@@ -1,37 +1,25 @@
 """Sums over workers, without a network: dtypes, contexts, overflow, and bad arguments."""
 
 import gc
-import threading
 import time
-import weakref
-from types import SimpleNamespace
+from concurrent.futures import ThreadPoolExecutor
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-import mxmp.distributed
-from mxmp.arrays import round_into, to_float32
 from mxmp.distributed import KVStore, distributed
-from mxmp.dtypes import to_numpy
-from mxmp.train.kvstores import updates_on_kvstore
+from tests.alone import alone
 from tests.distributed.engines import Second, Twins
+from tests.values import DTYPES, as_float32, in_dtype, name_of
 
-DTYPES = ["float32", "float16", "float64", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
+NAMES = ["float32", "float16", "float64", pytest.param("bfloat16", marks=pytest.mark.bfloat16)]
 TRANSPORTS = ["float32", "float16"]
 
 
 def array(values, dtype="float32", ctx=None):
-    if dtype != "bfloat16":
-        return mx.nd.array(values, dtype=dtype, ctx=ctx)
-    wide = mx.nd.array(values, ctx=ctx)
-    low = mx.nd.empty(wide.shape, dtype=to_numpy(dtype), ctx=ctx)
-    round_into(wide, low)
-    return low
-
-
-def numbers(a):
-    return to_float32(a).asnumpy()
+    low = dtype if dtype == "bfloat16" else "float32"
+    return in_dtype(mx.nd.array(values, dtype="float32" if dtype == low else dtype, ctx=ctx), DTYPES[low])
 
 
 def store(size=2, transport="float32", shape=(2, 3), key="w"):
@@ -41,17 +29,17 @@ def store(size=2, transport="float32", shape=(2, 3), key="w"):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 def test_pushpull_sums_over_workers(dtype, transport):
     values = np.arange(6).reshape(2, 3) * 0.25
     grad, out, made = array(values, dtype), mx.nd.empty((2, 3), dtype=np.float64), KVStore(Twins(4), transport)
     made.init("w", grad.copy())
     made.pushpull("w", grad, out=[out])
-    np.testing.assert_array_equal(numbers(grad), values)
+    np.testing.assert_array_equal(as_float32(grad), values)
     np.testing.assert_array_equal(out.asnumpy(), 4 * values)
     made.pushpull("w", grad)
-    np.testing.assert_array_equal(numbers(grad), 4 * values)
-    assert np.dtype(grad.dtype) == np.dtype(to_numpy(dtype))
+    np.testing.assert_array_equal(as_float32(grad), 4 * values)
+    assert name_of(grad.dtype) == dtype
     if dtype == "float64":  # which travels as float64
         made.pushpull("w", grad[:] + 2.0**-50, out=[out])
         np.testing.assert_array_equal(out.asnumpy(), 4 * (4 * values + 2.0**-50))
@@ -85,11 +73,11 @@ def test_pushpull_adds_the_contexts_of_a_worker_first():
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 def test_broadcast_gives_every_context_what_worker_0_has(dtype, transport):
     outs = [array(np.zeros((2, 2)), dtype, mx.cpu(i)) for i in range(2)]
     KVStore(Second(), transport).broadcast("w", outs[0], outs)
-    assert all((numbers(out) == 5).all() for out in outs)
+    assert all((as_float32(out) == 5).all() for out in outs)
     value = mx.nd.array([1 + 2.0**-23])
     KVStore(Twins(), transport).init("w", value)
     assert value.asscalar() == 1 + 2.0**-23  # in float32, also where gradients travel as float16
@@ -149,53 +137,30 @@ def test_names_and_stores_that_are_distributed(make, expected):
     assert distributed(make()) is expected
 
 
-class _Joined(Twins):
-    """A parameter server that a process joins when it is made."""
+class Joined(mx.kv.KVStore):
+    """A store of MXNet that has joined a job; a worker tells its servers once."""
 
-    def __init__(self, store):
-        super().__init__()
-        self.store = store
+    type, told = "dist_sync", 0
 
-
-@pytest.fixture
-def joined(monkeypatch):
-    """Return the list of all jobs that are joined, which is not this process's."""
-    made = []
-    monkeypatch.setattr(mxmp.distributed, "ParameterServer", lambda store: made.append(_Joined(store)) or made[-1])
-    monkeypatch.setattr(mxmp.distributed, "_JOINED", {})
-    return made
+    def _send_command_to_servers(self, head, body):
+        time.sleep(0.05)  # lets other threads come
+        self.told += 1
 
 
-def test_a_job_is_joined_once_though_its_first_user_is_gone(joined):
-    """MXNet waits for ever in a second mx.kv.create('dist_sync')."""
-    first = weakref.ref(KVStore("dist_sync")._engine)
-    made = joined.copy()
-    joined.clear()  # or this list would hold the engine
-    del made
-    gc.collect()
-    second = KVStore("dist_device_sync")
-    assert joined == [] and second._engine is first()
-
-
-def test_a_name_means_the_job_that_a_store_of_mxnet_has_joined(joined, monkeypatch):
-    monkeypatch.setattr(mx.kv.KVStore, "type", "dist_sync")
+def join_from_threads():
     store = mx.kv.create("local")
-    first, second = KVStore(store), KVStore("dist_sync")
-    assert first._engine is second._engine is KVStore(store)._engine
-    assert [each.store for each in joined] == [store]
-    monkeypatch.setattr(mx.kv.KVStore, "type", "dist_async")
-    assert not distributed(store)
+    store.__class__ = Joined
+    assert distributed(store)
+    with ThreadPoolExecutor(4) as pool:
+        engines = {each._engine for each in pool.map(KVStore, [store] * 4)}
+    assert len(engines) == store.told == 1
+    gc.collect()
+    assert KVStore("dist_device_sync")._engine in engines  # a name means the job, though its first users are gone
 
 
-def test_threads_join_a_job_once(joined, monkeypatch):
-    quick = mxmp.distributed.ParameterServer
-    monkeypatch.setattr(mxmp.distributed, "ParameterServer", lambda store: time.sleep(0.05) or quick(store))
-    threads = [threading.Thread(target=KVStore, args=("dist_sync",)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(joined) == 1
+def test_a_job_is_joined_once_by_whatever_thread_and_name():
+    """MXNet waits for ever in a second mx.kv.create('dist_sync')."""
+    alone(join_from_threads)
 
 
 def test_weights_that_onednn_has_laid_out_are_broadcast():
@@ -210,9 +175,3 @@ def test_weights_that_onednn_has_laid_out_are_broadcast():
     net(mx.nd.zeros((1, 16, 8, 8))).wait_to_read()
     made.pushpull("w", weight)
     np.testing.assert_array_equal(weight.asnumpy(), 2 * before)
-
-
-@pytest.mark.parametrize("is_checked, is_low, updates", [(False, False, True), (True, False, False), (False, True, False)])
-def test_a_distributed_kvstore_updates_only_what_is_neither_checked_nor_low(is_checked, is_low, updates):
-    store = SimpleNamespace(type="dist_sync")
-    assert updates_on_kvstore(store, True, is_checked, is_low) is updates

@@ -7,8 +7,8 @@ from mxnet import gluon
 
 from mxmp.distributed import KVStore
 from mxmp.errors import NonFiniteLossError
+from mxmp.gluon import convert, exact_value
 from mxmp.loss_scale import DynamicLossScale
-from mxmp.train.masters import keep_masters
 from tests.distributed.engines import Second, Twins, WithBadLoss
 from tests.gluon.trainer_tools import backward, param, sgd, value
 
@@ -58,12 +58,15 @@ MASTER = 5 + 2.0**-12  # rounds to 5
     ],
 )
 def test_masters_are_those_that_weights_had_and_worker_0s(weight, engine, expected):
-    w = param([weight], "float16")
-    keep_masters(w, [mx.nd.array([MASTER])])
-    trainer = sgd(w, loss_scale=1.0, kvstore=KVStore(engine()))
-    backward(trainer, w, [0])
+    net = gluon.nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.Constant(MASTER))
+    convert(net, "O2")(mx.nd.ones((1, 1)))
+    if weight != 5.0:
+        net.weight.data()[:] = weight
+    trainer = sgd(net.weight, loss_scale=1.0, kvstore=KVStore(engine()))
+    backward(trainer, net.weight, [[0]])
     trainer.step(1)
-    assert trainer._gradients.masters[0].arrays[0].asscalar() == expected
+    assert exact_value(net.weight).asscalar() == np.float32(expected)
 
 
 def test_parameters_of_unknown_shape_wait_for_the_first_step():

@@ -226,6 +226,8 @@ def test_where_the_kvstore_updates_all_is_mxnets(tmp_path):
         module.load_optimizer_states(str(tmp_path / "states"))
     with pytest.raises(TrainerError, match="unscale cannot be used where the kvstore updates"):
         ours.unscale()
+    with pytest.raises(TrainerError, match="updates weights inside the all-reduce, .* without float32 masters"):
+        ready(policy="O2", loss_scale=None, kvstore=updating())
 
 
 def test_the_scale_is_the_policys_unless_given_and_none_is_as_lenient_as_mxnet():
