@@ -189,6 +189,20 @@ def test_a_decorated_function_runs_in_its_region():
         assert np.array_equal(evaluate(net), exact) and not np.array_equal(values(net), exact)
 
 
+def generator(net):
+    yield values(net)
+
+
+async def coroutine(net):
+    return values(net)
+
+
+@pytest.mark.parametrize("function", [generator, coroutine, functools.partial(generator, None)], ids=str)
+def test_a_function_that_runs_after_its_call_is_not_decorated(function):
+    with pytest.raises(PolicyError, match="is a generator or coroutine function, which runs after the call; open the reg"):
+        precision("float32")(function)
+
+
 class Failing(nn.HybridSequential):
     fail = False
 
@@ -255,6 +269,31 @@ def low_layers(net, policy="O1", x=SQUARE):
     convert(net, policy)(x)
     rows = report(net).rows
     return [{row.name.replace("_fwd", "") for row in rows if row.precision == each} for each in ("float16", "float32")]
+
+
+SETTINGS = {
+    "param_dtype": "O2",
+    "loss_scale": "O1,loss_scale=128",
+    "ops": "O1,op:softmax=float16",
+    "keep_batchnorm_fp32": "O1,keep_batchnorm_fp32=True",
+    "last_layer_fp32": "O1,last_layer_fp32=True",
+    "output_dtype": "O1,output_dtype=float16",
+}
+
+
+@pytest.mark.parametrize("field", SETTINGS)
+def test_what_only_a_net_can_have_cannot_be_set_for_one_block(field):
+    message = f"^set_policy: block 'a': {field}=.* cannot be set for one block; give .* and {field} to the net's policy"
+    with pytest.raises(PolicyError, match=message):
+        set_policy(dense("a_"), SETTINGS[field])
+
+
+@pytest.mark.parametrize("policy, dtype", [("mixed_bfloat16", "bfloat16"), ("float32", "float32")])
+def test_a_block_in_another_dtype_than_the_net_computes_in_is_refused(policy, dtype):
+    net = sequence(set_policy(dense("a_"), "mixed_float16"))
+    message = f"^block 'a': set_policy gave it compute_dtype='float16', but the net's policy has '{dtype}'; convert the net with"
+    with pytest.raises(PolicyError, match=message):
+        convert(net, policy)
 
 
 @pytest.mark.behaviour("nested policies")

@@ -60,7 +60,7 @@ def test_losses_of_one_step_add_up_at_different_scales():
     assert trainer.step(1) and values(w) == [0.125]
 
 
-@pytest.mark.behaviour("a scale per loss")
+@pytest.mark.behaviour("a scale per loss", "an overflow of one loss")
 def test_the_loss_that_overflows_backs_off_and_is_logged(caplog):
     w, trainer = two_losses(count=3, grad_req="add")
     for _ in range(2):

@@ -11,7 +11,6 @@ from mxnet.gluon import nn
 from mxmp.errors import StaleGradientError, TrainerError
 from mxmp.gluon import Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
-from mxmp.train import loss_heads
 from tests.gluon.nets import sequence
 from tests.gluon.trainer_tools import (
     TWO,
@@ -389,12 +388,6 @@ def test_a_second_trainer_must_be_told_of_a_scaled_loss():
     assert b.data().asscalar() == 0
 
 
-def test_an_error_of_mxnet_in_a_block_comes_out_as_it_is():
-    w = param([1.0])
-    with pytest.raises(mx.MXNetError, match="my own"), autograd.record(), sgd(w, 8).scale_loss(w.data() * 2):
-        raise mx.MXNetError("my own")
-
-
 def test_lost_statistics_of_a_net_that_no_trainer_has_are_named_once(caplog, recwarn):
     """A teacher in training mode: its running statistics are not put back after a step that overflows."""
     teacher = sequence(nn.BatchNorm(in_channels=3, prefix="norm_"), prefix="teacher_")
@@ -411,14 +404,3 @@ def test_lost_statistics_of_a_net_that_no_trainer_has_are_named_once(caplog, rec
         assert trainer.step(1) == (bad == 1.0)
     said = [record.getMessage() for record in caplog.records] + [str(each.message) for each in recwarn]
     assert len([text for text in said if "teacher" in text and "running statistics" in text]) == 1
-
-
-def test_the_factor_of_a_loss_is_made_once_for_all_steps_of_one_scale(monkeypatch):
-    made, make = [], loss_heads._variable
-    monkeypatch.setattr(loss_heads, "_variable", lambda *args: made.append(args) or make(*args))
-    w = param([1.0, 2.0])
-    trainer = sgd(w, 64)
-    for _ in range(4):
-        backward(trainer, w, 0.5)
-        assert trainer.step(1)
-    assert len(made) == 1
