@@ -197,7 +197,7 @@ async def coroutine(net):
     return values(net)
 
 
-@pytest.mark.parametrize("function", [generator, coroutine, functools.partial(generator, None)], ids=str)
+@pytest.mark.parametrize("function", [generator, coroutine, functools.partial(generator, None)], ids=["generator", "coroutine", "partial"])
 def test_a_function_that_runs_after_its_call_is_not_decorated(function):
     with pytest.raises(PolicyError, match="is a generator or coroutine function, which runs after the call; open the reg"):
         precision("float32")(function)
