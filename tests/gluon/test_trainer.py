@@ -12,7 +12,7 @@ from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.gluon import Trainer, convert, exact_value
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.optimizer import LossScaleOptimizer, MultiPrecision
-from tests.distributed.engines import Twins
+from tests.distributed.engines import Second, Twins
 from tests.freeze import freeze
 from tests.gluon.trainer_tools import (
     DTYPES,
@@ -389,3 +389,49 @@ def test_training_is_gluons_while_all_is_saved_and_loaded_at_every_step(scaled, 
         trainer = Trainer([w], "sgd", dict(options), loss_scale=scale)
         trainer.load_states(str(tmp_path / "states"))
     assert trainer.skipped_steps == 2 * scaled
+
+
+# ---------------------------------------------------------------------- kvstores
+
+
+def sparse():
+    return param(np.ones((3, 2)), stype="row_sparse", grad_stype="row_sparse")
+
+
+ON_KVSTORE = {"update_on_kvstore": True}
+UNCHECKED = " updates weights inside the all-reduce, before .*: {}; or train float32 parameters with mx.gluon.Trainer"
+SPARSE = "parameter 'w' is row_sparse, so that its kvstore" + UNCHECKED.format("make it with stype='default'.*")
+CHOSEN = "update_on_kvstore=True" + UNCHECKED.format("leave update_on_kvstore out")
+ASYNCHRONOUS = "kvstore 'dist_async'" + UNCHECKED.format("take a synchronous kvstore")
+REFUSED = {
+    "a dynamic scale": (TWO, ON_KVSTORE, CHOSEN),
+    "a static scale": (TWO, {**ON_KVSTORE, "loss_scale": 8}, CHOSEN),
+    "no scale": (TWO, {**ON_KVSTORE, "loss_scale": None}, CHOSEN),
+    "asynchronous": (None, {"kvstore": "dist_async"}, ASYNCHRONOUS),
+    "asynchronous, no scale": (None, {"kvstore": "dist_async", "loss_scale": None}, ASYNCHRONOUS),
+    "row_sparse": (sparse, {}, SPARSE),
+    "row_sparse, no scale": (sparse, {"loss_scale": None}, SPARSE),
+}
+
+
+@pytest.mark.parametrize("where, options, message", REFUSED.values(), ids=REFUSED)
+def test_a_trainer_is_refused_and_leaves_parameters_alone(where, options, message):
+    w = where() if callable(where) else param([1.0], ctx=where)
+    with pytest.raises(TrainerError, match=message):
+        Trainer([w], **{"optimizer": "sgd", **options})
+    assert w._trainer is None
+
+
+class Exact(Second):
+    """The second worker of one whose float32 value float16 has not."""
+
+    def broadcast(self, key, array):
+        super().broadcast(key, array)
+        array[:] = 5 + 2.0**-12
+
+
+def test_a_worker_without_masters_keeps_worker_0s():
+    """Or weights that round alike would go different ways."""
+    w, trainer = trained(param([1.0], "float16"), 1.0, kvstore=KVStore(Exact()))
+    assert run(trainer, w, 0) and value(w.data()) == 5
+    assert next(trainer.master_params()).asscalar() == 5 + 2.0**-12
