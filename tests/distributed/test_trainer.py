@@ -63,7 +63,7 @@ def test_masters_are_those_that_weights_had_and_worker_0s(weight, engine, expect
     trainer = sgd(w, loss_scale=1.0, kvstore=KVStore(engine()))
     backward(trainer, w, [0])
     trainer.step(1)
-    assert trainer._gradients.masters[0].arrays[0].asscalar() == expected
+    assert trainer._training_step.masters[0].arrays[0].asscalar() == expected
 
 
 def test_parameters_of_unknown_shape_wait_for_the_first_step():
