@@ -30,6 +30,7 @@ from .blocks import (
     unconverted,
     undone,
 )
+from .trace import MakingGraphs
 
 # A net's attributes for its graphs. A cached operator cannot be copied.
 GRAPHS = ("_cached_graph", "_cached_op", "_cached_op_args")
@@ -230,7 +231,7 @@ class ConvertedBlock(gluon.HybridBlock):
     @_where_converted
     def __reduce_ex__(self, conversion: Any, protocol: Any) -> Tuple[Any, ...]:
         """Return the state for pickle and copy, without graphs: a copy makes its own."""
-        with conversion.siblings.lock:
+        with MakingGraphs.lock:
             for block in descendants(self):  # the user may have called it by itself
                 if isinstance(block, gluon.HybridBlock) and block._cached_op is not None:
                     block._clear_cached_op()
