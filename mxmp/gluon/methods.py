@@ -7,6 +7,7 @@ gets a class with `StoredPart` while the conversion stores parameters of it in l
 from __future__ import annotations
 
 import contextlib
+import copy
 import copyreg
 import functools
 from contextvars import ContextVar
@@ -236,6 +237,14 @@ class ConvertedBlock(gluon.HybridBlock):
                 if isinstance(block, gluon.HybridBlock) and block._cached_op is not None:
                     block._clear_cached_op()
             return reduced(self, protocol, GRAPHS)
+
+    def __deepcopy__(self, memo: Any) -> gluon.HybridBlock:
+        """Return a copy. A first call in another thread, which changes blocks and parameters, waits meanwhile."""
+        with MakingGraphs.lock:
+            copied = getattr(super(), "__deepcopy__", None)  # the user's own, if there is one
+            if copied is not None:
+                return copied(memo)
+            return copy._reconstruct(self, memo, *self.__reduce_ex__(4))  # type: ignore[attr-defined]
 
 
 class ConvertedSymbolBlock(ConvertedBlock):
