@@ -63,6 +63,14 @@ def test_outputs_keep_names_order_and_dtypes_and_converting_back_gives_the_netwo
     assert to_graph(convert(found.symbol, "O0").symbol) == to_graph(net)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("stype", ["csr", "row_sparse"])
+def test_a_product_of_sparse_data_stays_as_it_is(stype, policy):
+    """MXNet has no cast of sparse arrays that leaves them sparse."""
+    net = mx.sym.dot(mx.sym.var("x", stype=stype), mx.sym.var("weight", shape=(6, 6)), name="product")
+    assert to_graph(convert(net, policy.partition(",")[0]).symbol) == to_graph(net)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_an_input_that_declares_another_dtype_keeps_it(dtype):
     net = mx.sym.Group([dense(mx.sym.var("y", dtype=dtype), "own"), dense(mx.sym.var("x"))])
