@@ -130,7 +130,34 @@ def numpy_sums(F, x):
     return before_layer(F, total * total * 2**-14)
 
 
+def alike(F, x, unit):
+    """Return the cosines of the angles between two rows of a picture and two others, which are small."""
+    rows = F.split(unit(F, x.reshape((4, 2))), num_outputs=2, axis=0)
+    return F.FullyConnected(rows[0], rows[1], num_hidden=2, no_bias=True)
+
+
+def unit(F, rows):
+    return F.L2Normalization(rows)
+
+
+def divided(F, rows):
+    """Return rows divided by their lengths, by hand."""
+    return F.broadcast_div(rows, F.norm(rows, axis=1, keepdims=True))
+
+
+ROWS = np.array([[[[64, 60], [64, 59], [64, 63], [64, 62]]]])
+
 RELATIVES = {
+    "angles": (lambda F, x: F.arccos(alike(F, x, unit)), ROWS, {}),
+    "angles of rows divided by hand": (lambda F, x: F.arccos(F.clip(alike(F, x, divided), -1, 1)), ROWS, {}),
+    "sines of angles": (lambda F, x: F.sqrt(1 - alike(F, x, unit) * alike(F, x, unit)), ROWS, {}),
+    "the logarithm of a distance of rows": (lambda F, x: -F.log(1 - alike(F, x, unit)) * 0.1, ROWS, {}),
+    "a distance of rows": (lambda F, x: 10 * (1 - alike(F, x, unit)), ROWS, {}),
+    "rapidities": (lambda F, x: 0.1 * F.arctanh(0.999 * alike(F, x, divided)), ROWS, {}),
+    "a layer of large sums": (
+        lambda F, x: layer(F, F.sum(x, axis=(2, 3), keepdims=True)).reshape((1,)) * 1e-5, 2 * IMAGE, {}),
+    "a layer of large factors": (lambda F, x: layer(F, x * 300 * 300).reshape((1,)) * 1e-5, ONE, {}),
+    "a layer of small factors": (lambda F, x: layer(F, x * 1e-3 * 1e-3).reshape((1,)) * 1e6, ONE, {}),
     "a sum of sums through a foreach": (
         lambda F, x: mean_of_rows(F, mapped(F, lambda rows: row_sum(F, rows), x.reshape((8, 1, 1, 64, 512)))), 4 * IMAGE, {}),
     "relu of slices in a foreach": (
@@ -339,6 +366,18 @@ def test_a_longer_batch_is_float32_whatever_ran_first():
     for length in (10, 30000):
         found = net(mx.nd.ones((2, length, 8)), mx.nd.ones((length, 2)))
         np.testing.assert_array_equal(found.asnumpy(), 8 * length)
+
+
+def test_a_layer_behind_attention_over_many_positions_is_low():
+    """Softmax weighs values, so that their sum is as large as one."""
+
+    def attention(F, x):
+        values = x.reshape((1, 2048, 1))
+        return layer(F, F.batch_dot(F.softmax(F.batch_dot(values, values, transpose_b=True)), values).reshape((1, 1, -1, 1)))
+
+    net = convert(behind(attention), "O1")
+    net(mx.nd.ones((1, 1, 1, 2048)))
+    assert [row.precision for row in report(net).rows if row.op == "Convolution"] == ["float16"] * 2
 
 
 @pytest.mark.parametrize("norm", ["L2Normalization", "LayerNorm"])
