@@ -242,5 +242,5 @@ def _drop_unfinished(trainer: Any) -> None:
 
 def _make_masters_anew(trainer: Trainer) -> None:
     """Have a trainer make the masters of its parameters at the next step; its states are float32 in any case."""
-    for masters in trainer._gradients.masters:
+    for masters in trainer._training_step.masters:
         masters.load({})

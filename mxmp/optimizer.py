@@ -20,10 +20,10 @@ from .train.loss_heads import ScaledLoss, map_losses, refuse_recorded, require_b
 from .train.masters import Masters, copy_to_other_contexts, sync_master_from_weight
 from .train.multi_precision import MultiPrecision as MultiPrecision
 from .train.multi_precision import require_finite, unwrapped
+from .train.running_stats import RunningStats
 from .train.scaler import Scaler, ScalerStatus
 from .train.states import Target, WeightInfo
-from .train.step import Step, Weights
-from .train.window import Stage
+from .train.step import Step
 
 globals().update(_hooks(__name__))
 
@@ -88,7 +88,6 @@ class LossScaleOptimizer(ScalerStatus):
         dynamic_growth_steps: Optional[int] = None,
     ) -> None:
         self._scaler = Scaler(make_loss_scale(dynamic, initial_scale, dynamic_growth_steps))
-        self._training_step = Step(self._scaler)
         self._inner, masters = unwrapped(_require_inner(inner))
         self._updater, self._masters = mx.optimizer.get_updater(self._inner), Masters(self._inner, masters)
         self._weights: List[Weight] = []  # In the order of their indices.
@@ -229,7 +228,7 @@ class LossScaleOptimizer(ScalerStatus):
         self._scaled_grads = [leaf for leaf in tree_leaves(grads) if leaf is not None]
         unscaled = list(tree_map(grads, lambda grad: _unscaled(grad, 1.0 / window.scale)))
         window.flag("gradients", all_finite(self._scaled_grads))
-        window.stage = Stage.SEEN
+        window.is_true = True
         return unscaled
 
     def apply_gradients(self, grads_and_vars: Iterable[Tuple[Any, Any]]) -> bool:
@@ -263,14 +262,14 @@ class LossScaleOptimizer(ScalerStatus):
         self._set_weights(weights)
         self._sync_masters_of_arrays(updates)
         self._scaled_losses, self._scaled_grads = [], []
-        gradients = GivenGradients(self._updater, self._masters, updates, weights)
-        return self._training_step.run(gradients, self._inner.rescale_grad)
+        step = OptimizerStep(self._scaler, self._updater, self._masters, updates, weights)
+        return step.run(self._inner.rescale_grad)
 
     def discard_grads(self) -> None:
         """Give up the present step, after an error between its calls: nothing is updated."""
         self._require_own("discard_grads")
         self._scaled_losses, self._scaled_grads = [], []
-        self._training_step.discard()
+        self._scaler.end_step()
 
     # ------------------------------------------------------------------ weights and their states
 
@@ -315,7 +314,6 @@ class LossScaleOptimizer(ScalerStatus):
             FileNotFoundError: If there is no such file.
         """
         states.restore(fname, self._target("load_states"), self._scaler)
-        self._training_step.compare_again()
 
     def _set_weights(self, weights: List[Weight]) -> None:
         self._weights = weights
@@ -542,15 +540,21 @@ def _text(value: Any) -> str:
     return f"{FLOAT32 if is_low_precision(value) else canonical(value.dtype)} {value.shape} on {value.ctx}"
 
 
-class GivenGradients(Weights):
-    """Gradients that a user gave for some weights, true and summed over the contexts, as a step uses them.
+class OptimizerStep(Step):
+    """A step with gradients that a user gave for some weights, true and summed over the contexts.
 
     The updater updates the weights on their first context; ``weights`` are all, by their indices.
     """
 
     def __init__(
-        self, updater: mx.optimizer.Updater, masters: Masters, updates: Sequence[Update], weights: Sequence[Weight]
+        self,
+        scaler: Scaler,
+        updater: mx.optimizer.Updater,
+        masters: Masters,
+        updates: Sequence[Update],
+        weights: Sequence[Weight],
     ) -> None:
+        self.scaler, self.last_stats = scaler, RunningStats()
         self.optimizer, self.updaters, self.masters = updater.optimizer, [updater], [masters]
         self._updates, self._weights = list(updates), weights
 

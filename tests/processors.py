@@ -1,6 +1,15 @@
-"""One processor of each kind, and what pins the processor that mxmp sees."""
+"""One processor of each kind, and what pins the processor that mxmp sees: the one place of the tests that knows both."""
 
-from mxmp.processors import AMD, AMX, EMULATED, INTEL, NO_BFLOAT16, AmxStatus, Processor
+from mxmp.processors import AMD as AMD
+from mxmp.processors import AMX as AMX
+from mxmp.processors import EMULATED as EMULATED
+from mxmp.processors import INTEL as INTEL
+from mxmp.processors import KINDS as KINDS
+from mxmp.processors import NO_BFLOAT16 as NO_BFLOAT16
+from mxmp.processors import UNKNOWN as UNKNOWN
+from mxmp.processors import AmxStatus as AmxStatus
+from mxmp.processors import Processor as Processor
+from mxmp.processors import read_cpuinfo as read_cpuinfo
 
 ON = AmxStatus(True, "mxmp switched it on.")
 _FLAGS = {

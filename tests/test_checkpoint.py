@@ -10,9 +10,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.checkpoint import check_arrays_file
 from mxmp.errors import CheckpointError
-from mxmp.symbol.checkpoint import load_arrays, write_arrays
+from mxmp.symbol import load_params, save_checkpoint
 from tests.arrays_files import KINDS, numpys
 from tests.symbol.refusals import refused
 
@@ -24,29 +23,30 @@ def test_what_mxnet_writes_is_accepted_and_named_if_it_is_cut_off_anywhere(write
     path = tmp_path / "file"
     write(str(path))
     with mx.util.np_shape(write is numpys):
-        assert check_arrays_file(str(path)) == len(mx.nd.load(str(path)))
+        assert sum(map(len, load_params(str(path)))) == len(mx.nd.load(str(path)))
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
         with refused(CheckpointError, str(path), "truncated"):
-            check_arrays_file(str(path))
+            load_params(str(path))
 
 
 def test_old_files_are_read_as_mxnet_reads_them_and_a_sparse_array_may_be_larger_than_its_file(tmp_path):
     file = str(tmp_path / "file")
     for kind in ("before 0.12", "0.12"):
         KINDS[kind](file)
-        assert load_arrays(file)["b"].asnumpy().tolist() == [[0, 1, 2], [3, 4, 5]]
-    mx.nd.save(file, {"rows": mx.nd.sparse.row_sparse_array((mx.nd.ones((1, 2)), [7]), shape=(10**9, 2))})
-    assert load_arrays(file)["rows"].shape == (10**9, 2)
+        assert load_params(file)[0]["b"].asnumpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+    mx.nd.save(file, {"arg:rows": mx.nd.sparse.row_sparse_array((mx.nd.ones((1, 2)), [7]), shape=(10**9, 2))})
+    assert load_params(file)[0]["rows"].shape == (10**9, 2)
 
 
 def test_sparse_arrays_are_saved_after_they_were_computed(tmp_path):
     """MXNet saves the shape of the values before it waits for them, and loads other values then."""
-    file, dense = str(tmp_path / "file"), np.random.RandomState(0).rand(50, 40)
+    prefix, dense = str(tmp_path / "net"), np.random.RandomState(0).rand(50, 40)
     for _ in range(20):
-        write_arrays(file, {"a": mx.nd.array(dense).tostype("row_sparse"), "b": mx.nd.array(dense).tostype("csr")})
-        for array in load_arrays(file).values():
+        arrays = {kind: mx.nd.array(dense).tostype(kind) for kind in ("row_sparse", "csr")}
+        save_checkpoint(prefix, 0, mx.sym.var("x"), arrays, {})
+        for array in load_params(f"{prefix}-0000.params")[0].values():
             np.testing.assert_array_equal(array.asnumpy(), dense.astype(np.float32))
 
 
@@ -122,4 +122,4 @@ def test_indices_beyond_an_array_are_refused_wherever_parameters_are_loaded(tmp_
 def test_a_file_that_begins_as_another_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(bytes(64))
     with pytest.raises(CheckpointError, match="found 0x0, expected 0x112, which a file of mx.nd.save begins with"):
-        check_arrays_file(str(tmp_path / "file"))
+        load_params(str(tmp_path / "file"))

@@ -70,7 +70,7 @@ TABLE = {  # by name: the classes or modules that have it, and the files of mxmp
     "_deferred_infer_shape": ([gluon.HybridBlock], "gluon.methods"),
     "_differentiable": ([gluon.Parameter], "gluon.gradients gluon.trace train.running_stats"),
     "_dtype": ([gluon.Parameter], "gluon.storage"),
-    "_exec_group": ([mx.mod.Module], "diagnose.watch module.module module.training"),
+    "_exec_group": ([mx.mod.Module], "diagnose.watch module.module"),
     "_finish_deferred_init": ([gluon.Parameter], "gluon.conversion gluon.storage"),
     "_fixed_param_names": ([mx.mod.Module, mx.mod.BucketingModule], "module.binding module.module"),
     "_flags": ([gluon.HybridBlock], "gluon.cache gluon.freeze"),

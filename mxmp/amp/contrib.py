@@ -10,7 +10,6 @@ import functools
 import logging
 import os
 import re
-import threading
 import weakref
 from types import MethodType
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -23,6 +22,7 @@ from ..gluon import Trainer, precision
 from ..gluon.adoption import policies_of, require_gluon_trainer
 from ..gluon.api import as_symbol_block, convert, is_fixed, restore
 from ..gluon.blocks import blocks_in, conversion_of, conversions_of, plain_class
+from ..gluon.trace import MakingGraphs
 from ..module import BucketingModule
 from ..mxnet_private import made_with
 from ..train.state_files import is_saved_by_mxmp
@@ -50,7 +50,7 @@ class _Hook:
         self.load_states = mx.gluon.Trainer.load_states
         self.nets: weakref.WeakSet[mx.gluon.Block] = weakref.WeakSet()
         self.has_warned = False  # or, at the first scaled loss, had no reason to warn
-        self._process, self._lock = os.getpid(), threading.RLock()
+        self._process = os.getpid()
 
     def __get__(self, net: Optional[mx.gluon.Block], owner: Any) -> Any:
         """Return the method of a net; a converted net gets MXNet's own method."""
@@ -62,7 +62,7 @@ class _Hook:
         """Run a net, converted from its first call on."""
         # A worker of a DataLoader is a fork, in which contrib.amp's casts made any Dense fail (gluon-cv#1277).
         if os.getpid() == self._process and not is_fixed(net):
-            with self._lock:  # threads of data parallel training call one net: one converts it, the others wait
+            with MakingGraphs.lock:  # threads of data parallel training call one net: one converts it, the others wait
                 # A net with parts that the user converted stays as it is. Parts that ran by themselves join the whole.
                 if conversion_of(net) is None and all(map(self.made, conversions_of(blocks_in(net)))):
                     convert(net, self.policy)

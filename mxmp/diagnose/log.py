@@ -27,7 +27,7 @@ from mxnet.gluon.contrib.estimator import BatchEnd, TrainBegin, TrainEnd
 from ..arrays import copies_in_float32, is_low_precision, sum_of_squares, to_float32
 from ..errors import CheckpointError, DependencyError, TrainerError, listed
 from ..files import require_folder
-from ..train.step import Observer, StepEnd, Weights, scaler_of
+from ..train.step import Observer, Step, StepEnd, scaler_of
 from .instrument import ranges_of
 
 FILE = "steps.csv"
@@ -216,13 +216,13 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
     def _end_batch(self, in_group: bool) -> None:
         self._awaits_loss, self._has_loss, self._in_group = not self._has_loss, False, in_group
 
-    def on_reduced(self, weights: Weights, scale: float) -> None:
+    def on_reduced(self, step: Step, scale: float) -> None:
         """Compute the sum of the squares of all gradients, in one step of ``every``; it stays on the device."""
-        self._step.norm = _norm(weights, scale) if self._count % self._every == 0 else None
+        self._step.norm = _norm(step, scale) if self._count % self._every == 0 else None
 
-    def on_skip(self, weights: Weights) -> None:
+    def on_skip(self, step: Step) -> None:
         """Note which gradients are not finite."""
-        self._step.why = _why_skipped(weights)
+        self._step.why = _why_skipped(step)
 
     def on_end(self, end: StepEnd) -> None:
         """Write the step before, and keep this one until the next ends."""
@@ -454,10 +454,10 @@ def _lock(file: BinaryIO, path: str) -> None:
         pass
 
 
-def _norm(weights: Weights, scale: float) -> Callable[[], float]:
+def _norm(step: Step, scale: float) -> Callable[[], float]:
     """Return a function that reads the norm of the true gradients, the largest of several contexts or NaN."""
-    groups = [group for group in weights.groups() if group]
-    groups = groups[:1] if weights.kvstore is not None else groups  # All contexts have the same.
+    groups = [group for group in step.groups() if group]
+    groups = groups[:1] if step.kvstore is not None else groups  # All contexts have the same.
     squares = []
     for grads in ([update.grad for update in group] for group in groups):
         low = [grad for grad in grads if is_low_precision(grad)]
@@ -465,24 +465,24 @@ def _norm(weights: Weights, scale: float) -> Callable[[], float]:
     return lambda: float(np.sqrt(np.max([_number(square) for square in squares], initial=0.0))) / scale
 
 
-def _why_skipped(weights: Weights) -> str:
+def _why_skipped(step: Step) -> str:
     """Return in a line which gradients of a skipped step are not finite, the smallest share first; '' if all are.
 
     The smallest share of a gradient on several contexts counts. Waits for the gradients; they are read once for all
     logs of a step. The stored rows of a row_sparse gradient count.
     """
-    if weights.seen is None:
-        weights.seen = _nonfinite_shares(weights)
-    shares: Dict[str, float] = weights.seen
+    if step.seen is None:
+        step.seen = _nonfinite_shares(step)
+    shares: Dict[str, float] = step.seen
     names = sorted(shares, key=lambda name: shares[name])
     text = listed(names, [f" ({100 * shares[name]:.3g} %)" for name in names])
     return f"gradients not finite: {text}" if names else ""
 
 
-def _nonfinite_shares(weights: Weights) -> Dict[str, float]:
+def _nonfinite_shares(step: Step) -> Dict[str, float]:
     shares: Dict[str, float] = {}
-    for group in weights.groups():
-        named = ((weights.name(update.index), update.grad.as_nd_ndarray()) for update in group)
+    for group in step.groups():
+        named = ((step.name(update.index), update.grad.as_nd_ndarray()) for update in group)
         grads = {name: grad if grad.stype == "default" else grad.data for name, grad in named}
         for each in ranges_of({name: grad for name, grad in grads.items() if grad.size}):
             if each.bad:

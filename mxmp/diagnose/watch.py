@@ -18,7 +18,8 @@ from ..gluon import Trainer
 from ..module import BucketingModule, Module
 from ..module.binding import LOSS_SCALE
 from ..report.explanation import NO_FAULT, Explanation
-from ..train.step import Observer, StepEnd, Weights
+from ..train.step import Observer, Step, StepEnd
+from ..train.window import LOCK
 from .explain import from_elsewhere, judge, nan_given
 from .rerun import MOST_CALLS, Call, Gradients, KeptCall, LossGradients, Recorder, Replay, as_outputs
 
@@ -127,7 +128,7 @@ class Watch(Observer):
 
     # ------------------------------------------------------------------ events of a step.
 
-    def on_reduced(self, weights: Weights, scale: float) -> None:
+    def on_reduced(self, step: Step, scale: float) -> None:
         """Keep the calls of the step that is being made."""
         owner, self._bad = self._owner, None
         if isinstance(owner, Trainer):
@@ -139,9 +140,9 @@ class Watch(Observer):
             self._replays = _of_module(module, copied=True)
         self._labels.clear()
 
-    def on_skip(self, weights: Weights) -> None:
+    def on_skip(self, step: Step) -> None:
         """Note a weight whose gradient is not finite."""
-        self._bad = weights.first_non_finite()
+        self._bad = step.first_non_finite()
 
     def on_end(self, end: StepEnd) -> None:
         """Note how the step ended."""
@@ -164,7 +165,7 @@ class StepCalls(Recorder):
     """The calls since a trainer's last step of the nets that it trains, on which its present step rests.
 
     All are kept, with gradients, where a `Watch` asks for them, or where a skip of the present step will be explained.
-    It is one of the trainer's observers up to the end of the step.
+    The trainer's scaler has it up to the end of the step.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -181,15 +182,14 @@ class StepCalls(Recorder):
         scaler = self._trainer._scaler
         return scaler.next_skip_is_told or any(isinstance(each, Watch) for each in list(scaler.observers.values()))
 
-    def on_close(self) -> None:
-        """Forget the calls: the step is over."""
-        self._trainer._scaler.observers.pop(StepCalls, None)
-
 
 def calls_of(trainer: Trainer) -> StepCalls:
     """Return the calls of a trainer's present step, which are kept from the first time on that this is called in it."""
-    observers = trainer._scaler.observers
-    calls: StepCalls = observers.get(StepCalls) or observers.setdefault(StepCalls, StepCalls(trainer))
+    scaler = trainer._scaler
+    with LOCK:  # Threads may make their first calls at once.
+        if scaler.calls is None:
+            scaler.calls = StepCalls(trainer)
+        calls: StepCalls = scaler.calls
     return calls
 
 
@@ -246,7 +246,7 @@ def explain_step(owner: Any) -> Optional[str]:
         calls, window = calls_of(owner), owner._scaler.ensure_window()
         replays, scale = calls.replays(window.scale), window.scale
         outside = "losses" in window.failed and calls.is_complete
-        bad = owner._gradients.first_non_finite() if calls.is_complete else None
+        bad = owner._training_step.first_non_finite() if calls.is_complete else None
     if not replays:
         return None
     verdict = judge([replay.with_masters().without_dropout() for replay in replays], scale)

@@ -103,7 +103,7 @@ def convert(
     replaced = conversions_of(blocks_in(*root_blocks))
     require_masters(param for conversion in replaced for param in conversion.stored)
     names = block_names(net)
-    siblings = Siblings(policy, names, known_ranges, len(root_blocks))  # they may share parameters
+    siblings = Siblings(policy, names, known_ranges)  # they may share parameters
     conversions = [Conversion(root, policy, regions, known_ranges, siblings) for root in root_blocks]
     check_blocks(policy, names)
     for conversion in conversions:

@@ -170,18 +170,18 @@ class averaged:
         """
         own_values = {name: _exact_values(param) for name, param in self._params.items()}
         owners = [param._trainer for param in self._params.values()]
-        trainers = {owner for owner in owners if isinstance(owner, Trainer) and not owner._gradients.has_averages}
+        trainers = {owner for owner in owners if isinstance(owner, Trainer) and not owner._training_step.has_averages}
 
         def give_back() -> None:
             for trainer in trainers:
-                trainer._gradients.has_averages = False
+                trainer._training_step.has_averages = False
             for name in list(own_values):  # An interrupted first call has given some back.
                 _give_back(self._params[name], own_values[name])
                 del own_values[name]
 
         with undone(give_back):
             for trainer in trainers:
-                trainer._gradients.has_averages = True
+                trainer._training_step.has_averages = True
             for name, param in self._params.items():
                 param.set_data(self._values[name])
             yield

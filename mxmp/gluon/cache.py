@@ -18,10 +18,11 @@ from ..graph import without_versions
 from ..passes import ScaleLoss
 from ..passes.base import without_blocks
 from ..symbol import Converted
+from ..symbol.rewrite import ShapeOutcomes
 from ..train.loss_heads import HEAD_SCALE, loss_heads, own_gradients
 from . import storage
 from .blocks import plain_class
-from .trace import Trace, flat_arguments, without_constants
+from .trace import Trace, without_constants
 
 ONLY_INFER = ("MKLDNN", "MKLDNN_QUANTIZE", "TensorRT")
 """Backends whose operators have no gradients. Those of MKLDNN give zeros without an error."""
@@ -53,6 +54,14 @@ class Signature(NamedTuple):
     def trains(self) -> bool:
         """Whether the call is for more than inference."""
         return self.training or self.recording
+
+
+class Call(NamedTuple):
+    """A call of a net."""
+
+    args: Tuple[Any, ...]
+    arrays: List[Any]  # those in the arguments, flat
+    signature: Signature
 
 
 def on_cpu() -> bool:
@@ -145,19 +154,18 @@ class GraphCache:
     def __init__(self) -> None:
         self.traces: LRUCache[Trace] = LRUCache(MAX_GRAPHS)
         self.depends_on_shapes = False
-        self.forget_graphs()
-
-    def forget_graphs(self) -> None:
-        """Forget the converted graphs and their operators."""
         self.graphs: LRUCache[ConvertedGraph] = LRUCache(MAX_GRAPHS)
         self.runners: LRUCache[Runner] = LRUCache(MAX_CALLS)
 
     def put_trace(self, signature: Signature, traced: Trace, dtype: str) -> Trace:
         """Store a trace and return it; or an earlier one whose conversions to the low precision dtype are the same."""
-        equal_traces = (each for each in self.traces.values() if each.converts_like(traced))
-        traced = next(equal_traces, traced)
+        equal_trace = next((each for each in self.traces.values() if each.converts_like(traced)), None)
+        if equal_trace is None:
+            names = frozenset(traced.params)
+            traced.outcomes = ShapeOutcomes(traced.symbol, dtype, traced.types, names, traced.data, traced.graph)
+            self.depends_on_shapes = self.depends_on_shapes or traced.outcomes.depends
+        traced = equal_trace or traced
         self.traces.put(signature, traced)
-        self.depends_on_shapes = self.depends_on_shapes or traced.outcomes(dtype).depends
         return traced
 
     def put_graph(self, key: Any, graph: ConvertedGraph) -> None:
@@ -211,9 +219,9 @@ class ConvertedGraph:
         sizes = {node.name: facts.shapes.get((i, 0)) for i, node in enumerate(nodes) if node.name in inputs}
         return {name: size for name, size in sizes.items() if size is not None}
 
-    def runner(self, conversion: Any, signature: Signature, args: Tuple[Any, ...]) -> Runner:
-        """Return the operator for the calls of a net with one signature; ``args`` are the arguments of such a call."""
-        backend = conversion.net._backend
+    def runner(self, conversion: Any, call: Call) -> Runner:
+        """Return the operator for the calls of a net with the signature of one call."""
+        backend, signature = conversion.net._backend, call.signature
         if backend in ONLY_INFER and signature.trains:
             backend = None
         # In training layouts are kept apart, see `SeparateLayouts`, and loss heads are scaled.
@@ -221,19 +229,19 @@ class ConvertedGraph:
         differs = backend or self.loss_heads or self.converted.guards_training or (is_bfloat16 and signature.on_cpu)
         key = signature.on_cpu, signature.adds, signature.trains if differs else None, backend
         if key not in self._runners:
-            symbol = self._symbol_for(signature, bool(backend), args)
+            symbol = self._symbol_for(call, bool(backend))
             make = self._partition if backend else self._operator
-            self._runners[key] = make(conversion, signature, symbol, args)
+            self._runners[key] = make(conversion, call, symbol)
         return self._runners[key]
 
-    def _symbol_for(self, signature: Signature, fused: bool, args: Tuple[Any, ...]) -> Any:
-        converted = self.converted
+    def _symbol_for(self, call: Call, fused: bool) -> Any:
+        converted, signature = self.converted, call.signature
         if signature.trains and self.scaled_heads is not None:
             converted = self.scaled_heads
         if not signature.on_cpu:
             return converted.on_gpu(signature.trains)
         if signature.trains and self.converted.decisions.policy.compute_dtype == dtypes.BFLOAT16:
-            arrays, converted_shapes = zip(self.trace.inputs, flat_arguments(args).arrays), self.input_shapes
+            arrays, converted_shapes = zip(self.trace.inputs, call.arrays), self.input_shapes
             shapes = {symbol.name: array.shape for symbol, array in arrays if symbol.name in converted_shapes}
             if shapes != converted_shapes:  # the first call was an inference, perhaps of one image
                 with contextlib.suppress(InferenceError):  # MXNet raises the error when it runs
@@ -241,24 +249,24 @@ class ConvertedGraph:
         overwritten = frozenset() if signature.adds else frozenset(self.trace.params)
         return converted.on_cpu(signature.trains, fused, overwritten)
 
-    def _operator(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
+    def _operator(self, conversion: Any, call: Call, symbol: Any) -> Runner:
         params = {**self.trace.params, HEAD_SCALE.name: HEAD_SCALE}
         unused = [param.name for param in conversion.params if param.name not in self.trace.params]
         if unused:  # MXNet warns of them in _build_cache, which is not called here
             text = f"block '{conversion.net.name}': {', '.join(unused)}: not used by any computation."
             warnings.warn(text, stacklevel=2)
-        flags = self._flags(conversion.net, signature)
+        flags = self._flags(conversion.net, call.signature)
         operator, reads = make_operator(symbol, self.trace.inputs, params, flags)
         return Runner(self, operator, reads, bool(dict(flags).get(_STATIC)))
 
-    def _partition(self, conversion: Any, signature: Signature, symbol: Any, args: Tuple[Any, ...]) -> Runner:
+    def _partition(self, conversion: Any, call: Call, symbol: Any) -> Runner:
         """Have MXNet partition the graph by the net's backend, and return the operator."""
         net, flags = conversion.net, conversion.net._flags
         conversion.partitioned = self.trace.inputs, symbol
         try:
-            net._flags = self._flags(net, signature)
+            net._flags = self._flags(net, call.signature)
             with storage.reading_stored():
-                plain_class(net)._build_cache(net, *without_constants(args))
+                plain_class(net)._build_cache(net, *without_constants(call.args))
             return Runner(self, net._cached_op, list(net._cached_op_args), is_static=False)  # see `_flags`
         finally:
             conversion.partitioned = None

@@ -48,12 +48,15 @@ from .blocks import (
     plain_class,
     set_graph,
 )
-from .cache import ConvertedGraph, GraphCache, Runner, Signature, as_input, on_cpu
+from .cache import Call, ConvertedGraph, GraphCache, Runner, Signature, as_input, on_cpu
 from .regions import current_region, outside_regions
 from .siblings import Siblings
-from .trace import Trace, flat_arguments, trace
+from .trace import MakingGraphs, Trace, flat_arguments, trace
 
 _trainer_of = attrgetter("_trainer")  # read for each parameter at each recorded call
+
+_NOTES = ("net", "policy", "regions", "ranges", "siblings", "token", "own_graph", "_reads_stored")
+"""The attributes of a conversion that `convert` decides."""
 
 
 class Conversion:
@@ -73,20 +76,6 @@ class Conversion:
     """
 
     siblings: Siblings
-    graph_without_shapes: Optional[ConvertedGraph]
-    stored: List[gluon.Parameter]
-    storage_is_fixed: bool
-    last_graph: Optional[ConvertedGraph]
-    last_graph_by_mode: Dict[bool, ConvertedGraph]
-    partitioned: Optional[Tuple[Any, Any]]
-    observer: Optional[Observer]
-    _has_trainer: bool  # whether a trainer of its parameters was seen and checked
-    _untrained_stats: UntrainedStats
-    _net_params: Optional[List[gluon.Parameter]]
-    _cache: GraphCache
-    _parts: Dict[gluon.Block, Conversion]
-    _has_gradients: bool
-    _statistics_pending: bool  # whether a call with static_shape has trained since `wait_for_statistics`
 
     def __init__(
         self,
@@ -124,7 +113,7 @@ class Conversion:
                 f"block '{net.name}': under npx.set_np parameters can be stored only in float32, but the policy has "
                 f"param_dtype={policy.param_dtype!r}; use one with param_dtype='float32', such as 'O1'."
             )
-        vars(self).update(self._fresh_state())
+        self._forget_all()
         self.token = object()
         previous = conversion_of(net)
         self.own_graph = previous.own_graph if previous else None
@@ -134,14 +123,34 @@ class Conversion:
                 self.own_graph = self.own_graph[0], frozen_model(net).symbol
         (siblings or Siblings()).add(self)
 
+    def _forget_all(self) -> None:
+        """Set all attributes but the notes of `convert`, as before the first call."""
+        self.graph_without_shapes: Optional[ConvertedGraph] = None
+        self.stored: List[gluon.Parameter] = []
+        self.storage_is_fixed = self._reads_stored or self.policy.param_dtype == dtypes.FLOAT32
+        self.partitioned: Optional[Tuple[Any, Any]] = None
+        self.observer: Optional[Observer] = None
+        self._has_trainer = False  # whether a trainer of its parameters was seen and checked
+        self._statistics_pending = False  # whether a call with static_shape has trained since `wait_for_statistics`
+        self._untrained_stats = UntrainedStats()
+        self.forget_calls()
+
+    def forget_calls(self) -> None:
+        """Forget all graphs and traces, as if the net had not been called."""
+        self._cache = GraphCache()
+        self._parts: Dict[gluon.Block, Conversion] = {}
+        self._net_params: Optional[List[gluon.Parameter]] = None
+        self._has_gradients = False
+        self.last_graph: Optional[ConvertedGraph] = None
+        self.last_graph_by_mode: Dict[bool, ConvertedGraph] = {}
+
     def convert_symbol(self) -> None:
         """Convert the graph of a SymbolBlock; do nothing for other blocks."""
         if self.own_graph is None:
             return
         with outside_regions():
             traced = trace(self.net, (), self.own_graph, self.regions)
-        self.graph_without_shapes = ConvertedGraph(traced, self._convert(traced, {}))
-        self.siblings.check(self, self.graph_without_shapes.converted)
+        self.graph_without_shapes = self._convert(traced, {})
 
     @property
     def params(self) -> List[gluon.Parameter]:
@@ -220,7 +229,7 @@ class Conversion:
                 block.__class__ = plain_class(block)
                 del vars(block)[OWNER]
         self.storage_is_fixed = self.policy.param_dtype == dtypes.FLOAT32
-        self.forget_graphs()
+        self.forget_calls()
         self.stored.clear()
 
     def forget_exact_values(self) -> None:
@@ -233,29 +242,47 @@ class Conversion:
 
     def call(self, *args: Any) -> Any:
         """Run a call of the net on arrays. Inputs of low precision become float32 first."""
-        args = tuple(map(as_input, args))
-        arrays, nesting = flat_arguments(args)
-        signature = self._signature(arrays, nesting)
-        runner = self._cache.runners.get(signature)
+        call = self._call_of(args)
+        runner = self._cache.runners.get(call.signature)
         if runner is not None:
-            return self._run(runner, signature, args, arrays)
-        with self.siblings.lock:
-            runner = self._runner_for(signature, args, arrays)
+            return self._run(runner, call)
+        with MakingGraphs.lock:
+            runner = self._runner_for(call)
             # Within the lock: in its first run MXNet's operator searches for dynamic shapes, without a lock of its own
             # (CachedOp::CheckDynamicShapeExists in src/imperative/cached_op.cc at tag 1.9.1).
-            outputs = self._run(runner, signature, args, arrays)
-            self._cache.runners.put(self._signature(arrays, nesting), runner)  # the signature may have shapes now
+            outputs = self._run(runner, call)
+            self._cache.runners.put(self._call_of(call.args).signature, runner)  # it may have shapes now
             return outputs
 
-    def _run(self, runner: Runner, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> Any:
-        graph = runner.graph
+    def _call_of(self, args: Tuple[Any, ...]) -> Call:
+        """Return a call of the net with its signature."""
+        args = tuple(map(as_input, args))
+        arrays, nesting = flat_arguments(args)
+        recording, training = autograd.is_recording(), autograd.is_training()
+        cpu = on_cpu()
+        signature = Signature(
+            training,
+            recording,
+            current_region(),
+            cpu,
+            # On a CPU `GuardAmpCasts` needs to know whether gradients are added to earlier ones.
+            cpu and (recording or training) and "add" in (param.grad_req for param in self.params),
+            # A layer of gluon.rnn notes there that it was called without states. Then it returns none.
+            (nesting, getattr(self.net, "skip_states", None)),
+            tuple([getattr(each, "dtype", None) for each in arrays]),
+            tuple([each.shape for each in arrays]) if self._cache.depends_on_shapes else None,
+        )
+        return Call(args, arrays, signature)
+
+    def _run(self, runner: Runner, call: Call) -> Any:
+        graph, signature, arrays = runner.graph, call.signature, call.arrays
         if signature.region is None:
             self.last_graph = self.last_graph_by_mode[signature.training] = graph
         if signature.recording:
             self._note_recorded(graph)
             if signature.region == dtypes.FLOAT32 and self.own_graph is None and graph.runs_as_written:
                 with methods.eager(self.net):
-                    return gluon.HybridBlock.forward(self.net, *args)  # a ``forward`` of the user's has called this
+                    return gluon.HybridBlock.forward(self.net, *call.args)  # a user's ``forward`` has called this
         if signature.trains:
             self._statistics_pending = self._statistics_pending or runner.is_static
         else:
@@ -297,7 +324,7 @@ class Conversion:
 
     def compose(self, *args: Any) -> Any:
         """Return the outputs of the converted net for symbols, to a net around it that is traced."""
-        with self.siblings.lock:
+        with MakingGraphs.lock:
             return self._compose(args)
 
     def _compose(self, args: Tuple[Any, ...]) -> Any:
@@ -307,11 +334,8 @@ class Conversion:
         if is_traced_inside:
             self._require_kernels([mx.context.current_context()])
         traced = trace(self.net, args, self.own_graph, self.regions)
-        converted = self._convert(traced, {})
-        self.siblings.check(self, converted)
-        self._store(converted)
-        self.storage_is_fixed = True
-        self.last_graph = ConvertedGraph(traced, converted)
+        self.last_graph = self._convert_and_store(traced, {}, {})
+        converted = self.last_graph.converted
         symbol = converted.symbol
         if is_traced_inside:  # the net around it may train
             symbol = (converted.on_cpu if on_cpu() else converted.on_gpu)(converted.guards_training)
@@ -319,22 +343,6 @@ class Conversion:
         pairs = zip(traced.inputs, flat_arguments(args).arrays)
         symbol._compose(**{var.name: each for var, each in pairs if var.name in names})
         return _regroup(list(symbol), traced.formats[1])
-
-    def _signature(self, arrays: List[Any], nesting: str) -> Signature:
-        recording, training = autograd.is_recording(), autograd.is_training()
-        cpu = on_cpu()
-        return Signature(
-            training,
-            recording,
-            current_region(),
-            cpu,
-            # On a CPU `GuardAmpCasts` needs to know whether gradients are added to earlier ones.
-            cpu and (recording or training) and "add" in (param.grad_req for param in self.params),
-            # A layer of gluon.rnn notes there that it was called without states. Then it returns none.
-            (nesting, getattr(self.net, "skip_states", None)),
-            tuple([getattr(each, "dtype", None) for each in arrays]),
-            tuple([each.shape for each in arrays]) if self._cache.depends_on_shapes else None,
-        )
 
     def _note_recorded(self, graph: ConvertedGraph) -> None:
         heads = () if graph.scaled_heads else graph.loss_heads
@@ -346,7 +354,7 @@ class Conversion:
 
     def conversion_of_part(self, block: gluon.HybridBlock) -> Conversion:
         """Return the float32 conversion of a block within the net, for calls of the block by itself."""
-        with self.siblings.lock:
+        with MakingGraphs.lock:
             if block not in self._parts:
                 marks = {block: (f"*={dtypes.FLOAT32}",)}  # the mark that `set_policy` makes
                 policy = Policy(param_dtype=self.policy.param_dtype, compute_dtype=self.policy.compute_dtype)
@@ -357,58 +365,47 @@ class Conversion:
 
     def new_runner(self, *args: Any) -> Runner:
         """Make and return the operator for calls with such arguments, because the net's backend may be another now."""
-        args = tuple(map(as_input, args))
-        arrays, nesting = flat_arguments(args)
-        with arrays[0].ctx, self.siblings.lock:
-            runner = self._runner_for(self._signature(arrays, nesting), args, arrays)
-            self._cache.runners.put(self._signature(arrays, nesting), runner)
+        with flat_arguments(args).arrays[0].ctx, MakingGraphs.lock:
+            runner = self._runner_for(self._call_of(args))
+            self._cache.runners.put(self._call_of(args).signature, runner)
             return runner
 
-    def _runner_for(self, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> Runner:
+    def _runner_for(self, call: Call) -> Runner:
         """Return the operator for calls of a new signature."""
-        where = f"block '{self.net.name}'"
         context = mx.context.current_context()  # the inputs' context
         self._require_kernels([context])
-        require_bfloat16(self.policy.compute_dtype, [context], where)
-        return self._graph_for(signature, args, arrays).runner(self, signature, args)
+        require_bfloat16(self.policy.compute_dtype, [context], f"block '{self.net.name}'")
+        return self._graph_for(call).runner(self, call)
 
     def graph_for(self, *args: Any) -> ConvertedGraph:
         """Return the converted graph for a call with these arguments; it is made when first needed."""
-        args = tuple(map(as_input, args))
-        arrays, nesting = flat_arguments(args)
-        with self.siblings.lock:
-            return self._graph_for(self._signature(arrays, nesting), args, arrays)
+        with MakingGraphs.lock:
+            return self._graph_for(self._call_of(args))
 
-    def _graph_for(self, signature: Signature, args: Tuple[Any, ...], arrays: List[Any]) -> ConvertedGraph:
-        if not self.storage_is_fixed and signature.region is not None:
+    def _graph_for(self, call: Call) -> ConvertedGraph:
+        if not self.storage_is_fixed and call.signature.region is not None:
             with outside_regions():  # a region is about a call, not about storage
-                self._graph_for(signature._replace(region=None), args, arrays)
-        traced = self.trace_for(args)
-        deferred = self._deferred_shapes(traced, arrays)
-        shapes = {**traced.shapes(arrays), **deferred}
-        outcome = traced.outcomes(self.policy.compute_dtype)(shapes)
+                self._graph_for(self._call_of(call.args))
+        traced = self._trace_for(call)
+        deferred = self._deferred_shapes(traced, call.arrays)
+        shapes = {**traced.shapes(call.arrays), **deferred}
+        outcome = traced.outcomes(shapes)
         graph: Optional[ConvertedGraph] = self._cache.graphs.get((traced, outcome))
         if graph is None:
-            converted = self._convert(traced, shapes)
-            self.siblings.check(self, converted)
-            self._initialize(deferred, traced)
-            self._store(converted)
-            self.storage_is_fixed = True
-            graph = ConvertedGraph(traced, converted)
+            graph = self._convert_and_store(traced, shapes, deferred)
             self._cache.put_graph((traced, outcome), graph)
-        elif deferred:
+        else:
             self._initialize(deferred, traced)
         if not self._reads_stored:
             set_graph(self.net, (traced.inputs, graph.converted.symbol), traced.formats)
         return graph
 
-    def trace_for(self, args: Tuple[Any, ...]) -> Trace:
+    def _trace_for(self, call: Call) -> Trace:
         """Return the net's trace for a call; calls whose graphs are equal share one trace."""
-        arrays, nesting = flat_arguments(args)
-        signature = self._signature(arrays, nesting)._replace(on_cpu=False, recording=False, adds=False, shapes=None)
+        signature = call.signature._replace(on_cpu=False, recording=False, adds=False, shapes=None)
         traced: Optional[Trace] = self._cache.traces.get(signature)
         if traced is None:
-            traced = trace(self.net, args, self.own_graph, self.regions)
+            traced = trace(self.net, call.args, self.own_graph, self.regions)
             traced = self._cache.put_trace(signature, traced, self.policy.compute_dtype)
             self._net_params = None
         return traced
@@ -433,20 +430,27 @@ class Conversion:
 
     def _initialize(self, shapes: Mapping[str, Any], traced: Trace) -> None:
         """Finish deferred initialization, in the graph's order of inputs: random values are then those of MXNet."""
-        for name, shape in shapes.items():
-            traced.params[name].shape = shape
         for name in traced.symbol.list_inputs() if shapes else ():
             if name in shapes:
+                traced.params[name].shape = shapes[name]
                 traced.params[name]._finish_deferred_init()
 
-    def _convert(self, traced: Trace, shapes: Any) -> Converted:
-        """Return the conversion of a trace."""
+    def _convert_and_store(self, traced: Trace, shapes: Any, deferred: Mapping[str, Any]) -> ConvertedGraph:
+        """Return the converted graph of a trace, once parameters have values and are stored as the graph reads them."""
+        graph = self._convert(traced, shapes)
+        self._initialize(deferred, traced)
+        self._store(graph.converted)
+        self.storage_is_fixed = True
+        return graph
+
+    def _convert(self, traced: Trace, shapes: Any) -> ConvertedGraph:
+        """Return the converted graph of a trace; the last one of all siblings is checked with theirs."""
         stored_names: FrozenSet[str] = frozenset()
         if self._reads_stored or conversion_of(self.net) is self:  # else an earlier conversion is still installed
             low_names = (n for n, p in traced.params.items() if isinstance(p, storage.LowPrecisionParameter))
             stored_names = frozenset(low_names)
         try:
-            return convert_graph(
+            converted = convert_graph(
                 traced.symbol,
                 self.policy,
                 shapes,
@@ -461,6 +465,8 @@ class Conversion:
         except ConvertError as e:
             advice = self._advice(traced) if isinstance(e, InferenceError) and "dtypes" in str(e) else ""
             raise type(e)(f"block '{self.net.name}': {e}{advice}") from e
+        self.siblings.check(self, converted)
+        return ConvertedGraph(traced, converted)
 
     def _advice(self, traced: Trace) -> str:
         """Return advice about a graph whose dtypes do not fit, or an empty text."""
@@ -508,16 +514,6 @@ class Conversion:
                 vars(block)[OWNER] = self
                 block.__class__ = methods.class_with(methods.StoredPart, plain_class(block))
 
-    def forget_graphs(self) -> None:
-        """Forget the converted graphs, but not their traces."""
-        self._cache.forget_graphs()
-        self._parts = {}
-
-    def forget_calls(self) -> None:
-        """Forget all graphs and traces, as if the net had not been called."""
-        self._cache, self._parts = GraphCache(), {}
-        self._net_params, self.last_graph, self.last_graph_by_mode, self._has_gradients = None, None, {}, False
-
     def _require_kernels(self, contexts: Iterable[mx.Context]) -> None:
         require_kernels(self.policy, contexts, f"block '{self.net.name}'")
 
@@ -525,36 +521,16 @@ class Conversion:
 
     def __getstate__(self) -> Dict[str, Any]:
         """Return the state for copies: the notes of `convert`. A copy is converted at its own first call."""
-        left_out = self._fresh_state()
-        state = {name: value for name, value in vars(self).items() if name not in left_out}
-        return {**state, "own_graph": _pack_graph(self.own_graph)}
+        notes = {name: vars(self)[name] for name in _NOTES}
+        return {**notes, "own_graph": _pack_graph(self.own_graph)}
 
-    def __setstate__(self, state: Dict[str, Any]) -> None:
+    def __setstate__(self, notes: Dict[str, Any]) -> None:
         """Restore a copied state. The net may have no attributes yet."""
-        vars(self).update(state, own_graph=_unpack_graph(state["own_graph"]))
-        vars(self).update(self._fresh_state())
+        vars(self).update(notes, own_graph=_unpack_graph(notes["own_graph"]))
+        self._forget_all()
         self.siblings.add(self)
         vars(self.net).update(zip(methods.GRAPHS, (self.own_graph or (), None, [])))  # the net's state lacks these
         self._set_class()
-
-    def _fresh_state(self) -> Dict[str, Any]:
-        """Return the attributes that are new in each copy of a conversion."""
-        return {
-            "_cache": GraphCache(),
-            "_parts": {},
-            "_net_params": None,
-            "_has_gradients": False,
-            "stored": [],
-            "storage_is_fixed": self._reads_stored or self.policy.param_dtype == dtypes.FLOAT32,
-            "graph_without_shapes": None,
-            "partitioned": None,
-            "last_graph": None,
-            "last_graph_by_mode": {},
-            "observer": None,
-            "_has_trainer": False,
-            "_statistics_pending": False,
-            "_untrained_stats": UntrainedStats(),
-        }
 
 
 def _without_casts(block: gluon.Block) -> Optional[Tuple[Any, Any]]:

@@ -1,4 +1,4 @@
-"""The gradients of a gluon trainer: `Gradients` are those that wait for a step, `LossBlock` the block of `scale_loss`.
+"""The step of a gluon trainer, with the gradients that wait for it, and `LossBlock`, the block of `scale_loss`.
 
 MXNet sets a flag on a weight when a backward writes its gradient. A gradient whose flag is set is called fresh. At the
 end of a block the flags are cleared, and the window of the step has the weights. If a flag is set again after that,
@@ -28,40 +28,34 @@ from ..train.loss_heads import (
     require_backward,
 )
 from ..train.masters import Masters, copy_to_other_contexts
-from ..train.running_stats import NamedArrays
+from ..train.running_stats import NamedArrays, RunningStats
 from ..train.scaler import Scaler
-from ..train.step import Step, Weights
-from ..train.window import BLOCKS, LOCK, Alive, Block, Stage, TrueOnRead, Window, join, open_blocks, plain
+from ..train.step import Step
+from ..train.window import BLOCKS, LOCK, Alive, Block, TrueOnRead, Window, join, open_blocks, plain
 
-_ALL_GRADIENTS = Alive()
-"""The `Gradients` of all trainers. A scaled backward may reach parameters of a trainer that was not named."""
+_ALL_STEPS = Alive()
+"""The steps of all trainers. A scaled backward may reach parameters of a trainer that was not named."""
 
 
-class Gradients(Weights):
-    """The gradients that backward wrote since a trainer's last step.
+class TrainerStep(Step):
+    """The step of a trainer, and the gradients that backward wrote since the last one.
 
     Attributes:
-        step: The step of the trainer.
-        scaler: The scaler of the trainer.
-        optimizer: The trainer's optimizer.
+        trainer: The trainer.
         has_averages: Whether the parameters have averages in the place of their values.
+        thread: The number of the thread of the last step; before it, of the one that made the trainer.
     """
 
-    def __init__(self, trainer: Any, step: Step) -> None:
-        self.step, self.scaler, self.optimizer = step, step.scaler, trainer._optimizer
-        self._trainer = trainer
+    def __init__(self, trainer: Any, scaler: Scaler) -> None:
+        self.trainer, self.scaler, self.optimizer = trainer, scaler, trainer._optimizer
+        self.masters = [Masters(each.optimizer, trainer.multi_precision) for each in trainer._updaters]
+        self.last_stats = RunningStats()
         self._params: Sequence[mx.gluon.Parameter] = trainer._params  # `add_params` makes it longer.
-        self._masters = [Masters(each.optimizer, trainer.multi_precision) for each in trainer._updaters]
         self._groups: Optional[List[List[Update]]] = None
         self.has_averages = False
         self._zeroed: List[mx.nd.NDArray] = []  # Weights whose gradient was stale when it was reduced.
-        self._thread = threading.get_ident()  # That of the last step; before it, the one that made the trainer.
-        _ALL_GRADIENTS.add(self)
-
-    @property
-    def window(self) -> Optional[Window]:
-        """The window of the trainer's step."""
-        return self.scaler.window
+        self.thread = threading.get_ident()
+        _ALL_STEPS.add(self)
 
     # ------------------------------------------------------------------ preconditions
 
@@ -82,8 +76,9 @@ class Gradients(Weights):
             )
         self.require_no_others(call)
         window, fresh = self.scaler.window, next(self.fresh(), None)
-        if window is not None:
-            window.require_sound(call)
+        if window is not None and window.fault is not None:
+            kind, text = window.fault
+            raise kind(f"{call}: {text}")
         if fresh is not None and window is not None and (window.is_true or window.is_summed):
             raise TrainerError(
                 f"{call}: backward wrote the gradient of parameter '{fresh[0].name}' after the gradients were "
@@ -161,7 +156,7 @@ class Gradients(Weights):
             param._grad = arrays.plain
 
     def _waits_for_another(self, arrays: TrueOnRead) -> bool:
-        return any(owner is not self for owner in arrays.window.written.owners)
+        return any(owner is not self.trainer for owner in arrays.window.written.owners)
 
     def begin(self, waits: bool) -> None:
         """Make gradients stale that were written before the first block of a step, because they are not scaled.
@@ -191,28 +186,21 @@ class Gradients(Weights):
 
     # ------------------------------------------------------------------ readers of gradients
 
-    def make_true(self, done: Set[int]) -> None:
-        """Unscale the gradients that wait, for somebody who reads one.
-
-        Args:
-            done: The ids of parameters that other trainers have unscaled. Those of this trainer are added.
-        """
-        window = self.scaler.window
-        if window is None or window.stage is not Stage.SCALED or window.fault is not None:
-            return
-        written, grads = window.written.ids, {}
+    def waiting_for_reader(self, done: Set[int]) -> Mapping[int, List[mx.nd.NDArray]]:
+        """Return the gradients that a scaled backward wrote, by index, except for parameters in ``done``."""
+        written, grads = self._waiting_ids, {}
         for index, param in enumerate(self._params):
             if param.grad_req != "null" and id(param) not in done:
                 if any(id(data) in written for data in param._data or ()):
                     grads[index] = self.grads(index)
                     done.add(id(param))
-        self.step.unscale_for_reader(self, grads)
+        return grads
 
     def collect(self) -> Set[int]:
         """Add the weights with fresh gradients to the window, and clear their flags; return their ids."""
         window = self.scaler.ensure_window()
         pairs = list(self.fresh())
-        window.written.owners.add(self)
+        window.written.owners.add(self.trainer)
         ids = {id(data) for _, data in pairs}
         window.written.ids |= ids
         for param, data in pairs:
@@ -271,16 +259,7 @@ class Gradients(Weights):
         if self.scaler.window is not None:
             self.scaler.window.written.ids -= ids
 
-    def fresh_of_others(self, named: Sequence[Gradients]) -> List[mx.nd.NDArray]:
-        """Return weights with fresh gradients whose trainers are not named, have no scale and belong to this thread."""
-        return [
-            data
-            for other in _ALL_GRADIENTS
-            if other not in named and not other.scaler.checks and other._thread == threading.get_ident()
-            for _, data in (other.fresh() if other.window is None or not other.window.is_summed else ())
-        ]
-
-    def discard(self) -> None:
+    def make_stale(self) -> None:
         """Make all gradients stale, also those that backward wrote after `unscale`."""
         for _, data in self.fresh():
             data._fresh_grad = False
@@ -291,38 +270,41 @@ class Gradients(Weights):
     # ------------------------------------------------------------------ the weights of a step
 
     @property
-    def updaters(self) -> Any:  # type: ignore[override]
-        """The trainer's updaters, as many as work."""
-        return self._trainer._updaters[:1] if self.kvstore else self._trainer._updaters
-
-    @property
-    def masters(self) -> Any:  # type: ignore[override]
-        """The masters of each updater."""
-        return self._masters[: len(self.updaters)]
-
-    @property
     def kvstore(self) -> Any:
         """The trainer's kvstore."""
-        return self._trainer._kvstore
+        return self.trainer._kvstore
+
+    @property
+    def updaters(self) -> Any:  # type: ignore[override]
+        """The trainer's updaters, as many as work."""
+        return self.trainer._updaters[:1] if self.kvstore else self.trainer._updaters
 
     def groups(self) -> List[List[Update]]:
-        """Return the gradients that wait, per context. The first call takes them out of the window of all trainers."""
+        """Return the gradients that wait, per context. The first call takes them out of the window of all trainers.
+
+        A gradient that is stale on one context and waits on another is an old sum, at another loss scale. It becomes
+        zero, because a kvstore would add it to the others.
+        """
         if self._groups is None:
             if not self._is_scaled:
                 self.collect()
-            ids = self._waiting_ids
-            groups: List[List[Update]] = [[] for _ in self._trainer._contexts or ()]
+            ids, has_kvstore = self._waiting_ids, bool(self.kvstore)
+            groups: List[List[Update]] = [[] for _ in self.trainer._contexts or ()]
             for index, param in enumerate(self._params):
                 if param.grad_req == "null":
                     continue
-                pairs = list(zip(param.list_data(), plain(param.list_grad())))
-                if len(pairs) != len(groups):
+                weights, grads = param.list_data(), plain(param.list_grad())
+                if len(weights) != len(groups):
                     raise TrainerError(
                         f"parameter '{param.name}' is on {param.list_ctx()}, but the trainer was made for "
                         f"{len(groups)} of them; make the trainer anew after reset_ctx."
                     )
-                for group, (data, grad) in zip(groups, pairs):
-                    if id(data) in ids:
+                is_summed = has_kvstore and any(id(data) in ids for data in weights)
+                for group, data, grad in zip(groups, weights, grads):
+                    if is_summed and id(data) not in ids:
+                        mx.nd.zeros_like(grad.as_nd_ndarray(), out=grad.as_nd_ndarray())
+                        self._zeroed.append(data)
+                    if is_summed or id(data) in ids:
                         group.append(Update(index, grad, data))
             self._groups = groups
             ids -= self._waiting_ids
@@ -357,32 +339,13 @@ class Gradients(Weights):
         """Return whether a parameter has ``grad_req='add'``."""
         return bool(self._params[index].grad_req == "add")
 
-    def prepare_reduce(self) -> None:
-        """Zero the stale gradients of parameters that have a gradient to use on another context.
-
-        A stale gradient is an old sum, at another loss scale. The kvstore would add it to the others.
-        """
-        if not self.kvstore:
-            return
-        if not self._is_scaled:
-            self.collect()
-        written = self._waiting_ids
-        for param in self._trained():
-            weights = checked_arrays(param)
-            missing = [k for k, data in enumerate(weights) if id(data) not in written]
-            for k in missing if len(missing) < len(weights) else ():
-                grad = plain(param._grad)[k].as_nd_ndarray()
-                mx.nd.zeros_like(grad, out=grad)
-                written.add(id(weights[k]))
-                self._zeroed.append(weights[k])
-
-    def reduce(self) -> None:
+    def sum_grads(self) -> None:
         """Sum the gradients over contexts and workers."""
-        self._trainer._allreduce_grads()
+        self.trainer._allreduce_grads()
 
     def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
         """Copy the weights of the first context to the others. Only the masters of the first are kept."""
-        for index in indices if len(self.updaters) < len(self._trainer._contexts) else ():
+        for index in indices if len(self.updaters) < len(self.trainer._contexts) else ():
             copy_to_other_contexts(self._params[index].list_data(), self._params[index])
 
     def release(self) -> None:
@@ -392,15 +355,15 @@ class Gradients(Weights):
             arrays = param._grad
             if not isinstance(arrays, TrueOnRead):
                 continue
-            if arrays.window is window or any(owner is self for owner in arrays.window.written.owners):
+            if arrays.window is window or any(owner is self.trainer for owner in arrays.window.written.owners):
                 vars(param)["_grad"] = arrays.plain
         if window is not None:
-            window.written.owners.discard(self)
+            window.written.owners.discard(self.trainer)
             window.written.ids -= {id(data) for param in self._params for data in param._data or ()}
         self._zeroed.clear()
-        self._groups, self._thread = None, threading.get_ident()
+        self._groups, self.thread = None, threading.get_ident()
         loss_heads.forget(self._params)
-        HEAD_SCALE.forget(self._trainer)
+        HEAD_SCALE.forget(self.trainer)
 
     def running_stats(self) -> NamedArrays:
         """Return BatchNorm's statistics and their like: non-differentiable parameters, on every context."""
@@ -430,16 +393,14 @@ class LossBlock(Block):
 
     def __init__(self, loss: Any, trainers: Sequence[Any], loss_id: int) -> None:
         self._loss, self._loss_id = loss, loss_id
-        self._trainers = list(dict.fromkeys(trainers))
-        self._scalers: List[Scaler] = [trainer._scaler for trainer in self._trainers]
-        self._gradients: List[Gradients] = [trainer._gradients for trainer in self._trainers]
+        self._steps: List[TrainerStep] = [trainer._training_step for trainer in dict.fromkeys(trainers)]
         self._losses: List[ScaledLoss] = []
         self._arrays: List[mx.nd.NDArray] = []  # The losses as they were given.
         # Ids of weights whose gradients were written by earlier blocks, by scaled losses here, and by others here.
         self._earlier_ids: Set[int] = set()
         self._scaled_ids: Set[int] = set()
         self._unscaled_ids: Set[int] = set()
-        self._new_scalers: List[Scaler] = []  # Scalers whose step begins with this block.
+        self._new_steps: List[TrainerStep] = []  # Steps that begin with this block.
         self._set_aside: List[mx.nd.NDArray] = []  # Weights of other trainers that had fresh gradients before.
         self._running_backwards = 0
         self._changed_heads: List[Any] = []  # Loss heads of other trainers' nets, with the scales that they had.
@@ -447,43 +408,34 @@ class LossBlock(Block):
 
     def __enter__(self) -> Any:
         with LOCK:
-            for scaler in self._scalers:
-                scaler.require_can_scale("scale_loss")
-            for gradients in self._gradients:
-                gradients.require_no_others("scale_loss")
+            for step in self._steps:
+                step.scaler.require_can_scale("scale_loss")
+            for step in self._steps:
+                step.require_no_others("scale_loss")
             scale = self._choose_scale()
-            working = [scaler for scaler in self._scalers if scaler.active or scale != 1.0]
-            for scaler, gradients in zip(self._scalers, self._gradients):
-                if scaler.window is not None and scaler.window.is_open:
-                    continue  # Another thread is running a backward.
-                fresh = None
-                if scaler.window is None or not scaler.window.reached:
-                    self._new_scalers.append(scaler)
-                    if working:
-                        gradients.begin(waits=scaler.window is not None and not scaler.active)
-                elif scaler.checks:
-                    fresh = next(gradients.fresh(), None)
-                if fresh is not None:
-                    raise _not_scaled("scale_loss", *fresh)
-            scaled = self._multiply(scale, working)
-            for gradients, window in zip(self._gradients, [scaler.window for scaler in self._scalers]):
-                if window is not None:
-                    window.written.scale_again()
-                    if window.reached and window.scale != scale:
-                        gradients.bring_to(scale)
+            is_scaled = scale != 1.0 or any(step.scaler.active for step in self._steps)
+            for step in self._steps:
+                self._begin(step, is_scaled)
+            scaled = self._multiply(scale, is_scaled)
+            for step in self._steps:
+                window = step.scaler.window
+                for _, each in window.written.windows() if window is not None else ():
+                    each.scale_again()
+                if window is not None and window.reached and window.scale != scale:
+                    step.bring_to(scale)
             self._losses_finite = all_finite([each.cast_loss for each in self._losses]) if self._losses else None
-            windows = [scaler.ensure_window(scale) for scaler in self._scalers]
+            windows = [step.scaler.ensure_window(scale) for step in self._steps]
             if len(windows) > 1:
                 join(windows)
             self._earlier_ids = set(windows[0].written.ids)
             try:
-                self._set_aside = self._gradients[0].fresh_of_others(self._gradients) if working else []
+                self._set_aside = _fresh_of_others(self._steps) if is_scaled else []
                 for data in self._set_aside:
                     data._fresh_grad = False
-                HEAD_SCALE.write(scale, self._trainers, self._changed_heads)
-                for scaler, gradients in zip(self._scalers, self._gradients):
-                    if scaler.active:
-                        gradients.step.running_stats.keep(gradients.running_stats())
+                HEAD_SCALE.write(scale, [step.trainer for step in self._steps], self._changed_heads)
+                for step in self._steps:
+                    if step.scaler.active:
+                        step.last_stats.keep(step.running_stats())
                 for other in open_blocks():
                     if any(window in other.windows for window in windows):
                         self.is_alone = other.is_alone = False
@@ -496,7 +448,6 @@ class LossBlock(Block):
                 raise
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
-        begins = [scaler in self._new_scalers for scaler in self._scalers]
         with LOCK:
             windows = self.windows
             try:
@@ -511,15 +462,29 @@ class LossBlock(Block):
                 self._close(windows, has_raised=False)
             else:
                 self._leave(windows)
-        for scaler, first in zip(self._scalers, begins) if error is None else ():
-            for observer in list(scaler.observers.values()):
-                observer.on_losses(self._arrays, first)
+        for step in self._steps if error is None else ():
+            for observer in list(step.scaler.observers.values()):
+                observer.on_losses(self._arrays, step in self._new_steps)
+
+    def _begin(self, step: TrainerStep, is_scaled: bool) -> None:
+        """Require that no fresh gradient of a step would mix with those of this block; note whether it begins here."""
+        scaler, window = step.scaler, step.scaler.window
+        if window is not None and window.is_open:
+            return  # Another thread is running a backward.
+        if window is None or not window.reached:
+            self._new_steps.append(step)
+            if is_scaled:
+                step.begin(waits=window is not None and not scaler.active)
+            return
+        fresh = next(step.fresh(), None) if scaler.checks else None
+        if fresh is not None:
+            raise _not_scaled("scale_loss", *fresh)
 
     def _leave(self, windows: Sequence[Window]) -> None:
         """Leave a block that raises: its gradients are fresh again, so that no step takes them for scaled ones."""
         noted = windows[0].written.ids - self._earlier_ids if self.is_alone else set()
-        for gradients in self._gradients:
-            gradients.restore_fresh_flags(self._scaled_ids | noted)
+        for step in self._steps:
+            step.restore_fresh_flags(self._scaled_ids | noted)
         self._close(windows, has_raised=True)
 
     def _close(self, windows: Sequence[Window], has_raised: bool) -> None:
@@ -532,12 +497,12 @@ class LossBlock(Block):
         LOCK.notify_all()
         if self._changed_heads:
             HEAD_SCALE.give_back(self._changed_heads)
-        for scaler, gradients, window in zip(self._scalers, self._gradients, windows):
+        for step, window in zip(self._steps, windows):
             is_unused = not window.reached and window.fault is None and not window.is_open
             if is_unused and (self._losses or has_raised):
-                gradients.release()
-                scaler.end_step()
-        written = self._gradients[0].fresh_of_others(self._gradients) if self._losses else []
+                step.release()
+                step.scaler.end_step()
+        written = _fresh_of_others(self._steps) if self._losses else []
         for data in written:
             data._fresh_grad = False
         ids = {id(data) for data in written}
@@ -547,37 +512,38 @@ class LossBlock(Block):
 
     def _choose_scale(self) -> float:
         """Select the loss in trainers with several losses; return the scale of the block, the smallest of all."""
-        windows = [scaler.window for scaler in self._scalers if scaler.window is not None and scaler.window.reached]
-        scales = {window.scale for window in windows}
-        several = [scaler for scaler in self._scalers if self._loss_id != 0 or scaler.num_losses > 1]
+        scalers = [step.scaler for step in self._steps]
+        several = [scaler for scaler in scalers if self._loss_id != 0 or scaler.num_losses > 1]
         if several:
             for scaler in several:
                 scaler.select_loss(self._loss_id)
-            return min(scaler.loss_scale.value for scaler in self._scalers)
+            return min(scaler.loss_scale.value for scaler in scalers)
+        scales = {each.window.scale for each in scalers if each.window is not None and each.window.reached}
         if len(scales) > 1:
             raise TrainerError(
                 f"scale_loss was given trainers whose gradients wait at different scales {sorted(scales)}; "
                 "call step on them first."
             )
-        values = [scaler.loss_scale.value for scaler in self._scalers if scaler.active]
+        values = [scaler.loss_scale.value for scaler in scalers if scaler.active]
         return scales.pop() if scales else min(values, default=1.0)
 
-    def _multiply(self, scale: float, working: Sequence[Scaler]) -> Any:
+    def _multiply(self, scale: float, is_scaled: bool) -> Any:
         """Return the loss times the scale, or the loss itself if no trainer has a scale."""
-        for scaler in self._new_scalers:
-            scaler.factors.release()  # The graphs of the last step are freed.
+        for step in self._new_steps:
+            step.scaler.factors.release()  # The graphs of the last step are freed.
+        scaler = self._steps[0].scaler
 
         def multiply(path: str, array: mx.nd.NDArray) -> mx.nd.NDArray:
             self._arrays.append(array)
-            if not working:
+            if not is_scaled:
                 return array
-            self._losses.append(working[0].factors.multiply(path, array, scale))
+            self._losses.append(scaler.factors.multiply(path, array, scale))
             return self._losses[-1].announcing_to(self)
 
         scaled = map_losses(self._loss, multiply)
-        if working and not working[0].has_checked_loss_heads:
+        if is_scaled and not scaler.has_checked_loss_heads:
             refuse_recorded(self._losses)
-            working[0].has_checked_loss_heads = True
+            scaler.has_checked_loss_heads = True
         return scaled
 
     @contextlib.contextmanager
@@ -603,10 +569,10 @@ class LossBlock(Block):
                 self._unscaled_ids |= before & self._adding() | before - after
 
     def _adding(self) -> Set[int]:
-        return set().union(*(gradients.adding() for gradients in self._gradients))
+        return set().union(*(step.adding() for step in self._steps))
 
     def _collect(self) -> Set[int]:
-        return set().union(*(gradients.collect() for gradients in self._gradients))
+        return set().union(*(step.collect() for step in self._steps))
 
     def _finish(self, windows: Sequence[Window]) -> None:
         """Check that backward ran on the scaled losses, and on no others; add the gradients to the windows."""
@@ -616,7 +582,7 @@ class LossBlock(Block):
             reached = require_backward(self._losses, self._name_of_fresh)
             all_announced = self.is_alone and all(each.is_announced or each.factor is None for each in self._losses)
             if all_announced:
-                self._unscaled_ids |= {id(data) for gradients in self._gradients for _, data in gradients.fresh()}
+                self._unscaled_ids |= {id(data) for step in self._steps for _, data in step.fresh()}
                 if self._unscaled_ids:
                     raise UnscaledLossError(
                         f"scale_loss: within the block a backward of another loss wrote the gradient of parameter "
@@ -647,14 +613,23 @@ class LossBlock(Block):
             for window in windows:
                 window.fault = TrainerError, text
             raise TrainerError(f"scale_loss: {text}")
-        for scaler, gradients in zip(self._scalers, self._gradients):
-            if self._loss_id != 0 or scaler.num_losses > 1:
-                scaler.record_finite(gradients.written_grads())
+        for step in self._steps:
+            if self._loss_id != 0 or step.scaler.num_losses > 1:
+                step.scaler.record_finite(step.written_grads())
 
     def _name_of_any(self, ids: Set[int]) -> str:
-        return next(str(param.name) for each in self._gradients for param in each.named(ids))
+        return next(str(param.name) for step in self._steps for param in step.named(ids))
 
     def _name_of_fresh(self) -> Optional[str]:
         """Return the name of a parameter with a fresh gradient, or None."""
-        fresh = (param for gradients in self._gradients for param, _ in gradients.fresh())
-        return next((str(param.name) for param in fresh), None)
+        return next((str(param.name) for step in self._steps for param, _ in step.fresh()), None)
+
+
+def _fresh_of_others(named: Sequence[TrainerStep]) -> List[mx.nd.NDArray]:
+    """Return weights with fresh gradients whose trainers are not named, have no scale and belong to this thread."""
+    weights = []
+    for other in _ALL_STEPS:
+        is_summed = other.scaler.window is not None and other.scaler.window.is_summed
+        if other not in named and other.thread == threading.get_ident() and not other.scaler.checks and not is_summed:
+            weights += [data for _, data in other.fresh()]
+    return weights

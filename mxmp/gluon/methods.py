@@ -7,6 +7,7 @@ gets a class with `StoredPart` while the conversion stores parameters of it in l
 from __future__ import annotations
 
 import contextlib
+import copy
 import copyreg
 import functools
 from contextvars import ContextVar
@@ -30,6 +31,7 @@ from .blocks import (
     unconverted,
     undone,
 )
+from .trace import MakingGraphs
 
 # A net's attributes for its graphs. A cached operator cannot be copied.
 GRAPHS = ("_cached_graph", "_cached_op", "_cached_op_args")
@@ -230,11 +232,19 @@ class ConvertedBlock(gluon.HybridBlock):
     @_where_converted
     def __reduce_ex__(self, conversion: Any, protocol: Any) -> Tuple[Any, ...]:
         """Return the state for pickle and copy, without graphs: a copy makes its own."""
-        with conversion.siblings.lock:
+        with MakingGraphs.lock:
             for block in descendants(self):  # the user may have called it by itself
                 if isinstance(block, gluon.HybridBlock) and block._cached_op is not None:
                     block._clear_cached_op()
             return reduced(self, protocol, GRAPHS)
+
+    def __deepcopy__(self, memo: Any) -> gluon.HybridBlock:
+        """Return a copy. A first call in another thread, which changes blocks and parameters, waits meanwhile."""
+        with MakingGraphs.lock:
+            copied = getattr(super(), "__deepcopy__", None)  # the user's own, if there is one
+            if copied is not None:
+                return copied(memo)
+            return copy._reconstruct(self, memo, *self.__reduce_ex__(4))  # type: ignore[attr-defined]
 
 
 class ConvertedSymbolBlock(ConvertedBlock):

@@ -32,8 +32,8 @@ _BLOCK_CALL = gluon.Block.__call__.__code__  # MXNet's method, which amp.init re
 _GIVEN: ContextVar[Any] = ContextVar("mxmp_constants", default=None)  # of the call that is traced now
 
 
-class _Tracing:
-    """The lock of traces, because a trace replaces methods of blocks, which nets may share."""
+class MakingGraphs:
+    """The lock under which nets are traced and converted: this replaces methods of blocks, which nets may share."""
 
     lock = threading.RLock()
 
@@ -43,7 +43,7 @@ class _Tracing:
         cls.lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_Tracing.renew)
+os.register_at_fork(after_in_child=MakingGraphs.renew)
 
 
 class Arguments(NamedTuple):
@@ -93,9 +93,11 @@ class Trace:
         params: The parameters that the graph reads, by name.
         types: The dtypes of its inputs, by name.
         constants: The constants among the arguments of the call, nested as these are.
+        outcomes: The evaluator of the graph's conditions on shapes, of a trace in a `gluon.cache.GraphCache`.
     """
 
     constants: Any = None
+    outcomes: ShapeOutcomes
 
     def __init__(
         self,
@@ -107,7 +109,6 @@ class Trace:
     ) -> None:
         """Take a traced symbol, the parameters of its net, and the arrays of the call."""
         self.symbol, self.inputs, self.formats = symbol, inputs, formats
-        self._outcomes: Dict[str, ShapeOutcomes] = {}
         variables = self.variables
         self.params: Dict[str, gluon.Parameter] = {param.name: param for param in params if param.name in variables}
         self.types = {s.name: dtypes.canonical(a.dtype) for s, a in zip(inputs, arrays) if isinstance(a, mx.nd.NDArray)}
@@ -137,13 +138,6 @@ class Trace:
         )
         return self.variables.difference(self.params).union(constants)
 
-    def outcomes(self, dtype: str) -> ShapeOutcomes:
-        """Return the evaluator of the graph's conditions on shapes, for a policy's low precision dtype."""
-        if dtype not in self._outcomes:
-            params = frozenset(self.params)
-            self._outcomes[dtype] = ShapeOutcomes(self.symbol, dtype, self.types, params, self.data, self.graph)
-        return self._outcomes[dtype]
-
     def converts_like(self, other: Trace) -> bool:
         """Return whether another trace has the same conversions."""
         if self.types != other.types or self.formats != other.formats:
@@ -171,7 +165,7 @@ def trace(
         ConvertError: If its ``hybrid_forward`` fails on symbols. The text names the block.
     """
     constants = _constants_in(args)
-    with _Tracing.lock, regions.scopes_kept(), graph_kept(net), regions.entered(net, marks):
+    with MakingGraphs.lock, regions.scopes_kept(), graph_kept(net), regions.entered(net, marks):
         if own_graph is None:
             net._cached_graph = ()
             try:

@@ -26,10 +26,8 @@ from ..train.kvstores import (
     require_kvstore,
 )
 from ..train.multi_precision import require_finite, unwrapped
-from ..train.scaler import Scaler, ScalerStatus, SharedLossScale, explain_steps
+from ..train.scaler import Scaler, ScalerStatus, SharedLossScale
 from ..train.states import Target
-from ..train.step import Step
-from ..train.window import Stage
 from .adoption import (
     AmpLossScaler,
     adoptable,
@@ -39,7 +37,7 @@ from .adoption import (
     require_addable,
     require_gluon_trainer,
 )
-from .gradients import Gradients, LossBlock
+from .gradients import LossBlock, TrainerStep
 
 _LOG = logging.getLogger(__name__)
 
@@ -100,8 +98,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
     multi_precision: bool
     """Whether low precision parameters have float32 masters."""
 
-    _training_step: Step
-    _gradients: Gradients
+    _training_step: TrainerStep
 
     _single_losses: Optional[int] = 0
     """How many losses of one element the first step has so far; None if others came too, or that step is over."""
@@ -222,7 +219,8 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             self._optimizer.param_dict[index] = param
             self._params_to_init.append(param)
             param._set_trainer(self)
-        self._training_step.compare_again()
+        for masters in self._training_step.masters:
+            masters.compared_steps = 0
 
     def register_step_hook(self, hook: Callable[[Any, bool], None]) -> HookHandle:
         """Call a function after every step, taken or skipped.
@@ -277,12 +275,11 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         """
         self._require_between_steps("load_states")
         states.restore(fname, self._target("load_states"), self._scaler)
-        self._training_step.compare_again()
 
     def _require_between_steps(self, call: str) -> None:
         """Raise if gradients wait for a step, because a state has no gradients."""
         self._scaler.require_ready(call)
-        self._gradients.require_used(call)
+        self._training_step.require_used(call)
 
     def _set_loss_scale(self, spec: Any) -> None:
         """Set the loss scale of the steps to come."""
@@ -296,21 +293,20 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         """Use a scaler from now on; make the attributes of a trainer of mxmp that one of MXNet lacks."""
         before = vars(self).get("_scaler")
         if before is not None:
-            scaler.observers = before.observers
+            scaler.observers, scaler.calls = before.observers, before.calls
             scaler.nonfinite_loss, scaler.max_nonfinite_losses = before.nonfinite_loss, before.max_nonfinite_losses
         self._scaler = scaler
         scaler.owners.add(self)
-        explain_steps(scaler, self)
+        scaler.stepping.add(self)
         if scaler.shared is not None:
             scaler.shared.attach(scaler)
-        if "_gradients" in vars(self):
-            self._training_step.scaler = self._gradients.scaler = scaler
+        if "_training_step" in vars(self):
+            self._training_step.scaler = scaler
             return
-        self._training_step = Step(scaler)
-        self._gradients = Gradients(self, self._training_step)
+        self._training_step = TrainerStep(self, scaler)
         self._step_hooks: Dict[int, Callable[[Any, bool], None]] = OrderedDict()
         if all(is_initialized(param) for param in self._params):
-            self._training_step.running_stats.keep(self._gradients.running_stats())
+            self._training_step.last_stats.keep(self._training_step.running_stats())
 
     # ------------------------------------------------------------------ names of contrib.amp
 
@@ -385,8 +381,8 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
                 )
         self._scaler.read_default()
         self._prepare()
-        updaters, contexts = self._gradients.updaters, self._contexts
-        return Target(self._optimizer, updaters, self._gradients.masters, contexts[: len(updaters)], self._params)
+        step, count = self._training_step, len(self._training_step.updaters)
+        return Target(self._optimizer, step.updaters, step.masters[:count], self._contexts[:count], self._params)
 
     def __getstate__(self) -> Dict[str, Any]:
         """Return the state for copy and pickle, of nets too whose parameters know it: without the kvstore."""
@@ -476,7 +472,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
     def _master(self, index: int, param: mx.gluon.Parameter) -> mx.nd.NDArray:
         """Return the master of a weight, made now if the first step is still to come."""
         weight = param.list_data()[0]
-        master = self._gradients.masters[0].of(index, weight) if is_low_precision(weight) else None
+        master = self._training_step.masters[0].of(index, weight) if is_low_precision(weight) else None
         if master is None:
             return weight
         if self._scaler.window is not None and self._scaler.window.is_true:
@@ -496,13 +492,13 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             TrainerError: Twice in a window, inside a scale_loss block, or without gradients.
         """
         window = self._scaler.window
-        if window is not None and window.stage is Stage.TRUE and not window.awaits_update:
+        if window is not None and window.is_true and window.is_summed and not window.awaits_update:
             raise TrainerError(
                 "unscale: the gradients of this window are unscaled already; call unscale once, "
                 "after the last backward, then step; to leave a step out call discard_grads."
             )
         self._require("unscale")
-        self._training_step.unscale(self._gradients)
+        self._training_step.unscale()
 
     def clip_global_norm(self, max_norm: float, batch_size: Optional[float] = None) -> float:
         """Scale the gradients down so that their global norm is at most ``max_norm``.
@@ -531,7 +527,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         require_positive("clip_global_norm: max_norm", max_norm)
         rescale = 1.0 if batch_size is None else self._rescale("clip_global_norm", batch_size)
         self._require("clip_global_norm")
-        return self._training_step.clip_global_norm(self._gradients, max_norm, rescale)
+        return self._training_step.clip_global_norm(max_norm, rescale)
 
     def clip_value(self, max_value: float, batch_size: Optional[float] = None) -> None:
         """Bring every element of the gradients into [-max_value, max_value].
@@ -549,7 +545,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         require_positive("clip_value: max_value", max_value)
         rescale = 1.0 if batch_size is None else self._rescale("clip_value", batch_size)
         self._require("clip_value")
-        self._training_step.clip_value(self._gradients, max_value / rescale)
+        self._training_step.clip_value(max_value / rescale)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
         """Reduce the gradients, check them and update the parameters, or skip.
@@ -588,7 +584,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
                 "that step out."
             )
         self._require("allreduce_grads")
-        self._training_step.unscale(self._gradients)
+        self._training_step.unscale()
         self._scaler.ensure_window().awaits_update = True
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> bool:
@@ -625,8 +621,8 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             TrainerError: Inside a scale_loss block.
         """
         self._scaler.require_closed("discard_grads")
-        self._gradients.discard()
-        self._training_step.discard(self._gradients)
+        self._training_step.make_stale()
+        self._training_step.discard()
 
     # ------------------------------------------------------------------ shared by the calls of a step
 
@@ -637,9 +633,9 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             self._scaler.read_default()
         if self._params_to_init or not self._kv_initialized:
             self._prepare()
-        has_grads = self._gradients.require(call, ignore_stale and not self._scaler.checks)
+        has_grads = self._training_step.require(call, ignore_stale and not self._scaler.checks)
         if check_stale and not ignore_stale:
-            self._gradients.require_all(call)
+            self._training_step.require_all(call)
         if ignore_stale and isinstance(self._kvstore, KVStore):
             raise TrainerError(
                 f"{call}: ignore_stale_grad=True with kvstore '{self._kvstore.type}': a worker does not know which "
@@ -661,7 +657,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
 
     def _update_or_skip(self, rescale: float, has_grads: bool) -> bool:
         """Update or skip, and call the hooks."""
-        updated = self._training_step.run(self._gradients, rescale) and has_grads
+        updated = self._training_step.run(rescale) and has_grads
         for hook in list(self._step_hooks.values()):
             hook(self, updated)
         return updated

@@ -23,11 +23,10 @@ from ..report import Report
 from ..symbol import load_checkpoint, to_graph
 from ..symbol.arguments import require_kernels, require_symbol
 from ..train.kvstores import open_for_module, refuse_compression, updates_on_kvstore
-from ..train.masters import sync_master_from_weight
-from ..train.running_stats import NamedArrays
-from ..train.scaler import Scaler, explain_steps
-from ..train.step import Step, hand_on_observers
-from ..train.window import Stage, plain
+from ..train.masters import masters_flag, sync_master_from_weight
+from ..train.scaler import Scaler
+from ..train.step import hand_on_observers
+from ..train.window import Alive
 from .binding import (
     LOSS_SCALE,
     BoundSymbol,
@@ -41,13 +40,13 @@ from .binding import (
 )
 from .common import PolicyStatus, loss_scale_of, policy_of, save_checkpoint, states_files
 from .training import (
-    BoundWeights,
-    GradientReader,
+    ModuleStep,
     Training,
     Weight,
     host_zeros,
     make_optimizer,
-    show_plain_gradients,
+    running_stats_of,
+    show_true_on_read,
     store_mean,
     weights_of,
 )
@@ -157,7 +156,6 @@ class Module(PolicyStatus, mx.mod.Module):
         self._write_counter = WriteCounter()
         self._count_when_fused: Optional[int] = None  # Writes before layers were fused.
         self._backward_scale = 1.0
-        self._reader = GradientReader(self)
         self._warned_of_labels = False
         self._out_grads: Any = None  # The unscaled argument of the last backward pass.
         self._use_scaler(Scaler(loss_scale_of(self._policy, loss_scale)))
@@ -340,7 +338,7 @@ class Module(PolicyStatus, mx.mod.Module):
             TrainerError: If a parameter was written to past its float32 master.
         """
         if self._training is not None and not self._params_dirty:
-            self._training.require_masters(self._trained())
+            self._require_masters()
         return super().get_params()
 
     def _sync_params_from_devices(self) -> None:
@@ -350,7 +348,7 @@ class Module(PolicyStatus, mx.mod.Module):
             return
         training, group = self._training, self._exec_group
         if training is not None:
-            training.require_masters(self._trained())
+            self._require_masters()
         for weight in weights_of(group):
             arrays = weight.arrays if training is None else weight.arrays[: len(training.updaters)]
             exact = [self._exact(weight.name, number, array) for number, array in enumerate(arrays)]
@@ -358,6 +356,13 @@ class Module(PolicyStatus, mx.mod.Module):
         for name, arrays in zip(group.aux_names, group.aux_arrays):
             store_mean(arrays, self._aux_params[name])
         self._params_dirty = False
+
+    def _require_masters(self) -> None:
+        """Raise a TrainerError if a weight was written to past its master; one host read, none without masters."""
+        step = self._training_step
+        flag = masters_flag(zip(step.masters, step.groups()))
+        if flag is not None and flag.asscalar() != 1.0:
+            raise step.overwritten_weight()
 
     def _exact(self, name: str, number: int, array: mx.nd.NDArray) -> mx.nd.NDArray:
         """Return a weight's master; without one the host's value where that still rounds to it."""
@@ -376,7 +381,7 @@ class Module(PolicyStatus, mx.mod.Module):
             self._training.set_masters(self._trained(), values)
 
     def _trained(self) -> List[Weight]:
-        return [weight for weight in weights_of(self._exec_group) if plain(weight.grads)[0] is not None]
+        return list(self._training_step.weights.values())
 
     def _low_weights(self) -> FrozenSet[str]:
         return frozenset(weight.name for weight in weights_of(self._exec_group) if weight.is_low)
@@ -540,20 +545,22 @@ class Module(PolicyStatus, mx.mod.Module):
                     "scale. End the network in one, such as SoftmaxOutput or make_loss; or give out_grads; or set "
                     "loss_scale=None."
                 )
-        self._step.scale_again()
+        if scaler.window is not None:
+            scaler.window.scale_again()
         self._write_loss_scale(scale)
         self._out_grads = out_grads = [out_grads] if isinstance(out_grads, mx.nd.NDArray) else out_grads
         if out_grads is not None and scale != 1.0:
             out_grads = [to_float32(grad) * scale for grad in out_grads]
         if scaler.active and self._training is not None:
-            self._step.running_stats.keep(self._running_stats())
+            self._training.last_stats.keep(running_stats_of(self._exec_group))
         super().backward(out_grads)
         self._write_counter.count += 1  # MXNet's BatchNorm writes its running statistics in the backward pass
         self._backward_scale = scale
         if scaler.active or accumulates(self._grad_req):
             window = scaler.ensure_window(scale)
             if scale != 1.0:
-                self._reader.show(window)
+                window.written.owners.add(self)
+                show_true_on_read(self._exec_group, window)
 
     def _write_loss_scale(self, scale: float) -> None:
         """Set the loss scale that executors read, if they have an input for it."""
@@ -578,14 +585,13 @@ class Module(PolicyStatus, mx.mod.Module):
         Raises:
             TrainerError: Twice in a window, or before backward.
         """
-        training = self._require_gradients("unscale")
-        window = self._scaler.window
-        if window is not None and window.stage is Stage.TRUE:
+        step, window = self._require_gradients("unscale"), self._scaler.window
+        if window is not None and window.is_true and window.is_summed:
             raise TrainerError(
                 "unscale: the gradients are unscaled already; call unscale once, then update; to leave an update out "
                 "call discard_grads."
             )
-        training.step.unscale(self._step_weights(training))
+        step.unscale()
 
     def clip_global_norm(self, max_norm: float, batch_size: Optional[float] = None) -> float:
         """Scale the gradients down so that their global norm is at most ``max_norm``.
@@ -610,8 +616,8 @@ class Module(PolicyStatus, mx.mod.Module):
         require_positive("clip_global_norm: max_norm", max_norm)
         if batch_size is not None:
             require_positive("clip_global_norm: batch_size", batch_size)
-        training = self._require_gradients("clip_global_norm")
-        return training.step.clip_global_norm(self._step_weights(training), max_norm, 1.0 / (batch_size or 1.0))
+        step = self._require_gradients("clip_global_norm")
+        return step.clip_global_norm(max_norm, 1.0 / (batch_size or 1.0))
 
     def update(self) -> bool:
         """Reduce the gradients, check them and update the parameters, or skip.
@@ -634,35 +640,25 @@ class Module(PolicyStatus, mx.mod.Module):
         if self._training is None:
             super().update()
             return True
-        if self._scaler.active:
-            self._require_gradients("update")
+        step = self._require_gradients("update")
         self._params_dirty = True  # Auxiliary states change in a skipped step too.
-        return self._training.step.run(self._step_weights(self._training), self._optimizer.rescale_grad)
+        self._scaler.stepping = Alive([self])  # Of modules that share a scaler, the one that steps.
+        return step.run(self._optimizer.rescale_grad)
 
     def discard_grads(self) -> None:
         """Give up the present window: its gradients count as used, and nothing is updated."""
         if self.binded:
-            show_plain_gradients(self._exec_group)
-        self._step.discard()
+            self._training_step.discard()
+        else:
+            self._scaler.end_step()
 
     @property
-    def _step(self) -> Step:
-        """The step of the module; one without an optimizer has nothing to remember."""
-        return Step(self._scaler) if self._training is None else self._training.step
+    def _training_step(self) -> ModuleStep:
+        """The step of the executors that are bound now."""
+        bound = self._bound_symbol
+        return ModuleStep(self._scaler, self._training, self._exec_group, () if bound is None else bound.loss_outputs)
 
-    def _step_weights(self, training: Optional[Training]) -> BoundWeights:
-        """Return the weights of the next step, with the outputs of scaled loss heads and the running statistics."""
-        numbers = self._require_bound("update").loss_outputs
-        losses = [executor.outputs[number] for executor in self._exec_group.execs for number in numbers]
-        explain_steps(self._scaler, self)  # Of modules that share a scaler, the one that steps.
-        return BoundWeights(training, self._trained(), losses, self._running_stats(), self._exec_group)
-
-    def _running_stats(self) -> NamedArrays:
-        """Return the running statistics by name, on every context."""
-        group = self._exec_group
-        return [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
-
-    def _require_gradients(self, call: str) -> Training:
+    def _require_gradients(self, call: str) -> ModuleStep:
         self._require(call)
         if self._training is None:
             raise TrainerError(f"{call} cannot be used where the kvstore updates.")
@@ -671,7 +667,7 @@ class Module(PolicyStatus, mx.mod.Module):
                 f"{call}: no backward has run since the last update; call forward_backward first, or leave {call} out. "
                 f"Only a module with loss_scale=None updates without a backward, with the gradients that are there."
             )
-        return self._training
+        return self._training_step
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -735,7 +731,9 @@ class Module(PolicyStatus, mx.mod.Module):
         """
         self._require("save_optimizer_states")
         if self._training is not None:
-            self._training.save(fname, self._trained())
+            self._scaler.require_ready("save_optimizer_states")
+            self._require_masters()
+            self._training.save(fname)
             return
         with saving(f"{fname}: the states", fname) as (name,):
             super().save_optimizer_states(name)
@@ -756,5 +754,6 @@ class Module(PolicyStatus, mx.mod.Module):
         if self._training is None:
             super().load_optimizer_states(fname)
         else:
+            self._scaler.require_ready("load_optimizer_states")
             self._training.load(fname, self._trained(), self._arg_params)
             self._params_dirty = True

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-import weakref
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 
@@ -13,20 +12,13 @@ from ..distributed import KVStore
 from ..errors import TrainerError
 from ..train import states
 from ..train.kernels import Update
-from ..train.masters import (
-    Masters,
-    copy_to_other_contexts,
-    first_overwritten_weight,
-    masters_flag,
-    sync_master_from_weight,
-    weight_was_overwritten,
-)
+from ..train.masters import Masters, copy_to_other_contexts, sync_master_from_weight
 from ..train.multi_precision import unwrapped
-from ..train.running_stats import NamedArrays
+from ..train.running_stats import NamedArrays, RunningStats
 from ..train.scaler import Scaler
 from ..train.states import Target, WeightInfo
-from ..train.step import Step, Weights
-from ..train.window import Stage, TrueOnRead, Window, plain
+from ..train.step import Step
+from ..train.window import TrueOnRead, Window, plain
 
 
 class Weight(NamedTuple):
@@ -106,7 +98,7 @@ class Training:
         optimizer: The optimizer.
         keeps_masters: Whether low precision weights have masters.
         kvstore: Sums gradients over the contexts; None leaves every context its own.
-        contexts: The contexts. There is an updater for each; with a kvstore only for the first, see `Weights`.
+        contexts: The contexts. There is an updater for each; with a kvstore only for the first, see `Step`.
         weights: All parameters in the order of the optimizer's indices.
         values: Their float32 values by name, which low precision ones are rounded from. With a kvstore over several
             workers these and the weights become worker 0's.
@@ -122,7 +114,8 @@ class Training:
         weights: Sequence[Weight],
         values: Mapping[str, mx.nd.NDArray],
     ) -> None:
-        self.step = Step(scaler)
+        self.scaler = scaler
+        self.last_stats = RunningStats()
         self.optimizer = optimizer
         self.kvstore = kvstore
         contexts = list(contexts if kvstore is None else contexts[:1])
@@ -161,22 +154,11 @@ class Training:
                 if loaded:
                     sync_master_from_weight(masters.arrays[index], array)
 
-    def require_masters(self, weights: Sequence[Weight]) -> None:
-        """Raise a TrainerError if a weight was written to past its master; one host read, none without masters."""
-        pairs = list(zip(self.masters, BoundWeights(self, weights).groups()))
-        flag = masters_flag(pairs)
-        if flag is not None and flag.asscalar() != 1.0:
-            index = first_overwritten_weight(pairs)
-            name = "a weight" if index is None else f"parameter '{self._target.params[index].name}'"
-            raise weight_was_overwritten(name)
-
     # ------------------------------------------------------------------ states
 
-    def save(self, fname: str, weights: Sequence[Weight]) -> None:
+    def save(self, fname: str) -> None:
         """Save optimizer states, masters, counters, scheduler and loss scale to one file."""
-        self.step.scaler.require_ready("save_optimizer_states")
-        self.require_masters(weights)
-        states.save(fname, self._target, self.step.scaler.to_dict())
+        states.save(fname, self._target, self.scaler.to_dict())
 
     def load(self, fname: str, weights: Sequence[Weight], values: Mapping[str, mx.nd.NDArray]) -> None:
         """Load a file of `save`; a StateError or TrainerError changes nothing.
@@ -184,45 +166,16 @@ class Training:
         A weight that differs from its loaded master, rounded, replaces it. A master that the file lacks is made from
         the weight's float32 value.
         """
-        scaler = self.step.scaler
-        scaler.require_ready("load_optimizer_states")
-        states.restore(fname, self._target, scaler)
+        states.restore(fname, self._target, self.scaler)
         self.set_masters(weights, values, loaded=True)
-        self.step.compare_again()
 
 
-class GradientReader:
-    """Unscales the gradients of a module when one is read in the executor group's ``grad_arrays``."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = weakref.ref(module)
-
-    @property
-    def window(self) -> Optional[Window]:
-        """The window of the module's step."""
-        module = self._module()
-        return None if module is None else module._scaler.window
-
-    @property
-    def step(self) -> Step:
-        """The step of the module."""
-        step: Step = self._module()._step  # type: ignore[union-attr]
-        return step
-
-    def show(self, window: Window) -> None:
-        """Replace the lists of gradients by `TrueOnRead` lists."""
-        window.written.owners.add(self)
-        arrays = self._module()._exec_group.grad_arrays  # type: ignore[union-attr]
-        for number, each in enumerate(arrays):
-            if not isinstance(each, TrueOnRead) or each.window is not window:
-                arrays[number] = TrueOnRead(getattr(each, "plain", each), window)
-
-    def make_true(self, done: Set[int]) -> None:
-        """Unscale all gradients for a reader; only trainers use ``done``."""
-        window, module = self.window, self._module()
-        if module is not None and window is not None and window.stage is Stage.SCALED and window.fault is None:
-            weights = module._step_weights(module._training)
-            self.step.unscale_for_reader(weights, weights.waiting())
+def show_true_on_read(group: Any, window: Window) -> None:
+    """Let an executor group show true gradients to readers, up to the end of a step."""
+    arrays = group.grad_arrays
+    for number, each in enumerate(arrays):
+        if not isinstance(each, TrueOnRead) or each.window is not window:
+            arrays[number] = TrueOnRead(getattr(each, "plain", each), window)
 
 
 def show_plain_gradients(group: Any) -> None:
@@ -233,59 +186,58 @@ def show_plain_gradients(group: Any) -> None:
             arrays[number] = each.plain
 
 
-class BoundWeights(Weights):
-    """The weights of one module whose gradients backward has written.
+def running_stats_of(group: Any) -> NamedArrays:
+    """Return the running statistics of an executor group by name, on every context."""
+    return [(name, array) for name, arrays in zip(group.aux_names, group.aux_arrays) for array in arrays]
+
+
+class ModuleStep(Step):
+    """The step of a module that is bound now.
 
     Args:
-        training: The optimizer and its masters.
-        weights: The weights.
-        losses: The outputs of the loss heads, which tell whether the loss itself is finite.
-        running_stats: The running statistics of every context.
-        group: The executors; None if their lists of gradients stay as they are.
+        scaler: The loss scale.
+        training: The optimizer and its masters; None without one, or where a kvstore updates.
+        group: The executors.
+        loss_outputs: The numbers of their outputs that come from scaled loss heads.
     """
 
     flags_losses = False
 
     def __init__(
-        self,
-        training: Optional[Training],
-        weights: Sequence[Weight],
-        losses: Sequence[mx.nd.NDArray] = (),
-        running_stats: NamedArrays = (),
-        group: Any = None,
+        self, scaler: Scaler, training: Optional[Training], group: Any, loss_outputs: Sequence[int]
     ) -> None:
+        self.scaler, self._group, self._loss_outputs = scaler, group, loss_outputs
+        trained = [weight for weight in weights_of(group) if plain(weight.grads)[0] is not None]
+        indices = {weight.name: index for index, weight in enumerate(trained)}
         if training is not None:
-            self.optimizer, self.kvstore = training.optimizer, training.kvstore
+            self.optimizer, self.kvstore, self.last_stats = training.optimizer, training.kvstore, training.last_stats
             self.updaters, self.masters = training.updaters, training.masters
-        indices = {w.name: i for i, w in enumerate(weights)} if training is None else training.indices
-        self._weights = {indices[weight.name]: weight for weight in weights}
-        self._group = group
-        self._contexts = len(weights[0].arrays) if weights else 0
-        self._losses, self._running_stats = losses, running_stats
+            indices = training.indices
+        self.weights = {indices[weight.name]: weight for weight in trained}
 
     def groups(self) -> List[List[Update]]:
         """Return all weights, for each context."""
         return [
-            [Update(index, plain(weight.grads)[k], weight.arrays[k]) for index, weight in self._weights.items()]
-            for k in range(self._contexts)
+            [Update(index, plain(weight.grads)[k], weight.arrays[k]) for index, weight in self.weights.items()]
+            for k in range(len(self._group.execs))
         ]
 
     def name(self, index: int) -> str:
         """Return the name of a weight."""
-        return self._weights[index].name
+        return self.weights[index].name
 
     def accumulates(self, index: int) -> bool:
         """Return whether a weight was bound with ``grad_req='add'``."""
-        return self._weights[index].accumulates
+        return self.weights[index].accumulates
 
     def grads(self, index: int) -> List[mx.nd.NDArray]:
         """Return the gradients of a weight on all contexts."""
-        return list(plain(self._weights[index].grads))
+        return list(plain(self.weights[index].grads))
 
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let the executor group's ``grad_arrays`` hold other arrays."""
         for index, arrays in grads.items():
-            list_of_grads = self._weights[index].grads
+            list_of_grads = self.weights[index].grads
             if isinstance(list_of_grads, TrueOnRead):
                 list_of_grads.show(arrays)
             else:
@@ -293,12 +245,11 @@ class BoundWeights(Weights):
 
     def release(self) -> None:
         """Give the executor group its own lists of gradients back."""
-        if self._group is not None:
-            show_plain_gradients(self._group)
+        show_plain_gradients(self._group)
 
-    def reduce(self) -> None:
+    def sum_grads(self) -> None:
         """Sum the gradients over contexts and workers."""
-        for index, weight in self._weights.items() if self.kvstore is not None else ():
+        for index, weight in self.weights.items() if self.kvstore is not None else ():
             grads = plain(weight.grads)
             if grads[0].stype == weight.arrays[0].stype == "default":
                 self.kvstore.pushpull(weight.name, grads, priority=-index)
@@ -308,13 +259,13 @@ class BoundWeights(Weights):
 
     def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
         """Give contexts without an updater the weights of those that have one."""
-        for index in indices if len(self.updaters) < self._contexts else ():
-            copy_to_other_contexts(self._weights[index].arrays)
+        for index in indices if len(self.updaters) < len(self._group.execs) else ():
+            copy_to_other_contexts(self.weights[index].arrays)
 
     def losses(self) -> Sequence[mx.nd.NDArray]:
         """Return the outputs of the scaled loss heads."""
-        return self._losses
+        return [executor.outputs[number] for executor in self._group.execs for number in self._loss_outputs]
 
     def running_stats(self) -> NamedArrays:
         """Return the running statistics on every context."""
-        return self._running_stats
+        return running_stats_of(self._group)

@@ -24,12 +24,15 @@ from ..rules import (
     CLEAR,
     DENY,
     DIVIDES,
+    ENDS,
     EVERY,
     INFER,
     MAGNIFIES,
+    NORMALIZES,
     RESTARTS,
     SATURATES,
     SHIFTS,
+    SUBTRACTS,
     Call,
     Rule,
 )
@@ -65,6 +68,7 @@ class Need:
     DISTANCE = 0b1000  # Their distance from 1 must be exact.
     OF_DISTANCE = 0b10000  # So must the distance from 1 of the values that they are computed from.
     FLOAT32 = 0b100000  # A reader wants them in float32.
+    CLOSE = 0b1000000  # They are close to 1 by the domain of a reader, and their distance from 1 must be exact.
 
 
 _NEAR = Mark.NEAR_ONE | Mark.OF_NEAR_ONE
@@ -247,7 +251,8 @@ class Dataflow:
             mark = numbers & Mark.ROUNDED
         elif rule.category == ALLOW:
             mark = 0 if self._maps_indices(node, rule) else Mark.ROUNDED
-            mark |= Mark.OF_NEAR_ONE if numbers & _NEAR and position in self._sizes.products else 0
+            near = [self.marks.get(e.key, 0) & _NEAR for port, e in enumerate(node.inputs) if rule.reads(port)]
+            mark |= Mark.OF_NEAR_ONE if all(near) or (any(near) and position in self._sizes.products) else 0
         elif rule.gives_indices:
             mark, outputs = Mark.INDICES, [i for i in outputs if i in rule.keep_outputs] or outputs
         else:
@@ -255,7 +260,7 @@ class Dataflow:
             carries = rule.category == CLEAR or (rule.category == INFER and not rounded and not rule.is_boolean)
             mark = (Mark.ROUNDED if rounded else 0) | (numbers & Mark.INDICES if carries else 0)
             mark |= Mark.INDICES if rule.counts and not rounded else 0
-            if rule.distance == SATURATES:
+            if rule.distance in (SATURATES, NORMALIZES) or (rule.distance == SUBTRACTS and numbers & _NEAR):
                 mark |= Mark.NEAR_ONE
             elif rule.category == CLEAR or rule.distance == SHIFTS:
                 mark |= numbers & _NEAR
@@ -398,7 +403,7 @@ class Dataflow:
             exact = 0
         distance = need & (Need.DISTANCE if mark & Mark.NEAR_ONE else 0)
         distance |= need & (Need.OF_DISTANCE if mark & _NEAR else 0)
-        need = exact | distance | (need & Need.FLOAT32)
+        need = exact | distance | (need & (Need.FLOAT32 | Need.CLOSE))
         if need:
             self._required[key] = self._required.get(key, 0) | need
 
@@ -422,14 +427,20 @@ class Dataflow:
         needed, output_marks = self._needed(position, node), self._output_marks(position, node)
         read = self._read(node, rule)
         data = [entry for port, entry in enumerate(node.inputs) if rule.reads(port)]
-        distance = needed & (Need.DISTANCE | Need.OF_DISTANCE)
-        if distance and (rule.distance == SATURATES or read & _NEAR):
+        distance = needed & (Need.DISTANCE | Need.OF_DISTANCE | Need.CLOSE)
+        if distance and (rule.distance == SATURATES or read & _NEAR or distance & Need.CLOSE):
             self._pin(position, Reason.NEAR_ONE)
-        if rule.category != CLEAR and rule.distance != SHIFTS:
-            distance &= Need.OF_DISTANCE if rule.size != RESTARTS else 0
-        reads = rule.distance == MAGNIFIES or (rule.distance == DIVIDES and self.marks.get(data[1].key, 0) & _NEAR)
-        if reads and not self._policy.pure:
-            distance |= Need.OF_DISTANCE
+        if rule.size == RESTARTS:
+            distance = 0
+        elif rule.category == ALLOW:
+            distance &= Need.OF_DISTANCE
+        elif rule.distance == SUBTRACTS:
+            distance |= Need.OF_DISTANCE if distance else 0
+        elif rule.category != CLEAR and rule.distance != SHIFTS:
+            distance &= ~Need.DISTANCE
+        divides = rule.distance == DIVIDES and self.marks.get(data[1].key, 0) & _NEAR
+        if not self._policy.pure and (divides or rule.distance in (MAGNIFIES, NORMALIZES, ENDS)):
+            distance |= Need.OF_DISTANCE | (Need.CLOSE if rule.distance == ENDS else 0)
         for entry in data if distance else ():
             self._require(entry, distance)
         if rule.gives_indices:

@@ -34,6 +34,8 @@ class Size(NamedTuple):
 
 _ONE = Size()
 
+_UNIT = 64  # about the largest value of a layer: MAX_REDUCTION of them are float16's range
+
 
 class Sizes(NamedTuple):
     """The sizes of a graph's outputs, and the operators that leave the range of a dtype.
@@ -61,7 +63,7 @@ def find_sizes(graph: Graph, facts: Facts, dtype: str, entering: Sequence[Size] 
     The terms of sums multiply along sums and products, and scalars multiply too. Their product is to be within the
     range. Both counts begin anew behind a layer or a norm. A mean is as large as its input. A matrix product without a
     weight counts as a sum, not as a layer. An example: ``sum(sum(x, axis=3), axis=2)`` of 512 x 512 values has 262,144
-    terms.
+    terms. A layer that reads such a sum is among the operators too, unless a scalar has made the sum small again.
 
     Args:
         graph: The graph, or the body of a control flow node.
@@ -87,13 +89,17 @@ def find_sizes(graph: Graph, facts: Facts, dtype: str, entering: Sequence[Size] 
             for index, size in enumerate(inner.heads):
                 sizes[position, index] = sizes.get((position, index), _ONE).at_least(size)
         rule = rule_of(node)
-        if rule is None or rule.size == RESTARTS or node.subgraphs:
+        if rule is None or (rule.size == RESTARTS and rule.sums is None) or node.subgraphs:
+            continue
+        read = [sizes.get(entry[:2], _ONE) for port, entry in enumerate(node.inputs) if rule.reads(port)]
+        if rule.category == ALLOW and is_layer(node, rule, weights):
+            beyond = [size for size in read if limits is not None and _leaves(size, limits)]
+            if beyond:
+                times = beyond[0].terms * beyond[0].factor
+                reasons[position] = f"it reads values that are {times:g} times as large as those of a layer"
             continue
         if rule.category == ALLOW:
-            if is_layer(node, rule, weights):
-                continue
             products.add(position)
-        read = [sizes.get(entry[:2], _ONE) for port, entry in enumerate(node.inputs) if rule.reads(port)]
         if not read or (not rule.size and rule.sums is None and all(size is _ONE for size in read)):
             continue
         size = _size(node, rule, read, facts)
@@ -150,6 +156,8 @@ def _size(node: Node, rule: Rule, read: Sequence[Size], facts: Facts) -> Size:
     if rule.size == MULTIPLIES or rule.category == ALLOW:
         length = _length(node, rule, facts) if rule.category == ALLOW else 1
         return Size(length * math.prod(size.terms for size in read), math.prod(size.factor for size in read))
+    if rule.size == RESTARTS:
+        return Size(_length(node, rule, facts))
     terms, factor = max(size.terms for size in read), max(size.factor for size in read)
     if rule.size in (TIMES, OVER):
         scalar = value_of(dict(node.attrs), "scalar")
@@ -158,10 +166,16 @@ def _size(node: Node, rule: Rule, read: Sequence[Size], facts: Facts) -> Size:
     return Size(terms * _length(node, rule, facts), factor)
 
 
+def _leaves(size: Size, limits: dtypes.FloatLimits) -> bool:
+    """Return whether a layer that reads values of a size loses them. Sums of unknown length are taken to be short."""
+    value = size.terms * size.factor
+    return math.ceil(limits.max / _UNIT) < value < math.inf or max(value, size.factor) < limits.tiny
+
+
 def _length(node: Node, rule: Rule, facts: Facts) -> float:
     """Return of how many values each result is the sum."""
     length = rule.sums(Call(dict(node.attrs), tuple(map(facts.shape, node.inputs)), "")) if rule.sums else 1
-    unknown = 1.0 if rule.category == ALLOW else math.inf  # a sum of unknown length is in float32 anyhow
+    unknown = 1.0 if rule.category == ALLOW or rule.size else math.inf  # a sum of unknown length is in float32 anyhow
     return unknown if length is None else length
 
 
@@ -244,7 +258,7 @@ def shape_dependent(graph: Graph, dtype: str, weights: AbstractSet[int]) -> List
 
     def depends(rule: Rule) -> bool:
         conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
-        counts = rule.sums is not None and rule.category != ALLOW
+        counts = rule.sums is not None and rule.category != ALLOW and rule.size != RESTARTS
         return ((conditional or counts) and dtype in rule.dtypes) or RULES.has_substitutes(rule, dtype)
 
     def multiplies(position: int, rule: Rule) -> bool:

@@ -130,6 +130,15 @@ def reduced_elements(call: Call) -> Optional[int]:
     return None if shape is None else math.prod(shape[axis] for axis in _reduced_axes(call.attrs, len(shape)))
 
 
+def share(call: Call) -> Optional[float]:
+    """Return the mean of softmax's results as a part of their sum, which is 1; None if unknown.
+
+    So a product of softmax with as many values is a mean, and no larger than these.
+    """
+    shape, axis = known_shape(call, 0), value_of(call.attrs, "axis")
+    return None if shape is None else 1 / shape[-1 if axis is None else axis]
+
+
 def pooled_elements(call: Call) -> Optional[int]:
     """Return how many elements a window of Pooling has, None if unknown."""
     shape, kernel = known_shape(call, 0), sizes_of(call.attrs, "kernel")

@@ -53,6 +53,15 @@ MAGNIFIES = "magnifies"
 DIVIDES = "divides"
 """Reads the distance of both inputs from 1, if that of the divisor is one."""
 
+SUBTRACTS = "subtracts"
+"""Gives the distance of its inputs from the scalar, which is that from 1 where they are close to 1, as ``1 - x``."""
+
+NORMALIZES = "normalizes"
+"""Magnifies, and gives vectors of length 1, whose products with each other are close to 1 where they are alike."""
+
+ENDS = "ends"
+"""Is defined up to 1, or from 1 on, and steep there. So all inputs are taken to be close to 1, as those of arccos."""
+
 EVERY: Sequence[int] = range(1 << 16)
 """All ports, however many a call has (``keep=EVERY``)."""
 
@@ -134,14 +143,16 @@ class Rule:
             are safe if the condition is only about the rounding of sums.
         size: How the size of its results follows from that of its inputs: ``ADDS``, ``MULTIPLIES``, ``TIMES``, ``OVER``
             or ``RESTARTS``. By default it is the largest size of an input. An allow operator restarts.
-        sums: Function that returns of how many values each result is the sum. None if it is no sum.
+        sums: Function that returns of how many values each result is the sum. None if it is no sum. A result of
+            softmax is a share: a part of one value.
         gives_indices: Whether it gives positions or counts, which no low precision holds. It runs in float32 under
             every policy, and so do operators that move the positions.
         counts: Whether it gives positions if no product has rounded its inputs, as cumsum does.
         maps_indices: Whether a product of positions stays float32, because its results are positions too.
         is_boolean: Whether it only gives 0 and 1.
-        distance: Its effect on the distance of values from 1: ``SATURATES``, ``SHIFTS``, ``MAGNIFIES`` or ``DIVIDES``.
-            By default results depend on the distance of the inputs. Results of ``RESTARTS`` do not.
+        distance: Its effect on the distance of values from 1: ``SATURATES``, ``SHIFTS``, ``MAGNIFIES``, ``DIVIDES``,
+            ``SUBTRACTS``, ``NORMALIZES`` or ``ENDS``. By default results depend on the distance of the inputs. Results
+            of ``RESTARTS`` do not.
         float32_attr: Attribute with which the operator reads low precision data, and computes in and gives
             float32; empty if it has none. It saves a cast.
         substitutes: Operators that compute the same if this one has no low precision kernel, or none with safe sums.
@@ -168,7 +179,7 @@ class Rule:
     condition: Optional[Condition] = None
     taints: bool = True
     size: str = ""
-    sums: Optional[Callable[[Call], Optional[int]]] = None
+    sums: Optional[Callable[[Call], Optional[float]]] = None
     gives_indices: bool = False
     counts: bool = False
     maps_indices: bool = False

@@ -25,7 +25,7 @@ from ..arrays import (
     to_float32,
     widen,
 )
-from .masters import Masters
+from .masters import Masters, changed_dtype
 
 # The largest weights that are updated together on a CPU. MXNet's kernel for many weights walks the longest as often as
 # there are weights. At every element it asks which weights are that long, so no compiler vectorizes it (MultiSGDKernel
@@ -71,6 +71,9 @@ def update(updater: mx.optimizer.Updater, masters: Masters, updates: Sequence[Up
 
     Finite values are those of an update of one weight after the other, except the sign of zero. The optimizer gets the
     weights in their order. An optimizer of MXNet that takes several at once gets the dense float32 weights first.
+
+    Raises:
+        TrainerError: If a weight changed its dtype after its state was made; then none of its context is updated.
     """
     optimizer = masters.optimizer
     for group in by_context(updates, [each.weight for each in updates]):
@@ -83,7 +86,9 @@ def update(updater: mx.optimizer.Updater, masters: Masters, updates: Sequence[Up
 def _with_state(updater: mx.optimizer.Updater, masters: Masters, update: Update) -> Weight:
     """Return a weight with its state, which is made if there is none, as `mx.optimizer.Updater` does."""
     index, weight = update.index, update.weight.as_nd_ndarray()
-    is_low = masters.is_low[index] if index in masters.is_low else is_low_precision(weight)
+    is_low = is_low_precision(weight)
+    if masters.is_low.setdefault(index, is_low) != is_low:
+        raise changed_dtype(masters.optimizer, index)
     master = masters.of(index, weight) if is_low else None
     if index not in updater.states:
         value = to_float32(weight) if master is None else master

@@ -261,13 +261,15 @@ class Masters:
         optimizer: The user's optimizer. Its ``param_dict`` has the Parameters by index.
         kept: False if there are no masters, so that each update starts from the rounded weight.
         arrays: The masters by index, of the weights that were updated or loaded.
-        is_low: By index, whether a weight was in low precision when `check` saw it first.
+        is_low: By index, whether a weight was in low precision when its state was made.
+        compared_steps: In how many steps weights were compared with them, since they were made or loaded.
     """
 
     def __init__(self, optimizer: mx.optimizer.Optimizer, kept: bool = True) -> None:
         self.optimizer, self.kept = optimizer, kept
         self.arrays: Dict[int, mx.nd.NDArray] = {}
         self.is_low: Dict[int, bool] = {}
+        self.compared_steps = 0
 
     def of(self, index: int, weight: mx.nd.NDArray) -> Optional[mx.nd.NDArray]:
         """Return the master of a low precision weight, made at the first call; None if masters are not kept.
@@ -297,23 +299,9 @@ class Masters:
         self.arrays[index] = master.as_in_context(weight.ctx)  # Differs from the master's with a module's group2ctxs.
         return self.arrays[index]
 
-    def check(self, weights: Iterable[Tuple[int, mx.nd.NDArray]]) -> None:
-        """Raise, before anything is updated, if a weight changed its dtype after its state was made.
-
-        Args:
-            weights: Pairs of index and weight.
-
-        Raises:
-            TrainerError: Naming the first such parameter.
-        """
-        for index, weight in weights:
-            is_low = is_low_precision(weight)
-            if self.is_low.setdefault(index, is_low) != is_low:
-                raise changed_dtype(self.optimizer, index)
-
     def load(self, arrays: Dict[int, mx.nd.NDArray]) -> None:
         """Replace the masters. The states are replaced too, so weights may have other dtypes from now on."""
-        self.arrays, self.is_low = arrays, {}
+        self.arrays, self.is_low, self.compared_steps = arrays, {}, 0
 
 
 def set_owner(param: mx.gluon.Parameter, optimizer: mx.optimizer.Optimizer) -> None:

@@ -5,7 +5,6 @@ A call out of turn is a `TrainerError` and changes nothing.
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import math
@@ -14,12 +13,12 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import mxnet as mx
 
-from ..arrays import all_finite, host_norm, sum_of_squares
+from ..arrays import all_finite, concat_scalars, host_norm, sum_of_squares
 from ..errors import LossScaleError, NonFiniteLossError, TrainerError
 from ..explainer import explainer
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message, parse
 from .loss_heads import Factors
-from .window import Alive, Stage, Window, in_block
+from .window import Alive, Window, in_block
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,11 +51,10 @@ class Scaler:
         nonfinite_loss: 'raise' or 'skip', for a step whose loss is not finite by itself.
         max_nonfinite_losses: How many such steps in a row are skipped.
         owners: Trainers, modules or optimizers that must be able to work with a loss scale that is set or loaded.
+        stepping: The trainer or module that makes the present step, about which diagnosis is asked if it fails.
         skips_of_all: Steps skipped so far, of all scalers; an attribute of the class.
         observers: The `mxmp.train.step.Observer` objects that are told of each step.
-        explain: Runs the present step again, without dropout, and returns why it is not finite; None if it finds no
-            reason.
-        bad_input: Returns which input of the present step holds inf or NaN; None if none does.
+        calls: A `mxmp.diagnose.watch.StepCalls` that keeps the calls of the present step; None before the first.
         default: As above; None if there is none, the first step is over, or a loss scale was set or loaded.
     """
 
@@ -82,9 +80,8 @@ class Scaler:
         self._skips_before = 0  # `consecutive_skips` before the last step.
         self._bad_losses = 0  # Steps in a row that were skipped because their loss was not finite; not saved.
         self.observers: Dict[Any, Any] = {}
-        self.owners = Alive()
-        self.explain: Where = lambda: None
-        self.bad_input: Where = lambda: None
+        self.calls: Any = None
+        self.owners, self.stepping = Alive(), Alive()
 
     # ------------------------------------------------------------------ the loss scale
 
@@ -168,7 +165,9 @@ class Scaler:
         return self.window
 
     def end_step(self) -> None:
-        """Forget the present step."""
+        """Forget the present step, and show the gradients' own arrays again."""
+        if self.window is not None:
+            self.window.hide_float32()
         self.window = self.default = None
 
     # ------------------------------------------------------------------ preconditions
@@ -222,7 +221,7 @@ class Scaler:
                 f"{call} came after allreduce_grads; a further backward would mix reduced and unreduced "
                 "gradients. Call update first, or discard_grads to leave that step out."
             )
-        if window.stage is Stage.TRUE:
+        if window.is_true and window.is_summed:
             raise TrainerError(
                 f"{call} came after the gradients were unscaled; a further backward would mix scaled and true "
                 f"gradients. Call {step} first, or unscale after the last backward; to leave that step out call "
@@ -232,20 +231,19 @@ class Scaler:
     # ------------------------------------------------------------------ one step
 
     def read(self, values: Sequence[mx.nd.NDArray] = ()) -> List[float]:
-        """Read the flags of the window, and arrays of shape (1,), by one host read; return the numbers of the arrays.
+        """Copy float32 arrays of shape (1,) and all flags to the host, at once; return the numbers of the arrays.
 
-        Raises NonFiniteLossError if the loss itself was not finite.
+        On a GPU an inf becomes a NaN. Raises NonFiniteLossError if the loss itself was not finite.
         """
         window = self.ensure_window()
-        numbers = window.read(values)
+        arrays = [*values, *window.flags.values()]
+        numbers: List[float] = concat_scalars(arrays).asnumpy().tolist() if arrays else []
+        window.failed |= {name for name, number in zip(window.flags, numbers[len(values) :]) if number != 1.0}
+        if "gradients" in window.failed:
+            window.finite = False
         if "losses" in window.failed:
             self.handle_nonfinite_loss()
-        return numbers
-
-    def set_finite(self, finite: bool) -> None:
-        """Set whether the gradients are finite, unless they are known to be non-finite."""
-        window = self.ensure_window()
-        window.finite = finite and window.finite is not False
+        return numbers[: len(values)]
 
     def read_norm(self, groups: Sequence[Sequence[mx.nd.NDArray]]) -> float:
         """Return the largest norm of several groups of unscaled float32 gradients, NaN if any is; one host read.
@@ -253,12 +251,13 @@ class Scaler:
         Those of a group lie on one context. Where gradients are checked it also decides the step, which then need not
         read again. Raises NonFiniteLossError if the loss itself was not finite.
         """
+        window = self.ensure_window()
         norms = [math.sqrt(square) for square in self.read([sum_of_squares(group) for group in groups])]
-        if self.ensure_window().finite is None:
+        if window.finite is None:
             # Squares overflow above 1.8e19: such gradients may be finite all the same.
             norms = [x if math.isfinite(x) else host_norm(group) for x, group in zip(norms, groups)]
             if self.checks:
-                self.set_finite(all(map(math.isfinite, norms)))
+                window.finite = all(map(math.isfinite, norms))
         return math.nan if any(map(math.isnan, norms)) else max(norms)
 
     def handle_nonfinite_loss(self) -> None:
@@ -287,8 +286,16 @@ class Scaler:
 
     def _again(self) -> str:
         """Run the present step again; return the reason of its failure as the end of a message, or ''."""
-        why = _find_quietly(self.explain)
+        why = self._ask("explain_step")
         return "" if why is None else f" Run again: {why}"
+
+    def _ask(self, question: str) -> Optional[str]:
+        """Return the answer of a function of `mxmp.diagnose.watch` about the present step; None if there is none."""
+        try:
+            return next((getattr(explainer(), question)(owner) for owner in self.stepping), None)
+        except Exception:  # A failure here must not hide the failure that is being explained.
+            _LOG.debug("the step cannot be run again", exc_info=True)
+            return None
 
     # ------------------------------------------------------------------ the end of a step
 
@@ -311,7 +318,7 @@ class Scaler:
         self._count(finite)
         before, after = self._adjusted(finite, where)
         self._log(finite, step, before, after)
-        why = _find_quietly(self.explain) if explained else None
+        why = self._ask("explain_step") if explained else None
         if why is not None:
             _LOG.warning("step %d run again: %s", step, why)
 
@@ -358,7 +365,7 @@ class Scaler:
         text = f"{type(after).__name__} {before.value:g} -> {after.value:g}"
         if not taken and should_log(self.consecutive_skips):
             line = "step %d skipped, its gradients are not finite%s: %s; %d skipped in a row, %d in all"
-            bad_input = _find_quietly(self.bad_input)
+            bad_input = self._ask("bad_input")
             data = "" if bad_input is None else f", which no loss scale mends, for {bad_input}"
             _LOG.log(self._level(before), line, step, data, text, self.consecutive_skips, self.skipped_steps)
         elif taken and self._skips_before > 1:
@@ -572,30 +579,6 @@ def adjusted(loss_scale: LossScale, finite: bool, where: Where) -> LossScale:
 def should_log(count: int) -> bool:
     """Return whether an event gets a line in the log when it happens for the given time: 1, 10, 50, 100, 500, ..."""
     return count == 1 or (count >= 10 and str(count).rstrip("0") in ("1", "5"))
-
-
-def explain_steps(scaler: Scaler, owner: Any) -> None:
-    """Let a scaler ask diagnosis why a step of its trainer or module fails."""
-    scaler.explain, scaler.bad_input = (
-        functools.partial(_ask_diagnosis, name, Alive([owner])) for name in ("explain_step", "bad_input")
-    )
-
-
-def _ask_diagnosis(name: str, owners: Alive) -> Optional[str]:
-    """Return the answer of `mxmp.diagnose.watch`.
-
-    It is a function of the module, so that scalers can be copied and pickled with their trainers.
-    """
-    ask: Callable[[Any], Optional[str]] = getattr(explainer(), name)
-    return next(map(ask, owners), None)
-
-
-def _find_quietly(find: Where) -> Optional[str]:
-    try:
-        return find()
-    except Exception:  # A failure here must not hide the failure that is being explained.
-        _LOG.debug("the step cannot be run again", exc_info=True)
-        return None
 
 
 def _require_checks(nonfinite_loss: str, loss_scale: LossScale) -> None:

@@ -1,22 +1,21 @@
 """The window of one training step: from its first scaled loss up to its update.
 
-A scaler has at most one window. A window has the scale of its step, the stage, the gradients that backward passes of
-scaled losses wrote, and the flags that the host reads once.
+A scaler has at most one window. A window has the scale of its step, the gradients that backward passes of scaled losses
+wrote, their state, and the flags that the host reads once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 import os
 import threading
 import weakref
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
 import mxnet as mx
 
-from ..arrays import concat_scalars, merge_flags, to_float32
+from ..arrays import merge_flags, round_into, scale_in_place, to_float32
 from ..errors import TrainerError
 
 LOCK = threading.Condition(threading.RLock())
@@ -57,26 +56,21 @@ class Alive:
         self._objects[id(each)] = each
 
 
-class Stage(enum.Enum):
-    """Whether the gradients of a window are summed over contexts, and whether they have the scale."""
-
-    SCALED = "of each context, times the scale"
-    SEEN = "of each context, true: somebody has read one"
-    SUMMED = "summed over contexts and workers, times the scale"
-    TRUE = "summed, and true"
-
-
 class Written:
     """The gradients that backward passes of scaled losses wrote, of all trainers that step on these losses.
 
     Attributes:
         ids: The ids of the weights. An id leaves with the first step that uses the gradient.
-        owners: The `mxmp.gluon.gradients.Gradients` of each trainer, or the like of a module.
+        owners: The trainers, or the module. Each has a ``_scaler``, and a `mxmp.train.step.Step` as ``_training_step``.
     """
 
     def __init__(self) -> None:
         self.ids: Set[int] = set()
         self.owners = Alive()
+
+    def windows(self) -> List[Tuple[Any, Window]]:
+        """Return the owners that are in a step, each with its window."""
+        return [(owner, owner._scaler.window) for owner in self.owners if owner._scaler.window is not None]
 
     def unscale_for_reader(self) -> None:
         """Unscale all gradients for somebody who reads one, unless the reader is in a block of this thread.
@@ -84,30 +78,37 @@ class Written:
         A reader outside of a block waits for the blocks of other threads.
         """
         with LOCK:
-            while not in_block() and any(owner.window is not None and owner.window.is_open for owner in self.owners):
+            while not in_block() and any(window.is_open for _, window in self.windows()):
                 LOCK.wait(0.1)  # A block whose thread was interrupted may end without notice.
-            owners = [owner for owner in self.owners if owner.window is not None]
-            if any(owner.window.is_open for owner in owners):
+            windows = self.windows()
+            if any(window.is_open for _, window in windows):
                 return
             done: Set[int] = set()
-            for owner in owners:
-                owner.make_true(done)
+            for owner, window in windows:
+                if not window.is_true and not window.is_summed and window.fault is None:
+                    owner._training_step.unscale_for_reader(done)
 
-    def scale_again(self) -> None:
-        """Multiply gradients that somebody has read back to the scale."""
-        for owner in self.owners:
-            owner.step.scale_again()
+
+class Shown(NamedTuple):
+    """Low precision gradients by the index of their weight, and the float32 copies that are shown in their place."""
+
+    step: Any
+    originals: Mapping[int, List[mx.nd.NDArray]]
+    copies: Mapping[int, List[mx.nd.NDArray]]
 
 
 @dataclasses.dataclass(eq=False)
 class Window:
     """One training step.
 
+    Gradients are scaled and of each context at first. A reader makes them true, a step or ``unscale`` sums them.
+
     A flag is an array of shape (1,), float32, on a device: 1 or 0.
 
     Attributes:
         scale: The factor of the losses; the first one decides.
-        stage: Whether the gradients are summed, and whether they have the scale.
+        is_true: Whether the gradients were divided by the scale. A block that follows on a reader scales them again.
+        is_summed: Whether the gradients are summed over contexts and workers.
         written: The gradients that a scaled backward wrote.
         flags: 'losses': all losses are finite. 'gradients': all gradients were finite before they were unscaled.
             'statistics': no running statistic was lost. 'masters': each low precision weight equals its float32 master,
@@ -118,12 +119,13 @@ class Window:
         awaits_update: Whether ``allreduce_grads`` was called, which ``update`` follows.
         fault: The class and the text of the error if the step cannot be made; None if it can.
         finite_after: With several losses, the number of each loss, and a flag of the gradients after its backward.
-        shown: Float32 copies that are shown in place of low precision gradients.
+        shown: The float32 copies that are shown in place of low precision gradients.
         seen: The arrays that were divided by the scale for a reader; a further block multiplies them again.
     """
 
     scale: float = 1.0
-    stage: Stage = Stage.SCALED
+    is_true: bool = False
+    is_summed: bool = False
     written: Written = dataclasses.field(default_factory=Written)
     flags: Dict[str, mx.nd.NDArray] = dataclasses.field(default_factory=dict)
     failed: Set[str] = dataclasses.field(default_factory=set)
@@ -132,18 +134,8 @@ class Window:
     awaits_update: bool = False
     fault: Optional[Tuple[Type[TrainerError], str]] = None
     finite_after: List[Tuple[int, mx.nd.NDArray]] = dataclasses.field(default_factory=list)
-    shown: List[Any] = dataclasses.field(default_factory=list)
+    shown: List[Shown] = dataclasses.field(default_factory=list)
     seen: Sequence[mx.nd.NDArray] = ()
-
-    @property
-    def is_true(self) -> bool:
-        """Whether the gradients are true ones."""
-        return self.stage in (Stage.SEEN, Stage.TRUE)
-
-    @property
-    def is_summed(self) -> bool:
-        """Whether the gradients are summed over contexts and workers."""
-        return self.stage in (Stage.SUMMED, Stage.TRUE)
 
     @property
     def is_open(self) -> bool:
@@ -154,18 +146,6 @@ class Window:
         """Add a flag to those of its name; nothing if it is None."""
         if flag is not None:
             self.flags[name] = merge_flags([self.flags[name], flag]) if name in self.flags else flag
-
-    def read(self, values: Sequence[mx.nd.NDArray] = ()) -> List[float]:
-        """Copy float32 arrays of shape (1,) and all flags to the host, at once; return the numbers of the arrays.
-
-        On a GPU an inf becomes a NaN.
-        """
-        arrays = [*values, *self.flags.values()]
-        numbers: List[float] = concat_scalars(arrays).asnumpy().tolist() if arrays else []
-        self.failed |= {name for name, number in zip(self.flags, numbers[len(values) :]) if number != 1.0}
-        if "gradients" in self.failed:
-            self.finite = False
-        return numbers[: len(values)]
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
@@ -178,23 +158,36 @@ class Window:
         yield
         self.fault = before
 
-    def require_sound(self, call: str) -> None:
-        """Raise the error of a step that cannot be made."""
-        if self.fault is not None:
-            kind, text = self.fault
-            raise kind(f"{call}: {text}")
+    def scale_again(self) -> None:
+        """Multiply gradients that were unscaled for a reader by the scale, because more will be added to them."""
+        if self.is_true and not self.is_summed:
+            with self.changing():
+                scale_in_place(self.seen, self.scale)
+                self.hide_float32(keep=True)
+                self.seen, self.is_true = (), False
+
+    def hide_float32(self, keep: bool = False) -> None:
+        """Show the gradients' own arrays again in place of float32 copies.
+
+        Gradients that accumulate get the values of their copies, because a user may have zeroed these. With ``keep``
+        all gradients get them.
+        """
+        for step, originals, copies in self.shown:
+            step.set_grads(originals)
+            for index in (index for index in copies if keep or step.accumulates(index)):
+                for copy, grad in zip(copies[index], originals[index]):
+                    round_into(copy.as_nd_ndarray(), grad.as_nd_ndarray())
+        self.shown = []
 
 
 def join(windows: Sequence[Window]) -> None:
     """Give the windows of trainers that step on one loss one set of written gradients."""
     together = windows[0].written
-    for window in windows[1:]:
-        if window.written is not together:
-            together.ids |= window.written.ids
-            for owner in window.written.owners:  # Owners of earlier blocks too.
-                together.owners.add(owner)
-                if owner.window is not None:
-                    owner.window.written = together
+    for written in [window.written for window in windows if window.written is not together]:
+        together.ids |= written.ids
+        for owner in written.owners:  # Owners of earlier blocks too.
+            together.owners.add(owner)
+        for window in [*windows, *(window for _, window in written.windows())]:
             window.written = together
 
 
@@ -258,9 +251,9 @@ class TrueOnRead(List[mx.nd.NDArray]):
         """Unscale the gradients; return them as a plain list."""
         if not self.is_left:
             self.window.written.unscale_for_reader()
-        elif self.window.stage is Stage.SCALED:
+        elif not self.window.is_true and not self.window.is_summed:
             self.show([to_float32(array) * (1.0 / self.window.scale) for array in plain(self)])
-            self.window = Window(stage=Stage.SEEN)
+            self.window = Window(is_true=True)
         return super().copy()
 
     def __getitem__(self, key: Any) -> Any:

@@ -4,12 +4,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp.devices import check
-from mxmp.processors import AMD, NO_BFLOAT16
-from mxmp.symbol import convert_checkpoint
-from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, said, save, table
+from tests.cli.checkpoints import BN, CONV, FC, SHAPE, mxmp, said, save, table
 from tests.devices.machines import install_cards
-from tests.processors import processor_of
+from tests.processors import AMD, NO_BFLOAT16, processor_of
 from tests.stress.killed import killed_at_each_rename
 
 
@@ -17,16 +14,6 @@ def converted(folder, *options, **values):
     out, err = mxmp("convert", save(folder, **values), 3, "-o", folder / "out", *options)
     assert err == ""  # no progress where there is no terminal
     return out
-
-
-@pytest.mark.parametrize("folded", [False, True])
-def test_the_files_are_those_of_convert_checkpoint(folded, tmp_path):
-    out = converted(tmp_path, "--shape", SHAPE, *["--for-inference"] * folded)
-    convert_checkpoint(str(tmp_path / "net"), 3, str(tmp_path / "api"), "O2", SHAPES, for_inference=folded)
-    for end in ("symbol.json", "0003.params"):
-        assert (tmp_path / f"out-{end}").read_bytes() == (tmp_path / f"api-{end}").read_bytes()
-        assert str(tmp_path / f"out-{end}") in out
-    assert ("BatchNorm" in mxmp("inspect", tmp_path / "out")[0]) != folded
 
 
 def test_the_summary_by_hand(tmp_path):
@@ -136,7 +123,7 @@ def test_surprises_for_the_machine_or_the_reader_are_said(
 ):
     install_cards(tmp_path, monkeypatch, cards)
     on_processor(processor_of(AMD if runs_bfloat16 else NO_BFLOAT16, name="Xeon"))
-    monkeypatch.setattr(check, "is_for_gpus", lambda: True)
+    monkeypatch.setattr("mxmp.devices.check.is_for_gpus", lambda: True)
     found = [note for note in notes(converted(tmp_path, "--policy", policy)) if not note.startswith(UNCHANGED)]
     assert len(found) == bool(note) and all(each.startswith(note) for each in found)
 

@@ -5,10 +5,7 @@ import json
 import mxnet as mx
 import pytest
 
-from mxmp import Policy
-from mxmp.cli.checkpoints import inspected
-from mxmp.passes import is_converted
-from mxmp.symbol import convert_model, convert_symbol, to_graph
+from mxmp.symbol import convert_model, convert_symbol
 from tests.cli.checkpoints import BN, CONV, FC, SHAPE, SHAPES, mxmp, network, params, said, save, table
 from tests.symbol.networks import load
 from tests.symbol.test_control_flow import SHAPES as LOOP_SHAPES
@@ -120,17 +117,19 @@ NETWORKS = {  # and policies
 
 
 @pytest.mark.parametrize("name, policy", [(name, policy) for name, policies in NETWORKS.items() for policy in policies])
-def test_decisions_are_what_the_converted_network_holds(name, policy):
+def test_decisions_are_what_the_converted_network_holds(name, policy, tmp_path):
     """The oracle of each is the other: one reads the plan, the other the dtypes that MXNet infers."""
     symbol, shapes = (foreach(), LOOP_SHAPES) if name == "foreach" else load(name)
     shapes = {key: shapes[key] for key in symbol.list_inputs() if key in shapes}
     converted = convert_symbol(symbol, policy, shapes, data_names=list(shapes))
-    assert is_converted(to_graph(converted)) and not is_converted(to_graph(symbol))
-    was, found = inspected(symbol, None, Policy.parse(policy), shapes, {})[0], inspected(converted, None, None, shapes, {})[0]
-    decisions = [[(row.name, row.op, row.precision, row.casts) for row in each.rows] for each in (was, found)]
+    options = [part for key, shape in shapes.items() for part in ("--shape", f"{key}:{','.join(map(str, shape))}")]
+    for file, written in (("was", symbol), ("converted", converted)):
+        written.save(str(tmp_path / f"{file}-symbol.json"), remove_amp_cast=False)
+    was, found = as_json(tmp_path / "was", "--policy", policy, *options), as_json(tmp_path / "converted", *options)
+    decisions = [[(row["name"], row["op"], row["precision"], row["casts"]) for row in each["rows"]] for each in (was, found)]
     assert decisions[0] == decisions[1]
     for total in ("casts", "activation_casts", "cast_bytes", "activation_bytes", "param_bytes", "without_rule"):
-        assert getattr(found, total) == getattr(was, total), total
+        assert found[total] == was[total], total
 
 
 # ---------------------------------------------------------------------- summaries

@@ -1,13 +1,12 @@
 """Names and paths of any characters on the command line."""
 
-import io
 import json
+import os
+import subprocess
 import sys
 
 import mxnet as mx
 
-from mxmp.cli import commands
-from mxmp.errors import visible
 from tests.cli.checkpoints import mxmp, table
 from tests.names import EACH
 
@@ -31,13 +30,11 @@ def test_convert_inspect_and_errors_take_any_name(name, tmp_path):
     mx.nd.save(f"{prefix}-0000.params", {f"arg:{name}_weight": mx.nd.ones((5, 3)), f"arg:{name}_bias": mx.nd.ones(4)})
     out, err = mxmp(*args, "--force", code=1)
     assert out == "" and err.endswith("\n") and err[:-1].isprintable()
-    assert f"{visible(name)}_weight" in err or "\n" in name
+    assert f"{name}_weight" in err or not name.isprintable()
 
 
-def test_a_terminal_without_the_characters_gets_escapes(tmp_path, monkeypatch):
+def test_a_pipe_without_the_characters_gets_escapes(tmp_path):
     prefix = saved(tmp_path, "café层")
-    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")  # as Python makes it of a pipe
-    monkeypatch.setattr(sys, "stdout", stdout)
-    commands(["convert", prefix, "0", "-o", f"{prefix}-low"], standalone_mode=False)
-    stdout.flush()
-    assert b"caf\\xe9\\u5c42_weight: 12 values" in stdout.buffer.getvalue()
+    command = [sys.executable, "-m", "mxmp", "convert", prefix, "0", "-o", f"{prefix}-low"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True)
+    assert b"caf\\xe9\\u5c42_weight: 12 values" in done.stdout

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mxmp import compat, requirements
-from mxmp.compat.finder import Finder
+from mxmp import compat
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = sys.version_info >= (3, 12) or tuple(map(int, np.__version__.split(".")[:2])) >= (1, 24)
@@ -41,34 +40,24 @@ def observe(code, *arguments):
         ((3, 11), None, False),  # no numpy: left to the error that says so
     ],
 )
-def test_the_views_are_needed_from_numpy_1_24_and_python_3_12_on(python, numpy, needed, monkeypatch):
-    monkeypatch.setattr(requirements, "numpy_version", lambda: numpy)
-    assert compat.needed(python) is compat.needed(python, numpy) is needed
+def test_the_views_are_needed_from_numpy_1_24_and_python_3_12_on(python, numpy, needed):
+    assert compat.needed(python, numpy) is needed
 
 
-@pytest.fixture
-def before_mxmp(monkeypatch):
-    """Put the finders and modules back that were there before mxmp and MXNet were imported."""
-    monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if not isinstance(each, Finder)])
-    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k.split(".")[0] != "mxnet"})
+NEWER = """
+import numpy
+numpy.__version__ = "2.0.0"
+left = ("mxnet.base", "gluoncv.check", "mxnetlike.base")  # as a failed import leaves them
+sys.modules.update(dict.fromkeys(left, numpy))
+import mxmp
+mxmp.compat.install()
+found["finders"] = [type(finder).__name__ for finder in sys.meta_path].count("Finder"), type(sys.meta_path[0]).__name__
+found["left"] = [name for name in left if name in sys.modules]
+"""
 
 
-@pytest.mark.parametrize("needed", [True, False])
-def test_a_finder_is_put_first_once_where_it_is_needed(needed, before_mxmp, monkeypatch):
-    monkeypatch.setattr(compat, "needed", lambda: needed)
-    others = list(sys.meta_path)
-    compat.install()
-    compat.install()
-    assert [isinstance(finder, Finder) for finder in sys.meta_path] == [True] * needed + [False] * len(others)
-
-
-def test_modules_that_a_failed_import_left_are_dropped(before_mxmp, monkeypatch):
-    monkeypatch.setattr(compat, "needed", lambda: True)
-    left = ("mxnet.base", "gluoncv.check", "mxnetlike.base")
-    sys.modules.update(dict.fromkeys(left, np))
-    sys.modules.pop("gluoncv", None)
-    compat.install()
-    assert [name for name in left if name in sys.modules] == ["mxnetlike.base"]
+def test_a_newer_numpy_gets_one_finder_that_is_first_and_no_module_of_a_failed_import_stays():
+    assert observe(NEWER) == {"finders": [1, "Finder"], "left": ["mxnetlike.base"]}
 
 
 WHOLE = """

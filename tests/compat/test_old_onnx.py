@@ -9,12 +9,8 @@ import onnx.numpy_helper  # onnx 1.13 does not import it by itself
 import pytest
 from onnx import TensorProto, helper
 
-from mxmp import compat
 from mxmp.compat import finder, old_modules, old_onnx
 
-needs_views = pytest.mark.skipif(
-    not compat.needed(), reason="MXNet has no views with this numpy and Python: it reads onnx itself"
-)
 DTYPES = "float16 float32 float64 uint8 int8 int32 int64".split()  # of NDArrays
 
 
@@ -72,12 +68,6 @@ def test_parts_are_the_same_however_they_are_imported(part):
     assert imported(f"onnx.{part}", "x") is getattr(imported("onnx"), part) is getattr(imported("onnx", part), part)
 
 
-def test_what_mxnet_reads_right_is_onnx_itself():
-    assert imported("onnx.helper", "make_node").make_node is helper.make_node
-    assert imported("onnx.numpy_helper", "to_array") is onnx.numpy_helper
-    assert imported("onnx").TensorProto is TensorProto
-
-
 def test_a_missing_onnx_is_an_import_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     finder.view_of.cache_clear()
@@ -99,16 +89,6 @@ def test_inputs_and_parameters_are_exported_in_their_dtypes(dtype, tmp_path):
     assert {value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]} == {code}
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(graph.initializer[0]), values.asnumpy())
     assert graph.initializer[0].data_type == code
-
-
-@needs_views
-def test_what_the_exporter_writes_is_loaded_by_onnxruntime(tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    model = export(mx.sym.mean(mx.sym.var("x"), axis=1), {}, [(2, 3)], [np.float32], tmp_path)
-    assert (model.opset_import[0].version, model.ir_version) == (old_onnx.OPSET, old_onnx.IR_VERSION)
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(None, {"x": x})[0], [1, 4])
 
 
 @pytest.mark.parametrize("dtype, code", [("float16", TensorProto.FLOAT16), ("int32", TensorProto.INT32)])

@@ -8,12 +8,10 @@ import pytest
 from mxnet import gluon
 
 import mxmp
-from mxmp.devices import check
-from mxmp.devices.check import Gpu, check_cpu, check_devices, check_gpu, read_gpus
+from mxmp.diagnose import AmxStatus, check_devices
 from mxmp.errors import ConvertError, SlowPrecisionWarning
-from mxmp.processors import AMD, AMX, EMULATED, INTEL, NO_BFLOAT16, UNKNOWN, AmxStatus
 from tests.devices.machines import install, install_cards
-from tests.processors import processor_of
+from tests.processors import AMD, AMX, EMULATED, INTEL, NO_BFLOAT16, UNKNOWN, processor_of
 
 CARDS = [
     ("Tesla K80", "3.7"),
@@ -40,7 +38,7 @@ def machine(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch):
     """Make this MXNet one with CUDA, as the released wheels are."""
-    monkeypatch.setattr(check, "is_for_gpus", lambda: True)
+    monkeypatch.setattr("mxmp.devices.check.is_for_gpus", lambda: True)
 
 
 @pytest.mark.behaviour("a policy on each device")
@@ -54,7 +52,6 @@ def cuda(monkeypatch):
 )
 def test_check_devices_judges_every_card_and_the_processor(policy, ok, machine):
     machine(CARDS)
-    assert [(f"{gpu.capability[0]}.{gpu.capability[1]}", gpu.index) for gpu in read_gpus()] == [(c, i) for i, (_, c) in enumerate(CARDS)]
     *cards, processor = check_devices(policy)
     assert [finding.ok for finding in cards] == ok
     for index, (finding, (name, _)) in enumerate(zip(cards, CARDS)):
@@ -69,28 +66,28 @@ BUILD = "Build MXNet for this card."
 
 @pytest.mark.behaviour("a policy on each device")
 @pytest.mark.parametrize(
-    ("capability", "dtype", "text", "advice"),
+    ("capability", "policy", "text", "advice"),
     [
-        ((3, 7), "float16", "no released MXNet 1.9.1 runs here, in any precision: they have machine code for 5.0, 6.0", ""),
-        ((6, 1), "float16", "float16 runs without tensor cores, which came with 7.0", FLOAT32_ONLY),
-        ((7, 0), "float16", "float16 runs on its tensor cores.", None),
-        ((8, 9), "float16", "float16 runs on its tensor cores.", None),
-        ((9, 0), "float16", "they have machine code for 5.0, 6.0, 7.0, 8.0, 8.6; no PTX.", BUILD),
-        ((9, 0), "float32", "no released MXNet 1.9.1 runs here, in any precision", BUILD),
-        ((7, 5), "bfloat16", "bfloat16 does not run: the card has no bfloat16 arithmetic, and MXNet", "Take float16."),
-        ((8, 0), "bfloat16", "bfloat16 does not run: the card could, but MXNet 1.9.1 has no bfloat16 kernels for GPUs", "Take float16."),
-        ((6, 0), "float32", "float32 runs as ever.", None),
+        ("3.7", "O1", "no released MXNet 1.9.1 runs here, in any precision: they have machine code for 5.0, 6.0", ""),
+        ("6.1", "O1", "float16 runs without tensor cores, which came with 7.0", FLOAT32_ONLY),
+        ("7.0", "O1", "float16 runs on its tensor cores.", None),
+        ("8.9", "O1", "float16 runs on its tensor cores.", None),
+        ("9.0", "O1", "they have machine code for 5.0, 6.0, 7.0, 8.0, 8.6; no PTX.", BUILD),
+        ("9.0", "float32", "no released MXNet 1.9.1 runs here, in any precision", BUILD),
+        ("7.5", "bfloat16", "bfloat16 does not run: the card has no bfloat16 arithmetic, and MXNet", "Take float16."),
+        ("8.0", "bfloat16", "bfloat16 does not run: the card could, but MXNet 1.9.1 has no bfloat16 kernels for GPUs", "Take float16."),
+        ("6.0", "float32", "float32 runs as ever.", None),
     ],
 )  # fmt: skip
-def test_a_finding_names_the_card_the_reason_and_what_to_do_where_it_does_not_run(capability, dtype, text, advice):
-    found = check_gpu(Gpu(2, "Some Card", capability), dtype)
-    start = f"GPU 2 (Some Card), compute capability {capability[0]}.{capability[1]}: "
-    assert found.message.startswith(start) and text in found.message
+def test_a_finding_names_the_card_the_reason_and_what_to_do_where_it_does_not_run(capability, policy, text, advice, machine):
+    machine([("Some Card", capability)])
+    found, _ = check_devices(policy)
+    assert found.message.startswith(f"GPU 0 (Some Card), compute capability {capability}: ") and text in found.message
     assert found.advice.startswith(advice or "") and bool(found.advice) == (advice is not None) == (not found.ok)
 
 
 def test_a_cpu_build_runs_on_no_card(machine, monkeypatch):
-    monkeypatch.setattr(check, "is_for_gpus", lambda: False)
+    monkeypatch.setattr("mxmp.devices.check.is_for_gpus", lambda: False)
     machine([("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")])
     ampere, hopper, _ = check_devices("O1")
     assert ampere.ok is hopper.ok is False and "this MXNet is for CPUs" in ampere.message
@@ -103,7 +100,7 @@ def test_cards_that_mxnet_sees_alone_are_unknown(tmp_path, monkeypatch):
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
     *found, _ = check_devices("O1")
     assert [each.subject for each in found] == [f"GPU {i} (which nvidia-smi does not list)" for i in range(2)]
-    assert all(each.ok is None for each in found)
+    assert all(each.ok is None and "does not tell its compute capability" in each.message for each in found)
 
 
 def test_a_driver_that_fails_is_told(tmp_path, monkeypatch, caplog):
@@ -124,52 +121,37 @@ BARE = [
 FULL = ["Tesla T4", "NVIDIA T4G", "GRID T4-16Q", "GeForce RTX 2060", "Quadro RTX 4000", "NVIDIA TITAN RTX"]
 
 
-@pytest.mark.parametrize(("name", "tensor_cores"), [*((n, False) for n in BARE), *((n, True) for n in FULL)])
-def test_cards_of_7_5_without_tensor_cores_are_told_apart(name, tensor_cores):
-    finding = check_gpu(Gpu(0, name, (7, 5)), "float16")
-    assert finding.ok and ("on its tensor cores" in finding.message) == tensor_cores
-    assert ("no tensor cores" in finding.message) != tensor_cores
-    assert "on its tensor cores" in check_gpu(Gpu(0, name, (8, 6)), "float16").message  # where all have them
-
-
-def test_a_driver_that_does_not_know_the_field_leaves_cards_to_mxnet(fake, monkeypatch):
-    """As those before 510."""
-    monkeypatch.setattr(mx.context, "num_gpus", lambda: 1)
-    fake("echo 'Field \"compute_cap\" is not a valid field to query.'; exit 2")
-    card, _ = check_devices("O2")
-    assert card.ok is None and "its driver does not tell its compute capability" in card.message
+def test_cards_of_7_5_without_tensor_cores_are_told_apart(machine):
+    machine([*((name, "7.5") for name in BARE + FULL), *((name, "8.6") for name in BARE)])  # where all have them
+    *cards, _ = check_devices("O1")
+    with_tensor_cores = ["on its tensor cores" in card.message for card in cards]
+    assert with_tensor_cores == [False] * len(BARE) + [True] * len(FULL) + [True] * len(BARE)
+    assert all(card.ok for card in cards) and "no tensor cores" in cards[0].message
 
 
 @pytest.mark.parametrize(
     "script",
     [
         "echo 'No devices were found'; exit 6",
+        "echo 'Field \"compute_cap\" is not a valid field to query.'; exit 2",  # a driver before 510
         "echo 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'; exit 9",
         "exit 0",
         None,
     ],
-    ids=["no devices", "no driver", "silent", "no nvidia-smi"],
+    ids=["no devices", "an old driver", "no driver", "silent", "no nvidia-smi"],
 )
 def test_a_machine_without_a_working_driver_has_no_gpu(script, fake, tmp_path, monkeypatch):
     fake(script) if script else monkeypatch.setenv("PATH", str(tmp_path))
-    assert read_gpus() == []
     (finding,) = check_devices("O1")
     assert finding.subject.startswith("CPU")
 
 
 def test_a_program_that_hangs_is_given_up(fake, monkeypatch, caplog):
-    monkeypatch.setattr(check, "TIMEOUT", 0.2)
+    monkeypatch.setattr("mxmp.devices.check.TIMEOUT", 0.2)
     fake("exec sleep 30")
-    with caplog.at_level(logging.WARNING, logger=check.__name__):
-        assert read_gpus() == []
+    with caplog.at_level(logging.WARNING):
+        assert len(check_devices("O1")) == 1
     assert "nvidia-smi does not answer" in caplog.text and "0.2 seconds" in caplog.text
-
-
-def test_a_program_that_does_not_start_is_told(fake, tmp_path, caplog):
-    fake("")
-    (tmp_path / "nvidia-smi").write_text("#!/no/such/shell\n")
-    assert read_gpus() == []
-    assert "nvidia-smi does not answer" in caplog.text
 
 
 OFF = AmxStatus(False, "ALL is set.", "Unset it.")
@@ -177,36 +159,25 @@ XEON = processor_of(AMX, amx=OFF)
 
 
 @pytest.mark.parametrize(
-    ("processor", "dtype", "ok", "text"),
+    ("processor", "policy", "ok", "text", "advice"),
     [
-        (processor_of(NO_BFLOAT16), "float32", True, "float32 runs as ever."),
-        (processor_of(AMD), "float16", False, "float16 is emulated"),
-        (processor_of(NO_BFLOAT16), "bfloat16", False, "bfloat16 does not run, because MXNet needs AVX-512 for it."),
-        (processor_of(EMULATED), "bfloat16", False, "bfloat16 is slower than float32 on the kind 'AVX-512 that emulates it'"),
-        (processor_of(AMD), "bfloat16", True, "bfloat16 runs in hardware (AVX512-BF16 of AMD); its speed: "),
-        (processor_of(INTEL), "bfloat16", False, "bfloat16 is slower than float32 on the kind 'AVX512-BF16 of Intel without"),
-        (XEON, "bfloat16", False, "bfloat16 is slower than float32, as AMX is off: ALL is set."),
-        (processor_of(AMX), "bfloat16", True, "bfloat16 runs in hardware (AMX)"),
-        (processor_of(UNKNOWN), "bfloat16", None, "the speed of bfloat16 is not known, nor the processor's flags."),
+        (NO_BFLOAT16, "float32", True, "float32 runs as ever.", ""),
+        (AMD, "O1", False, "float16 is emulated", "For speed take mixed_"),
+        (NO_BFLOAT16, "O1", False, "float16 is emulated", "For speed train on a GPU"),
+        (NO_BFLOAT16, "bfloat16", False, "bfloat16 does not run, because MXNet needs AVX-512 for it.", "Take float32"),
+        (EMULATED, "bfloat16", False, "bfloat16 is slower than float32 on the kind 'AVX-512 that emulates it'", "Take float32."),
+        (AMD, "bfloat16", True, "bfloat16 runs in hardware (AVX512-BF16 of AMD); its speed: ", ""),
+        (INTEL, "bfloat16", False, "bfloat16 is slower than float32 on the kind 'AVX512-BF16 of Intel without", "Take float32."),
+        (XEON, "bfloat16", False, "bfloat16 is slower than float32, as AMX is off: ALL is set.", "Unset it."),
+        (AMX, "bfloat16", True, "bfloat16 runs in hardware (AMX)", ""),
+        (UNKNOWN, "bfloat16", None, "the speed of bfloat16 is not known, nor the processor's flags.", "`mxmp doctor`"),
     ],
-)
-def test_the_kind_of_a_processor_decides(processor, dtype, ok, text):
-    finding = check_cpu(processor, dtype)
-    assert finding.ok is ok and f"CPU ({processor.name}): {text}" in finding.message
-    assert bool(finding.advice) == (ok is not True)
-
-
-@pytest.mark.parametrize(
-    ("processor", "dtype", "advice"),
-    [
-        (XEON, "bfloat16", "Unset it."),
-        (processor_of(INTEL), "bfloat16", "Take float32."),
-        (processor_of(NO_BFLOAT16), "float16", "For speed train on a GPU"),
-        (processor_of(AMD), "float16", "For speed take mixed_"),
-    ],
-)
-def test_the_advice_is_what_is_fast(processor, dtype, advice):
-    assert check_cpu(processor, dtype).advice.startswith(advice)
+)  # fmt: skip
+def test_the_kind_of_a_processor_decides(processor, policy, ok, text, advice, on_processor):
+    name = on_processor(processor).name
+    *_, finding = check_devices(policy)
+    assert finding.ok is ok and f"CPU ({name}): {text}" in finding.message
+    assert finding.advice.startswith(advice) and bool(finding.advice) == (ok is not True)
 
 
 def dense():
@@ -241,7 +212,8 @@ def hybrid_block():
 )
 @pytest.mark.parametrize("kind", [EMULATED, NO_BFLOAT16, INTEL, XEON], ids=lambda kind: kind.name)
 def test_a_conversion_warns_where_bfloat16_is_slow_or_does_not_run(kind, convert, on_processor):
-    finding = check_cpu(on_processor(kind), "bfloat16")
+    on_processor(kind)
+    *_, finding = check_devices("bfloat16")
     with pytest.warns(SlowPrecisionWarning) as found:
         convert()
     (warning,) = [each for each in found if each.category is SlowPrecisionWarning]

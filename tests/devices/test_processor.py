@@ -3,8 +3,8 @@
 import pytest
 
 from mxmp.devices.processor import read_processor
-from mxmp.processors import AMD, AMX, EMULATED, INTEL, KINDS, NO_BFLOAT16, UNKNOWN, AmxStatus, Processor, read_cpuinfo
-from tests.processors import ON, processor_of
+from mxmp.diagnose import AmxStatus
+from tests.processors import AMD, AMX, EMULATED, INTEL, NO_BFLOAT16, ON, UNKNOWN, Processor, read_cpuinfo
 
 CPUINFO = """\
 processor	: 0
@@ -70,11 +70,6 @@ def test_the_kind_follows_from_flags_vendor_and_amx(flags, vendor, amx, kind):
 def test_amx_takes_all_the_flags_that_onednn_asks_for(flags):
     assert Processor("X", frozenset(f"{BF16} {TILES}".split())).has_amx
     assert not Processor("X", frozenset(flags.split())).has_amx
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_there_is_a_processor_of_each_kind_to_test_with(kind):
-    assert processor_of(kind).kind == kind
 
 
 @pytest.mark.parametrize(

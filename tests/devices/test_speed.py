@@ -12,17 +12,9 @@ import pytest
 
 from mxmp.devices import speed
 from mxmp.devices.speed import Speed, bfloat16_speed, measure, read_machine, runs_bfloat16  # as they are: see conftest
-from mxmp.processors import AMX, INTEL, NO_BFLOAT16, UNKNOWN, read_cpuinfo
-from tests.processors import pin, processor_of
+from tests.processors import AMX, INTEL, NO_BFLOAT16, UNKNOWN, pin, processor_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-@pytest.mark.skipif(not read_cpuinfo().flags, reason="the processor's flags are unknown")
-@pytest.mark.skipif("DNNL_MAX_CPU_ISA" in os.environ, reason="oneDNN is told to leave instructions unused")
-def test_runs_bfloat16_needs_avx512(on_processor):
-    on_processor(read_cpuinfo())
-    assert runs_bfloat16() == ("avx512bw" in read_cpuinfo().flags)
 
 
 @pytest.mark.slow
@@ -44,10 +36,6 @@ def test_a_processor_without_avx512bw_is_not_asked(flags, monkeypatch, on_proces
     on_processor(processor_of(NO_BFLOAT16, flags=frozenset([flags])))
     monkeypatch.delattr(mx.nd, "amp_cast")
     assert not runs_bfloat16() and bfloat16_speed() is None
-
-
-def test_a_speed_names_inference_and_training():
-    assert str(Speed(0.7, 0.75)) == "0.70 times as fast as float32 in inference, 0.75 in training"
 
 
 def test_the_shortest_times_count_and_both_come_first_in_turn():

@@ -8,7 +8,6 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import check
-from mxmp.report.doctor import CheckReport
 from tests.diagnose.nets import SOFTMAX, state, trainer_of
 
 DATA, LABELS = mx.nd.random.normal(shape=(8, 16)), mx.nd.arange(8)
@@ -99,14 +98,7 @@ def test_nothing_is_found_in_sound_nets():
     net, other = make(None), make(None, prefix="other_")
     for given in (check(net, trainer_of(net, None)), check(net, plain(net)), check([net, other], [plain(net), plain(other)])):
         assert not given and str(given) == "nothing found"
-
-
-def test_a_report_is_written_read_and_shown():
-    net = make()
-    found = check(net, plain(net))
-    assert [each.ok for each in found] == [False, None]
-    assert CheckReport.from_json(found.to_json()) == found and "are not scaled" in found.to_html()
-    assert "nothing found" in CheckReport()._repr_html_()
+    assert "nothing found" in given._repr_html_()
 
 
 # ---------------------------------------------------------------------- what the trainer says in its first step

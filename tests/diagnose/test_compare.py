@@ -10,7 +10,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import Comparison, NodeComparison, OutputComparison, compare
-from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, Applied, chain, classifier, made, model, where
+from tests.diagnose.nets import DATA, L2, LABEL, SOFTMAX, chain, classifier, made, model, where
 
 BATCH = {"data": DATA, "softmax_label": LABEL}
 
@@ -68,18 +68,6 @@ def test_an_overflow_is_found_where_it_begins():
     assert worst.name == "first" and math.isinf(worst.local_error) and math.isinf(worst.output_error)
     assert "Not finite forward, where float32 is, by itself: 'first' (FullyConnected)" in str(found)
     assert (output.name, output.error) == ("softmax_output", math.inf)
-
-
-def test_a_net_with_several_inputs_and_outputs_gives_its_loss_what_it_returns():
-    given = []
-
-    def loss(output, label):
-        given.append([output[0].shape, [each.shape for each in output[1]]])
-        return [SOFTMAX(output[0], label), output[1][0].sum() + output[1][1].sum()]
-
-    net = made(Applied(lambda F, out, y: (out, [y * 2, F.tanh(out)]), inputs=5))
-    found = compare(net, [(DATA, DATA * 2, LABEL)], "O1", loss=loss)
-    assert all(each == [(4, 4), [(4, 5), (4, 4)]] for each in given) and len(found.outputs) == 3 and found.has_gradients
 
 
 class Paused(nn.Sequential):
@@ -186,15 +174,6 @@ def test_a_block_that_a_net_calls_twice_is_compared_on_all_batches(values):
     net.add(part, part, nn.Sequential())
     found = compare(made(net, mx.init.One()), [(mx.nd.full((1, 2), value),) for value in values], "O1")
     assert max(row.local_error for row in found.rows) == math.inf
-
-
-def test_an_operator_without_an_own_error_has_finite_gradients():
-    """Halves of ones are exact in float16."""
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, in_units=5), nn.HybridLambda(lambda F, x: F.reshape(x, (-1, 2))), nn.Dense(3, in_units=2, weight_initializer="normal"))
-    found = compare(made(net, mx.init.Constant(0.5)), (mx.nd.ones((4, 5)), mx.nd.zeros(8)), "O3", loss=SOFTMAX)
-    assert {row.op: row.local_error for row in found.rows}["Reshape"] == 0.0 and found.loss_scale == 1024.0
-    assert all(row.gradient_local_error < 1e-2 for row in found.rows)
 
 
 @pytest.mark.parametrize("is_called", [False, True])

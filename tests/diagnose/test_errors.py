@@ -1,14 +1,12 @@
 """The numbers of a comparison: own and carried errors, contributions and gradients, against numpy and single nodes."""
 
 import math
-import sys
 
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon
+from mxnet import gluon
 
-import symbols
 from mxmp import Policy
 from mxmp.diagnose import compare
 from mxmp.symbol import convert_model, on_cpu, to_graph
@@ -128,36 +126,6 @@ def test_a_loop_is_compared_as_a_whole():
     assert all(1e-5 < error < 1e-2 for error in errors) and "inner" not in found
 
 
-def test_nothing_that_is_given_changes_and_statistics_stay_as_they_are():
-    sym = mx.sym.BatchNorm(fc(X, 3, "dense"), name="norm", fix_gamma=False)
-    values = values_of(sym, data=(5, 4))
-    copies = {name: array.copy() for name, array in values.items()}
-    with autograd.record():  # as in a loop that asks for it
-        measure(sym, "O2", values)
-    assert all((values[name] == copies[name]).asnumpy().all() for name in values)
-
-
-TINY = {"num_layers": 2, "num_hidden": 8, "num_heads": 2, "vocab_size": 11, "max_length": 9, "num_classes": 4}
-LENGTHS = {"token_types": mx.nd.zeros((3, 5)), "valid_length": mx.nd.array([5, 1, 4]), "softmax_label": mx.nd.zeros(3)}
-WORDS = {"data": mx.nd.array(np.arange(15).reshape(3, 5) % 11)}
-NETWORKS = {
-    "cifar_resnet20_v1": ({"num_classes": 10}, {"data": mx.nd.random.normal(shape=(2, 3, 16, 16)), "softmax_label": mx.nd.zeros(2)}),
-    "lstm_lm": ({"num_classes": 11, "seq_len": 5, "num_hidden": 6, "num_embed": 4}, {**WORDS, "softmax_label": mx.nd.zeros((3, 5))}),
-    "transformer": (TINY, {**WORDS, **LENGTHS}),
-}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_networks_have_an_error_for_each_node_in_low_precision_and_no_own_error_elsewhere(name):
-    options, inputs = NETWORKS[name]
-    sym = symbols.get_symbol(name, **options)
-    inputs = {key: array for key, array in inputs.items() if key in sym.list_arguments()}
-    values = values_of(sym, 0.1, **{key: array.shape for key, array in inputs.items()})
-    found = measure(sym, "O3", {**values, **inputs}, tuple(inputs)).values()
-    assert not any(row.local_error for row in found if row.precision != "float16")
-    assert any(row.local_error > 1e-5 and row.output_error for row in found)
-
-
 # ---------------------------------------------------------------------- contributions
 
 
@@ -232,14 +200,15 @@ def test_contributions_pass_what_blocks_gradients_and_need_outputs_in_floating_p
     assert blocked == near(plain, 1e-3) and plain > 1e-5 and cast is None
 
 
-def test_many_outputs_are_projected_at_random_without_touching_random_states(monkeypatch):
-    sym = fc(X, 300, "only")
-    values = values_of(sym, data=(4, 20))
-    before, expected = np.random.get_state()[1].tolist(), one_alone(sym, values, "O2", "only")
-    found = measure(sym, "O2", values)["only"].output_error
-    assert np.random.get_state()[1].tolist() == before and 0.4 < found / expected < 1.6 and found != expected
-    monkeypatch.setattr(sys.modules["mxmp.diagnose.compare"], "PROJECTIONS", 200)
-    assert measure(sym, "O2", values)["only"].output_error == near(expected, 0.15)
+def test_many_outputs_are_projected_at_random_without_touching_random_states():
+    """Each contribution is right on the average only: of eight directions a quarter off."""
+    sym, ratios = fc(X, 300, "only"), []
+    before = np.random.get_state()[1].tolist()
+    for scale in np.linspace(1, 2, 12):
+        values = values_of(sym, scale, data=(4, 20))
+        ratios.append(measure(sym, "O2", values)["only"].output_error / one_alone(sym, values, "O2", "only"))
+    assert np.random.get_state()[1].tolist() == before
+    assert np.mean(ratios) == near(1, 0.25) and np.std(ratios) > 1e-3
 
 
 # ---------------------------------------------------------------------- gradients

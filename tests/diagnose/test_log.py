@@ -7,6 +7,7 @@ https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorflow/core/util
 import csv
 import gc
 import math
+import os
 import struct
 import weakref
 
@@ -19,9 +20,10 @@ from tensorboardX.proto import event_pb2
 
 import mxmp
 from mxmp.diagnose import CSVLogger, TensorBoardLogger
-from mxmp.errors import CheckpointError, LossScaleError, NonFiniteLossError
+from mxmp.errors import CheckpointError, NonFiniteLossError
 from mxmp.estimator import MixedPrecisionHandler
 from mxmp.loss_scale import DynamicLossScale
+from tests.alone import alone
 from tests.diagnose.nets import L2, Listed, estimator_of, trainer_of
 from tests.full_disk import files_of_at_most
 from tests.train.adapters import ADAPTERS, Module, Trainer
@@ -43,14 +45,16 @@ def norm(*values):
 @over(*ADAPTERS)
 def test_each_step_is_recorded_with_its_scale_and_the_norm_of_true_gradients(make):
     adapter, log = attached(make, DynamicLossScale(init_scale=4, growth_interval=2))
-    taken = [adapter.run({"a": [0.25, -0.5], "b": [1.0]}), adapter.run(0.125), adapter.run(0.25, bad=np.inf)]
+    adapter.run({"a": [0.25, -0.5], "b": [1.0]})
+    adapter.run(0.125)
+    adapter.run(0.25, bad=np.inf)
     first, second, skipped = log.closed()
-    assert [each.taken for each in log.records] == [True, True, False] == [bool(each) for each in taken]
-    assert (first.step, first.taken, first.scale, first.next_scale, first.error, first.why) == (1, True, 4, 4, "", "")
-    assert (second.step, second.taken, second.scale, skipped.step, skipped.taken) == (2, True, 4, 3, False)
-    assert (first.grad_norm, second.grad_norm) == (norm([0.25, -0.5, 1.0]), norm([0.125] * 3))
-    assert not math.isfinite(skipped.grad_norm) and skipped.error == ""
-    assert skipped.why.startswith("gradients not finite: '") and 0 <= first.seconds <= second.seconds
+    assert [(each.step, each.taken) for each in log.records] == [(1, True), (2, True), (3, False)]
+    assert (first.scale, first.next_scale, second.scale) == (4, 4, 4)
+    assert [each.grad_norm for each in (first, second)] == [norm([0.25, -0.5, 1.0]), norm([0.125] * 3)]
+    assert not math.isfinite(skipped.grad_norm)
+    assert skipped.why.startswith("gradients not finite: '") and first.why == ""
+    assert 0 <= first.seconds <= second.seconds
 
 
 LOW = {"loss_scale": 2.0**10, "dtype": "float16"}  # 0.25 is 256 there, whose square float16 does not hold
@@ -120,14 +124,19 @@ def test_a_skipped_step_names_the_gradients_that_are_not_finite_the_smallest_sha
 # ---------------------------------------------------------------------- the end of a log
 
 
-def test_the_end_of_the_program_writes_the_last_step_and_closes_the_log_once(monkeypatch):
-    at_exit = []
-    monkeypatch.setattr("atexit.register", at_exit.append)
-    monkeypatch.setattr("atexit.unregister", at_exit.remove)
-    adapter, log = attached()
+LEFT = []  # open when the program ends
+
+
+def train_and_leave_the_log_open():
+    adapter, log = attached(log=CSVLogger(os.environ["RUN"]))
     adapter.run()
-    at_exit[0]()
-    assert len(log.closed()) == log.ended == 1 and at_exit == []
+    LEFT.extend([adapter, log])
+
+
+def test_the_end_of_the_program_writes_the_last_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN", str(tmp_path))
+    alone(train_and_leave_the_log_open)
+    assert [row["step"] for row in rows(tmp_path / "steps.csv")] == ["1"]
 
 
 def test_a_log_that_was_never_closed_keeps_nothing_alive():
@@ -226,18 +235,6 @@ def test_an_estimator_takes_a_log_as_a_handler(order, more):
     assert [each.step for each in log.closed()[6:]] == [7, 8, 9]
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["", "attached before, it stays so"])
-def test_an_observer_of_the_handler_is_attached_for_each_fit(before):
-    (net, data), log = net_and_batches(2), Listed()
-    trainer = trainer_of(net, 128)
-    log.attach(trainer) if before else None
-    handler = MixedPrecisionHandler("float32", loss_scale=128, observers=[log])
-    for fits in (1, 2):
-        estimator_of(net, trainer).fit(data, epochs=1, event_handlers=[handler])
-        assert len(log.records) == 2 * fits - before and bool(trainer._scaler.observers) == before
-    assert [each.step for each in log.closed()] == [1, 2, 3, 4]
-
-
 def test_a_module_is_attached_before_it_is_fitted():
     data = mx.io.NDArrayIter(np.ones((12, 3), "float32"), np.ones(12, "float32"), 4, label_name="softmax_label")
     output = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
@@ -318,16 +315,14 @@ def test_a_file_with_other_columns_is_refused_and_left_alone(tmp_path, text):
 
 
 @pytest.mark.parametrize("line", ["1," + "9" * 200_000, "1,inf", "1,nan", "1,x", "1", "\0,x", '1,"'], ids=lambda line: ascii(line[:6]))
-def test_a_log_behind_a_damaged_line_goes_on_from_0_seconds(line, tmp_path, monkeypatch):
-    clock, adapter = [0.0], Trainer(4.0)
-    monkeypatch.setattr("mxmp.diagnose.log.time.monotonic", lambda: clock[0])
+def test_a_log_behind_a_damaged_line_goes_on_from_0_seconds(line, tmp_path):
     (tmp_path / "steps.csv").write_text(f"{COLUMNS}\n{line}\n")
-    with CSVLogger(tmp_path) as log:
-        log.attach(adapter.owner)
-        clock[0] += 0.5
-        adapter.run(0.25)
+    adapter, log = attached(log=CSVLogger(tmp_path))
+    adapter.run(0.25)
+    log.close()
     kept, added = (tmp_path / "steps.csv").read_text()[len(COLUMNS) + 1 :].splitlines()
-    assert kept == line and added.split(",")[1] == "0.5"
+    assert kept == line
+    assert 0 <= float(added.split(",")[1]) < 60
 
 
 def test_a_file_is_one_logs_until_that_is_closed(tmp_path):
@@ -373,19 +368,6 @@ def test_the_scalars_of_each_step_are_in_the_event_file_but_those_that_are_not_f
     assert found[2] == {"loss_scale": 256, "skipped_steps": 1} and found[3]["loss_scale"] == 128 and "loss" not in found[3]
 
 
-def test_a_skip_at_which_the_scale_gives_up_counts_and_a_loss_that_is_not_finite_does_not(tmp_path):
-    adapter, log = attached(log=TensorBoardLogger(tmp_path), loss_scale=DynamicLossScale(init_scale=1, max_floor_skips=1))
-    with pytest.raises(NonFiniteLossError):
-        adapter.run(np.nan)
-    assert adapter.owner.skipped_steps == 0
-    with pytest.raises(LossScaleError):
-        adapter.run(0.25, bad=np.inf)
-    adapter.run(0.25)
-    log.close()
-    assert [each.summary.value[0].simple_value for each in events(tmp_path)[0]] == [0, 1, 1]
-    assert adapter.owner.skipped_steps == 1
-
-
 def test_a_resumed_run_begins_a_file_beside_the_first(tmp_path):
     for _ in range(2):  # within a second, for which tensorboardX has one name
         TensorBoardLogger(tmp_path).close()
@@ -403,10 +385,9 @@ def test_the_file_is_brought_up_to_date_while_training_goes_on(tmp_path, monkeyp
     assert sorted(scalars(tmp_path)) == [1, 2, 3]
 
 
-def test_a_full_disk_does_not_hang(tmp_path, monkeypatch):
-    monkeypatch.setattr("mxmp.diagnose.log._FLUSH_SECONDS", -1.0)
+def test_a_full_disk_does_not_hang(tmp_path):
     adapter, log = attached(log=TensorBoardLogger(tmp_path))
-    adapter.run(0.25)
     with files_of_at_most(10), pytest.raises(CheckpointError, match="its event file cannot be written"):
-        adapter.run(0.25)
+        for _ in range(1000):  # until the buffer of the file is full
+            adapter.run(0.25)
     log.close()

@@ -62,9 +62,3 @@ def test_two_counts_become_the_count_of_both():
     one, two = counted(VALUES[:10], [0.0, np.inf]), counted(VALUES[5:])
     one.merge(two)
     assert vars(one) == vars(counted(VALUES[:10], [0.0, np.inf], VALUES[5:]))
-
-
-def test_the_text_of_a_count_has_its_ends():
-    assert repr(Magnitudes()) == repr(counted(np.zeros((0, 3)))) == "Magnitudes(0 values; 0 are 0, 0 inf or NaN)"
-    found = counted(np.float32([0.75, 5.0, 0.0, np.nan]))
-    assert repr(found) == "Magnitudes(2 values up to 2**3, at least 2**-1; 1 are 0, 1 inf or NaN)"

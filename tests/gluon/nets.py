@@ -11,13 +11,19 @@ X = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (4, 3, 6, 6)))
 
 
 class Function(gluon.HybridBlock):
-    """A function of the block, F and an input; the block has layers, and parameters of the given shapes, by name."""
+    """A function of the block, F and an input; the block has layers, and parameters by name.
 
-    def __init__(self, function, shapes=(), **layers):
+    A parameter is told by its shape, by the options that it is made with, or by an array, whose values it keeps.
+    """
+
+    def __init__(self, function, params=(), **layers):
         super().__init__(prefix="net_")
         self.function = function
-        for name, shape in dict(shapes).items():
-            setattr(self, name, self.params.get(name, shape=shape))
+        for name, given in dict(params).items():
+            if isinstance(given, mx.nd.NDArray):
+                setattr(self, name, self.params.get_constant(name, given))
+            else:
+                setattr(self, name, self.params.get(name, **(given if isinstance(given, dict) else {"shape": given})))
         for name, layer in layers.items():
             setattr(self, name, layer)
 

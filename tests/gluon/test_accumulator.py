@@ -94,7 +94,7 @@ def test_batches_count_by_their_samples_and_the_last_group_may_be_smaller(sizes,
 def test_gradients_of_several_contexts_are_summed_once_a_group(kvstore, monkeypatch):
     net, trainer = trained(contexts=TWO, kvstore=kvstore)
     accumulator, reduced = Accumulator(trainer, 2), []
-    monkeypatch.setattr(trainer._gradients, "reduce", lambda r=trainer._gradients.reduce: reduced.append(1) or r())
+    monkeypatch.setattr(trainer._training_step, "sum_grads", lambda r=trainer._training_step.sum_grads: reduced.append(1) or r())
     for x, y in accumulator(samples(4, 4)):
         halves = zip(gluon.utils.split_and_load(x, TWO), gluon.utils.split_and_load(y, TWO))
         with autograd.record():

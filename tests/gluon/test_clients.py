@@ -14,8 +14,8 @@ from mxmp import Policy
 from mxmp.errors import ConvertError
 from mxmp.gluon import Trainer, cast, convert, freeze, report, restore
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
-from tests.gluon.nets import recorded, sequence
-from tests.values import DTYPES
+from tests.gluon.nets import initialized, recorded, sequence
+from tests.values import DTYPES, as_float32
 
 EPS = np.finfo(np.float16).eps
 POLICIES = ["O1", "O2", "O3"]
@@ -226,6 +226,35 @@ def test_a_part_is_called_before_the_net_has_shapes(policy):
     net = convert(whole(units=0, hidden=0), policy)
     features = net[0](X)
     assert difference(net[1](features), net(X)) < 16 * EPS
+
+
+IMAGES = mx.nd.array(np.random.RandomState(0).randn(2, 3, 8, 8))
+FIRST_PARTS = {
+    "a convolution": lambda: sequence(nn.Conv2D(4, 3, in_channels=3), nn.Dense(2)),
+    "BatchNorm": lambda: sequence(nn.BatchNorm(in_channels=3), nn.Conv2D(4, 3, in_channels=3)),
+    "a dense layer behind a convolution": lambda: sequence(sequence(nn.Conv2D(4, 3, in_channels=3), nn.Dense(5)), nn.Dense(2)),
+}
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("make_net", FIRST_PARTS.values(), ids=FIRST_PARTS)
+def test_a_part_of_a_bfloat16_net_takes_the_dtypes_that_the_net_takes(make_net, dtype):
+    net = initialized(make_net(), mx.init.Xavier())
+    net(IMAGES)
+    expected, images = net[0](IMAGES).asnumpy(), mx.nd.amp_cast(IMAGES, dtype=DTYPES[dtype])
+    convert(net, "bfloat16")(images).wait_to_read()
+    np.testing.assert_allclose(as_float32(net[0](images)), expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("kind", [rnn.RNNCell, rnn.LSTMCell, rnn.GRUCell])
+def test_a_cell_of_a_bfloat16_net_can_be_called_by_itself(kind):
+    cell, step = kind(4, input_size=3), mx.nd.ones((2, 3))
+    net = initialized(sequence(cell, kind=rnn.HybridSequentialRNNCell), mx.init.Xavier())
+    expected = cell(step, cell.begin_state(batch_size=2))[0].asnumpy()
+    convert(net, "bfloat16")(step, net.begin_state(batch_size=2))
+    np.testing.assert_allclose(cell(step, cell.begin_state(batch_size=2))[0].asnumpy(), expected, rtol=0.05, atol=0.05)
 
 
 # ---------------------------------------------------------------------- parameters of another conversion

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mxnet as mx
@@ -172,3 +174,27 @@ def test_a_shallow_copy_is_not_converted():
         report(other)
     restore(other)
     assert report(net).count
+
+
+def test_a_first_call_waits_for_a_copy_in_another_thread():
+    """It adds attributes to blocks and parameters. Python does not copy a dictionary that grows meanwhile."""
+    copying, called = threading.Event(), threading.Event()
+
+    class Slow:
+        def __deepcopy__(self, memo):
+            copying.set()
+            assert not called.wait(0.3)
+            return self
+
+    def call():
+        assert copying.wait(10)
+        outputs = net(X).asnumpy()
+        called.set()
+        return outputs
+
+    net = cnn("O2")
+    net[0].note = Slow()
+    with ThreadPoolExecutor() as pool:
+        outputs = pool.submit(call)
+        twin = copy.deepcopy(net)
+        assert np.array_equal(outputs.result(), twin(X).asnumpy())

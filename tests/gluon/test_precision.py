@@ -1,6 +1,7 @@
 """``precision``: regions around calls and in hybrid_forward; ``set_policy``: blocks with a precision of their own."""
 
 import functools
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from mxnet.gluon import nn
 from mxmp.errors import ConvertError, PolicyError
 from mxmp.gluon import convert, export, precision, report, restore, set_policy
 from mxmp.module import Module
+from mxmp.symbol import convert_symbol
 from tests.gluon.nets import Function, sequence, started
 
 X = mx.nd.array(np.random.RandomState(0).randn(4, 6))
@@ -189,6 +191,20 @@ def test_a_decorated_function_runs_in_its_region():
         assert np.array_equal(evaluate(net), exact) and not np.array_equal(values(net), exact)
 
 
+def generator(net):
+    yield values(net)
+
+
+async def coroutine(net):
+    return values(net)
+
+
+@pytest.mark.parametrize("function", [generator, coroutine, functools.partial(generator, None)], ids=["generator", "coroutine", "partial"])
+def test_a_function_that_runs_after_its_call_is_not_decorated(function):
+    with pytest.raises(PolicyError, match="is a generator or coroutine function, which runs after the call; open the reg"):
+        precision("float32")(function)
+
+
 class Failing(nn.HybridSequential):
     fail = False
 
@@ -255,6 +271,31 @@ def low_layers(net, policy="O1", x=SQUARE):
     convert(net, policy)(x)
     rows = report(net).rows
     return [{row.name.replace("_fwd", "") for row in rows if row.precision == each} for each in ("float16", "float32")]
+
+
+SETTINGS = {
+    "param_dtype": "O2",
+    "loss_scale": "O1,loss_scale=128",
+    "ops": "O1,op:softmax=float16",
+    "keep_batchnorm_fp32": "O1,keep_batchnorm_fp32=True",
+    "last_layer_fp32": "O1,last_layer_fp32=True",
+    "output_dtype": "O1,output_dtype=float16",
+}
+
+
+@pytest.mark.parametrize("field", SETTINGS)
+def test_what_only_a_net_can_have_cannot_be_set_for_one_block(field):
+    message = f"^set_policy: block 'a': {field}=.* cannot be set for one block; give .* and {field} to the net's policy"
+    with pytest.raises(PolicyError, match=message):
+        set_policy(dense("a_"), SETTINGS[field])
+
+
+@pytest.mark.parametrize("policy, dtype", [("mixed_bfloat16", "bfloat16"), ("float32", "float32")])
+def test_a_block_in_another_dtype_than_the_net_computes_in_is_refused(policy, dtype):
+    net = sequence(set_policy(dense("a_"), "mixed_float16"))
+    message = f"^block 'a': set_policy gave it compute_dtype='float16', but the net's policy has '{dtype}'; convert the net with"
+    with pytest.raises(PolicyError, match=message):
+        convert(net, policy)
 
 
 @pytest.mark.behaviour("nested policies")
@@ -508,3 +549,61 @@ def test_a_module_of_a_custom_operator_made_in_a_region():
     module.forward(mx.io.DataBatch([SQUARE]))
     assert (module.get_outputs()[0].asnumpy() == 4).all()
     assert HANDED == [] and module.report.rows[0].precision == "float32"
+
+
+# ---------------------------------------------------------------------- low precision where an output cannot have it
+
+
+def parts(F, x):
+    """Return an operator's outputs, which have names of their own: ``parts_output0``, as no cast is called."""
+    return list(F.SliceChannel(F.relu(x, name="relu"), num_outputs=2, name="parts"))
+
+
+def parts_in_region(net, F, x):
+    with precision("low"):
+        return parts(F, x)
+
+
+def symbol():
+    return mx.sym.Group(parts(mx.sym, mx.sym.var("data")))
+
+
+def net(function=lambda net, F, x: parts(F, x), policy=None):
+    return sequence(set_policy(Function(function), policy))
+
+
+ASKED = {
+    "a name, of a net": lambda: convert(net(), "O1", names={"*parts": "float16"})(SQUARE),
+    "a block": lambda: convert(net(), "O1", blocks={"0": "float16"})(SQUARE),
+    "an operator": lambda: convert(net(), "O1", ops={"SliceChannel": "float16"})(SQUARE),
+    "set_policy": lambda: convert(net(policy="low"), "O1")(SQUARE),
+    "a region": lambda: convert(net(parts_in_region), "O1")(SQUARE),
+    "a name, of a symbol": lambda: convert_symbol(symbol(), "O1,name:parts=float16"),
+}
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+def test_low_precision_that_is_asked_for_by_name_and_cannot_be_is_an_error(ask):
+    with pytest.raises(PolicyError) as caught:
+        ask()
+    # The node, the dtype, and what to do: leave it in float32, or have outputs in low precision.
+    assert re.search(r"float16 at node '\w*parts' \(SliceChannel\).*float32", str(caught.value))
+
+
+def test_it_is_met_where_outputs_may_be_in_low_precision():
+    found = convert(net(), "O1", names={"*parts": "float16"}, output_dtype="float16")
+    assert [output.dtype for output in found(SQUARE)] == [mx.np.float16] * 2
+
+
+def test_nobody_asks_and_it_runs_in_float32():
+    found = convert(net(), "O1")
+    found(SQUARE)
+    assert {row.op: row.precision for row in report(found).rows}["SliceChannel"] == "float32"
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_within_a_hybridized_net_that_is_not_converted():
+    inner = convert(sequence(Function(lambda net, F, x: F.relu(x))), "O1", names={"absent*": "float32"})
+    outer = sequence(inner)
+    outer.hybridize()
+    with pytest.raises(PolicyError, match=r"absent\*"):
+        outer(SQUARE)

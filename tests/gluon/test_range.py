@@ -7,7 +7,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from mxmp.gluon import convert, report
-from tests.gluon.nets import Function, initialized, operator_precisions
+from tests.gluon.nets import Function, initialized, operator_precisions, sequence
 
 X = np.float32([-20, -3, -1, -0.5, 0, 0.5, 0.75, 1, 3, 20]).reshape(-1, 1)
 
@@ -92,3 +92,47 @@ def test_a_bias_over_many_rows_has_its_gradient(rows, precision):
     loss.backward()
     assert operator_precisions(net) == {"broadcast_add": precision, "FullyConnected": "float16"}
     assert net.bias.grad().asnumpy().tolist() == [[rows * 32] * 4]  # 2**20 of the most rows, beyond float16
+
+
+# ---------------------------------------------------------------------- bfloat16
+
+
+def hardswish():
+    """As in GluonCV's MobileNetV3."""
+    return nn.HybridLambda(lambda F, x: x * F.clip(x + 3, 0, 6) / 6, prefix="hardswish_")
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_twelve_hardswish_blocks_are_off_by_a_percent(seed):
+    """Errors of bfloat16 do not add up over layers: what would truncate stays in float32."""
+    layers = [(nn.Conv2D(16, 3, padding=1, use_bias=False), nn.BatchNorm(), hardswish()) for _ in range(12)]
+    net = initialized(sequence(*sum(layers, ())), mx.init.Xavier(), seed=seed)
+    x = mx.nd.random.normal(shape=(4, 8, 16, 16))
+    expected = net(x).asnumpy()
+    error = convert(net, "mixed_bfloat16")(x).asnumpy() - expected
+    assert 0 < np.sqrt((error**2).mean() / (expected**2).mean()) <= 0.012
+
+
+def residual():
+    """A convolution with a way around it."""
+    conv = nn.Conv2D(16, 3, padding=1, in_channels=16)
+    return Function(lambda net, F, x: x + F.Activation(net.conv(x), act_type="relu"), conv=conv)
+
+
+def test_residual_sums_stay_in_bfloat16():
+    first, last = nn.Conv2D(16, 3, padding=1, in_channels=3), nn.Conv2D(3, 3, in_channels=16)
+    net = initialized(sequence(first, *(residual() for _ in range(4)), last))
+    convert(net, "mixed_bfloat16")(mx.nd.ones((1, 3, 8, 8)))
+    found = report(net)
+    assert found.count == {"bfloat16": 14}
+    assert found.activation_casts == 2  # the input and the output
+
+
+@pytest.mark.bfloat16
+def test_only_narrow_data_needs_float32():
+    """OneDNN's bfloat16 kernel leaves weight gradients of convolutions on data of a pixel's width unwritten."""
+    net = convert(initialized(nn.Conv2D(8, 3, strides=2, padding=1, in_channels=8)), "mixed_bfloat16")
+    for size, expected in ((1, "float32"), (8, "bfloat16"), (1, "float32")):
+        net(mx.nd.ones((1, 8, size, size)))
+        assert report(net).count == {expected: 1}

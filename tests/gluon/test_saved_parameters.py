@@ -62,7 +62,7 @@ def test_what_is_saved_are_the_masters_whatever_came_between(policy, contexts, c
         change(net)
         step(net, trainer)
     net.collect_params().save(str(tmp_path / "net"))
-    arrays, saved = trainer._gradients.masters[0].arrays, mx.nd.load(str(tmp_path / "net"))
+    arrays, saved = trainer._training_step.masters[0].arrays, mx.nd.load(str(tmp_path / "net"))
     masters = {trainer._params[index].name: master.asnumpy() for index, master in arrays.items()}
     assert masters.keys() > {"net_conv0_weight", "net_dense0_weight"}
     for name, master in masters.items():

@@ -1,6 +1,6 @@
 """How a trainer is made, adopted and changed, and how it trains whole nets; its steps are those of tests/train."""
 
-import contextlib
+import pickle
 
 import mxnet as mx
 import numpy as np
@@ -12,8 +12,7 @@ from mxmp.errors import LossScaleError, NonFiniteLossError, TrainerError
 from mxmp.gluon import Trainer, convert, exact_value
 from mxmp.loss_scale import DynamicLossScale
 from mxmp.optimizer import LossScaleOptimizer, MultiPrecision
-from mxmp.train import kernels
-from tests.distributed.engines import Twins
+from tests.distributed.engines import Second, Twins
 from tests.freeze import freeze
 from tests.gluon.trainer_tools import (
     DTYPES,
@@ -330,66 +329,109 @@ def test_an_option_of_the_optimizer_among_the_trainers_arguments_is_told_where_i
         Trainer([param([1.0])], "sgd", **option)
 
 
-def cut_once(errors, call, *args):
-    """Raise the errors that are left, one in each call; else call a function."""
-    if errors:
-        raise errors.pop()
-    return call(*args)
+class Interrupted(mx.optimizer.Optimizer):
+    """Subtracts gradients; its first update is interrupted behind the first weight."""
 
+    is_cut = False
 
-def test_contexts_that_train_apart_count_their_own_updates():
-    """Adam's bias correction depends on the count."""
-    alone, several = param([1.0, 2.0]), param([1.0, 2.0], ctx=TWO)
-    trainers = [Trainer([each], "adam", {"learning_rate": 0.5}, None, loss_scale=8) for each in (alone, several)]
-    for x in (1, 0.5, 0.25):
-        assert all(run(trainer, w, x) for trainer, w in zip(trainers, (alone, several)))
-    for array in several.list_data():
-        np.testing.assert_array_equal(array.asnumpy(), alone.data().asnumpy())
-
-
-class Failing(mx.optimizer.Optimizer):
     def create_state(self, index, weight):
         return None
 
     def update(self, index, weight, grad, state):
-        raise ValueError("no update")
+        weight -= self.rescale_grad * grad
+        if not self.is_cut:
+            self.is_cut = True
+            raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", Failing()])
-def test_rescale_grad_is_without_the_loss_scale_again_after_a_step(optimizer):
-    w = param([1.0, 2.0])
-    trainer = Trainer([w], optimizer, loss_scale=64)
-    backward(trainer, w, 1)
-    with pytest.raises(ValueError) if optimizer != "sgd" else contextlib.nullcontext():
+OWNERS = {
+    "a trainer": lambda params, optimizer: Trainer(params, optimizer, loss_scale=64),
+    "a trainer of MXNet": lambda params, optimizer: gluon.Trainer(params, MultiPrecision(optimizer)),
+}
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("dtype", LOW)
+def test_states_can_be_saved_and_training_goes_on_after_an_update_that_is_interrupted(dtype, owner, tmp_path):
+    params = [param([1.0, 2.0], dtype, name=name) for name in "ab"]
+    trainer = OWNERS[owner](params, Interrupted())
+    backward(trainer, params, 0.25)
+    with pytest.raises(KeyboardInterrupt):
         trainer.step(1)
     assert trainer.optimizer.rescale_grad == 1
-
-
-@pytest.mark.parametrize("place", ["round_into", "_update_float32"])
-@pytest.mark.parametrize("dtype", LOW)
-def test_states_can_be_saved_and_training_goes_on_after_an_update_that_is_cut(dtype, place, monkeypatch, tmp_path):
-    w, call, errors = param([1.0, 2.0], dtype), getattr(kernels, place), [KeyboardInterrupt]
-    trainer = sgd(w, 64)
-    backward(trainer, w, 0.25)
-    monkeypatch.setattr(kernels, place, lambda *args: cut_once(errors, call, *args))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.step(1)
     trainer.save_states(str(tmp_path / "states"))
-    before = exact_value(w).asnumpy()
-    backward(trainer, w, 0.5)
-    assert trainer.step(1)
-    np.testing.assert_array_equal(exact_value(w).asnumpy(), before - np.float32(0.5))
+    before = [exact_value(w).asnumpy() for w in params]
+    assert before[0].tolist() == [0.75, 1.75]
+    run(trainer, params, 0.5)
+    for w, exact in zip(params, before):
+        np.testing.assert_array_equal(exact_value(w).asnumpy(), exact - np.float32(0.5))
 
 
-@pytest.mark.parametrize("place", ["round_into", "_update_float32"])
-def test_a_trainer_of_mxnet_goes_on_after_an_update_of_a_multi_precision_that_is_cut(place, monkeypatch):
-    w, call, errors = param([1.0, 2.0], "float16"), getattr(kernels, place), [KeyboardInterrupt]
-    trainer = gluon.Trainer([w], MultiPrecision(mx.optimizer.SGD(learning_rate=1)))
-    backward(trainer, w, 0.25)
-    monkeypatch.setattr(kernels, place, lambda *args: cut_once(errors, call, *args))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.step(1)
-    before = exact_value(w).asnumpy()
-    backward(trainer, w, 0.5)
-    trainer.step(1)
-    np.testing.assert_array_equal(exact_value(w).asnumpy(), before - np.float32(0.5))
+@pytest.mark.behaviour("float32's training")
+@pytest.mark.parametrize("scaled", [True, False])
+def test_training_is_gluons_while_all_is_saved_and_loaded_at_every_step(scaled, tmp_path):
+    """The scale passes through pickle, the states through a file; two of the steps overflow besides."""
+    options = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+    plain, w = param([1.0, -2.0, 0.5]), param([1.0, -2.0, 0.5])
+    reference = gluon.Trainer([plain], "sgd", dict(options))
+    scale = DynamicLossScale(init_scale=2.0**10, growth_interval=3) if scaled else None
+    trainer = Trainer([w], "sgd", dict(options), loss_scale=scale)
+    for number in range(8):
+        x = np.sin([number, 2 * number, 3 * number])
+        run(reference, plain, x)
+        if scaled and number in (2, 5):
+            assert not run(trainer, w, x, np.inf)
+        assert run(trainer, w, x)
+        np.testing.assert_array_equal(w.data().asnumpy(), plain.data().asnumpy())
+        trainer.save_states(str(tmp_path / "states"))
+        scale = pickle.loads(pickle.dumps(trainer.loss_scale))
+        w = param(value(w.data()))
+        trainer = Trainer([w], "sgd", dict(options), loss_scale=scale)
+        trainer.load_states(str(tmp_path / "states"))
+    assert trainer.skipped_steps == 2 * scaled
+
+
+# ---------------------------------------------------------------------- kvstores
+
+
+def sparse():
+    return param(np.ones((3, 2)), stype="row_sparse", grad_stype="row_sparse")
+
+
+ON_KVSTORE = {"update_on_kvstore": True}
+UNCHECKED = " updates weights inside the all-reduce, before .*: {}; or train float32 parameters with mx.gluon.Trainer"
+SPARSE = "parameter 'w' is row_sparse, so that its kvstore" + UNCHECKED.format("make it with stype='default'.*")
+CHOSEN = "update_on_kvstore=True" + UNCHECKED.format("leave update_on_kvstore out")
+ASYNCHRONOUS = "kvstore 'dist_async'" + UNCHECKED.format("take a synchronous kvstore")
+REFUSED = {
+    "a dynamic scale": (TWO, ON_KVSTORE, CHOSEN),
+    "a static scale": (TWO, {**ON_KVSTORE, "loss_scale": 8}, CHOSEN),
+    "no scale": (TWO, {**ON_KVSTORE, "loss_scale": None}, CHOSEN),
+    "asynchronous": (None, {"kvstore": "dist_async"}, ASYNCHRONOUS),
+    "asynchronous, no scale": (None, {"kvstore": "dist_async", "loss_scale": None}, ASYNCHRONOUS),
+    "row_sparse": (sparse, {}, SPARSE),
+    "row_sparse, no scale": (sparse, {"loss_scale": None}, SPARSE),
+}
+
+
+@pytest.mark.parametrize("where, options, message", REFUSED.values(), ids=REFUSED)
+def test_a_trainer_is_refused_and_leaves_parameters_alone(where, options, message):
+    w = where() if callable(where) else param([1.0], ctx=where)
+    with pytest.raises(TrainerError, match=message):
+        Trainer([w], **{"optimizer": "sgd", **options})
+    assert w._trainer is None
+
+
+class Exact(Second):
+    """The second worker of one whose float32 value float16 has not."""
+
+    def broadcast(self, key, array):
+        super().broadcast(key, array)
+        array[:] = 5 + 2.0**-12
+
+
+def test_a_worker_without_masters_keeps_worker_0s():
+    """Or weights that round alike would go different ways."""
+    w, trainer = trained(param([1.0], "float16"), 1.0, kvstore=KVStore(Exact()))
+    assert run(trainer, w, 0) and value(w.data()) == 5
+    assert next(trainer.master_params()).asscalar() == 5 + 2.0**-12

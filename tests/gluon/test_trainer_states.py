@@ -113,7 +113,7 @@ def test_a_run_goes_on_under_another_policy(policies, kind, tmp_path):
             run_backward(trainer, loss)
             assert trainer.step(1)
         found.append(freeze([exact_value(net.weight), *states_of(trainer)]))
-        assert bool(trainer._gradients.masters[0].arrays) == (policy == "O2")
+        assert bool(trainer._training_step.masters[0].arrays) == (policy == "O2")
         net.save_parameters(net_file)
         trainer.save_states(states_file)
     assert found[0] == found[1] != found[2] and trainer.optimizer.num_update == 6

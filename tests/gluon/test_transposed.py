@@ -1,7 +1,4 @@
-"""Transposed convolutions that are called twice in a recording, which ends the process in MXNet."""
-
-import subprocess
-import sys
+"""Transposed convolutions in recordings, where an error of MXNet's ends the process or stays for what comes after it."""
 
 import mxnet as mx
 import numpy as np
@@ -11,8 +8,10 @@ from mxnet.gluon import nn
 
 from mxmp.gluon import convert
 from tests.alone import alone
-from tests.gluon.nets import sequence
+from tests.gluon.nets import initialized, sequence
+from tests.values import as_float32
 
+IMAGE = mx.nd.array(np.random.RandomState(0).randn(2, 3, 8, 8))
 CASES = {
     "two axes": (lambda: nn.Conv2DTranspose(6, 4, strides=2, padding=1, in_channels=8), (2, 8, 5, 5)),
     "no bias": (lambda: nn.Conv2DTranspose(6, 3, use_bias=False, in_channels=8), (2, 8, 5, 5)),
@@ -46,16 +45,7 @@ def results(case, policy, hybridizes=True, calls=2):
     return [each.asnumpy() for each in gradients]
 
 
-@pytest.mark.bfloat16
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "O1"])
-def test_a_net_may_be_called_twice_in_a_recording(policy):
-    code = f"from tests.gluon.test_transposed import check; check({policy!r})"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-def check(policy):
-    bound = 0.01 if policy == "O1" else 1e-5
+def check(policy, bound):
     for case in CASES:
         expected = results(case, None, calls=1)  # MXNet adds to an array of the user's
         for hybridizes in (False, True):
@@ -63,7 +53,7 @@ def check(policy):
                 np.testing.assert_allclose(found, wanted, rtol=0, atol=bound * np.abs(wanted).max(), err_msg=case)
 
 
-def run_beside_float16():
+def check_one_in_float32_behind_float16():
     image = mx.nd.array(np.random.RandomState(0).randn(2, 8, 5, 5))
     gradients = []
     for policy in (None, "O1"):
@@ -82,5 +72,26 @@ def run_beside_float16():
         np.testing.assert_allclose(found, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
 
 
-def test_one_in_float32_behind_float16_may_be_called_twice_in_a_recording():
-    alone(run_beside_float16)
+def check_one_that_is_called_by_itself():
+    for policy in ("O2", "float16"):
+        net = initialized(sequence(nn.Conv2DTranspose(4, 3, in_channels=3)))
+        convert(net, policy)(IMAGE).wait_to_read()
+        with autograd.record():
+            output = net[0](IMAGE)
+        output.backward()
+        np.testing.assert_array_equal(as_float32(net[0].bias.grad()), 2 * 10 * 10)
+
+
+def train_in_float16():
+    check("O1", 0.01)
+    check_one_in_float32_behind_float16()
+    check_one_that_is_called_by_itself()
+
+
+def train_in_bfloat16():
+    check("mixed_bfloat16", 1e-5)
+
+
+@pytest.mark.parametrize("train", [train_in_float16, pytest.param(train_in_bfloat16, marks=pytest.mark.bfloat16)])
+def test_transposed_convolutions_run_backward_twice_in_a_recording_and_by_themselves(train):
+    alone(train, timeout=300)

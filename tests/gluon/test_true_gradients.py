@@ -11,7 +11,7 @@ import pytest
 
 import mxmp
 from mxmp.errors import TrainerError
-from tests.gluon.trainer_tools import DTYPES, TWO, loss_of, param, run_backward, value
+from tests.gluon.trainer_tools import DTYPES, TWO, loss_of, param, value
 
 SCALE = 2.0**10
 SCALED = [0.25 * SCALE, 0.25 * SCALE]
@@ -121,21 +121,6 @@ def test_after_a_look_gradients_are_summed_once(call, factor):
         trainer.unscale()
     assert trainer.step(1)
     np.testing.assert_allclose(weights(params[0]), [[1 - 0.25 * factor, -2 - 0.25 * factor]], rtol=1e-6)
-
-
-@pytest.mark.parametrize("look", [True, False])
-def test_a_look_reads_nothing_on_the_host_and_a_step_without_one_unscales_nothing(look, monkeypatch):
-    params, trainer = make()
-    backward(trainer, params)
-    with monkeypatch.context() as patch:
-        if look:
-            for name in ("asnumpy", "asscalar", "wait_to_read"):
-                patch.setattr(mx.nd.NDArray, name, None)
-            params[0].grad()
-        else:
-            patch.setattr("mxmp.train.step.scale_in_place", None)
-            trainer.step(1)
-    assert look or weights(params[0]) == [[0.875, -2.125]]
 
 
 @pytest.mark.parametrize("fill", [None, 0.0])
@@ -331,13 +316,3 @@ def test_a_net_that_is_copied_before_the_step_has_gradients_of_its_own():
     backward(trainer, params)
     other = copy.deepcopy(params[0]._grad)
     assert type(other) is list and other[0] is not list.copy(params[0]._grad)[0]
-
-
-def test_row_sparse_gradients_are_true_ones_too():
-    w = param(np.ones((5, 2)), grad_stype="row_sparse")
-    trainer = mxmp.gluon.Trainer([w], "sgd", {"learning_rate": 1.0}, loss_scale=SCALE)
-    with mx.autograd.record():
-        loss = mx.nd.Embedding(mx.nd.array([1, 3]), w.data(), input_dim=5, output_dim=2, sparse_grad=True).sum()
-    run_backward(trainer, loss)
-    assert w.grad().stype == "row_sparse" and w.grad().asnumpy()[[1, 3]].tolist() == [[1, 1], [1, 1]]
-    assert trainer.step(1) and w.data().asnumpy()[:, 0].tolist() == [1, 0, 1, 0, 1]

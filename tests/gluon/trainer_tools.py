@@ -96,7 +96,7 @@ def snapshot(trainer):
     """Return everything that a skipped step must leave alone, bit for bit."""
     weights = [p.list_data() for p in trainer._params]
     states = [updater.states for updater in trainer._updaters]
-    masters = [each.arrays for each in trainer._gradients._masters]
+    masters = [each.arrays for each in trainer._training_step.masters]
     return freeze([weights, states, masters]), freeze_optimizer(trainer.optimizer)
 
 

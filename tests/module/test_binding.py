@@ -377,3 +377,9 @@ def test_a_monitor_sees_the_executors_of_the_present_shapes_alone():
         monitor.tic()
         module.forward(mx.io.DataBatch([mx.nd.ones((size, 6))], [mx.nd.zeros(size)]))
         assert [name for _, name, _ in monitor.toc()] == ["softmax_output"] and len(monitor.exes) == 1
+
+
+def test_float16_gradients_are_not_compressed():
+    compression = {"type": "2bit", "threshold": 0.5}
+    with pytest.raises(TrainerError, match="compresses only float32 gradients; use a policy with param_dtype='float32'"):
+        ready(policy="O2,loss_scale=None", context=TWO, kvstore="device", compression_params=compression)

@@ -71,11 +71,26 @@ def test_a_verdict_and_its_reason(text, policy, expected):
         assert (found[name].label, found[name].reason) == (label, reason)
 
 
-@pytest.mark.parametrize("dtype, label", [("float32", FREE), ("int32", KEEP), ("float64", KEEP), ("float16", KEEP)])
-def test_data_that_is_not_float32_is_left_alone(dtype, label):
-    found = decisions_of("a = sqrt(x)\nr = Reshape(a)\nreturn r", dtypes={"x": dtype, "a": dtype, "r": dtype})["r"]
-    assert found.label == label
-    assert label == FREE or found.reason == f"input 0 is {dtype} already"
+# Reasons for which an operator `a` is left alone, with a graph behind x and the dtypes of its entries; None is unknown.
+SQRT = "a = sqrt(x)\nreturn a"
+LEFT_ALONE = {
+    "": (SQRT, {}),
+    "input 0 is int32 already": (SQRT, {"x": "int32", "a": "int32"}),
+    "input 0 is float16 already": (SQRT, {"x": "float16", "a": "float16"}),
+    "input 1 is float64 already": ("y = null()\na = dot(x, y)\nreturn a", {"y": "float64"}),
+    "output 0 is float64 already": (SQRT, {"a": "float64"}),
+    "the dtype of input 0 is unknown": (SQRT, {"x": None}),
+    "the dtype of output 0 is unknown": (SQRT, {"a": None}),
+    "input 1 is sparse": ("y = null() {__storage_type__: 2}\na = dot(x, y)\nreturn a", {}),
+}
+
+
+@pytest.mark.parametrize("policy", ["O1", "O3"])
+@pytest.mark.parametrize("reason", LEFT_ALONE)
+def test_an_operator_whose_data_is_not_float32_for_certain_is_left_alone(reason, policy):
+    text, dtypes = LEFT_ALONE[reason]
+    found = decisions_of(text, policy, dtypes)["a"]
+    assert (found.label == KEEP, found.reason if found.label == KEEP else "") == (reason != "", reason)
 
 
 def test_unknown_dtype_is_left_alone():

@@ -11,6 +11,7 @@ from mxmp.symbol import convert_graph
 from tests.graph.text import to_text
 from tests.numpy_layers import batch_norm, convolution
 from tests.passes.oracle import EPS32, LOW, Run, assert_rounded, few_bits, float16, grid
+from tests.symbol.small import TWICE
 
 data, weight, other, bias = (mx.sym.var(name) for name in ("data", "weight", "other", "bias"))
 ALL_LOW = Policy(compute_dtype="float16", names={"*": "float16"})
@@ -335,26 +336,15 @@ def test_outputs_keep_their_names(symbol, dtype):
     assert emulated.list_inputs() == converted.symbol.list_inputs()
 
 
-class Twice(mx.operator.CustomOp):
-    def forward(self, is_train, req, in_data, out_data, aux):
-        self.assign(out_data[0], req[0], in_data[0] * 2)
-
-
-@mx.operator.register("mxmp_emulate_twice")
-class TwiceProp(mx.operator.CustomOpProp):
-    def create_operator(self, ctx, in_shapes, in_dtypes):
-        return Twice()
-
-
 @pytest.mark.behaviour("custom operators")
 def test_an_operator_without_rule_runs_in_float16_itself(rng):
     x = grid(rng, 100)
-    symbol = mx.sym.Custom(mx.sym.Cast(data, dtype="float16", name="low"), op_type="mxmp_emulate_twice", name="own")
+    symbol = mx.sym.Custom(mx.sym.Cast(data, dtype="float16", name="low"), op_type=TWICE, name="own")
     assert emulated_text(symbol, Policy()) == [
         "low_as_float16 = Cast(data) {dtype: float16}",
         "low_as_float32 = Cast(low_as_float16) {dtype: float32}",
         "low_as_float161 = Cast(low_as_float32) {dtype: float16}",
-        "own = Custom(low_as_float161) {op_type: mxmp_emulate_twice}",
+        f"own = Custom(low_as_float161) {{op_type: {TWICE}}}",
         "return own",
     ]
     found = Run(symbol, {"data": x}, Policy()).outputs[0]

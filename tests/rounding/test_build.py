@@ -87,15 +87,12 @@ def test_a_library_that_another_user_may_have_put_there_is_not_loaded(who, cache
     assert rounding.kept() is None
 
 
-def test_without_a_folder_nothing_is_built(monkeypatch):
-    monkeypatch.setattr(rounding, "cache_folder", lambda: None)
-    assert rounding.kept() is None
-    with pytest.raises(DependencyError, match="there is no folder to keep the library in: neither HOME"):
-        build.build()
-
-
-def test_a_folder_that_cannot_be_made_is_named(compiler, cache):
-    cache.parent.write_text("a file")
+@pytest.mark.parametrize("folder, text", [("~", "neither HOME"), ("file/cache", ".*Not a directory")])
+def test_without_a_folder_nothing_is_built(folder, text, compiler, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
     compiler("exit 3")
-    with pytest.raises(DependencyError, match="there is no folder to keep the library in: .*cache"):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "~" if folder == "~" else str(tmp_path / folder))
+    assert rounding.kept() is None
+    with pytest.raises(DependencyError, match=f"there is no folder to keep the library in: {text}"):
         build.build()

@@ -287,7 +287,7 @@ def test_a_block_that_is_interrupted_while_it_begins_is_closed(monkeypatch):
     w = param([1.0])
     trainer = sgd(w, 64)
     with monkeypatch.context() as patch:
-        patch.setattr(trainer._training_step.running_stats, "keep", lambda stats: 1 / 0)
+        patch.setattr(trainer._training_step.last_stats, "keep", lambda stats: 1 / 0)
         with pytest.raises(ZeroDivisionError) as kept:
             trainer.scale_loss(mx.nd.ones((1,))).__enter__()
     assert kept.value is not None

@@ -4,6 +4,7 @@ Usage: damaged_files.py SEED COUNT, and files on stdin, one a line: prints ``{"l
 for each, or ``{"died": ...}``.
 """
 
+import itertools
 import json
 import os
 import random
@@ -15,7 +16,7 @@ import mxmp  # noqa: F401  # isort: skip  # before MXNet, which needs it on a ne
 import mxnet as mx
 
 from mxmp.errors import CheckpointError
-from mxmp.symbol.checkpoint import load_arrays
+from mxmp.symbol import load_params
 
 ROOM = 1 << 30  # bytes of addresses beyond what the process has
 
@@ -40,8 +41,7 @@ def damaged(whole, rng):
 def try_to_load(file):
     """Return what becomes of a file: loaded, refused, or the error that should not have been."""
     try:
-        arrays = load_arrays(file)
-        for array in arrays.values() if isinstance(arrays, dict) else arrays:
+        for array in itertools.chain(*(params.values() for params in load_params(file))):
             (array if array.stype == "default" else array.data).asnumpy()  # as dense ones they may need any memory
     except CheckpointError as e:
         return "refused" if file in str(e) and "\n" not in str(e) and len(str(e)) < 500 else f"unclear: {e}"

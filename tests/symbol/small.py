@@ -10,6 +10,21 @@ from tests.symbol.measure import CASTS, nodes_of
 X = {"x": (4, 6)}
 
 
+TWICE = "mxmp_tests_twice"
+"""A user's operator."""
+
+
+@mx.operator.register(TWICE)
+class _TwiceProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return _Twice()
+
+
+class _Twice(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0] * 2)
+
+
 def dense(data, name="fc", weight=None, hidden=6):
     """Return a product with a weight; its layer is called ``name``."""
     weight = mx.sym.var(f"{name}_weight") if weight is None else weight
@@ -70,6 +85,19 @@ def snapshot(*dicts):
     return [
         {name: (id(array), str(array.dtype), array.asnumpy().tobytes()) for name, array in d.items()} for d in dicts
     ]
+
+
+def text(symbol):
+    """Return a symbol's JSON, with amp_cast."""
+    return symbol.tojson(remove_amp_cast=False)
+
+
+def run(symbol, values):
+    """Return the outputs of a symbol that plain MXNet binds; arrays of numpy are float32 arguments."""
+    arrays = {n: a if isinstance(a, mx.nd.NDArray) else mx.nd.array(a) for n, a in values.items()}
+    args = {name: arrays[name] for name in symbol.list_arguments()}
+    aux = {name: arrays[name] for name in symbol.list_auxiliary_states()}
+    return [out.asnumpy() for out in symbol.bind(mx.cpu(), args, aux_states=aux).forward()]
 
 
 def casts_of(symbol):

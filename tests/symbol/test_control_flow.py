@@ -68,11 +68,6 @@ def values_of(symbol):
     return {name: values[name] * (name not in ("count", "threshold")) for name in values}
 
 
-def run(symbol, values, low=frozenset()):
-    arrays = {n: mx.nd.array(v, dtype="float16" if n in low else "float32") for n, v in values.items()}
-    return [out.asnumpy() for out in symbol.bind(mx.cpu(), arrays).forward()]
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("op", NETWORKS)
 def test_bodies_are_entered_run_and_converted_back(op, policy):
@@ -91,7 +86,8 @@ def test_bodies_are_entered_run_and_converted_back(op, policy):
     assert to_graph(small.convert(found.symbol, *options).symbol) == to_graph(found.symbol)
     if low == "float16":
         steps = 3 if op == "_while_loop" else None  # a step that was not taken is left undefined
-        pairs = list(zip(run(symbol, values), run(found.on_cpu(), values, found.low_params)))
+        stored = {n: mx.nd.array(v, dtype="float16") if n in found.low_params else v for n, v in values.items()}
+        pairs = list(zip(small.run(symbol, values), small.run(found.on_cpu(), stored)))
         for exact, result in pairs:
             assert result.dtype == np.float32
             assert np.abs(result - exact)[:steps].max() < 8 * 2.0**-11 * max(1, np.abs(exact)[:steps].max())
@@ -131,7 +127,7 @@ def test_loops_within_loops():
     assert small.precisions(found)["inner"] == "float16"
     assert to_graph(convert_symbol(found.symbol, "O0")) == to_graph(symbol)
     values = {name: value[: shapes[name][0]] for name, value in values_of(symbol).items()}
-    for exact, result in zip(run(symbol, values), run(found.on_cpu(), values)):
+    for exact, result in zip(small.run(symbol, values), small.run(found.on_cpu(), values)):
         assert 0 < np.abs(result - exact).max() < 16 * 2.0**-11 * np.abs(exact).max()
 
 
@@ -149,5 +145,5 @@ def test_outputs_of_a_loop_run_in_bfloat16(followed):
     after = mx.sym.FullyConnected(out, weight, no_bias=True, num_hidden=WIDTH, flatten=False)
     net = after if followed else state
     found = small.convert(net, "mixed_bfloat16", {name: SHAPES[name] for name in ("data", "state")})
-    (exact,), (result,) = run(net, values_of(net)), run(found.on_cpu(), values_of(net))
+    (exact,), (result,) = small.run(net, values_of(net)), small.run(found.on_cpu(), values_of(net))
     assert 0 < np.abs(result - exact).max() < 8 * 2.0**-8 * np.abs(exact).max()

@@ -126,15 +126,3 @@ def test_bytes_are_those_of_the_arrays(policy):
     pairs = params, (found.arg_params, found.aux_params)
     before, after = (sum(a.asnumpy().nbytes for arrays in each for a in arrays.values()) for each in pairs)
     assert found.param_bytes == (before, after) and (after < before) == (policy != "O1")
-
-
-@pytest.mark.bfloat16
-def test_a_bfloat16_model_runs_in_plain_mxnet():
-    net, shapes = convolutional()
-    args, aux = params_of(net, shapes)
-    low = convert_model(net, args, aux, BFLOAT16, shapes)
-    data = mx.nd.array(np.random.RandomState(1).randn(*shapes["x"]))
-    expected = net.bind(mx.cpu(), {"x": data, **args}, aux_states=aux).forward()[0].asnumpy()
-    result = low.symbol.bind(mx.cpu(), {"x": data, **low.arg_params}, aux_states=low.aux_params).forward()[0].asnumpy()
-    assert result.dtype == np.float32
-    assert 0 < np.abs(result - expected).max() < 16 * 2**-8  # probabilities; some roundings of 2**-8

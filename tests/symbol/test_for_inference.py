@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from mxmp.errors import ParamsError
-from mxmp.symbol import convert_checkpoint, convert_model, to_graph
+from mxmp.symbol import convert_model, to_graph
 from tests.symbol.balls import ball, evaluate
 from tests.symbol.inference_networks import fill, run
 from tests.symbol.random_graphs import networks
+from tests.symbol.small import text
 
 IMAGE = {"data": (2, 4, 5, 5)}
 
@@ -45,10 +45,6 @@ def small(**options):
 
 def operators(symbol):
     return [node.op for node in to_graph(symbol).operators()]
-
-
-def text_of(symbol):
-    return symbol.tojson(remove_amp_cast=False)
 
 
 def assert_exact(network, dtype="float64"):
@@ -110,12 +106,12 @@ def test_random_networks_compute_the_same(network):
     found = convert_model(network.symbol, arrays, aux, "O0", shapes, for_inference=True)
     assert "Dropout" not in operators(found.symbol)
     again = convert_model(*found, "O0", shapes, for_inference=True)
-    assert text_of(again.symbol) == text_of(found.symbol)
+    assert text(again.symbol) == text(found.symbol)
     params = {name: array.asnumpy() for name, array in {**found.arg_params, **found.aux_params}.items()}
     balls = {name: ball(value) for name, value in network.inputs.items()}
     balls.update({name: ball(value)._replace(error=2.0**-24 * np.abs(value)) for name, value in params.items()})
-    expected = evaluate(text_of(network.symbol), {name: ball(v) for name, v in network.values().items()})
-    for result, exact in zip(evaluate(text_of(found.symbol), balls), expected):
+    expected = evaluate(text(network.symbol), {name: ball(v) for name, v in network.values().items()})
+    for result, exact in zip(evaluate(text(found.symbol), balls), expected):
         np.testing.assert_array_less(np.abs(result.value - exact.value), result.error + 1e-300)
 
 
@@ -187,7 +183,7 @@ def test_a_model_that_was_converted_before(policy):
     for name, array in convert(low).arg_params.items():
         np.testing.assert_array_equal(found.arg_params[name].asnumpy(), array.asnumpy())
     once = convert(network, policy)
-    assert text_of(convert_model(*once, policy, network.shapes, for_inference=True).symbol) == text_of(once.symbol)
+    assert text(convert_model(*once, policy, network.shapes, for_inference=True).symbol) == text(once.symbol)
 
 
 def test_a_network_in_float16_of_its_own_keeps_its_dtype():
@@ -236,12 +232,3 @@ def test_ranges_follow_the_tensors(ranges, kept):
     """BatchNorm's output is the convolution's now; what the convolution gave is nowhere any more."""
     found = convert(fill(mx.sym.relu(norm(conv()), name="act"), IMAGE), "O2", ranges=ranges)
     assert ("float32" in found.report.count) == kept
-
-
-def test_an_error_names_the_file(tmp_path):
-    network = small()
-    args, aux = network.params()
-    mx.model.save_checkpoint(str(tmp_path / "net"), 2, network.symbol, args, {**aux, "bn_moving_mean": mx.nd.ones(7)})
-    with pytest.raises(ParamsError, match=r"net-0002.params: 'bn_moving_mean' has shape \(7,\), not \(4,\)"):
-        convert_checkpoint(str(tmp_path / "net"), 2, str(tmp_path / "out"), for_inference=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["net-0002.params", "net-symbol.json"]

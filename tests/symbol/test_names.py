@@ -61,19 +61,6 @@ def conv(data, name, size=16, kernel=1):
     return mx.sym.Convolution(data, num_filter=size, kernel=(kernel, kernel), no_bias=True, name=name)
 
 
-def test_two_operators_of_one_name_keep_their_own_dtypes():
-    """As a Gluon block that is called twice gives: once in bfloat16, between two convolutions, and once in float32."""
-    low = conv(mx.sym.relu(conv(mx.sym.var("data"), "first"), name="act"), "second")
-    wide = mx.sym.relu(mx.sym.exp(mx.sym.softmax(low, axis=1)), name="act") * mx.sym.softmax(low, axis=1)
-    found = on_cpu(convert_symbol(conv(wide, "third"), "mixed_bfloat16", shapes={"data": (2, 3, 8, 8)}))
-    nodes = to_graph(found).nodes
-    relus = [node for node in nodes if node.op == "relu"]
-    assert [node.name for node in relus] == ["act", "act"]
-    casts = [node for node in nodes if node.op == "amp_cast" and nodes[node.inputs[0].node] in relus]
-    assert [cast.get("dtype") for cast in casts] == ["bfloat16"]  # behind the first alone
-    assert found.infer_type(data="float32")[1] == [np.float32]
-
-
 @pytest.mark.parametrize("order", [1, -1], ids=["image first", "image last"])
 def test_two_batch_norms_of_one_name_are_looked_at_one_by_one(order):
     """oneDNN has a fast bfloat16 kernel for the one of images, MXNet's own for the other is slow."""

@@ -11,7 +11,7 @@ from mxmp import Policy, amp
 from mxmp.symbol import convert_symbol
 from tests.symbol.measure import BFLOAT16, CASTS, entries_of, measure, nodes_of
 from tests.symbol.networks import NAMES, PLACEMENT, load
-from tests.symbol.small import convert, dense, precisions
+from tests.symbol.small import convert, text
 
 POLICIES = ("O1", "O2", "mixed_bfloat16")
 FLOAT32 = {dtype: set(amp.list_fp32_ops(dtype)) for dtype in ("float16", "bfloat16")}
@@ -21,10 +21,6 @@ NEVER_LOW = {  # ports that read indices, lengths or statistics
     **dict.fromkeys(["take", "gather_nd", "pick", "SequenceMask", "SequenceReverse", "SequenceLast"], (1,)),
 }
 EVERY = [(name, (*POLICIES, "O3")[number % 4]) for number, name in enumerate(NAMES)]
-
-
-def text(symbol):
-    return symbol.tojson(remove_amp_cast=False)
 
 
 @pytest.mark.parametrize("name, policy", EVERY)
@@ -84,29 +80,3 @@ def test_never_more_casts_nor_bytes_than_contrib_amp(name, policy):
     moved, casts = cost(found.symbol, shapes, found.low_params)
     assert moved <= peer[0] * (0.97 if name in PLACEMENT else 1) and (casts <= peer[1] or moved < peer[0])
     assert cost(unsized.symbol, shapes, unsized.low_params)[1] <= peer[1]
-
-
-def moved(data):
-    return mx.sym.Reshape(data, shape=(2, 12), name="move")
-
-
-A = dense(mx.sym.var("x"), "a")
-EXP = mx.sym.exp(A, name="exp")
-PART = mx.sym.slice_axis(mx.sym.var("x"), axis=1, begin=0, end=1, name="part")
-JOIN = mx.sym.relu(mx.sym.Concat(A, mx.sym.relu(PART, name="side"), dim=1, name="join"), name="act")
-# exp -> sum is a softmax in parts: a float16 sum behind an exponential overflows. A tensor that is only moved may be
-# cast behind it. A cast of the float32 input of a concatenation is cheaper than two of the rest.
-PRECISIONS = {
-    "through infer operators": (mx.sym.sum(EXP, axis=1, keepdims=True, name="sum"), {"sum": "float32"}),
-    "not through a clear one at the end": (moved(EXP), {"exp": "float32", "move": "float16"}),
-    "through clear ones": (mx.sym.elemwise_add(moved(EXP), moved(EXP), name="add"), {"add": "float32"}),
-    "without an exponential": (mx.sym.sum(A, axis=1, keepdims=True, name="sum"), {"sum": "float16"}),
-    "sideways": (JOIN, dict.fromkeys(["a", "join", "act", "side", "b"], "float16")),
-}
-
-
-@pytest.mark.behaviour("the widest dtype")
-@pytest.mark.parametrize("data, expected", PRECISIONS.values(), ids=PRECISIONS.keys())
-def test_operators_that_need_float32_have_those_behind_them_in_it(data, expected):
-    rows = precisions(convert(dense(data, "b")))
-    assert {name: rows[name] for name in expected} == expected

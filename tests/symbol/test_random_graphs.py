@@ -16,13 +16,9 @@ from mxmp import Policy
 from mxmp.symbol import convert_symbol
 from tests.symbol.balls import ball, evaluate
 from tests.symbol.random_graphs import INPUTS, networks
-from tests.symbol.small import assert_facts, convert
+from tests.symbol.small import assert_facts, convert, text
 
 POLICIES = ("O1", "O2", "O3", "O1,output=float16", "mixed_bfloat16", "param=bfloat16,compute=bfloat16")
-
-
-def text_of(symbol):
-    return symbol.tojson(remove_amp_cast=False)
 
 
 def assert_within_bounds(symbol, runs, network, low=frozenset()):
@@ -36,7 +32,7 @@ def assert_within_bounds(symbol, runs, network, low=frozenset()):
         arrays.append(mx.nd.array(network.values()[name], dtype=balls[name].dtype))
     results = mx.nd.CachedOp(runs)(*arrays)
     with np.errstate(all="ignore"):
-        expected = evaluate(text_of(symbol), balls)
+        expected = evaluate(text(symbol), balls)
     for result, exact in zip(results if isinstance(results, list) else [results], expected):
         assert np.dtype(result.dtype) == exact.dtype and result.shape == exact.value.shape
         known = np.isfinite(exact.error)
@@ -58,8 +54,8 @@ def test_random(network, policy, with_shapes):
     unnameable = (*INPUTS, "_foreach") if "output=" in policy else ()
     for before, after in zip(network.symbol.list_outputs(), found.symbol.list_outputs()):
         assert before == after or before.startswith(unnameable)
-    assert text_of(convert(found.symbol, *options).symbol) == text_of(found.symbol)
-    assert json.loads(text_of(convert_symbol(found.symbol, "O0"))) == json.loads(text_of(network.symbol))
+    assert text(convert(found.symbol, *options).symbol) == text(found.symbol)
+    assert json.loads(text(convert_symbol(found.symbol, "O0"))) == json.loads(text(network.symbol))
     if Policy.parse(policy).compute_dtype == "float16":
         assert_within_bounds(network.symbol, network.symbol, network)
         assert_within_bounds(found.symbol, found.on_cpu(), network, found.low_params)

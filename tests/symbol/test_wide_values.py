@@ -7,8 +7,9 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp import amp
 from mxmp.symbol import convert_model, convert_symbol, on_cpu
+from tests.symbol import small
+from tests.symbol.small import X, dense, params_of
 
 
 class Function(gluon.HybridBlock):
@@ -30,24 +31,7 @@ def converted(function, policy="O1"):
     return mxmp.gluon.convert(net, policy)
 
 
-def precisions(report):
-    return {row.op: row.precision for row in report.rows}
-
-
 ONES, LABELS = mx.nd.ones((2, 2)), np.array([[70000.0], [3.0]], np.float32)
-
-
-@pytest.mark.parametrize("pair", [(250000.0, 250010.0), (3000.4, 3000.0)], ids=["beyond the range", "below one step"])
-def test_a_hybridized_loss_under_amp_init_keeps_float32_values(pair):
-    loss = gluon.loss.L1Loss()
-    loss.hybridize()
-    first, second = (np.full((2, 64), value, np.float32) for value in pair)
-    amp.init()
-    try:
-        found = loss(mx.nd.array(first), mx.nd.array(second)).asnumpy()
-    finally:
-        amp.disable()
-    np.testing.assert_allclose(found, np.abs(first - second)[:, 0], rtol=1e-6)
 
 
 CHAINS = {
@@ -88,67 +72,44 @@ def test_labels_that_the_network_casts_from_integers_are_wide():
 def test_data_is_narrowed_for_a_layer_alone():
     net = converted(lambda F, y, x: y + F.FullyConnected(x * 0.5, F.ones((1, 2)), num_hidden=1, no_bias=True))
     net(ONES, ONES)
-    found = precisions(mxmp.gluon.report(net))
+    found = {row.op: row.precision for row in mxmp.gluon.report(net).rows}
     assert found["_mul_scalar"] == "float32" and found["FullyConnected"] == "float16"
 
 
+def precisions_of(symbol, policy="O1"):
+    return small.precisions(convert_model(symbol, *params_of(symbol, X), policy, X))
+
+
 def test_a_layer_added_to_the_input_is_float32_and_what_follows_is_not():
-    data = mx.sym.var("data")
+    data = mx.sym.var("x")
     for number in range(2):
-        body = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=3, name=f"conv{number}")
-        data = mx.sym.BatchNorm(mx.sym.elemwise_add(data, body, name=f"add{number}"), name=f"norm{number}")
-    model = mx.sym.Convolution(data, kernel=(1, 1), num_filter=3, name="last")
-    shapes, _, states = model.infer_shape(data=(2, 3, 16, 16))
-    args = {n: mx.nd.ones(s) for n, s in zip(model.list_arguments(), shapes) if n != "data"}
-    aux = {n: mx.nd.ones(s) for n, s in zip(model.list_auxiliary_states(), states)}
-    rows = convert_model(model, args, aux, "O1", shapes={"data": (2, 3, 16, 16)}).report.rows
-    found = {row.name: row.precision for row in rows}
-    assert found["add0"] == "float32"
-    assert {found[name] for name in ("norm0", "conv1", "add1", "norm1", "last")} == {"float16"}
+        data = mx.sym.elemwise_add(data, dense(data, f"fc{number}"), name=f"add{number}")
+        data = mx.sym.relu(data, name=f"act{number}")
+    found = precisions_of(dense(data, "last"))
+    assert found.pop("add0") == "float32"
+    assert {found[name] for name in ("act0", "fc1", "add1", "act1", "last")} == {"float16"}
 
 
-def test_learned_scales_are_not_wide():
-    class Scaled(nn.HybridSequential):
-        def __init__(self):
-            super().__init__()
-            self.add(nn.Dense(3, in_units=2))
-            self.scale = self.params.get("scale", shape=(1, 3), init="ones")
-
-        def hybrid_forward(self, F, x, scale):
-            hidden = F.broadcast_mul(self[0](x), scale)
-            return F.FullyConnected(hidden, F.ones((3, 3)), num_hidden=3, no_bias=True)
-
-    net = Scaled()
-    net.initialize()
-    mxmp.gluon.convert(net, "O1")
-    net(ONES)
-    assert precisions(mxmp.gluon.report(net))["broadcast_mul"] == "float16"
+ELSEWHERE = mx.sym.relu(mx.sym.var("x") * 2, name="out")  # without a layer
+SCALED = mx.sym.broadcast_mul(dense(mx.sym.var("x")), mx.sym.var("scale", shape=(1, 6)), name="out")
+PRECISIONS = {
+    "a learned scale is not wide": (dense(SCALED, "last"), "O1", "float16"),
+    "without a layer nothing is low": (ELSEWHERE, "O1", "float32"),
+    "nor is what gives an output of low precision": (ELSEWHERE, "O2,output=float16", "float32"),
+    "but by an override": (ELSEWHERE, "O1,op:relu=float16", "float16"),
+    "or by a pure policy": (ELSEWHERE, "O3", "float16"),
+}
 
 
-@pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_a_graph_without_a_layer_runs_nothing_in_low_precision(policy):
-    model = mx.sym.var("b_weight") * 2
-    for _ in range(6):
-        model = mx.sym.relu(model * 2)
-    found = convert_model(model, {"b_weight": mx.nd.ones(2)}, {}, policy, output_dtype="float16")
-    assert {row.precision for row in found.report.rows} == {"float32"}
-
-
-def test_a_graph_without_a_layer_follows_overrides():
-    model = mx.sym.relu(mx.sym.var("a") * 2, name="out")
-    found = convert_model(model, {}, {}, "O1,op:relu=float16", shapes={"a": (2,)})
-    assert precisions(found.report) == {"_mul_scalar": "float32", "relu": "float16"}
+@pytest.mark.parametrize("symbol, policy, expected", PRECISIONS.values(), ids=PRECISIONS)
+def test_only_what_reads_an_input_is_wide(symbol, policy, expected):
+    assert precisions_of(symbol, policy)["out"] == expected
 
 
 def test_a_graph_without_a_layer_gives_the_output_dtype():
     found = convert_symbol(mx.sym.var("a") * 2, "O1,output=float16", shapes={"a": (2,)})
     (output,) = on_cpu(found).eval(a=mx.nd.array([3000.4, 1.0]))
     np.testing.assert_array_equal(output.asnumpy(), np.float16([6000.8, 2.0]))
-
-
-def test_pure_policies_run_inputs_in_low_precision():
-    found = convert_model(mx.sym.relu(mx.sym.var("a") * 2), {}, {}, "O3", shapes={"a": (2,)})
-    assert set(precisions(found.report).values()) == {"float16"}
 
 
 def sums():

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from ..conditions import short_gradients, short_slopes
-from ..core import ADDS, DENY, DIVIDES, INFER, MAGNIFIES, MULTIPLIES, OVER, RESTARTS, SATURATES, SHIFTS, TIMES
+from ..conditions import share, short_gradients, short_slopes
+from ..core import (
+    ADDS,
+    DENY,
+    DIVIDES,
+    ENDS,
+    INFER,
+    MAGNIFIES,
+    MULTIPLIES,
+    OVER,
+    RESTARTS,
+    SATURATES,
+    SHIFTS,
+    SUBTRACTS,
+    TIMES,
+)
 from .build import BFLOAT16_ALONE, TYPED, Rules, compares, moves, never_cast, rules, scalar_rules, short_sums, variant
 
 # The gradient of a broadcast input is a sum.
 _BROADCAST = short_sums(short_gradients)
 _SUM = "exponentials and their sum"
-_SOFTMAX: Dict[str, Any] = {"reason": _SUM, "size": RESTARTS, "distance": SATURATES}
+_SOFTMAX: Dict[str, Any] = {"reason": _SUM, "size": RESTARTS, "sums": share, "distance": SATURATES}
 _LENGTHS = variant("use_length", "True")
 _STEEP = "steep where float16 and bfloat16 are coarse"
 _ADDS: Dict[str, Any] = {"size": ADDS, "distance": SHIFTS}
@@ -19,7 +33,7 @@ _BOUNDED: Dict[str, Any] = {"size": RESTARTS, "distance": SATURATES}
 _RECIPROCAL: Dict[str, Any] = {"reason": "reciprocal", "no_bfloat16": True, "distance": MAGNIFIES}
 _POWER: Dict[str, Any] = {"reason": "power", "no_bfloat16": True, "distance": MAGNIFIES}
 _LOGARITHM: Dict[str, Any] = {"reason": "logarithm", "no_bfloat16": True, "distance": MAGNIFIES}
-_INVERSE: Dict[str, Any] = {"reason": _STEEP, "no_bfloat16": True, "distance": MAGNIFIES}
+_INVERSE: Dict[str, Any] = {"reason": _STEEP, "no_bfloat16": True, "distance": ENDS}
 
 ELEMENTWISE: Rules = (
     # Arithmetic:
@@ -33,10 +47,10 @@ ELEMENTWISE: Rules = (
     *rules(INFER, "broadcast_div", no_bfloat16=True, distance=DIVIDES, **_BROADCAST),
     # numpy's division takes bfloat16 for an integer, and means to give float32.
     *rules(INFER, "_npi_true_divide", no_bfloat16=True, distance=DIVIDES, **_BROADCAST),
-    *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar _rminus_scalar", no_bfloat16=True, distance=SHIFTS),
+    *scalar_rules(INFER, "scalar", "_plus_scalar _minus_scalar", no_bfloat16=True, distance=SHIFTS),
+    *scalar_rules(INFER, "scalar", "_rminus_scalar _npi_rsubtract_scalar", no_bfloat16=True, distance=SUBTRACTS),
     *scalar_rules(INFER, "scalar", "_scatter_plus_scalar _scatter_minus_scalar", no_bfloat16=True),
     *scalar_rules(INFER, "scalar", "_npi_add_scalar _npi_subtract_scalar", no_bfloat16=True, distance=SHIFTS),
-    *scalar_rules(INFER, "scalar", "_npi_rsubtract_scalar", no_bfloat16=True, distance=SHIFTS),
     *scalar_rules(INFER, "scalar", "_mul_scalar _npi_multiply_scalar", no_bfloat16=True, distance=SHIFTS, size=TIMES),
     *scalar_rules(INFER, "scalar", "_div_scalar _npi_true_divide_scalar", no_bfloat16=True, distance=SHIFTS, size=OVER),
     # Their bfloat16 gradients are 0.
