@@ -42,6 +42,18 @@ class Update(NamedTuple):
     weight: mx.nd.NDArray
 
 
+class Exact(float):
+    """A number that MXNet reads as the nearest float32, as it reads numbers in a list.
+
+    MXNet gets a single number as text, and reads it with an error in the last bit if it is written with an exponent or
+    with many digits.
+    """
+
+    def __str__(self) -> str:
+        """Return the text that MXNet reads."""
+        return f"{float(np.float32(self)):.60f}"
+
+
 class Weight(NamedTuple):
     """One weight with its gradient and state, as an optimizer of MXNet takes them, and its master if it has one.
 
@@ -192,12 +204,4 @@ def _update_sgd(sgd: mx.optimizer.SGD, weights: Sequence[Weight]) -> None:
         options["clip_gradient"] = sgd.clip_gradient
     rates = zip(weights, sgd._get_lrs(indices), sgd._get_wds(indices))
     for (_, weight, grad, momentum, *_), rate, decay in rates:
-        mx.nd.sgd_mom_update(weight, grad, momentum, out=weight, lr=_exactly(rate), wd=_exactly(decay), **options)
-
-
-def _exactly(number: float) -> str:
-    """Return a number as a text that MXNet reads as the nearest float32, as it reads numbers in a list.
-
-    MXNet reads a single number with an error in the last bit if it is written with an exponent or with many digits.
-    """
-    return f"{float(np.float32(number)):.60f}"
+        mx.nd.sgd_mom_update(weight, grad, momentum, out=weight, lr=Exact(rate), wd=Exact(decay), **options)

@@ -26,7 +26,7 @@ from ..distributed import KVStore
 from ..errors import NonFiniteLossError, TrainerError
 from ..explainer import explainer
 from ..loss_scale import LossScale
-from .kernels import Update, update
+from .kernels import Exact, Update, update
 from .masters import Masters, first_overwritten_weight, masters_flag, weight_was_overwritten
 from .running_stats import NamedArrays, RunningStats
 from .scaler import Scaler, ScalerStatus
@@ -403,7 +403,7 @@ class Step(abc.ABC):
         with self._ending() as number:
             finite = self._is_finite(window)
             if finite:
-                self._update(rescale, 1.0 if window.is_true else window.scale)
+                self._update(rescale, window)
             elif "losses" not in window.failed:
                 self._tell(lambda observer: observer.on_skip(self))
             scaler.update_scale(finite, number, self.first_non_finite)
@@ -487,11 +487,16 @@ class Step(abc.ABC):
             if flag is not None:
                 window.flags["statistics"] = flag
 
-    def _update(self, rescale: float, scale: float) -> None:
-        """Update the weights; ``rescale_grad`` takes the scale of the gradients out, in float32."""
+    def _update(self, rescale: float, window: Window) -> None:
+        """Update the weights; ``rescale_grad`` takes the scale of the gradients out, in float32.
+
+        With a scale MXNet reads it exactly, so that gradients that are true already move weights by the same bits.
+        Without one it reads it as for its own trainers.
+        """
         groups = self.groups()[: len(self.updaters)]
+        factor = rescale if window.is_true else rescale * (1.0 / window.scale)
         try:
-            self.optimizer.rescale_grad = rescale * (1.0 / scale)
+            self.optimizer.rescale_grad = factor if window.scale == 1.0 else Exact(factor)
             for updater, masters, group in zip(self.updaters, self.masters, groups):
                 update(updater, masters, group)
         finally:

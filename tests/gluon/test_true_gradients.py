@@ -123,6 +123,23 @@ def test_after_a_look_gradients_are_summed_once(call, factor):
     np.testing.assert_allclose(weights(params[0]), [[1 - 0.25 * factor, -2 - 0.25 * factor]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("batch_size", [3, 6, 7, 12])
+def test_who_reads_a_gradient_changes_no_bit_of_the_step(optimizer, batch_size):
+    """MXNet gets 1/batch_size/scale as text, which it reads with an error in the last bit."""
+    values = np.random.RandomState(0).randn(2, 1000)
+    weights = []
+    for reads in (False, True):
+        p = param(values[0], name="a")
+        trainer = mxmp.gluon.Trainer([p], optimizer, {"learning_rate": 0.1}, loss_scale=4 * SCALE)
+        backward(trainer, [p], mx.nd.array(values[1]))
+        if reads:
+            p.grad()
+        trainer.step(batch_size)
+        weights.append(value(p.data()).tolist())
+    assert weights[0] == weights[1]
+
+
 @pytest.mark.parametrize("fill", [None, 0.0])
 def test_a_gradient_that_was_not_finite_before_the_look_skips_the_step(fill):
     params, trainer = make(loss_scale="dynamic")
