@@ -26,7 +26,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.base import _LIB, check_call
 
-from .dtypes import BFLOAT16, FLOAT16, NUMPY_BFLOAT16, PRECISIONS, canonical
+from .dtypes import NUMPY_BFLOAT16
 from .errors import TrainerError
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def view(array: mx.nd.NDArray) -> np.ndarray[Any, Any]:
     would take as long as the work on it, mostly because its pages are new. Other arrays are copied.
     """
     dtype, shape = array.dtype, array.shape  # each attribute of an array is a call of MXNet
-    if on_gpu(array) or canonical(dtype) not in PRECISIONS or 0 in shape:
+    if on_gpu(array) or dtype not in (np.float16, np.float32, NUMPY_BFLOAT16) or 0 in shape:
         return array.asnumpy()  # type: ignore[no-any-return]
     return np.asarray(_Memory(array, np.dtype(dtype), shape))
 
@@ -120,15 +120,11 @@ def amp_cast(array: mx.nd.NDArray, dtype: Any, out: Optional[mx.nd.NDArray] = No
     shape = array.shape
     if out is None:
         out = mx.nd.empty(shape, ctx=array.ctx, dtype=dtype)
-    view = flat if len(shape) > 2 else as_nd  # a view costs two casts of a small array
+    # A view costs two casts of a small array.
+    source, target = (flat(each) if len(shape) > 2 else each.as_nd_ndarray() for each in (array, out))
     with autograd.pause():
-        mx.nd.amp_cast(view(array), dtype=dtype, out=view(out))
+        mx.nd.amp_cast(source, dtype=dtype, out=target)
     return out
-
-
-def as_nd(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return an array as an array that the operators of ``mx.nd`` take."""
-    return array.as_nd_ndarray()
 
 
 def flat(array: mx.nd.NDArray) -> mx.nd.NDArray:
@@ -246,8 +242,6 @@ def concat_scalars(numbers: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
 
 def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
     """Return dense float16 arrays of one context as float32, views of one array."""
-    if not arrays:
-        return []
     flat_array = mx.nd.zeros((sum(array.size for array in arrays),), ctx=arrays[0].ctx)
     float32_arrays = views(flat_array, arrays)
     for group in chunks(list(zip(arrays, float32_arrays)), MOST_ARRAYS):
@@ -256,15 +250,15 @@ def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
     return float32_arrays
 
 
-def copies_in_float32(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
-    """Return low precision arrays of ``mx.nd`` or ``mx.np`` as float32 of their kind; a GPU casts them together."""
-    lows = [array.as_nd_ndarray() for array in arrays]
-    fit = [k for k, low in enumerate(lows) if on_gpu(low) and low.stype == "default" and low.size]
-    float32_arrays: Dict[int, mx.nd.NDArray] = {}
+def all_to_float32(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
+    """Return arrays as `to_float32` does, those of ``mx.np`` as such; a GPU casts dense float16 arrays together."""
+    sources = [array.as_nd_ndarray() for array in arrays]
+    fit = [k for k, a in enumerate(sources) if on_gpu(a) and a.dtype == np.float16 and a.stype == "default" and a.size]
+    together: Dict[int, mx.nd.NDArray] = {}
     with autograd.pause():
-        for group in by_context(fit, [lows[k] for k in fit]):
-            float32_arrays.update(zip(group, widen([lows[k] for k in group])))
-        results = [float32_arrays[k] if k in float32_arrays else to_float32(low) for k, low in enumerate(lows)]
+        for group in by_context(fit, [sources[k] for k in fit]):
+            together.update(zip(group, widen([sources[k] for k in group])))
+        results = [together[k] if k in together else to_float32(array) for k, array in enumerate(sources)]
     return [each.as_np_ndarray() if isinstance(array, mx.np.ndarray) else each for each, array in zip(results, arrays)]
 
 
@@ -306,7 +300,6 @@ _MOST_ARRAYS = 200
 _MOST_ZEROS = 2**22
 _ZEROS: Dict[Tuple[mx.Context, str], mx.nd.NDArray] = {}
 
-_BITS_OF_INF = {FLOAT16: 0x7C00, BFLOAT16: 0x7F80}
 _MOST_BITS = 2**17  # low precision elements at a time, which fit a processor's caches
 
 
@@ -327,11 +320,9 @@ def all_finite(arrays: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
         >>> float(all_finite([mx.nd.array([1, 2]), mx.nd.array([3e38, 3e38])]).asscalar())
         1.0
     """
-    groups: Dict[mx.Context, List[mx.nd.NDArray]] = {}
-    for array in arrays:
-        groups.setdefault(array.ctx, []).append(array.as_nd_ndarray())
+    arrays = [array.as_nd_ndarray() for array in arrays]
     with autograd.pause():
-        return merge_flags([_all_finite_on_one(group) for group in groups.values()])
+        return merge_flags([_all_finite_on_one(group) for group in by_context(arrays, arrays)])
 
 
 def merge_flags(flags: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
@@ -354,7 +345,7 @@ def _all_finite_on_one(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
     """Return a flag that is 1 if every element of arrays of one context is finite."""
     largest = math.inf if on_gpu(arrays[0]) else _SMALL
     together: Dict[Any, List[mx.nd.NDArray]] = {}
-    zeros: List[mx.nd.NDArray] = []
+    zeros: List[mx.nd.NDArray] = []  # arrays of shape (1,): 0, or NaN
     low_arrays: List[mx.nd.NDArray] = []
     for array in arrays:
         if array.stype != "default":
@@ -370,21 +361,15 @@ def _all_finite_on_one(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
             low_arrays.append(array)
         else:
             zeros.extend(_zero_products(array))
-    flag = _checked_together([part for group in together.values() for part in chunks(group, _MOST_ARRAYS)])
-    if low_arrays:
-        zeros.append(mx.nd.full((1,), 0.0 if all(map(_has_finite_bits, low_arrays)) else np.nan, ctx=low_arrays[0].ctx))
-    if not zeros:
-        return flag
-    return _total(zeros) == 0 if flag is None else flag * (_total(zeros) == 0)
-
-
-def _checked_together(groups: Sequence[Sequence[mx.nd.NDArray]]) -> Optional[mx.nd.NDArray]:
-    """Return a flag that is 1 if all groups of arrays, each of one dtype, are finite; one operator for each."""
     flag = None
-    for group in groups:
-        first = flag is None
-        flag = mx.nd.multi_all_finite(*group, num_arrays=len(group), init_output=first, out=flag)
-    return flag
+    for part in (part for group in together.values() for part in chunks(group, _MOST_ARRAYS)):
+        flag = mx.nd.multi_all_finite(*part, num_arrays=len(part), init_output=flag is None, out=flag)
+    flags = [] if flag is None else [flag]
+    if low_arrays:
+        flags.append(mx.nd.full((1,), float(all(map(_has_finite_bits, low_arrays))), ctx=low_arrays[0].ctx))
+    if zeros:
+        flags.append((zeros[0] if len(zeros) == 1 else mx.nd.add_n(*zeros)) == 0)
+    return merge_flags(flags)
 
 
 def _zero_products(array: mx.nd.NDArray) -> List[mx.nd.NDArray]:
@@ -406,7 +391,7 @@ def _has_finite_bits(array: mx.nd.NDArray) -> bool:
     Infinities and NaN have the largest exponents: without the sign, their bits are at least those of infinity.
     """
     bits = view(array).view(np.uint16).reshape(-1)
-    limit = 2 * _BITS_OF_INF[canonical(array.dtype)]
+    limit = 2 * (0x7C00 if array.dtype == np.float16 else 0x7F80)  # the bits of infinity in float16, bfloat16
     doubled = np.empty(min(bits.size, _MOST_BITS), np.uint16)
     for start in range(0, bits.size, _MOST_BITS):
         part = bits[start : start + _MOST_BITS]
@@ -422,10 +407,6 @@ def _zeros(like: mx.nd.NDArray) -> mx.nd.NDArray:
     if key not in _ZEROS or _ZEROS[key].size < size:
         _ZEROS[key] = mx.nd.zeros((size,), ctx=like.ctx, dtype=like.dtype)
     return _ZEROS[key]
-
-
-def _total(parts: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    return parts[0] if len(parts) == 1 else mx.nd.add_n(*parts)
 
 
 # Norms, and gradients times a number.
@@ -489,12 +470,12 @@ def clip_in_place(arrays: Iterable[mx.nd.NDArray], max_value: float) -> None:
 
 def _split(arrays: Iterable[mx.nd.NDArray]) -> Tuple[List[List[mx.nd.NDArray]], List[mx.nd.NDArray]]:
     """Return dense float32 arrays of GPUs, grouped by GPU, and the other arrays."""
-    together: Dict[mx.Context, List[mx.nd.NDArray]] = {}
+    together: List[mx.nd.NDArray] = []
     others: List[mx.nd.NDArray] = []
     for array in (array.as_nd_ndarray() for array in arrays):
         fits = array.stype == "default" and array.dtype == np.float32 and on_gpu(array)
-        (together.setdefault(array.ctx, []) if fits else others).append(array)
-    return list(together.values()), others
+        (together if fits else others).append(array)
+    return by_context(together, together), others
 
 
 def require_positive(what: str, value: Any) -> None:

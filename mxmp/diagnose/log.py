@@ -24,7 +24,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon.contrib.estimator import BatchEnd, TrainBegin, TrainEnd
 
-from ..arrays import copies_in_float32, is_low_precision, sum_of_squares, to_float32
+from ..arrays import all_to_float32, sum_of_squares, to_float32
 from ..errors import CheckpointError, DependencyError, TrainerError, listed
 from ..files import require_folder
 from ..train.step import Observer, Step, StepEnd, scaler_of
@@ -458,10 +458,7 @@ def _norm(step: Step, scale: float) -> Callable[[], float]:
     """Return a function that reads the norm of the true gradients, the largest of several contexts or NaN."""
     groups = [group for group in step.groups() if group]
     groups = groups[:1] if step.kvstore is not None else groups  # All contexts have the same.
-    squares = []
-    for grads in ([update.grad for update in group] for group in groups):
-        low = [grad for grad in grads if is_low_precision(grad)]
-        squares.append(sum_of_squares([*copies_in_float32(low), *(g for g in grads if not is_low_precision(g))]))
+    squares = [sum_of_squares(all_to_float32([update.grad for update in group])) for group in groups]
     return lambda: float(np.sqrt(np.max([_number(square) for square in squares], initial=0.0))) / scale
 
 

@@ -31,7 +31,7 @@ from ..train.masters import Masters, copy_to_other_contexts
 from ..train.running_stats import NamedArrays, RunningStats
 from ..train.scaler import Scaler
 from ..train.step import Step
-from ..train.window import BLOCKS, LOCK, Alive, Block, TrueOnRead, Window, join, open_blocks, plain
+from ..train.window import BLOCKS, LOCK, Alive, TrueOnRead, Window, join, open_blocks, plain
 
 _ALL_STEPS = Alive()
 """The steps of all trainers. A scaled backward may reach parameters of a trainer that was not named."""
@@ -84,7 +84,7 @@ class TrainerStep(Step):
                 f"{call}: backward wrote the gradient of parameter '{fresh[0].name}' after the gradients were "
                 "unscaled. Run every backward before unscale; to start again call discard_grads."
             )
-        if fresh is not None and self._is_scaled:
+        if fresh is not None and window is not None and self.scaler.checks:
             raise _not_scaled(call, *fresh)
         is_missing = fresh is None and self._groups is None and next(self.named(self._waiting_ids), None) is None
         if is_missing and not allow_missing:
@@ -104,11 +104,6 @@ class TrainerStep(Step):
                 "loaded. A loss on which a second trainer steps is scaled for both: first.scale_loss(loss, second)."
             )
         return not is_missing
-
-    @property
-    def _is_scaled(self) -> bool:
-        """Whether all gradients of the present step are to come from scaled losses."""
-        return self.scaler.window is not None and self.scaler.checks
 
     def require_all(self, call: str) -> None:
         """Raise if the gradient of any parameter on any context is stale."""
@@ -158,19 +153,25 @@ class TrainerStep(Step):
     def _waits_for_another(self, arrays: TrueOnRead) -> bool:
         return any(owner is not self.trainer for owner in arrays.window.written.owners)
 
-    def begin(self, waits: bool) -> None:
-        """Make gradients stale that were written before the first block of a step, because they are not scaled.
+    def begin_block(self, is_scaled: bool) -> bool:
+        """Require that no fresh gradient would mix with those of a block; return whether the step begins with it.
 
-        A gradient with ``grad_req='add'`` is read on the host, because ``zero_grad`` leaves it fresh.
-
-        Args:
-            waits: Whether such a gradient waits for a step, because an earlier block without a scale wrote it.
+        Gradients become stale that were written before the first scaled block of a step, because they are not scaled.
+        One with ``grad_req='add'`` is read on the host, because ``zero_grad`` leaves it fresh.
 
         Raises:
-            TrainerError: If such a gradient waits for a step, or if the block would add to it.
+            TrainerError: If a fresh gradient waits for the step, or if the block would add to it.
         """
-        for param, data in self.fresh():
-            if waits:
+        window = self.scaler.window
+        if window is not None and window.is_open:
+            return False  # Another thread is running a backward.
+        if window is not None and window.reached:
+            fresh = next(self.fresh(), None) if self.scaler.checks else None
+            if fresh is not None:
+                raise _not_scaled("scale_loss", *fresh)
+            return False
+        for param, data in self.fresh() if is_scaled else ():
+            if window is not None and not self.scaler.active:
                 raise TrainerError(
                     f"scale_loss: the gradient of parameter '{param.name}' waits for a step, and is not scaled: an "
                     "earlier block of its trainer, which has no loss scale, wrote it. Step before this block, or scale "
@@ -183,6 +184,7 @@ class TrainerStep(Step):
                     "a step. Now call zero_grad and discard_grads to start again."
                 )
             data._fresh_grad = False
+        return True
 
     # ------------------------------------------------------------------ readers of gradients
 
@@ -286,7 +288,7 @@ class TrainerStep(Step):
         zero, because a kvstore would add it to the others.
         """
         if self._groups is None:
-            if not self._is_scaled:
+            if self.scaler.window is None or not self.scaler.checks:
                 self.collect()
             ids, has_kvstore = self._waiting_ids, bool(self.kvstore)
             groups: List[List[Update]] = [[] for _ in self.trainer._contexts or ()]
@@ -388,10 +390,18 @@ def _not_scaled(call: str, param: mx.gluon.Parameter, data: mx.nd.NDArray) -> Tr
 # ------------------------------------------------------------------ the block of scale_loss
 
 
-class LossBlock(Block):
-    """The context manager that `Trainer.scale_loss` returns; it yields the scaled losses."""
+class LossBlock:
+    """The context manager that `Trainer.scale_loss` returns; it yields the scaled losses.
+
+    Attributes:
+        windows: Those of all trainers that step on the losses; empty while the block is not open.
+        thread: The number of its thread.
+        is_alone: Whether no other block of its windows was open with it, and no two of its backward passes at once.
+    """
 
     def __init__(self, loss: Any, trainers: Sequence[Any], loss_id: int) -> None:
+        self.windows: Sequence[Window] = ()
+        self.thread, self.is_alone = threading.get_ident(), True
         self._loss, self._loss_id = loss, loss_id
         self._steps: List[TrainerStep] = [trainer._training_step for trainer in dict.fromkeys(trainers)]
         self._losses: List[ScaledLoss] = []
@@ -414,8 +424,7 @@ class LossBlock(Block):
                 step.require_no_others("scale_loss")
             scale = self._choose_scale()
             is_scaled = scale != 1.0 or any(step.scaler.active for step in self._steps)
-            for step in self._steps:
-                self._begin(step, is_scaled)
+            self._new_steps = [step for step in self._steps if step.begin_block(is_scaled)]
             scaled = self._multiply(scale, is_scaled)
             for step in self._steps:
                 window = step.scaler.window
@@ -465,20 +474,6 @@ class LossBlock(Block):
         for step in self._steps if error is None else ():
             for observer in list(step.scaler.observers.values()):
                 observer.on_losses(self._arrays, step in self._new_steps)
-
-    def _begin(self, step: TrainerStep, is_scaled: bool) -> None:
-        """Require that no fresh gradient of a step would mix with those of this block; note whether it begins here."""
-        scaler, window = step.scaler, step.scaler.window
-        if window is not None and window.is_open:
-            return  # Another thread is running a backward.
-        if window is None or not window.reached:
-            self._new_steps.append(step)
-            if is_scaled:
-                step.begin(waits=window is not None and not scaler.active)
-            return
-        fresh = next(step.fresh(), None) if scaler.checks else None
-        if fresh is not None:
-            raise _not_scaled("scale_loss", *fresh)
 
     def _leave(self, windows: Sequence[Window]) -> None:
         """Leave a block that raises: its gradients are fresh again, so that no step takes them for scaled ones."""
@@ -537,8 +532,8 @@ class LossBlock(Block):
             self._arrays.append(array)
             if not is_scaled:
                 return array
-            self._losses.append(scaler.factors.multiply(path, array, scale))
-            return self._losses[-1].announcing_to(self)
+            self._losses.append(scaler.factors.multiply(path, array, scale, self))
+            return self._losses[-1].scaled
 
         scaled = map_losses(self._loss, multiply)
         if is_scaled and not scaler.has_checked_loss_heads:

@@ -16,6 +16,7 @@ import numpy as np
 from ..arrays import (
     MOST_ARRAYS,
     MOST_ELEMENTS,
+    all_to_float32,
     by_context,
     chunks,
     is_low_precision,
@@ -23,7 +24,6 @@ from ..arrays import (
     round_all,
     round_into,
     to_float32,
-    widen,
 )
 from .masters import Masters, changed_dtype
 
@@ -145,9 +145,9 @@ def update_part(optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) ->
     if not low_weights:
         _update_float32(optimizer, weights)
         return
-    weights_in_float32 = iter(_in_float32([each.weight for each in low_weights if each.master is None]))
+    weights_in_float32 = iter(all_to_float32([each.weight for each in low_weights if each.master is None]))
     masters = [next(weights_in_float32) if each.master is None else each.master for each in low_weights]
-    grads = _in_float32([each.grad for each in low_weights])
+    grads = all_to_float32([each.grad for each in low_weights])
     rows = zip(low_weights, masters, grads)
     in_float32 = {each.index: Weight(each.index, master, grad, each.state) for each, master, grad in rows}
     try:
@@ -166,13 +166,6 @@ def _round(masters: Sequence[mx.nd.NDArray], weights: Sequence[Weight]) -> None:
     for number, (master, each) in enumerate(zip(masters, weights)):
         if number not in together:
             round_into(master, each.weight)
-
-
-def _in_float32(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
-    """Return arrays in float32. Dense float16 arrays of a GPU are cast together, others one by one."""
-    fit = [k for k, each in enumerate(arrays) if on_gpu(each) and each.dtype == np.float16 and each.stype == "default"]
-    together = dict(zip(fit, widen([arrays[k] for k in fit]))) if fit else {}
-    return [together[k] if k in together else to_float32(each) for k, each in enumerate(arrays)]
 
 
 def _update_float32(optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> None:

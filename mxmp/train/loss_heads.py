@@ -116,14 +116,6 @@ class ScaledLoss:
     factor: Optional[mx.nd.NDArray]
     is_announced: bool = False
 
-    def announcing_to(self, block: Any) -> mx.nd.NDArray:
-        """Return the product as an array that tells a block of each ``backward``."""
-        kind: Any = _NumpyProduct if isinstance(self.scaled, mx.np.ndarray) else _Product
-        handle, self.scaled.handle = self.scaled.handle, None  # One array at any time owns the handle, and frees it.
-        product = kind(handle)
-        product.block, product.loss, self.scaled = weakref.ref(block), self, product
-        return product
-
     @property
     def reached(self) -> bool:
         """Whether a backward pass came through; ``autograd.grad`` counts where it frees the graph."""
@@ -139,18 +131,28 @@ class Factors:
         self._made: Dict[Tuple[Any, ...], List[mx.nd.NDArray]] = {}
         self._used: Dict[Tuple[Any, ...], int] = {}
 
-    def multiply(self, path: str, loss: mx.nd.NDArray, scale: float) -> ScaledLoss:
-        """Return a loss times the scale, recorded if the loss is. One operator forward, one backward."""
+    def multiply(self, path: str, loss: mx.nd.NDArray, scale: float, block: Any = None) -> ScaledLoss:
+        """Return a loss times the scale, recorded if the loss is. One operator forward, one backward.
+
+        If there is a block, the product tells it of each ``backward``.
+        """
         cast_loss = _cast_up(loss)
-        if not is_recorded(cast_loss):
-            return ScaledLoss(path, loss, cast_loss, cast_loss * scale, None)
-        factor = self._next(cast_loss, scale)
-        # Recorded outside of record() too, where the forward pass has ended already.
-        with autograd.record():
-            scaled = cast_loss * factor
-        factor._fresh_grad = False
-        scaled._fresh_grad = True
-        return ScaledLoss(path, loss, cast_loss, scaled, factor)
+        if is_recorded(cast_loss):
+            factor = self._next(cast_loss, scale)
+            # Recorded outside of record() too, where the forward pass has ended already.
+            with autograd.record():
+                scaled = cast_loss * factor
+            factor._fresh_grad = False
+            scaled._fresh_grad = True
+        else:
+            factor, scaled = None, cast_loss * scale
+        result = ScaledLoss(path, loss, cast_loss, scaled, factor)
+        if block is not None:
+            kind: Any = _NumpyProduct if isinstance(scaled, mx.np.ndarray) else _Product
+            handle, scaled.handle = scaled.handle, None  # One array at any time owns the handle, and frees it.
+            result.scaled = kind(handle)
+            result.scaled.block, result.scaled.loss = weakref.ref(block), result
+        return result
 
     def release(self) -> None:
         """Let the variables be used again: at the end of a step, whose graphs are freed."""
@@ -163,17 +165,15 @@ class Factors:
         key = like.ctx, np.dtype(like.dtype).name, shape, type(like)
         made, used = self._made.setdefault(key, []), self._used.get(key, 0)
         if used == len(made):
-            made.append(_variable(like, shape, scale))
+            with autograd.pause():
+                factor = mx.nd.full(shape, scale, ctx=like.ctx, dtype=like.dtype)
+                grad = mx.nd.empty(shape, like.ctx, like.dtype)
+            if isinstance(like, mx.np.ndarray):
+                factor, grad = factor.as_np_ndarray(), grad.as_np_ndarray()
+            autograd.mark_variables([factor], [grad])
+            made.append(factor)
         self._used[key] = used + 1
         return made[used]
-
-
-def _variable(like: mx.nd.NDArray, shape: Tuple[int, ...], scale: float) -> mx.nd.NDArray:
-    with autograd.pause():
-        pair = mx.nd.full(shape, scale, ctx=like.ctx, dtype=like.dtype), mx.nd.empty(shape, like.ctx, like.dtype)
-    value, grad = (each.as_np_ndarray() if isinstance(like, mx.np.ndarray) else each for each in pair)
-    autograd.mark_variables([value], [grad])
-    return value
 
 
 def map_losses(loss: Any, function: Callable[[str, mx.nd.NDArray], mx.nd.NDArray], path: str = "loss") -> Any:

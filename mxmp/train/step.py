@@ -14,9 +14,9 @@ import mxnet as mx
 
 from ..arrays import (
     all_finite,
+    all_to_float32,
     clip_coefficient,
     clip_in_place,
-    copies_in_float32,
     first_non_finite,
     flat,
     is_low_precision,
@@ -345,7 +345,7 @@ class Step(abc.ABC):
         """Show float32 copies of low precision gradients. Autograd still writes to the original arrays."""
         originals = {index: arrays for index, arrays in grads.items() if is_low_precision(arrays[0])}
         if originals:
-            widened = iter(copies_in_float32([grad for arrays in originals.values() for grad in arrays]))
+            widened = iter(all_to_float32([grad for arrays in originals.values() for grad in arrays]))
             copies = {index: [next(widened) for _ in arrays] for index, arrays in originals.items()}
             # Before the change, so that it is undone if it is interrupted.
             self.scaler.ensure_window().shown.append(Shown(self, originals, copies))

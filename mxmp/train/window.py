@@ -194,25 +194,14 @@ def join(windows: Sequence[Window]) -> None:
 # ------------------------------------------------------------------ blocks
 
 
-class Block:
-    """A block in which backward passes of scaled losses run.
-
-    Attributes:
-        windows: Those of all owners that step on the losses; empty while the block is not open.
-        thread: The number of its thread.
-        is_alone: Whether no other block of its windows was open with it, and no two of its backward passes at once.
-    """
-
-    windows: Sequence[Window] = ()
-    thread = 0
-    is_alone = True
-
-
 BLOCKS = Alive()
-"""The blocks of all threads. A block whose thread was interrupted goes with the last reference to it."""
+"""The `mxmp.gluon.gradients.LossBlock` objects that are open in any thread.
+
+A block whose thread was interrupted goes with the last reference to it.
+"""
 
 
-def open_blocks() -> List[Block]:
+def open_blocks() -> List[Any]:
     """Return the open blocks of all threads."""
     return [block for block in BLOCKS if block.windows]
 
