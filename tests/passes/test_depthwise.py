@@ -7,9 +7,9 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.processors import AMD, AMX, KINDS
 from mxmp.symbol import to_graph
-from tests.passes.graphs import converted, step, without_rounding
+from tests.passes.graphs import assert_same_steps, converted, on_cpu, operators, values_of, without_rounding
+from tests.processors import AMD, AMX, KINDS
 
 DATA = mx.sym.var("data")
 SHAPE = (2, 3, 8, 8)
@@ -59,25 +59,16 @@ STAYS = {
 @pytest.mark.parametrize("symbol", GROUPED.values(), ids=GROUPED)
 def test_outputs_and_gradients_are_those_of_the_depthwise_layer(symbol):
     result = converted(symbol, {"data": SHAPE}, "mixed_bfloat16")
-    after = result.on_cpu(trains=True)
-    channels = groups(symbol)[0]
+    after, channels = result.on_cpu(trains=True), groups(symbol)[0]
     assert groups(after) == [channels // 32] and groups(result.symbol) == [channels]  # what is reported and saved
-    assert after.list_arguments() == symbol.list_arguments()
     for batch in (2, 3):
-        arguments, _, states = symbol.infer_shape(data=(batch, *SHAPE[1:]))
-        random = np.random.RandomState(0)
-        values = {n: random.randn(*s).astype("float32") for n, s in zip(symbol.list_arguments(), arguments)}
-        running = {name: np.ones(each) for name, each in zip(symbol.list_auxiliary_states(), states)}
-        (expected, *_), gradients = step(symbol, {**values, **running}, wrt=values)
-        (output, *_), found = step(without_rounding(after), {**values, **running}, wrt=values)
-        for one, other in [(expected, output), *((gradients[name], found[name]) for name in gradients)]:
-            # A bias in front of a BatchNorm has a gradient of 0, and noise.
-            np.testing.assert_allclose(other, one, rtol=0, atol=max(2e-4 * np.abs(one).max(), 1e-4))
+        values = values_of(symbol, {"data": (batch, *SHAPE[1:])})
+        assert_same_steps(symbol, without_rounding(after), values, bound=2e-4)
 
 
 @pytest.mark.parametrize("symbol", STAYS.values(), ids=STAYS)
 def test_other_layers_stay(symbol):
-    assert groups(converted(symbol, {"data": SHAPE}, "mixed_bfloat16").on_cpu(trains=True)) == groups(symbol)
+    assert groups(on_cpu(symbol, {"data": SHAPE})) == groups(symbol)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -86,13 +77,13 @@ def test_only_amx_and_only_training_have_groups(kind, on_processor):
     result = converted(mobile(), {"data": SHAPE}, "mixed_bfloat16")
     found = groups(result.on_cpu(trains=True)) + groups(result.on_cpu()) + groups(result.on_cpu(trains=True, watched=True))
     assert found == [2 if kind == AMX else 64, 64, 64]
-    assert groups(converted(mobile(), {"data": SHAPE}, "O1").on_cpu(trains=True)) == [64]
+    assert groups(on_cpu(mobile(), {"data": SHAPE}, "O1")) == [64]
 
 
 def test_layers_of_as_many_channels_share_a_mask():
     symbol = block(conv(block(conv(mobile(), 64, num_group=1)), 64, num_group=64))
-    nodes = to_graph(converted(symbol, {"data": SHAPE}, "mixed_bfloat16").on_cpu(trains=True)).nodes
-    assert [node.op for node in nodes].count("_eye") == 1 and [node.op for node in nodes].count("batch_dot") == 2
+    found = operators(on_cpu(symbol, {"data": SHAPE}))
+    assert found.count("_eye") == 1 and found.count("batch_dot") == 2
 
 
 def net_of(seed=0):

@@ -1,12 +1,19 @@
 """Channels of zeros around convolutions in bfloat16; without them is the oracle, in float32."""
 
 import mxnet as mx
-import numpy as np
 import pytest
 
-from mxmp.processors import AMD, AMX
 from mxmp.symbol import to_graph
-from tests.passes.graphs import converted, step, without_rounding
+from tests.passes.graphs import (
+    assert_as_exact,
+    assert_same_steps,
+    channels,
+    converted,
+    step_of,
+    values_of,
+    without_rounding,
+)
+from tests.processors import AMD, AMX
 
 DATA = mx.sym.var("data")
 SHAPE = (2, 3, 12, 12)
@@ -84,26 +91,10 @@ SHORT = {
 }
 
 
-def channels(symbol):
-    return [int(node.get("num_filter")) for node in to_graph(symbol).nodes if node.op == "Convolution"]
-
-
 def require_same(symbol, after, shape):
     """Compare a step of training of two symbols, in float32, for two sizes of a batch."""
-    assert after.list_arguments() == symbol.list_arguments()
     for batch in (2, 5):
-        for one, other in zip(*steps_of([symbol, without_rounding(after)], (batch, *shape[1:]))):
-            np.testing.assert_allclose(other, one, rtol=0, atol=2e-5 * np.abs(one).max())
-
-
-def steps_of(symbols, shape):
-    """Return the first output and all gradients of a step of each symbol, on the same values."""
-    arguments, _, states = symbols[0].infer_shape(data=shape)
-    shapes = dict(zip(symbols[0].list_arguments(), arguments))
-    values = {name: np.random.RandomState(0).randn(*each).astype("float32") for name, each in shapes.items()}
-    running = {name: np.ones(each) for name, each in zip(symbols[0].list_auxiliary_states(), states)}
-    taken = [step(symbol, {**values, **running}, wrt=values) for symbol in symbols]
-    return [[outputs[0], *gradients.values()] for outputs, gradients in taken]
+        assert_same_steps(symbol, without_rounding(after), values_of(symbol, {"data": (batch, *shape[1:])}))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -130,13 +121,10 @@ def test_more_output_channels_change_neither_values_nor_gradients(symbol, shape,
 @pytest.mark.parametrize("name", [*PADDED, *LONGER])
 def test_in_native_bfloat16_it_is_as_exact_as_without(name):
     symbol, shape, *_ = {**PADDED, **LONGER}[name]
-    plain, padded = (
-        converted(symbol, {"data": shape}, "mixed_bfloat16").on_cpu(trains=True, watched=watched) for watched in (True, False)
-    )
-    assert len(to_graph(padded).nodes) > len(to_graph(plain).nodes)
-    for exact, without, found in zip(*steps_of([symbol, plain, padded], shape)):
-        error, bound = np.linalg.norm(found - exact), np.linalg.norm(without - exact)
-        assert error <= 1.25 * bound + 1e-6 * np.linalg.norm(exact)  # another order of sums rounds to other sides
+    plain, found = (on_cpu(symbol, shape, trains=True, watched=watched) for watched in (True, False))
+    assert len(to_graph(found).nodes) > len(to_graph(plain).nodes)
+    values = values_of(symbol, {"data": shape})
+    assert_as_exact(*(step_of(each, values) for each in (symbol, plain, found)), factor=1.25)  # sums in another order
 
 
 @pytest.mark.parametrize("symbol, shape", SHORT.values(), ids=SHORT)
