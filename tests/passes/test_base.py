@@ -8,11 +8,9 @@ from typing import ClassVar
 import pytest
 
 from mxmp import Policy
-from mxmp.graph import in_written_order
-from mxmp.passes import DropDropout, EraseCasts, InsertCasts, Pass, ScaleLoss, Sequential
+from mxmp.passes import DropDropout, EraseCasts, InsertCasts, Pass, ScaleLoss
 from mxmp.passes.fold import find_dropouts
 from tests.graph.text import from_text, to_text
-from tests.passes.graphs import with_facts
 
 GRAPH = from_text("x = null()\nd = dot(x, x)\nreturn d")
 
@@ -30,11 +28,6 @@ def test_modified_tells_whether_the_graph_changed():
     assert Rename("y")(GRAPH).modified
     same = Rename("d")(GRAPH)
     assert not same.modified and same.graph is GRAPH
-
-
-def test_sequential_runs_in_order():
-    passes = InsertCasts(Policy.parse("O1")), EraseCasts()
-    assert Sequential(passes[:1])(GRAPH).modified and not Sequential(passes)(GRAPH).modified
 
 
 CONV = "x = null()\nw = null()\nc = Convolution(x, w) {kernel: (3,3); no_bias: True; num_filter: 8}\n"
@@ -73,22 +66,3 @@ DROPPED = {
 def test_the_readers_of_a_dropout_read_what_it_read(text, after):
     begin = "x = null()\na = relu(x)\n"
     assert to_text(DropDropout()(from_text(begin + text)).graph) == begin + after
-
-
-TEXTS = {
-    "head renamed": "x = null()\nd = dot(x, x)\nreturn d",
-    "head also read": "x = null()\nd = dot(x, x)\nf = dot(d, d)\ne = exp(d)\nreturn d, f, e",
-    "user's casts stay": "x = null()\nc = Cast(x) {dtype: float16}\nd = dot(c, c)\nb = dot(x, x)\nreturn d, b",
-    "a user's cast comes later": "x = null()\nd = dot(x, x)\nc = Cast(x) {dtype: float16}\nb = dot(c, c)\nreturn d, b",
-    "a user's widening": "x = null() {__dtype__: 2}\nu = Cast(x) {dtype: float32}\nd = dot(u, u)\nreturn d",
-    "parameters": "x = null()\nw = null() {__dtype__: 0}\nu = null()\nd = dot(x, w)\nf = dot(d, u)\nreturn f",
-}
-
-
-@pytest.mark.parametrize("policy", ["O1", "O2", "O3", "mixed_bfloat16", "float16"])
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_erase_restores_the_graph(text, policy):
-    graph, facts = with_facts(text, params="wu")
-    mixed = InsertCasts(Policy.parse(policy), facts)(graph)
-    assert mixed.modified or "dot" not in text or policy == "mixed_bfloat16"  # dot has no bfloat16 kernel
-    assert in_written_order(EraseCasts()(mixed.graph).graph) == in_written_order(graph)

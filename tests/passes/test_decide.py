@@ -8,11 +8,9 @@ import pytest
 from mxmp import Policy
 from mxmp.graph import Entry, Node
 from mxmp.passes import Facts, classify, make_plan
-from mxmp.passes.dataflow import last_layer
 from mxmp.passes.decide import FLOAT32, FREE, KEEP, LOW
 from mxmp.passes.sizes import depends_on_shapes, find_sizes, shape_outcome
 from mxmp.symbol import infer_facts, to_graph
-from symbols import get_symbol
 from tests.graph.text import from_text
 from tests.passes.graphs import with_facts
 
@@ -141,17 +139,6 @@ def test_overrides_and_regions_overrule_the_last_layer(changes):
     policy = Policy.parse("O1", last_layer_fp32=True, **changes)
     found = decisions_of(f"net_d = dot(x, x){region}\nr = relu(net_d)\nreturn r", policy)
     assert (found["net_d"].label, found["r"].label) == (LOW, FLOAT32)
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_the_last_layer_of_a_detector_is_its_prediction_heads(train):
-    """Its default boxes come from the feature maps too, but from their shapes alone."""
-    graph = to_graph(get_symbol("ssd300_vgg16", train=train))
-    found = [graph.nodes[i] for i in last_layer(graph)]
-    maps = ["conv4_3", "fc7", "extra1", "extra2", "extra3", "extra4"]
-    convolutions = {node.name for node in found if node.op == "Convolution"}
-    assert convolutions == {f"{name}_{head}" for name in maps for head in ("cls", "loc")}
-    assert {f"{name}_anchors" for name in maps} < {node.name for node in found}
 
 
 def test_equal_outcomes_of_shapes_are_equal_verdicts():

@@ -4,10 +4,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mxmp import Policy
-from mxmp.processors import AMD, AMX, KINDS
-from mxmp.symbol import convert_model, to_graph
-from tests.passes.graphs import without_rounding
+from mxmp.symbol import convert_model
+from tests.passes.graphs import channels, operators, without_rounding
+from tests.processors import AMD, AMX, KINDS
+from tests.symbol.inference_networks import fill, run
 
 DATA = mx.sym.var("data")
 WEIGHT = mx.sym.var("w")
@@ -50,38 +50,24 @@ def head(data, channels):
     return mx.sym.Flatten(mx.sym.Pooling(scores, kernel=(8, 8), global_pool=True, pool_type="avg"))
 
 
-def params_of(symbol, shape, seed=0):
-    random = np.random.RandomState(seed)
-    args, _, states = symbol.infer_shape(data=shape)
-    arrays = {n: random.uniform(-0.5, 0.5, s).astype("float32") for n, s in zip(symbol.list_arguments(), args) if n != "data"}
-    arrays = {n: np.abs(v) + 0.5 if n.endswith("gamma") and seed == 0 else v for n, v in arrays.items()}
-    aux = {n: random.uniform(0.5, 1.5, s).astype("float32") for n, s in zip(symbol.list_auxiliary_states(), states)}
-    return tuple({name: mx.nd.array(value) for name, value in each.items()} for each in (arrays, aux))
+def infer(symbol, policy="mixed_bfloat16"):
+    return convert(fill(symbol, {"data": BIG}), policy)
 
 
-def run(symbol, args, aux, data):
-    """Return the outputs without MXNet's subgraph backend, which takes a relu into a layer that is an output too."""
-    given = {**args, **aux, "data": mx.nd.array(data)}
-    outputs = mx.nd.CachedOp(symbol)(*(given[name] for name in symbol.list_inputs()))
-    return [output.asnumpy() for output in (outputs if isinstance(outputs, list) else [outputs])]
+def convert(network, policy="mixed_bfloat16"):
+    return convert_model(network.symbol, *network.params(), policy, network.shapes, for_inference=True)
 
 
-def infer(symbol, shape, policy="mixed_bfloat16"):
-    return convert_model(symbol, *params_of(symbol, shape), policy, {"data": shape}, for_inference=True)
+def require_same(symbol, model):
+    require_same_network(fill(symbol, {"data": BIG}), model)
 
 
-def channels(model):
-    return [int(node.get("num_filter")) for node in to_graph(model.symbol).nodes if node.op == "Convolution"]
-
-
-def require_same(symbol, model, shape, data=None):
+def require_same_network(network, model):
     """Compare what a model gives with its network in float32, by casts that round nothing."""
-    data = np.random.RandomState(1).uniform(-1, 1, shape) if data is None else data
-    expected = run(symbol, *params_of(symbol, shape), data)
-    found = run(without_rounding(model.symbol), model.arg_params, model.aux_params, data)
-    assert model.symbol.list_outputs() == symbol.list_outputs()
-    for one, other in zip(expected, found):
-        np.testing.assert_allclose(other, one, rtol=0, atol=2e-5 * np.nanmax(np.abs(one)), equal_nan=True)
+    found = run(without_rounding(model.symbol), network.inputs, model.arg_params, model.aux_params)
+    assert model.symbol.list_outputs() == network.symbol.list_outputs()
+    for one, other in zip(network.run(), found):
+        np.testing.assert_allclose(other, one, rtol=0, atol=2e-5 * np.nanmax(np.abs(one), initial=1), equal_nan=True)
 
 
 # Networks, and the channels that their convolutions have with AMX and on an EPYC.
@@ -124,32 +110,24 @@ STAYS = {
 @pytest.mark.parametrize("symbol, with_amx, with_amd", NETWORKS.values(), ids=NETWORKS)
 def test_layers_have_the_channels_that_are_fast_and_the_same_values(symbol, with_amx, with_amd, kind, on_processor):
     on_processor(kind)
-    model = infer(symbol, BIG)
+    model = infer(symbol)
     expected = with_amx if kind == AMX else with_amd
-    assert channels(model) == expected
-    assert bool(model.padded) == (expected != [int(n.get("num_filter")) for n in to_graph(symbol).nodes if n.op == "Convolution"])
-    require_same(symbol, model, BIG)
+    assert channels(model.symbol) == expected
+    assert bool(model.padded) == (expected != channels(symbol))
+    require_same(symbol, model)
 
 
 @pytest.mark.parametrize("symbol", STAYS.values(), ids=STAYS)
 def test_what_cannot_carry_zeros_stays(symbol, on_processor):
     on_processor(AMX)
-    model = infer(symbol, BIG)
-    assert not model.padded and channels(model) == [int(n.get("num_filter")) for n in to_graph(symbol).nodes if n.op == "Convolution"]
-    require_same(symbol, model, BIG)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "O1", "float32"])
-def test_only_bfloat16_on_a_kind_that_gains_is_padded(kind, policy, on_processor):
-    on_processor(kind)
-    padded = infer(NETWORKS["depthwise"][0], BIG, policy).padded
-    assert bool(padded) == (policy == "mixed_bfloat16" and kind in (AMX, AMD))
+    model = infer(symbol)
+    assert not model.padded and channels(model.symbol) == channels(symbol)
+    require_same(symbol, model)
 
 
 def test_the_report_says_so_and_counts_the_bytes(on_processor):
     on_processor(AMX)
-    model = infer(NETWORKS["read by a window"][0], BIG)
+    model = infer(NETWORKS["read by a window"][0])
     (note,) = model.report.notes
     assert note.startswith("1 layers have channels of zeros, as 'convolution")
     assert model.param_bytes[1] > model.param_bytes[0]
@@ -158,19 +136,21 @@ def test_the_report_says_so_and_counts_the_bytes(on_processor):
 def test_what_is_exported_is_final(on_processor, tmp_path):
     on_processor(AMX)
     symbol = NETWORKS["concat"][0]
-    model = infer(symbol, BIG)
+    model = infer(symbol)
     for policy in ("float32", "mixed_bfloat16", "O2"):
         again = convert_model(*model, policy, {"data": BIG}, for_inference=True)
-        assert channels(again) == channels(model) and not again.padded
+        assert channels(again.symbol) == channels(model.symbol) and not again.padded
 
 
 def test_a_flattened_head_is_right_for_images_of_other_sizes(on_processor):
     on_processor(AMX)
     scores = conv(DATA, 100, name="scores")
     symbol = mx.sym.Flatten(mx.sym.Pooling(scores, kernel=(8, 8), stride=(8, 8), pool_type="avg"))
-    model = infer(symbol, BIG)
-    assert channels(model) == [112]
-    require_same(symbol, model, (2, 64, 16, 16))
+    network = fill(symbol, {"data": BIG})
+    model = convert(network)
+    assert channels(model.symbol) == [112]
+    large = np.random.RandomState(1).uniform(-1, 1, (2, 64, 16, 16)).astype("float32")
+    require_same_network(network._replace(inputs={"data": large}), model)
 
 
 def test_sums_behind_one_another_have_one_number_of_channels(on_processor):
@@ -178,7 +158,7 @@ def test_sums_behind_one_another_have_one_number_of_channels(on_processor):
     tensor = conv(DATA, 40, 1)
     for _ in range(1500):
         tensor = sums(tensor, tensor)
-    assert channels(infer(last(conv(tensor, 64)), BIG)) == [64, 64]
+    assert channels(infer(last(conv(tensor, 64))).symbol) == [64, 64]
 
 
 def test_a_slice_beyond_the_channels_keeps_its_values(on_processor):
@@ -186,7 +166,7 @@ def test_a_slice_beyond_the_channels_keeps_its_values(on_processor):
     cut = mx.sym.slice(relu(conv(DATA, 40)), begin=(None, 8), end=(None, 99))
     rows = mx.sym.slice(mx.sym.FullyConnected(DATA, num_hidden=40), begin=(None, 8), end=(None, 99))
     for symbol in (last(conv(cut, 64)), last(rows)):
-        require_same(symbol, infer(symbol, BIG), BIG)
+        require_same(symbol, infer(symbol))
 
 
 # ------------------------------------------------------------------ 1 x 1 and 3 x 3 as one
@@ -225,23 +205,17 @@ APART = {
 @pytest.mark.parametrize("symbol, expected", MERGED.values(), ids=MERGED)
 def test_a_window_takes_in_the_pixels_beside_it(symbol, expected, on_processor):
     on_processor(AMX)
-    model = infer(symbol, BIG)
-    assert channels(model) == expected and "Concat" not in [node.op for node in to_graph(model.symbol).nodes]
-    require_same(symbol, model, BIG)
+    model = infer(symbol)
+    assert channels(model.symbol) == expected and "Concat" not in operators(model.symbol)
+    require_same(symbol, model)
 
 
 @pytest.mark.parametrize("symbol", APART.values(), ids=APART)
 def test_what_is_not_alike_stays_apart(symbol, on_processor):
     on_processor(AMX)
-    model = infer(symbol, BIG)
-    assert "Concat" in [node.op for node in to_graph(model.symbol).nodes]
-    require_same(symbol, model, BIG)
-
-
-def test_only_amx_merges(on_processor):
-    for kind in KINDS:
-        on_processor(kind)
-        assert (channels(infer(MERGED["relus"][0], BIG)) == [32, 128]) == (kind == AMX)
+    model = infer(symbol)
+    assert "Concat" in operators(model.symbol)
+    require_same(symbol, model)
 
 
 # ------------------------------------------------------------------ BatchNorm and relu
@@ -274,45 +248,41 @@ LEFT = {
 @pytest.mark.parametrize("symbol", NORMS.values(), ids=NORMS)
 def test_a_norm_with_relu_is_a_depthwise_convolution(symbol, on_processor):
     on_processor(AMX)
-    model = infer(symbol, BIG)
-    assert "BatchNorm" not in [node.op for node in to_graph(model.symbol).nodes]
+    model = infer(symbol)
+    assert "BatchNorm" not in operators(model.symbol)
     assert [row.precision for row in model.report.rows if row.op == "BatchNorm"] == ["folded"]
-    require_same(symbol, model, BIG)
+    require_same(symbol, model)
 
 
 @pytest.mark.parametrize("symbol", LEFT.values(), ids=LEFT)
 def test_other_norms_stay(symbol, on_processor):
     on_processor(AMX)
-    model = infer(symbol, BIG)
-    assert "BatchNorm" in [node.op for node in to_graph(model.symbol).nodes]
-    require_same(symbol, model, BIG)
+    model = infer(symbol)
+    assert "BatchNorm" in operators(model.symbol)
+    require_same(symbol, model)
 
 
 @pytest.mark.parametrize("gamma", [0.0, -2.0, 1e-30, 1e30, np.nan], ids=str)
 def test_factors_of_every_kind_keep_their_values(gamma, on_processor):
     on_processor(AMX)
-    symbol = NORMS["pooling"]
-    args, aux = params_of(symbol, BIG)
-    args["norm_gamma"][3] = gamma
-    model = convert_model(symbol, args, aux, "mixed_bfloat16", {"data": BIG}, for_inference=True)
-    assert ("BatchNorm" in [node.op for node in to_graph(model.symbol).nodes]) == np.isnan(gamma)
-    data = np.random.RandomState(1).uniform(-1, 1, BIG)
-    (expected,), (found,) = run(symbol, args, aux, data), run(without_rounding(model.symbol), model.arg_params, model.aux_params, data)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.nanmax(np.abs(expected), initial=1), equal_nan=True)
+    network = fill(NORMS["pooling"], {"data": BIG})
+    network.args["norm_gamma"][3] = gamma
+    model = convert(network)
+    assert ("BatchNorm" in operators(model.symbol)) == np.isnan(gamma)
+    require_same_network(network, model)
 
 
-def test_only_amx_writes_norms(on_processor):
-    for kind in KINDS:
-        on_processor(kind)
-        left = "BatchNorm" in [node.op for node in to_graph(infer(NORMS["concat"], BIG).symbol).nodes]
-        assert left == (kind != AMX)
-    on_processor(AMX)
-    assert "BatchNorm" in [node.op for node in to_graph(infer(NORMS["concat"], BIG, "O1").symbol).nodes]
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "O1", "float32"])
+def test_only_bfloat16_on_a_kind_that_gains_is_padded_and_only_amx_merges_and_writes_norms(kind, policy, on_processor):
+    on_processor(kind)
+    low = policy == "mixed_bfloat16"
+    assert bool(infer(NETWORKS["depthwise"][0], policy=policy).padded) == (low and kind in (AMX, AMD))
+    assert (channels(infer(MERGED["relus"][0], policy=policy).symbol) == [32, 128]) == (low and kind == AMX)
+    assert ("BatchNorm" in operators(infer(NORMS["concat"], policy=policy).symbol)) != (low and kind == AMX)
 
 
 def test_a_norm_that_an_override_keeps_in_float32_stays(on_processor):
     on_processor(AMX)
-    policy = Policy.parse("mixed_bfloat16").replace(names={"norm": "float32"})
-    model = infer(NORMS["pooling"], BIG, policy)
-    assert "BatchNorm" in [node.op for node in to_graph(model.symbol).nodes]
-    require_same(NORMS["pooling"], model, BIG)
+    model = infer(NORMS["pooling"], policy="mixed_bfloat16,name:norm=float32")
+    assert "BatchNorm" in operators(model.symbol)

@@ -99,6 +99,7 @@ CHANGES = {
 
 CHANGES.update({
     "attribute of no characters": ("fc", lambda g, n: n["attrs"].update(num_hidden="\ud800"), "MXNet cannot load it"),
+    "variable with inputs": ("x", lambda g, n: n.update(inputs=[[0, 0, 0]]), "'x' (null): a variable cannot have inputs"),
     "no version": ("fc", lambda g, n: g["attrs"].update(mxnet_version=["int", 2**31 - 1]), "found the version 2147483647 of MXNet"),
     "an attribute that is explained at length": ("bn", lambda g, n: n["attrs"].update(kernel="3"), "Cannot find argument 'kernel'"),
     "a long operator": ("fc", lambda g, n: n.update(op="a" * 5000), "no operator 'aaa"),
