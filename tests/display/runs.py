@@ -2,19 +2,10 @@
 
 import math
 
-from mxmp.display import Section
-from mxmp.display.page import fragment
-from mxmp.passes.decide import Reason
-from mxmp.report import Cast, Report, Row, Run
-from mxmp.report.comparison import Comparison, NodeComparison, OutputComparison
-from mxmp.report.gradients import Gradients, Magnitudes
-from mxmp.report.run import Steps
+from mxmp.diagnose import Comparison, Gradients, Magnitudes, NodeComparison, OutputComparison, Run, Steps
+from mxmp.report import Cast, Reason, Report, Row
 
 HOSTILE = "<script>window.broken = true</script>\"'&<img src=x onerror=alert(1)>"
-
-
-def drawn(*blocks):
-    return fragment("t", [Section("s", blocks)])
 
 
 def row(name, op="Convolution", precision="float16", casts=(), inputs=(), reason="allow", kinds=(Reason.ALLOW,)):

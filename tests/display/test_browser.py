@@ -2,9 +2,8 @@
 
 import pytest
 
-from mxmp.display.page import fragment
 from tests.display import browser as browsers
-from tests.display.runs import HOSTILE, whole
+from tests.display.runs import HOSTILE, compare, whole
 
 pytestmark = pytest.mark.slow
 
@@ -12,7 +11,7 @@ OPERATORS = "Operators, in the order in which they run"
 GRADIENTS = "Gradients by layer"
 ERRORS = "Errors by layer"
 OVERFLOWS = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-WIDTHS = (360, 414, 480, 600, 640, 768, 834, 959, 960, 1000, 1024, 1100, 1280, 1440)
+WIDTHS = (360, 480, 640, 834, 959, 960, 1100, 1440)
 LINEAR = "const linear = c => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4 };"
 
 
@@ -54,7 +53,7 @@ def opened(chromium, file):
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
     path = tmp_path_factory.mktemp("pages") / "notebook.html"
-    cells = fragment("A report", whole()._sections()[-1:]) * 2
+    cells = compare()._repr_html_() * 2
     path.write_text(f"<!DOCTYPE html><meta charset='utf-8'><h1>Mine</h1><table><tr><td>mine</table>{cells}")
     return path
 

@@ -9,7 +9,7 @@ import pytest
 from mxmp.display import Histogram, Line, Lines
 from mxmp.display.charts import RANGES
 from mxmp.dtypes import limits
-from tests.display.runs import drawn
+from tests.display.drawn import drawn
 
 SVG = re.compile(r"<svg.*?</svg>", re.DOTALL)
 NAN, INF = float("nan"), float("inf")

@@ -10,7 +10,7 @@ import pytest
 from mxmp.display import Network
 from mxmp.display.network import group, layered, read_positions
 from mxmp.report import Cast, Row
-from tests.display.runs import drawn as html
+from tests.display.drawn import drawn as html
 
 SVG = re.compile(r"<svg.*?</svg>", re.DOTALL)
 BOX, GAP = 100.0, 10.0

@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mxmp.display import Column, Facts, Figures, Notes, Section, Table, figure, share, size
+from mxmp.display import Column, Facts, Figures, Notes, Section, Table
 from mxmp.display.page import fragment, page
-from tests.display.runs import HOSTILE, drawn, whole
+from tests.display.drawn import drawn
+from tests.display.runs import HOSTILE, whole
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,15 +101,3 @@ def test_columns_without_a_value_are_left_out_and_the_first_stays():
     table = Table("t", [Column(""), Column("empty"), Column("some", "number")], [("", "", None), ("", None, 1)])
     assert re.findall(r'<th scope="col" class="(\w+)"', drawn(table)) == ["text", "number"]
     assert re.findall(r'<th scope="col" class="(\w+)"', drawn(Table("t", table.columns, []))) == ["text", "text", "number"]
-
-
-@pytest.mark.parametrize(
-    "write, value, text",
-    [
-        *((figure, value, text) for value, text in [(999_999, "999,999"), (1234.5, "1,234"), (1e6, "1e+06"), (0.0, "0"), (-0.00123, "-0.00123"), (-math.inf, "−∞"), (2**62, f"{2**62:,}")]),
-        *((share, value, text) for value, text in [(1, "100 %"), (None, "–"), (math.inf, "∞")]),
-        *((size, value, text) for value, text in [(0, "0 bytes"), (999, "999 bytes"), (1.5e13, "15 TB"), (None, "–")]),
-    ],
-)
-def test_numbers_are_written_as_they_are_read(write, value, text):
-    assert write(value) == text

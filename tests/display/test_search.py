@@ -23,15 +23,7 @@ html_js_files = ["search.js"]
 QUERIES = {
     "AMX freeze not faster": "questions.html#amx-is-on-and-freeze-is-not-faster-why",
     "weight decay": "questions.html#learning-rate-weight-decay-and-adam-s-epsilon-in-float16-do-i-change-them",
-    "does my loss need a cast": "questions.html#does-my-own-loss-need-a-cast-to-float32",
-    "CustomOp O1": "questions.html#what-happens-to-a-customop-under-o1",
-    "evaluate in float32": "questions.html#how-do-i-evaluate-in-float32",
-    "net(x) outside of record": "questions.html#in-which-precision-does-net-x-run-outside-of-autograd-record",
-    "convert before or after hybridize": "questions.html#do-i-convert-before-or-after-hybridize-initialize-and-load-parameters",
     "tensor cores used": "questions.html#how-do-i-see-on-a-gpu-whether-tensor-cores-are-used",
-    "O2 memory": "questions.html#does-o2-save-memory",
-    "gluoncv version": "questions.html#which-versions-of-gluoncv-onnx-horovod-and-others-work",
-    "first iteration slow": "questions.html#why-is-the-first-iteration-slow-and-why-does-memory-grow-with-each-shape",
     "mxmp.errors.UnscaledLossError: step: the loss of this step was not scaled, but the loss scale is 256.0.": "errors.html#the-loss-of-this-step-was-not-scaled",
     "ConvertError: block 'mine_' (HybridSequential) is not converted; call convert first.": "errors.html#is-not-converted-call-convert-first",
 }

@@ -5,11 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mxmp import Policy
-from mxmp.display import terminal
 from mxmp.passes import Facts, InsertCasts, make_plan
-from mxmp.passes.decide import Reason
-from mxmp.report import Report, Row, legend, make_report, merge, operator_table
-from mxmp.report.doctor import DoctorReport, Finding
+from mxmp.report import Reason, Report, Row, legend, make_report, merge, operator_table
 from mxmp.symbol import convert_graph
 from tests.graph.text import from_text
 from tests.passes.graphs import with_facts
@@ -162,11 +159,3 @@ def test_a_narrow_table_has_the_same_in_fewer_columns():
     assert (len(wide.columns), len(narrow.columns)) == (5, 3)
     assert [str(cell) for cell in narrow.columns[0].cells] == ["d\n  dot", "s\n  softmax", "c\n  Custom"]
     assert [str(cell) for cell in narrow.columns[1].cells][0] == "float16\n  allow"
-
-
-@pytest.mark.parametrize("width", [80, 100])
-def test_a_terminal_breaks_no_name_of_the_doctor(width):
-    name = "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION"
-    finding = Finding(name, "not set, which is 0", None, "Set it to 1 for LSTM, GRU and RNN layers: they stay in float32.")
-    lines = terminal.text(DoctorReport("O1", "float16", (), "Use float32.", (finding,)), width).splitlines()
-    assert any(name in line for line in lines) and max(map(len, lines)) <= width

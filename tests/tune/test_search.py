@@ -14,10 +14,9 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.errors import TuneError
-from mxmp.policy import pattern_of
 from mxmp.symbol import ConvertedModel, convert_model
 from mxmp.tune import SearchResult, search
-from mxmp.tune.accuracy import with_names
+from tests.diagnose.nets import state
 from tests.tune.networks import FAILING, chain, error_of, function, make_module
 
 TOLERANCE = 0.01
@@ -170,14 +169,6 @@ def squares(prefix="net_", layer=nn.Dense):
 
 def find(net, evaluate, policy="O2"):
     return search(net, evaluate, 0.01, policy, higher_is_better=False)
-
-
-def state(net):
-    """Return all that a search may not change: values and gradients, the arrays that hold them, how the net is shown."""
-    params = net.collect_params().values()
-    values = [(id(p.data()), p.data().asnumpy().tobytes(), str(p.dtype)) for p in params]
-    gradients = [p.grad().asnumpy().tobytes() for p in params if p.grad_req != "null"]
-    return values, gradients, repr(net), len(net._forward_pre_hooks)
 
 
 def train(net, data):
@@ -407,16 +398,3 @@ def test_a_folded_model_needs_what_it_needs_itself():
         return set(search((symbol, args, aux), evaluate, 0.02, "O2", **options).kept)
 
     assert (kept(folded=True), kept(folded=False)) == ({"squares", "scaled"}, {"conv", "norm", "squares", "scaled"})
-
-
-NAMES = ["fc", "fc[1]", "a*b", "why?", "a,b", "a=b", " padded ", "[", "x]y", "a[!b]c", "tab\t"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_pattern_matches_its_name_alone_unless_it_cannot_be_written(name):
-    policy = mxmp.Policy.parse(str(with_names(mxmp.Policy.parse("O2"), [pattern_of(name)])))
-    assert policy.override("Convolution", name)[0] == "float32"
-    others = {other for other in [*NAMES, "fcc", "fc1", "aab", "whyy", "abc"] if policy.override("", other)} - {name}
-    assert not others or any(character in name for character in ",= ") or name != name.strip()
-    kept = with_names(mxmp.Policy.parse("O2,name:a=float16,op:softmax=float16"), ["b"])
-    assert kept == mxmp.Policy.parse("O2,name:a=float16,name:b=float32,op:softmax=float16")

@@ -1,6 +1,4 @@
-"""compare_speed: what is timed, on a clock that is told and on the real one; the network stays as it is."""
-
-import json
+"""compare_speed: what runs, in inference and training, of which networks and batches; the network stays as it is."""
 
 import mxnet as mx
 import numpy as np
@@ -9,75 +7,15 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
 import mxmp
-from mxmp.processors import NO_BFLOAT16
-from mxmp.tune import PolicySpeed, SpeedComparison, compare_speed
-from mxmp.tune import speed as module
-from tests.cli.checkpoints import table
+from mxmp.tune import compare_speed
+from tests.diagnose.nets import state
 from tests.freeze import freeze as frozen_values
+from tests.processors import NO_BFLOAT16
 from tests.tune.networks import WithMask, classifier, convnet, imported, make_module
 
 IMAGES, LABELS = mx.nd.random.uniform(shape=(2, 3, 8, 8)), mx.nd.array([0, 1])
 SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss()
 SHORT = {"seconds": 1e-3, "progress": False}
-
-
-@pytest.fixture
-def told(monkeypatch):
-    """Return a function that has the laps of policies, in their order, take seconds that are told."""
-
-    def tell(*seconds):
-        laps = iter(seconds)
-
-        def lap_of(watch, run):
-            mine = next(laps)
-            return lambda: mine
-
-        monkeypatch.setattr(module.Stopwatch, "lap_of", lap_of)
-
-    return tell
-
-
-# ------------------------------------------------------------------ times
-
-
-def test_times_are_medians_relative_to_the_first_policy(told):
-    told(2.0, 1.0, 4.0, 2.0, 1.5)
-    found = compare_speed(convnet(), [IMAGES], ["float32", "O1", "O2", "O2,output=float16", "auto"], **SHORT)
-    assert [(row.policy, row.seconds, row.ratio, row.verdict) for row in found.rows] == [
-        ("float32", 2.0, 1.0, ""),
-        ("O1", 1.0, 0.5, "faster"),
-        ("O2", 4.0, 2.0, "slower"),
-        ("O2,output=float16", 2.0, 1.0, "within the noise"),
-        ("auto", 1.5, 0.75, "faster"),
-    ]
-    assert [row.emulated for row in found.rows] == [False, True, True, True, False]
-    assert all(len(row.times) == len(found.rows[0].times) >= 5 and row.spread == 0 for row in found.rows)
-    assert found.fastest == "O1" and not found.training
-    assert [row[0] for row in table(str(found))][:4] == ["policy", "float32", "O1 (emulated)", "O2 (emulated)"]
-    assert any("float16 is emulated" in note for note in found.notes) and "'auto' takes" in str(found)
-
-
-@pytest.mark.parametrize("seconds, fastest", [((1.0, 0.97), "float32"), ((1.0, 0.5), "O1"), ((1.0, 2.0), "float32")])
-def test_the_fastest_is_faster_by_more_than_the_noise_or_it_is_the_first(seconds, fastest, told):
-    told(*seconds)
-    assert compare_speed(convnet(), [IMAGES], ["float32", "O1"], **SHORT).fastest == fastest
-
-
-def test_a_policy_as_a_value_is_named_by_its_text(told):
-    told(1.0, 0.5)
-    policy = mxmp.Policy.parse("O1", ops={"BatchNorm": "float32"})
-    found = compare_speed(convnet(), [IMAGES], ["float32", policy], **SHORT)
-    assert mxmp.Policy.parse(found.fastest) == policy
-
-
-def test_a_comparison_is_json_a_table_and_a_chart(told):
-    told(1.0, 0.5)
-    found = compare_speed(convnet(), [IMAGES], ["float32", "O1"], **SHORT)
-    assert SpeedComparison.from_json(found.to_json()) == found and json.loads(found.to_json())["record"] == "speed comparison"
-    assert "Milliseconds by round" in found.to_html() and "<svg" in found.to_html()
-    rows = (PolicySpeed("float32", 1.0, 0.2, 1.0, "", (1.0, 2.0)), PolicySpeed("bfloat16", failure="no kernel"))
-    text = str(SpeedComparison(True, rows, "Some processor", "AMX", False, ("End other programs.",)))
-    assert "does not run: no kernel" in text and "Some processor (AMX; AMX off)" in text and "End other programs." in text
 
 
 def test_the_real_clock_runs_and_the_processor_is_told(on_processor):
@@ -87,12 +25,6 @@ def test_the_real_clock_runs_and_the_processor_is_told(on_processor):
     assert (found.kind, found.amx) == ("no bfloat16", False) and "'auto' takes float32" in found.notes[0]
     row = compare_speed(convnet(), [IMAGES], ["float32", "mixed_bfloat16"], **SHORT).rows[1]
     assert row.seconds is row.ratio is None and "bfloat16" in row.failure and row.verdict == ""
-
-
-def test_the_policies_unless_given_are_those_that_the_processor_runs(monkeypatch, told):
-    monkeypatch.setattr(module, "runs_bfloat16", lambda: True)
-    assert list(module._named(None, mx.cpu())[0]) == ["float32", "mixed_bfloat16", "bfloat16"]
-    assert list(module._named(None, mx.gpu())[0]) == ["float32", "O1", "O2"]
 
 
 # ------------------------------------------------------------------ what runs
@@ -113,13 +45,6 @@ class Counted(mx.optimizer.SGD):
 mx.optimizer.Optimizer.register(Counted)
 
 
-def state_of(net):
-    """Return all that is seen of a net: classes, parameters and the gradients of those that have one."""
-    params = net.collect_params().values()
-    grads = [param.grad() for param in params if param.grad_req != "null"]
-    return type(net), sorted(vars(net)), frozen_values([[param.data() for param in params], grads])
-
-
 @pytest.mark.parametrize("loss", [None, SOFTMAX], ids=["inference", "training"])
 @pytest.mark.parametrize("policy", [None, "O2"])
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -131,9 +56,9 @@ def test_copies_of_a_net_run_and_the_net_stays(hybrid, policy, loss):
         mxmp.gluon.convert(net, policy)
     with autograd.record():
         net(IMAGES).sum().backward()
-    before = state_of(net)
+    before = state(net)
     found = compare_speed(net, [(IMAGES, LABELS)], ["float32", "O1", "O2"], loss, **SHORT)
-    assert state_of(net) == before and found.training == (loss is not None) and all(row.seconds for row in found.rows)
+    assert state(net) == before and found.training == (loss is not None) and all(row.seconds for row in found.rows)
 
 
 @pytest.mark.parametrize("loss", [None, SOFTMAX], ids=["inference", "training"])
@@ -142,24 +67,6 @@ def test_a_caller_may_be_recording(loss):
         found = compare_speed(convnet(), [(IMAGES, LABELS)], ["float32", "O1"], loss, **SHORT)
         assert autograd.is_recording()
     assert all(row.seconds for row in found.rows)
-
-
-def test_inference_is_that_of_the_frozen_network(monkeypatch):
-    blocks, freeze = [], mxmp.gluon.freeze
-
-    def kept(*args, **kwargs):
-        blocks.append(freeze(*args, **kwargs))
-        return blocks[-1]
-
-    monkeypatch.setattr(module, "freeze", kept)
-    net = convnet()
-    net(IMAGES)
-    mxmp.gluon.convert(net, "O2")
-    compare_speed(net, [IMAGES], ["float32", "O1"], **SHORT)
-    compare_speed(make_module(), [{"data": IMAGES}], ["float32", "O1"], **SHORT)
-    assert len(blocks) == 4
-    for block in blocks:
-        assert "BatchNorm" not in {row.op for row in mxmp.gluon.report(block).rows if row.precision != "folded"}
 
 
 def test_training_makes_whole_steps_which_change_no_weight():
@@ -250,16 +157,6 @@ def test_a_net_whose_shapes_are_not_known_yet_and_one_on_two_contexts_run():
     for loss in (None, gluon.loss.L2Loss()):
         assert all(row.seconds for row in compare_speed(net, [batch], ["float32", "O1", "O2"], loss, **SHORT).rows)
     assert net[0].weight.shape == (3, 0)  # the copies alone were called
-
-
-def test_nets_of_numpy_arrays_run():
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        net = nn.HybridSequential()
-        net.add(nn.Dense(3, in_units=4), nn.Dense(2, in_units=3))
-        net.initialize()
-        batch = mx.np.ones((2, 4)), mx.np.ones((2, 2))
-        for loss in (None, gluon.loss.L2Loss()):
-            assert all(row.seconds for row in compare_speed(net, [batch], ["float32", "O1"], loss, **SHORT).rows)
 
 
 def test_progress_is_shown_on_a_terminal(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""Whether a policy is within a tolerance: what counts as that, what is measured once, what is no metric."""
+"""Whether a policy is within a tolerance: what counts as that, what is measured once; and the policies that are tried."""
 
 import itertools
 import math
@@ -10,8 +10,10 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.errors import ConvertError, NonFiniteLossError
+from mxmp.policy import pattern_of
 from mxmp.tune import search
-from mxmp.tune.accuracy import Tolerance
+from mxmp.tune.accuracy import Tolerance, with_names
+from tests.processors import NO_BFLOAT16
 from tests.tune.networks import chain, dense
 
 DATA = mx.nd.ones((2, 4))
@@ -80,7 +82,23 @@ def test_a_loss_that_is_not_finite_in_low_precision_is_out_of_tolerance():
         lambda: search(dense(), gives(1.0), 0.1, "mixed_bfloat16"),
     ],
 )
-def test_bfloat16_is_refused_where_mxnet_runs_none(ask, monkeypatch):
-    monkeypatch.setattr("mxmp.diagnose.subject.runs_bfloat16", lambda: False)
+def test_bfloat16_is_refused_where_mxnet_runs_none(ask, on_processor):
+    on_processor(NO_BFLOAT16)
     with pytest.raises(ConvertError, match="policy: it computes in bfloat16, and MXNet runs none on this processor"):
         ask()
+
+
+NAMES = ["fc", "fc[1]", "a*b", "why?", "a,b", "a=b", " padded ", "[", "x]y", "a[!b]c", "tab\t"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pattern_matches_its_name_alone_unless_it_cannot_be_written(name):
+    policy = mxmp.Policy.parse(str(with_names(mxmp.Policy.parse("O2"), [pattern_of(name)])))
+    assert policy.override("Convolution", name)[0] == "float32"
+    others = {other for other in [*NAMES, "fcc", "fc1", "aab", "whyy", "abc"] if policy.override("", other)} - {name}
+    assert not others or any(character in name for character in ",= ") or name != name.strip()
+
+
+def test_names_are_added_to_those_of_the_policy():
+    kept = with_names(mxmp.Policy.parse("O2,name:a=float16,op:softmax=float16"), ["b"])
+    assert kept == mxmp.Policy.parse("O2,name:a=float16,name:b=float32,op:softmax=float16")
