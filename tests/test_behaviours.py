@@ -46,30 +46,3 @@ def test_its_tests_run_and_can_fail(behaviour):
             assert test.name.startswith("test_"), f"{file}: {test.name} never runs"
             assert can_fail(test), f"{file}: {test.name} asserts nothing"
             assert not is_off(test, tree), f"{file}: {test.name} is skipped"
-
-
-OFF = {
-    "a decorator": "@pytest.mark.skip\ndef test_a(): assert f()",
-    "a decorator with a reason": "@pytest.mark.xfail(reason='x')\ndef test_a(): assert f()",
-    "a mark of the file": "pytestmark = [pytest.mark.skip]\ndef test_a(): assert f()",
-    "a call in the file": "pytest.skip('x', allow_module_level=True)\ndef test_a(): assert f()",
-    "a call in the test": "def test_a():\n    pytest.skip('x')\n    assert f()",
-}
-
-
-@pytest.mark.parametrize("source", OFF.values(), ids=OFF)
-def test_a_skipped_test_is_noticed(source):
-    tree = ast.parse(source)
-    assert is_off(tree.body[-1], tree)
-    running = ast.parse("@pytest.mark.slow\ndef test_a(): assert f()")
-    assert not is_off(running.body[-1], running)
-
-
-@pytest.mark.parametrize("body", ["run()", "check_devices('O1')", "assertion()", "raises_nothing()"])
-def test_a_test_without_a_check_is_noticed(body):
-    assert not can_fail(ast.parse(f"def test_a(): {body}"))
-
-
-@pytest.mark.parametrize("body", ["assert run()", "np.testing.assert_array_equal(a, b)", "pytest.raises(E, run)"])
-def test_a_check_is_seen(body):
-    assert can_fail(ast.parse(f"def test_a(): {body}"))

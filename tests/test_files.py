@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+from mxmp.errors import CheckpointError
 from mxmp.files import replacing
 
 
@@ -50,6 +51,18 @@ def test_an_interrupt_among_the_renames_waits_for_the_last(tmp_path):
         save(*(tmp_path / name for name in "abc"))
     assert texts(tmp_path) == dict.fromkeys("abc", "new")
     assert calls[0] == ["new", "new", "new"]  # all are complete before the first takes its place
+
+
+@pytest.mark.parametrize(
+    "name, error, text",
+    [("pipe", OSError, "is a pipe or a device, not a file"), ("folder", OSError, "is a folder"), ("no/a", CheckpointError, "make it first")],
+)
+def test_what_is_no_place_for_a_file_is_refused_before_anything_is_written(name, error, text, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(error, match=text), replacing(str(tmp_path / "a"), str(tmp_path / name)):
+        pytest.fail("the block ran")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
 
 
 KILLED = """

@@ -1,6 +1,5 @@
 """Missing and unfit dependencies give an error with the command that mends them."""
 
-import ast
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -12,7 +11,7 @@ import pytest
 from mxmp import requirements
 from mxmp.errors import DependencyError, MxmpError
 from tests import messages
-from tests.imports import FILES, ROOT, tree_of
+from tests.imports import ROOT
 
 PYTHONS = [(3, 8), (3, 11), (3, 12), (3, 13)]
 
@@ -121,15 +120,3 @@ def test_importing_mxmp_without_mxnet_fails_with_the_command():
     done = subprocess.run([sys.executable, "-c", f"{hide}\nimport mxmp"], cwd=ROOT, capture_output=True, text=True)
     text = f"\nmxmp.errors.DependencyError: MXNet is not installed; run: {INSTALL_MXNET if sys.version_info < (3, 13) else ''}"
     assert done.returncode == 1 and text in done.stderr
-
-
-GENERIC = set("dict list tuple set frozenset type defaultdict deque PathLike Popen".split())
-
-
-def test_no_class_is_subscripted_that_python_3_8_cannot_subscript():
-    """Those in annotations left out: `list[int]`."""
-    nodes = [node for module in FILES for node in ast.walk(tree_of(module))]
-    annotations = [getattr(node, field, None) for node in nodes for field in ("annotation", "returns")]
-    unread = {child for node in annotations if node for child in ast.walk(node)}
-    read = [node.value for node in nodes if isinstance(node, ast.Subscript) and node not in unread]
-    assert not GENERIC.intersection(getattr(value, "id", getattr(value, "attr", "")) for value in read)

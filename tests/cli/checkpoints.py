@@ -42,13 +42,19 @@ def contents(folder):
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def mxmp(*args, code=0):
-    """Run the command line and return (stdout, stderr); it must end with an exit code, not with an exception."""
+def run(*args):
+    """Run the command line and return (exit code, stdout, stderr); it must not end with an exception."""
     result = RUNNER.invoke(commands, [str(arg) for arg in args])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    assert result.exit_code == code, result.output
-    return result.stdout, result.stderr
+    return result.exit_code, result.stdout, result.stderr
+
+
+def mxmp(*args, code=0):
+    """Run the command line and return (stdout, stderr); it must end with an exit code."""
+    ended, out, err = run(*args)
+    assert ended == code, out + err
+    return out, err
 
 
 def said(out):
