@@ -188,14 +188,13 @@ def run(processes: Sequence[Process], timeout: Optional[float] = None) -> JobRes
             started = running[process.name] = _start(process, read_end)
             echoes.append(_echo(process.name, started.stdout, sys.stdout))
             echoes.append(_echo(process.name, started.stderr, sys.stderr))
-        try:
-            _until(lambda: _result(running) is not None, timeout)
-            result = _result(running)
-            if result is None:
-                result = JobResult(TIMED_OUT, f"the job took longer than {timeout:g} s; ended {_names_left(running)}")
-            return result
-        except KeyboardInterrupt:
-            return _interrupt(running)
+        _until(lambda: _result(running) is not None, timeout)
+        result = _result(running)
+        if result is None:
+            result = JobResult(TIMED_OUT, f"the job took longer than {timeout:g} s; ended {_names_left(running)}")
+        return result
+    except KeyboardInterrupt:
+        return _interrupt(running, len(running) == len(processes))
     finally:
         _terminate(running)
         os.close(read_end)
@@ -223,18 +222,20 @@ def _start(process: Process, pipe: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _interrupt(running: _Running) -> JobResult:
+def _interrupt(running: _Running, is_complete: bool) -> JobResult:
     """Send Ctrl-C to the workers, as a terminal would, and wait until they end, for `_INTERRUPTED` seconds at most.
 
-    A worker never sees the Ctrl-C if it is blocked in MXNet because another worker has ended.
+    A job is not complete if Ctrl-C came before its last process was started. A worker never sees the Ctrl-C if it is
+    blocked in MXNet because another worker has ended.
     """
     workers = {name: process for name, process in running.items() if name.startswith("worker")}
     for process in workers.values():
         os.killpg(process.pid, signal.SIGINT)
     print(f"mxmp: workers have {_INTERRUPTED:g} s to save and end; Ctrl-C again ends all", file=sys.stderr, flush=True)
     _until(lambda: not _names_left(workers), _INTERRUPTED)
-    interrupted = JobResult(_SIGNALLED + signal.SIGINT, f"interrupted; ended {_names_left(workers)}")
-    return _result(running) or interrupted
+    left = _names_left(workers)
+    interrupted = JobResult(_SIGNALLED + signal.SIGINT, f"interrupted; ended {left}" if left else "interrupted")
+    return (_result(running) if is_complete else None) or interrupted
 
 
 def _until(is_over: Callable[[], bool], seconds: Optional[float]) -> None:

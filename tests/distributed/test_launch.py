@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import UserDict
 
 import pytest
 
@@ -150,6 +151,22 @@ def test_ctrl_c_goes_to_the_workers_which_may_save(tmp_path):
     end = run(job(worker, server=f"trap 'touch {tmp_path}/server' INT; {SLEEP}"))
     assert (end.code, saved.exists()) == (130, True)
     assert not (tmp_path / "server").exists()
+
+
+def test_ctrl_c_while_processes_are_started_goes_to_those_that_run(tmp_path):
+    """It comes while the environment of worker 1 is read."""
+    ready, saved = tmp_path / "ready", tmp_path / "saved"
+
+    class Pressed(UserDict):
+        def __iter__(self):
+            while not ready.exists():
+                time.sleep(0.02)
+            raise KeyboardInterrupt
+
+    worker = f"trap 'touch {saved}; exit 0' INT; touch {ready}; while :; do sleep 0.02; done"
+    first = Process("worker 0", "127.0.0.1", ["sh", "-c", worker], {})
+    assert run([first, Process("worker 1", "127.0.0.1", ["true"], Pressed())]).code == 130
+    assert saved.exists()
 
 
 def test_a_worker_that_ends_at_once_leaves_the_others_time_to_save(tmp_path):
