@@ -120,6 +120,7 @@ def residual():
     return Function(lambda net, F, x: x + F.Activation(net.conv(x), act_type="relu"), conv=conv)
 
 
+@pytest.mark.bfloat16
 def test_residual_sums_stay_in_bfloat16():
     first, last = nn.Conv2D(16, 3, padding=1, in_channels=3), nn.Conv2D(3, 3, in_channels=16)
     net = initialized(sequence(first, *(residual() for _ in range(4)), last))

@@ -28,7 +28,6 @@ CALLS = {
     "convert": ("block 'dense", lambda: mxmp.gluon.convert(dense(GPU), "bfloat16")),
     "fields": ("block 'dense", lambda: mxmp.gluon.convert(dense(GPU), "O2,compute=bfloat16,param=bfloat16")),
     "cast": ("block '", lambda: mxmp.gluon.cast(dense([mx.cpu(), GPU]), "bfloat16")),
-
     "module": ("bind: symbol 'softmax': ", lambda: module(mx.cpu(), GPU)),
 }
 
