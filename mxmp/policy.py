@@ -35,7 +35,7 @@ from typing import (
 
 from . import dtypes
 from .errors import DtypeError, LossScaleError, PolicyError, did_you_mean
-from .loss_scale import DynamicLossScale, LossScale, parse
+from .loss_scale import LossScale, parse
 from .names import refuse_call
 
 if TYPE_CHECKING:
@@ -474,16 +474,19 @@ def _overrides(field: str, value: Union[Mapping[str, Any], Iterable[Tuple[str, A
 
 
 def _loss_scale(value: Any) -> Union[None, str, float]:
-    if value is None or (isinstance(value, str) and value.lower() == "none"):
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if value is None or text == "none":
         return None
+    if text == "dynamic":
+        return text
     try:
         scale = parse(value)
     except LossScaleError:
         scale = value
     if scale is value:  # no loss scale; or a LossScale, which has no text, for a trainer
-        text = f"loss_scale={value!r:.80}: expected None, 'dynamic' or a number between 2**-126 and 2**126."
-        raise PolicyError(f"{text} Give a LossScale to the trainer." if isinstance(value, LossScale) else text)
-    return "dynamic" if isinstance(scale, DynamicLossScale) else float(scale.value)
+        message = f"loss_scale={value!r:.80}: expected None, 'dynamic' or a number between 2**-126 and 2**126."
+        raise PolicyError(f"{message} Give a LossScale to the trainer." if isinstance(value, LossScale) else message)
+    return float(scale.value)
 
 
 def _shown(value: Any) -> str:
