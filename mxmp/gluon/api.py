@@ -33,7 +33,6 @@ from .blocks import (
     roots,
 )
 from .conversion import Conversion
-from .files import require_folder
 from .freeze import model_for_inference
 from .regions import BlockRegions, find_regions, require_dtype
 from .siblings import Siblings
@@ -251,6 +250,7 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
     Raises:
         ConvertError: If the net is not converted, or was not called yet. With ``for_inference`` a hybridized net need
             not be converted. Also if a parameter has no value.
+        CheckpointError: If the folder is missing or cannot be written to.
     """
     if not isinstance(net, gluon.Block) or not isinstance(path, (str, os.PathLike)):
         kinds = f"net is a {type(net).__name__}, path a {type(path).__name__}"
@@ -259,7 +259,6 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
     require_masters(net.collect_params().values())
     inner_conversions = conversions_of(descendants(net))
     if frozen_model(net) or (for_inference and (conversion is not None or not inner_conversions)):
-        require_folder(path)
         save_checkpoint(path, epoch, *model_for_inference(net))
     elif conversion is not None:
         net.export(path, epoch)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Callable, Tuple
 
 from mxnet import MXNetError, gluon
 
 from ..checkpoint import check_arrays_file, checkpoint_files
-from ..errors import ConvertError, TrainerError, mxnet_reason
+from ..errors import TrainerError, mxnet_reason
 from ..files import is_local, manifest_of, require_file, require_set, saving
 from ..symbol import save_checkpoint as save_model
 from ..symbol.checkpoint import require_whole
@@ -16,13 +15,6 @@ from . import storage
 from .blocks import plain_class
 from .cache import ConvertedGraph
 from .trainer import Trainer
-
-
-def require_folder(path: str) -> None:
-    """Raise a ConvertError if there is no folder for the files of an export."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        raise ConvertError(f"export: path={path!r}: there is no folder {folder}; make it first.")
 
 
 def check(filename: str) -> None:

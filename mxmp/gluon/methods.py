@@ -18,6 +18,7 @@ from mxnet import gluon
 
 from .. import dtypes
 from ..errors import ConvertError
+from ..files import require_folder
 from . import files, storage
 from .blocks import (
     ATTRIBUTE,
@@ -214,7 +215,7 @@ class ConvertedBlock(gluon.HybridBlock):
 
         It is the last graph of inference, or if the net was never called for inference, the last graph of training.
         """
-        files.require_folder(path)
+        require_folder(path)
         conversion.wait_for_statistics()
         last_graphs = conversion.last_graph_by_mode
         graph = last_graphs.get(False, last_graphs.get(True, conversion.graph_without_shapes))
