@@ -156,17 +156,27 @@ def amx_notes(dtypes: Iterable[str]) -> Tuple[str, ...]:
     return (note,) if note else ()
 
 
-def require_bfloat16(dtype: str, contexts: Iterable[mx.Context], where: str) -> None:
-    """Refuse to run bfloat16 on a CPU that MXNet has no kernels for; ``where`` names the network.
+def is_gpu(context: mx.Context) -> bool:
+    """Return whether a context is a GPU."""
+    return bool(context.device_type == "gpu")
 
-    MXNet itself fails at some later read, with a message of oneDNN that names neither.
+
+def require_bfloat16(dtype: str, contexts: Iterable[mx.Context], where: str, runs: bool = False) -> None:
+    """Refuse bfloat16 on a GPU; if something ``runs`` in it, also on a CPU that MXNet has no kernels for.
+
+    ``where`` names the network or parameter. MXNet itself fails at some later read, with a message that does not.
     """
-    lacks_kernels = dtype == BFLOAT16 and read_processor().kind.runs is False
-    if lacks_kernels and any(context.device_type != "gpu" for context in contexts):
-        raise ConvertError(
-            f"{where} computes in bfloat16, which MXNet does not run on this processor ({read_processor().name}): it "
-            f"needs AVX-512. Convert it to float32 or 'O1' to run it here, or run it on another machine."
-        )
+    for context in contexts if dtype == BFLOAT16 else ():
+        if is_gpu(context):
+            raise ConvertError(
+                f"{where}: bfloat16 on {context}, but MXNet 1.9.1 has no bfloat16 kernels for GPUs. Take a float16 "
+                f"policy there, such as 'O1', or run on a CPU."
+            )
+        if runs and read_processor().kind.runs is False:
+            raise ConvertError(
+                f"{where} computes in bfloat16, which MXNet does not run on this processor ({read_processor().name}): "
+                f"it needs AVX-512. Convert it to float32 or 'O1' to run it here, or run it on another machine."
+            )
 
 
 def _verdict(name: str, capability: Capability, dtype: str) -> Tuple[bool, str, str]:

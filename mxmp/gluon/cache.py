@@ -121,11 +121,6 @@ class Runner(NamedTuple):
         """Return the operator's inputs: arrays of a call, and parameters as they are stored."""
         return [arrays[read] if is_input else read.data() for is_input, read in self.reads]
 
-    def report_to_hook(self, net: gluon.HybridBlock) -> None:
-        """Have the operator report each result in it, if ``net.register_op_hook`` was called."""
-        if net._callback is not None:
-            self.op._register_op_hook(net._callback, net._monitor_all)
-
 
 def make_operator(
     symbol: Any, inputs: Sequence[Any], params: Mapping[str, gluon.Parameter], flags: Iterable[Tuple[str, Any]]

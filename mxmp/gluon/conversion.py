@@ -12,7 +12,7 @@ with true shapes, and the parameters initialized and stored as the policy says::
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -27,7 +27,7 @@ from ..passes import EraseCasts
 from ..passes.emulate import has_float16
 from ..policy import Policy
 from ..symbol import Converted, convert_graph, from_graph, to_graph
-from ..symbol.arguments import beyond_range, require_kernels
+from ..symbol.arguments import beyond_range
 from ..symbol.inference import infer_shapes
 from ..train import loss_heads
 from ..train.masters import forget_masters
@@ -75,13 +75,11 @@ class Conversion:
         observer: Is told of all calls, recorded or not, in place of the trainers' observers; None for those.
     """
 
-    siblings: Siblings
-
     def __init__(
         self,
         net: gluon.HybridBlock,
         policy: Policy,
-        marks: Optional[regions.BlockRegions] = None,
+        marks: regions.BlockRegions,
         ranges: Optional[Mapping[str, float]] = None,
         siblings: Optional[Siblings] = None,
         reads_stored: bool = False,
@@ -91,16 +89,15 @@ class Conversion:
         Args:
             net: The block.
             policy: Its policy.
-            marks: The marks of the blocks in it, and perhaps of others. If None, they are looked up.
+            marks: The marks of the blocks in it, and perhaps of others.
             ranges: Largest magnitudes of outputs, by name.
             siblings: The conversions to which this one is added. If None, it has none.
             reads_stored: Whether the conversion of a net around the block may have stored parameters in low precision.
         """
         self.net, self.policy, self.ranges, self._reads_stored = net, policy, dict(ranges or {}), reads_stored
-        if marks is None:
-            marks = regions.find_regions(net, policy)
         self.regions = {block: marks[block] for block in blocks_in(net) if block in marks}
-        self._require_kernels(storage.contexts_of(net.collect_params().values()))
+        contexts = storage.contexts_of(net.collect_params().values())
+        require_bfloat16(policy.compute_dtype, contexts, f"block '{net.name}'")
         warn_if_slow(policy.compute_dtype)
         if policy.out_of_range != Policy().out_of_range:
             raise ConvertError(
@@ -121,7 +118,8 @@ class Conversion:
             self.own_graph = _without_casts(net) or net._cached_graph
             if frozen_model(net):  # the block's graph has guards and emulation
                 self.own_graph = self.own_graph[0], frozen_model(net).symbol
-        (siblings or Siblings()).add(self)
+        self.siblings = siblings or Siblings()
+        self.siblings.conversions.append(self)
 
     def _forget_all(self) -> None:
         """Set all attributes but the notes of `convert`, as before the first call."""
@@ -287,7 +285,8 @@ class Conversion:
             self._statistics_pending = self._statistics_pending or runner.is_static
         else:
             self.wait_for_statistics()
-        runner.report_to_hook(self.net)
+        if self.net._callback is not None:  # of ``register_op_hook``
+            runner.op._register_op_hook(self.net._callback, self.net._monitor_all)
         outputs = runner.op(*runner.values(arrays))
         outputs = _regroup([outputs] if isinstance(outputs, mx.nd.NDArray) else outputs, graph.trace.formats[1])
         if signature.recording and graph.scaled_heads is not None:
@@ -332,7 +331,7 @@ class Conversion:
         scope = self.net._scope._old_scope if self.own_graph is None else getattr(_BlockScope._current, "value", None)
         is_traced_inside = scope is not None
         if is_traced_inside:
-            self._require_kernels([mx.context.current_context()])
+            require_bfloat16(self.policy.compute_dtype, [mx.context.current_context()], f"block '{self.net.name}'")
         traced = trace(self.net, args, self.own_graph, self.regions)
         self.last_graph = self._convert_and_store(traced, {}, {})
         converted = self.last_graph.converted
@@ -373,8 +372,7 @@ class Conversion:
     def _runner_for(self, call: Call) -> Runner:
         """Return the operator for calls of a new signature."""
         context = mx.context.current_context()  # the inputs' context
-        self._require_kernels([context])
-        require_bfloat16(self.policy.compute_dtype, [context], f"block '{self.net.name}'")
+        require_bfloat16(self.policy.compute_dtype, [context], f"block '{self.net.name}'", runs=True)
         return self._graph_for(call).runner(self, call)
 
     def graph_for(self, *args: Any) -> ConvertedGraph:
@@ -514,9 +512,6 @@ class Conversion:
                 vars(block)[OWNER] = self
                 block.__class__ = methods.class_with(methods.StoredPart, plain_class(block))
 
-    def _require_kernels(self, contexts: Iterable[mx.Context]) -> None:
-        require_kernels(self.policy, contexts, f"block '{self.net.name}'")
-
     # -------------------------------------------------------------- copies
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -528,7 +523,7 @@ class Conversion:
         """Restore a copied state. The net may have no attributes yet."""
         vars(self).update(notes, own_graph=_unpack_graph(notes["own_graph"]))
         self._forget_all()
-        self.siblings.add(self)
+        self.siblings.conversions.append(self)
         vars(self.net).update(zip(methods.GRAPHS, (self.own_graph or (), None, [])))  # the net's state lacks these
         self._set_class()
 

@@ -15,7 +15,20 @@ import functools
 import os
 import re
 import warnings
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -31,7 +44,7 @@ from ..graph import Graph
 from ..mxnet_private import is_initialized
 from ..policy import AUTO, Policy, PolicyChanges, is_auto
 from ..symbol import from_graph, load_params, load_symbol, to_graph
-from ..symbol.arguments import Model, check_params, make_model, require_kernels
+from ..symbol.arguments import Model, check_params, make_model
 from ..symbol.checkpoint import naming_files
 from ..symbol.convert import ConvertedModel, convert_prepared
 from ..symbol.inference import infer_network
@@ -143,27 +156,13 @@ class FrozenBlock(gluon.SymbolBlock):
 class FrozenParameter(gluon.Parameter):
     """A parameter of a frozen block. It takes no other value, because oneDNN has a copy of its value."""
 
-    def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
-        """Refuse to load a value."""
-        self._refuse()
-
-    def initialize(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse to be initialized again."""
-        self._refuse()
-
-    def _init_impl(self, data: Any, ctx_list: Any) -> None:
-        """Refuse to be copied to another context."""
-        self._refuse()
-
-    def set_data(self, data: Any) -> None:
-        """Refuse to set a value."""
-        self._refuse()
-
-    def _refuse(self) -> None:
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ConvertError(
             f"parameter '{self.name}' is of a frozen block, a snapshot; set it in the net that it was made of, and "
             f"freeze that again."
         )
+
+    initialize = set_data = _load_init = _init_impl = _refuse
 
 
 def freeze(
@@ -230,10 +229,9 @@ def freeze(
     parsed = _policy(source, context, policy, changes)
     if isinstance(net, gluon.Block) and (policy is not None or parsed.blocks):  # with the blocks' marks as they are now
         source = _source_of_net(net, shapes, dtypes, ranges, parsed)
-    require_kernels(parsed, [context], source.where)
+    require_bfloat16(parsed.compute_dtype, [context], source.where, runs=True)
     if context.device_type == "gpu" and context.device_id >= mx.context.num_gpus():
         raise ConvertError(f"freeze: ctx is {context}, but MXNet finds {mx.context.num_gpus()} GPUs here.")
-    require_bfloat16(parsed.compute_dtype, [context], source.where)
     warn_if_slow(parsed.compute_dtype)
     return _block(source, source.converted(parsed, check=policy is not None or bool(changes)), context)
 

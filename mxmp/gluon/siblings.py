@@ -38,11 +38,6 @@ class Siblings:
         """Return the state for pickle and copy; the copied conversions add themselves, and their graphs."""
         return {**vars(self), "conversions": [], "_graphs": {}}
 
-    def add(self, conversion: Any) -> None:
-        """Add a conversion."""
-        self.conversions.append(conversion)
-        conversion.siblings = self
-
     def check(self, conversion: Any, converted: Converted) -> None:
         """Note a converted graph. If it is the last one, require that the names exist.
 

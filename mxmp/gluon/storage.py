@@ -6,16 +6,16 @@ import contextlib
 import sys
 import threading
 from types import FrameType
-from typing import Any, Iterable, Iterator, List, Optional, Sequence, Type
+from typing import Any, Iterable, Iterator, List, Optional, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
 from .. import dtypes
 from ..arrays import to_float32
+from ..devices.check import require_bfloat16
 from ..errors import ConvertError
 from ..mxnet_private import is_deferred, is_initialized
-from ..symbol.arguments import refuse_gpus
 from ..symbol.params import round_to
 from ..train.masters import (
     ParameterWithMasters,
@@ -61,7 +61,7 @@ class LowPrecisionParameter(ParameterWithMasters):
 
     def _init_impl(self, data: Any, ctx_list: Any) -> None:
         """Set the initial value on the given contexts."""
-        _require_kernels(self.name, dtype_of(self), ctx_list)
+        require_bfloat16(dtype_of(self), ctx_list, f"parameter '{self.name}'")
         value = float32_value(data)
         super()._init_impl(round_to(value, dtype_of(self)), ctx_list)
         self._keep(value)
@@ -215,10 +215,12 @@ def store_low(param: gluon.Parameter, dtype: str, keeps_exact: bool = False) -> 
     A parameter that is trained keeps its float32 value as a master; with ``keeps_exact`` each one does. The class
     changes first. So `store_float32` undoes an interrupted call.
     """
-    contexts = param.list_ctx() if is_initialized(param) or is_deferred(param) else ()
-    _require_kernels(param.name, dtype, contexts)
-    vars(param)[_CLASS] = type(param)
-    param.__class__ = _low_class(type(param))
+    require_bfloat16(dtype, contexts_of([param]), f"parameter '{param.name}'")
+    kind = vars(param)[_CLASS] = type(param)
+    if kind is gluon.Parameter:
+        param.__class__ = LowPrecisionParameter
+    else:
+        param.__class__ = type(kind.__name__, (LowPrecisionParameter, kind), {"__module__": kind.__module__})
     if not is_initialized(param):
         param._dtype = dtypes.to_numpy(dtype)
         return
@@ -265,12 +267,6 @@ def widen(param: gluon.Parameter) -> None:
         _replace(param, dtypes.FLOAT32, [to_float32(array) for array in param.list_data()])
 
 
-def _require_kernels(name: str, dtype: str, contexts: Iterable[mx.Context]) -> None:
-    """Refuse a bfloat16 parameter on a GPU: MXNet fails to write it, and raises only at a later read."""
-    if dtype == dtypes.BFLOAT16:
-        refuse_gpus(contexts, f"parameter '{name}' is stored in bfloat16")
-
-
 @contextlib.contextmanager
 def in_float32(params: Iterable[gluon.Parameter]) -> Iterator[None]:
     """Store low precision parameters in float32 within this context."""
@@ -286,12 +282,6 @@ def in_float32(params: Iterable[gluon.Parameter]) -> Iterator[None]:
         for param, _ in dtypes_before:
             store_float32(param)
         yield
-
-
-def _low_class(kind: Type[gluon.Parameter]) -> Type[gluon.Parameter]:
-    if kind is gluon.Parameter:
-        return LowPrecisionParameter
-    return type(kind.__name__, (LowPrecisionParameter, kind), {"__module__": kind.__module__})
 
 
 def _replace(param: gluon.Parameter, dtype: str, arrays: List[mx.nd.NDArray]) -> None:

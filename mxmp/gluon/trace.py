@@ -90,7 +90,8 @@ class Trace:
         symbol: The net's symbol.
         inputs: The symbols of its inputs.
         formats: The nesting of inputs and outputs.
-        params: The parameters that the graph reads, by name.
+        variables: The names of the inputs and parameters that the graph reads.
+        params: The parameters among them, by name.
         types: The dtypes of its inputs, by name.
         constants: The constants among the arguments of the call, nested as these are.
         outcomes: The evaluator of the graph's conditions on shapes, of a trace in a `gluon.cache.GraphCache`.
@@ -109,8 +110,8 @@ class Trace:
     ) -> None:
         """Take a traced symbol, the parameters of its net, and the arrays of the call."""
         self.symbol, self.inputs, self.formats = symbol, inputs, formats
-        variables = self.variables
-        self.params: Dict[str, gluon.Parameter] = {param.name: param for param in params if param.name in variables}
+        self.variables = frozenset(symbol.list_inputs())
+        self.params = {param.name: param for param in params if param.name in self.variables}
         self.types = {s.name: dtypes.canonical(a.dtype) for s, a in zip(inputs, arrays) if isinstance(a, mx.nd.NDArray)}
 
     @property
@@ -122,11 +123,6 @@ class Trace:
     def graph(self) -> Graph:
         """The graph of the symbol."""
         return to_graph(self.symbol)
-
-    @functools.cached_property
-    def variables(self) -> FrozenSet[str]:
-        """The names of the inputs and parameters that the graph reads."""
-        return frozenset(self.symbol.list_inputs())
 
     @property
     def data(self) -> FrozenSet[str]:

@@ -21,7 +21,7 @@ from ..passes import EraseCasts
 from ..policy import Policy, check_matches
 from ..report import Report
 from ..symbol import load_checkpoint, to_graph
-from ..symbol.arguments import require_kernels, require_symbol
+from ..symbol.arguments import require_symbol
 from ..train.kvstores import open_for_module, refuse_compression, updates_on_kvstore
 from ..train.masters import masters_flag, sync_master_from_weight
 from ..train.scaler import Scaler
@@ -201,7 +201,7 @@ class Module(PolicyStatus, mx.mod.Module):
             raise TrainerError(
                 f"bind: shared_module is {shared!r}; expected a bound and initialized mxmp.module.Module."
             )
-        require_kernels(self._policy, self._context, f"bind: symbol '{symbol.name or symbol}'")
+        require_bfloat16(self._policy.compute_dtype, self._context, f"bind: symbol '{symbol.name or symbol}'")
         if isinstance(grad_req, (list, tuple)):  # the graph that is bound has one argument more
             grad_req = dict(zip(symbol.list_arguments(), grad_req))
         self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
@@ -492,7 +492,8 @@ class Module(PolicyStatus, mx.mod.Module):
         A module that is bound to infer uses the parameters that were set, or trained by a module that it shares them
         with. As in MXNet a write to executors' arrays may not be seen: bind anew.
         """
-        require_bfloat16(self._policy.compute_dtype, self._context, f"forward: symbol '{self._symbol.name}'")
+        where = f"forward: symbol '{self._symbol.name}'"
+        require_bfloat16(self._policy.compute_dtype, self._context, where, runs=True)
         if self.binded and not self.for_training and self._require_bound("forward").on_cpu:
             if self._count_when_fused not in (None, self._write_counter.count):
                 descs = self._data_shapes, self._label_shapes

@@ -210,15 +210,6 @@ def require_fit(graph: Graph, facts: Facts, sizes: Shapes, shapes: Shapes) -> No
             )
 
 
-def require_kernels(policy: Policy, contexts: Iterable[mx.Context], where: str) -> None:
-    """Refuse a policy that MXNet has no kernels for on one of the contexts: bfloat16 on a GPU.
-
-    ``where`` begins the ConvertError: it names the net or parameters in question.
-    """
-    if dtypes_.BFLOAT16 in (policy.compute_dtype, policy.param_dtype, policy.output_dtype):
-        refuse_gpus(contexts, where, policy)
-
-
 def refuse_for_inference(where: str, changes: Mapping[str, Any]) -> None:
     """Refuse ``for_inference``, an option only of `convert_model`, among the changes of a policy."""
     if "for_inference" in changes:
@@ -226,21 +217,6 @@ def refuse_for_inference(where: str, changes: Mapping[str, Any]) -> None:
             f"{where} has no option for_inference, because BatchNorm is folded into the values of one network's "
             f"parameters; give symbol and parameters to convert_model(..., for_inference=True)."
         )
-
-
-def refuse_gpus(contexts: Iterable[mx.Context], where: str, policy: Optional[Policy] = None) -> None:
-    """Raise a ConvertError, which ``where`` begins, if something in bfloat16, as by a policy, is to run on a GPU."""
-    for context in contexts:
-        if _device_type(context) == "gpu":
-            subject = where if policy is None else f"{where}: policy '{policy}' uses bfloat16"  # takes long to print
-            raise ConvertError(
-                f"{subject} on {context}, but MXNet 1.9.1 has no bfloat16 kernels for GPUs. Take a float16 policy "
-                f"there, such as 'O1', or run on a CPU."
-            )
-
-
-def _device_type(context: mx.Context) -> str:
-    return str(context.device_type)
 
 
 def _require_mapping(argument: str, value: Any) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Option
 
 from ..checkpoint import check_out_prefix, checkpoint_files
 from ..devices.auto import parse_policy
+from ..devices.check import require_bfloat16
 from ..devices.processor import read_processor
 from ..dtypes import BFLOAT16
 from ..passes.base import marked_blocks
@@ -26,7 +27,6 @@ from .arguments import (
     make_model,
     params_and_inputs,
     refuse_for_inference,
-    require_kernels,
 )
 from .checkpoint import load_checkpoint, naming_files, save_checkpoint
 from .for_inference import fit_params, fold_model, merge_params, write_norms_of
@@ -204,7 +204,7 @@ def convert_prepared(
     """
     if check:
         check_params(model.symbol, arg_params, aux_params, model.shapes)
-    require_kernels(policy, _contexts(arg_params, aux_params), "arg_params")
+    require_bfloat16(policy.compute_dtype, _contexts(arg_params, aux_params), "arg_params")
     args, aux = widened(model.symbol, dict(arg_params)), dict(aux_params)
     bytes_before = total_bytes(args) + total_bytes(aux)
     marked = marked_blocks(to_graph(model.symbol)) if blocks else ()

@@ -241,7 +241,7 @@ def emulated(
     unique, old_names = with_unique_names(graph) if has_low else (graph, {})
     layouts = Layouts()
     speed: Tuple[Pass, ...] = ()
-    running = Emulate(facts, native=rounds_natively(facts))(unique).graph
+    running = Emulate(facts, native=has_float16(facts) and rounding.available())(unique).graph
     if trains:
         running = GuardTransposed(float32_entries(unique, facts)).run(running)
     if has_low:
@@ -264,11 +264,6 @@ def emulated(
 def _guards(trains: bool, low: AbstractSet[OutputRef] = frozenset()) -> Tuple[Pass, ...]:
     """Return the passes against faults of MXNet on any device; ``low`` are entries in bfloat16."""
     return (GuardPRelu(), GuardBranches(low)) if trains else ()
-
-
-def rounds_natively(facts: Facts) -> bool:
-    """Return whether a graph with these facts, emulated, rounds by the operators of `mxmp.rounding`."""
-    return has_float16(facts) and rounding.available()
 
 
 def read_low(graph: Graph) -> FrozenSet[str]:

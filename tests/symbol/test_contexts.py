@@ -52,7 +52,7 @@ def of_a_moved_net(second):
 @pytest.mark.parametrize("call", [of_model, of_a_moved_net])
 def test_arrays_that_are_on_a_gpu_are_refused(call, monkeypatch):
     """A second CPU stands in for a GPU, which would have to be there to hold arrays."""
-    monkeypatch.setattr("mxmp.symbol.arguments._device_type", lambda context: "gpu" if context == mx.cpu(1) else "cpu")
+    monkeypatch.setattr("mxmp.devices.check.is_gpu", lambda context: context == mx.cpu(1))
     with pytest.raises(ConvertError, match=REFUSAL.replace("gpu\\(0", "cpu\\(1")):
         call(mx.cpu(1))
 
@@ -70,7 +70,7 @@ def test_parameters_stored_in_bfloat16_do_not_move_to_a_gpu():
     """MXNet would fail to write them there, and say so at some later read: "Unknown type enum 12"."""
     net, rows = mxmp.gluon.cast(dense(mx.cpu(), in_units=4), "bfloat16"), mx.nd.ones((2, 4))
     before = net(rows).asnumpy()
-    refusal = rf"parameter '{net.weight.name}' is stored in bfloat16 on gpu\(0\), but MXNet"
+    refusal = rf"parameter '{net.weight.name}': bfloat16 on gpu\(0\), but MXNet"
     with pytest.raises(ConvertError, match=refusal):
         net.weight.reset_ctx(GPU)
     assert net.weight.list_ctx() == [mx.cpu()]
