@@ -162,7 +162,9 @@ class FrozenParameter(gluon.Parameter):
             f"freeze that again."
         )
 
-    initialize = set_data = _load_init = _init_impl = _refuse
+    initialize = set_data = _refuse
+    _load_init = _refuse
+    _init_impl = _refuse
 
 
 def freeze(
