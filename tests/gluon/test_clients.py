@@ -14,7 +14,7 @@ from mxmp import Policy
 from mxmp.errors import ConvertError
 from mxmp.gluon import Trainer, cast, convert, freeze, report, restore
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
-from tests.gluon.nets import initialized, recorded, sequence
+from tests.gluon.nets import Function, initialized, recorded, sequence
 from tests.values import DTYPES, as_float32
 
 EPS = np.finfo(np.float16).eps
@@ -34,40 +34,27 @@ def difference(a, b):
     return abs(a - b).max().asscalar()
 
 
-class Around(gluon.HybridBlock):
-    """A net that hands its inputs, and further ones, to another."""
-
-    def __init__(self, inner, *args):
-        super().__init__()
-        self.inner, self.args = inner, args
-
-    def hybrid_forward(self, F, *inputs):
-        return self.inner(*inputs, *self.args)
-
-
 # ---------------------------------------------------------------------- inputs without a use
 
 # MXNet says so of each hybridized net.
 UNUSED = pytest.mark.filterwarnings("ignore:The .* input to HybridBlock is not used by any computation")
 
 
-class Masked(gluon.HybridBlock):
+def masked(net, F, x, mask, label=None):
     """A layer that is given a mask, and a label in training."""
+    y = net.dense(x)
+    return y if label is None or not autograd.is_training() else y - label
 
-    def __init__(self, units=3):
-        super().__init__()
-        self.dense = nn.Dense(2, in_units=units)
 
-    def hybrid_forward(self, F, x, mask, label=None):
-        y = self.dense(x)
-        return y if label is None or not autograd.is_training() else y - label
+def with_mask(units=3):
+    return Function(masked, dense=nn.Dense(2, in_units=units))
 
 
 @UNUSED
 @pytest.mark.parametrize("units", [3, 0])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_inputs_that_are_not_used_or_in_training_alone(policy, units):
-    net, label = started(Masked(units)), mx.nd.ones((4, 2))
+    net, label = started(with_mask(units)), mx.nd.ones((4, 2))
     twin = copy.deepcopy(net)
     convert(net, policy)(X, MASK)
     twin(X, MASK)  # MXNet can initialize it, as it is not hybridized
@@ -182,9 +169,9 @@ def test_numbers_are_constants_of_the_graph_and_another_is_another_graph(policy,
 
 
 @UNUSED
-@pytest.mark.parametrize("inner, inputs, args", [(Masked, [X, MASK], []), (Repeating, [X], [2])])
+@pytest.mark.parametrize("inner, inputs, args", [(with_mask, [X, MASK], []), (Repeating, [X], [2])])
 def test_a_converted_net_within_another_is_given_unused_inputs_and_numbers(inner, inputs, args):
-    net = started(Around(inner(), *args))
+    net = started(Function(lambda net, F, *given: net.inner(*given, *args), inner=inner()))
     expected = net(*inputs)
     convert(net.inner, "O1")
     net.hybridize()
@@ -291,15 +278,10 @@ def test_a_hybridized_net_around_a_converted_one_reads_parameters_as_they_are_st
     assert net[1][0].weight.grad().dtype == net[1][0].weight.data().dtype == np.float16
 
 
-class Partly(nn.HybridSequential):
-    def hybrid_forward(self, F, x):
-        return self[0](x)
-
-
 def test_a_parameter_that_no_operator_reads_is_told_of_and_kept():
-    net = convert(started(sequence(nn.Dense(3, in_units=3), nn.Dense(2, in_units=3), kind=Partly)), "O1")
+    net = started(Function(lambda net, F, x: net.used(x), used=nn.Dense(3, in_units=3), unused=nn.Dense(2, in_units=3)))
     with pytest.warns(UserWarning, match="not used by any computation"):
-        assert net(X).shape == (4, 3)
+        assert convert(net, "O1")(X).shape == (4, 3)
     assert len(net.collect_params().keys()) == 4
 
 

@@ -9,7 +9,6 @@ import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from mxmp.diagnose import compare
 from mxmp.errors import CheckpointError
 from mxmp.gluon import convert, export, restore
 from tests.full_disk import files_of_at_most
@@ -155,15 +154,6 @@ def test_an_imported_net_computes_trains_and_saves_as_the_exported_one(written, 
     np.testing.assert_array_equal(of(restore(block)), of(net))
 
 
-@pytest.mark.parametrize("written", ["O2", "O3"])
-def test_steps_below_a_float16_ulp_add_up_and_stay_under_another_policy(written, tmp_path):
-    block = convert(imported(exported(cnn(written), tmp_path)), "O2")
-    before, after = saved(block, tmp_path), saved(trained(block, steps=1, rate=1e-6), tmp_path)
-    assert any((after[name] != before[name]).sum().asscalar() for name in after if name.endswith("weight"))
-    for name, value in saved(convert(block, "O1"), tmp_path).items():
-        np.testing.assert_array_equal(value.asnumpy(), after[name].asnumpy())
-
-
 @pytest.mark.parametrize("policy", ["float32", *MIXED])
 def test_an_imported_net_within_another(policy, tmp_path):
     nets = []
@@ -185,21 +175,13 @@ def test_parameters_of_an_exported_net_are_loaded_into_a_converted_one(policy, s
         of(net)
     convert(block, policy).load_parameters(params, ctx=mx.cpu(), cast_dtype=True, dtype_source="saved")
     mx.nd.save(params, {name.split("net_")[1]: value for name, value in mx.nd.load(params).items()})
+    dtypes = {name: param.dtype for name, param in net.collect_params().items()}
     net.load_parameters(params, cast_dtype=True, dtype_source=source)
+    assert {name: param.dtype for name, param in net.collect_params().items()} == dtypes
     expected = convert(rounded("O2"), policy)
     np.testing.assert_array_equal(of(block), of(expected))
     np.testing.assert_array_equal(of(trained(net)), of(trained(expected)))
     assert {array.dtype for array in saved(net, tmp_path).values()} == {np.float32}
-
-
-def test_a_load_leaves_parameters_in_the_dtypes_that_the_policy_gives_them(tmp_path):
-    net, file = convert(cnn(), "O1"), str(tmp_path / "low.params")
-    of(net)
-    before = {name: param.dtype for name, param in net.collect_params().items()}
-    mx.nd.save(file, {name: array.astype("float16") for name, array in saved(net, tmp_path).items()})
-    net.load_parameters(file, cast_dtype=True, dtype_source="saved")
-    assert {name: param.dtype for name, param in net.collect_params().items()} == before
-    assert {param.data().dtype for param in net.collect_params().values()} == {np.float32}
 
 
 def test_a_save_after_an_export_has_the_float32_masters(tmp_path):
@@ -210,11 +192,3 @@ def test_a_save_after_an_export_has_the_float32_masters(tmp_path):
     after = saved(net, tmp_path)
     assert {array.dtype for array in after.values()} == {np.float32}
     assert all(np.array_equal(after[name].asnumpy(), array.asnumpy()) for name, array in before.items())
-
-
-def test_an_imported_net_is_compared_and_left_as_it_was(tmp_path):
-    block = imported(exported(cnn("O2"), tmp_path))
-    params = {name: param.data() for name, param in block.collect_params().items()}
-    ours, theirs = (compare(net, [X], "O1") for net in (block, rounded("O2")))
-    assert [vars(row) for row in ours.rows] == [vars(row) for row in theirs.rows]
-    assert all(block.collect_params()[name].data() is array for name, array in params.items())

@@ -10,8 +10,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
-from mxmp.gluon import cache, conversion, convert, export
-from mxmp.symbol import rewrite
+from mxmp.gluon import convert, export
 from tests.gluon.nets import Function, initialized, operator_precisions, sequence
 
 
@@ -29,45 +28,42 @@ def call(net, *sizes):
         net(mx.nd.ones((size, 3)))
 
 
+class Stopped(Exception):
+    """Nothing can run in float16 on a CPU."""
+
+
+class Operators(list):
+    stops = False
+
+
 @pytest.fixture
-def count(monkeypatch):
-    """Counts the calls of functions, by name."""
-    numbers = dict.fromkeys(("convert_graph", "CachedOp", "infer_facts"), 0)
+def operators(monkeypatch):
+    """The flags of each cached operator that MXNet builds; where it ``stops``, none is built."""
+    built, build = Operators(), mx.nd.CachedOp
 
-    def counting(name, original):
-        def counted(*args, **kwargs):
-            numbers[name] += 1
-            return original(*args, **kwargs)
+    def noted(symbol, flags=()):
+        built.append(dict(flags))
+        if built.stops:
+            raise Stopped
+        return build(symbol, flags)
 
-        return counted
-
-    for owner, name in zip((conversion, mx.nd, rewrite), numbers):
-        monkeypatch.setattr(owner, name, counting(name, getattr(owner, name)))
-    return numbers
+    monkeypatch.setattr(mx.nd, "CachedOp", noted)
+    return built
 
 
-def operators(net):
-    """The cached operators that a net has."""
-    return {id(runner.op) for runner in net._mxmp_conversion._cache.runners.values()}
+def test_batch_sizes_of_the_same_verdicts_have_one_graph(operators):
+    call(make(), *range(1, 102), 1)
+    assert len(operators) == 1
 
 
-def test_batch_sizes_of_the_same_verdicts_have_one_graph(count):
-    net = make()
-    call(net, 1)
-    before = dict(count)
-    for _ in range(2):
-        call(net, *range(1, 102))  # a shape that was seen is looked up, that of the first call too
-    assert count == {**before, "infer_facts": before["infer_facts"] + 100}
-
-
-def test_each_part_of_a_net_is_converted_once(count):
+def test_each_part_of_a_net_is_converted_once(operators):
     net = convert(initialized(sequence(*(nn.Dense(3, in_units=3) for _ in range(3)), kind=nn.Sequential)), "O2")
     call(net, 4, 4)
-    assert count["convert_graph"] == count["CachedOp"] == 3
+    assert len(operators) == 3
 
 
 @pytest.mark.parametrize("policy", ["O1", "O2"])
-def test_shapes_with_other_verdicts_have_another_graph_and_the_last_is_exported(policy, count, tmp_path):
+def test_shapes_with_other_verdicts_have_another_graph_and_the_last_is_exported(policy, operators, tmp_path):
     net, found, written = make(policy), [], set()
     for size in (4000, 8, 1024, 1025, 9):
         outputs = [net(mx.nd.ones((size, 3))).asnumpy()]
@@ -79,41 +75,20 @@ def test_shapes_with_other_verdicts_have_another_graph_and_the_last_is_exported(
         written.add((found[-1], (tmp_path / "net-symbol.json").read_text()))
     assert found == ["float32", "float16", "float16", "float32", "float16"]
     assert len(written) == len(dict(written)) == len({text for _, text in written}) == 2  # a text for each precision
-    assert count["CachedOp"] == len(operators(net)) == 2
+    assert len(operators) == 2
     assert all("float16" in text for _, text in written)
     assert net.dense.weight.data().dtype == (np.float32 if policy == "O1" else np.float16)
 
 
-def test_graphs_are_bounded(monkeypatch, count):
-    monkeypatch.setattr(cache, "MAX_GRAPHS", 3)
-
-    def thresholds(net, F, x):
-        """Sums over the batch that leave float16 one after the other as it grows."""
-        return [F.sum(F.dot(F.tile(x, reps=(n, 1)), F.ones((3, 2))), axis=0) for n in range(1, 9)]
-
-    net = convert(Function(thresholds), "O1")
-    sizes = [1025, *(1024 // n for n in range(1, 8))]  # each with another number of sums in float16
-    call(net, *sizes)
-    held = net._mxmp_conversion
-    assert len({runner.graph for runner in held._cache.runners.values()}) == len(operators(net)) == 3
-    assert {signature.shapes[0][0] for signature in held._cache.runners} == set(sizes[-3:])
-    before = count["convert_graph"]
-    call(net, *sizes[-3:])
-    assert count["convert_graph"] == before
-    call(net, sizes[0])
-    assert count["convert_graph"] == before + 1
-
-
-def test_remembered_shapes_are_bounded(monkeypatch, count):
-    monkeypatch.setattr(cache, "MAX_CALLS", 4)
-    net = make()
-    call(net, *range(1, 11))
-    assert len(net._mxmp_conversion._cache.runners) == 4 and len(operators(net)) == 1
-    before = dict(count)
-    call(net, 10)
-    assert count == before
-    call(net, 1)  # forgotten: inferred again, and not converted again
-    assert count == {**before, "infer_facts": before["infer_facts"] + 1}
+def test_graphs_are_bounded(operators):
+    """A number that is handed to a net is a constant of its graph."""
+    net, x = convert(Function(lambda net, F, x, factor: F.dot(x, x) * factor), "O1"), mx.nd.ones((2, 2))
+    for factor in range(40):
+        net(x, factor)
+    net(x, 39)
+    assert len(operators) == 40
+    net(x, 0)  # was dropped
+    assert len(operators) == 41
 
 
 @pytest.mark.parametrize("order", [("float32", "float64"), ("float64", "float32")])
@@ -126,7 +101,7 @@ def test_a_graph_is_for_inputs_of_its_dtypes(order):
         assert found.asscalar() == (4098 if dtype == "float64" else 4096)
 
 
-def test_verdicts_in_a_loop_follow_the_shapes():
+def test_verdicts_in_a_loop_follow_the_shapes(operators):
     def loop(net, F, x):
         def step(row, state):
             total = F.sum(F.dot(row, F.ones((2, 2))), axis=0)
@@ -138,7 +113,7 @@ def test_verdicts_in_a_loop_follow_the_shapes():
     for size, precision in ((4, "float16"), (2000, "float32"), (8, "float16"), (3000, "float32")):
         net(mx.nd.ones((3, size, 2)))
         assert operator_precisions(net)["sum"] == precision
-    assert len(operators(net)) == 2
+    assert len(operators) == 2
 
 
 def test_a_later_call_is_a_lookup_and_an_operator():
@@ -173,28 +148,18 @@ BULKS = {
 }
 
 
-class Stopped(Exception):
-    """Nothing can run in float16 on a CPU."""
-
-
 @pytest.mark.parametrize("gpu, environment, given, expected", BULKS.values(), ids=BULKS)
-def test_sizes_of_bulks_of_one_operator_and_its_four_casts(gpu, environment, given, expected, monkeypatch):
+def test_sizes_of_bulks_of_one_operator_and_its_four_casts(gpu, environment, given, expected, operators, monkeypatch):
     """A converted net is launched on a GPU in as many bulks as the float32 net."""
-
-    def cached_op(symbol, flags=()):
-        asked.update(flags)
-        raise Stopped
-
-    asked = {}
+    operators.stops = True
     for name in (VARIABLE, f"{VARIABLE}_FWD", f"{VARIABLE}_BWD"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(mx.nd, "CachedOp", cached_op)
-    monkeypatch.setattr(conversion, "on_cpu", lambda: not gpu)
-    net = convert(initialized(nn.Dense(4, in_units=3)), "O1")
+    net, x = convert(initialized(nn.Dense(4, in_units=3)), "O1"), mx.nd.ones((2, 3))
     net.hybridize(static_alloc=True, **given)
+    monkeypatch.setattr("mxmp.gluon.conversion.on_cpu", lambda: not gpu)
     with pytest.raises(Stopped):
-        net(mx.nd.ones((2, 3)))
-    assert (asked.get("forward_bulk_size"), asked.get("backward_bulk_size")) == expected
-    assert asked["static_alloc"] is True
+        net(x)
+    assert operators[0]["static_alloc"] is True
+    assert (operators[0].get("forward_bulk_size"), operators[0].get("backward_bulk_size")) == expected

@@ -1,7 +1,5 @@
 """How a trainer is made, adopted and changed, and how it trains whole nets; its steps are those of tests/train."""
 
-import pickle
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -365,30 +363,6 @@ def test_states_can_be_saved_and_training_goes_on_after_an_update_that_is_interr
     run(trainer, params, 0.5)
     for w, exact in zip(params, before):
         np.testing.assert_array_equal(exact_value(w).asnumpy(), exact - np.float32(0.5))
-
-
-@pytest.mark.behaviour("float32's training")
-@pytest.mark.parametrize("scaled", [True, False])
-def test_training_is_gluons_while_all_is_saved_and_loaded_at_every_step(scaled, tmp_path):
-    """The scale passes through pickle, the states through a file; two of the steps overflow besides."""
-    options = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
-    plain, w = param([1.0, -2.0, 0.5]), param([1.0, -2.0, 0.5])
-    reference = gluon.Trainer([plain], "sgd", dict(options))
-    scale = DynamicLossScale(init_scale=2.0**10, growth_interval=3) if scaled else None
-    trainer = Trainer([w], "sgd", dict(options), loss_scale=scale)
-    for number in range(8):
-        x = np.sin([number, 2 * number, 3 * number])
-        run(reference, plain, x)
-        if scaled and number in (2, 5):
-            assert not run(trainer, w, x, np.inf)
-        assert run(trainer, w, x)
-        np.testing.assert_array_equal(w.data().asnumpy(), plain.data().asnumpy())
-        trainer.save_states(str(tmp_path / "states"))
-        scale = pickle.loads(pickle.dumps(trainer.loss_scale))
-        w = param(value(w.data()))
-        trainer = Trainer([w], "sgd", dict(options), loss_scale=scale)
-        trainer.load_states(str(tmp_path / "states"))
-    assert trainer.skipped_steps == 2 * scaled
 
 
 # ---------------------------------------------------------------------- kvstores

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import threading
-import time
 
 import mxnet as mx
 import numpy as np
@@ -214,7 +213,6 @@ def test_threads_that_look_at_one_anothers_gradients_within_blocks_do_not_wait_f
         with scaled_losses(trainer, params) as losses:
             mx.autograd.backward(losses)
             inside.wait(20)
-            time.sleep(0.1)  # for the other thread to come to its block
             lists[1 - number][0].sum()
 
     threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in (0, 1)]

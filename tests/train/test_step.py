@@ -580,7 +580,7 @@ def test_without_a_scale_a_step_never_reads(make, host_reads):
 
 
 @pytest.mark.behaviour(49)
-@pytest.mark.behaviour("a state before and after use", "a resumed run")
+@pytest.mark.behaviour("a state before and after use", "a resumed run", "float32's training")
 @over(setup=SETUPS)
 def test_a_run_that_is_resumed_at_every_step_goes_on_bit_for_bit(make, setup, tmp_path):
     def start():
