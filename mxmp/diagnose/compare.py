@@ -566,6 +566,6 @@ class _Merged:
 
 
 def _precision(decisions: Decisions, position: int) -> str:
-    if position in decisions.plan.placement.low:
+    if position in decisions.plan.low:
         return decisions.policy.compute_dtype
     return AS_IT_WAS if decisions.plan.decisions[position].label == KEEP else dtypes.FLOAT32

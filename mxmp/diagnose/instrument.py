@@ -439,7 +439,7 @@ def without_dropout(graph: Graph) -> Graph:
 def in_low_precision(decisions: Decisions) -> List[int]:
     """Return the positions of the nodes that have low precision in them, those with such a body included."""
     plan, nodes = decisions.plan, decisions.before.nodes
-    low: Set[int] = {*plan.placement.low, *(position for position, _ in plan.bodies)}
+    low: Set[int] = {*plan.low, *(position for position, _ in plan.bodies)}
     return [position for position, node in enumerate(nodes) if position in low and not node.is_variable]
 
 

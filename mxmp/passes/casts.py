@@ -97,7 +97,7 @@ class _Inserter:
         if decision.float32_attr and self._dtype(node.inputs[0]) == self.low_dtype:  # its input needs no cast
             changes[decision.float32_attr] = dtypes.FLOAT32
         changed = node.with_attrs(changes) if changes else node
-        if decision.substitute and position in self.plan.placement.low:
+        if decision.substitute and position in self.plan.low:
             changed, inputs[0] = self._substitute(changed, decision.substitute, inputs[0])
         bodies = [self._body(position, number, graph) for number, graph in enumerate(node.subgraphs)]
         return changed.rewired(tuple(inputs), tuple(bodies))

@@ -6,8 +6,8 @@ cast, which all its readers of the other dtype share. A cast reads four bytes pe
 reverse. Pins are hard: a pinned node is the source or the sink itself.
 
 Among the cheapest placements the one with the fewest casts is taken. Among those it is the one with the most float32:
-the smallest sink side of a minimum cut. That side is unique, so the result does not depend on the solver. The flow's
-value is kept as the certificate that nothing cheaper exists.
+the smallest sink side of a minimum cut. That side is unique, so the result does not depend on the solver. The value of
+the flow is the certificate that nothing cheaper exists: it is compared with the cost.
 
 References:
     Kolmogorov and Zabih, "What Energy Functions Can Be Minimized via Graph Cuts?", 2004, for
@@ -21,8 +21,7 @@ References:
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import AbstractSet, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..errors import PassError
@@ -96,58 +95,24 @@ def _distances(sink: int, heads: List[int], room: List[int], leaving: List[List[
 _SOURCE = -1
 _SINK = -2
 
-# Costs are counted in units of two bytes per element. A free operator in low precision saves 4 - 2 bytes on each
-# tensor. A cast moves 4 + 2 bytes.
-_UNIT_BYTES = 2
-_OPERATOR_UNITS = 1
+# Costs are counted in units of two bytes. A free operator in low precision saves 4 - 2 bytes on each element of a
+# tensor, which is one unit. A cast moves 4 + 2 bytes.
 _CAST_UNITS = 3
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The nodes that run in low precision, by position, and the proof that no cheaper choice exists.
-
-    Attributes:
-        casts: Tensors that change dtype, so the number of casts.
-        cost: Bytes that free nodes move in float32 beyond those in low precision, plus bytes that casts move. If
-            ``in_bytes`` is False, because a size is unknown, it is the number of casts.
-        flow: Value of the maximum flow in the same unit: a lower bound, equal to ``cost``.
-    """
-
-    low: FrozenSet[int]
-    casts: int
-    cost: int
-    in_bytes: bool
-    flow: int
-
-
-class _Costs(NamedTuple):
-    """The costs to minimise: the saving of each free node in low precision, and the price of each cast."""
-
-    saving: Mapping[int, int]  # by position
-    cast: Mapping[Key, int]  # by the entry that is cast
 
 
 class Tensor(NamedTuple):
     """One tensor that may need a cast, in the placement problem.
 
     ``producer`` is the node that decides its dtype: the position of a free node or parameter, ``_SOURCE`` (float32) or
-    ``_SINK`` (low precision). ``readers`` are the nodes that need it in their dtype, with the same numbers. ``size``
-    counts elements, None if unknown.
+    ``_SINK`` (low precision). ``readers`` are the nodes that need it in their dtype, with the same numbers. ``saving``
+    are the units that a free operator saves if it reads or gives the tensor in low precision. ``price`` are those of a
+    cast.
     """
 
-    entry: Entry
     producer: int
     readers: FrozenSet[int]
-    size: Optional[int]
-
-    def is_cast(self, low: AbstractSet[int]) -> bool:
-        """Return whether the tensor changes dtype, given the free nodes in low precision."""
-        is_low = self.producer == _SINK or self.producer in low
-        for side in self.readers:  # a loop: asked for each tensor of each conversion, twice
-            if (side == _SINK or side in low) != is_low:
-                return True
-        return False
+    saving: int
+    price: int
 
 
 def place(
@@ -158,43 +123,42 @@ def place(
     output_low: bool = False,
     any_heads: FrozenSet[int] = frozenset(),
     free_params: FrozenSet[int] = frozenset(),
-) -> Placement:
-    """Return the cheapest placement that keeps every pin, in bytes, or in casts if a shape is missing.
+) -> FrozenSet[int]:
+    """Return the nodes in low precision of the cheapest placement that keeps every pin.
 
-    The parameters ``low_params``, by position, are stored in low precision. ``free_params`` may be stored in either:
-    the result's ``low`` has those that are cheaper in low precision. ``output_low`` says whether the graph's float32
-    outputs are wanted in low precision. Positions never are. ``any_heads`` are the numbers of the outputs that may have
-    either.
+    The cheapest one moves the fewest bytes. If a shape is missing, it has the fewest casts. The parameters
+    ``low_params``, by position, are stored in low precision. ``free_params`` may be stored in either: those that are
+    cheaper in low precision are among the nodes. ``output_low`` says whether the graph's float32 outputs are wanted in
+    low precision. Positions never are. ``any_heads`` are the numbers of the outputs that may have either.
     """
-    tensors, all_known = find_tensors(graph, decisions, facts, low_params, output_low, any_heads, free_params)
-    if all_known:
-        free = [position for position, decision in enumerate(decisions) if decision.label == FREE]
-        costs, unit = _costs_in_bytes(tensors, free), _UNIT_BYTES
-    else:
-        costs, unit = _Costs({}, {tensor.entry.key: 1 for tensor in tensors}), 1
-    flow, free_low = _cheapest(tensors, costs)
-    casts = [tensor for tensor in tensors if tensor.is_cast(free_low)]
-    cost = sum(units for node, units in costs.saving.items() if node not in free_low)
-    cost += sum(costs.cast[tensor.entry.key] for tensor in casts)
+    tensors = _find_tensors(graph, decisions, facts, low_params, output_low, any_heads, free_params)
+    saving = {position: 0 for position, decision in enumerate(decisions) if decision.label == FREE}
+    for tensor in tensors:
+        for side in (tensor.producer, *tensor.readers):
+            if side in saving:
+                saving[side] += tensor.saving
+    flow, low = _cheapest(tensors, saving)
+    cost = sum(units for node, units in saving.items() if node not in low)
+    for tensor in tensors:
+        is_low = {side == _SINK or side in low for side in (tensor.producer, *tensor.readers)}
+        cost += tensor.price if len(is_low) > 1 else 0
     if cost != flow:
         raise PassError(f"place: the cut costs {cost}, but the maximum flow is {flow}; this is a bug in mxmp.")
-    low = frozenset(free_low) | {position for position, decision in enumerate(decisions) if decision.label == LOW}
-    return Placement(low, len(casts), cost * unit, all_known, flow * unit)
+    return frozenset(low) | {position for position, decision in enumerate(decisions) if decision.label == LOW}
 
 
-def find_tensors(
+def _find_tensors(
     graph: Graph,
     decisions: Sequence[Decision],
     facts: Facts,
-    low_params: FrozenSet[int] = frozenset(),
-    output_low: bool = False,
-    any_heads: FrozenSet[int] = frozenset(),
-    free_params: FrozenSet[int] = frozenset(),
-) -> Tuple[List[Tensor], bool]:
-    """Return the float32 tensors of a graph that may be cast, and whether all its float32 tensors' sizes are known.
+    low_params: FrozenSet[int],
+    output_low: bool,
+    any_heads: FrozenSet[int],
+    free_params: FrozenSet[int],
+) -> List[Tensor]:
+    """Return the float32 tensors of a graph that may be cast, and that a free node or parameter gives or reads.
 
-    Each comes with the node that decides its dtype and those that need one. Tensors that never need a cast are left
-    out. The arguments are those of `place`.
+    The arguments are those of `place`.
     """
     sides_of = [_SINK if v.label == LOW else i if v.label == FREE else _SOURCE for i, v in enumerate(decisions)]
     readers: Dict[Key, Set[int]] = {}
@@ -210,40 +174,36 @@ def find_tensors(
         sides = readers.setdefault(head.key, set())
         if number not in any_heads:
             sides.add(_SINK if output_low and head.index not in decisions[head.node].index_outputs else _SOURCE)
-    tensors, all_known = [], True
+    tensors: List[Tuple[int, Set[int], int]] = []
+    in_bytes = True
     for (position, index), sides in readers.items():
         entry = Entry(position, index)
         if facts.dtype(entry) != dtypes.FLOAT32:
             continue
         decision, size = decisions[position], facts.size(entry)
-        all_known = all_known and size is not None
+        in_bytes = in_bytes and size is not None
         if position in low_params or index in decision.low_outputs:
             producer = _SINK
         elif position in free_params:
             producer = position
         else:
             producer = sides_of[position] if decision.output_in_precision(index) else _SOURCE
-        # A tensor of two fixed sides is nothing to decide; where they differ, its cast counts.
-        if producer >= 0 or not sides <= {producer}:
-            tensors.append(Tensor(entry, producer, frozenset(sides), size))
-    return tensors, all_known
+        if producer >= 0 or max(sides, default=_SOURCE) >= 0:
+            tensors.append((producer, sides, size or 0))
+    return [
+        Tensor(producer, frozenset(sides), size if in_bytes else 0, _CAST_UNITS * size if in_bytes else 1)
+        for producer, sides, size in tensors
+    ]
 
 
-def _costs_in_bytes(tensors: Sequence[Tensor], free: Sequence[int]) -> _Costs:
-    """Return the costs in units of two bytes. Free nodes save bytes of inputs and outputs; casts move bytes."""
-    saving = dict.fromkeys(free, 0)
-    for tensor in tensors:
-        for side in (tensor.producer, *tensor.readers):
-            if side in saving:
-                saving[side] += _OPERATOR_UNITS * (tensor.size or 0)
-    return _Costs(saving, {tensor.entry.key: _CAST_UNITS * (tensor.size or 0) for tensor in tensors})
+def _cheapest(tensors: Sequence[Tensor], saving: Mapping[int, int]) -> Tuple[int, Set[int]]:
+    """Return the maximum flow in units, and the nodes on the smallest sink side of a minimum cut.
 
-
-def _cheapest(tensors: Sequence[Tensor], costs: _Costs) -> Tuple[int, Set[int]]:
-    """Return the maximum flow in the unit of the costs, and the nodes on the smallest sink side of a minimum cut."""
+    ``saving`` has the units that each free node saves in low precision.
+    """
     # A cost times this, plus one for each cast: the fewest casts among the cheapest placements.
     scale = len(tensors) + 1
-    infinite = (sum(costs.saving.values()) + sum(costs.cast.values()) + 1) * scale  # more than all others
+    infinite = (sum(saving.values()) + sum(tensor.price for tensor in tensors) + 1) * scale  # more than all others
     vertices: Dict[int, int] = {_SOURCE: 0, _SINK: 1}
     arcs: List[Arc] = []
 
@@ -252,10 +212,10 @@ def _cheapest(tensors: Sequence[Tensor], costs: _Costs) -> Tuple[int, Set[int]]:
             first, second = (vertices.setdefault(key, len(vertices)) for key in (start, end))
             arcs.append((first, second, capacity, back))
 
-    for node, units in costs.saving.items():
+    for node, units in saving.items():
         connect(node, _SINK, units * scale)
-    for number, (entry, producer, readers, _) in enumerate(tensors):
-        weight = costs.cast[entry.key] * scale + 1
+    for number, (producer, readers, _, price) in enumerate(tensors):
+        weight = price * scale + 1
         others = readers - {producer}
         if len(others) == 1:  # as most tensors have: one arc with a way back does
             (reader,) = others

@@ -12,7 +12,7 @@ from .control_flow import Body, bodies_of
 from .dataflow import classify
 from .decide import FLOAT32, FREE, LOW, Decision, Reason, moves
 from .facts import Facts
-from .place import Placement, place
+from .place import place
 
 NO_GAIN = "nothing here gains from low precision"
 """The reason given for a free operator of a graph in which no operator is pinned to low precision."""
@@ -23,6 +23,7 @@ class Plan:
     """The decisions on a graph, made before it is edited.
 
     Attributes:
+        low: Positions of the nodes that run in low precision.
         low_params: Positions of the parameters to store in low precision; of a body, of the
             variables that enter it in low precision.
         bodies: The plans of the bodies of control flow nodes, by (node, number of the body).
@@ -30,27 +31,23 @@ class Plan:
     """
 
     decisions: Tuple[Decision, ...]
-    placement: Placement
+    low: FrozenSet[int]
     low_params: FrozenSet[int]
     bodies: Mapping[Key, "Plan"] = field(default_factory=dict)
     any_heads: FrozenSet[int] = frozenset()
 
     def reads_low(self, position: int, port: int) -> bool:
         """Return whether a node wants one of its inputs in low precision."""
-        return self.decisions[position].reads_low(port, position in self.placement.low)
+        return self.decisions[position].reads_low(port, position in self.low)
 
     def gives_low(self, position: int, index: int) -> bool:
         """Return whether a node gives one of its outputs in low precision."""
-        decision, low = self.decisions[position], position in self.placement.low
+        decision, low = self.decisions[position], position in self.low
         return index in decision.low_outputs or (low and decision.output_in_precision(index))
 
     def output_dtype(self, head: Entry, policy: Policy) -> str:
         """Return the dtype of a float32 output of the graph. Positions are float32 under every policy."""
         return dtypes.FLOAT32 if head.index in self.decisions[head.node].index_outputs else policy.output_dtype
-
-    def casts(self) -> int:
-        """Return the number of casts, those in bodies included."""
-        return self.placement.casts + sum(plan.casts() for plan in self.bodies.values())
 
 
 def make_plan(
@@ -89,8 +86,8 @@ def make_plan(
         low_params |= {i for i, n in enumerate(graph.nodes) if n.is_variable and n.name in stored}
         free_params = frozenset(params - low_params - {head.node for head in graph.heads}) if final else free_params
     output_low = policy.output_dtype != dtypes.FLOAT32
-    placement = place(graph, decisions, facts, low_params, output_low, free_params=free_params)
-    return Plan(decisions, placement, low_params | (placement.low & free_params), bodies)
+    low = place(graph, decisions, facts, low_params, output_low, free_params=free_params)
+    return Plan(decisions, low, low_params | (low & free_params), bodies)
 
 
 def _is_pinned_low(decision: Decision) -> bool:
@@ -184,10 +181,10 @@ def _plan_bodies(
         ports = frozenset(port for port, _ in read) - {port for port, low in read if not low}
         outputs: Set[int] = set()
         for n, (body, body_facts) in inner.items():
-            low = frozenset(v for v, port in body.entries() if port in ports)
-            if low:
-                placement = place(body.graph, plan_of[n].decisions, body_facts, low, any_heads=plan_of[n].any_heads)
-                plan_of[n] = replace(plan_of[n], placement=placement, low_params=low)
+            entering = frozenset(v for v, port in body.entries() if port in ports)
+            if entering:
+                low = place(body.graph, plan_of[n].decisions, body_facts, entering, any_heads=plan_of[n].any_heads)
+                plan_of[n] = replace(plan_of[n], low=low, low_params=entering)
             plans[position, n] = plan_of[n]
             heads = ((number, body.graph.heads[number]) for number in plan_of[n].any_heads)
             is_float32 = ((number, h) for number, h in heads if body_facts.dtype(h) == dtypes.FLOAT32)
@@ -223,4 +220,4 @@ def _entering_low(body: Body, plan: Plan, facts: Facts, slices: bool) -> FrozenS
     candidates = set(variables) - {variables[variable] for variable, _ in body.states}
     if not slices:
         candidates -= {variables[variable] for variable in body.sliced}
-    return _read_low_only(body.graph, plan.decisions, plan.placement.low, facts, candidates)
+    return _read_low_only(body.graph, plan.decisions, plan.low, facts, candidates)

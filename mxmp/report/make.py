@@ -141,7 +141,7 @@ def _planned_rows(graph: Graph, facts: Facts, after: Graph, plan: Plan, policy: 
         decision = plan.decisions[position]
         if decision.label == KEEP:
             return AS_IT_WAS, decision.reason, decision.kinds
-        precision = policy.compute_dtype if position in plan.placement.low else FLOAT32
+        precision = policy.compute_dtype if position in plan.low else FLOAT32
         if decision.label == FREE:
             return precision, f"{decision.reason}: cheapest", (*decision.kinds, Reason.CHEAPEST)
         return precision, decision.reason, decision.kinds
