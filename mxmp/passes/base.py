@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Callable, ClassVar, Dict, Iterable, Mapping, NamedTuple, NoReturn, Optional, Set, Tuple, Union
+from typing import Callable, Dict, Iterable, Mapping, NamedTuple, NoReturn, Optional, Set, Tuple, Union
 
 from ..errors import GraphError, PassError
 from ..graph import Entry, Graph, GraphBuilder, Key, Node, verify
@@ -28,18 +29,17 @@ class PassResult(NamedTuple):
 class Pass(ABC):
     """A graph transformation whose fields are its options; it has no side effects."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str:
+        """The name of the pass in messages: 'insert-casts' of ``InsertCasts``."""
+        return re.sub("(?<=[a-z])(?=[A-Z])", "-", type(self).__name__).lower()
 
     def __call__(self, graph: Graph) -> PassResult:
-        """Verify the graph and run the pass.
+        """Verify the graph, run the pass and check the result.
 
         Raises GraphError for a malformed graph, PassError if the pass cannot deal with it or its result is malformed.
         """
         verify(graph)
-        return self.apply(graph)
-
-    def apply(self, graph: Graph) -> PassResult:
-        """Run the pass on a graph that is verified already, and check the result."""
         self.requires(graph)
         after = self.run(graph)
         try:
@@ -65,13 +65,12 @@ class Pass(ABC):
 class Sequential(Pass):
     """Runs several passes in order, as one pass."""
 
-    name: ClassVar[str] = "sequential"
     passes: Tuple[Pass, ...] = ()
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph that the last pass returns."""
         for each in self.passes:
-            graph = each.apply(graph).graph
+            graph = each(graph).graph
         return graph
 
 

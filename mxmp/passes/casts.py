@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import AbstractSet, ClassVar, Dict, Optional, Tuple, Union
+from typing import AbstractSet, Dict, Optional, Tuple, Union
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
@@ -46,7 +46,6 @@ class InsertCasts(Pass):
     keep their names. Without ``facts`` every entry counts as float32 of unknown shape, without a ``plan`` one is made.
     """
 
-    name: ClassVar[str] = "insert-casts"
     policy: Policy = Policy()
     facts: Optional[Facts] = None
     plan: Optional[Plan] = None
@@ -194,8 +193,6 @@ class EraseCasts(Pass):
     An operator that mxmp changed stays changed: a substitute, an operator that gives float32 by an attribute, or one
         with a clamped scalar. A product with a factor is gemm2 again, because the factor is taken out.
     """
-
-    name: ClassVar[str] = "erase-casts"
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph without inserted nodes and declared dtypes."""

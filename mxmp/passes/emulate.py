@@ -24,7 +24,7 @@ The emulated graph is for running only; it is never saved. Its outputs keep thei
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, List, Set
+from typing import Dict, List, Set
 
 import numpy as np
 
@@ -52,7 +52,6 @@ class Emulate(Pass):
     ``native`` says whether the operators `ROUND` and `ROUND_FORWARD` are there.
     """
 
-    name: ClassVar[str] = "emulate"
     facts: Facts = field(default_factory=lambda: Facts({}))
     native: bool = False
 
@@ -129,7 +128,7 @@ class _Emulator:
             if node.op == "Deconvolution":
                 if not has_float64_deconvolution(node):
                     raise PassError(
-                        f"pass {Emulate.name}: node {node} has three axes or dilation, which is not emulated in "
+                        f"pass emulate: node {node} has three axes or dilation, which is not emulated in "
                         f"float16 on a CPU. Keep it in float32 by 'op:{node.op}=float32', or run it on a GPU."
                     )
                 node = deconvolution_in_float64(self.builder, node)

@@ -9,7 +9,7 @@ are computed from the old ones; `FoldBatchNorm` edits the graph.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple, Union
 
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..graph.core import VARIABLE, make_attrs
@@ -25,8 +25,6 @@ class DropDropout(Pass):
     An output of the network keeps its name: an identity gets it. The identity is BlockGrad, because MXNet's subgraph
         backend would take out any other.
     """
-
-    name: ClassVar[str] = "drop-dropout"
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph without dropout."""
@@ -286,7 +284,6 @@ class FoldBatchNorm(Pass):
     BlockGrad, because MXNet's subgraph backend does not count outputs as readers, and so sees one.
     """
 
-    name: ClassVar[str] = "fold-batchnorm"
     folds: Tuple[Fold, ...] = ()
 
     def run(self, graph: Graph) -> Graph:

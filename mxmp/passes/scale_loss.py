@@ -18,7 +18,7 @@ The scale is an input of shape (1,): it changes from step to step without a new 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, FrozenSet, Optional
+from typing import Dict, FrozenSet, Optional
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
@@ -44,7 +44,6 @@ class ScaleLoss(Pass):
     ``EraseCasts`` takes out the inserted nodes. Then no output depends on the variable.
     """
 
-    name: ClassVar[str] = "scale-loss"
     facts: Facts = field(default_factory=lambda: Facts({}))
     variable: str = "loss_scale"
     custom: FrozenSet[str] = frozenset()

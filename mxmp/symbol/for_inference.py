@@ -80,7 +80,7 @@ def prepare(
     shape_of = {(node.name, 0): facts.shape(Entry(i)) for i, node in enumerate(graph.nodes)}
     slices = GuardSlices({name: shape for name, shape in shape_of.items() if shape is not None})
     guards = Sequential((GuardFusedSums(), OrderFusedSums(), slices))
-    after = in_written_order(guards.apply(folded).graph)
+    after = in_written_order(guards(folded).graph)
     rows = [Row(node.name, node.op, DROPPED, "it does nothing in inference", ()) for node in find_dropouts(before)]
     outputs: Dict[str, Optional[str]] = {}
     for fold in folds:

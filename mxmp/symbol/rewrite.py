@@ -255,7 +255,7 @@ def emulated(
             speed += (*([] if watched else [WriteOut(float32_shapes, layouts)]), SeparateLayouts(layouts))
     names = layouts.shapes.keys()
     guards = *_guards(trains, names), GuardGradientSums(names), GuardLayouts(), GuardAmpCasts(written)
-    running = Sequential((*speed, *guards)).apply(running).graph
+    running = Sequential((*speed, *guards))(running).graph
     if running is unique:
         return graph
     return renamed(running, lambda name: old_names.get(name, name)) if old_names else running

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import pytest
 
@@ -17,7 +16,6 @@ GRAPH = from_text("x = null()\nd = dot(x, x)\nreturn d")
 
 @dataclass(frozen=True)
 class Rename(Pass):
-    name: ClassVar[str] = "rename"
     to: str = "d"
 
     def run(self, graph):

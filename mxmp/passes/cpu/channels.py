@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import AbstractSet, ClassVar, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
@@ -166,7 +166,6 @@ class GroupDepthwise(Pass):
         float32_entries: The names of its float32 entries.
     """
 
-    name: ClassVar[str] = "group-depthwise"
     layouts: Layouts = field(default_factory=Layouts)
     float32_entries: AbstractSet[OutputRef] = frozenset()
 

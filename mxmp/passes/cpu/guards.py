@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import (
     AbstractSet,
-    ClassVar,
     Dict,
     FrozenSet,
     Iterable,
@@ -61,7 +60,6 @@ class GuardAmpCasts(Pass):
     in float32 they have a layout that amp_cast cannot read (see `mxmp.arrays.amp_cast`), and a copy can.
     """
 
-    name: ClassVar[str] = "guard-amp-casts"
     written: FrozenSet[str] = frozenset()
 
     def run(self, graph: Graph) -> Graph:
@@ -99,7 +97,6 @@ class GuardGradientSums(Pass):
     ``entries`` are the bfloat16 entries of the graph and of its bodies, as ``bfloat16_entries`` finds them.
     """
 
-    name: ClassVar[str] = "guard-gradient-sums"
     entries: AbstractSet[OutputRef] = frozenset()
 
     def run(self, graph: Graph) -> Graph:
@@ -136,8 +133,6 @@ class GuardLayouts(Pass):
     The copy is SwapAxis of an axis with itself, which copies into the default layout, forward and
     backward, and never in place. Graphs without convolutions and pooling stay as they are.
     """
-
-    name: ClassVar[str] = "guard-layouts"
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with copies."""
@@ -178,8 +173,6 @@ class GuardPRelu(Pass):
     data, broadcasts alpha where the data is not positive. Positive values are in no product, so that no gradient leaves
     float16's range that does not with PReLU. To be removed when MXNet's FInplaceOption of it is.
     """
-
-    name: ClassVar[str] = "guard-prelu"
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph without PReLU."""
@@ -223,7 +216,6 @@ class GuardTransposed(Pass):
     ``entries`` are the float32 entries of the graph, as ``float32_entries`` finds them; bodies stay as they are.
     """
 
-    name: ClassVar[str] = "guard-transposed"
     entries: Mapping[OutputRef, Optional[Shape]] = field(default_factory=dict)
 
     def run(self, graph: Graph) -> Graph:
@@ -296,7 +288,6 @@ class GuardBranches(Pass):
     that. To be removed when MXNet writes zeros.
     """
 
-    name: ClassVar[str] = "guard-branches"
     entries: AbstractSet[OutputRef] = frozenset()  # those in bfloat16, for which where has no gradient
 
     def run(self, graph: Graph) -> Graph:
@@ -362,8 +353,6 @@ class GuardFusedSums(Pass):
     sees all readers.
     """
 
-    name: ClassVar[str] = "guard-fused-sums"
-
     def run(self, graph: Graph) -> Graph:
         """Return the graph with copies."""
         return with_copies(graph, dict(_unseen_reads(graph)), _copier("BlockGrad"))
@@ -394,8 +383,6 @@ class OrderFusedSums(Pass):
     when MXNet orders them anew.
     """
 
-    name: ClassVar[str] = "order-fused-sums"
-
     def run(self, graph: Graph) -> Graph:
         """Return the graph with the inputs of such sums in the other order."""
 
@@ -424,7 +411,6 @@ class GuardSlices(Pass):
     be removed when MXNet's slice does so too.
     """
 
-    name: ClassVar[str] = "guard-slices"
     shapes: Mapping[OutputRef, Shape] = field(default_factory=dict)
 
     def run(self, graph: Graph) -> Graph:

@@ -16,7 +16,7 @@ Kernels were 1, 3 and 5 pixels wide, with strides, dilation and groups. They dep
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Dict, List, Mapping, NamedTuple, Optional
+from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
@@ -156,7 +156,6 @@ class SeparateLayouts(Pass):
     A whole stage of a ResNet would get that order.
     """
 
-    name: ClassVar[str] = "separate-layouts"
     layouts: Layouts = Layouts()
 
     def run(self, graph: Graph) -> Graph:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import AbstractSet, ClassVar, Dict, Set, Union
+from typing import AbstractSet, Dict, Set, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
@@ -64,7 +64,6 @@ class WidenSlowKernels(Pass):
         weights: The names of the float32 entries of a graph that trains.
     """
 
-    name: ClassVar[str] = "widen-slow-kernels"
     layouts: Layouts = field(default_factory=Layouts)
     fused: bool = False
     weights: AbstractSet[OutputRef] = frozenset()

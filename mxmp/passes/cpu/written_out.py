@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node
@@ -279,7 +279,6 @@ class WriteOut(Pass):
     ``entries`` are the float32 entries of the graph, as `float32_entries` finds them.
     """
 
-    name: ClassVar[str] = "write-out"
     entries: Mapping[OutputRef, Optional[Shape]] = field(default_factory=dict)
     layouts: Layouts = field(default_factory=Layouts)
 
