@@ -62,7 +62,8 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters.update(breakable=_breakable, powers=_powers)
     # A notebook's style sheet has rules for tables and lists with a higher rank than '.mxmp td'. Ours have to win.
-    style = re.sub(r"\.mxmp(?![\w-])", ".mxmp.mxmp.mxmp", (_FOLDER / "style.css").read_text(encoding="utf-8"))
+    style, dark = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("style.css", "dark.css"))
+    style = re.sub(r"\.mxmp(?![\w-])", ".mxmp.mxmp.mxmp", style).replace("/* dark.css */", dark)
     environment.globals["style"] = Markup(style)
     return environment
 

@@ -225,6 +225,14 @@ def test_a_fragment_works_in_a_notebook_and_styles_nothing_else(chromium, notebo
     assert chromium.run("return getComputedStyle(document.querySelector('td')).borderBottomWidth") == "0px"
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_fragment_has_jupyterlabs_theme_whatever_the_systems_is(chromium, notebook, dark):
+    chromium.open(notebook, dark=not dark)
+    chromium.run("document.body.dataset.jpThemeLight = arguments[0]", str(not dark).lower())
+    colors = chromium.run("const s = getComputedStyle(document.querySelector('.mxmp')); return [s.backgroundColor, s.colorScheme]")
+    assert colors == (["rgb(20, 23, 27)", "dark"] if dark else ["rgb(255, 255, 255)", "light"])
+
+
 def test_jupyterlabs_style_sheet_changes_nothing(chromium, tmp_path):
     """Every element of a fragment looks as it does without it: left-aligned cells, labels in one piece, wide pictures."""
     cell = f'<div class="jp-RenderedHTMLCommon jp-RenderedHTML jp-OutputArea-output">{whole()._repr_html_()}</div>'

@@ -12,6 +12,7 @@ import pytest
 
 from mxmp import Policy
 from mxmp.display import NUMBER, Column, Figures, Notes, Record, Section, Table
+from mxmp.display.page import fragment
 from mxmp.display.terminal import table, text
 from mxmp.errors import CheckpointError, PolicyError, StateError
 from tests import messages
@@ -149,6 +150,11 @@ def test_a_notebook_shows_the_same_without_a_frame():
     text = MOST._repr_html_()
     assert "<html" not in text and "<h1" not in text and "32,768" in text and "broken = true" in text
     assert "<script>window" not in text
+
+
+def test_a_notebook_names_a_part_only_if_its_title_is_another():
+    html = fragment("Gradients", [Section("Gradients", ()), Section("By layer", ())])
+    assert html.count(">Gradients</p>") == html.count(">By layer</p>") == 1
 
 
 def test_a_terminal_shows_tables_first_and_what_matters_last():
