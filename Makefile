@@ -7,7 +7,8 @@ VENV := .venv
 PYTHON ?=
 ARGS ?=
 
-.PHONY: demo test test-stress test-processors test-python test-horovod test-gpu-record bench docs docs-links lint named
+.PHONY: demo test test-stress test-processors test-python test-horovod test-gpu-record bench docs docs-links look-jupyter \
+	lint named
 
 demo: $(VENV)/.demo
 	@$(VENV)/bin/python examples/digits.py --out examples/output $(ARGS)
@@ -64,6 +65,13 @@ docs: $(VENV)/.docs
 docs-links: $(VENV)/.docs
 	@$(VENV)/bin/python -m sphinx -q -b linkcheck docs docs/build/links
 
+# Pictures of results in JupyterLab, which has an environment of its own.
+look-jupyter: $(VENV)/.test $(VENV)-jupyter/.built
+	@sh tools/browser.sh
+	@mkdir -p docs/build/jupyter
+	@$(VENV)/bin/python -m tools.jupyter_look $(VENV)-jupyter/bin docs/build/jupyter
+	@echo "Written: docs/build/jupyter/light.png, docs/build/jupyter/dark.png"
+
 lint: $(VENV)/.test
 	@$(VENV)/bin/python -m ruff check .
 	@$(VENV)/bin/python -m mypy
@@ -81,6 +89,11 @@ named-%:
 
 $(VENV)-horovod/.built: setup.py tools/venv.sh tools/horovod.sh | $(if $(PYTHON),named-horovod)
 	@sh tools/horovod.sh $(VENV)-horovod "$(PYTHON)"
+	@touch $@
+
+$(VENV)-jupyter/.built: | $(if $(PYTHON),named-jupyter)
+	@sh tools/venv.sh $(VENV)-jupyter "" "$(PYTHON)"
+	@$(VENV)-jupyter/bin/python -m pip install --quiet --disable-pip-version-check 'jupyterlab>=4'
 	@touch $@
 
 $(VENV)-gpu-record/.built: setup.py tools/venv.sh tools/gpu_record.sh | $(if $(PYTHON),named-gpu-record)

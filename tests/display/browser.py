@@ -34,7 +34,7 @@ def find():
 
 
 @contextlib.contextmanager
-def started():
+def started(*flags):
     """Yield a browser with a profile of its own, empty and removed in the end."""
     program, driver = find()
     from selenium import webdriver
@@ -43,7 +43,7 @@ def started():
     with tempfile.TemporaryDirectory() as profile:
         options = webdriver.ChromeOptions()
         options.binary_location = program
-        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        for flag in (*FLAGS, *flags, f"--user-data-dir={profile}"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         browser = webdriver.Chrome(options=options, service=Service(driver))
@@ -60,22 +60,25 @@ class Page:
         self.browser = browser
 
     def open(self, path, width=1440, dark=False, media=""):
+        return self.go(Path(path).resolve().as_uri(), width, dark, media)
+
+    def go(self, address, width=1440, dark=False, media="", height=900):
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
-        self.resize(width)
-        self.browser.get(Path(path).resolve().as_uri())
+        self.resize(width, height)
+        self.browser.get(address)
         return self
 
-    def resize(self, width):
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    def resize(self, width, height=900):
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
-    def wait(self, code, condition):
+    def wait(self, code, condition, seconds=10):
         """Run a piece of code, and wait until a condition of the page holds."""
         from selenium.webdriver.support.ui import WebDriverWait
 
         self.run(code)
-        WebDriverWait(self.browser, 10).until(lambda _: self.run(f"return {condition}"))
+        WebDriverWait(self.browser, seconds).until(lambda _: self.run(f"return {condition}"))
 
     def run(self, code, *args):
         return self.browser.execute_script(code, *args)
