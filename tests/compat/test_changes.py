@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from mxmp import compat
-from mxmp.compat import changes
 from mxmp.compat.changes import HostArray, attribute_text
 
 pytestmark = [  # numpy 1 has what MXNet does, and warns of it; there MXNet is left as it is
@@ -214,17 +213,3 @@ def test_random_numbers_of_a_size_that_numpy_counted(name):
     sample = functools.partial(getattr(mx.np.random, name), *SAMPLERS[name])
     assert sample(size=np.int64(2)).shape == sample(size=2).shape == (2,)
     assert sample(size=(np.int64(2), 3)).shape == (2, 3)
-
-
-def test_random_numbers_of_npx_and_of_symbols_take_such_a_size():
-    random = mx.npx.random
-    samplers = (functools.partial(random.bernoulli, 0.5), random.uniform_n, random.normal_n)
-    shapes = [sample(**{key: np.int64(2)}).shape for sample, key in zip(samplers, ("size", *["batch_shape"] * 2))]
-    assert shapes == mx.sym.np.random.uniform(size=np.int64(2)).infer_shape()[1] * 3 == [(2,)] * 3
-
-
-def test_an_empty_tuple_is_one_in_all_else():
-    empty = changes.EmptyTuple()
-    assert empty == () and () == empty and hash(empty) == hash(()) and repr(empty) == "()"
-    assert [other == empty for other in (None, 2, (2,), np.int64(2), [])] == [False] * 5
-    assert [other != empty for other in ((), (2,), np.int64(2))] == [False, True, True]

@@ -74,7 +74,6 @@ def package(tmp_path, monkeypatch):
         "part/__init__.py": "",
         "part/leaf.py": leaf,
         "bare/leaf.py": "from numpy import float as value\n",
-        "broken.py": "value = (\n",
     }
     for name, text in files.items():
         (tmp_path / "probed" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -101,12 +100,6 @@ def test_a_module_has_its_source_and_data_and_is_reloaded(package):
     assert pkgutil.get_data("probed.part", "leaf.py").decode() == source
     (package / "part" / "leaf.py").write_text("import numpy\nvalue, more = numpy.float, 'more'\n", encoding="utf-8")
     assert importlib.reload(leaf) is leaf and (leaf.value, leaf.more) == (float, "more")
-
-
-def test_a_module_that_cannot_be_parsed_raises_with_its_file(package):
-    with pytest.raises(SyntaxError) as caught:
-        importlib.import_module("probed.broken")
-    assert caught.value.filename == str(package / "broken.py") and "probed.broken" not in sys.modules
 
 
 @pytest.mark.parametrize("name", ["probed.nonsense", "probedly", "json", "numpy"])

@@ -7,7 +7,6 @@ import operator
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import mxnet as mx
 import numpy as np
@@ -21,19 +20,6 @@ from mxmp.compat.old_modules import LooseVersion, StrictVersion
 RENAMED = ["alltrue", "sometrue", "product", "cumproduct", "round_", "row_stack", "trapz"]
 FINANCIAL = ["fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "rate"]
 VALUES = [[1.0, 2.0], [3.0, 4.0], [5.0, 7.0]]
-
-
-def test_a_view_reads_its_own_names_first_and_then_the_modules():
-    module = ModuleType("probe", "A module.")
-    module.new, module.both = "new", "the module's"
-    seen = old_modules.view(module, {"old": "old", "both": "the view's"})
-    module.later = "later"
-    assert (seen.old, seen.both, seen.new, seen.later) == ("old", "the view's", "new", "later")
-    assert (seen.__name__, seen.__doc__) == ("probe", "A module.") and isinstance(seen, ModuleType)
-    assert dir(seen) == sorted({*dir(module), "old"})
-    assert not hasattr(module, "old") and module.both == "the module's"
-    with pytest.raises(AttributeError, match="module 'probe' has no attribute 'nonsense'"):
-        _ = seen.nonsense
 
 
 @pytest.fixture(scope="module")

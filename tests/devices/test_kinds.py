@@ -175,14 +175,6 @@ def test_the_reason_goes_with_the_choice(on_processor):
     assert not mxmp.gluon.report(kept).notes  # the net's own policy
 
 
-@each_kind
-def test_the_doctor_says_what_auto_takes(kind, on_processor, tmp_path, monkeypatch):
-    install_cards(tmp_path, monkeypatch, [])
-    on_processor(kind)
-    name = "mixed_bfloat16" if fastest_policy().is_mixed else "float32"
-    assert name in mxmp.diagnose.doctor("O1").use
-
-
 # ------------------------------------------------------------------ where AMX is off
 
 

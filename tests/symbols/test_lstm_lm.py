@@ -104,21 +104,6 @@ def test_forget_gates_start_open(fused):
         assert bias.reshape(4, 6).tolist() == [[0] * 6, [1] * 6, [0] * 6, [0] * 6]  # gates: i, f, c, o
 
 
-def test_bucketing_module_trains_it():
-    """Counting sentences, in which each word determines the next, of two lengths."""
-    text = [[(start + 3 * step) % WORDS for step in range(n)] for start in range(WORDS) for n in (4, 7, 7, 4)]
-    batches = mx.rnn.BucketSentenceIter(text, batch_size=4, buckets=[4, 7], invalid_label=-1)
-    module = mx.mod.BucketingModule(lstm_lm.sym_gen(WORDS, num_hidden=16, num_layers=1), default_bucket_key=7)
-    metric, options = mx.metric.Perplexity(ignore_label=-1), {"learning_rate": 0.03, "rescale_grad": 1 / 4}
-    mx.random.seed(3)
-    np.random.seed(3)
-    training = {"initializer": mx.init.Xavier(), "optimizer": "adam", "optimizer_params": options}
-    module.fit(batches, num_epoch=12, eval_metric=metric, **training)
-    batches.reset()
-    # By chance 11; 1 is perfect.
-    assert module.score(batches, metric)[0][1] < 2
-
-
 @both
 def test_carried_states_give_what_one_long_text_gives(fused):
     whole, weights, inputs = small(fused=fused)

@@ -100,17 +100,6 @@ def test_probabilities_are_those_of_a_numpy_encoder(attention, norm):
     np.testing.assert_allclose(execute(symbol, weights, inputs)[0], expected, atol=TOLERANCE)
 
 
-@norms
-def test_both_attentions_have_the_same_gradients(norm):
-    plain, interleaved = (
-        execute(*tiny(attention=attention, norm=norm), is_train=True)[1] for attention in ("batch_dot", "interleaved")
-    )
-    for name, expected in plain.items():
-        assert expected.any(), name
-        scale = max(np.abs(expected).max(), 1)
-        np.testing.assert_allclose(interleaved[name], expected, atol=TOLERANCE * scale, err_msg=name)
-
-
 def test_inputs_can_be_left_out():
     """A full length masks nothing, as no length does; without types there is one input."""
     masked, weights, inputs = tiny()
