@@ -2,6 +2,7 @@
 
 import pytest
 
+from mxmp.errors import RuleError
 from mxmp.rules import ALLOW, CLEAR, DENY, EVERY, GIVEN, INFER, Rule, RuleSet
 
 RELU, SOFTRELU = (("act_type", "relu"),), (("act_type", "softrelu"),)
@@ -49,3 +50,20 @@ def test_data_ports_are_those_neither_kept_nor_indifferent():
     assert [rule.reads(port) for port in range(5)] == [True, False, False, False, True]  # of port 3 the shape
     every = Rule("op", CLEAR, keep=EVERY, keep_outputs=EVERY)
     assert not any(every.is_data(port) for port in (0, 1, 999)) and 999 in every.keep_outputs
+
+
+MESSAGES = {
+    "two categories": (
+        (Rule("softmax", ALLOW), Rule("softmax", DENY)), "'softmax' is in both allow and deny; keep it in one."),
+    "behind one that asks for less": (
+        (Rule("RNN", ALLOW, when=(LENGTHS,)), Rule("RNN", ALLOW, when=(LSTM, LENGTHS))),
+        "'RNN': the rule for {'mode': 'lstm', 'use_sequence_length': 'True'} is never reached behind the one for "
+        "{'use_sequence_length': 'True'}."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rules, message", MESSAGES.values(), ids=MESSAGES)
+def test_rules_that_cannot_be_are_refused(rules, message):
+    with pytest.raises(RuleError) as caught:
+        RuleSet(rules)
+    assert str(caught.value) == message

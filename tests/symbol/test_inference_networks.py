@@ -1,5 +1,6 @@
 """Whole networks converted for inference: as exact as MXNet in float32, no worse in low precision, fused alike."""
 
+import functools
 from collections import Counter
 
 import mxnet as mx
@@ -9,19 +10,13 @@ from mxnet.gluon.model_zoo import vision
 
 from mxmp.symbol import convert_model, to_graph
 from tests.symbol.inference_networks import fill, run
+from tests.symbol.small import run as bound
 
 
 def zoo(name, size=32, **options):
     """Return a network of Gluon's model zoo with random parameters and statistics."""
     net = vision.DenseNet(16, 8, (2, 2)) if name == "densenet" else vision.get_model(name, classes=10, **options)
     return fill(net(mx.sym.var("data")), {"data": (2, 3, size, size)})
-
-
-def infer(symbol, network, args, aux):
-    """Return the outputs of a symbol that MXNet binds: its subgraph backend fuses what it can."""
-    given = {**{name: mx.nd.array(value) for name, value in network.inputs.items()}, **args}
-    executor = symbol.bind(mx.cpu(), {name: given[name] for name in symbol.list_arguments()}, aux_states=dict(aux))
-    return [each.asnumpy().astype(np.float64) for each in executor.forward()]
 
 
 def error(results, exact):
@@ -50,7 +45,8 @@ def test_float32_is_as_exact_as_without_folding(name, size, options):
     assert found.report.count["folded"] > 0
     usual = error(network.run(), exact)
     assert usual < 2e-6
-    assert error(infer(found.symbol, network, found.arg_params, found.aux_params), exact) < 4 * usual
+    values = {**found.arg_params, **found.aux_params, **network.inputs}
+    assert error(bound(found.symbol, values), exact) < 4 * usual  # MXNet's subgraph backend fuses what it can
     assert error(run(found.symbol, network.inputs, found.arg_params, found.aux_params), exact) < 2 * usual
 
 
@@ -59,10 +55,9 @@ FUSED = ("_sg_mkldnn_conv", "_sg_mkldnn_fully_connected", "Activation", "elemwis
 
 def fused_operators(symbol):
     """Return how many operators of each kind MXNet's subgraph backend makes of a symbol, and what it puts in them."""
-    nodes = to_graph(symbol.get_backend_symbol("MKLDNN")).nodes
-    kinds = Counter(node.op for node in nodes if node.op in FUSED)
-    kinds.update(key for node in nodes for key, _ in node.attrs if key.startswith("with_") and key != "with_bn")
-    return kinds
+    nodes = to_graph(symbol.get_backend_symbol("MKLDNN")).operators()
+    put_in = (key for node in nodes for key, _ in node.attrs if key in ("with_act", "with_sum"))
+    return Counter([*(node.op for node in nodes if node.op in FUSED), *put_in])
 
 
 @pytest.mark.parametrize("name", ["resnet18_v1", "mobilenetv2_1.0"])
@@ -75,16 +70,10 @@ def test_the_same_is_fused_as_without_folding(name):
         assert fused_operators(convert(network, policy).symbol) == expected
 
 
-def conv(data, name="conv1"):
-    return mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=4, name=name)
-
-
-def act(data):
-    return mx.sym.Activation(data, act_type="relu", name="act")
-
-
+conv = functools.partial(mx.sym.Convolution, kernel=(3, 3), pad=(1, 1), num_filter=4, name="conv1")
+act = functools.partial(mx.sym.Activation, act_type="relu", name="act")
 DATA = mx.sym.var("data")
-X = conv(DATA, "conv")
+X = conv(DATA, name="conv")
 NORM = mx.sym.BatchNorm(X, fix_gamma=False, name="bn")
 SHARED = {  # a sum and something that is fused with a convolution read its output
     "relu": conv(act(X)) + X,
@@ -104,4 +93,5 @@ SHARED = {  # a sum and something that is fused with a convolution read its outp
 def test_sums_that_mxnet_fuses_wrongly(symbol):
     network = fill(symbol, {"data": (2, 4, 8, 8)})
     found = convert(network, "O0")
-    assert error(infer(found.symbol, network, found.arg_params, found.aux_params), network.run("float64")) < 1e-6
+    values = {**found.arg_params, **found.aux_params, **network.inputs}
+    assert error(bound(found.symbol, values), network.run("float64")) < 1e-6
