@@ -221,12 +221,6 @@ class Planned:
 LAYER = "x = null()\nw = null()\nd = dot(x, w)\n"
 
 
-def test_ports_that_are_never_cast_are_read_as_they_are():
-    found = Planned("i = null()\nw = null()\ne = Embedding(i, w)\nd = dot(e, w)\nreturn d", params=["w"])
-    assert "e" in found.low()
-    assert not found.plan.reads_low(found.at["e"], 0) and found.plan.reads_low(found.at["e"], 1)
-
-
 CARRIED = "x = null()\nw = null()\nv = null()\n{}\nd = dot(x, c)\nreturn d"
 CONCAT = "a = Reshape(w) {shape: -1}\nb = Reshape(v) {shape: -1}\nc = Concat(a, b) {dim: 0; num_args: 2}"
 SHAPES = {"x": (2, 8), "w": (2, 2), "v": (4,), "a": (4,), "b": (4,), "c": (8,), "d": (2,)}
