@@ -162,11 +162,6 @@ def is_part(block: gluon.Block) -> bool:
     return bool(vars(block).get(_PART))
 
 
-def holds_converted(block: gluon.Block) -> bool:
-    """Return whether a block within this block is converted."""
-    return bool(conversions_of(descendants(block)))
-
-
 @contextlib.contextmanager
 def undone(undo: Callable[[], Any]) -> Iterator[None]:
     """Call ``undo`` when this context ends, twice: if KeyboardInterrupt stops the first call, the second one completes.

@@ -6,7 +6,7 @@ from typing import Any, Callable, Tuple
 
 from mxnet import MXNetError, gluon
 
-from ..checkpoint import check_arrays_file, checkpoint_files
+from ..checkpoint import check_arrays_file, checkpoint_files, params_file_of
 from ..errors import TrainerError, mxnet_reason
 from ..files import is_local, manifest_of, require_file, require_set, saving
 from ..symbol import save_checkpoint as save_model
@@ -94,8 +94,8 @@ def load_checkpoint(prefix: str, epoch: int, net: gluon.Block, trainer: Trainer)
         StateError: If the states are of another training. By then the parameters are loaded.
     """
     params, states = _files("load_checkpoint", prefix, epoch, net, trainer)
-    for file in (params, states):
-        require_file(file)
+    params_file_of(prefix, epoch)  # its error lists the epochs that there are
+    require_file(states)
     require_set(manifest_of(params), params, states)
     trainer._require_between_steps("load_checkpoint")
     check(params)

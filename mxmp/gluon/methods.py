@@ -183,9 +183,10 @@ class ConvertedBlock(gluon.HybridBlock):
 
     @_where_converted
     def summary(self, conversion: Any, *inputs: Any) -> None:
-        """Print the summary of the float32 net: it needs each block to run by itself."""
-        with unconverted(), storage.in_float32(conversion.stored):
-            super().summary(*inputs)
+        """Print the summary of the float32 net: it needs each block to run by itself. A copy has float32 parameters."""
+        net = copy.deepcopy(self) if conversion.stored else self
+        with unconverted():
+            plain_class(net).summary(net, *inputs)
 
     @_where_converted
     def save_parameters(self, conversion: Any, filename: str, *args: Any, **kwargs: Any) -> None:

@@ -25,7 +25,7 @@ from ..train.masters import (
     keep_masters,
     without_masters,
 )
-from .blocks import blocks_in, conversion_of, holds_converted, is_part, undone
+from .blocks import blocks_in, conversions_of, is_part, undone
 
 _BLOCKS_FILE = gluon.HybridBlock.forward.__code__.co_filename  # MXNet's code that reads parameters for blocks
 _LOCAL = threading.local()  # see `reading_stored`
@@ -143,7 +143,7 @@ def _require_converted(param: gluon.Parameter, caller: FrameType) -> None:
         if isinstance(block, gluon.Block):
             if not calling:
                 has_graph = frame.f_code is not gluon.HybridBlock.forward.__code__
-                if is_part(block) or conversion_of(block) is not None or (has_graph and holds_converted(block)):
+                if is_part(block) or conversions_of(blocks_in(block) if has_graph else [block]):
                     return
             calling.append(block)
         frame = frame.f_back
@@ -265,23 +265,6 @@ def widen(param: gluon.Parameter) -> None:
     is_low = is_initialized(param) and dtype_of(param) in dtypes.LOW_PRECISION
     if is_low and not isinstance(param, LowPrecisionParameter):
         _replace(param, dtypes.FLOAT32, [to_float32(array) for array in param.list_data()])
-
-
-@contextlib.contextmanager
-def in_float32(params: Iterable[gluon.Parameter]) -> Iterator[None]:
-    """Store low precision parameters in float32 within this context."""
-    dtypes_before = [(param, dtype_of(param)) for param in params if isinstance(param, LowPrecisionParameter)]
-
-    def put_back() -> None:
-        for param, dtype in dtypes_before:
-            if not isinstance(param, LowPrecisionParameter) or dtype_of(param) != dtype:
-                store_float32(param)  # if an exception interrupted it
-                store_low(param, dtype)
-
-    with undone(put_back):
-        for param, _ in dtypes_before:
-            store_float32(param)
-        yield
 
 
 def _replace(param: gluon.Parameter, dtype: str, arrays: List[mx.nd.NDArray]) -> None:

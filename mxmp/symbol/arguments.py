@@ -210,15 +210,6 @@ def require_fit(graph: Graph, facts: Facts, sizes: Shapes, shapes: Shapes) -> No
             )
 
 
-def refuse_for_inference(where: str, changes: Mapping[str, Any]) -> None:
-    """Refuse ``for_inference``, an option only of `convert_model`, among the changes of a policy."""
-    if "for_inference" in changes:
-        raise ConvertError(
-            f"{where} has no option for_inference, because BatchNorm is folded into the values of one network's "
-            f"parameters; give symbol and parameters to convert_model(..., for_inference=True)."
-        )
-
-
 def _require_mapping(argument: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         kind = "None" if value is None else f"a {type(value).__name__}"

@@ -14,20 +14,13 @@ from ..devices.auto import parse_policy
 from ..devices.check import require_bfloat16
 from ..devices.processor import read_processor
 from ..dtypes import BFLOAT16
+from ..errors import ConvertError
 from ..passes.base import marked_blocks
 from ..passes.cpu.fit import find_fit
 from ..passes.cpu.frozen import find_norms, low_norms, merge_windows
 from ..policy import Policy, PolicyChanges
 from ..report import Decisions, Report
-from .arguments import (
-    Model,
-    PolicyLike,
-    beyond_range,
-    check_params,
-    make_model,
-    params_and_inputs,
-    refuse_for_inference,
-)
+from .arguments import Model, PolicyLike, beyond_range, check_params, make_model, params_and_inputs
 from .checkpoint import load_checkpoint, naming_files, save_checkpoint
 from .for_inference import fit_params, fold_model, merge_params, write_norms_of
 from .inference import from_graph, to_graph
@@ -127,7 +120,11 @@ def convert_symbol(
         InferenceError: If the network does not type-check by itself; the message names the node.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
     """
-    refuse_for_inference("convert_symbol", changes)
+    if "for_inference" in changes:
+        raise ConvertError(
+            "convert_symbol has no option for_inference, because BatchNorm is folded into the values of one network's "
+            "parameters; give symbol and parameters to convert_model(..., for_inference=True)."
+        )
     model = make_model(sym, shapes, dtypes, ranges)
     parsed = parse_policy(policy, **changes)
     params, inputs = params_and_inputs(sym, model.shapes, data_names)

@@ -89,6 +89,14 @@ def test_files_that_were_not_saved_together_are_refused_and_change_nothing(name,
     assert seen(net, trainer) == before
 
 
+def test_a_missing_epoch_is_answered_by_those_that_there_are(tmp_path):
+    prefix, (net, trainer) = str(tmp_path / "net"), trained()
+    for epoch in (0, 3):
+        save_checkpoint(prefix, epoch, net, trainer)
+    with pytest.raises(CheckpointError, match="net-0001.params: there is no such file; there are epochs 0, 3."):
+        load_checkpoint(prefix, 1, net, trainer)
+
+
 @pytest.mark.parametrize("call", [save_checkpoint, load_checkpoint], ids=lambda call: call.__name__)
 def test_between_backward_and_step_nothing_is_saved_or_loaded(call, tmp_path):
     prefix, (net, trainer) = str(tmp_path / "net"), trained()
