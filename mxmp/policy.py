@@ -224,7 +224,7 @@ class Policy:
         except PolicyError as e:
             where = f"policy {spec!r}: " if "=" in spec or "," in spec else ""
             raise PolicyError(f"{where}{e}") from e
-        return policy.replace(**changes)
+        return policy.replace(**changes) if changes else policy
 
     def __str__(self) -> str:
         items = [f"{text}={getattr(self, field)}" for text, field in _DTYPES.items()]

@@ -109,7 +109,10 @@ def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
     waiting = [net]
     while waiting:
         block = waiting.pop()
-        if isinstance(block, gluon.HybridBlock) and _has_graph(block):
+        is_hybrid = isinstance(block, gluon.HybridBlock)
+        # A HybridBlock that overrides only ``forward`` has no graph, and runs eagerly.
+        has_graph = is_hybrid and plain_class(block).hybrid_forward is not gluon.HybridBlock.hybrid_forward
+        if has_graph or isinstance(block, gluon.SymbolBlock):
             roots_by_id[id(block)] = block
         else:
             waiting += reversed(children(block))
@@ -118,12 +121,6 @@ def roots(net: gluon.Block) -> List[gluon.HybridBlock]:
             f"block '{net.name}' ({type(net).__name__}) holds no HybridBlock, so there is no graph to convert."
         )
     return list(roots_by_id.values())
-
-
-def _has_graph(block: gluon.HybridBlock) -> bool:
-    """Return whether a HybridBlock can be traced; a block that overrides only ``forward`` runs eagerly."""
-    overrides_forward = plain_class(block).hybrid_forward is not gluon.HybridBlock.hybrid_forward
-    return overrides_forward or isinstance(block, gluon.SymbolBlock)
 
 
 def conversion_of(block: gluon.Block) -> Any:

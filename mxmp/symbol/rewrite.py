@@ -111,14 +111,13 @@ class Converted:
             watched: Whether a diagnosis reads its values. Then its operators stay the network's: none is written out
                 or padded, and weights need not earn their casts.
         """
-        return self._symbol_of(emulated(self.graph, self.facts, trains, fused, written, watched))
+        graph = emulated(self.graph, self.facts, trains, fused, written, watched)
+        return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
 
     def on_gpu(self, trains: bool = False) -> Any:
         """Return the symbol that runs on GPU, guarded against MXNet's faults on any device. Never saved."""
-        return self._symbol_of(Sequential(_guards(trains))(self.graph).graph)
-
-    def _symbol_of(self, graph: Graph) -> Any:
-        return self.symbol if graph is self.graph else from_graph(graph, self.symbol)
+        guarded = Sequential(_guards(trains))(self.graph)
+        return from_graph(guarded.graph, self.symbol) if guarded.modified else self.symbol
 
     @property
     def guards_training(self) -> bool:
