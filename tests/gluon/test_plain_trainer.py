@@ -7,7 +7,6 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp import amp
 from mxmp.gluon import Trainer, convert
 from mxmp.optimizer import MultiPrecision
 from tests.gluon.trainer_tools import run_backward
@@ -97,18 +96,6 @@ def test_masters_and_trainers_of_mxmp_count(warnings):
         net = make("O2")
         train(net, Trainer.adopt(plain(net), 8) if adopted else Trainer(net, "sgd", loss_scale=8))
     assert not warnings()
-
-
-def test_nets_that_amp_converts(warnings):
-    net = nn.Dense(2, in_units=3, prefix="net_")
-    net.initialize()
-    net.hybridize()
-    amp.init()
-    try:
-        train(net, plain(net))
-    finally:
-        amp.disable()
-    assert len(warnings()) == 1
 
 
 def test_a_trainer_that_comes_later_is_found(warnings):
