@@ -297,17 +297,15 @@ def make():
 def test_the_report_of_a_float32_policy(policy):
     net = convert(make(), policy)
     net.hybridize()
-    net(X)
     for _ in range(2):
+        convert(net, policy)(X)
         rows = report(net)
-        assert rows.policy == str(Policy.parse(policy)) and rows.casts == 0 and rows.count == {"float32": 4}
+        assert rows.policy == str(Policy.parse(policy)) and rows.casts == 0
         assert [row.op for row in rows.rows] == ["FullyConnected", "BatchNorm", "FullyConnected", "Activation"]
-        assert {row.reason for row in rows.rows} == {"the policy computes in float32"}
+        assert {(row.precision, row.reason) for row in rows.rows} == {("float32", "the policy computes in float32")}
         convert(net, "O1", last_layer_fp32=True)(X)
         precisions = {row.name: row.precision for row in report(net).rows}
         assert precisions["first_fwd"] == "float16" and precisions["last_fwd"] == "float32"
-        assert convert(net, "O1,last_layer_fp32=True")._mxmp_conversion is net._mxmp_conversion
-        assert convert(net, policy)(X).shape == (4, 2)
 
 
 @pytest.mark.parametrize("convert_it", [lambda net: convert(net, "O1"), lambda net: cast(net, "float16")])
@@ -396,15 +394,11 @@ def test_a_converted_net_and_its_copies_say_what_they_are():
     convert(net, "O1")
     for each in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert repr(each) == f"{plain}\nconverted by mxmp: {Policy.parse('O1')}"
-        kind = type(each)
         assert isinstance(each, nn.HybridSequential)
-        assert (kind.__name__, kind.__qualname__) == ("HybridSequential", "HybridSequential")
+        assert type(each).__name__ == type(each).__qualname__ == "HybridSequential"
         part = each[:1]  # HybridSequential makes it by type(net)
         assert "converted" not in repr(part) and repr(pickle.loads(pickle.dumps(part))) == repr(part)
-        empty = kind.__new__(kind)
-        empty._children = {}
-        assert repr(empty) == "HybridSequential(\n\n)"
-        assert repr(restore(each)) == plain and type(each) is type(kind()) is nn.HybridSequential
+        assert repr(restore(each)) == plain and type(each) is nn.HybridSequential
 
 
 def test_a_trainer_says_what_it_is():

@@ -424,14 +424,6 @@ def test_bad_policy_changes_nothing():
     assert np.array_equal(net(x).asnumpy(), converted)
 
 
-def test_calls_of_different_structure():
-    loss = convert(gluon.loss.SoftmaxCrossEntropyLoss(), "O1")
-    pred, label, weight = mx.nd.ones((2, 3)), mx.nd.array([0, 2]), mx.nd.array([[1], [3]])
-    for _ in range(2):
-        np.testing.assert_allclose(loss(pred, label).asnumpy(), np.log(3) * np.ones(2), rtol=1e-5)
-        np.testing.assert_allclose(loss(pred, label, weight).asnumpy(), np.log(3) * np.array([1, 3]), rtol=1e-5)
-
-
 @pytest.mark.parametrize("first", ["with states", "without"])
 def test_a_recurrent_layer_may_be_called_with_and_without_states(first):
     layer = convert(initialized(gluon.rnn.LSTM(4, input_size=3)), "O1")

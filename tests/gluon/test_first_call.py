@@ -8,7 +8,7 @@ import pytest
 from mxnet.gluon import nn
 
 from mxmp.errors import ConvertError, InferenceError, PolicyError, TrainerError
-from mxmp.gluon import Trainer, cast, convert, exact_value, export, freeze, report, restore
+from mxmp.gluon import Trainer, convert, exact_value, export, freeze, report, restore
 from mxmp.loss_scale import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.gluon.nets import (
     Function,
@@ -175,14 +175,6 @@ def test_parameters_are_collected_as_they_are():
 
 
 # ---------------------------------------------------------------------- another policy, or none
-
-
-def test_another_policy_takes_the_place_of_one_that_was_never_used():
-    net = convert(cnn("O2"), "O1")
-    net(X)
-    assert set(stored(net).values()) == {"float32"} and report(net).policy.startswith("param=float32,compute=float16")
-    cast(net, "float16")(X)
-    assert stored(net)[WEIGHT] == "float16"
 
 
 def test_restore_leaves_nothing():

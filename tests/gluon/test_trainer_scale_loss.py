@@ -455,12 +455,9 @@ def test_a_trainer_without_a_scale_that_is_forgotten_in_scale_loss_takes_no_scal
         scaled.backward()
     if steps_first:
         first.step(1)
-    try:
+    with pytest.raises(TrainerError):
         second.step(1)
-    except TrainerError:
-        np.testing.assert_array_equal(value(b.data()), [1])
-    else:
-        np.testing.assert_array_equal(value(b.data()), [0.5])
+    assert value(b.data()) == [1]
 
 
 def jointly(trainers, *params):
@@ -479,15 +476,6 @@ def test_discarded_gradients_stay_discarded_when_their_trainers_meet_again():
     jointly([first, second], a, c)
     assert second.step(1, ignore_stale_grad=True) and first.step(1)
     assert [value(each.data()).item() for each in (a, b, c)] == [0, 1, 0.5]
-
-
-def test_a_gradient_that_was_discarded_is_no_overwritten_one():
-    a, b = (param([1.0], name=name) for name in "ab")
-    first, second = sgd(a, 64), sgd(b, 64)
-    jointly([first, second], a, b)
-    second.discard_grads()
-    with pytest.raises(TrainerError, match="parameter 'a' from an earlier"):
-        jointly([first, second], a, b)
 
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
