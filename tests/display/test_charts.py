@@ -85,14 +85,6 @@ def test_zeros_stand_in_the_band_of_what_becomes_0(dtype, most):
     assert list(labels(chart, "along"))[0] == "0"
 
 
-@pytest.mark.parametrize("values", [[4523.5], [NAN, 1.0, NAN], [None, 2.0]], ids=str)
-def test_a_single_point_is_a_dot_within_the_chart(values):
-    chart = lines("c", list(range(len(values))), [Line("v", values)])
-    (dot,) = (each for each in svg(chart).iter("path") if "dots" in each.get("class").split())
-    ((point,),) = path_of(chart)
-    assert dot.get("d").endswith("h0") and 0 < point[1] < 1
-
-
 @pytest.mark.parametrize("x", [[7], [1000], [1, 2], [0, 3], [100, 101, 102]], ids=str)
 def test_steps_are_labelled_by_whole_numbers(x):
     along = [text.replace(",", "") for text in labels(lines("c", x, [Line("v", [1.0] * len(x))]), "along")]

@@ -80,13 +80,6 @@ def test_casts_are_marked_where_they_stand():
     assert boxes[0][0] == ["a (Convolution): float16, allow; casts data to float16, a_weight to float16"]
 
 
-def test_casts_within_a_box_are_marked():
-    operators = chain(60)
-    operators[4] = Row("n4", "softmax", "float32", "deny", [Cast("n3_output", "float32", "n3")], ["n3"])
-    boxes, marks, _ = drawn(operators)
-    assert marks == ["n3_output to float32"] and boxes[0][1] == ["float16"] * 4 + ["float32"] + ["float16"] * 4
-
-
 def test_of_twins_the_last_one_before_the_reader_is_meant():
     def positions(*rows):
         return read_positions([Row(name, "x", "float16", "", inputs=inputs) for name, *inputs in rows])

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mxmp.errors import DependencyError
 from tests import messages
-from tools.gpu_record.build import LIBRARY
 from tools.gpu_record.process import environment
 from tools.gpu_record.read import read, sections
 
@@ -72,23 +70,6 @@ def test_environment_puts_the_recorder_first_and_keeps_the_rest(recorder, tmp_pa
         "MXNET_USE_FUSION": "0",
     }
     assert {name: found[name] for name in expected} == expected and "GPU_RECORD" not in os.environ
-
-
-def environment_in(folder, record="record", **settings):
-    (folder / LIBRARY).touch()
-    return environment(folder, folder / record, **settings)
-
-
-MESSAGES = {
-    "no recorder": (lambda tmp_path: environment(tmp_path, "record"), DependencyError, "... holds no recorder; run: python -m tools.gpu_record.build ..."),
-    "no folder": (lambda tmp_path: environment_in(tmp_path, "no/record"), FileNotFoundError, "the record ...no/record cannot be written: there is no folder ...no"),
-    "no variable": (lambda tmp_path: environment_in(tmp_path, gpu=2), TypeError, "environment() has no argument 'gpu'; variables of the process are in capitals"),
-}
-
-
-@messages.each(MESSAGES)
-def test_messages(call, error, text, tmp_path):
-    messages.check(call, error, text, tmp_path)
 
 
 ROWS = ([1, 1, 1, 1], [0, 1, 1, 1], [0, 2.5, -3, 1], ["nan", 1, 1, 1], [9, 9, 9, 9])  # of one, two and four copies each

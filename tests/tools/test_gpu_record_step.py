@@ -1,4 +1,4 @@
-"""tools.gpu_record.step and recorded_step, as far as they need no CUDA: users' files, the table."""
+"""tools.gpu_record.step, as far as it needs no CUDA: the table, and its one line without a recorder."""
 
 import io
 import subprocess
@@ -6,11 +6,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from tests import messages
-from tools.gpu_record.recorded_step import UsageError, load
 from tools.gpu_record.step import RecordedStep, table
 from tools.gpu_record.summary import Convolution, MatrixProduct, Rnn, Summary
 
@@ -51,29 +49,3 @@ def test_the_command_without_a_recorder_says_what_it_needs(tmp_path):
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, (tmp_path / "new").exists()) == (1, False)
     messages.fit(done.stderr, "mxmp: ...new holds no recorder; run: python -m tools.gpu_record.build ...\n")
-
-
-def load_text(text, folder):
-    (folder / "helper_of_mine.py").write_text("NET = 'net'\n")
-    (folder / "mine.py").write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", list(sys.path))
-        return load(str(folder / "mine.py"))
-
-
-def test_a_file_gives_what_its_function_returns(tmp_path):
-    text = "from helper_of_mine import NET\ndef network(): return NET, [1], [], 'loss'\n"
-    assert load_text(text, tmp_path) == ("net", [1], [], "loss")
-
-
-NONE = "...mine.py has no function network(); it returns a net, its inputs, its labels and its loss"
-MESSAGES = {
-    "no function": (lambda tmp_path: load_text("x = 1", tmp_path), UsageError, NONE),
-    "a number": (lambda tmp_path: load_text("network = 3", tmp_path), UsageError, NONE),
-    "no file": (lambda: load("no.py"), UsageError, "no.py is not there; name a Python file with a function network()"),
-}
-
-
-@messages.each(MESSAGES)
-def test_messages(call, error, text, tmp_path):
-    messages.check(call, error, text, tmp_path)

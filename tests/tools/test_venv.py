@@ -17,11 +17,9 @@ case "$*" in
     *version_info*) {version} ;;
     *ensurepip*) exit {venv} ;;
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-    *--no-deps*mxnet-cu112*) {wheel} echo "$*" >> {log} ;;
     "-m pip "*) echo "$*" >> {log} ;;
 esac
 """
-NO_WHEEL = "echo 'WARNING: slow'; echo 'ERROR: No matching distribution found' >&2; exit 1;"
 
 
 class Machine:
@@ -30,7 +28,7 @@ class Machine:
     def __init__(self, folder):
         self.folder, self.project, self.log = folder, folder / "project", folder / "pip.log"
         (self.project / "tools").mkdir(parents=True)
-        for name in ("Makefile", "setup.py", "tools/venv.sh", "tools/gpu_record.sh", "tools/browser.sh"):
+        for name in ("Makefile", "setup.py", "tools/venv.sh"):
             shutil.copy(ROOT / name, self.project / name)
         for command in COMMANDS:
             self.program(f"bin/{command}", f'#!/bin/sh\nexec {shutil.which(command)} "$@"\n')
@@ -42,9 +40,9 @@ class Machine:
         file.chmod(0o755)
         return file
 
-    def python(self, place="bin/python3", version="3.11.7", venv=True, wheel=""):
+    def python(self, place="bin/python3", version="3.11.7", venv=True):
         answer = f"echo {version}" if version else "echo 'pyenv: command not found' >&2; exit 127"
-        return self.program(place, PYTHON.format(version=answer, venv=int(not venv), log=self.log, wheel=wheel))
+        return self.program(place, PYTHON.format(version=answer, venv=int(not venv), log=self.log))
 
     def run(self, *command):
         # Without what the make that runs these tests sets.
@@ -134,39 +132,3 @@ def test_make_installs_once_for_each_target_and_again_when_setup_changes(machine
     os.utime(machine.project / "setup.py", (stamp + 10, stamp + 10))
     machine.run("make", "demo")
     assert len(machine.installed()) == 1
-
-
-def test_the_environment_of_the_record_has_the_cuda_wheel_and_not_that_of_cpus(machine):
-    machine.python()
-    folder = machine.project / ".venv-gpu-record"
-    for left in ("pyvenv.cfg", "old"):  # what was left half made is made again
-        folder.mkdir(exist_ok=True)
-        (folder / left).touch()
-    assert machine.run("sh", "tools/gpu_record.sh", folder.name).returncode == 0
-    wheel, project, tests = machine.installed()
-    assert wheel.endswith("--no-deps mxnet-cu112==1.9.1") and project.endswith("--editable .[cu112,demo,gpu-record]")
-    assert "pytest-xdist" in tests and not (folder / "old").exists()
-
-
-def test_the_environment_of_the_record_fails_with_one_line_where_it_cannot_be_had(machine):
-    machine.python(wheel=NO_WHEEL)
-    done = machine.run("make", "test-gpu-record")
-    assert done.returncode == 2 and not (machine.project / ".venv-gpu-record" / ".built").exists()
-    assert done.stderr.startswith("mxmp: the wheel of mxnet-cu112 1.9.1 (0.5 GB) is not to be had")
-    assert "pip says ERROR: No matching distribution found\n" in done.stderr
-    machine.program("bin/uname", "#!/bin/sh\necho Linux aarch64\n")
-    done = machine.run("sh", "tools/gpu_record.sh", ".venv-other")
-    assert_one_line(done, "for Linux on x86-64 only", "this is Linux aarch64")
-
-
-@pytest.mark.parametrize("present", [[], ["chromium"], ["chromedriver"], ["chromium", "chromedriver"]])
-def test_browser_is_installed_where_a_part_of_it_is_missing(present, machine):
-    assert "no apt-get to install them: install both\n" in machine.run("sh", "tools/browser.sh").stderr
-    for name in present:
-        machine.program(f"bin/{name}")
-    machine.program("bin/apt-get", f'#!/bin/sh\necho "$*" >> {machine.log}\n')
-    assert machine.run("sh", "tools/browser.sh").returncode == 0
-    asked = ["update -qq", "install -y -qq chromium chromium-driver"]
-    assert machine.installed() == ([] if len(present) == 2 else asked)
-    machine.program("bin/apt-get", "#!/bin/sh\nexit 100\n")
-    assert machine.run("sh", "tools/browser.sh").returncode == (0 if len(present) == 2 else 100)
