@@ -106,6 +106,14 @@ def module_of(sym, shape=(4, 6), kind=Module, params=None, factor=0.1, label=Non
     return module
 
 
+def block_of(sym, params):
+    """Return a symbol as a net, with parameters of a dict."""
+    net = gluon.SymbolBlock(sym, mx.sym.var("data"))
+    for name, param in net.collect_params().items():
+        param._load_init(params[name], mx.cpu())
+    return net
+
+
 class Listed(diagnose.StepLogger):
     def __init__(self, every=1):
         super().__init__(every)
@@ -252,3 +260,12 @@ def model():
     args = {"first_weight": mx.nd.array(draw.randn(6, 5)), "second_weight": mx.nd.array(draw.randn(3, 6))}
     second = mx.sym.FullyConnected(first, num_hidden=3, no_bias=True, name="second")
     return mx.sym.SoftmaxOutput(second, name="softmax"), args, {}
+
+
+def bound(kind=Module, **options):
+    """Return a module, or a BucketingModule, of that model."""
+    sym, args, aux = model()
+    module = kind((lambda key: (sym, ("data",), ("softmax_label",))) if "default_bucket_key" in options else sym, **options)
+    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    module.set_params(args, aux)
+    return module

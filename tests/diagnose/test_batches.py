@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 from mxnet import gluon
 
-import mxmp
 from mxmp.diagnose import compare, explain, measure_gradients, measure_ranges
 from mxmp.errors import ConvertError
 from mxmp.tune import compare_speed
-from tests.diagnose.nets import L2, SOFTMAX, Applied, chain, made, model, where
+from tests.diagnose.nets import L2, SOFTMAX, Applied, block_of, bound, chain, made, model, where
 
 X, Y = np.random.RandomState(0).randn(4, 5).astype("float32"), np.array([0, 1, 2, 0], "float32")
 ND, LABEL = mx.nd.array(X), mx.nd.array(Y)
@@ -27,6 +26,7 @@ class Pairs(gluon.data.Dataset):
         return TWO[0][number], TWO[1][number]
 
 
+HEADLESS = (model()[0].get_internals()["second_output"], *model()[1:])
 ONE = {  # forms of one batch
     "tuple": lambda: (ND, LABEL),
     "list": lambda: [ND, LABEL],
@@ -75,18 +75,7 @@ def dense():
 
 
 def symbol_block():
-    symbol, args, _ = model()
-    net = gluon.SymbolBlock(symbol.get_internals()["second_output"], mx.sym.var("data"))
-    for name, param in net.collect_params().items():
-        param._load_init(args[name], mx.cpu())
-    return net
-
-
-def module():
-    found = mxmp.module.Module(model()[0], policy="O1")
-    found.bind([("data", (4, 5))], [("softmax_label", (4,))])
-    found.set_params(*model()[1:])
-    return found
+    return block_of(HEADLESS[0], HEADLESS[1])
 
 
 NETS = {
@@ -94,7 +83,7 @@ NETS = {
     "blocks": lambda: made(chain(gluon.nn.Dense(4, in_units=5), gluon.nn.Dense(3, in_units=4))),
     "SymbolBlock": symbol_block,
 }
-SYMBOLS = {"model": model, "Module": module}
+SYMBOLS = {"model": model, "Module": lambda: bound(policy="O1")}
 VERBS = {
     "compare": lambda *args, **loss: [compare(*args, **loss)],
     "explain": lambda *args, **loss: [explain(*args, loss_scale=2.0**40, **loss)],
@@ -132,8 +121,7 @@ def test_a_net_without_a_loss_takes_an_array_and_leaves_labels_out(batch):
 
 
 def test_a_symbol_without_loss_heads_leaves_labels_out():
-    headless = (model()[0].get_internals()["second_output"], *model()[1:])
-    assert_alike(compare, headless, {**ONE, "dict": lambda: {"data": X}, "array": lambda: X})
+    assert_alike(compare, HEADLESS, {**ONE, "dict": lambda: {"data": X}, "array": lambda: X})
 
 
 @pytest.mark.parametrize("make", [dense, model], ids=["net", "symbol"])
@@ -232,7 +220,7 @@ def test_a_batch_that_a_loader_nests_is_one_batch_and_nested_inputs_stay_nested(
 def test_a_module_trains_on_a_whole_epoch_after_its_iterator_was_read():
     iterator = mx.io.NDArrayIter(*TWO, batch_size=4, label_name="softmax_label")
     for ask in (explain, measure_ranges, lambda net, batches: compare_speed(net, batches, ["float32"], seconds=0.01)):
-        ask(module(), iterator)
+        ask(bound(policy="O1"), iterator)
         assert len(list(iterator)) == 2
         iterator.reset()
 

@@ -5,12 +5,11 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import gluon
 
 from mxmp import Policy
 from mxmp.diagnose import compare
 from mxmp.symbol import convert_model, on_cpu, to_graph
-from tests.diagnose.nets import half, ratio, split, values_of
+from tests.diagnose.nets import block_of, half, ratio, split, values_of
 
 SCALE = 256.0
 X = mx.sym.var("data")
@@ -36,10 +35,7 @@ def measure(sym, policy, values, data=("data",)):
 def gradients_of(sym, values, policy="O2", scale=SCALE, loss=lambda outputs: [(outputs**2).sum()]):
     """Return the rows of a comparison whose gradients are those of a loss of the outputs."""
     args, aux, batch = split(sym, values, ("data",))
-    net = gluon.SymbolBlock(sym, [X])
-    for name, param in net.collect_params().items():
-        param._load_init({**args, **aux}[name], mx.cpu())
-    rows = compare(net, (batch["data"], None), policy, loss=lambda out, _: loss(out), loss_scale=scale).rows
+    rows = compare(block_of(sym, {**args, **aux}), (batch["data"], None), policy, loss=lambda out, _: loss(out), loss_scale=scale).rows
     return {row.name: row for row in rows}
 
 

@@ -5,14 +5,14 @@ import copy
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon
+from mxnet import autograd
 from mxnet.gluon import nn
 
 import mxmp
 from mxmp.diagnose import Ranges, measure_gradients, measure_ranges
 from mxmp.symbol import convert_model, convert_symbol
 from symbols import get_symbol
-from tests.diagnose.nets import SOFTMAX, chain, made, split, values_of
+from tests.diagnose.nets import SOFTMAX, block_of, chain, made, split, values_of
 
 RNG = np.random.RandomState(0)
 X, WEIGHTS = RNG.randn(6, 4).astype(np.float32), {"a_weight": RNG.randn(5, 4), "b_weight": RNG.randn(3, 5)}
@@ -65,10 +65,7 @@ def largest(array):
 
 def scaled(factor=1.0):
     """Return the network as a net."""
-    net = gluon.SymbolBlock(network(factor), mx.sym.var("data"))
-    for name, param in net.collect_params().items():
-        param._load_init(PARAMS[name], mx.cpu())
-    return net
+    return block_of(network(factor), PARAMS)
 
 
 def labelled(count=1):
@@ -164,10 +161,10 @@ def test_ranges_keep_what_overflows_in_float32():
 
 
 def test_ranges_are_part_of_the_conversion_of_a_net():
-    net, data = scaled(1e5), mx.nd.array(X)
-    exact, ranges = net(data).asnumpy(), measure_ranges(net, labelled())
+    net, data = scaled(1e3), mx.nd.array(X * 100)
+    exact, ranges = net(data).asnumpy(), measure_ranges(net, (data, mx.nd.array(LABELS)))
     for _ in range(2):
-        mxmp.gluon.convert(net, "O1", ranges={**ranges, "data": 3.0})  # of an input too, which no operator gives
+        mxmp.gluon.convert(net, "O1", ranges={**ranges, "data": 300.0})  # of an input too, which no operator gives
     for each in (net, copy.deepcopy(net)):
         np.testing.assert_allclose(each(data).asnumpy(), exact, rtol=0.05, atol=0.01 * np.abs(exact).max())
     precisions = {row.name: row.precision for row in mxmp.gluon.report(net).rows}

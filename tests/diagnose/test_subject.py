@@ -15,6 +15,7 @@ from tests.diagnose.nets import (
     DATA,
     LABEL,
     SOFTMAX,
+    bound,
     bucket,
     buckets,
     chain,
@@ -38,23 +39,13 @@ def measure(net, batch, _, loss):
     return set(measure_ranges(net, batch)), set(measure_gradients(net, batch, loss=loss))
 
 
-def module(kind=mxmp.module.Module, **options):
-    sym, args, aux = model()
-    if kind in BUCKETING:
-        options["default_bucket_key"] = 4
-    found = kind((lambda key: (sym, ("data",), ("softmax_label",))) if kind in BUCKETING else sym, **options)
-    found.bind([("data", (4, 5))], [("softmax_label", (4,))])
-    found.set_params(args, aux)
-    return found
-
-
 SUBJECTS = {
     "model": (model, "O1"),
     "converted model": (lambda: mxmp.symbol.convert_model(*model(), "O2"), "O2"),
-    "module of mxnet": (lambda: module(mx.mod.Module), "O1"),
-    "module of mxmp": (lambda: module(policy="O2"), "O2"),
-    "buckets of mxnet": (lambda: module(BUCKETING[0]), "O1"),
-    "buckets of mxmp": (lambda: module(BUCKETING[1], policy="O2"), "O2"),
+    "module of mxnet": (lambda: bound(mx.mod.Module), "O1"),
+    "module of mxmp": (lambda: bound(policy="O2"), "O2"),
+    "buckets of mxnet": (lambda: bound(BUCKETING[0], default_bucket_key=4), "O1"),
+    "buckets of mxmp": (lambda: bound(BUCKETING[1], default_bucket_key=4, policy="O2"), "O2"),
 }
 
 

@@ -115,17 +115,9 @@ def imported():
     return block
 
 
-def classifier(loss=True):
-    """Return the symbol of a classifier of images, or of its scores."""
-    data = mx.sym.Convolution(mx.sym.var("data"), num_filter=4, kernel=(3, 3), name="conv")
-    data = mx.sym.Activation(mx.sym.BatchNorm(data, name="norm"), act_type="relu", name="act")
-    data = mx.sym.FullyConnected(data, num_hidden=5, name="fc")
-    return mx.sym.SoftmaxOutput(data, name="softmax") if loss else data
-
-
 def make_module(symbol=None, trains=True, data=(2, 3, 8, 8), kind=mx.mod.Module, init=None, params=(), **options):
     """Return a module that is bound, and has parameters, random ones if none are given."""
-    symbol = classifier() if symbol is None else symbol
+    symbol = network() if symbol is None else symbol
     labels = [name for name in symbol.list_arguments() if name.endswith("label")]
     module = kind(symbol, label_names=labels, **options)
     module.bind([("data", data)], [(name, data[:1]) for name in labels] or None, for_training=trains)

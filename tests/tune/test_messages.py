@@ -8,7 +8,8 @@ from mxmp.errors import ConvertError, PolicyError, TuneError
 from mxmp.gluon import freeze
 from mxmp.tune import compare_speed, search
 from tests import messages
-from tests.tune.networks import chain, classifier, convnet, dense, energy, make_module, model, two_graphs
+from tests.cli.checkpoints import network
+from tests.tune.networks import chain, convnet, dense, energy, make_module, model, two_graphs
 
 DATA, IMAGES = mx.nd.ones((2, 4)), mx.nd.ones((2, 3, 8, 8))
 
@@ -71,7 +72,7 @@ TABLE = {
         "network: block '...' is frozen under a policy; give the net that it was made of."),
     "speed: the loss of a model": (lambda: compare_speed(model(), [{"data": IMAGES}], loss=gluon.loss.L2Loss()), TuneError,
         "loss is a L2Loss; a symbol has its loss heads in it: give True for training steps, or None."),
-    "speed: no loss head": (lambda: compare_speed(make_module(classifier(loss=False)), [{"data": IMAGES}], loss=True), TuneError,
+    "speed: no loss head": (lambda: compare_speed(make_module(network().get_internals()["fc_output"]), [{"data": IMAGES}], loss=True), TuneError,
         "loss: no output (fc_output) is of a loss head, such as SoftmaxOutput; leave it out."),
     "speed: a symbol of labels alone": (lambda: compare_speed(without_data(), {"label": DATA}, ["O1"], True), TuneError,
         "network: no input of it is data, so that a batch has nothing to time."),

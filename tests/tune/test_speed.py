@@ -11,7 +11,7 @@ from mxmp.tune import compare_speed
 from tests.diagnose.nets import state
 from tests.freeze import freeze as frozen_values
 from tests.processors import NO_BFLOAT16
-from tests.tune.networks import WithMask, classifier, convnet, imported, make_module
+from tests.tune.networks import WithMask, convnet, imported, make_module
 
 IMAGES, LABELS = mx.nd.random.uniform(shape=(2, 3, 8, 8)), mx.nd.array([0, 1])
 SOFTMAX = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -81,7 +81,7 @@ def test_training_makes_whole_steps_which_change_no_weight():
 @pytest.mark.parametrize("loss", [None, True], ids=["inference", "training"])
 @pytest.mark.parametrize("kind", ["model", "module"])
 def test_models_and_modules_run_and_their_parameters_stay(kind, loss):
-    made = make_module(classifier())
+    made = make_module()
     params = made.get_params()
     given = made if kind == "module" else (made.symbol, *params)
     before = frozen_values([dict(each) for each in params])

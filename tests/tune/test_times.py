@@ -9,8 +9,8 @@ from mxmp.symbol import Checkpoint
 from mxmp.tune import PolicySpeed, SpeedComparison, compare_speed
 from mxmp.tune import speed as module
 from mxmp.tune.speed import FEWEST, MARGIN, Rounds, Stopwatch, is_faster, make_batch
-from tests.cli.checkpoints import table
-from tests.tune.networks import classifier, convnet, make_module
+from tests.cli.checkpoints import network, table
+from tests.tune.networks import convnet, make_module
 
 IMAGES = mx.nd.random.uniform(shape=(2, 3, 8, 8))
 
@@ -124,8 +124,8 @@ def test_the_policies_unless_given_are_those_that_the_processor_runs(monkeypatch
 def test_inference_is_that_of_the_frozen_network(monkeypatch):
     blocks, freeze = [], mxmp.gluon.freeze
     monkeypatch.setattr(module, "freeze", lambda *args, **options: blocks.append(freeze(*args, **options)) or blocks[-1])
-    for network, batch in ((convnet(), IMAGES), (make_module(), {"data": IMAGES})):
-        compare_speed(network, [batch], ["float32", "O1"], seconds=1e-3, progress=False)
+    for net, batch in ((convnet(), IMAGES), (make_module(), {"data": IMAGES})):
+        compare_speed(net, [batch], ["float32", "O1"], seconds=1e-3, progress=False)
     assert len(blocks) == 4
     for block in blocks:
         assert "BatchNorm" not in {row.op for row in mxmp.gluon.report(block).rows if row.precision != "folded"}
@@ -138,7 +138,7 @@ def test_inputs_of_the_command_are_random_and_labels_zeros():
     )
     target = mx.sym.LinearRegressionOutput(declared, mx.sym.var("target"))  # by whose name it is known to be a label
     args, aux = make_module().get_params()
-    model = Checkpoint(mx.sym.Group([classifier(), words, target]), {**args, "w": mx.nd.ones((3, 2))}, aux)
+    model = Checkpoint(mx.sym.Group([network(), words, target]), {**args, "w": mx.nd.ones((3, 2))}, aux)
     shapes = {"data": (2, 3, 8, 8), "softmax_label": (2,), "words": (4, 5), "declared": (2,)}
     batch = {name: array.asnumpy() for name, array in make_batch(model, shapes, {"words": "int32"}).items()}
     assert {name: array.shape for name, array in batch.items()} == shapes
