@@ -253,7 +253,7 @@ def widen(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
 def all_to_float32(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
     """Return arrays as `to_float32` does, those of ``mx.np`` as such; a GPU casts dense float16 arrays together."""
     sources = [array.as_nd_ndarray() for array in arrays]
-    fit = [k for k, a in enumerate(sources) if on_gpu(a) and a.dtype == np.float16 and a.stype == "default" and a.size]
+    fit = [k for k, array in enumerate(sources) if _is_cast_together(array)]
     together: Dict[int, mx.nd.NDArray] = {}
     with autograd.pause():
         for group in by_context(fit, [sources[k] for k in fit]):
@@ -271,10 +271,22 @@ def by_context(items: Sequence[T], arrays: Sequence[mx.nd.NDArray]) -> List[List
 
 
 def round_all(masters: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]) -> None:
-    """Round float32 arrays to nearest even into float16 arrays of their shapes, which must hold no NaN."""
-    for group in chunks(list(zip(weights, masters)), MOST_ARRAYS):
+    """Round float32 arrays to nearest even into low precision arrays of one context; a GPU rounds dense ones together.
+
+    Those must hold no NaN.
+    """
+    pairs = list(zip(weights, masters))
+    for group in chunks([pair for pair in pairs if _is_cast_together(pair[0])], MOST_ARRAYS):
         lows = [low for low, _ in group]
         _sgd(lows, lows, [master for _, master in group], lr=0)
+    for low, master in pairs:
+        if not _is_cast_together(low):
+            round_into(master, low)
+
+
+def _is_cast_together(array: mx.nd.NDArray) -> bool:
+    """Return whether an array is cast to and from float32 with others by one operator."""
+    return bool(on_gpu(array) and array.dtype == np.float16 and array.stype == "default" and array.size)
 
 
 def _sgd(

@@ -22,7 +22,6 @@ from ..arrays import (
     is_low_precision,
     on_gpu,
     round_all,
-    round_into,
     to_float32,
 )
 from .masters import Masters, changed_dtype
@@ -142,30 +141,17 @@ def _parts(weights: Sequence[Weight]) -> Iterable[List[Weight]]:
 def update_part(optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> None:
     """Have an optimizer update float32 weights, and the masters of low precision weights; round the masters."""
     low_weights = [each for each in weights if each.is_low]
-    if not low_weights:
-        _update_float32(optimizer, weights)
-        return
-    weights_in_float32 = iter(all_to_float32([each.weight for each in low_weights if each.master is None]))
-    masters = [next(weights_in_float32) if each.master is None else each.master for each in low_weights]
+    low_arrays = [each.weight for each in low_weights]
+    masters = all_to_float32([each.weight if each.master is None else each.master for each in low_weights])
     grads = all_to_float32([each.grad for each in low_weights])
     rows = zip(low_weights, masters, grads)
     in_float32 = {each.index: Weight(each.index, master, grad, each.state) for each, master, grad in rows}
     try:
         _update_float32(optimizer, [in_float32.get(each.index, each) for each in weights])
-        _round(masters, low_weights)
+        round_all(masters, low_arrays)
     except BaseException:  # After a Ctrl-C a loop saves its states, or goes on.
-        _round(masters, low_weights)
+        round_all(masters, low_arrays)
         raise
-
-
-def _round(masters: Sequence[mx.nd.NDArray], weights: Sequence[Weight]) -> None:
-    """Round masters into their weights. Dense float16 weights of a GPU are rounded together, others one by one."""
-    together = {number for number, each in enumerate(weights) if each.is_plain}
-    if together:
-        round_all([masters[number] for number in together], [weights[number].weight for number in together])
-    for number, (master, each) in enumerate(zip(masters, weights)):
-        if number not in together:
-            round_into(master, each.weight)
 
 
 def _update_float32(optimizer: mx.optimizer.Optimizer, weights: Sequence[Weight]) -> None:

@@ -81,7 +81,7 @@ def random_arrays(dtype, seed=0):
     return [mx.nd.array(draw.randn(*shape), dtype=dtype) for shape in [(3,), (2, 3), (4, 1, 2), (1,)] * 17]
 
 
-def test_many_arrays_are_widened_and_rounded_as_in_numpy():
+def test_many_arrays_are_widened_and_rounded_as_in_numpy(device):
     every = np.arange(2**16, dtype=np.uint16).view(np.float16)
     low = [mx.nd.array(every, dtype="float16"), *random_arrays("float16")]
     for wide, array in zip(arrays.widen(low), low):

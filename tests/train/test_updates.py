@@ -45,7 +45,8 @@ def trained(kind, optimizer, dtypes, shapes=SHAPES, steps=3):
 @pytest.fixture(params=["cpu", "gpu"])
 def device(request, monkeypatch):
     """Update as on a CPU, or by the kernels that a GPU has for many weights, which a CPU has too."""
-    monkeypatch.setattr("mxmp.train.kernels.on_gpu", lambda array: request.param == "gpu")
+    for module in ("mxmp.arrays", "mxmp.train.kernels"):
+        monkeypatch.setattr(f"{module}.on_gpu", lambda array: request.param == "gpu")
 
 
 @pytest.mark.parametrize("dtypes", [["float32"] * 5, ["float16"] * 5, MIXED], ids=["float32", "float16", "mixed"])
