@@ -22,7 +22,7 @@ from tests.imports import FILES, tree_of
 
 TABLE = {  # by name: the classes or modules that have it, and the files of mxmp that use it
     "_BlockScope": ([gluon.block], "gluon.conversion gluon.regions"),
-    "_LIB": ([mx.base], "arrays distributed mxnet_private"),
+    "_LIB": ([mx.base], "arrays distributed gluon.gradients mxnet_private"),
     "_Symbol": ([mx.sym.numpy], "gluon.freeze gluon.trace symbol.inference"),
     "_active": ([gluon.HybridBlock], "gluon.methods tune.speed"),
     "_all_index_update_counts": ([mx.optimizer.Optimizer], "train.state_files train.states"),

@@ -8,15 +8,16 @@ another backward has run.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import threading
 from typing import Any, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
+from mxnet.base import _LIB, check_call
 
 from ..arrays import all_finite, is_low_precision, scale_in_place
 from ..errors import StaleGradientError, TrainerError, UnscaledLossError
-from ..mxnet_private import checked_arrays, fresh_among
 from ..train import loss_heads
 from ..train.kernels import Update
 from ..train.loss_heads import (
@@ -110,7 +111,7 @@ class TrainerStep(Step):
         cleared = {id(data) for data in self._zeroed}
         written = self._waiting_ids
         for param in self._trained():
-            for data in param._data or checked_arrays(param):
+            for data in param.list_data():
                 if id(data) in cleared or not (id(data) in written or data._fresh_grad):
                     raise StaleGradientError(
                         f"{call}: the gradient of parameter '{param.name}' on context {data.ctx} has not "
@@ -215,8 +216,17 @@ class TrainerStep(Step):
     # ------------------------------------------------------------------ fresh gradients
 
     def fresh(self) -> Iterator[Tuple[mx.gluon.Parameter, mx.nd.NDArray]]:
-        """Return (parameter, weight) for each fresh gradient."""
-        return fresh_among((param, data) for param in self._trained() for data in param._data or ())
+        """Yield (parameter, weight) for each fresh gradient.
+
+        For many arrays this takes less than half as long as to read ``array._fresh_grad`` of each.
+        """
+        state = ctypes.c_int()
+        reference, read_state = ctypes.byref(state), _LIB.MXNDArrayGetGradState
+        for param in self._trained():
+            for data in param._data or ():
+                check_call(read_state(data.handle, reference))
+                if state.value:
+                    yield param, data
 
     @property
     def _waiting_ids(self) -> Set[int]:

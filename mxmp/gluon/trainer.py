@@ -313,7 +313,6 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
     @property
     def _amp_loss_scaler(self) -> AmpLossScaler:
         """The loss scale by the names that clients of contrib.amp use."""
-        self._scaler.read_default()
         return AmpLossScaler(self._scaler)
 
     @_amp_loss_scaler.setter
@@ -379,7 +378,6 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
                     f"{call}: parameter '{param.name}' has no value yet: its shape follows from the first input. Call "
                     f"the net once, or load its parameters; then call {call}."
                 )
-        self._scaler.read_default()
         self._prepare()
         step, count = self._training_step, len(self._training_step.updaters)
         return Target(self._optimizer, step.updaters, step.masters[:count], self._contexts[:count], self._params)
@@ -443,8 +441,6 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
                     f"scale_loss: expected further trainers of mxmp, found a {type(trainer).__name__} of "
                     f"{type(trainer).__module__}; see Trainer.adopt."
                 )
-            if trainer._scaler.default is not None:
-                trainer._scaler.read_default()
             if trainer._scaler.active:
                 loss_heads.refuse(trainer._params)
             if trainer._single_losses is not None:
@@ -568,7 +564,11 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         """
         rescale = self._rescale("step", batch_size)
         has_grads = self._require("step", ignore_stale_grad, check_stale=True)
-        self._tell_of_single_losses(batch_size)
+        count, self._single_losses = self._single_losses, None
+        if count and batch_size > count:  # The losses may be means over the batch, which the step divides by.
+            text = "step(%g) divides the gradients by %g, but the loss has one element. If that is a mean, call "
+            text += "step(1): otherwise the learning rate is %g times smaller. If it is a sum, all is right."
+            _LOG.warning(text, batch_size, batch_size, batch_size)
         return self._update_or_skip(rescale, has_grads)
 
     def allreduce_grads(self) -> None:
@@ -629,8 +629,6 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
     def _require(self, call: str, ignore_stale: bool = False, check_stale: bool = False) -> bool:
         """Raise unless a call may use the gradients of a step now; return whether there are any."""
         self._scaler.require_closed(call)
-        if self._scaler.default is not None:
-            self._scaler.read_default()
         if self._params_to_init or not self._kv_initialized:
             self._prepare()
         has_grads = self._training_step.require(call, ignore_stale and not self._scaler.checks)
@@ -646,14 +644,6 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
     def _rescale(self, call: str, batch_size: Any) -> float:
         require_positive(f"{call}: batch_size", batch_size)
         return float(self._scale / batch_size)
-
-    def _tell_of_single_losses(self, batch_size: float) -> None:
-        """Warn, in the first step, of losses that may be means over the batch which the step divides by."""
-        count, self._single_losses = self._single_losses, None
-        if count and batch_size > count:
-            text = "step(%g) divides the gradients by %g, but the loss has one element. If that is a mean, call "
-            text += "step(1): otherwise the learning rate is %g times smaller. If it is a sum, all is right."
-            _LOG.warning(text, batch_size, batch_size, batch_size)
 
     def _update_or_skip(self, rescale: float, has_grads: bool) -> bool:
         """Update or skip, and call the hooks."""

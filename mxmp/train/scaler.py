@@ -77,7 +77,6 @@ class Scaler:
         self.skipped_steps = 0
         self.consecutive_skips = 0
         self.last_step_skipped = False
-        self._skips_before = 0  # `consecutive_skips` before the last step.
         self._bad_losses = 0  # Steps in a row that were skipped because their loss was not finite; not saved.
         self.observers: Dict[Any, Any] = {}
         self.calls: Any = None
@@ -87,13 +86,20 @@ class Scaler:
 
     @property
     def loss_scale(self) -> LossScale:
-        """The loss scale that the next step will start with."""
+        """The loss scale that the next step will start with; up to the first step the one that `default` gives now."""
+        if self.default is not None and self.window is None:
+            value = self.default()
+            if value != self._scales[0]:
+                self.validate(value)
+                _require_checks(self.nonfinite_loss, value)
+                self._scales = [value] * len(self._scales)
         return self._scales[self.loss_id] if self.shared is None else self.shared.loss_scale
 
     @loss_scale.setter
     def loss_scale(self, value: LossScale) -> None:
         self.require_ready("setting loss_scale")
-        self._validate_for_all(value)
+        for scaler in self._sharing():
+            scaler.validate(value)
         self._replace([value] * len(self._scales))
 
     def _replace(self, values: Sequence[LossScale]) -> None:
@@ -103,25 +109,10 @@ class Scaler:
         else:
             self.shared._value = values[0]
 
-    def read_default(self) -> None:
-        """Take the loss scale that `default` gives now, up to the first step."""
-        if self.default is None or self.window is not None:
-            return
-        value = self.default()
-        if value != self._scales[0]:
-            self.validate(value)
-            _require_checks(self.nonfinite_loss, value)
-            self._scales = [value] * len(self._scales)
-
     def validate(self, value: LossScale) -> None:
         """Raise if an owner cannot work with a loss scale."""
         for owner in self.owners:
             owner._require_fitting(value)
-
-    def _validate_for_all(self, value: LossScale) -> None:
-        """Raise if any owner of the loss scale cannot work with another."""
-        for scaler in self._sharing():
-            scaler.validate(value)
 
     def _sharing(self) -> Iterable[Scaler]:
         """Return all scalers that work with the loss scale."""
@@ -166,7 +157,7 @@ class Scaler:
 
     def end_step(self) -> None:
         """Forget the present step, and show the gradients' own arrays again."""
-        if self.window is not None:
+        if self.window is not None and self.window.shown:
             self.window.hide_float32()
         self.window = self.default = None
 
@@ -305,42 +296,43 @@ class Scaler:
         ``step`` is its number, for messages. ``first_bad`` finds the name of the first non-finite gradient. A step that
         was skipped because of its loss leaves the scale as it is: a NaN in the data is no overflow.
         """
+        skips_before, explained = self.consecutive_skips, not finite and self._next_skip_is_explained
+        self.last_step_skipped = not finite
+        self.skipped_steps += not finite
+        Scaler.skips_of_all += not finite
+        self.consecutive_skips = 0 if finite else skips_before + 1
         if "losses" in self.ensure_window().failed:
-            self._count_bad_loss(step)
+            self._note_bad_loss(step)
             return
+        self._bad_losses = 0
 
         def where() -> Optional[str]:
             name = first_bad()
             again = self._again().rstrip(".")
             return None if name is None else f"'{name}' at step {step}{again and f'.{again}'}"
 
-        explained = not finite and self._next_skip_is_explained
-        self._count(finite)
         before, after = self._adjusted(finite, where)
-        self._log(finite, step, before, after)
+        text = f"{type(after).__name__} {before.value:g} -> {after.value:g}"
+        if not finite:
+            self._log_skip(step, before, text)
+        elif skips_before > 1:
+            _LOG.info("step %d taken, after %d skipped in a row: %s", step, skips_before, text)
+        elif after.value != before.value and not getattr(after, "warming_up", False):
+            _LOG.info("%s after step %d", text, step)
         why = self._ask("explain_step") if explained else None
         if why is not None:
             _LOG.warning("step %d run again: %s", step, why)
 
-    def _count(self, taken: bool) -> None:
-        self._skips_before = self.consecutive_skips
-        self.last_step_skipped = not taken
-        self.skipped_steps += not taken
-        Scaler.skips_of_all += not taken
-        self.consecutive_skips = 0 if taken else self._skips_before + 1
-        self._bad_losses = 0
-
-    def _count_bad_loss(self, step: int) -> None:
-        row = self._bad_losses + 1
-        self._count(False)
-        self._bad_losses = row
+    def _note_bad_loss(self, step: int) -> None:
+        """Count a step that was skipped because of its loss."""
+        self._bad_losses += 1
         if self.shared is not None:
             self.shared.stepped.add(self)
-        if should_log(row):
+        if should_log(self._bad_losses):
             scale = self.loss_scale
             text = "step %d skipped, its loss is NaN or inf: %s stays at %g; %d such steps in a row%s"
             again = self._again()
-            _LOG.warning(text, step, type(scale).__name__, scale.value, row, again and f".{again}")
+            _LOG.warning(text, step, type(scale).__name__, scale.value, self._bad_losses, again and f".{again}")
 
     def _adjusted(self, finite: bool, where: Where) -> Tuple[LossScale, LossScale]:
         """Move the loss scale; return it before and after. A shared loss scale moves in its own `update`.
@@ -360,18 +352,13 @@ class Scaler:
         self._scales[self.loss_id] = adjusted(before, finite, where)
         return before, self.loss_scale
 
-    def _log(self, taken: bool, step: int, before: LossScale, after: LossScale) -> None:
-        """Log the step that was counted last, if it is worth a line."""
-        text = f"{type(after).__name__} {before.value:g} -> {after.value:g}"
-        if not taken and should_log(self.consecutive_skips):
+    def _log_skip(self, step: int, before: LossScale, text: str) -> None:
+        """Log a skipped step, if it is worth a line. ``text`` says how the loss scale moved."""
+        if should_log(self.consecutive_skips):
             line = "step %d skipped, its gradients are not finite%s: %s; %d skipped in a row, %d in all"
             bad_input = self._ask("bad_input")
             data = "" if bad_input is None else f", which no loss scale mends, for {bad_input}"
             _LOG.log(self._level(before), line, step, data, text, self.consecutive_skips, self.skipped_steps)
-        elif taken and self._skips_before > 1:
-            _LOG.info("step %d taken, after %d skipped in a row: %s", step, self._skips_before, text)
-        elif taken and after.value != before.value and not getattr(after, "warming_up", False):
-            _LOG.info("%s after step %d", text, step)
 
     def _level(self, before: LossScale) -> int:
         """Return WARNING if the scale cannot fall or has not helped for long; INFO if another line warns already."""
@@ -405,7 +392,8 @@ class Scaler:
             if type(value) is not kind or int(value) < 0:
                 raise LossScaleError(f"{name} is {value!r}; expected a {kind.__name__} of at least 0.")
         for loss_scale in values:
-            self._validate_for_all(loss_scale)
+            for scaler in self._sharing():
+                scaler.validate(loss_scale)
         return values
 
     def load_dict(self, data: Dict[str, Any]) -> None:
@@ -509,7 +497,6 @@ class ScalerStatus:
     @property
     def loss_scale(self) -> LossScale:
         """The present loss scale. May be set between steps, to any value that the constructor takes."""
-        self._scaler.read_default()
         return self._scaler.loss_scale
 
     @loss_scale.setter
