@@ -589,7 +589,8 @@ def install_float32(net: gluon.Block, policy: Policy) -> List[Conversion]:
     regions = find_regions(net, policy)
     conversions = [Conversion(root, Policy(), regions) for root in roots(net)]
     for conversion in conversions:
-        conversion.convert_symbol()
+        if conversion.own_graph is not None:
+            conversion.convert_symbol()
         conversion.install()
     return conversions
 

@@ -106,7 +106,8 @@ def convert(
     conversions = [Conversion(root, policy, regions, known_ranges, siblings) for root in root_blocks]
     check_blocks(policy, names)
     for conversion in conversions:
-        conversion.convert_symbol()
+        if conversion.own_graph is not None:
+            conversion.convert_symbol()
     in_float32 = {root: vars(root).get(_FLOAT32) for root in root_blocks}
     try:
         for conversion in replaced:

@@ -117,10 +117,6 @@ class Runner(NamedTuple):
     reads: Sequence[Tuple[bool, Any]]  # (True, number of an input) or (False, parameter), in its inputs' order
     is_static: bool  # whether it runs with static_shape
 
-    def values(self, arrays: Sequence[Any]) -> List[Any]:
-        """Return the operator's inputs: arrays of a call, and parameters as they are stored."""
-        return [arrays[read] if is_input else read.data() for is_input, read in self.reads]
-
 
 def make_operator(
     symbol: Any, inputs: Sequence[Any], params: Mapping[str, gluon.Parameter], flags: Iterable[Tuple[str, Any]]

@@ -143,9 +143,7 @@ class Conversion:
         self.last_graph_by_mode: Dict[bool, ConvertedGraph] = {}
 
     def convert_symbol(self) -> None:
-        """Convert the graph of a SymbolBlock; do nothing for other blocks."""
-        if self.own_graph is None:
-            return
+        """Convert the graph of a SymbolBlock."""
         with outside_regions():
             traced = trace(self.net, (), self.own_graph, self.regions)
         self.graph_without_shapes = self._convert(traced, {})
@@ -197,13 +195,7 @@ class Conversion:
             graph = self.graph_without_shapes
             self.net._cached_graph = (graph.trace.inputs, graph.converted.symbol)
             self._store(graph.converted)
-        self._set_class()
-
-    def _set_class(self) -> None:
-        kind = plain_class(self.net)
-        is_symbol = issubclass(kind, gluon.SymbolBlock)
-        made_of = methods.ConvertedSymbolBlock if is_symbol else methods.ConvertedBlock
-        self.net.__class__ = methods.class_with(made_of, kind)
+        self.net.__class__ = methods.converted_class(plain_class(self.net))
 
     def remove(self) -> None:
         """Undo `install`: the net has its own methods, its own graph and float32 parameters again."""
@@ -287,7 +279,7 @@ class Conversion:
             self.wait_for_statistics()
         if self.net._callback is not None:  # of ``register_op_hook``
             runner.op._register_op_hook(self.net._callback, self.net._monitor_all)
-        outputs = runner.op(*runner.values(arrays))
+        outputs = runner.op(*(arrays[read] if is_input else read.data() for is_input, read in runner.reads))
         outputs = _regroup([outputs] if isinstance(outputs, mx.nd.NDArray) else outputs, graph.trace.formats[1])
         if signature.recording and graph.scaled_heads is not None:
             loss_heads.HEAD_SCALE.note_trainers(self.params)
@@ -468,9 +460,9 @@ class Conversion:
 
     def _advice(self, traced: Trace) -> str:
         """Return advice about a graph whose dtypes do not fit, or an empty text."""
-        cast_params = storage.cast_by_hand(self.net)
-        if cast_params:
-            return f" But {storage.cast_advice(cast_params[0])}"
+        advice = storage.cast_advice(self.net)
+        if advice:
+            return f" But {advice}"
         other = {name: dtype for name, dtype in traced.types.items() if dtype != dtypes.FLOAT32}
         text = ". Input '{}' is {}: give x.astype('float32')"
         return "".join(text.format(name, dtype) for name, dtype in other.items())
@@ -525,7 +517,7 @@ class Conversion:
         self._forget_all()
         self.siblings.conversions.append(self)
         vars(self.net).update(zip(methods.GRAPHS, (self.own_graph or (), None, [])))  # the net's state lacks these
-        self._set_class()
+        self.net.__class__ = methods.converted_class(plain_class(self.net))
 
 
 def _without_casts(block: gluon.Block) -> Optional[Tuple[Any, Any]]:

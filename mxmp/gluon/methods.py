@@ -259,6 +259,12 @@ class ConvertedSymbolBlock(ConvertedBlock):
 
 
 @functools.lru_cache(maxsize=None)
+def converted_class(kind: Any) -> Type[gluon.HybridBlock]:
+    """Return the class of a converted net that the user wrote in the class ``kind``."""
+    return class_with(ConvertedSymbolBlock if issubclass(kind, gluon.SymbolBlock) else ConvertedBlock, kind)
+
+
+@functools.lru_cache(maxsize=None)
 def class_with(methods: Any, kind: Any) -> Type[gluon.HybridBlock]:
     """Return a subclass of a block's class ``kind`` with the methods of the class ``methods`` in front.
 

@@ -178,26 +178,27 @@ def attach_gradients(params: Iterable[gluon.Parameter]) -> None:
             autograd.mark_variables(arrays, gradients, param.grad_req)
 
 
-def cast_by_hand(net: gluon.Block) -> List[gluon.Parameter]:
-    """Return the parameters that ``net.cast`` has put in low precision, except for those of SymbolBlocks."""
-    return [param for param in _plain_params(net) if dtype_of(param) in dtypes.LOW_PRECISION]
-
-
 def refuse_cast(net: gluon.Block) -> None:
     """Raise a ConvertError if ``net.cast`` has put all parameters of a net, except for norms, in low precision."""
-    cast_params = cast_by_hand(net)
-    if cast_params and all(param in cast_params for param in _plain_params(net, norms=False)):
-        raise ConvertError(f"block '{net.name}': {cast_advice(cast_params[0])}")
+    advice = cast_advice(net)
+    if advice and all(dtype_of(param) in dtypes.LOW_PRECISION for param in _plain_params(net, norms=False)):
+        raise ConvertError(f"block '{net.name}': {advice}")
 
 
-def cast_advice(param: gluon.Parameter) -> str:
-    """Return the advice for a parameter that ``net.cast`` has put in low precision."""
-    dtype = dtype_of(param)
-    return (
-        f"parameter '{param.name}' is {dtype} already, as net.cast({dtype!r}) leaves it, and a load with "
-        f"dtype_source='saved'; call net.cast('float32') first, and mxmp.gluon.cast(net, {dtype!r}) in its place to "
-        f"store weights in {dtype}."
-    )
+def cast_advice(net: gluon.Block) -> str:
+    """Return advice about the parameters that ``net.cast`` has put in low precision; an empty text if there are none.
+
+    Parameters of SymbolBlocks are left out.
+    """
+    for param in _plain_params(net):
+        dtype = dtype_of(param)
+        if dtype in dtypes.LOW_PRECISION:
+            return (
+                f"parameter '{param.name}' is {dtype} already, as net.cast({dtype!r}) leaves it, and a load with "
+                f"dtype_source='saved'; call net.cast('float32') first, and mxmp.gluon.cast(net, {dtype!r}) in its "
+                f"place to store weights in {dtype}."
+            )
+    return ""
 
 
 def _plain_params(net: gluon.Block, norms: bool = True) -> List[gluon.Parameter]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import numbers
 import os
 import threading
 import traceback
 from contextvars import ContextVar
-from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -19,7 +18,6 @@ from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from .. import dtypes
 from ..errors import ConvertError, MxmpError
-from ..graph import Graph
 from ..symbol import to_graph
 from ..symbol.rewrite import ShapeOutcomes
 from . import regions
@@ -90,49 +88,41 @@ class Trace:
         symbol: The net's symbol.
         inputs: The symbols of its inputs.
         formats: The nesting of inputs and outputs.
-        variables: The names of the inputs and parameters that the graph reads.
-        params: The parameters among them, by name.
+        params: The parameters that the graph reads, by name.
         types: The dtypes of its inputs, by name.
+        data: The names of inputs, and of parameters that nothing trains, which are data too.
         constants: The constants among the arguments of the call, nested as these are.
+        graph: The graph of the symbol.
         outcomes: The evaluator of the graph's conditions on shapes, of a trace in a `gluon.cache.GraphCache`.
     """
 
-    constants: Any = None
     outcomes: ShapeOutcomes
 
     def __init__(
         self,
         symbol: Any,
-        inputs: Sequence[Any] = (),
-        formats: Tuple[Any, Any] = (None, None),
-        params: Sequence[gluon.Parameter] = (),
-        arrays: Sequence[Any] = (),
+        inputs: Sequence[Any],
+        formats: Tuple[Any, Any],
+        params: Mapping[str, gluon.Parameter],
+        arrays: Sequence[Any],
+        constants: Any,
     ) -> None:
-        """Take a traced symbol, the parameters of its net, and the arrays of the call."""
-        self.symbol, self.inputs, self.formats = symbol, inputs, formats
-        self.variables = frozenset(symbol.list_inputs())
-        self.params = {param.name: param for param in params if param.name in self.variables}
+        """Take a traced symbol, the parameters of its net, and the arrays and constants of the call."""
+        self.symbol, self.inputs, self.formats, self.constants = symbol, inputs, formats, constants
+        self.graph, variables = to_graph(symbol), frozenset(symbol.list_inputs())
+        self.params = {name: param for name, param in params.items() if name in variables}
         self.types = {s.name: dtypes.canonical(a.dtype) for s, a in zip(inputs, arrays) if isinstance(a, mx.nd.NDArray)}
+        trained = {
+            name
+            for name, param in self.params.items()
+            if param._differentiable and not isinstance(param, gluon.Constant)
+        }
+        self.data = variables - trained
 
     @property
     def arguments(self) -> Tuple[Any, ...]:
         """The arguments of the call, with the symbols of inputs in place of arrays."""
         return arguments(self.inputs, self.formats[0], self.constants)
-
-    @functools.cached_property
-    def graph(self) -> Graph:
-        """The graph of the symbol."""
-        return to_graph(self.symbol)
-
-    @property
-    def data(self) -> FrozenSet[str]:
-        """The names of inputs, and of parameters that nothing trains, which are data too."""
-        constants = (
-            name
-            for name, param in self.params.items()
-            if isinstance(param, gluon.Constant) or not param._differentiable
-        )
-        return self.variables.difference(self.params).union(constants)
 
     def converts_like(self, other: Trace) -> bool:
         """Return whether another trace has the same conversions."""
@@ -171,10 +161,8 @@ def trace(
                 raise _trace_error(net, e) from e
         else:
             inputs, symbol = own_graph[0], regions.in_current_region(own_graph[1])
-        params = list(collected_params(net).values())
-        traced = Trace(symbol, inputs, (net._in_format, net._out_format), params, flat_arguments(args).arrays)
-        traced.constants = constants
-        return traced
+        formats, arrays = (net._in_format, net._out_format), flat_arguments(args).arrays
+        return Trace(symbol, inputs, formats, collected_params(net), arrays, constants)
 
 
 def _numpy_arrays(arg: Any) -> Any:
