@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import AbstractSet, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
@@ -51,37 +51,18 @@ class Fit(NamedTuple):
     layers: Tuple[str, ...] = ()
 
 
-class _Form:
-    """Which channels of a tensor are old ones, and which are zeros. In this base class all are old."""
-
-    def __init__(self, channels: int) -> None:
-        self.channels = channels
-
-    def groups(self) -> Iterator[_Group]:
-        """Yield the groups that the form is made of."""
-        yield from ()
-
-    def count(self) -> int:
-        """Return the number of channels, added ones included."""
-        return self.channels
-
-    def indices(self) -> List[int]:
-        """Return the number of each channel among the old ones, -1 for zeros."""
-        return list(range(self.channels))
-
-
-class _Group(_Form):
+class _Group:
     """Tensors that must have one form, because operators carry it from one to the other or add them up.
 
     Attributes:
+        channels: The number of their old channels.
         makers: The positions of the convolutions that give them.
         multiple: Of this should their number of channels be a multiple.
         is_fixed: Whether it cannot change.
     """
 
     def __init__(self, channels: int, maker: int) -> None:
-        super().__init__(channels)
-        self.makers, self.multiple, self.is_fixed = [maker], 1, False
+        self.channels, self.makers, self.multiple, self.is_fixed = channels, [maker], 1, False
         self._parent: Optional[_Group] = None
 
     def root(self) -> _Group:
@@ -102,58 +83,51 @@ class _Group(_Form):
             mine.multiple = max(mine.multiple, others.multiple)
             others._parent = mine
 
-    def groups(self) -> Iterator[_Group]:
-        yield self.root()
-
-    def count(self) -> int:
+    def added(self) -> int:
+        """Return the number of channels of zeros."""
         group = self.root()
-        return self.channels + (0 if group.is_fixed else -self.channels % group.multiple)
-
-    def indices(self) -> List[int]:
-        return [*range(self.channels), *[-1] * (self.count() - self.channels)]
+        return 0 if group.is_fixed else -group.channels % group.multiple
 
 
-class _Concat(_Form):
-    """The form of a concatenation."""
+class _Part(NamedTuple):
+    """Neighbouring channels of a tensor: so many old ones, and behind them the zeros that their group has.
 
-    def __init__(self, parts: Sequence[_Form]) -> None:
-        super().__init__(sum(part.channels for part in parts))
-        # Flat, because networks like DenseNet concatenate concatenations, hundreds of times.
-        self.parts: List[_Form] = []
-        for part in parts:
-            self.parts += part.parts if isinstance(part, _Concat) else [part]
+    ``inner`` is the number of elements of a channel in a flattened tensor. Channels without a group get no zeros.
+    """
 
-    def groups(self) -> Iterator[_Group]:
-        for part in self.parts:
-            yield from part.groups()
-
-    def count(self) -> int:
-        return sum(part.count() for part in self.parts)
-
-    def indices(self) -> List[int]:
-        indices, start = [], 0
-        for part in self.parts:
-            indices += [index if index < 0 else index + start for index in part.indices()]
-            start += part.channels
-        return indices
+    channels: int
+    group: Optional[_Group] = None
+    inner: int = 1
 
 
-class _Flat(_Form):
-    """The form of a flattened tensor, each channel of which has ``inner`` elements."""
+_Form = Tuple[_Part, ...]
+"""Which channels of a tensor are old ones, and which are zeros. A concatenation has several parts."""
 
-    def __init__(self, form: _Form, inner: int) -> None:
-        super().__init__(form.channels * inner)
-        self.form, self.inner = form, inner
 
-    def groups(self) -> Iterator[_Group]:
-        return self.form.groups()
+def _groups(form: _Form) -> List[_Group]:
+    return [part.group.root() for part in form if part.group is not None]
 
-    def count(self) -> int:
-        return self.form.count() * self.inner
 
-    def indices(self) -> List[int]:
-        inner = range(self.inner)
-        return [-1 if index < 0 else index * self.inner + k for index in self.form.indices() for k in inner]
+def _channels(form: _Form) -> int:
+    """Return the number of old channels; each element of a flattened tensor counts."""
+    return sum(part.channels * part.inner for part in form)
+
+
+def _indices(form: _Form) -> List[int]:
+    """Return the number of each channel among the old ones, -1 for zeros."""
+    indices: List[int] = []
+    start = 0
+    for part in form:
+        end = start + part.channels * part.inner
+        added = part.group.added() if part.group is not None else 0
+        indices += [*range(start, end), *[-1] * (added * part.inner)]
+        start = end
+    return indices
+
+
+def _single(form: Optional[_Form]) -> Optional[_Group]:
+    """Return the group that has all channels of a tensor, None if there is none."""
+    return form[0].group if form is not None and len(form) == 1 and form[0].inner == 1 else None
 
 
 @dataclass
@@ -167,7 +141,7 @@ class _Plan:
     # Layers that read weights: position, form of the data, and from how many channels on these are to be a multiple.
     reads: List[Tuple[int, _Form, int]] = field(default_factory=list)
     depthwise: List[Tuple[int, _Form]] = field(default_factory=list)
-    cuts: Dict[int, _Form] = field(default_factory=dict)  # outputs that are cut, by position
+    cuts: Dict[int, _Group] = field(default_factory=dict)  # outputs that are cut, by position
 
     def __post_init__(self) -> None:
         self.readers = self.graph.consumers()
@@ -180,6 +154,7 @@ class _Plan:
 
     def _visit(self, position: int, node: Node) -> None:
         forms, shape = [self.forms.get(entry.key) for entry in node.inputs], self.facts.shape(Entry(position))
+        first, second = map(_single, (*forms, None, None)[:2])
         if node.op == "Convolution" and _is_plain(node) and self._params(node) is not None and shape is not None:
             self._convolution(position, node, forms[0], shape)
         elif node.op == "FullyConnected" and self._params(node) is not None and forms[0] is not None:
@@ -190,15 +165,14 @@ class _Plan:
                 _fix(forms)
         elif node.op in _CARRY and forms and forms[0] is not None and _keeps_zeros_finite(node):
             self.forms[position, 0] = forms[0]
-        elif node.op in _SUMS and isinstance(forms[0], _Group) and isinstance(forms[1], _Group):
-            forms[0].join(forms[1])
-            self.forms[position, 0] = forms[0]
+        elif node.op in _SUMS and first is not None and second is not None:
+            first.join(second)
+            self.forms[position, 0] = (_Part(first.channels, first),)
         elif node.op == "Concat" and value_of(dict(node.attrs), "dim") in (None, 1) and any(forms):
             sizes = [self.facts.shape(entry) for entry in node.inputs]
             if all(size is not None and len(size) == 4 for size in sizes):
-                self.forms[position, 0] = _Concat(
-                    [form or _Form(size[1]) for form, size in zip(forms, sizes) if size is not None]
-                )
+                parts = (form or (_Part(size[1]),) for form, size in zip(forms, sizes) if size is not None)
+                self.forms[position, 0] = tuple(part for form in parts for part in form)
             else:
                 _fix(forms)
         elif node.op == "Flatten" and forms[0] is not None:
@@ -210,14 +184,14 @@ class _Plan:
 
     def _convolution(self, position: int, node: Node, form: Optional[_Form], shape: Shape) -> None:
         groups, filters = int(node.get("num_group") or 1), int(node.get("num_filter") or 0)
-        if groups > 1 and (groups != filters or form is None or form.channels != filters):
+        if groups > 1 and (groups != filters or form is None or _channels(form) != filters):
             _fix([form])
             return
         if groups > 1:
             assert form is not None
             self.depthwise.append((position, form))
             self.forms[position, 0] = form
-            for group in form.groups():
+            for group in _groups(form):
                 group.multiple = max(group.multiple, self.want.depthwise if group.channels % self.want.depthwise else 1)
             return
         is_pointwise = set(sizes_of(dict(node.attrs), "kernel")) == {1}
@@ -228,7 +202,7 @@ class _Plan:
             made = _Group(filters, position)
             if filters % self.want.out_channels and (self.want.out_channels_pointwise or not is_pointwise):
                 made.multiple = self.want.out_channels
-            self.forms[position, 0] = made
+            self.forms[position, 0] = (_Part(filters, made),)
 
     def _head(self, head: Entry) -> None:
         """Note that an output is cut where that is free, behind a pooling of whole images. Else fix its channels.
@@ -243,13 +217,12 @@ class _Plan:
             if len(self.readers.get((position, 0), ())) != 1:
                 break
         node = self.graph.nodes[position]
-        if node.op == "Flatten" and (position == head.node or position not in self.heads):
-            entry, alone = node.inputs[0], len(self.readers.get((position, 0), ())) == (position != head.node)
-        else:
-            entry, alone = head, True
-        whole, shape = self.forms.get(entry.key), self.facts.shape(entry)
-        if alone and isinstance(whole, _Group) and shape is not None and math.prod(shape[2:]) == 1:
-            self.cuts[position if entry is not head else head.node] = whole
+        is_flat = node.op == "Flatten" and (position == head.node or position not in self.heads)
+        entry = node.inputs[0] if is_flat else head
+        is_alone = not is_flat or len(self.readers.get((position, 0), ())) == (position != head.node)
+        group, shape = _single(self.forms.get(entry.key)), self.facts.shape(entry)
+        if is_alone and group is not None and shape is not None and math.prod(shape[2:]) == 1:
+            self.cuts[position if is_flat else head.node] = group
         else:
             _fix([form])
 
@@ -258,19 +231,19 @@ class _Plan:
         shape = self.facts.shape(entry)
         if shape is None or not flattens and len(shape) != 2:
             return None
-        return _Flat(form, math.prod(shape[2:])) if len(shape) > 2 else form
+        return tuple(part._replace(inner=math.prod(shape[2:])) for part in form) if len(shape) > 2 else form
 
     def _params(self, node: Node) -> Optional[List[str]]:
         return params_of(self.graph, self.readers, self.heads, node)
 
     def _widen(self, form: _Form) -> bool:
         """Raise the channels of a layer's data to a multiple; return whether that changed a group."""
-        if not form.count() % self.want.in_channels:
+        if not len(_indices(form)) % self.want.in_channels:
             return False
-        groups = [(group, group.multiple) for group in form.groups() if group.multiple < self.want.in_channels]
+        groups = [(group, group.multiple) for group in _groups(form) if group.multiple < self.want.in_channels]
         for group, _ in groups:
             group.multiple = self.want.in_channels
-        if form.count() % self.want.in_channels:  # a part that cannot change: nothing would be gained
+        if len(_indices(form)) % self.want.in_channels:  # a part that cannot change: nothing would be gained
             for group, multiple in groups:
                 group.multiple = multiple
             return False
@@ -278,27 +251,27 @@ class _Plan:
 
     def fit(self) -> Fit:
         """Return the network with the channels that the forms want."""
-        while any([self._widen(form) for _, form, start in self.reads if form.channels >= start]):
+        while any([self._widen(form) for _, form, start in self.reads if _channels(form) >= start]):
             pass  # what one layer wants may be a part of what another reads
         attrs: Dict[int, Dict[str, Optional[str]]] = {}
         params: List[Taken] = []
         layers: List[str] = []
-        groups = {id(group): group for form in self.forms.values() for group in form.groups()}
+        groups = {id(group): group for form in self.forms.values() for group in _groups(form)}
         for group in groups.values():
-            indices = group.indices()
-            for maker in group.makers if len(indices) > group.channels else ():
+            indices = _indices((_Part(group.channels, group),))
+            for maker in group.makers if group.added() else ():
                 node = self.graph.nodes[maker]
                 params += [Taken(name, 0, tuple(indices)) for name in self._params(node) or ()]
                 attrs[maker] = {"num_filter": str(len(indices))}
                 layers.append(node.name)
         for position, form in self.depthwise:
-            indices = form.indices()
-            if len(indices) > form.channels:
+            indices = _indices(form)
+            if -1 in indices:
                 params += [Taken(name, 0, tuple(indices)) for name in self._params(self.graph.nodes[position]) or ()]
                 attrs[position] = dict.fromkeys(("num_filter", "num_group"), str(len(indices)))
         for position, form, _ in self.reads:
-            indices = form.indices()
-            if len(indices) > form.channels:
+            indices = _indices(form)
+            if -1 in indices:
                 weight = (self._params(self.graph.nodes[position]) or [""])[0]
                 params.append(Taken(weight, 1, tuple(indices)))
         if not params:
@@ -306,7 +279,7 @@ class _Plan:
         return Fit(self._edited(attrs, {param.name for param in params}), tuple(params), tuple(layers))
 
     def _edited(self, attrs: Dict[int, Dict[str, Optional[str]]], changed: Set[str]) -> Graph:
-        cuts = {position: form for position, form in self.cuts.items() if form.count() > form.channels}
+        cuts = {position: group for position, group in self.cuts.items() if group.added()}
 
         def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
             if node.is_variable and node.name in changed:
@@ -320,11 +293,11 @@ class _Plan:
 
         def heads(builder: GraphBuilder) -> List[Entry]:
             made: Dict[int, Entry] = {}
-            for position, form in cuts.items():
+            for position, group in cuts.items():
                 old = self.graph.nodes[position]
                 if old.op == "Flatten":
                     continue
-                cut = {"axis": "1", "begin": "0", "end": str(form.channels), **device_attrs(old)}
+                cut = {"axis": "1", "begin": "0", "end": str(group.channels), **device_attrs(old)}
                 node = Node("slice_axis", old.name, make_attrs(cut), (builder.mapped(Entry(position)),))
                 made[position] = Entry(builder.add(node))
             return [made[head.node] if head.node in made else builder.mapped(head) for head in self.graph.heads]
@@ -361,7 +334,7 @@ def params_of(
 
 def _fix(forms: Sequence[Optional[_Form]]) -> None:
     for form in forms:
-        for group in form.groups() if form is not None else ():
+        for group in _groups(form or ()):
             group.is_fixed = True
 
 
