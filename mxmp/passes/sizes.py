@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import AbstractSet, Any, Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..graph import Graph, Key, Node
@@ -211,16 +211,16 @@ def data_of_body(node: Node, body: Body, weights: AbstractSet[int]) -> FrozenSet
     return frozenset(name for name, each in zip(names, is_data) if each)
 
 
-def depends_on_shapes(
-    graph: Graph, dtype: str, data: AbstractSet[str] = frozenset()
-) -> bool:
+def depends_on_shapes(graph: Graph, dtype: str, data: AbstractSet[str] = frozenset()) -> bool:
     """Return whether the decisions on a graph, or the operators that run it, may change with shapes of its inputs.
 
     ``data`` has the names of inputs and constants, which are no weights.
     """
     weights = find_weights(graph, data)
+    if any(_reads_shapes(node, rule_of(node), dtype, weights) for node in graph.nodes):
+        return True
     bodies = ((node, body) for node in graph.nodes for body in bodies_of(node) if not body.is_condition)
-    return bool(shape_dependent(graph, dtype, weights) or _written_by_shape(graph, dtype)) or any(
+    return any(
         (body.states and body.sliced and dtype in dtypes.LOW_PRECISION)  # how many terms add up in a state
         or depends_on_shapes(body.graph, dtype, data_of_body(node, body, weights))
         for node, body in bodies
@@ -239,13 +239,13 @@ def shape_outcome(graph: Graph, dtype: str, facts: Facts) -> Tuple[Any, ...]:
 def _outcome_by_node(graph: Graph, dtype: str, facts: Facts) -> Tuple[Any, ...]:
     outcome: List[Any] = []
     weights = find_weights(graph, facts.inputs)
-    for position, rule in shape_dependent(graph, dtype, weights):
-        node = graph.nodes[position]
-        call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), dtype)
-        outcome.append((rule.forbids(call) is None, RULES.substitute(rule, call)))
-    for node in _written_by_shape(graph, dtype):
-        outcome.append(shape_choice(node, tuple(facts.shape(entry) for entry in node.inputs)))
     for position, node in enumerate(graph.nodes):
+        rule = rule_of(node)
+        if rule is not None and _reads_shapes(node, rule, dtype, weights):
+            shapes = tuple(facts.shape(entry) for entry in node.inputs)
+            call = Call(dict(node.attrs), shapes, dtype)
+            written = shape_choice(node, shapes) if dtype == dtypes.BFLOAT16 else None
+            outcome.append((rule.forbids(call) is None, RULES.substitute(rule, call), written))
         for number, body in enumerate(bodies_of(node)):
             if (position, number) in facts.bodies:
                 inner = replace(facts.bodies[position, number], inputs=data_of_body(node, body, weights))
@@ -253,22 +253,15 @@ def _outcome_by_node(graph: Graph, dtype: str, facts: Facts) -> Tuple[Any, ...]:
     return tuple(outcome)
 
 
-def shape_dependent(graph: Graph, dtype: str, weights: AbstractSet[int]) -> List[Tuple[int, Rule]]:
-    """Return position and rule of each operator whose shapes decide whether it runs in a dtype."""
-
-    def depends(rule: Rule) -> bool:
-        conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
-        counts = rule.sums is not None and rule.category != ALLOW and rule.size != RESTARTS
-        return ((conditional or counts) and dtype in rule.dtypes) or RULES.has_substitutes(rule, dtype)
-
-    def multiplies(position: int, rule: Rule) -> bool:
-        computes = rule.category == ALLOW and dtype in rule.dtypes
-        return computes and not is_layer(graph.nodes[position], rule, weights)
-
-    rules = ((position, rule_of(node)) for position, node in enumerate(graph.nodes))
-    return [(i, rule) for i, rule in rules if rule is not None and (depends(rule) or multiplies(i, rule))]
-
-
-def _written_by_shape(graph: Graph, dtype: str) -> List[Node]:
-    """Return the operators that `WriteOut` rewrites by their shapes in a bfloat16 network."""
-    return [node for node in graph.nodes if is_shaped(node)] if dtype == dtypes.BFLOAT16 else []
+def _reads_shapes(node: Node, rule: Optional[Rule], dtype: str, weights: AbstractSet[int]) -> bool:
+    """Return whether shapes decide whether an operator runs in a dtype, or as which operators it is written out."""
+    if rule is None:
+        return False
+    if RULES.has_substitutes(rule, dtype) or (dtype == dtypes.BFLOAT16 and is_shaped(node)):
+        return True
+    if rule.category == ALLOW:
+        sums = not is_layer(node, rule, weights)
+    else:
+        sums = rule.sums is not None and rule.size != RESTARTS
+    is_conditional = rule.condition is not None and dtype in SHAPE_CONDITIONS.get(rule.condition, ())
+    return dtype in rule.dtypes and (sums or is_conditional)

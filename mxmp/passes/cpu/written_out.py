@@ -264,9 +264,9 @@ def is_shaped(node: Node) -> bool:
 
 
 def shape_choice(node: Node, shapes: Tuple[Optional[Shape], ...]) -> Any:
-    """Return the choice that shapes make for such an operator. Its form holds for all shapes with the same choice."""
+    """Return the choice that shapes make for an operator, None if none. Its form holds for all with the same choice."""
     known_shapes = [shape for shape in shapes if shape is not None]
-    if len(known_shapes) < len(shapes):
+    if len(known_shapes) < len(shapes) or not is_shaped(node):
         return None
     return len(known_shapes[0]) if node.op == "LayerNorm" else _scaled(*known_shapes)
 
