@@ -19,24 +19,9 @@ from .. import dtypes
 from ..errors import PolicyError
 from ..graph import Entry, Graph, Key, Node
 from ..policy import Policy
-from ..rules import (
-    ALLOW,
-    CLEAR,
-    DENY,
-    DIVIDES,
-    ENDS,
-    EVERY,
-    INFER,
-    MAGNIFIES,
-    NORMALIZES,
-    RESTARTS,
-    SATURATES,
-    SHIFTS,
-    SUBTRACTS,
-    Call,
-    Rule,
-)
+from ..rules import ALLOW, CLEAR, DENY, EVERY, INFER, Call, Rule
 from ..rules.conditions import unsafe_scalar
+from ..rules.core import DIVIDES, ENDS, MAGNIFIES, NORMALIZES, RESTARTS, SATURATES, SHIFTS, SUBTRACTS
 from .base import rule_of
 from .control_flow import Body, bodies_of, marks_through_body
 from .decide import FLOAT32, FREE, KEEP, LOW, VARIABLE, Decider, Decision, Reason, moves

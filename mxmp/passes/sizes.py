@@ -8,8 +8,9 @@ from typing import AbstractSet, Any, Dict, FrozenSet, List, NamedTuple, Optional
 
 from .. import dtypes
 from ..graph import Graph, Key, Node
-from ..rules import ADDS, ALLOW, MULTIPLIES, OVER, RESTARTS, RULES, TIMES, Call, Rule
+from ..rules import ALLOW, RULES, Call, Rule
 from ..rules.conditions import MAX_REDUCTION, SHAPE_CONDITIONS, value_of
+from ..rules.core import ADDS, MULTIPLIES, OVER, RESTARTS, TIMES
 from .base import rule_of
 from .control_flow import Body, bodies_of
 from .cpu.written_out import is_shaped, shape_choice
