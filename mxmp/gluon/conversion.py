@@ -24,7 +24,6 @@ from ..devices.check import require_bfloat16, warn_if_slow
 from ..errors import ConvertError, InferenceError
 from ..mxnet_private import is_deferred
 from ..passes import EraseCasts
-from ..passes.emulate import has_float16
 from ..policy import Policy
 from ..symbol import Converted, convert_graph, from_graph, to_graph
 from ..symbol.arguments import beyond_range
@@ -162,7 +161,7 @@ class Conversion:
         Casts of mxmp are taken out. Casts of another library stay, and are emulated on a CPU.
         """
         graph = self.graph_without_shapes
-        if graph is not None and has_float16(graph.converted.decisions.facts):
+        if graph is not None and graph.converted.decisions.facts.has(dtypes.FLOAT16):
             return True
         return any(_without_casts(block) for block in blocks_in(self.net))
 

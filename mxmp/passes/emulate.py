@@ -57,14 +57,9 @@ class Emulate(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph in float32 arithmetic with float16 rounding."""
-        if not has_float16(self.facts):
+        if not self.facts.has(dtypes.FLOAT16):
             return graph
         return _Emulator(graph, self.facts, self.native).run()
-
-
-def has_float16(facts: Facts) -> bool:
-    """Return whether a graph has float16 tensors, its bodies of control flow included."""
-    return dtypes.FLOAT16 in facts.dtypes.values() or any(has_float16(body) for body in facts.bodies.values())
 
 
 class _Emulator:

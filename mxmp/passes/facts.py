@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Container, Dict, FrozenSet, Mapping, Optional, Set, Tuple, TypeVar
+from typing import Dict, FrozenSet, Mapping, Optional, Set, Tuple, TypeVar
 
 from .. import dtypes
 from ..graph import Entry, Graph, Key, Node
-from .base import is_inserted
 
 OutputRef = Tuple[str, int]
 """A node's name and the number of an output."""
@@ -80,6 +79,23 @@ class Facts:
         outputs = (Entry(i, index) for i, node in nodes for index in range(node.num_outputs))
         return {entry.node for entry in outputs if self.output_name(graph, entry) in self.out_of_range}
 
+    def has(self, dtype: str) -> bool:
+        """Return whether a graph has entries of a dtype, its bodies of control flow included."""
+        return dtype in self.dtypes.values() or any(body.has(dtype) for body in self.bodies.values())
+
+    def by_name(self, graph: Graph, dtype: str) -> Dict[OutputRef, Optional[Shape]]:
+        """Return the entries of a dtype by name, with their shapes where these are known.
+
+        Entries within bodies of control flow are among them, with shapes unknown. Names survive passes, which positions
+        do not; the graph's are to be unique (`mxmp.graph.with_unique_names`).
+        """
+        named: Dict[OutputRef, Optional[Shape]] = {}
+        for (position, number), body in self.bodies.items():
+            named.update(dict.fromkeys(body.by_name(graph.nodes[position].subgraphs[number], dtype)))
+        entries = (Entry(*key) for key, each in self.dtypes.items() if each == dtype)
+        named.update(((graph.nodes[entry.node].name, entry.index), self.shape(entry)) for entry in entries)
+        return named
+
     def output_name(self, graph: Graph, entry: Entry) -> str:
         """Return the name that MXNet's ``list_outputs`` gives to an entry."""
         return self.output_names.get(entry.key) or graph.entry_name(entry)
@@ -90,32 +106,3 @@ def declared_dtype(node: Node) -> Optional[str]:
     if node.is_variable:
         return dtypes.from_flag(node.get("__dtype__") or "")
     return node.get("dtype") if node.op in CAST_OPS else None
-
-
-def bfloat16_entries(graph: Graph, facts: Facts) -> Dict[OutputRef, Optional[Shape]]:
-    """Return the bfloat16 entries of a graph by name, with their shapes where these are known.
-
-    Entries within bodies of control flow are among them, with shapes unknown. Names survive passes, which positions do
-    not; the graph's are to be unique (`mxmp.graph.with_unique_names`).
-    """
-    entries: Dict[OutputRef, Optional[Shape]] = {}
-    for (position, number), body in facts.bodies.items():
-        entries.update(dict.fromkeys(bfloat16_entries(graph.nodes[position].subgraphs[number], body)))
-    low = (Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.BFLOAT16)
-    entries.update(((graph.nodes[entry.node].name, entry.index), facts.shape(entry)) for entry in low)
-    return entries
-
-
-def float32_entries(graph: Graph, facts: Facts) -> Dict[OutputRef, Optional[Shape]]:
-    """Return the float32 entries of a graph by name, with their shapes where these are known; none within bodies."""
-    entries = (Entry(*key) for key, dtype in facts.dtypes.items() if dtype == dtypes.FLOAT32)
-    return {(graph.nodes[entry.node].name, entry.index): facts.shape(entry) for entry in entries}
-
-
-def float32_source(graph: Graph, entry: Entry, float32_entries: Container[OutputRef]) -> Optional[Entry]:
-    """Return the float32 entry that mxmp casts to give an entry; None if it is no cast of ``float32_entries``."""
-    cast = graph.nodes[entry.node]
-    if cast.op != "amp_cast" or not is_inserted(cast):
-        return None
-    source = cast.inputs[0]
-    return source if (graph.nodes[source.node].name, source.index) in float32_entries else None

@@ -17,9 +17,10 @@ from .. import dtypes
 from ..arrays import wait_until_readable
 from ..errors import ParamsError
 from ..graph import Entry, Graph, in_written_order
-from ..passes import DropDropout, EraseCasts, FoldBatchNorm, GuardFusedSums, GuardSlices, OrderFusedSums, Sequential
+from ..passes import DropDropout, EraseCasts, FoldBatchNorm, Sequential
 from ..passes.cpu.fit import Fit
 from ..passes.cpu.frozen import Merged, Norm, write_norms
+from ..passes.cpu.guards import GuardFusedSums, GuardSlices, OrderFusedSums
 from ..passes.fold import Fold, Sources, activation_of, find_dropouts, find_folds
 from ..report import DROPPED, FOLDED, Removed, Row
 from ..rules.conditions import VECTOR

@@ -10,30 +10,24 @@ from .. import dtypes, rounding
 from ..devices.processor import read_processor
 from ..errors import InferenceError
 from ..graph import Graph, Node, in_written_order, renamed, with_unique_names
-from ..passes import (
-    Emulate,
-    EraseCasts,
-    Facts,
+from ..passes import Emulate, EraseCasts, Facts, InsertCasts, Pass, Sequential, make_plan
+from ..passes.base import is_inserted, marked_blocks, rule_of, without_blocks
+from ..passes.control_flow import bodies_of
+from ..passes.cpu.channels import GroupDepthwise, pad_channels
+from ..passes.cpu.guards import (
     GuardAmpCasts,
     GuardBranches,
     GuardGradientSums,
     GuardLayouts,
     GuardPRelu,
-    InsertCasts,
-    Layouts,
-    Pass,
-    SeparateLayouts,
-    Sequential,
-    WidenSlowKernels,
-    make_plan,
+    GuardTransposed,
+    is_prelu,
+    is_transposed,
 )
-from ..passes.base import is_inserted, marked_blocks, rule_of, without_blocks
-from ..passes.control_flow import bodies_of
-from ..passes.cpu.channels import GroupDepthwise, pad_channels
-from ..passes.cpu.guards import GuardTransposed, is_prelu, is_transposed
+from ..passes.cpu.layouts import Layouts, SeparateLayouts
+from ..passes.cpu.slow_kernels import WidenSlowKernels
 from ..passes.cpu.written_out import WriteOut
-from ..passes.emulate import has_float16
-from ..passes.facts import OutputRef, bfloat16_entries, float32_entries
+from ..passes.facts import OutputRef
 from ..passes.sizes import depends_on_shapes, shape_outcome
 from ..policy import Policy
 from ..report import Decisions, Removed, Report
@@ -236,22 +230,20 @@ def emulated(
 
     For the other arguments see `Converted.on_cpu`.
     """
-    has_low = bool(bfloat16_entries(graph, facts))  # which tell entries apart by names
-    unique, old_names = with_unique_names(graph) if has_low else (graph, {})
-    layouts = Layouts()
-    speed: Tuple[Pass, ...] = ()
-    running = Emulate(facts, native=has_float16(facts) and rounding.available())(unique).graph
+    has_low = facts.has(dtypes.BFLOAT16)
+    unique, old_names = with_unique_names(graph) if has_low else (graph, {})  # passes tell entries apart by names
+    layouts = Layouts.of(unique, facts, read_processor().kind) if has_low else Layouts()
+    running = Emulate(facts, native=facts.has(dtypes.FLOAT16) and rounding.available())(unique).graph
     if trains:
-        running = GuardTransposed(float32_entries(unique, facts)).run(running)
+        running = GuardTransposed(facts.by_name(unique, dtypes.FLOAT32)).run(running)
+    speed: Tuple[Pass, ...] = ()
+    if has_low and not watched:
+        running, layouts = pad_channels(running, layouts, fused)
+        running = GroupDepthwise(layouts)(running).graph if trains else running
     if has_low:
-        layouts = Layouts(bfloat16_entries(unique, facts), read_processor().kind)
-        float32_shapes = {} if watched else float32_entries(unique, facts)
-        if not watched:
-            running, layouts = pad_channels(running, layouts, float32_shapes.keys(), fused)
-            running = GroupDepthwise(layouts, float32_shapes.keys())(running).graph if trains else running
-        speed = (WidenSlowKernels(layouts, fused, float32_shapes.keys() if trains else frozenset()),)
-        if trains:
-            speed += (*([] if watched else [WriteOut(float32_shapes, layouts)]), SeparateLayouts(layouts))
+        speed += (WidenSlowKernels(layouts, fused, trains and not watched),)
+    if has_low and trains:
+        speed += (*([] if watched else [WriteOut(layouts)]), SeparateLayouts(layouts))
     names = layouts.shapes.keys()
     guards = *_guards(trains, names), GuardGradientSums(names), GuardLayouts(), GuardAmpCasts(written)
     running = Sequential((*speed, *guards))(running).graph

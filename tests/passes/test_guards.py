@@ -9,7 +9,7 @@ from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn, rnn
 
 from mxmp.gluon import convert
-from mxmp.passes import GuardAmpCasts, GuardGradientSums, GuardLayouts, GuardPRelu
+from mxmp.passes.cpu.guards import GuardAmpCasts, GuardGradientSums, GuardLayouts, GuardPRelu
 from mxmp.symbol import from_graph, to_graph
 from tests.graph.text import from_text, to_text
 

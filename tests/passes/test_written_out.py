@@ -7,9 +7,10 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from mxmp.gluon import convert
-from mxmp.passes import GuardLayouts
+from mxmp.passes.cpu.guards import GuardLayouts
+from mxmp.passes.cpu.layouts import Layouts
 from mxmp.passes.cpu.written_out import WriteOut
-from mxmp.passes.facts import float32_entries
+from mxmp.processors import EMULATED
 from mxmp.symbol import from_graph, infer_facts, to_graph
 from tests.passes.graphs import assert_same_steps, converted, losses_of, on_cpu, operators, step, values_of
 
@@ -59,7 +60,7 @@ LEFT = {
 def written_out(symbol, shapes, dtype="float32"):
     graph = to_graph(symbol)
     facts = infer_facts(symbol, graph, shapes, dict.fromkeys(symbol.list_arguments(), dtype), frozenset())
-    after = WriteOut(float32_entries(graph, facts)).run(graph)
+    after = WriteOut(Layouts.of(graph, facts, EMULATED)).run(graph)
     return from_graph(GuardLayouts().run(after), symbol)
 
 

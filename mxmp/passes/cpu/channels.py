@@ -32,14 +32,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import AbstractSet, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...processors import AMX
 from ...rules.conditions import VECTOR, sizes_of
 from ..base import Pass, insert_next_to, sweep
-from ..facts import OutputRef, Shape, float32_source
+from ..facts import OutputRef, Shape
 from .guards import FUSED
 from .kernels import GROUPS
 from .layouts import BATCH_NORM, Layouts
@@ -52,9 +52,7 @@ _PIXELS = 2**10
 _DEPTH = 576  # the products of 64 channels of 3 x 3
 
 
-def pad_channels(
-    graph: Graph, layouts: Layouts, float32_entries: AbstractSet[OutputRef], fused: bool
-) -> Tuple[Graph, Layouts]:
+def pad_channels(graph: Graph, layouts: Layouts, fused: bool) -> Tuple[Graph, Layouts]:
     """Return the graph with channels of zeros around convolutions, and its layouts.
 
     Data gets a channel where it is cast from float32: data and weight get it in front of their casts. Weights get more
@@ -67,7 +65,6 @@ def pad_channels(
     Args:
         graph: The graph.
         layouts: Those of the graph.
-        float32_entries: Its float32 entries by name.
         fused: Whether MXNet partitions it.
     """
     has_bodies, amx = any(node.subgraphs for node in graph.nodes), layouts.kind == AMX
@@ -84,7 +81,7 @@ def pad_channels(
         if data is None or weight is None:
             return node
         is_padded = data[1] == 1 and weight[2:] == (3, 3) if amx else data[1] % 2 and data[1] <= _MOST
-        source = float32_source(graph, old.inputs[0], float32_entries) if is_padded else None
+        source = layouts.source(graph, old.inputs[0]) if is_padded else None
         extra_channels = -weight[0] % VECTOR if position not in keep and not amx and _is_large(data, weight) else 0
         if source is None and not extra_channels:
             return node
@@ -93,7 +90,7 @@ def pad_channels(
             inputs[0], in_channels = layer.low("data", layer.with_channel(builder.mapped(source))), weight[1] + 1
             shapes[builder.nodes[inputs[0].node].name, 0] = (data[0], in_channels, *data[2:])
         for port, word in enumerate(("weight", "bias")[: len(inputs) - 1 if extra_channels else 1], 1):
-            param = float32_source(graph, old.inputs[port], float32_entries)
+            param = layouts.source(graph, old.inputs[port])
             entry = layer.float32(word, inputs[port]) if param is None else builder.mapped(param)
             if in_channels > weight[1] and port == 1:
                 entry = layer.joined(word, entry, layer.zeros(word, weight[0], 1, *weight[2:]), 1)
@@ -159,15 +156,9 @@ def _is_large(data: Shape, weight: Shape) -> bool:
 
 @dataclass(frozen=True)
 class GroupDepthwise(Pass):
-    """Runs depthwise convolutions between BatchNorms and relus as convolutions of groups, where these are faster.
-
-    Attributes:
-        layouts: Those of the graph.
-        float32_entries: The names of its float32 entries.
-    """
+    """Runs depthwise convolutions between BatchNorms and relus as convolutions of groups, where these are faster."""
 
     layouts: Layouts = field(default_factory=Layouts)
-    float32_entries: AbstractSet[OutputRef] = frozenset()
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with spread weights; bodies of control flow stay as they are."""
@@ -180,7 +171,7 @@ class GroupDepthwise(Pass):
         def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
             old = graph.nodes[position]
             channels = int(old.get("num_filter") or 0) if self._is_depthwise(graph, old, size) else 0
-            source = float32_source(graph, old.inputs[1], self.float32_entries) if channels else None
+            source = self.layouts.source(graph, old.inputs[1]) if channels else None
             if source is None or not self._is_followed(graph, position, readers):
                 return node
             shape = self.layouts.shape(graph, old.inputs[1])

@@ -94,7 +94,7 @@ class GuardGradientSums(Pass):
     that is unrolled over 35 steps get gradients that are 4 % too small. With identities gradients are summed by sevens,
     and those sums by sevens, each rounded once. To be removed when MXNet's ``_grad_add`` rounds.
 
-    ``entries`` are the bfloat16 entries of the graph and of its bodies, as ``bfloat16_entries`` finds them.
+    ``entries`` are the bfloat16 entries of the graph and of its bodies, as ``Facts.by_name`` gives them.
     """
 
     entries: AbstractSet[OutputRef] = frozenset()
@@ -213,7 +213,7 @@ class GuardTransposed(Pass):
     has three axes stays as it is, and one with a single channel in a group is computed in float64. To be removed when
     MXNet's gradient has memory first.
 
-    ``entries`` are the float32 entries of the graph, as ``float32_entries`` finds them; bodies stay as they are.
+    ``entries`` are the float32 entries of the graph, as ``Facts.by_name`` gives them; bodies stay as they are.
     """
 
     entries: Mapping[OutputRef, Optional[Shape]] = field(default_factory=dict)

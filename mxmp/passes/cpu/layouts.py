@@ -22,8 +22,8 @@ from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...processors import AMX, EMULATED, Kind
 from ...rules.conditions import sizes_of
-from ..base import Copy, Pass, insert_next_to, with_copies
-from ..facts import OutputRef, Shape, declared_dtype
+from ..base import Copy, Pass, insert_next_to, is_inserted, with_copies
+from ..facts import Facts, OutputRef, Shape, declared_dtype
 
 DEFAULT = "default"
 BLOCKED = "blocks of 16 channels"
@@ -72,15 +72,22 @@ class Convolution(NamedTuple):
 
 @dataclass(frozen=True)
 class Layouts:
-    """Follows the layouts of bfloat16 tensors through a graph.
+    """Follows the layouts of bfloat16 tensors through a graph that runs on a CPU.
 
     Attributes:
-        shapes: Those of the bfloat16 entries, as ``bfloat16_entries`` finds them.
+        shapes: Those of the bfloat16 entries by name.
         kind: The kind of processor that the graph runs on.
+        float32: The shapes of the float32 entries by name.
     """
 
     shapes: Mapping[OutputRef, Optional[Shape]] = field(default_factory=dict)
     kind: Kind = EMULATED
+    float32: Mapping[OutputRef, Optional[Shape]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: Graph, facts: Facts, kind: Kind) -> Layouts:
+        """Return the layouts of a graph on a kind of processor."""
+        return cls(facts.by_name(graph, dtypes.BFLOAT16), kind, facts.by_name(graph, dtypes.FLOAT32))
 
     def shape(self, graph: Graph, entry: Entry) -> Optional[Shape]:
         """Return the shape of a bfloat16 entry, or of one cast from or to bfloat16; None where it is not known."""
@@ -93,6 +100,14 @@ class Layouts:
         """Return whether an entry is in bfloat16."""
         node = graph.nodes[entry.node]
         return (node.name, entry.index) in self.shapes or declared_dtype(node) == dtypes.BFLOAT16
+
+    def source(self, graph: Graph, entry: Entry) -> Optional[Entry]:
+        """Return the float32 entry that mxmp casts to give an entry; None if the entry is no such cast."""
+        cast = graph.nodes[entry.node]
+        if cast.op != "amp_cast" or not is_inserted(cast):
+            return None
+        source = cast.inputs[0]
+        return source if (graph.nodes[source.node].name, source.index) in self.float32 else None
 
     def outputs(self, graph: Graph) -> Dict[Key, str]:
         """Return the layouts of the bfloat16 entries that do not have the default one."""

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import AbstractSet, Dict, Set, Union
+from typing import Dict, Set, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...rules.conditions import VECTOR, value_of
 from ...rules.core import Call
 from ..base import Pass, insert_next_to, rule_of, sweep
-from ..facts import OutputRef, float32_source
 from .kernels import WEIGHTS
 from .layouts import BATCH_NORM, DEFAULT, OWN, Layouts
 
@@ -61,12 +60,12 @@ class WidenSlowKernels(Pass):
     Attributes:
         layouts: Those of the graph.
         fused: Whether MXNet's subgraph backend partitions the graph. Operators that it may fuse stay then.
-        weights: The names of the float32 entries of a graph that trains.
+        trains: Whether the graph trains.
     """
 
     layouts: Layouts = field(default_factory=Layouts)
     fused: bool = False
-    weights: AbstractSet[OutputRef] = frozenset()
+    trains: bool = False
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with casts around slow operators."""
@@ -81,7 +80,7 @@ class WidenSlowKernels(Pass):
                 return node
             inputs = list(node.inputs)
             for port, entry in enumerate(graph.nodes[position].inputs):
-                exact = float32_source(graph, entry, self.weights) if position in dense else None
+                exact = self.layouts.source(graph, entry) if position in dense else None
                 if exact is not None:
                     inputs[port] = builder.mapped(exact)
                 elif self.layouts.is_low(graph, entry):
@@ -106,10 +105,9 @@ class WidenSlowKernels(Pass):
     def _find_dense(self, graph: Graph) -> Set[int]:
         """Return the layers whose weight costs more to cast than it gains; layers that share a cast go together."""
         slow: Set[int] = set()
-        readers = graph.consumers() if self.weights else {}
-        stay = {head.node for head in graph.heads}
-        for cast in range(len(graph.nodes)):
-            shape = self.layouts.shape(graph, Entry(cast)) if float32_source(graph, Entry(cast), self.weights) else None
+        readers, stay = graph.consumers(), {head.node for head in graph.heads}
+        for cast in range(len(graph.nodes) if self.trains else 0):
+            shape = self.layouts.shape(graph, Entry(cast)) if self.layouts.source(graph, Entry(cast)) else None
             if shape is None or len(shape) not in (2, 4):  # weights of other axes cannot be set once oneDNN moves them
                 continue
             ports = readers.get((cast, 0), [])

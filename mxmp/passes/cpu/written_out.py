@@ -21,14 +21,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node
 from ...graph.core import make_attrs
 from ...rules.conditions import value_of
 from ..base import Pass, device_attrs, insert_next_to, sweep
-from ..facts import OutputRef, Shape
+from ..facts import Shape
 from .layouts import Layouts
 
 _FEW = 2**14  # elements, with which a kernel takes little longer than it takes to call it
@@ -276,10 +276,9 @@ class WriteOut(Pass):
     """Writes out the operators above, except in bodies, with unknown shapes, or with few elements.
 
     Shapes decide once, those of the first training call: the result holds for others with the same `shape_choice`.
-    ``entries`` are the float32 entries of the graph, as `float32_entries` finds them.
+    ``layouts`` have the shapes of the graph's entries.
     """
 
-    entries: Mapping[OutputRef, Optional[Shape]] = field(default_factory=dict)
     layouts: Layouts = field(default_factory=Layouts)
 
     def run(self, graph: Graph) -> Graph:
@@ -302,4 +301,4 @@ class WriteOut(Pass):
         node = graph.nodes[entry.node]
         if node.op == "amp_cast" and node.get("dtype") == dtypes.FLOAT32:
             return self.layouts.shape(graph, entry)
-        return self.entries.get((node.name, entry.index))
+        return self.layouts.float32.get((node.name, entry.index))
