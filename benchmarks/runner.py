@@ -27,7 +27,7 @@ from mxmp.devices.speed import runs_bfloat16
 from mxmp.dtypes import BFLOAT16
 from mxmp.errors import MxmpError, did_you_mean, mxnet_reason
 from mxmp.files import replacing
-from mxmp.tune.speed import FEWEST, NOISY, Rounds
+from mxmp.tune.speed import FEWEST, NOISY, scatter
 
 from . import other_work
 from .cases import GROUPS, ONNX_COLUMNS, PEER, Column, Options, Started, missing_packages
@@ -161,37 +161,43 @@ def measure(case: Case, options: Options) -> List[Result]:
                 result.missing = f"fails: {mxnet_reason(e) if isinstance(e, mx.MXNetError) else e}"
     laps: Any = {key: timer.lap for key, timer in timers.items() if timer.facts[0]}
     processes = [timer.process_id for timer in timers.values()] if apart else []
-    rounds, left_out, until = Rounds(), 0, begin + (options.seconds or group.seconds)
+    times: Dict[Any, List[float]] = {key: [] for key in laps}
+    count, left_out, until = 0, 0, begin + (options.seconds or group.seconds)
     try:
         # On a busy machine as many are left out at most as are wanted.
-        while laps and len(rounds.times) < options.rounds and left_out < options.rounds:
-            if len(rounds.times) >= FEWEST and time.perf_counter() >= until:
+        while laps and count < options.rounds and left_out < options.rounds:
+            if count >= FEWEST and time.perf_counter() >= until:
                 break
             others = other_work.OtherWork(processes)
-            rounds.run(laps)
+            seconds = {key: laps[key]() for key in list(laps)[:: -1 if count % 2 else 1]}
             if options.leave_out and others.cores() > other_work.MOST:
-                rounds.times.pop()
                 left_out += 1
+                continue
+            count += 1
+            for key in laps:
+                times[key].append(seconds[key])
     finally:
         for timer in timers.values() if apart else ():
             timer.close()
-    _compare(columns, results, {key: timer.facts for key, timer in timers.items()}, rounds)
+    _compare(columns, results, {key: timer.facts for key, timer in timers.items()}, times)
     for result in results:
         result.left_out = left_out
     return results
 
 
-def _compare(columns: Sequence[Column], results: Sequence[Result], facts: Dict[Any, Any], rounds: Any) -> None:
-    """Complete results by the rounds: each column beside the fastest base of its front."""
+def _compare(columns: Sequence[Column], results: Sequence[Result], facts: Any, times: Dict[Any, List[float]]) -> None:
+    """Complete results by the times of rounds: each column beside the fastest base of its front."""
     for result in results:
         key = result.front, result.name
         if key in facts:
             _, output, result.values = facts[key]
-            result.seconds = [times[key] for times in rounds.times if key in times]
+            result.seconds = times.get(key, [])
             bases = [(each.front, each.name) for each in columns if each.is_base and each.front == result.front]
-            base = min((each for each in bases if rounds.seconds(each)), key=rounds.seconds, default=None)
+            base = min((each for each in bases if times.get(each)), key=lambda each: median(times[each]), default=None)
             if base is not None:
-                result.base, result.ratio, result.noisy = base[1], rounds.ratio(key, base), rounds.scatter(base) > NOISY
+                result.base, result.noisy = base[1], scatter(times[base]) > NOISY
+                ratios = [seconds / other for seconds, other in zip(result.seconds, times[base])]
+                result.ratio = median(ratios) if ratios else None
                 if output is not None and facts[base][1] is not None and key != base:
                     result.error = output_error(output, facts[base][1])
 

@@ -4,7 +4,7 @@ Two runs of the same training step differ by 4 to 6 % on a machine with other wo
 compared within rounds, never between them. A difference counts only if it is larger than that, and if so many rounds
 agree on it that it is hardly chance.
 
-network, batches -> Workload -> a lap for each policy -> Rounds -> SpeedComparison
+network, batches -> a run for each policy -> times, round by round -> SpeedComparison
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ from ..symbol.arguments import label_names
 Action = Callable[[], Any]
 """Runs a network once, without waiting for its results, which it may return."""
 
-Lap = Callable[[], float]
-"""Runs a network once and returns the seconds that it took, its results computed."""
+Start = Callable[[Policy], Action]
+"""Builds a copy of a network under a policy, and returns a function that runs it on a batch."""
+
+Times = Dict[str, List[float]]
+"""The seconds of a run by policy, one for each round."""
 
 SECONDS = 30.0  # About how long the rounds may take.
 
@@ -58,22 +61,10 @@ CHANCE = 1 / 16  # How often so many rounds may agree by chance: 6 of 7, 13 of 1
 NOISY = 0.15  # If rounds of one network scatter by more around their median, the machine is noisy.
 
 _MOST_ROUNDS = 101
-_SHORTEST = 0.02  # Seconds of a lap. Other programs disturb shorter ones by more.
-_MOST_RUNS = 100  # The most runs in a lap.
+_SHORTEST = 0.02  # Seconds of a network in a round. Other programs disturb shorter times by more.
+_MOST_RUNS = 100  # The most runs of a network in a round.
 _FIRST_STEPS = 10  # In these a trainer compares low precision weights with their masters.
 _LOSS_SCALE = 2.0**10  # In place of a dynamic one, so low that no step is skipped: that would be a shorter one.
-
-
-class Workload(NamedTuple):
-    """A network with a batch.
-
-    Attributes:
-        context: Where it runs.
-        start: Returns a function that runs a copy of it, built under a policy.
-    """
-
-    context: mx.Context
-    start: Callable[[Policy], Action]
 
 
 class Training(NamedTuple):
@@ -142,19 +133,19 @@ def compare_speed(
     training = None if loss is None else Training(loss, optimizer, options)
     read = _read_net if isinstance(network, gluon.Block) else _read_model
     with autograd.pause():  # the caller may be recording
-        workload = read(network, batches, training, labels)
-        named, notes = _named(policies, workload.context)
+        context, start = read(network, batches, training, labels)
+        named, notes = _named(policies, context)
         with showing_progress(sys.stderr.isatty() if progress is None else progress) as show:
-            rounds, failures = _measure(workload, named, seconds, training is not None, show)
-    rows = tuple(_row(name, policy, rounds, failures, workload.context) for name, policy in named.items())
-    on_cpu, processor = workload.context.device_type != "gpu", read_processor()
+            times, failures = _measure(start, named, seconds, training is not None, show)
+    rows = tuple(_row(name, policy, times, failures, context) for name, policy in named.items())
+    on_cpu, processor = context.device_type != "gpu", read_processor()
     notes += amx_notes([policy.compute_dtype for policy in named.values()] if on_cpu else [])
     if any(row.emulated for row in rows):
         notes.append("float16 is emulated on a CPU: its time says nothing of a GPU's.")
     if (rows[0].spread or 0.0) > NOISY:
         text = f"times of {rows[0].policy} differ by {rows[0].spread:.0%} from their median"
         notes.append(f"This machine is noisy: {text}. End other programs, and measure again.")
-    device = processor.name if on_cpu else str(workload.context)
+    device = processor.name if on_cpu else str(context)
     kind, amx = (processor.kind.name, processor.amx.on) if on_cpu else ("", False)
     return SpeedComparison(training is not None, rows, device, kind, amx, tuple(notes))
 
@@ -175,27 +166,29 @@ def _named(policies: Any, context: mx.Context) -> Tuple[Dict[str, Policy], List[
 
 
 def _measure(
-    workload: Workload,
+    start: Start,
     named: Mapping[str, Policy],
     seconds: float,
     training: bool,
     show: Callable[[str, Optional[float]], None],
-) -> Tuple[Rounds, Dict[str, str]]:
+) -> Tuple[Times, Dict[str, str]]:
     """Return the times of the policies that run, and why the others do not."""
     # All networks are in memory at a time: the rounds have to have every policy in them to be compared.
-    rounds, watch = Rounds(), Stopwatch()
-    laps: Dict[str, Lap] = {}
+    runs: Dict[str, Action] = {}
     failures: Dict[str, str] = {}
     for name, policy in named.items():
         show(f"start {name}", None)
         try:
-            laps[name] = watch.lap_of(_started(workload, policy, training))
+            runs[name] = _started(start, policy, training)
         except PolicyError:
             raise
         except (mx.MXNetError, MxmpError) as e:
             failures[name] = str(e) if isinstance(e, MxmpError) else mxnet_reason(e)
-            if not laps:
+            if not runs:
                 raise TuneError(f"network: it does not run under '{name}', the first policy: {failures[name]}") from e
+    # Every network runs as often in a round as the first one needs for a time that is long enough.
+    count = min(max(1, round(_SHORTEST / seconds_of(next(iter(runs.values())), 1))), _MOST_RUNS)
+    times: Times = {name: [] for name in runs}
     begin = time.perf_counter()
     # At least as many rounds as a verdict needs, also where one takes longer than all of the time.
     for number in range(_MOST_ROUNDS):
@@ -203,14 +196,15 @@ def _measure(
         if number >= FEWEST and passed > 1:
             break
         show(f"round {number + 1}", passed)
-        rounds.run(laps)
-    return rounds, failures
+        for name in list(runs)[:: -1 if number % 2 else 1]:  # in the reverse order of the round before
+            times[name].append(seconds_of(runs[name], count))
+    return times, failures
 
 
-def _started(workload: Workload, policy: Policy, training: bool) -> Action:
+def _started(start: Start, policy: Policy, training: bool) -> Action:
     """Return a function that runs the network under a policy, once it has run."""
     with _quiet():
-        run = workload.start(policy)
+        run = start(policy)
         low = training and policy.param_dtype != dtypes.FLOAT32
         for _ in range(_FIRST_STEPS + 1 if low else 1):  # The first run has oneDNN generate its code.
             run()
@@ -229,25 +223,25 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _row(
-    name: str, policy: Policy, rounds: Rounds, failures: Mapping[str, str], context: mx.Context
-) -> PolicySpeed:
+def _row(name: str, policy: Policy, times: Times, failures: Mapping[str, str], context: mx.Context) -> PolicySpeed:
+    """Return the times of a policy, compared round by round with those of the first one."""
     emulated = context.device_type != "gpu" and dtypes.FLOAT16 in (policy.compute_dtype, policy.param_dtype)
     if name in failures:
         return PolicySpeed(name, emulated=emulated, failure=failures[name])
-    first = next(iter(rounds.times[0]))
-    slower = SLOWER if rounds.is_faster(first, name) else SAME
-    verdict = "" if name == first else FASTER if rounds.is_faster(name, first) else slower
-    times = tuple(times[name] for times in rounds.times)
-    numbers = rounds.seconds(name), rounds.scatter(name), rounds.ratio(name, first)
-    return PolicySpeed(name, *numbers, verdict, times, emulated)
+    own, base = times[name], next(iter(times.values()))
+    ratios = [seconds / other for seconds, other in zip(own, base)]
+    slower = SLOWER if is_faster([1 / ratio for ratio in ratios]) else SAME
+    verdict = "" if own is base else FASTER if is_faster(ratios) else slower
+    return PolicySpeed(name, median(own), scatter(own), median(ratios), verdict, tuple(own), emulated)
 
 
 # ------------------------------------------------------------------ Gluon nets
 
 
-def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training], labels: Optional[int]) -> Workload:
-    """Return the workload of a Gluon net with the first of some batches."""
+def _read_net(
+    net: gluon.Block, batches: Batches, training: Optional[Training], labels: Optional[int]
+) -> Tuple[mx.Context, Start]:
+    """Return where a Gluon net runs on the first of some batches, and the function that starts it."""
     if training is not None and not callable(training.loss):
         kind = type(training.loss).__name__
         raise TuneError(f"loss is a {kind}; expected a function of the net's outputs and the label, or None.")
@@ -281,11 +275,11 @@ def _read_net(net: gluon.Block, batches: Batches, training: Optional[Training], 
         return step
 
     if training is not None:
-        return Workload(context, train)
+        return context, train
     source = convert(_copy_of(net, context), "O1")  # It knows its graph then, for any inputs.
     with autograd.pause(train_mode=False):
         call_net(source, example.inputs)
-    return Workload(context, infer)
+    return context, infer
 
 
 def _copy_of(net: gluon.Block, context: mx.Context) -> gluon.Block:
@@ -326,8 +320,10 @@ def _require_taken(taken: bool) -> None:
 # ------------------------------------------------------------------ symbols
 
 
-def _read_model(network: Any, batches: Batches, training: Optional[Training], labels: Optional[int]) -> Workload:
-    """Return the workload of a model or Module with the first of some batches."""
+def _read_model(
+    network: Any, batches: Batches, training: Optional[Training], labels: Optional[int]
+) -> Tuple[mx.Context, Start]:
+    """Return where a model or Module runs on the first of some batches, and the function that starts it."""
     subject: Any = read_subject(network)
     if training is not None and training.loss is not True:
         kind = type(training.loss).__name__
@@ -358,7 +354,7 @@ def _read_model(network: Any, batches: Batches, training: Optional[Training], la
         assert training is not None
         return _module_step(subject, values, known, policy, training)
 
-    return Workload(subject.context, infer if training is None else train)
+    return subject.context, infer if training is None else train
 
 
 def _module_step(
@@ -428,65 +424,19 @@ def make_batch(
 # ------------------------------------------------------------------ the clock
 
 
-class Stopwatch:
-    """Times networks in turns: each lap has as many runs as the first network needs for one that is long enough."""
-
-    def __init__(self) -> None:
-        self._runs = 0  # in a lap
-
-    def lap_of(self, run: Action) -> Lap:
-        """Return a function that runs a network and returns the seconds of one run, its results computed."""
-
-        def lap() -> float:
-            start = time.perf_counter()
-            for _ in range(self._runs or 1):
-                run()
-                mx.nd.waitall()
-            seconds = (time.perf_counter() - start) / (self._runs or 1)
-            if not self._runs:
-                self._runs = min(max(1, round(_SHORTEST / seconds)), _MOST_RUNS)
-                return lap() if self._runs > 1 else seconds
-            return seconds
-
-        return lap
+def seconds_of(run: Action, count: int) -> float:
+    """Return the seconds of one of so many runs of a network, their results computed."""
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+        mx.nd.waitall()
+    return (time.perf_counter() - start) / count
 
 
-class Rounds:
-    """The times of contenders, round by round: a dict of seconds by name each, the oldest first."""
-
-    def __init__(self) -> None:
-        self.times: List[Dict[str, float]] = []
-
-    def run(self, laps: Mapping[str, Lap]) -> None:
-        """Let contenders take one turn each, in the reverse order of the round before."""
-        order = list(laps) if len(self.times) % 2 == 0 else list(laps)[::-1]
-        times = {name: laps[name]() for name in order}
-        self.times.append({name: times[name] for name in laps})
-
-    def seconds(self, name: str) -> Optional[float]:
-        """Return the median of a contender's times, None if it has none."""
-        times = [times[name] for times in self.times if name in times]
-        return median(times) if times else None
-
-    def ratio(self, name: str, other: str) -> Optional[float]:
-        """Return the time of one contender divided by that of another: the median over rounds that both ran in."""
-        ratios = self._ratios(name, other)
-        return median(ratios) if ratios else None
-
-    def is_faster(self, name: str, other: str) -> bool:
-        """Return whether one contender was faster than another by more than the noise."""
-        return is_faster(self._ratios(name, other))
-
-    def scatter(self, name: str) -> float:
-        """Return how far the times of a contender are from their median: the median distance divided by the median."""
-        middle = self.seconds(name)
-        if not middle:
-            return 0.0
-        return median(abs(times[name] - middle) for times in self.times if name in times) / middle
-
-    def _ratios(self, name: str, other: str) -> List[float]:
-        both = (times for times in self.times if name in times and times.get(other, 0) > 0)
-        return [times[name] / times[other] for times in both]
+def scatter(times: Sequence[float]) -> float:
+    """Return how far times are from their median: the median distance divided by the median."""
+    middle = median(times)
+    return median(abs(seconds - middle) for seconds in times) / middle
 
 
 def is_faster(ratios: Sequence[float]) -> bool:

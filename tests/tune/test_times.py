@@ -1,4 +1,4 @@
-"""What compare_speed makes of times that are told: rounds and laps, chance, the result; and what it times by default."""
+"""What compare_speed makes of times that are told: rounds, chance, the result; and what it times by default."""
 
 import mxnet as mx
 import numpy as np
@@ -8,30 +8,11 @@ import mxmp
 from mxmp.symbol import Checkpoint
 from mxmp.tune import PolicySpeed, SpeedComparison, compare_speed
 from mxmp.tune import speed as module
-from mxmp.tune.speed import FEWEST, MARGIN, Rounds, Stopwatch, is_faster, make_batch
+from mxmp.tune.speed import FEWEST, MARGIN, is_faster, make_batch, seconds_of
 from tests.cli.checkpoints import network, table
 from tests.tune.networks import convnet, make_module
 
 IMAGES = mx.nd.random.uniform(shape=(2, 3, 8, 8))
-
-
-def rounds_of(**times):
-    rounds = Rounds()
-    for turn in zip(*times.values()):
-        rounds.run({name: (lambda seconds=seconds: seconds) for name, seconds in zip(times, turn)})
-    return rounds
-
-
-def test_rounds_compare_contenders_that_take_turns_in_both_orders():
-    """By the ratio within each round, not by medians; a round that one sat out does not count."""
-    order, rounds = [], Rounds()
-    for _ in range(2):
-        rounds.run({name: lambda name=name: order.append(name) or 1.0 for name in "abc"})
-    assert order == list("abccba")
-    rounds = rounds_of(a=[1.0, 10.0, 100.0], b=[2.0, 20.0, 50.0])
-    rounds.run({"a": lambda: 9.0})
-    assert (rounds.ratio("a", "b"), rounds.seconds("a"), rounds.ratio("a", "d"), rounds.seconds("d")) == (0.5, 9.5, None, None)
-    assert [rounds_of(a=times).scatter("a") for times in ([2.0, 2.0, 2.0], [1.0, 2.0, 3.0], [])] == [0, 0.5, 0]
 
 
 @pytest.mark.parametrize("rounds, needed", [(5, 5), (7, 6), (9, 8), (18, 13)])
@@ -48,32 +29,27 @@ def test_rounds_of_equal_networks_are_hardly_ever_faster():
     assert np.mean([is_faster(list(each)) for each in ratios]) < 0.01
 
 
-@pytest.mark.parametrize("seconds, runs", [(0.03, 1), (0.004, 5), (1e-6, 100)])
-def test_a_lap_has_as_many_runs_as_the_first_network_needs_for_one_that_is_long_enough(seconds, runs, monkeypatch):
-    watch, calls = Stopwatch(), []
-    monkeypatch.setattr("time.perf_counter", lambda: seconds * len(calls))
-    laps = [watch.lap_of(lambda: calls.append(0)) for _ in range(2)]
-    assert laps[0]() == pytest.approx(seconds) and len(calls) == (runs + 1 if runs > 1 else 1)
-    before = len(calls)
-    assert laps[1]() == pytest.approx(seconds) and len(calls) - before == runs
-
-
 # ------------------------------------------------------------------ the result
 
 
 @pytest.fixture
 def compare_told(monkeypatch):
-    """Return a function that compares policies of which a lap takes seconds that are told."""
+    """Return a function that compares policies whose runs take seconds that are told, those of a list in turns.
 
-    def compare(seconds_by_policy):
-        laps = iter(seconds_by_policy.values())
+    The first policy runs once before the rounds. ``turns`` gets the policy of each turn, and its number of runs.
+    """
 
-        def lap_of(watch, run):
-            seconds = next(laps)
-            return lambda: seconds
+    def compare(seconds_by_policy, turns=None):
+        told = {str(policy): np.ravel(seconds).tolist() for policy, seconds in seconds_by_policy.items()}
+        names, turns = iter(told), [] if turns is None else turns
 
-        monkeypatch.setattr(Stopwatch, "lap_of", lap_of)
-        return compare_speed(convnet(), [IMAGES], [*seconds_by_policy], seconds=1e-3, progress=False)
+        def seconds_of(name, count):
+            turns.append((name, count))
+            return told[name].pop(0) if len(told[name]) > 1 else told[name][0]
+
+        monkeypatch.setattr(module, "_started", lambda *args: next(names))
+        monkeypatch.setattr(module, "seconds_of", seconds_of)
+        return compare_speed(convnet(), [IMAGES], [*seconds_by_policy], seconds=1e-9, progress=False)
 
     return compare
 
@@ -91,6 +67,27 @@ def test_times_are_medians_relative_to_the_first_policy(compare_told):
     assert all(len(row.times) == len(found.rows[0].times) >= 5 and row.spread == 0 for row in found.rows)
     assert [row[0] for row in table(str(found))][:4] == ["policy", "float32", "O1 (emulated)", "O2 (emulated)"]
     assert any("float16 is emulated" in note for note in found.notes) and "'auto' takes" in str(found)
+
+
+def test_policies_take_turns_in_both_orders_and_are_compared_within_rounds(compare_told):
+    turns, told = [], {"float32": [1.0, 1.0, 10.0, 100.0, 4.0, 8.0], "O1": [2.0, 20.0, 50.0, 8.0, 16.0]}
+    _, row = compare_told(told, turns).rows
+    assert (row.seconds, row.ratio, row.spread, row.times) == (16, 2, 0.5, (2, 20, 50, 8, 16))
+    orders = ["float32", "O1"], ["O1", "float32"]
+    assert [name for name, _ in turns] == ["float32", *orders[0], *orders[1], *orders[0], *orders[1], *orders[0]]
+
+
+@pytest.mark.parametrize("seconds, count", [(0.03, 1), (0.004, 5), (1e-6, 100)])
+def test_all_run_as_often_in_a_round_as_the_first_one_needs_for_a_time_that_is_long_enough(seconds, count, compare_told):
+    turns = []
+    compare_told({"float32": seconds, "O1": 1.0}, turns)
+    assert turns[0] == ("float32", 1) and {each for _, each in turns[1:]} == {count}
+
+
+def test_the_seconds_of_a_run_are_a_share_of_all(monkeypatch):
+    calls = []
+    monkeypatch.setattr("time.perf_counter", lambda: 0.5 * len(calls))
+    assert seconds_of(lambda: calls.append(0), 4) == 0.5 and len(calls) == 4
 
 
 @pytest.mark.parametrize("seconds, fastest", [((1.0, 0.97), "float32"), ((1.0, 0.5), "O1"), ((1.0, 2.0), "float32")])
