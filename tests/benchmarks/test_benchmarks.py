@@ -14,7 +14,7 @@ import pytest
 from benchmarks import cases, other_work, runner, zoo
 from benchmarks.__main__ import main
 from benchmarks.cases import GROUPS, Column, Group, Options, Started
-from mxmp.devices.speed import runs_bfloat16
+from mxmp.diagnose import runs_bfloat16
 
 COLUMNS = {
     "inference": {
@@ -83,6 +83,12 @@ def test_the_list_names_every_case(capsys):
     assert [line.strip() for line in lines if line[:1] == " "] == [case for group in GROUPS.values() for case in group.cases]
 
 
+def run(monkeypatch, columns, options, **how):
+    """Run a group of one case with these columns; return the result of each."""
+    monkeypatch.setitem(GROUPS, "told", Group("", lambda case, options: columns, ("case",), "case", 0.0, **how))
+    return runner.run([("told", "case")], options)["told", "case"]
+
+
 def told(monkeypatch, columns, others=(), **how):
     """Have a group of one case whose laps take the seconds that are told, and other programs cores, round by round."""
     cores = chain(others, repeat(0.0))
@@ -95,14 +101,13 @@ def told(monkeypatch, columns, others=(), **how):
 
     monkeypatch.setattr(runner, "Timer", Timer)
     made = [Column(name, lambda times=times: Started(lambda: times), is_base=base) for name, base, times in columns]
-    monkeypatch.setitem(GROUPS, "told", Group("", lambda case, options: made, ("case",), "case", 0.0, **how))
-    return runner.run([("told", "case")], Options(rounds=3))
+    return run(monkeypatch, made, Options(rounds=3), **how)
 
 
 @pytest.mark.parametrize("is_speed, shown", [(True, "2.00"), (False, "0.50")])
 def test_columns_are_compared_with_the_fastest_base_within_rounds(is_speed, shown, monkeypatch, capsys):
     columns = [("slow", True, [4, 8, 4]), ("fast", True, [2, 4, 2]), ("mine", False, [1, 2, 4])]
-    found = {result.name: result for result in told(monkeypatch, columns, is_speed=is_speed)["told", "case"]}
+    found = {result.name: result for result in told(monkeypatch, columns, is_speed=is_speed)}
     assert {name: (result.base, result.ratio) for name, result in found.items()} == {
         "slow": ("fast", 2.0),
         "fast": ("fast", 1.0),
@@ -113,19 +118,19 @@ def test_columns_are_compared_with_the_fastest_base_within_rounds(is_speed, show
 
 
 def test_a_case_whose_base_scatters_is_called_noisy(monkeypatch, capsys):
-    assert told(monkeypatch, [("base", True, [1, 2, 4])])["told", "case"][0].noisy
+    assert told(monkeypatch, [("base", True, [1, 2, 4])])[0].noisy
     assert "case (noisy)" in capsys.readouterr().out
 
 
 def test_rounds_with_much_other_work_are_left_out(monkeypatch, capsys):
-    found = told(monkeypatch, [("base", True, [1, 9, 2, 3])], others=[0.14, 0.16])["told", "case"][0]
+    found = told(monkeypatch, [("base", True, [1, 9, 2, 3])], others=[0.14, 0.16])[0]
     assert (found.seconds, found.left_out) == ([1, 2, 3], 1)
     said = "rounds left out, in which other programs took more than 0.15 of a core: told/case 1"
     assert said in capsys.readouterr().out
 
 
 def test_on_a_machine_that_is_never_free_a_case_ends_without_a_time(monkeypatch):
-    found = told(monkeypatch, [("base", True, [1, 2, 3, 4])], others=[1.0] * 9)["told", "case"][0]
+    found = told(monkeypatch, [("base", True, [1, 2, 3, 4])], others=[1.0] * 9)[0]
     assert (found.seconds, found.left_out) == ([], 3)
 
 
@@ -149,8 +154,7 @@ def test_a_column_that_fails_is_a_line_and_no_end(monkeypatch, capsys):
         raise mx.MXNetError("Traceback:\n  File x\nMXNetError: no such kernel")
 
     columns = [Column("base", lambda: Started(mx.nd.waitall), is_base=True), Column("broken", fail)]
-    monkeypatch.setitem(GROUPS, "told", Group("", lambda case, options: columns, ("case",), "case", 0.0))
-    base, broken = runner.run([("told", "case")], Options(rounds=2, cpu_time=True))["told", "case"]
+    base, broken = run(monkeypatch, columns, Options(rounds=2, cpu_time=True))
     assert len(base.seconds) == 2 and broken.seconds == []
     assert "told, broken: fails: " in capsys.readouterr().out and "no such kernel" in broken.missing
 

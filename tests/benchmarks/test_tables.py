@@ -6,7 +6,6 @@ import json
 import pytest
 
 from benchmarks import tables
-from mxmp.processors import KINDS
 
 
 def column(front, name, ratio, base="base", seconds=(0.1, 0.2, 0.3)):
@@ -77,8 +76,8 @@ def test_results_of_another_revision_are_absent_and_a_line_says_so(tmp_path):
 
 def test_each_kind_of_processor_has_a_row():
     rows = tables.kinds([])[2:]
-    assert [row.split(" | ")[0][2:] for row in rows] == [kind.name for kind in KINDS]
-    assert [("`mixed_bfloat16`" in row) for row in rows] == [kind.gains for kind in KINDS]
+    assert [row.split(" | ")[0][2:] for row in rows] == [kind.name for kind in tables.KINDS]
+    assert [("`mixed_bfloat16`" in row) for row in rows] == [kind.gains for kind in tables.KINDS]
 
 
 def test_a_file_without_a_place_for_a_table_is_named():
