@@ -11,14 +11,11 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from mxmp.diagnose.watch import calls_of
 from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer, convert, precision
-from mxmp.loss_scale import DynamicLossScale
-from tests.alone import alone
 from tests.gluon.nets import Function
 from tests.gluon.trainer_tools import TWO, loss_of, param, sgd, value
-from tests.stress.pauses import CALLS, TRAIN, paused
+from tests.stress.pauses import TRAIN, paused
 
 X = mx.nd.ones((1, 1))
 
@@ -26,64 +23,6 @@ X = mx.nd.ones((1, 1))
 def recorded(net, x=X):
     with autograd.record():
         return net(x)
-
-
-def dense():
-    """Return a converted net that was called."""
-    net = nn.Dense(1, in_units=1, use_bias=False)
-    net.initialize(mx.init.One())
-    convert(net, "O1")
-    recorded(net)
-    return net
-
-
-def steps_beside_new_nets():
-    def step():
-        with trainer.scale_loss(recorded(net)) as scaled:
-            scaled.backward()
-        trainer.step(1)
-
-    net, nets = dense(), [dense()]
-    trainer = Trainer(net, "sgd", loss_scale=1)
-    for line in range(1, 60):
-        if not paused(step, line, lambda: nets.append(dense()), CALLS):
-            break
-    assert line > 10
-
-
-def test_a_step_and_a_new_net_of_another_thread_do_not_meet():
-    alone(steps_beside_new_nets)
-
-
-def calls_beside_new_trainers():
-    net = dense()
-    trainers = [Trainer(net, "sgd", loss_scale=1)]
-    for line in range(1, 60):
-        if not paused(lambda: recorded(net), line, lambda: trainers.append(Trainer(dense(), "sgd")), CALLS):
-            break
-    assert line > 10
-
-
-def test_a_recorded_call_and_a_new_trainer_of_another_thread_do_not_meet():
-    alone(calls_beside_new_trainers)
-
-
-def calls_of_one_net():
-    net = dense()
-    net.collect_params().reset_ctx(TWO)
-    trainer = Trainer(net, "sgd", loss_scale=DynamicLossScale(init_scale=1, max_floor_skips=1))  # which keeps gradients
-    for line in range(1, 60):
-        there = paused(lambda: recorded(net), line, lambda: recorded(net, X.as_in_context(TWO[1])), CALLS)
-        contexts = [call.context for call, zeros in calls_of(trainer).calls if zeros]
-        assert sorted(map(str, contexts)) == sorted(map(str, TWO if there else TWO[:1]))
-        trainer.discard_grads()
-        if not there:
-            break
-    assert line > 10
-
-
-def test_calls_of_one_net_by_several_threads_are_all_kept():
-    alone(calls_of_one_net)
 
 
 class Head:
@@ -281,19 +220,3 @@ def test_backward_passes_of_threads_are_told_from_those_of_other_losses(by_block
                     list(pool.map(lambda each: each.backward(), scaled))
             assert trainer.step(1)
     assert value(w.data(TWO[0])) == [1 - 64 * 0.5 * 2.0**-4]
-
-
-def test_a_block_that_is_interrupted_while_it_begins_is_closed(monkeypatch):
-    w = param([1.0])
-    trainer = sgd(w, 64)
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer._training_step.last_stats, "keep", lambda stats: 1 / 0)
-        with pytest.raises(ZeroDivisionError) as kept:
-            trainer.scale_loss(mx.nd.ones((1,))).__enter__()
-    assert kept.value is not None
-    trainer.discard_grads()
-    with autograd.record():
-        loss = loss_of(w, 0.25)
-    with trainer.scale_loss(loss) as scaled:
-        scaled.backward()
-    assert trainer.step(1) and value(w.data()) == [0.75]
