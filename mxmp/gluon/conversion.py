@@ -324,7 +324,7 @@ class Conversion:
         if is_traced_inside:
             require_bfloat16(self.policy.compute_dtype, [mx.context.current_context()], f"block '{self.net.name}'")
         traced = trace(self.net, args, self.own_graph, self.regions)
-        self.last_graph = self._convert_and_store(traced, {}, {})
+        self.last_graph = self._convert_and_store(traced, {})
         converted = self.last_graph.converted
         symbol = converted.symbol
         if is_traced_inside:  # the net around it may train
@@ -376,15 +376,14 @@ class Conversion:
             with outside_regions():  # a region is about a call, not about storage
                 self._graph_for(self._call_of(call.args))
         traced = self._trace_for(call)
-        deferred = self._deferred_shapes(traced, call.arrays)
-        shapes = {**traced.shapes(call.arrays), **deferred}
+        shapes = self._shapes(traced, call.arrays)
         outcome = traced.outcomes(shapes)
         graph: Optional[ConvertedGraph] = self._cache.graphs.get((traced, outcome))
         if graph is None:
-            graph = self._convert_and_store(traced, shapes, deferred)
+            graph = self._convert_and_store(traced, shapes)
             self._cache.put_graph((traced, outcome), graph)
         else:
-            self._initialize(deferred, traced)
+            self._initialize(traced, shapes)
         if not self._reads_stored:
             set_graph(self.net, (traced.inputs, graph.converted.symbol), traced.formats)
         return graph
@@ -399,35 +398,36 @@ class Conversion:
             self._net_params = None
         return traced
 
-    def _deferred_shapes(self, traced: Trace, arrays: List[Any]) -> Dict[str, Any]:
-        """Return the shapes, by name, of the parameters that this call initializes."""
+    def _shapes(self, traced: Trace, arrays: List[Any]) -> Dict[str, Any]:
+        """Return the shapes of inputs and parameters, by name, also of the parameters that this call initializes."""
+        shapes = traced.shapes(arrays)
         deferred = [name for name, param in traced.params.items() if is_deferred(param)]
         if not deferred:
-            return {}
-        input_shapes = {symbol.name: each.shape for symbol, each in zip(traced.inputs, arrays)}
+            return shapes
         try:
-            shapes = infer_shapes(traced.symbol, input_shapes)
+            inferred = infer_shapes(traced.symbol, shapes)
         except InferenceError as e:
             raise InferenceError(f"block '{self.net.name}': {e}") from e
-        missing = [name for name in deferred if name not in shapes]
+        missing = [name for name in deferred if name not in inferred]
         if missing:
             raise ConvertError(
                 f"block '{self.net.name}': MXNet cannot infer the shape of parameter '{missing[0]}' from the inputs; "
                 "give it where its block is made (in_units, in_channels, ...)."
             )
-        return {name: shapes[name] for name in deferred}
+        return {**shapes, **{name: inferred[name] for name in deferred}}
 
-    def _initialize(self, shapes: Mapping[str, Any], traced: Trace) -> None:
+    def _initialize(self, traced: Trace, shapes: Mapping[str, Any]) -> None:
         """Finish deferred initialization, in the graph's order of inputs: random values are then those of MXNet."""
         for name in traced.symbol.list_inputs() if shapes else ():
-            if name in shapes:
-                traced.params[name].shape = shapes[name]
-                traced.params[name]._finish_deferred_init()
+            param = traced.params.get(name)
+            if param is not None and is_deferred(param):
+                param.shape = shapes[name]
+                param._finish_deferred_init()
 
-    def _convert_and_store(self, traced: Trace, shapes: Any, deferred: Mapping[str, Any]) -> ConvertedGraph:
+    def _convert_and_store(self, traced: Trace, shapes: Mapping[str, Any]) -> ConvertedGraph:
         """Return the converted graph of a trace, once parameters have values and are stored as the graph reads them."""
         graph = self._convert(traced, shapes)
-        self._initialize(deferred, traced)
+        self._initialize(traced, shapes)
         self._store(graph.converted)
         self.storage_is_fixed = True
         return graph

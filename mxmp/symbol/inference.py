@@ -79,8 +79,8 @@ def infer_facts(
     internals = symbol.get_internals()
     names = entry_names(internals, graph)
     unknown = (None, None, None)
-    _, types_of, _ = unknown if types is None else _infer(internals.infer_type_partial, _to_numpy(types), "dtypes")
-    _, sizes, _ = _infer(internals.infer_shape_partial, shapes, "shapes") if shapes else unknown
+    _, types_of, _ = unknown if types is None else _infer(internals, "dtypes", types)
+    _, sizes, _ = _infer(internals, "shapes", shapes) if shapes else unknown
     canonical = {dtype: dtypes.canonical(dtype) for dtype in set(types_of or ()) if dtype is not None}
     facts = Facts(
         dtypes={entry: canonical[dtype] for entry, dtype in zip(names, types_of or ()) if dtype is not None},
@@ -117,24 +117,16 @@ def infer_network(symbol: Any, graph: Graph, shapes: Shapes, types: Dtypes, para
 
 def infer_shapes(symbol: Any, shapes: Shapes) -> Dict[str, Tuple[int, ...]]:
     """Return the shapes that MXNet infers for variables from those of inputs; unknown ones are left out."""
-    args, _, states = _infer(symbol.infer_shape_partial, shapes, "shapes")
+    args, _, states = _infer(symbol, "shapes", shapes)
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     return {name: size for name, size in zip(names, (*(args or ()), *(states or ()))) if size and min(size) > 0}
 
 
 def infer_variables(symbol: Any, types: Dtypes) -> Dict[str, str]:
     """Return the dtypes that MXNet infers for variables from those of some of them; unknown ones are left out."""
-    args, _, states = _infer(symbol.infer_type_partial, _to_numpy(types), "dtypes")
+    args, _, states = _infer(symbol, "dtypes", types)
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     return {name: dtypes.canonical(t) for name, t in zip(names, (*(args or ()), *(states or ()))) if t is not None}
-
-
-def _to_numpy(types: Dtypes) -> Dict[str, Any]:
-    """Return dtypes of inputs in the form that MXNet takes; bfloat16 has none, except a variable's own __dtype__.
-
-    python/mxnet/symbol/symbol.py looks dtypes up by numpy type, which bfloat16 has none of.
-    """
-    return {name: dtypes.to_numpy(t) for name, t in types.items() if t != dtypes.BFLOAT16}
 
 
 def entry_names(internals: Any, graph: Graph) -> Dict[Key, str]:
@@ -173,15 +165,19 @@ def _infer_bodies(graph: Graph, facts: Facts) -> Dict[Tuple[int, int], Facts]:
     return facts_of
 
 
-def _infer(function: Any, known_values: Mapping[str, Any], what: str) -> Any:
-    """Return MXNet's inference for the arguments, outputs and auxiliary states.
+def _infer(symbol: Any, what: str, known_values: Mapping[str, Any]) -> Any:
+    """Return MXNet's inference of the 'shapes' or 'dtypes' of the arguments, outputs and auxiliary states.
 
     ``known_values`` may name inputs that the symbol does not have, such as a mask that a net does not use. MXNet would
-    refuse these.
+    refuse these. A dtype bfloat16 is left out, because MXNet looks dtypes up by the types of numpy
+    (python/mxnet/symbol/symbol.py); a variable's own ``__dtype__`` says it.
     """
-    names = function.__self__.list_inputs()
+    values = {name: known_values[name] for name in symbol.list_inputs() if name in known_values}
     try:
-        return function(**{name: known_values[name] for name in names if name in known_values})
+        if what == "shapes":
+            return symbol.infer_shape_partial(**values)
+        types = {name: dtypes.to_numpy(dtype) for name, dtype in values.items() if dtype != dtypes.BFLOAT16}
+        return symbol.infer_type_partial(**types)
     except mx.base.MXNetError as e:
         match = _OPERATOR.search(str(e))
         node = f"node '{match.group(1)}'" if match else "the network"
