@@ -233,12 +233,9 @@ class ConvertedBlock(gluon.HybridBlock):
 
     @_where_converted
     def __reduce_ex__(self, conversion: Any, protocol: Any) -> Tuple[Any, ...]:
-        """Return the state for pickle and copy, without graphs: a copy makes its own."""
-        with MakingGraphs.lock:
-            for block in descendants(self):  # the user may have called it by itself
-                if isinstance(block, gluon.HybridBlock) and block._cached_op is not None:
-                    block._clear_cached_op()
-            return reduced(self, protocol, GRAPHS)
+        """Return the state for pickle, without graphs: a copy makes its own."""
+        make, args, state, *rest = self._reduced(protocol)
+        return (make, args, _LockedState(state) if type(state) is dict else state, *rest)
 
     def __deepcopy__(self, memo: Any) -> gluon.HybridBlock:
         """Return a copy. A first call in another thread, which changes blocks and parameters, waits meanwhile."""
@@ -246,7 +243,25 @@ class ConvertedBlock(gluon.HybridBlock):
             copied = getattr(super(), "__deepcopy__", None)  # the user's own, if there is one
             if copied is not None:
                 return copied(memo)
-            return copy._reconstruct(self, memo, *self.__reduce_ex__(4))  # type: ignore[attr-defined]
+            return copy._reconstruct(self, memo, *self._reduced(4))  # type: ignore[attr-defined]
+
+    def _reduced(self, protocol: Any) -> Tuple[Any, ...]:
+        with MakingGraphs.lock:
+            for block in descendants(self):  # the user may have called it by itself
+                if isinstance(block, gluon.HybridBlock) and block._cached_op is not None:
+                    block._clear_cached_op()
+            return reduced(self, protocol, GRAPHS)
+
+
+class _LockedState(Dict[str, Any]):
+    """The state of a net, a dict for pickle. A first call in another thread waits until its values are pickled."""
+
+    def __reduce_ex__(self, protocol: Any) -> Tuple[Any, ...]:
+        return dict, (), None, None, self._items_with_lock()
+
+    def _items_with_lock(self) -> Iterator[Tuple[str, Any]]:
+        with MakingGraphs.lock:
+            yield from self.items()
 
 
 class ConvertedSymbolBlock(ConvertedBlock):

@@ -176,25 +176,32 @@ def test_a_shallow_copy_is_not_converted():
     assert report(net).count
 
 
-def test_a_first_call_waits_for_a_copy_in_another_thread():
-    """It adds attributes to blocks and parameters. Python does not copy a dictionary that grows meanwhile."""
+class Slow:
+    """It takes its time to be copied: until a first call is over, if that does not wait."""
+
     copying, called = threading.Event(), threading.Event()
 
-    class Slow:
-        def __deepcopy__(self, memo):
-            copying.set()
-            assert not called.wait(0.3)
-            return self
+    def __reduce__(self):
+        self.copying.set()
+        assert not self.called.wait(0.3)
+        return Slow, ()
+
+
+@COPIES
+def test_a_first_call_waits_for_a_copy_in_another_thread(how):
+    """It adds attributes to blocks and parameters. Python does not copy a dictionary that grows meanwhile."""
 
     def call():
-        assert copying.wait(10)
+        assert Slow.copying.wait(10)
         outputs = net(X).asnumpy()
-        called.set()
+        Slow.called.set()
         return outputs
 
+    Slow.copying.clear()
+    Slow.called.clear()
     net = cnn("O2")
     net[0].note = Slow()
     with ThreadPoolExecutor() as pool:
         outputs = pool.submit(call)
-        twin = copy.deepcopy(net)
+        twin = how(net)
         assert np.array_equal(outputs.result(), twin(X).asnumpy())
