@@ -1,6 +1,6 @@
 """The precision of each operator of a graph, decided by how values flow through the graph.
 
-`classify` gives a decision for each node. `decide.Decider` first decides on each operator by itself. One sweep forward
+`classify` gives a decision for each node. `decide.decide` first decides on each operator by itself. One sweep forward
 then marks the values of entries: tainted, input data, positions, close to 1 and others. One sweep back finds which
 values must be exact. The rule of an operator says how it changes marks.
 
@@ -24,7 +24,7 @@ from ..rules.conditions import unsafe_scalar
 from ..rules.core import DIVIDES, ENDS, MAGNIFIES, NORMALIZES, RESTARTS, SATURATES, SHIFTS, SUBTRACTS
 from .base import rule_of
 from .control_flow import Body, bodies_of, marks_through_body
-from .decide import FLOAT32, FREE, KEEP, LOW, VARIABLE, Decider, Decision, Reason, moves
+from .decide import FLOAT32, FREE, KEEP, LOW, VARIABLE, Decision, Reason, decide, moves
 from .facts import CAST_OPS, Facts
 from .sizes import Sizes, find_sizes
 
@@ -92,7 +92,7 @@ def classify(graph: Graph, policy: Policy, facts: Facts) -> Tuple[Decision, ...]
             that have names of their own. The message names the node.
     """
     last = last_layer(graph) if policy.last_layer_fp32 else frozenset()
-    flow = Dataflow(graph, Decider(policy), facts, last, _before_layers(graph), _unnameable(graph, facts))
+    flow = Dataflow(graph, policy, facts, last, _before_layers(graph), _unnameable(graph, facts))
     variables = ((i, node.name) for i, node in enumerate(graph.nodes) if node.is_variable)
     inputs = ((name in facts.inputs, facts.dtype(Entry(i))) for i, name in variables)
     flow.forward([Mark.DATA if is_data and dtype not in dtypes.LOW_PRECISION else 0 for is_data, dtype in inputs])
@@ -120,7 +120,7 @@ class Dataflow:
     def __init__(
         self,
         graph: Graph,
-        decider: Decider,
+        policy: Policy,
         facts: Facts,
         last: FrozenSet[int] = frozenset(),
         ahead_of_layers: FrozenSet[int] = frozenset(),
@@ -128,8 +128,7 @@ class Dataflow:
         is_condition: bool = False,
         sizes: Optional[Sizes] = None,
     ) -> None:
-        self._graph, self._decider, self._facts = graph, decider, facts
-        self._policy = decider.policy
+        self._graph, self._policy, self._facts = graph, policy, facts
         self._last, self._ahead_of_layers, self._named = last, ahead_of_layers, named
         self._is_condition = is_condition
         self._found = [rule_of(node) for node in graph.nodes]
@@ -181,7 +180,7 @@ class Dataflow:
         self._mark_numbers(position, node, rule, read)
         if self._is_condition:
             return Decision(KEEP, "the condition of a loop", rule)
-        decision = self._decider(self._graph, position, self._facts, is_last=position in self._last)
+        decision = decide(self._graph, position, self._facts, self._policy, is_last=position in self._last)
         if position in self._named and self._policy.output_dtype == dtypes.FLOAT32 and decision.label in (LOW, FREE):
             if decision.label == LOW and _BY_USER & set(decision.kinds):
                 low = self._policy.compute_dtype
@@ -343,7 +342,7 @@ class Dataflow:
             ahead_of_layers = frozenset(range(len(body.graph.nodes)) if leads else ())
             inner = Dataflow(
                 body.graph,
-                self._decider,
+                self._policy,
                 facts or Facts({}),
                 last,
                 ahead_of_layers,

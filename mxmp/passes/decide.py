@@ -223,53 +223,49 @@ def moves(decision: Decision) -> bool:
     return decision.label == FREE and decision.rule is not None and decision.rule.category == CLEAR
 
 
-@dataclass(frozen=True)
-class Decider:
-    """Decides on each operator by itself, without its neighbours."""
+def decide(graph: Graph, position: int, facts: Facts, policy: Policy, is_last: bool = False) -> Decision:
+    """Return the decision on an operator by itself, without its neighbours.
 
-    policy: Policy
+    ``is_last`` says whether the policy wants it in float32 as a last layer.
 
-    def __call__(self, graph: Graph, position: int, facts: Facts, is_last: bool = False) -> Decision:
-        """Return the decision on an operator; ``is_last`` says whether the policy wants it in float32 as a last layer.
+    Raises:
+        PolicyError: If MXNet has no kernel for an override.
+    """
+    node = graph.nodes[position]
+    rule, wanted = rule_of(node), _override(node, policy)
+    if rule is None:
+        return _without_rule(node, wanted)
+    foreign = _foreign_dtype(graph, position, rule, facts)
+    if foreign:
+        return Decision(KEEP, foreign, rule)
+    if not policy.is_mixed and not wanted:
+        return Decision(FLOAT32, "the policy computes in float32", rule)
+    call = Call(dict(node.attrs), tuple(facts.shape(entry) for entry in node.inputs), policy.compute_dtype)
+    return _by_rule(node, rule, call, policy, wanted, is_last)
 
-        Raises:
-            PolicyError: If MXNet has no kernel for an override.
-        """
-        node, policy = graph.nodes[position], self.policy
-        attrs = dict(node.attrs)
-        rule, wanted = rule_of(node), _override(node, policy)
-        if rule is None:
-            return _without_rule(node, wanted)
-        foreign = _foreign_dtype(graph, position, rule, facts)
-        if foreign:
-            return Decision(KEEP, foreign, rule)
-        if not policy.is_mixed and not wanted:
-            return Decision(FLOAT32, "the policy computes in float32", rule)
-        call = Call(attrs, tuple(facts.shape(entry) for entry in node.inputs), policy.compute_dtype)
-        return self._by_rule(node, rule, call, wanted, is_last)
 
-    def _by_rule(self, node: Node, rule: Rule, call: Call, wanted: _Wanted, is_last: bool) -> Decision:
-        """Return the decision on a node of float32 data: by overrides first, then by kernels, then by its category."""
-        low, pure = call.dtype, self.policy.pure
-        has_kernel, forbidden = low in rule.dtypes, rule.forbids(call)
-        substitute = RULES.substitute(rule, call) if forbidden or not has_kernel else ""
-        if wanted:
-            decision = _forced(node, rule, wanted, low, has_kernel or substitute != "")
-        elif is_last:
-            return Decision(FLOAT32, "last layer", rule, kinds=(Reason.LAST_LAYER,))
-        elif not has_kernel and not substitute:
-            deny = rule.category == DENY and rule.reason
-            reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
-            kind = Reason.DENY if deny else Reason.NO_KERNEL
-            decision = Decision(FLOAT32, reason, rule, taints=rule.category == DENY, kinds=(kind,))
-            return _clamped(decision, rule, call) if pure and rule.category != ALLOW else decision
-        elif self.policy.keep_batchnorm_fp32 and node.op in _BATCH_NORMS:
-            return Decision(FLOAT32, "keep_batchnorm_fp32", rule, kinds=(Reason.KEEP_BATCHNORM,))
-        else:
-            decision = _by_category(rule, call, pure, "" if has_kernel and substitute else forbidden)
-        if decision.label == LOW:
-            decision = _clamped(decision, rule, call)
-        if not substitute or decision.label == FLOAT32:
-            return decision
-        reason, kinds = f"{decision.reason}, as {substitute}", (*decision.kinds, Reason.SUBSTITUTE)
-        return replace(decision, reason=reason, kinds=kinds, substitute=substitute)
+def _by_rule(node: Node, rule: Rule, call: Call, policy: Policy, wanted: _Wanted, is_last: bool) -> Decision:
+    """Return the decision on a node of float32 data: by overrides first, then by kernels, then by its category."""
+    low, pure = call.dtype, policy.pure
+    has_kernel, forbidden = low in rule.dtypes, rule.forbids(call)
+    substitute = RULES.substitute(rule, call) if forbidden or not has_kernel else ""
+    if wanted:
+        decision = _forced(node, rule, wanted, low, has_kernel or substitute != "")
+    elif is_last:
+        return Decision(FLOAT32, "last layer", rule, kinds=(Reason.LAST_LAYER,))
+    elif not has_kernel and not substitute:
+        deny = rule.category == DENY and rule.reason
+        reason = f"deny: {rule.reason}" if deny else f"MXNet has no sound {low} kernel for it"
+        kind = Reason.DENY if deny else Reason.NO_KERNEL
+        decision = Decision(FLOAT32, reason, rule, taints=rule.category == DENY, kinds=(kind,))
+        return _clamped(decision, rule, call) if pure and rule.category != ALLOW else decision
+    elif policy.keep_batchnorm_fp32 and node.op in _BATCH_NORMS:
+        return Decision(FLOAT32, "keep_batchnorm_fp32", rule, kinds=(Reason.KEEP_BATCHNORM,))
+    else:
+        decision = _by_category(rule, call, pure, "" if has_kernel and substitute else forbidden)
+    if decision.label == LOW:
+        decision = _clamped(decision, rule, call)
+    if not substitute or decision.label == FLOAT32:
+        return decision
+    reason, kinds = f"{decision.reason}, as {substitute}", (*decision.kinds, Reason.SUBSTITUTE)
+    return replace(decision, reason=reason, kinds=kinds, substitute=substitute)
