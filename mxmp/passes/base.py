@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, Iterable, Mapping, NamedTuple, NoReturn, Optional, Set, Tuple, Union
 
 from ..errors import GraphError, PassError
-from ..graph import Entry, Graph, GraphBuilder, Key, Node, verify
+from ..graph import Entry, Graph, GraphBuilder, Key, Node, make_attrs, verify
 from ..policy import BLOCKS_ATTR, blocks_on
 from ..rules import RULES, Rule
 
@@ -106,6 +106,11 @@ def sweep(
 def insert_next_to(builder: GraphBuilder, node: Node, op: str, word: str, *inputs: Entry, **attrs: str) -> Entry:
     """Insert an operator that is named after a node and runs on its device, and return its first output."""
     return builder.insert(op, f"{node.name}_{word}", *inputs, **attrs, **device_attrs(node))
+
+
+def replacement(node: Node, op: str, *inputs: Entry, **attrs: str) -> Node:
+    """Return an operator that has a node's name, and runs on its device."""
+    return Node(op, node.name, make_attrs({**attrs, **device_attrs(node)}), inputs)
 
 
 Copy = Tuple[int, str]

@@ -14,7 +14,7 @@ from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple, Unio
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..graph.core import VARIABLE, make_attrs
 from ..rules.conditions import flag_of, sizes_of, value_of
-from .base import Pass, device_attrs, sweep
+from .base import Pass, device_attrs, replacement, sweep
 from .facts import Facts
 
 
@@ -61,8 +61,7 @@ def name_heads(graph: Graph, builder: GraphBuilder, removed: Set[int]) -> List[E
     for head in graph.heads:
         if head.node in removed and head.node not in named:
             node = graph.nodes[head.node]
-            same = Node("BlockGrad", node.name, tuple(device_attrs(node).items()), (builder.mapped(head),))
-            named[head.node] = Entry(builder.add(same))
+            named[head.node] = Entry(builder.add(replacement(node, "BlockGrad", builder.mapped(head))))
     return [named[head.node] if head.node in named else builder.mapped(head) for head in graph.heads]
 
 
@@ -87,17 +86,42 @@ LAYERS = {
 }
 
 
+class Statistics(NamedTuple):
+    """The names of the parameters of a BatchNorm.
+
+    Attributes:
+        gamma: Its factor, None if it is fixed to 1.
+        beta: Its shift.
+        mean: Its running mean.
+        var: Its running variance.
+        eps: The number that is added to the variance.
+    """
+
+    gamma: Optional[str]
+    beta: str
+    mean: str
+    var: str
+    eps: float
+
+
+def statistics_of(graph: Graph, norm: Node, params: FrozenSet[str]) -> Optional[Statistics]:
+    """Return the parameters of a BatchNorm; None unless all are among ``params``."""
+    variables, attrs = [graph.nodes[entry.node] for entry in norm.inputs[1:]], dict(norm.attrs)
+    if len(variables) != 4 or not all(node.is_variable and node.name in params for node in variables):
+        return None
+    gamma, beta, mean, var = (variable.name for variable in variables)
+    eps = value_of(attrs, "eps")
+    is_fixed = flag_of(attrs, "fix_gamma", True)
+    return Statistics(None if is_fixed else gamma, beta, mean, var, 1e-3 if eps is None else float(eps))
+
+
 class Sources(NamedTuple):
     """The names of parameters, and the numbers, from which new weights and biases are computed.
 
     Attributes:
         weight: The weight before.
         bias: The bias before, None if there was none.
-        gamma: BatchNorm's factor, None if it is fixed to 1.
-        beta: Its shift.
-        mean: Its running mean.
-        var: Its running variance.
-        eps: Added to the variance.
+        norm: The parameters of the BatchNorm.
         channels: Number of output channels: the size of all of these but the weight.
         axis: Axis of the weight with the output channels, of one group if it is not 0.
         groups: Number of groups of a transposed convolution. The weight's first axis has the input channels, group by
@@ -106,11 +130,7 @@ class Sources(NamedTuple):
 
     weight: str
     bias: Optional[str]
-    gamma: Optional[str]
-    beta: str
-    mean: str
-    var: str
-    eps: float
+    norm: Statistics
     channels: int
     axis: int = 0
     groups: int = 1
@@ -118,7 +138,7 @@ class Sources(NamedTuple):
     @property
     def params(self) -> List[str]:
         """The names of the parameters among the sources."""
-        names = (self.weight, self.bias, self.gamma, self.beta, self.mean, self.var)
+        names = (self.weight, self.bias, *self.norm[:4])
         return [name for name in names if name is not None]
 
 
@@ -194,21 +214,13 @@ class _Finder:
             return None
         port, no_bias = LAYERS[layer.op]
         has_bias = not flag_of(dict(layer.attrs), "no_bias", no_bias)
-        variables = [self.graph.nodes[e.node] for e in (*layer.inputs[port : port + 1 + has_bias], *norm.inputs[1:])]
-        if len(variables) != 5 + has_bias or not all(n.is_variable and n.name in self.params for n in variables):
+        variables = [self.graph.nodes[entry.node] for entry in layer.inputs[port : port + 1 + has_bias]]
+        statistics = statistics_of(self.graph, norm, self.params)
+        is_known = len(variables) == 1 + has_bias and all(n.is_variable and n.name in self.params for n in variables)
+        if statistics is None or not is_known:
             return None
-        weight, *bias, gamma, beta, mean, var = (variable.name for variable in variables)
-        eps = value_of(dict(norm.attrs), "eps")
-        return Sources(
-            weight,
-            bias[0] if bias else None,
-            None if flag_of(dict(norm.attrs), "fix_gamma", True) else gamma,
-            beta,
-            mean,
-            var,
-            1e-3 if eps is None else float(eps),
-            *_channels(layer),
-        )
+        weight, *bias = (variable.name for variable in variables)
+        return Sources(weight, bias[0] if bias else None, statistics, *_channels(layer))
 
     def _is_alone(self, data: Entry, norm: int) -> bool:
         """Return whether only a BatchNorm reads a layer's output, and only its own first output is used."""
@@ -295,8 +307,8 @@ class FoldBatchNorm(Pass):
 
         def visit(builder: GraphBuilder, position: int, node: Node) -> Union[Node, Entry]:
             if position in norms:
-                attrs = make_attrs({"act_type": norms[position], **device_attrs(node)})
-                return Node("Activation", node.name, attrs, node.inputs[:1]) if norms[position] else node.inputs[0]
+                data, activation = node.inputs[0], norms[position]
+                return replacement(node, "Activation", data, act_type=activation) if activation else data
             if position not in layers:
                 return node
             fold, port = layers[position], LAYERS[node.op].weight

@@ -121,12 +121,13 @@ def _fold(sources: Sources, params: Arrays) -> Tuple[np.ndarray[Any, Any], np.nd
 
     They are computed in float64, piece by piece, and rounded once; not finite where a value leaves its range.
     """
-    beta, mean, var = (_per_channel(sources, name, params) for name in (sources.beta, sources.mean, sources.var))
-    gamma = 1.0 if sources.gamma is None else _per_channel(sources, sources.gamma, params)
+    norm = sources.norm
+    beta, mean, var = (_per_channel(sources, name, params) for name in (norm.beta, norm.mean, norm.var))
+    gamma = 1.0 if norm.gamma is None else _per_channel(sources, norm.gamma, params)
     bias = 0.0 if sources.bias is None else _per_channel(sources, sources.bias, params)
     weight = _values(params[sources.weight])
     with np.errstate(all="ignore"):
-        factor = gamma / np.sqrt(var + sources.eps)
+        factor = gamma / np.sqrt(var + norm.eps)
         spread = _spread(factor, sources, weight.shape)
         new = np.multiply(weight, spread, dtype=np.float64, out=np.empty_like(weight), casting="same_kind")
         return new, (beta + (bias - mean) * factor).astype(weight.dtype)
@@ -139,7 +140,7 @@ def _spread(factor: np.ndarray[Any, Any], sources: Sources, shape: Tuple[int, ..
     if shape[sources.axis] != filters or shape[0] % sources.groups:
         raise ParamsError(
             f"'{sources.weight}' has shape {shape}, which does not fit the {sources.channels} channels of "
-            f"'{sources.mean}': these parameters are another network's."
+            f"'{sources.norm.mean}': these parameters are another network's."
         )
     if sources.axis:
         factor = np.repeat(factor.reshape(sources.groups, filters), shape[0] // sources.groups, axis=0)
@@ -187,10 +188,11 @@ def write_norms_of(
     written: List[Norm] = []
     channels: Dict[str, int] = {}
     for norm in norms:
-        beta, mean, var = (_values(params[name]).astype(np.float64) for name in (norm.beta, norm.mean, norm.var))
-        gamma = 1.0 if norm.gamma is None else _values(params[norm.gamma]).astype(np.float64)
+        stats = norm.statistics
+        beta, mean, var = (_values(params[name]).astype(np.float64) for name in (stats.beta, stats.mean, stats.var))
+        gamma = 1.0 if stats.gamma is None else _values(params[stats.gamma]).astype(np.float64)
         with np.errstate(all="ignore"):
-            factor = gamma / np.sqrt(var + norm.eps)
+            factor = gamma / np.sqrt(var + stats.eps)
             size = np.where(factor == 0, 1.0, np.abs(factor))
             shift = (beta - mean * factor) / size
         limit = dtypes.limits(dtypes.BFLOAT16).max
@@ -199,7 +201,7 @@ def write_norms_of(
             continue
         written.append(norm)
         channels[norm.name] = len(beta)
-        like = params[norm.beta]
+        like = params[stats.beta]
         made[norm.sign] = _array(np.sign(factor).reshape(-1, 1, 1, 1).astype(np.float32), like)
         made[norm.shift] = _array(shift.astype(np.float32), like)
         for name in norm.weights:

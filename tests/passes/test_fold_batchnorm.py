@@ -6,7 +6,7 @@ import pytest
 
 from mxmp.graph import in_written_order
 from mxmp.passes import FoldBatchNorm
-from mxmp.passes.fold import Sources, find_folds
+from mxmp.passes.fold import Sources, Statistics, find_folds
 from tests.graph.text import from_text, to_text
 
 PARAMS = ("w", "u", "b", "g", "s", "m", "v", "g2", "s2", "m2", "v2")
@@ -72,7 +72,7 @@ def test_a_batch_norm_is_folded(text, names, after):
     assert [(each.weight, each.bias) for each in folds] == names
     assert found == after
     if names == [("w", "b")]:
-        assert folds[0].sources == Sources("w", "b", "g", "s", "m", "v", 1e-3, 8)
+        assert folds[0].sources == Sources("w", "b", Statistics("g", "s", "m", "v", 1e-3), 8)
 
 
 @pytest.mark.parametrize("norm", ["BatchNorm", "BatchNorm_v1", "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU"])

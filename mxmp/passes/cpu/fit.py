@@ -16,10 +16,9 @@ from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Optional, Seque
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
-from ...graph.core import make_attrs
 from ...processors import Kind
 from ...rules.conditions import flag_of, sizes_of, value_of
-from ..base import device_attrs, insert_next_to, sweep
+from ..base import insert_next_to, replacement, sweep
 from ..facts import CAST_OPS, Facts, Shape
 from .kernels import CHANNELS, NEVER, Channels
 
@@ -297,8 +296,8 @@ class _Plan:
                 old = self.graph.nodes[position]
                 if old.op == "Flatten":
                     continue
-                cut = {"axis": "1", "begin": "0", "end": str(group.channels), **device_attrs(old)}
-                node = Node("slice_axis", old.name, make_attrs(cut), (builder.mapped(Entry(position)),))
+                cut = {"axis": "1", "begin": "0", "end": str(group.channels)}
+                node = replacement(old, "slice_axis", builder.mapped(Entry(position)), **cut)
                 made[position] = Entry(builder.add(node))
             return [made[head.node] if head.node in made else builder.mapped(head) for head in self.graph.heads]
 

@@ -19,11 +19,12 @@ from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple, Union
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node, in_written_order
-from ...graph.core import VARIABLE, make_attrs
+from ...graph.core import VARIABLE
 from ...processors import Kind
-from ...rules.conditions import flag_of, sizes_of, value_of
-from ..base import device_attrs, sweep
+from ...rules.conditions import sizes_of, value_of
+from ..base import replacement, sweep
 from ..facts import Facts
+from ..fold import Statistics, statistics_of
 from .fit import params_of
 from .kernels import NORMS, WINDOWS
 
@@ -125,21 +126,13 @@ class Norm(NamedTuple):
     Attributes:
         position: Its position.
         name: Its name, of which the names of the new parameters are made.
-        gamma: Name of its factor, None if that is fixed to 1.
-        beta: Name of its shift.
-        mean: Name of its running mean.
-        var: Name of its running variance.
-        eps: Added to the variance.
+        statistics: Its parameters.
         weights: Names of the weights of the convolutions behind.
     """
 
     position: int
     name: str
-    gamma: Optional[str]
-    beta: str
-    mean: str
-    var: str
-    eps: float
+    statistics: Statistics
     weights: Tuple[str, ...]
 
     @property
@@ -188,22 +181,15 @@ def find_norms(graph: Graph, params: FrozenSet[str], kind: Kind) -> Tuple[Norm, 
 
     norms: List[Norm] = []
     for position, node in enumerate(graph.nodes):
-        relu = only_reader(position) if node.op == "BatchNorm" and len(node.inputs) == 5 else None
+        relu = only_reader(position) if node.op == "BatchNorm" else None
         if relu is None or graph.nodes[relu].get("act_type") != "relu" or relu in heads:
             continue
-        attrs, behind = dict(node.attrs), readers.get((relu, 0), [])
+        statistics, behind = statistics_of(graph, node, params), readers.get((relu, 0), [])
         weights = [weight_of(reader) if port == 0 else None for reader, port in behind]
-        names = [graph.nodes[entry.node].name for entry in node.inputs[1:]]
         others = any(readers.get((position, index)) for index in range(1, node.num_outputs))
-        is_along_channels = value_of(attrs, "axis") in (None, 1)
-        if others or not weights or None in weights or not set(names) <= params or not is_along_channels:
-            continue
-        gamma, beta, mean, var = names
-        is_fixed, eps = flag_of(attrs, "fix_gamma", True), value_of(attrs, "eps")
-        norms.append(
-            Norm(position, node.name, None if is_fixed else gamma, beta, mean, var, 1e-3 if eps is None else float(eps),
-                 tuple(filter(None, weights)))
-        )  # fmt: skip
+        is_along_channels = value_of(dict(node.attrs), "axis") in (None, 1)
+        if statistics is not None and weights and None not in weights and not others and is_along_channels:
+            norms.append(Norm(position, node.name, statistics, tuple(filter(None, weights))))
     return tuple(norms)
 
 
@@ -216,7 +202,7 @@ def write_norms(graph: Graph, norms: Tuple[Norm, ...], channels: Dict[str, int])
             return node
         norm, count = at[position], str(channels[node.name])
         params = [Entry(builder.add(Node(VARIABLE, name))) for name in (norm.sign, norm.shift)]
-        attrs = {"kernel": "(1, 1)", "num_filter": count, "num_group": count, "no_bias": "False", **device_attrs(node)}
-        return Node("Convolution", node.name, make_attrs(attrs), (node.inputs[0], *params))
+        attrs = {"kernel": "(1, 1)", "num_filter": count, "num_group": count, "no_bias": "False"}
+        return replacement(node, "Convolution", node.inputs[0], *params, **attrs)
 
     return sweep(graph, visit)

@@ -21,7 +21,7 @@ from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...graph.core import make_attrs
 from ...rules.conditions import sizes_of, value_of
-from ..base import Copy, MakeCopy, Pass, device_attrs, insert_next_to, sweep, with_copies
+from ..base import Copy, MakeCopy, Pass, device_attrs, insert_next_to, replacement, sweep, with_copies
 from ..control_flow import bodies_of
 from ..emulate import deconvolution_in_float64, has_float64_deconvolution
 from ..facts import OutputRef, Shape, declared_dtype
@@ -197,7 +197,7 @@ def _prelu(builder: GraphBuilder, node: Node) -> Node:
     slope = builder.insert(node.op, f"{node.name}_slope", other, alpha, **dict(node.attrs))  # -alpha there
     product = add("elemwise_mul", "product", add("_minimum_scalar", "negative", data, scalar="0"), slope)
     upper = add("relu", "upper", data)
-    return Node("elemwise_sub", node.name, make_attrs(device_attrs(node)), (upper, product))
+    return replacement(node, "elemwise_sub", upper, product)
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,8 @@ class GuardTransposed(Pass):
             if has_channels:
                 return _transposed(builder, node)
             wide = deconvolution_in_float64(builder, node)
-            attrs = make_attrs({"dtype": dtypes.FLOAT32, **device_attrs(node)})
             wide = wide._replace(name=builder.unique(f"{node.name}_float64"), control_deps=())
-            return Node("Cast", node.name, attrs, (Entry(builder.add(wide)),))
+            return replacement(node, "Cast", Entry(builder.add(wide)), dtype=dtypes.FLOAT32)
 
         return sweep(graph, visit)
 
@@ -268,13 +267,12 @@ def _transposed(builder: GraphBuilder, node: Node) -> Node:
     volumes = builder.insert(node.op, f"{node.name}_weight", images, kernel, **deep, **dict(device_attrs(node)))
     like = add("Reshape", "filters", volumes, shape="(0, -3, -2)")
     nothing = add("elemwise_sub", "nothing", like, add("BlockGrad", "constant_like", like))
-    attrs_of_sum = make_attrs(device_attrs(node))
     if not bias:
-        return Node("elemwise_add", node.name, attrs_of_sum, (product, nothing))
+        return replacement(node, "elemwise_add", product, nothing)
     shape = (1, filters, *(1 for _ in sizes["kernel"]))
     column = add("Reshape", "bias", *bias, shape=str(shape))
     total = add("elemwise_add", "product", product, nothing)
-    return Node("broadcast_add", node.name, attrs_of_sum, (total, column))
+    return replacement(node, "broadcast_add", total, column)
 
 
 @dataclass(frozen=True)

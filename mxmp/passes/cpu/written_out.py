@@ -25,9 +25,8 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Node
-from ...graph.core import make_attrs
 from ...rules.conditions import value_of
-from ..base import Pass, device_attrs, insert_next_to, sweep
+from ..base import Pass, insert_next_to, replacement, sweep
 from ..facts import Shape
 from .layouts import Layouts
 
@@ -49,7 +48,7 @@ class _Call(NamedTuple):
     def become(self, op: str, *inputs: Entry, **attrs: Any) -> Node:
         """Return the node that replaces it, under its name."""
         texts = {key: str(value) for key, value in attrs.items()}
-        return Node(op, self.node.name, make_attrs({**texts, **device_attrs(self.node)}), inputs)
+        return replacement(self.node, op, *inputs, **texts)
 
     def full(self, word: str, shape: Shape, value: float = 1.0) -> Entry:
         """Add a constant."""
