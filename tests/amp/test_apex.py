@@ -129,6 +129,17 @@ def test_master_params_are_what_the_trainer_updates():
     assert any((master.asnumpy() == 0.5).all() for master in amp.master_params(trainer))
 
 
+@pytest.mark.behaviour(54)
+def test_each_loss_has_a_scale_of_its_own():
+    net, trainer = initialized(num_losses=2, loss_scale=DynamicLossScale(init_scale=64))
+    with autograd.record(), amp.scale_loss(net(x()).sum(), trainer, loss_id=1) as scaled:
+        scaled.backward()
+    net[0].weight.grad()[:] = np.inf
+    assert not trainer.step(1) and learn(net, trainer, loss_id=0)
+    scales = amp.state_dict(trainer)["loss_scaler0"]["loss_scales"]
+    assert [scale["value"] for scale in scales] == [64, 32]
+
+
 def state_of(steps=3):
     net, trainer = initialized(num_losses=2)
     for i in range(steps):

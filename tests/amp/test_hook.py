@@ -32,7 +32,8 @@ def precisions(net):
     return {row.op: row.precision for row in mxmp.gluon.report(net).rows}
 
 
-def test_init_converts_nets_that_are_hybridized_as_convert_does():
+@pytest.mark.behaviour(53)
+def test_init_converts_nets_that_are_hybridized_as_convert_does_until_disable():
     before = dict(vars(gluon.HybridBlock))
     amp.init()
     amp.init()

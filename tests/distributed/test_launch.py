@@ -67,6 +67,15 @@ def test_a_process_prints_as_a_line_for_a_shell():
     assert subprocess.run(["sh", "-c", str(process)], capture_output=True, text=True).stdout == "one  two 3\n"
 
 
+@pytest.mark.behaviour(37)
+def test_each_line_is_printed_behind_the_name_of_its_process(capfd):
+    """Each to the stream that the process wrote it to."""
+    assert run(job("echo one; echo four >&2", "echo two; echo three")).code == 0
+    printed = capfd.readouterr()
+    assert sorted(printed.out.splitlines()) == ["[worker 0] one", "[worker 1] three", "[worker 1] two"]
+    assert printed.err == "[worker 0] four\n"
+
+
 def test_progress_bars_come_out_before_the_line_ends(tmp_path):
     seen = tmp_path / "seen"
 
@@ -90,12 +99,14 @@ def test_the_number_of_a_worker_that_has_ended_is_kept_until_the_job_is_over(tmp
 
 ENDS = {
     "the workers are done": (["true", "sleep 0.2"], {}, (0, "")),
+    "exit code": ([SLEEP, "exit 7"], {}, (7, "worker 1 failed with exit code 7; ended the others")),
     "signal": ([SLEEP, "kill -KILL $$"], {}, (137, "worker 1 was ended by SIGKILL; ended the others")),
     "real-time signal": ([SLEEP, "kill -40 $$"], {}, (168, "worker 1 was ended by signal 40; ended the others")),
     "server": ([SLEEP], {"server": "exit 3"}, (3, "server 0 failed with exit code 3; ended the others")),
 }
 
 
+@pytest.mark.behaviour(36)
 @pytest.mark.parametrize("workers, server, end", ENDS.values(), ids=ENDS.keys())
 def test_run_ends_all_when_the_workers_are_done_or_one_fails_and_passes_its_code_on(workers, server, end):
     begin = time.monotonic()
@@ -110,9 +121,11 @@ STUBBORN = {
 }
 
 
-def test_run_ends_a_worker_that_is_deaf_to_requests(tmp_path):
+@pytest.mark.behaviour(36)
+@pytest.mark.parametrize("line", STUBBORN.values(), ids=STUBBORN)
+def test_run_ends_all_that_workers_have_started(line, tmp_path):
     file = tmp_path / "pid"
-    assert run(job(STUBBORN["deaf to SIGTERM"].format(file), f"while [ ! -e {file} ]; do sleep 0.05; done; exit 1")).code == 1
+    assert run(job(line.format(file), f"while [ ! -e {file} ]; do sleep 0.05; done; exit 1")).code == 1
     assert ends(int(file.read_text()))
 
 

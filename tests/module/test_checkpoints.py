@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mxmp.errors import CheckpointError, StateError, TrainerError
+from mxmp.loss_scale import DynamicLossScale
 from mxmp.module import BucketingModule, Module
 from tests.full_disk import files_of_at_most
 from tests.module.tools import (
@@ -76,6 +77,16 @@ def test_a_run_of_plain_mxnet_goes_on_bit_for_bit(tmp_path):
     reference.save_checkpoint(str(tmp_path / "model"), 3, save_optimizer_states=True)
     module = resume(str(tmp_path / "model"), 3, policy="float32")
     assert bits(values(train(module, batches()))) == bits(values(train(reference, batches())))
+
+
+@pytest.mark.behaviour(51)
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_module_goes_on_from_its_checkpoint_bit_for_bit(policy, tmp_path):
+    whole = train(ready(policy=policy, loss_scale="dynamic"), batches())
+    whole.save_checkpoint(str(tmp_path / "model"), 1, save_optimizer_states=True)
+    resumed = resume(str(tmp_path / "model"), 1, policy=policy)
+    assert bits(values(train(resumed, batches()))) == bits(values(train(whole, batches())))
+    assert resumed.loss_scale == whole.loss_scale != DynamicLossScale()
 
 
 @pytest.mark.parametrize("before, after", [("O1", "O2"), ("O2", "O1")])
@@ -234,6 +245,7 @@ def test_buckets_that_were_not_saved_together_are_refused(tmp_path):
         load_buckets(prefix, epoch, states=True)
 
 
+@pytest.mark.behaviour(52)
 @pytest.mark.parametrize("name", ["net-symbol.json", "net-0001.params", "net-0001.states"])
 def test_a_file_of_another_save_is_refused_unless_it_was_saved_alone(name, tmp_path):
     prefix, newer = str(tmp_path / "net"), stepped("tanh", 2)

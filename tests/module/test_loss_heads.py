@@ -84,6 +84,13 @@ def check_scaled(plain, scaled, factor):
     assert freeze(scaled.get_input_grads()) == freeze(plain.get_input_grads())
 
 
+def test_outputs_that_are_infinite_stay_so():
+    symbol = mx.sym.LinearRegressionOutput(DATA, LABEL)
+    data = mx.io.DataBatch([mx.nd.array([[np.inf, -np.inf, 3e38]])], [mx.nd.zeros((1, 3))])
+    (output,) = run(Module, symbol, {"label": (1, 3)}, data=data, **at(2.0**10)).get_outputs()
+    assert output.asnumpy().tolist() == data.data[0].asnumpy().tolist()
+
+
 def at(loss_scale):
     return {"policy": "float32", "loss_scale": loss_scale}
 

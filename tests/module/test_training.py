@@ -4,6 +4,7 @@ What any step does (scales, skips, clipping, finite checks) is tested over all f
 """
 
 import contextlib
+import itertools
 import re
 import warnings
 
@@ -43,6 +44,7 @@ def close(found, expected, factor=16, eps=EPS):
         assert np.abs(found[name] - array).max() < factor * eps * np.abs(array).max(), name
 
 
+@pytest.mark.behaviour(50)
 @pytest.mark.parametrize("kvstore", [None, "local", "device"])
 @pytest.mark.parametrize("optimizer, context", [("sgd", mx.cpu()), ("adam", TWO)])
 def test_a_float32_module_with_a_scale_is_bit_identical_to_plain_mxnet(optimizer, context, kvstore):
@@ -51,6 +53,7 @@ def test_a_float32_module_with_a_scale_is_bit_identical_to_plain_mxnet(optimizer
     ours, theirs = ready(policy="float32", loss_scale=1024, **options), plain(**options)
     found, expected = (bits(values(train(module, batches(), epochs=2))) for module in (ours, theirs))
     assert found == expected and ours.skipped_steps == 0 and ours._update_on_kvstore is False
+    assert freeze(ours.get_outputs()) == freeze(theirs.get_outputs())
 
 
 @pytest.mark.bfloat16
@@ -147,6 +150,30 @@ def test_a_write_past_a_master_is_found_wherever_it_would_count(read, synced, tm
     arrays(module, "fc2_bias")[0][1] += 0.5  # after the tenth step nothing looks any more, and the master decides
     train(module, batches()[:1])
     assert np.abs(values(module)["fc2_bias"] - before).max() < 0.1
+
+
+def adding(base):
+    """Return a module that adds a number to each gradient before it updates, as MXNet's SVRGModule does."""
+
+    class Adding(base):
+        def update(self):
+            for grad in itertools.chain(*self._exec_group.grad_arrays):
+                grad[:] = grad + 0.25
+            return super().update()
+
+    return Adding
+
+
+def test_what_a_subclass_adds_to_gradients_is_not_divided_by_the_scale():
+    options = {"learning_rate": 0.125, "rescale_grad": 1.0}
+    expected = train(ready(cls=adding(mx.mod.Module), options=options), batches())
+    module = adding(Module)(mlp(), policy="O0", loss_scale=1024)
+    module.bind([("data", (8, 6))], [("softmax_label", (8,))])
+    module.init_params(arg_params=params_of(mlp(), data=(8, 6))[0], aux_params={})
+    module.init_optimizer("local", "sgd", options)
+    found = values(train(module, batches()))
+    for name, array in values(expected).items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_written_into_true_gradients_that_add_up_stays():

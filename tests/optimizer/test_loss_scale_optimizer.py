@@ -50,6 +50,16 @@ def test_defaults_are_those_of_keras():
     assert optimizer.iterations == optimizer.skipped_steps == 0
 
 
+@pytest.mark.behaviour(55)
+def test_a_nan_halves_the_scale_and_is_no_iteration():
+    w, optimizer = weight([1.0]), LossScaleOptimizer(sgd(), initial_scale=16)
+    for bad, scale, iterations in ((np.nan, 8, 0), (None, 8, 1), (np.nan, 4, 1)):
+        assert step(optimizer, [w], bad=bad) is (bad is None)
+        assert (optimizer.loss_scale, optimizer.iterations) == (scale, iterations)
+        assert optimizer.inner_optimizer.num_update == iterations
+    assert value(w).tolist() == [0.0]
+
+
 def test_the_scale_grows_beyond_2_to_24_as_in_keras_and_gradients_that_never_recover_raise():
     w, optimizer = weight([1.0]), LossScaleOptimizer(sgd(), initial_scale=2.0**24, dynamic_growth_steps=1)
     assert step(optimizer, [w], 0.0) and optimizer.loss_scale == 2.0**25
