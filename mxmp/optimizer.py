@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 
@@ -566,14 +566,6 @@ class OptimizerStep(Step):
         """Return the name of a Parameter, or of a plain array its number."""
         weight = self._weights[index]
         return str(weight.name) if isinstance(weight, mx.gluon.Parameter) else _name_of(weight, index)
-
-    def grads(self, index: int) -> List[mx.nd.NDArray]:
-        """Return the gradient of a weight."""
-        return [update.grad for update in self._updates if update.index == index]
-
-    def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
-        """Use other gradients."""
-        self._updates = [u._replace(grad=grads[u.index][0]) if u.index in grads else u for u in self._updates]
 
     def copy_to_other_contexts(self, indices: Sequence[int]) -> None:
         """Copy the weights of the first context to the others. Only the masters of the first are kept."""

@@ -452,9 +452,8 @@ class LossBlock:
                 for data in self._set_aside:
                     data._fresh_grad = False
                 HEAD_SCALE.write(scale, [step.trainer for step in self._steps], self._changed_heads)
-                for step in self._steps:
-                    if step.scaler.active:
-                        step.last_stats.keep(step.running_stats())
+                for step in self._steps if is_scaled else ():
+                    step.last_stats.keep(step.running_stats())
                 for other in open_blocks():
                     if any(window in other.windows for window in windows):
                         self.is_alone = other.is_alone = False

@@ -40,7 +40,7 @@ class _AnyDtype:
     def check(self, group: _Group, after: mx.nd.NDArray) -> mx.nd.NDArray:
         """Return a flag: 0 if an element was finite and is not any more, or was NaN from the beginning; else 1."""
         lost = mx.nd.maximum(_finite(self.values) > _finite(_concat(group, after)), self.values != self.values)
-        return _is_nowhere(lost)
+        return (mx.nd.sum(lost.astype("float32")) == 0).reshape((1,))
 
 
 class _FiniteFloat32:
@@ -95,12 +95,9 @@ class RunningStats:
         reads it, so that it comes after backward. MXNet's engine does not know that backward writes statistics
         (BatchNormBackward in src/operator/nn/batch_norm.cc at tag 1.9.1).
         """
-        flags = []
+        groups = [group for group in self._groups(named) if group.key in self._kept]
         with mx.autograd.pause():
-            for group in self._groups(named):
-                kept = self._kept.get(group.key)
-                flags.append(_has_no_nan(group, after) if kept is None else kept.check(group, after))
-            return merge_flags(flags) if flags else None
+            return merge_flags([self._kept[group.key].check(group, after) for group in groups]) if groups else None
 
     def restore(self, named: NamedArrays) -> None:
         """Replace statistics that are not finite by their last finite values; reads them on the host.
@@ -108,13 +105,9 @@ class RunningStats:
         Raises NonFiniteLossError if there is a NaN without an earlier finite value.
         """
         lost_names = []
-        for group in self._groups(named):
-            last = self._kept.get(group.key)
-            kept = None if last is None else last.values
-            start = 0
-            for name, array in zip(group.names, group.arrays):
-                end = start + array.size
-                before = kept[start:end] if kept is not None else array
+        for group in [group for group in self._groups(named) if group.key in self._kept]:
+            kept = self._kept[group.key].values
+            for name, array, before in zip(group.names, group.arrays, views(kept, group.arrays)):
                 with mx.autograd.pause():
                     lost = (_finite(before) > _finite(array)).asnumpy().any()
                 if lost:
@@ -127,7 +120,6 @@ class RunningStats:
                         "step. The weights are unchanged; initialize the statistics again, and look at the data: an "
                         "activation may exceed its dtype."
                     )
-                start = end
         self._log(list(dict.fromkeys(lost_names)))
 
     def _log(self, names: List[str]) -> None:
@@ -192,14 +184,3 @@ def _concat(group: _Group, after: Optional[mx.nd.NDArray] = None) -> mx.nd.NDArr
 
 def _finite(array: mx.nd.NDArray) -> mx.nd.NDArray:
     return array * 0 == 0
-
-
-def _has_no_nan(group: _Group, after: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a flag for statistics that were never kept: 0 if there is a NaN. An inf may be meant."""
-    values = _concat(group, after)
-    return _is_nowhere(values != values)
-
-
-def _is_nowhere(mask: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return a flag, shape (1,), that is 1 if no element of a mask is 1."""
-    return (mx.nd.sum(mask.astype("float32")) == 0).reshape((1,))

@@ -211,13 +211,13 @@ class Step(abc.ABC):
     def name(self, index: int) -> str:
         """Return the name of a weight, for messages."""
 
-    @abc.abstractmethod
     def grads(self, index: int) -> List[mx.nd.NDArray]:
-        """Return the gradients of a weight that the user sees, one per context."""
+        """Return the gradients of a weight that the user sees, one per context; only of fronts that unscale them."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def set_grads(self, grads: Mapping[int, List[mx.nd.NDArray]]) -> None:
         """Let the user see other arrays as gradients, by the index of their weight; `groups` has them from now on."""
+        raise NotImplementedError
 
     def waiting(self) -> Mapping[int, List[mx.nd.NDArray]]:
         """Return the gradients of weights that a scaled backward has reached, by index, on all contexts."""
