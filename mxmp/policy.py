@@ -333,7 +333,8 @@ def check_matches(
     }
     for field, (problem, names) in lookups.items():
         for key, _ in getattr(policy, field) if policy.must_match else ():
-            if not (_applies_to_any(field, key, nodes) or (field == "blocks" and key in marked)):
+            applies = any(_applies(field, key, op, name) for op, name in nodes)
+            if not (applies or (field == "blocks" and key in marked)):
                 of_symbol = field == "blocks" and not blocks
                 nearest = did_you_mean(key, names, in_order=field == "blocks")
                 if of_symbol:
@@ -367,10 +368,6 @@ def _applies(field: str, key: str, op: str, name: str) -> bool:
     # A block is meant by its name or its prefix; 'stage1' is not 'stage10'.
     block = field == "blocks" and not key.endswith("*")
     return fnmatchcase(name, key.rstrip("_") + "_*" if block else key)
-
-
-def _applies_to_any(field: str, key: str, nodes: Sequence[Tuple[str, str]]) -> bool:
-    return any(_applies(field, key, op, name) for op, name in nodes)
 
 
 def _parse_fields(spec: str) -> Dict[str, Any]:

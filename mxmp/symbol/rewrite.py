@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import AbstractSet, Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
 
 from .. import dtypes, rounding
 from ..devices.processor import read_processor
@@ -27,7 +27,6 @@ from ..passes.cpu.guards import (
 from ..passes.cpu.layouts import Layouts, SeparateLayouts
 from ..passes.cpu.slow_kernels import WidenSlowKernels
 from ..passes.cpu.written_out import WriteOut
-from ..passes.facts import OutputRef
 from ..passes.sizes import depends_on_shapes, shape_outcome
 from ..policy import Policy
 from ..report import Decisions, Removed, Report
@@ -110,7 +109,7 @@ class Converted:
 
     def on_gpu(self, trains: bool = False) -> Any:
         """Return the symbol that runs on GPU, guarded against MXNet's faults on any device. Never saved."""
-        guarded = Sequential(_guards(trains))(self.graph)
+        guarded = Sequential((GuardPRelu(), GuardBranches()) if trains else ())(self.graph)
         return from_graph(guarded.graph, self.symbol) if guarded.modified else self.symbol
 
     @property
@@ -236,25 +235,22 @@ def emulated(
     running = Emulate(facts, native=facts.has(dtypes.FLOAT16) and rounding.available())(unique).graph
     if trains:
         running = GuardTransposed(facts.by_name(unique, dtypes.FLOAT32)).run(running)
-    speed: Tuple[Pass, ...] = ()
+    passes: List[Pass] = []
     if has_low and not watched:
         running, layouts = pad_channels(running, layouts, fused)
         running = GroupDepthwise(layouts)(running).graph if trains else running
     if has_low:
-        speed += (WidenSlowKernels(layouts, fused, trains and not watched),)
+        passes.append(WidenSlowKernels(layouts, fused, trains and not watched))
     if has_low and trains:
-        speed += (*([] if watched else [WriteOut(layouts)]), SeparateLayouts(layouts))
+        passes += [*([] if watched else [WriteOut(layouts)]), SeparateLayouts(layouts)]
     names = layouts.shapes.keys()
-    guards = *_guards(trains, names), GuardGradientSums(names), GuardLayouts(), GuardAmpCasts(written)
-    running = Sequential((*speed, *guards))(running).graph
+    if trains:
+        passes += [GuardPRelu(), GuardBranches(names)]
+    passes += [GuardGradientSums(names), GuardLayouts(), GuardAmpCasts(written)]
+    running = Sequential(tuple(passes))(running).graph
     if running is unique:
         return graph
     return renamed(running, lambda name: old_names.get(name, name)) if old_names else running
-
-
-def _guards(trains: bool, low: AbstractSet[OutputRef] = frozenset()) -> Tuple[Pass, ...]:
-    """Return the passes against faults of MXNet on any device; ``low`` are entries in bfloat16."""
-    return (GuardPRelu(), GuardBranches(low)) if trains else ()
 
 
 def read_low(graph: Graph) -> FrozenSet[str]:
