@@ -49,7 +49,7 @@ from ..report.comparison import Comparison, NodeComparison, OutputComparison
 from ..report.make import positions
 from ..report.report import AS_IT_WAS
 from ..rules import RULES
-from .batches import Batches
+from .batches import Batches, read_batches
 from .instrument import (
     Arrays,
     Instrument,
@@ -438,10 +438,10 @@ def compare(
     parsed = subject.policy_or(policy)
     if not parsed.is_mixed:
         raise ConvertError(f"policy '{parsed}' is float32, so there is nothing to compare; give one such as 'O2'.")
-    subject.give(batches, labels, max_batches)
+    read = read_batches(batches, max_batches)
     with showing_progress(progress and sys.stderr.isatty()) as show_progress:
         show_progress("convert", 0.0)
-        with contextlib.closing(subject.runs(parsed)) as batch_runs:
+        with contextlib.closing(subject.runs(parsed, read, labels)) as batch_runs:
             replays = [replay for several in batch_runs for replay in several if _is_compared(replay.call)]
         for replay in replays:
             _require_numbers(replay.call.values)

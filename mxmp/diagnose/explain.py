@@ -47,7 +47,7 @@ from ..report.explanation import (
     NonFinite,
     ValueRange,
 )
-from .batches import Batches
+from .batches import Batches, read_batches
 from .instrument import ranges_of
 from .nonfinite import first_backward, first_forward
 from .rerun import LOST, Replay, Values, is_real, rows_of
@@ -488,9 +488,9 @@ def explain(
     """
     subject, scale = read_subject(network, loss, ctx), require_scale(loss_scale)
     wanted = subject.policy_or(policy)
-    subject.give(batches, labels, max_batches)
     found = None
-    with contextlib.closing(subject.runs(wanted, train=loss is not None, weights=True)) as runs:
+    read = read_batches(batches, max_batches)
+    with contextlib.closing(subject.runs(wanted, read, labels, train=loss is not None, weights=True)) as runs:
         for replays in runs:
             one = judge([each if wanted.is_mixed else each.in_float32() for each in replays], scale)
             if one.kind == NO_FAULT and subject.bad_weight is not None:

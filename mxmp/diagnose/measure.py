@@ -17,7 +17,7 @@ from ..errors import ConvertError
 from ..graph import Graph, Key
 from ..policy import Policy
 from ..report.gradients import Gradients, Magnitudes, Ranges
-from .batches import Batches, is_batch
+from .batches import Batches, is_batch, read_batches
 from .instrument import (
     Instrument,
     facts_of,
@@ -163,8 +163,7 @@ def _measured(
     """Yield the calls of a network on batches, while a bar shows how many batches were read."""
     subject: Subject = read_subject(network, loss, ctx)
     wanted = _FLOAT32 if policy is None else subject.policy_or(policy)
-    subject.give(batches, labels, max_batches)
-    with contextlib.closing(subject.runs(wanted, train)) as runs:
+    with contextlib.closing(subject.runs(wanted, read_batches(batches, max_batches), labels, train)) as runs:
         for replays in shown(name, runs, max_batches or (1 if is_batch(batches) else batches)):
             yield from replays
 

@@ -59,13 +59,11 @@ from ..train.step import NetCall
 from .batches import (
     OUTPUTS,
     Batch,
-    Batches,
     LossFunction,
     arguments_of,
     fill_inputs,
     inputs_of,
     losses_of,
-    read_batches,
 )
 from .rerun import (
     Call,
@@ -97,7 +95,7 @@ _POLICIES = 8  # The most policies whose decisions are kept.
 
 
 class Subject(ABC):
-    """A float32 network that can be looked at under any policy, with the batches that `give` was given.
+    """A float32 network that can be looked at under any policy.
 
     Attributes:
         policy: The policy that it is converted by; None if it is not converted.
@@ -107,32 +105,24 @@ class Subject(ABC):
 
     policy: Optional[Policy] = None
     bad_weight: Optional[str] = None
-    labels: Optional[int] = None
-    _given: Batches = ()
-    _max_batches: Optional[int] = None
-
-    def give(self, batches: Batches, labels: Optional[int] = None, max_batches: Optional[int] = None) -> None:
-        """Take the batches that `runs` reads.
-
-        Args:
-            batches: One batch or several.
-            labels: How many of a batch's last arrays are labels; None for as many as the loss reads.
-            max_batches: How many batches are read at most; None for all.
-        """
-        self._given, self.labels, self._max_batches = batches, labels, max_batches
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield the batches, each as it is read."""
-        return read_batches(self._given, self._max_batches)
 
     @abstractmethod
-    def runs(self, policy: Policy, train: bool = False, weights: bool = False) -> Generator[List[Replay], None, None]:
+    def runs(
+        self,
+        policy: Policy,
+        batches: Iterable[Batch],
+        labels: Optional[int] = None,
+        train: bool = False,
+        weights: bool = False,
+    ) -> Generator[List[Replay], None, None]:
         """Yield the calls of graphs that each batch makes, with values as float32 has them.
 
         Use it with ``contextlib.closing``: a net is put back when it ends.
 
         Args:
             policy: The policy whose decisions the calls have.
+            batches: The batches, each read when its turn comes.
+            labels: How many of a batch's last arrays are labels; None for as many as the loss of a net reads.
             train: Whether a net runs in training mode meanwhile.
             weights: Whether a net with a loss runs backward in any case, so that `bad_weight` is known.
         """
@@ -316,9 +306,16 @@ class SymbolSubject(Subject):
             self._of_buckets[key] = SymbolSubject.of_module(self.buckets, key)
         return self._of_buckets[key]
 
-    def runs(self, policy: Policy, train: bool = False, weights: bool = False) -> Generator[List[Replay], None, None]:
+    def runs(
+        self,
+        policy: Policy,
+        batches: Iterable[Batch],
+        labels: Optional[int] = None,
+        train: bool = False,
+        weights: bool = False,
+    ) -> Generator[List[Replay], None, None]:
         """Yield a call for each batch; the gradients of loss heads are ones."""
-        for number, batch in enumerate(self.batches()):
+        for number, batch in enumerate(batches):
             for call in self.take([batch]).calls(policy):
                 shared = self._reruns.setdefault(id(call.decisions), {})
                 yield [Replay(replace(call, number=number), Gradients(), _reruns=shared)]
@@ -461,12 +458,19 @@ class NetSubject(Subject):
             policies.append(_as_converted(conversion.policy, decisions))
         self.policy = next((each for each in policies if each.is_mixed), (*policies, None)[0])
 
-    def runs(self, policy: Policy, train: bool = False, weights: bool = False) -> Generator[List[Replay], None, None]:
+    def runs(
+        self,
+        policy: Policy,
+        batches: Iterable[Batch],
+        labels: Optional[int] = None,
+        train: bool = False,
+        weights: bool = False,
+    ) -> Generator[List[Replay], None, None]:
         """Yield the calls of each batch; the gradients of their outputs are those of the loss, None without one."""
         with kept(self.net):
-            takes, labels = arguments_of(self.net), 0 if self.inside else self.labels
+            takes, labels = arguments_of(self.net), 0 if self.inside else labels
             conversions = install_float32(self.net, policy)
-            for number, batch in enumerate(self.batches()):
+            for number, batch in enumerate(batches):
                 inputs, given = batch.for_net(takes, self.loss, labels).on_context_of(self.net)
                 recorder = Recorder(None)
                 for conversion in conversions:
