@@ -16,7 +16,6 @@ from typing import (
     Generator,
     Iterable,
     Iterator,
-    List,
     Optional,
     Sequence,
     Set,
@@ -501,23 +500,14 @@ def _without_needless(items: Sequence[T]) -> Generator[FrozenSet[T], bool, Froze
     """Return a 1-minimal set of those among items that pass."""
     kept = list(items)
     size = max(1, len(kept) // 2)
-    # At size 1 a round without a removal has shown each item to be needed; after a removal others may not be.
     while True:
-        shorter = yield from _without_groups(kept, size)
-        if size == 1 and len(shorter) == len(kept):
+        count = len(kept)
+        # Groups of neighbours leave one after the other, the last first, so that those before stay where they are.
+        for start in reversed(range(0, count, size)):
+            shorter = kept[:start] + kept[start + size :]
+            if shorter and (yield frozenset(shorter)):
+                kept = shorter
+        # At size 1 a round without a removal has shown each item to be needed; after a removal others may not be.
+        if size == 1 and len(kept) == count:
             return frozenset(kept)
-        kept, size = shorter, max(1, min(size, len(shorter)) // 2)
-
-
-def _without_groups(items: List[T], size: int) -> Generator[FrozenSet[T], bool, List[T]]:
-    """Return items without those groups of neighbours, of a size, that can leave one after the other."""
-    kept = list(items)
-    for start, end in reversed(_groups(len(items), size)):
-        shorter = kept[:start] + kept[end:]
-        if shorter and (yield frozenset(shorter)):
-            kept = shorter
-    return kept
-
-
-def _groups(count: int, size: int) -> List[Tuple[int, int]]:
-    return [(start, min(start + size, count)) for start in range(0, count, size)]
+        size = max(1, min(size, len(kept)) // 2)
