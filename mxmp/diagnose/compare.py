@@ -274,7 +274,7 @@ class Measure:
     def _backward(self, instrument: Instrument, values: Arrays, gradients: Gradients, scale: float) -> Reading:
         """Run forward, and backward from the gradients of the outputs times the loss scale."""
         reading = instrument(values, scale)
-        gradients.run_backward(reading.outputs, scale)
+        run_backward(reading.outputs, gradients(reading.outputs, scale))
         return reading
 
 

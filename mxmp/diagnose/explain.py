@@ -162,7 +162,6 @@ def _fault_of_loss(seen: Values) -> _Fault:
     """Return the fault of a loss whose gradient is beyond float32: data, if only some rows have such a gradient."""
     number = seen.lost_heads[0]
     gradient = seen.head_gradients[number]
-    assert gradient is not None
     rows, count = _rows_beyond(seen.given[number], LOST)
     node = NonFinite(LOSS, gradient.name, "", dtypes.FLOAT32, gradient, (seen.outputs[number],))
     return _Fault(BROKEN, node) if len(rows) == count else _Fault(BAD_DATA, replace(node, rows=rows))
@@ -398,7 +397,7 @@ def _diverged(replays: Sequence[Replay], exact: Sequence[Values], where: Optiona
         return ""
     outputs = [each for seen in exact for each in seen.outputs]
     here = [*where.inputs, *filter(None, [where.float32])]
-    of_loss = [each for seen in exact for each in seen.head_gradients if each is not None]
+    of_loss = [each for seen in exact for each in seen.head_gradients]
     trained = [each for seen in exact for each in seen.trained]
     ends = ((outputs, _FAR), (here, _FAR), (of_loss, _FLOAT16_END), (trained, _FAR_GRADIENT))
     if any(each.magnitude > end for ranges, end in ends for each in ranges):

@@ -30,7 +30,7 @@ from .instrument import (
     variable_dtypes,
 )
 from .progress import shown
-from .rerun import Call, NodeNames, Replay
+from .rerun import Call, NodeNames, Replay, run_backward
 from .subject import Loss, Subject, read_subject
 
 _LOG = logging.getLogger(__name__)
@@ -239,8 +239,7 @@ class _Gradients:
         if not self._names or replay.gradients is None:
             return
         reading = self._run(replay.call.values)
-        if not replay.gradients.run_backward(reading.outputs):
-            return
+        run_backward(reading.outputs, replay.gradients(reading.outputs))
         for key, gradient in reading.at_outputs().items():
             counts.setdefault(self._names[key], Magnitudes()).add(gradient.asnumpy())
 

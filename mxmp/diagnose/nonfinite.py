@@ -69,7 +69,7 @@ def first_backward(seen: Values, exact: Optional[Values]) -> Optional[NonFinite]
             inputs = [*_given_to(reader, seen), *_inputs_of(reader, seen)]
         else:  # an output of the network
             ends = dict(zip((head.key for head in graph.heads), seen.head_gradients))
-            inputs = list(filter(None, [ends.get(key)]))
+            inputs = [ends[key]] if key in ends else []
         finding = _finding(BACKWARD, key[0] if reader is None else reader, gradient, inputs, seen, same)
         return finding if exact is None else _with_alike(finding, key[0], seen, exact.backward)
     return None

@@ -179,18 +179,10 @@ class Gradients:
         self._arrays, self.of_loss = arrays, of_loss
 
     def __call__(self, heads: List[Any], scale: float = 1.0) -> Sequence[Any]:
-        """Return the gradient of each output times a loss scale, None where it has none."""
+        """Return the gradient of each output times a loss scale."""
         with autograd.pause():
             arrays = list(map(mx.nd.ones_like, heads)) if self._arrays is None else self._arrays
-            return [None if each is None else each * scale for each in arrays] if scale != 1.0 else arrays
-
-    def run_backward(self, heads: List[Any], scale: float = 1.0) -> bool:
-        """Run backward from outputs, with their gradients times a loss scale; return whether there are any."""
-        pairs = [(head, each) for head, each in zip(heads, self(heads, scale)) if each is not None]
-        if pairs:
-            seeds = [each.as_nd_ndarray().as_in_context(head.ctx).astype(head.dtype) for head, each in pairs]
-            run_backward([head for head, _ in pairs], seeds)
-        return bool(pairs)
+            return [each * scale for each in arrays] if scale != 1.0 else arrays
 
     def are_spoilt(self) -> bool:
         """Return whether they are not finite."""
@@ -259,10 +251,15 @@ def as_outputs(outputs: Any) -> Callable[[Sequence[Any]], Any]:
     return nest
 
 
-def run_backward(losses: Sequence[Any], grads: Optional[Sequence[Any]] = None, train: bool = True) -> None:
-    """Run backward from the losses of a batch, or outputs and their gradients; ConvertError where MXNet cannot."""
+def run_backward(heads: Sequence[Any], gradients: Optional[Sequence[Any]] = None, train: bool = True) -> None:
+    """Run backward from losses, or from outputs and their gradients of any dtype; ConvertError where MXNet cannot."""
+    if gradients is not None:
+        pairs = [(head, each.as_nd_ndarray()) for head, each in zip(heads, gradients)]
+        gradients = [each.as_in_context(head.ctx).astype(head.dtype) for head, each in pairs]
+        if not gradients:  # of a block that was called without recording
+            return
     try:
-        autograd.backward(list(losses), grads, train_mode=train)
+        autograd.backward(list(heads), gradients, train_mode=train)
     except mx.MXNetError as e:
         raise ConvertError(f"gradients: MXNet cannot run the network backward: {mxnet_reason(e)}") from e
 
@@ -282,14 +279,16 @@ class Replay:
     gradients: Optional[Gradients]
     follows_lost: bool = False
     params: Mapping[str, gluon.Parameter] = field(default_factory=dict, compare=False)
-    _reruns: Dict[Any, Rerun] = field(default_factory=dict, compare=False)  # Calls of one graph may share them.
+    _reruns: Dict[Any, Rerun] = field(default_factory=dict, compare=False)  # The calls of a network share them.
 
     def run(self, low: bool, scale: float = 1.0) -> Values:
         """Run it once, as it was converted or in float32, with the loss times ``scale``."""
         call = self.call
-        key = low, call.training, call.context, *(call.values[n].shape for n in call.inputs if n in call.values)
+        graph = call.decisions.after if low else call.decisions.before
+        shapes = (call.values[name].shape for name in call.inputs if name in call.values)
+        key = id(graph), call.training, call.context, *shapes  # A rerun keeps its graph alive.
         if key not in self._reruns:
-            self._reruns[key] = Rerun(call, low)
+            self._reruns[key] = Rerun(call, graph)
         return self._reruns[key](call.values, self.gradients, scale)
 
     def data(self) -> Dict[str, Any]:
@@ -316,12 +315,12 @@ class Replay:
         decisions = self.call.decisions
         before, after = without_dropout(decisions.before), without_dropout(decisions.after)
         call = replace(self.call, decisions=replace(decisions, before=before, after=after))
-        return replace(self, call=call, _reruns={})
+        return replace(self, call=call)
 
     def in_float32(self) -> Replay:
         """Return the same of a network that is not converted."""
         decisions = self.call.decisions
-        return replace(self, call=replace(self.call, decisions=replace(decisions, after=decisions.before)), _reruns={})
+        return replace(self, call=replace(self.call, decisions=replace(decisions, after=decisions.before)))
 
     def cleaned(self) -> Replay:
         """Return the same with data and labels without inf and NaN."""
@@ -370,7 +369,7 @@ class Values:
         forward: The values of outputs of nodes.
         backward: Their gradients, those of variables that are trained included.
         outputs: The values of the network's outputs.
-        head_gradients: The gradients that were given for them, None for an output without one.
+        head_gradients: The gradients that were given for them.
         given: The arrays of these gradients.
         scale: The factor of the loss.
     """
@@ -380,7 +379,7 @@ class Values:
     forward: Mapping[Key, ValueRange]
     backward: Mapping[Key, ValueRange]
     outputs: Sequence[ValueRange]
-    head_gradients: Sequence[Optional[ValueRange]] = ()
+    head_gradients: Sequence[ValueRange] = ()
     given: Sequence[Any] = ()
     scale: float = 1.0
 
@@ -402,8 +401,7 @@ class Values:
     @property
     def lost_heads(self) -> List[int]:
         """The numbers of the outputs for which the loss gives gradients that are not finite, or as good as that."""
-        known = ((number, each) for number, each in enumerate(self.head_gradients) if each is not None)
-        return [number for number, each in known if each.bad or each.magnitude > LOST]
+        return [number for number, each in enumerate(self.head_gradients) if each.bad or each.magnitude > LOST]
 
     @property
     def is_broken(self) -> bool:
@@ -450,9 +448,8 @@ class NodeNames:
 class Rerun:
     """A graph of a call, converted or in float32, whose runs are looked at: all values and gradients."""
 
-    def __init__(self, call: Call, low: bool) -> None:
-        self._call = call
-        self._graph = graph = call.decisions.after if low else call.decisions.before
+    def __init__(self, call: Call, graph: Graph) -> None:
+        self._call, self._graph = call, graph
         self._dtypes = variable_dtypes(graph)
         values = in_dtypes(self._dtypes, call.values)
         self._facts: Facts = facts_of(graph, values)
@@ -480,9 +477,7 @@ class Rerun:
         places = {node.name: (i, 0) for i, node in enumerate(graph.nodes) if node.is_variable}
         if gradients is not None and reading.written:
             with autograd.pause(), call.context:
-                pairs = [(head, each) for head, each in zip(reading.outputs, given) if each is not None]
-                seeds = [(each.as_nd_ndarray().astype("float32") * scale).astype(head.dtype) for head, each in pairs]
-                autograd.backward([head for head, _ in pairs], seeds)
+                run_backward(reading.outputs, [each.astype("float32") * scale for each in given])
             written = reading.at_outputs()
             written.update((places[name], array.grad) for name, array in reading.written.items() if name in places)
         # Variables are looked at as they are stored: a parameter in low precision may be out of its range.
@@ -490,17 +485,16 @@ class Rerun:
         forward = {places[n]: each for n, each in variables.items() if _dtype(each) in dtypes.PRECISIONS}
         count, heads = len(graph.heads), [head.key for head in graph.heads]
         # Ranges of arrays at hand, and those that the graph has reduced.
-        arrays = [*forward.values(), *written.values(), *(each for each in given if each is not None)]
-        arrays = [dense(each) for each in arrays]
+        arrays = [dense(each) for each in (*forward.values(), *written.values(), *given)]
         names = [self._names.of_output(key) for key in (*heads, *self._keys, *forward, *written)]
-        names += [graph.entry_name(head) for head, each in zip(graph.heads, given) if each is not None]
+        names += [graph.entry_name(head) for head, _ in zip(graph.heads, given)]
         sizes = [self._facts.size(Entry(*key)) or 0 for key in (*heads, *self._keys)]
         sizes += [array.size for array in arrays]
         ranges = iter(read_ranges(names, sizes, [*reading.reductions, *self._summaries(arrays)]))
         outputs = [next(ranges) for _ in range(count)]
         by_key = {key: next(ranges) for key in (*self._keys, *forward)}
         backward = {key: next(ranges) for key in written}
-        head_gradients = [None if each is None else next(ranges) for each in given]
+        head_gradients = [next(ranges) for _ in given]
         return Values(self._names, self._facts.dtypes, by_key, backward, outputs, head_gradients, given, scale)
 
 

@@ -253,7 +253,7 @@ class SymbolSubject(Subject):
         self.context = ctx or mx.cpu()
         self.taken: List[Mapping[str, Any]] = []
         self._last: Optional[Tuple[Policy, ConvertedModel]] = None
-        self._reruns: Dict[int, Dict[Any, Rerun]] = {}  # By the id of the decisions.
+        self._reruns: Dict[Any, Rerun] = {}
         self._decided: Dict[Policy, Decisions] = {}
         self._of_buckets: Dict[Any, SymbolSubject] = {}
 
@@ -317,8 +317,7 @@ class SymbolSubject(Subject):
         """Yield a call for each batch; the gradients of loss heads are ones."""
         for number, batch in enumerate(batches):
             for call in self.take([batch]).calls(policy):
-                shared = self._reruns.setdefault(id(call.decisions), {})
-                yield [Replay(replace(call, number=number), Gradients(), _reruns=shared)]
+                yield [Replay(replace(call, number=number), Gradients(), _reruns=self._reruns)]
 
     def inputs(self) -> Dict[str, str]:
         """Return the dtypes of the inputs by name, in the order in which arrays without names are taken."""
@@ -444,7 +443,7 @@ class NetSubject(Subject):
         self._graphs: Dict[int, Tuple[Trace, NetCall]] = {}  # Each has its first call; the key is the id of the trace.
         self._decided: Dict[Policy, Dict[int, Converted]] = {}  # The oldest policy comes first.
         self._noted: List[KeptCall] = []
-        self._reruns: Dict[int, Dict[Any, Rerun]] = {}  # By the id of the decisions.
+        self._reruns: Dict[Any, Rerun] = {}
         self._recorder: Optional[Recorder] = None
         for param in net.collect_params().values():
             if not is_initialized(param):
@@ -509,7 +508,7 @@ class NetSubject(Subject):
         if has_losses and last is None:
             gradients = Gradients([zero.grad.as_nd_ndarray().copy() for zero in kept_call.zeros])
         call = self._call(kept_call.call, policy, number)
-        return Replay(call, gradients, _reruns=self._reruns.setdefault(id(call.decisions), {}))
+        return Replay(call, gradients, _reruns=self._reruns)
 
     def _call(self, noted: NetCall, policy: Policy, number: int) -> Call:
         traced: Trace = noted.graph.trace
