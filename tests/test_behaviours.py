@@ -7,7 +7,7 @@ import pytest
 
 from tests.behaviours import OTHERS, OWN, PAGE, dotted, marked, page
 
-CHECKS = re.compile("raises|warns|assert_.*")  # of pytest; of numpy and MXNet
+CHECKS = re.compile("raises|warns|assert_.*|check")  # of pytest; of numpy and MXNet; of tests.messages
 
 
 def is_off(test, tree):
