@@ -369,16 +369,6 @@ def test_a_monitor_sees_the_operators_that_run(policy, monitor_all, make):
     assert found["conv_output"][0] == ("bfloat16" if policy == BFLOAT16 else "float32")  # float16 is emulated
 
 
-def test_a_monitor_sees_the_executors_of_the_present_shapes_alone():
-    module, monitor = bound(mlp(), "O1"), mx.mon.Monitor(1, pattern="softmax_output")
-    module.install_monitor(monitor)
-    for size in (4, 8, 4):
-        module.reshape([("data", (size, 6))], [("softmax_label", (size,))])
-        monitor.tic()
-        module.forward(mx.io.DataBatch([mx.nd.ones((size, 6))], [mx.nd.zeros(size)]))
-        assert [name for _, name, _ in monitor.toc()] == ["softmax_output"] and len(monitor.exes) == 1
-
-
 def test_float16_gradients_are_not_compressed():
     compression = {"type": "2bit", "threshold": 0.5}
     with pytest.raises(TrainerError, match="compresses only float32 gradients; use a policy with param_dtype='float32'"):

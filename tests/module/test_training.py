@@ -75,20 +75,6 @@ def test_batch_norm_outlives_a_forward_pass_that_overflows():
     assert all(np.isfinite(array.asnumpy()).all() for array in module.get_params()[1].values())
 
 
-@pytest.mark.parametrize("policy", ["float32", "O1", "O2"])
-def test_a_batch_size_clips_the_norm_of_the_mean_gradient(policy):
-    """That of a sum is as many times as large, of which the norm is clipped in float32 by MXNet."""
-    norms = []
-    for each in (None, 8):
-        module = ready(policy=policy)
-        module.forward_backward(batches()[0])
-        norms.append(module.clip_global_norm(0.01 * (8 if each is None else 1), batch_size=each))
-        sums = [module._exec_group.grad_arrays[number][0] for number in range(4)]
-        assert np.sqrt(sum((mx.nd.norm(array.astype("float32")) ** 2).asscalar() for array in sums)) == pytest.approx(0.08, rel=1e-2)
-        assert module.update()
-    assert norms[1] == pytest.approx(norms[0] / 8) and norms[1] > 0.01
-
-
 # ---------------------------------------------------------------------- masters
 
 
