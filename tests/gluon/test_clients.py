@@ -501,6 +501,13 @@ def test_a_trainer_has_the_loss_scale_of_its_nets_policy(policy, kind, owner):
     assert OWNERS[owner](restore(net)).loss_scale == DynamicLossScale()
 
 
+def test_restore_leaves_the_policy_of_another_net_with_the_same_parameters():
+    one = convert(nn.Dense(2, in_units=3), "O1,loss_scale=128")
+    other = convert(nn.Dense(2, in_units=3, params=one.params), "O1,loss_scale=64")
+    restore(one)
+    assert Trainer(started(other), "sgd").loss_scale == StaticLossScale(64)
+
+
 class Graphs(gluon.Block):
     """Plain layers, in a container, and one that is converted."""
 

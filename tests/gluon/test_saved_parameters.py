@@ -160,6 +160,16 @@ def test_loading_a_wrong_shape_changes_nothing(tmp_path):
     assert_equal(exact(net), expected)
 
 
+@pytest.mark.parametrize("policy", STORED_LOW)
+def test_initializing_again_gives_float32_values(policy):
+    plain, net = cnn(), cnn(policy)
+    for each in (plain, net):
+        each(X)
+        mx.random.seed(7)
+        each[3].weight.initialize(mx.init.Xavier(), force_reinit=True)
+    assert_equal(exact(net), exact(plain))
+
+
 # ---------------------------------------------------------------------- set_data, and the masters of what it sets
 
 RANDOM = np.random.RandomState(0)

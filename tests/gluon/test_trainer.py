@@ -161,6 +161,14 @@ def test_a_trainer_whose_workers_are_set_up_is_not_adopted():
     assert type(plain) is gluon.Trainer
 
 
+def test_a_trainer_that_has_updated_low_precision_weights_is_not_adopted():
+    w = param([1.0], "float16")
+    plain = gluon.Trainer([w], "sgd", {"multi_precision": True})
+    run(plain, w)
+    with pytest.raises(TrainerError, match="'w' is stored in float16, .*; set the trainer up before its first step"):
+        Trainer.adopt(plain, 8)
+
+
 class _Derived(Trainer):
     """A trainer of a user's, with hooks and names of his own."""
 
