@@ -74,7 +74,7 @@ def fastest_policy(contexts: Iterable[mx.Context] = ()) -> Policy:
     return parse_policy(AUTO, contexts)
 
 
-def fastest_dtype(contexts: Iterable[mx.Context] = ()) -> Tuple[str, str, str]:
+def fastest_dtype(contexts: Iterable[mx.Context]) -> Tuple[str, str, str]:
     """Return the dtype that 'auto' computes in, sentences on the reason, and advice if a faster one is possible.
 
     ``contexts`` are as for `parse_policy`.

@@ -274,12 +274,12 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
     return f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
 
 
-def as_symbol_block(net: gluon.HybridBlock, ctx: Any = None) -> gluon.SymbolBlock:
+def as_symbol_block(net: gluon.HybridBlock, ctx: Any) -> gluon.SymbolBlock:
     """Return the float32 graph of a net as a SymbolBlock, with copies of the parameters that the graph reads.
 
     Args:
         net: A SymbolBlock, or a net that is hybridized and was called once; converted or not. It is not changed.
-        ctx: The context or contexts of the copies; by default those of the net.
+        ctx: The context or contexts of the copies; None for those of the net.
 
     Raises:
         ConvertError: If ``net`` is no net, or has no graph yet.

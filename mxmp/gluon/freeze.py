@@ -35,7 +35,7 @@ from mxnet import autograd, gluon
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from .. import dtypes as dtypes_
-from ..checkpoint import checkpoint_files
+from ..checkpoint import checkpoint_files, require_checkpoint
 from ..devices.auto import parse_policy
 from ..devices.check import require_bfloat16, warn_if_slow
 from ..errors import ConvertError
@@ -267,6 +267,7 @@ def _source(net: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None
         return _source_of_net(net, shapes, dtypes, ranges)
     where, file_names = "freeze", None
     if isinstance(net, (str, os.PathLike)):
+        require_checkpoint(os.fspath(net), 0)  # its error lists the epochs that there are
         net = checkpoint_files(os.fspath(net), 0)
     if isinstance(net, (tuple, list)) and len(net) == 2 and all(isinstance(path, (str, os.PathLike)) for path in net):
         symbol_file, params_file = file_names = os.fspath(net[0]), os.fspath(net[1])

@@ -232,7 +232,7 @@ def store_low(param: gluon.Parameter, dtype: str, keeps_exact: bool = False) -> 
 
 
 def store_all_low(
-    params: Sequence[gluon.Parameter], dtype: str, stored: List[gluon.Parameter], keeps_exact: bool = False
+    params: Sequence[gluon.Parameter], dtype: str, stored: List[gluon.Parameter], keeps_exact: bool
 ) -> None:
     """Store float32 parameters in low precision, or none of them; each is added to ``stored`` before its change."""
     exact, count_before = [param._data for param in params], len(stored)

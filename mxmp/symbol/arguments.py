@@ -10,7 +10,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, Mapping, NamedTuple
 import mxnet as mx
 
 from .. import dtypes as dtypes_
-from ..errors import ConvertError, DtypeError, InferenceError, ParamsError, did_you_mean
+from ..errors import ConvertError, DtypeError, InferenceError, ParamsError, did_you_mean, listed
 from ..graph import Entry, Graph
 from ..passes import Facts
 from ..passes.scale_loss import is_loss_head
@@ -170,10 +170,10 @@ def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
         ("arg_params", arg_params, [n for n in absent if n.endswith(_PARAMETER_SUFFIXES)]),
     ):
         if missing:
-            lacks = f"{what} lacks {_listed(missing)}, which the symbol has"
+            lacks = f"{what} lacks {listed(missing)}, which the symbol has"
             names = [*arg_params, *aux_params]
             if names and not set(names) & {*sym.list_arguments(), *sym.list_auxiliary_states()}:
-                raise ParamsError(f"{lacks}; those given, {_listed(names)}, seem to be another network's.")
+                raise ParamsError(f"{lacks}; those given, {listed(names)}, seem to be another network's.")
             raise ParamsError(f"{lacks}{did_you_mean(missing[0], params) if params else '; it is empty'}.")
 
 
@@ -221,10 +221,6 @@ def _require_names(argument: str, kind: str, names: Iterable[Any], existing: Seq
     for name in names:
         if name not in existing:
             raise ConvertError(f"{argument}: the symbol has no {kind} {name!r}{did_you_mean(str(name), existing)}.")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def label_names(symbol: Any) -> FrozenSet[str]:

@@ -110,7 +110,7 @@ def require_whole(file: str) -> None:
         raise OSError(_NOT_WHOLE) from e
 
 
-def write_symbol(file: str, symbol: Any, remove_amp_cast: bool = False) -> None:
+def write_symbol(file: str, symbol: Any, remove_amp_cast: bool) -> None:
     """Write a symbol's JSON, as ``Symbol.save``, and raise OSError if that fails."""
     with open(file, "w", encoding="utf-8", newline="\n") as stream:
         stream.write(symbol.tojson(remove_amp_cast=remove_amp_cast))

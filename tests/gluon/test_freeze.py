@@ -12,7 +12,7 @@ from mxnet.gluon import nn, rnn
 from mxnet.gluon.model_zoo import vision
 
 import mxmp
-from mxmp.errors import ConvertError
+from mxmp.errors import CheckpointError, ConvertError
 from mxmp.gluon import convert, export, freeze, report, restore, set_policy
 from mxmp.symbol import convert_model, load_checkpoint, to_graph
 from tests.alone import alone
@@ -252,6 +252,14 @@ GIVEN = {
     "low files": lambda net, folder: export(freeze(net, "O2"), str(folder / "net")),
     "MXNet's files": plain_files,
 }
+
+
+def test_a_prefix_without_epoch_0_is_answered_by_the_epochs_that_there_are(tmp_path):
+    prefix = str(tmp_path / "net")
+    for epoch in (2, 5):
+        export(small(), prefix, epoch, for_inference=True)
+    with pytest.raises(CheckpointError, match="net-0000.params: there is no such file; there are epochs 2, 5."):
+        freeze(prefix)
 
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
