@@ -24,7 +24,7 @@ The emulated graph is for running only; it is never saved. Its outputs keep thei
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Set
+from typing import Dict, List, Set, Tuple
 
 import numpy as np
 
@@ -35,8 +35,6 @@ from ..rules import Rule
 from ..rules.conditions import sizes_of, value_of
 from .base import Pass, insert_next_to, rule_of
 from .facts import CAST_OPS, Facts
-
-_Forms = Dict[Key, Entry]
 
 ROUND, ROUND_FORWARD = "_mxmp_round_float16", "_mxmp_round_float16_forward"
 """Operators of ``rounding/round_float16.cc``: float32 to the float16 grid; the second lets gradients pass."""
@@ -65,8 +63,9 @@ class Emulate(Pass):
 class _Emulator:
     """Emulates float16 in one forward sweep over a graph, or over a body of a control flow node.
 
-    Old entries of dtype float16 are kept in one of two forms, or both: ``on_grid`` (float32 values on the float16 grid)
-    and ``real`` (a float16 tensor, for the operators that mxmp has no rule for and for float16 outputs).
+    Old entries of dtype float16 are kept in one of two forms, or both: as float32 values on the float16 grid, and as
+    float16 tensors. The latter are for operators that mxmp has no rule for, and for float16 outputs. ``forms`` has new
+    entries by old entry and dtype.
     """
 
     def __init__(self, graph: Graph, facts: Facts, native: bool, is_body: bool = False) -> None:
@@ -75,8 +74,7 @@ class _Emulator:
         self.facts = facts
         self.native = native
         self.builder = GraphBuilder(graph)
-        self.on_grid: _Forms = {}
-        self.real: _Forms = {}
+        self.forms: Dict[Tuple[Key, str], Entry] = {}
         self.readers = graph.consumers()
         self.heads = {head.key for head in graph.heads}
 
@@ -86,14 +84,14 @@ class _Emulator:
             if node.op in CAST_OPS:
                 self._cast(position, node)
             elif (position, 0) in self.facts.bodies or (self.is_body and node.is_variable):
-                self._copy(position, node, self.on_grid)
+                self._copy(position, node, dtypes.FLOAT32)
             elif rule is not None and node.get("dtype") != dtypes.FLOAT16:
                 self._emulated(position, node, rule)
             else:
-                self._copy(position, node, self.real)  # no rule: in its own dtypes
+                self._copy(position, node, dtypes.FLOAT16)  # no rule: in its own dtypes
         if self.is_body:
-            return self.builder.finish(self._as_grid(head) for head in self.graph.heads)
-        heads = [self._as_real(head) for head in self.graph.heads]
+            return self.builder.finish(self._read(head, dtypes.FLOAT32) for head in self.graph.heads)
+        heads = [self._read(head, dtypes.FLOAT16) for head in self.graph.heads]
         self._keep_names(heads)
         return self.builder.finish(heads)
 
@@ -103,19 +101,19 @@ class _Emulator:
     def _cast(self, position: int, node: Node) -> None:
         """Replace a cast to float16 by a rounding, and drop a cast back to float32."""
         source, target = node.inputs[0], node.get("dtype")
-        new, is_low = self._as_grid(source), self._is_float16(source)
+        new, is_low = self._read(source, dtypes.FLOAT32), self._is_float16(source)
         if target != dtypes.FLOAT16 and not (is_low and target == dtypes.FLOAT32):
             self.builder.copy(position, node.rewired((new,)))
             return
         if not is_low:
             new = self._round(new, node, by_casts=self.facts.dtype(source) != dtypes.FLOAT32)
         if target == dtypes.FLOAT16:
-            self.on_grid[position, 0] = new
+            self.forms[(position, 0), dtypes.FLOAT32] = new
         self.builder.redirect(Entry(position), new)
 
     def _emulated(self, position: int, node: Node, rule: Rule) -> None:
         """Run an operator in float32, and round results that can leave the grid."""
-        inputs = tuple(self._as_grid(entry) for entry in node.inputs)
+        inputs = tuple(self._read(entry, dtypes.FLOAT32) for entry in node.inputs)
         data = [self._is_float16(entry) for port, entry in enumerate(node.inputs) if rule.is_data(port)]
         node = node.rewired(inputs)
         if any(data):
@@ -133,35 +131,30 @@ class _Emulator:
             entry = Entry(position, index)
             if self._is_float16(entry) and (entry.key in self.readers or entry.key in self.heads):
                 result = Entry(new, index)
-                self.on_grid[entry.key] = result if stays_on_grid else self._round_result(entry, result)
+                rounded = result if stays_on_grid else self._round_result(entry, result)
+                self.forms[entry.key, dtypes.FLOAT32] = rounded
 
-    def _copy(self, position: int, node: Node, forms: _Forms) -> None:
-        """Copy a node, its inputs and float16 outputs in one form, the bodies of control flow emulated."""
-        read, bodies = self._as_real, node.subgraphs
-        if forms is self.on_grid:
-            read = self._as_grid
+    def _copy(self, position: int, node: Node, dtype: str) -> None:
+        """Copy a node, whose float16 inputs and outputs come in a dtype; in float32 its bodies are emulated too."""
+        bodies = node.subgraphs
+        if dtype == dtypes.FLOAT32:
             facts = (self.facts.bodies[position, number] for number in range(len(bodies)))
             bodies = tuple(_Emulator(*each, self.native, is_body=True).run() for each in zip(bodies, facts))
-        new = self.builder.copy(position, node.rewired(tuple(map(read, node.inputs)), bodies))
+        inputs = tuple(self._read(entry, dtype) for entry in node.inputs)
+        new = self.builder.copy(position, node.rewired(inputs, bodies))
         for index in range(node.num_outputs):
             if self._is_float16(Entry(position, index)):
-                forms[position, index] = Entry(new, index)
+                self.forms[(position, index), dtype] = Entry(new, index)
 
-    def _as_grid(self, entry: Entry) -> Entry:
-        """Return an old entry in float32; one of float16 has its values on the grid."""
-        return self._in_form(entry, dtypes.FLOAT32, self.on_grid, self.real)
-
-    def _as_real(self, entry: Entry) -> Entry:
-        """Return an old entry in its own dtype."""
-        return self._in_form(entry, dtypes.FLOAT16, self.real, self.on_grid)
-
-    def _in_form(self, entry: Entry, dtype: str, forms: _Forms, others: _Forms) -> Entry:
-        """Return an old entry in one of the two forms; a cast makes it from the other form if needed."""
+    def _read(self, entry: Entry, dtype: str) -> Entry:
+        """Return the new entry of an old one; one of float16 in a dtype, for which a cast is added if needed."""
         if not self._is_float16(entry):
             return self.builder.mapped(entry)
-        if entry.key not in forms:
-            forms[entry.key] = self._add_cast(others[entry.key], dtype, self.graph.nodes[entry.node])
-        return forms[entry.key]
+        if (entry.key, dtype) not in self.forms:
+            other = dtypes.FLOAT16 if dtype == dtypes.FLOAT32 else dtypes.FLOAT32
+            node = self.graph.nodes[entry.node]
+            self.forms[entry.key, dtype] = self._add_cast(self.forms[entry.key, other], dtype, node)
+        return self.forms[entry.key, dtype]
 
     def _round_result(self, old: Entry, new: Entry) -> Entry:
         """Round the result of an operator, and its gradient unless that is on the grid already.
