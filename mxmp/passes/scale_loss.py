@@ -18,12 +18,12 @@ The scale is an input of shape (1,): it changes from step to step without a new 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, FrozenSet, Optional
+from typing import Dict, FrozenSet, List
 
 from .. import dtypes
 from ..graph import Entry, Graph, GraphBuilder, Node
 from ..graph.core import VARIABLE, make_attrs
-from .base import MARK_ATTR, SCALE_MARK, Pass, device_attrs, rule_of
+from .base import MARK_ATTR, SCALE_MARK, Pass, device_attrs, rule_of, sweep
 from .casts import cast_op
 from .facts import Facts
 
@@ -84,25 +84,25 @@ class ScaleLoss(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph with scaled loss heads; the same one if it has none."""
-        builder = GraphBuilder(graph)
-        scale: Optional[Entry] = None
+        scales: List[Entry] = []  # at most one
         scaled: Dict[Entry, Entry] = {}
-        for position, node in enumerate(graph.nodes):
-            inputs = [*builder.inputs(node)]
-            if is_loss_head(node) or node.name in self.custom:
-                data = node.inputs[0]
-                if scale is None:
-                    attrs = {"__shape__": "(1,)", "__dtype__": dtypes.to_flag(dtypes.FLOAT32), **device_attrs(node)}
-                    scale = Entry(builder.add(Node(VARIABLE, self.variable, make_attrs(attrs))))
-                if data not in scaled:
-                    scaled[data] = self._scaled(builder, node, inputs[0], scale)
-                inputs[0] = scaled[data]
-            builder.copy(position, node.rewired(tuple(inputs)))
-        return builder.finish()
 
-    def _scaled(self, builder: GraphBuilder, head: Node, x: Entry, scale: Entry) -> Entry:
-        """Return an entry with the value of x whose gradient is scaled in float32."""
-        dtype = self.facts.dtype(head.inputs[0]) or dtypes.FLOAT32
+        def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
+            if not is_loss_head(node) and node.name not in self.custom:
+                return node
+            if not scales:
+                attrs = {"__shape__": "(1,)", "__dtype__": dtypes.to_flag(dtypes.FLOAT32), **device_attrs(node)}
+                scales.append(Entry(builder.add(Node(VARIABLE, self.variable, make_attrs(attrs)))))
+            data = graph.nodes[position].inputs[0]
+            if data not in scaled:
+                scaled[data] = self._scaled(builder, node, self.facts.dtype(data) or dtypes.FLOAT32, scales[0])
+            return node.rewired((scaled[data], *node.inputs[1:]))
+
+        return sweep(graph, visit)
+
+    def _scaled(self, builder: GraphBuilder, head: Node, dtype: str, scale: Entry) -> Entry:
+        """Return an entry with the value of a loss head's data, whose gradient is scaled in float32."""
+        x = head.inputs[0]
         if dtype not in dtypes.PRECISIONS:
             self.refuse(f"node {head} reads {dtype}, whose gradient cannot be scaled; cast it to float32.")
 
