@@ -210,12 +210,6 @@ class Rule:
         """Return whether the values of an input are data."""
         return self.is_data(port) and port not in self.shape_only
 
-    def substitute(self, call: Call) -> str:
-        """Return the operator to put in this one's place in low precision, empty if there is none for a call."""
-        shape = call.shapes[self.substitute_port] if call.shapes else None
-        fits = all(key not in call.attrs or _is(call.attrs, key, value) for key, value in self.substitute_defaults)
-        return "" if shape is None or not fits else dict(self.substitutes).get(len(shape), "")
-
     def forbids(self, call: Call) -> Optional[str]:
         """Return the reason why a call must stay in float32 under every policy but a pure one, or None."""
         return self.condition(call) if self.condition else None
@@ -257,8 +251,10 @@ class RuleSet:
 
     def substitute(self, rule: Rule, call: Call) -> str:
         """Return the operator that replaces another in ``call.dtype``, empty if none does."""
+        shape = call.shapes[rule.substitute_port] if call.shapes else None
+        fits = all(key not in call.attrs or _is(call.attrs, key, value) for key, value in rule.substitute_defaults)
+        op = dict(rule.substitutes).get(len(shape), "") if shape is not None and fits else ""
         # float16 has kernels for all of them, bfloat16 for none: then the operator itself stays, in float32.
-        op = rule.substitute(call)
         rule_of_substitute = self.find(op, call.attrs) if op else None
         return op if rule_of_substitute is not None and call.dtype in rule_of_substitute.dtypes else ""
 
