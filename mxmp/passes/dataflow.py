@@ -13,7 +13,7 @@ float32.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .. import dtypes
 from ..errors import PolicyError
@@ -218,13 +218,6 @@ class Dataflow:
                 read |= mark
         return read
 
-    def _output_marks(self, position: int, node: Node) -> int:
-        """Return the marks of all outputs of an operator."""
-        marks = 0
-        for index in range(node.num_outputs):
-            marks |= self.marks.get((position, index), 0)
-        return marks
-
     def _mark_numbers(self, position: int, node: Node, rule: Optional[Rule], read: int) -> None:
         """Mark the outputs of an operator that are positions, rounded, or close to 1."""
         outputs: Sequence[int] = range(node.num_outputs)
@@ -371,7 +364,7 @@ class Dataflow:
             if bodies:
                 self._require_by_bodies(position, node, bodies)
             elif node.op in CAST_OPS:
-                need = self._needed(position, node)
+                need = self._of_outputs(self._required, position)
                 self._require(node.inputs[0], need & ~Need.FLOAT32 if _is_float(node) else Need.INTEGER)
             elif rule is not None:
                 self._require_kept(node, rule)
@@ -391,11 +384,12 @@ class Dataflow:
         if need:
             self._required[key] = self._required.get(key, 0) | need
 
-    def _needed(self, position: int, node: Node) -> int:
-        need = 0
-        for index in range(node.num_outputs):
-            need |= self._required.get((position, index), 0)
-        return need
+    def _of_outputs(self, bits: Mapping[Key, int], position: int) -> int:
+        """Return the marks or the needs of all outputs of a node."""
+        found = 0
+        for index in range(self._graph.nodes[position].num_outputs):
+            found |= bits.get((position, index), 0)
+        return found
 
     def _require_kept(self, node: Node, rule: Rule) -> None:
         """Require integers of inputs that are never cast: indices, lengths and labels.
@@ -408,7 +402,7 @@ class Dataflow:
 
     def _require_exact_inputs(self, position: int, node: Node, rule: Rule) -> None:
         """Pin an operator whose results must be exact, and require the same of its inputs."""
-        needed, output_marks = self._needed(position, node), self._output_marks(position, node)
+        needed, output_marks = self._of_outputs(self._required, position), self._of_outputs(self.marks, position)
         read = self._read(node, rule)
         data = [entry for port, entry in enumerate(node.inputs) if rule.reads(port)]
         distance = needed & (Need.DISTANCE | Need.OF_DISTANCE | Need.CLOSE)
@@ -455,8 +449,8 @@ class Dataflow:
         outputs = [i for i in range(node.num_outputs) if self.marks.get((position, i), 0) & Mark.INDICES]
         decision = self.decisions[position]
         if not self._policy.pure:
-            holds_values = self._output_marks(position, node) & (Mark.VARIABLE | Mark.DATA)
-            if decision.label == FREE and holds_values and self._needed(position, node) & Need.FLOAT32:
+            holds_values = self._of_outputs(self.marks, position) & (Mark.VARIABLE | Mark.DATA)
+            if decision.label == FREE and holds_values and self._of_outputs(self._required, position) & Need.FLOAT32:
                 decision = Decision(FLOAT32, Reason.EXACT.value, decision.rule, kinds=(Reason.EXACT,))
             for port, entry in enumerate(node.inputs) if decision.label in (FLOAT32, KEEP) else ():
                 if not decision.accepts_any(port):

@@ -360,9 +360,7 @@ def _unseen_reads(graph: Graph) -> Iterator[Tuple[Key, Copy]]:
     """Yield the inputs that must read copies of outputs of convolutions, or of BatchNorms behind them."""
     heads = {head.key for head in graph.heads}
     for key, readers in graph.consumers().items():
-        node = graph.nodes[key[0]]
-        source = graph.nodes[node.inputs[0].node] if node.op == "BatchNorm" else node
-        if source.op != "Convolution":
+        if not _is_convolved(graph, Entry(*key)):
             continue
         fused = {port: graph.nodes[port[0]].op for port in readers if graph.nodes[port[0]].op in FUSED}
         if key in heads or len(fused) > 1:
