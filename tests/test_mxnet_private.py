@@ -111,7 +111,7 @@ TABLE = {  # by name: the classes or modules that have it, and the files of mxmp
     "_param_names": ([mx.mod.Module], "module.binding module.module"),
     "_params": (
         [gluon.Trainer],
-        "amp.contrib diagnose.check gluon.accumulation gluon.adoption gluon.gradients gluon.trainer",
+        "amp.contrib diagnose.check gluon.accumulation gluon.adoption gluon.gradients gluon.trainer train.loss_heads",
     ),
     "_params_dirty": ([mx.mod.Module, mx.mod.BucketingModule], "module.bucketing module.module"),
     "_params_to_init": ([gluon.Trainer], "gluon.trainer"),

@@ -18,7 +18,6 @@ from mxnet.base import _LIB, check_call
 
 from ..arrays import all_finite, is_low_precision, scale_in_place
 from ..errors import StaleGradientError, TrainerError, UnscaledLossError
-from ..train import loss_heads
 from ..train.kernels import Update
 from ..train.loss_heads import (
     HEAD_SCALE,
@@ -374,7 +373,6 @@ class TrainerStep(Step):
             window.written.ids -= {id(data) for param in self._params for data in param._data or ()}
         self._zeroed.clear()
         self._groups, self.thread = None, threading.get_ident()
-        loss_heads.forget(self._params)
         HEAD_SCALE.forget(self.trainer)
 
     def running_stats(self) -> NamedArrays:

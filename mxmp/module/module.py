@@ -22,6 +22,7 @@ from ..policy import Policy, check_matches
 from ..report import Report
 from ..symbol import load_checkpoint, to_graph
 from ..symbol.arguments import require_symbol
+from ..train import states
 from ..train.kvstores import open_for_module, refuse_compression, updates_on_kvstore
 from ..train.masters import masters_flag, sync_master_from_weight
 from ..train.scaler import Scaler
@@ -436,7 +437,7 @@ class Module(PolicyStatus, mx.mod.Module):
         made, masters = make_optimizer(optimizer, dict(optimizer_params), self._symbol, names, 1.0 / batch_size)
         if store is not None and compression:
             store.set_gradient_compression(compression)
-        self._training = Training(self._scaler, made, masters, store, self._context, weights, self._arg_params)
+        self._training = Training(made, masters, store, self._context, weights, self._arg_params)
         self._training.set_masters(self._trained(), self._arg_params)
         self._optimizer, self._kvstore, self._update_on_kvstore = made, store, False
         self._updater = self._training.updaters[0]
@@ -712,12 +713,12 @@ class Module(PolicyStatus, mx.mod.Module):
             CheckpointError: If a file is missing or damaged, or was not saved together with the others;
                 the message names it.
         """
-        states = states_files(prefix, epoch, load_optimizer_states)
-        symbol, arg_params, aux_params = load_checkpoint(prefix, epoch, *states)
+        files = states_files(prefix, epoch, load_optimizer_states)
+        symbol, arg_params, aux_params = load_checkpoint(prefix, epoch, *files)
         module = cls(symbol, **kwargs)
         module._arg_params, module._aux_params = arg_params, aux_params
         module.params_initialized = True
-        module._preload_opt_states = next(iter(states), None)
+        module._preload_opt_states = next(iter(files), None)
         return module
 
     def save_optimizer_states(self, fname: str) -> None:
@@ -734,7 +735,7 @@ class Module(PolicyStatus, mx.mod.Module):
         if self._training is not None:
             self._scaler.require_ready("save_optimizer_states")
             self._require_masters()
-            self._training.save(fname)
+            states.save(fname, self._training.target, self._scaler.to_dict())
             return
         with saving(f"{fname}: the states", fname) as (name,):
             super().save_optimizer_states(name)
@@ -756,5 +757,6 @@ class Module(PolicyStatus, mx.mod.Module):
             super().load_optimizer_states(fname)
         else:
             self._scaler.require_ready("load_optimizer_states")
-            self._training.load(fname, self._trained(), self._arg_params)
+            states.restore(fname, self._training.target, self._scaler)
+            self._training.set_masters(self._trained(), self._arg_params, loaded=True)
             self._params_dirty = True

@@ -10,7 +10,6 @@ import mxnet as mx
 from ..arrays import is_low_precision, to_float32
 from ..distributed import KVStore
 from ..errors import TrainerError
-from ..train import states
 from ..train.kernels import Update
 from ..train.masters import Masters, copy_to_other_contexts, sync_master_from_weight
 from ..train.multi_precision import unwrapped
@@ -94,7 +93,6 @@ class Training:
     """An optimizer at work on the weights of a module, or of all buckets of one.
 
     Args:
-        scaler: The loss scale.
         optimizer: The optimizer.
         keeps_masters: Whether low precision weights have masters.
         kvstore: Sums gradients over the contexts; None leaves every context its own.
@@ -106,7 +104,6 @@ class Training:
 
     def __init__(
         self,
-        scaler: Scaler,
         optimizer: mx.optimizer.Optimizer,
         keeps_masters: bool,
         kvstore: Any,
@@ -114,7 +111,6 @@ class Training:
         weights: Sequence[Weight],
         values: Mapping[str, mx.nd.NDArray],
     ) -> None:
-        self.scaler = scaler
         self.last_stats = RunningStats()
         self.optimizer = optimizer
         self.kvstore = kvstore
@@ -123,7 +119,7 @@ class Training:
         self.masters = [Masters(optimizer, keeps_masters) for _ in contexts]
         self.indices = {weight.name: index for index, weight in enumerate(weights)}
         described = [WeightInfo(w.name, w.arrays[0].shape, w.arrays[0].dtype) for w in weights]
-        self._target = Target(optimizer, self.updaters, self.masters, contexts, described)
+        self.target = Target(optimizer, self.updaters, self.masters, contexts, described)
         for weight in weights if kvstore is not None else ():
             if isinstance(kvstore, KVStore):
                 value = values[weight.name]
@@ -131,8 +127,6 @@ class Training:
                 kvstore.broadcast(weight.name, first, [value, *weight.arrays])
             else:
                 kvstore.init(weight.name, to_float32(weight.arrays[0]))  # It sums in the dtype of the first value.
-
-    # ------------------------------------------------------------------ masters
 
     def master(self, name: str, number: int) -> Optional[mx.nd.NDArray]:
         """Return the float32 master of a parameter on a context, None if it has none."""
@@ -142,7 +136,8 @@ class Training:
     def set_masters(self, weights: Sequence[Weight], values: Mapping[str, mx.nd.NDArray], loaded: bool = False) -> None:
         """Give low precision weights the masters, float32 values by name, that they were rounded from.
 
-        With ``loaded``, an existing master only gets the elements of its weight that differ from it, rounded.
+        With ``loaded``, the masters come from a file. Elements of a weight that differ from its master, rounded,
+        replace those of the master.
         """
         for weight in weights if self.masters[0].kept else ():
             if not weight.is_low or weight.name not in values:
@@ -154,21 +149,6 @@ class Training:
                 if loaded:
                     sync_master_from_weight(masters.arrays[index], array)
 
-    # ------------------------------------------------------------------ states
-
-    def save(self, fname: str) -> None:
-        """Save optimizer states, masters, counters, scheduler and loss scale to one file."""
-        states.save(fname, self._target, self.scaler.to_dict())
-
-    def load(self, fname: str, weights: Sequence[Weight], values: Mapping[str, mx.nd.NDArray]) -> None:
-        """Load a file of `save`; a StateError or TrainerError changes nothing.
-
-        A weight that differs from its loaded master, rounded, replaces it. A master that the file lacks is made from
-        the weight's float32 value.
-        """
-        states.restore(fname, self._target, self.scaler)
-        self.set_masters(weights, values, loaded=True)
-
 
 def show_true_on_read(group: Any, window: Window) -> None:
     """Let an executor group show true gradients to readers, up to the end of a step."""
@@ -176,14 +156,6 @@ def show_true_on_read(group: Any, window: Window) -> None:
     for number, each in enumerate(arrays):
         if not isinstance(each, TrueOnRead) or each.window is not window:
             arrays[number] = TrueOnRead(getattr(each, "plain", each), window)
-
-
-def show_plain_gradients(group: Any) -> None:
-    """Give an executor group its own lists of gradients back."""
-    arrays = group.grad_arrays or []
-    for number, each in enumerate(arrays):
-        if isinstance(each, TrueOnRead):
-            arrays[number] = each.plain
 
 
 def running_stats_of(group: Any) -> NamedArrays:
@@ -245,7 +217,10 @@ class ModuleStep(Step):
 
     def release(self) -> None:
         """Give the executor group its own lists of gradients back."""
-        show_plain_gradients(self._group)
+        arrays = self._group.grad_arrays or []
+        for number, each in enumerate(arrays):
+            if isinstance(each, TrueOnRead):
+                arrays[number] = each.plain
 
     def sum_grads(self) -> None:
         """Sum the gradients over contexts and workers."""

@@ -249,6 +249,9 @@ def explain_unrecorded_loss(losses: Sequence[ScaledLoss], error: Optional[BaseEx
 
 # ------------------------------------------------------------------ loss heads that read the scale
 
+_ATTRIBUTE = "_mxmp_loss_head"
+"""Attribute of a parameter: the message of the loss head that gave its gradient, and that no scale reaches."""
+
 _MOST_HEADS = 1024  # Calls with loss heads that may wait for their backward.
 _MOST_PASSED = 8  # Blocks of other trainers after which a call counts as one without a backward, as in evaluation.
 
@@ -324,7 +327,9 @@ class HeadScale(gluon.Parameter):
                     call.write(scale)
 
     def forget(self, trainer: Any) -> None:
-        """Forget the calls of nets that a trainer trains: its step is over."""
+        """Forget the calls of nets that a trainer trains, and the notes of `mark`: its step is over."""
+        for param in trainer._params:
+            vars(param).pop(_ATTRIBUTE, None)
         if self._calls:
             with LOCK:
                 self._calls = [each for each in self._calls if not each.is_of([trainer])]
@@ -346,8 +351,6 @@ def loss_heads(graph: Graph) -> Tuple[str, ...]:
 
 
 # ------------------------------------------------------------------ loss heads that no scale reaches
-
-_ATTRIBUTE = "_mxmp_loss_head"
 
 
 # Operators whose inputs get no gradient from them, or zeros.
@@ -382,14 +385,9 @@ def mark(name: str, params: Sequence[Any], heads: Sequence[str], custom: Sequenc
         for param in params:
             if param.grad_req != "null":
                 setattr(param, _ATTRIBUTE, str(error))
-    elif any(_ATTRIBUTE in vars(param) for param in params):
-        forget(params)
-
-
-def forget(params: Iterable[Any]) -> None:
-    """Forget the notes of `mark`: at the end of a step, whose gradients are used."""
-    for param in params:
-        vars(param).pop(_ATTRIBUTE, None)
+    else:
+        for param in params:
+            vars(param).pop(_ATTRIBUTE, None)
 
 
 def refuse(params: Iterable[Any]) -> None:
