@@ -123,7 +123,6 @@ def test_surprises_for_the_machine_or_the_reader_are_said(
 ):
     install_cards(tmp_path, monkeypatch, cards)
     on_processor(processor_of(AMD if runs_bfloat16 else NO_BFLOAT16, name="Xeon"))
-    monkeypatch.setattr("mxmp.devices.check.is_for_gpus", lambda: True)
     found = [note for note in notes(converted(tmp_path, "--policy", policy)) if not note.startswith(UNCHANGED)]
     assert len(found) == bool(note) and all(each.startswith(note) for each in found)
 

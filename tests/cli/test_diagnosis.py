@@ -123,10 +123,8 @@ def machine(tmp_path, monkeypatch, on_processor):
 
     def run(*args, cards=(), cuda=True, code=0):
         args = args if "--policy" in args else (*args, "--policy", "O1")
-        install_cards(tmp_path, monkeypatch, cards)
+        install_cards(tmp_path, monkeypatch, cards, cuda)
         on_processor(EMULATED)
-        for module in ("devices.check", "diagnose.machine"):
-            monkeypatch.setattr(f"mxmp.{module}.is_for_gpus", lambda: cuda)
         return mxmp("doctor", *args, code=code)[0]
 
     return run

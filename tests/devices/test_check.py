@@ -32,13 +32,7 @@ def fake(tmp_path, monkeypatch):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    return lambda cards: install_cards(tmp_path, monkeypatch, cards)
-
-
-@pytest.fixture(autouse=True)
-def cuda(monkeypatch):
-    """Make this MXNet one with CUDA, as the released wheels are."""
-    monkeypatch.setattr("mxmp.devices.check.is_for_gpus", lambda: True)
+    return lambda cards, cuda=True: install_cards(tmp_path, monkeypatch, cards, cuda)
 
 
 @pytest.mark.behaviour("a policy on each device")
@@ -86,9 +80,8 @@ def test_a_finding_names_the_card_the_reason_and_what_to_do_where_it_does_not_ru
     assert found.advice.startswith(advice or "") and bool(found.advice) == (advice is not None) == (not found.ok)
 
 
-def test_a_cpu_build_runs_on_no_card(machine, monkeypatch):
-    monkeypatch.setattr("mxmp.devices.check.is_for_gpus", lambda: False)
-    machine([("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")])
+def test_a_cpu_build_runs_on_no_card(machine):
+    machine([("NVIDIA A100", "8.0"), ("NVIDIA H100", "9.0")], cuda=False)
     ampere, hopper, _ = check_devices("O1")
     assert ampere.ok is hopper.ok is False and "this MXNet is for CPUs" in ampere.message
     assert ampere.advice.startswith("Install mxnet-cu112") and hopper.advice.startswith("Build MXNet")

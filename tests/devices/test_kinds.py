@@ -120,7 +120,6 @@ def test_auto_takes_exceptions_on_each_kind(kind, on_processor):
 def test_auto_goes_by_the_cards_where_the_network_is_on_gpus(cards, contexts, name, tmp_path, monkeypatch, on_processor):
     install_cards(tmp_path, monkeypatch, cards)
     on_processor(AMX)
-    monkeypatch.setattr("mxmp.devices.check.is_for_gpus", lambda: True)
     monkeypatch.setattr("mxmp.devices.auto.count_gpus", lambda: len(cards))
     assert fastest_policy(contexts) == Policy.parse(name)
 

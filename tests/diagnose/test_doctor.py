@@ -23,10 +23,8 @@ def on(tmp_path, monkeypatch, on_processor):
     """Examine a machine with cards, a kind of processor, the speed of its bfloat16 and an environment."""
 
     def examine_there(policy, *cards, kind=NO_BFLOAT16, speed=None, cuda=True, environ=None, **processor):
-        install_cards(tmp_path, monkeypatch, cards)
+        install_cards(tmp_path, monkeypatch, cards, cuda)
         on_processor(processor_of(kind, name="Xeon", **processor))
-        for module in ("devices.check", "diagnose.machine"):
-            monkeypatch.setattr(f"mxmp.{module}.is_for_gpus", lambda: cuda)
         monkeypatch.setattr("mxmp.devices.speed.bfloat16_speed", lambda seconds: speed)
         return doctor(policy, environ or {})
 

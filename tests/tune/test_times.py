@@ -10,6 +10,7 @@ from mxmp.tune import PolicySpeed, SpeedComparison, compare_speed
 from mxmp.tune import speed as module
 from mxmp.tune.speed import FEWEST, MARGIN, is_faster, make_batch, seconds_of
 from tests.cli.checkpoints import network, table
+from tests.processors import AMD
 from tests.tune.networks import convnet, make_module
 
 IMAGES = mx.nd.random.uniform(shape=(2, 3, 8, 8))
@@ -112,8 +113,8 @@ def test_a_comparison_is_json_a_table_and_a_chart(compare_told):
 # ------------------------------------------------------------------ what is timed by default
 
 
-def test_the_policies_unless_given_are_those_that_the_processor_runs(monkeypatch):
-    monkeypatch.setattr(module, "runs_bfloat16", lambda: True)
+def test_the_policies_unless_given_are_those_that_the_processor_runs(on_processor):
+    on_processor(AMD)
     assert list(module._named(None, mx.cpu())[0]) == ["float32", "mixed_bfloat16", "bfloat16"]
     assert list(module._named(None, mx.gpu())[0]) == ["float32", "O1", "O2"]
 
