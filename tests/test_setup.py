@@ -1,6 +1,5 @@
 """What setup.py declares: versions, extras, and that only one extra brings the CPU wheel."""
 
-import contextlib
 import re
 import runpy
 from importlib import metadata
@@ -22,29 +21,11 @@ def declared():
     return setup.call_args[1]
 
 
-def distribution(requirement):
-    """Return the normalized name that a requirement starts with."""
-    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement).group()).lower()
-
-
 def on(python, requirements):
     """Return the versions, by name, that requirements ask for on a Python like "3.8"."""
     environment = {"python_version": python, "extra": ""}
     parsed = map(Requirement, requirements)
     return {one.name: str(one.specifier) for one in parsed if one.marker is None or one.marker.evaluate(environment)}
-
-
-def closure(names):
-    """Return all installed distributions that some distributions require, extras left out."""
-    found, waiting = set(), list(names)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            with contextlib.suppress(metadata.PackageNotFoundError):  # required on another platform only
-                lines = metadata.requires(name) or []
-                waiting += [distribution(line) for line in lines if "extra ==" not in line]
-    return found
 
 
 def test_setup_has_the_version_packages_mxmp_alone_and_supports_python_3_8_to_3_13_and_numpy_1_and_2(declared):
@@ -80,10 +61,3 @@ def test_extra_onnx_has_wheels_on_every_python(declared):
     for python in PYTHONS:
         versions = ">=1.13,<1.14" if python in ("3.8", "3.9", "3.10", "3.11") else ">=1.16,<1.24"
         assert SpecifierSet(on(python, declared["extras_require"]["onnx"])["onnx"]) == SpecifierSet(versions)
-
-
-def test_no_other_extra_requires_mxnet_even_indirectly(declared):
-    extras = [lines for name, lines in declared["extras_require"].items() if name not in ("cpu", "cu112")]
-    required = closure(distribution(line) for lines in [declared["install_requires"], *extras] for line in lines)
-    assert "opencv-python" in required  # otherwise GluonCV's own requirements were not followed
-    assert not [name for name in required if name.startswith("mxnet")]

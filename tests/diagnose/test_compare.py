@@ -70,14 +70,6 @@ def test_an_overflow_is_found_where_it_begins():
     assert (output.name, output.error) == ("softmax_output", math.inf)
 
 
-class Paused(nn.Sequential):
-    """Blocks whose calls are not recorded."""
-
-    def forward(self, x):
-        with autograd.pause():
-            return super().forward(x)
-
-
 def blocks():
     return nn.Dense(4, in_units=5, prefix="a_"), nn.Dense(3, in_units=4, prefix="b_")
 
@@ -93,13 +85,6 @@ def test_blocks_of_a_plain_block_are_compared_one_by_one_gradients_as_through_on
     assert errors[0] == pytest.approx(errors[1], rel=0.02) and min(errors[0].values()) > 1e-5
     assert rows(found)["b_fwd"].gradient_accumulated_error > 1e-5
     assert [param.grad().asnumpy().tobytes() for param in net.collect_params().values()] == before
-
-
-def test_a_block_that_a_plain_block_does_not_record_has_no_gradients():
-    paused, (first, second) = Paused(), blocks()
-    paused.add(first)
-    found = rows(compare(made(chain(paused, second)), (DATA, LABEL), "O1", loss=SOFTMAX))
-    assert found["a_fwd"].gradient_local_error == 0 < found["b_fwd"].gradient_local_error
 
 
 def test_an_operator_that_fails_backward_leaves_contributions_out(monkeypatch):

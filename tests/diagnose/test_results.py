@@ -65,11 +65,6 @@ def test_a_result_that_lacks_what_its_sentences_say_is_refused(name, changes, me
         type(found).from_dict({**found.to_dict(), **changes})
 
 
-def test_a_precision_that_was_changed_in_a_file_is_shown_as_it_is():
-    found = RESULTS["NonFinite"]()
-    assert "'square' (elemwise_mul, nix)" in str(type(found).from_dict({**found.to_dict(), "precision": "nix"}))
-
-
 @pytest.mark.parametrize("name", ["square", "square[0]"])
 def test_the_overrides_of_a_verdict_mend_the_activation(name):
     verdict = explain(squares(name), BATCH, "O3")
