@@ -133,6 +133,12 @@ class Masked(gluon.HybridBlock):
         return self.dense(F.softmax(F.broadcast_add(x, m), name="weights"))
 
 
+def with_mask_and_bad_weight():
+    net = with_values(Masked(0), x=ONES[:, :2])
+    net.dense.weight.set_data(mx.nd.full((2, 2), NAN))
+    return net
+
+
 def of_blocks():
     """Return a net of several blocks whose weights of 1e6 leave float16's range, but not float32's."""
     net = with_values(chain(gluon.nn.Dense(4, activation="tanh", prefix="first_"), gluon.nn.Dense(2, prefix="second_")))
@@ -161,6 +167,7 @@ VERDICTS = {  # a net, a batch, a loss and a policy; the kind of the verdict, th
     "several blocks in float32": (of_blocks, BATCH, L2, "O0", "no fault found", None, ""),
     "several blocks in O1": (of_blocks, BATCH, L2, "O1", "parameters", "second_weight", ""),
     "a constant mask that forbids all": (lambda: with_values(Masked(0), x=PARTS[0]), PARTS, L2, "O1", BROKEN, "net_weights", ""),
+    "a weight beside such a mask": (with_mask_and_bad_weight, PARTS, L2, "O1", "parameters", "net_dense0_weight", ""),
     "a constant of inf that is no mask": (lambda: with_values(Masked(1), x=PARTS[0]), PARTS, L2, "O1", "parameters", "net_m", ""),
     "a mask that reaches the output": (with_infinite_bias, BATCH, L2, "O1", "parameters", "net_bias", ""),
     "data far out of range": (lambda: with_values(dense(4)), (X * 1e30, LABELS), SOFTMAX, "O1", RANGE, "data", ""),

@@ -236,9 +236,12 @@ def test_a_cast_is_mended_by_keeping_what_it_casts_and_scales_below_1_are_tried(
     assert steep.node.keep == ("net_dense0_fwd",) and steep.finite_scale == 1 / 64 and "at 0.015625" in steep.text
 
 
-def test_the_scale_falls_by_a_factor_of_8_until_the_step_is_finite():
-    high = of_module(linear_head(), scale=2.0**16, x=mx.nd.ones((4, 6)), params={"last_weight": 1 / 6.0})
-    assert (high.kind, high.scale, high.finite_scale) == (HIGH, 2.0**16, 2.0**13)
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**15, 2.0**14])
+def test_the_largest_scale_is_named_at_which_the_step_is_finite(scale):
+    """The scale falls by a factor of 8 first, then grows by 4 or 2."""
+    high = of_module(linear_head(), scale=scale, x=mx.nd.ones((4, 6)), params={"last_weight": 1 / 6.0})
+    assert high.kind == HIGH and high.scale == scale
+    assert high.finite_scale == 2.0**13
 
 
 def conv_net():

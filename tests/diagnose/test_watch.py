@@ -301,12 +301,14 @@ def test_a_watch_is_an_observer_of_an_estimator_and_explains_the_last_step_after
     assert not SOFTMAX._forward_pre_hooks and not estimator.trainer._scaler.observers
 
 
-def test_a_verdict_is_of_the_weights_that_are_there_when_it_is_asked_for():
-    net = head()
+@pytest.mark.parametrize("policy", ["O1", "O2"])
+def test_a_verdict_is_of_the_weights_that_are_there_when_it_is_asked_for(policy):
+    """Also of a weight in float16 that was written to past its master."""
+    net = convert(made(layer("head", 1.0)), policy)
     with diagnose.Watch(SOFTMAX).attach(trainer_of(net, 256.0)) as watch:
         nets.step(watch._owner, lambda: SOFTMAX(net(mx.nd.ones((4, 4))), mx.nd.zeros(4)))
     assert watch.verdict().kind == "no fault found"
-    net.weight.set_data(mx.nd.full((4, 4), float("nan")))
+    net.weight.data()[:] = float("nan")
     verdict = watch.verdict()
     assert (verdict.kind, verdict.node.name) == ("parameters", "head_weight")
     assert verdict.text.startswith("parameter 'head_weight' holds NaN in 16 of 16 elements.")
