@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import mxmp
-from mxmp.processors import AMD
 from mxmp.rules.core import flag_of, sizes_of, value_of
 from mxmp.symbol import to_graph
 from tests.passes.graphs import converted
+from tests.processors import AMD
 
 SIZES = {"(3, 3)": (3, 3), "[3, 3]": (3, 3), "(3L, 3L)": (3, 3), "3": (3,), "(3,)": (3,), "[3]": (3,), "()": (), "None": ()}
 FLAGS = {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}
