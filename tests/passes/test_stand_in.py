@@ -65,6 +65,13 @@ def test_a_product_with_a_float16_kernel_stands_in(net, shapes, operators):
     assert (output != exact).any()
 
 
+def products(length):
+    """Return a layer behind the sum of a product and a short one, and the shapes of the inputs."""
+    first, second = (mx.sym.batch_dot(mx.sym.var(one), mx.sym.var(other)) for one, other in ("qk", "ab"))
+    shapes = {"q": (2, 3, length), "k": (2, length, 3), "a": (2, 3, 8), "b": (2, 8, 3)}
+    return mx.sym.FullyConnected(mx.sym.elemwise_add(first, second, name="add"), num_hidden=8), shapes
+
+
 LONG = {"scores": "float32", "soft": "float32", "context": "float32"}
 SHORT = {**LONG, "scores": "float16", "context": "float16"}
 
@@ -80,6 +87,8 @@ PRECISIONS = {
     "an override that asks for it": (gemms(), SHAPES[3], "O1,op:_linalg_gemm2=float16", SHORT),
     "a long matmul of two batches": (
         matmul(), {"data": (2, 3, 1025), "weight": (2, 1025, 3)}, "O1", {"out": "float32"}),
+    "a sum behind short products": (*products(8), "O1", {"add": "float16"}),
+    "a sum behind a long product": (*products(1025), "O1", {"add": "float32"}),
     "a short matmul": (matmul(), {"data": (20, 5), "weight": (5, 4)}, "O1", {"out": "float16"}),
 }  # fmt: skip
 
