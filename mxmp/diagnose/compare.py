@@ -16,6 +16,7 @@ References:
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 from collections import Counter, defaultdict
@@ -439,22 +440,44 @@ def compare(
     if not parsed.is_mixed:
         raise ConvertError(f"policy '{parsed}' is float32, so there is nothing to compare; give one such as 'O2'.")
     read = read_batches(batches, max_batches)
-    with showing_progress(progress and sys.stderr.isatty()) as show_progress:
-        show_progress("convert", 0.0)
+    with showing_progress(progress and sys.stderr.isatty()) as show:
+        show("convert", 0.0)
         with contextlib.closing(subject.runs(parsed, read, labels)) as batch_runs:
             replays = [replay for several in batch_runs for replay in several if _is_compared(replay.call)]
         for replay in replays:
             _require_numbers(replay.call.values)
         of_symbol = isinstance(subject, SymbolSubject)
         has_gradients = bool(replays) and all(_has_gradients(replay, of_symbol) for replay in replays)
-        runs = _Runs(replays, has_gradients, of_symbol, show_progress)
-        scale = runs.finite_scale(given) if has_gradients else None
-        merged = _Merged()
-        for replay, measured, measure in zip(replays, runs.at(scale or 1.0), runs.measures):
-            call = replay.call
-            show_progress(f"contributions: batch {call.number + 1}", 0.5 + 0.5 * call.number / len(replays))
-            merged.add(call.decisions, measured, measure.contributions(call.values, measured.local))
-    return merged.result(parsed, scale, SCALE if given is None and scale not in (None, SCALE) else None)
+        measures: Dict[int, Measure] = {}  # By the id of the decisions: one for each graph.
+        for call in (replay.call for replay in replays):
+            if id(call.decisions) not in measures:
+                measures[id(call.decisions)] = Measure(call, has_gradients, scales=of_symbol)
+
+        @functools.lru_cache(maxsize=2)  # The arrays are large.
+        def at(scale: float) -> List[Measured]:
+            """Return the errors of each call at a loss scale."""
+            results: List[Measured] = []
+            for replay in replays:
+                show(f"loss scale {scale:g}: batch {replay.call.number + 1}", 0.5 * len(results) / len(replays))
+                gradients = replay.gradients if has_gradients else None
+                results.append(measures[id(replay.call.decisions)](replay.call.values, gradients, scale))
+            return results
+
+        scale = (given or _finite_scale(at)) if has_gradients else None
+        rows: Dict[Any, NodeComparison] = {}
+        outputs: Dict[Any, OutputComparison] = {}
+        for call, measured in zip((replay.call for replay in replays), at(scale or 1.0)):
+            show(f"contributions: batch {call.number + 1}", 0.5 + 0.5 * call.number / len(replays))
+            contributions = measures[id(call.decisions)].contributions(call.values, measured.local)
+            for key, row in _rows(call.decisions, measured, contributions):
+                rows[key] = row.worst(rows.get(key, row))
+            for key, output in _outputs(call.decisions, measured):
+                outputs[key] = output.worst(outputs.get(key, output))
+    worst_first = sorted(
+        rows.values(), key=lambda row: (row.output_error or 0.0, row.local_error, row.accumulated_error), reverse=True
+    )
+    lowered_from = SCALE if given is None and scale not in (None, SCALE) else None
+    return Comparison(str(parsed), tuple(worst_first), tuple(outputs.values()), scale, lowered_from)
 
 
 def _is_compared(call: Call) -> bool:
@@ -477,92 +500,52 @@ def _require_numbers(values: Arrays) -> None:
             raise ConvertError(f"batches: '{name}' holds NaN, which hides all errors; see mxmp.diagnose.explain.")
 
 
-class _Runs:
-    """Measures all calls at one loss scale after the other, and keeps the results of the last scale."""
+def _finite_scale(at: Callable[[float], List[Measured]]) -> float:
+    """Return the largest power of two up to 1024 at which all gradients are finite that are finite in float32.
 
-    def __init__(
-        self, replays: Sequence[Replay], has_gradients: bool, scales: bool, progress: Callable[[str, float], Any]
-    ) -> None:
-        self._replays, self._has_gradients, self._progress = replays, has_gradients, progress
-        of_graph: Dict[int, Measure] = {}
-        for call in (replay.call for replay in replays):
-            if id(call.decisions) not in of_graph:
-                of_graph[id(call.decisions)] = Measure(call, has_gradients, scales=scales)
-        self.measures = [of_graph[id(replay.call.decisions)] for replay in replays]
-        self._at: Dict[float, List[Measured]] = {}
+    It is 1 if they are finite at none. ``at`` gives the errors at a loss scale.
+    """
 
-    def at(self, scale: float) -> List[Measured]:
-        """Return the errors of each call at a loss scale."""
-        if scale not in self._at:
-            self._at = {at: measured for at, measured in self._at.items() if at == 1.0}  # The arrays are large.
-            results: List[Measured] = []
-            for replay, measure in zip(self._replays, self.measures):
-                share = 0.5 * len(results) / len(self._replays)
-                self._progress(f"loss scale {scale:g}: batch {replay.call.number + 1}", share)
-                gradients = replay.gradients if self._has_gradients else None
-                results.append(measure(replay.call.values, gradients, scale))
-            self._at[scale] = results
-        return self._at[scale]
+    def are_finite(scale: float) -> bool:
+        return all(math.inf not in errors for each in at(scale) for errors in each.gradients.values())
 
-    def finite_scale(self, given: Optional[float]) -> float:
-        """Return the loss scale given, or the largest power of two up to 1024 at which all gradients are finite.
-
-        Gradients count that are finite in float32; it is 1 if they are finite at none.
-        """
-        if given is not None or self._are_finite(SCALE):
-            return SCALE if given is None else given
-        # Bisect over exponents: 1 is the least scale, and 1024 is too high.
-        finite, too_high = 1.0, SCALE
-        while self._are_finite(1.0) and too_high > 2 * finite:
-            tried = 2.0 ** round(math.log2(finite * too_high) / 2)
-            finite, too_high = (tried, too_high) if self._are_finite(tried) else (finite, tried)
-        return finite
-
-    def _are_finite(self, scale: float) -> bool:
-        return all(math.inf not in errors for each in self.at(scale) for errors in each.gradients.values())
+    if are_finite(SCALE):
+        return SCALE
+    # Bisect over exponents: 1 is the least scale, and 1024 is too high.
+    finite, too_high = 1.0, SCALE
+    while are_finite(1.0) and too_high > 2 * finite:
+        tried = 2.0 ** round(math.log2(finite * too_high) / 2)
+        finite, too_high = (tried, too_high) if are_finite(tried) else (finite, tried)
+    return finite
 
 
-class _Merged:
-    """The worst of the errors on several batches and graphs, by node."""
-
-    def __init__(self) -> None:
-        self._rows: Dict[Tuple[str, str, int], NodeComparison] = {}
-        self._outputs: Dict[Tuple[str, int], OutputComparison] = {}
-
-    def add(self, decisions: Decisions, measured: Measured, contributions: Mapping[int, float]) -> None:
-        """Add the errors of one graph on one batch."""
-        graph = decisions.before
-        seen: Counter[Tuple[str, str]] = Counter()
-        by_node: Dict[int, Errors] = defaultdict(Errors)
-        for (position, _), errors in measured.values.items():
-            by_node[position] = by_node[position].worst(errors)
-        for position, errors in sorted(by_node.items()):
-            node = graph.nodes[position]
-            seen[node.name, node.op] += 1
-            key = node.name, node.op, seen[node.name, node.op]
-            contribution = math.inf if errors.local == math.inf else contributions.get(position, 0.0)
-            numbers = *errors, None if math.isnan(contribution) else contribution
-            row = NodeComparison(
-                node.name, node.op, _precision(decisions, position), *numbers, *measured.gradients.get(position, ())
-            )
-            self._rows[key] = row.worst(self._rows.get(key, row))
-        names: Counter[str] = Counter()
-        for head in (head for head in graph.heads if head.key in measured.values):
-            name = decisions.facts.output_name(graph, head)
-            names[name] += 1
-            output = OutputComparison(name, measured.values[head.key].accumulated, head.key not in measured.broken)
-            before = self._outputs.get((name, names[name]), output)
-            merged = max(output.error, before.error), output.is_finite and before.is_finite
-            self._outputs[name, names[name]] = OutputComparison(name, *merged)
-
-    def result(self, policy: Policy, scale: Optional[float], lowered_from: Optional[float]) -> Comparison:
-        """Return the rows, the worst first."""
-        rows = sorted(
-            self._rows.values(),
-            key=lambda row: (row.output_error or 0.0, row.local_error, row.accumulated_error),
-            reverse=True,
+def _rows(
+    decisions: Decisions, measured: Measured, contributions: Mapping[int, float]
+) -> Iterator[Tuple[Any, NodeComparison]]:
+    """Yield the row of each node of a graph, with a key that tells nodes of one name apart."""
+    seen: Counter[Tuple[str, str]] = Counter()
+    by_node: Dict[int, Errors] = defaultdict(Errors)
+    for (position, _), errors in measured.values.items():
+        by_node[position] = by_node[position].worst(errors)
+    for position, errors in sorted(by_node.items()):
+        node = decisions.before.nodes[position]
+        seen[node.name, node.op] += 1
+        contribution = math.inf if errors.local == math.inf else contributions.get(position, 0.0)
+        numbers = *errors, None if math.isnan(contribution) else contribution
+        gradients, precision = measured.gradients.get(position, ()), _precision(decisions, position)
+        yield (node.name, node.op, seen[node.name, node.op]), NodeComparison(
+            node.name, node.op, precision, *numbers, *gradients
         )
-        return Comparison(str(policy), tuple(rows), tuple(self._outputs.values()), scale, lowered_from)
+
+
+def _outputs(decisions: Decisions, measured: Measured) -> Iterator[Tuple[Any, OutputComparison]]:
+    """Yield each output of a network, with a key that tells those of one name apart."""
+    names: Counter[str] = Counter()
+    for head in (head for head in decisions.before.heads if head.key in measured.values):
+        name = decisions.facts.output_name(decisions.before, head)
+        names[name] += 1
+        error, is_finite = measured.values[head.key].accumulated, head.key not in measured.broken
+        yield (name, names[name]), OutputComparison(name, error, is_finite)
 
 
 def _precision(decisions: Decisions, position: int) -> str:

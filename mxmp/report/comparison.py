@@ -99,6 +99,10 @@ class OutputComparison:
     error: float
     is_finite: bool = True
 
+    def worst(self, other: OutputComparison) -> OutputComparison:
+        """Return the output with the larger error of two, which is finite if both are."""
+        return replace(self, error=max(self.error, other.error), is_finite=self.is_finite and other.is_finite)
+
     def __str__(self) -> str:
         off = figure(self.error)
         if self.is_finite:
