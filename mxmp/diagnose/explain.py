@@ -19,7 +19,6 @@ from typing import (
     Iterator,
     List,
     Mapping,
-    NamedTuple,
     Optional,
     Sequence,
     Tuple,
@@ -60,13 +59,6 @@ _FAR_GRADIENT = 2.0**6 * _FLOAT16_END  # of the loss itself, not scaled
 
 
 # ---------------------------------------------------------------------- the fault of a step.
-
-
-class _Fault(NamedTuple):
-    """A kind of a verdict, and where it is."""
-
-    kind: str
-    node: NonFinite
 
 
 def _runs(replays: Sequence[Replay], scale: Optional[float]) -> List[Values]:
@@ -137,7 +129,7 @@ def _or_parameter(finding: NonFinite, replay: Replay) -> NonFinite:
     return finding
 
 
-def _fault_of(replays: Sequence[Replay], exact: Sequence[Values], low: Sequence[Values]) -> Optional[_Fault]:
+def _fault_of(replays: Sequence[Replay], exact: Sequence[Values], low: Sequence[Values]) -> Optional[Explanation]:
     """Return the reason why float32's run of a step is not finite; None if it is finite.
 
     Where inputs are not finite because low precision overflows in an earlier call, it is that call.
@@ -155,25 +147,25 @@ def _fault_of(replays: Sequence[Replay], exact: Sequence[Values], low: Sequence[
             return _fault_of_loss(seen)
     backward = (first_backward(seen, None) for seen in reversed(exact) if seen.backward and seen.is_bad)
     finding = next(filter(None, backward), None)
-    return None if finding is None else _Fault(BROKEN, finding)
+    return None if finding is None else _explained(BROKEN, finding)
 
 
-def _fault_of_loss(seen: Values) -> _Fault:
+def _fault_of_loss(seen: Values) -> Explanation:
     """Return the fault of a loss whose gradient is beyond float32: data, if only some rows have such a gradient."""
     number = seen.lost_heads[0]
     gradient = seen.head_gradients[number]
     rows, count = _rows_beyond(seen.given[number], LOST)
     node = NonFinite(LOSS, gradient.name, "", dtypes.FLOAT32, gradient, (seen.outputs[number],))
-    return _Fault(BROKEN, node) if len(rows) == count else _Fault(BAD_DATA, replace(node, rows=rows))
+    return _explained(BROKEN, node) if len(rows) == count else _explained(BAD_DATA, replace(node, rows=rows))
 
 
-def _fault_in_forward(replay: Replay, exact: Values, low: Values, spoilt: bool) -> Optional[_Fault]:
+def _fault_in_forward(replay: Replay, exact: Values, low: Values, spoilt: bool) -> Optional[Explanation]:
     """Return the fault in one call; ``spoilt``: whether an earlier one has or may have given inf or NaN."""
     if exact.is_broken:
         data = _bad_data(replay, spoilt)
         clean = exact if data is None else replay.cleaned().run(False)
         if data is not None and not clean.is_broken:
-            return _Fault(BAD_DATA, data)
+            return _explained(BAD_DATA, data)
         # A constant mask of 0 and -inf is a fault only if nothing in the network makes NaN of it.
         bad = [each for each in replay.parameters() if each.bad]
         bad.sort(key=lambda each: _is_mask(each, replay))
@@ -182,18 +174,18 @@ def _fault_in_forward(replay: Replay, exact: Values, low: Values, spoilt: bool) 
         # An operator that gives inf or NaN for good rows too.
         finding = first_forward(clean, clean, allowed=False)
         if finding is not None:
-            return _Fault(BROKEN, finding)
+            return _explained(BROKEN, finding)
         if bad and any(each.bad for each in clean.outputs):
             return _bad_parameter(bad[0])
     finding = first_forward(low, exact)
     if finding is None:
         return None
     finding = _or_parameter(finding, replay)
-    return _Fault(BAD_PARAMETERS if finding.where == PARAMETER else OUT_OF_RANGE, finding)
+    return _explained(BAD_PARAMETERS if finding.where == PARAMETER else OUT_OF_RANGE, finding)
 
 
-def _bad_parameter(bad: ValueRange) -> _Fault:
-    return _Fault(BAD_PARAMETERS, NonFinite(PARAMETER, bad.name, "", dtypes.FLOAT32, bad))
+def _bad_parameter(bad: ValueRange) -> Explanation:
+    return _explained(BAD_PARAMETERS, NonFinite(PARAMETER, bad.name, "", dtypes.FLOAT32, bad))
 
 
 def _is_mask(parameter: ValueRange, replay: Replay) -> bool:
@@ -266,11 +258,11 @@ def judge(replays: Sequence[Replay], scale: float = 1.0) -> Explanation:
     exact = _runs(replays, None)
     verdict = _judged(replays, exact, scale)
     data = None if verdict.kind == BAD_DATA else _nan_in_batch(replays, exact)
-    if data is None:
-        return verdict
-    if verdict.kind == NO_FAULT:
-        return Explanation(BAD_DATA, f"the step is finite, but {_of_fault(_Fault(BAD_DATA, data))}", data, scale)
-    return replace(verdict, text=f"{verdict.text} Besides, {_sentence(data)}")
+    if data is not None and verdict.kind == NO_FAULT:
+        verdict = _though_finite(_explained(BAD_DATA, data))
+    elif data is not None:
+        verdict = replace(verdict, text=f"{verdict.text} Besides, {_sentence(data)}")
+    return replace(verdict, scale=scale)
 
 
 def _judged(replays: Sequence[Replay], exact: Sequence[Values], scale: float) -> Explanation:
@@ -286,28 +278,28 @@ def _judged(replays: Sequence[Replay], exact: Sequence[Values], scale: float) ->
     given = _runs(replays, scale)
     fault = _fault_of(replays, exact, given)
     if fault is not None:
-        text = f"{_of_fault(fault)}{_diverged(replays, exact, fault.node)}"
-        return Explanation(fault.kind, text, fault.node, scale)
+        return replace(fault, text=f"{fault.text}{_diverged(replays, exact, fault.node)}")
     if is_finite(given):
-        return _without_fault(replays, scale, _first_value(replays, exact, given, harmful=False))
+        return _without_fault(replays, _first_value(replays, exact, given, harmful=False))
     # Then whether a lower scale would do, and else which value leaves the range at the lowest.
     lowest = min(1.0, scale)
     base = given if scale <= lowest else _runs(replays, lowest)
     if scale > lowest and is_finite(base):
         finite = _finite_scale(scale, is_finite_at)
         where = _first_gradient(exact, given)
-        return Explanation(SCALE_TOO_HIGH, _too_high(where, scale, finite), where, scale, finite)
+        return Explanation(SCALE_TOO_HIGH, _too_high(where, scale, finite), where, finite_scale=finite)
     where = _first(replays, exact, base)
     if where is not None and where.where == PARAMETER:
-        return Explanation(BAD_PARAMETERS, _of_fault(_Fault(BAD_PARAMETERS, where)), where, scale)
-    below = None
+        return _explained(BAD_PARAMETERS, where)
+    kind, below = OUT_OF_RANGE, None
     if where is not None and where.where == BACKWARD:
+        kind = GRADIENT_OUT_OF_RANGE
         below = next(filter(is_finite_at, (lowest / _STEP, lowest / _STEP**2)), None)
-    kind = GRADIENT_OUT_OF_RANGE if where is not None and where.where == BACKWARD else OUT_OF_RANGE
-    return Explanation(kind, f"{_out_of_range(where, below)}{_diverged(replays, exact, where)}", where, scale, below)
+    text = f"{_out_of_range(where, below)}{_diverged(replays, exact, where)}"
+    return Explanation(kind, text, where, finite_scale=below)
 
 
-def _without_fault(replays: Sequence[Replay], scale: float, lost: Optional[NonFinite]) -> Explanation:
+def _without_fault(replays: Sequence[Replay], lost: Optional[NonFinite]) -> Explanation:
     """Return the verdict on a step that is finite, with weights that may have become NaN after it.
 
     ``lost`` is an inf or NaN of low precision that does not reach its end: a tanh may have made 1 of it.
@@ -315,9 +307,12 @@ def _without_fault(replays: Sequence[Replay], scale: float, lost: Optional[NonFi
     bad = next((each for replay in replays for each in replay.parameters() if each.nans), None)
     if bad is None:
         besides = "" if lost is None else f" Besides, {_sentence(lost)} That does not reach the outputs as such."
-        return Explanation(NO_FAULT, f"{_NO_FAULT}{besides}", lost, scale)
-    fault = _bad_parameter(bad)
-    return Explanation(fault.kind, f"the step is finite, but {_of_fault(fault)}", fault.node, scale)
+        return Explanation(NO_FAULT, f"{_NO_FAULT}{besides}", lost)
+    return _though_finite(_bad_parameter(bad))
+
+
+def _though_finite(fault: Explanation) -> Explanation:
+    return replace(fault, text=f"the step is finite, but {fault.text}")
 
 
 def _finite_scale(scale: float, is_finite_at: Callable[[float], bool]) -> float:
@@ -330,23 +325,26 @@ def _finite_scale(scale: float, is_finite_at: Callable[[float], bool]) -> float:
     return next((each for each in finer if each < scale and is_finite_at(each)), tried)
 
 
-def _of_fault(fault: _Fault) -> str:
-    """Return the sentences on a fault that float32 has too, or that is known without trying other scales."""
-    where = fault.node
-    if fault.kind == OUT_OF_RANGE:
+def _explained(kind: str, where: NonFinite) -> Explanation:
+    """Return the verdict on a fault that float32 has too, or that is known without trying other scales."""
+    return Explanation(kind, _text_of(kind, where), where)
+
+
+def _text_of(kind: str, where: NonFinite) -> str:
+    if kind == OUT_OF_RANGE:
         return _out_of_range(where)
-    if fault.kind == BAD_DATA and where.where == LOSS:
+    if kind == BAD_DATA and where.where == LOSS:
         return (
             f"{_sentence(where)} float32 does not hold it either, so no loss scale mends it: leave the scale as it is. "
             "The loss cannot take these rows. CTC cannot, for example, where a label is longer than its sequence. "
             "Leave them out of the batch."
         )
-    if fault.kind == BAD_DATA:
+    if kind == BAD_DATA:
         return (
             f"{_sentence(where)} No precision of this network and no scale mends that: look at how this batch is read "
             "and prepared, and at other nets that it came through."
         )
-    if fault.kind == BAD_PARAMETERS:
+    if kind == BAD_PARAMETERS:
         meant = f" If it should be so large, the policy's overrides '{where.overrides}' keep its readers in float32."
         return (
             f"{_sentence(where)} Go back to an earlier checkpoint, and find the step that wrote it: lower the learning "
