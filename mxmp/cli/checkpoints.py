@@ -87,7 +87,7 @@ def convert(
     files = checkpoint_files(out, epoch)
     require_new(*files, force=force)
     shapes = read_shapes(shapes, data)
-    from ..diagnose.progress import showing_progress
+    from ..display.terminal import showing_progress
     from ..symbol import convert_checkpoint
 
     with showing_progress(sys.stderr.isatty()) as show:
@@ -193,7 +193,7 @@ def inspect(
     require_checkpoint(prefix, epoch)
     shapes = read_shapes(shapes, data)
     from .. import files, passes, symbol
-    from ..diagnose.progress import showing_progress
+    from ..display.terminal import showing_progress
 
     with showing_progress(sys.stderr.isatty()) as show:
         show("load", None)

@@ -40,6 +40,7 @@ import numpy as np
 from mxnet import autograd
 
 from .. import dtypes
+from ..display.terminal import showing_progress
 from ..errors import ConvertError
 from ..graph import Key
 from ..passes.decide import KEEP
@@ -66,7 +67,6 @@ from .instrument import (
     variable_dtypes,
     without_dropout,
 )
-from .progress import showing_progress
 from .rerun import Call, Gradients, Replay, run_backward
 from .subject import FEW, Loss, SymbolSubject, read_subject, require_scale
 

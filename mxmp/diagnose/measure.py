@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 import mxnet as mx
 
+from ..display.terminal import shown
 from ..dtypes import PRECISIONS, canonical
 from ..errors import ConvertError
 from ..graph import Graph, Key
@@ -29,7 +30,6 @@ from .instrument import (
     summarize,
     variable_dtypes,
 )
-from .progress import shown
 from .rerun import Call, NodeNames, Replay, run_backward
 from .subject import Loss, Subject, read_subject
 

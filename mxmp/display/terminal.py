@@ -1,4 +1,6 @@
-"""Shows blocks on a terminal by rich: tables, facts and sentences. Only pages have charts and pictures.
+"""Shows blocks on a terminal by rich: tables, facts and sentences; and how far long work is.
+
+Only pages have charts and pictures.
 
 The last section comes first, and tables come before other blocks, so that the most important facts are next to the
 prompt. Other modules import rich only after this one. ``rich.style`` draws one of Python's random numbers when it is
@@ -7,10 +9,12 @@ imported, which would change a seeded run. This module puts the random state bac
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
+import sys
 from dataclasses import replace
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, TypeVar
 
 from ..errors import visible
 from . import blocks
@@ -23,6 +27,8 @@ from rich.console import Console  # noqa: E402
 from rich.padding import Padding  # noqa: E402
 from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
+
+T = TypeVar("T")
 
 WIDTH = 120  # The columns if there is no terminal.
 NARROW = 80  # With fewer columns two text columns share one.
@@ -117,3 +123,41 @@ def _width(block: blocks.Table, column: int) -> int:
 
 def _sentence(line: str, style: str = "") -> Text:
     return Text(visible(line), style=style)
+
+
+# ---------------------------------------------------------------------- how far long work is
+
+
+def shown(name: str, items: Iterable[T], counted: Any = None) -> Iterator[T]:
+    """Yield items while a bar on stderr shows how many were used, if that is a terminal.
+
+    Args:
+        name: The work that is done with them.
+        items: The items.
+        counted: Their number, or something of that length; None, or something without one, if it is not known.
+    """
+    total = len(counted) if hasattr(counted, "__len__") else counted if isinstance(counted, int) else None
+    with showing_progress(sys.stderr.isatty()) as show:
+        # An iterator has no length: the bar moves to and fro, and the number in the text tells how far it is.
+        for number, item in enumerate(items):
+            show(f"{name} {number}", number / total if total else None)
+            yield item
+
+
+@contextlib.contextmanager
+def showing_progress(shown: bool) -> Iterator[Callable[[str, Optional[float]], None]]:
+    """Yield a function of the next task and the share that is done, which a bar on stderr shows if asked to."""
+    # rich would write control sequences into a file or a pipe.
+    if not shown:
+        yield lambda name, share: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True, markup=False), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(name: str, share: Optional[float]) -> None:
+            bar.update(task, description=name, total=share and 1.0, completed=min(share or 0.0, 1.0), refresh=True)
+
+        yield show

@@ -29,8 +29,8 @@ import numpy as np
 from .. import dtypes
 from ..diagnose.batches import Batches, read_batches
 from ..diagnose.compare import Errors, node_errors
-from ..diagnose.progress import showing_progress
 from ..diagnose.subject import FIRST_CALLS, NetSubject, Subject, SymbolSubject, read_subject
+from ..display.terminal import showing_progress
 from ..errors import NonFiniteLossError, TuneError
 from ..graph import Graph, Node
 from ..passes.base import PRECISION_ATTR

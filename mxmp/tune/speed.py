@@ -30,8 +30,8 @@ from ..devices.check import amx_notes
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..diagnose.batches import Batches, Example, arguments_of, inputs_of, losses_of, read_batches
-from ..diagnose.progress import showing_progress
 from ..diagnose.subject import call_net, read_subject
+from ..display.terminal import showing_progress
 from ..errors import MxmpError, PolicyError, SlowPrecisionWarning, TuneError, did_you_mean, mxnet_reason
 from ..gluon import Trainer, convert, freeze, restore
 from ..gluon.blocks import frozen_model, roots
