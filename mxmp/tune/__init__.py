@@ -1,6 +1,5 @@
 """Tuning: policies compared by speed, and one that is found by accuracy."""
 
-from ..display import terminal  # noqa: F401  # before rich, see there
 from ..names import hooks as _hooks
 from ..report.tuning import PolicySpeed as PolicySpeed
 from ..report.tuning import SearchResult as SearchResult
