@@ -631,7 +631,10 @@ def _fresh_of_others(named: Sequence[TrainerStep]) -> List[mx.nd.NDArray]:
     """Return weights with fresh gradients whose trainers are not named, have no scale and belong to this thread."""
     weights = []
     for other in _ALL_STEPS:
+        if other in named or other.thread != threading.get_ident():
+            continue
         is_summed = other.scaler.window is not None and other.scaler.window.is_summed
-        if other not in named and other.thread == threading.get_ident() and not other.scaler.checks and not is_summed:
-            weights += [data for _, data in other.fresh()]
+        with contextlib.suppress(TrainerError):  # Its policy's loss scale does not fit it, as its own step says.
+            if not other.scaler.checks and not is_summed:
+                weights += [data for _, data in other.fresh()]
     return weights

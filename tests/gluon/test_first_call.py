@@ -62,8 +62,11 @@ def test_a_trainer_that_skips_losses_needs_a_loss_scale_at_its_first_step():
     trainer = Trainer(net, "sgd", {"learning_rate": 0.1}, nonfinite_loss="skip")
     convert(net, "O1", loss_scale=1.0)
     convert(net, "float32")
-    with pytest.raises(TrainerError, match="without a loss scale nothing is checked; give loss_scale=1"):
-        step(net, trainer)
+    for _ in range(2):  # and another trainer goes on
+        with pytest.raises(TrainerError, match="without a loss scale nothing is checked; give loss_scale=1"):
+            step(net, trainer)
+        other = cnn("O1")
+        step(other, Trainer(other, "sgd"))
 
 
 def test_a_copied_trainer_trains_as_the_other_one():
