@@ -35,6 +35,7 @@ NAMED = """stage1_conv_weight = null() {__dtype__: 2; __lr_mult__: 3.0; __ctx_gr
     r = relu(n)
     return r"""
 FOLDED = "c = Convolution(x, {}, {}) {{kernel: (3, 3); no_bias: False; num_filter: 8}}"
+MODULATED = "_contrib_ModulatedDeformableConvolution({}) {{kernel: (3, 3); no_bias: {}; num_filter: 8}}"
 DENSE = "e = FullyConnected(x, w) {no_bias: True; num_hidden: 8}"
 
 # A graph, the names of the new weights and biases, and the lines of the graph after it.
@@ -58,6 +59,9 @@ WHOLE = {
         "c_weight = null()", FOLDED.format("c_weight", "b"), "a = relu(c)", "return a, w"]),
     "an operator reads the bias too": (BEHIND + "e = dot(a, b)\nreturn a, e", [("w", "c_bias")], [
         "c_bias = null()", FOLDED.format("w", "c_bias"), "a = relu(c)", "e = dot(a, b)", "return a, e"]),
+    "a modulated deformable convolution": (
+        BEHIND.replace(CONV, f"c = {MODULATED.format('x, x, x, w', True)}") + "return a", [("w", "c_bias")], [
+        "c_bias = null()", f"c = {MODULATED.format('x, x, x, w, c_bias', False)}", "a = relu(c)", "return a"]),
     "names that are taken are not given": (
         f"{BEHIND.replace('w, b)', 'w)').replace('{k', '{no_bias: True; k')}c_bias = null()\nc_folded_bias = null()\n"
         "e = dot(a, c_bias)\nreturn e", [("w", "c_folded1_bias")], [
@@ -73,27 +77,6 @@ def test_a_batch_norm_is_folded(text, names, after):
     assert found == after
     if names == [("w", "b")]:
         assert folds[0].sources == Sources("w", "b", Statistics("g", "s", "m", "v", 1e-3), 8)
-
-
-@pytest.mark.parametrize("norm", ["BatchNorm", "BatchNorm_v1", "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU"])
-@pytest.mark.parametrize(
-    "layer",
-    [
-        "Convolution(x, w, b) {kernel: (3, 3); num_filter: 8}",
-        "Convolution(x, w, b) {kernel: (3,); num_filter: 8}",
-        "Convolution(x, w, b) {kernel: (3, 3, 3); num_filter: 8; num_group: 4}",
-        "Convolution_v1(x, w, b) {kernel: (3L, 3L); num_filter: 8}",
-        "Deconvolution(x, w) {kernel: (3, 3); num_filter: 8}",
-        "Deconvolution(x, w, b) {kernel: (3, 3); no_bias: False; num_filter: 8}",
-        "FullyConnected(x, w, b) {num_hidden: 8}",
-        "_contrib_DeformableConvolution(x, x, w, b) {kernel: (3, 3); num_filter: 8}",
-        "_contrib_ModulatedDeformableConvolution(x, x, x, w) {kernel: (3, 3); no_bias: True; num_filter: 8}",
-    ],
-)
-def test_every_kind_of_layer_and_norm(layer, norm):
-    count = 4 if norm.endswith("ReLU") else 3
-    folds, after = fold(f"c = {layer}\nn = {norm}(c, g, s, m, v) x{count}\na = exp(n)\nreturn a")
-    assert len(folds) == 1 and not any(norm in line for line in after)
 
 
 @pytest.mark.parametrize(
