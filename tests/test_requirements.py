@@ -46,14 +46,14 @@ TEXTS = {
     "an empty folder": ({"has_files": False}, "MXNet is not installed; run: {mxnet}"),
     **{
         f"numpy {version}": ({"numpy": version}, f"numpy {version} is installed, but mxmp needs numpy 1.21 or later; run: {{numpy}}")
-        for version in ("1.20.3", "1.9.3", "0.1")
+        for version in ("1.20.3", "1.9.3")
     },
     **{
         f"mxnet {version}": (
             {"mxnet": f'"""Info."""\n__version__ = "{version}"\n'},
             f"MXNet {version} is installed in ..., but mxmp needs MXNet 1.9.1; uninstall it, then run: {{mxnet}}",
         )
-        for version in ("1.8.0", "1.10.0", "2.0.0b1", "1.90.0")
+        for version in ("1.8.0", "2.0.0b1")
     },
 }  # fmt: skip
 MESSAGES = {
@@ -82,7 +82,7 @@ def test_the_first_page_has_the_commands_that_install_mxnet(python):
 
 
 INSTALLED = [
-    *({"numpy": version} for version in ("1.21.0", "1.23.5", "1.24.0rc1", "1.26.4", "2.0.0", "2.5.5", "unknown")),
+    *({"numpy": version} for version in ("1.21.0", "1.24.0rc1", "2.5.5", "unknown")),
     *({"mxnet": text} for text in ('__version__ = "1.9.1"', "__version__='1.9.0.post1'", "# no version")),
 ]
 

@@ -24,7 +24,7 @@ from mxmp.errors import CheckpointError, NonFiniteLossError
 from mxmp.estimator import MixedPrecisionHandler
 from mxmp.loss_scale import DynamicLossScale
 from tests.alone import alone
-from tests.diagnose.nets import L2, Listed, estimator_of, trainer_of
+from tests.diagnose.nets import L2, Listed, backward, estimator_of, made, trainer_of
 from tests.full_disk import files_of_at_most
 from tests.train.adapters import ADAPTERS, Module, Trainer
 
@@ -108,10 +108,7 @@ def test_a_skipped_step_names_the_gradients_that_are_not_finite_the_smallest_sha
     net.initialize()
     trainer = trainer_of(net, 8.0)
     with Listed().attach(trainer) as log:
-        with autograd.record():
-            loss = net(mx.nd.array([[1, 2]])).sum()
-            with trainer.scale_loss(loss) as scaled:
-                scaled.backward()
+        backward(trainer, lambda: net(mx.nd.array([[1, 2]])).sum())
         rows, grad = np.ones((2, 4), np.float32), net[0].weight.grad()
         rows[1, 1] = np.nan
         stored = mx.nd.sparse.row_sparse_array((rows, [1, 2]), shape=(10, 4))
@@ -214,16 +211,11 @@ def test_the_loss_of_a_group_is_the_mean_over_its_batches_wherever_it_is_given(w
 # ---------------------------------------------------------------------- fits
 
 
-def net_and_batches(count):
-    net, data = gluon.nn.Dense(2, in_units=3), mx.nd.random.normal(shape=(4 * count, 3))
-    net.initialize()
-    return net, gluon.data.DataLoader(gluon.data.ArrayDataset(data, mx.nd.ones((4 * count, 2))), 4)
-
-
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("more", [[], [GradientUpdateHandler(priority=-3000)]], ids=["", "the step is first"])
 def test_an_estimator_takes_a_log_as_a_handler(order, more):
-    (net, data), log = net_and_batches(3), Listed()
+    net, log = made(gluon.nn.Dense(2, in_units=3)), Listed()
+    data = gluon.data.DataLoader(gluon.data.ArrayDataset(mx.nd.random.normal(shape=(12, 3)), mx.nd.ones((12, 2))), 4)
     outputs = [L2(net(x), y).mean().asscalar() for x, y in data]
     estimator = estimator_of(net, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0}))
     handlers = [*[MixedPrecisionHandler("float32", loss_scale=128), log][::order], *more]
