@@ -86,7 +86,7 @@ import mxnet as mx
 from mxmp.errors import CheckpointError
 from mxmp.gluon import convert, freeze
 from mxmp.module import Module
-from mxmp.symbol import convert_checkpoint
+from mxmp.symbol import convert_checkpoint, load_checkpoint
 from tests.arrays_files import arrays_file, sparse_entry
 
 folder = sys.argv[1]
@@ -97,7 +97,7 @@ convert(net, "O1")
 loads = {
     "weight": lambda: net.load_parameters(folder + "/net-0000.params"),
     "arg:fc_weight": lambda: Module.load(folder + "/net", 0),
-    "arg:fc_weight ": lambda: freeze((folder + "/net-symbol.json", folder + "/net-0000.params")),
+    "arg:fc_weight ": lambda: freeze(load_checkpoint(folder + "/net", 0)),
     "arg:fc_weight  ": lambda: convert_checkpoint(folder + "/net", 0, folder + "/low"),
 }
 for sparse in [((4, 2), (1, 2), [10**9]), ((4, 2), (1, 2), [-5]), ((4, 2), (1,), [0, 9, 9, 9, 1], [7])]:

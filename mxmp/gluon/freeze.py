@@ -1,15 +1,14 @@
 r"""Nets that only infer: BatchNorm folded in float32, dropout left out, weights stored low, the graph partitioned.
 
-A net, a model or files become a `Source`, which is converted once and becomes a SymbolBlock::
+A net or a model becomes a `Source`, which is converted once and becomes a SymbolBlock::
 
-    net, model, files -> Source -> fold -> convert -> guard, emulate -> SymbolBlock
-                                      |                          \-> partition -> its CachedOp
-                                      \-> export
+    net, model -> Source -> fold -> convert -> guard, emulate -> SymbolBlock
+                               |                          \-> partition -> its CachedOp
+                               \-> export
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -35,17 +34,14 @@ from mxnet import autograd, gluon
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from .. import dtypes as dtypes_
-from ..checkpoint import checkpoint_files, require_checkpoint
 from ..devices.auto import parse_policy
 from ..devices.check import require_bfloat16, warn_if_slow
 from ..errors import ConvertError
-from ..files import manifest_of, require_set
 from ..graph import Graph
 from ..mxnet_private import is_initialized
 from ..policy import AUTO, Policy, PolicyChanges, is_auto
-from ..symbol import from_graph, load_params, load_symbol, to_graph
+from ..symbol import from_graph, to_graph
 from ..symbol.arguments import Model, check_params, make_model
-from ..symbol.checkpoint import naming_files
 from ..symbol.convert import ConvertedModel, convert_prepared
 from ..symbol.inference import infer_network
 from ..symbol.rewrite import emulated
@@ -75,7 +71,6 @@ class Source(NamedTuple):
         context: The context of its values.
         policy: The policy that it was converted to, None if it was not.
         blocks: The paths and prefixes of the net's blocks, for errors.
-        files: The files that it was read from, of symbol and parameters.
     """
 
     where: str
@@ -87,7 +82,6 @@ class Source(NamedTuple):
     context: mx.Context
     policy: Optional[Policy] = None
     blocks: Sequence[str] = ()
-    files: Optional[Tuple[str, str]] = None
 
     def converted(self, policy: Policy, check: bool) -> ConvertedModel:
         """Return the model for inference, with weights in the dtype in which they are read.
@@ -96,13 +90,10 @@ class Source(NamedTuple):
         """
         if not isinstance(self.model.symbol, NumpySymbol):  # numpy arrays have no low precision
             policy = policy.replace(param_dtype=policy.compute_dtype)
-        with contextlib.nullcontext() if self.files is None else naming_files(*self.files):
-            try:
-                return convert_prepared(self.model, self.args, self.aux, policy, True, check, self.blocks)
-            except ConvertError as e:
-                if self.files is not None:
-                    raise
-                raise type(e)(f"{self.where}: {e}") from e
+        try:
+            return convert_prepared(self.model, self.args, self.aux, policy, True, check, self.blocks)
+        except ConvertError as e:
+            raise type(e)(f"{self.where}: {e}") from e
 
 
 class FrozenBlock(gluon.SymbolBlock):
@@ -190,15 +181,14 @@ def freeze(
 
     Inputs and outputs are nested and ordered as in the net's own call. Floating point outputs have the policy's
     ``output_dtype``, float32 by default. Optional inputs of a net are those of its last call. A net that was not called
-    is frozen with as many inputs as there are ``shapes``, or with one. For a model or files, outputs are one array or a
-    flat list, and inputs have the symbol's order. Inputs with Gluon's names data0, data1, ... are sorted by number. For
+    is frozen with as many inputs as there are ``shapes``, or with one. For a model, outputs are one array or a flat
+    list, and inputs have the symbol's order. Inputs with Gluon's names data0, data1, ... are sorted by number. For
     another order give a SymbolBlock.
 
     Args:
         net: A HybridBlock, converted or not, whose parameters have values; or a SymbolBlock. Or a model: (symbol,
-            arg_params, aux_params), or as ``convert_model`` returns it. Or files: the prefix of a checkpoint with epoch
-            0, or the pair of paths that ``export`` returns. If the class of a block has a ``forward`` of its own, only
-            its ``hybrid_forward`` is frozen, with a warning.
+            arg_params, aux_params), as ``convert_model`` and ``mxmp.symbol.load_checkpoint`` return it. If the class of
+            a block has a ``forward`` of its own, only its ``hybrid_forward`` is frozen, with a warning.
         policy: A policy or its name. None is 'auto': on a GPU with tensor cores float16; on a CPU bfloat16 if
             processors of its kind gain by it, else float32. A net that is converted to that dtype keeps its policy.
             float16 on a CPU is emulated: right, but slow.
@@ -215,7 +205,6 @@ def freeze(
     Raises:
         ConvertError: If there is no graph, or a parameter has no value, or the parameters do not fit the symbol. Also
             if MXNet does not run the policy's dtype on ``ctx``.
-        CheckpointError: If a file is missing or damaged.
         PolicyError: If the policy does not parse, or one of its patterns matches nothing.
         TrainerError: If a weight was written to without its float32 master.
     """
@@ -259,38 +248,29 @@ def _policy(source: Source, context: mx.Context, policy: Any, changes: Mapping[s
     return fastest.replace(loss_scale=None)
 
 
-# ------------------------------------------------------------------ from a net, a model or files
+# ------------------------------------------------------------------ from a net or a model
 
 
 def _source(net: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None) -> Source:
     if isinstance(net, gluon.Block):
         return _source_of_net(net, shapes, dtypes, ranges)
-    where, file_names = "freeze", None
-    if isinstance(net, (str, os.PathLike)):
-        require_checkpoint(os.fspath(net), 0)  # its error lists the epochs that there are
-        net = checkpoint_files(os.fspath(net), 0)
-    if isinstance(net, (tuple, list)) and len(net) == 2 and all(isinstance(path, (str, os.PathLike)) for path in net):
-        symbol_file, params_file = file_names = os.fspath(net[0]), os.fspath(net[1])
-        where, net = symbol_file, (load_symbol(symbol_file), *load_params(params_file))
-        require_set(manifest_of(params_file), *file_names)
     if not isinstance(net, (tuple, list, ConvertedModel)) or len(list(net)) != 3:
         size = f" of {len(net)}" if isinstance(net, (tuple, list)) else ""
         raise ConvertError(
-            f"freeze: found a {type(net).__name__}{size}; expected a HybridBlock, a model (symbol, arg_params, "
-            f"aux_params), the prefix of a checkpoint, or the paths of its two files."
+            f"freeze: found a {type(net).__name__}{size}; expected a HybridBlock, or a model (symbol, "
+            f"arg_params, aux_params), as mxmp.symbol.load_checkpoint returns it."
         )
     symbol, args, aux = net
     model = make_model(symbol, shapes, dtypes, ranges)
     if mx.util.is_np_array():
         model = model._replace(symbol=symbol.as_np_ndarray())
-    with contextlib.nullcontext() if file_names is None else naming_files(*file_names):
-        check_params(symbol, args, aux, {})
+    check_params(symbol, args, aux, {})
     inputs = [name for name in symbol.list_arguments() if name not in args]
     if all(_NUMBERED.fullmatch(name) for name in inputs):  # MXNet lists them as the graph reads them
         inputs.sort(key=lambda name: int(name[len("data") :]))
     arrays = [*args.values(), *aux.values()]
     context = arrays[0].ctx if arrays else mx.context.current_context()
-    return Source(where, model, dict(args), dict(aux), inputs, None, context, files=file_names)
+    return Source("freeze", model, dict(args), dict(aux), inputs, None, context)
 
 
 def _source_of_net(

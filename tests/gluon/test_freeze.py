@@ -12,7 +12,7 @@ from mxnet.gluon import nn, rnn
 from mxnet.gluon.model_zoo import vision
 
 import mxmp
-from mxmp.errors import CheckpointError, ConvertError
+from mxmp.errors import ConvertError
 from mxmp.gluon import convert, export, freeze, report, restore, set_policy
 from mxmp.symbol import convert_model, load_checkpoint, to_graph
 from tests.alone import alone
@@ -231,9 +231,8 @@ def inference_files(net, folder):
     return export(net, str(folder / "net"), for_inference=True)
 
 
-def model_of(net, folder):
-    inference_files(net, folder)
-    return load_checkpoint(str(folder / "net"), 0)
+def loaded(files):
+    return load_checkpoint(files[0][: -len("-symbol.json")], 0)
 
 
 GIVEN = {
@@ -245,21 +244,11 @@ GIVEN = {
     "converted SymbolBlock": lambda net, folder: convert(imported(net, folder), "O1"),
     "frozen": lambda net, folder: freeze(net),
     "frozen, low": lambda net, folder: freeze(net, "O2"),
-    "model": model_of,
-    "ConvertedModel": lambda net, folder: convert_model(*model_of(net, folder), "O2"),
-    "files": inference_files,
-    "prefix": lambda net, folder: inference_files(net, folder)[0][: -len("-symbol.json")],
-    "low files": lambda net, folder: export(freeze(net, "O2"), str(folder / "net")),
-    "MXNet's files": plain_files,
+    "model": lambda net, folder: loaded(inference_files(net, folder)),
+    "ConvertedModel": lambda net, folder: convert_model(*loaded(inference_files(net, folder)), "O2"),
+    "low model": lambda net, folder: loaded(export(freeze(net, "O2"), str(folder / "net"))),
+    "MXNet's model": lambda net, folder: loaded(plain_files(net, folder)),
 }
-
-
-def test_a_prefix_without_epoch_0_is_answered_by_the_epochs_that_there_are(tmp_path):
-    prefix = str(tmp_path / "net")
-    for epoch in (2, 5):
-        export(small(), prefix, epoch, for_inference=True)
-    with pytest.raises(CheckpointError, match="net-0000.params: there is no such file; there are epochs 2, 5."):
-        freeze(prefix)
 
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
@@ -267,7 +256,7 @@ def test_a_prefix_without_epoch_0_is_answered_by_the_epochs_that_there_are(tmp_p
 def test_what_may_be_given(given, tmp_path):
     net = small()
     expected = net(X)
-    was_low = given in ("frozen, low", "ConvertedModel", "low files")
+    was_low = given in ("frozen, low", "ConvertedModel", "low model")
     argument = GIVEN[given](net, tmp_path)
     for policy in CLOSE:
         frozen = freeze(argument, policy)
@@ -282,7 +271,7 @@ def test_inputs_have_the_order_of_the_call(tmp_path):
     net.hybridize()
     masked.hybridize()
     assert net(x, y).asnumpy().tolist() == freeze(net)(x, y).asnumpy().tolist() == [-2, -2]
-    assert freeze(inference_files(net, tmp_path))(x, y).asnumpy().tolist() == [-2, -2]
+    assert freeze(loaded(inference_files(net, tmp_path)))(x, y).asnumpy().tolist() == [-2, -2]
     masked(x, None, x)
     assert freeze(masked)(x, None, x).asnumpy().tolist() == [2, 2]
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from mxmp.errors import CheckpointError, GraphError, InferenceError, MxmpError, ParamsError, PassError, PolicyError
-from mxmp.gluon import freeze
 from mxmp.symbol import convert_checkpoint, convert_model, convert_symbol, load_params, load_symbol
 from tests.rules.op_examples import EXAMPLES
 from tests.symbol.refusals import assert_clear, nothing_written, refused
@@ -189,16 +188,12 @@ MARKS = {  # attributes of mxmp that a file may have, and what is said of them
 
 
 @pytest.mark.parametrize("node, attrs, error, message", MARKS.values(), ids=MARKS)
-@pytest.mark.parametrize("by", ["convert_checkpoint", "freeze", "freeze of two files"])
-def test_a_mark_that_does_not_fit_names_the_file_that_it_is_in(by, node, attrs, error, message, files):
+def test_a_mark_that_does_not_fit_names_the_file_that_it_is_in(node, attrs, error, message, files):
     graph = json.loads(files.symbol_file.read_text())
     named(graph, node).setdefault("attrs", {}).update(attrs)
     files.symbol_file.write_text(json.dumps(graph))
     with nothing_written(files.folder), refused(error, f"{files.symbol_file}: ", message):
-        if by == "convert_checkpoint":
-            files.convert()
-        else:
-            freeze(files.prefix if by == "freeze" else (files.symbol_file, files.params_file), "mixed_float16")
+        files.convert()
 
 
 INSERTED = {  # nodes that carry the mark of an inserted one, and what they cannot be
@@ -216,10 +211,10 @@ def test_a_mark_on_a_node_that_no_conversion_inserts_is_refused(node, mark):
         convert_symbol(mx.sym.load_json(json.dumps(graph)), "float32")
 
 
-def test_freeze_names_the_file_of_parameters_that_are_not_the_symbols(files):
+def test_the_file_of_parameters_that_are_not_the_symbols_is_named(files):
     mx.nd.save(str(files.params_file), {"arg:other": mx.nd.ones((1,))})
     with refused(ParamsError, f"{files.params_file}: "):
-        freeze(files.prefix, "mixed_float16")
+        files.convert()
 
 
 def text_of(op, attrs, count, version=10901, **fields):
