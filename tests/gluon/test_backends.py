@@ -167,14 +167,3 @@ def test_the_export_has_the_whole_net_and_parameters_keep_their_names_and_values
     assert "_sg_mkldnn_conv" not in symbol.tojson() and "BatchNorm" in symbol.tojson()
     bound = on_cpu(symbol).bind(mx.cpu(), {**args, "data": batch()}, aux_states=aux)
     assert close(bound.forward()[0].asnumpy(), y, "O2")
-
-
-def test_several_contexts_and_shapes_share_a_partitioned_net(symbols):
-    net = convert(make([mx.cpu(0), mx.cpu(1)]), "O1")
-    net.hybridize(**BACKEND, **STATIC)
-    expected = {size: convert(make(), "O1")(batch(size=size)).asnumpy() for size in (2, 3)}
-    built = len(symbols) + 1
-    for _ in range(2):
-        for size, ctx in ((2, mx.cpu(0)), (3, mx.cpu(1)), (3, mx.cpu(0)), (2, mx.cpu(1))):
-            assert close(net(batch(size=size).as_in_context(ctx)).asnumpy(), expected[size], "O1")
-    assert len(symbols) == built

@@ -12,7 +12,6 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mxmp import amp
 from mxmp.errors import ConvertError, PolicyError
 from mxmp.gluon import cast, convert, report, restore, set_policy
 from tests.gluon.nets import X, cnn, exact, exported, imported, precisions, recorded, train
@@ -151,19 +150,6 @@ def test_a_block_in_the_net_may_have_been_called_by_itself():
     net[0](X)
     convert(net, "O1")
     assert np.array_equal(copy.deepcopy(net)(X).asnumpy(), net(X).asnumpy())
-
-
-def test_disable_gives_copies_back(request):
-    net = cnn()
-    net.hybridize()
-    plain = net(X).asnumpy()
-    request.addfinalizer(amp.disable)
-    amp.init()
-    net(X)
-    twin = copy.deepcopy(net)
-    assert not np.array_equal(twin(X).asnumpy(), plain)
-    amp.disable()
-    assert np.array_equal(twin(X).asnumpy(), plain)
 
 
 def test_a_shallow_copy_is_not_converted():

@@ -7,7 +7,6 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.gluon import Trainer, cast, convert, precision, restore
-from mxmp.symbol import convert_model
 from tests.gluon.nets import initialized
 from tests.values import as_float32
 
@@ -137,20 +136,3 @@ def test_a_float32_net_shares_the_weights():
     for _ in range(2):
         np.testing.assert_array_equal(run(float32), expected)
         assert 0 < error(run(net), expected) < BOUND
-
-
-@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
-def test_a_model_of_weights_that_have_run_in_float32_runs_in_plain_mxnet(param_dtype):
-    net = make()
-    expected = run(net)
-    arrays = {name: param.data() for name, param in net.collect_params().items()}
-    symbol = net(mx.sym.var("data"))
-    args, aux = ({name: arrays[name] for name in names if name in arrays}
-                 for names in (symbol.list_arguments(), symbol.list_auxiliary_states()))  # fmt: skip
-    shapes = {"data": images().shape}
-    for _ in range(2):
-        model = convert_model(symbol, args, aux, "mixed_bfloat16", shapes=shapes, param_dtype=param_dtype)
-        executor = model.symbol.bind(mx.cpu(), {**model.arg_params, "data": images()}, aux_states=model.aux_params)
-        assert 0 < error(executor.forward()[0].asnumpy(), expected) < BOUND
-        np.testing.assert_array_equal(run(net), expected)
-        assert 0 < error(executor.forward()[0].asnumpy(), expected) < BOUND

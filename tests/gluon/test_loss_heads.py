@@ -11,6 +11,7 @@ from mxnet.gluon import nn
 from mxmp import amp
 from mxmp.errors import TrainerError
 from mxmp.gluon import Trainer, convert, restore
+from tests.gluon.nets import Function
 from tests.gluon.trainer_tools import run_backward
 
 X = mx.nd.ones((2, 4))
@@ -26,21 +27,11 @@ HEADS = {
 SCALED = [op for op in HEADS if op not in ("loop", "none")]
 
 
-class Net(gluon.HybridBlock):
-    def __init__(self, head):
-        super().__init__(prefix="net_")
-        self.head = head
-        with self.name_scope():
-            self.body = nn.Dense(3, in_units=4)
-
-    def hybrid_forward(self, F, x):
-        return self.head(F, self.body(x))
-
-
 def make(op="SoftmaxOutput", policy="O1"):
     """Return a net and the parameter that is looked at; its weights are the same each time."""
     mx.random.seed(0)
-    net = Net(HEADS[op])
+    head = HEADS[op]
+    net = Function(lambda net, F, x: head(F, net.body(x)), body=nn.Dense(3, in_units=4))
     net.initialize()
     return (convert(net, policy) if policy else net), net.body.weight
 

@@ -1,4 +1,4 @@
-"""``precision``: regions around calls and in hybrid_forward; ``set_policy``: blocks with a precision of their own."""
+"""``precision``: regions around calls, in nets and in losses; ``set_policy``: blocks with a precision of their own."""
 
 import functools
 import re
@@ -12,10 +12,12 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mxmp.errors import ConvertError, PolicyError
-from mxmp.gluon import convert, export, precision, report, restore, set_policy
+from mxmp.gluon import Trainer, convert, export, precision, report, restore, set_policy
 from mxmp.module import Module
 from mxmp.symbol import convert_symbol
-from tests.gluon.nets import Function, sequence, started
+from tests.freeze import freeze
+from tests.gluon.nets import Function, initialized, sequence, started
+from tests.gluon.trainer_tools import run_backward
 
 X = mx.nd.array(np.random.RandomState(0).randn(4, 6))
 
@@ -174,9 +176,12 @@ async def coroutine(net):
     return values(net)
 
 
-@pytest.mark.parametrize("function", [generator, coroutine, functools.partial(generator, None)], ids=["generator", "coroutine", "partial"])
+LATE = {"generator": generator, "coroutine": coroutine, "partial": functools.partial(generator, None)}
+
+
+@pytest.mark.parametrize("function", LATE.values(), ids=LATE)
 def test_a_function_that_runs_after_its_call_is_not_decorated(function):
-    with pytest.raises(PolicyError, match="is a generator or coroutine function, which runs after the call; open the reg"):
+    with pytest.raises(PolicyError, match="is a generator or coroutine function, which runs after the call; open"):
         precision("float32")(function)
 
 
@@ -552,3 +557,74 @@ def test_a_pattern_that_matches_nothing_is_an_error_within_a_hybridized_net_that
     outer.hybridize()
     with pytest.raises(PolicyError, match=r"absent\*"):
         outer(SQUARE)
+
+
+# ---------------------------------------------------------------------- losses made of gradients (WGAN-GP) within a float32 region
+
+
+POINTS = np.random.RandomState(0).randn(1, 4, 6).astype("float32")
+
+
+def critic(net, F, x, first, second):
+    """Linear layers of (1, N, in_units) that have right second derivatives, which Dense has in the last layer alone."""
+    hidden = F.tanh(F.batch_dot(x, first, transpose_b=True))
+    return net.score(F.sigmoid(F.batch_dot(hidden, second, transpose_b=True)))
+
+
+def make_critic(policy=None, hybridized=False):
+    score = nn.Dense(1, in_units=5, flatten=False)
+    net = initialized(Function(critic, {"first": (1, 8, 6), "second": (1, 5, 8)}, score=score), mx.init.Xavier())
+    net.hybridize(hybridized)
+    return convert(net, policy) if policy else net
+
+
+def penalty_of(net, x):
+    with precision("float32"):
+        score = net(x)
+        (slope,) = autograd.grad(score, [x], create_graph=True, retain_graph=True)
+    return score, (slope.square().sum(axis=2).sqrt() - 1).square().mean()
+
+
+def penalty_step(net, trainer):
+    x = mx.nd.array(POINTS)
+    x.attach_grad()
+    with autograd.record():
+        score, penalty = penalty_of(net, x)
+        loss = score.mean() + 10 * penalty
+    run_backward(trainer, loss)
+    trainer.step(1)
+    return penalty.asscalar()
+
+
+@pytest.mark.behaviour("gradient penalty")
+@pytest.mark.parametrize("hybridized", [False, True], ids=["plain", "hybridized"])
+@pytest.mark.parametrize("policy", ["O1", pytest.param("mixed_bfloat16", marks=pytest.mark.bfloat16)])
+def test_training_equals_the_float32_net_bit_for_bit(policy, hybridized):
+    """A scale of a power of two moves exponents alone."""
+    net, reference = make_critic(policy, hybridized), make_critic()
+    trainer = Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=1024)
+    plain = gluon.Trainer(reference.collect_params(), "adam", {"learning_rate": 0.01})
+    net(mx.nd.array(POINTS))  # the low precision graph is there too
+    found = [penalty_step(net, trainer) for _ in range(5)]
+    assert found == [penalty_step(reference, plain) for _ in range(5)] and found[-1] < found[0]
+    values, expected = (freeze([p.data() for p in each.collect_params().values()]) for each in (net, reference))
+    assert values == expected
+
+
+def test_the_loss_itself_may_be_in_low_precision():
+    """Gradients add up: those of the score through float16, those of the penalty through float32."""
+
+    def gradients(with_score, with_penalty):
+        net, x = make_critic("O1"), mx.nd.array(POINTS)
+        x.attach_grad()
+        with autograd.record():
+            loss = net(x).mean() if with_score else mx.nd.zeros((1,))
+            if with_penalty:
+                loss = loss + penalty_of(net, x)[1]
+        loss.backward()
+        return [p.grad().asnumpy() for p in net.collect_params().values()]
+
+    both = gradients(True, True)
+    for total, score, penalty in zip(both, gradients(True, False), gradients(False, True)):
+        np.testing.assert_allclose(total, score + penalty, rtol=1e-5, atol=1e-7)
+    assert any(not np.array_equal(a, b) for a, b in zip(both, gradients(False, True)))

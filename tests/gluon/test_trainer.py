@@ -19,7 +19,6 @@ from tests.gluon.trainer_tools import (
     TWO,
     backward,
     backward_everywhere,
-    fill,
     param,
     run,
     run_backward,
@@ -89,13 +88,6 @@ def test_running_statistics_outlive_a_forward_pass_that_overflows(bad, caplog):
 
 
 # The optimizer and its options.
-
-
-def test_the_batch_size_and_a_rescale_grad_of_the_user_divide_the_gradient():
-    w = param([8.0], "float16")
-    trainer = Trainer([w], "sgd", {"learning_rate": 1.0, "rescale_grad": 0.25}, loss_scale=16)
-    backward(trainer, w, 4)
-    assert trainer.step(batch_size=2) and value(w.data()) == [7.5]
 
 
 def test_the_users_optimizer_is_the_trainers_and_masters_can_be_turned_off():
@@ -315,15 +307,6 @@ def test_without_a_kvstore_each_context_has_masters_of_its_own():
         assert trainer.step(1)
     for array, gradient in zip(w.list_data(), (1, 2)):
         np.testing.assert_array_equal(array.asnumpy(), np.float16(np.array([0.5, -1.25]) - 20 * gradient * 2.0**-14))
-
-
-def test_a_nan_that_stays_on_one_context_is_named():
-    params = [param([0.5], dtype, TWO, f"{dtype}_weight") for dtype in ("float32", "float16")]
-    trainer = sgd(params, DynamicLossScale(init_scale=1, max_floor_skips=1), kvstore=None)
-    backward_everywhere(trainer, params, [0.5, 0.5])
-    fill(params[1].grad(TWO[1]), np.nan)
-    with pytest.raises(LossScaleError, match="first bad gradient: 'float16_weight' at step 1"):
-        trainer.step(1)
 
 
 @pytest.mark.parametrize("error", [TrainerError, TypeError])

@@ -324,10 +324,3 @@ def test_a_trainer_that_is_dropped_before_its_step_leaves_nothing_behind():
     other = mxmp.gluon.Trainer(params, "sgd", {"learning_rate": 0.5}, loss_scale=SCALE)
     backward(other, params)
     assert seen(params[0]) == [0.25, 0.25] and other.step(1) and weights(params[0]) == [[0.875, -2.125]]
-
-
-def test_a_net_that_is_copied_before_the_step_has_gradients_of_its_own():
-    params, trainer = make()
-    backward(trainer, params)
-    other = copy.deepcopy(params[0]._grad)
-    assert type(other) is list and other[0] is not list.copy(params[0]._grad)[0]
